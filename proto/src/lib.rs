@@ -1,0 +1,20 @@
+//! What coordinator, workers and launcher agree on: the wire contract `coxswain.v1`, id newtypes, the checked
+//! [`RunSpec`](run_spec::RunSpec), and every limit. This crate knows nothing of the others.
+
+#![forbid(unsafe_code)]
+
+pub mod ids;
+pub mod limits;
+pub mod run_spec;
+
+/// The wire contract, generated from `proto/coxswain/v1/*.proto`; read those for the meaning of each call and field.
+pub mod v1 {
+    #![allow(missing_docs, clippy::all)]
+    tonic::include_proto!("coxswain.v1");
+
+    /// Descriptors of both services, for gRPC reflection.
+    pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/coxswain_v1.bin"));
+}
+
+/// The version that coordinator, launcher and workers of one run must share.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -1,0 +1,26 @@
+//! Every bound of the system, with the reason for its size.
+
+use std::time::Duration;
+
+/// Workers in one run. Rings and ledgers are linear in it; 10,000 is the scale the coordinator is measured at.
+pub const MAX_WORLD: usize = 10_000;
+/// Steps granted to a rank at once: long enough that a coordinator restart stalls nobody, short enough to re-plan quickly.
+pub const LEASE_STEPS: u64 = 32;
+/// Directives waiting for one trainer thread. Commands are few; a full channel means the trainer is stuck.
+pub const DIRECTIVE_QUEUE: usize = 64;
+/// Reports waiting for the coordinator. A rank trains this many steps through a coordinator outage before it blocks.
+pub const REPORT_QUEUE: usize = 4096;
+/// Events kept for slow `Watch` clients before the oldest are dropped.
+pub const WATCH_QUEUE: usize = 1024;
+/// Largest gRPC message: a run spec or a status of `MAX_WORLD` ranks fits.
+pub const MAX_MESSAGE_BYTES: usize = 16 << 20;
+/// A worker says that it lives this often.
+pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
+/// Missed heartbeats after which a worker counts as lost.
+pub const LEASE_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long the rendezvous waits for the whole world.
+pub const RENDEZVOUS_TIMEOUT: Duration = Duration::from_secs(600);
+/// An error text carried in a report is cut to this.
+pub const MAX_ERROR_TEXT: usize = 8 << 10;
+
+const _: () = assert!(LEASE_TIMEOUT.as_millis() >= 2 * HEARTBEAT_INTERVAL.as_millis());

@@ -1,0 +1,125 @@
+//! Every operation of [`ModelBackend`](super::ModelBackend) in burn's own tensor operations: slow, obvious, differentiable anywhere.
+
+use burn::tensor::{DType, Tensor, TensorData, activation, backend::Backend};
+
+use super::AttentionMask;
+
+/// See [`ModelBackend::rms_norm`](super::ModelBackend::rms_norm).
+pub fn rms_norm<B: Backend>(x_nd: Tensor<B, 2>, gain_d: Tensor<B, 1>, eps: f64) -> Tensor<B, 2> {
+    let mean_square_n1 = (x_nd.clone() * x_nd.clone()).mean_dim(1);
+    x_nd * (mean_square_n1 + eps).sqrt().recip() * gain_d.unsqueeze()
+}
+
+/// See [`ModelBackend::swiglu`](super::ModelBackend::swiglu).
+pub fn swiglu<B: Backend>(gate_nf: Tensor<B, 2>, up_nf: Tensor<B, 2>) -> Tensor<B, 2> {
+    activation::silu(gate_nf) * up_nf
+}
+
+/// See [`ModelBackend::rotary`](super::ModelBackend::rotary).
+pub fn rotary<B: Backend>(
+    x_bshk: Tensor<B, 4>,
+    cos_bsk: Tensor<B, 3>,
+    sin_bsk: Tensor<B, 3>,
+) -> Tensor<B, 4> {
+    let half = x_bshk.dims()[3] / 2;
+    let first = x_bshk.clone().narrow(3, 0, half);
+    let second = x_bshk.clone().narrow(3, half, half);
+    let rotated_bshk = Tensor::cat(vec![-second, first], 3);
+    x_bshk * cos_bsk.unsqueeze_dim(2) + rotated_bshk * sin_bsk.unsqueeze_dim(2)
+}
+
+/// See [`ModelBackend::attention`](super::ModelBackend::attention).
+pub fn attention<B: Backend>(
+    q_bshk: Tensor<B, 4>,
+    k_bshk: Tensor<B, 4>,
+    v_bshk: Tensor<B, 4>,
+    mask: &AttentionMask,
+    scale: f64,
+) -> Tensor<B, 4> {
+    let [batch, queries, heads, _] = q_bshk.dims();
+    let [_, keys, kv_heads, _] = k_bshk.dims();
+    let device = q_bshk.device();
+    let group = heads / kv_heads;
+    let q_bhqk = q_bshk.swap_dims(1, 2);
+    let k_bhsk = repeat_heads(k_bshk.swap_dims(1, 2), group);
+    let v_bhsk = repeat_heads(v_bshk.swap_dims(1, 2), group);
+
+    let blocked: Vec<bool> = (0..batch * queries * keys)
+        .map(|i| !admits(mask, i / (queries * keys), i / keys % queries, i % keys))
+        .collect();
+    let blocked_b1qs =
+        Tensor::<B, 4, burn::tensor::Bool>::from_data(TensorData::new(blocked, [batch, 1, queries, keys]), &device)
+            .expand([batch, heads, queries, keys]);
+    let scores_bhqs = (q_bhqk.matmul(k_bhsk.swap_dims(2, 3)) * scale).mask_fill(blocked_b1qs.clone(), -1e30);
+    let weights_bhqs = activation::softmax(scores_bhqs, 3).mask_fill(blocked_b1qs, 0.0);
+    weights_bhqs.matmul(v_bhsk).swap_dims(1, 2)
+}
+
+/// Whether query `q` of batch row `b` may attend to key `k`.
+pub fn admits(mask: &AttentionMask, b: usize, q: usize, k: usize) -> bool {
+    match mask {
+        AttentionMask::Full => true,
+        AttentionMask::Keys(ranges) => ranges[b].contains(&(k as u32)),
+        AttentionMask::Causal(ranges) => k <= q && ranges[b].contains(&(k as u32)),
+        AttentionMask::Segments(ends) => segment_of(ends, q) == segment_of(ends, k),
+    }
+}
+
+fn segment_of(ends: &[u32], position: usize) -> usize {
+    ends.partition_point(|&end| end as usize <= position)
+}
+
+fn repeat_heads<B: Backend>(x_bhsk: Tensor<B, 4>, group: usize) -> Tensor<B, 4> {
+    let [batch, heads, seq, dim] = x_bhsk.dims();
+    x_bhsk
+        .unsqueeze_dim::<5>(2)
+        .expand([batch, heads, group, seq, dim])
+        .reshape([batch, heads * group, seq, dim])
+}
+
+/// See [`ModelBackend::linear`](super::ModelBackend::linear).
+pub fn linear<B: Backend>(
+    x_ni: Tensor<B, 2>,
+    w_oi: Tensor<B, 2>,
+    bias_o: Option<Tensor<B, 1>>,
+) -> Tensor<B, 2> {
+    let dtype = x_ni.dtype();
+    let y_no = x_ni.matmul(same_dtype(w_oi, dtype).transpose());
+    match bias_o {
+        Some(bias_o) => y_no + bias_o.cast(dtype).unsqueeze(),
+        None => y_no,
+    }
+}
+
+fn same_dtype<B: Backend>(w: Tensor<B, 2>, dtype: DType) -> Tensor<B, 2> {
+    if w.dtype() == dtype { w } else { w.cast(dtype) }
+}
+
+/// See [`ModelBackend::layer_norm`](super::ModelBackend::layer_norm).
+pub fn layer_norm<B: Backend>(x_nd: Tensor<B, 2>, eps: f64) -> Tensor<B, 2> {
+    let centred_nd = x_nd.clone() - x_nd.mean_dim(1);
+    let variance_n1 = (centred_nd.clone() * centred_nd.clone()).mean_dim(1);
+    centred_nd * (variance_n1 + eps).sqrt().recip()
+}
+
+/// See [`ModelBackend::modulated_layer_norm`](super::ModelBackend::modulated_layer_norm).
+pub fn modulated_layer_norm<B: Backend>(
+    x_nd: Tensor<B, 2>,
+    scale_bd: Tensor<B, 2>,
+    shift_bd: Tensor<B, 2>,
+    eps: f64,
+) -> Tensor<B, 2> {
+    let [rows, dim] = x_nd.dims();
+    let batch = scale_bd.dims()[0];
+    let y_bsd = layer_norm(x_nd, eps).reshape([batch, rows / batch, dim]);
+    let y_bsd = y_bsd * (scale_bd.unsqueeze_dim::<3>(1) + 1.0) + shift_bd.unsqueeze_dim::<3>(1);
+    y_bsd.reshape([rows, dim])
+}
+
+/// See [`ModelBackend::gelu_tanh`](super::ModelBackend::gelu_tanh).
+pub fn gelu_tanh<B: Backend>(x_nf: Tensor<B, 2>) -> Tensor<B, 2> {
+    let cube = x_nf.clone() * x_nf.clone() * x_nf.clone();
+    let inner = (x_nf.clone() + cube * 0.044_715) * (2.0 / std::f64::consts::PI).sqrt();
+    x_nf * (inner.tanh() + 1.0) * 0.5
+}
+

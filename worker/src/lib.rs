@@ -1,0 +1,22 @@
+//! One worker: one process, one device, one rank.
+//!
+//! Imports only go down this list:
+//!
+//! ```text
+//! session            gRPC and the worker's state machine; never sees a tensor
+//!   link             the two channels between session and trainer, as a trait; `Solo` is its null object
+//! train              the trainer thread: loop, step transaction, checkpoint, export; never sees tonic
+//! zero model lora data memory collective
+//! params kernels     trainables in one flat space; fused operations on burn tensors
+//! batch rng          plain data
+//! ```
+//!
+//! Tensor names carry their axes as a suffix: `b` batch, `s` sequence, `n` tokens (`b * s`), `d` hidden, `h` heads, `k` head
+//! dimension, `r` LoRA rank, `o`/`i` output/input features, `p` patches, `c` channels, `t` action steps.
+
+pub mod batch;
+pub mod collective;
+pub mod kernels;
+pub mod link;
+pub mod params;
+pub mod rng;

@@ -1,0 +1,226 @@
+//! The line between a worker's session (gRPC, async) and its trainer (one OS thread): directives one way, reports the other.
+//!
+//! The trainer sees only [`Link`]. [`SoloLink`] is its null object: a world of one that owns every sample, takes no commands and
+//! drops its reports, so a worker can train from a run spec alone.
+
+use std::{ops::Range, time::Duration};
+
+use coxswain_proto::ids::{Bytes, Generation, Rank, Step};
+
+/// A rank's place in one generation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Assignment {
+    /// The membership.
+    pub generation: Generation,
+    /// This worker's position.
+    pub rank: Rank,
+    /// Data-plane addresses, by rank; its length is the world size.
+    pub peers: Vec<String>,
+    /// The first step to run; everything before it is committed (and in the checkpoint of that step, if it is not 0).
+    pub first_step: Step,
+}
+
+/// What people asked for, as of now. All ranks agree on it in the step's vote, so it takes effect at the same boundary everywhere.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Commands {
+    /// Wait at the next boundary until resumed.
+    pub pause: bool,
+    /// Checkpoints asked for so far; a rise asks for one more.
+    pub checkpoints: u32,
+    /// Finish: checkpoint, export, leave.
+    pub stop: bool,
+    /// Memory reports asked for so far.
+    pub memory_reports: u32,
+}
+
+/// What a worker is doing, for heartbeats, memory peaks and failure reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Phase {
+    /// Waiting for the world to be complete.
+    Joining = 1,
+    /// Reading the checkpoint and the data set's metadata.
+    Loading,
+    /// Forming the ring.
+    Connecting,
+    /// Forward pass.
+    Forward,
+    /// Backward pass.
+    Backward,
+    /// In a collective.
+    Communication,
+    /// Optimizer step.
+    Optimizer,
+    /// Writing or reading a checkpoint.
+    Checkpoint,
+    /// Building the vision-language cache.
+    CacheBuild,
+    /// Held-out evaluation.
+    Evaluation,
+    /// Waiting for `resume`.
+    Paused,
+    /// Waiting for data.
+    Data,
+    /// Nothing more to do.
+    Done,
+}
+
+/// What one rank did in one committed or voted-down step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepDone {
+    /// Which step.
+    pub step: Step,
+    /// Which epoch its samples belong to.
+    pub epoch: u64,
+    /// Positions of the epoch's order that this rank consumed.
+    pub positions: Vec<Range<u64>>,
+    /// Sum of losses over valid elements, over all ranks.
+    pub loss_sum: f64,
+    /// Valid elements, over all ranks.
+    pub valid_count: f64,
+    /// Norm of the global gradient before clipping.
+    pub grad_norm: f64,
+    /// Learning rate of the expert's group.
+    pub learning_rate: f64,
+    /// Where the time went.
+    pub times: StepTimes,
+    /// Tokens of this rank's samples.
+    pub tokens: u64,
+    /// Samples per forward pass.
+    pub micro_batch: u32,
+    /// Forward passes.
+    pub accumulation: u32,
+    /// Peak bytes in use on this rank during the step.
+    pub memory_peak: Bytes,
+}
+
+/// Time of one step by what it went into.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepTimes {
+    /// Everything.
+    pub total: Duration,
+    /// Waiting for the data pipeline.
+    pub data: Duration,
+    /// Vision tower.
+    pub vision: Duration,
+    /// Language model.
+    pub language: Duration,
+    /// Sensor encoder, expert and loss.
+    pub expert: Duration,
+    /// Clipping and AdamW.
+    pub optimizer: Duration,
+    /// Collectives.
+    pub communication: Duration,
+}
+
+/// Peaks of one phase.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PhaseMemory {
+    /// Which phase.
+    pub phase: Phase,
+    /// Allocator, in use.
+    pub in_use: Bytes,
+    /// Allocator, reserved.
+    pub reserved: Bytes,
+    /// Driver, or resident set.
+    pub driver: Bytes,
+}
+
+/// How a checkpoint is getting on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CheckpointNews {
+    /// This rank's part is on disk.
+    PartWritten,
+    /// Rank 0 has published the manifest.
+    Complete,
+    /// It was given up; training goes on.
+    Failed(String),
+}
+
+/// One thing the trainer says.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Report {
+    /// A finished step.
+    Step(StepDone),
+    /// Peaks by phase.
+    Memory(Vec<PhaseMemory>),
+    /// A checkpoint.
+    Checkpoint {
+        /// At which step.
+        step: Step,
+        /// Directory, relative to the output directory.
+        path: String,
+        /// Bytes of this rank's part, or of the whole.
+        bytes: Bytes,
+        /// What happened.
+        news: CheckpointNews,
+    },
+    /// One line for people, shown in the coordinator's log.
+    Note(String),
+}
+
+/// The line is cut: the trainer should return.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LinkError {
+    /// The generation is over; a new assignment may follow.
+    #[error("generation ended: {0}")]
+    Aborted(String),
+    /// The coordinator is not coming back, or refused us.
+    #[error("control plane lost: {0}")]
+    Lost(String),
+}
+
+/// The trainer's view of the control plane.
+pub trait Link {
+    /// Blocks until this worker has its place. Called once per generation.
+    fn assignment(&mut self) -> Result<Assignment, LinkError>;
+
+    /// Blocks until this rank may consume samples of `step`; returns its positions within the global batch.
+    /// Leases are granted well ahead, so this normally returns at once.
+    fn lease(&mut self, step: Step) -> Result<Range<usize>, LinkError>;
+
+    /// What people want, now. Never blocks.
+    fn commands(&mut self) -> Commands;
+
+    /// Blocks until `commands().pause` is false or `commands().stop` is true.
+    fn wait_while_paused(&mut self) -> Result<(), LinkError>;
+
+    /// Says where the trainer is. Never blocks; kept for the next heartbeat.
+    fn at(&mut self, phase: Phase, step: Step);
+
+    /// Hands over a report. Blocks only when thousands are waiting.
+    fn report(&mut self, report: Report) -> Result<(), LinkError>;
+}
+
+/// A world of one, without a coordinator.
+#[derive(Clone, Debug)]
+pub struct SoloLink {
+    /// Samples per step.
+    pub global_batch: usize,
+    /// Where to start.
+    pub first_step: Step,
+}
+
+impl Link for SoloLink {
+    fn assignment(&mut self) -> Result<Assignment, LinkError> {
+        Ok(Assignment { generation: Generation(1), rank: Rank(0), peers: vec![String::new()], first_step: self.first_step })
+    }
+
+    fn lease(&mut self, _step: Step) -> Result<Range<usize>, LinkError> {
+        Ok(0..self.global_batch)
+    }
+
+    fn commands(&mut self) -> Commands {
+        Commands::default()
+    }
+
+    fn wait_while_paused(&mut self) -> Result<(), LinkError> {
+        Ok(())
+    }
+
+    fn at(&mut self, _phase: Phase, _step: Step) {}
+
+    fn report(&mut self, _report: Report) -> Result<(), LinkError> {
+        Ok(())
+    }
+}

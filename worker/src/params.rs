@@ -1,0 +1,285 @@
+//! Everything that trains, in one flat fp32 space.
+//!
+//! ```text
+//! TrainableLayout   names, shapes, groups, offsets          known before any tensor exists
+//! Trainables<B>     the values: one flat tensor, and a view of it per parameter
+//! ParamScope<T>     the same parameters as leaves of one tape, while one block runs
+//! FlatGrads         gradients summed over micro-batches, same offsets, host memory
+//! ```
+//!
+//! Frozen weights never come here. The optimizer (`zero`) sees only the flat space and never learns what a model is.
+
+use std::{cell::RefCell, collections::HashMap, fmt};
+
+use burn::tensor::{Tensor, TensorData, backend::AutodiffBackend};
+
+use crate::{
+    kernels::{ModelBackend, Tape},
+    rng::{Key, Purpose},
+};
+
+/// A trainable tensor's number in its layout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ParamId(pub usize);
+
+/// Which learning rate applies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Group {
+    /// LoRA matrices.
+    Lora,
+    /// The action expert.
+    Expert,
+    /// The sensor encoder.
+    Sensor,
+}
+
+impl fmt::Display for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Lora => "lora",
+            Self::Expert => "expert",
+            Self::Sensor => "sensor",
+        })
+    }
+}
+
+/// Initial values of a trainable tensor.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Init {
+    /// All zero.
+    Zeros,
+    /// Uniform in `[-bound, bound]`.
+    Uniform(f32),
+    /// Normal with this standard deviation.
+    Normal(f32),
+}
+
+/// One trainable tensor.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ParamSpec {
+    /// Unique; the name it is saved under. PEFT keys for LoRA, `expert.…` and `sensor.…` for the rest.
+    pub name: String,
+    /// Row-major.
+    pub shape: Vec<usize>,
+    /// Learning-rate group.
+    pub group: Group,
+    /// Whether weight decay applies (matrices yes; biases, gains, positions no).
+    pub decay: bool,
+    /// Initial values.
+    pub init: Init,
+    /// Position of its first element in the flat space.
+    pub offset: usize,
+}
+
+impl ParamSpec {
+    /// Elements.
+    pub fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// True for a tensor without elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// All trainable tensors of a run, in flat order.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TrainableLayout {
+    params: Vec<ParamSpec>,
+    len: usize,
+}
+
+impl TrainableLayout {
+    /// Adds a tensor at the end. Modules call this while they are built, in the same order on every rank.
+    pub fn add(&mut self, name: String, shape: &[usize], group: Group, decay: bool, init: Init) -> ParamId {
+        debug_assert!(self.params.iter().all(|p| p.name != name), "two trainables named {name}");
+        let spec = ParamSpec { name, shape: shape.to_vec(), group, decay, init, offset: self.len };
+        self.len += spec.len();
+        self.params.push(spec);
+        ParamId(self.params.len() - 1)
+    }
+
+    /// Elements of the flat space, without padding.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// True when nothing trains.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The tensors in flat order.
+    pub fn params(&self) -> &[ParamSpec] {
+        &self.params
+    }
+
+    /// One tensor.
+    pub fn get(&self, id: ParamId) -> &ParamSpec {
+        &self.params[id.0]
+    }
+
+    /// The tensor of this name.
+    pub fn find(&self, name: &str) -> Option<ParamId> {
+        self.params.iter().position(|p| p.name == name).map(ParamId)
+    }
+
+    /// Initial values of the whole space; the same on every rank.
+    pub fn initial_values(&self, seed: u64) -> Vec<f32> {
+        let mut flat = vec![0.0; self.len];
+        for (number, param) in self.params.iter().enumerate() {
+            let key = Key { seed, purpose: Purpose::Init, step: number as u64, sample: 0, repeat: 0 };
+            let values = &mut flat[param.offset..param.offset + param.len()];
+            match param.init {
+                Init::Zeros => {}
+                Init::Uniform(bound) => {
+                    let mut draws = key.draws();
+                    values.iter_mut().for_each(|v| *v = (2.0 * draws.uniform() - 1.0) * bound);
+                }
+                Init::Normal(std) => {
+                    key.draws().normal(values);
+                    values.iter_mut().for_each(|v| *v *= std);
+                }
+            }
+        }
+        flat
+    }
+}
+
+/// The current values, on a device: one flat tensor; parameters are views of it.
+pub struct Trainables<B: ModelBackend> {
+    layout: TrainableLayout,
+    flat: Tensor<B, 1>,
+}
+
+impl<B: ModelBackend> Trainables<B> {
+    /// Takes over `values`, which must have the layout's length.
+    pub fn new(layout: TrainableLayout, values: Vec<f32>, device: &B::Device) -> Self {
+        assert_eq!(layout.len(), values.len(), "flat values do not fit the layout");
+        let len = values.len();
+        Self { layout, flat: Tensor::from_data(TensorData::new(values, [len]), device) }
+    }
+
+    /// The layout.
+    pub fn layout(&self) -> &TrainableLayout {
+        &self.layout
+    }
+
+    /// Replaces all values.
+    pub fn set(&mut self, values: Vec<f32>) {
+        assert_eq!(self.layout.len(), values.len(), "flat values do not fit the layout");
+        let (len, device) = (values.len(), self.flat.device());
+        self.flat = Tensor::from_data(TensorData::new(values, [len]), &device);
+    }
+
+    /// A copy of all values in host memory.
+    pub fn to_vec(&self) -> Vec<f32> {
+        self.flat.clone().into_data().into_vec().expect("trainables are fp32 by construction")
+    }
+
+    fn view(&self, id: ParamId) -> Tensor<B, 1> {
+        let param = self.layout.get(id);
+        self.flat.clone().narrow(0, param.offset, param.len())
+    }
+}
+
+/// The parameters as one tape sees them: constants on a plain backend, leaves under autodiff.
+///
+/// Made for one block at a time: leaves are created when first asked for, and [`ParamScope::collect`] sums their
+/// gradients into the flat buffer after that block's backward pass.
+pub struct ParamScope<'a, T: Tape> {
+    trainables: &'a Trainables<T::Base>,
+    tracked: fn(ParamView<T>) -> ParamView<T>,
+    leaves: RefCell<HashMap<ParamId, ParamView<T>>>,
+}
+
+/// A parameter on a tape, flat; shaped on use.
+type ParamView<T> = Tensor<T, 1>;
+
+impl<'a, T: Tape> ParamScope<'a, T> {
+    /// Parameters as constants.
+    pub fn frozen(trainables: &'a Trainables<T::Base>) -> Self {
+        Self { trainables, tracked: |view| view, leaves: RefCell::default() }
+    }
+
+    /// The parameter as a tensor of `D` axes.
+    ///
+    /// Panics if the parameter has another number of axes: a programming error, not an input error.
+    pub fn get<const D: usize>(&self, id: ParamId) -> Tensor<T, D> {
+        let param = self.trainables.layout.get(id);
+        let shape: [usize; D] = param.shape.clone().try_into().unwrap_or_else(|shape: Vec<usize>| {
+            panic!("parameter {} has {} axes, asked for with {D}", param.name, shape.len())
+        });
+        let leaf = self
+            .leaves
+            .borrow_mut()
+            .entry(id)
+            .or_insert_with(|| (self.tracked)(T::lift(self.trainables.view(id))))
+            .clone();
+        leaf.reshape(shape)
+    }
+}
+
+impl<'a, T: Tape + AutodiffBackend<InnerBackend = <T as Tape>::Base>> ParamScope<'a, T> {
+    /// Parameters as leaves that gather gradients.
+    pub fn tracked(trainables: &'a Trainables<<T as Tape>::Base>) -> Self {
+        Self { trainables, tracked: |view| view.require_grad(), leaves: RefCell::default() }
+    }
+
+    /// Adds the gradients of every leaf that was used to `into`.
+    pub fn collect(self, grads: &mut T::Gradients, into: &mut FlatGrads) {
+        let mut leaves: Vec<_> = self.leaves.into_inner().into_iter().collect();
+        leaves.sort_by_key(|(id, _)| *id);
+        for (id, leaf) in leaves {
+            if let Some(grad) = leaf.grad_remove(grads) {
+                into.add(self.trainables.layout.get(id), grad.into_data());
+            }
+        }
+    }
+}
+
+/// Gradients of the flat space, summed over the micro-batches of a step, in host memory.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct FlatGrads {
+    values: Vec<f32>,
+    /// Which parameters have received a gradient since [`FlatGrads::zero`], by offset.
+    touched: std::collections::BTreeSet<usize>,
+}
+
+impl FlatGrads {
+    /// All zero.
+    pub fn new(len: usize) -> Self {
+        Self { values: vec![0.0; len], touched: Default::default() }
+    }
+
+    /// Forgets everything.
+    pub fn zero(&mut self) {
+        self.values.fill(0.0);
+        self.touched.clear();
+    }
+
+    /// The gradients.
+    pub fn values(&self) -> &[f32] {
+        &self.values
+    }
+
+    /// The gradients, for scaling or in-place reduction.
+    pub fn values_mut(&mut self) -> &mut Vec<f32> {
+        &mut self.values
+    }
+
+    /// Whether this parameter received a gradient.
+    pub fn touched(&self, param: &ParamSpec) -> bool {
+        self.touched.contains(&param.offset)
+    }
+
+    fn add(&mut self, param: &ParamSpec, grad: TensorData) {
+        let grad = grad.as_slice::<f32>().expect("gradients of fp32 leaves are fp32");
+        assert_eq!(grad.len(), param.len(), "gradient of {} has the wrong size", param.name);
+        for (sum, g) in self.values[param.offset..].iter_mut().zip(grad) {
+            *sum += g;
+        }
+        self.touched.insert(param.offset);
+    }
+}
