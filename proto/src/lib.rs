@@ -3,8 +3,10 @@
 
 #![forbid(unsafe_code)]
 
+pub mod config;
 pub mod ids;
 pub mod limits;
+pub mod plan;
 pub mod run_spec;
 
 /// The wire contract, generated from `proto/coxswain/v1/*.proto`; read those for the meaning of each call and field.

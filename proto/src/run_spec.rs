@@ -125,7 +125,8 @@ impl Default for LoraTargets {
     /// Every linear of the language model's attention and MLP; the vision tower stays frozen.
     fn default() -> Self {
         Self::Regex(
-            r"model\.language_model\.layers\.\d+\.(self_attn\.(q|k|v|o)_proj|mlp\.(gate|up|down)_proj)".into(),
+            r"model\.language_model\.layers\.\d+\.(self_attn\.(q|k|v|o)_proj|mlp\.(gate|up|down)_proj)"
+                .into(),
         )
     }
 }

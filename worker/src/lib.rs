@@ -16,7 +16,14 @@
 
 pub mod batch;
 pub mod collective;
+pub mod data;
 pub mod kernels;
 pub mod link;
+pub mod lora;
+pub mod memory;
+pub mod model;
 pub mod params;
 pub mod rng;
+pub mod session;
+pub mod train;
+pub mod zero;

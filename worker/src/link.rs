@@ -203,7 +203,12 @@ pub struct SoloLink {
 
 impl Link for SoloLink {
     fn assignment(&mut self) -> Result<Assignment, LinkError> {
-        Ok(Assignment { generation: Generation(1), rank: Rank(0), peers: vec![String::new()], first_step: self.first_step })
+        Ok(Assignment {
+            generation: Generation(1),
+            rank: Rank(0),
+            peers: vec![String::new()],
+            first_step: self.first_step,
+        })
     }
 
     fn lease(&mut self, _step: Step) -> Result<Range<usize>, LinkError> {

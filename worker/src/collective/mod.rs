@@ -100,7 +100,12 @@ pub trait Collective {
 
     /// `input` is `world` equal chunks; rank `r` ends with the reduction of all ranks' chunk `r` in `output`.
     /// `input` is scratch afterwards: implementations may reduce in place to save a copy.
-    fn reduce_scatter(&mut self, input: BufMut<'_>, output: BufMut<'_>, reduce: Reduce) -> Result<(), CollectiveError>;
+    fn reduce_scatter(
+        &mut self,
+        input: BufMut<'_>,
+        output: BufMut<'_>,
+        reduce: Reduce,
+    ) -> Result<(), CollectiveError>;
 
     /// Every rank ends with all ranks' `shard`, in rank order, in `output`.
     fn all_gather(&mut self, shard: Buf<'_>, output: BufMut<'_>) -> Result<(), CollectiveError>;
@@ -158,10 +163,19 @@ impl Collective for Solo {
         Ok(())
     }
 
-    fn reduce_scatter(&mut self, input: BufMut<'_>, output: BufMut<'_>, _reduce: Reduce) -> Result<(), CollectiveError> {
+    fn reduce_scatter(
+        &mut self,
+        input: BufMut<'_>,
+        output: BufMut<'_>,
+        _reduce: Reduce,
+    ) -> Result<(), CollectiveError> {
         match (input, output) {
-            (BufMut::F32(input), BufMut::F32(output)) if input.len() == output.len() => output.copy_from_slice(input),
-            (BufMut::F64(input), BufMut::F64(output)) if input.len() == output.len() => output.copy_from_slice(input),
+            (BufMut::F32(input), BufMut::F32(output)) if input.len() == output.len() => {
+                output.copy_from_slice(input)
+            }
+            (BufMut::F64(input), BufMut::F64(output)) if input.len() == output.len() => {
+                output.copy_from_slice(input)
+            }
             (input, output) => return Err(size_error("reduce_scatter", input.len(), output.len())),
         }
         Ok(())
@@ -169,8 +183,12 @@ impl Collective for Solo {
 
     fn all_gather(&mut self, shard: Buf<'_>, output: BufMut<'_>) -> Result<(), CollectiveError> {
         match (shard, output) {
-            (Buf::F32(shard), BufMut::F32(output)) if shard.len() == output.len() => output.copy_from_slice(shard),
-            (Buf::F64(shard), BufMut::F64(output)) if shard.len() == output.len() => output.copy_from_slice(shard),
+            (Buf::F32(shard), BufMut::F32(output)) if shard.len() == output.len() => {
+                output.copy_from_slice(shard)
+            }
+            (Buf::F64(shard), BufMut::F64(output)) if shard.len() == output.len() => {
+                output.copy_from_slice(shard)
+            }
             (shard, output) => return Err(size_error("all_gather", shard.len(), output.len())),
         }
         Ok(())
@@ -194,7 +212,10 @@ impl Collective for Solo {
 }
 
 fn size_error(operation: &'static str, input: usize, output: usize) -> CollectiveError {
-    CollectiveError::Size { operation, detail: format!("{input} elements in, room for {output}, or element types differ") }
+    CollectiveError::Size {
+        operation,
+        detail: format!("{input} elements in, room for {output}, or element types differ"),
+    }
 }
 
 impl Buf<'_> {

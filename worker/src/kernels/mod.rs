@@ -41,7 +41,11 @@ pub trait ModelBackend: Backend {
 
     /// Rotary embedding in the rotate-half convention: `x * cos + rotate_half(x) * sin`, with `rotate_half([a | b]) = [-b | a]`.
     /// `x_bshk`; tables `[b, s, k]` (or `[1, s, k]`, shared by the batch), frozen.
-    fn rotary(x_bshk: Tensor<Self, 4>, cos_bsk: Tensor<Self, 3>, sin_bsk: Tensor<Self, 3>) -> Tensor<Self, 4> {
+    fn rotary(
+        x_bshk: Tensor<Self, 4>,
+        cos_bsk: Tensor<Self, 3>,
+        sin_bsk: Tensor<Self, 3>,
+    ) -> Tensor<Self, 4> {
         reference::rotary(x_bshk, cos_bsk, sin_bsk)
     }
 
@@ -60,7 +64,11 @@ pub trait ModelBackend: Backend {
 
     /// `x w^T + bias` with a weight in the checkpoint's own layout: `x [n, i]`, `w [o, i]`, `bias [o]`; returns `[n, o]`.
     /// `w` may be bf16 under an f32 `x`; the product is f32. Gradients reach every argument that is tracked.
-    fn linear(x_ni: Tensor<Self, 2>, w_oi: Tensor<Self, 2>, bias_o: Option<Tensor<Self, 1>>) -> Tensor<Self, 2> {
+    fn linear(
+        x_ni: Tensor<Self, 2>,
+        w_oi: Tensor<Self, 2>,
+        bias_o: Option<Tensor<Self, 1>>,
+    ) -> Tensor<Self, 2> {
         reference::linear(x_ni, w_oi, bias_o)
     }
 

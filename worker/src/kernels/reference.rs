@@ -47,9 +47,11 @@ pub fn attention<B: Backend>(
     let blocked: Vec<bool> = (0..batch * queries * keys)
         .map(|i| !admits(mask, i / (queries * keys), i / keys % queries, i % keys))
         .collect();
-    let blocked_b1qs =
-        Tensor::<B, 4, burn::tensor::Bool>::from_data(TensorData::new(blocked, [batch, 1, queries, keys]), &device)
-            .expand([batch, heads, queries, keys]);
+    let blocked_b1qs = Tensor::<B, 4, burn::tensor::Bool>::from_data(
+        TensorData::new(blocked, [batch, 1, queries, keys]),
+        &device,
+    )
+    .expand([batch, heads, queries, keys]);
     let scores_bhqs = (q_bhqk.matmul(k_bhsk.swap_dims(2, 3)) * scale).mask_fill(blocked_b1qs.clone(), -1e30);
     let weights_bhqs = activation::softmax(scores_bhqs, 3).mask_fill(blocked_b1qs, 0.0);
     weights_bhqs.matmul(v_bhsk).swap_dims(1, 2)
@@ -71,10 +73,12 @@ fn segment_of(ends: &[u32], position: usize) -> usize {
 
 fn repeat_heads<B: Backend>(x_bhsk: Tensor<B, 4>, group: usize) -> Tensor<B, 4> {
     let [batch, heads, seq, dim] = x_bhsk.dims();
-    x_bhsk
-        .unsqueeze_dim::<5>(2)
-        .expand([batch, heads, group, seq, dim])
-        .reshape([batch, heads * group, seq, dim])
+    x_bhsk.unsqueeze_dim::<5>(2).expand([batch, heads, group, seq, dim]).reshape([
+        batch,
+        heads * group,
+        seq,
+        dim,
+    ])
 }
 
 /// See [`ModelBackend::linear`](super::ModelBackend::linear).
@@ -122,4 +126,3 @@ pub fn gelu_tanh<B: Backend>(x_nf: Tensor<B, 2>) -> Tensor<B, 2> {
     let inner = (x_nf.clone() + cube * 0.044_715) * (2.0 / std::f64::consts::PI).sqrt();
     x_nf * (inner.tanh() + 1.0) * 0.5
 }
-

@@ -1,0 +1,1 @@
+//! LoRA: which linears, and PEFT directories.

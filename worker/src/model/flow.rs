@@ -1,0 +1,1 @@
+//! Flow matching: noising, targets, loss, sampling, in both sign conventions.

@@ -1,0 +1,8 @@
+//! The policy and its parts.
+
+pub mod block;
+pub mod expert;
+pub mod flow;
+pub mod policy;
+pub mod qwen;
+pub mod sensor;

@@ -1,0 +1,1 @@
+//! The whole policy: vision-language model, sensor encoder, action expert.

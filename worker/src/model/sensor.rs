@@ -1,0 +1,1 @@
+//! The sensor encoder: a window of readings becomes tokens.

@@ -1,0 +1,1 @@
+//! The worker as the coordinator sees it: gRPC and its state machine.

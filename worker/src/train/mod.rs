@@ -1,0 +1,3 @@
+//! The trainer thread.
+
+pub mod recompute;

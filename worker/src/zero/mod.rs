@@ -1,0 +1,1 @@
+//! The optimizer partition: AdamW on one shard of the flat space.
