@@ -27,6 +27,17 @@ pub enum AttentionMask {
     Segments(Arc<[u32]>),
 }
 
+/// A low-rank update `scale * b a` of a linear layer's weight, never composed (arXiv 2106.09685).
+#[derive(Clone, Debug)]
+pub struct LowRank<B: Backend> {
+    /// Down projection, `[r, i]` (`lora_A` of PEFT).
+    pub a_ri: Tensor<B, 2>,
+    /// Up projection, `[o, r]` (`lora_B` of PEFT).
+    pub b_or: Tensor<B, 2>,
+    /// `alpha / r`, or `alpha / sqrt(r)`.
+    pub scale: f64,
+}
+
 /// A backend that the model runs on.
 pub trait ModelBackend: Backend {
     /// `x * rsqrt(mean(x^2, last) + eps) * gain` (arXiv 1910.07467). `x_nd`, `gain_d` frozen; returns `[n, d]`.
@@ -70,6 +81,17 @@ pub trait ModelBackend: Backend {
         bias_o: Option<Tensor<Self, 1>>,
     ) -> Tensor<Self, 2> {
         reference::linear(x_ni, w_oi, bias_o)
+    }
+
+    /// [`linear`](Self::linear) plus a low-rank update: `x w^T + bias + scale * (x a^T) b^T`. Returns `[n, o]`.
+    /// Gradients reach `x`, `a` and `b`; `w` and `bias` as in `linear`.
+    fn lora_linear(
+        x_ni: Tensor<Self, 2>,
+        w_oi: Tensor<Self, 2>,
+        bias_o: Option<Tensor<Self, 1>>,
+        update: LowRank<Self>,
+    ) -> Tensor<Self, 2> {
+        reference::lora_linear(x_ni, w_oi, bias_o, update)
     }
 
     /// Layer norm without gain or bias, then `* (1 + scale) + shift` with one scale and shift per batch row (AdaLN).

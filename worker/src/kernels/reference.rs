@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Tensor, TensorData, activation, backend::Backend};
 
-use super::AttentionMask;
+use super::{AttentionMask, LowRank};
 
 /// See [`ModelBackend::rms_norm`](super::ModelBackend::rms_norm).
 pub fn rms_norm<B: Backend>(x_nd: Tensor<B, 2>, gain_d: Tensor<B, 1>, eps: f64) -> Tensor<B, 2> {
@@ -93,6 +93,17 @@ pub fn linear<B: Backend>(
         Some(bias_o) => y_no + bias_o.cast(dtype).unsqueeze(),
         None => y_no,
     }
+}
+
+/// See [`ModelBackend::lora_linear`](super::ModelBackend::lora_linear).
+pub fn lora_linear<B: Backend>(
+    x_ni: Tensor<B, 2>,
+    w_oi: Tensor<B, 2>,
+    bias_o: Option<Tensor<B, 1>>,
+    update: LowRank<B>,
+) -> Tensor<B, 2> {
+    let down_nr = x_ni.clone().matmul(update.a_ri.transpose()) * update.scale;
+    linear(x_ni, w_oi, bias_o) + down_nr.matmul(update.b_or.transpose())
 }
 
 fn same_dtype<B: Backend>(w: Tensor<B, 2>, dtype: DType) -> Tensor<B, 2> {
