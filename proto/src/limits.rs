@@ -22,5 +22,11 @@ pub const LEASE_TIMEOUT: Duration = Duration::from_secs(3);
 pub const RENDEZVOUS_TIMEOUT: Duration = Duration::from_secs(600);
 /// An error text carried in a report is cut to this.
 pub const MAX_ERROR_TEXT: usize = 8 << 10;
+/// Bytes of a run configuration file. Real ones have a few thousand; a data set given by mistake is refused unread.
+pub const MAX_CONFIG_BYTES: u64 = 1 << 20;
+/// Values in a run configuration after its aliases are expanded, so that nested aliases cannot exhaust memory.
+pub const MAX_CONFIG_NODES: usize = 100_000;
+/// Levels of nesting in a run configuration; the deepest key of a [`RunSpec`](crate::run_spec::RunSpec) is at four.
+pub const MAX_CONFIG_DEPTH: usize = 32;
 
 const _: () = assert!(LEASE_TIMEOUT.as_millis() >= 2 * HEARTBEAT_INTERVAL.as_millis());

@@ -1,7 +1,7 @@
 //! The run specification: everything a run is, as one checked value.
 //!
-//! A YAML file (plus dotted overrides) becomes a [`RunSpec`] in two steps: `serde` refuses unknown keys and wrong types,
-//! [`RunSpec::check`] refuses values that contradict each other. Coordinator and workers only ever see a checked spec; it
+//! A YAML file (plus dotted overrides) becomes a [`RunSpec`] in two steps (`config`): unknown keys and wrong types are refused,
+//! then [`RunSpec::check`] refuses values that contradict each other. Coordinator and workers only ever see a checked spec; it
 //! travels to workers as JSON inside `coxswain.v1.RunSpecDocument`.
 //!
 //! Nothing here touches the file system: whether paths exist and agree with each other is for the worker's own checks.
@@ -113,7 +113,7 @@ fn default_alpha() -> f64 {
 
 /// PEFT's `target_modules`: a list is matched exactly or as a `.`-suffix, a string is a full-match regular expression.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a list of module names, or one regular expression as text")]
 pub enum LoraTargets {
     /// `["q_proj", "v_proj"]`
     Suffixes(Vec<String>),

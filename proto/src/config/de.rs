@@ -1,0 +1,387 @@
+//! A serde deserializer over the tree that knows where it is.
+//!
+//! An error takes the place and dotted path of the innermost node it passes on its way out. Unknown keys of a struct are noted and
+//! skipped, so that all of them are reported together with whatever stops the reading.
+
+use std::{cell::RefCell, fmt, marker::PhantomData};
+
+use serde::{
+    Deserialize,
+    de::{self, IntoDeserializer, Visitor, value::StrDeserializer},
+    forward_to_deserialize_any,
+};
+
+use super::{
+    error::{ConfigError, Place, Problem},
+    keys,
+    tree::{Key, Node, Value},
+};
+
+/// Reads a `T` from the tree. All unknown keys are reported, and the first value that does not fit.
+pub(super) fn from_tree<T: for<'de> Deserialize<'de>>(root: &Node) -> Result<T, ConfigError> {
+    let unknown = RefCell::new(Vec::new());
+    let result = Reader { node: root, path: String::new(), unknown: &unknown }.read(PhantomData::<T>);
+    let mut problems = unknown.into_inner();
+    match result {
+        Ok(value) if problems.is_empty() => return Ok(value),
+        Ok(_) => {}
+        Err(error) => problems.push(*error.0),
+    }
+    Err(ConfigError::Invalid(problems))
+}
+
+/// A problem that may not know its place yet.
+#[derive(Debug)]
+struct ReadError(Box<Problem>);
+
+impl ReadError {
+    fn located(mut self, place: &Place, path: &str) -> Self {
+        if self.0.place.is_none() {
+            self.0.place = Some(place.clone());
+            self.0.path = match self.0.path.as_str() {
+                "" => path.to_owned(),
+                missing => join(path, missing),
+            };
+        }
+        self
+    }
+}
+
+impl fmt::Display for ReadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::error::Error for ReadError {}
+
+impl de::Error for ReadError {
+    fn custom<M: fmt::Display>(message: M) -> Self {
+        Self(Box::new(Problem::new("", message.to_string())))
+    }
+
+    fn missing_field(field: &'static str) -> Self {
+        Self(Box::new(Problem::new(field, "this key is required and missing")))
+    }
+
+    fn unknown_variant(variant: &str, expected: &'static [&'static str]) -> Self {
+        let allowed = expected.iter().map(|v| format!("`{v}`")).collect::<Vec<_>>().join(", ");
+        let problem = Problem::new("", format!("`{variant}` is not one of {allowed}"));
+        Self(Box::new(match keys::closest(variant, expected.iter().copied()) {
+            Some(near) => problem.help(format!("did you mean `{near}`?")),
+            None => problem,
+        }))
+    }
+}
+
+fn join(path: &str, key: &str) -> String {
+    if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
+}
+
+struct Reader<'a> {
+    node: &'a Node,
+    path: String,
+    unknown: &'a RefCell<Vec<Problem>>,
+}
+
+impl<'a> Reader<'a> {
+    fn child(&self, node: &'a Node, key: &str) -> Self {
+        Self { node, path: join(&self.path, key), unknown: self.unknown }
+    }
+
+    /// Reads a value and gives its error this node's place, unless a deeper one has been named.
+    fn read<T: de::DeserializeSeed<'a>>(self, seed: T) -> Result<T::Value, ReadError> {
+        let (place, path) = (&self.node.place, self.path.clone());
+        seed.deserialize(self).map_err(|error| error.located(place, &path))
+    }
+
+    fn plain(&self) -> Option<&'a str> {
+        match &self.node.value {
+            Value::Scalar { text, plain: true } if !self.node.is_null() => Some(text),
+            _ => None,
+        }
+    }
+
+    fn mismatch(&self, expected: &str) -> ReadError {
+        let found = match &self.node.value {
+            _ if self.node.is_null() => "nothing".to_owned(),
+            Value::Scalar { text, .. } => format!("`{text}`"),
+            Value::List(_) => "a list".to_owned(),
+            Value::Map(_) => "a map".to_owned(),
+        };
+        de::Error::custom(format!("expected {expected}, found {found}"))
+    }
+
+    fn whole<T: TryFrom<i128>>(&self, low: i128, high: i128) -> Result<T, ReadError> {
+        let expected = || match (low, high) {
+            (0, high) if high >= i128::from(u32::MAX) => self.mismatch("a whole number of at least 0"),
+            _ => self.mismatch(&format!("a whole number from {low} to {high}")),
+        };
+        let text = self.plain().ok_or_else(expected)?;
+        let number: i128 = text.parse().map_err(|_| expected())?;
+        T::try_from(number).map_err(|_| expected())
+    }
+
+    fn map_entries(&self) -> Result<&'a [(Key, Node)], ReadError> {
+        match &self.node.value {
+            Value::Map(entries) => Ok(entries),
+            _ if self.node.is_null() => Ok(&[]),
+            _ => Err(self.mismatch("a map of keys")),
+        }
+    }
+
+    fn note_unknown(&self, key: &Key, fields: &'static [&'static str]) {
+        let path = join(&self.path, &key.text);
+        let help = keys::suggestion(&self.path, &key.text, fields);
+        self.unknown.borrow_mut().push(Problem::new(path, "unknown key").at(&key.place).help(help));
+    }
+}
+
+macro_rules! whole_numbers {
+    ($($method:ident $visit:ident $type:ty),* $(,)?) => {$(
+        fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
+            visitor.$visit(self.whole(i128::from(<$type>::MIN), i128::from(<$type>::MAX))?)
+        }
+    )*};
+}
+
+impl<'de> de::Deserializer<'de> for Reader<'de> {
+    type Error = ReadError;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
+        match &self.node.value {
+            _ if self.node.is_null() => visitor.visit_unit(),
+            Value::Scalar { text, plain: false } => visitor.visit_borrowed_str(text),
+            Value::Scalar { text, plain: true } => match (truth(text), text.parse::<i64>(), float(text)) {
+                (Some(value), _, _) => visitor.visit_bool(value),
+                (_, Ok(value), _) => visitor.visit_i64(value),
+                (_, _, Some(value)) => visitor.visit_f64(value),
+                _ => visitor.visit_borrowed_str(text),
+            },
+            Value::List(items) => visitor.visit_seq(Items { reader: &self, items: items.iter().enumerate() }),
+            Value::Map(entries) => visitor.visit_map(Entries::new(&self, entries)),
+        }
+    }
+
+    whole_numbers! {
+        deserialize_u8 visit_u8 u8,
+        deserialize_u16 visit_u16 u16,
+        deserialize_u32 visit_u32 u32,
+        deserialize_u64 visit_u64 u64,
+        deserialize_i8 visit_i8 i8,
+        deserialize_i16 visit_i16 i16,
+        deserialize_i32 visit_i32 i32,
+        deserialize_i64 visit_i64 i64,
+    }
+
+    fn deserialize_f64<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
+        let number = self.plain().and_then(float).ok_or_else(|| self.mismatch("a number"))?;
+        visitor.visit_f64(number)
+    }
+
+    fn deserialize_f32<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
+        self.deserialize_f64(visitor)
+    }
+
+    fn deserialize_bool<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
+        let value = self.plain().and_then(truth).ok_or_else(|| self.mismatch("`true` or `false`"))?;
+        visitor.visit_bool(value)
+    }
+
+    fn deserialize_str<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
+        match &self.node.value {
+            Value::Scalar { text, .. } if !self.node.is_null() => visitor.visit_borrowed_str(text),
+            _ => Err(self.mismatch("text")),
+        }
+    }
+
+    fn deserialize_string<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
+        self.deserialize_str(visitor)
+    }
+
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
+        if self.node.is_null() { visitor.visit_none() } else { visitor.visit_some(self) }
+    }
+
+    fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
+        match &self.node.value {
+            Value::List(items) => visitor.visit_seq(Items { reader: &self, items: items.iter().enumerate() }),
+            _ => Err(self.mismatch("a list")),
+        }
+    }
+
+    fn deserialize_tuple<V: Visitor<'de>>(self, len: usize, visitor: V) -> Result<V::Value, ReadError> {
+        match &self.node.value {
+            Value::List(items) if items.len() == len => {
+                visitor.visit_seq(Items { reader: &self, items: items.iter().enumerate() })
+            }
+            Value::List(items) => {
+                Err(de::Error::custom(format!("expected a list of {len} values, found {}", items.len())))
+            }
+            _ => Err(self.mismatch(&format!("a list of {len} values"))),
+        }
+    }
+
+    fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
+        visitor.visit_map(Entries::new(&self, self.map_entries()?))
+    }
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _name: &'static str,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, ReadError> {
+        let (known, unknown): (Vec<_>, Vec<_>) =
+            self.map_entries()?.iter().partition(|(key, _)| fields.contains(&key.text.as_str()));
+        unknown.iter().for_each(|(key, _)| self.note_unknown(key, fields));
+        visitor.visit_map(Entries::new(&self, known))
+    }
+
+    fn deserialize_enum<V: Visitor<'de>>(
+        self,
+        _name: &'static str,
+        _variants: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, ReadError> {
+        match &self.node.value {
+            Value::Scalar { text, .. } if !self.node.is_null() => {
+                visitor.visit_enum(Choice { reader: &self, name: text, content: None })
+            }
+            Value::Map(entries) if entries.len() == 1 => {
+                let (key, content) = &entries[0];
+                visitor.visit_enum(Choice { reader: &self, name: &key.text, content: Some(content) })
+            }
+            _ => Err(self.mismatch("one name, or one name with its value (`name: value`)")),
+        }
+    }
+
+    forward_to_deserialize_any! {
+        i128 u128 char bytes byte_buf unit unit_struct newtype_struct tuple_struct identifier ignored_any
+    }
+}
+
+/// YAML 1.2's truth values; `yes` and `on` are text.
+fn truth(text: &str) -> Option<bool> {
+    match text {
+        "true" | "True" | "TRUE" => Some(true),
+        "false" | "False" | "FALSE" => Some(false),
+        _ => None,
+    }
+}
+
+/// YAML 1.2's numbers. Rust's own parser would also take `inf`, `nan` and `infinity`, which are text in YAML.
+fn float(text: &str) -> Option<f64> {
+    match text.trim_start_matches(['+', '-']) {
+        ".inf" | ".Inf" | ".INF" => {
+            Some(if text.starts_with('-') { f64::NEG_INFINITY } else { f64::INFINITY })
+        }
+        ".nan" | ".NaN" | ".NAN" => Some(f64::NAN),
+        digits if digits.starts_with(|c: char| c.is_ascii_digit() || c == '.') => text.parse().ok(),
+        _ => None,
+    }
+}
+
+struct Items<'r, 'a> {
+    reader: &'r Reader<'a>,
+    items: std::iter::Enumerate<std::slice::Iter<'a, Node>>,
+}
+
+impl<'a> de::SeqAccess<'a> for Items<'_, 'a> {
+    type Error = ReadError;
+
+    fn next_element_seed<T: de::DeserializeSeed<'a>>(
+        &mut self,
+        seed: T,
+    ) -> Result<Option<T::Value>, ReadError> {
+        self.items
+            .next()
+            .map(|(index, item)| self.reader.child(item, &index.to_string()).read(seed))
+            .transpose()
+    }
+
+    fn size_hint(&self) -> Option<usize> {
+        self.items.size_hint().1
+    }
+}
+
+struct Entries<'r, 'a> {
+    reader: &'r Reader<'a>,
+    entries: std::vec::IntoIter<&'a (Key, Node)>,
+    value: Option<&'a (Key, Node)>,
+}
+
+impl<'r, 'a> Entries<'r, 'a> {
+    fn new(reader: &'r Reader<'a>, entries: impl IntoIterator<Item = &'a (Key, Node)>) -> Self {
+        Self { reader, entries: entries.into_iter().collect::<Vec<_>>().into_iter(), value: None }
+    }
+}
+
+impl<'a> de::MapAccess<'a> for Entries<'_, 'a> {
+    type Error = ReadError;
+
+    fn next_key_seed<K: de::DeserializeSeed<'a>>(&mut self, seed: K) -> Result<Option<K::Value>, ReadError> {
+        self.value = self.entries.next();
+        let Some((key, _)) = self.value else { return Ok(None) };
+        let text: StrDeserializer<'_, ReadError> = key.text.as_str().into_deserializer();
+        seed.deserialize(text)
+            .map(Some)
+            .map_err(|e| e.located(&key.place, &join(&self.reader.path, &key.text)))
+    }
+
+    fn next_value_seed<T: de::DeserializeSeed<'a>>(&mut self, seed: T) -> Result<T::Value, ReadError> {
+        let (key, node) =
+            self.value.take().ok_or_else(|| de::Error::custom("value asked for before its key"))?;
+        self.reader.child(node, &key.text).read(seed)
+    }
+}
+
+struct Choice<'r, 'a> {
+    reader: &'r Reader<'a>,
+    name: &'a str,
+    content: Option<&'a Node>,
+}
+
+impl<'r, 'a> de::EnumAccess<'a> for Choice<'r, 'a> {
+    type Error = ReadError;
+    type Variant = Self;
+
+    fn variant_seed<T: de::DeserializeSeed<'a>>(self, seed: T) -> Result<(T::Value, Self), ReadError> {
+        let name: StrDeserializer<'_, ReadError> = self.name.into_deserializer();
+        Ok((seed.deserialize(name)?, self))
+    }
+}
+
+impl<'a> de::VariantAccess<'a> for Choice<'_, 'a> {
+    type Error = ReadError;
+
+    fn unit_variant(self) -> Result<(), ReadError> {
+        match self.content {
+            Some(node) if !node.is_null() => {
+                Err(de::Error::custom(format!("`{0}` takes no value; write `{0}` alone", self.name)))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn newtype_variant_seed<T: de::DeserializeSeed<'a>>(self, seed: T) -> Result<T::Value, ReadError> {
+        let node = self.content.ok_or_else(|| {
+            <ReadError as de::Error>::custom(format!("`{0}` needs a value; write `{{{0}: 2}}`", self.name))
+        })?;
+        self.reader.child(node, self.name).read(seed)
+    }
+
+    fn tuple_variant<V: Visitor<'a>>(self, _len: usize, _visitor: V) -> Result<V::Value, ReadError> {
+        Err(de::Error::custom("a list of values is not taken here"))
+    }
+
+    fn struct_variant<V: Visitor<'a>>(
+        self,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, ReadError> {
+        let node =
+            self.content.ok_or_else(|| <ReadError as de::Error>::custom("a map of keys is expected here"))?;
+        de::Deserializer::deserialize_struct(self.reader.child(node, self.name), "", fields, visitor)
+    }
+}

@@ -1,0 +1,119 @@
+//! What is wrong with a configuration, told so that it can be mended: place, field, finding, remedy.
+
+use std::{fmt, io, sync::Arc};
+
+/// Where a value comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// A position in a file; line and column count from 1.
+    File {
+        /// As the user named it.
+        name: Arc<str>,
+        /// Line.
+        line: usize,
+        /// Column, in characters.
+        column: usize,
+    },
+    /// A `key=value` of the command line, as it was given.
+    Override(Arc<str>),
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File { name, line, column } => write!(f, "{name}:{line}:{column}"),
+            Self::Override(text) => write!(f, "override `{text}`"),
+        }
+    }
+}
+
+/// One thing that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// Where, if the spec came from text.
+    pub place: Option<Place>,
+    /// The field's dotted path; empty for the document as a whole.
+    pub path: String,
+    /// What was found, and why it cannot be.
+    pub message: String,
+    /// What to do.
+    pub help: Option<String>,
+}
+
+impl Problem {
+    pub(super) fn new(path: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { place: None, path: path.into(), message: message.into(), help: None }
+    }
+
+    pub(super) fn at(mut self, place: &Place) -> Self {
+        self.place = Some(place.clone());
+        self
+    }
+
+    pub(super) fn help(mut self, help: impl Into<String>) -> Self {
+        self.help = Some(help.into());
+        self
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(place) = &self.place {
+            write!(f, "{place}: ")?;
+        }
+        if !self.path.is_empty() {
+            write!(f, "{}: ", self.path)?;
+        }
+        f.write_str(&self.message)?;
+        match &self.help {
+            Some(help) => write!(f, "\n    help: {help}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Why there is no [`RunSpec`](crate::run_spec::RunSpec).
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("{file}: cannot read the configuration: {source}")]
+    Unreadable {
+        /// The file.
+        file: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// The file is no configuration.
+    #[error(
+        "{file}: {bytes} bytes is too large for a configuration (at most {limit}); is this the right file?"
+    )]
+    TooLarge {
+        /// The file.
+        file: String,
+        /// Its size.
+        bytes: u64,
+        /// The bound.
+        limit: u64,
+    },
+    /// The text was read, and these things are wrong with it; never empty.
+    #[error("{}", listed(.0))]
+    Invalid(Vec<Problem>),
+}
+
+impl ConfigError {
+    pub(super) fn one(problem: Problem) -> Self {
+        Self::Invalid(vec![problem])
+    }
+
+    /// The problems found in the text; none if the file could not be read.
+    pub fn problems(&self) -> &[Problem] {
+        match self {
+            Self::Invalid(problems) => problems,
+            Self::Unreadable { .. } | Self::TooLarge { .. } => &[],
+        }
+    }
+}
+
+fn listed(problems: &[Problem]) -> String {
+    problems.iter().map(Problem::to_string).collect::<Vec<_>>().join("\n")
+}

@@ -1,0 +1,215 @@
+//! Which keys exist, found by asking serde itself, and which of them somebody may have meant.
+
+use std::fmt;
+
+use serde::{
+    Deserialize,
+    de::{self, IntoDeserializer, Visitor},
+};
+
+use crate::run_spec::RunSpec;
+
+/// The dotted path of every key of a [`RunSpec`], in the order of its declaration; sections themselves are not listed.
+pub fn known_keys() -> Vec<String> {
+    let mut found = Vec::new();
+    RunSpec::deserialize(Probe { path: String::new(), found: &mut found })
+        .expect("the probe answers every question a spec's types ask");
+    found
+}
+
+/// Help for an unknown `key` below `section`, whose keys are `fields`: the same key elsewhere, a near miss here, or what there is.
+pub(super) fn suggestion(section: &str, key: &str, fields: &[&str]) -> String {
+    let known = known_keys();
+    let last = |path: &&String| path.rsplit('.').next().is_some_and(|name| name == key);
+    let within = |path: &&String| path.split('.').any(|part| part == key);
+    if let Some(path) = known.iter().find(last).or_else(|| known.iter().find(within)) {
+        return format!("did you mean `{path}`?");
+    }
+    if let Some(near) = closest(key, fields.iter().copied()) {
+        return format!("did you mean `{}`?", dotted(section, near));
+    }
+    let names = fields.iter().map(|f| format!("`{f}`")).collect::<Vec<_>>().join(", ");
+    match section {
+        "" => format!("the sections are {names}"),
+        _ => format!("keys of `{section}` are {names}"),
+    }
+}
+
+/// The candidate that `given` is probably a misspelling of.
+pub(super) fn closest<'a>(given: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    // Jaro-Winkler favours a common beginning, as abbreviations and typing errors have; 0.8 keeps `lroa` -> `lora` and refuses
+    // `steps` -> `state`.
+    candidates
+        .map(|name| (strsim::jaro_winkler(&given.to_lowercase(), name), name))
+        .filter(|(likeness, _)| *likeness >= 0.8)
+        .max_by(|a, b| a.0.total_cmp(&b.0))
+        .map(|(_, name)| name)
+}
+
+fn dotted(section: &str, key: &str) -> String {
+    if section.is_empty() { key.to_owned() } else { format!("{section}.{key}") }
+}
+
+/// A deserializer that offers every struct every one of its fields, and notes the paths of those that are not structs.
+struct Probe<'f> {
+    path: String,
+    found: &'f mut Vec<String>,
+}
+
+#[derive(Debug)]
+struct ProbeError(String);
+
+impl fmt::Display for ProbeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for ProbeError {}
+
+impl de::Error for ProbeError {
+    fn custom<M: fmt::Display>(message: M) -> Self {
+        Self(message.to_string())
+    }
+}
+
+macro_rules! answer {
+    ($($method:ident $visit:ident $value:expr),* $(,)?) => {$(
+        fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ProbeError> {
+            self.found.push(self.path);
+            visitor.$visit($value)
+        }
+    )*};
+}
+
+impl<'de> de::Deserializer<'de> for Probe<'_> {
+    type Error = ProbeError;
+
+    answer! {
+        deserialize_any visit_str "",
+        deserialize_str visit_str "",
+        deserialize_string visit_str "",
+        deserialize_char visit_char 'x',
+        deserialize_bool visit_bool true,
+        deserialize_u8 visit_u8 1,
+        deserialize_u16 visit_u16 1,
+        deserialize_u32 visit_u32 1,
+        deserialize_u64 visit_u64 1,
+        deserialize_i8 visit_i8 1,
+        deserialize_i16 visit_i16 1,
+        deserialize_i32 visit_i32 1,
+        deserialize_i64 visit_i64 1,
+        deserialize_f32 visit_f32 1.0,
+        deserialize_f64 visit_f64 1.0,
+        deserialize_bytes visit_bytes &[],
+        deserialize_byte_buf visit_bytes &[],
+        deserialize_unit visit_str "",
+        deserialize_identifier visit_str "",
+        deserialize_ignored_any visit_str "",
+        deserialize_seq visit_seq Nothing,
+        deserialize_map visit_map Nothing,
+    }
+
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ProbeError> {
+        visitor.visit_some(self)
+    }
+
+    fn deserialize_newtype_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, ProbeError> {
+        visitor.visit_newtype_struct(self)
+    }
+
+    fn deserialize_unit_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, ProbeError> {
+        visitor.visit_unit()
+    }
+
+    fn deserialize_tuple<V: Visitor<'de>>(self, len: usize, visitor: V) -> Result<V::Value, ProbeError> {
+        self.found.push(self.path);
+        visitor.visit_seq(de::value::SeqDeserializer::new(std::iter::repeat_n(1.0, len)))
+    }
+
+    fn deserialize_tuple_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        len: usize,
+        visitor: V,
+    ) -> Result<V::Value, ProbeError> {
+        self.deserialize_tuple(len, visitor)
+    }
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, ProbeError> {
+        visitor.visit_map(Fields { path: self.path, fields: fields.iter(), current: "", found: self.found })
+    }
+
+    fn deserialize_enum<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        variants: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, ProbeError> {
+        self.found.push(self.path);
+        visitor.visit_enum(variants[0].into_deserializer())
+    }
+}
+
+/// An empty list or map.
+struct Nothing;
+
+impl<'de> de::SeqAccess<'de> for Nothing {
+    type Error = ProbeError;
+
+    fn next_element_seed<T: de::DeserializeSeed<'de>>(
+        &mut self,
+        _: T,
+    ) -> Result<Option<T::Value>, ProbeError> {
+        Ok(None)
+    }
+}
+
+impl<'de> de::MapAccess<'de> for Nothing {
+    type Error = ProbeError;
+
+    fn next_key_seed<K: de::DeserializeSeed<'de>>(&mut self, _: K) -> Result<Option<K::Value>, ProbeError> {
+        Ok(None)
+    }
+
+    fn next_value_seed<T: de::DeserializeSeed<'de>>(&mut self, _: T) -> Result<T::Value, ProbeError> {
+        Err(de::Error::custom("an empty map has no value"))
+    }
+}
+
+struct Fields<'f> {
+    path: String,
+    fields: std::slice::Iter<'static, &'static str>,
+    current: &'static str,
+    found: &'f mut Vec<String>,
+}
+
+impl<'de> de::MapAccess<'de> for Fields<'_> {
+    type Error = ProbeError;
+
+    fn next_key_seed<K: de::DeserializeSeed<'de>>(
+        &mut self,
+        seed: K,
+    ) -> Result<Option<K::Value>, ProbeError> {
+        let Some(field) = self.fields.next() else { return Ok(None) };
+        self.current = field;
+        seed.deserialize(de::value::StrDeserializer::new(field)).map(Some)
+    }
+
+    fn next_value_seed<T: de::DeserializeSeed<'de>>(&mut self, seed: T) -> Result<T::Value, ProbeError> {
+        seed.deserialize(Probe { path: dotted(&self.path, self.current), found: self.found })
+    }
+}
