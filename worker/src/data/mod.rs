@@ -1,1 +1,40 @@
 //! LeRobot data sets, from files to micro-batches.
+//!
+//! ```text
+//! lerobot    metadata and rows as they lie on disk (v3.0, v2.1)
+//! normalize  numbers to model range and back          resize, vision  images to patches
+//! prompt     task text to token ids                   order           position to sample
+//! dataset    all of it as samples of a run            collate, prefetch   samples to micro-batches, ahead of the trainer
+//! inspect    a data set, described                    sample_file     one sample, written out
+//! ```
+//!
+//! Memory: metadata (40 bytes an episode), a cache of fixed size, and the micro-batches of the prefetch bound. It grows neither
+//! with the number of batches nor with the size of the data set. Nothing here knows tensors, ranks or gRPC.
+
+mod collate;
+mod dataset;
+mod error;
+
+pub mod lerobot;
+mod normalize;
+mod order;
+mod prefetch;
+mod prompt;
+mod resize;
+
+mod vision;
+
+pub use collate::collate;
+pub use dataset::Dataset;
+pub use error::DataError;
+
+pub use lerobot::Fingerprint;
+pub use normalize::Normalizer;
+pub use order::{SampleOrder, TrainingSamples};
+pub use prefetch::{Prefetcher, StepRequest};
+pub use prompt::{ModelFacts, PromptEncoder};
+
+pub use vision::{DEFAULT_MAX_PIXELS, ImageProcessor, PatchShape, Patches, smart_resize};
+
+#[cfg(test)]
+mod tests;

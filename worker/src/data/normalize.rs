@@ -1,0 +1,99 @@
+//! Normalisation of numeric features, and its inverse, exactly as LeRobot computes them (`normalize_processor.py`).
+//!
+//! | mode | forward | inverse |
+//! |---|---|---|
+//! | identity | `x` | `y` |
+//! | mean_std | `(x - mean) / (std + eps)` | `y std + mean` |
+//! | min_max | `2 (x - min) / d - 1`, `d = max - min`, or `eps` where that is 0 | `(y + 1) / 2 d + min` |
+//! | quantiles | the same with `q01`, `q99` | `(y + 1) d / 2 + q01` |
+//!
+//! `eps = 1e-8`; f32 arithmetic in this order. Forward and inverse of mean_std differ by `eps`, as LeRobot's do.
+
+use coxswain_proto::run_spec::NormMode;
+
+use super::error::DataError;
+use super::lerobot::Catalog;
+
+const EPS: f32 = 1e-8;
+
+/// The normalisation of one feature. Statistics repeat along the feature: `[channels]` serves `[window, channels]`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Normalizer {
+    mode: NormMode,
+    /// Mean, minimum or lower quantile.
+    offset: Vec<f32>,
+    /// Standard deviation, or the (never zero) width of the range.
+    scale: Vec<f32>,
+}
+
+impl Normalizer {
+    /// The normalisation of `feature`, whose value has `width` elements, by the data set's statistics.
+    pub fn new(catalog: &Catalog, feature: &str, width: usize, mode: NormMode) -> Result<Self, DataError> {
+        let (first, second) = match mode {
+            NormMode::Identity => return Ok(Self { mode, offset: Vec::new(), scale: Vec::new() }),
+            NormMode::MeanStd => ("mean", "std"),
+            NormMode::MinMax => ("min", "max"),
+            NormMode::Quantiles => ("q01", "q99"),
+        };
+        let stats = catalog.stats.as_ref().and_then(|s| s.0.get(feature));
+        let fail = |field: String, found: String| {
+            let remedy =
+                "compute the data set's statistics with lerobot, or set data.normalization to `identity`";
+            DataError::invalid(&catalog.stats_path, field, found, remedy)
+        };
+        let stats = stats.ok_or_else(|| fail(feature.into(), "no statistics".into()))?;
+        let take = |stat: &str| -> Result<Vec<f32>, DataError> {
+            let values = stats.get(stat);
+            let values = values.ok_or_else(|| fail(format!("{feature}.{stat}"), "missing".into()))?;
+            match values.is_empty() || !width.is_multiple_of(values.len()) {
+                true => {
+                    let found = format!("{} values for a feature of {width} elements", values.len());
+                    Err(fail(format!("{feature}.{stat}"), found))
+                }
+                false => Ok(values.iter().map(|v| *v as f32).collect()),
+            }
+        };
+        let (offset, second_values) = (take(first)?, take(second)?);
+        if offset.len() != second_values.len() {
+            return Err(fail(format!("{feature}.{second}"), format!("not as long as {first}")));
+        }
+        let scale = match mode {
+            NormMode::MeanStd => second_values,
+            _ => {
+                let range = |(low, high): (&f32, &f32)| if high - low == 0.0 { EPS } else { high - low };
+                offset.iter().zip(&second_values).map(range).collect()
+            }
+        };
+        Ok(Self { mode, offset, scale })
+    }
+
+    /// Stored values to model values, in place; any number of whole feature values.
+    pub fn apply(&self, values: &mut [f32]) {
+        self.each(values, |mode, x, offset, scale| match mode {
+            NormMode::Identity => x,
+            NormMode::MeanStd => (x - offset) / (scale + EPS),
+            NormMode::MinMax | NormMode::Quantiles => 2.0 * (x - offset) / scale - 1.0,
+        });
+    }
+
+    /// Model values back to stored values, in place.
+    pub fn invert(&self, values: &mut [f32]) {
+        self.each(values, |mode, y, offset, scale| match mode {
+            NormMode::Identity => y,
+            NormMode::MeanStd => y * scale + offset,
+            NormMode::MinMax => (y + 1.0) / 2.0 * scale + offset,
+            NormMode::Quantiles => (y + 1.0) * scale / 2.0 + offset,
+        });
+    }
+
+    fn each(&self, values: &mut [f32], f: impl Fn(NormMode, f32, f32, f32) -> f32) {
+        if self.mode == NormMode::Identity {
+            return;
+        }
+        for row in values.chunks_mut(self.offset.len()) {
+            for ((x, offset), scale) in row.iter_mut().zip(&self.offset).zip(&self.scale) {
+                *x = f(self.mode, *x, *offset, *scale);
+            }
+        }
+    }
+}

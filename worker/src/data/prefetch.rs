@@ -1,0 +1,296 @@
+//! Micro-batches made ahead of the training thread, in order, within a bound.
+//!
+//! ```text
+//! trainer: request(step, positions, ..)  ─►  requests  ─►  jobs, one per micro-batch  ─►  threads
+//! trainer: next(step)                    ◄─  ready micro-batches, at most `depth` ahead, in order
+//! ```
+//!
+//! The trainer says which positions it owns, steps ahead of time; threads of this pipeline (their own: the training threads own
+//! rayon's pool) read, decode and collate. A step stays on record until the trainer asks for a later one, so after a step that
+//! did not fit [`Prefetcher::replan`] starts it again with smaller micro-batches, from the same samples. Failures come through
+//! [`Prefetcher::next`] as values. Dropping the prefetcher stops and joins its threads.
+//!
+//! What it does not do: decide which positions a rank owns, or when a step ends.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    ops::Range,
+    panic::AssertUnwindSafe,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread::JoinHandle,
+};
+
+use coxswain_proto::ids::Step;
+
+use super::collate::collate;
+use super::dataset::Dataset;
+use super::error::DataError;
+use super::order::SampleOrder;
+use crate::batch::MicroBatch;
+
+/// Steps on record at once. Requests are a few words each; more than this means that nobody takes batches.
+pub const MAX_REQUESTS: usize = 256;
+
+/// What this rank consumes in one step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StepRequest {
+    /// The step.
+    pub step: Step,
+    /// The epoch that its positions are of.
+    pub epoch: u64,
+    /// Positions of the epoch's order, in the order they are consumed.
+    pub positions: Vec<Range<u64>>,
+    /// Samples per micro-batch; the last one may be smaller.
+    pub micro_batch: usize,
+}
+
+impl StepRequest {
+    fn samples(&self) -> u64 {
+        self.positions.iter().map(|r| r.end.saturating_sub(r.start)).sum()
+    }
+
+    fn micro_batches(&self) -> u64 {
+        self.samples().div_ceil(self.micro_batch.max(1) as u64)
+    }
+
+    /// Positions of micro-batch `number`.
+    fn part(&self, number: u64) -> impl Iterator<Item = u64> + '_ {
+        let size = self.micro_batch.max(1) as u64;
+        let (mut skip, mut left) = (number * size, size);
+        self.positions.iter().flat_map(move |r| {
+            let len = r.end.saturating_sub(r.start);
+            let skipped = skip.min(len);
+            skip -= skipped;
+            let taken = (len - skipped).min(left);
+            left -= taken;
+            r.start + skipped..r.start + skipped + taken
+        })
+    }
+}
+
+/// The pipeline. One trainer drives it.
+pub struct Prefetcher {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+struct Shared {
+    dataset: Arc<Dataset>,
+    order: SampleOrder,
+    depth: u64,
+    state: Mutex<State>,
+    /// Signalled when a micro-batch is ready.
+    ready: Condvar,
+    /// Signalled when a job may be started.
+    wanted: Condvar,
+}
+
+/// Jobs are numbered through all requests on record. `taken <= started <= taken + depth`.
+#[derive(Default)]
+struct State {
+    /// Steps not yet finished, with the number of their first job.
+    requests: VecDeque<(u64, StepRequest)>,
+    /// Number of the next job that a new request gets.
+    planned: u64,
+    started: u64,
+    taken: u64,
+    done: BTreeMap<u64, Result<MicroBatch, DataError>>,
+    /// Rises with every replan; what older jobs bring is dropped.
+    plan: u64,
+    stop: bool,
+}
+
+impl Prefetcher {
+    /// Starts `threads` threads that keep up to `depth` micro-batches ready.
+    pub fn start(dataset: Arc<Dataset>, depth: usize, threads: usize) -> Result<Self, DataError> {
+        let shared = Arc::new(Shared {
+            order: dataset.order(),
+            dataset,
+            depth: depth.max(1) as u64,
+            state: Mutex::default(),
+            ready: Condvar::new(),
+            wanted: Condvar::new(),
+        });
+        let mut prefetcher = Self { shared, threads: Vec::new() };
+        for number in 0..threads.max(1) {
+            let shared = prefetcher.shared.clone();
+            let thread = std::thread::Builder::new()
+                .name(format!("data-{number}"))
+                .spawn(move || shared.work())
+                .map_err(|e| DataError::Pipeline(format!("cannot start a thread: {e}")))?;
+            prefetcher.threads.push(thread);
+        }
+        Ok(prefetcher)
+    }
+
+    /// Puts a step on record. Steps are requested in order, each once; any step may be the first.
+    pub fn request(&mut self, request: StepRequest) -> Result<(), DataError> {
+        let mut state = self.shared.lock();
+        if state.requests.len() >= MAX_REQUESTS {
+            return Err(DataError::Pipeline(format!("{MAX_REQUESTS} steps are requested already")));
+        }
+        if let Some((_, last)) = state.requests.back().filter(|(_, last)| last.step >= request.step) {
+            return Err(DataError::Pipeline(format!(
+                "step {} requested after step {}",
+                request.step, last.step
+            )));
+        }
+        let first = state.planned;
+        state.planned += request.micro_batches();
+        state.requests.push_back((first, request));
+        drop(state);
+        self.shared.wanted.notify_all();
+        Ok(())
+    }
+
+    /// The next micro-batch of `step`; `None` after its last. Asking for a later step than before forgets the earlier ones.
+    pub fn next(&mut self, step: Step) -> Result<Option<MicroBatch>, DataError> {
+        let mut state = self.shared.lock();
+        while state.requests.front().is_some_and(|(_, r)| r.step < step) {
+            state.requests.pop_front();
+        }
+        let Some((first, request)) = state.requests.front().filter(|(_, r)| r.step == step) else {
+            return Err(DataError::Pipeline(format!("step {step} was not requested")));
+        };
+        let (first, end) = (*first, *first + request.micro_batches());
+        if state.taken < first {
+            // The trainer left a step early: its remaining batches are not wanted any more.
+            state.taken = first;
+            state.started = state.started.max(first);
+            state.done = state.done.split_off(&first);
+            self.shared.wanted.notify_all();
+        }
+        if state.taken >= end {
+            return Ok(None);
+        }
+        loop {
+            let number = state.taken;
+            if let Some(result) = state.done.remove(&number) {
+                state.taken += 1;
+                drop(state);
+                self.shared.wanted.notify_all();
+                return result.map(Some);
+            }
+            if state.stop {
+                return Err(DataError::Pipeline("a thread of the pipeline panicked".into()));
+            }
+            state = self.shared.ready.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Starts `step` again from its first sample, it and all later requests with another micro-batch.
+    pub fn replan(&mut self, step: Step, micro_batch: usize) -> Result<(), DataError> {
+        let mut state = self.shared.lock();
+        state.requests.retain(|(_, r)| r.step >= step);
+        if state.requests.front().is_none_or(|(_, r)| r.step != step) {
+            return Err(DataError::Pipeline(format!("step {step} is not on record")));
+        }
+        state.plan += 1;
+        state.done.clear();
+        let start = state.started;
+        let mut planned = start;
+        for (first, request) in &mut state.requests {
+            request.micro_batch = micro_batch;
+            *first = planned;
+            planned += request.micro_batches();
+        }
+        state.taken = start;
+        state.planned = planned;
+        drop(state);
+        self.shared.wanted.notify_all();
+        Ok(())
+    }
+
+    /// Forgets every request, to continue at another step.
+    pub fn clear(&mut self) {
+        let mut state = self.shared.lock();
+        state.plan += 1;
+        state.requests.clear();
+        state.done.clear();
+        state.taken = state.started;
+        state.planned = state.started;
+    }
+}
+
+impl Drop for Prefetcher {
+    fn drop(&mut self) {
+        self.shared.lock().stop = true;
+        self.shared.wanted.notify_all();
+        for thread in self.threads.drain(..) {
+            // A thread that panicked has said so, and there is nobody left to tell.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// One micro-batch to make.
+struct Job {
+    plan: u64,
+    number: u64,
+    step: Step,
+    epoch: u64,
+    positions: Vec<u64>,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn work(&self) {
+        while let Some(job) = self.claim() {
+            let made = std::panic::catch_unwind(AssertUnwindSafe(|| self.make(&job)));
+            let mut state = self.lock();
+            match made {
+                Ok(result) if state.plan == job.plan && job.number >= state.taken => {
+                    state.done.insert(job.number, result);
+                }
+                Ok(_) => {}
+                Err(_) => state.stop = true,
+            }
+            drop(state);
+            self.ready.notify_all();
+        }
+    }
+
+    /// Waits for a job within the bound; `None` when it is time to stop.
+    fn claim(&self) -> Option<Job> {
+        let mut state = self.lock();
+        loop {
+            if state.stop {
+                return None;
+            }
+            if state.started < state.planned && state.started < state.taken + self.depth {
+                let number = state.started;
+                let holds =
+                    |(first, r): &&(u64, StepRequest)| (*first..*first + r.micro_batches()).contains(&number);
+                state.started += 1;
+                // Without an owner the step was left early, and nobody wants the batch.
+                if let Some((first, request)) = state.requests.iter().find(holds) {
+                    return Some(Job {
+                        plan: state.plan,
+                        number,
+                        step: request.step,
+                        epoch: request.epoch,
+                        positions: request.part(number - first).collect(),
+                    });
+                }
+            } else {
+                state = self.wanted.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+    }
+
+    fn make(&self, job: &Job) -> Result<MicroBatch, DataError> {
+        let mut samples = Vec::with_capacity(job.positions.len());
+        for position in &job.positions {
+            let sample = self.order.sample(job.epoch, *position).ok_or(DataError::OutOfRange {
+                what: "training position",
+                index: *position,
+                len: self.order.len(),
+            })?;
+            samples.push(self.dataset.sample(sample)?);
+        }
+        Ok(collate(job.step, &samples, self.dataset.pad_token()))
+    }
+}

@@ -1,0 +1,106 @@
+//! The prefetch pipeline against the samples it should bring.
+
+use std::sync::Arc;
+
+use coxswain_proto::ids::Step;
+
+use super::{mini, spec};
+use crate::batch::MicroBatch;
+use crate::data::{DataError, Dataset, Prefetcher, StepRequest};
+
+fn dataset() -> Arc<Dataset> {
+    Arc::new(Dataset::open(&spec(&mini())).unwrap())
+}
+
+fn request(step: u64, positions: std::ops::Range<u64>, micro_batch: usize) -> StepRequest {
+    StepRequest { step: Step(step), epoch: 0, positions: vec![positions], micro_batch }
+}
+
+fn take(prefetcher: &mut Prefetcher, step: u64) -> Vec<MicroBatch> {
+    std::iter::from_fn(|| prefetcher.next(Step(step)).unwrap()).collect()
+}
+
+fn indices(batches: &[MicroBatch]) -> Vec<u64> {
+    batches.iter().flat_map(|b| b.sample_indices.clone()).collect()
+}
+
+#[test]
+fn batches_come_in_order_and_hold_the_samples_of_their_positions() {
+    let dataset = dataset();
+    let order = dataset.order();
+    for threads in [1, 3] {
+        let mut prefetcher = Prefetcher::start(dataset.clone(), 2, threads).unwrap();
+        for step in 10..13 {
+            prefetcher.request(request(step, step * 5..step * 5 + 5, 2)).unwrap();
+        }
+        for step in 10..13u64 {
+            let batches = take(&mut prefetcher, step);
+            assert_eq!(batches.iter().map(MicroBatch::len).collect::<Vec<_>>(), [2, 2, 1]);
+            let want: Vec<u64> = (step * 5..step * 5 + 5).filter_map(|p| order.sample(0, p)).collect();
+            assert_eq!(indices(&batches), want);
+            assert!(batches.iter().all(|b| b.step == Step(step)));
+        }
+    }
+}
+
+#[test]
+fn a_retried_step_brings_the_same_samples_in_smaller_batches() {
+    let mut prefetcher = Prefetcher::start(dataset(), 3, 2).unwrap();
+    prefetcher.request(request(0, 0..8, 4)).unwrap();
+    prefetcher.request(request(1, 8..16, 4)).unwrap();
+    let first = prefetcher.next(Step(0)).unwrap().unwrap();
+    prefetcher.replan(Step(0), 2).unwrap();
+    let again = take(&mut prefetcher, 0);
+    assert_eq!(again.iter().map(MicroBatch::len).collect::<Vec<_>>(), [2, 2, 2, 2]);
+    assert_eq!(indices(&again[..2]), first.sample_indices);
+    prefetcher.replan(Step(0), 1).unwrap();
+    assert_eq!(indices(&take(&mut prefetcher, 0)), indices(&again));
+    assert_eq!(take(&mut prefetcher, 1).len(), 8);
+}
+
+#[test]
+fn a_step_left_early_does_not_hold_up_the_next() {
+    let mut prefetcher = Prefetcher::start(dataset(), 2, 1).unwrap();
+    for step in 0..4 {
+        prefetcher.request(request(step, step * 8..step * 8 + 8, 1)).unwrap();
+    }
+    prefetcher.next(Step(0)).unwrap().unwrap();
+    let order = dataset().order();
+    let want: Vec<u64> = (16..24).filter_map(|p| order.sample(0, p)).collect();
+    assert_eq!(indices(&take(&mut prefetcher, 2)), want);
+    prefetcher.clear();
+    prefetcher.request(request(1, 8..10, 2)).unwrap();
+    assert_eq!(take(&mut prefetcher, 1).len(), 1);
+}
+
+#[test]
+fn a_rank_without_samples_in_a_step_gets_no_batch() {
+    let mut prefetcher = Prefetcher::start(dataset(), 2, 1).unwrap();
+    prefetcher.request(request(0, 3..3, 2)).unwrap();
+    prefetcher.request(request(1, 3..4, 2)).unwrap();
+    assert!(take(&mut prefetcher, 0).is_empty());
+    assert_eq!(take(&mut prefetcher, 1).len(), 1);
+}
+
+#[test]
+fn misuse_and_positions_past_the_epoch_are_values() {
+    let mut prefetcher = Prefetcher::start(dataset(), 1, 1).unwrap();
+    assert!(matches!(prefetcher.next(Step(0)), Err(DataError::Pipeline(_))));
+    prefetcher.request(request(3, 1000..1001, 1)).unwrap();
+    assert!(matches!(prefetcher.request(request(3, 0..1, 1)), Err(DataError::Pipeline(_))));
+    assert!(matches!(prefetcher.replan(Step(7), 1), Err(DataError::Pipeline(_))));
+    prefetcher.clear();
+    prefetcher.request(request(3, 1000..1001, 1)).unwrap();
+    let error = prefetcher.next(Step(3)).unwrap_err();
+    assert!(matches!(error, DataError::OutOfRange { index: 1000, .. }), "{error}");
+}
+
+#[test]
+fn dropping_the_pipeline_joins_its_threads_while_they_wait() {
+    let dataset = dataset();
+    let mut prefetcher = Prefetcher::start(dataset.clone(), 1, 3).unwrap();
+    prefetcher.request(request(0, 0..100, 1)).unwrap();
+    prefetcher.next(Step(0)).unwrap();
+    drop(prefetcher);
+    assert_eq!(Arc::strong_count(&dataset), 1);
+}
