@@ -14,18 +14,14 @@
 mod check;
 mod de;
 mod error;
-mod identity;
 mod keys;
 mod overrides;
 mod tree;
 
 use std::path::Path;
 
-use serde::Deserialize;
-
 pub use self::{
     error::{ConfigError, Place, Problem},
-    identity::Difference,
     keys::known_keys,
 };
 use crate::{limits::MAX_CONFIG_BYTES, run_spec::RunSpec};
@@ -60,24 +56,6 @@ impl RunSpec {
             }
             Err(other) => Err(other),
         }
-    }
-
-    /// Reads what [`RunSpec::to_json`] wrote and checks it: how a spec arrives at a worker.
-    pub fn from_json(json: &str) -> Result<Self, ConfigError> {
-        let mut reader = serde_json::Deserializer::from_str(json);
-        let spec = Self::deserialize(&mut reader).map_err(|e| {
-            ConfigError::one(
-                Problem::new("", format!("run spec document: {e}"))
-                    .help("coordinator, launcher and workers must be the same version"),
-            )
-        })?;
-        spec.check()?;
-        Ok(spec)
-    }
-
-    /// The whole spec as JSON, every default spelled out.
-    pub fn to_json(&self) -> String {
-        serde_json::to_string(self).expect("a run spec has string keys and no fallible serializer")
     }
 }
 
