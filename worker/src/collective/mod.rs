@@ -3,16 +3,26 @@
 //! | | for |
 //! |---|---|
 //! | [`Solo`] | a world of one: every operation is the identity |
-//! | `ring` | ranks on CPUs, a TCP ring |
+//! | [`Ring`] | ranks on CPUs, a TCP ring |
 //! | NCCL | ranks on GPUs (not there yet) |
 //!
 //! All ranks call the same operations in the same order with the same sizes. Reductions add in an order that depends on the
-//! world size alone, so a repeated run gives the same bits. A communicator lives on one thread; only its [`AbortHandle`] may
-//! leave it.
+//! world size and on an element's place in the buffer alone, so a repeated run gives the same bits. A communicator lives on
+//! one thread; only its [`AbortHandle`] and its [`Progress`] may leave it.
+//!
+//! Every implementation passes the same suite (`conformance`).
 
-use std::sync::Arc;
+#[cfg(test)]
+mod conformance;
+mod ring;
+mod solo;
+
+use std::{ops::Range, sync::Arc};
 
 use coxswain_proto::ids::Rank;
+
+pub use ring::{JoinError, Membership, Ring, RingAbort, RingListener};
+pub use solo::Solo;
 
 /// How values of different ranks become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +86,7 @@ pub enum CollectiveError {
     },
     /// The ring could not be formed.
     #[error("cannot connect the ring: {0}")]
-    Connect(String),
+    Connect(#[from] JoinError),
     /// A buffer has the wrong length.
     #[error("{operation}: {detail}")]
     Size {
@@ -110,6 +120,13 @@ pub trait Collective {
     /// Every rank ends with all ranks' `shard`, in rank order, in `output`.
     fn all_gather(&mut self, shard: Buf<'_>, output: BufMut<'_>) -> Result<(), CollectiveError>;
 
+    /// `buffer` is cut by [`chunk`]; rank `r` ends with the reduction of all ranks' chunk `r` in its place.
+    /// The other chunks are scratch afterwards. No second buffer is needed, and the length need not divide by the world.
+    fn reduce_scatter_in_place(&mut self, buffer: BufMut<'_>, reduce: Reduce) -> Result<(), CollectiveError>;
+
+    /// `buffer` is cut by [`chunk`] and rank `r` brings chunk `r`; every rank ends with all of it.
+    fn all_gather_in_place(&mut self, buffer: BufMut<'_>) -> Result<(), CollectiveError>;
+
     /// Every rank ends with `root`'s `buffer`.
     fn broadcast(&mut self, buffer: BufMut<'_>, root: Rank) -> Result<(), CollectiveError>;
 
@@ -121,6 +138,16 @@ pub trait Collective {
 
     /// Sequence numbers of the last collective entered and the last one finished.
     fn progress(&self) -> Arc<Progress>;
+
+    /// Bytes of memory that this communicator holds for itself, in the process (what the kernel keeps for sockets not counted).
+    fn buffer_bytes(&self) -> usize;
+}
+
+/// The part of a buffer of `len` elements that belongs to `rank`: equal parts of `len / world` rounded up, the last ones cut
+/// short (or empty) where the buffer ends. This is the partition of a buffer padded to a multiple of `world`, without the padding.
+pub fn chunk(len: usize, world: usize, rank: usize) -> Range<usize> {
+    let size = len.div_ceil(world);
+    (size * rank).min(len)..(size * (rank + 1)).min(len)
 }
 
 /// Ends a communicator from another thread, at once.
@@ -138,87 +165,34 @@ pub struct Progress {
     pub finished: std::sync::atomic::AtomicU64,
 }
 
-/// A world of one.
-#[derive(Debug, Default)]
-pub struct Solo {
-    progress: Arc<Progress>,
+/// What went wrong with a pair of buffers.
+fn size_error(operation: &'static str, input: Buf<'_>, output: Buf<'_>) -> CollectiveError {
+    let detail = format!(
+        "{} elements of {} in, room for {} of {}",
+        input.len(),
+        input.element(),
+        output.len(),
+        output.element()
+    );
+    CollectiveError::Size { operation, detail }
 }
 
-struct NothingToAbort;
-
-impl AbortHandle for NothingToAbort {
-    fn abort(&self, _reason: &str) {}
-}
-
-impl Collective for Solo {
-    fn rank(&self) -> Rank {
-        Rank(0)
+/// Refuses a root that is no rank.
+fn check_root(operation: &'static str, root: Rank, world: usize) -> Result<(), CollectiveError> {
+    if (root.0 as usize) < world {
+        return Ok(());
     }
-
-    fn world(&self) -> usize {
-        1
-    }
-
-    fn all_reduce(&mut self, _buffer: BufMut<'_>, _reduce: Reduce) -> Result<(), CollectiveError> {
-        Ok(())
-    }
-
-    fn reduce_scatter(
-        &mut self,
-        input: BufMut<'_>,
-        output: BufMut<'_>,
-        _reduce: Reduce,
-    ) -> Result<(), CollectiveError> {
-        match (input, output) {
-            (BufMut::F32(input), BufMut::F32(output)) if input.len() == output.len() => {
-                output.copy_from_slice(input)
-            }
-            (BufMut::F64(input), BufMut::F64(output)) if input.len() == output.len() => {
-                output.copy_from_slice(input)
-            }
-            (input, output) => return Err(size_error("reduce_scatter", input.len(), output.len())),
-        }
-        Ok(())
-    }
-
-    fn all_gather(&mut self, shard: Buf<'_>, output: BufMut<'_>) -> Result<(), CollectiveError> {
-        match (shard, output) {
-            (Buf::F32(shard), BufMut::F32(output)) if shard.len() == output.len() => {
-                output.copy_from_slice(shard)
-            }
-            (Buf::F64(shard), BufMut::F64(output)) if shard.len() == output.len() => {
-                output.copy_from_slice(shard)
-            }
-            (shard, output) => return Err(size_error("all_gather", shard.len(), output.len())),
-        }
-        Ok(())
-    }
-
-    fn broadcast(&mut self, _buffer: BufMut<'_>, _root: Rank) -> Result<(), CollectiveError> {
-        Ok(())
-    }
-
-    fn barrier(&mut self) -> Result<(), CollectiveError> {
-        Ok(())
-    }
-
-    fn abort_handle(&self) -> Arc<dyn AbortHandle> {
-        Arc::new(NothingToAbort)
-    }
-
-    fn progress(&self) -> Arc<Progress> {
-        self.progress.clone()
-    }
-}
-
-fn size_error(operation: &'static str, input: usize, output: usize) -> CollectiveError {
-    CollectiveError::Size {
-        operation,
-        detail: format!("{input} elements in, room for {output}, or element types differ"),
-    }
+    Err(CollectiveError::Size { operation, detail: format!("root {root} in a world of {world}") })
 }
 
 impl Buf<'_> {
+    fn element(&self) -> &'static str {
+        match self {
+            Self::F32(_) => "f32",
+            Self::F64(_) => "f64",
+        }
+    }
+
     /// Elements.
     pub fn len(&self) -> usize {
         match self {
@@ -234,6 +208,14 @@ impl Buf<'_> {
 }
 
 impl BufMut<'_> {
+    /// The same buffer, to read.
+    pub fn as_buf(&self) -> Buf<'_> {
+        match self {
+            Self::F32(x) => Buf::F32(x),
+            Self::F64(x) => Buf::F64(x),
+        }
+    }
+
     /// Elements.
     pub fn len(&self) -> usize {
         match self {

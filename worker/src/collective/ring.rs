@@ -1,0 +1,330 @@
+//! The TCP ring: collectives of ranks on CPUs, each connected to the next one and to the previous one.
+//!
+//! ```text
+//! element, wire    numbers and headers
+//! plan             each collective as spans of a buffer
+//! pump             moves one stream out and one stream in, at the same time
+//! abort            ends a ring from another thread
+//! handshake, join  who may join, and how the ring is formed
+//! ```
+//!
+//! **Bandwidth.** A buffer of `n` bytes is cut in `W` chunks. Reduce-scatter sends a chunk in each of `W - 1` rounds, adding what
+//! comes in; all-gather passes the finished chunks round again; all-reduce is one after the other without a pause between them:
+//!
+//! ```text
+//! bytes sent by each rank:  reduce-scatter, all-gather  n (W-1)/W        all-reduce  2 n (W-1)/W        broadcast  n
+//! ```
+//!
+//! which is the least possible. Chunk `c` is reduced in the order of ranks `c+1, c+2, .., c`; this order depends on nothing else.
+//!
+//! **Latency.** A small all-reduce (a vote) passes everyone's values once around, `W - 1` hops instead of `2 (W - 1)`, and each
+//! rank then reduces them in the order above, so that both paths give the same bits. Hops are linear in `W`: this ring is for
+//! laptops, tests and a few nodes; GPU clusters have NCCL.
+//!
+//! **Failure.** The first error ends the ring: its sockets are shut down, so the neighbours fail too, and so on all the way round.
+//! Whoever wants to go on forms the ring of the next generation.
+
+mod abort;
+mod element;
+mod handshake;
+mod join;
+mod plan;
+mod pump;
+mod wire;
+
+use std::{
+    net::TcpStream,
+    sync::{Arc, atomic::Ordering},
+    time::Instant,
+};
+
+use coxswain_proto::ids::Rank;
+
+pub use abort::RingAbort;
+pub use join::{JoinError, Membership, RingListener};
+
+use self::{
+    element::{Element, combine},
+    plan::Plan,
+    pump::{Broken, PIECE, Pump},
+    wire::{Header, Operation},
+};
+use super::{
+    AbortHandle, Buf, BufMut, Collective, CollectiveError, Progress, Reduce, check_root, chunk, size_error,
+};
+
+/// An all-reduce is small if everybody's values together have at most this many bytes.
+const SMALL: usize = 32 << 10;
+
+/// A rank's place in a TCP ring.
+#[derive(Debug)]
+pub struct Ring {
+    rank: usize,
+    world: usize,
+    /// Next and previous; none in a world of one.
+    sockets: Option<(Arc<TcpStream>, Arc<TcpStream>)>,
+    abort: Arc<RingAbort>,
+    progress: Arc<Progress>,
+    scratch: Vec<u64>,
+    /// Set by the first failure.
+    failed: Option<String>,
+}
+
+impl Ring {
+    /// Connects both neighbours. Blocks until that is done, `deadline` has passed, or `abort` is used.
+    pub fn connect(
+        listener: &RingListener,
+        membership: &Membership<'_>,
+        deadline: Instant,
+        abort: &Arc<RingAbort>,
+    ) -> Result<Self, CollectiveError> {
+        let (rank, world) = (membership.rank.0 as usize, membership.peers.len());
+        if rank >= world {
+            return Err(JoinError::Membership { rank: membership.rank, world }.into());
+        }
+        let mut ring = Self {
+            rank,
+            world,
+            sockets: None,
+            abort: abort.clone(),
+            progress: Arc::default(),
+            scratch: Vec::new(),
+            failed: None,
+        };
+        if world > 1 {
+            let neighbours = join::join(listener, membership, deadline, abort)?;
+            let Some(join::Neighbours { next, previous }) = neighbours else {
+                let reason = abort.reason().unwrap_or_default();
+                return Err(CollectiveError::Aborted { sequence: 0, operation: "connect", reason });
+            };
+            abort.watch(&next);
+            abort.watch(&previous);
+            ring.sockets = Some((next, previous));
+            ring.scratch = vec![0; PIECE / size_of::<u64>()];
+        }
+        Ok(ring)
+    }
+
+    /// Runs one collective: checks that the ring is whole, numbers the collective, and remembers a failure.
+    fn run<T: Element>(&mut self, call: &Call, plan: &mut Plan<'_, T>) -> Result<(), CollectiveError> {
+        let operation = call.operation.name();
+        let sequence = self.progress.entered.fetch_add(1, Ordering::Relaxed) + 1;
+        if let Some(reason) = self.abort.reason().or_else(|| self.failed.clone()) {
+            return Err(CollectiveError::Aborted { sequence, operation, reason });
+        }
+        if let Some((next, previous)) = &self.sockets {
+            let header = Header {
+                operation: call.operation,
+                kind: T::KIND,
+                reduce: call.reduce,
+                root: call.root,
+                world: self.world as u32,
+                sequence,
+                length: call.length as u64,
+            };
+            let mut pump = Pump { next, previous, scratch: &mut self.scratch };
+            if let Err(broken) = pump.run(&header, call.reduce.unwrap_or(Reduce::Sum), plan) {
+                return Err(self.fail(&header, broken));
+            }
+        }
+        self.progress.finished.store(sequence, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Leaves the ring for good.
+    fn fail(&mut self, header: &Header, broken: Broken) -> CollectiveError {
+        let (sequence, operation) = (header.sequence, header.operation.name());
+        let next = Rank(((self.rank + 1) % self.world) as u32);
+        let previous = Rank(((self.rank + self.world - 1) % self.world) as u32);
+        let error = match (self.abort.reason(), broken) {
+            (Some(reason), _) => CollectiveError::Aborted { sequence, operation, reason },
+            (None, Broken::Next(source)) => {
+                CollectiveError::PeerLost { peer: next, sequence, operation, source }
+            }
+            (None, Broken::Previous(source)) => {
+                CollectiveError::PeerLost { peer: previous, sequence, operation, source }
+            }
+            (None, Broken::OtherCollective(other)) => {
+                let theirs = other.map_or("bytes that are no header".to_owned(), |other| other.to_string());
+                let detail = format!("it is in {theirs}, rank {} is in {header}", self.rank);
+                CollectiveError::Mismatch { peer: previous, detail }
+            }
+        };
+        self.failed = Some(format!("the ring has failed before: {error}"));
+        self.abort.close();
+        error
+    }
+
+    fn all_reduce_of<T: Element>(&mut self, buffer: &mut [T], reduce: Reduce) -> Result<(), CollectiveError> {
+        let (rank, world, length) = (self.rank, self.world, buffer.len());
+        let call = Call { operation: Operation::AllReduce, reduce: Some(reduce), root: 0, length };
+        if size_of_val(buffer) * world > SMALL || world == 1 {
+            return self.run(&call, &mut plan::all_reduce(buffer, world, rank));
+        }
+        let mut everyone = vec![T::zeroed(); length * world];
+        everyone[length * rank..length * (rank + 1)].copy_from_slice(buffer);
+        self.run(&call, &mut plan::all_gather(&mut everyone, world, rank))?;
+        for owner in 0..world {
+            let part = chunk(length, world, owner);
+            for step in 1..=world {
+                let other = length * ((owner + step) % world);
+                let other = &everyone[other + part.start..other + part.end];
+                match step {
+                    1 => buffer[part.clone()].copy_from_slice(other),
+                    _ => combine(reduce, &mut buffer[part.clone()], other),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn reduce_scatter_of<T: Element>(
+        &mut self,
+        buffer: &mut [T],
+        output: &mut [T],
+        reduce: Reduce,
+    ) -> Result<(), CollectiveError> {
+        let (rank, world, length) = (self.rank, self.world, buffer.len());
+        let call = Call { operation: Operation::ReduceScatter, reduce: Some(reduce), root: 0, length };
+        if world == 1 && !output.is_empty() {
+            output.copy_from_slice(buffer);
+        }
+        self.run(&call, &mut plan::reduce_scatter(buffer, output, world, rank))
+    }
+
+    fn all_gather_of<T: Element>(&mut self, buffer: &mut [T]) -> Result<(), CollectiveError> {
+        let (rank, world, length) = (self.rank, self.world, buffer.len());
+        let call = Call { operation: Operation::AllGather, reduce: None, root: 0, length };
+        self.run(&call, &mut plan::all_gather(buffer, world, rank))
+    }
+
+    fn broadcast_of<T: Element>(&mut self, buffer: &mut [T], root: Rank) -> Result<(), CollectiveError> {
+        let (rank, world, length) = (self.rank, self.world, buffer.len());
+        let call = Call { operation: Operation::Broadcast, reduce: None, root: root.0, length };
+        self.run(&call, &mut plan::broadcast(buffer, world, rank, root.0 as usize))
+    }
+
+    /// Refuses an out-of-place pair whose lengths do not belong together.
+    fn check(&self, operation: &'static str, whole: Buf<'_>, part: Buf<'_>) -> Result<(), CollectiveError> {
+        if part.len().checked_mul(self.world) == Some(whole.len()) {
+            return Ok(());
+        }
+        let detail = format!(
+            "the whole has {} elements and a part {}; with {} ranks it must have {} times as many",
+            whole.len(),
+            part.len(),
+            self.world,
+            self.world
+        );
+        Err(CollectiveError::Size { operation, detail })
+    }
+}
+
+/// What a collective is, apart from its buffers.
+struct Call {
+    operation: Operation,
+    reduce: Option<Reduce>,
+    root: u32,
+    length: usize,
+}
+
+impl Collective for Ring {
+    fn rank(&self) -> Rank {
+        Rank(self.rank as u32)
+    }
+
+    fn world(&self) -> usize {
+        self.world
+    }
+
+    fn all_reduce(&mut self, buffer: BufMut<'_>, reduce: Reduce) -> Result<(), CollectiveError> {
+        match buffer {
+            BufMut::F32(buffer) => self.all_reduce_of(buffer, reduce),
+            BufMut::F64(buffer) => self.all_reduce_of(buffer, reduce),
+        }
+    }
+
+    fn reduce_scatter(
+        &mut self,
+        input: BufMut<'_>,
+        output: BufMut<'_>,
+        reduce: Reduce,
+    ) -> Result<(), CollectiveError> {
+        self.check("reduce_scatter", input.as_buf(), output.as_buf())?;
+        match (input, output) {
+            (BufMut::F32(input), BufMut::F32(output)) => self.reduce_scatter_of(input, output, reduce),
+            (BufMut::F64(input), BufMut::F64(output)) => self.reduce_scatter_of(input, output, reduce),
+            (input, output) => Err(size_error("reduce_scatter", input.as_buf(), output.as_buf())),
+        }
+    }
+
+    fn all_gather(&mut self, shard: Buf<'_>, output: BufMut<'_>) -> Result<(), CollectiveError> {
+        self.check("all_gather", output.as_buf(), shard)?;
+        let own = chunk(output.len(), self.world, self.rank);
+        match (shard, output) {
+            (Buf::F32(shard), BufMut::F32(output)) => {
+                output[own].copy_from_slice(shard);
+                self.all_gather_of(output)
+            }
+            (Buf::F64(shard), BufMut::F64(output)) => {
+                output[own].copy_from_slice(shard);
+                self.all_gather_of(output)
+            }
+            (shard, output) => Err(size_error("all_gather", shard, output.as_buf())),
+        }
+    }
+
+    fn reduce_scatter_in_place(&mut self, buffer: BufMut<'_>, reduce: Reduce) -> Result<(), CollectiveError> {
+        match buffer {
+            BufMut::F32(buffer) => self.reduce_scatter_of(buffer, &mut [], reduce),
+            BufMut::F64(buffer) => self.reduce_scatter_of(buffer, &mut [], reduce),
+        }
+    }
+
+    fn all_gather_in_place(&mut self, buffer: BufMut<'_>) -> Result<(), CollectiveError> {
+        match buffer {
+            BufMut::F32(buffer) => self.all_gather_of(buffer),
+            BufMut::F64(buffer) => self.all_gather_of(buffer),
+        }
+    }
+
+    fn broadcast(&mut self, buffer: BufMut<'_>, root: Rank) -> Result<(), CollectiveError> {
+        check_root("broadcast", root, self.world)?;
+        match buffer {
+            BufMut::F32(buffer) => self.broadcast_of(buffer, root),
+            BufMut::F64(buffer) => self.broadcast_of(buffer, root),
+        }
+    }
+
+    fn barrier(&mut self) -> Result<(), CollectiveError> {
+        // Everyone's token has come round: everyone is here.
+        let mut tokens = vec![0.0f32; self.world];
+        let call = Call { operation: Operation::Barrier, reduce: None, root: 0, length: self.world };
+        let (world, rank) = (self.world, self.rank);
+        self.run(&call, &mut plan::all_gather(&mut tokens, world, rank))
+    }
+
+    fn abort_handle(&self) -> Arc<dyn AbortHandle> {
+        self.abort.clone()
+    }
+
+    fn progress(&self) -> Arc<Progress> {
+        self.progress.clone()
+    }
+
+    fn buffer_bytes(&self) -> usize {
+        size_of_val(self.scratch.as_slice())
+    }
+}
+
+impl Drop for Ring {
+    /// Lets the neighbours know; what was sent still arrives.
+    fn drop(&mut self) {
+        self.abort.close();
+    }
+}
+
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+pub(super) use tests::loopback;

@@ -1,0 +1,74 @@
+//! What travels around the ring, and how two of them become one. Plain loops that the compiler vectorises.
+//!
+//! Both operations are commutative bit for bit (NaN payloads aside), so only the order in which ranks are combined matters.
+
+use crate::collective::Reduce;
+
+/// A number the ring can carry.
+pub(super) trait Element: bytemuck::Pod {
+    /// Name on the wire and in messages.
+    const KIND: Kind;
+
+    /// `self + other`.
+    fn plus(self, other: Self) -> Self;
+
+    /// The larger; NaN if either is.
+    fn larger(self, other: Self) -> Self;
+}
+
+/// Element types.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    F32,
+    F64,
+}
+
+macro_rules! element {
+    ($float:ty, $kind:expr) => {
+        impl Element for $float {
+            const KIND: Kind = $kind;
+
+            fn plus(self, other: Self) -> Self {
+                self + other
+            }
+
+            fn larger(self, other: Self) -> Self {
+                if other > self || other.is_nan() { other } else { self }
+            }
+        }
+    };
+}
+element!(f32, Kind::F32);
+element!(f64, Kind::F64);
+
+/// `own = own (+) other`, element by element.
+pub(super) fn combine<T: Element>(reduce: Reduce, own: &mut [T], other: &[T]) {
+    let pairs = own.iter_mut().zip(other);
+    match reduce {
+        Reduce::Sum => pairs.for_each(|(a, b)| *a = a.plus(*b)),
+        Reduce::Max => pairs.for_each(|(a, b)| *a = a.larger(*b)),
+    }
+}
+
+/// `out = own (+) other`, element by element.
+pub(super) fn combine_to<T: Element>(reduce: Reduce, own: &[T], other: &[T], out: &mut [T]) {
+    let triples = out.iter_mut().zip(own.iter().zip(other));
+    match reduce {
+        Reduce::Sum => triples.for_each(|(o, (a, b))| *o = a.plus(*b)),
+        Reduce::Max => triples.for_each(|(o, (a, b))| *o = a.larger(*b)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_nan_on_either_side_survives_a_maximum() {
+        for (a, b) in [(f32::NAN, 1.0), (1.0, f32::NAN)] {
+            let mut own = [a];
+            combine(Reduce::Max, &mut own, &[b]);
+            assert!(own[0].is_nan());
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! Who may join a ring: the first bytes on a connection, in both directions.
+//!
+//! ```text
+//! connecting rank  -> Hello  { magic, byte order, version, run, generation, rank, to, world }
+//! accepting rank   -> Answer { verdict, its generation }
+//! connecting rank  -> Confirm, only if it was welcome: it is still there
+//! ```
+//!
+//! A stranger (port scanner, another run) and a rank of a stale generation are refused, and the accepting rank goes on
+//! listening. The last message keeps a rank from counting on a neighbour that gave up while its connection sat in the queue.
+//!
+//! This keeps mistakes out, not attackers: nothing is encrypted. Data-plane ports belong on a trusted network.
+
+use coxswain_proto::ids::Generation;
+
+/// Grows whenever the bytes of this file, of `wire`, or the order of reductions change.
+const VERSION: u16 = 1;
+const MAGIC: [u8; 6] = *b"CXring";
+/// Written in the machine's own byte order: payloads are not converted, so neighbours must share it.
+const ORDER: u16 = 0x0102;
+
+/// Bytes of a hello.
+pub(super) const HELLO: usize = 62;
+/// Bytes of an answer.
+pub(super) const ANSWER: usize = 16;
+/// The connecting rank's last word.
+pub(super) const CONFIRM: [u8; 4] = *b"CXgo";
+
+/// What a connecting rank says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Hello {
+    version: u16,
+    run: [u8; 32],
+    pub generation: Generation,
+    pub rank: u32,
+    /// The rank it means to reach.
+    to: u32,
+    world: u32,
+}
+
+/// What an accepting rank makes of a [`Hello`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Verdict {
+    #[error("welcome")]
+    Welcome = 1,
+    #[error("it runs another version of the ring protocol; start the same binary everywhere")]
+    OtherVersion,
+    #[error("it belongs to another run")]
+    OtherRun,
+    #[error("it is already in a newer generation")]
+    Stale,
+    #[error("it is still in an older generation")]
+    Early,
+    #[error("it has another place in the ring")]
+    OtherPlace,
+}
+
+impl Verdict {
+    /// Whether asking again may help: the neighbour has yet to learn of this generation.
+    pub(super) fn may_change(self) -> bool {
+        self == Self::Early
+    }
+}
+
+impl Hello {
+    pub(super) fn new(run: &str, generation: Generation, rank: usize, to: usize, world: usize) -> Self {
+        Self {
+            version: VERSION,
+            run: *blake3::hash(run.as_bytes()).as_bytes(),
+            generation,
+            rank: rank as u32,
+            to: to as u32,
+            world: world as u32,
+        }
+    }
+
+    pub(super) fn encode(&self) -> [u8; HELLO] {
+        let mut bytes = [0; HELLO];
+        bytes[0..6].copy_from_slice(&MAGIC);
+        bytes[6..8].copy_from_slice(&ORDER.to_ne_bytes());
+        bytes[8..10].copy_from_slice(&self.version.to_le_bytes());
+        bytes[10..42].copy_from_slice(&self.run);
+        bytes[42..50].copy_from_slice(&self.generation.0.to_le_bytes());
+        bytes[50..54].copy_from_slice(&self.rank.to_le_bytes());
+        bytes[54..58].copy_from_slice(&self.to.to_le_bytes());
+        bytes[58..62].copy_from_slice(&self.world.to_le_bytes());
+        bytes
+    }
+
+    /// `None` for a stranger.
+    pub(super) fn decode(bytes: &[u8; HELLO]) -> Option<Self> {
+        if bytes[0..6] != MAGIC || bytes[6..8] != ORDER.to_ne_bytes() {
+            return None;
+        }
+        let u32_at = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+        Some(Self {
+            version: u16::from_le_bytes([bytes[8], bytes[9]]),
+            run: std::array::from_fn(|i| bytes[10 + i]),
+            generation: Generation(u64::from_le_bytes(std::array::from_fn(|i| bytes[42 + i]))),
+            rank: u32_at(50),
+            to: u32_at(54),
+            world: u32_at(58),
+        })
+    }
+
+    /// What a rank that waits for exactly `self` answers to `other`.
+    pub(super) fn judge(&self, other: &Hello) -> Verdict {
+        if other.version != self.version {
+            Verdict::OtherVersion
+        } else if other.run != self.run {
+            Verdict::OtherRun
+        } else if other.generation < self.generation {
+            Verdict::Stale
+        } else if other.generation > self.generation {
+            Verdict::Early
+        } else if other != self {
+            Verdict::OtherPlace
+        } else {
+            Verdict::Welcome
+        }
+    }
+}
+
+/// An answer as bytes.
+pub(super) fn encode_answer(verdict: Verdict, generation: Generation) -> [u8; ANSWER] {
+    let mut bytes = [0; ANSWER];
+    bytes[0..6].copy_from_slice(&MAGIC);
+    bytes[6] = verdict as u8;
+    bytes[8..16].copy_from_slice(&generation.0.to_le_bytes());
+    bytes
+}
+
+/// The verdict and the generation of who gave it; `None` if that was no rank of ours.
+pub(super) fn decode_answer(bytes: &[u8; ANSWER]) -> Option<(Verdict, Generation)> {
+    use Verdict::*;
+    let verdict = [Welcome, OtherVersion, OtherRun, Stale, Early, OtherPlace]
+        .into_iter()
+        .find(|verdict| *verdict as u8 == bytes[6])?;
+    let generation = Generation(u64::from_le_bytes(std::array::from_fn(|i| bytes[8 + i])));
+    (bytes[0..6] == MAGIC).then_some((verdict, generation))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hello(run: &str, generation: u64, rank: usize, world: usize) -> Hello {
+        Hello::new(run, Generation(generation), rank, 0, world)
+    }
+
+    #[test]
+    fn hello_and_answer_survive_the_wire() {
+        let sent = hello("run", 7, 3, 4);
+        assert_eq!(Hello::decode(&sent.encode()), Some(sent));
+        let answer = encode_answer(Verdict::Stale, Generation(9));
+        assert_eq!(decode_answer(&answer), Some((Verdict::Stale, Generation(9))));
+        assert_eq!(Hello::decode(&[b'G'; HELLO]), None);
+        assert_eq!(decode_answer(&[b'H'; ANSWER]), None);
+    }
+
+    #[test]
+    fn each_kind_of_wrong_neighbour_gets_its_verdict() {
+        let awaited = hello("run", 7, 3, 4);
+        let newer = Hello { version: VERSION + 1, ..awaited };
+        for (other, verdict) in [
+            (awaited.clone(), Verdict::Welcome),
+            (newer, Verdict::OtherVersion),
+            (hello("another", 7, 3, 4), Verdict::OtherRun),
+            (hello("run", 6, 3, 4), Verdict::Stale),
+            (hello("run", 8, 3, 4), Verdict::Early),
+            (hello("run", 7, 2, 4), Verdict::OtherPlace),
+            (hello("run", 7, 3, 5), Verdict::OtherPlace),
+        ] {
+            assert_eq!(awaited.judge(&other), verdict);
+        }
+    }
+}

@@ -1,0 +1,312 @@
+//! The engine of the ring: one stream out to the next rank, one stream in from the previous one, moved at the same time by
+//! one thread on non-blocking sockets.
+//!
+//! Every collective is a [`Plan`]: two lists of spans of one buffer. What a rank sends in round `i + 1` is what it received in
+//! round `i`, so one number says how far the outgoing stream may go:
+//!
+//! ```text
+//! bytes that may be sent = head (what depends on nothing) + bytes received and reduced so far
+//! ```
+//!
+//! That single rule pipelines a collective at the grain of a socket read: a piece travels on as soon as it has been reduced,
+//! while it is still in the cache. Reduced spans arrive in a scratch buffer that fits the L2 cache; stored spans arrive in place.
+//!
+//! Nothing here has a timeout: a slow neighbour is waited for. Sockets that were shut down by an abort end every call at once.
+
+use std::{
+    io::{self, ErrorKind, Read, Write},
+    net::TcpStream,
+    os::fd::AsFd,
+};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::{
+    element::{Element, combine, combine_to},
+    plan::{Action, Plan},
+    wire::{HEADER, Header},
+};
+use crate::collective::Reduce;
+
+/// Bytes given to one read or write. Small enough that what one call brings is still in the L2 cache (1 to 2 MiB a core) when it
+/// is added and sent on, large enough that the system call itself does not count. Measured: 128 to 512 KiB are alike, 1 MiB is
+/// slower.
+pub(super) const PIECE: usize = 256 << 10;
+/// Less than this is not sent while there is still something to read: it would cost a system call per few packets.
+const WORTH_SENDING: usize = 64 << 10;
+/// The start of the payload travels in one write with the header up to this size, so that a small message is one packet.
+const EAGER: usize = 8 << 10;
+
+/// Which side failed, and how.
+#[derive(Debug)]
+pub(super) enum Broken {
+    Next(io::Error),
+    Previous(io::Error),
+    /// The previous rank is in this other collective; `None` if it does not speak our language.
+    OtherCollective(Option<Header>),
+}
+
+/// Both neighbours' sockets (non-blocking) and the buffer that reductions go through, 8-byte aligned.
+pub(super) struct Pump<'a> {
+    pub next: &'a TcpStream,
+    pub previous: &'a TcpStream,
+    pub scratch: &'a mut [u64],
+}
+
+impl Pump<'_> {
+    /// Runs `plan` to its end.
+    pub(super) fn run<T: Element>(
+        &mut self,
+        header: &Header,
+        reduce: Reduce,
+        plan: &mut Plan<'_, T>,
+    ) -> Result<(), Broken> {
+        let mut outgoing = Outgoing::new(header, plan);
+        let mut incoming = Incoming::new(header, reduce, plan);
+        loop {
+            let limit = plan.head * size_of::<T>() + incoming.done;
+            let mut moved = outgoing.advance(self.next, plan, limit, WORTH_SENDING)?;
+            moved |= incoming.advance(self.previous, plan, self.scratch)?;
+            if outgoing.finished() && incoming.finished() {
+                return Ok(());
+            }
+            if moved {
+                continue;
+            }
+            let limit = plan.head * size_of::<T>() + incoming.done;
+            if !outgoing.advance(self.next, plan, limit, 1)? {
+                self.wait(outgoing.ready(limit) > 0, !incoming.finished())?;
+            }
+        }
+    }
+
+    /// Blocks until a socket can move.
+    fn wait(&self, sending: bool, receiving: bool) -> Result<(), Broken> {
+        let mut sockets = Vec::with_capacity(2);
+        if sending {
+            sockets.push(PollFd::new(self.next.as_fd(), PollFlags::POLLOUT));
+        }
+        if receiving {
+            sockets.push(PollFd::new(self.previous.as_fd(), PollFlags::POLLIN));
+        }
+        match poll(&mut sockets, PollTimeout::NONE) {
+            Ok(_) | Err(nix::errno::Errno::EINTR) => Ok(()),
+            Err(error) => Err(Broken::Previous(error.into())),
+        }
+    }
+}
+
+/// The outgoing stream: a prefix (header and perhaps the first bytes), then spans.
+struct Outgoing {
+    prefix: Vec<u8>,
+    prefix_sent: usize,
+    /// Payload bytes sent, and in all.
+    sent: usize,
+    total: usize,
+    span: usize,
+    /// Bytes of the current span that have gone.
+    offset: usize,
+}
+
+impl Outgoing {
+    fn new<T: Element>(header: &Header, plan: &Plan<'_, T>) -> Self {
+        let mut this = Self { prefix: Vec::new(), prefix_sent: 0, sent: 0, total: 0, span: 0, offset: 0 };
+        let Some(spans) = &plan.send else { return this };
+        this.total = spans.iter().map(|span| span.len() * size_of::<T>()).sum();
+        this.prefix.extend_from_slice(&header.encode());
+        if let Some(first) = spans.first() {
+            let bytes: &[u8] = bytemuck::cast_slice(&plan.buffer[first.clone()]);
+            this.offset = bytes.len().min(EAGER).min(plan.head * size_of::<T>());
+            this.prefix.extend_from_slice(&bytes[..this.offset]);
+            this.sent = this.offset;
+        }
+        this
+    }
+
+    fn finished(&self) -> bool {
+        self.prefix_sent == self.prefix.len() && self.sent == self.total
+    }
+
+    /// Bytes that could go out now.
+    fn ready(&self, limit: usize) -> usize {
+        self.prefix.len() - self.prefix_sent + limit.min(self.total) - self.sent
+    }
+
+    /// Sends up to one piece, if at least `worth` bytes (or all that is left) may go. False if nothing went.
+    fn advance<T: Element>(
+        &mut self,
+        socket: &TcpStream,
+        plan: &Plan<'_, T>,
+        limit: usize,
+        worth: usize,
+    ) -> Result<bool, Broken> {
+        if self.prefix_sent < self.prefix.len() {
+            let count = write(socket, &self.prefix[self.prefix_sent..])?;
+            self.prefix_sent += count;
+            return Ok(count > 0);
+        }
+        let limit = limit.min(self.total);
+        let ready = limit - self.sent;
+        if ready == 0 || (ready < worth && limit < self.total) {
+            return Ok(false);
+        }
+        let spans = plan.send.as_deref().unwrap_or_default();
+        while spans[self.span].len() * size_of::<T>() == self.offset {
+            self.span += 1;
+            self.offset = 0;
+        }
+        let bytes: &[u8] = bytemuck::cast_slice(&plan.buffer[spans[self.span].clone()]);
+        let end = bytes.len().min(self.offset + ready.min(PIECE));
+        let count = write(socket, &bytes[self.offset..end])?;
+        self.offset += count;
+        self.sent += count;
+        Ok(count > 0)
+    }
+}
+
+/// The incoming stream: a header, then spans.
+struct Incoming {
+    expected: Header,
+    reduce: Reduce,
+    greeted: bool,
+    /// Bytes at the start of the scratch buffer that are not consumed yet.
+    pending: usize,
+    /// Payload bytes consumed, and in all.
+    done: usize,
+    total: usize,
+    span: usize,
+    /// Bytes of the current span that are consumed.
+    offset: usize,
+}
+
+impl Incoming {
+    fn new<T: Element>(header: &Header, reduce: Reduce, plan: &Plan<'_, T>) -> Self {
+        let spans = plan.receive.as_deref().unwrap_or_default();
+        Self {
+            expected: *header,
+            reduce,
+            greeted: plan.receive.is_none(),
+            pending: 0,
+            done: 0,
+            total: spans.iter().map(|(span, _)| span.len() * size_of::<T>()).sum(),
+            span: 0,
+            offset: 0,
+        }
+    }
+
+    fn finished(&self) -> bool {
+        self.greeted && self.done == self.total
+    }
+
+    /// Reads up to one piece. False if nothing was there.
+    fn advance<T: Element>(
+        &mut self,
+        socket: &TcpStream,
+        plan: &mut Plan<'_, T>,
+        scratch: &mut [u64],
+    ) -> Result<bool, Broken> {
+        if self.finished() {
+            return Ok(false);
+        }
+        let scratch: &mut [u8] = bytemuck::cast_slice_mut(scratch);
+        if !self.greeted {
+            let end = scratch.len().min(HEADER + self.total);
+            let count = read(socket, &mut scratch[self.pending..end])?;
+            self.pending += count;
+            if self.pending >= HEADER {
+                self.check_header(scratch)?;
+                self.consume(plan, scratch, HEADER);
+            }
+            return Ok(count > 0);
+        }
+        let spans = plan.receive.as_deref().unwrap_or_default();
+        while spans[self.span].0.len() * size_of::<T>() == self.offset {
+            self.span += 1;
+            self.offset = 0;
+        }
+        let (span, action) = spans[self.span].clone();
+        if action == Action::Store {
+            let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut plan.buffer[span]);
+            let end = bytes.len().min(self.offset + PIECE);
+            let count = read(socket, &mut bytes[self.offset..end])?;
+            self.offset += count;
+            self.done += count;
+            return Ok(count > 0);
+        }
+        let left = span.len() * size_of::<T>() - self.offset;
+        let end = scratch.len().min(left);
+        let count = read(socket, &mut scratch[self.pending..end])?;
+        self.pending += count;
+        self.consume(plan, scratch, 0);
+        Ok(count > 0)
+    }
+
+    fn check_header(&mut self, scratch: &[u8]) -> Result<(), Broken> {
+        let bytes = std::array::from_fn(|i| scratch[i]);
+        match Header::decode(&bytes) {
+            Some(header) if header == self.expected => self.greeted = true,
+            other => return Err(Broken::OtherCollective(other)),
+        }
+        Ok(())
+    }
+
+    /// Consumes `scratch[from..pending]`; what is less than an element moves to the front.
+    fn consume<T: Element>(&mut self, plan: &mut Plan<'_, T>, scratch: &mut [u8], mut from: usize) {
+        let spans = plan.receive.as_deref().unwrap_or_default();
+        while from < self.pending {
+            let (span, action) = spans[self.span].clone();
+            let take = (self.pending - from).min(span.len() * size_of::<T>() - self.offset);
+            if take == 0 {
+                self.span += 1;
+                self.offset = 0;
+                continue;
+            }
+            let whole = take / size_of::<T>() * size_of::<T>();
+            if action == Action::Store {
+                let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut plan.buffer[span]);
+                bytes[self.offset..][..take].copy_from_slice(&scratch[from..from + take]);
+                (self.offset, self.done, from) = (self.offset + take, self.done + take, from + take);
+                continue;
+            }
+            if whole == 0 {
+                break;
+            }
+            // Aligned: the scratch buffer is, headers are 32 bytes, and reductions consume whole elements.
+            let other: &[T] = bytemuck::cast_slice(&scratch[from..from + whole]);
+            let begin = self.offset / size_of::<T>();
+            let own = &mut plan.buffer[span][begin..begin + other.len()];
+            match action {
+                Action::ReduceToOutput => {
+                    combine_to(self.reduce, own, other, &mut plan.output[begin..begin + other.len()])
+                }
+                _ => combine(self.reduce, own, other),
+            }
+            (self.offset, self.done, from) = (self.offset + whole, self.done + whole, from + whole);
+        }
+        scratch.copy_within(from..self.pending, 0);
+        self.pending -= from;
+    }
+}
+
+/// Writes what the socket takes now; 0 if it takes nothing.
+fn write(mut socket: &TcpStream, bytes: &[u8]) -> Result<usize, Broken> {
+    match socket.write(bytes) {
+        Ok(count) => Ok(count),
+        Err(error) if error.kind() == ErrorKind::WouldBlock || error.kind() == ErrorKind::Interrupted => {
+            Ok(0)
+        }
+        Err(error) => Err(Broken::Next(error)),
+    }
+}
+
+/// Reads what is there now; 0 if nothing is.
+fn read(mut socket: &TcpStream, bytes: &mut [u8]) -> Result<usize, Broken> {
+    match socket.read(bytes) {
+        Ok(0) => Err(Broken::Previous(io::Error::new(ErrorKind::UnexpectedEof, "connection closed"))),
+        Ok(count) => Ok(count),
+        Err(error) if error.kind() == ErrorKind::WouldBlock || error.kind() == ErrorKind::Interrupted => {
+            Ok(0)
+        }
+        Err(error) => Err(Broken::Previous(error)),
+    }
+}

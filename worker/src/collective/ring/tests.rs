@@ -1,0 +1,190 @@
+//! How rings form, and how they do not. What they compute is tested by `collective::conformance`.
+
+use std::{
+    io::{Read, Write},
+    net::{TcpListener, TcpStream},
+    sync::{Arc, mpsc},
+    thread,
+    time::{Duration, Instant},
+};
+
+use coxswain_proto::ids::{Generation, Rank};
+
+use super::*;
+
+/// Recipes for the ranks of a ring on the loopback interface.
+pub(in crate::collective) fn loopback(world: usize) -> Vec<impl FnOnce() -> Ring + Send + 'static> {
+    let listeners: Vec<_> = (0..world).map(|_| listener()).collect();
+    let peers: Arc<Vec<String>> = Arc::new(listeners.iter().map(|l| l.address().to_owned()).collect());
+    listeners
+        .into_iter()
+        .enumerate()
+        .map(|(rank, listener)| {
+            let peers = peers.clone();
+            move || connect(&listener, "run", 1, rank, &peers).expect("a loopback ring forms")
+        })
+        .collect()
+}
+
+fn listener() -> RingListener {
+    RingListener::bind("127.0.0.1:0").expect("loopback has free ports")
+}
+
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(30)
+}
+
+fn connect(
+    listener: &RingListener,
+    run: &str,
+    generation: u64,
+    rank: usize,
+    peers: &[String],
+) -> Result<Ring, CollectiveError> {
+    let rank = Rank(rank as u32);
+    let membership = Membership { run, generation: Generation(generation), rank, peers };
+    Ring::connect(listener, &membership, soon(), &RingAbort::new())
+}
+
+fn addresses(listeners: &[&RingListener]) -> Vec<String> {
+    listeners.iter().map(|l| l.address().to_owned()).collect()
+}
+
+#[test]
+fn strangers_are_turned_away_and_do_not_hold_up_the_ring() {
+    let (a, b) = (listener(), listener());
+    let peers = addresses(&[&a, &b]);
+    // One says nothing, one speaks another language, one hangs up.
+    let silent = TcpStream::connect(a.address()).expect("connect");
+    let mut talker = TcpStream::connect(a.address()).expect("connect");
+    talker.write_all(&[b'G'; 200]).expect("write");
+    drop(TcpStream::connect(a.address()).expect("connect"));
+    thread::scope(|scope| {
+        let other = scope.spawn(|| connect(&b, "run", 1, 1, &peers).expect("rank 1 joins").barrier());
+        connect(&a, "run", 1, 0, &peers).expect("rank 0 joins").barrier().expect("the ring works");
+        other.join().expect("no panic").expect("the ring works");
+    });
+    drop(silent);
+}
+
+#[test]
+fn a_stale_generation_is_refused_and_the_current_one_forms() {
+    let (a, b, stale) = (listener(), listener(), listener());
+    let peers = addresses(&[&a, &b]);
+    let stale_peers = addresses(&[&a, &stale]);
+    thread::scope(|scope| {
+        let late = scope.spawn(|| connect(&stale, "run", 6, 1, &stale_peers));
+        let zero = scope.spawn(|| {
+            let mut ring = connect(&a, "run", 7, 0, &peers).expect("rank 0 joins");
+            ring.barrier().expect("the ring works");
+        });
+        let error = late.join().expect("no panic").expect_err("generation 6 is over");
+        let text = error.to_string();
+        assert!(text.contains("newer generation") && text.contains("generation 7"), "{text}");
+        connect(&b, "run", 7, 1, &peers).expect("rank 1 joins").barrier().expect("the ring works");
+        zero.join().expect("no panic");
+    });
+}
+
+#[test]
+fn a_rank_ahead_of_its_neighbour_waits_for_it_to_catch_up() {
+    let (a, b) = (listener(), listener());
+    let peers = addresses(&[&a, &b]);
+    let (abort, (ready, is_ready)) = (RingAbort::new(), mpsc::channel());
+    thread::scope(|scope| {
+        let behind = scope.spawn(|| {
+            let membership =
+                Membership { run: "run", generation: Generation(1), rank: Rank(0), peers: &peers };
+            let first = Ring::connect(&a, &membership, soon(), &abort).map(drop);
+            ready.send(()).expect("the test listens");
+            assert!(matches!(first, Err(CollectiveError::Aborted { .. })), "{first:?}");
+            connect(&a, "run", 2, 0, &peers).expect("rank 0 joins").barrier()
+        });
+        let ahead = scope.spawn(|| connect(&b, "run", 2, 1, &peers).expect("rank 1 joins").barrier());
+        abort.abort("generation 2 began");
+        is_ready.recv().expect("rank 0 went on");
+        behind.join().expect("no panic").expect("the ring works");
+        ahead.join().expect("no panic").expect("the ring works");
+    });
+}
+
+#[test]
+fn another_run_on_the_same_port_is_named_as_such() {
+    let (a, b) = (listener(), listener());
+    let peers = addresses(&[&a, &b]);
+    thread::scope(|scope| {
+        let abort = RingAbort::new();
+        let theirs = Membership { run: "theirs", generation: Generation(1), rank: Rank(0), peers: &peers };
+        let (listener, handle) = (&a, abort.clone());
+        scope.spawn(move || Ring::connect(listener, &theirs, soon(), &handle).map(drop));
+        let error = connect(&b, "ours", 1, 1, &peers).expect_err("another run");
+        assert!(error.to_string().contains("another run"), "{error}");
+        abort.abort("done");
+    });
+}
+
+#[test]
+fn a_neighbour_that_never_comes_is_named_at_the_deadline() {
+    let (a, b) = (listener(), listener());
+    let peers = addresses(&[&a, &b]);
+    let membership = Membership { run: "run", generation: Generation(1), rank: Rank(0), peers: &peers };
+    let deadline = Instant::now() + Duration::from_millis(100);
+    let error = Ring::connect(&a, &membership, deadline, &RingAbort::new()).expect_err("rank 1 is not there");
+    assert!(matches!(error, CollectiveError::Connect(_)), "{error}");
+    assert!(error.to_string().contains("rank 1"), "{error}");
+}
+
+#[test]
+fn a_port_that_something_else_listens_on_is_called_until_the_deadline() {
+    let (a, web) = (listener(), TcpListener::bind("127.0.0.1:0").expect("bind"));
+    let peers = vec![a.address().to_owned(), web.local_addr().expect("address").to_string()];
+    let membership = Membership { run: "run", generation: Generation(1), rank: Rank(0), peers: &peers };
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            let (mut socket, _) = web.accept().expect("it is called");
+            let mut hello = [0; 62];
+            socket.read_exact(&mut hello).expect("it introduces itself");
+            socket.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").expect("write");
+        });
+        let deadline = Instant::now() + Duration::from_millis(200);
+        let error = Ring::connect(&a, &membership, deadline, &RingAbort::new()).expect_err("no rank there");
+        assert!(error.to_string().contains("rank 1"), "{error}");
+    });
+}
+
+#[test]
+fn an_abort_ends_the_connecting() {
+    let (a, b) = (listener(), listener());
+    let peers = addresses(&[&a, &b]);
+    let membership = Membership { run: "run", generation: Generation(1), rank: Rank(0), peers: &peers };
+    let abort = RingAbort::new();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| Ring::connect(&a, &membership, soon(), &abort).map(drop));
+        abort.abort("the run was stopped");
+        let error = waiting.join().expect("no panic").expect_err("aborted");
+        assert!(error.to_string().contains("the run was stopped"), "{error}");
+    });
+}
+
+#[test]
+fn a_rank_outside_its_world_and_a_port_in_use_are_errors() {
+    let a = listener();
+    let error = connect(&a, "run", 1, 2, &addresses(&[&a, &a])).expect_err("rank 2 of 2");
+    assert!(matches!(error, CollectiveError::Connect(JoinError::Membership { .. })), "{error}");
+    let error = RingListener::bind(a.address()).expect_err("in use");
+    assert!(error.to_string().contains(a.address()), "{error}");
+}
+
+#[test]
+fn a_ring_says_what_each_side_was_doing_when_they_disagree() {
+    let mut connects = loopback(2).into_iter();
+    let (zero, one) = (connects.next().expect("rank 0"), connects.next().expect("rank 1"));
+    thread::scope(|scope| {
+        scope.spawn(|| zero().barrier().expect_err("rank 1 is elsewhere"));
+        let error =
+            one().all_reduce(BufMut::F32(&mut [0.0; 5]), Reduce::Sum).expect_err("rank 0 is elsewhere");
+        if let CollectiveError::Mismatch { detail, .. } = &error {
+            assert!(detail.contains("barrier") && detail.contains("all_reduce"), "{detail}");
+        }
+    });
+}
