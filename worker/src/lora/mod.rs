@@ -1,1 +1,21 @@
-//! LoRA: which linears, and PEFT directories.
+//! LoRA (arXiv 2106.09685) in PEFT's terms: which modules get an adapter, how an adapted linear runs, and PEFT directories.
+//!
+//! ```text
+//! targets   PEFT's rules for names: lists, regular expressions, "all-linear", rank and alpha patterns
+//! plan      the rules applied to a model: one rank and scale per adapted linear
+//! linear    y = x W^T + b + s (x A^T) B^T, never forming W + s B A
+//! peft      adapter_config.json and adapter_model.safetensors, read and written
+//! ```
+//!
+//! Not here: DoRA, LoRA on embeddings and convolutions, dropout, trained biases. They are refused by name.
+
+mod error;
+pub mod linear;
+
+pub mod plan;
+pub mod targets;
+
+pub use error::LoraError;
+pub use linear::LoraLinear;
+
+pub use plan::{AdapterSpec, LoraPlan, Module, ModuleKind};

@@ -1,0 +1,91 @@
+//! A frozen linear layer, with or without a low-rank adapter.
+//!
+//! The adapter runs as two thin products beside the frozen one. Forming `W + s B A` would cost a dense weight and, in the backward
+//! pass, a dense gradient; this costs `rank * (in + out)` multiplications a token.
+
+use burn::tensor::{Tensor, TensorData};
+
+use super::plan::{AdapterSpec, LoraPlan};
+use crate::{
+    kernels::{LowRank, ModelBackend, Tape},
+    params::{Group, Init, ParamId, ParamScope, TrainableLayout},
+};
+
+/// Where an adapter's matrices are, and how much they count.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Adapter {
+    a_ri: ParamId,
+    b_or: ParamId,
+    scale: f64,
+}
+
+/// `y = x W^T + b`, plus `s (x A^T) B^T` where the plan has an adapter for it.
+pub struct LoraLinear<B: ModelBackend> {
+    weight_oi: Tensor<B, 2>,
+    bias_o: Option<Tensor<B, 1>>,
+    adapter: Option<Adapter>,
+}
+
+impl<B: ModelBackend> LoraLinear<B> {
+    /// Takes a frozen weight `[out, in]` and bias, and registers the adapter's matrices if `plan` has one for `module`.
+    pub fn new(
+        module: &str,
+        weight_oi: Tensor<B, 2>,
+        bias_o: Option<Tensor<B, 1>>,
+        plan: Option<&LoraPlan>,
+        layout: &mut TrainableLayout,
+    ) -> Self {
+        let [outputs, inputs] = weight_oi.dims();
+        let adapter = plan
+            .and_then(|plan| plan.adapter(module))
+            .map(|spec| register(module, spec, [inputs, outputs], layout));
+        Self { weight_oi, bias_o, adapter }
+    }
+
+    /// Whether it has an adapter.
+    pub fn trains(&self) -> bool {
+        self.adapter.is_some()
+    }
+
+    /// `x [n, in]` to `[n, out]`.
+    pub fn forward<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>, x_ni: Tensor<T, 2>) -> Tensor<T, 2> {
+        let weight_oi = T::lift(self.weight_oi.clone());
+        let bias_o = self.bias_o.clone().map(T::lift);
+        let Some(adapter) = self.adapter else {
+            return <T as ModelBackend>::linear(x_ni, weight_oi, bias_o);
+        };
+        let update = LowRank {
+            a_ri: params.get::<2>(adapter.a_ri),
+            b_or: params.get::<2>(adapter.b_or),
+            scale: adapter.scale,
+        };
+        T::lora_linear(x_ni, weight_oi, bias_o, update)
+    }
+}
+
+/// PEFT's initial values: `A` as `kaiming_uniform(a = sqrt 5)`, which is uniform in `±1 / sqrt(in)`, and `B = 0`.
+fn register(
+    module: &str,
+    spec: &AdapterSpec,
+    [inputs, outputs]: [usize; 2],
+    layout: &mut TrainableLayout,
+) -> Adapter {
+    let init = Init::Uniform(1.0 / (inputs as f32).sqrt());
+    let [a, b] = peft_keys(module);
+    Adapter {
+        a_ri: layout.add(a, &[spec.rank, inputs], Group::Lora, true, init),
+        b_or: layout.add(b, &[outputs, spec.rank], Group::Lora, true, Init::Zeros),
+        scale: spec.scale,
+    }
+}
+
+/// The names that PEFT gives to a module's two matrices.
+pub fn peft_keys(module: &str) -> [String; 2] {
+    ["A", "B"].map(|matrix| format!("base_model.model.{module}.lora_{matrix}.weight"))
+}
+
+/// A tensor of a checkpoint on a device, in the type it was read as.
+pub fn frozen<B: ModelBackend, const D: usize>(data: TensorData, device: &B::Device) -> Tensor<B, D> {
+    let dtype = data.dtype;
+    Tensor::from_data(data, (device, dtype))
+}

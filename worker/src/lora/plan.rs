@@ -1,0 +1,167 @@
+//! Which linears of a model get an adapter, of which rank and scale.
+
+use std::{collections::BTreeMap, fmt};
+
+use coxswain_proto::run_spec::{Lora, LoraTargets};
+
+use super::{
+    error::LoraError,
+    targets::{Patterns, Targets},
+};
+
+/// A named module of the model, as `named_modules()` lists it in Transformers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Module {
+    /// Path in the spelling of Transformers 5.
+    pub name: String,
+    /// What it is.
+    pub kind: ModuleKind,
+}
+
+/// What a module is, as far as adapters care.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ModuleKind {
+    /// A linear layer.
+    Linear {
+        /// Input features.
+        inputs: usize,
+        /// Output features.
+        outputs: usize,
+        /// Whether it is the LM head, which `"all-linear"` leaves out.
+        head: bool,
+    },
+    /// The patch embedding.
+    Convolution,
+    /// The token embedding.
+    Embedding,
+    /// A container, norm or activation.
+    Other,
+}
+
+/// An adapter of one linear.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdapterSpec {
+    /// `r`.
+    pub rank: usize,
+    /// `lora_alpha`.
+    pub alpha: f64,
+    /// `alpha / r`, or `alpha / sqrt(r)` with rsLoRA.
+    pub scale: f64,
+}
+
+/// LoRA settings as PEFT holds them: patterns keep their order, because the first that matches wins.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Recipe {
+    /// `r`.
+    pub rank: usize,
+    /// `lora_alpha`.
+    pub alpha: f64,
+    /// `use_rslora`.
+    pub rslora: bool,
+    /// `target_modules`.
+    pub targets: LoraTargets,
+    /// `rank_pattern`.
+    pub rank_pattern: Vec<(String, usize)>,
+    /// `alpha_pattern`.
+    pub alpha_pattern: Vec<(String, f64)>,
+}
+
+impl From<&Lora> for Recipe {
+    fn from(lora: &Lora) -> Self {
+        Self {
+            rank: lora.rank,
+            alpha: lora.alpha,
+            rslora: lora.rslora,
+            targets: lora.targets.clone(),
+            rank_pattern: lora.rank_pattern.iter().map(|(k, v)| (k.clone(), *v)).collect(),
+            alpha_pattern: lora.alpha_pattern.iter().map(|(k, v)| (k.clone(), *v)).collect(),
+        }
+    }
+}
+
+/// The adapters of a model: a recipe, applied to its modules.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoraPlan {
+    recipe: Recipe,
+    adapters: BTreeMap<String, AdapterSpec>,
+}
+
+impl LoraPlan {
+    /// Applies the run's settings to a model's modules.
+    pub fn resolve(lora: &Lora, modules: &[Module]) -> Result<Self, LoraError> {
+        Self::from_recipe(lora.into(), modules, "lora.targets")
+    }
+
+    /// Applies a recipe; `field` names its targets in errors.
+    pub(super) fn from_recipe(recipe: Recipe, modules: &[Module], field: &str) -> Result<Self, LoraError> {
+        let names = Targets::new(&recipe.targets, field)?.select(modules)?;
+        let patterns = RecipePatterns::new(&recipe)?;
+        let adapters = names
+            .into_iter()
+            .map(|name| patterns.adapter(&recipe, &name).map(|spec| (name, spec)))
+            .collect::<Result<_, _>>()?;
+        Ok(Self { recipe, adapters })
+    }
+
+    /// The adapter of a module, if it has one.
+    pub fn adapter(&self, module: &str) -> Option<&AdapterSpec> {
+        self.adapters.get(module)
+    }
+
+    /// All adapters by module path.
+    pub fn adapters(&self) -> impl Iterator<Item = (&str, &AdapterSpec)> {
+        self.adapters.iter().map(|(name, spec)| (name.as_str(), spec))
+    }
+
+    /// The settings it was made from.
+    pub fn recipe(&self) -> &Recipe {
+        &self.recipe
+    }
+
+    /// The first difference to another plan, in words; none when both give the same adapters.
+    pub fn difference(&self, other: &Self) -> Option<String> {
+        for (name, spec) in &self.adapters {
+            match other.adapters.get(name) {
+                None => return Some(format!("`{name}` has an adapter only in the first")),
+                Some(theirs) if theirs != spec => return Some(format!("`{name}`: {spec} against {theirs}")),
+                Some(_) => {}
+            }
+        }
+        let extra = other.adapters.keys().find(|name| !self.adapters.contains_key(*name))?;
+        Some(format!("`{extra}` has an adapter only in the second"))
+    }
+}
+
+impl fmt::Display for AdapterSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {}, alpha {}, scale {:.4}", self.rank, self.alpha, self.scale)
+    }
+}
+
+struct RecipePatterns {
+    rank: Patterns<usize>,
+    alpha: Patterns<f64>,
+}
+
+impl RecipePatterns {
+    fn new(recipe: &Recipe) -> Result<Self, LoraError> {
+        Ok(Self {
+            rank: Patterns::new("rank_pattern", &recipe.rank_pattern)?,
+            alpha: Patterns::new("alpha_pattern", &recipe.alpha_pattern)?,
+        })
+    }
+
+    fn adapter(&self, recipe: &Recipe, name: &str) -> Result<AdapterSpec, LoraError> {
+        let rank = self.rank.value(name)?.unwrap_or(recipe.rank);
+        let alpha = self.alpha.value(name)?.unwrap_or(recipe.alpha);
+        let setting = |field: &str, problem| LoraError::Setting { field: field.into(), problem };
+        if rank == 0 {
+            return Err(setting("rank", format!("0 for `{name}`; expected at least 1")));
+        }
+        if !alpha.is_finite() {
+            return Err(setting("alpha", format!("{alpha} for `{name}`; expected a finite number")));
+        }
+        let scale = if recipe.rslora { alpha / (rank as f64).sqrt() } else { alpha / rank as f64 };
+        Ok(AdapterSpec { rank, alpha, scale })
+    }
+}

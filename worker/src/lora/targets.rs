@@ -1,0 +1,190 @@
+//! PEFT's rules for module names (`peft/tuners/tuners_utils.py`, `check_target_module_exists`; `peft/utils/other.py`, `get_pattern_key`).
+//!
+//! | setting | rule |
+//! |---|---|
+//! | list | the whole path, or a suffix that begins after a dot |
+//! | string | a regular expression that must match the whole path (`re.fullmatch`) |
+//! | `"all-linear"` | every linear but the LM head, in any case of letters |
+//! | `rank_pattern`, `alpha_pattern` | keys in their order; `(.*\.)?(key)$` from the start of the path; the first match wins |
+//!
+//! Expressions are matched by `fancy-regex`: Python's look-around and back-references work. Differences that remain: Python's `\Z` and
+//! `(?(1)..|..)` are not known to it in the same form, possessive and atomic groups follow Oniguruma, and a runaway expression is an
+//! error instead of a hang. Module paths are ASCII, so Unicode classes do not matter.
+
+use coxswain_proto::run_spec::LoraTargets;
+use fancy_regex::Regex;
+
+use super::{
+    error::LoraError,
+    plan::{Module, ModuleKind},
+};
+
+/// Compiled `target_modules`.
+pub struct Targets<'a> {
+    field: &'a str,
+    rule: Rule<'a>,
+}
+
+enum Rule<'a> {
+    AllLinear,
+    Suffixes(&'a [String]),
+    Pattern(&'a str, Box<Regex>),
+}
+
+impl<'a> Targets<'a> {
+    /// Compiles targets; `field` names them in errors.
+    pub fn new(targets: &'a LoraTargets, field: &'a str) -> Result<Self, LoraError> {
+        let rule = match targets {
+            LoraTargets::Suffixes(names) => Rule::Suffixes(names),
+            LoraTargets::Regex(text) if text.eq_ignore_ascii_case("all-linear") => Rule::AllLinear,
+            LoraTargets::Regex(text) => Rule::Pattern(text, Box::new(full_match(field, text)?)),
+        };
+        Ok(Self { field, rule })
+    }
+
+    /// Whether a path is targeted. `"all-linear"` is decided by kind, not by path: see [`Targets::select`].
+    pub fn matches(&self, name: &str) -> Result<bool, LoraError> {
+        match &self.rule {
+            Rule::AllLinear => Ok(true),
+            Rule::Suffixes(suffixes) => Ok(suffixes.iter().any(|suffix| is_suffix(suffix, name))),
+            Rule::Pattern(text, regex) => {
+                regex.is_match(name).map_err(|source| pattern_error(self.field, text, source))
+            }
+        }
+    }
+
+    /// The targeted linears. An error if there are none, or if anything else is targeted.
+    pub fn select(&self, modules: &[Module]) -> Result<Vec<String>, LoraError> {
+        let mut selected = Vec::new();
+        for module in modules {
+            let hit = match (&self.rule, module.kind) {
+                (Rule::AllLinear, ModuleKind::Linear { head, .. }) => !head,
+                (Rule::AllLinear, _) => false,
+                _ => self.matches(&module.name)?,
+            };
+            if !hit {
+                continue;
+            }
+            if let Some((kind, remedy)) = not_linear(module.kind) {
+                return Err(LoraError::NotLinear {
+                    field: self.field.into(),
+                    targets: self.text(),
+                    module: module.name.clone(),
+                    kind,
+                    remedy,
+                });
+            }
+            selected.push(module.name.clone());
+        }
+        if selected.is_empty() {
+            return Err(LoraError::NothingMatches {
+                field: self.field.into(),
+                targets: self.text(),
+                hint: self.hint(modules),
+            });
+        }
+        self.warn_of_idle_suffixes(&selected);
+        Ok(selected)
+    }
+
+    /// PEFT accepts list entries that match nothing; they are usually typing errors.
+    fn warn_of_idle_suffixes(&self, selected: &[String]) {
+        let Rule::Suffixes(suffixes) = &self.rule else { return };
+        for suffix in *suffixes {
+            if !selected.iter().any(|name| is_suffix(suffix, name)) {
+                tracing::warn!(field = self.field, target = %suffix, "target matches no module of the model");
+            }
+        }
+    }
+
+    fn text(&self) -> String {
+        match &self.rule {
+            Rule::AllLinear => "\"all-linear\"".into(),
+            Rule::Suffixes(suffixes) => format!("{suffixes:?}"),
+            Rule::Pattern(text, _) => format!("{text:?}"),
+        }
+    }
+
+    fn hint(&self, modules: &[Module]) -> String {
+        let linears = || {
+            modules.iter().filter(|m| matches!(m.kind, ModuleKind::Linear { .. })).map(|m| m.name.as_str())
+        };
+        if let Rule::Suffixes(suffixes) = &self.rule
+            && let Some((near, distance)) = suffixes
+                .iter()
+                .flat_map(|suffix| {
+                    linears().flat_map(move |name| {
+                        tails(name).map(move |tail| (tail, strsim::osa_distance(tail, suffix)))
+                    })
+                })
+                .min_by_key(|(_, distance)| *distance)
+            && distance <= 1 + near.len() / 3
+        {
+            return format!("did you mean \"{near}\"?");
+        }
+        let example = linears().next().unwrap_or("model.language_model.layers.0.self_attn.q_proj");
+        format!("paths look like `{example}`, and an expression must match the whole path")
+    }
+}
+
+/// Suffixes of a path that a target may name.
+fn tails(name: &str) -> impl Iterator<Item = &str> {
+    std::iter::once(name).chain(name.match_indices('.').map(|(dot, _)| &name[dot + 1..]))
+}
+
+fn is_suffix(suffix: &str, name: &str) -> bool {
+    name.strip_suffix(suffix).is_some_and(|head| head.is_empty() || head.ends_with('.'))
+}
+
+fn not_linear(kind: ModuleKind) -> Option<(&'static str, &'static str)> {
+    match kind {
+        ModuleKind::Linear { .. } => None,
+        ModuleKind::Convolution => Some((
+            "the patch embedding, a convolution",
+            "write \"attn.proj\" for the vision tower's attention output",
+        )),
+        ModuleKind::Embedding => Some(("the token embedding", "leave it out")),
+        ModuleKind::Other => {
+            Some(("no linear layer", "name linear layers, such as \"q_proj\" or \"attn.qkv\""))
+        }
+    }
+}
+
+fn full_match(field: &str, text: &str) -> Result<Regex, LoraError> {
+    Regex::new(&format!(r"\A(?:{text})\z")).map_err(|source| pattern_error(field, text, source))
+}
+
+fn pattern_error(field: &str, text: &str, source: fancy_regex::Error) -> LoraError {
+    LoraError::Pattern { field: field.into(), pattern: text.into(), source: Box::new(source) }
+}
+
+/// `rank_pattern` or `alpha_pattern`, compiled.
+pub struct Patterns<V> {
+    field: &'static str,
+    entries: Vec<(String, Regex, V)>,
+}
+
+impl<V: Copy> Patterns<V> {
+    /// Compiles keys in their order; `field` names them in errors.
+    pub fn new(field: &'static str, entries: &[(String, V)]) -> Result<Self, LoraError> {
+        let entries = entries
+            .iter()
+            .map(|(key, value)| {
+                Regex::new(&format!(r"\A(?:.*\.)?(?:{key})\z"))
+                    .map(|regex| (key.clone(), regex, *value))
+                    .map_err(|source| pattern_error(field, key, source))
+            })
+            .collect::<Result<_, _>>()?;
+        Ok(Self { field, entries })
+    }
+
+    /// The value of the first key that matches.
+    pub fn value(&self, name: &str) -> Result<Option<V>, LoraError> {
+        for (key, regex, value) in &self.entries {
+            if regex.is_match(name).map_err(|source| pattern_error(self.field, key, source))? {
+                return Ok(Some(*value));
+            }
+        }
+        Ok(None)
+    }
+}

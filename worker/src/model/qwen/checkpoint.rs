@@ -1,0 +1,268 @@
+//! Weights of a model directory: one safetensors file or many, mapped, read tensor by tensor.
+//!
+//! ```text
+//! Checkpoint::open      finds the files, checks every header, knows every tensor under one name
+//! Checkpoint::matrix    one tensor: shape checked against config.json, as float32 or bfloat16, in the file's own layout
+//! ```
+//!
+//! Two spellings of names are in use: `model.layers…` and `visual…` (published files, and what Transformers 5 still writes) and
+//! `model.language_model…` and `model.visual…` (module paths of Transformers 5, and PEFT's). Inside, only the second exists.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use burn::tensor::{AllocationProperty, Bytes, DType, TensorData};
+use coxswain_proto::run_spec::WeightsDtype;
+use half::{bf16, f16};
+use memmap2::Mmap;
+use rayon::prelude::*;
+use safetensors::{Dtype, SafeTensorError, SafeTensors, tensor::Metadata};
+use serde_json::Value;
+
+use super::{error::ModelError, fields::Fields, mapping};
+
+/// Elements converted by one thread at a time: large enough to hide the hand-over, small enough to balance.
+const CONVERT_CHUNK: usize = 1 << 16;
+
+/// The module path of Transformers 5 for a tensor or module name in either spelling.
+pub fn canonical_name(name: &str) -> String {
+    if name.starts_with("visual.") {
+        return format!("model.{name}");
+    }
+    match name.strip_prefix("model.") {
+        Some(rest) if !rest.starts_with("language_model.") && !rest.starts_with("visual.") => {
+            format!("model.language_model.{rest}")
+        }
+        _ => name.to_owned(),
+    }
+}
+
+/// A mapped safetensors file whose header has been checked.
+struct Shard {
+    path: PathBuf,
+    map: Arc<Mmap>,
+    header: Metadata,
+    data_start: usize,
+}
+
+/// The weights of a model directory.
+pub struct Checkpoint {
+    dir: PathBuf,
+    shards: Vec<Shard>,
+    /// Canonical name to shard number and the file's own spelling.
+    tensors: HashMap<String, (usize, String)>,
+}
+
+impl Checkpoint {
+    /// Maps the weight files of `dir` and checks their headers; no weight is read yet.
+    pub fn open(dir: &Path) -> Result<Self, ModelError> {
+        let single = dir.join("model.safetensors");
+        let index = dir.join("model.safetensors.index.json");
+        let paths = if index.is_file() {
+            indexed_files(dir, &index)?
+        } else if single.is_file() {
+            vec![single]
+        } else {
+            return Err(ModelError::Io {
+                path: single,
+                source: std::io::ErrorKind::NotFound.into(),
+                remedy: "the directory must hold model.safetensors, or model.safetensors.index.json and its shards (convert .bin files with Transformers' save_pretrained)",
+            });
+        };
+        let shards = paths.iter().map(|path| Shard::open(path)).collect::<Result<Vec<_>, _>>()?;
+        let mut tensors = HashMap::new();
+        for (number, shard) in shards.iter().enumerate() {
+            for name in shard.header.tensors().into_keys() {
+                let twice = tensors.insert(canonical_name(&name), (number, name.clone()));
+                if let Some((other, spelling)) = twice {
+                    return Err(ModelError::Safetensors {
+                        path: shard.path.clone(),
+                        problem: format!(
+                            "tensor `{name}` is also in {} as `{spelling}`",
+                            shards[other].path.display()
+                        ),
+                    });
+                }
+            }
+        }
+        Ok(Self { dir: dir.into(), shards, tensors })
+    }
+
+    /// Whether the tensor is there, under its canonical name.
+    pub fn contains(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
+    /// Bytes of all tensors as stored.
+    pub fn stored_bytes(&self) -> u64 {
+        self.shards.iter().map(|shard| (shard.map.len() - shard.data_start) as u64).sum()
+    }
+
+    /// A tensor that multiplies activations, kept as `dtype`. `expected` is its shape in the file; the result is flattened to `shape`.
+    ///
+    /// Where the file's type is the wanted one the result borrows the mapped file: nothing is copied.
+    pub fn matrix(
+        &self,
+        name: &str,
+        expected: &[usize],
+        shape: &[usize],
+        dtype: WeightsDtype,
+    ) -> Result<TensorData, ModelError> {
+        let (shard, source, bytes) = self.find(name, expected)?;
+        let wanted = match dtype {
+            WeightsDtype::Float32 => DType::F32,
+            WeightsDtype::Bfloat16 => DType::BF16,
+        };
+        let bytes = match (source, wanted) {
+            (Dtype::F32, DType::F32) | (Dtype::BF16, DType::BF16) => shard.share(bytes),
+            (_, DType::F32) => Bytes::from_elems(widen(source, bytes)),
+            _ => Bytes::from_elems(narrow(source, bytes)),
+        };
+        Ok(TensorData::from_bytes(bytes, shape.to_vec(), wanted))
+    }
+
+    /// A bias or a gain; always float32.
+    pub fn vector(&self, name: &str, len: usize) -> Result<TensorData, ModelError> {
+        self.matrix(name, &[len], &[len], WeightsDtype::Float32)
+    }
+
+    fn find(&self, name: &str, expected: &[usize]) -> Result<(&Shard, Dtype, &[u8]), ModelError> {
+        let (number, spelling) = self.tensors.get(name).ok_or_else(|| ModelError::MissingTensor {
+            path: self.dir.clone(),
+            tensor: name.into(),
+            expected: expected.into(),
+        })?;
+        let shard = &self.shards[*number];
+        let info = shard.header.info(spelling).expect("names were taken from this header");
+        if info.shape != expected {
+            return Err(ModelError::WrongShape {
+                path: shard.path.clone(),
+                tensor: spelling.clone(),
+                found: info.shape.clone(),
+                expected: expected.into(),
+            });
+        }
+        if !matches!(info.dtype, Dtype::F32 | Dtype::BF16 | Dtype::F16) {
+            return Err(ModelError::UnsupportedDtype {
+                path: shard.path.clone(),
+                tensor: spelling.clone(),
+                found: format!("{:?}", info.dtype),
+            });
+        }
+        let (start, end) = info.data_offsets;
+        Ok((shard, info.dtype, &shard.map[shard.data_start + start..shard.data_start + end]))
+    }
+}
+
+impl Shard {
+    fn open(path: &Path) -> Result<Self, ModelError> {
+        let map = mapping::map(path).map_err(|source| ModelError::Io {
+            path: path.into(),
+            source,
+            remedy: "every file that model.safetensors.index.json names must be in the model directory",
+        })?;
+        let (header_len, header) = SafeTensors::read_metadata(&map).map_err(|error| {
+            ModelError::Safetensors { path: path.into(), problem: describe(&error, map.len()) }
+        })?;
+        // The length of the header precedes it, in 8 bytes.
+        Ok(Self { path: path.into(), map: Arc::new(map), header, data_start: 8 + header_len })
+    }
+
+    /// The given part of the map as a tensor's storage, without a copy when it is aligned for its elements.
+    fn share(&self, part: &[u8]) -> Bytes {
+        if !(part.as_ptr() as usize).is_multiple_of(align_of::<f32>()) {
+            return Bytes::from_bytes_vec(part.to_vec());
+        }
+        let whole = bytes::Bytes::from_owner(MapOwner(self.map.clone()));
+        Bytes::from_shared(whole.slice_ref(part), AllocationProperty::File)
+    }
+}
+
+/// Keeps a map alive for as long as a tensor borrows from it.
+struct MapOwner(Arc<Mmap>);
+
+impl AsRef<[u8]> for MapOwner {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// What is wrong with a header, in words.
+fn describe(error: &SafeTensorError, file_len: usize) -> String {
+    match error {
+        SafeTensorError::MetadataIncompleteBuffer => {
+            format!(
+                "its header declares more data than its {file_len} bytes hold, or less: the file is truncated or garbled"
+            )
+        }
+        SafeTensorError::HeaderTooSmall | SafeTensorError::InvalidHeaderLength => {
+            format!("{file_len} bytes do not hold a safetensors header: the file is truncated or garbled")
+        }
+        SafeTensorError::HeaderTooLarge => {
+            "its first bytes are not a safetensors header (a Git LFS pointer or an HTML page?)".into()
+        }
+        other => format!("not a valid safetensors file ({other})"),
+    }
+}
+
+/// The shards that an index names, in order of name.
+fn indexed_files(dir: &Path, index: &Path) -> Result<Vec<PathBuf>, ModelError> {
+    let text = fs::read_to_string(index).map_err(|source| ModelError::Io {
+        path: index.into(),
+        source,
+        remedy: "make the file readable",
+    })?;
+    let json: Value =
+        serde_json::from_str(&text).map_err(|source| ModelError::Json { path: index.into(), source })?;
+    let fields = Fields::new(index, &json)?;
+    let Some(Value::Object(map)) = fields.get("weight_map") else {
+        return Err(fields.error("weight_map", "missing; expected an object of tensor names and file names"));
+    };
+    let mut names = BTreeSet::new();
+    for (tensor, file) in map {
+        let plain = file.as_str().filter(|name| Path::new(name).components().count() == 1);
+        names.insert(plain.ok_or_else(|| {
+            fields.error(&format!("weight_map.{tensor}"), format!("{file}; expected a file name"))
+        })?);
+    }
+    if names.is_empty() {
+        return Err(fields.error("weight_map", "names no file"));
+    }
+    Ok(names.into_iter().map(|name| dir.join(name)).collect())
+}
+
+/// Stored elements as float32.
+fn widen(source: Dtype, bytes: &[u8]) -> Vec<f32> {
+    match source {
+        Dtype::F32 => convert(bytes, f32::from_le_bytes),
+        Dtype::BF16 => convert(bytes, |le| bf16::from_le_bytes(le).to_f32()),
+        _ => convert(bytes, |le| f16::from_le_bytes(le).to_f32()),
+    }
+}
+
+/// Stored elements as bfloat16, rounded to nearest even.
+fn narrow(source: Dtype, bytes: &[u8]) -> Vec<bf16> {
+    match source {
+        Dtype::F32 => convert(bytes, |le| bf16::from_f32(f32::from_le_bytes(le))),
+        Dtype::BF16 => convert(bytes, bf16::from_le_bytes),
+        _ => convert(bytes, |le| bf16::from_f32(f16::from_le_bytes(le).to_f32())),
+    }
+}
+
+/// Little-endian elements of `N` bytes, converted by all threads.
+fn convert<const N: usize, T: Copy + Default + Send>(
+    bytes: &[u8],
+    element: impl Fn([u8; N]) -> T + Sync,
+) -> Vec<T> {
+    let mut out = vec![T::default(); bytes.len() / N];
+    out.par_chunks_mut(CONVERT_CHUNK).zip(bytes.par_chunks(CONVERT_CHUNK * N)).for_each(|(out, bytes)| {
+        for (value, le) in out.iter_mut().zip(bytes.chunks_exact(N)) {
+            *value = element(le.try_into().expect("chunks_exact yields N bytes"));
+        }
+    });
+    out
+}

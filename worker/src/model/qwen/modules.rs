@@ -1,0 +1,91 @@
+//! The model's modules by the paths that Transformers 5 and PEFT give them, known from sizes alone.
+
+use super::config::QwenConfig;
+use crate::lora::{Module, ModuleKind};
+
+/// All named modules of `Qwen2_5_VLForConditionalGeneration`, in its order.
+pub fn modules(config: &QwenConfig) -> Vec<Module> {
+    let mut list = List(Vec::new());
+    list.other("model");
+    vision(config, &mut list);
+    text(config, &mut list);
+    list.push("lm_head", linear(config.text.hidden_size, config.text.vocab_size, true));
+    list.0
+}
+
+fn vision(config: &QwenConfig, list: &mut List) {
+    let vision = &config.vision;
+    let (d, f) = (vision.hidden_size, vision.intermediate_size);
+    list.other("model.visual");
+    list.other("model.visual.patch_embed");
+    list.push("model.visual.patch_embed.proj", ModuleKind::Convolution);
+    list.other("model.visual.rotary_pos_emb");
+    list.other("model.visual.blocks");
+    for block in 0..vision.depth {
+        let at = format!("model.visual.blocks.{block}");
+        list.other(&at);
+        list.other(&format!("{at}.norm1"));
+        list.other(&format!("{at}.norm2"));
+        list.other(&format!("{at}.attn"));
+        list.linear(&format!("{at}.attn.qkv"), d, 3 * d);
+        list.linear(&format!("{at}.attn.proj"), d, d);
+        list.mlp(&at, d, f);
+    }
+    let merged = d * vision.merge_unit();
+    list.other("model.visual.merger");
+    list.other("model.visual.merger.ln_q");
+    list.other("model.visual.merger.mlp");
+    list.linear("model.visual.merger.mlp.0", merged, merged);
+    list.other("model.visual.merger.mlp.1");
+    list.linear("model.visual.merger.mlp.2", merged, vision.out_hidden_size);
+}
+
+fn text(config: &QwenConfig, list: &mut List) {
+    let text = &config.text;
+    let (d, kv) = (text.hidden_size, text.num_kv_heads * text.head_dim);
+    list.other("model.language_model");
+    list.push("model.language_model.embed_tokens", ModuleKind::Embedding);
+    list.other("model.language_model.layers");
+    for layer in 0..text.num_layers {
+        let at = format!("model.language_model.layers.{layer}");
+        list.other(&at);
+        list.other(&format!("{at}.self_attn"));
+        list.linear(&format!("{at}.self_attn.q_proj"), d, d);
+        list.linear(&format!("{at}.self_attn.k_proj"), d, kv);
+        list.linear(&format!("{at}.self_attn.v_proj"), d, kv);
+        list.linear(&format!("{at}.self_attn.o_proj"), d, d);
+        list.mlp(&at, d, text.intermediate_size);
+        list.other(&format!("{at}.input_layernorm"));
+        list.other(&format!("{at}.post_attention_layernorm"));
+    }
+    list.other("model.language_model.norm");
+    list.other("model.language_model.rotary_emb");
+}
+
+fn linear(inputs: usize, outputs: usize, head: bool) -> ModuleKind {
+    ModuleKind::Linear { inputs, outputs, head }
+}
+
+struct List(Vec<Module>);
+
+impl List {
+    fn push(&mut self, name: &str, kind: ModuleKind) {
+        self.0.push(Module { name: name.into(), kind });
+    }
+
+    fn other(&mut self, name: &str) {
+        self.push(name, ModuleKind::Other);
+    }
+
+    fn linear(&mut self, name: &str, inputs: usize, outputs: usize) {
+        self.push(name, linear(inputs, outputs, false));
+    }
+
+    fn mlp(&mut self, at: &str, width: usize, inner: usize) {
+        self.other(&format!("{at}.mlp"));
+        self.linear(&format!("{at}.mlp.gate_proj"), width, inner);
+        self.linear(&format!("{at}.mlp.up_proj"), width, inner);
+        self.linear(&format!("{at}.mlp.down_proj"), inner, width);
+        self.other(&format!("{at}.mlp.act_fn"));
+    }
+}

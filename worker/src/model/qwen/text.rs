@@ -1,0 +1,138 @@
+//! The language model: decoder layers with grouped queries, rotary positions on three axes, and a gated MLP.
+//!
+//! Everything runs on flattened tokens, `[n, d]` with `n = b * s`; batch and length live in the context. Not here: the embedding
+//! table and the head (`embed`), caches for generation (there are none).
+
+use std::{ops::Range, sync::Arc};
+
+use burn::tensor::Tensor;
+
+use super::{config::TextConfig, error::ModelError, loader::Loader, mlp::GatedMlp, rope::RotaryTables};
+use crate::{
+    kernels::{AttentionMask, ModelBackend, Tape},
+    lora::LoraLinear,
+    model::block::Block,
+    params::ParamScope,
+};
+
+/// What all decoder layers share within one micro-batch.
+#[derive(Clone)]
+pub struct TextContext<B: ModelBackend> {
+    /// Rows.
+    pub batch: usize,
+    /// Padded length.
+    pub seq: usize,
+    /// Rotary tables, `[b, s, k]`.
+    pub tables: RotaryTables<B>,
+    /// Causal, within each row's valid range.
+    pub mask: AttentionMask,
+}
+
+/// The decoder stack.
+pub struct TextModel<B: ModelBackend> {
+    /// Sizes.
+    pub config: TextConfig,
+    /// Decoder layers, first to last.
+    pub layers: Vec<DecoderLayer<B>>,
+    norm_d: Tensor<B, 1>,
+    device: B::Device,
+}
+
+impl<B: ModelBackend> TextModel<B> {
+    /// Loads layers and final norm below `model.language_model`.
+    pub fn load(loader: &mut Loader<'_, B>, config: &TextConfig) -> Result<Self, ModelError> {
+        let layers = (0..config.num_layers)
+            .map(|layer| DecoderLayer::load(loader, &format!("model.language_model.layers.{layer}"), config))
+            .collect::<Result<_, _>>()?;
+        let norm_d = loader.vector("model.language_model.norm.weight", config.hidden_size)?;
+        Ok(Self { config: config.clone(), layers, norm_d, device: loader.device.clone() })
+    }
+
+    /// Tables and mask for positions `[3, b, s]` and one valid range per row.
+    pub fn context(&self, position_ids: &[u32], valid: &[Range<u32>]) -> TextContext<B> {
+        let batch = valid.len();
+        TextContext {
+            batch,
+            seq: position_ids.len() / 3 / batch.max(1),
+            tables: RotaryTables::text(&self.config, position_ids, batch, &self.device),
+            mask: AttentionMask::Causal(Arc::from(valid)),
+        }
+    }
+
+    /// The norm after the last layer.
+    pub fn final_norm<T: Tape<Base = B>>(&self, x_nd: Tensor<T, 2>) -> Tensor<T, 2> {
+        T::rms_norm(x_nd, T::lift(self.norm_d.clone()), self.config.rms_norm_eps)
+    }
+}
+
+/// One decoder layer.
+pub struct DecoderLayer<B: ModelBackend> {
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    eps: f64,
+    attention_norm_d: Tensor<B, 1>,
+    q: LoraLinear<B>,
+    k: LoraLinear<B>,
+    v: LoraLinear<B>,
+    o: LoraLinear<B>,
+    mlp_norm_d: Tensor<B, 1>,
+    mlp: GatedMlp<B>,
+}
+
+impl<B: ModelBackend> DecoderLayer<B> {
+    fn load(loader: &mut Loader<'_, B>, at: &str, config: &TextConfig) -> Result<Self, ModelError> {
+        let (d, kv) = (config.hidden_size, config.num_kv_heads * config.head_dim);
+        Ok(Self {
+            heads: config.num_heads,
+            kv_heads: config.num_kv_heads,
+            head_dim: config.head_dim,
+            eps: config.rms_norm_eps,
+            attention_norm_d: loader.vector(&format!("{at}.input_layernorm.weight"), d)?,
+            q: loader.linear(&format!("{at}.self_attn.q_proj"), [d, d], true)?,
+            k: loader.linear(&format!("{at}.self_attn.k_proj"), [d, kv], true)?,
+            v: loader.linear(&format!("{at}.self_attn.v_proj"), [d, kv], true)?,
+            o: loader.linear(&format!("{at}.self_attn.o_proj"), [d, d], false)?,
+            mlp_norm_d: loader.vector(&format!("{at}.post_attention_layernorm.weight"), d)?,
+            mlp: GatedMlp::load(loader, &format!("{at}.mlp"), [d, config.intermediate_size], false)?,
+        })
+    }
+}
+
+impl<B: ModelBackend> Block<B> for DecoderLayer<B> {
+    type Context = TextContext<B>;
+
+    fn attention_half<T: Tape<Base = B>>(
+        &self,
+        params: &ParamScope<'_, T>,
+        x_nd: Tensor<T, 2>,
+        context: &TextContext<B>,
+    ) -> Tensor<T, 2> {
+        let (b, s, k) = (context.batch, context.seq, self.head_dim);
+        let y_nd = T::rms_norm(x_nd.clone(), T::lift(self.attention_norm_d.clone()), self.eps);
+        let q_bshk = self.q.forward(params, y_nd.clone()).reshape([b, s, self.heads, k]);
+        let k_bshk = self.k.forward(params, y_nd.clone()).reshape([b, s, self.kv_heads, k]);
+        let v_bshk = self.v.forward(params, y_nd).reshape([b, s, self.kv_heads, k]);
+        let cos_bsk = T::lift(context.tables.cos_bsk.clone());
+        let sin_bsk = T::lift(context.tables.sin_bsk.clone());
+        let q_bshk = T::rotary(q_bshk, cos_bsk.clone(), sin_bsk.clone());
+        let k_bshk = T::rotary(k_bshk, cos_bsk, sin_bsk);
+        let scale = (k as f64).powf(-0.5);
+        let heads_bshk = <T as ModelBackend>::attention(q_bshk, k_bshk, v_bshk, &context.mask, scale);
+        x_nd + self.o.forward(params, heads_bshk.reshape([b * s, self.heads * k]))
+    }
+
+    fn mlp_half<T: Tape<Base = B>>(
+        &self,
+        params: &ParamScope<'_, T>,
+        x_nd: Tensor<T, 2>,
+        _context: &TextContext<B>,
+    ) -> Tensor<T, 2> {
+        let y_nd = T::rms_norm(x_nd.clone(), T::lift(self.mlp_norm_d.clone()), self.eps);
+        x_nd + self.mlp.forward(params, y_nd)
+    }
+
+    fn trains(&self) -> bool {
+        [&self.q, &self.k, &self.v, &self.o].into_iter().any(LoraLinear::trains) || self.mlp.trains()
+    }
+}
