@@ -1,1 +1,19 @@
-//! Peak memory, measured.
+//! Peak memory, measured: what this process holds, by phase, in three scopes.
+//!
+//! | scope | on a CPU |
+//! |---|---|
+//! | in use | bytes handed out by the [`allocator`](CountingAllocator), exact |
+//! | reserved | anonymous pages the allocator holds from the operating system |
+//! | driver | resident set of the process, mapped files included |
+//!
+//! A [`Meter`] is told which phase begins; it keeps the peak of each. Peaks between two sightings are exact for `in use`;
+//! for the other two they are exact whenever the phase raised the process's high-water mark, and otherwise what was seen at
+//! its end. Nothing here predicts anything, and nothing here knows of GPUs yet.
+
+mod allocator;
+mod meter;
+mod resident;
+
+pub use allocator::CountingAllocator;
+pub use meter::{Meter, OutOfMemory};
+pub use resident::Resident;

@@ -1,0 +1,53 @@
+//! The description of one checkpoint.
+
+use std::{collections::BTreeMap, fs::File, io, path::Path};
+
+use serde::{Deserialize, Serialize};
+
+/// `manifest.json`: written last, so that its presence means the checkpoint is whole.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// Layout of the directory; readers refuse numbers they do not know.
+    pub format: u32,
+    /// Committed steps; training resumes with this step.
+    pub step: u64,
+    /// Epoch of the last committed step.
+    pub epoch: u64,
+    /// Ranks that wrote it. Any number of ranks can read it.
+    pub world_size: usize,
+    /// Digest of the run spec, as in `run.json`.
+    pub spec_digest: String,
+    /// Version of the program that wrote it.
+    pub version: String,
+    /// Fingerprint of the data set whose order the position refers to.
+    pub dataset_fingerprint: String,
+    /// Samples per forward pass in force, which an out-of-memory may have lowered.
+    pub micro_batch: usize,
+    /// Every other file of the directory.
+    pub files: BTreeMap<String, FileEntry>,
+}
+
+impl Manifest {
+    /// The only layout there is.
+    pub const FORMAT: u32 = 1;
+    /// Its file name.
+    pub const FILE: &'static str = "manifest.json";
+}
+
+/// Size and checksum of one file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileEntry {
+    /// Length.
+    pub bytes: u64,
+    /// Lower-case hex.
+    pub blake3: String,
+}
+
+impl FileEntry {
+    /// Reads a file through and describes it.
+    pub fn of(path: &Path) -> io::Result<Self> {
+        let mut hasher = blake3::Hasher::new();
+        let bytes = io::copy(&mut File::open(path)?, &mut hasher)?;
+        Ok(Self { bytes, blake3: hasher.finalize().to_hex().to_string() })
+    }
+}

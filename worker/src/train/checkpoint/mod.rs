@@ -1,0 +1,18 @@
+//! Checkpoints on disk: what is there, whether it is whole, and how a new one appears.
+//!
+//! ```text
+//! checkpoints/.tmp-step-00000040/   being written by all ranks
+//! checkpoints/step-00000040/        complete: published by one rename, after every file is on disk and hashed
+//!     manifest.json                 what it is, and the size and BLAKE3 of every file
+//!     trainables.safetensors        all trainables, by name, fp32
+//!     optimizer-rank0000-of-0002.safetensors   one rank's shard of the moments, by name and offset
+//! ```
+//!
+//! Only what cannot be had elsewhere is stored: trainables, optimizer shards, position. Frozen weights never are. All ranks need
+//! to see the same directory. A directory without a readable manifest does not count and is removed by the next save.
+
+mod manifest;
+mod store;
+
+pub use manifest::{FileEntry, Manifest};
+pub use store::{CheckpointError, Found, Staging, Store};
