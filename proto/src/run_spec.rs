@@ -34,6 +34,9 @@ pub struct RunSpec {
     /// AdamW and its schedule.
     #[serde(default)]
     pub optimizer: Optimizer,
+    /// Held-out evaluation before the first step and after the last.
+    #[serde(default)]
+    pub eval: Eval,
     /// Peak-memory accounting.
     #[serde(default)]
     pub memory: Memory,
@@ -392,6 +395,20 @@ pub enum Schedule {
     Cosine,
     /// The peak, unchanged.
     Constant,
+}
+
+/// Held-out evaluation before the first step and after the last.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Eval {
+    /// Frames of the held-out episodes to sample actions for, spread evenly; 0 switches evaluation off.
+    pub samples: usize,
+}
+
+impl Default for Eval {
+    fn default() -> Self {
+        Self { samples: 64 }
+    }
 }
 
 /// Peak-memory accounting.

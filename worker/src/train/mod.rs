@@ -1,3 +1,5 @@
 //! The trainer thread.
 
+pub mod checkpoint;
 pub mod recompute;
+pub mod vote;

@@ -38,7 +38,9 @@ pub enum CheckpointError {
         detail: String,
     },
     /// Another rank could not write its part.
-    #[error("checkpoint of step {step} given up: another rank could not write its part (its own log says why)")]
+    #[error(
+        "checkpoint of step {step} given up: another rank could not write its part (its own log says why)"
+    )]
     OtherRank {
         /// Which checkpoint.
         step: u64,
@@ -50,12 +52,17 @@ fn remedy(source: &io::Error) -> &'static str {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             "; free space, lower train.keep_checkpoints, or move run.output_dir"
         }
-        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => "; choose another run.output_dir",
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            "; choose another run.output_dir"
+        }
         _ => "",
     }
 }
 
-pub(crate) fn io_error<'a>(action: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> CheckpointError + 'a {
+pub(crate) fn io_error<'a>(
+    action: &'static str,
+    path: &'a Path,
+) -> impl FnOnce(io::Error) -> CheckpointError + 'a {
     move |source| CheckpointError::Io { action, path: path.to_path_buf(), source }
 }
 
@@ -95,7 +102,8 @@ impl Store {
         let mut found = Vec::new();
         for entry in entries {
             let path = entry.map_err(io_error("read", &self.root))?.path();
-            let is_step = path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("step-"));
+            let is_step =
+                path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("step-"));
             if let (true, Some(manifest)) = (is_step, read_manifest(&path)) {
                 found.push(Found { path, manifest });
             }
@@ -111,7 +119,11 @@ impl Store {
             Some(manifest) if manifest.format == Manifest::FORMAT => Ok(Found { path, manifest }),
             Some(manifest) => Err(CheckpointError::Foreign {
                 path,
-                detail: format!("format {} is unknown to this version, which reads {}", manifest.format, Manifest::FORMAT),
+                detail: format!(
+                    "format {} is unknown to this version, which reads {}",
+                    manifest.format,
+                    Manifest::FORMAT
+                ),
             }),
             None => Err(CheckpointError::Foreign {
                 path,
@@ -155,7 +167,8 @@ impl Found {
     pub fn verified(&self, name: &str) -> Result<PathBuf, CheckpointError> {
         let path = self.path.join(name);
         let damaged = |detail: String| CheckpointError::Damaged { path: path.clone(), detail };
-        let expected = self.manifest.files.get(name).ok_or_else(|| damaged("the manifest does not list it".into()))?;
+        let expected =
+            self.manifest.files.get(name).ok_or_else(|| damaged("the manifest does not list it".into()))?;
         let actual = FileEntry::of(&path).map_err(io_error("read", &path))?;
         if actual.bytes != expected.bytes {
             return Err(damaged(format!("{} bytes, the manifest says {}", actual.bytes, expected.bytes)));
@@ -283,7 +296,8 @@ mod tests {
         let store = Store::new(dir.path());
         (1..=4).for_each(|step| drop(write(&store, step, b"x")));
         store.prune(2).unwrap();
-        let steps = |store: &Store| store.complete().unwrap().iter().map(|c| c.manifest.step).collect::<Vec<_>>();
+        let steps =
+            |store: &Store| store.complete().unwrap().iter().map(|c| c.manifest.step).collect::<Vec<_>>();
         assert_eq!(steps(&store), [3, 4]);
         store.prune(0).unwrap();
         assert_eq!(steps(&store), [4]);
