@@ -1,0 +1,94 @@
+//! Why training on this rank ended early.
+
+use coxswain_proto::ids::{Rank, Step};
+
+use super::checkpoint::CheckpointError;
+use crate::{
+    collective::CollectiveError, data::DataError, link::LinkError, memory::OutOfMemory, model::policy::StepError,
+    model::qwen::ModelError, trainer::FailureKind, zero::ZeroError,
+};
+
+/// Why training on this rank ended early.
+#[derive(Debug, thiserror::Error)]
+pub enum TrainError {
+    /// The data set, or one of its samples.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// The checkpoint of the pretrained model, or the adapter to start from.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// Forward or backward pass.
+    #[error(transparent)]
+    Step(#[from] StepError),
+    /// The optimizer: non-finite gradients, or its state on disk.
+    #[error(transparent)]
+    Optimizer(#[from] ZeroError),
+    /// A checkpoint that training cannot start from.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// A collective did not finish.
+    #[error(transparent)]
+    Collective(#[from] CollectiveError),
+    /// The control plane ended this rank's part.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// Memory ran out with one sample at a time.
+    #[error("step {step} does not fit one sample at a time: {source}")]
+    DoesNotFit {
+        /// The step.
+        step: Step,
+        /// What was wanted.
+        source: OutOfMemory,
+    },
+    /// Another rank failed or ran out of memory for good; its own report says why.
+    #[error("rank {0} failed in this step; its own log says why")]
+    PeerFailed(Rank),
+    /// Something that should train does not.
+    #[error(
+        "{} trainable tensors have received no gradient after {steps} steps: {}; check lora.targets and data.sensor, or freeze them",
+        names.len(), preview(names)
+    )]
+    NoGradient {
+        /// Their names.
+        names: Vec<String>,
+        /// After how many steps this was looked at.
+        steps: u64,
+    },
+    /// The run cannot be planned.
+    #[error(transparent)]
+    Plan(#[from] coxswain_proto::plan::PlanError),
+    /// A result could not be written.
+    #[error("{action} {path}: {source}")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// On what.
+        path: std::path::PathBuf,
+        /// The system's words.
+        source: std::io::Error,
+    },
+}
+
+fn preview(names: &[String]) -> String {
+    const SHOWN: usize = 4;
+    let mut text = names.iter().take(SHOWN).cloned().collect::<Vec<_>>().join(", ");
+    if names.len() > SHOWN {
+        text.push_str(", ...");
+    }
+    text
+}
+
+impl TrainError {
+    /// The kind under which the coordinator files it.
+    pub fn kind(&self) -> FailureKind {
+        match self {
+            Self::Data(_) | Self::Model(_) | Self::NoGradient { .. } | Self::Plan(_) => FailureKind::BadInput,
+            Self::Step(_) | Self::Optimizer(ZeroError::NonFinite { .. }) => FailureKind::Numeric,
+            Self::DoesNotFit { .. } => FailureKind::OutOfMemory,
+            Self::Collective(CollectiveError::PeerLost { .. }) | Self::PeerFailed(_) => FailureKind::PeerLost,
+            Self::Checkpoint(_) | Self::Io { .. } => FailureKind::Io,
+            Self::Optimizer(ZeroError::Collective(_)) => FailureKind::PeerLost,
+            Self::Optimizer(_) | Self::Collective(_) | Self::Link(_) => FailureKind::Internal,
+        }
+    }
+}
