@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 pub mod config;
+pub mod document;
 pub mod ids;
 pub mod limits;
 pub mod plan;

@@ -16,8 +16,15 @@ pub const WATCH_QUEUE: usize = 1024;
 pub const MAX_MESSAGE_BYTES: usize = 16 << 20;
 /// A worker says that it lives this often.
 pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
-/// Missed heartbeats after which a worker counts as lost.
+/// A worker whose stream is closed and that has been silent for this long counts as lost.
 pub const LEASE_TIMEOUT: Duration = Duration::from_secs(3);
+/// A worker whose stream is open and that has been silent for this long counts as lost. Longer, because an open stream says that
+/// the process lives: a machine with more compute threads than cores may keep a heartbeat waiting.
+pub const HANG_TIMEOUT: Duration = Duration::from_secs(15);
+/// How long the coordinator waits for workers to leave after the run is over, before it ends without them.
+pub const FAREWELL_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long a worker looks for a coordinator that has gone before it gives up.
+pub const COORDINATOR_PATIENCE: Duration = Duration::from_secs(120);
 /// How long the rendezvous waits for the whole world.
 pub const RENDEZVOUS_TIMEOUT: Duration = Duration::from_secs(600);
 /// An error text carried in a report is cut to this.
@@ -30,3 +37,4 @@ pub const MAX_CONFIG_NODES: usize = 100_000;
 pub const MAX_CONFIG_DEPTH: usize = 32;
 
 const _: () = assert!(LEASE_TIMEOUT.as_millis() >= 2 * HEARTBEAT_INTERVAL.as_millis());
+const _: () = assert!(HANG_TIMEOUT.as_millis() >= LEASE_TIMEOUT.as_millis());

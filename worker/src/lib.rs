@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! session            gRPC and the worker's state machine; never sees a tensor
-//!   link             the two channels between session and trainer, as a trait; `Solo` is its null object
+//!   link trainer     the two channels between session and trainer, as a trait; `Solo` is its null object
 //! train              the trainer thread: loop, step transaction, checkpoint, export; never sees tonic
 //! zero model lora data memory collective
 //! params kernels     trainables in one flat space; fused operations on burn tensors
@@ -26,4 +26,5 @@ pub mod params;
 pub mod rng;
 pub mod session;
 pub mod train;
+pub mod trainer;
 pub mod zero;

@@ -3,9 +3,11 @@
 //! The trainer sees only [`Link`]. [`SoloLink`] is its null object: a world of one that owns every sample, takes no commands and
 //! drops its reports, so a worker can train from a run spec alone.
 
-use std::{ops::Range, time::Duration};
+use std::{ops::Range, sync::Arc, time::Duration};
 
 use coxswain_proto::ids::{Bytes, Generation, Rank, Step};
+
+use crate::collective::{AbortHandle, Progress};
 
 /// A rank's place in one generation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -178,6 +180,10 @@ pub trait Link {
     /// Blocks until this rank may consume samples of `step`; returns its positions within the global batch.
     /// Leases are granted well ahead, so this normally returns at once.
     fn lease(&mut self, step: Step) -> Result<Range<usize>, LinkError>;
+
+    /// Shows the generation's communicator to the control plane as soon as there is one: an abort from the coordinator ends the
+    /// collective in flight through `abort`, and heartbeats carry `progress`.
+    fn connected(&mut self, _abort: Arc<dyn AbortHandle>, _progress: Arc<Progress>) {}
 
     /// What people want, now. Never blocks.
     fn commands(&mut self) -> Commands;

@@ -1,0 +1,116 @@
+//! What a session is started with, and how it ends.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use coxswain_proto::{
+    ids::{Bytes, Rank},
+    limits,
+};
+
+use crate::trainer::FailureKind;
+
+/// What a session is started with: the launcher's environment variables, mostly.
+#[derive(Clone)]
+pub struct SessionOptions {
+    /// `HOST:PORT` of the coordinator.
+    pub endpoint: String,
+    /// Presented as `authorization: Bearer TOKEN`.
+    pub token: Option<String>,
+    /// `--rdzv-id`; empty accepts the coordinator's run.
+    pub run_id: String,
+    /// `RANK`.
+    pub rank: Rank,
+    /// `LOCAL_RANK`.
+    pub local_rank: u32,
+    /// `GROUP_RANK`.
+    pub node_rank: u32,
+    /// `WORLD_SIZE`; must be the coordinator's.
+    pub world_size: u32,
+    /// This machine, for people.
+    pub host: String,
+    /// `HOST:PORT` where this worker's listener accepts its ring neighbour.
+    pub data_address: String,
+    /// `cpu`, `cuda:0`.
+    pub device: String,
+    /// Bytes in use now, for heartbeats; called once a second from the session's thread.
+    pub memory_in_use: Arc<dyn Fn() -> Bytes + Send + Sync>,
+    /// How long to look for a coordinator that does not answer.
+    pub patience: Duration,
+}
+
+impl SessionOptions {
+    /// A worker of a world of one on this machine; fill in the rest.
+    pub fn new(endpoint: impl Into<String>) -> Self {
+        Self {
+            endpoint: endpoint.into(),
+            token: None,
+            run_id: String::new(),
+            rank: Rank(0),
+            local_rank: 0,
+            node_rank: 0,
+            world_size: 1,
+            host: "localhost".into(),
+            data_address: String::new(),
+            device: "cpu".into(),
+            memory_in_use: Arc::new(|| Bytes(0)),
+            patience: limits::COORDINATOR_PATIENCE,
+        }
+    }
+}
+
+impl fmt::Debug for SessionOptions {
+    /// Without the token.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SessionOptions")
+            .field("endpoint", &self.endpoint)
+            .field("run_id", &self.run_id)
+            .field("rank", &self.rank)
+            .field("world_size", &self.world_size)
+            .field("host", &self.host)
+            .field("data_address", &self.data_address)
+            .field("device", &self.device)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why a session did not end in order.
+#[derive(Debug, thiserror::Error)]
+pub enum SessionError {
+    /// The coordinator does not want this worker: rank taken, another version, another run, another data set.
+    #[error("the coordinator at {endpoint} refused this worker: {reason}")]
+    Refused {
+        /// Where it listens.
+        endpoint: String,
+        /// What it said.
+        reason: String,
+    },
+    /// Nobody answers.
+    #[error("no answer from the coordinator at {endpoint} for {waited:?}: {reason}")]
+    Lost {
+        /// Where it should listen.
+        endpoint: String,
+        /// How long it was looked for.
+        waited: Duration,
+        /// The last error.
+        reason: String,
+    },
+    /// Something else ended the run; this rank is a victim.
+    #[error("the run ended: {0}")]
+    Aborted(String),
+    /// This rank failed.
+    #[error("{message}")]
+    Failed {
+        /// What kind; decides the exit code.
+        kind: FailureKind,
+        /// The error, with its sources.
+        message: String,
+    },
+    /// The coordinator broke the contract.
+    #[error("the coordinator at {endpoint} sent what cannot be: {reason}")]
+    Protocol {
+        /// Where it listens.
+        endpoint: String,
+        /// Field and value.
+        reason: String,
+    },
+}
