@@ -173,6 +173,14 @@ impl<B: ModelBackend> Trainables<B> {
         self.flat = Tensor::from_data(TensorData::new(values, [len]), &device);
     }
 
+    /// Takes all values out, without a copy if they are in host memory and no view of them is alive. Nothing may use the
+    /// trainables until [`Trainables::set`] puts values back: this pair is how the optimizer updates them in place.
+    pub fn take(&mut self) -> Vec<f32> {
+        let nothing = Tensor::from_data(TensorData::new(Vec::<f32>::new(), [0]), &self.flat.device());
+        let flat = std::mem::replace(&mut self.flat, nothing);
+        flat.into_data().into_vec().expect("trainables are fp32 by construction")
+    }
+
     /// A copy of all values in host memory.
     pub fn to_vec(&self) -> Vec<f32> {
         self.flat.clone().into_data().into_vec().expect("trainables are fp32 by construction")
@@ -281,5 +289,26 @@ impl FlatGrads {
             *sum += g;
         }
         self.touched.insert(param.offset);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::backend::Flex;
+
+    use super::*;
+
+    #[test]
+    fn taking_the_values_out_and_putting_them_back_copies_nothing() {
+        let mut layout = TrainableLayout::default();
+        let id = layout.add("w".into(), &[1000], Group::Expert, true, Init::Zeros);
+        let values = vec![1.5f32; 1000];
+        let at = values.as_ptr();
+        let mut trainables = Trainables::<Flex>::new(layout, values, &Default::default());
+        drop(trainables.view(id));
+        let taken = trainables.take();
+        assert!(taken.as_ptr() == at && taken == vec![1.5; 1000]);
+        trainables.set(taken);
+        assert_eq!(trainables.to_vec(), vec![1.5; 1000]);
     }
 }

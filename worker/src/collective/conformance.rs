@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use coxswain_proto::ids::Rank;
 
-use super::{Buf, BufMut, Collective, CollectiveError, Reduce, Solo, chunk, ring::loopback};
+use super::{Buf, BufMut, Collective, CollectiveError, Reduce, Solo, chunk, loopback};
 use crate::rng::{Key, Purpose};
 
 /// Makes one rank's communicator, on the thread that will use it.

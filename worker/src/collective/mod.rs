@@ -21,6 +21,8 @@ use std::{ops::Range, sync::Arc};
 
 use coxswain_proto::ids::Rank;
 
+#[cfg(test)]
+pub(crate) use ring::loopback;
 pub use ring::{JoinError, Membership, Ring, RingAbort, RingListener};
 pub use solo::Solo;
 

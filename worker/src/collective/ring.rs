@@ -327,4 +327,4 @@ impl Drop for Ring {
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
-pub(super) use tests::loopback;
+pub(crate) use tests::loopback;

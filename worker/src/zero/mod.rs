@@ -1,1 +1,53 @@
-//! The optimizer partition: AdamW on one shard of the flat space.
+//! The optimizer, partitioned over the ranks: stage 2 of ZeRO (Rajbhandari et al., arXiv 1910.02054) for a flat fp32 space.
+//!
+//! ```text
+//! partition   which elements of the flat space are this rank's, and which learning rate and decay apply to them
+//! optimizer   one step: reduce-scatter, norm, clip, AdamW on the shard, all-gather
+//! update      AdamW (Loshchilov and Hutter, arXiv 1711.05101), element by element
+//! norm        sum of squares that gives the same bits with any number of threads
+//! schedule    the learning rate of a step, as a pure function
+//! state       the moments as bytes, by parameter name and offset, readable at any world size
+//! ```
+//!
+//! # What it is
+//!
+//! Data-parallel training repeats the same update on every rank. ZeRO lets each rank own `1/W` of the trainables: gradients are
+//! reduced only to their owner (reduce-scatter), the owner updates its part, and the results are passed to everyone
+//! (all-gather). The traffic is that of an all-reduce; the moments are kept once instead of `W` times.
+//!
+//! The flat space of `n` elements is cut by [`chunk`](crate::collective::chunk) as if it were padded to a multiple of `W`. The
+//! trainables are fp32, so the owner's part of the flat weights *is* the master copy; there is no second one.
+//!
+//! # What it saves
+//!
+//! Bytes on each rank, with `n` trainables:
+//!
+//! ```text
+//!              weights   gradients             moments   buffers
+//! replicated   4 n       4 n (+ 4 n buckets)   8 n       -           16 n to 20 n
+//! here         4 n       4 n                   8 n / W   256 KiB     8 n + 8 n / W
+//! ```
+//!
+//! The gradient row is honest: the backward pass sums micro-batches into one full-length host buffer, which is kept for the
+//! next step. Gradients are reduced in place, so no buckets are added; after the reduce-scatter only this rank's chunk means
+//! anything.
+//!
+//! Under LoRA this is small change: 30 M trainables over 4 ranks save 180 MB a rank beside gigabytes of frozen weights. With an
+//! action expert of 0.5 B trained in full it is 3 GB. [`ZeroBytes`] has the figures of a run.
+//!
+//! # What it does not do
+//!
+//! It knows neither models nor files nor devices: it sees host memory and a [`Collective`](crate::collective::Collective).
+//! It does not partition weights (ZeRO-3), and does not overlap communication with the backward pass.
+
+mod norm;
+mod optimizer;
+mod partition;
+mod schedule;
+mod state;
+mod update;
+
+pub use optimizer::{ShardedAdamW, StepError, StepInput, StepOutcome, ZeroBytes};
+pub use partition::{Partition, Segment};
+pub use schedule::LearningRateSchedule;
+pub use state::StateError;

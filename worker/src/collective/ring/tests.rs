@@ -13,7 +13,7 @@ use coxswain_proto::ids::{Generation, Rank};
 use super::*;
 
 /// Recipes for the ranks of a ring on the loopback interface.
-pub(in crate::collective) fn loopback(world: usize) -> Vec<impl FnOnce() -> Ring + Send + 'static> {
+pub(crate) fn loopback(world: usize) -> Vec<impl FnOnce() -> Ring + Send + 'static> {
     let listeners: Vec<_> = (0..world).map(|_| listener()).collect();
     let peers: Arc<Vec<String>> = Arc::new(listeners.iter().map(|l| l.address().to_owned()).collect());
     listeners

@@ -1,0 +1,253 @@
+//! One optimizer step over a partitioned flat space.
+//!
+//! ```text
+//! gradients, full length, different on every rank
+//!   -> reduce-scatter in place        this rank's chunk is the sum over ranks
+//!   -> norm over all chunks           one f64 around the ring; not finite: an error, nothing has changed
+//!   -> AdamW on this rank's chunk     of the flat weights, which is their master copy
+//!   -> all-gather in place            everyone has all weights
+//! ```
+//!
+//! In a world of one the collectives do nothing and this is plain AdamW, without a copy.
+
+use coxswain_proto::{
+    ids::{Bytes, Rank},
+    run_spec::{LearningRates, Optimizer},
+};
+
+use super::{
+    norm::sum_of_squares,
+    partition::{Partition, Segment, intersect},
+    update::{Coefficients, Streams, update},
+};
+use crate::{
+    collective::{BufMut, Collective, CollectiveError, Reduce},
+    params::{Group, TrainableLayout},
+};
+
+/// AdamW whose moments exist only for this rank's part of the flat space.
+#[derive(Clone, Debug)]
+pub struct ShardedAdamW {
+    pub(super) layout: TrainableLayout,
+    pub(super) partition: Partition,
+    segments: Vec<Segment>,
+    settings: Optimizer,
+    pub(super) exp_avg: Vec<f32>,
+    pub(super) exp_avg_sq: Vec<f32>,
+    /// Steps taken; bias correction depends on it.
+    pub(super) steps: u64,
+}
+
+/// What one step needs besides its buffers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepInput {
+    /// Applied to the summed gradients before anything else: one over the valid elements of the global batch.
+    pub scale: f64,
+    /// Learning rates of this step ([`LearningRateSchedule::rates`](super::LearningRateSchedule::rates)).
+    pub rates: LearningRates,
+}
+
+/// What one step did.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepOutcome {
+    /// Norm of the scaled global gradient, before clipping.
+    pub grad_norm: f64,
+    /// Whether it was scaled down to `clip_norm`.
+    pub clipped: bool,
+}
+
+/// Why a step was not taken.
+#[derive(Debug, thiserror::Error)]
+pub enum StepError {
+    /// A gradient is NaN or infinite. Weights and moments are as before, on all ranks.
+    #[error(
+        "the gradient's norm is {norm}{}; weights are unchanged. Look at the data of this step, lower the learning rate, or clip",
+        place(.rank, .parameter)
+    )]
+    NonFinite {
+        /// What the norm came to.
+        norm: f64,
+        /// This rank.
+        rank: Rank,
+        /// The first parameter in this rank's shard with such a gradient; `None` if that is in another rank's shard.
+        parameter: Option<String>,
+    },
+    /// A rank or the network failed. If it was in the last collective, this rank's weights may have changed: resume from a
+    /// checkpoint.
+    #[error(transparent)]
+    Collective(#[from] CollectiveError),
+    /// A buffer or communicator does not belong to this optimizer.
+    #[error("{what}: expected {expected}, found {found}")]
+    Shape {
+        /// Which.
+        what: &'static str,
+        /// What the optimizer was made for.
+        expected: usize,
+        /// What it was given.
+        found: usize,
+    },
+}
+
+fn place(rank: &Rank, parameter: &Option<String>) -> String {
+    match parameter {
+        Some(name) => format!(" (first in rank {rank}'s shard: {name})"),
+        None => format!(" (not from rank {rank}'s shard)"),
+    }
+}
+
+/// What the optimizer and its buffers take on one rank.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ZeroBytes {
+    /// The flat weights, full length; this rank's part of them is the master copy.
+    pub weights: Bytes,
+    /// Both moments, this rank's part.
+    pub moments: Bytes,
+    /// The flat gradients, full length.
+    pub grads: Bytes,
+    /// What the communicator holds for itself.
+    pub comm_buffers: Bytes,
+    /// What both moments take when they are not partitioned, for comparison.
+    pub moments_unpartitioned: Bytes,
+}
+
+impl ShardedAdamW {
+    /// Moments of zero for `rank`'s part of `layout` in a world of `world`.
+    pub fn new(layout: &TrainableLayout, world: usize, rank: Rank, settings: &Optimizer) -> Self {
+        let partition = Partition::new(layout.len(), world, rank);
+        let own = partition.own().len();
+        Self {
+            layout: layout.clone(),
+            segments: partition.segments(layout),
+            partition,
+            settings: settings.clone(),
+            exp_avg: vec![0.0; own],
+            exp_avg_sq: vec![0.0; own],
+            steps: 0,
+        }
+    }
+
+    /// This rank's place.
+    pub fn partition(&self) -> &Partition {
+        &self.partition
+    }
+
+    /// Steps taken so far, including those before the state was imported.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// Takes one step. `grads` holds this rank's summed gradients and is scratch afterwards; `weights` must be as the last step
+    /// left them and are the same on all ranks afterwards. Both have the layout's length.
+    pub fn step(
+        &mut self,
+        grads: &mut [f32],
+        weights: &mut [f32],
+        input: &StepInput,
+        comm: &mut dyn Collective,
+    ) -> Result<StepOutcome, StepError> {
+        self.check(grads.len(), weights.len(), comm)?;
+        let own = self.partition.own();
+        comm.reduce_scatter_in_place(BufMut::F32(grads), Reduce::Sum)?;
+        let grads = &grads[own.clone()];
+        let mut sum = [sum_of_squares(grads)];
+        comm.all_reduce(BufMut::F64(&mut sum), Reduce::Sum)?;
+        let grad_norm = sum[0].sqrt() * input.scale;
+        if !grad_norm.is_finite() {
+            let (rank, parameter) = (self.partition.rank(), self.first_non_finite(grads));
+            return Err(StepError::NonFinite { norm: grad_norm, rank, parameter });
+        }
+        let (clip, clipped) = clip_coefficient(self.settings.clip_norm, grad_norm);
+        self.steps += 1;
+        self.update(grads, &mut weights[own], input, clip);
+        comm.all_gather_in_place(BufMut::F32(weights))?;
+        Ok(StepOutcome { grad_norm, clipped })
+    }
+
+    /// What optimizer, gradients and weights take on this rank.
+    pub fn bytes(&self, comm: &dyn Collective) -> ZeroBytes {
+        let floats = |count: usize| Bytes(4 * count as u64);
+        let whole = self.partition.whole_len();
+        ZeroBytes {
+            weights: floats(whole),
+            moments: floats(self.exp_avg.len() + self.exp_avg_sq.len()),
+            grads: floats(whole),
+            comm_buffers: Bytes(comm.buffer_bytes() as u64),
+            moments_unpartitioned: floats(2 * whole),
+        }
+    }
+
+    fn check(&self, grads: usize, weights: usize, comm: &dyn Collective) -> Result<(), StepError> {
+        let whole = self.partition.whole_len();
+        for (what, expected, found) in [
+            ("elements of the gradients", whole, grads),
+            ("elements of the weights", whole, weights),
+            ("ranks of the communicator", self.partition.world(), comm.world()),
+            ("rank in the communicator", self.partition.rank().0 as usize, comm.rank().0 as usize),
+        ] {
+            if expected != found {
+                return Err(StepError::Shape { what, expected, found });
+            }
+        }
+        Ok(())
+    }
+
+    /// AdamW on this rank's part; all slices begin at its first element.
+    fn update(&mut self, grads: &[f32], weights: &mut [f32], input: &StepInput, clip: f64) {
+        let mut rest =
+            Streams { weights, exp_avg: &mut self.exp_avg, exp_avg_sq: &mut self.exp_avg_sq, grads };
+        let (settings, steps) = (&self.settings, self.steps);
+        let runs = self.segments.iter().map(|segment| {
+            (rest.take(segment.range.len()), coefficients(settings, steps, segment, input, clip))
+        });
+        update(runs.collect());
+    }
+
+    /// The first parameter whose gradient, in this rank's part, is not finite.
+    fn first_non_finite(&self, grads: &[f32]) -> Option<String> {
+        let own = self.partition.own();
+        let at = own.start + grads.iter().position(|g| !g.is_finite())?;
+        let hit = |p: &&crate::params::ParamSpec| {
+            !intersect(&(p.offset..p.offset + p.len()), &(at..at + 1)).is_empty()
+        };
+        self.layout.params().iter().find(hit).map(|param| param.name.clone())
+    }
+}
+
+/// As `torch.nn.utils.clip_grad_norm_`.
+fn clip_coefficient(clip_norm: f64, norm: f64) -> (f64, bool) {
+    if clip_norm <= 0.0 {
+        return (1.0, false);
+    }
+    let coefficient = clip_norm / (norm + 1e-6);
+    (coefficient.min(1.0), coefficient < 1.0)
+}
+
+fn coefficients(
+    settings: &Optimizer,
+    steps: u64,
+    segment: &Segment,
+    input: &StepInput,
+    clip: f64,
+) -> Coefficients {
+    let lr = match segment.group {
+        Group::Lora => input.rates.lora,
+        Group::Expert => input.rates.expert,
+        Group::Sensor => input.rates.sensor,
+    };
+    let [beta1, beta2] = settings.betas;
+    let decay = if segment.decay { settings.weight_decay } else { 0.0 };
+    let power = |beta: f64| beta.powf(steps as f64);
+    Coefficients {
+        factor: (input.scale * clip) as f32,
+        one_minus_beta1: (1.0 - beta1) as f32,
+        beta2: beta2 as f32,
+        one_minus_beta2: (1.0 - beta2) as f32,
+        keep: (1.0 - lr * decay) as f32,
+        step_size: (lr / (1.0 - power(beta1))) as f32,
+        root_factor: (1.0 / (1.0 - power(beta2)).sqrt()) as f32,
+        eps: settings.eps as f32,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,268 @@
+//! The optimizer's state as bytes: one safetensors file per rank, by parameter name and offset.
+//!
+//! ```text
+//! tensors    exp_avg.<parameter>[<first element>..]     fp32, the elements of that parameter in this rank's part
+//!            exp_avg_sq.<parameter>[<first element>..]
+//! metadata   format, steps, rank, world
+//! ```
+//!
+//! Names and offsets, not positions in the flat space: all files of a checkpoint together can be read at any world size, and
+//! into a layout whose order has changed. Weights are not in here; the checkpoint has them in full, in fp32.
+//!
+//! Reading checks that every element of this rank's part is there exactly once, before anything is changed.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    io::{self, Write},
+    ops::Range,
+};
+
+use safetensors::{Dtype, SafeTensors};
+use serde_json::{Map, Value, json};
+
+use super::{optimizer::ShardedAdamW, partition::intersect};
+use crate::params::ParamSpec;
+
+/// In every file's metadata.
+const FORMAT: &str = "coxswain-optimizer-1";
+const KINDS: [&str; 2] = ["exp_avg", "exp_avg_sq"];
+
+/// Why a saved state cannot be taken over.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    /// Not a safetensors file, or a damaged one.
+    #[error("optimizer file {file}: {detail}")]
+    Unreadable {
+        /// Its number in the list given.
+        file: usize,
+        /// What is wrong.
+        detail: String,
+    },
+    /// A tensor that this run has no place for.
+    #[error("optimizer file {file}: tensor {tensor}: {detail}")]
+    Tensor {
+        /// Its number in the list given.
+        file: usize,
+        /// Its name.
+        tensor: String,
+        /// What does not fit.
+        detail: String,
+    },
+    /// Files of different steps.
+    #[error(
+        "optimizer file {file} is of step {found}, file 0 of step {expected}: they are not of one checkpoint"
+    )]
+    Steps {
+        /// Its number in the list given.
+        file: usize,
+        /// Of the first file.
+        expected: u64,
+        /// Of this one.
+        found: u64,
+    },
+    /// Elements that no file, or more than one, has.
+    #[error(
+        "{kind} of {parameter}: elements {begin}..{end} are in {copies} of the files; are all files of the checkpoint there, each once?"
+    )]
+    Coverage {
+        /// `exp_avg` or `exp_avg_sq`.
+        kind: &'static str,
+        /// Whose.
+        parameter: String,
+        /// First such element of the parameter.
+        begin: usize,
+        /// One past the last.
+        end: usize,
+        /// 0 or 2.
+        copies: usize,
+    },
+}
+
+/// One tensor of a file: elements `range` of a parameter.
+struct Piece<'a> {
+    kind: usize,
+    param: &'a ParamSpec,
+    range: Range<usize>,
+    bytes: &'a [u8],
+}
+
+impl ShardedAdamW {
+    /// This rank's state as a safetensors file.
+    pub fn export(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(self.exp_avg.len() * 8 + (16 << 10));
+        self.write_to(&mut bytes).expect("a vector takes everything");
+        bytes
+    }
+
+    /// Writes what [`ShardedAdamW::export`] returns, without a copy of the moments; returns the bytes written.
+    pub fn write_to(&self, out: &mut dyn Write) -> io::Result<u64> {
+        let header = self.header();
+        out.write_all(&(header.len() as u64).to_le_bytes())?;
+        out.write_all(&header)?;
+        for moments in [&self.exp_avg, &self.exp_avg_sq] {
+            if cfg!(target_endian = "little") {
+                out.write_all(bytemuck::cast_slice(moments))?;
+            } else {
+                moments.iter().try_for_each(|value| out.write_all(&value.to_le_bytes()))?;
+            }
+        }
+        Ok(8 + header.len() as u64 + 4 * (self.exp_avg.len() + self.exp_avg_sq.len()) as u64)
+    }
+
+    /// Takes over the state of a checkpoint, given the contents of all its ranks' files; they may come from any world size.
+    /// On an error nothing has changed.
+    pub fn import(&mut self, files: &[&[u8]]) -> Result<(), StateError> {
+        let mut pieces = Vec::new();
+        let mut steps = None;
+        for (file, bytes) in files.iter().enumerate() {
+            let found = read_file(file, bytes, &self.layout, &mut pieces)?;
+            let expected = *steps.get_or_insert(found);
+            if found != expected {
+                return Err(StateError::Steps { file, expected, found });
+            }
+        }
+        let Some(steps) = steps else {
+            return Err(StateError::Unreadable { file: 0, detail: "no files were given".into() });
+        };
+        for (kind, name) in KINDS.into_iter().enumerate() {
+            self.check_coverage(kind, name, &pieces)?;
+        }
+        let own = self.partition.own();
+        for piece in pieces {
+            let moments = [&mut self.exp_avg, &mut self.exp_avg_sq][piece.kind].as_mut_slice();
+            let begin = piece.param.offset + piece.range.start;
+            let wanted = intersect(&own, &(begin..piece.param.offset + piece.range.end));
+            let bytes = &piece.bytes[4 * (wanted.start - begin).min(piece.range.len())..];
+            let (words, _) = bytes.as_chunks::<4>();
+            if wanted.is_empty() {
+                continue;
+            }
+            let target = &mut moments[wanted.start - own.start..wanted.end - own.start];
+            target.iter_mut().zip(words).for_each(|(value, word)| *value = f32::from_le_bytes(*word));
+        }
+        self.steps = steps;
+        Ok(())
+    }
+
+    /// Parameters and the elements of each that are this rank's.
+    fn own_pieces(&self) -> impl Iterator<Item = (&ParamSpec, Range<usize>)> {
+        let own = self.partition.own();
+        self.layout.params().iter().filter_map(move |param| {
+            let range = intersect(&own, &(param.offset..param.offset + param.len()));
+            (!range.is_empty()).then(|| (param, range.start - param.offset..range.end - param.offset))
+        })
+    }
+
+    /// The JSON header of the format, padded so that the data begins at a multiple of eight.
+    fn header(&self) -> Vec<u8> {
+        let mut header = Map::new();
+        header.insert(
+            "__metadata__".into(),
+            json!({
+                "format": FORMAT,
+                "steps": self.steps.to_string(),
+                "rank": self.partition.rank().to_string(),
+                "world": self.partition.world().to_string(),
+            }),
+        );
+        let mut offset = 0;
+        for kind in KINDS {
+            for (param, range) in self.own_pieces() {
+                let end = offset + 4 * range.len();
+                let name = format!("{kind}.{}[{}..]", param.name, range.start);
+                let entry = json!({"dtype": "F32", "shape": [range.len()], "data_offsets": [offset, end]});
+                header.insert(name, entry);
+                offset = end;
+            }
+        }
+        let mut bytes = Value::Object(header).to_string().into_bytes();
+        bytes.resize(bytes.len().next_multiple_of(8), b' ');
+        bytes
+    }
+
+    /// Every element of this rank's part must be in exactly one piece.
+    fn check_coverage(
+        &self,
+        kind: usize,
+        name: &'static str,
+        pieces: &[Piece<'_>],
+    ) -> Result<(), StateError> {
+        let mut by_param: BTreeMap<usize, Vec<Range<usize>>> = BTreeMap::new();
+        for piece in pieces.iter().filter(|piece| piece.kind == kind && !piece.range.is_empty()) {
+            by_param.entry(piece.param.offset).or_default().push(piece.range.clone());
+        }
+        for (param, wanted) in self.own_pieces() {
+            let error = |begin, end, copies| StateError::Coverage {
+                kind: name,
+                parameter: param.name.clone(),
+                begin,
+                end,
+                copies,
+            };
+            let mut ranges = by_param.remove(&param.offset).unwrap_or_default();
+            ranges.sort_by_key(|range| range.start);
+            let mut next = wanted.start;
+            for range in
+                ranges.iter().map(|range| intersect(range, &wanted)).filter(|range| !range.is_empty())
+            {
+                if range.start > next {
+                    return Err(error(next, range.start, 0));
+                }
+                if range.start < next {
+                    return Err(error(range.start, next.min(range.end), 2));
+                }
+                next = range.end;
+            }
+            if next < wanted.end {
+                return Err(error(next, wanted.end, 0));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Reads one file's tensors; returns its step.
+fn read_file<'a>(
+    file: usize,
+    bytes: &'a [u8],
+    layout: &'a crate::params::TrainableLayout,
+    pieces: &mut Vec<Piece<'a>>,
+) -> Result<u64, StateError> {
+    let unreadable = |detail: String| StateError::Unreadable { file, detail };
+    let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(|error| unreadable(error.to_string()))?;
+    let tensors = SafeTensors::deserialize(bytes).map_err(|error| unreadable(error.to_string()))?;
+    let said = |key: &str| metadata.metadata().as_ref().and_then(|said| said.get(key));
+    if said("format").map(String::as_str) != Some(FORMAT) {
+        return Err(unreadable(format!("its metadata has no \"format\": \"{FORMAT}\"")));
+    }
+    let steps = said("steps").and_then(|steps| steps.parse().ok());
+    let params: HashMap<&str, &ParamSpec> = layout.params().iter().map(|p| (p.name.as_str(), p)).collect();
+    for (tensor, view) in tensors.iter() {
+        let error = |detail: String| StateError::Tensor { file, tensor: tensor.to_owned(), detail };
+        let (kind, name, begin) = parse_name(tensor).ok_or_else(|| error("not a name of ours".into()))?;
+        let param = *params.get(name).ok_or_else(|| {
+            error(
+                "this run trains no such parameter; was the checkpoint made with another configuration?"
+                    .into(),
+            )
+        })?;
+        let end = begin.saturating_add(view.data().len() / 4);
+        if view.dtype() != Dtype::F32 || end > param.len() {
+            let found = (view.dtype(), begin, end, param.len());
+            return Err(error(format!(
+                "{:?} elements {}..{} of a parameter of {} fp32",
+                found.0, found.1, found.2, found.3
+            )));
+        }
+        pieces.push(Piece { kind, param, range: begin..end, bytes: view.data() });
+    }
+    steps.ok_or_else(|| unreadable("its metadata has no \"steps\"".into()))
+}
+
+/// `exp_avg.<parameter>[<begin>..]` into its parts.
+fn parse_name(tensor: &str) -> Option<(usize, &str, usize)> {
+    let (kind, rest) = tensor.split_once('.')?;
+    let kind = KINDS.iter().position(|k| *k == kind)?;
+    let (name, begin) = rest.strip_suffix("..]")?.rsplit_once('[')?;
+    Some((kind, name, begin.parse().ok()?))
+}

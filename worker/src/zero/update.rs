@@ -1,0 +1,85 @@
+//! AdamW, element by element, on as many threads as there are.
+//!
+//! ```text
+//! g = gradient * factor                              (1 / valid, times the clip coefficient)
+//! m = m + (1 - b1) (g - m)        v = b2 v + (1 - b2) g^2
+//! w = w (1 - lr * decay) - lr / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^t) + eps)
+//! ```
+//!
+//! the order of operations of `torch.optim.AdamW`. Coefficients are computed in f64 and used in f32, as there. Seven streams of
+//! memory and one square root and division per element: the memory is the limit, so plain loops that vectorise are enough.
+
+use rayon::prelude::*;
+
+/// Elements given to a thread at once: four streams of 64 KiB stay in the L2 cache, and a task's cost does not count.
+const TASK: usize = 16 << 10;
+
+/// What one step multiplies with, for one learning rate and decay.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Coefficients {
+    /// Applied to the gradient first.
+    pub factor: f32,
+    /// `1 - b1`
+    pub one_minus_beta1: f32,
+    /// `b2`
+    pub beta2: f32,
+    /// `1 - b2`
+    pub one_minus_beta2: f32,
+    /// `1 - lr * decay`
+    pub keep: f32,
+    /// `lr / (1 - b1^t)`
+    pub step_size: f32,
+    /// `1 / sqrt(1 - b2^t)`
+    pub root_factor: f32,
+    /// `eps`
+    pub eps: f32,
+}
+
+/// The same elements of four buffers.
+pub(super) struct Streams<'a> {
+    pub weights: &'a mut [f32],
+    pub exp_avg: &'a mut [f32],
+    pub exp_avg_sq: &'a mut [f32],
+    pub grads: &'a [f32],
+}
+
+impl<'a> Streams<'a> {
+    /// Takes the first `count` elements off.
+    pub(super) fn take(&mut self, count: usize) -> Streams<'a> {
+        fn front<'a>(slice: &mut &'a mut [f32], count: usize) -> &'a mut [f32] {
+            slice.split_off_mut(..count).expect("segments lie within the shard")
+        }
+        Streams {
+            weights: front(&mut self.weights, count),
+            exp_avg: front(&mut self.exp_avg, count),
+            exp_avg_sq: front(&mut self.exp_avg_sq, count),
+            grads: self.grads.split_off(..count).expect("segments lie within the shard"),
+        }
+    }
+}
+
+/// Updates runs of elements, each with its own coefficients.
+pub(super) fn update(runs: Vec<(Streams<'_>, Coefficients)>) {
+    let mut tasks = Vec::new();
+    for (mut streams, coefficients) in runs {
+        while !streams.grads.is_empty() {
+            let count = streams.grads.len().min(TASK);
+            tasks.push((streams.take(count), coefficients));
+        }
+    }
+    tasks
+        .into_par_iter()
+        .with_min_len(4)
+        .for_each(|(streams, coefficients)| update_run(streams, coefficients));
+}
+
+fn update_run(streams: Streams<'_>, c: Coefficients) {
+    let moments = streams.exp_avg.iter_mut().zip(streams.exp_avg_sq.iter_mut());
+    for ((w, &g), (m, v)) in streams.weights.iter_mut().zip(streams.grads).zip(moments) {
+        let g = g * c.factor;
+        *m += c.one_minus_beta1 * (g - *m);
+        *v = *v * c.beta2 + c.one_minus_beta2 * (g * g);
+        let root = v.sqrt() * c.root_factor + c.eps;
+        *w = *w * c.keep - c.step_size * (*m / root);
+    }
+}
