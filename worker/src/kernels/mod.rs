@@ -122,9 +122,9 @@ impl<B: ModelBackend> ModelBackend for Autodiff<B> {}
 /// Where a forward pass runs: on a plain backend, keeping nothing, or recording for a backward pass on top of one.
 ///
 /// Frozen tensors live on [`Tape::Base`] once and are lifted, without a copy, into whichever tape a block runs on.
-pub trait Tape: ModelBackend<Device = <Self::Base as burn::tensor::backend::BackendTypes>::Device> {
+pub trait Tape: ModelBackend {
     /// The plain backend underneath.
-    type Base: ModelBackend;
+    type Base: ModelBackend<Device = Self::Device>;
 
     /// A tensor of the plain backend as a constant of this tape.
     fn lift<const D: usize>(tensor: Tensor<Self::Base, D>) -> Tensor<Self, D>;

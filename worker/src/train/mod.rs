@@ -1,5 +1,4 @@
 //! The trainer thread.
 
 pub mod checkpoint;
-pub mod recompute;
 pub mod vote;

@@ -120,7 +120,7 @@ impl<B: ModelBackend> VisionTower<B> {
         let y_ni = self.merger_in.forward(params, y_pd.reshape([patches / unit, unit * d]));
         let y_nd = self.merger_out.forward(params, activation::gelu(y_ni));
         let places = TensorData::new(context.places.clone(), [context.places.len()]);
-        let places: Tensor<T, 1, Int> = Tensor::from_data(places, &self.device);
+        let places: Tensor<T, 1, Int> = Tensor::from_data(places, &y_nd.device());
         y_nd.select(0, places)
     }
 

@@ -1,1 +1,0 @@
-//! The action expert: DiT blocks that cross-attend the vision-language hidden states.
