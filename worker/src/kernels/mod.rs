@@ -1,13 +1,18 @@
 //! The operations a transformer spends its time in, on burn tensors.
 //!
-//! [`ModelBackend`] is burn's `Backend` plus those operations. Each has a reference written with burn's own tensor
-//! operations ([`reference`]), which any backend gets for nothing, and which its fused version is tested against. A fused
-//! version overrides the method; under autodiff it registers one node with a hand-written backward pass instead of a
-//! chain of small ones.
+//! [`ModelBackend`] is burn's `Backend` plus those operations, forward and backward. Each has a reference written with
+//! burn's own tensor operations ([`reference`], and its derivatives in [`adjoint`]), which any backend gets for nothing,
+//! and which its fused version is tested against; `flex` has the fused versions for the CPU. Under autodiff every
+//! operation is one node (`autodiff`) whose backward pass calls the backward method of the backend underneath.
 //!
 //! What this module does not do: know any model. Shapes are in the docs; frozen arguments (gains, rotary tables) get no gradient.
 
+pub mod adjoint;
+mod autodiff;
+mod flex;
 pub mod reference;
+#[cfg(test)]
+mod tests;
 
 use std::{ops::Range, sync::Arc};
 
@@ -38,16 +43,81 @@ pub struct LowRank<B: Backend> {
     pub scale: f64,
 }
 
-/// A backend that the model runs on.
+/// What [`ModelBackend::attention_saving`] returns.
+#[derive(Clone, Debug)]
+pub struct AttentionOutput<B: Backend> {
+    /// The output, `[b, sq, heads, k]`.
+    pub out_bshk: Tensor<B, 4>,
+    /// Logarithm of each query's sum of exponentials, `[b, sq, heads]`, if the backend's backward pass wants it.
+    pub lse_bsh: Option<Tensor<B, 3>>,
+}
+
+/// What attention keeps for its backward pass.
+#[derive(Clone, Debug)]
+pub struct AttentionSaved<B: Backend> {
+    /// Queries.
+    pub q_bshk: Tensor<B, 4>,
+    /// Keys.
+    pub k_bshk: Tensor<B, 4>,
+    /// Values.
+    pub v_bshk: Tensor<B, 4>,
+    /// What the forward pass returned.
+    pub output: AttentionOutput<B>,
+}
+
+/// What a linear layer with a low-rank update keeps for its backward pass.
+#[derive(Clone, Debug)]
+pub struct LowRankSaved<B: Backend> {
+    /// The input.
+    pub x_ni: Tensor<B, 2>,
+    /// `scale * x a^T`.
+    pub down_nr: Tensor<B, 2>,
+    /// The weight.
+    pub w_oi: Tensor<B, 2>,
+    /// The update.
+    pub update: LowRank<B>,
+}
+
+/// Gradients of [`ModelBackend::lora_linear`].
+#[derive(Clone, Debug)]
+pub struct LowRankGradients<B: Backend> {
+    /// Of the input, if asked for.
+    pub dx_ni: Option<Tensor<B, 2>>,
+    /// Of the down projection.
+    pub da_ri: Tensor<B, 2>,
+    /// Of the up projection.
+    pub db_or: Tensor<B, 2>,
+}
+
+/// A backend that the model runs on. The methods named `_backward`, `_gradient` and `_saving` are for the autodiff nodes.
 pub trait ModelBackend: Backend {
     /// `x * rsqrt(mean(x^2, last) + eps) * gain` (arXiv 1910.07467). `x_nd`, `gain_d` frozen; returns `[n, d]`.
     fn rms_norm(x_nd: Tensor<Self, 2>, gain_d: Tensor<Self, 1>, eps: f64) -> Tensor<Self, 2> {
         reference::rms_norm(x_nd, gain_d, eps)
     }
 
+    /// The gradient of `x` under [`rms_norm`](Self::rms_norm).
+    fn rms_norm_backward(
+        x_nd: Tensor<Self, 2>,
+        gain_d: Tensor<Self, 1>,
+        dy_nd: Tensor<Self, 2>,
+        eps: f64,
+    ) -> Tensor<Self, 2> {
+        adjoint::rms_norm(x_nd, gain_d, dy_nd, eps)
+    }
+
     /// `silu(gate) * up` (arXiv 2002.05202). Both `[n, f]`.
     fn swiglu(gate_nf: Tensor<Self, 2>, up_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {
         reference::swiglu(gate_nf, up_nf)
+    }
+
+    /// The gradients of gate and up under [`swiglu`](Self::swiglu).
+    fn swiglu_backward(
+        gate_nf: Tensor<Self, 2>,
+        up_nf: Tensor<Self, 2>,
+        dy_nf: Tensor<Self, 2>,
+    ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
+        adjoint::swiglu(gate_nf, up_nf, dy_nf)
     }
 
     /// Rotary embedding in the rotate-half convention: `x * cos + rotate_half(x) * sin`, with `rotate_half([a | b]) = [-b | a]`.
@@ -58,6 +128,15 @@ pub trait ModelBackend: Backend {
         sin_bsk: Tensor<Self, 3>,
     ) -> Tensor<Self, 4> {
         reference::rotary(x_bshk, cos_bsk, sin_bsk)
+    }
+
+    /// The gradient of `x` under [`rotary`](Self::rotary).
+    fn rotary_backward(
+        dy_bshk: Tensor<Self, 4>,
+        cos_bsk: Tensor<Self, 3>,
+        sin_bsk: Tensor<Self, 3>,
+    ) -> Tensor<Self, 4> {
+        adjoint::rotary(dy_bshk, cos_bsk, sin_bsk)
     }
 
     /// `softmax(q k^T * scale, masked) v` with grouped queries: query head `h` reads key/value head `h / (heads / kv_heads)`.
@@ -73,6 +152,30 @@ pub trait ModelBackend: Backend {
         reference::attention(q_bshk, k_bshk, v_bshk, mask, scale)
     }
 
+    /// [`attention`](Self::attention), and what its backward pass needs besides the inputs.
+    fn attention_saving(
+        q_bshk: Tensor<Self, 4>,
+        k_bshk: Tensor<Self, 4>,
+        v_bshk: Tensor<Self, 4>,
+        mask: &AttentionMask,
+        scale: f64,
+    ) -> AttentionOutput<Self> {
+        AttentionOutput {
+            out_bshk: <Self as ModelBackend>::attention(q_bshk, k_bshk, v_bshk, mask, scale),
+            lse_bsh: None,
+        }
+    }
+
+    /// The gradients of q, k and v under [`attention`](Self::attention).
+    fn attention_backward(
+        saved: AttentionSaved<Self>,
+        mask: &AttentionMask,
+        scale: f64,
+        dout_bshk: Tensor<Self, 4>,
+    ) -> [Tensor<Self, 4>; 3] {
+        adjoint::attention(saved, mask, scale, dout_bshk)
+    }
+
     /// `x w^T + bias` with a weight in the checkpoint's own layout: `x [n, i]`, `w [o, i]`, `bias [o]`; returns `[n, o]`.
     /// `w` may be bf16 under an f32 `x`; the product is f32. Gradients reach every argument that is tracked.
     fn linear(
@@ -83,6 +186,21 @@ pub trait ModelBackend: Backend {
         reference::linear(x_ni, w_oi, bias_o)
     }
 
+    /// `dy w`: the gradient of `x` under [`linear`](Self::linear), in the type of `dy`.
+    fn linear_input_gradient(dy_no: Tensor<Self, 2>, w_oi: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        adjoint::linear_input(dy_no, w_oi)
+    }
+
+    /// `dy^T x`: the gradient of `w` under [`linear`](Self::linear).
+    fn linear_weight_gradient(dy_no: Tensor<Self, 2>, x_ni: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        adjoint::linear_weight(dy_no, x_ni)
+    }
+
+    /// The sum of the rows of `dy`: the gradient of a bias.
+    fn linear_bias_gradient(dy_no: Tensor<Self, 2>) -> Tensor<Self, 1> {
+        adjoint::linear_bias(dy_no)
+    }
+
     /// [`linear`](Self::linear) plus a low-rank update: `x w^T + bias + scale * (x a^T) b^T`. Returns `[n, o]`.
     /// Gradients reach `x`, `a` and `b`; `w` and `bias` as in `linear`.
     fn lora_linear(
@@ -91,7 +209,26 @@ pub trait ModelBackend: Backend {
         bias_o: Option<Tensor<Self, 1>>,
         update: LowRank<Self>,
     ) -> Tensor<Self, 2> {
-        reference::lora_linear(x_ni, w_oi, bias_o, update)
+        Self::lora_linear_saving(x_ni, w_oi, bias_o, &update).0
+    }
+
+    /// [`lora_linear`](Self::lora_linear), and `scale * x a^T`.
+    fn lora_linear_saving(
+        x_ni: Tensor<Self, 2>,
+        w_oi: Tensor<Self, 2>,
+        bias_o: Option<Tensor<Self, 1>>,
+        update: &LowRank<Self>,
+    ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
+        reference::lora_linear_saving(x_ni, w_oi, bias_o, update)
+    }
+
+    /// The gradients of `x` (if `wants_dx`), `a` and `b` under [`lora_linear`](Self::lora_linear).
+    fn lora_linear_backward(
+        saved: LowRankSaved<Self>,
+        dy_no: Tensor<Self, 2>,
+        wants_dx: bool,
+    ) -> LowRankGradients<Self> {
+        adjoint::lora_linear(saved, dy_no, wants_dx)
     }
 
     /// Layer norm without gain or bias, then `* (1 + scale) + shift` with one scale and shift per batch row (AdaLN).
@@ -105,19 +242,36 @@ pub trait ModelBackend: Backend {
         reference::modulated_layer_norm(x_nd, scale_bd, shift_bd, eps)
     }
 
+    /// The gradients of `x`, scale and shift under [`modulated_layer_norm`](Self::modulated_layer_norm).
+    fn modulated_layer_norm_backward(
+        x_nd: Tensor<Self, 2>,
+        scale_bd: Tensor<Self, 2>,
+        dy_nd: Tensor<Self, 2>,
+        eps: f64,
+    ) -> [Tensor<Self, 2>; 3] {
+        adjoint::modulated_layer_norm(x_nd, scale_bd, dy_nd, eps)
+    }
+
     /// Layer norm without gain or bias. `[n, d]`.
     fn layer_norm(x_nd: Tensor<Self, 2>, eps: f64) -> Tensor<Self, 2> {
         reference::layer_norm(x_nd, eps)
+    }
+
+    /// The gradient of `x` under [`layer_norm`](Self::layer_norm).
+    fn layer_norm_backward(x_nd: Tensor<Self, 2>, dy_nd: Tensor<Self, 2>, eps: f64) -> Tensor<Self, 2> {
+        adjoint::layer_norm(x_nd, dy_nd, eps)
     }
 
     /// GELU by its tanh approximation, as `gelu(approximate="tanh")`.
     fn gelu_tanh(x_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {
         reference::gelu_tanh(x_nf)
     }
-}
 
-impl ModelBackend for Flex {}
-impl<B: ModelBackend> ModelBackend for Autodiff<B> {}
+    /// The gradient of `x` under [`gelu_tanh`](Self::gelu_tanh).
+    fn gelu_tanh_backward(x_nf: Tensor<Self, 2>, dy_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        adjoint::gelu_tanh(x_nf, dy_nf)
+    }
+}
 
 /// Where a forward pass runs: on a plain backend, keeping nothing, or recording for a backward pass on top of one.
 ///

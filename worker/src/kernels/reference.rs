@@ -102,11 +102,25 @@ pub fn lora_linear<B: Backend>(
     bias_o: Option<Tensor<B, 1>>,
     update: LowRank<B>,
 ) -> Tensor<B, 2> {
-    let down_nr = x_ni.clone().matmul(update.a_ri.transpose()) * update.scale;
-    linear(x_ni, w_oi, bias_o) + down_nr.matmul(update.b_or.transpose())
+    lora_linear_saving(x_ni, w_oi, bias_o, &update).0
 }
 
-fn same_dtype<B: Backend>(w: Tensor<B, 2>, dtype: DType) -> Tensor<B, 2> {
+/// See [`ModelBackend::lora_linear_saving`](super::ModelBackend::lora_linear_saving).
+pub fn lora_linear_saving<B: Backend>(
+    x_ni: Tensor<B, 2>,
+    w_oi: Tensor<B, 2>,
+    bias_o: Option<Tensor<B, 1>>,
+    update: &LowRank<B>,
+) -> (Tensor<B, 2>, Tensor<B, 2>) {
+    let dtype = x_ni.dtype();
+    let a_ri = same_dtype(update.a_ri.clone(), dtype);
+    let b_or = same_dtype(update.b_or.clone(), dtype);
+    let down_nr = x_ni.clone().matmul(a_ri.transpose()) * update.scale;
+    (linear(x_ni, w_oi, bias_o) + down_nr.clone().matmul(b_or.transpose()), down_nr)
+}
+
+/// `w`, converted if it has to be.
+pub(super) fn same_dtype<B: Backend>(w: Tensor<B, 2>, dtype: DType) -> Tensor<B, 2> {
     if w.dtype() == dtype { w } else { w.cast(dtype) }
 }
 

@@ -1,0 +1,233 @@
+//! Every operation as one node of burn's autodiff graph.
+//!
+//! Forward, an operation runs on the backend underneath; if any input is tracked, [`record`] registers one node that owns
+//! exactly what the backward method of that backend needs, as a closure. Nothing is kept for an input that is not tracked.
+//!
+//! What it does not do: burn's own per-operation checkpointing (layers are recomputed as a whole instead).
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use burn::{
+    backend::Autodiff,
+    tensor::{
+        Tensor, TensorPrimitive,
+        backend::{Backend, BackendTypes},
+    },
+};
+use burn_autodiff::{
+    checkpoint::{base::Checkpointer, strategy::NoCheckpointing},
+    grads::Gradients,
+    ops::{Backward, Ops, OpsKind},
+};
+
+use super::{AttentionMask, AttentionSaved, LowRank, LowRankSaved, ModelBackend};
+
+type Plain<B> = <B as BackendTypes>::FloatTensorPrimitive;
+type Tracked<B> = <Autodiff<B> as BackendTypes>::FloatTensorPrimitive;
+/// Takes the gradient of the output to the gradients of the inputs (`None`: not tracked).
+type PullBack<B, const N: usize> = Box<dyn FnOnce(Plain<B>) -> [Option<Plain<B>>; N] + Send>;
+
+impl<B: ModelBackend> ModelBackend for Autodiff<B> {
+    fn rms_norm(x_nd: Tensor<Self, 2>, gain_d: Tensor<Self, 1>, eps: f64) -> Tensor<Self, 2> {
+        let (x, gain_d) = (tracked(x_nd), gain_d.inner());
+        let y_nd = B::rms_norm(plain(&x), gain_d.clone(), eps);
+        let x_nd = plain::<B, 2>(&x);
+        record([&x], y_nd, move |dy_nd| [Some(primitive(B::rms_norm_backward(x_nd, gain_d, dy_nd, eps)))])
+    }
+
+    fn swiglu(gate_nf: Tensor<Self, 2>, up_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        let (gate, up) = (tracked(gate_nf), tracked(up_nf));
+        let (gate_nf, up_nf) = (plain::<B, 2>(&gate), plain::<B, 2>(&up));
+        let y_nf = B::swiglu(gate_nf.clone(), up_nf.clone());
+        record([&gate, &up], y_nf, move |dy_nf| {
+            let (dgate, dup) = B::swiglu_backward(gate_nf, up_nf, dy_nf);
+            [Some(primitive(dgate)), Some(primitive(dup))]
+        })
+    }
+
+    fn rotary(
+        x_bshk: Tensor<Self, 4>,
+        cos_bsk: Tensor<Self, 3>,
+        sin_bsk: Tensor<Self, 3>,
+    ) -> Tensor<Self, 4> {
+        let (x, cos_bsk, sin_bsk) = (tracked(x_bshk), cos_bsk.inner(), sin_bsk.inner());
+        let y_bshk = B::rotary(plain(&x), cos_bsk.clone(), sin_bsk.clone());
+        record([&x], y_bshk, move |dy_bshk| [Some(primitive(B::rotary_backward(dy_bshk, cos_bsk, sin_bsk)))])
+    }
+
+    fn attention(
+        q_bshk: Tensor<Self, 4>,
+        k_bshk: Tensor<Self, 4>,
+        v_bshk: Tensor<Self, 4>,
+        mask: &AttentionMask,
+        scale: f64,
+    ) -> Tensor<Self, 4> {
+        let inputs = [tracked(q_bshk), tracked(k_bshk), tracked(v_bshk)];
+        let [q_bshk, k_bshk, v_bshk] = inputs.each_ref().map(plain::<B, 4>);
+        let output = B::attention_saving(q_bshk.clone(), k_bshk.clone(), v_bshk.clone(), mask, scale);
+        let (out_bshk, mask) = (output.out_bshk.clone(), mask.clone());
+        let saved = AttentionSaved { q_bshk, k_bshk, v_bshk, output };
+        record(inputs.each_ref(), out_bshk, move |dout_bshk| {
+            B::attention_backward(saved, &mask, scale, dout_bshk).map(|gradient| Some(primitive(gradient)))
+        })
+    }
+
+    fn linear(
+        x_ni: Tensor<Self, 2>,
+        w_oi: Tensor<Self, 2>,
+        bias_o: Option<Tensor<Self, 1>>,
+    ) -> Tensor<Self, 2> {
+        let (x, w, bias) = (tracked(x_ni), tracked(w_oi), bias_o.map(tracked));
+        let y_no = <B as ModelBackend>::linear(plain(&x), plain(&w), bias.as_ref().map(plain));
+        let w_for_dx = x.is_tracked().then(|| plain::<B, 2>(&w));
+        let x_for_dw = w.is_tracked().then(|| plain::<B, 2>(&x));
+        let w_dtype = plain::<B, 2>(&w).dtype();
+        let dx = |dy_no: &Tensor<B, 2>, w_oi| primitive(B::linear_input_gradient(dy_no.clone(), w_oi));
+        let dw = move |dy_no: &Tensor<B, 2>, x_ni| {
+            let dw_oi = B::linear_weight_gradient(dy_no.clone(), x_ni);
+            primitive(if dw_oi.dtype() == w_dtype { dw_oi } else { dw_oi.cast(w_dtype) })
+        };
+        match bias {
+            None => record([&x, &w], y_no, move |dy_no: Tensor<B, 2>| {
+                [w_for_dx.map(|w_oi| dx(&dy_no, w_oi)), x_for_dw.map(|x_ni| dw(&dy_no, x_ni))]
+            }),
+            Some(bias) => {
+                let wants_db = bias.is_tracked();
+                record([&x, &w, &bias], y_no, move |dy_no: Tensor<B, 2>| {
+                    let db = wants_db.then(|| primitive(B::linear_bias_gradient(dy_no.clone())));
+                    [w_for_dx.map(|w_oi| dx(&dy_no, w_oi)), x_for_dw.map(|x_ni| dw(&dy_no, x_ni)), db]
+                })
+            }
+        }
+    }
+
+    fn lora_linear(
+        x_ni: Tensor<Self, 2>,
+        w_oi: Tensor<Self, 2>,
+        bias_o: Option<Tensor<Self, 1>>,
+        update: LowRank<Self>,
+    ) -> Tensor<Self, 2> {
+        if is_tracked(&w_oi) || bias_o.as_ref().is_some_and(is_tracked) {
+            // Rare: the weight trains beside its update.
+            let down_nr = <Self as ModelBackend>::linear(x_ni.clone(), update.a_ri, None) * update.scale;
+            return <Self as ModelBackend>::linear(x_ni, w_oi, bias_o)
+                + <Self as ModelBackend>::linear(down_nr, update.b_or, None);
+        }
+        let (x, a, b) = (tracked(x_ni), tracked(update.a_ri), tracked(update.b_or));
+        let (x_ni, w_oi, bias_o) = (plain::<B, 2>(&x), w_oi.inner(), bias_o.map(Tensor::inner));
+        let update = LowRank { a_ri: plain(&a), b_or: plain(&b), scale: update.scale };
+        let (y_no, down_nr) = B::lora_linear_saving(x_ni.clone(), w_oi.clone(), bias_o, &update);
+        let wants_dx = x.is_tracked();
+        let saved = LowRankSaved { x_ni, down_nr, w_oi, update };
+        record([&x, &a, &b], y_no, move |dy_no| {
+            let gradients = B::lora_linear_backward(saved, dy_no, wants_dx);
+            [
+                gradients.dx_ni.map(primitive),
+                Some(primitive(gradients.da_ri)),
+                Some(primitive(gradients.db_or)),
+            ]
+        })
+    }
+
+    fn modulated_layer_norm(
+        x_nd: Tensor<Self, 2>,
+        scale_bd: Tensor<Self, 2>,
+        shift_bd: Tensor<Self, 2>,
+        eps: f64,
+    ) -> Tensor<Self, 2> {
+        let inputs = [tracked(x_nd), tracked(scale_bd), tracked(shift_bd)];
+        let [x_nd, scale_bd, shift_bd] = inputs.each_ref().map(plain::<B, 2>);
+        let y_nd = B::modulated_layer_norm(x_nd.clone(), scale_bd.clone(), shift_bd, eps);
+        record(inputs.each_ref(), y_nd, move |dy_nd| {
+            B::modulated_layer_norm_backward(x_nd, scale_bd, dy_nd, eps)
+                .map(|gradient| Some(primitive(gradient)))
+        })
+    }
+
+    fn layer_norm(x_nd: Tensor<Self, 2>, eps: f64) -> Tensor<Self, 2> {
+        let x = tracked(x_nd);
+        let x_nd = plain::<B, 2>(&x);
+        let y_nd = <B as ModelBackend>::layer_norm(x_nd.clone(), eps);
+        record([&x], y_nd, move |dy_nd| [Some(primitive(B::layer_norm_backward(x_nd, dy_nd, eps)))])
+    }
+
+    fn gelu_tanh(x_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        let x = tracked(x_nf);
+        let x_nf = plain::<B, 2>(&x);
+        let y_nf = B::gelu_tanh(x_nf.clone());
+        record([&x], y_nf, move |dy_nf| [Some(primitive(B::gelu_tanh_backward(x_nf, dy_nf)))])
+    }
+}
+
+fn tracked<B: Backend, const D: usize>(x: Tensor<Autodiff<B>, D>) -> Tracked<B> {
+    x.into_primitive().tensor()
+}
+
+fn is_tracked<B: Backend, const D: usize>(x: &Tensor<Autodiff<B>, D>) -> bool {
+    tracked(x.clone()).is_tracked()
+}
+
+/// The values of a tracked tensor, shared.
+fn plain<B: Backend, const D: usize>(x: &Tracked<B>) -> Tensor<B, D> {
+    Tensor::from_primitive(TensorPrimitive::Float(x.primitive.clone()))
+}
+
+fn primitive<B: Backend, const D: usize>(x: Tensor<B, D>) -> Plain<B> {
+    x.into_primitive().tensor()
+}
+
+/// `output` as a function of `inputs`; `pull_back` runs at most once, and not at all if no input is tracked.
+fn record<B: Backend, const N: usize, const D: usize>(
+    inputs: [&Tracked<B>; N],
+    output: Tensor<B, D>,
+    pull_back: impl FnOnce(Tensor<B, D>) -> [Option<Plain<B>>; N] + Send + 'static,
+) -> Tensor<Autodiff<B>, D> {
+    let node = Node.prepare::<NoCheckpointing>(inputs.map(|input| input.node.clone()));
+    let output = primitive(output);
+    let output = match node.compute_bound().stateful() {
+        OpsKind::UnTracked(node) => node.finish(output),
+        OpsKind::Tracked(node) => {
+            let pull_back: PullBack<B, N> =
+                Box::new(move |gradient| pull_back(Tensor::from_primitive(TensorPrimitive::Float(gradient))));
+            node.finish(State(Arc::new(Mutex::new(Some(pull_back)))), output)
+        }
+    };
+    Tensor::from_primitive(TensorPrimitive::Float(output))
+}
+
+/// The node of every operation; what it does is in its [`State`].
+#[derive(Debug)]
+struct Node;
+
+/// A closure that runs once, in the shape burn wants of a state.
+struct State<B: Backend, const N: usize>(Arc<Mutex<Option<PullBack<B, N>>>>);
+
+impl<B: Backend, const N: usize> Clone for State<B, N> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<B: Backend, const N: usize> fmt::Debug for State<B, N> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("State")
+    }
+}
+
+impl<B: Backend, const N: usize> Backward<B, N> for Node {
+    type State = State<B, N>;
+
+    fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let gradient = grads.consume::<B>(&ops.node);
+        let pull_back = ops.state.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let pull_back = pull_back.expect("burn runs a node's backward pass once");
+        for (parent, gradient) in ops.parents.into_iter().zip(pull_back(gradient)) {
+            if let (Some(parent), Some(gradient)) = (parent, gradient) {
+                grads.register::<B>(parent.id, gradient);
+            }
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Attention under every mask, with grouped heads, strided inputs, and scores that overflow a careless softmax.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::kernels::{AttentionMask, ModelBackend, reference};
+
+#[derive(Clone, Debug)]
+struct Case {
+    batch: usize,
+    queries: usize,
+    keys: usize,
+    kv_heads: usize,
+    group: usize,
+    dim: usize,
+    mask: AttentionMask,
+}
+
+fn check(case: &Case, scale: f32) {
+    let Case { batch, queries, keys, kv_heads, group, dim, .. } = *case;
+    let heads = kv_heads * group;
+    let inputs = [
+        values([batch, queries, heads, dim], 1, scale),
+        values([batch, keys, kv_heads, dim], 2, 1.0),
+        values([batch, keys, kv_heads, dim], 3, 1.0),
+    ];
+    let factor = 1.0 / (dim as f64).sqrt();
+    let [q, k, v] = inputs.clone();
+    let expected = reference::attention(q.clone(), k.clone(), v.clone(), &case.mask, factor);
+    assert_close(&format!("{case:?}"), <F as ModelBackend>::attention(q, k, v, &case.mask, factor), expected);
+
+    let (fused, plain) = (inputs.each_ref().map(leaf), inputs.each_ref().map(leaf));
+    let [q, k, v] = fused.clone();
+    let fused_gradients = pull(<A as ModelBackend>::attention(q, k, v, &case.mask, factor));
+    let [q, k, v] = plain.clone();
+    let plain_gradients = pull(reference::attention(q, k, v, &case.mask, factor));
+    for (i, (fused, plain)) in fused.iter().zip(&plain).enumerate() {
+        let what = format!("gradient {i} of {case:?}");
+        assert_close(&what, gradient(fused, &fused_gradients), gradient(plain, &plain_gradients));
+    }
+}
+
+fn range(keys: usize) -> impl Strategy<Value = std::ops::Range<u32>> {
+    (0..=keys as u32, 0..=keys as u32).prop_map(|(a, b)| a.min(b)..a.max(b))
+}
+
+fn mask(batch: usize, keys: usize) -> impl Strategy<Value = AttentionMask> {
+    let ranges = move || proptest::collection::vec(range(keys), batch);
+    let ends = proptest::collection::btree_set(1..=keys as u32, 0..6);
+    prop_oneof![
+        Just(AttentionMask::Full),
+        ranges().prop_map(|ranges| AttentionMask::Keys(ranges.into())),
+        ranges().prop_map(|ranges| AttentionMask::Causal(ranges.into())),
+        ends.prop_map(move |mut ends| {
+            ends.insert(keys as u32);
+            AttentionMask::Segments(std::iter::once(0).chain(ends).collect())
+        }),
+    ]
+}
+
+fn case() -> impl Strategy<Value = Case> {
+    let sizes = (1usize..4, 1usize..150, 1usize..4, 1usize..4, 1usize..40);
+    sizes.prop_flat_map(|(batch, seq, kv_heads, group, dim)| {
+        mask(batch, seq).prop_map(move |mask| Case {
+            batch,
+            queries: seq,
+            keys: seq,
+            kv_heads,
+            group,
+            dim,
+            mask,
+        })
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+
+    #[test]
+    fn attention_equals_its_reference(case in case()) {
+        check(&case, 1.0);
+    }
+
+    #[test]
+    fn cross_attention_equals_its_reference(queries in 1usize..30, keys in 1usize..200, group in 1usize..3) {
+        let ranges = [0..keys as u32, (keys / 2) as u32..keys as u32];
+        let mask = AttentionMask::Keys(ranges.into());
+        check(&Case { batch: 2, queries, keys, kv_heads: 2, group, dim: 16, mask }, 1.0);
+    }
+}
+
+#[test]
+fn a_query_that_sees_nothing_gets_zeros_and_gives_no_gradient() {
+    let mask = AttentionMask::Causal([40..100, 0..0].into());
+    let case = Case { batch: 2, queries: 100, keys: 100, kv_heads: 2, group: 2, dim: 8, mask };
+    check(&case, 1.0);
+    let x = values([2, 100, 2, 8], 4, 1.0);
+    let y = <F as ModelBackend>::attention(x.clone(), x.clone(), x, &case.mask, 1.0);
+    let y = y.into_data().to_vec::<f32>().expect("f32");
+    assert!(y[..40 * 16].iter().chain(&y[100 * 16..]).all(|&y| y == 0.0));
+}
+
+#[test]
+fn large_scores_do_not_overflow() {
+    let mask = AttentionMask::Full;
+    let x = values([1, 70, 1, 16], 5, 60.0);
+    let y = <F as ModelBackend>::attention(x.clone(), x.clone(), x.clone(), &mask, 1.0);
+    assert_close("large scores", y, reference::attention(x.clone(), x.clone(), x, &mask, 1.0));
+    check(&Case { batch: 1, queries: 70, keys: 70, kv_heads: 1, group: 2, dim: 16, mask }, 40.0);
+}
+
+#[test]
+fn windows_of_sixty_four_and_uneven_ones_agree() {
+    for ends in [vec![0, 64, 128, 192, 256], vec![0, 16, 80, 81, 200, 256]] {
+        let mask = AttentionMask::Segments(ends.into());
+        check(&Case { batch: 1, queries: 256, keys: 256, kv_heads: 3, group: 1, dim: 64, mask }, 1.0);
+    }
+}
+
+#[test]
+fn heads_split_from_one_projection_are_read_in_place() {
+    let qkv = values([2, 50, 3, 4, 8], 6, 1.0);
+    let part = |i| qkv.clone().narrow(2, i, 1).squeeze_dim::<4>(2);
+    let copied = |i| Tensor::<F, 4>::from_data(part(i).into_data(), &Default::default());
+    let mask = AttentionMask::Causal([0..50, 3..50].into());
+    let found = <F as ModelBackend>::attention(part(0), part(1), part(2), &mask, 0.3);
+    assert_close("views", found, <F as ModelBackend>::attention(copied(0), copied(1), copied(2), &mask, 0.3));
+}
+
+#[test]
+fn attention_does_not_depend_on_threads() {
+    let shapes = [[2, 150, 6, 32], [2, 150, 2, 32], [2, 150, 2, 32]];
+    let masks =
+        [AttentionMask::Causal([0..150, 20..150].into()), AttentionMask::Segments([0, 70, 71, 150].into())];
+    assert_same_on_any_number_of_threads(|| {
+        let run = |mask: &AttentionMask| {
+            let inputs = shapes.map(|shape| leaf(&values(shape, 7, 1.0)));
+            let [q, k, v] = inputs.clone();
+            let out = <A as ModelBackend>::attention(q, k, v, mask, 0.2);
+            let mut found = vec![bits(out.clone().inner())];
+            let gradients = pull(out);
+            found.extend(inputs.iter().map(|input| bits(gradient(input, &gradients))));
+            found
+        };
+        masks.iter().flat_map(run).collect()
+    });
+}

@@ -1,0 +1,121 @@
+//! Linear layers: plain, biased, half-precision weights, low-rank updates.
+
+use burn::tensor::DType;
+use proptest::prelude::*;
+
+use super::*;
+use crate::kernels::{LowRank, ModelBackend, reference};
+
+type Linear = fn(Tensor<A, 2>, Tensor<A, 2>, Option<Tensor<A, 1>>) -> Tensor<A, 2>;
+type Lora = fn(Tensor<A, 2>, Tensor<A, 2>, Option<Tensor<A, 1>>, LowRank<A>) -> Tensor<A, 2>;
+
+fn check_linear([tokens, inputs, outputs]: [usize; 3], biased: bool, half: bool) {
+    let x = values([tokens, inputs], 1, 1.0);
+    let w = values([outputs, inputs], 2, 1.0);
+    let w = if half { w.cast(DType::BF16) } else { w };
+    let bias = biased.then(|| values([outputs], 3, 1.0));
+    let found = <F as ModelBackend>::linear(x.clone(), w.clone(), bias.clone());
+    assert_close("linear", found, reference::linear(x.clone(), w.clone(), bias.clone()));
+
+    let run = |op: Linear| {
+        let (x, w, bias) = (leaf(&x), if half { frozen(&w) } else { leaf(&w) }, bias.as_ref().map(leaf));
+        let gradients = pull(op(x.clone(), w.clone(), bias.clone()));
+        let dw = (!half).then(|| gradient(&w, &gradients));
+        (gradient(&x, &gradients), dw, bias.map(|bias| gradient(&bias, &gradients)))
+    };
+    let (found, expected) = (run(<A as ModelBackend>::linear), run(reference::linear));
+    assert_close("linear dx", found.0, expected.0);
+    if let (Some(found), Some(expected)) = (found.1, expected.1) {
+        assert_close("linear dw", found, expected);
+    }
+    if let (Some(found), Some(expected)) = (found.2, expected.2) {
+        assert_close("linear db", found, expected);
+    }
+}
+
+fn check_lora([tokens, inputs, outputs]: [usize; 3], rank: usize, biased: bool, half: bool) {
+    let x = values([tokens, inputs], 4, 1.0);
+    let w = values([outputs, inputs], 5, 1.0);
+    let w = if half { w.cast(DType::BF16) } else { w };
+    let bias = biased.then(|| values([outputs], 6, 1.0));
+    let (a, b) = (values([rank, inputs], 7, 1.0), values([outputs, rank], 8, 1.0));
+    let update = LowRank { a_ri: a.clone(), b_or: b.clone(), scale: 1.7 };
+    let found = F::lora_linear(x.clone(), w.clone(), bias.clone(), update.clone());
+    assert_close("lora", found, reference::lora_linear(x.clone(), w.clone(), bias.clone(), update));
+
+    let run = |op: Lora| {
+        let (x, a_ri, b_or) = (leaf(&x), leaf(&a), leaf(&b));
+        let update = LowRank { a_ri: a_ri.clone(), b_or: b_or.clone(), scale: 1.7 };
+        let gradients = pull(op(x.clone(), frozen(&w), bias.as_ref().map(frozen), update));
+        [gradient(&x, &gradients), gradient(&a_ri, &gradients), gradient(&b_or, &gradients)]
+    };
+    for (i, (found, expected)) in run(A::lora_linear).into_iter().zip(run(reference::lora_linear)).enumerate()
+    {
+        assert_close(&format!("lora gradient {i}"), found, expected);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn linear_equals_its_reference(shape in [1usize..70, 1usize..150, 1usize..300], biased: bool, half: bool) {
+        check_linear(shape, biased, half);
+    }
+
+    #[test]
+    fn lora_equals_its_reference(shape in [1usize..70, 1usize..150, 1usize..300], rank in 1usize..17, biased: bool, half: bool) {
+        check_lora(shape, rank, biased, half);
+    }
+}
+
+#[test]
+fn a_weight_that_trains_beside_its_update_gets_its_gradient() {
+    let (x, w) = (values([5, 6], 9, 1.0), values([7, 6], 10, 1.0));
+    let (a, b) = (values([2, 6], 11, 1.0), values([7, 2], 12, 1.0));
+    let run = |op: Lora| {
+        let inputs = [leaf(&x), leaf(&w), leaf(&a), leaf(&b)];
+        let [x, w, a_ri, b_or] = inputs.clone();
+        let gradients = pull(op(x, w, None, LowRank { a_ri, b_or, scale: 0.5 }));
+        inputs.map(|input| gradient(&input, &gradients))
+    };
+    for (found, expected) in run(A::lora_linear).into_iter().zip(run(reference::lora_linear)) {
+        assert_close("gradient", found, expected);
+    }
+}
+
+#[test]
+fn only_tracked_arguments_get_gradients() {
+    let (x, w) = (values([5, 6], 13, 1.0), values([7, 6], 14, 1.0));
+    let (frozen_x, trained_w) = (frozen(&x), leaf(&w));
+    let gradients = pull(<A as ModelBackend>::linear(frozen_x.clone(), trained_w.clone(), None));
+    assert!(frozen_x.grad(&gradients).is_none() && trained_w.grad(&gradients).is_some());
+}
+
+#[test]
+fn transposed_weights_are_read_as_what_they_are() {
+    let (x, w) = (values([9, 20], 15, 1.0), values([20, 33], 16, 1.0));
+    assert_close(
+        "transposed",
+        <F as ModelBackend>::linear(x.clone(), w.clone().transpose(), None),
+        x.matmul(w),
+    );
+}
+
+#[test]
+fn linear_layers_do_not_depend_on_threads() {
+    let (x, w) = (values([130, 300], 17, 1.0), values([520, 300], 18, 1.0));
+    let (a, b) = (values([8, 300], 19, 1.0), values([520, 8], 20, 1.0));
+    assert_same_on_any_number_of_threads(|| {
+        let inputs = [leaf(&x), leaf(&a), leaf(&b)];
+        let [tracked, a_ri, b_or] = inputs.clone();
+        let y = A::lora_linear(tracked, frozen(&w), None, LowRank { a_ri, b_or, scale: 2.0 });
+        let mut found = vec![bits(y.clone().inner())];
+        let gradients = pull(y);
+        found.extend(inputs.iter().map(|input| bits(gradient(input, &gradients))));
+        let trained = leaf(&w);
+        let gradients = pull(<A as ModelBackend>::linear(frozen(&x), trained.clone(), None));
+        found.push(bits(gradient(&trained, &gradients)));
+        found
+    });
+}
