@@ -177,9 +177,9 @@ pub trait Link {
     /// Blocks until this worker has its place. Called once per generation.
     fn assignment(&mut self) -> Result<Assignment, LinkError>;
 
-    /// Blocks until this rank may consume samples of `step`; returns its positions within the global batch.
-    /// Leases are granted well ahead, so this normally returns at once.
-    fn lease(&mut self, step: Step) -> Result<Range<usize>, LinkError>;
+    /// Blocks until this rank may consume its slice of `step`, whose global batch has `samples` samples; returns the slice as
+    /// positions within that batch. Leases are granted well ahead, so this normally returns at once.
+    fn lease(&mut self, step: Step, samples: u64) -> Result<Range<u64>, LinkError>;
 
     /// Shows the generation's communicator to the control plane as soon as there is one: an abort from the coordinator ends the
     /// collective in flight through `abort`, and heartbeats carry `progress`.
@@ -201,8 +201,6 @@ pub trait Link {
 /// A world of one, without a coordinator.
 #[derive(Clone, Debug)]
 pub struct SoloLink {
-    /// Samples per step.
-    pub global_batch: usize,
     /// Where to start.
     pub first_step: Step,
 }
@@ -217,8 +215,8 @@ impl Link for SoloLink {
         })
     }
 
-    fn lease(&mut self, _step: Step) -> Result<Range<usize>, LinkError> {
-        Ok(0..self.global_batch)
+    fn lease(&mut self, _step: Step, samples: u64) -> Result<Range<u64>, LinkError> {
+        Ok(0..samples)
     }
 
     fn commands(&mut self) -> Commands {

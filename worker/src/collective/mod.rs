@@ -165,6 +165,8 @@ pub struct Progress {
     pub entered: std::sync::atomic::AtomicU64,
     /// Sequence number of the last collective finished.
     pub finished: std::sync::atomic::AtomicU64,
+    /// Nanoseconds spent in collectives so far, waiting for slower ranks included.
+    pub busy_nanos: std::sync::atomic::AtomicU64,
 }
 
 /// What went wrong with a pair of buffers.

@@ -108,6 +108,7 @@ impl Ring {
     /// Runs one collective: checks that the ring is whole, numbers the collective, and remembers a failure.
     fn run<T: Element>(&mut self, call: &Call, plan: &mut Plan<'_, T>) -> Result<(), CollectiveError> {
         let operation = call.operation.name();
+        let began = Instant::now();
         let sequence = self.progress.entered.fetch_add(1, Ordering::Relaxed) + 1;
         if let Some(reason) = self.abort.reason().or_else(|| self.failed.clone()) {
             return Err(CollectiveError::Aborted { sequence, operation, reason });
@@ -128,6 +129,7 @@ impl Ring {
             }
         }
         self.progress.finished.store(sequence, Ordering::Relaxed);
+        self.progress.busy_nanos.fetch_add(began.elapsed().as_nanos() as u64, Ordering::Relaxed);
         Ok(())
     }
 

@@ -97,6 +97,11 @@ impl Meter {
         self.peaks.values().copied().collect()
     }
 
+    /// The phase that runs.
+    pub fn phase(&self) -> Phase {
+        self.phase
+    }
+
     /// Bytes in use now.
     pub fn in_use(&self) -> Bytes {
         Bytes(allocator::in_use())

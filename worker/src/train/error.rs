@@ -4,8 +4,8 @@ use coxswain_proto::ids::{Rank, Step};
 
 use super::checkpoint::CheckpointError;
 use crate::{
-    collective::CollectiveError, data::DataError, link::LinkError, memory::OutOfMemory, model::policy::StepError,
-    model::qwen::ModelError, trainer::FailureKind, zero::ZeroError,
+    collective::CollectiveError, data::DataError, link::LinkError, lora::LoraError, memory::OutOfMemory, model::policy::StepError,
+    model::qwen::ModelError, trainer::FailureKind, zero,
 };
 
 /// Why training on this rank ended early.
@@ -20,9 +20,15 @@ pub enum TrainError {
     /// Forward or backward pass.
     #[error(transparent)]
     Step(#[from] StepError),
-    /// The optimizer: non-finite gradients, or its state on disk.
+    /// The optimizer refused the gradients.
     #[error(transparent)]
-    Optimizer(#[from] ZeroError),
+    Optimizer(#[from] zero::StepError),
+    /// The optimizer's state on disk cannot be taken over.
+    #[error(transparent)]
+    OptimizerState(#[from] zero::StateError),
+    /// The adapter cannot be written.
+    #[error(transparent)]
+    Lora(#[from] LoraError),
     /// A checkpoint that training cannot start from.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
@@ -83,11 +89,11 @@ impl TrainError {
     pub fn kind(&self) -> FailureKind {
         match self {
             Self::Data(_) | Self::Model(_) | Self::NoGradient { .. } | Self::Plan(_) => FailureKind::BadInput,
-            Self::Step(_) | Self::Optimizer(ZeroError::NonFinite { .. }) => FailureKind::Numeric,
+            Self::Step(_) | Self::Optimizer(zero::StepError::NonFinite { .. }) => FailureKind::Numeric,
             Self::DoesNotFit { .. } => FailureKind::OutOfMemory,
             Self::Collective(CollectiveError::PeerLost { .. }) | Self::PeerFailed(_) => FailureKind::PeerLost,
-            Self::Checkpoint(_) | Self::Io { .. } => FailureKind::Io,
-            Self::Optimizer(ZeroError::Collective(_)) => FailureKind::PeerLost,
+            Self::Checkpoint(_) | Self::OptimizerState(_) | Self::Lora(_) | Self::Io { .. } => FailureKind::Io,
+            Self::Optimizer(zero::StepError::Collective(_)) => FailureKind::PeerLost,
             Self::Optimizer(_) | Self::Collective(_) | Self::Link(_) => FailureKind::Internal,
         }
     }

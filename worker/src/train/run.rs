@@ -17,7 +17,7 @@ use crate::{
     memory::Meter,
     model::policy::Policy,
     params::{FlatGrads, Trainables},
-    zero::ShardedAdamW,
+    zero::{LearningRateSchedule, ShardedAdamW},
 };
 
 /// Steps whose samples are requested ahead of the one that runs, so that data threads never wait for a lease.
@@ -40,6 +40,7 @@ pub(super) struct Training<'a, B: Tape<Base = B>> {
     pub(super) policy: Policy<B>,
     pub(super) trainables: Trainables<B>,
     pub(super) optimizer: ShardedAdamW,
+    pub(super) rates: LearningRateSchedule,
     pub(super) grads: FlatGrads,
     pub(super) meter: Meter,
     pub(super) store: Store,

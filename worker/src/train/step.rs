@@ -11,7 +11,10 @@
 //! Until the vote nothing has left this rank and nothing has changed but the gradient buffer, so a step can be dropped and tried
 //! again: with the same samples and, because draws are keyed by step and sample, with the same noise.
 
-use std::time::Instant;
+use std::{
+    sync::atomic::Ordering,
+    time::{Duration, Instant},
+};
 
 use coxswain_proto::{
     ids::{Bytes, Step},
@@ -28,6 +31,7 @@ use crate::{
     link::{Phase, StepDone, StepTimes},
     memory::OutOfMemory,
     model::policy::{FlowDraws, StageClock},
+    zero::StepInput,
 };
 
 /// Sums over this rank's micro-batches.
@@ -139,13 +143,20 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     /// Reduce, clip, AdamW on this rank's shard, gather. Returns the global gradient norm before clipping.
     fn update(&mut self, step: Step, verdict: &Verdict, times: &mut StepTimes) -> Result<f64, TrainError> {
         self.enter(Phase::Optimizer, step)?;
-        let Self { optimizer, grads, trainables, comm, .. } = self;
-        let scale = 1.0 / verdict.valid_count.max(1.0);
-        let outcome =
-            trainables.update(|weights| optimizer.step(step, grads, scale, weights, comm.as_mut()))?;
-        times.communication += outcome.communication;
-        times.optimizer += outcome.compute;
-        Ok(outcome.grad_norm)
+        let (updating, busy) = (Instant::now(), self.communicating());
+        let input = StepInput { scale: 1.0 / verdict.valid_count.max(1.0), rates: self.rates.rates(step.0) };
+        let mut weights = self.trainables.take();
+        let outcome = self.optimizer.step(self.grads.values_mut(), &mut weights, &input, self.comm.as_mut());
+        self.trainables.set(weights);
+        let communication = self.communicating() - busy;
+        times.communication += communication;
+        times.optimizer += updating.elapsed().saturating_sub(communication);
+        Ok(outcome?.grad_norm)
+    }
+
+    /// Time spent in collectives so far.
+    fn communicating(&self) -> Duration {
+        Duration::from_nanos(self.comm.progress().busy_nanos.load(Ordering::Relaxed))
     }
 
     fn done(
@@ -164,7 +175,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             loss_sum: verdict.loss_sum,
             valid_count: verdict.valid_count,
             grad_norm,
-            learning_rate: self.optimizer.learning_rate(step),
+            learning_rate: self.rates.rates(step.0).expert,
             times,
             tokens: share.tokens,
             micro_batch: self.micro_batch as u32,

@@ -1,21 +1,33 @@
 //! The policy trainer: what a session runs on its trainer thread.
 
-use std::{panic, path::PathBuf, sync::Arc, thread};
+use std::{
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use coxswain_proto::{document, ids::Step, plan::Plan, run_spec::RunSpec};
+use coxswain_proto::{
+    document,
+    ids::{Bytes, Step},
+    plan::Plan,
+    run_spec::RunSpec,
+};
 
 use super::{TrainError, checkpoint::Store, run::Training};
 use crate::{
-    collective::{Collective, Membership, Ring, RingListener, Solo},
+    collective::{Collective, CollectiveError, Membership, Ring, RingAbort, RingListener, Solo},
     data::{Dataset, Prefetcher},
     kernels::Tape,
-    link::{Assignment, Commands, Link, LinkError, Phase, Report},
-    memory::{Meter, Resident},
+    link::{Assignment, Commands, Link, LinkError, Phase},
+    memory::Meter,
     model::policy::Policy,
     params::{FlatGrads, Trainables},
     trainer::{DataSetFacts, Trainer, TrainerFailure, TrainerOutcome},
-    zero::ShardedAdamW,
+    zero::{self, LearningRateSchedule, ShardedAdamW},
 };
+
+/// How long ranks look for each other once all are assigned.
+const RING_PATIENCE: Duration = Duration::from_secs(60);
 
 /// What a trainer is given besides the run spec.
 pub struct TrainerOptions<B: Tape<Base = B>> {
@@ -23,8 +35,6 @@ pub struct TrainerOptions<B: Tape<Base = B>> {
     pub device: B::Device,
     /// Accepts this rank's ring neighbour; none for a world of one.
     pub listener: Option<RingListener>,
-    /// Names the ring's members: a neighbour of another run is refused.
-    pub run_id: String,
 }
 
 /// Trains the policy of a run spec on backend `B`.
@@ -37,5 +47,148 @@ impl<B: Tape<Base = B>> PolicyTrainer<B> {
     /// A trainer that has read nothing yet.
     pub fn new(options: TrainerOptions<B>) -> Self {
         Self { options, dataset: None }
+    }
+
+    fn dataset(&mut self, spec: &RunSpec) -> Result<Arc<Dataset>, TrainError> {
+        if let Some(dataset) = &self.dataset {
+            return Ok(dataset.clone());
+        }
+        let dataset = Arc::new(Dataset::open(spec)?);
+        self.dataset = Some(dataset.clone());
+        Ok(dataset)
+    }
+
+    /// Loads the model while the world gathers, then takes its place in it.
+    fn prepare<'a>(
+        &mut self,
+        spec: &'a RunSpec,
+        mut link: Box<dyn Link + Send>,
+    ) -> Result<Training<'a, B>, TrainError> {
+        link.at(Phase::Loading, Step(0));
+        let meter = Meter::new(Phase::Loading, spec.memory.capacity.map(Bytes));
+        let dataset = self.dataset(spec)?;
+        let plan = Plan::new(&spec.train, dataset.training_len())?;
+        let (policy, layout, initial) = Policy::<B>::load(spec, dataset.dims(), &self.options.device)?;
+        link.at(Phase::Joining, Step(0));
+        let assignment = link.assignment()?;
+        link.at(Phase::Connecting, assignment.first_step);
+        let comm = self.connect(spec, &assignment, link.as_mut())?;
+        let optimizer = ShardedAdamW::new(&layout, comm.world(), assignment.rank, &spec.optimizer);
+        let output_dir = PathBuf::from(&spec.run.output_dir);
+        let prefetch = Prefetcher::start(dataset.clone(), spec.data.prefetch, 1)?;
+        Ok(Training {
+            spec,
+            spec_digest: document::digest(spec),
+            rates: LearningRateSchedule::new(&spec.optimizer, plan.total_steps()),
+            store: Store::new(&output_dir),
+            output_dir,
+            plan,
+            grads: FlatGrads::new(layout.len()),
+            gradient_seen: vec![false; layout.params().len()],
+            trainables: Trainables::new(layout, initial, &self.options.device),
+            micro_batch: spec.train.micro_batch,
+            next: assignment.first_step,
+            requested: assignment.first_step,
+            obeyed: Commands::default(),
+            saved: None,
+            assignment,
+            link,
+            comm,
+            dataset,
+            prefetch,
+            policy,
+            optimizer,
+            meter,
+        })
+    }
+
+    fn connect(
+        &mut self,
+        spec: &RunSpec,
+        assignment: &Assignment,
+        link: &mut dyn Link,
+    ) -> Result<Box<dyn Collective>, TrainError> {
+        let Some(listener) = self.options.listener.as_ref().filter(|_| assignment.peers.len() > 1) else {
+            let solo = Solo::default();
+            link.connected(solo.abort_handle(), solo.progress());
+            return Ok(Box::new(solo));
+        };
+        let abort = RingAbort::new();
+        link.connected(abort.clone(), Arc::default());
+        let membership = Membership {
+            run: &document::digest(spec),
+            generation: assignment.generation,
+            rank: assignment.rank,
+            peers: &assignment.peers,
+        };
+        let ring = Ring::connect(listener, &membership, Instant::now() + RING_PATIENCE, &abort)?;
+        link.connected(ring.abort_handle(), ring.progress());
+        Ok(Box::new(ring))
+    }
+}
+
+impl<B: Tape<Base = B>> PolicyTrainer<B>
+where
+    B::Device: Send,
+{
+    fn begin(training: &mut Training<'_, B>) -> Result<(), TrainError> {
+        if training.next > Step(0) {
+            training.restore()?;
+        }
+        training.announce()
+    }
+}
+
+impl<B: Tape<Base = B>> Trainer for PolicyTrainer<B>
+where
+    B::Device: Send,
+{
+    fn open(&mut self, spec: &RunSpec) -> Result<DataSetFacts, TrainerFailure> {
+        let dataset = self.dataset(spec).map_err(|error| failure(&error, Phase::Loading, Step(0)))?;
+        Ok(DataSetFacts {
+            training_samples: dataset.training_len(),
+            fingerprint: dataset.fingerprint().to_string(),
+        })
+    }
+
+    fn train(&mut self, spec: &RunSpec, link: Box<dyn Link + Send>) -> TrainerOutcome {
+        let mut training = match self.prepare(spec, link) {
+            Ok(training) => training,
+            Err(error) => return ended(&error, failure(&error, Phase::Loading, Step(0))),
+        };
+        let result = Self::begin(&mut training).and_then(|()| training.run());
+        match result {
+            Ok(()) => TrainerOutcome::Done,
+            Err(error) => {
+                let mut failure = failure(&error, training.meter.phase(), training.next);
+                failure.memory_in_use = training.meter.in_use();
+                let batch = training.plan.batch(training.next);
+                failure.positions = vec![batch.of_rank(training.rank(), training.world())];
+                ended(&error, failure)
+            }
+        }
+    }
+}
+
+/// Someone else's failure, or this rank's own.
+fn ended(error: &TrainError, failure: TrainerFailure) -> TrainerOutcome {
+    match error {
+        TrainError::Link(LinkError::Aborted(reason))
+        | TrainError::Collective(CollectiveError::Aborted { reason, .. })
+        | TrainError::Optimizer(zero::StepError::Collective(CollectiveError::Aborted { reason, .. })) => {
+            TrainerOutcome::Aborted(reason.clone())
+        }
+        _ => TrainerOutcome::Failed(failure),
+    }
+}
+
+fn failure(error: &TrainError, phase: Phase, step: Step) -> TrainerFailure {
+    TrainerFailure {
+        kind: error.kind(),
+        phase,
+        step,
+        positions: Vec::new(),
+        memory_in_use: Bytes(0),
+        message: error.to_string(),
     }
 }

@@ -15,4 +15,5 @@ mod manifest;
 mod store;
 
 pub use manifest::{FileEntry, Manifest};
+pub(super) use store::io_error;
 pub use store::{CheckpointError, Found, Staging, Store};

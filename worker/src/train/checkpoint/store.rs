@@ -112,6 +112,14 @@ impl Store {
         Ok(found)
     }
 
+    /// The newest complete checkpoint.
+    pub fn newest(&self) -> Result<Found, CheckpointError> {
+        self.complete()?.pop().ok_or_else(|| CheckpointError::Foreign {
+            path: self.root.clone(),
+            detail: "holds no complete checkpoint; is this the output directory of a run that has saved one?".into(),
+        })
+    }
+
     /// The checkpoint of exactly this step.
     pub fn open(&self, step: u64) -> Result<Found, CheckpointError> {
         let path = self.path(step);

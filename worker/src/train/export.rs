@@ -1,0 +1,256 @@
+//! What a user takes away from a run, written by rank 0 once training is over.
+//!
+//! ```text
+//! adapter/              PEFT directory of the LoRA weights
+//! expert.safetensors    sensor.safetensors      the rest of what was trained, fp32, by name
+//! stats.json            normalisation statistics of the features the policy saw
+//! run_spec.json         the run
+//! summary.json          losses, held-out error, speed, memory of every rank
+//! manifest.json         what each file is, with checksums; written last
+//! ```
+//!
+//! Every file appears by rename, so a crash leaves the previous export or the new one, file by file.
+
+use std::{
+    fs,
+    io::Write,
+    path::{Path, PathBuf},
+    time::Instant,
+};
+
+use coxswain_proto::{VERSION, ids::Step};
+use serde::{Deserialize, Serialize};
+
+use super::{TrainError, checkpoint::FileEntry, evaluate::ActionError, run::Training, save::write_tensors};
+use crate::{
+    collective::Buf,
+    collective::BufMut,
+    kernels::Tape,
+    link::{Phase, StepDone},
+    params::Group,
+};
+
+/// `summary.json`: a run in numbers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Summary {
+    /// Steps committed over the life of the run.
+    pub steps: u64,
+    /// The step this process started with: more than 0 after a resume.
+    pub first_step: u64,
+    /// Whether the run was stopped before its last step.
+    pub stopped: bool,
+    /// Ranks.
+    pub world_size: u32,
+    /// Mean loss of this process's first steps (up to 10).
+    pub loss_first: f64,
+    /// Mean loss of its last steps (up to 10).
+    pub loss_last: f64,
+    /// Loss of every step of this process.
+    pub losses: Vec<f64>,
+    /// Held-out action error before the first of these steps.
+    pub error_before: Option<ActionError>,
+    /// Held-out action error after the last.
+    pub error_after: Option<ActionError>,
+    /// Seconds from the first of these steps to the last.
+    pub train_seconds: f64,
+    /// Samples trained on per second, over all ranks.
+    pub samples_per_second: f64,
+    /// Prompt tokens per second, over all ranks.
+    pub tokens_per_second: f64,
+    /// Largest sightings of each rank's memory, in bytes.
+    pub peak_memory: Vec<RankPeak>,
+    #[serde(skip, default = "Instant::now")]
+    began: Instant,
+    #[serde(skip)]
+    tokens: u64,
+    #[serde(skip)]
+    samples: u64,
+}
+
+/// Largest sightings of one rank's memory, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankPeak {
+    /// Which.
+    pub rank: u32,
+    /// Allocator, in use.
+    pub in_use: u64,
+    /// Allocator, reserved.
+    pub reserved: u64,
+    /// Driver, or resident set.
+    pub driver: u64,
+}
+
+impl Summary {
+    /// Before the first step of this process.
+    pub(super) fn begin(first: Step, world_size: u32) -> Self {
+        Self {
+            steps: first.0,
+            first_step: first.0,
+            stopped: false,
+            world_size,
+            loss_first: f64::NAN,
+            loss_last: f64::NAN,
+            losses: Vec::new(),
+            error_before: None,
+            error_after: None,
+            train_seconds: 0.0,
+            samples_per_second: 0.0,
+            tokens_per_second: 0.0,
+            peak_memory: Vec::new(),
+            began: Instant::now(),
+            tokens: 0,
+            samples: 0,
+        }
+    }
+
+    /// One committed step.
+    pub(super) fn book(&mut self, done: &StepDone) {
+        self.steps = done.step.0 + 1;
+        self.losses.push(done.loss_sum / done.valid_count.max(1.0));
+        self.tokens += done.tokens;
+        self.samples += done.positions.iter().map(|range| range.end - range.start).sum::<u64>();
+        self.train_seconds += done.times.total.as_secs_f64();
+    }
+
+    fn conclude(&mut self) {
+        const SHOWN: usize = 10;
+        let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len().max(1) as f64;
+        self.loss_first = mean(&self.losses[..self.losses.len().min(SHOWN)]);
+        self.loss_last = mean(&self.losses[self.losses.len().saturating_sub(SHOWN)..]);
+    }
+}
+
+/// `manifest.json`: what each exported file is.
+#[derive(Debug, Serialize)]
+struct Manifest<'a> {
+    version: &'a str,
+    run: &'a str,
+    spec_digest: &'a str,
+    base_model: &'a str,
+    steps: u64,
+    files: Vec<ManifestFile>,
+}
+
+#[derive(Debug, Serialize)]
+struct ManifestFile {
+    path: String,
+    what: &'static str,
+    #[serde(flatten)]
+    entry: FileEntry,
+}
+
+impl<B: Tape<Base = B>> Training<'_, B> {
+    /// Gathers what only all ranks together know, and lets rank 0 write everything.
+    pub(super) fn export(&mut self, mut summary: Summary, stopped: bool) -> Result<(), TrainError> {
+        self.enter(Phase::Checkpoint, self.next)?;
+        summary.stopped = stopped;
+        self.gather(&mut summary)?;
+        summary.conclude();
+        if self.rank().0 == 0 {
+            self.write_export(&summary)?;
+        }
+        // Nobody leaves before the results are on disk.
+        self.comm.barrier()?;
+        Ok(())
+    }
+
+    fn gather(&mut self, summary: &mut Summary) -> Result<(), TrainError> {
+        const FIELDS: usize = 5;
+        let peaks = self.meter.report();
+        let largest = |of: fn(&crate::link::PhaseMemory) -> u64| peaks.iter().map(of).max().unwrap_or(0) as f64;
+        let own: [f64; FIELDS] = [
+            largest(|p| p.in_use.0),
+            largest(|p| p.reserved.0),
+            largest(|p| p.driver.0),
+            summary.samples as f64,
+            summary.tokens as f64,
+        ];
+        let mut all = vec![0.0; FIELDS * self.comm.world()];
+        self.comm.all_gather(Buf::F64(&own), BufMut::F64(&mut all))?;
+        let ranks = all.chunks_exact(FIELDS).zip(0..);
+        summary.peak_memory = ranks
+            .clone()
+            .map(|(x, rank)| RankPeak { rank, in_use: x[0] as u64, reserved: x[1] as u64, driver: x[2] as u64 })
+            .collect();
+        let seconds = summary.train_seconds.max(f64::MIN_POSITIVE);
+        summary.samples_per_second = ranks.clone().map(|(x, _)| x[3]).sum::<f64>() / seconds;
+        summary.tokens_per_second = ranks.map(|(x, _)| x[4]).sum::<f64>() / seconds;
+        Ok(())
+    }
+
+    fn write_export(&self, summary: &Summary) -> Result<(), TrainError> {
+        let dir = &self.output_dir;
+        let values = self.trainables.to_vec();
+        let layout = self.trainables.layout();
+        let mut files = Vec::new();
+        if let Some(plan) = self.policy.lora() {
+            let adapter = dir.join("adapter");
+            crate::lora::write_adapter(&adapter, plan, &self.spec.model.path, layout, &values)?;
+            files.push(("adapter/adapter_config.json", "PEFT configuration of the adapter"));
+            files.push(("adapter/adapter_model.safetensors", "LoRA weights under PEFT's names"));
+        }
+        let groups = [
+            (Group::Expert, "expert.safetensors", "action expert"),
+            (Group::Sensor, "sensor.safetensors", "sensor encoder"),
+        ];
+        for (group, file, what) in groups {
+            if layout.params().iter().all(|param| param.group != group) {
+                continue;
+            }
+            let prefix = format!("{group}.");
+            replace(&dir.join(file), |path| {
+                write_tensors(path, layout, &values, |name| name.starts_with(&prefix))
+            })?;
+            files.push((file, what));
+        }
+        let texts = [
+            ("stats.json", "normalisation statistics", self.dataset.stats().to_json()),
+            ("run_spec.json", "the run", pretty(self.spec)),
+            ("summary.json", "losses, errors, speed and memory", pretty(summary)),
+        ];
+        for (file, what, text) in texts {
+            write_text(&dir.join(file), &text)?;
+            files.push((file, what));
+        }
+        self.write_manifest(&files)
+    }
+
+    fn write_manifest(&self, files: &[(&'static str, &'static str)]) -> Result<(), TrainError> {
+        let describe = |&(path, what): &(&str, &'static str)| {
+            let full = self.output_dir.join(path);
+            let entry = FileEntry::of(&full).map_err(|source| TrainError::Io { action: "read", path: full, source })?;
+            Ok(ManifestFile { path: path.to_owned(), what, entry })
+        };
+        let manifest = Manifest {
+            version: VERSION,
+            run: &self.spec.run.name,
+            spec_digest: &self.spec_digest,
+            base_model: &self.spec.model.path,
+            steps: self.next.0,
+            files: files.iter().map(describe).collect::<Result<_, TrainError>>()?,
+        };
+        write_text(&self.output_dir.join("manifest.json"), &pretty(&manifest))
+    }
+}
+
+fn pretty(value: &impl Serialize) -> String {
+    serde_json::to_string_pretty(value).expect("specs and summaries have only string keys")
+}
+
+fn write_text(path: &Path, text: &str) -> Result<(), TrainError> {
+    replace(path, |path| fs::File::create(path).and_then(|mut file| file.write_all(text.as_bytes())))
+}
+
+/// Lets `write` make a file beside `path`, brings it to the disk, and renames it into place.
+fn replace(path: &Path, write: impl FnOnce(&Path) -> std::io::Result<()>) -> Result<(), TrainError> {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".tmp");
+    let staged: PathBuf = path.with_file_name(name);
+    let result = write(&staged)
+        .and_then(|()| fs::File::open(&staged)?.sync_all())
+        .and_then(|()| fs::rename(&staged, path));
+    result.map_err(|source| {
+        let _ = fs::remove_file(&staged);
+        TrainError::Io { action: "write", path: path.to_path_buf(), source }
+    })
+}

@@ -1,0 +1,215 @@
+//! Checkpoints written and read by all ranks together. The directory itself is [`checkpoint`](super::checkpoint)'s.
+//!
+//! Writing is a small transaction of its own: rank 0 makes the staging directory, every rank writes its part and says how that went,
+//! and only if all are well does rank 0 publish. A full disk on one rank costs the checkpoint, not the run, and leaves nothing behind.
+
+use std::{
+    fs::{self, File},
+    io::{BufWriter, Write},
+    path::Path,
+};
+
+use coxswain_proto::{VERSION, ids::Bytes};
+use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+
+use super::{
+    TrainError,
+    checkpoint::{CheckpointError, Found, Manifest, Staging},
+    run::Training,
+};
+use crate::{
+    collective::{BufMut, Reduce},
+    kernels::Tape,
+    link::{CheckpointNews, Phase, Report},
+    params::TrainableLayout,
+};
+
+const TRAINABLES: &str = "trainables.safetensors";
+
+fn optimizer_file(rank: u32, world: usize) -> String {
+    format!("optimizer-rank{rank:04}-of-{world:04}.safetensors")
+}
+
+impl<B: Tape<Base = B>> Training<'_, B> {
+    /// Bytes of one checkpoint: fp32 values and both moments of everything that trains.
+    pub(super) fn checkpoint_bytes(&self) -> Bytes {
+        Bytes(3 * 4 * self.trainables.layout().len() as u64)
+    }
+
+    /// Writes the checkpoint of the steps done so far. What the file system refuses is reported and survived.
+    pub(super) fn save(&mut self) -> Result<(), TrainError> {
+        let step = self.next;
+        self.enter(Phase::Checkpoint, step)?;
+        let path = format!("checkpoints/step-{:08}", step.0);
+        let news = match self.write_together()? {
+            Ok(bytes) => {
+                self.saved = Some(step);
+                self.tell(&path, bytes, CheckpointNews::Complete)
+            }
+            Err(error) => {
+                tracing::error!(step = step.0, %error, "checkpoint given up; training goes on");
+                self.tell(&path, Bytes(0), CheckpointNews::Failed(error.to_string()))
+            }
+        };
+        news?;
+        Ok(())
+    }
+
+    fn tell(&mut self, path: &str, bytes: Bytes, news: CheckpointNews) -> Result<(), TrainError> {
+        let path = path.to_owned();
+        // Completion is the publisher's to tell; a failure is told by whoever saw it.
+        if self.rank().0 == 0 || matches!(news, CheckpointNews::Failed(_)) {
+            self.link.report(Report::Checkpoint { step: self.next, path, bytes, news })?;
+        }
+        Ok(())
+    }
+
+    /// All ranks: stage, write, agree, publish. The outer error ends training; the inner one only this checkpoint.
+    fn write_together(&mut self) -> Result<Result<Bytes, CheckpointError>, TrainError> {
+        let step = self.next.0;
+        let first = self.rank().0 == 0;
+        let staged = if first { self.store.stage(step) } else { Ok(self.store.staging(step)) };
+        let staging = match self.agree(staged)? {
+            Ok(staging) => staging,
+            Err(error) => return Ok(Err(error)),
+        };
+        let written = self.write_parts(&staging);
+        let bytes = match self.agree(written)? {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                if first {
+                    staging.abandon();
+                }
+                return Ok(Err(error));
+            }
+        };
+        let published = if first { self.publish(&staging) } else { Ok(bytes) };
+        self.agree(published)
+    }
+
+    /// Whether every rank got through: its own error where there is one, another rank's otherwise.
+    fn agree<V>(&mut self, own: Result<V, CheckpointError>) -> Result<Result<V, CheckpointError>, TrainError> {
+        let mut failed = [f64::from(u8::from(own.is_err()))];
+        self.comm.all_reduce(BufMut::F64(&mut failed), Reduce::Max)?;
+        Ok(match own {
+            Ok(_) if failed[0] > 0.0 => Err(CheckpointError::OtherRank { step: self.next.0 }),
+            own => own,
+        })
+    }
+
+    /// This rank's files; returns their bytes.
+    fn write_parts(&mut self, staging: &Staging) -> Result<Bytes, CheckpointError> {
+        let name = optimizer_file(self.rank().0, self.comm.world());
+        let path = staging.file(&name);
+        File::create(&path)
+            .map(|file| BufWriter::with_capacity(1 << 20, file))
+            .and_then(|mut file| self.optimizer.write_to(&mut file).and_then(|_| file.flush()))
+            .map_err(super::checkpoint::io_error("write", &path))?;
+        let mut bytes = staging.sync(&name)?;
+        if self.rank().0 == 0 {
+            let path = staging.file(TRAINABLES);
+            write_tensors(&path, self.trainables.layout(), &self.trainables.to_vec(), |_| true)
+                .map_err(super::checkpoint::io_error("write", &path))?;
+            bytes += staging.sync(TRAINABLES)?;
+        }
+        Ok(Bytes(bytes))
+    }
+
+    fn publish(&mut self, staging: &Staging) -> Result<Bytes, CheckpointError> {
+        let manifest = Manifest {
+            format: Manifest::FORMAT,
+            step: self.next.0,
+            epoch: self.plan.epoch(self.next),
+            world_size: self.comm.world(),
+            spec_digest: self.spec_digest.clone(),
+            version: VERSION.to_owned(),
+            dataset_fingerprint: self.dataset.fingerprint().to_string(),
+            micro_batch: self.micro_batch,
+            files: Default::default(),
+        };
+        let found = staging.publish(manifest)?;
+        self.store.prune(self.spec.train.keep_checkpoints)?;
+        Ok(Bytes(found.bytes()))
+    }
+
+    /// Takes over the checkpoint of the first step, written by any number of ranks.
+    pub(super) fn restore(&mut self) -> Result<(), TrainError> {
+        let found = self.store.open(self.next.0)?;
+        self.check_origin(&found)?;
+        self.trainables.set(read_trainables(&found, self.trainables.layout())?);
+        let mut states = Vec::new();
+        for rank in 0..found.manifest.world_size as u32 {
+            let path = found.verified(&optimizer_file(rank, found.manifest.world_size))?;
+            states.push(fs::read(&path).map_err(super::checkpoint::io_error("read", &path))?);
+        }
+        let states: Vec<&[u8]> = states.iter().map(Vec::as_slice).collect();
+        self.optimizer.import(&states)?;
+        self.micro_batch = self.micro_batch.min(found.manifest.micro_batch);
+        self.saved = Some(self.next);
+        Ok(())
+    }
+
+    /// A checkpoint of another run or another data set would train on, and mean nothing.
+    fn check_origin(&self, found: &Found) -> Result<(), CheckpointError> {
+        let foreign = |detail: String| CheckpointError::Foreign { path: found.path.clone(), detail };
+        let manifest = &found.manifest;
+        if manifest.spec_digest != self.spec_digest {
+            return Err(foreign(
+                "was written by a run with other settings; choose another run.output_dir, or restore the settings".into(),
+            ));
+        }
+        let fingerprint = self.dataset.fingerprint().to_string();
+        if manifest.dataset_fingerprint != fingerprint {
+            return Err(foreign(format!(
+                "belongs to data set {}, data.path is {fingerprint}; its order of samples is another",
+                manifest.dataset_fingerprint
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// Writes the trainables that `wanted` picks by name as a safetensors file.
+pub(super) fn write_tensors(
+    path: &Path,
+    layout: &TrainableLayout,
+    values: &[f32],
+    wanted: impl Fn(&str) -> bool,
+) -> std::io::Result<()> {
+    let views = layout.params().iter().filter(|param| wanted(&param.name)).map(|param| {
+        let values = bytemuck::cast_slice(&values[param.offset..param.offset + param.len()]);
+        let view = TensorView::new(Dtype::F32, param.shape.clone(), values);
+        (param.name.clone(), view.expect("shape and values come from one layout"))
+    });
+    let metadata = [("format".to_owned(), "pt".to_owned())].into();
+    safetensors::serialize_to_file(views, Some(metadata), path).map_err(std::io::Error::other)
+}
+
+/// Reads the flat values of a checkpoint back, by name.
+pub(super) fn read_trainables(found: &Found, layout: &TrainableLayout) -> Result<Vec<f32>, CheckpointError> {
+    let path = found.verified(TRAINABLES)?;
+    let damaged = |detail: String| CheckpointError::Damaged { path: path.clone(), detail };
+    let bytes = fs::read(&path).map_err(super::checkpoint::io_error("read", &path))?;
+    let tensors = SafeTensors::deserialize(&bytes).map_err(|error| damaged(error.to_string()))?;
+    let mut flat = vec![0.0; layout.len()];
+    for param in layout.params() {
+        let tensor = tensors
+            .tensor(&param.name)
+            .map_err(|_| damaged(format!("{} is missing: was it written with other lora.targets?", param.name)))?;
+        if tensor.dtype() != Dtype::F32 || tensor.shape() != param.shape {
+            return Err(damaged(format!(
+                "{} is {:?} {:?}, expected F32 {:?}",
+                param.name,
+                tensor.dtype(),
+                tensor.shape(),
+                param.shape
+            )));
+        }
+        let target = bytemuck::cast_slice_mut(&mut flat[param.offset..param.offset + param.len()]);
+        target.copy_from_slice(tensor.data());
+    }
+    if tensors.len() != layout.params().len() {
+        return Err(damaged(format!("{} tensors, this run trains {}", tensors.len(), layout.params().len())));
+    }
+    Ok(flat)
+}
