@@ -116,7 +116,8 @@ impl Store {
     pub fn newest(&self) -> Result<Found, CheckpointError> {
         self.complete()?.pop().ok_or_else(|| CheckpointError::Foreign {
             path: self.root.clone(),
-            detail: "holds no complete checkpoint; is this the output directory of a run that has saved one?".into(),
+            detail: "holds no complete checkpoint; is this the output directory of a run that has saved one?"
+                .into(),
         })
     }
 
