@@ -11,11 +11,14 @@
 
 mod error;
 pub mod linear;
+pub mod peft;
+mod peft_config;
 
 pub mod plan;
 pub mod targets;
 
 pub use error::LoraError;
 pub use linear::LoraLinear;
+pub use peft::{PeftAdapter, write_adapter};
 
 pub use plan::{AdapterSpec, LoraPlan, Module, ModuleKind};

@@ -1,6 +1,9 @@
 //! Which linears of a model get an adapter, of which rank and scale.
 
-use std::{collections::BTreeMap, fmt};
+use std::{
+    collections::{BTreeMap, HashMap},
+    fmt,
+};
 
 use coxswain_proto::run_spec::{Lora, LoraTargets};
 
@@ -14,6 +17,8 @@ use super::{
 pub struct Module {
     /// Path in the spelling of Transformers 5.
     pub name: String,
+    /// Path before Transformers 4.52, which older adapters use.
+    pub old_name: String,
     /// What it is.
     pub kind: ModuleKind,
 }
@@ -101,6 +106,12 @@ impl LoraPlan {
             .map(|name| patterns.adapter(&recipe, &name).map(|spec| (name, spec)))
             .collect::<Result<_, _>>()?;
         Ok(Self { recipe, adapters })
+    }
+
+    /// The same adapters under other module paths.
+    pub(super) fn renamed(self, names: &HashMap<String, String>) -> Self {
+        let adapters = self.adapters.into_iter().map(|(name, spec)| (names[&name].clone(), spec)).collect();
+        Self { adapters, ..self }
     }
 
     /// The adapter of a module, if it has one.

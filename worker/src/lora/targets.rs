@@ -188,3 +188,40 @@ impl<V: Copy> Patterns<V> {
         Ok(None)
     }
 }
+
+/// `layers_to_transform` and `layers_pattern`: adapters only in layers of these numbers.
+#[derive(Debug)]
+pub struct LayerFilter {
+    layers: Vec<u64>,
+    patterns: Vec<Regex>,
+}
+
+impl LayerFilter {
+    /// Without patterns, the first number that follows two path elements counts, as in PEFT.
+    pub fn new(layers: Vec<u64>, patterns: &[String]) -> Result<Self, LoraError> {
+        let field = "layers_pattern";
+        let compile = |text: String| Regex::new(&text).map_err(|source| pattern_error(field, &text, source));
+        let patterns = if patterns.is_empty() {
+            vec![compile(r"\A.*?\.[^.]*\.(\d+)\.".into())?]
+        } else {
+            patterns
+                .iter()
+                .map(|pattern| compile(format!(r"\A(?:.*?\.)?(?:{pattern})\.(\d+)\.")))
+                .collect::<Result<_, _>>()?
+        };
+        Ok(Self { layers, patterns })
+    }
+
+    /// Whether a path lies in one of the layers.
+    pub fn admits(&self, name: &str) -> Result<bool, LoraError> {
+        for pattern in &self.patterns {
+            let found = pattern
+                .captures(name)
+                .map_err(|source| pattern_error("layers_pattern", pattern.as_str(), source))?;
+            if let Some(number) = found.and_then(|groups| groups.iter().last().flatten()) {
+                return Ok(number.as_str().parse().is_ok_and(|number: u64| self.layers.contains(&number)));
+            }
+        }
+        Ok(false)
+    }
+}

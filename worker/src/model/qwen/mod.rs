@@ -17,6 +17,8 @@ pub mod config;
 pub mod embed;
 pub mod error;
 mod fields;
+pub mod forward;
+pub mod inputs;
 mod loader;
 mod mapping;
 mod mlp;

@@ -66,11 +66,22 @@ fn linear(inputs: usize, outputs: usize, head: bool) -> ModuleKind {
     ModuleKind::Linear { inputs, outputs, head }
 }
 
+/// The path that `name` had before Transformers 4.52.
+fn old_name(name: &str) -> String {
+    match name.strip_prefix("model.") {
+        Some(rest) if rest.starts_with("visual") => rest.into(),
+        Some(rest) => {
+            rest.strip_prefix("language_model.").map_or("model".into(), |rest| format!("model.{rest}"))
+        }
+        None => name.into(),
+    }
+}
+
 struct List(Vec<Module>);
 
 impl List {
     fn push(&mut self, name: &str, kind: ModuleKind) {
-        self.0.push(Module { name: name.into(), kind });
+        self.0.push(Module { name: name.into(), old_name: old_name(name), kind });
     }
 
     fn other(&mut self, name: &str) {
