@@ -10,7 +10,7 @@ use coxswain_proto::run_spec::RunSpec;
 use super::error::DataError;
 use super::lerobot::episodes::Episode;
 use super::lerobot::info::{Feature, Info};
-use super::lerobot::rows::{Columns, Part, RowStore, row_error};
+use super::lerobot::rows::{Block, Columns, Limits, Part, RowStore};
 use super::lerobot::stats::Stats;
 use super::lerobot::{Catalog, Fingerprint};
 use super::normalize::Normalizer;
@@ -87,7 +87,7 @@ impl Dataset {
         let holdout: BTreeSet<u64> = data.holdout_episodes.iter().map(|e| *e as u64).collect();
         let training = Arc::new(training_samples(&catalog, &holdout)?);
         let dataset = Self {
-            rows: RowStore::new(columns),
+            rows: RowStore::new(columns, Limits::default()),
             state,
             sensor,
             action,
@@ -205,15 +205,15 @@ impl Dataset {
         let (number, episode) =
             found.ok_or(DataError::OutOfRange { what: "sample", index, len: self.len() })?;
         let at = At { dataset: self, index, number, episode };
-        let numbers = at.block(Part::Numbers)?;
+        let numbers = at.block(at.row(), Part::Numbers)?;
         let task = at.keys(&numbers.keys.each_ref().map(|k| k[(at.row() - numbers.first_row) as usize]))?;
-        let state = at.numbers(&self.state)?;
-        let sensor = self.sensor.as_ref().map_or(Ok(Vec::new()), |sensor| at.numbers(sensor))?;
-        let (actions, action_is_pad) = at.actions()?;
+        let state = at.numbers(&self.state, &numbers)?;
+        let sensor = self.sensor.as_ref().map_or(Ok(Vec::new()), |sensor| at.numbers(sensor, &numbers))?;
+        let (actions, action_is_pad) = at.actions(&numbers)?;
         let mut pixel_values = Vec::new();
         let mut image_grids = Vec::with_capacity(self.cameras.len());
         for (i, camera) in self.cameras.iter().enumerate() {
-            let block = at.block(Part::Camera(i))?;
+            let block = at.block(at.row(), Part::Camera(i))?;
             let encoded = block.image(at.row()).ok_or_else(|| {
                 at.error(
                     &camera.name,
@@ -298,19 +298,11 @@ impl<'a> At<'a> {
     }
 
     fn error(&self, feature: &str, fault: String) -> DataError {
-        self.error_in_row(self.row(), feature, fault)
+        self.dataset.catalog.row_error(self.episode.file, self.row(), feature, fault)
     }
 
-    fn error_in_row(&self, row: u64, feature: &str, fault: String) -> DataError {
-        let catalog = &self.dataset.catalog;
-        match catalog.data_path(self.episode.file) {
-            Ok(path) => row_error(catalog, self.episode.file, &path, row, feature, fault),
-            Err(error) => error,
-        }
-    }
-
-    fn block(&self, part: Part) -> Result<Arc<super::lerobot::rows::Block>, DataError> {
-        self.dataset.rows.block(&self.dataset.catalog, self.episode.file, self.row(), part)
+    fn block(&self, row: u64, part: Part) -> Result<Arc<Block>, DataError> {
+        self.dataset.rows.block(&self.dataset.catalog, self.episode.file, row, part)
     }
 
     /// Checks that the row is the frame that the metadata promises, and returns its task.
@@ -330,21 +322,25 @@ impl<'a> At<'a> {
     }
 
     /// This frame's value of a feature, checked and normalised.
-    fn numbers(&self, feature: &Numeric) -> Result<Vec<f32>, DataError> {
+    fn numbers(&self, feature: &Numeric, block: &Block) -> Result<Vec<f32>, DataError> {
         let mut values = Vec::with_capacity(feature.width);
-        self.append(feature, self.row(), &mut values)?;
+        self.append(feature, block, self.row(), &mut values)?;
         feature.normalizer.apply(&mut values);
         Ok(values)
     }
 
     /// The chunk of actions from this frame on; past the episode's end its last action repeats and counts as padding.
-    fn actions(&self) -> Result<(Vec<f32>, Vec<bool>), DataError> {
+    fn actions(&self, first: &Arc<Block>) -> Result<(Vec<f32>, Vec<bool>), DataError> {
         let action = &self.dataset.action;
         let horizon = self.dataset.dims.horizon;
         let left = (self.episode.end() - self.index) as usize;
         let mut values = Vec::with_capacity(horizon * action.width);
-        for step in 0..horizon.min(left) {
-            self.append(action, self.row() + step as u64, &mut values)?;
+        let mut block = first.clone();
+        for row in (self.row()..).take(horizon.min(left)) {
+            if !block.holds(row) {
+                block = self.block(row, Part::Numbers)?;
+            }
+            self.append(action, &block, row, &mut values)?;
         }
         for _ in left..horizon {
             values.extend_from_within(values.len() - action.width..);
@@ -353,9 +349,13 @@ impl<'a> At<'a> {
         Ok((values, (0..horizon).map(|step| step >= left).collect()))
     }
 
-    fn append(&self, feature: &Numeric, row: u64, out: &mut Vec<f32>) -> Result<(), DataError> {
-        let dataset = self.dataset;
-        let block = dataset.rows.block(&dataset.catalog, self.episode.file, row, Part::Numbers)?;
+    fn append(
+        &self,
+        feature: &Numeric,
+        block: &Block,
+        row: u64,
+        out: &mut Vec<f32>,
+    ) -> Result<(), DataError> {
         let from = (row - block.first_row) as usize * feature.width;
         let values = &block.numbers[feature.column][from..from + feature.width];
         if let Some(element) = values.iter().position(|v| !v.is_finite()) {
@@ -363,7 +363,7 @@ impl<'a> At<'a> {
                 "element {element} is {}; repair the recording or delete the episode",
                 values[element]
             );
-            return Err(self.error_in_row(row, &feature.name, fault));
+            return Err(self.dataset.catalog.row_error(self.episode.file, row, &feature.name, fault));
         }
         out.extend_from_slice(values);
         Ok(())

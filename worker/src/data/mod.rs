@@ -14,26 +14,26 @@
 mod collate;
 mod dataset;
 mod error;
-
+mod inspect;
 pub mod lerobot;
 mod normalize;
 mod order;
 mod prefetch;
 mod prompt;
 mod resize;
-
+mod sample_file;
 mod vision;
 
 pub use collate::collate;
 pub use dataset::Dataset;
 pub use error::DataError;
-
+pub use inspect::{FeatureReport, Report, Role, inspect};
 pub use lerobot::Fingerprint;
 pub use normalize::Normalizer;
 pub use order::{SampleOrder, TrainingSamples};
 pub use prefetch::{Prefetcher, StepRequest};
 pub use prompt::{ModelFacts, PromptEncoder};
-
+pub use sample_file::write_sample;
 pub use vision::{DEFAULT_MAX_PIXELS, ImageProcessor, PatchShape, Patches, smart_resize};
 
 #[cfg(test)]

@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     fn order(seed: u64, n: u64) -> SampleOrder {
-        SampleOrder::new(seed, Fingerprint([3; 32]), Arc::new(TrainingSamples::new([0..n])))
+        SampleOrder::new(seed, Fingerprint([3; 32]), Arc::new(TrainingSamples::new(std::iter::once(0..n))))
     }
 
     proptest! {

@@ -12,7 +12,7 @@
 use std::{io::Cursor, path::Path};
 
 use coxswain_proto::run_spec::Data;
-use image::{DynamicImage, ImageReader, Limits};
+use image::{DynamicImage, ImageFormat, ImageReader, Limits};
 use serde::Deserialize;
 
 use super::error::{DataError, read_json};
@@ -180,7 +180,7 @@ fn decode(encoded: &[u8]) -> Result<Rgb, String> {
     let mut reader = ImageReader::new(Cursor::new(encoded))
         .with_guessed_format()
         .map_err(|e| format!("the image does not decode: {e}"))?;
-    if reader.format().is_none() {
+    if !matches!(reader.format(), Some(ImageFormat::Png | ImageFormat::Jpeg)) {
         return Err("the image is neither PNG nor JPEG; re-export the data set".into());
     }
     let mut limits = Limits::default();

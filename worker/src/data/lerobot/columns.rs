@@ -1,4 +1,4 @@
-//! From Arrow arrays to flat numbers, with every row's shape checked.
+//! From Arrow arrays to flat numbers and encoded images, with every row's shape checked.
 
 use arrow::array::{Array, ArrayRef, AsArray};
 use arrow::compute::cast;
@@ -55,6 +55,18 @@ pub fn integers(column: &ArrayRef) -> Result<Vec<i64>, RowFault> {
         return Err(RowFault { row, fault: "missing (null)".into() });
     }
     Ok(ints.as_primitive_opt::<Int64Type>().map(|a| a.values().to_vec()).unwrap_or_default())
+}
+
+/// The encoded images of an image column: LeRobot stores a struct of `bytes` and `path`, others the bytes alone.
+pub fn images(column: &ArrayRef) -> Result<ArrayRef, RowFault> {
+    let bytes = match column.as_struct_opt() {
+        Some(fields) => fields.column_by_name("bytes").cloned(),
+        None => Some(column.clone()),
+    };
+    let is_binary = |a: &ArrayRef| matches!(a.data_type(), DataType::Binary | DataType::LargeBinary);
+    let fault =
+        || format!("stored as {}, expected encoded image bytes; re-export the data set", column.data_type());
+    bytes.filter(is_binary).ok_or_else(|| RowFault { row: 0, fault: fault() })
 }
 
 /// The items of a list array whose every list has `axis` of them; `None` if it is no list array.

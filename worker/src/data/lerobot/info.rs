@@ -9,6 +9,9 @@ use serde_json::{Map, Value};
 
 use crate::data::error::{DataError, read_json};
 
+/// Columns that LeRobot keeps for itself.
+pub const BOOKKEEPING: [&str; 5] = ["timestamp", "frame_index", "episode_index", "index", "task_index"];
+
 /// Layouts of a LeRobot data set on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Version {
@@ -196,7 +199,6 @@ impl Info {
     }
 
     fn candidates(&self, fits: impl Fn(&Feature) -> bool) -> Vec<String> {
-        const BOOKKEEPING: [&str; 5] = ["timestamp", "frame_index", "episode_index", "index", "task_index"];
         let usable = |(n, f): &&(String, Feature)| !BOOKKEEPING.contains(&n.as_str()) && fits(f);
         self.features.iter().filter(usable).map(|(n, _)| n.clone()).collect()
     }

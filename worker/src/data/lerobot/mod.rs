@@ -2,6 +2,7 @@
 //!
 //! [`Catalog`] is everything known before a data file is read; [`rows::RowStore`] reads rows out of data files.
 
+mod cache;
 mod columns;
 pub mod episodes;
 pub mod info;
@@ -79,6 +80,17 @@ impl Catalog {
     pub fn data_path(&self, file: u32) -> Result<PathBuf, DataError> {
         let entry = self.episodes.files[file as usize];
         Ok(self.root.join(self.info.data_file(entry.chunk, entry.file)?))
+    }
+
+    /// A fault in row `row` of data file `file`, named by the sample it is.
+    pub fn row_error(&self, file: u32, row: u64, feature: &str, fault: String) -> DataError {
+        let path = match self.data_path(file) {
+            Ok(path) => path,
+            Err(error) => return error,
+        };
+        let index = self.episodes.sample_of_row(file, row).unwrap_or(row);
+        let (episode, start) = self.episodes.of_sample(index).map_or((0, 0), |(n, e)| (n, e.start));
+        DataError::Sample { path, index, episode, frame: index - start, feature: feature.to_string(), fault }
     }
 }
 

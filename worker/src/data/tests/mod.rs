@@ -1,7 +1,11 @@
 //! Tests of the whole path on data sets written by LeRobot, and on copies of them that are broken in one place.
 
+mod broken;
+mod golden;
+mod layout;
 mod pipeline;
 mod real;
+mod recording;
 
 use std::path::{Path, PathBuf};
 

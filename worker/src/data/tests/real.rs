@@ -43,3 +43,60 @@ fn actions_come_back_to_the_data_set_s_units() {
         assert!((a - b).abs() < 1e-5, "{a} instead of {b}");
     }
 }
+
+#[test]
+fn a_written_sample_is_the_sample_that_training_sees() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("x.safetensors");
+    let spec = spec(&mini());
+    crate::data::write_sample(&spec, 70, &out).unwrap();
+    let sample = Dataset::open(&spec).unwrap().sample(70).unwrap();
+    let bytes = std::fs::read(&out).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let tensor = |name: &str| file.tensor(name).unwrap();
+    let seq = sample.input_ids.len();
+    let ids: Vec<i64> = sample.input_ids.iter().map(|id| i64::from(*id)).collect();
+    assert_eq!(tensor("input_ids").data(), bytemuck::cast_slice::<i64, u8>(&ids));
+    assert_eq!(tensor("input_ids").shape(), [1, seq]);
+    assert_eq!(tensor("attention_mask").shape(), [1, seq]);
+    assert_eq!(tensor("pixel_values").shape(), [36, 1176]);
+    assert_eq!(tensor("pixel_values").data(), bytemuck::cast_slice::<f32, u8>(&sample.pixel_values));
+    assert_eq!(tensor("image_grid_thw").shape(), [1, 3]);
+    assert_eq!(tensor("sensor").shape(), [16, 6]);
+    assert_eq!(tensor("actions").data(), bytemuck::cast_slice::<f32, u8>(&sample.actions));
+    assert_eq!(tensor("actions").shape(), [8, 4]);
+    assert_eq!(tensor("action_is_pad").shape(), [8]);
+    // Out of range, and into a directory that is not there: nothing is left behind.
+    assert!(crate::data::write_sample(&spec, 239, &dir.path().join("y")).is_err());
+    assert!(crate::data::write_sample(&spec, 0, &dir.path().join("no/z")).is_err());
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn an_inspected_data_set_says_what_a_run_can_name() {
+    let report = crate::data::inspect(&mini()).unwrap();
+    assert_eq!((report.episodes, report.frames, report.tasks, report.files), (4, 239, 2, 1));
+    assert_eq!(report.problems, Vec::<String>::new());
+    let section = report.run_section();
+    for line in [
+        "cameras: [observation.images.corner2]",
+        "state: observation.state",
+        "sensor: observation.sensor",
+        "action: action",
+    ] {
+        assert!(section.contains(line), "{line:?} is not in {section}");
+    }
+    let json = serde_json::to_value(&report).unwrap();
+    assert_eq!(json["version"], "v3.0");
+    assert_eq!(json["features"][2]["role"], "action");
+}
+
+#[test]
+fn exported_statistics_hold_the_features_of_the_run_in_lerobot_s_layout() {
+    let stats = Dataset::open(&spec(&mini())).unwrap().stats();
+    let json: serde_json::Value = serde_json::from_str(&stats.to_json()).unwrap();
+    let names: Vec<&String> = json.as_object().unwrap().keys().collect();
+    assert_eq!(names, ["action", "observation.sensor", "observation.state"]);
+    assert_eq!(json["action"]["count"], serde_json::json!([239.0]));
+    assert_eq!(json["action"]["mean"].as_array().unwrap().len(), 4);
+}

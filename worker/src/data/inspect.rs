@@ -1,0 +1,227 @@
+//! A data set described, before any run file exists: what is in it, what a run could name, and what stands in the way.
+//!
+//! Needs no checkpoint. Every data file's footer is read, so a truncated file shows; images and values are not decoded.
+
+use std::{fmt, path::Path};
+
+use serde::Serialize;
+
+use super::error::DataError;
+use super::lerobot::Catalog;
+use super::lerobot::info::{BOOKKEEPING, Feature, Version};
+use super::lerobot::rows::{Columns, Limits, RowStore};
+
+/// Task texts listed; the rest are counted.
+const TASKS_SHOWN: usize = 8;
+/// Problems listed; a data set with more has one cause.
+const PROBLEMS_SHOWN: usize = 20;
+
+/// What `inspect` found.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    /// The data set's directory, as given.
+    pub path: String,
+    /// Layout on disk.
+    pub version: Version,
+    /// Robot, if named.
+    pub robot: Option<String>,
+    /// Frames per second.
+    pub fps: f64,
+    /// Episodes.
+    pub episodes: u64,
+    /// Frames of all episodes: samples, if nothing is held out.
+    pub frames: u64,
+    /// Shortest, median and longest episode, in frames.
+    pub episode_frames: [u64; 3],
+    /// Distinct tasks.
+    pub tasks: usize,
+    /// The first few task texts.
+    pub task_texts: Vec<String>,
+    /// Data files.
+    pub files: usize,
+    /// Bytes of all data files.
+    pub bytes: u64,
+    /// Digest that keys the order of samples.
+    pub fingerprint: String,
+    /// Features in file order.
+    pub features: Vec<FeatureReport>,
+    /// What would stop a run, or the features that a run cannot use, with the remedy.
+    pub problems: Vec<String>,
+}
+
+/// One feature.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct FeatureReport {
+    /// Its name.
+    pub name: String,
+    /// As `info.json` spells it.
+    pub dtype: String,
+    /// Axes of one frame's value.
+    pub shape: Vec<usize>,
+    /// What a run can do with it.
+    pub role: Role,
+    /// Normalisations that its statistics allow.
+    pub normalization: Vec<&'static str>,
+}
+
+/// What a run can do with a feature.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// `data.cameras`
+    Camera,
+    /// A camera stored as video, which is not decoded.
+    Video,
+    /// `data.action`
+    Action,
+    /// `data.state`, or a sensor of one reading.
+    Vector,
+    /// `data.sensor`
+    Window,
+    /// LeRobot's own columns.
+    Bookkeeping,
+    /// Text and anything else.
+    Other,
+}
+
+fn role(name: &str, feature: &Feature) -> Role {
+    match feature {
+        _ if BOOKKEEPING.contains(&name) => Role::Bookkeeping,
+        f if f.is_video() => Role::Video,
+        f if f.is_image() => Role::Camera,
+        f if !f.is_number() => Role::Other,
+        _ if name == "action" || name.starts_with("action.") => Role::Action,
+        f if f.shape.len() == 2 => Role::Window,
+        f if f.shape.len() == 1 => Role::Vector,
+        _ => Role::Other,
+    }
+}
+
+/// Describes the data set at `dir`. Fails only when its metadata cannot be read at all.
+pub fn inspect(dir: &Path) -> Result<Report, DataError> {
+    let catalog = Catalog::open(dir)?;
+    let features: Vec<_> =
+        catalog.info.features.iter().map(|(name, f)| describe(&catalog, name, f)).collect();
+    let mut lengths: Vec<u64> = catalog.episodes.episodes.iter().map(|e| e.length).collect();
+    lengths.sort_unstable();
+    let mut texts: Vec<&String> = catalog.tasks.iter().flatten().collect();
+    texts.sort_unstable();
+    texts.dedup();
+    Ok(Report {
+        path: dir.display().to_string(),
+        version: catalog.info.version,
+        robot: catalog.info.robot.clone(),
+        fps: catalog.info.fps,
+        episodes: catalog.info.episodes,
+        frames: catalog.info.frames,
+        episode_frames: [lengths[0], lengths[lengths.len() / 2], lengths[lengths.len() - 1]],
+        tasks: texts.len(),
+        task_texts: texts.into_iter().take(TASKS_SHOWN).cloned().collect(),
+        files: catalog.episodes.files.len(),
+        bytes: catalog.data_bytes,
+        fingerprint: catalog.fingerprint.to_string(),
+        problems: problems(&catalog, &features),
+        features,
+    })
+}
+
+fn describe(catalog: &Catalog, name: &str, feature: &Feature) -> FeatureReport {
+    let stats = catalog.stats.as_ref().and_then(|s| s.0.get(name));
+    let has = |stat: &str| stats.is_some_and(|s| s.contains_key(stat));
+    let modes = [("mean_std", "mean", "std"), ("min_max", "min", "max"), ("quantiles", "q01", "q99")];
+    let role = role(name, feature);
+    let numeric = matches!(role, Role::Action | Role::Vector | Role::Window);
+    FeatureReport {
+        name: name.to_string(),
+        dtype: feature.dtype.clone(),
+        shape: feature.shape.clone(),
+        role,
+        normalization: modes.iter().filter(|(_, a, b)| numeric && has(a) && has(b)).map(|m| m.0).collect(),
+    }
+}
+
+fn problems(catalog: &Catalog, features: &[FeatureReport]) -> Vec<String> {
+    let mut problems = Vec::new();
+    for feature in features {
+        match feature.role {
+            Role::Video => problems.push(
+                DataError::Video { path: catalog.info.path.clone(), feature: feature.name.clone() }
+                    .to_string(),
+            ),
+            Role::Action | Role::Vector | Role::Window if feature.normalization.is_empty() => {
+                problems.push(format!("{}: no statistics of {}", catalog.stats_path.display(), feature.name))
+            }
+            _ => {}
+        }
+    }
+    if !features.iter().any(|f| f.role == Role::Action) {
+        problems.push(format!("{}: no action feature", catalog.info.path.display()));
+    }
+    let of = |roles: &[Role]| {
+        let mine = features.iter().filter(|f| roles.contains(&f.role));
+        mine.map(|f| (f.name.clone(), f.shape.clone())).collect::<Vec<_>>()
+    };
+    let cameras = of(&[Role::Camera]).into_iter().map(|(name, _)| name).collect();
+    let store = RowStore::new(
+        Columns { numbers: of(&[Role::Action, Role::Vector, Role::Window]), cameras },
+        Limits::default(),
+    );
+    let files = 0..catalog.episodes.files.len() as u32;
+    problems.extend(files.filter_map(|f| store.check_file(catalog, f).err()).map(|e| e.to_string()));
+    problems.truncate(PROBLEMS_SHOWN);
+    problems
+}
+
+impl Report {
+    /// The `data:` section of a run file that uses this data set.
+    pub fn run_section(&self) -> String {
+        let of = |role| self.features.iter().filter(move |f| f.role == role).map(|f| f.name.as_str());
+        let cameras: Vec<_> = of(Role::Camera).collect();
+        let prefer = |role, usual: &'static str| of(role).find(|n| *n == usual).or_else(|| of(role).next());
+        let mut out = format!("data:\n  path: {}\n  cameras: [{}]\n", self.path, cameras.join(", "));
+        let named = [
+            ("state", prefer(Role::Vector, "observation.state")),
+            ("sensor", of(Role::Window).next()),
+            ("action", prefer(Role::Action, "action")),
+        ];
+        for (key, name) in named {
+            out.extend(name.map(|name| format!("  {key}: {name}\n")));
+        }
+        out
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let version = match self.version {
+            Version::V2_1 => "v2.1",
+            Version::V3_0 => "v3.0",
+        };
+        let robot = self.robot.as_deref().unwrap_or("unnamed robot");
+        let [min, median, max] = self.episode_frames;
+        writeln!(f, "{}: LeRobot {version}, {robot}, {} fps", self.path, self.fps)?;
+        writeln!(
+            f,
+            "  {} episodes of {min} to {max} frames (median {median}), {} frames",
+            self.episodes, self.frames
+        )?;
+        writeln!(f, "  {} data files, {:.1} MiB", self.files, self.bytes as f64 / f64::from(1 << 20))?;
+        writeln!(f, "  fingerprint {}", self.fingerprint)?;
+        writeln!(f, "  tasks ({}):", self.tasks)?;
+        self.task_texts.iter().try_for_each(|text| writeln!(f, "    {text}"))?;
+        if self.tasks > self.task_texts.len() {
+            writeln!(f, "    ... and {} more", self.tasks - self.task_texts.len())?;
+        }
+        writeln!(f, "  features:")?;
+        let widest = self.features.iter().map(|x| x.name.len()).max().unwrap_or(0);
+        for feature in self.features.iter().filter(|x| x.role != Role::Bookkeeping) {
+            let FeatureReport { name, dtype, shape, normalization, .. } = feature;
+            let shape = shape.iter().map(ToString::to_string).collect::<Vec<_>>().join(" x ");
+            writeln!(f, "    {name:widest$}  {dtype:8} {shape:14} {}", normalization.join(" "))?;
+        }
+        for problem in &self.problems {
+            writeln!(f, "  problem: {problem}")?;
+        }
+        write!(f, "\nIn a run file:\n\n{}", self.run_section())
+    }
+}

@@ -1,0 +1,347 @@
+//! Bad input: every fault of a data set or checkpoint is refused with the file, the field or sample, and a remedy.
+
+use std::path::{Path, PathBuf};
+
+use coxswain_proto::run_spec::{NormMode, RunSpec};
+use serde_json::json;
+
+use super::recording::{Recording, edit};
+use super::{assets, mini};
+use crate::data::{DataError, Dataset, inspect};
+
+/// Opens the recording's data set after `spoil` had its way with directory and spec.
+fn open_spoiled(
+    recording: &Recording,
+    spoil: impl FnOnce(&Path, &mut RunSpec),
+) -> Result<Dataset, DataError> {
+    let dir = recording.write();
+    let mut spec = recording.spec(dir.path());
+    spoil(dir.path(), &mut spec);
+    let opened = Dataset::open(&spec);
+    // Rows are read later than this, so the directory has to live on.
+    drop(dir.keep());
+    opened
+}
+
+#[track_caller]
+fn refused<T>(result: Result<T, DataError>, says: &[&str]) {
+    let text = match result {
+        Ok(_) => panic!("accepted"),
+        Err(error) => error.to_string(),
+    };
+    for part in says {
+        assert!(text.contains(part), "{part:?} is not in: {text}");
+    }
+}
+
+#[track_caller]
+fn refused_at_open(spoil: impl FnOnce(&Path, &mut RunSpec), says: &[&str]) {
+    refused(open_spoiled(&Recording::default(), spoil), says);
+}
+
+#[test]
+fn a_missing_data_set_or_camera_is_named_with_what_there_is() {
+    refused_at_open(|_, s| s.data.path = "/nowhere".into(), &["/nowhere/meta/info.json", "data.path"]);
+    refused_at_open(
+        |_, s| s.data.cameras = vec!["observation.image.front".into()],
+        &[
+            "info.json",
+            "data.cameras names `observation.image.front`",
+            "did you mean `observation.images.front`?",
+            "observation.images.wrist",
+        ],
+    );
+    refused_at_open(|_, s| s.data.state = "observation.sate".into(), &["data.state", "`observation.state`"]);
+    refused_at_open(
+        |_, s| s.data.sensor = Some("force".into()),
+        &["data.sensor names `force`", "observation.sensor"],
+    );
+    refused_at_open(
+        |_, s| s.data.action = "observation.images.front".into(),
+        &["features.observation.images.front", "dtype image", "data.action"],
+    );
+}
+
+#[test]
+fn a_camera_stored_as_video_is_refused_with_the_remedy() {
+    let as_video = |dir: &Path, _: &mut RunSpec| {
+        edit(dir, "meta/info.json", |i| i["features"]["observation.images.front"]["dtype"] = json!("video"));
+    };
+    refused_at_open(
+        as_video,
+        &["info.json", "features.observation.images.front", "video", "use_videos=False"],
+    );
+}
+
+#[test]
+fn versions_and_metadata_that_cannot_be_read_are_refused() {
+    let version = |v: &'static str| {
+        move |dir: &Path, _: &mut RunSpec| edit(dir, "meta/info.json", |i| i["codebase_version"] = json!(v))
+    };
+    refused_at_open(version("v1.6"), &["info.json", "codebase_version", "v1.6", "convert"]);
+    refused_at_open(
+        |d, _| std::fs::write(d.join("meta/info.json"), "{ not json").unwrap(),
+        &["info.json", "line 1"],
+    );
+    refused_at_open(
+        |d, _| std::fs::remove_file(d.join("meta/tasks.parquet")).unwrap(),
+        &["tasks.parquet", "cannot read"],
+    );
+    refused_at_open(
+        |d, _| edit(d, "meta/info.json", |i| i["data_path"] = json!("data/{what}.parquet")),
+        &["info.json", "data_path", "{what}"],
+    );
+    refused_at_open(|d, _| edit(d, "meta/info.json", |i| i["total_frames"] = json!(99)), &["99", "17"]);
+    refused_at_open(
+        |d, _| edit(d, "meta/info.json", |i| i["total_frames"] = json!(0)),
+        &["total_frames", "record"],
+    );
+}
+
+#[test]
+fn an_empty_episode_is_named() {
+    let recording = Recording { episodes: vec![(5, 0), (0, 0), (3, 0)], ..Default::default() };
+    refused(
+        open_spoiled(&recording, |_, _| ()),
+        &["meta/episodes", "episode 1 is empty", "delete the episode"],
+    );
+}
+
+#[test]
+fn statistics_that_are_missing_or_of_another_length_are_named() {
+    refused_at_open(
+        |d, _| std::fs::remove_file(d.join("meta/stats.json")).unwrap(),
+        &["stats.json", "observation.state", "no statistics", "identity"],
+    );
+    refused_at_open(
+        |d, s| {
+            s.data.normalization.action = NormMode::Quantiles;
+            edit(d, "meta/stats.json", |v| drop(v["action"].as_object_mut().unwrap().remove("q99")));
+        },
+        &["stats.json", "action.q99", "missing"],
+    );
+    refused_at_open(
+        |d, _| edit(d, "meta/stats.json", |v| v["action"]["std"] = json!([1.0, 2.0, 3.0])),
+        &["action.std", "3 values for a feature of 2"],
+    );
+    refused_at_open(
+        |d, _| edit(d, "meta/stats.json", |v| v["action"]["std"] = json!([1.0, null])),
+        &["action.std"],
+    );
+    // Without normalisation nobody needs statistics.
+    let opened = open_spoiled(&Recording::default(), |d, s| {
+        std::fs::remove_file(d.join("meta/stats.json")).unwrap();
+        s.data.normalization.state = NormMode::Identity;
+        s.data.normalization.action = NormMode::Identity;
+        s.data.normalization.sensor = NormMode::Identity;
+    });
+    assert!(opened.is_ok_and(|d| d.sample(0).is_ok()));
+}
+
+#[test]
+fn truncated_and_missing_data_files_are_named_at_open() {
+    let file = "data/chunk-000/file-001.parquet";
+    let cut = |keep: fn(u64) -> u64| {
+        move |dir: &Path, _: &mut RunSpec| {
+            let target = std::fs::OpenOptions::new().write(true).open(dir.join(file)).unwrap();
+            target.set_len(keep(target.metadata().unwrap().len())).unwrap();
+        }
+    };
+    refused_at_open(cut(|n| n - 9), &[file, "cannot be read as parquet", "download"]);
+    refused_at_open(cut(|_| 0), &[file, "cannot be read as parquet"]);
+    refused_at_open(|d, _| std::fs::remove_file(d.join(file)).unwrap(), &[file, "cannot read"]);
+}
+
+#[test]
+fn a_data_file_garbled_in_the_middle_is_named_when_it_is_read() {
+    let file = "data/chunk-000/file-000.parquet";
+    let dataset = open_spoiled(&Recording::default(), |dir, _| {
+        let mut bytes = std::fs::read(dir.join(file)).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[8..middle].fill(0xa5);
+        std::fs::write(dir.join(file), bytes).unwrap();
+    });
+    let dataset = dataset.expect("the footer is intact");
+    refused(dataset.sample(0), &["file-000.parquet"]);
+}
+
+#[test]
+fn metadata_and_data_of_different_recordings_do_not_mix() {
+    let other = Recording { episodes: vec![(6, 0), (1, 0), (6, 1), (4, 2)], ..Default::default() };
+    let mix = |dir: &Path, _: &mut RunSpec| {
+        let theirs = other.write();
+        let file = "data/chunk-000/file-000.parquet";
+        std::fs::copy(theirs.path().join(file), dir.join(file)).unwrap();
+    };
+    refused_at_open(mix, &["file-000.parquet", "7 rows", "puts 6 there"]);
+    // The same number of rows, cut into episodes differently: seen when the row is read.
+    let shifted = Recording { episodes: vec![(4, 0), (2, 0), (7, 1), (4, 2)], ..Default::default() };
+    let dataset = open_spoiled(&Recording::default(), |dir, _| {
+        let theirs = shifted.write();
+        let file = "data/chunk-000/file-000.parquet";
+        std::fs::copy(theirs.path().join(file), dir.join(file)).unwrap();
+    });
+    refused(dataset.unwrap().sample(4), &["sample 4 (episode 0, frame 4)", "episode 1, frame 0"]);
+}
+
+#[test]
+fn nan_and_infinity_are_named_by_feature_sample_and_file() {
+    for (feature, value, shown) in [
+        ("observation.state", f32::NAN, "NaN"),
+        ("action", f32::INFINITY, "inf"),
+        ("observation.sensor", f32::NEG_INFINITY, "-inf"),
+    ] {
+        let recording = Recording { poison: Some((feature, 8, value)), ..Default::default() };
+        let dataset = open_spoiled(&recording, |_, _| ()).unwrap();
+        refused(
+            dataset.sample(8),
+            &["file-001.parquet", "sample 8 (episode 2, frame 2)", feature, shown, "delete the episode"],
+        );
+        assert!(dataset.sample(9).is_ok(), "only the sample itself is affected");
+        // An earlier sample whose chunk of actions reaches the bad one names the bad one.
+        if feature == "action" {
+            refused(dataset.sample(6), &["sample 8 (episode 2, frame 2)"]);
+        }
+    }
+}
+
+#[test]
+fn rows_that_do_not_have_the_promised_shape_are_named() {
+    let recording = Recording { state_width: 2, ..Default::default() };
+    let dataset = open_spoiled(&recording, |_, _| ()).unwrap();
+    refused(dataset.sample(0), &["observation.state", "2 elements, info.json says 3"]);
+    refused_at_open(
+        |d, _| edit(d, "meta/info.json", |i| i["features"]["ghost"] = i["features"]["action"].take()),
+        &["info.json", "action"],
+    );
+    refused_at_open(
+        |d, s| {
+            edit(d, "meta/info.json", |i| i["features"]["ghost"] = i["features"]["action"].clone());
+            edit(d, "meta/stats.json", |v| v["ghost"] = v["action"].clone());
+            s.data.action = "ghost".into();
+        },
+        &["parquet", "column ghost", "missing"],
+    );
+}
+
+#[test]
+fn images_that_do_not_decode_or_are_not_there_are_named() {
+    let spoiled = |bytes: Option<Vec<u8>>| {
+        let recording = Recording { image: Some((3, bytes)), ..Default::default() };
+        open_spoiled(&recording, |_, _| ()).unwrap().sample(3)
+    };
+    let whole = super::recording::png(7, 30, 40);
+    let at = ["file-000.parquet", "sample 3 (episode 0, frame 3)", "observation.images.front"];
+    let says = |more: &'static str| [&at[..], &[more]].concat();
+    refused(spoiled(Some(whole[..whole.len() / 2].to_vec())), &says("does not decode"));
+    refused(spoiled(Some(b"GIF89a".to_vec())), &says("neither PNG nor JPEG"));
+    refused(spoiled(Some(Vec::new())), &says("neither PNG nor JPEG"));
+    refused(spoiled(None), &says("no image bytes"));
+    refused(
+        spoiled(Some(super::recording::png(7, 31, 40))),
+        &says("31x40 (height x width), info.json says 30x40"),
+    );
+}
+
+#[test]
+fn a_task_without_text_is_named() {
+    for task in [77, -1] {
+        let recording = Recording { task: Some((2, task)), ..Default::default() };
+        let dataset = open_spoiled(&recording, |_, _| ()).unwrap();
+        refused(
+            dataset.sample(2),
+            &["sample 2", "task_index", &format!("task {task} has no text"), "meta/tasks"],
+        );
+    }
+}
+
+#[test]
+fn holding_out_everything_or_what_is_not_there_is_refused() {
+    refused_at_open(|_, s| s.data.holdout_episodes = vec![0, 1, 2, 3], &["every episode", "at least one"]);
+    refused_at_open(
+        |_, s| s.data.holdout_episodes = vec![4],
+        &["no episode 4; there are 4", "data.holdout_episodes"],
+    );
+}
+
+/// A copy of the checkpoint's small files, with one of them changed.
+fn checkpoint(change: impl FnOnce(&Path)) -> PathBuf {
+    let dir = tempfile::tempdir().unwrap().keep();
+    for file in ["config.json", "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(assets().join("tiny-vla").join(file), dir.join(file)).unwrap();
+    }
+    change(&dir);
+    dir
+}
+
+#[track_caller]
+fn refused_checkpoint(change: impl FnOnce(&Path), says: &[&str]) {
+    let mut spec = super::spec(&mini());
+    spec.model.path = checkpoint(change).display().to_string();
+    refused(Dataset::open(&spec), says);
+}
+
+#[test]
+fn a_checkpoint_without_what_prompts_and_images_need_is_refused() {
+    let remove = |file: &'static str| move |d: &Path| std::fs::remove_file(d.join(file)).unwrap();
+    refused_checkpoint(remove("tokenizer.json"), &["tokenizer.json", "missing", "model.path"]);
+    refused_checkpoint(remove("config.json"), &["config.json", "cannot read"]);
+    refused_checkpoint(remove("preprocessor_config.json"), &["preprocessor_config.json", "cannot read"]);
+    refused_checkpoint(
+        |d| {
+            let text = std::fs::read_to_string(d.join("tokenizer.json")).unwrap();
+            std::fs::write(d.join("tokenizer.json"), text.replace("<|image_pad|>", "<|other_pad|>")).unwrap();
+        },
+        &["tokenizer.json", "token <|image_pad|>", "missing", "Qwen2.5-VL"],
+    );
+    refused_checkpoint(
+        |d| edit(d, "config.json", |c| c["image_token_id"] = json!(5)),
+        &["tokenizer.json", "image_token_id", "1016", "config.json says 5"],
+    );
+    refused_checkpoint(
+        |d| edit(d, "config.json", |c| c["vocab_size"] = json!(100)),
+        &["beyond the model's vocabulary of 100"],
+    );
+    refused_checkpoint(
+        |d| edit(d, "preprocessor_config.json", |c| c["image_std"] = json!([0.1, 0.0, 0.1])),
+        &["preprocessor_config.json", "image_std"],
+    );
+    refused_checkpoint(
+        |d| std::fs::write(d.join("tokenizer.json"), "{}").unwrap(),
+        &["tokenizer.json", "again"],
+    );
+}
+
+#[test]
+fn bounds_of_pixels_that_leave_no_size_are_refused() {
+    let bounds = |min, max| {
+        let mut spec = super::spec(&mini());
+        (spec.data.min_pixels, spec.data.max_pixels) = (min, max);
+        Dataset::open(&spec)
+    };
+    refused(bounds(None, Some(100)), &["data.max_pixels", "784"]);
+    refused(bounds(Some(9000), Some(8000)), &["between 9000 and 8000", "data.min_pixels <= data.max_pixels"]);
+    assert!(bounds(None, Some(1000)).is_ok(), "a bound below the checkpoint's lower one wins");
+}
+
+#[test]
+fn a_task_that_contains_an_image_placeholder_is_refused() {
+    let mut spec = super::spec(&mini());
+    spec.data.prompt = "look <|image_pad|> {task}".into();
+    refused(Dataset::open(&spec), &["data.prompt", "2 image placeholders for 1 images"]);
+}
+
+#[test]
+fn inspection_lists_problems_instead_of_stopping_at_the_first() {
+    let dir = Recording::default().write();
+    std::fs::write(dir.path().join("data/chunk-000/file-001.parquet"), b"PAR1").unwrap();
+    edit(dir.path(), "meta/info.json", |i| {
+        i["features"]["observation.images.front"]["dtype"] = json!("video")
+    });
+    edit(dir.path(), "meta/stats.json", |v| drop(v.as_object_mut().unwrap().remove("observation.sensor")));
+    let report = inspect(dir.path()).unwrap();
+    let all = report.problems.join("\n");
+    for part in ["file-001.parquet", "observation.images.front", "no statistics of observation.sensor"] {
+        assert!(all.contains(part), "{part:?} is not in {all}");
+    }
+}
