@@ -1,4 +1,32 @@
-//! The trainer thread.
+//! Training on one rank: from a run spec and a place in a generation to an adapter on disk.
+//!
+//! ```text
+//! trainer      opens the data set, loads the model, forms the ring, and hands all of it to ...
+//! run          ... the loop: step after step until the end, a stop, or an error
+//!   step       one step as a transaction: accumulate, vote, then update or shrink or end
+//!     vote     the one small all-gather in which all ranks decide
+//!   save       checkpoints written and read by all ranks together (`checkpoint` knows the files)
+//!   evaluate   held-out action error, every rank a part
+//!   export     what a user takes away: PEFT directory, expert, sensor encoder, statistics, summary
+//! check        everything that can be known before training, for `cox check`
+//! ```
+//!
+//! One OS thread runs all of this. It sees the control plane only as a [`Link`](crate::link::Link), and never sees tonic.
 
+mod announce;
+pub mod check;
 pub mod checkpoint;
-pub mod vote;
+mod error;
+mod evaluate;
+mod export;
+mod run;
+mod save;
+mod step;
+mod trainer;
+mod vote;
+
+pub use check::{CheckReport, check};
+pub use error::TrainError;
+pub use evaluate::{ActionError, evaluate_run};
+pub use export::Summary;
+pub use trainer::{PolicyTrainer, TrainerOptions};

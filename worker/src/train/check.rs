@@ -1,0 +1,95 @@
+//! Everything that can be found out before training, for `cox check`: the data set opens, samples read, the checkpoint has every
+//! tensor in the right shape, adapters find their targets, the output directory can be written.
+
+use std::{fmt, fs, path::Path};
+
+use coxswain_proto::{ids::Step, plan::Plan, run_spec::RunSpec};
+use serde::Serialize;
+
+use super::{TrainError, checkpoint::Store};
+use crate::{
+    data::Dataset,
+    kernels::Tape,
+    model::policy::{Policy, ReportRow},
+};
+
+/// What a run will be.
+#[derive(Clone, Debug, Serialize)]
+pub struct CheckReport {
+    /// Samples trained on in an epoch.
+    pub training_samples: u64,
+    /// Samples of held-out episodes.
+    pub holdout_samples: u64,
+    /// Prompt tokens of the first training sample, images included.
+    pub prompt_tokens: usize,
+    /// Steps of an epoch.
+    pub steps_per_epoch: u64,
+    /// Steps of the run.
+    pub total_steps: u64,
+    /// What is frozen and what trains.
+    pub modules: Vec<ReportRow>,
+    /// Elements that train.
+    pub trainable: u64,
+    /// Bytes of one checkpoint.
+    pub checkpoint_bytes: u64,
+    /// The step a complete checkpoint would be resumed at.
+    pub resumes_at: Option<u64>,
+}
+
+/// Reads everything a run would read, and trains nothing. Leaves no trace on the disk.
+pub fn check<B: Tape<Base = B>>(spec: &RunSpec, device: &B::Device) -> Result<CheckReport, TrainError> {
+    let dataset = Dataset::open(spec)?;
+    let plan = Plan::new(&spec.train, dataset.training_len())?;
+    let order = dataset.order();
+    let mut prompt_tokens = 0;
+    for position in plan.batch(Step(0)).positions {
+        if let Some(index) = order.sample(0, position) {
+            prompt_tokens = dataset.sample(index)?.input_ids.len();
+        }
+    }
+    let (policy, layout, _) = Policy::<B>::load(spec, dataset.dims(), device)?;
+    let output_dir = Path::new(&spec.run.output_dir);
+    check_writable(output_dir)?;
+    let resumes_at = Store::new(output_dir).complete()?.pop().map(|found| found.manifest.step);
+    Ok(CheckReport {
+        training_samples: dataset.training_len(),
+        holdout_samples: dataset.holdout().count() as u64,
+        prompt_tokens,
+        steps_per_epoch: plan.steps_per_epoch(),
+        total_steps: plan.total_steps(),
+        modules: policy.trainable_report(&layout),
+        trainable: layout.len() as u64,
+        checkpoint_bytes: 3 * 4 * layout.len() as u64,
+        resumes_at: resumes_at.filter(|_| spec.train.resume),
+    })
+}
+
+/// The nearest directory above `output_dir` that exists must take a file.
+fn check_writable(output_dir: &Path) -> Result<(), TrainError> {
+    let absolute = std::path::absolute(output_dir);
+    let io = |source| TrainError::Io { action: "write below", path: output_dir.to_path_buf(), source };
+    let absolute = absolute.map_err(io)?;
+    let existing = absolute.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("/"));
+    let probe = existing.join(format!(".cox-check-{}", std::process::id()));
+    fs::write(&probe, b"").and_then(|()| fs::remove_file(&probe)).map_err(io)
+}
+
+impl fmt::Display for CheckReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "data      {} training samples, {} held out, {} prompt tokens a sample",
+            self.training_samples, self.holdout_samples, self.prompt_tokens
+        )?;
+        writeln!(f, "steps     {} an epoch, {} in all", self.steps_per_epoch, self.total_steps)?;
+        for row in &self.modules {
+            writeln!(f, "model     {row}")?;
+        }
+        writeln!(f, "trains    {} parameters", self.trainable)?;
+        write!(f, "on disk   {:.1} MiB a checkpoint", self.checkpoint_bytes as f64 / f64::from(1 << 20))?;
+        match self.resumes_at {
+            Some(step) => write!(f, "\nresumes   at step {step}"),
+            None => Ok(()),
+        }
+    }
+}
