@@ -188,3 +188,12 @@ proptest! {
         prop_assert!((slope - found).abs() <= 2e-2 * (1.0 + found.abs()), "{slope} for {found}");
     }
 }
+#[test]
+fn recompute_changes_no_bit() {
+    let toy = Toy::new();
+    let unchecked = toy.run(0..3, 0..2, Recompute::None);
+    for mode in [Recompute::Selective, Recompute::Full, Recompute::Every(2)] {
+        assert_eq!(toy.run(0..3, 0..2, mode), unchecked, "{mode:?}");
+    }
+}
+

@@ -149,6 +149,11 @@ impl<'a, B: Tape<Base = B>, L: Layer<B>> Tower<'a, B, L> {
         (x_nd, trace)
     }
 
+    /// Runs every layer and keeps nothing.
+    pub fn run(&self, x_nd: Tensor<B, 2>) -> Tensor<B, 2> {
+        (0..self.layers.len()).fold(x_nd, |x_nd, index| self.plain(index, x_nd))
+    }
+
     /// Carries `dy_nd`, the gradient of the output, back through the layers; parameter gradients are added to `grads`.
     pub fn backward(
         &self,

@@ -1,1 +1,0 @@
-//! The whole policy: vision-language model, sensor encoder, action expert.

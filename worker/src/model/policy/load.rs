@@ -1,0 +1,143 @@
+//! Building a policy from a run spec: the model is read, adapters and experts are registered in one layout, and the flat space
+//! gets its initial values.
+
+use std::path::Path;
+
+use coxswain_proto::run_spec::{Lora, RunSpec};
+
+use super::{Policy, PolicyError, Settings};
+use crate::{
+    batch::SampleDims,
+    kernels::Tape,
+    lora::{LoraError, LoraPlan, PeftAdapter},
+    model::{
+        expert::{ActionExpert, ExpertShape},
+        qwen::{
+            QwenVl,
+            config::QwenConfig,
+            error::ModelError,
+            modules::{Module, modules},
+        },
+        sensor::{SensorEncoder, SensorShape},
+    },
+    params::TrainableLayout,
+};
+
+impl<B: Tape<Base = B>> Policy<B> {
+    /// Reads the model directory and builds the policy for samples of these sizes. Returns it with the layout of everything that
+    /// trains and the values it starts from; both are the same on every rank.
+    pub fn load(
+        spec: &RunSpec,
+        dims: SampleDims,
+        device: &B::Device,
+    ) -> Result<(Self, TrainableLayout, Vec<f32>), PolicyError> {
+        check(spec, dims)?;
+        let dir = Path::new(&spec.model.path);
+        let modules = modules(&QwenConfig::read(dir)?);
+        let adapters = spec.lora.as_ref().map(|lora| Adapters::resolve(lora, &modules)).transpose()?;
+        let mut layout = TrainableLayout::default();
+        let lora = adapters.as_ref().map(|adapters| &adapters.plan);
+        let model = QwenVl::load(dir, spec.model.weights_dtype, lora, &mut layout, device)?;
+        let sensor = (dims.sensor_window > 0).then(|| {
+            let shape = SensorShape {
+                window: dims.sensor_window,
+                channels: dims.sensor_channels,
+                tokens: spec.sensor.tokens,
+                width: spec.sensor.width,
+                outputs: spec.expert.width,
+            };
+            SensorEncoder::register(&mut layout, shape)
+        });
+        let shape = ExpertShape {
+            width: spec.expert.width,
+            layers: spec.expert.layers,
+            heads: spec.expert.heads,
+            context: model.config.text.hidden_size,
+            state: dims.state,
+            sensor_tokens: if sensor.is_some() { spec.sensor.tokens } else { 0 },
+            horizon: dims.horizon,
+            action: dims.action,
+        };
+        let expert = ActionExpert::register(&mut layout, shape);
+        let mut values = layout.initial_values(spec.run.seed);
+        if let Some(start) = adapters.as_ref().and_then(|adapters| adapters.start.as_ref()) {
+            start.fill(&layout, &mut values);
+        }
+        let settings = Settings {
+            seed: spec.run.seed,
+            convention: spec.expert.convention,
+            repeats: spec.expert.repeated_noise,
+            sampling_steps: spec.expert.sampling_steps,
+            recompute: spec.train.recompute,
+        };
+        let lora = adapters.map(|adapters| adapters.plan);
+        let policy = Self { model, lora, sensor, expert, dims, settings, device: device.clone() };
+        Ok((policy, layout, values))
+    }
+}
+
+/// Which linears are adapted, and the adapter to start from, if there is one.
+struct Adapters {
+    plan: LoraPlan,
+    start: Option<PeftAdapter>,
+}
+
+impl Adapters {
+    fn resolve(lora: &Lora, modules: &[Module]) -> Result<Self, ModelError> {
+        let plan = LoraPlan::resolve(lora, modules)?;
+        if plan.adapter("lm_head").is_some() {
+            return Err(setting(
+                "lora.targets",
+                "matches `lm_head`, which the action loss does not reach, so it would never train; leave it out",
+            ));
+        }
+        let Some(dir) = &lora.init_from else { return Ok(Self { plan, start: None }) };
+        let start = PeftAdapter::read(Path::new(dir), modules)?;
+        match plan.difference(start.plan()) {
+            None => Ok(Self { plan, start: Some(start) }),
+            Some(difference) => Err(setting(
+                "lora.init_from",
+                &format!(
+                    "{dir} does not fit the run file's adapter settings (first: run file, second: adapter): {difference}; set lora.rank, lora.alpha and lora.targets as in its adapter_config.json"
+                ),
+            )),
+        }
+    }
+}
+
+fn setting(field: &str, problem: &str) -> ModelError {
+    LoraError::Setting { field: field.into(), problem: problem.into() }.into()
+}
+
+/// What only shows when the run file meets the data set, and what would otherwise divide by zero.
+fn check(spec: &RunSpec, dims: SampleDims) -> Result<(), PolicyError> {
+    let refuse = |field, problem| Err(PolicyError::Setting { field, problem });
+    let at_least_one = [
+        ("expert.width", spec.expert.width),
+        ("expert.layers", spec.expert.layers),
+        ("expert.heads", spec.expert.heads),
+        ("expert.repeated_noise", spec.expert.repeated_noise),
+        ("expert.sampling_steps", spec.expert.sampling_steps),
+        ("sensor.width", spec.sensor.width),
+        ("sensor.tokens", spec.sensor.tokens),
+        ("data.state", dims.state),
+        ("data.action", dims.action),
+        ("data.horizon", dims.horizon),
+    ];
+    if let Some((field, _)) = at_least_one.into_iter().find(|(_, value)| *value == 0) {
+        return refuse(field, "0; expected at least 1".into());
+    }
+    let (width, heads) = (spec.expert.width, spec.expert.heads);
+    if !width.is_multiple_of(heads) {
+        return refuse("expert.heads", format!("{heads} heads do not divide expert.width {width}"));
+    }
+    let (window, tokens) = (dims.sensor_window, spec.sensor.tokens);
+    if window > 0 && dims.sensor_channels == 0 {
+        return refuse("data.sensor", "its readings have no channels; name another feature".into());
+    }
+    if window > 0 && tokens > window {
+        let problem = format!("{tokens} tokens for a window of {window} readings; set at most {window}");
+        return refuse("sensor.tokens", problem);
+    }
+    Ok(())
+}

@@ -1,0 +1,247 @@
+//! The whole policy: vision-language model, sensor encoder, action expert.
+//!
+//! ```text
+//! load               reads the model, registers everything that trains, fills in initial values
+//! forward_backward   one micro-batch: loss, and gradients summed into the flat space
+//! vl_features        hidden states without a trace, for evaluation and for caching
+//! sample_actions     Euler sampling, for evaluation
+//! ```
+//!
+//! The loss of a micro-batch is a *sum* over valid elements, and so are its gradients: whoever knows the valid count of the
+//! global batch divides. How a batch is split then changes nothing but rounding.
+//!
+//! The backward pass is a chain of segments (`recompute`): expert, then decoder layers, then the vision tower if an adapter is
+//! there. Nothing below the lowest trainable is recorded.
+//!
+//! What this module does not do: optimize, communicate, or read data.
+
+mod clock;
+mod error;
+mod load;
+mod report;
+#[cfg(test)]
+mod tests;
+mod vl;
+
+use burn::tensor::{Tensor, TensorData};
+use coxswain_proto::run_spec::{FlowConvention, Recompute};
+
+pub use self::{
+    clock::{Pass, Stage, StageClock, StageTimes},
+    error::{PolicyError, StepError},
+    report::{GradientWatch, ModuleRow},
+};
+use self::vl::{VlContext, VlRun};
+use super::{
+    expert::{ActionExpert, Conditioning, Draws},
+    flow::{self, CleanActions, FlowKeys},
+    qwen::{QwenVl, error::TokenError},
+    recompute::segment::{Input, Recorded, Segment},
+    sensor::SensorEncoder,
+};
+use crate::{
+    batch::{MicroBatch, SampleDims},
+    kernels::{AttentionMask, Tape},
+    lora::LoraPlan,
+    params::{FlatGrads, ParamScope, Trainables},
+};
+
+/// A policy: frozen weights, and where its trainables lie in the flat space.
+pub struct Policy<B: Tape<Base = B>> {
+    model: QwenVl<B>,
+    lora: Option<LoraPlan>,
+    sensor: Option<SensorEncoder>,
+    expert: ActionExpert,
+    dims: SampleDims,
+    settings: Settings,
+    device: B::Device,
+}
+
+/// The run's settings that the policy acts on.
+#[derive(Clone, Copy, Debug)]
+struct Settings {
+    seed: u64,
+    convention: FlowConvention,
+    repeats: usize,
+    sampling_steps: usize,
+    recompute: Recompute,
+}
+
+/// The loss of one micro-batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct MicroLoss {
+    /// Sum of squared errors over valid elements, averaged over repeated draws.
+    pub loss_sum: f64,
+    /// Valid elements: action steps that count, times values of an action.
+    pub valid: f64,
+}
+
+/// Hidden states of a micro-batch, after the final norm.
+#[derive(Clone)]
+pub struct VlFeatures<B: Tape<Base = B>> {
+    /// `[b * s, d]`.
+    pub hidden_nd: Tensor<B, 2>,
+    /// Which of the `s` states of each row count.
+    pub mask: AttentionMask,
+}
+
+impl<B: Tape<Base = B>> Policy<B> {
+    /// The vision-language model.
+    pub fn model(&self) -> &QwenVl<B> {
+        &self.model
+    }
+
+    /// Its adapters, if it has any.
+    pub fn lora(&self) -> Option<&LoraPlan> {
+        self.lora.as_ref()
+    }
+
+    /// Sizes of a sample.
+    pub fn dims(&self) -> SampleDims {
+        self.dims
+    }
+
+    /// Runs one micro-batch and adds the gradient of its loss *sum* to `grads`.
+    ///
+    /// Noise and flow time depend on the run's seed, `batch.step`, and each sample's index, on nothing else. On an error
+    /// `grads` may hold part of the micro-batch's gradient: zero it before the next attempt.
+    pub fn forward_backward(
+        &self,
+        trainables: &Trainables<B>,
+        batch: &MicroBatch,
+        grads: &mut FlatGrads,
+        clock: &mut StageClock<'_>,
+    ) -> Result<MicroLoss, StepError> {
+        if batch.is_empty() {
+            return Ok(MicroLoss::default());
+        }
+        clock.enter(Pass::Forward);
+        let context = VlContext::new(&self.model, batch).map_err(|source| tokens(batch, source))?;
+        let vl =
+            VlRun { model: &self.model, context: &context, trainables, mode: self.settings.recompute };
+        let (hidden_nd, vl_trace) = vl.forward(batch, clock).map_err(|source| tokens(batch, source))?;
+
+        let clean = self.clean(batch);
+        let noised = flow::noise(self.settings.convention, self.keys(batch), clean);
+        let sensor = self.sensor.as_ref().map(|sensor| {
+            Recorded::run(&sensor.segment(&batch.sensor, &self.device), trainables, vec![])
+        });
+        let conditioning = Conditioning {
+            state_bc: self.upload(&batch.state, self.dims.state),
+            sensor: sensor.as_ref().map(|recorded| Input::tracked(recorded.output())),
+            hidden: Input { value: hidden_nd, tracked: vl_trace.trains() },
+            mask: keys_mask(batch),
+        };
+        let draws =
+            Draws { times: &noised.times, noisy_nc: self.upload(&noised.noisy, self.dims.action) };
+        let (velocity_nc, expert_trace) =
+            self.expert.forward(trainables, self.expert_recompute(), conditioning, draws);
+        let loss = flow::squared_error(&download(velocity_nc), &noised.target, clean);
+        check_finite(batch, &loss.per_sample)?;
+        clock.lap(Stage::Expert);
+
+        clock.enter(Pass::Backward);
+        let dv_nc = self.upload(&loss.gradient, self.dims.action);
+        let gradient = ActionExpert::backward(expert_trace, dv_nc, grads);
+        if let (Some(sensor), Some(dtokens_nd)) = (sensor, gradient.sensor) {
+            sensor.backward(dtokens_nd, grads);
+        }
+        clock.lap(Stage::Expert);
+        if let Some(dhidden_nd) = gradient.hidden {
+            vl.backward(vl_trace, dhidden_nd, grads, clock);
+        }
+        Ok(MicroLoss { loss_sum: loss.sum(), valid: clean.valid_count() })
+    }
+
+    /// The hidden states that the expert attends to, without a trace.
+    pub fn vl_features(
+        &self,
+        trainables: &Trainables<B>,
+        batch: &MicroBatch,
+    ) -> Result<VlFeatures<B>, StepError> {
+        let context = VlContext::new(&self.model, batch).map_err(|source| tokens(batch, source))?;
+        let vl = VlRun { model: &self.model, context: &context, trainables, mode: Recompute::None };
+        let hidden_nd = vl.features(batch).map_err(|source| tokens(batch, source))?;
+        Ok(VlFeatures { hidden_nd, mask: keys_mask(batch) })
+    }
+
+    /// Samples normalised action chunks, `[b, horizon, action]`, from noise keyed by (seed, sample index).
+    pub fn sample_actions(
+        &self,
+        trainables: &Trainables<B>,
+        batch: &MicroBatch,
+        seed: u64,
+    ) -> Result<Vec<f32>, StepError> {
+        if batch.is_empty() {
+            return Ok(Vec::new());
+        }
+        let VlFeatures { hidden_nd, mask } = self.vl_features(trainables, batch)?;
+        let params = ParamScope::<B>::frozen(trainables);
+        let sensor = self.sensor.as_ref().map(|sensor| {
+            Input::constant(sensor.segment(&batch.sensor, &self.device).run(&params, &[]))
+        });
+        let conditioning = Conditioning {
+            state_bc: self.upload(&batch.state, self.dims.state),
+            sensor,
+            hidden: Input::constant(hidden_nd),
+            mask,
+        };
+        let velocity = self.expert.velocity(trainables, conditioning);
+        let start = flow::starting_noise(seed, &batch.sample_indices, self.dims.horizon * self.dims.action);
+        let Settings { convention, sampling_steps, .. } = self.settings;
+        Ok(flow::sample(convention, sampling_steps, start, |x, t| {
+            let times = vec![t; batch.len()];
+            download(velocity(Draws { times: &times, noisy_nc: self.upload(x, self.dims.action) }))
+        }))
+    }
+
+    /// With one draw per sample the expert's activations are small beside the language model's, and computing them twice
+    /// would buy nothing; with several they rival it.
+    fn expert_recompute(&self) -> Recompute {
+        if self.settings.repeats > 1 { self.settings.recompute } else { Recompute::None }
+    }
+
+    fn keys(&self, batch: &MicroBatch) -> FlowKeys {
+        FlowKeys { seed: self.settings.seed, step: batch.step.0, repeats: self.settings.repeats }
+    }
+
+    fn clean<'b>(&self, batch: &'b MicroBatch) -> CleanActions<'b> {
+        CleanActions {
+            samples: &batch.sample_indices,
+            actions: &batch.actions,
+            valid: &batch.action_valid,
+            action: self.dims.action,
+        }
+    }
+
+    fn upload(&self, values: &[f32], columns: usize) -> Tensor<B, 2> {
+        let rows = values.len() / columns;
+        Tensor::from_data(TensorData::new(values.to_vec(), [rows, columns]), &self.device)
+    }
+}
+
+fn download<B: Tape<Base = B>>(x: Tensor<B, 2>) -> Vec<f32> {
+    x.into_data().convert::<f32>().into_vec().expect("converted to f32")
+}
+
+fn keys_mask(batch: &MicroBatch) -> AttentionMask {
+    AttentionMask::Keys(batch.valid.clone().into())
+}
+
+fn tokens(batch: &MicroBatch, source: TokenError) -> StepError {
+    StepError::Tokens { step: batch.step, samples: batch.sample_indices.clone(), source }
+}
+
+fn check_finite(batch: &MicroBatch, per_sample: &[f64]) -> Result<(), StepError> {
+    let samples: Vec<u64> = batch
+        .sample_indices
+        .iter()
+        .zip(per_sample)
+        .filter(|(_, loss)| !loss.is_finite())
+        .map(|(&sample, _)| sample)
+        .collect();
+    match samples.is_empty() {
+        true => Ok(()),
+        false => Err(StepError::NonFiniteLoss { step: batch.step, samples }),
+    }
+}

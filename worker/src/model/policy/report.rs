@@ -1,0 +1,179 @@
+//! What of the policy is frozen and what trains, and proof that what should train does.
+
+use std::collections::BTreeMap;
+
+use coxswain_proto::run_spec::WeightsDtype;
+
+use super::Policy;
+use crate::{
+    kernels::Tape,
+    lora::ModuleKind,
+    model::qwen::modules::modules,
+    params::{FlatGrads, Group, TrainableLayout},
+};
+
+/// One row of the start-up table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModuleRow {
+    /// A part of the policy: `vision`, `language`, or a group of trainables below one of them.
+    pub module: String,
+    /// Tensors.
+    pub tensors: usize,
+    /// Elements.
+    pub parameters: usize,
+    /// Whether it trains.
+    pub trains: bool,
+    /// How it is kept: `float32`, `bfloat16`, or both.
+    pub dtype: &'static str,
+    /// Bytes on the device, without gradients and optimizer state.
+    pub bytes: u64,
+}
+
+/// Tensors, elements and bytes of a part.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tally {
+    tensors: usize,
+    parameters: usize,
+    bytes: u64,
+}
+
+impl Tally {
+    fn add(&mut self, elements: usize, bytes_each: u64) {
+        self.tensors += 1;
+        self.parameters += elements;
+        self.bytes += elements as u64 * bytes_each;
+    }
+
+    fn row(self, module: impl Into<String>, trains: bool, dtype: &'static str) -> ModuleRow {
+        let Self { tensors, parameters, bytes } = self;
+        ModuleRow { module: module.into(), tensors, parameters, trains, dtype, bytes }
+    }
+}
+
+impl<B: Tape<Base = B>> Policy<B> {
+    /// Rows of the start-up table: frozen parts first, then what trains.
+    pub fn trainable_report(&self, layout: &TrainableLayout, frozen: WeightsDtype) -> Vec<ModuleRow> {
+        let (each, name) = match frozen {
+            WeightsDtype::Float32 => (4, "float32"),
+            WeightsDtype::Bfloat16 => (2, "bfloat16"),
+        };
+        let [vision, language] = self.frozen_tallies(each);
+        let mut rows = vec![vision.row("vision", false, name), language.row("language", false, name)];
+        let mut groups: BTreeMap<(Group, &str), Tally> = BTreeMap::new();
+        for param in layout.params() {
+            groups.entry((param.group, part(&param.name))).or_default().add(param.len(), 4);
+        }
+        rows.extend(groups.into_iter().map(|((group, part), tally)| {
+            let module = if part.is_empty() { group.to_string() } else { format!("{part}.{group}") };
+            tally.row(module, true, "float32")
+        }));
+        rows
+    }
+
+    /// Frozen weights of the vision tower and of the language model, from the model's sizes. Gains and biases are always
+    /// float32; an LM head is not held, unless it is the embedding table.
+    fn frozen_tallies(&self, matrix_bytes: u64) -> [Tally; 2] {
+        let config = &self.model.config;
+        let (mut vision, mut language) = (Tally::default(), Tally::default());
+        for module in modules(config) {
+            let of_vision = module.name.starts_with("model.visual");
+            let tally = if of_vision { &mut vision } else { &mut language };
+            match module.kind {
+                ModuleKind::Linear { head: true, .. } => {}
+                ModuleKind::Linear { inputs, outputs, .. } => {
+                    tally.add(inputs * outputs, matrix_bytes);
+                    if of_vision || ["q_proj", "k_proj", "v_proj"].iter().any(|n| module.name.ends_with(n)) {
+                        tally.add(outputs, 4);
+                    }
+                }
+                ModuleKind::Convolution => {
+                    tally.add(config.vision.hidden_size * config.vision.patch_values(), matrix_bytes)
+                }
+                ModuleKind::Embedding => {
+                    tally.add(config.text.vocab_size * config.text.hidden_size, matrix_bytes)
+                }
+                ModuleKind::Other => {}
+            }
+        }
+        (0..2 * config.vision.depth + 1).for_each(|_| vision.add(config.vision.hidden_size, 4));
+        (0..2 * config.text.num_layers + 1).for_each(|_| language.add(config.text.hidden_size, 4));
+        [vision, language]
+    }
+}
+
+/// The frozen part that a trainable belongs to; empty for parts of its own.
+fn part(name: &str) -> &'static str {
+    if name.contains(".visual.") {
+        "vision"
+    } else if name.contains(".language_model.") {
+        "language"
+    } else {
+        ""
+    }
+}
+
+/// Watches that every trainable gets a gradient, over the first steps of a run.
+///
+/// Three steps must have been taken before silence means a fault: the expert's output layer and every `lora_B` start at zero, so
+/// in the first step only the output layer has a gradient, in the second everything but `lora_A`, in the third everything. (A
+/// step whose learning rate is zero, or whose actions are all padding, moves nothing and does not count.)
+#[derive(Clone, Debug)]
+pub struct GradientWatch {
+    /// Numbers of the parameters that had no gradient other than zero so far.
+    silent: Vec<usize>,
+    steps: usize,
+}
+
+/// Some trainables never got a gradient.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{} of {total} trainable tensors got no gradient in the first {steps} steps, beginning with `{}`: they are not part of the loss, or their inputs are constant zero; take them out of lora.targets, or look for a feature that is always zero",
+    names.len(),
+    names[0]
+)]
+pub struct SilentTrainables {
+    /// Their names.
+    pub names: Vec<String>,
+    /// All trainable tensors.
+    pub total: usize,
+    /// Steps watched.
+    pub steps: usize,
+}
+
+impl GradientWatch {
+    /// Steps that have to be taken before [`GradientWatch::verdict`] may find a fault.
+    pub const STEPS: usize = 3;
+
+    /// Nothing seen yet.
+    pub fn new(layout: &TrainableLayout) -> Self {
+        Self { silent: (0..layout.params().len()).collect(), steps: 0 }
+    }
+
+    /// Takes note of one step's gradients, before they are reduced over ranks or cleared. A step in which this rank had no
+    /// samples is passed over.
+    pub fn observe(&mut self, layout: &TrainableLayout, grads: &FlatGrads) {
+        if !layout.params().iter().any(|param| grads.touched(param)) {
+            return;
+        }
+        self.steps += 1;
+        self.silent.retain(|&number| {
+            let param = &layout.params()[number];
+            let values = &grads.values()[param.offset..param.offset + param.len()];
+            !grads.touched(param) || values.iter().all(|&g| g == 0.0)
+        });
+    }
+
+    /// True once nothing is left to watch for.
+    pub fn all_heard(&self) -> bool {
+        self.silent.is_empty()
+    }
+
+    /// An error if some trainable has had no gradient and enough steps were taken.
+    pub fn verdict(&self, layout: &TrainableLayout) -> Result<(), SilentTrainables> {
+        if self.all_heard() || self.steps < Self::STEPS {
+            return Ok(());
+        }
+        let names = self.silent.iter().map(|&number| layout.params()[number].name.clone()).collect();
+        Err(SilentTrainables { names, total: layout.params().len(), steps: self.steps })
+    }
+}

@@ -1,0 +1,196 @@
+//! One micro-batch through the vision-language model and back.
+//!
+//! ```text
+//! pixels  -> vision blocks -> merger -> image tokens ┐
+//! ids     -> embedding ------------------------------┴> decoder layers -> final norm -> hidden states
+//! ```
+//!
+//! Forward keeps what the recompute mode says of the parts above the first adapter, and nothing of the parts below it: with
+//! adapters on the language model alone the vision tower leaves no trace. The LM head is never computed.
+
+use burn::tensor::Tensor;
+use coxswain_proto::run_spec::Recompute;
+
+use super::clock::{Stage, StageClock};
+use crate::{
+    batch::MicroBatch,
+    kernels::Tape,
+    model::{
+        block::Block,
+        qwen::{
+            DecoderLayer, ImageRows, QwenVl, TextContext, VisionBlock, VisionContext, error::TokenError,
+        },
+        recompute::{
+            InContext, Tower, Trace,
+            segment::{Input, Recorded, Segment},
+        },
+    },
+    params::{FlatGrads, ParamScope, Trainables},
+};
+
+/// Everything about a micro-batch that is known before it runs.
+pub(super) struct VlContext<B: Tape<Base = B>> {
+    image_rows: ImageRows,
+    vision: Option<VisionContext<B>>,
+    text: TextContext<B>,
+}
+
+impl<B: Tape<Base = B>> VlContext<B> {
+    /// Positions, masks and tables; checks that tokens and images fit together.
+    pub fn new(model: &QwenVl<B>, batch: &MicroBatch) -> Result<Self, TokenError> {
+        let index = model.rope_index(&batch.input_ids, &batch.valid, &batch.image_grids)?;
+        let vision = match batch.image_grids.is_empty() {
+            true => None,
+            false => Some(model.vision.context(&batch.image_grids)?),
+        };
+        Ok(Self {
+            text: model.text.context(&index.position_ids, &batch.valid),
+            image_rows: ImageRows::new(index.image_rows, batch.input_ids.len()),
+            vision,
+        })
+    }
+}
+
+/// The vision-language model with one micro-batch's context and the trainables' values.
+pub(super) struct VlRun<'a, B: Tape<Base = B>> {
+    pub model: &'a QwenVl<B>,
+    pub context: &'a VlContext<B>,
+    pub trainables: &'a Trainables<B>,
+    pub mode: Recompute,
+}
+
+/// What a forward pass kept.
+pub(super) struct VlTrace<'a, B: Tape<Base = B>> {
+    vision: Option<VisionTrace<'a, B>>,
+    text: Option<TextTrace<'a, B>>,
+}
+
+struct VisionTrace<'a, B: Tape<Base = B>> {
+    blocks: Trace<'a, B>,
+    merger: Recorded<'a, B>,
+}
+
+struct TextTrace<'a, B: Tape<Base = B>> {
+    layers: Trace<'a, B>,
+    norm: Recorded<'a, B>,
+}
+
+impl<B: Tape<Base = B>> VlTrace<'_, B> {
+    /// Whether the gradient of the hidden states is wanted.
+    pub fn trains(&self) -> bool {
+        self.text.is_some()
+    }
+}
+
+impl<'a, B: Tape<Base = B>> VlRun<'a, B> {
+    /// The hidden states after the final norm, `[n, d]`, and what is kept for [`VlRun::backward`].
+    pub fn forward(
+        &self,
+        batch: &MicroBatch,
+        clock: &mut StageClock<'_>,
+    ) -> Result<(Tensor<B, 2>, VlTrace<'a, B>), TokenError> {
+        let (features, vision) = self.vision_forward(batch)?;
+        clock.lap(Stage::Vision);
+        let x_nd = self.model.embed_tokens(&batch.input_ids);
+        let x_nd = match features {
+            Some(features_md) => self.context.image_rows.scatter(x_nd, features_md),
+            None => x_nd,
+        };
+        let below_trains = vision.is_some();
+        let (x_nd, layers) = self.text_tower().forward(x_nd, below_trains);
+        let norm = FinalNorm(self.model);
+        let trains = below_trains || self.model.text.layers.iter().any(Block::trains);
+        let (hidden_nd, text) = if trains {
+            let norm = Recorded::run(&norm, self.trainables, vec![Input::tracked(x_nd)]);
+            (norm.output(), Some(TextTrace { layers, norm }))
+        } else {
+            (norm.run(&ParamScope::<B>::frozen(self.trainables), &[x_nd]), None)
+        };
+        clock.lap(Stage::Language);
+        Ok((hidden_nd, VlTrace { vision, text }))
+    }
+
+    /// Carries the gradient of the hidden states back; adapter gradients are added to `grads`.
+    pub fn backward(
+        &self,
+        trace: VlTrace<'a, B>,
+        dhidden_nd: Tensor<B, 2>,
+        grads: &mut FlatGrads,
+        clock: &mut StageClock<'_>,
+    ) {
+        let Some(TextTrace { layers, norm }) = trace.text else { return };
+        let dx = norm.backward(dhidden_nd, grads).into_iter().next().flatten();
+        let dx_nd = dx.expect("the norm's input is tracked");
+        let dx = self.text_tower().backward(layers, dx_nd, grads).input;
+        clock.lap(Stage::Language);
+        let (Some(VisionTrace { blocks, merger }), Some(dx_nd)) = (trace.vision, dx) else { return };
+        let dfeatures_md = self.context.image_rows.gather(dx_nd);
+        let dpatches = merger.backward(dfeatures_md, grads).into_iter().next().flatten();
+        if let (Some(tower), Some(dpatches_pd)) = (self.vision_tower(), dpatches) {
+            tower.backward(blocks, dpatches_pd, grads);
+        }
+        clock.lap(Stage::Vision);
+    }
+
+    /// The same hidden states without a trace.
+    pub fn features(&self, batch: &MicroBatch) -> Result<Tensor<B, 2>, TokenError> {
+        let params = ParamScope::<B>::frozen(self.trainables);
+        let mut x_nd = self.model.embed_tokens(&batch.input_ids);
+        if let (Some(context), Some(tower)) = (&self.context.vision, self.vision_tower()) {
+            let patches_pd = tower.run(self.model.vision.embed(&batch.pixel_values, context)?);
+            let features_md = Merger { model: self.model, context }.run(&params, &[patches_pd]);
+            x_nd = self.context.image_rows.scatter(x_nd, features_md);
+        }
+        Ok(FinalNorm(self.model).run(&params, &[self.text_tower().run(x_nd)]))
+    }
+
+    fn vision_forward(&self, batch: &MicroBatch) -> Result<VisionForward<'a, B>, TokenError> {
+        let (Some(context), Some(tower)) = (&self.context.vision, self.vision_tower()) else {
+            return Ok((None, None));
+        };
+        let vision = &self.model.vision;
+        let (patches_pd, blocks) = tower.forward(vision.embed(&batch.pixel_values, context)?, false);
+        let blocks_train = vision.blocks.iter().any(Block::trains);
+        let merger = Merger { model: self.model, context };
+        if !blocks_train && !vision.merger_trains() {
+            let features_md = merger.run(&ParamScope::<B>::frozen(self.trainables), &[patches_pd]);
+            return Ok((Some(features_md), None));
+        }
+        let input = Input { value: patches_pd, tracked: blocks_train };
+        let merger = Recorded::run(&merger, self.trainables, vec![input]);
+        Ok((Some(merger.output()), Some(VisionTrace { blocks, merger })))
+    }
+
+    fn vision_tower(&self) -> Option<Tower<'a, B, InContext<'a, B, VisionBlock<B>>>> {
+        let context = self.context.vision.as_ref()?;
+        let layers = self.model.vision.blocks.iter().map(|block| InContext { block, context }).collect();
+        Some(Tower { layers, trainables: self.trainables, mode: self.mode, sides: vec![] })
+    }
+
+    fn text_tower(&self) -> Tower<'a, B, InContext<'a, B, DecoderLayer<B>>> {
+        let context = &self.context.text;
+        let layers = self.model.text.layers.iter().map(|block| InContext { block, context }).collect();
+        Tower { layers, trainables: self.trainables, mode: self.mode, sides: vec![] }
+    }
+}
+
+type VisionForward<'a, B> = (Option<Tensor<B, 2>>, Option<VisionTrace<'a, B>>);
+
+struct Merger<'a, B: Tape<Base = B>> {
+    model: &'a QwenVl<B>,
+    context: &'a VisionContext<B>,
+}
+
+impl<B: Tape<Base = B>> Segment<B> for Merger<'_, B> {
+    fn run<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>, inputs: &[Tensor<T, 2>]) -> Tensor<T, 2> {
+        self.model.vision.merge(params, inputs[0].clone(), self.context)
+    }
+}
+
+struct FinalNorm<'a, B: Tape<Base = B>>(&'a QwenVl<B>);
+
+impl<B: Tape<Base = B>> Segment<B> for FinalNorm<'_, B> {
+    fn run<T: Tape<Base = B>>(&self, _params: &ParamScope<'_, T>, inputs: &[Tensor<T, 2>]) -> Tensor<T, 2> {
+        self.0.text.final_norm(inputs[0].clone())
+    }
+}
