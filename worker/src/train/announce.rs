@@ -1,7 +1,7 @@
 //! What a run says about itself before its first step: what is frozen, what trains, and what that costs.
 
 use super::{TrainError, run::Training};
-use crate::{kernels::Tape, link::Report};
+use crate::{kernels::Tape, link::Report, model::policy::ModuleRow};
 
 impl<B: Tape<Base = B>> Training<'_, B> {
     /// Rank 0 describes the run in the coordinator's log.
@@ -10,7 +10,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             return Ok(());
         }
         let mut lines: Vec<String> = Vec::new();
-        lines.extend(self.policy.trainable_report(self.trainables.layout()).iter().map(ToString::to_string));
+        let rows = self.policy.trainable_report(self.trainables.layout(), self.spec.model.weights_dtype);
+        lines.extend(rows.iter().map(describe));
         let bytes = self.optimizer.bytes(self.comm.as_ref());
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         lines.push(format!(
@@ -27,4 +28,17 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         lines.into_iter().try_for_each(|line| self.link.report(Report::Note(line)))?;
         Ok(())
     }
+}
+
+/// One row of the table of what is frozen and what trains.
+pub(super) fn describe(row: &ModuleRow) -> String {
+    format!(
+        "{:<18} {} {:>5} tensors {:>13} parameters {:>9} {:>9.1} MiB",
+        row.module,
+        if row.trains { "trains" } else { "frozen" },
+        row.tensors,
+        row.parameters,
+        row.dtype,
+        row.bytes as f64 / f64::from(1 << 20)
+    )
 }

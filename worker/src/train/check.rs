@@ -6,11 +6,11 @@ use std::{fmt, fs, path::Path};
 use coxswain_proto::{ids::Step, plan::Plan, run_spec::RunSpec};
 use serde::Serialize;
 
-use super::{TrainError, checkpoint::Store};
+use super::{TrainError, announce::describe, checkpoint::Store};
 use crate::{
     data::Dataset,
     kernels::Tape,
-    model::policy::{Policy, ReportRow},
+    model::policy::{ModuleRow, Policy},
 };
 
 /// What a run will be.
@@ -27,7 +27,8 @@ pub struct CheckReport {
     /// Steps of the run.
     pub total_steps: u64,
     /// What is frozen and what trains.
-    pub modules: Vec<ReportRow>,
+    #[serde(skip)]
+    pub modules: Vec<ModuleRow>,
     /// Elements that train.
     pub trainable: u64,
     /// Bytes of one checkpoint.
@@ -57,7 +58,7 @@ pub fn check<B: Tape<Base = B>>(spec: &RunSpec, device: &B::Device) -> Result<Ch
         prompt_tokens,
         steps_per_epoch: plan.steps_per_epoch(),
         total_steps: plan.total_steps(),
-        modules: policy.trainable_report(&layout),
+        modules: policy.trainable_report(&layout, spec.model.weights_dtype),
         trainable: layout.len() as u64,
         checkpoint_bytes: 3 * 4 * layout.len() as u64,
         resumes_at: resumes_at.filter(|_| spec.train.resume),
@@ -83,7 +84,7 @@ impl fmt::Display for CheckReport {
         )?;
         writeln!(f, "steps     {} an epoch, {} in all", self.steps_per_epoch, self.total_steps)?;
         for row in &self.modules {
-            writeln!(f, "model     {row}")?;
+            writeln!(f, "model     {}", describe(row))?;
         }
         writeln!(f, "trains    {} parameters", self.trainable)?;
         write!(f, "on disk   {:.1} MiB a checkpoint", self.checkpoint_bytes as f64 / f64::from(1 << 20))?;

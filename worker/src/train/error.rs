@@ -4,8 +4,14 @@ use coxswain_proto::ids::{Rank, Step};
 
 use super::checkpoint::CheckpointError;
 use crate::{
-    collective::CollectiveError, data::DataError, link::LinkError, lora::LoraError, memory::OutOfMemory, model::policy::StepError,
-    model::qwen::ModelError, trainer::FailureKind, zero,
+    collective::CollectiveError,
+    data::DataError,
+    link::LinkError,
+    lora::LoraError,
+    memory::OutOfMemory,
+    model::policy::{PolicyError, SilentTrainables, StepError},
+    trainer::FailureKind,
+    zero,
 };
 
 /// Why training on this rank ended early.
@@ -16,7 +22,7 @@ pub enum TrainError {
     Data(#[from] DataError),
     /// The checkpoint of the pretrained model, or the adapter to start from.
     #[error(transparent)]
-    Model(#[from] ModelError),
+    Policy(#[from] PolicyError),
     /// Forward or backward pass.
     #[error(transparent)]
     Step(#[from] StepError),
@@ -50,16 +56,8 @@ pub enum TrainError {
     #[error("rank {0} failed in this step; its own log says why")]
     PeerFailed(Rank),
     /// Something that should train does not.
-    #[error(
-        "{} trainable tensors have received no gradient after {steps} steps: {}; check lora.targets and data.sensor, or freeze them",
-        names.len(), preview(names)
-    )]
-    NoGradient {
-        /// Their names.
-        names: Vec<String>,
-        /// After how many steps this was looked at.
-        steps: u64,
-    },
+    #[error(transparent)]
+    NoGradient(#[from] SilentTrainables),
     /// The run cannot be planned.
     #[error(transparent)]
     Plan(#[from] coxswain_proto::plan::PlanError),
@@ -75,24 +73,17 @@ pub enum TrainError {
     },
 }
 
-fn preview(names: &[String]) -> String {
-    const SHOWN: usize = 4;
-    let mut text = names.iter().take(SHOWN).cloned().collect::<Vec<_>>().join(", ");
-    if names.len() > SHOWN {
-        text.push_str(", ...");
-    }
-    text
-}
-
 impl TrainError {
     /// The kind under which the coordinator files it.
     pub fn kind(&self) -> FailureKind {
         match self {
-            Self::Data(_) | Self::Model(_) | Self::NoGradient { .. } | Self::Plan(_) => FailureKind::BadInput,
+            Self::Data(_) | Self::Policy(_) | Self::NoGradient(_) | Self::Plan(_) => FailureKind::BadInput,
             Self::Step(_) | Self::Optimizer(zero::StepError::NonFinite { .. }) => FailureKind::Numeric,
             Self::DoesNotFit { .. } => FailureKind::OutOfMemory,
             Self::Collective(CollectiveError::PeerLost { .. }) | Self::PeerFailed(_) => FailureKind::PeerLost,
-            Self::Checkpoint(_) | Self::OptimizerState(_) | Self::Lora(_) | Self::Io { .. } => FailureKind::Io,
+            Self::Checkpoint(_) | Self::OptimizerState(_) | Self::Lora(_) | Self::Io { .. } => {
+                FailureKind::Io
+            }
             Self::Optimizer(zero::StepError::Collective(_)) => FailureKind::PeerLost,
             Self::Optimizer(_) | Self::Collective(_) | Self::Link(_) => FailureKind::Internal,
         }

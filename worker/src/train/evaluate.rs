@@ -96,7 +96,8 @@ impl<B: Tape<Base = B>> Evaluation<'_, B> {
     }
 
     fn add(&self, indices: &[u64], sums: &mut ErrorSums) -> Result<(), TrainError> {
-        let samples = indices.iter().map(|index| self.dataset.sample(*index)).collect::<Result<Vec<_>, DataError>>()?;
+        let samples =
+            indices.iter().map(|index| self.dataset.sample(*index)).collect::<Result<Vec<_>, DataError>>()?;
         let batch = collate(Step(0), &samples, self.dataset.pad_token());
         let mut sampled = self.policy.sample_actions(self.trainables, &batch, self.spec.run.seed)?;
         let mut recorded = batch.actions.clone();

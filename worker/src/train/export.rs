@@ -15,7 +15,6 @@ use std::{
     fs,
     io::Write,
     path::{Path, PathBuf},
-    time::Instant,
 };
 
 use coxswain_proto::{VERSION, ids::Step};
@@ -59,8 +58,6 @@ pub struct Summary {
     pub tokens_per_second: f64,
     /// Largest sightings of each rank's memory, in bytes.
     pub peak_memory: Vec<RankPeak>,
-    #[serde(skip, default = "Instant::now")]
-    began: Instant,
     #[serde(skip)]
     tokens: u64,
     #[serde(skip)]
@@ -97,7 +94,6 @@ impl Summary {
             samples_per_second: 0.0,
             tokens_per_second: 0.0,
             peak_memory: Vec::new(),
-            began: Instant::now(),
             tokens: 0,
             samples: 0,
         }
@@ -157,7 +153,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     fn gather(&mut self, summary: &mut Summary) -> Result<(), TrainError> {
         const FIELDS: usize = 5;
         let peaks = self.meter.report();
-        let largest = |of: fn(&crate::link::PhaseMemory) -> u64| peaks.iter().map(of).max().unwrap_or(0) as f64;
+        let largest =
+            |of: fn(&crate::link::PhaseMemory) -> u64| peaks.iter().map(of).max().unwrap_or(0) as f64;
         let own: [f64; FIELDS] = [
             largest(|p| p.in_use.0),
             largest(|p| p.reserved.0),
@@ -170,7 +167,12 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let ranks = all.chunks_exact(FIELDS).zip(0..);
         summary.peak_memory = ranks
             .clone()
-            .map(|(x, rank)| RankPeak { rank, in_use: x[0] as u64, reserved: x[1] as u64, driver: x[2] as u64 })
+            .map(|(x, rank)| RankPeak {
+                rank,
+                in_use: x[0] as u64,
+                reserved: x[1] as u64,
+                driver: x[2] as u64,
+            })
             .collect();
         let seconds = summary.train_seconds.max(f64::MIN_POSITIVE);
         summary.samples_per_second = ranks.clone().map(|(x, _)| x[3]).sum::<f64>() / seconds;
@@ -218,7 +220,11 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     fn write_manifest(&self, files: &[(&'static str, &'static str)]) -> Result<(), TrainError> {
         let describe = |&(path, what): &(&str, &'static str)| {
             let full = self.output_dir.join(path);
-            let entry = FileEntry::of(&full).map_err(|source| TrainError::Io { action: "read", path: full, source })?;
+            let entry = FileEntry::of(&full).map_err(|source| TrainError::Io {
+                action: "read",
+                path: full,
+                source,
+            })?;
             Ok(ManifestFile { path: path.to_owned(), what, entry })
         };
         let manifest = Manifest {

@@ -25,7 +25,7 @@ mod step;
 mod trainer;
 mod vote;
 
-pub use check::{CheckReport, check};
+pub use self::check::{CheckReport, check};
 pub use error::TrainError;
 pub use evaluate::{ActionError, evaluate_run};
 pub use export::Summary;

@@ -8,23 +8,20 @@ use coxswain_proto::{
     run_spec::RunSpec,
 };
 
-use super::{TrainError, checkpoint::Store, evaluate::ActionError, export::Summary};
+use super::{TrainError, checkpoint::Store, export::Summary};
 use crate::{
     collective::Collective,
     data::{Dataset, Prefetcher, StepRequest},
     kernels::Tape,
     link::{Assignment, Commands, Link, Phase, Report},
     memory::Meter,
-    model::policy::Policy,
+    model::policy::{GradientWatch, Policy},
     params::{FlatGrads, Trainables},
     zero::{LearningRateSchedule, ShardedAdamW},
 };
 
 /// Steps whose samples are requested ahead of the one that runs, so that data threads never wait for a lease.
 const REQUESTS_AHEAD: u64 = 4;
-
-/// After how many steps every trainable must have received a gradient. In the first, LoRA's `A` cannot: its `B` is still zero.
-const GRADIENTS_DUE: u64 = 3;
 
 /// Everything one rank trains with. Built by [`PolicyTrainer`](super::PolicyTrainer); lives on the trainer thread.
 pub(super) struct Training<'a, B: Tape<Base = B>> {
@@ -54,8 +51,8 @@ pub(super) struct Training<'a, B: Tape<Base = B>> {
     pub(super) requested: Step,
     /// The step of the newest checkpoint of this run.
     pub(super) saved: Option<Step>,
-    /// Trainables that have received a gradient.
-    pub(super) gradient_seen: Vec<bool>,
+    /// Watches in the first steps that everything that should train does.
+    pub(super) gradients: GradientWatch,
 }
 
 impl<B: Tape<Base = B>> Training<'_, B> {
@@ -70,7 +67,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             let step = self.next;
             let (done, verdict) = self.transaction(step)?;
             self.next = Step(step.0 + 1);
-            self.look_for_gradients(step)?;
+            self.gradients.verdict(self.trainables.layout())?;
             summary.book(&done);
             self.link.report(Report::Step(done))?;
             stopped = self.obey(verdict.commands)?;
@@ -138,28 +135,5 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             self.link.wait_while_paused()?;
         }
         Ok(agreed.stop)
-    }
-
-    /// In the first steps of a run, finds out whether everything that should train does. Every rank sees the same after the vote,
-    /// except where its own samples are few; a parameter counts as alive when any rank's samples reached it, which for the
-    /// parameters there are is every rank's.
-    fn look_for_gradients(&mut self, step: Step) -> Result<(), TrainError> {
-        let first = self.assignment.first_step.0;
-        if step.0 >= first + GRADIENTS_DUE {
-            return Ok(());
-        }
-        for (seen, param) in self.gradient_seen.iter_mut().zip(self.trainables.layout().params()) {
-            *seen |= self.grads.touched(param);
-        }
-        if step.0 + 1 < first + GRADIENTS_DUE {
-            return Ok(());
-        }
-        let params = self.trainables.layout().params().iter();
-        let names: Vec<String> = params
-            .zip(&self.gradient_seen)
-            .filter(|(_, seen)| !**seen)
-            .map(|(param, _)| param.name.clone())
-            .collect();
-        if names.is_empty() { Ok(()) } else { Err(TrainError::NoGradient { names, steps: GRADIENTS_DUE }) }
     }
 }

@@ -14,7 +14,7 @@ use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
 use super::{
     TrainError,
-    checkpoint::{CheckpointError, Found, Manifest, Staging},
+    checkpoint::{CheckpointError, Found, Manifest, Staging, io_error},
     run::Training,
 };
 use crate::{
@@ -88,7 +88,10 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     }
 
     /// Whether every rank got through: its own error where there is one, another rank's otherwise.
-    fn agree<V>(&mut self, own: Result<V, CheckpointError>) -> Result<Result<V, CheckpointError>, TrainError> {
+    fn agree<V>(
+        &mut self,
+        own: Result<V, CheckpointError>,
+    ) -> Result<Result<V, CheckpointError>, TrainError> {
         let mut failed = [f64::from(u8::from(own.is_err()))];
         self.comm.all_reduce(BufMut::F64(&mut failed), Reduce::Max)?;
         Ok(match own {
@@ -104,12 +107,12 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         File::create(&path)
             .map(|file| BufWriter::with_capacity(1 << 20, file))
             .and_then(|mut file| self.optimizer.write_to(&mut file).and_then(|_| file.flush()))
-            .map_err(super::checkpoint::io_error("write", &path))?;
+            .map_err(io_error("write", &path))?;
         let mut bytes = staging.sync(&name)?;
         if self.rank().0 == 0 {
             let path = staging.file(TRAINABLES);
             write_tensors(&path, self.trainables.layout(), &self.trainables.to_vec(), |_| true)
-                .map_err(super::checkpoint::io_error("write", &path))?;
+                .map_err(io_error("write", &path))?;
             bytes += staging.sync(TRAINABLES)?;
         }
         Ok(Bytes(bytes))
@@ -140,7 +143,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let mut states = Vec::new();
         for rank in 0..found.manifest.world_size as u32 {
             let path = found.verified(&optimizer_file(rank, found.manifest.world_size))?;
-            states.push(fs::read(&path).map_err(super::checkpoint::io_error("read", &path))?);
+            states.push(fs::read(&path).map_err(io_error("read", &path))?);
         }
         let states: Vec<&[u8]> = states.iter().map(Vec::as_slice).collect();
         self.optimizer.import(&states)?;
@@ -189,13 +192,13 @@ pub(super) fn write_tensors(
 pub(super) fn read_trainables(found: &Found, layout: &TrainableLayout) -> Result<Vec<f32>, CheckpointError> {
     let path = found.verified(TRAINABLES)?;
     let damaged = |detail: String| CheckpointError::Damaged { path: path.clone(), detail };
-    let bytes = fs::read(&path).map_err(super::checkpoint::io_error("read", &path))?;
+    let bytes = fs::read(&path).map_err(io_error("read", &path))?;
     let tensors = SafeTensors::deserialize(&bytes).map_err(|error| damaged(error.to_string()))?;
     let mut flat = vec![0.0; layout.len()];
     for param in layout.params() {
-        let tensor = tensors
-            .tensor(&param.name)
-            .map_err(|_| damaged(format!("{} is missing: was it written with other lora.targets?", param.name)))?;
+        let tensor = tensors.tensor(&param.name).map_err(|_| {
+            damaged(format!("{} is missing: was it written with other lora.targets?", param.name))
+        })?;
         if tensor.dtype() != Dtype::F32 || tensor.shape() != param.shape {
             return Err(damaged(format!(
                 "{} is {:?} {:?}, expected F32 {:?}",

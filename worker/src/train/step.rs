@@ -30,7 +30,7 @@ use crate::{
     kernels::Tape,
     link::{Phase, StepDone, StepTimes},
     memory::OutOfMemory,
-    model::policy::{FlowDraws, StageClock},
+    model::policy::{Pass, StageClock},
     zero::StepInput,
 };
 
@@ -61,7 +61,6 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             match (verdict.fared, accumulated) {
                 ((Fared::Ok, _), _) => break (share, verdict),
                 ((Fared::OutOfMemory, _), accumulated) => self.shrink(step, accumulated.err())?,
-                ((Fared::Failed, _), Err(own @ TrainError::DoesNotFit { .. })) => return Err(own),
                 ((Fared::Failed, _), Err(own)) => return Err(own),
                 ((Fared::Failed, rank), Ok(())) => return Err(TrainError::PeerFailed(rank)),
             }
@@ -80,26 +79,37 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             let waiting = Instant::now();
             let micro_batch = self.prefetch.next(step)?;
             times.data += waiting.elapsed();
-            let Some(micro_batch) = micro_batch else { return Ok(()) };
-
-            self.enter(Phase::Forward, step)?;
-            let mut clock = StageClock::default();
-            let draws = FlowDraws { seed: self.spec.run.seed, step };
-            let loss = self.policy.forward_backward(
-                &self.trainables,
-                &micro_batch,
-                draws,
-                &mut self.grads,
-                &mut clock,
-            )?;
-            times.vision += clock.vision;
-            times.language += clock.language;
-            times.expert += clock.expert;
-            share.loss_sum += loss.sum;
-            share.valid_count += loss.valid_count;
+            let Some(micro_batch) = micro_batch else { break };
+            let Self { policy, trainables, grads, meter, link, .. } = self;
+            // What ran over capacity is kept until the micro-batch is done: the policy cannot be interrupted.
+            let mut over = Ok(());
+            let mut clock = StageClock::new(|pass| {
+                let phase = match pass {
+                    Pass::Forward => Phase::Forward,
+                    Pass::Backward => Phase::Backward,
+                };
+                link.at(phase, step);
+                let entered = meter.enter(phase);
+                if over.is_ok() {
+                    over = entered;
+                }
+            });
+            let loss = policy.forward_backward(trainables, &micro_batch, grads, &mut clock)?;
+            let stages = clock.times();
+            drop(clock);
+            over.map_err(|source| TrainError::DoesNotFit { step, source })?;
+            times.vision += stages.vision;
+            times.language += stages.language;
+            times.expert += stages.expert;
+            share.loss_sum += loss.loss_sum;
+            share.valid_count += loss.valid;
             share.tokens += micro_batch.tokens();
             share.micro_batches += 1;
         }
+        if !self.gradients.all_heard() {
+            self.gradients.observe(self.trainables.layout(), &self.grads);
+        }
+        Ok(())
     }
 
     fn vote(
@@ -135,7 +145,11 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             }));
         }
         self.micro_batch = self.micro_batch.div_ceil(2);
-        tracing::warn!(step = step.0, micro_batch = self.micro_batch, "out of memory on a rank: all ranks retry the step");
+        tracing::warn!(
+            step = step.0,
+            micro_batch = self.micro_batch,
+            "out of memory on a rank: all ranks retry the step"
+        );
         self.prefetch.replan(step, self.micro_batch)?;
         Ok(())
     }

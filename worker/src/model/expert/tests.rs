@@ -196,4 +196,3 @@ fn recompute_changes_no_bit() {
         assert_eq!(toy.run(0..3, 0..2, mode), unchecked, "{mode:?}");
     }
 }
-

@@ -9,15 +9,10 @@ use super::{Policy, PolicyError, Settings};
 use crate::{
     batch::SampleDims,
     kernels::Tape,
-    lora::{LoraError, LoraPlan, PeftAdapter},
+    lora::{LoraError, LoraPlan, Module, PeftAdapter},
     model::{
         expert::{ActionExpert, ExpertShape},
-        qwen::{
-            QwenVl,
-            config::QwenConfig,
-            error::ModelError,
-            modules::{Module, modules},
-        },
+        qwen::{QwenVl, config::QwenConfig, error::ModelError, modules::modules},
         sensor::{SensorEncoder, SensorShape},
     },
     params::TrainableLayout,

@@ -26,12 +26,12 @@ mod vl;
 use burn::tensor::{Tensor, TensorData};
 use coxswain_proto::run_spec::{FlowConvention, Recompute};
 
+use self::vl::{VlContext, VlRun};
 pub use self::{
     clock::{Pass, Stage, StageClock, StageTimes},
     error::{PolicyError, StepError},
-    report::{GradientWatch, ModuleRow},
+    report::{GradientWatch, ModuleRow, SilentTrainables},
 };
-use self::vl::{VlContext, VlRun};
 use super::{
     expert::{ActionExpert, Conditioning, Draws},
     flow::{self, CleanActions, FlowKeys},
@@ -117,23 +117,22 @@ impl<B: Tape<Base = B>> Policy<B> {
         }
         clock.enter(Pass::Forward);
         let context = VlContext::new(&self.model, batch).map_err(|source| tokens(batch, source))?;
-        let vl =
-            VlRun { model: &self.model, context: &context, trainables, mode: self.settings.recompute };
+        let vl = VlRun { model: &self.model, context: &context, trainables, mode: self.settings.recompute };
         let (hidden_nd, vl_trace) = vl.forward(batch, clock).map_err(|source| tokens(batch, source))?;
 
         let clean = self.clean(batch);
         let noised = flow::noise(self.settings.convention, self.keys(batch), clean);
-        let sensor = self.sensor.as_ref().map(|sensor| {
-            Recorded::run(&sensor.segment(&batch.sensor, &self.device), trainables, vec![])
-        });
+        let sensor = self
+            .sensor
+            .as_ref()
+            .map(|sensor| Recorded::run(&sensor.segment(&batch.sensor, &self.device), trainables, vec![]));
         let conditioning = Conditioning {
             state_bc: self.upload(&batch.state, self.dims.state),
             sensor: sensor.as_ref().map(|recorded| Input::tracked(recorded.output())),
             hidden: Input { value: hidden_nd, tracked: vl_trace.trains() },
             mask: keys_mask(batch),
         };
-        let draws =
-            Draws { times: &noised.times, noisy_nc: self.upload(&noised.noisy, self.dims.action) };
+        let draws = Draws { times: &noised.times, noisy_nc: self.upload(&noised.noisy, self.dims.action) };
         let (velocity_nc, expert_trace) =
             self.expert.forward(trainables, self.expert_recompute(), conditioning, draws);
         let loss = flow::squared_error(&download(velocity_nc), &noised.target, clean);
@@ -177,9 +176,10 @@ impl<B: Tape<Base = B>> Policy<B> {
         }
         let VlFeatures { hidden_nd, mask } = self.vl_features(trainables, batch)?;
         let params = ParamScope::<B>::frozen(trainables);
-        let sensor = self.sensor.as_ref().map(|sensor| {
-            Input::constant(sensor.segment(&batch.sensor, &self.device).run(&params, &[]))
-        });
+        let sensor = self
+            .sensor
+            .as_ref()
+            .map(|sensor| Input::constant(sensor.segment(&batch.sensor, &self.device).run(&params, &[])));
         let conditioning = Conditioning {
             state_bc: self.upload(&batch.state, self.dims.state),
             sensor,

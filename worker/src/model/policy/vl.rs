@@ -17,9 +17,7 @@ use crate::{
     kernels::Tape,
     model::{
         block::Block,
-        qwen::{
-            DecoderLayer, ImageRows, QwenVl, TextContext, VisionBlock, VisionContext, error::TokenError,
-        },
+        qwen::{DecoderLayer, ImageRows, QwenVl, TextContext, VisionBlock, VisionContext, error::TokenError},
         recompute::{
             InContext, Tower, Trace,
             segment::{Input, Recorded, Segment},

@@ -1,0 +1,79 @@
+//! Training from a run spec alone: a world of one, in this process, without a coordinator.
+
+use std::path::{Path, PathBuf};
+
+use burn_flex::Flex;
+use coxswain_proto::{ids::Step, run_spec::RunSpec};
+use coxswain_worker::{
+    link::SoloLink,
+    train::{PolicyTrainer, Summary, TrainerOptions},
+    trainer::{Trainer, TrainerOutcome},
+};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace's root").to_path_buf()
+}
+
+fn spec(output: &Path, overrides: &[&str]) -> RunSpec {
+    let root = root();
+    let path = |relative: &str| root.join(relative).display().to_string();
+    let mut all = vec![
+        format!("run.output_dir={}", output.display()),
+        format!("model.path={}", path("configs/assets/tiny-vla")),
+        format!("data.path={}", path("configs/assets/metaworld-mini")),
+        "eval.samples=4".to_owned(),
+        "optimizer.warmup_steps=2".to_owned(),
+    ];
+    all.extend(overrides.iter().map(ToString::to_string));
+    RunSpec::load(&root.join("configs/quickstart.yaml"), &all).expect("the quickstart is valid")
+}
+
+fn train(spec: &RunSpec, first_step: u64) -> Summary {
+    let mut trainer =
+        PolicyTrainer::<Flex>::new(TrainerOptions { device: Default::default(), listener: None });
+    trainer.open(spec).expect("the data set opens");
+    let outcome = trainer.train(spec, Box::new(SoloLink { first_step: Step(first_step) }));
+    assert_eq!(outcome, TrainerOutcome::Done);
+    let text = std::fs::read_to_string(Path::new(&spec.run.output_dir).join("summary.json"));
+    serde_json::from_str(&text.expect("a summary was written")).expect("of the right shape")
+}
+
+fn bits(losses: &[f64]) -> Vec<u64> {
+    losses.iter().map(|loss| loss.to_bits()).collect()
+}
+
+#[test]
+fn a_resumed_run_repeats_the_losses_of_an_uninterrupted_one_bit_for_bit() {
+    let dir = tempfile::tempdir().unwrap();
+    let whole = train(&spec(&dir.path().join("a"), &["train.steps=6", "train.checkpoint_every=0"]), 0);
+    let spec = spec(
+        &dir.path().join("b"),
+        &["train.steps=6", "train.checkpoint_every=3", "train.keep_checkpoints=9"],
+    );
+    let first = train(&spec, 0);
+    assert_eq!(bits(&whole.losses), bits(&first.losses), "checkpoints change nothing");
+    let resumed = train(&spec, 3);
+    assert_eq!(bits(&whole.losses[3..]), bits(&resumed.losses));
+    let adapter =
+        |run: &str| std::fs::read(dir.path().join(run).join("adapter/adapter_model.safetensors")).unwrap();
+    assert!(adapter("a") == adapter("b"), "the resumed run leaves another adapter");
+}
+
+#[test]
+fn micro_batch_and_recompute_do_not_change_what_is_learned() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = |name: &str, overrides: &[&str]| train(&spec(&dir.path().join(name), overrides), 0).losses;
+    let reference = run("a", &["train.steps=4", "train.micro_batch=2", "train.recompute=full"]);
+    let kept = run("b", &["train.steps=4", "train.micro_batch=2", "train.recompute=none"]);
+    assert_eq!(bits(&reference), bits(&kept), "recompute is bitwise the same");
+    for micro_batch in ["1", "3", "8"] {
+        let other =
+            run("c", &["train.steps=4", &format!("train.micro_batch={micro_batch}"), "train.resume=false"]);
+        for (a, b) in reference.iter().zip(&other) {
+            assert!(
+                (a - b).abs() <= 1e-5 * a.abs(),
+                "micro-batch {micro_batch}: {reference:?} and {other:?}"
+            );
+        }
+    }
+}
