@@ -1,1 +1,5 @@
+//! `cox`
+mod exit;
+mod launch;
+mod supervise;
 fn main() {}

@@ -1,0 +1,128 @@
+//! How `cox` ends: typed exit codes, so that a scheduler can tell a typing error from a full card.
+//!
+//! | code | meaning |
+//! |---|---|
+//! | 0 | done |
+//! | 1 | internal error |
+//! | 2 | bad usage or configuration |
+//! | 3 | bad input: model or data |
+//! | 4 | a worker failed |
+//! | 5 | out of memory at micro-batch 1 |
+//! | 6 | rendezvous failed |
+//! | 7 | no progress |
+//! | 8 | coordinator lost |
+//! | 128 + n | ended by signal n: 130 is Ctrl-C, 143 is SIGTERM |
+
+use std::fmt;
+
+/// Why a process ends, as its exit code tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// Everything asked for is done.
+    Done,
+    /// A defect of ours, or of the machine.
+    Internal,
+    /// The command line or the configuration cannot be used.
+    Usage,
+    /// The model or the data cannot be used.
+    BadInput,
+    /// A worker failed for a reason that has no code of its own.
+    WorkerFailed,
+    /// Not even one sample at a time fits.
+    OutOfMemory,
+    /// The world was not complete in time, or this process was not let in.
+    Rendezvous,
+    /// Something stands still.
+    NoProgress,
+    /// The coordinator is gone and did not come back.
+    CoordinatorLost,
+    /// A signal ended it.
+    Signal(i32),
+}
+
+impl Exit {
+    /// The process's exit code.
+    pub fn code(self) -> u8 {
+        match self {
+            Self::Done => 0,
+            Self::Internal => 1,
+            Self::Usage => 2,
+            Self::BadInput => 3,
+            Self::WorkerFailed => 4,
+            Self::OutOfMemory => 5,
+            Self::Rendezvous => 6,
+            Self::NoProgress => 7,
+            Self::CoordinatorLost => 8,
+            Self::Signal(number) => 128u8.saturating_add(u8::try_from(number).unwrap_or(0)),
+        }
+    }
+
+    /// What a worker's or coordinator's exit code says, read back; a code without a meaning is a failed worker.
+    pub fn of_child(code: i32) -> Self {
+        match code {
+            0 => Self::Done,
+            2 => Self::Usage,
+            3 => Self::BadInput,
+            5 => Self::OutOfMemory,
+            6 => Self::Rendezvous,
+            7 => Self::NoProgress,
+            8 => Self::CoordinatorLost,
+            _ => Self::WorkerFailed,
+        }
+    }
+}
+
+/// A command that did not succeed: what to say, and how to end.
+#[derive(Debug)]
+pub struct Failed {
+    /// The exit code's meaning.
+    pub exit: Exit,
+    /// What to print, if it has not been printed yet.
+    pub message: Option<String>,
+}
+
+impl Failed {
+    /// Ends with `exit` after printing `message`.
+    pub fn new(exit: Exit, message: impl fmt::Display) -> Self {
+        Self { exit, message: Some(message.to_string()) }
+    }
+
+    /// The command line or the configuration is at fault.
+    pub fn usage(message: impl fmt::Display) -> Self {
+        Self::new(Exit::Usage, message)
+    }
+
+    /// Everything there is to say has been said.
+    pub fn silent(exit: Exit) -> Self {
+        Self { exit, message: None }
+    }
+}
+
+impl From<coxswain_proto::config::ConfigError> for Failed {
+    fn from(error: coxswain_proto::config::ConfigError) -> Self {
+        Self::usage(error)
+    }
+}
+
+/// What every subcommand returns.
+pub type Outcome = Result<(), Failed>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_childs_code_is_passed_on_if_it_means_something() {
+        for code in [0, 2, 3, 5, 6, 7, 8] {
+            assert_eq!(i32::from(Exit::of_child(code).code()), code);
+        }
+        assert_eq!(Exit::of_child(1), Exit::WorkerFailed);
+        assert_eq!(Exit::of_child(101), Exit::WorkerFailed);
+    }
+
+    #[test]
+    fn signals_end_as_shells_expect() {
+        assert_eq!(Exit::Signal(2).code(), 130);
+        assert_eq!(Exit::Signal(15).code(), 143);
+    }
+}

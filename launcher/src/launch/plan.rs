@@ -1,0 +1,359 @@
+//! The launch plan: every setting resolved, from the first place that says something.
+//!
+//! Order: flag, `PET_*`, Slurm (only under `srun`), configuration, default. Nothing here touches the network or starts a process.
+
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use coxswain_proto::{limits, run_spec::RunSpec};
+
+use super::{
+    flags::LaunchFlags,
+    inputs::{Env, Given, truth},
+    machine::Machine,
+    slurm,
+    streams::{PerRank, Streams},
+};
+use crate::exit::Failed;
+
+/// `torchrun`'s port for the rendezvous.
+const DEFAULT_PORT: u16 = 29_400;
+/// `torchrun`'s time for workers to leave after a signal.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Everything `cox run` needs to know before it starts a process.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// Launchers in the world.
+    pub nnodes: u32,
+    /// Workers this launcher starts; the same on all launchers.
+    pub nproc_per_node: u32,
+    /// This launcher's place, if it is fixed.
+    pub node_rank: Option<u32>,
+    /// The run's id, if it is fixed.
+    pub run_id: Option<String>,
+    /// Where the coordinator listens.
+    pub endpoint: Endpoint,
+    /// Whether this launcher starts it.
+    pub hosting: Hosting,
+    /// Under which address others reach this machine's workers, if it is fixed.
+    pub local_addr: Option<String>,
+    /// This launcher's share of the machine, if several launchers run on it (Slurm tasks).
+    pub share: Option<slurm::Share>,
+    /// How long to wait for the world to be complete.
+    pub join_timeout: Duration,
+    /// How long workers may take to leave after a signal.
+    pub shutdown_timeout: Duration,
+    /// Output of workers.
+    pub output: Output,
+}
+
+/// Where the coordinator listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// Name or address; IPv6 in brackets.
+    pub host: String,
+    /// Port; 0 takes a free one and is only possible where the coordinator is started.
+    pub port: u16,
+}
+
+/// Whether this launcher starts the coordinator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hosting {
+    /// It does.
+    Yes,
+    /// Another launcher does, or it runs already.
+    No,
+    /// It tries, and joins if another launcher on this machine was faster.
+    IfFree,
+}
+
+/// Output of workers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Output {
+    /// Directory of the logs.
+    pub log_dir: PathBuf,
+    /// Streams that go to files.
+    pub redirects: PerRank,
+    /// Streams that go to files and the console.
+    pub tee: PerRank,
+    /// Local ranks whose output reaches the console; all if absent.
+    pub filter: Option<BTreeSet<u32>>,
+}
+
+/// What a plan is made from.
+pub struct Sources<'a> {
+    /// The command line.
+    pub flags: &'a LaunchFlags,
+    /// The environment.
+    pub env: Env<'a>,
+    /// The run.
+    pub spec: &'a RunSpec,
+    /// Where we are.
+    pub machine: &'a Machine,
+}
+
+impl Plan {
+    /// Resolves every setting.
+    pub fn resolve(from: &Sources<'_>) -> Result<Self, Failed> {
+        from.refuse_what_has_no_effect()?;
+        let step = match from.standalone()? {
+            true => None,
+            false => slurm::Step::from_env(from.env)?,
+        };
+        let nnodes = from.nnodes(step.as_ref())?;
+        // Whoever asks for another number of machines than the step has is not describing this step.
+        let step = step.filter(|step| step.launchers == nnodes);
+        let node_rank = from.node_rank(step.as_ref(), nnodes)?;
+        let conf = from.rdzv_conf()?;
+        let endpoint = from.endpoint(step.as_ref(), nnodes)?;
+        let plan = Self {
+            nnodes,
+            nproc_per_node: from.nproc_per_node(step.as_ref())?,
+            node_rank,
+            run_id: from.given("rdzv-id", from.flags.rdzv_id.as_ref()).map(|given| given.text).or_else(|| from.job()),
+            hosting: from.hosting(&conf, node_rank, nnodes, &endpoint),
+            endpoint,
+            local_addr: from.given("local-addr", from.flags.local_addr.as_ref()).map(|given| given.text),
+            share: step.and_then(|step| step.share),
+            join_timeout: conf.join_timeout.unwrap_or(limits::RENDEZVOUS_TIMEOUT),
+            shutdown_timeout: from.shutdown_timeout()?,
+            output: from.output()?,
+        };
+        if plan.endpoint.port == 0 && plan.hosting != Hosting::Yes {
+            return Err(Failed::usage(
+                "--rdzv-endpoint: port 0 takes a free port, which other machines cannot know; name one",
+            ));
+        }
+        from.spec.check_world(plan.world_size())?;
+        Ok(plan)
+    }
+
+    /// Workers in the world.
+    pub fn world_size(&self) -> usize {
+        self.nnodes as usize * self.nproc_per_node as usize
+    }
+}
+
+/// What `--rdzv-conf` says.
+#[derive(Default)]
+struct RdzvConf {
+    is_host: Option<bool>,
+    join_timeout: Option<Duration>,
+}
+
+impl Sources<'_> {
+    fn given(&self, name: &str, flag: Option<&String>) -> Option<Given> {
+        Given::flag_or_pet(name, flag, self.env)
+    }
+
+    fn job(&self) -> Option<String> {
+        slurm::job_id(self.env)
+    }
+
+    fn standalone(&self) -> Result<bool, Failed> {
+        if self.flags.standalone {
+            return Ok(true);
+        }
+        Given::variable("PET_STANDALONE", self.env).map_or(Ok(false), |given| truth(&given))
+    }
+
+    fn refuse_what_has_no_effect(&self) -> Result<(), Failed> {
+        if let Some(given) = self.given("max-restarts", self.flags.max_restarts.as_ref())
+            && given.parse::<u32>("a whole number")? != 0
+        {
+            return Err(given.wrong(
+                "workers are not restarted yet; use 0, and start a failed run again: it goes on from its newest checkpoint",
+            ));
+        }
+        if let Some(given) = self.given("monitor-interval", self.flags.monitor_interval.as_ref()) {
+            given.parse::<f64>("a number of seconds")?;
+        }
+        if let Some(given) = self.given("rdzv-backend", self.flags.rdzv_backend.as_ref())
+            && !["c10d", "static"].contains(&given.text.as_str())
+        {
+            return Err(given.wrong("the coordinator is the rendezvous; leave the flag out, or use c10d or static"));
+        }
+        Ok(())
+    }
+
+    fn nnodes(&self, step: Option<&slurm::Step>) -> Result<u32, Failed> {
+        let Some(given) = self.given("nnodes", self.flags.nnodes.as_ref()) else {
+            return Ok(step.map_or(1, |step| step.launchers));
+        };
+        let wrong = || given.wrong("expected N, or MIN:MAX with N at least 1");
+        let (least, most) = given.text.split_once(':').unwrap_or((&given.text, &given.text));
+        let least: u32 = least.trim().parse().map_err(|_| wrong())?;
+        let most: u32 = most.trim().parse().map_err(|_| wrong())?;
+        match (least, most) {
+            (0, _) | (_, 0) => Err(wrong()),
+            (least, most) if least != most => {
+                Err(given.wrong(format_args!("the number of machines is fixed for now; give one number, {least} or {most}")))
+            }
+            (1, _) => Ok(1),
+            _ if self.standalone()? => Err(given.wrong("--standalone is for one machine; remove one of the two")),
+            (nodes, _) => Ok(nodes),
+        }
+    }
+
+    fn nproc_per_node(&self, step: Option<&slurm::Step>) -> Result<u32, Failed> {
+        let Some(given) = self.given("nproc-per-node", self.flags.nproc_per_node.as_ref()) else {
+            let one_each = step.and_then(|step| step.share).map(|_| 1);
+            let configured = self.spec.launch.nproc_per_node.and_then(|workers| u32::try_from(workers).ok());
+            return Ok(one_each.or(configured).unwrap_or(1));
+        };
+        match given.text.trim() {
+            "auto" | "cpu" => Ok(u32::try_from(self.machine.cores).unwrap_or(1)),
+            "gpu" => Err(given.wrong("workers compute on the CPU in this build; use `cpu` or a number")),
+            _ => match given.parse("a number of at least 1, auto, cpu or gpu")? {
+                0 => Err(given.wrong("at least one worker is needed")),
+                workers => Ok(workers),
+            },
+        }
+    }
+
+    fn node_rank(&self, step: Option<&slurm::Step>, nnodes: u32) -> Result<Option<u32>, Failed> {
+        let Some(given) = self.given("node-rank", self.flags.node_rank.as_ref()) else {
+            return Ok(step.map(|step| step.rank));
+        };
+        let rank: u32 = given.parse("a whole number")?;
+        if rank >= nnodes {
+            return Err(given.wrong(format_args!("there are {nnodes} machines, numbered from 0")));
+        }
+        Ok(Some(rank))
+    }
+
+    fn rdzv_conf(&self) -> Result<RdzvConf, Failed> {
+        /// Keys of `torchrun`'s own rendezvous, which mean nothing here.
+        const NO_EFFECT: [&str; 7] = [
+            "last_call_timeout",
+            "close_timeout",
+            "heartbeat_timeout",
+            "keep_alive_interval",
+            "keep_alive_max_attempt",
+            "read_timeout",
+            "store_type",
+        ];
+        let mut conf = RdzvConf::default();
+        let Some(given) = self.given("rdzv-conf", self.flags.rdzv_conf.as_ref()) else { return Ok(conf) };
+        for pair in given.text.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
+            let (key, value) =
+                pair.split_once('=').ok_or_else(|| given.wrong(format_args!("`{pair}` is not KEY=VALUE")))?;
+            let value = Given { text: value.to_owned(), source: format!("{} {key}", given.source) };
+            match key {
+                "is_host" => conf.is_host = Some(truth(&value)?),
+                "join_timeout" | "timeout" => conf.join_timeout = Some(seconds(&value)?),
+                _ if NO_EFFECT.contains(&key) => {}
+                _ => return Err(given.wrong(format_args!("`{key}` is unknown; known are is_host and join_timeout"))),
+            }
+        }
+        Ok(conf)
+    }
+
+    fn endpoint(&self, step: Option<&slurm::Step>, nnodes: u32) -> Result<Endpoint, Failed> {
+        let flags = self.flags;
+        if let Some(given) = self.given("rdzv-endpoint", flags.rdzv_endpoint.as_ref()) {
+            return Endpoint::parse(&given, DEFAULT_PORT);
+        }
+        let port = match self.given("master-port", flags.master_port.as_ref()) {
+            Some(given) => Some(given.parse::<u16>("a port number")?),
+            None => None,
+        };
+        if let Some(given) = self.given("master-addr", flags.master_addr.as_ref()) {
+            return Ok(Endpoint { host: given.text, port: port.unwrap_or(DEFAULT_PORT) });
+        }
+        if let Some(step) = step.filter(|step| step.launchers > 1) {
+            let port = port.unwrap_or_else(|| slurm::port(self.job().as_deref()));
+            return Ok(Endpoint { host: step.first_host.clone(), port });
+        }
+        if let Some(listen) = &self.spec.launch.listen {
+            let given = Given { text: listen.clone(), source: "launch.listen".to_owned() };
+            return Endpoint::parse(&given, DEFAULT_PORT);
+        }
+        if nnodes > 1 {
+            return Err(Failed::usage(format!(
+                "--nnodes {nnodes}: the machines need a place to meet; give --rdzv-endpoint HOST:PORT, the same on all of them"
+            )));
+        }
+        Ok(Endpoint { host: "127.0.0.1".to_owned(), port: port.unwrap_or(0) })
+    }
+
+    fn hosting(&self, conf: &RdzvConf, node_rank: Option<u32>, nnodes: u32, endpoint: &Endpoint) -> Hosting {
+        match (conf.is_host, node_rank) {
+            (Some(true), _) => Hosting::Yes,
+            (Some(false), _) => Hosting::No,
+            (None, Some(0)) => Hosting::Yes,
+            (None, Some(_)) => Hosting::No,
+            (None, None) if !self.machine.is_local(&endpoint.host) => Hosting::No,
+            (None, None) if nnodes == 1 => Hosting::Yes,
+            (None, None) => Hosting::IfFree,
+        }
+    }
+
+    fn shutdown_timeout(&self) -> Result<Duration, Failed> {
+        let given = self.given("shutdown-timeout", self.flags.shutdown_timeout.as_ref());
+        given.map_or(Ok(SHUTDOWN_TIMEOUT), |given| seconds(&given))
+    }
+
+    fn output(&self) -> Result<Output, Failed> {
+        let flags = self.flags;
+        let streams = |name, flag: Option<&String>, absent| match self.given(name, flag) {
+            Some(given) => PerRank::parse(&given),
+            None => Ok(PerRank::All(absent)),
+        };
+        let filter = match self.given("local-ranks-filter", flags.local_ranks_filter.as_ref()) {
+            Some(given) => {
+                let ranks = given.text.split(',').map(|rank| rank.trim().parse());
+                Some(ranks.collect::<Result<_, _>>().map_err(|_| given.wrong("expected local ranks such as 0,2"))?)
+            }
+            None => None,
+        };
+        let log_dir = match self.given("log-dir", flags.log_dir.as_ref()) {
+            Some(given) => PathBuf::from(given.text),
+            None => Path::new(&self.spec.run.output_dir).join("logs"),
+        };
+        Ok(Output {
+            log_dir,
+            redirects: streams("redirects", flags.redirects.as_ref(), Streams::BOTH)?,
+            tee: streams("tee", flags.tee.as_ref(), Streams::NONE)?,
+            filter,
+        })
+    }
+}
+
+fn seconds(given: &Given) -> Result<Duration, Failed> {
+    let seconds: f64 = given.parse("a number of seconds")?;
+    Duration::try_from_secs_f64(seconds).map_err(|_| given.wrong("expected a number of seconds"))
+}
+
+impl Endpoint {
+    /// Reads `HOST:PORT`, `HOST`, `[IPV6]:PORT`.
+    pub fn parse(given: &Given, default_port: u16) -> Result<Self, Failed> {
+        let text = given.text.trim();
+        let (host, port) = match text.rsplit_once(':') {
+            Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
+            _ => (text, None),
+        };
+        let port = match port {
+            Some(port) => port.parse().map_err(|_| given.wrong("expected HOST:PORT"))?,
+            None => default_port,
+        };
+        let bracketed = host.starts_with('[') && host.ends_with(']');
+        if host.is_empty() || (host.contains(':') && !bracketed) {
+            return Err(given.wrong("expected HOST:PORT; write an IPv6 address in brackets"));
+        }
+        Ok(Self { host: host.to_owned(), port })
+    }
+}
+
+impl std::fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}", self.host, self.port)
+    }
+}
+
+#[cfg(test)]
+mod tests;

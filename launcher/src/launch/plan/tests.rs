@@ -1,0 +1,205 @@
+//! Resolution tables: which place wins, and what is refused.
+
+use super::*;
+
+const SPEC: &str = "\
+run: {name: a, output_dir: runs/a}
+model: {path: m}
+data: {path: d, cameras: [front]}
+train: {steps: 10, global_batch: 64, micro_batch: 2}
+";
+
+/// Flags and variables of one launch, and an override of the spec.
+#[derive(Default)]
+struct Case<'a> {
+    flags: LaunchFlags,
+    env: &'a [(&'a str, &'a str)],
+    spec: &'a [&'a str],
+}
+
+fn machine() -> Machine {
+    Machine { host: "n4".into(), cores: 8, addresses: vec!["10.0.0.4".parse().unwrap()] }
+}
+
+fn resolve(case: &Case<'_>) -> Result<Plan, String> {
+    let overrides: Vec<String> = case.spec.iter().map(|o| (*o).to_owned()).collect();
+    let spec = RunSpec::from_yaml(SPEC, "run.yaml", &overrides).unwrap();
+    let env = |name: &str| case.env.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned());
+    let machine = machine();
+    Plan::resolve(&Sources { flags: &case.flags, env: &env, spec: &spec, machine: &machine })
+        .map_err(|failed| failed.message.unwrap())
+}
+
+fn text(value: &str) -> Option<String> {
+    Some(value.to_owned())
+}
+
+const SRUN: &[(&str, &str)] = &[
+    ("SLURM_JOB_ID", "3001"),
+    ("SLURM_STEP_ID", "0"),
+    ("SLURM_PROCID", "1"),
+    ("SLURM_NODEID", "1"),
+    ("SLURM_LOCALID", "0"),
+    ("SLURM_STEP_NUM_NODES", "2"),
+    ("SLURM_STEP_NUM_TASKS", "2"),
+    ("SLURM_STEP_NODELIST", "n[3-4]"),
+];
+
+#[test]
+fn alone_it_is_one_worker_with_a_coordinator_on_a_free_loopback_port() {
+    let plan = resolve(&Case::default()).unwrap();
+    assert_eq!((plan.nnodes, plan.nproc_per_node, plan.node_rank), (1, 1, None));
+    assert_eq!(plan.endpoint.to_string(), "127.0.0.1:0");
+    assert_eq!(plan.hosting, Hosting::Yes);
+    assert_eq!(plan.output.log_dir, Path::new("runs/a/logs"));
+    assert_eq!(plan.output.redirects.of(0), Streams::BOTH);
+    assert_eq!(plan.output.tee.of(0), Streams::NONE);
+    assert_eq!(plan.shutdown_timeout, Duration::from_secs(30));
+}
+
+#[test]
+fn a_flag_beats_pet_beats_slurm_beats_the_configuration() {
+    let spec: &[&str] = &["launch.nproc_per_node=3"];
+    let pet: Vec<(&str, &str)> =
+        SRUN.iter().copied().chain([("PET_NPROC_PER_NODE", "4"), ("PET_NODE_RANK", "0"), ("PET_RDZV_ID", "p")]).collect();
+    let flags = LaunchFlags {
+        nproc_per_node: text("5"),
+        nnodes: text("4"),
+        node_rank: text("3"),
+        rdzv_endpoint: text("far:1"),
+        rdzv_id: text("mine"),
+        ..LaunchFlags::default()
+    };
+    let counts = |case: &Case<'_>| {
+        let plan = resolve(case).unwrap();
+        (plan.nproc_per_node, plan.nnodes, plan.node_rank, plan.endpoint.to_string(), plan.run_id)
+    };
+    let configured = Case { spec, ..Case::default() };
+    assert_eq!(counts(&configured), (3, 1, None, "127.0.0.1:0".into(), None));
+    let slurm = Case { spec, env: SRUN, ..Case::default() };
+    assert_eq!(counts(&slurm), (3, 2, Some(1), "n3:29401".into(), text("3001")));
+    let pet = Case { spec, env: &pet, ..Case::default() };
+    assert_eq!(counts(&pet), (4, 2, Some(0), "n3:29401".into(), text("p")));
+    let all = Case { flags, ..pet };
+    assert_eq!(counts(&all), (5, 4, Some(3), "far:1".into(), text("mine")));
+}
+
+#[test]
+fn one_machine_of_a_slurm_step_can_be_used_alone() {
+    let flags = LaunchFlags { nnodes: text("1"), ..LaunchFlags::default() };
+    let plan = resolve(&Case { flags, env: SRUN, ..Case::default() }).unwrap();
+    assert_eq!((plan.node_rank, plan.endpoint.to_string(), plan.hosting), (None, "127.0.0.1:0".into(), Hosting::Yes));
+}
+
+#[test]
+fn several_slurm_tasks_a_machine_are_launchers_of_one_worker_each() {
+    let mut env = SRUN.to_vec();
+    env.retain(|(name, _)| !["SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID"].contains(name));
+    env.extend([("SLURM_STEP_NUM_TASKS", "8"), ("SLURM_PROCID", "6"), ("SLURM_LOCALID", "2")]);
+    let plan = resolve(&Case { env: &env, spec: &["launch.nproc_per_node=3"], ..Case::default() }).unwrap();
+    assert_eq!((plan.nnodes, plan.nproc_per_node, plan.node_rank), (8, 1, Some(6)));
+    assert_eq!(plan.share, Some(slurm::Share { local_rank: 2, of: 4 }));
+}
+
+#[test]
+fn standalone_ignores_slurm() {
+    let flags = LaunchFlags { standalone: true, ..LaunchFlags::default() };
+    let plan = resolve(&Case { flags, env: SRUN, ..Case::default() }).unwrap();
+    assert_eq!((plan.nnodes, plan.hosting), (1, Hosting::Yes));
+    let plan = resolve(&Case { env: &[("PET_STANDALONE", "1")], ..Case::default() }).unwrap();
+    assert_eq!(plan.endpoint.to_string(), "127.0.0.1:0");
+}
+
+#[test]
+fn who_starts_the_coordinator() {
+    let case = |nnodes: &str, endpoint: &str, rank: Option<&str>, conf: Option<&str>| {
+        let flags = LaunchFlags {
+            nnodes: text(nnodes),
+            rdzv_endpoint: text(endpoint),
+            node_rank: rank.and_then(text),
+            rdzv_conf: conf.and_then(text),
+            ..LaunchFlags::default()
+        };
+        resolve(&Case { flags, ..Case::default() }).unwrap().hosting
+    };
+    assert_eq!(case("2", "n4:29400", None, None), Hosting::IfFree);
+    assert_eq!(case("2", "10.0.0.9:29400", None, None), Hosting::No);
+    assert_eq!(case("2", "10.0.0.9:29400", Some("0"), None), Hosting::Yes);
+    assert_eq!(case("2", "n4:29400", Some("1"), None), Hosting::No);
+    assert_eq!(case("2", "n4:29400", Some("0"), Some("is_host=false")), Hosting::No);
+    assert_eq!(case("2", "10.0.0.9:29400", None, Some("is_host=1,join_timeout=5")), Hosting::Yes);
+    assert_eq!(case("1", "127.0.0.1:29400", None, None), Hosting::Yes);
+}
+
+#[test]
+fn endpoints_have_a_default_port_and_several_spellings() {
+    let of = |flags: LaunchFlags| resolve(&Case { flags, ..Case::default() }).map(|plan| plan.endpoint.to_string());
+    let endpoint = |value: &str| of(LaunchFlags { rdzv_endpoint: text(value), ..LaunchFlags::default() });
+    assert_eq!(endpoint("head").unwrap(), "head:29400");
+    assert_eq!(endpoint("[::1]:7").unwrap(), "[::1]:7");
+    assert_eq!(endpoint("[::1]").unwrap(), "[::1]:29400");
+    for wrong in ["head:x", ":1", "::1", "head:99999"] {
+        assert!(endpoint(wrong).unwrap_err().starts_with(&format!("--rdzv-endpoint {wrong}: expected")));
+    }
+    let master = LaunchFlags { master_addr: text("head"), master_port: text("7"), ..LaunchFlags::default() };
+    assert_eq!(of(master).unwrap(), "head:7");
+    let port_only = LaunchFlags { master_port: text("7"), ..LaunchFlags::default() };
+    assert_eq!(of(port_only).unwrap(), "127.0.0.1:7");
+    let listen = Case { spec: &["launch.listen=127.0.0.1:5000"], ..Case::default() };
+    assert_eq!(resolve(&listen).unwrap().endpoint.port, 5000);
+}
+
+#[test]
+fn workers_per_machine_can_be_counted() {
+    let count = |value: &str| {
+        let flags = LaunchFlags { nproc_per_node: text(value), ..LaunchFlags::default() };
+        resolve(&Case { flags, ..Case::default() }).map(|plan| plan.nproc_per_node)
+    };
+    assert_eq!(count("auto"), Ok(8));
+    assert_eq!(count("cpu"), Ok(8));
+    assert_eq!(count("2"), Ok(2));
+    assert!(count("gpu").unwrap_err().contains("use `cpu` or a number"));
+}
+
+#[test]
+fn mistakes_name_the_flag_or_the_variable() {
+    let flags = LaunchFlags::default;
+    let cases: Vec<(LaunchFlags, &[(&str, &str)], &str)> = vec![
+        (LaunchFlags { nnodes: text("1:4"), ..flags() }, &[], "--nnodes 1:4: the number of machines is fixed for now"),
+        (LaunchFlags { nnodes: text("0"), ..flags() }, &[], "--nnodes 0: expected N"),
+        (LaunchFlags { nnodes: text("2"), ..flags() }, &[], "--nnodes 2: the machines need a place to meet"),
+        (LaunchFlags { nnodes: text("2"), standalone: true, ..flags() }, &[], "--nnodes 2: --standalone is for one"),
+        (LaunchFlags { nproc_per_node: text("0"), ..flags() }, &[], "--nproc-per-node 0: at least one worker"),
+        (LaunchFlags { nproc_per_node: text("many"), ..flags() }, &[], "--nproc-per-node many: expected a number"),
+        (LaunchFlags { nproc_per_node: text("65"), ..flags() }, &[], "train.global_batch: 64 samples cannot be shared"),
+        (LaunchFlags { node_rank: text("1"), ..flags() }, &[], "--node-rank 1: there are 1 machines"),
+        (LaunchFlags { max_restarts: text("3"), ..flags() }, &[], "--max-restarts 3: workers are not restarted yet"),
+        (LaunchFlags { rdzv_backend: text("etcd"), ..flags() }, &[], "--rdzv-backend etcd: the coordinator is"),
+        (LaunchFlags { rdzv_conf: text("is_hots=1"), ..flags() }, &[], "--rdzv-conf is_hots=1: `is_hots` is unknown"),
+        (LaunchFlags { rdzv_conf: text("is_host=x"), ..flags() }, &[], "--rdzv-conf is_host x: expected true or false"),
+        (LaunchFlags { local_ranks_filter: text("a"), ..flags() }, &[], "--local-ranks-filter a: expected local ranks"),
+        (LaunchFlags { shutdown_timeout: text("-1"), ..flags() }, &[], "--shutdown-timeout -1: expected a number"),
+        (flags(), &[("PET_MONITOR_INTERVAL", "x")], "PET_MONITOR_INTERVAL x: expected a number of seconds"),
+        (flags(), &[("PET_TEE", "9")], "PET_TEE 9: expected 0, 1, 2 or 3"),
+    ];
+    for (flags, env, expected) in cases {
+        let error = resolve(&Case { flags, env, ..Case::default() }).unwrap_err();
+        assert!(error.starts_with(expected), "{error}\n  instead of\n{expected}");
+    }
+}
+
+#[test]
+fn what_torchrun_scripts_pass_is_taken() {
+    let flags = LaunchFlags {
+        nnodes: text("1:1"),
+        max_restarts: text("0"),
+        monitor_interval: text("0.1"),
+        rdzv_backend: text("c10d"),
+        rdzv_conf: text("join_timeout=60,last_call_timeout=30,"),
+        local_ranks_filter: text("0, 1"),
+        ..LaunchFlags::default()
+    };
+    let plan = resolve(&Case { flags, ..Case::default() }).unwrap();
+    assert_eq!(plan.join_timeout, Duration::from_secs(60));
+    assert_eq!(plan.output.filter, Some([0, 1].into()));
+}

@@ -1,0 +1,140 @@
+//! The environment a worker starts with: `torchrun`'s names for its place, ours for the coordinator.
+
+use super::inputs::Env;
+
+/// A launcher's place in the world, as the coordinator gave it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// This launcher's number.
+    pub node_rank: u32,
+    /// Launchers in all.
+    pub nnodes: u32,
+    /// Rank of its first worker.
+    pub first_rank: u32,
+    /// Workers it starts.
+    pub nproc: u32,
+    /// Workers in all.
+    pub world_size: u32,
+    /// Number of its first worker on the machine; not 0 only if several launchers share the machine.
+    pub first_local_rank: u32,
+    /// Workers on the machine.
+    pub local_world_size: u32,
+    /// The run's id.
+    pub run_id: String,
+}
+
+/// What workers of one launcher have in common.
+#[derive(Clone, Debug)]
+pub struct Common {
+    /// The launcher's place.
+    pub place: Place,
+    /// Host of the coordinator.
+    pub master_addr: String,
+    /// Port of the coordinator.
+    pub master_port: u16,
+    /// What callers of the coordinator present.
+    pub token: Option<String>,
+    /// Address under which other machines reach this machine's workers.
+    pub local_addr: String,
+    /// Compute threads of each worker.
+    pub threads: usize,
+}
+
+impl Common {
+    /// Variables of the worker that is `local` among this launcher's workers.
+    pub fn variables(&self, local: u32) -> Vec<(&'static str, String)> {
+        let place = &self.place;
+        let rank = place.first_rank + local;
+        let mut variables = vec![
+            ("RANK", rank.to_string()),
+            ("LOCAL_RANK", (place.first_local_rank + local).to_string()),
+            ("WORLD_SIZE", place.world_size.to_string()),
+            ("LOCAL_WORLD_SIZE", place.local_world_size.to_string()),
+            ("GROUP_RANK", place.node_rank.to_string()),
+            ("GROUP_WORLD_SIZE", place.nnodes.to_string()),
+            ("NODE_RANK", place.node_rank.to_string()),
+            ("ROLE_RANK", rank.to_string()),
+            ("ROLE_WORLD_SIZE", place.world_size.to_string()),
+            ("MASTER_ADDR", self.master_addr.clone()),
+            ("MASTER_PORT", self.master_port.to_string()),
+            ("TORCHELASTIC_RUN_ID", place.run_id.clone()),
+            ("TORCHELASTIC_RESTART_COUNT", "0".to_owned()),
+            ("TORCHELASTIC_MAX_RESTARTS", "0".to_owned()),
+            ("OMP_NUM_THREADS", self.threads.to_string()),
+            ("RAYON_NUM_THREADS", self.threads.to_string()),
+            ("COX_COORDINATOR", format!("{}:{}", self.master_addr, self.master_port)),
+            ("COX_LOCAL_ADDR", self.local_addr.clone()),
+        ];
+        if let Some(token) = &self.token {
+            variables.push(("COX_TOKEN", token.clone()));
+        }
+        variables
+    }
+}
+
+/// Compute threads of each worker: what the user set for any program, else the configuration, else the cores divided.
+pub fn threads(env: Env<'_>, configured: Option<usize>, cores: usize, workers_on_machine: u32) -> usize {
+    let set = |name: &str| env(name).and_then(|text| text.trim().parse().ok()).filter(|threads| *threads >= 1);
+    set("RAYON_NUM_THREADS")
+        .or_else(|| set("OMP_NUM_THREADS"))
+        .or(configured)
+        .unwrap_or_else(|| (cores / workers_on_machine.max(1) as usize).max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_learns_its_place_in_torchruns_words() {
+        let place = Place {
+            node_rank: 1,
+            nnodes: 2,
+            first_rank: 4,
+            nproc: 4,
+            world_size: 8,
+            first_local_rank: 0,
+            local_world_size: 4,
+            run_id: "r".into(),
+        };
+        let common = Common {
+            place,
+            master_addr: "n3".into(),
+            master_port: 29400,
+            token: Some("secret".into()),
+            local_addr: "10.0.0.4".into(),
+            threads: 2,
+        };
+        let variables = common.variables(2);
+        let get = |name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, v)| v.as_str());
+        for (name, value) in [
+            ("RANK", "6"),
+            ("LOCAL_RANK", "2"),
+            ("WORLD_SIZE", "8"),
+            ("LOCAL_WORLD_SIZE", "4"),
+            ("GROUP_RANK", "1"),
+            ("NODE_RANK", "1"),
+            ("MASTER_ADDR", "n3"),
+            ("MASTER_PORT", "29400"),
+            ("TORCHELASTIC_RUN_ID", "r"),
+            ("TORCHELASTIC_RESTART_COUNT", "0"),
+            ("OMP_NUM_THREADS", "2"),
+            ("COX_COORDINATOR", "n3:29400"),
+            ("COX_TOKEN", "secret"),
+        ] {
+            assert_eq!(get(name), Some(value), "{name}");
+        }
+    }
+
+    #[test]
+    fn threads_are_the_users_or_the_cores_divided() {
+        let none = |_: &str| None;
+        assert_eq!(threads(&none, None, 8, 3), 2);
+        assert_eq!(threads(&none, None, 2, 4), 1);
+        assert_eq!(threads(&none, Some(5), 8, 2), 5);
+        let omp = |name: &str| (name == "OMP_NUM_THREADS").then(|| "3".to_owned());
+        assert_eq!(threads(&omp, Some(5), 8, 2), 3);
+        let broken = |name: &str| (name == "OMP_NUM_THREADS").then(|| "x".to_owned());
+        assert_eq!(threads(&broken, Some(5), 8, 2), 5);
+    }
+}
