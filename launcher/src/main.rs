@@ -1,5 +1,31 @@
-//! `cox`
+//! `cox`: launches, coordinates, trains, and answers questions about runs. This file only wires.
+
+mod commands;
+mod control;
+mod endpoint;
 mod exit;
 mod launch;
+mod render;
 mod supervise;
-fn main() {}
+mod telemetry;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() -> ExitCode {
+    let cli = commands::Cli::parse();
+    telemetry::start(&cli.log);
+    match commands::execute(cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failed) => {
+            if let Some(message) = failed.message {
+                eprintln!("error: {message}");
+            }
+            ExitCode::from(failed.exit.code())
+        }
+    }
+}

@@ -55,7 +55,8 @@ mod tests {
             cores: 4,
             addresses: vec!["10.0.0.4".parse().unwrap(), "fd00::4".parse().unwrap()],
         };
-        for local in ["localhost", "n4", "n4.cluster", "127.0.0.2", "10.0.0.4", "[fd00::4]", "::1", "0.0.0.0"] {
+        for local in ["localhost", "n4", "n4.cluster", "127.0.0.2", "10.0.0.4", "[fd00::4]", "::1", "0.0.0.0"]
+        {
             assert!(machine.is_local(local), "{local}");
         }
         for remote in ["10.0.0.5", "[fd00::5]", "8.8.8.8"] {

@@ -11,6 +11,7 @@ pub mod flags;
 pub mod inputs;
 pub mod machine;
 pub mod plan;
+pub mod rendezvous;
 pub mod slurm;
 pub mod streams;
 pub mod worker_env;

@@ -114,7 +114,10 @@ impl Plan {
             nnodes,
             nproc_per_node: from.nproc_per_node(step.as_ref())?,
             node_rank,
-            run_id: from.given("rdzv-id", from.flags.rdzv_id.as_ref()).map(|given| given.text).or_else(|| from.job()),
+            run_id: from
+                .given("rdzv-id", from.flags.rdzv_id.as_ref())
+                .map(|given| given.text)
+                .or_else(|| from.job()),
             hosting: from.hosting(&conf, node_rank, nnodes, &endpoint),
             endpoint,
             local_addr: from.given("local-addr", from.flags.local_addr.as_ref()).map(|given| given.text),
@@ -175,7 +178,9 @@ impl Sources<'_> {
         if let Some(given) = self.given("rdzv-backend", self.flags.rdzv_backend.as_ref())
             && !["c10d", "static"].contains(&given.text.as_str())
         {
-            return Err(given.wrong("the coordinator is the rendezvous; leave the flag out, or use c10d or static"));
+            return Err(
+                given.wrong("the coordinator is the rendezvous; leave the flag out, or use c10d or static")
+            );
         }
         Ok(())
     }
@@ -190,11 +195,13 @@ impl Sources<'_> {
         let most: u32 = most.trim().parse().map_err(|_| wrong())?;
         match (least, most) {
             (0, _) | (_, 0) => Err(wrong()),
-            (least, most) if least != most => {
-                Err(given.wrong(format_args!("the number of machines is fixed for now; give one number, {least} or {most}")))
-            }
+            (least, most) if least != most => Err(given.wrong(format_args!(
+                "the number of machines is fixed for now; give one number, {least} or {most}"
+            ))),
             (1, _) => Ok(1),
-            _ if self.standalone()? => Err(given.wrong("--standalone is for one machine; remove one of the two")),
+            _ if self.standalone()? => {
+                Err(given.wrong("--standalone is for one machine; remove one of the two"))
+            }
             (nodes, _) => Ok(nodes),
         }
     }
@@ -247,7 +254,11 @@ impl Sources<'_> {
                 "is_host" => conf.is_host = Some(truth(&value)?),
                 "join_timeout" | "timeout" => conf.join_timeout = Some(seconds(&value)?),
                 _ if NO_EFFECT.contains(&key) => {}
-                _ => return Err(given.wrong(format_args!("`{key}` is unknown; known are is_host and join_timeout"))),
+                _ => {
+                    return Err(
+                        given.wrong(format_args!("`{key}` is unknown; known are is_host and join_timeout"))
+                    );
+                }
             }
         }
         Ok(conf)
@@ -307,7 +318,11 @@ impl Sources<'_> {
         let filter = match self.given("local-ranks-filter", flags.local_ranks_filter.as_ref()) {
             Some(given) => {
                 let ranks = given.text.split(',').map(|rank| rank.trim().parse());
-                Some(ranks.collect::<Result<_, _>>().map_err(|_| given.wrong("expected local ranks such as 0,2"))?)
+                Some(
+                    ranks
+                        .collect::<Result<_, _>>()
+                        .map_err(|_| given.wrong("expected local ranks such as 0,2"))?,
+                )
             }
             None => None,
         };

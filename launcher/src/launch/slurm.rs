@@ -60,7 +60,9 @@ impl Step {
         let tasks = number(either("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), machines)?;
         let list = either("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST");
         let first_host = match &list {
-            Some(given) => first_host(&given.text).ok_or_else(|| given.wrong("cannot read the list of machines"))?,
+            Some(given) => {
+                first_host(&given.text).ok_or_else(|| given.wrong("cannot read the list of machines"))?
+            }
             None => "localhost".to_owned(),
         };
         if tasks <= machines {

@@ -60,7 +60,8 @@ impl PerRank {
         if let Some(all) = Streams::from_number(&given.text) {
             return Ok(Self::All(all));
         }
-        let wrong = || given.wrong("expected 0, 1, 2 or 3 for all ranks, or RANK:NUMBER pairs such as 0:3,1:1");
+        let wrong =
+            || given.wrong("expected 0, 1, 2 or 3 for all ranks, or RANK:NUMBER pairs such as 0:3,1:1");
         let mut ranks = BTreeMap::new();
         for pair in given.text.split(',') {
             let (rank, number) = pair.split_once(':').ok_or_else(wrong)?;

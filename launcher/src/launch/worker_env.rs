@@ -74,7 +74,8 @@ impl Common {
 
 /// Compute threads of each worker: what the user set for any program, else the configuration, else the cores divided.
 pub fn threads(env: Env<'_>, configured: Option<usize>, cores: usize, workers_on_machine: u32) -> usize {
-    let set = |name: &str| env(name).and_then(|text| text.trim().parse().ok()).filter(|threads| *threads >= 1);
+    let set =
+        |name: &str| env(name).and_then(|text| text.trim().parse().ok()).filter(|threads| *threads >= 1);
     set("RAYON_NUM_THREADS")
         .or_else(|| set("OMP_NUM_THREADS"))
         .or(configured)

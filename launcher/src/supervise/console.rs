@@ -21,7 +21,9 @@ impl Terminal {
         let bar = std::io::stderr().is_terminal().then(|| {
             // Until the first step there is nothing to show; `hidden` would lose lines printed above the bar.
             let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
-            bar.set_style(ProgressStyle::with_template("{msg}").unwrap_or_else(|_| ProgressStyle::default_bar()));
+            bar.set_style(
+                ProgressStyle::with_template("{msg}").unwrap_or_else(|_| ProgressStyle::default_bar()),
+            );
             bar
         });
         Self { bar }

@@ -54,8 +54,11 @@ pub enum Event {
     Signal(i32),
     /// The run could not be asked to stop.
     StopRefused,
-    /// The coordinator is gone for good.
-    CoordinatorLost,
+    /// The coordinator has ended; `lost` if it died and could not be started again.
+    CoordinatorEnded {
+        /// Whether it died.
+        lost: bool,
+    },
     /// Time has passed.
     Tick,
 }
@@ -115,12 +118,19 @@ impl Machine {
                 Some(signal) if self.sent.is_none() => self.forward(signal),
                 _ => Vec::new(),
             },
-            Event::CoordinatorLost => {
+            Event::CoordinatorEnded { lost: true } => {
                 self.coordinator_lost = true;
                 self.signal_all(now, SIGTERM)
             }
+            Event::CoordinatorEnded { lost: false } => {
+                // The run is over: a worker that is still there has been told, or will not be.
+                self.deadline.get_or_insert(now + ABORT_PATIENCE);
+                Vec::new()
+            }
             Event::Tick => match self.deadline {
-                Some(deadline) if now >= deadline && self.sent == Some(SIGTERM) => self.signal_all(now, SIGKILL),
+                Some(deadline) if now >= deadline && self.sent == Some(SIGTERM) => {
+                    self.signal_all(now, SIGKILL)
+                }
                 Some(deadline) if now >= deadline => self.signal_all(now, SIGTERM),
                 _ => Vec::new(),
             },
@@ -205,7 +215,8 @@ mod tests {
 
     #[test]
     fn a_run_that_ends_well_asks_for_nothing() {
-        let machine = transcript(2, &[(0, Event::WorkerEnded(1, DONE), &[]), (1, Event::WorkerEnded(0, DONE), &[])]);
+        let machine =
+            transcript(2, &[(0, Event::WorkerEnded(1, DONE), &[]), (1, Event::WorkerEnded(0, DONE), &[])]);
         assert!(machine.all_ended());
         assert_eq!(machine.first_failure(), None);
         assert_eq!(machine.next_deadline(), None);
@@ -274,9 +285,22 @@ mod tests {
 
     #[test]
     fn workers_without_a_coordinator_are_ended() {
-        let machine = transcript(1, &[(0, Event::CoordinatorLost, &[Action::SignalAll(SIGTERM)])]);
+        let machine =
+            transcript(1, &[(0, Event::CoordinatorEnded { lost: true }, &[Action::SignalAll(SIGTERM)])]);
         assert!(machine.coordinator_lost());
         assert_eq!(machine.living().collect::<Vec<_>>(), [0]);
+    }
+
+    #[test]
+    fn a_worker_that_stays_when_the_run_is_over_is_ended() {
+        transcript(
+            1,
+            &[
+                (0, Event::CoordinatorEnded { lost: false }, &[]),
+                (9, Event::Tick, &[]),
+                (10, Event::Tick, &[Action::SignalAll(SIGTERM)]),
+            ],
+        );
     }
 
     #[test]

@@ -1,12 +1,19 @@
-//! Worker processes from start to end.
+//! Processes from start to end.
 //!
 //! ```text
-//! signals, exits, clock ──▶ machine (pure: decides) ──▶ crew (does: processes, pipes, RPCs)
+//! signals, exits, clock ──▶ machine (pure: decides) ──▶ crew (does: processes, RPCs) ──▶ report
+//!                                                        keeper: one process and its output
 //! ```
 //!
-//! No orphan survives: each worker is killed by the kernel when its launcher dies, however it dies (`child`).
+//! No orphan survives: each child is killed by the kernel when its launcher dies, however it dies (`child`).
 
 pub mod child;
 pub mod console;
+pub mod crew;
+pub mod host;
+pub mod keeper;
 pub mod machine;
 pub mod pump;
+pub mod report;
+pub mod signals;
+pub mod watcher;

@@ -60,8 +60,11 @@ fn alone_it_is_one_worker_with_a_coordinator_on_a_free_loopback_port() {
 #[test]
 fn a_flag_beats_pet_beats_slurm_beats_the_configuration() {
     let spec: &[&str] = &["launch.nproc_per_node=3"];
-    let pet: Vec<(&str, &str)> =
-        SRUN.iter().copied().chain([("PET_NPROC_PER_NODE", "4"), ("PET_NODE_RANK", "0"), ("PET_RDZV_ID", "p")]).collect();
+    let pet: Vec<(&str, &str)> = SRUN
+        .iter()
+        .copied()
+        .chain([("PET_NPROC_PER_NODE", "4"), ("PET_NODE_RANK", "0"), ("PET_RDZV_ID", "p")])
+        .collect();
     let flags = LaunchFlags {
         nproc_per_node: text("5"),
         nnodes: text("4"),
@@ -88,7 +91,10 @@ fn a_flag_beats_pet_beats_slurm_beats_the_configuration() {
 fn one_machine_of_a_slurm_step_can_be_used_alone() {
     let flags = LaunchFlags { nnodes: text("1"), ..LaunchFlags::default() };
     let plan = resolve(&Case { flags, env: SRUN, ..Case::default() }).unwrap();
-    assert_eq!((plan.node_rank, plan.endpoint.to_string(), plan.hosting), (None, "127.0.0.1:0".into(), Hosting::Yes));
+    assert_eq!(
+        (plan.node_rank, plan.endpoint.to_string(), plan.hosting),
+        (None, "127.0.0.1:0".into(), Hosting::Yes)
+    );
 }
 
 #[test]
@@ -133,7 +139,9 @@ fn who_starts_the_coordinator() {
 
 #[test]
 fn endpoints_have_a_default_port_and_several_spellings() {
-    let of = |flags: LaunchFlags| resolve(&Case { flags, ..Case::default() }).map(|plan| plan.endpoint.to_string());
+    let of = |flags: LaunchFlags| {
+        resolve(&Case { flags, ..Case::default() }).map(|plan| plan.endpoint.to_string())
+    };
     let endpoint = |value: &str| of(LaunchFlags { rdzv_endpoint: text(value), ..LaunchFlags::default() });
     assert_eq!(endpoint("head").unwrap(), "head:29400");
     assert_eq!(endpoint("[::1]:7").unwrap(), "[::1]:7");
@@ -164,21 +172,66 @@ fn workers_per_machine_can_be_counted() {
 #[test]
 fn mistakes_name_the_flag_or_the_variable() {
     let flags = LaunchFlags::default;
-    let cases: Vec<(LaunchFlags, &[(&str, &str)], &str)> = vec![
-        (LaunchFlags { nnodes: text("1:4"), ..flags() }, &[], "--nnodes 1:4: the number of machines is fixed for now"),
+    type Mistake<'a> = (LaunchFlags, &'a [(&'a str, &'a str)], &'a str);
+    let cases: Vec<Mistake<'_>> = vec![
+        (
+            LaunchFlags { nnodes: text("1:4"), ..flags() },
+            &[],
+            "--nnodes 1:4: the number of machines is fixed for now",
+        ),
         (LaunchFlags { nnodes: text("0"), ..flags() }, &[], "--nnodes 0: expected N"),
         (LaunchFlags { nnodes: text("2"), ..flags() }, &[], "--nnodes 2: the machines need a place to meet"),
-        (LaunchFlags { nnodes: text("2"), standalone: true, ..flags() }, &[], "--nnodes 2: --standalone is for one"),
-        (LaunchFlags { nproc_per_node: text("0"), ..flags() }, &[], "--nproc-per-node 0: at least one worker"),
-        (LaunchFlags { nproc_per_node: text("many"), ..flags() }, &[], "--nproc-per-node many: expected a number"),
-        (LaunchFlags { nproc_per_node: text("65"), ..flags() }, &[], "train.global_batch: 64 samples cannot be shared"),
+        (
+            LaunchFlags { nnodes: text("2"), standalone: true, ..flags() },
+            &[],
+            "--nnodes 2: --standalone is for one",
+        ),
+        (
+            LaunchFlags { nproc_per_node: text("0"), ..flags() },
+            &[],
+            "--nproc-per-node 0: at least one worker",
+        ),
+        (
+            LaunchFlags { nproc_per_node: text("many"), ..flags() },
+            &[],
+            "--nproc-per-node many: expected a number",
+        ),
+        (
+            LaunchFlags { nproc_per_node: text("65"), ..flags() },
+            &[],
+            "train.global_batch: 64 samples cannot be shared",
+        ),
         (LaunchFlags { node_rank: text("1"), ..flags() }, &[], "--node-rank 1: there are 1 machines"),
-        (LaunchFlags { max_restarts: text("3"), ..flags() }, &[], "--max-restarts 3: workers are not restarted yet"),
-        (LaunchFlags { rdzv_backend: text("etcd"), ..flags() }, &[], "--rdzv-backend etcd: the coordinator is"),
-        (LaunchFlags { rdzv_conf: text("is_hots=1"), ..flags() }, &[], "--rdzv-conf is_hots=1: `is_hots` is unknown"),
-        (LaunchFlags { rdzv_conf: text("is_host=x"), ..flags() }, &[], "--rdzv-conf is_host x: expected true or false"),
-        (LaunchFlags { local_ranks_filter: text("a"), ..flags() }, &[], "--local-ranks-filter a: expected local ranks"),
-        (LaunchFlags { shutdown_timeout: text("-1"), ..flags() }, &[], "--shutdown-timeout -1: expected a number"),
+        (
+            LaunchFlags { max_restarts: text("3"), ..flags() },
+            &[],
+            "--max-restarts 3: workers are not restarted yet",
+        ),
+        (
+            LaunchFlags { rdzv_backend: text("etcd"), ..flags() },
+            &[],
+            "--rdzv-backend etcd: the coordinator is",
+        ),
+        (
+            LaunchFlags { rdzv_conf: text("is_hots=1"), ..flags() },
+            &[],
+            "--rdzv-conf is_hots=1: `is_hots` is unknown",
+        ),
+        (
+            LaunchFlags { rdzv_conf: text("is_host=x"), ..flags() },
+            &[],
+            "--rdzv-conf is_host x: expected true or false",
+        ),
+        (
+            LaunchFlags { local_ranks_filter: text("a"), ..flags() },
+            &[],
+            "--local-ranks-filter a: expected local ranks",
+        ),
+        (
+            LaunchFlags { shutdown_timeout: text("-1"), ..flags() },
+            &[],
+            "--shutdown-timeout -1: expected a number",
+        ),
         (flags(), &[("PET_MONITOR_INTERVAL", "x")], "PET_MONITOR_INTERVAL x: expected a number of seconds"),
         (flags(), &[("PET_TEE", "9")], "PET_TEE 9: expected 0, 1, 2 or 3"),
     ];

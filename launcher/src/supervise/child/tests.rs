@@ -8,7 +8,11 @@ use std::{
 use super::*;
 
 fn shell(script: &str) -> Program {
-    Program { path: "/bin/sh".into(), args: vec!["-c".into(), script.into()], env: vec![("COX_TEST", "7".into())] }
+    Program {
+        path: "/bin/sh".into(),
+        args: vec!["-c".into(), script.into()],
+        env: vec![("COX_TEST", "7".into())],
+    }
 }
 
 fn quiet() -> Streams {

@@ -1,0 +1,87 @@
+//! `cox pause`, `resume`, `checkpoint`, `stop`: one call each, safe to repeat.
+
+use clap::Args;
+use coxswain_proto::v1::{CheckpointRequest, PauseRequest, ResumeRequest, StopRunRequest};
+
+use super::block_on;
+use crate::{control::prompt, endpoint::Target, exit::Outcome, render::names};
+
+/// Flags of `cox pause`.
+#[derive(Args, Debug)]
+pub struct PauseArgs {
+    #[command(flatten)]
+    target: Target,
+}
+
+/// Flags of `cox resume`.
+#[derive(Args, Debug)]
+pub struct ResumeArgs {
+    #[command(flatten)]
+    target: Target,
+}
+
+/// Flags of `cox checkpoint`.
+#[derive(Args, Debug)]
+pub struct CheckpointArgs {
+    #[command(flatten)]
+    target: Target,
+}
+
+/// Flags of `cox stop`.
+#[derive(Args, Debug)]
+pub struct StopArgs {
+    #[command(flatten)]
+    target: Target,
+    /// Kept in the run's log
+    #[arg(long, default_value = "asked for with cox stop")]
+    reason: String,
+}
+
+/// Stops at the next step boundary.
+pub fn pause(args: &PauseArgs) -> Outcome {
+    block_on(async {
+        let access = args.target.access()?;
+        let answer = access.control().pause(prompt(PauseRequest {})).await.map_err(|s| access.explain(&s))?;
+        println!("{}", names::run_phase(answer.into_inner().phase));
+        Ok(())
+    })
+}
+
+/// Goes on.
+pub fn resume(args: &ResumeArgs) -> Outcome {
+    block_on(async {
+        let access = args.target.access()?;
+        let answer =
+            access.control().resume(prompt(ResumeRequest {})).await.map_err(|s| access.explain(&s))?;
+        println!("{}", names::run_phase(answer.into_inner().phase));
+        Ok(())
+    })
+}
+
+/// Writes a checkpoint at the next step boundary.
+pub fn checkpoint(args: &CheckpointArgs) -> Outcome {
+    block_on(async {
+        let access = args.target.access()?;
+        let answer = access
+            .control()
+            .checkpoint(prompt(CheckpointRequest {}))
+            .await
+            .map_err(|s| access.explain(&s))?;
+        match answer.into_inner().step {
+            Some(step) => println!("a checkpoint will be written at step {step}"),
+            None => println!("a checkpoint will be written at the next step boundary"),
+        }
+        Ok(())
+    })
+}
+
+/// Ends the run in good order.
+pub fn stop(args: &StopArgs) -> Outcome {
+    block_on(async {
+        let access = args.target.access()?;
+        let request = prompt(StopRunRequest { reason: args.reason.clone() });
+        let answer = access.control().stop_run(request).await.map_err(|s| access.explain(&s))?;
+        println!("{}", names::run_phase(answer.into_inner().phase));
+        Ok(())
+    })
+}

@@ -1,0 +1,135 @@
+//! `cox coordinator`: serves one run to its end.
+
+use std::{
+    net::{SocketAddr, TcpListener},
+    os::fd::AsFd,
+    time::Duration,
+};
+
+use clap::Args;
+use coxswain_coordinator::{CauseKind, Options, Outcome as RunOutcome, Patience, ServeError, World};
+
+use super::SpecArgs;
+use crate::{
+    exit::{Exit, Failed, Outcome},
+    launch::inputs::process_env,
+    supervise::signals,
+};
+
+/// Flags of `cox coordinator`.
+#[derive(Args, Debug)]
+pub struct CoordinatorArgs {
+    #[command(flatten)]
+    spec: SpecArgs,
+    /// Where to listen; off loopback COX_TOKEN must be set [default: launch.listen, or 127.0.0.1:29400]
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    listen: Option<SocketAddr>,
+    /// Take the listening socket from standard input, as inetd hands it over
+    #[arg(long, hide = true, conflicts_with = "listen")]
+    listen_stdin: bool,
+    /// Machines
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    nnodes: u32,
+    /// Workers on each [default: launch.nproc_per_node, or 1]
+    #[arg(long, alias = "nproc_per_node", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    nproc_per_node: Option<u32>,
+    /// The run's id; taken from the journal, or made up, if absent
+    #[arg(long, alias = "rdzv_id", value_name = "ID")]
+    rdzv_id: Option<String>,
+    /// How long to wait for all workers [default: 600]
+    #[arg(long, alias = "join_timeout", value_name = "SECONDS")]
+    join_timeout: Option<f64>,
+}
+
+/// Listens if neither flag nor configuration says where: `torchrun`'s port.
+const DEFAULT_LISTEN: &str = "127.0.0.1:29400";
+
+/// Serves until the run is over or a signal arrives.
+pub fn execute(args: &CoordinatorArgs) -> Outcome {
+    let spec = args.spec.load()?;
+    let configured = spec.launch.nproc_per_node.and_then(|workers| u32::try_from(workers).ok());
+    let world =
+        World { nnodes: args.nnodes, nproc_per_node: args.nproc_per_node.or(configured).unwrap_or(1) };
+    spec.check_world(world.size() as usize)?;
+    let listener = args.listener(spec.launch.listen.as_deref())?;
+    let options = Options {
+        state_dir: Some(std::path::Path::new(&spec.run.output_dir).join("coordinator")),
+        spec,
+        world,
+        run_id: args.rdzv_id.clone(),
+        token: process_env("COX_TOKEN"),
+        patience: args.patience()?,
+    };
+    let internal = |error: std::io::Error| Failed::new(Exit::Internal, error);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .map_err(internal)?;
+    runtime.block_on(async {
+        let listener = tokio::net::TcpListener::from_std(listener).map_err(internal)?;
+        let mut signals = signals::catch().map_err(internal)?;
+        let (told, signal) = tokio::sync::oneshot::channel();
+        let shutdown = async move {
+            if let Some(signal) = signals.recv().await {
+                // The receiver is read after the server has ended.
+                let _ = told.send(signal);
+            }
+        };
+        let outcome = coxswain_coordinator::serve(listener, options, shutdown).await.map_err(refused)?;
+        conclude(outcome, signal)
+    })
+}
+
+impl CoordinatorArgs {
+    fn listener(&self, configured: Option<&str>) -> Result<TcpListener, Failed> {
+        let listener = if self.listen_stdin {
+            let socket = std::io::stdin().as_fd().try_clone_to_owned();
+            TcpListener::from(socket.map_err(|error| Failed::usage(format!("--listen-stdin: {error}")))?)
+        } else {
+            let address = match (self.listen, configured) {
+                (Some(address), _) => address.to_string(),
+                (None, Some(address)) => address.to_owned(),
+                (None, None) => DEFAULT_LISTEN.to_owned(),
+            };
+            TcpListener::bind(&address).map_err(|error| {
+                Failed::new(Exit::Rendezvous, format!("cannot listen at {address}: {error}"))
+            })?
+        };
+        listener
+            .set_nonblocking(true)
+            .map_err(|error| Failed::usage(format!("this is not a listening socket: {error}")))?;
+        Ok(listener)
+    }
+
+    fn patience(&self) -> Result<Patience, Failed> {
+        let Some(seconds) = self.join_timeout else { return Ok(Patience::default()) };
+        let rendezvous = Duration::try_from_secs_f64(seconds)
+            .map_err(|_| Failed::usage(format!("--join-timeout {seconds}: expected a number of seconds")))?;
+        Ok(Patience { rendezvous, ..Patience::default() })
+    }
+}
+
+fn refused(error: ServeError) -> Failed {
+    let exit = match error {
+        ServeError::Unprotected { .. } => Exit::Usage,
+        ServeError::Transport(_) | ServeError::Listener(_) => Exit::Internal,
+    };
+    Failed::new(exit, error)
+}
+
+fn conclude(outcome: RunOutcome, mut signal: tokio::sync::oneshot::Receiver<i32>) -> Outcome {
+    match outcome {
+        RunOutcome::Finished { .. } | RunOutcome::Stopped { .. } => Ok(()),
+        RunOutcome::ShutDown { .. } => {
+            Err(Failed::silent(signal.try_recv().map_or(Exit::Done, Exit::Signal)))
+        }
+        // The coordinator's log has named the cause.
+        RunOutcome::Failed(cause) => Err(Failed::silent(match cause.kind {
+            CauseKind::OutOfMemory => Exit::OutOfMemory,
+            CauseKind::BadInput => Exit::BadInput,
+            CauseKind::Rendezvous => Exit::Rendezvous,
+            _ => Exit::WorkerFailed,
+        })),
+    }
+}

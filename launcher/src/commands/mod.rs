@@ -1,0 +1,135 @@
+//! The subcommands, one file each.
+
+use clap::{Parser, Subcommand};
+
+use crate::{exit::Outcome, telemetry};
+
+mod check;
+mod control;
+mod coordinator;
+mod run;
+mod status;
+mod watch;
+
+/// Distributed LoRA fine-tuning of vision-language-action models.
+#[derive(Debug, Parser)]
+#[command(name = "cox", version, max_term_width = 120, after_help = EXIT_CODES)]
+pub struct Cli {
+    /// How this process logs
+    #[command(flatten)]
+    pub log: telemetry::LogFlags,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// Shown under `cox --help`.
+const EXIT_CODES: &str = "\
+Exit codes:
+  0 done · 1 internal error · 2 bad usage or configuration · 3 bad model or data · 4 a worker failed
+  5 out of memory at micro-batch 1 · 6 rendezvous failed · 7 no progress · 8 coordinator lost · 128+n ended by signal n";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Train: start a coordinator and workers, watch them, hand over the adapter
+    Run(Box<run::RunArgs>),
+    /// Validate a configuration, its model and its data, and train nothing
+    Check(check::CheckArgs),
+    /// Show where a run is
+    Status(status::StatusArgs),
+    /// Follow a run as it goes
+    Watch(watch::WatchArgs),
+    /// Stop at the next step boundary and wait
+    Pause(control::PauseArgs),
+    /// Go on after `pause`
+    Resume(control::ResumeArgs),
+    /// Write a checkpoint at the next step boundary
+    Checkpoint(control::CheckpointArgs),
+    /// Finish the step in flight, write a checkpoint, export the adapter, end
+    Stop(control::StopArgs),
+    /// Show peak memory of every rank by phase
+    Memory(status::MemoryArgs),
+    /// Serve one run (`cox run` does this itself)
+    Coordinator(coordinator::CoordinatorArgs),
+}
+
+/// Runs the subcommand.
+pub fn execute(cli: Cli) -> Outcome {
+    match cli.command {
+        Command::Run(args) => run::execute(&args, &cli.log),
+        Command::Check(args) => check::execute(&args),
+        Command::Status(args) => status::status(&args),
+        Command::Watch(args) => watch::execute(&args),
+        Command::Pause(args) => control::pause(&args),
+        Command::Resume(args) => control::resume(&args),
+        Command::Checkpoint(args) => control::checkpoint(&args),
+        Command::Stop(args) => control::stop(&args),
+        Command::Memory(args) => status::memory(&args),
+        Command::Coordinator(args) => coordinator::execute(&args),
+    }
+}
+
+/// A configuration and what is laid over it.
+#[derive(clap::Args, Clone, Debug)]
+pub struct SpecArgs {
+    /// Run file (YAML)
+    #[arg(value_name = "CONFIG")]
+    pub config: std::path::PathBuf,
+    /// Changes to it: section.key=value
+    #[arg(value_name = "KEY=VALUE")]
+    pub overrides: Vec<String>,
+}
+
+impl SpecArgs {
+    /// Reads and checks the run.
+    pub fn load(&self) -> Result<coxswain_proto::run_spec::RunSpec, crate::exit::Failed> {
+        Ok(coxswain_proto::run_spec::RunSpec::load(&self.config, &self.overrides)?)
+    }
+}
+
+/// Runs a future on this thread: commands that talk to a coordinator, and the launcher, whose children live as long as the thread
+/// that started them.
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime needs only a poll descriptor and memory");
+    runtime.block_on(future)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn torchruns_spellings_are_taken_with_dashes_and_underscores() {
+        for flag in [
+            "nproc-per-node",
+            "node-rank",
+            "rdzv-endpoint",
+            "rdzv-id",
+            "rdzv-conf",
+            "rdzv-backend",
+            "master-addr",
+            "master-port",
+            "local-addr",
+            "max-restarts",
+            "monitor-interval",
+            "log-dir",
+            "local-ranks-filter",
+        ] {
+            for spelled in [flag.to_owned(), flag.replace('-', "_")] {
+                let args = ["cox", "run", "a.yaml", &format!("--{spelled}"), "1", "train.steps=3"];
+                let cli = Cli::try_parse_from(args).unwrap_or_else(|error| panic!("{error}"));
+                let Command::Run(run) = cli.command else { panic!("not `run`") };
+                assert_eq!(run.spec.overrides, ["train.steps=3"]);
+            }
+        }
+        Cli::try_parse_from(["cox", "run", "--standalone", "-r", "3", "-t", "0:1", "a.yaml"]).unwrap();
+    }
+}

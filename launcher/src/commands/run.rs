@@ -1,0 +1,225 @@
+//! `cox run`: from a configuration to a trained adapter.
+
+use std::{net::TcpListener, path::Path, sync::Arc};
+
+use clap::Args;
+use coxswain_proto::run_spec::RunSpec;
+use tokio::sync::mpsc;
+
+use super::{SpecArgs, block_on};
+use crate::{
+    control::Access,
+    endpoint::Published,
+    exit::{Exit, Failed, Outcome},
+    launch::{
+        flags::LaunchFlags,
+        inputs::process_env,
+        machine::Machine,
+        plan::{Plan, Sources},
+        rendezvous::{self, Seat},
+        worker_env::{self, Common, Place},
+    },
+    supervise::{
+        child::Program,
+        console::{Console, Terminal},
+        crew::{self, Contacts, Crew},
+        host::Host,
+        machine::Ended,
+        report::Report,
+        signals,
+    },
+    telemetry::LogFlags,
+};
+
+/// Flags of `cox run`.
+#[derive(Args, Debug)]
+pub struct RunArgs {
+    #[command(flatten)]
+    pub(super) spec: SpecArgs,
+    #[command(flatten)]
+    launch: LaunchFlags,
+}
+
+/// One launch.
+struct Launch<'a> {
+    args: &'a RunArgs,
+    log: &'a LogFlags,
+    spec: RunSpec,
+    plan: Plan,
+    machine: Machine,
+    token: Option<String>,
+    terminal: Arc<Terminal>,
+}
+
+/// Launches a run on this machine and stays with it to its end.
+pub fn execute(args: &RunArgs, log: &LogFlags) -> Outcome {
+    let spec = args.spec.load()?;
+    let machine = Machine::this();
+    let plan =
+        Plan::resolve(&Sources { flags: &args.launch, env: &process_env, spec: &spec, machine: &machine })?;
+    let token = process_env("COX_TOKEN");
+    let terminal = Arc::new(Terminal::new());
+    let launch = Launch { args, log, spec, plan, machine, token, terminal };
+    // Children are killed when the thread that started them ends: this one.
+    block_on(launch.run())
+}
+
+/// A coordinator of ours.
+struct Hosted {
+    host: Host,
+    ends: mpsc::Receiver<Ended>,
+    _published: Published,
+}
+
+impl Launch<'_> {
+    async fn run(&self) -> Outcome {
+        let log_dir = &self.plan.output.log_dir;
+        let unusable = |error| Failed::usage(format!("{}: cannot write logs: {error}", log_dir.display()));
+        std::fs::create_dir_all(log_dir).map_err(unusable)?;
+        let mut signals = signals::catch().map_err(|error| Failed::new(Exit::Internal, error))?;
+        let (port, mut hosted) = match rendezvous::take_seat(&self.plan, self.token.as_deref())? {
+            Seat::Host(listener) => {
+                let port = listener.local_addr().map_err(|error| Failed::new(Exit::Internal, error))?.port();
+                (port, Some(self.start_coordinator(listener, port)?))
+            }
+            Seat::Guest => (self.plan.endpoint.port, None),
+        };
+        let access = Access::new(&format!("{}:{port}", self.plan.endpoint.host), self.token.as_deref())?;
+        let node_id = node_id();
+        let joined = rendezvous::join(&access, &self.plan, &self.machine.host, &node_id);
+        let place = tokio::select! {
+            place = joined => place?,
+            Some(signal) = signals.recv() => return Err(Failed::silent(Exit::Signal(signal))),
+            how = ended(&mut hosted) => return Err(self.coordinator_ended_early(how)),
+        };
+        self.announce(&place, &access, hosted.is_some());
+        let crew = self.crew(place, port, node_id);
+        let hosting = hosted.is_some();
+        let (coordinator, _published) = match hosted {
+            Some(Hosted { host, ends, _published }) => (Some((host, ends)), Some(_published)),
+            None => (None, None),
+        };
+        let contacts = Contacts { access, coordinator, signals, terminal: Arc::clone(&self.terminal) };
+        let report = crew::run(&crew, contacts)
+            .await
+            .map_err(|error| Failed::new(Exit::Internal, format!("cannot start the workers: {error}")))?;
+        self.conclude(&report, hosting)
+    }
+
+    fn start_coordinator(&self, listener: TcpListener, port: u16) -> Result<Hosted, Failed> {
+        let log_dir = &self.plan.output.log_dir;
+        let published = Published::write(log_dir, &format!("{}:{port}", self.plan.endpoint.host))?;
+        let mut args = vec!["coordinator".to_owned(), self.args.spec.config.display().to_string()];
+        args.extend(self.args.spec.overrides.iter().cloned());
+        args.extend(self.log.as_args());
+        args.extend(["--listen-stdin".to_owned(), format!("--nnodes={}", self.plan.nnodes)]);
+        args.push(format!("--nproc-per-node={}", self.plan.nproc_per_node));
+        args.push(format!("--join-timeout={}", self.plan.join_timeout.as_secs_f64()));
+        args.extend(self.plan.run_id.as_ref().map(|id| format!("--rdzv-id={id}")));
+        let program = Program { path: this_program()?, args, env: Vec::new() };
+        let (sender, ends) = mpsc::channel(4);
+        let console = Arc::clone(&self.terminal) as Arc<dyn Console>;
+        let host = Host::start(program, listener, log_dir, console, sender)
+            .map_err(|error| Failed::new(Exit::Internal, format!("cannot start the coordinator: {error}")))?;
+        Ok(Hosted { host, ends, _published: published })
+    }
+
+    fn coordinator_ended_early(&self, how: Ended) -> Failed {
+        match how {
+            // It has said why.
+            Ended::Code(code) if code != 0 => Failed::silent(Exit::of_child(code)),
+            how => Failed::new(
+                Exit::CoordinatorLost,
+                format!(
+                    "the coordinator ended before the run began ({how:?}); see {}/coordinator.log",
+                    self.logs()
+                ),
+            ),
+        }
+    }
+
+    fn logs(&self) -> String {
+        self.plan.output.log_dir.display().to_string()
+    }
+
+    fn crew(&self, place: Place, port: u16, node_id: String) -> Crew {
+        let threads = worker_env::threads(
+            &process_env,
+            self.spec.launch.threads_per_worker,
+            self.machine.cores,
+            place.local_world_size,
+        );
+        let common = Common {
+            place,
+            master_addr: self.plan.endpoint.host.clone(),
+            master_port: port,
+            token: self.token.clone(),
+            local_addr: rendezvous::local_addr(&self.plan, &self.machine, port),
+            threads,
+        };
+        let mut args = vec!["worker".to_owned()];
+        args.extend(self.log.as_args());
+        Crew {
+            common,
+            program: this_program().unwrap_or_else(|_| Path::new("cox").to_owned()),
+            args,
+            output: self.plan.output.clone(),
+            stop_patience: self.plan.shutdown_timeout,
+            host: self.machine.host.clone(),
+            node_id,
+        }
+    }
+
+    fn announce(&self, place: &Place, access: &Access, hosting: bool) {
+        let last = place.first_rank + place.nproc - 1;
+        let ranks = if place.nproc == 1 {
+            format!("rank {last}")
+        } else {
+            format!("ranks {}-{last}", place.first_rank)
+        };
+        let role = if hosting { "coordinator here" } else { "coordinator" };
+        self.terminal.line(&format!(
+            "cox {}: {} · {ranks} of {} · {role} at {} · logs in {}",
+            coxswain_proto::VERSION,
+            self.spec.run.name,
+            place.world_size,
+            access.address(),
+            self.logs(),
+        ));
+    }
+
+    fn conclude(&self, report: &Report, hosting: bool) -> Outcome {
+        match report.exit() {
+            Exit::Done => {
+                if hosting {
+                    println!("{}", report.success_text());
+                    print!("{}", crate::render::summary::of_run(Path::new(&self.spec.run.output_dir)));
+                }
+                Ok(())
+            }
+            exit => {
+                self.terminal.line(&report.failure_text(&self.spec.run.name));
+                Err(Failed::silent(exit))
+            }
+        }
+    }
+}
+
+/// Waits for the end of a coordinator of ours; for ever if there is none.
+async fn ended(hosted: &mut Option<Hosted>) -> Ended {
+    match hosted {
+        Some(hosted) => hosted.ends.recv().await.unwrap_or(Ended::Code(-1)),
+        None => std::future::pending().await,
+    }
+}
+
+fn this_program() -> Result<std::path::PathBuf, Failed> {
+    std::env::current_exe()
+        .map_err(|error| Failed::new(Exit::Internal, format!("cannot find this program: {error}")))
+}
+
+/// Unique among launchers that are alive at the same time, and stable over one launcher's retries.
+fn node_id() -> String {
+    let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    format!("{}-{}-{}", Machine::this().host, std::process::id(), since_epoch.as_nanos())
+}

@@ -1,0 +1,65 @@
+//! `cox status` and `cox memory`: one question, one answer, as text or JSON.
+
+use clap::Args;
+use coxswain_proto::v1::{GetMemoryRequest, GetStatusRequest};
+
+use super::block_on;
+use crate::{
+    control::prompt,
+    endpoint::Target,
+    exit::Outcome,
+    render::{json, status as text},
+};
+
+/// Flags of `cox status`.
+#[derive(Args, Debug)]
+pub struct StatusArgs {
+    #[command(flatten)]
+    target: Target,
+    /// One JSON object instead of text
+    #[arg(long)]
+    json: bool,
+}
+
+/// Flags of `cox memory`.
+#[derive(Args, Debug)]
+pub struct MemoryArgs {
+    #[command(flatten)]
+    target: Target,
+    /// One JSON object instead of text
+    #[arg(long)]
+    json: bool,
+    /// Ask the workers for a new report first; it is there after their next step
+    #[arg(long)]
+    refresh: bool,
+}
+
+/// Shows where a run is.
+pub fn status(args: &StatusArgs) -> Outcome {
+    block_on(async {
+        let access = args.target.access()?;
+        let answer =
+            access.control().get_status(prompt(GetStatusRequest {})).await.map_err(|s| access.explain(&s))?;
+        let answer = answer.into_inner();
+        match args.json {
+            true => println!("{}", json::status(&answer)),
+            false => println!("{}", text::status(&answer)),
+        }
+        Ok(())
+    })
+}
+
+/// Shows peaks by rank and phase.
+pub fn memory(args: &MemoryArgs) -> Outcome {
+    block_on(async {
+        let access = args.target.access()?;
+        let request = prompt(GetMemoryRequest { refresh: args.refresh });
+        let answer = access.control().get_memory(request).await.map_err(|s| access.explain(&s))?;
+        let answer = answer.into_inner();
+        match args.json {
+            true => println!("{}", json::memory(&answer)),
+            false => println!("{}", text::memory(&answer)),
+        }
+        Ok(())
+    })
+}

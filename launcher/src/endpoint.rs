@@ -1,0 +1,144 @@
+//! Where the coordinator of a run is: a small file in the run's logs, and how commands find it.
+//!
+//! The launcher that starts a coordinator writes `OUTPUT_DIR/logs/endpoint` and removes it when the coordinator has ended.
+
+use std::{
+    fs,
+    io::{self, Write},
+    path::{Path, PathBuf},
+};
+
+use clap::Args;
+
+use crate::{
+    control::Access,
+    exit::{Exit, Failed},
+    launch::inputs::process_env,
+};
+
+/// Below the run's logs.
+const FILE: &str = "endpoint";
+/// Where runs lie if nobody says otherwise.
+const RUNS: &str = "runs";
+
+/// Which run a command is for.
+#[derive(Args, Clone, Debug, Default)]
+pub struct Target {
+    /// HOST:PORT of the coordinator [env: COX_COORDINATOR] [default: the newest run below runs/]
+    #[arg(long, value_name = "HOST:PORT")]
+    pub endpoint: Option<String>,
+    /// Output directory of the run
+    #[arg(long, value_name = "DIR", conflicts_with = "endpoint")]
+    pub run: Option<PathBuf>,
+}
+
+impl Target {
+    /// Finds the coordinator: `--endpoint`, `--run`, `COX_COORDINATOR`, the newest run below `runs/`.
+    pub fn access(&self) -> Result<Access, Failed> {
+        let address = match (&self.endpoint, &self.run) {
+            (Some(address), _) => address.clone(),
+            (None, Some(run)) => read(run)?,
+            (None, None) => match process_env("COX_COORDINATOR") {
+                Some(address) => address,
+                None => newest(Path::new(RUNS))?,
+            },
+        };
+        Access::new(&address, process_env("COX_TOKEN").as_deref())
+    }
+}
+
+fn file(log_dir: &Path) -> PathBuf {
+    log_dir.join(FILE)
+}
+
+/// Publishes where the coordinator is, and that this launcher holds the run; removed again when the value is dropped.
+#[derive(Debug)]
+pub struct Published {
+    path: PathBuf,
+    /// Keeps the lock.
+    _file: fs::File,
+}
+
+impl Published {
+    /// Writes the file, unless another living launcher holds it: two launchers of one run would write the same checkpoints.
+    pub fn write(log_dir: &Path, address: &str) -> Result<Self, Failed> {
+        let path = file(log_dir);
+        let unusable = |error| Failed::usage(format!("{}: {error}", path.display()));
+        let mut file =
+            fs::OpenOptions::new().create(true).truncate(false).write(true).open(&path).map_err(unusable)?;
+        if let Err(fs::TryLockError::WouldBlock) = file.try_lock() {
+            let holder = fs::read_to_string(&path).unwrap_or_default();
+            return Err(Failed::usage(format!(
+                "{}: another launcher is running this run (coordinator at {}); stop it or choose another run.output_dir",
+                log_dir.display(),
+                holder.trim(),
+            )));
+        }
+        // A file system without locks (some network mounts) still gets the address.
+        file.set_len(0).and_then(|()| file.write_all(format!("{address}\n").as_bytes())).map_err(unusable)?;
+        Ok(Self { path, _file: file })
+    }
+}
+
+impl Drop for Published {
+    fn drop(&mut self) {
+        // Gone already, or a disk that fails: the next launch overwrites it.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+fn read(run: &Path) -> Result<String, Failed> {
+    let path = file(&run.join("logs"));
+    match fs::read_to_string(&path) {
+        Ok(text) => Ok(text.trim().to_owned()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(Failed::new(
+            Exit::CoordinatorLost,
+            format!("{}: no launcher is running this run (there is no {})", run.display(), path.display()),
+        )),
+        Err(error) => Err(Failed::usage(format!("{}: {error}", path.display()))),
+    }
+}
+
+fn newest(runs: &Path) -> Result<String, Failed> {
+    let started = |run: &PathBuf| fs::metadata(file(&run.join("logs"))).and_then(|file| file.modified()).ok();
+    let entries = fs::read_dir(runs).into_iter().flatten().flatten().map(|entry| entry.path());
+    let newest = entries.filter_map(|run| Some((started(&run)?, run))).max();
+    match newest {
+        Some((_, run)) => read(&run),
+        None => Err(Failed::new(
+            Exit::CoordinatorLost,
+            format!(
+                "no run is active below {}/; name one with --run DIR or --endpoint HOST:PORT",
+                runs.display()
+            ),
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_active_run_is_found_and_none_is_said() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(newest(dir.path()).unwrap_err().message.unwrap().contains("no run is active"));
+        for name in ["a", "b", "c"] {
+            fs::create_dir_all(dir.path().join(name).join("logs")).unwrap();
+        }
+        let a = Published::write(&dir.path().join("a/logs"), "127.0.0.1:1").unwrap();
+        let b = Published::write(&dir.path().join("b/logs"), "127.0.0.1:2").unwrap();
+        let later = std::time::SystemTime::now() + std::time::Duration::from_secs(5);
+        fs::OpenOptions::new().write(true).open(&a.path).unwrap().set_modified(later).unwrap();
+        assert_eq!(newest(dir.path()).unwrap(), "127.0.0.1:1");
+        drop(a);
+        assert_eq!(newest(dir.path()).unwrap(), "127.0.0.1:2");
+        assert!(read(&dir.path().join("a")).unwrap_err().message.unwrap().contains("no launcher is running"));
+        let twice = Published::write(&dir.path().join("b/logs"), "127.0.0.1:3").unwrap_err().message.unwrap();
+        assert!(
+            twice.contains("another launcher is running this run (coordinator at 127.0.0.1:2)"),
+            "{twice}"
+        );
+        drop(b);
+    }
+}

@@ -1,0 +1,226 @@
+//! How launchers meet: one of them holds the coordinator's listener, all of them ask the coordinator for their place.
+//!
+//! The launcher binds the address itself and hands the open socket to the coordinator it starts: a port in use is noticed at once, a
+//! free port needs no guessing, and workers may connect before the coordinator accepts.
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, ToSocketAddrs, UdpSocket},
+    time::Duration,
+};
+
+use coxswain_proto::{VERSION, v1::JoinNodeRequest};
+use tokio::time::Instant;
+use tonic::Code;
+
+use super::{
+    machine::Machine,
+    plan::{Hosting, Plan},
+    worker_env::Place,
+};
+use crate::{
+    control::{Access, prompt},
+    exit::{Exit, Failed},
+};
+
+/// Between two attempts to reach a coordinator that is not there yet.
+const RETRY: Duration = Duration::from_millis(300);
+
+/// What this launcher is at the rendezvous.
+#[derive(Debug)]
+pub enum Seat {
+    /// It starts the coordinator on this socket.
+    Host(TcpListener),
+    /// It joins one.
+    Guest,
+}
+
+/// Binds the coordinator's address if this launcher is to start it.
+pub fn take_seat(plan: &Plan, token: Option<&str>) -> Result<Seat, Failed> {
+    if plan.hosting == Hosting::No {
+        return Ok(Seat::Guest);
+    }
+    let endpoint = &plan.endpoint;
+    let address = bind_address(&endpoint.host, endpoint.port).map_err(|error| {
+        Failed::new(Exit::Rendezvous, format!("{}: no such host: {error}", endpoint.host))
+    })?;
+    if token.is_none() && !address.ip().is_loopback() {
+        return Err(Failed::usage(format!(
+            "the coordinator at {endpoint} would be open to everyone who can reach it; set COX_TOKEN to the same secret on every \
+             machine, for instance COX_TOKEN=$(openssl rand -hex 16)"
+        )));
+    }
+    match TcpListener::bind(address) {
+        Ok(listener) => Ok(Seat::Host(listener)),
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse && plan.hosting == Hosting::IfFree => {
+            Ok(Seat::Guest)
+        }
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => Err(Failed::new(
+            Exit::Rendezvous,
+            format!(
+                "{endpoint}: the port is in use; choose another with --rdzv-endpoint, or port 0 for a free one"
+            ),
+        )),
+        Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => Err(Failed::new(
+            Exit::Rendezvous,
+            format!(
+                "{endpoint} is not an address of this machine, which is to start the coordinator; if one runs there already, give \
+                 --rdzv-conf is_host=false"
+            ),
+        )),
+        Err(error) => Err(Failed::new(Exit::Rendezvous, format!("cannot listen at {endpoint}: {error}"))),
+    }
+}
+
+/// An address is bound as it is. A name is bound on all interfaces: it may mean another one to this machine (Debian maps a machine's
+/// own name to 127.0.1.1) than to the machines that call.
+fn bind_address(host: &str, port: u16) -> io::Result<SocketAddr> {
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    if let Ok(ip) = bare.parse::<IpAddr>() {
+        return Ok(SocketAddr::new(ip, port));
+    }
+    let found: Vec<_> = (bare, port).to_socket_addrs()?.collect();
+    let first = found.iter().find(|address| address.is_ipv4()).or(found.first());
+    let first = first.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
+    Ok(match (bare, first) {
+        ("localhost", address) => *address,
+        (_, SocketAddr::V4(_)) => SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port),
+        (_, SocketAddr::V6(_)) => SocketAddr::new(std::net::Ipv6Addr::UNSPECIFIED.into(), port),
+    })
+}
+
+/// The address under which other machines reach this one's workers: as given, or the one that leads to the coordinator.
+pub fn local_addr(plan: &Plan, machine: &Machine, port: u16) -> String {
+    if let Some(given) = &plan.local_addr {
+        return given.clone();
+    }
+    if plan.nnodes == 1 {
+        return Ipv4Addr::LOCALHOST.to_string();
+    }
+    let bare = plan.endpoint.host.trim_start_matches('[').trim_end_matches(']');
+    let towards = outgoing(bare, port);
+    let coordinator_is_loopback =
+        bare == "localhost" || bare.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
+    let visible = towards.filter(|ip| coordinator_is_loopback || !ip.is_loopback());
+    let interface = || machine.addresses.iter().copied().find(|ip| ip.is_ipv4() && !ip.is_loopback());
+    visible.or_else(interface).unwrap_or(Ipv4Addr::LOCALHOST.into()).to_string()
+}
+
+/// Our address on the route to `host`. "Connecting" a UDP socket sends nothing.
+fn outgoing(host: &str, port: u16) -> Option<IpAddr> {
+    let target = (host, port).to_socket_addrs().ok()?.next()?;
+    let any: IpAddr = match target {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => std::net::Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    socket.connect(target).ok()?;
+    Some(socket.local_addr().ok()?.ip())
+}
+
+/// Asks the coordinator for this launcher's place, and waits for a coordinator that is not there yet.
+pub async fn join(access: &Access, plan: &Plan, host: &str, node_id: &str) -> Result<Place, Failed> {
+    let request = JoinNodeRequest {
+        version: VERSION.to_owned(),
+        run_id: plan.run_id.clone().unwrap_or_default(),
+        node_id: node_id.to_owned(),
+        host: host.to_owned(),
+        local_world_size: plan.nproc_per_node,
+        node_rank: plan.node_rank,
+    };
+    let give_up = Instant::now() + plan.join_timeout;
+    loop {
+        let status = match access.coordinator().join_node(prompt(request.clone())).await {
+            Ok(answer) => return Ok(place(plan, answer.into_inner())),
+            Err(status) => status,
+        };
+        let not_there_yet = matches!(status.code(), Code::Unavailable | Code::DeadlineExceeded);
+        if not_there_yet && Instant::now() < give_up {
+            tokio::time::sleep(RETRY).await;
+            continue;
+        }
+        let explained = access.explain(&status).message.unwrap_or_default();
+        let waited =
+            if not_there_yet { format!(" after {} s", plan.join_timeout.as_secs()) } else { String::new() };
+        return Err(Failed::new(Exit::Rendezvous, format!("rendezvous failed{waited}: {explained}")));
+    }
+}
+
+fn place(plan: &Plan, answer: coxswain_proto::v1::JoinNodeResponse) -> Place {
+    Place {
+        node_rank: answer.node_rank,
+        nnodes: plan.nnodes,
+        first_rank: answer.first_rank,
+        nproc: plan.nproc_per_node,
+        world_size: answer.world_size,
+        first_local_rank: plan.share.map_or(0, |share| share.local_rank),
+        local_world_size: plan.share.map_or(plan.nproc_per_node, |share| share.of),
+        run_id: answer.run_id,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use coxswain_proto::run_spec::RunSpec;
+
+    use super::*;
+    use crate::launch::{flags::LaunchFlags, plan::Sources};
+
+    fn plan(flags: LaunchFlags) -> Plan {
+        let text = "{run: {name: a, output_dir: a}, model: {path: m}, data: {path: d, cameras: [c]}, \
+                    train: {steps: 1, global_batch: 9, micro_batch: 1}}";
+        let spec = RunSpec::from_yaml(text, "a", &[]).unwrap();
+        let machine = Machine { host: "here".into(), cores: 1, addresses: vec![] };
+        Plan::resolve(&Sources { flags: &flags, env: &|_| None, spec: &spec, machine: &machine }).unwrap()
+    }
+
+    fn two_nodes(endpoint: &str, node_rank: Option<&str>) -> Plan {
+        plan(LaunchFlags {
+            nnodes: Some("2".into()),
+            rdzv_endpoint: Some(endpoint.into()),
+            node_rank: node_rank.map(Into::into),
+            ..LaunchFlags::default()
+        })
+    }
+
+    #[test]
+    fn the_first_on_a_machine_hosts_and_the_second_joins() {
+        let held = TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = held.local_addr().unwrap().to_string();
+        assert!(matches!(take_seat(&two_nodes(&endpoint, None), None).unwrap(), Seat::Guest));
+        drop(held);
+        assert!(matches!(take_seat(&two_nodes(&endpoint, None), None).unwrap(), Seat::Host(_)));
+        assert!(matches!(take_seat(&two_nodes(&endpoint, Some("1")), None).unwrap(), Seat::Guest));
+    }
+
+    #[test]
+    fn a_port_in_use_is_said_when_the_host_is_fixed() {
+        let held = TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = held.local_addr().unwrap().to_string();
+        let failed = take_seat(&two_nodes(&endpoint, Some("0")), None).unwrap_err();
+        assert_eq!(failed.exit, Exit::Rendezvous);
+        assert!(failed.message.unwrap().contains("the port is in use"));
+    }
+
+    #[test]
+    fn an_open_coordinator_needs_a_token() {
+        let failed = take_seat(&two_nodes("0.0.0.0:29400", Some("0")), None).unwrap_err();
+        assert_eq!(failed.exit, Exit::Usage);
+        assert!(failed.message.unwrap().contains("COX_TOKEN"));
+    }
+
+    #[test]
+    fn an_address_of_another_machine_cannot_be_hosted() {
+        let failed = take_seat(&two_nodes("192.0.2.1:29400", Some("0")), Some("t")).unwrap_err();
+        assert!(failed.message.unwrap().contains("is_host=false"));
+    }
+
+    #[test]
+    fn workers_are_reached_where_the_coordinator_is_seen_from() {
+        let machine = Machine { host: "here".into(), cores: 1, addresses: vec![] };
+        assert_eq!(local_addr(&plan(LaunchFlags::default()), &machine, 0), "127.0.0.1");
+        assert_eq!(local_addr(&two_nodes("127.0.0.1:29400", None), &machine, 29400), "127.0.0.1");
+        let fixed = LaunchFlags { local_addr: Some("127.0.0.2".into()), ..LaunchFlags::default() };
+        assert_eq!(local_addr(&plan(fixed), &machine, 0), "127.0.0.2");
+    }
+}

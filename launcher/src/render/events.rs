@@ -1,0 +1,103 @@
+//! What happens in a run, as lines and as the text beside the progress bar.
+
+use coxswain_proto::v1::{StepCommitted, StepTimes, WatchEvent, watch_event::Kind};
+
+use super::{names, status, units};
+
+/// The text beside the bar: loss, speed, what is left, where the time goes, the largest peak.
+pub fn beside_bar(step: &StepCommitted) -> String {
+    let mut parts = vec![
+        format!("loss {:.4}", step.loss),
+        format!("{} samples/s", units::count(step.samples_per_second)),
+        format!("{} tokens/s", units::count(step.tokens_per_second)),
+    ];
+    if let Some(left) = time_left(step) {
+        parts.push(format!("eta {left}"));
+    }
+    if let Some(times) = &step.times {
+        parts.push(split(times));
+    }
+    if step.memory_peak > 0 {
+        parts.push(format!("peak {}", units::bytes(step.memory_peak)));
+    }
+    parts.join(" · ")
+}
+
+fn time_left(step: &StepCommitted) -> Option<String> {
+    let total_ms = step.times.as_ref()?.total_ms;
+    let left = step.total_steps.checked_sub(step.step + 1)?;
+    Some(units::seconds(left as f64 * total_ms / 1e3))
+}
+
+/// `312 ms: language 45% vision 20% ...`, the largest parts first, those under a percent left out.
+fn split(times: &StepTimes) -> String {
+    let mut parts = [
+        ("data", times.data_ms),
+        ("vision", times.vision_ms),
+        ("language", times.language_ms),
+        ("expert", times.expert_ms),
+        ("optimizer", times.optimizer_ms),
+        ("comm", times.communication_ms),
+    ];
+    parts.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let total = times.total_ms.max(f64::MIN_POSITIVE);
+    let shares = parts.iter().map(|(name, ms)| (name, 100.0 * ms / total)).filter(|(_, share)| *share >= 1.0);
+    let shares: Vec<_> = shares.map(|(name, share)| format!("{name} {share:.0}%")).collect();
+    format!("{:.0} ms: {}", times.total_ms, shares.join(" "))
+}
+
+/// One line for an event.
+pub fn line(event: &WatchEvent) -> String {
+    match &event.kind {
+        Some(Kind::Status(now)) => status::headline(now),
+        Some(Kind::Step(step)) => {
+            format!(
+                "step {}/{} · epoch {} · {}",
+                step.step + 1,
+                step.total_steps,
+                step.epoch,
+                beside_bar(step)
+            )
+        }
+        Some(Kind::Checkpoint(record)) => status::checkpoint(record),
+        Some(Kind::Phase(changed)) => format!("{}: {}", names::run_phase(changed.phase), changed.reason),
+        Some(Kind::Membership(changed)) => {
+            format!("{} of {} workers: {}", changed.present, changed.world_size, changed.what)
+        }
+        Some(Kind::Failure(failed)) => format!("failure: {}", status::failure(failed)),
+        Some(Kind::Missed(count)) => format!("{count} events were missed: this reader is too slow"),
+        None => "an event of a newer version".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_shows_where_its_time_went() {
+        let times = StepTimes {
+            total_ms: 200.0,
+            language_ms: 90.0,
+            vision_ms: 40.0,
+            expert_ms: 60.0,
+            communication_ms: 1.0,
+            ..StepTimes::default()
+        };
+        let step = StepCommitted {
+            step: 3,
+            total_steps: 10,
+            loss: 0.25,
+            samples_per_second: 40.0,
+            tokens_per_second: 8_000.0,
+            times: Some(times),
+            memory_peak: 5 << 20,
+            ..StepCommitted::default()
+        };
+        assert_eq!(
+            line(&WatchEvent { unix_ms: 0, kind: Some(Kind::Step(step)) }),
+            "step 4/10 · epoch 0 · loss 0.2500 · 40.0 samples/s · 8000 tokens/s · eta 1.2 s · \
+             200 ms: language 45% expert 30% vision 20% · peak 5.0 MiB"
+        );
+    }
+}

@@ -1,0 +1,169 @@
+//! Answers of the coordinator as JSON: the names of the wire contract, enumerations as plain words.
+
+use coxswain_proto::v1::{
+    CheckpointRecord, Failure, GetMemoryResponse, GetStatusResponse, RankStatus, StepCommitted, StepTimes,
+    WatchEvent, watch_event::Kind,
+};
+use serde_json::{Value, json};
+
+use super::names;
+
+/// A run's status.
+pub fn status(status: &GetStatusResponse) -> Value {
+    json!({
+        "run_id": status.run_id,
+        "run_name": status.run_name,
+        "spec_digest": status.spec_digest,
+        "version": status.version,
+        "phase": names::run_phase(status.phase),
+        "reason": status.reason,
+        "generation": status.generation,
+        "world_size": status.world_size,
+        "committed_steps": status.committed_steps,
+        "total_steps": status.total_steps,
+        "epoch": status.epoch,
+        "loss": status.loss,
+        "samples_per_second": status.samples_per_second,
+        "tokens_per_second": status.tokens_per_second,
+        "eta_s": status.eta_s,
+        "output_dir": status.output_dir,
+        "ranks": status.ranks.iter().map(rank).collect::<Vec<_>>(),
+        "checkpoints": status.checkpoints.iter().map(checkpoint).collect::<Vec<_>>(),
+        "first_failure": status.first_failure.as_ref().map(failure),
+    })
+}
+
+fn rank(rank: &RankStatus) -> Value {
+    json!({
+        "rank": rank.rank,
+        "worker_id": rank.worker_id,
+        "host": rank.host,
+        "pid": rank.pid,
+        "node_rank": rank.node_rank,
+        "local_rank": rank.local_rank,
+        "device": rank.device,
+        "phase": names::worker_phase(rank.phase),
+        "step": rank.step,
+        "silent_ms": rank.silent_ms,
+        "lease_first_step": rank.lease_first_step,
+        "lease_end_step": rank.lease_end_step,
+        "memory_peak": rank.memory_peak,
+        "times": rank.times.as_ref().map(times),
+    })
+}
+
+fn times(times: &StepTimes) -> Value {
+    json!({
+        "total_ms": times.total_ms,
+        "data_ms": times.data_ms,
+        "vision_ms": times.vision_ms,
+        "language_ms": times.language_ms,
+        "expert_ms": times.expert_ms,
+        "optimizer_ms": times.optimizer_ms,
+        "communication_ms": times.communication_ms,
+    })
+}
+
+fn checkpoint(record: &CheckpointRecord) -> Value {
+    json!({
+        "step": record.step,
+        "state": names::checkpoint_state(record.state),
+        "path": record.path,
+        "bytes": record.bytes,
+    })
+}
+
+fn failure(failure: &Failure) -> Value {
+    json!({
+        "rank": failure.rank,
+        "host": failure.host,
+        "generation": failure.generation,
+        "phase": names::worker_phase(failure.phase),
+        "step": failure.step,
+        "collective": failure.collective,
+        "samples": failure.samples.iter().map(|range| [range.begin, range.end]).collect::<Vec<_>>(),
+        "memory_in_use": failure.memory_in_use,
+        "kind": names::failure_kind(failure.kind),
+        "message": failure.message,
+        "unix_ms": failure.unix_ms,
+    })
+}
+
+/// Peaks of every rank by phase.
+pub fn memory(memory: &GetMemoryResponse) -> Value {
+    let ranks = memory.ranks.iter().map(|rank| {
+        let phases = rank.phases.iter().map(|phase| {
+            json!({
+                "phase": names::worker_phase(phase.phase),
+                "peak_in_use": phase.peak_in_use,
+                "peak_reserved": phase.peak_reserved,
+                "peak_driver": phase.peak_driver,
+            })
+        });
+        json!({"rank": rank.rank, "host": rank.host, "phases": phases.collect::<Vec<_>>()})
+    });
+    json!({"ranks": ranks.collect::<Vec<_>>()})
+}
+
+fn step(step: &StepCommitted) -> Value {
+    json!({
+        "step": step.step,
+        "total_steps": step.total_steps,
+        "epoch": step.epoch,
+        "loss": step.loss,
+        "grad_norm": step.grad_norm,
+        "learning_rate": step.learning_rate,
+        "samples_per_second": step.samples_per_second,
+        "tokens_per_second": step.tokens_per_second,
+        "times": step.times.as_ref().map(times),
+        "memory_peak": step.memory_peak,
+        "memory_peak_rank": step.memory_peak_rank,
+    })
+}
+
+/// One event: `{"unix_ms": .., "<kind>": {..}}`.
+pub fn event(event: &WatchEvent) -> Value {
+    let (kind, value) = match &event.kind {
+        Some(Kind::Status(now)) => ("status", status(now)),
+        Some(Kind::Step(done)) => ("step", step(done)),
+        Some(Kind::Checkpoint(record)) => ("checkpoint", checkpoint(record)),
+        Some(Kind::Phase(changed)) => {
+            ("phase", json!({"phase": names::run_phase(changed.phase), "reason": changed.reason}))
+        }
+        Some(Kind::Membership(changed)) => (
+            "membership",
+            json!({
+                "generation": changed.generation,
+                "present": changed.present,
+                "world_size": changed.world_size,
+                "what": changed.what,
+            }),
+        ),
+        Some(Kind::Failure(failed)) => ("failure", failure(failed)),
+        Some(Kind::Missed(count)) => ("missed", json!(count)),
+        None => ("unknown", Value::Null),
+    };
+    json!({"unix_ms": event.unix_ms, kind: value})
+}
+
+#[cfg(test)]
+mod tests {
+    use coxswain_proto::v1::{PhaseChanged, RunPhase};
+
+    use super::*;
+
+    #[test]
+    fn an_event_is_an_object_with_its_kind_as_key() {
+        let changed = PhaseChanged { phase: RunPhase::Paused as i32, reason: "asked to".into() };
+        let shown = event(&WatchEvent { unix_ms: 5, kind: Some(Kind::Phase(changed)) });
+        assert_eq!(shown.to_string(), r#"{"unix_ms":5,"phase":{"phase":"paused","reason":"asked to"}}"#);
+    }
+
+    #[test]
+    fn a_status_without_a_failure_says_null() {
+        let shown = status(&GetStatusResponse::default());
+        assert_eq!(shown["first_failure"], Value::Null);
+        assert_eq!(shown["phase"], "unknown");
+        assert!(shown["ranks"].as_array().unwrap().is_empty());
+    }
+}

@@ -1,0 +1,71 @@
+//! What a run leaves behind, told in a few lines: `summary.json` of its output directory.
+//!
+//! The file is another program's output by the time it is read: what is missing in it is left out here.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::units;
+
+/// The lines for a finished run; only the directory if there is no summary.
+pub fn of_run(output_dir: &Path) -> String {
+    let text = std::fs::read_to_string(output_dir.join("summary.json"));
+    let summary = text.ok().and_then(|text| serde_json::from_str(&text).ok()).unwrap_or(Value::Null);
+    let mut lines = Vec::new();
+    lines.extend(change(&summary["loss_first"], &summary["loss_last"], "loss"));
+    for (field, name) in ERRORS {
+        lines.extend(change(&summary["error_before"][field], &summary["error_after"][field], name));
+    }
+    lines.extend(peaks(&summary["peak_memory"]));
+    let adapter = output_dir.join("adapter");
+    let left = if adapter.is_dir() { adapter } else { output_dir.to_owned() };
+    lines.push(format!("{:<26}{}", "written", left.display()));
+    lines.iter().map(|line| format!("  {line}\n")).collect()
+}
+
+/// Fields of a held-out action error, and what they are called.
+const ERRORS: [(&str, &str); 2] =
+    [("mse_normalized", "held-out error, squared"), ("mae", "held-out error, absolute")];
+
+fn change(before: &Value, after: &Value, name: &str) -> Option<String> {
+    let (before, after) = (before.as_f64()?, after.as_f64()?);
+    Some(format!("{name:<26}{before:.4} -> {after:.4}"))
+}
+
+fn peaks(ranks: &Value) -> Option<String> {
+    let ranks = ranks.as_array().filter(|ranks| !ranks.is_empty())?;
+    let shown = ranks.iter().filter_map(|rank| {
+        let most = ["in_use", "reserved", "driver"].iter().filter_map(|scope| rank[*scope].as_u64()).max()?;
+        Some(format!("rank {} {}", rank["rank"].as_u64()?, units::bytes(most)))
+    });
+    Some(format!("{:<26}{}", "peak memory", shown.collect::<Vec<_>>().join(", ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_summary_is_told_and_its_absence_tolerated() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = dir.path().display();
+        assert_eq!(of_run(dir.path()), format!("  written                   {at}\n"));
+        std::fs::create_dir(dir.path().join("adapter")).unwrap();
+        let summary = serde_json::json!({
+            "loss_first": 1.5,
+            "loss_last": 0.25,
+            "error_before": {"mae": 0.9},
+            "error_after": {"mae": 0.5},
+            "peak_memory": [{"rank": 0, "in_use": 1 << 20, "reserved": 0, "driver": 3 << 20}],
+        });
+        std::fs::write(dir.path().join("summary.json"), summary.to_string()).unwrap();
+        assert_eq!(
+            of_run(dir.path()),
+            format!(
+                "  loss                      1.5000 -> 0.2500\n  held-out error, absolute  0.9000 -> 0.5000\n  \
+                 peak memory               rank 0 3.0 MiB\n  written                   {at}/adapter\n"
+            )
+        );
+    }
+}

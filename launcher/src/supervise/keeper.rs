@@ -1,0 +1,198 @@
+//! One child process: its streams, its signals, its end.
+//!
+//! A task owns the process. Signals reach it through a channel, so that none is ever sent to a process id that the kernel has given
+//! to somebody else. Its end is told only after its output has been carried to the last byte.
+
+use std::{
+    fs::{File, OpenOptions},
+    io,
+    path::{Path, PathBuf},
+    process::Stdio,
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::{
+    process::Child,
+    sync::mpsc,
+    task::{JoinHandle, JoinSet},
+};
+
+use super::{
+    child::{self, Program, Streams},
+    console::Console,
+    machine::Ended,
+    pump::{Shown, pump},
+};
+use crate::launch::streams::Route;
+
+/// Signals waiting for one process; more than these three kinds are never sent.
+const SIGNALS: usize = 8;
+/// How long a pipe may stay open after its process has ended; something the process started may hold it.
+const DRAIN: Duration = Duration::from_secs(1);
+
+/// Where a process's output goes.
+#[derive(Clone)]
+pub struct Output {
+    /// Log of standard output, if it is kept, and whether it is shown.
+    pub stdout: Sink,
+    /// Log of standard error, if it is kept, and whether it is shown.
+    pub stderr: Sink,
+    /// Where it is shown.
+    pub console: Arc<dyn Console>,
+    /// In front of every line shown.
+    pub prefix: String,
+}
+
+/// Where one stream goes.
+#[derive(Clone, Debug)]
+pub struct Sink {
+    /// File or console or both.
+    pub route: Route,
+    /// The file; used if the route says so.
+    pub path: PathBuf,
+}
+
+/// A running process.
+#[derive(Debug)]
+pub struct Keeper {
+    /// Its process id, for people.
+    pub pid: u32,
+    signals: mpsc::Sender<i32>,
+}
+
+impl Keeper {
+    /// Sends a signal to the process's group; nothing if it has ended.
+    pub fn signal(&self, number: i32) {
+        // Full or closed: the process is being ended already.
+        let _ = self.signals.try_send(number);
+    }
+}
+
+/// Starts `program`; the second value completes when it has ended and its output is written.
+pub fn start(program: &Program, stdin: Stdio, output: &Output) -> io::Result<(Keeper, JoinHandle<Ended>)> {
+    let (stdout, stdout_file) = open(&output.stdout)?;
+    let (stderr, stderr_file) = open(&output.stderr)?;
+    let mut process = child::spawn(program, Streams { stdin, stdout, stderr })?;
+    let mut pumps = JoinSet::new();
+    let shown = |sink: &Sink| {
+        sink.route
+            .console
+            .then(|| Shown { console: Arc::clone(&output.console), prefix: output.prefix.clone() })
+    };
+    if let Some(pipe) = process.stdout.take() {
+        pumps.spawn(pump(pipe, stdout_file, shown(&output.stdout)));
+    }
+    if let Some(pipe) = process.stderr.take() {
+        pumps.spawn(pump(pipe, stderr_file, shown(&output.stderr)));
+    }
+    let (signals, inbox) = mpsc::channel(SIGNALS);
+    let pid = process.id().unwrap_or_default();
+    Ok((Keeper { pid, signals }, tokio::spawn(keep(process, inbox, pumps))))
+}
+
+/// A stream that only goes to a file is given the file itself; one that is shown goes through us.
+fn open(sink: &Sink) -> io::Result<(Stdio, Option<tokio::fs::File>)> {
+    let file = if sink.route.file { Some(append(&sink.path)?) } else { None };
+    Ok(match (sink.route.console, file) {
+        (true, file) => (Stdio::piped(), file.map(tokio::fs::File::from_std)),
+        (false, Some(file)) => (file.into(), None),
+        (false, None) => (Stdio::null(), None),
+    })
+}
+
+/// Logs are continued, not replaced: a run that is started again keeps the log of its first failure.
+fn append(path: &Path) -> io::Result<File> {
+    if let Some(dir) = path.parent() {
+        std::fs::create_dir_all(dir)?;
+    }
+    OpenOptions::new().create(true).append(true).open(path)
+}
+
+async fn keep(mut process: Child, mut signals: mpsc::Receiver<i32>, mut pumps: JoinSet<()>) -> Ended {
+    let status = loop {
+        tokio::select! {
+            status = process.wait() => break status,
+            Some(signal) = signals.recv() => child::signal_group(&process, signal),
+        }
+    };
+    let drained = async { while pumps.join_next().await.is_some() {} };
+    if tokio::time::timeout(DRAIN, drained).await.is_err() {
+        tracing::debug!("a pipe is still open after its process has ended");
+    }
+    // Waiting for a child we started fails only if somebody else reaped it; how it ended is then unknown.
+    status.map_or(Ended::Code(-1), Ended::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::supervise::console::Recorder;
+
+    const FILE: Route = Route { file: true, console: false };
+    const BOTH: Route = Route { file: true, console: true };
+
+    fn shell(script: &str) -> Program {
+        Program { path: "/bin/sh".into(), args: vec!["-c".into(), script.into()], env: vec![] }
+    }
+
+    fn output(dir: &Path, route: Route) -> (Output, Arc<Recorder>) {
+        let recorder = Arc::new(Recorder::default());
+        let sink = |name: &str| Sink { route, path: dir.join("rank0000").join(name) };
+        let console = Arc::clone(&recorder) as Arc<dyn Console>;
+        let (stdout, stderr) = (sink("stdout.log"), sink("stderr.log"));
+        (Output { stdout, stderr, console, prefix: "[rank0] ".into() }, recorder)
+    }
+
+    fn run(script: &str, output: &Output, signal: Option<i32>) -> Ended {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+            let (keeper, end) = start(&shell(script), Stdio::null(), output).unwrap();
+            if let Some(signal) = signal {
+                keeper.signal(signal);
+            }
+            end.await.unwrap()
+        })
+    }
+
+    #[test]
+    fn tee_writes_each_stream_to_its_file_and_shows_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let (output, recorder) = output(dir.path(), BOTH);
+        assert_eq!(run("echo out; echo err >&2; exit 3", &output, None), Ended::Code(3));
+        assert_eq!(std::fs::read_to_string(dir.path().join("rank0000/stdout.log")).unwrap(), "out\n");
+        assert_eq!(std::fs::read_to_string(dir.path().join("rank0000/stderr.log")).unwrap(), "err\n");
+        let mut lines = recorder.lines();
+        lines.sort();
+        assert_eq!(lines, ["[rank0] err", "[rank0] out"]);
+    }
+
+    #[test]
+    fn a_redirected_stream_is_not_shown_and_logs_are_continued() {
+        let dir = tempfile::tempdir().unwrap();
+        let (output, recorder) = output(dir.path(), FILE);
+        run("echo first", &output, None);
+        run("echo second", &output, None);
+        assert_eq!(
+            std::fs::read_to_string(dir.path().join("rank0000/stdout.log")).unwrap(),
+            "first\nsecond\n"
+        );
+        assert!(recorder.lines().is_empty());
+    }
+
+    #[test]
+    fn a_signal_ends_the_process_and_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let (output, _) = output(dir.path(), FILE);
+        assert_eq!(run("exec sleep 1000", &output, Some(9)), Ended::Signal(9));
+    }
+
+    #[test]
+    fn the_last_line_before_the_end_is_not_lost() {
+        let dir = tempfile::tempdir().unwrap();
+        let (output, recorder) = output(dir.path(), BOTH);
+        run("i=0; while [ $i -lt 2000 ]; do echo line $i; i=$((i+1)); done", &output, None);
+        let lines = recorder.lines();
+        assert_eq!(lines.len(), 2000);
+        assert_eq!(lines[1999], "[rank0] line 1999");
+    }
+}

@@ -1,0 +1,222 @@
+//! How a launch ended: the exit code, and the few lines that people read.
+
+use std::{
+    fmt::Write,
+    fs::File,
+    io::{self, Read, Seek, SeekFrom},
+    path::PathBuf,
+    time::Duration,
+};
+
+use coxswain_proto::v1::{Failure, StepCommitted};
+
+use super::{machine::Ended, signals};
+use crate::{
+    exit::Exit,
+    render::{status, units},
+};
+
+/// Lines of a failed rank's log that are shown.
+const TAIL: usize = 15;
+/// Bytes of it that are searched for them.
+const TAIL_BYTES: u64 = 16 << 10;
+
+/// What a launcher knows when everything has ended.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// The signal that ended the run, if one did.
+    pub interrupted: Option<i32>,
+    /// The first worker of this launcher that failed by itself.
+    pub worker: Option<FailedWorker>,
+    /// How the coordinator ended, if it was ours.
+    pub coordinator: Option<Ended>,
+    /// Whether the coordinator was lost for good.
+    pub coordinator_lost: bool,
+    /// The first cause as the coordinator saw it.
+    pub first_cause: Option<Failure>,
+    /// The last step that was committed.
+    pub last_step: Option<StepCommitted>,
+    /// From start to end.
+    pub wall: Duration,
+}
+
+/// A worker that failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FailedWorker {
+    /// Its rank.
+    pub rank: u32,
+    /// Its number among this launcher's workers.
+    pub local_rank: u32,
+    /// Its machine.
+    pub host: String,
+    /// Its process id.
+    pub pid: u32,
+    /// How it ended.
+    pub ended: Ended,
+    /// Its log of standard error, if one is kept.
+    pub log: Option<Log>,
+}
+
+/// A log, and where in it this launch begins: logs are continued over launches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Log {
+    /// The file.
+    pub path: PathBuf,
+    /// Its size before the worker was started.
+    pub begin: u64,
+}
+
+impl Report {
+    /// How the launcher ends. The most specific of what worker and coordinator say wins.
+    pub fn exit(&self) -> Exit {
+        if let Some(signal) = self.interrupted {
+            return Exit::Signal(signal);
+        }
+        let of = |ended: Ended| match ended {
+            Ended::Code(code) => Exit::of_child(code),
+            Ended::Signal(_) => Exit::WorkerFailed,
+        };
+        let coordinator = self.coordinator.map(of);
+        let worker = self.worker.as_ref().map(|worker| of(worker.ended));
+        let vague = |exit: &Exit| matches!(exit, Exit::WorkerFailed | Exit::CoordinatorLost | Exit::Done);
+        let said = [coordinator, worker].into_iter().flatten();
+        match said.clone().find(|exit| !vague(exit)) {
+            Some(specific) => specific,
+            None if self.coordinator_lost => Exit::CoordinatorLost,
+            None => said.rev().find(|exit| *exit != Exit::Done).unwrap_or(Exit::Done),
+        }
+    }
+
+    /// What failed, where to look, and the last lines of the failed rank's log; empty if all went well.
+    pub fn failure_text(&self, run: &str) -> String {
+        let mut text = String::new();
+        match self.exit() {
+            Exit::Done => return text,
+            Exit::Signal(signal) => {
+                let _ = writeln!(text, "{run}: ended by {}", signals::name(signal));
+            }
+            exit => {
+                let _ = writeln!(text, "{run} failed (exit code {})", exit.code());
+            }
+        }
+        if let Some(first) = &self.first_cause {
+            let _ = writeln!(text, "  first cause   {}", status::failure(first));
+        }
+        if let Some(worker) = &self.worker {
+            let _ = writeln!(text, "  first exit    {worker}");
+            if let Some(log) = &worker.log {
+                let _ = writeln!(text, "  its log       {}", log.path.display());
+                for line in tail(log) {
+                    let _ = writeln!(text, "    | {line}");
+                }
+            }
+        }
+        if self.coordinator_lost {
+            let _ = writeln!(text, "  the coordinator was lost");
+        }
+        text.truncate(text.trim_end().len());
+        text
+    }
+
+    /// One line on how it went.
+    pub fn success_text(&self) -> String {
+        let mut parts = vec![format!("finished in {}", units::duration(self.wall))];
+        if let Some(step) = &self.last_step {
+            parts.push(format!("{} of {} steps", step.step + 1, step.total_steps));
+            parts.push(format!("final loss {:.4}", step.loss));
+        }
+        parts.join(" · ")
+    }
+}
+
+impl std::fmt::Display for FailedWorker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "rank {} (local {}, pid {}) on {}: ", self.rank, self.local_rank, self.pid, self.host)?;
+        match self.ended {
+            Ended::Code(code) => write!(f, "exit code {code}"),
+            Ended::Signal(signal) => write!(f, "{}", signals::name(signal)),
+        }
+    }
+}
+
+/// The last lines that were written since the launch; none if the log cannot be read.
+fn tail(log: &Log) -> Vec<String> {
+    let read = || -> io::Result<Vec<u8>> {
+        let mut file = File::open(&log.path)?;
+        let end = file.metadata()?.len();
+        file.seek(SeekFrom::Start(log.begin.max(end.saturating_sub(TAIL_BYTES))))?;
+        let mut bytes = Vec::new();
+        file.take(TAIL_BYTES).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    let bytes = read().unwrap_or_default();
+    let text = String::from_utf8_lossy(&bytes);
+    let lines: Vec<_> = text.lines().collect();
+    lines[lines.len().saturating_sub(TAIL)..].iter().map(|line| (*line).to_owned()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use coxswain_proto::v1::{FailureKind, WorkerPhase};
+
+    use super::*;
+
+    fn worker(ended: Ended) -> Option<FailedWorker> {
+        Some(FailedWorker { rank: 3, local_rank: 1, host: "n4".into(), pid: 77, ended, log: None })
+    }
+
+    #[test]
+    fn the_most_specific_cause_decides_the_exit_code() {
+        let of = |coordinator: Option<i32>, ended: Option<Ended>| {
+            let worker = ended.and_then(worker);
+            Report { coordinator: coordinator.map(Ended::Code), worker, ..Report::default() }.exit()
+        };
+        assert_eq!(of(Some(0), None), Exit::Done);
+        assert_eq!(of(None, None), Exit::Done);
+        assert_eq!(of(Some(4), Some(Ended::Code(3))), Exit::BadInput);
+        assert_eq!(of(Some(5), Some(Ended::Code(4))), Exit::OutOfMemory);
+        assert_eq!(of(Some(4), Some(Ended::Signal(9))), Exit::WorkerFailed);
+        assert_eq!(of(Some(0), Some(Ended::Code(1))), Exit::WorkerFailed);
+        assert_eq!(of(None, Some(Ended::Code(8))), Exit::CoordinatorLost);
+        assert_eq!(of(Some(6), None), Exit::Rendezvous);
+        let lost = Report { coordinator_lost: true, worker: worker(Ended::Signal(15)), ..Report::default() };
+        assert_eq!(lost.exit(), Exit::CoordinatorLost);
+        let interrupted =
+            Report { interrupted: Some(2), worker: worker(Ended::Code(1)), ..Report::default() };
+        assert_eq!(interrupted.exit(), Exit::Signal(2));
+    }
+
+    #[test]
+    fn a_failure_names_first_cause_process_and_log() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("stderr.log");
+        let earlier = "of an earlier launch\n";
+        let lines: String = (0..12).map(|n| format!("line {n}\n")).collect();
+        std::fs::write(&log, format!("{earlier}{lines}")).unwrap();
+        let first_cause = Failure {
+            rank: 3,
+            host: "n4".into(),
+            kind: FailureKind::BadInput as i32,
+            phase: WorkerPhase::Loading as i32,
+            message: "no such camera".into(),
+            ..Failure::default()
+        };
+        let failed = FailedWorker {
+            log: Some(Log { path: log.clone(), begin: earlier.len() as u64 }),
+            ..worker(Ended::Code(3)).unwrap()
+        };
+        let report = Report { first_cause: Some(first_cause), worker: Some(failed), ..Report::default() };
+        let text = report.failure_text("demo");
+        let mut shown = text.lines();
+        assert_eq!(shown.next(), Some("demo failed (exit code 3)"));
+        assert_eq!(
+            shown.next(),
+            Some("  first cause   rank 3 on n4, bad input, in loading of step 0: no such camera")
+        );
+        assert_eq!(shown.next(), Some("  first exit    rank 3 (local 1, pid 77) on n4: exit code 3"));
+        assert_eq!(shown.next(), Some(format!("  its log       {}", log.display()).as_str()));
+        assert_eq!(shown.next(), Some("    | line 0"));
+        assert_eq!(shown.last(), Some("    | line 11"));
+        assert_eq!(Report::default().failure_text("demo"), "");
+    }
+}
