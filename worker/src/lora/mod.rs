@@ -12,7 +12,7 @@
 mod error;
 pub mod linear;
 pub mod peft;
-mod peft_config;
+pub mod peft_config;
 
 pub mod plan;
 pub mod targets;
@@ -21,4 +21,5 @@ pub use error::LoraError;
 pub use linear::LoraLinear;
 pub use peft::{PeftAdapter, write_adapter};
 
+pub use peft_config::AdapterConfig;
 pub use plan::{AdapterSpec, LoraPlan, Module, ModuleKind};

@@ -135,7 +135,7 @@ impl AdapterConfig {
 
     fn admits(&self, name: &str) -> Result<bool, LoraError> {
         if let Some(exclude) = &self.exclude
-            && Targets::new(exclude, "exclude_modules")?.matches(name)?
+            && Targets::excluded(exclude, "exclude_modules")?.matches(name)?
         {
             return Ok(false);
         }

@@ -42,7 +42,17 @@ impl<'a> Targets<'a> {
         Ok(Self { field, rule })
     }
 
-    /// Whether a path is targeted. `"all-linear"` is decided by kind, not by path: see [`Targets::select`].
+    /// Compiles `exclude_modules`, for which `"all-linear"` means nothing special.
+    pub fn excluded(targets: &'a LoraTargets, field: &'a str) -> Result<Self, LoraError> {
+        match targets {
+            LoraTargets::Regex(text) => {
+                Ok(Self { field, rule: Rule::Pattern(text, Box::new(full_match(field, text)?)) })
+            }
+            list => Self::new(list, field),
+        }
+    }
+
+    /// Whether a path is named. What `"all-linear"` means depends on kinds: see [`Targets::select`].
     pub fn matches(&self, name: &str) -> Result<bool, LoraError> {
         match &self.rule {
             Rule::AllLinear => Ok(true),

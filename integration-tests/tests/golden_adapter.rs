@@ -1,0 +1,151 @@
+//! Adapters against PEFT: which modules a configuration means, and directories in both directions.
+//!
+//! The other direction, PEFT loading what we write, is `peer/check_peft.py`; it needs Python.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use coxswain_worker::{
+    lora::{AdapterConfig, Module, ModuleKind, PeftAdapter, write_adapter},
+    model::qwen::{config::QwenConfig, forward, modules::modules},
+    params::{Group, Init, TrainableLayout},
+};
+use serde_json::Value;
+
+fn golden(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/golden").join(path)
+}
+
+fn json(path: &Path) -> Value {
+    serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
+}
+
+fn modules_of(case: &str) -> Vec<Module> {
+    modules(&QwenConfig::read(&golden(case).join("model")).unwrap())
+}
+
+#[test]
+fn modules_have_the_names_and_kinds_that_transformers_gives_them() {
+    let matching = json(&golden("matching.json"));
+    let ours: Vec<(String, bool)> = modules_of("nested-tied-right")
+        .into_iter()
+        .map(|m| (m.name, matches!(m.kind, ModuleKind::Linear { .. })))
+        .collect();
+    let theirs: Vec<(String, bool)> = matching["modules"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|entry| (entry[0].as_str().unwrap().to_owned(), entry[1] == "Linear"))
+        .collect();
+    assert_eq!(ours, theirs);
+}
+
+#[test]
+fn a_configuration_means_the_modules_ranks_and_scales_that_it_means_to_peft() {
+    let matching = json(&golden("matching.json"));
+    let modules = modules_of("nested-tied-right");
+    for case in matching["cases"].as_array().unwrap() {
+        let config = &case["config"];
+        let ours = AdapterConfig::from_json(Path::new("adapter_config.json"), config)
+            .and_then(|parsed| parsed.plan(&modules));
+        let Some(theirs) = case.get("adapters").and_then(Value::as_object) else {
+            assert!(ours.is_err(), "PEFT refuses {config}, we take it: {}", case["error"]);
+            continue;
+        };
+        let unsupported =
+            theirs.keys().any(|name| name.ends_with("patch_embed.proj") || name.ends_with("embed_tokens"));
+        if unsupported {
+            let message = ours.unwrap_err().to_string();
+            assert!(message.contains("only linear layers take an adapter"), "{config}: {message}");
+            continue;
+        }
+        let ours: BTreeMap<String, (u64, f64)> = ours
+            .unwrap_or_else(|error| panic!("{config}: {error}"))
+            .adapters()
+            .map(|(name, spec)| (name.to_owned(), (spec.rank as u64, spec.scale)))
+            .collect();
+        let theirs: BTreeMap<String, (u64, f64)> = theirs
+            .iter()
+            .map(|(name, spec)| (name.clone(), (spec[0].as_u64().unwrap(), spec[1].as_f64().unwrap())))
+            .collect();
+        assert_eq!(ours, theirs, "{config}");
+    }
+}
+
+/// The layout that loading a model with this adapter would give, without loading one.
+fn layout_of(adapter: &PeftAdapter, modules: &[Module]) -> TrainableLayout {
+    let mut layout = TrainableLayout::default();
+    for module in modules {
+        if let (Some(spec), ModuleKind::Linear { inputs, outputs, .. }) =
+            (adapter.plan().adapter(&module.name), module.kind)
+        {
+            let [a, b] = coxswain_worker::lora::linear::peft_keys(&module.name);
+            layout.add(a, &[spec.rank, inputs], Group::Lora, true, Init::Zeros);
+            layout.add(b, &[outputs, spec.rank], Group::Lora, true, Init::Zeros);
+        }
+    }
+    layout
+}
+
+#[test]
+fn a_written_adapter_holds_the_tensors_and_the_meaning_of_the_one_it_was_read_from() {
+    for case in ["flat-gqa-left", "nested-tied-right", "mqa-sharded-bf16", "rslora-patterns", "text-only-f16"]
+    {
+        let modules = modules_of(case);
+        let adapter = PeftAdapter::read(&golden(case).join("adapter"), &modules).unwrap();
+        let layout = layout_of(&adapter, &modules);
+        let mut values = vec![f32::NAN; layout.len()];
+        adapter.fill(&layout, &mut values);
+        assert!(
+            values.iter().all(|value| value.is_finite()),
+            "{case}: every trainable has a value in the file"
+        );
+
+        // A stable place, so that peer/check_peft.py can be pointed at it.
+        let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("written-adapters").join(case);
+        write_adapter(&dir, adapter.plan(), "model", &layout, &values).unwrap();
+        let again = PeftAdapter::read(&dir, &modules).unwrap();
+        assert_eq!(again.plan().difference(adapter.plan()), None, "{case}");
+        let mut repeated = vec![f32::NAN; layout.len()];
+        again.fill(&layout, &mut repeated);
+        assert_eq!(values, repeated, "{case}");
+
+        let (model, inputs) = (golden(case).join("model"), golden(case).join("inputs.safetensors"));
+        let [ours, theirs] =
+            [("written", dir.clone()), ("read", golden(case).join("adapter"))].map(|(name, adapter)| {
+                let out = dir.with_file_name(format!("{case}.{name}.safetensors"));
+                forward::run(&model, Some(&adapter), &inputs, &out).unwrap();
+                fs::read(out).unwrap()
+            });
+        assert!(ours == theirs, "{case}: the written adapter computes something else");
+    }
+}
+
+#[test]
+fn a_written_configuration_has_every_field_that_peft_writes() {
+    let case = "rslora-patterns";
+    let modules = modules_of(case);
+    let adapter = PeftAdapter::read(&golden(case).join("adapter"), &modules).unwrap();
+    let layout = layout_of(&adapter, &modules);
+    let dir = tempfile::tempdir().unwrap();
+    write_adapter(dir.path(), adapter.plan(), "model", &layout, &vec![0.0; layout.len()]).unwrap();
+    let (ours, theirs) = (
+        json(&dir.path().join("adapter_config.json")),
+        json(&golden(case).join("adapter/adapter_config.json")),
+    );
+    for (field, value) in theirs.as_object().unwrap() {
+        // PEFT notes the class it wrapped when no task is named; loading does not need it. Its list of targets is a set.
+        if field == "auto_mapping" || field == "target_modules" {
+            assert!(ours.get(field).is_some(), "{field}");
+            continue;
+        }
+        assert_eq!(&ours[field], value, "{field}");
+    }
+    let mut files: Vec<_> =
+        fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    files.sort();
+    assert_eq!(files, ["README.md", "adapter_config.json", "adapter_model.safetensors"]);
+}
