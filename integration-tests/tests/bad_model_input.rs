@@ -1,5 +1,7 @@
 //! What a broken checkpoint, adapter or input file gets: an error that names file, field and remedy.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
+
 use std::{
     fs,
     path::{Path, PathBuf},

@@ -2,6 +2,8 @@
 //!
 //! The other direction, PEFT loading what we write, is `peer/check_peft.py`; it needs Python.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
+
 use std::{
     collections::BTreeMap,
     fs,

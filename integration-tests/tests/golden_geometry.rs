@@ -1,5 +1,7 @@
 //! Window order, attention segments and patch positions against Transformers' own, for many image grids.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
+
 use std::{fs, path::Path};
 
 use coxswain_worker::model::qwen::{config::VisionConfig, windows::WindowPlan};

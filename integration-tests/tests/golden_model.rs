@@ -3,6 +3,8 @@
 //! Relative error is the norm of the difference over the norm of the reference. Everything is float32 on the CPU, and every position
 //! is compared, padding included: where a query has no admissible key both sides give zeros (see `make_fixtures.py`).
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
+
 use std::{
     collections::BTreeMap,
     fs,

@@ -45,6 +45,9 @@ impl ForwardInputs {
     }
 }
 
+/// Values and shape of a tensor.
+type Shaped<T> = (Vec<T>, Vec<usize>);
+
 struct Reader<'a> {
     path: &'a Path,
     tensors: SafeTensors<'a>,
@@ -137,7 +140,7 @@ impl Reader<'_> {
         Ok(Some(values))
     }
 
-    fn integers(&self, name: &'static str) -> Result<Option<(Vec<i64>, Vec<usize>)>, ModelError> {
+    fn integers(&self, name: &'static str) -> Result<Option<Shaped<i64>>, ModelError> {
         let Some(view) = self.view(name) else { return Ok(None) };
         let bytes = view.data();
         let values = match view.dtype() {
@@ -149,7 +152,7 @@ impl Reader<'_> {
         Ok(Some((values, view.shape().to_vec())))
     }
 
-    fn floats(&self, name: &'static str) -> Result<Option<(Vec<f32>, Vec<usize>)>, ModelError> {
+    fn floats(&self, name: &'static str) -> Result<Option<Shaped<f32>>, ModelError> {
         let Some(view) = self.view(name) else { return Ok(None) };
         let bytes = view.data();
         let values = match view.dtype() {

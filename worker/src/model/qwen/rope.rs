@@ -39,7 +39,7 @@ impl RopeIndex {
         grids: &[[u32; 3]],
     ) -> Result<Self, TokenError> {
         let batch = valid.len();
-        let seq = if batch == 0 { 0 } else { ids_bs.len() / batch };
+        let seq = ids_bs.len().checked_div(batch).unwrap_or(0);
         let mut index = Self {
             position_ids: vec![0; 3 * batch * seq],
             images_per_row: Vec::with_capacity(batch),
