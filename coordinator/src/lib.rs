@@ -1,48 +1,152 @@
 //! The coordinator: membership, leases, ledgers and control of one run, over gRPC. It never links burn and reads no data.
+//!
+//! ```text
+//! service     gRPC: decode, ask, encode                workers.rs  people.rs
+//! driver      the one task that owns the core          clock.rs reads the time, journal/ keeps the records, log/ writes
+//! core        decisions as values: handle(now, event) -> actions
+//! ```
+//!
+//! [`serve`] runs one run from its rendezvous to its end.
 
 #![forbid(unsafe_code)]
 
+mod clock;
+mod core;
+mod driver;
+mod human;
+mod journal;
+pub mod log;
 mod options;
+mod service;
+mod startup;
 
-use std::future::Future;
+use std::{future::Future, net::SocketAddr};
 
+use coxswain_proto::limits;
+pub use journal::JournalError;
 pub use options::{CauseKind, FirstCause, Options, Outcome, Patience, World};
+pub use startup::StartError;
 use tokio::net::TcpListener;
+use tokio_stream::wrappers::TcpListenerStream;
+use tokio_util::sync::CancellationToken;
+
+use crate::{driver::Driver, service::RunFacts};
 
 /// Why a coordinator did not serve, or stopped serving.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// Reachable from elsewhere, and open to everyone.
     #[error(
-        "{address} is reachable from other machines: give a token (--token or COX_TOKEN), or listen on 127.0.0.1"
+        "{address} can be reached from other machines: give a token (--token or COX_TOKEN), or listen on 127.0.0.1"
     )]
     Unprotected {
         /// Where it listens.
-        address: std::net::SocketAddr,
+        address: SocketAddr,
     },
-    /// The listener or the transport.
+    /// A world of nobody, or of more than can be counted.
+    #[error(
+        "a world of {nnodes} nodes with {nproc_per_node} workers each is not possible: 1 to {max} workers are"
+    )]
+    World {
+        /// As asked for.
+        nnodes: u32,
+        /// As asked for.
+        nproc_per_node: u32,
+        /// The most there may be.
+        max: usize,
+    },
+    /// What is on disk.
+    #[error(transparent)]
+    Start(#[from] StartError),
+    /// The journal failed while the run went on.
+    #[error("{0}; the run cannot go on without its journal")]
+    Journal(#[from] JournalError),
+    /// The transport.
     #[error("cannot serve: {0}")]
     Transport(#[from] tonic::transport::Error),
+    /// The descriptors.
+    #[error("cannot serve reflection: {0}")]
+    Reflection(#[from] service::ReflectionError),
     /// The listener.
     #[error("cannot read the listener's address: {0}")]
     Listener(#[from] std::io::Error),
+    /// A defect of ours.
+    #[error("the coordinator's driver ended: {0}")]
+    Driver(#[from] tokio::task::JoinError),
 }
 
 /// Serves one run on `listener` until it is over and every worker has left, or until `shutdown` completes.
+///
+/// A shutdown is not a stop: workers keep training and look for the coordinator until their patience ends. To end a run, ask
+/// `Control.StopRun` first.
 pub async fn serve(
     listener: TcpListener,
     options: Options,
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<Outcome, ServeError> {
     let address = listener.local_addr()?;
-    if options.token.is_none() && !address.ip().is_loopback() {
+    check(&options, address)?;
+    let start = startup::prepare(&options)?;
+    let facts = RunFacts {
+        run_id: start.identity.run_id.clone(),
+        run_name: start.identity.run_name.clone(),
+        document: (&options.spec).into(),
+        version: start.config.version.clone(),
+        world: options.world.size(),
+        output_dir: options.spec.run.output_dir.clone(),
+    };
+    greet(&facts, &start, address);
+    let log = log::Log::new(options.spec.train.log_every);
+    let (driver, handle) = Driver::new(start.config, start.journal, log);
+    let router = service::router(handle, facts, options.token.as_deref()).await?;
+
+    let (stop, over) = (CancellationToken::new(), CancellationToken::new());
+    let mut driver = tokio::spawn(driver.run(stop.clone()));
+    let server =
+        router.serve_with_incoming_shutdown(TcpListenerStream::new(listener), over.clone().cancelled_owned());
+    tokio::pin!(server, shutdown);
+    let outcome = loop {
+        tokio::select! {
+            outcome = &mut driver => break outcome??,
+            () = &mut shutdown, if !stop.is_cancelled() => stop.cancel(),
+            ended = &mut server => {
+                ended?;
+                stop.cancel();
+                return Ok(driver.await??);
+            }
+        }
+    };
+    over.cancel();
+    // The last answers go out; a client that does not take them is not waited for.
+    if let Ok(ended) = tokio::time::timeout(limits::DRAIN_TIMEOUT, server).await {
+        ended?;
+    }
+    Ok(outcome)
+}
+
+fn check(options: &Options, address: SocketAddr) -> Result<(), ServeError> {
+    if options.token.as_deref().is_none_or(str::is_empty) && !address.ip().is_loopback() {
         return Err(ServeError::Unprotected { address });
     }
-    let (_health, health) = tonic_health::server::health_reporter();
-    let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
-    tonic::transport::Server::builder()
-        .add_service(health)
-        .serve_with_incoming_shutdown(incoming, shutdown)
-        .await?;
-    Ok(Outcome::ShutDown { steps: coxswain_proto::ids::Step(0) })
+    let World { nnodes, nproc_per_node } = options.world;
+    let max = limits::MAX_WORLD;
+    let size = u64::from(nnodes) * u64::from(nproc_per_node);
+    if size == 0 || size > max as u64 {
+        return Err(ServeError::World { nnodes, nproc_per_node, max });
+    }
+    Ok(())
+}
+
+fn greet(facts: &RunFacts, start: &startup::Start, address: SocketAddr) {
+    let RunFacts { run_id, world, version, .. } = facts;
+    let (first_step, life) = (start.config.first_step.0, start.config.life);
+    let from = match first_step {
+        0 => "from the beginning".to_owned(),
+        step => format!("from the checkpoint at step {step}"),
+    };
+    tracing::info!(
+        target: "coxswain::run",
+        run_id, %address, world, version, first_step, life,
+        "{run_id} on {address}: waiting for {world} workers, training {from} (cox {version})"
+    );
 }

@@ -23,6 +23,18 @@ pub const LEASE_TIMEOUT: Duration = Duration::from_secs(3);
 pub const HANG_TIMEOUT: Duration = Duration::from_secs(15);
 /// How long the coordinator waits for workers to leave after the run is over, before it ends without them.
 pub const FAREWELL_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long `GetMemory` waits for fresh reports: ranks answer at a step boundary.
+pub const MEMORY_REFRESH_TIMEOUT: Duration = Duration::from_secs(10);
+/// Checkpoints shown by `status`, newest last.
+pub const MAX_LISTED_CHECKPOINTS: usize = 32;
+/// Steps in one page of the ledger.
+pub const MAX_LEDGER_PAGE: usize = 1000;
+/// Steps that a coordinator without a state directory remembers.
+pub const LEDGER_KEPT: usize = 100_000;
+/// Calls waiting for the coordinator's core. A full queue holds callers back, never the data plane.
+pub const INBOX_QUEUE: usize = 4096;
+/// How long the last answers may take when a server shuts down.
+pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a worker looks for a coordinator that has gone before it gives up.
 pub const COORDINATOR_PATIENCE: Duration = Duration::from_secs(120);
 /// How long the rendezvous waits for the whole world.

@@ -1,0 +1,240 @@
+//! What happens to a run: calls from workers and people, lines that close, time that passes.
+
+use std::fmt;
+
+use coxswain_proto::ids::{Bytes, Generation, Rank, Step, WorkerId};
+
+use super::{
+    failure::Failure,
+    report::{PhasePeak, StepReport, WorkerPhase},
+};
+
+/// Names one call, so that its answer finds the caller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ticket(pub u64);
+
+/// Names one `Follow` stream; never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StreamId(pub u64);
+
+/// One thing that happened.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// Someone called, and waits for [`Action::Reply`](super::action::Action::Reply) with this ticket.
+    Asked(Ticket, Ask),
+    /// A `Follow` stream ended, from either side.
+    LineClosed(WorkerId, StreamId),
+    /// The moment that `next_deadline` named has come.
+    Tick,
+}
+
+/// A call.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Ask {
+    /// A launcher wants a place for its node.
+    JoinNode(NodeClaim),
+    /// A worker wants to know what run this is.
+    GetRun(Origin),
+    /// A worker claims its rank.
+    Register(WorkerClaim),
+    /// A worker opens its line.
+    Follow {
+        /// Who.
+        worker: WorkerId,
+        /// One process life.
+        incarnation: String,
+        /// The line.
+        stream: StreamId,
+    },
+    /// A worker lives.
+    Heartbeat(Beat),
+    /// A worker finished steps.
+    Steps(WorkerId, Vec<StepReport>),
+    /// A worker reports its peaks.
+    Memory(WorkerId, Vec<PhasePeak>),
+    /// A worker reports a checkpoint.
+    Checkpoint(WorkerId, CheckpointReport),
+    /// A worker has a line for people.
+    Note {
+        /// Who.
+        worker: WorkerId,
+        /// Counts from 1 in each worker's life.
+        sequence: u64,
+        /// The line.
+        text: String,
+    },
+    /// A worker saw a failure.
+    Failure {
+        /// The run it means.
+        run_id: String,
+        /// Who; absent before it is registered.
+        worker: Option<WorkerId>,
+        /// What.
+        failure: Failure,
+    },
+    /// A worker's last word.
+    Leave {
+        /// Who.
+        worker: WorkerId,
+        /// The process's exit code to come.
+        exit_code: i32,
+        /// Why.
+        reason: String,
+    },
+    /// A launcher saw a worker process end.
+    Exit {
+        /// The run it means.
+        run_id: String,
+        /// Whose process.
+        rank: Rank,
+        /// How it ended.
+        ended: Ended,
+    },
+    /// Where is the run?
+    Status,
+    /// Stop at the next boundary and wait.
+    Pause,
+    /// Go on.
+    Resume,
+    /// Write a checkpoint at the next boundary.
+    CheckpointNow,
+    /// Finish the step in flight, write a checkpoint, export, end.
+    Stop {
+        /// For the log.
+        reason: String,
+    },
+    /// The memory table.
+    ShowMemory {
+        /// Ask the workers for a new report first.
+        refresh: bool,
+    },
+}
+
+/// Where a caller comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Origin {
+    /// Its version.
+    pub version: String,
+    /// The run it means; empty for whichever is here.
+    pub run_id: String,
+}
+
+/// A launcher's claim to a place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeClaim {
+    /// Version and run.
+    pub origin: Origin,
+    /// Stable over retries of one launcher.
+    pub node_id: String,
+    /// Its machine.
+    pub host: String,
+    /// Workers it will start.
+    pub local_world: u32,
+    /// The place it wants.
+    pub node_rank: Option<u32>,
+}
+
+/// A worker's claim to a rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorkerClaim {
+    /// Version and run.
+    pub origin: Origin,
+    /// One process life.
+    pub incarnation: String,
+    /// The rank.
+    pub rank: Rank,
+    /// Its place on its node.
+    pub local_rank: u32,
+    /// Its node.
+    pub node_rank: u32,
+    /// Its machine.
+    pub host: String,
+    /// Its process.
+    pub pid: u32,
+    /// Where its ring neighbour connects.
+    pub data_address: String,
+    /// `cpu`, `cuda:0`.
+    pub device: String,
+    /// The data set it sees.
+    pub dataset: DataSet,
+}
+
+/// A data set as far as the coordinator knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DataSet {
+    /// Samples in an epoch.
+    pub training_samples: u64,
+    /// Names the content.
+    pub fingerprint: String,
+}
+
+impl fmt::Display for DataSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let short: String = self.fingerprint.chars().take(16).collect();
+        write!(f, "{} training samples with fingerprint {short}", self.training_samples)
+    }
+}
+
+/// A sign of life.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Beat {
+    /// Who.
+    pub worker: WorkerId,
+    /// One process life.
+    pub incarnation: String,
+    /// The membership it is in.
+    pub generation: Generation,
+    /// What it is doing.
+    pub phase: WorkerPhase,
+    /// In which step.
+    pub step: Step,
+    /// Last collective entered, last one finished.
+    pub collective: (u64, u64),
+    /// Bytes in use.
+    pub memory_in_use: Bytes,
+}
+
+/// What a worker says of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CheckpointReport {
+    /// At which step.
+    pub step: Step,
+    /// What happened.
+    pub state: CheckpointState,
+    /// Relative to the output directory.
+    pub path: String,
+    /// Of this rank's part, or of the whole.
+    pub bytes: Bytes,
+}
+
+/// How a checkpoint is getting on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CheckpointState {
+    /// One rank's part is on disk.
+    PartWritten,
+    /// It can be resumed from.
+    Complete,
+    /// It was given up.
+    Failed,
+}
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// By itself.
+    Code(i32),
+    /// By a signal.
+    Signal(i32),
+}
+
+impl fmt::Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Code(code) => write!(f, "its process ended with exit code {code} and without a word"),
+            Self::Signal(9) => f.write_str(
+                "its process was killed by signal 9, which the kernel sends when the machine is out of memory",
+            ),
+            Self::Signal(signal) => write!(f, "its process was ended by signal {signal}"),
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! The step ledger: which steps are committed, and who has reported the ones in flight.
+//!
+//! ```text
+//!            committed                 lease end
+//! steps  ────────┤ o o o o . . . . . . . ├──────
+//!                 in flight: some ranks have reported
+//! ```
+//!
+//! A step is committed when every rank has reported it with the same totals, and after all steps before it. Ranks report in
+//! order, so a rank's reports are one number: the next step it owes. Memory is bounded by the lease window.
+
+use std::{collections::VecDeque, ops::Range, sync::Arc};
+
+use coxswain_proto::{
+    ids::{Bytes, Generation, Rank, Step},
+    plan::Plan,
+};
+
+use super::report::{CommittedStep, StepReport, StepTimes, Totals};
+
+/// Steps of one generation.
+#[derive(Clone, Debug)]
+pub struct StepLedger {
+    plan: Plan,
+    generation: Generation,
+    committed: Step,
+    owed: Vec<Step>,
+    open: VecDeque<OpenStep>,
+}
+
+#[derive(Clone, Debug)]
+struct OpenStep {
+    reported: u32,
+    witness: Rank,
+    totals: Totals,
+    learning_rate: f64,
+    times: StepTimes,
+    tokens: u64,
+    memory_peak: Bytes,
+    memory_peak_rank: Rank,
+}
+
+/// Why a report cannot be true.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum Fault {
+    /// Steps were left out.
+    #[error("reported step {reported}, but step {owed} is next: reports must come in order")]
+    Gap {
+        /// The report's.
+        reported: Step,
+        /// What was due.
+        owed: Step,
+    },
+    /// Samples were consumed without a lease.
+    #[error("reported step {reported}, but its lease ends before step {end}")]
+    BeyondLease {
+        /// The report's.
+        reported: Step,
+        /// End of the lease.
+        end: Step,
+    },
+    /// Other samples than the step's.
+    #[error(
+        "consumed positions {found:?} of epoch {found_epoch} in step {step}, but its slice is {due:?} of epoch {due_epoch}"
+    )]
+    Positions {
+        /// The report's.
+        step: Step,
+        /// As reported.
+        found: Vec<Range<u64>>,
+        /// As reported.
+        found_epoch: u64,
+        /// As planned.
+        due: Range<u64>,
+        /// As planned.
+        due_epoch: u64,
+    },
+    /// A committed step has a loss and a gradient.
+    #[error("reported {total} = {found} for step {step}: training has diverged, or the data holds NaN")]
+    NotFinite {
+        /// The report's.
+        step: Step,
+        /// Which total.
+        total: &'static str,
+        /// As reported.
+        found: f64,
+    },
+    /// Ranks do not agree on what all of them must know.
+    #[error("reported {total} = {found:?} for step {step}, but rank {witness} reported {expected:?}")]
+    Totals {
+        /// The report's.
+        step: Step,
+        /// Which total.
+        total: &'static str,
+        /// As reported.
+        found: f64,
+        /// Who reported first.
+        witness: Rank,
+        /// What that was.
+        expected: f64,
+    },
+}
+
+impl StepLedger {
+    /// Nothing is in flight, and `first_step` is the first that is not committed.
+    pub fn new(plan: Plan, generation: Generation, world: u32, first_step: Step) -> Self {
+        Self {
+            plan,
+            generation,
+            committed: first_step,
+            owed: vec![first_step; world as usize],
+            open: VecDeque::new(),
+        }
+    }
+
+    /// The first step that is not committed.
+    pub fn committed(&self) -> Step {
+        self.committed
+    }
+
+    /// The next step a rank will report.
+    pub fn owed(&self, rank: Rank) -> Option<Step> {
+        self.owed.get(rank.0 as usize).copied()
+    }
+
+    /// Steps that some rank has reported and that are not committed.
+    pub fn in_flight(&self) -> usize {
+        self.open.len()
+    }
+
+    /// True when every step of the run is committed.
+    pub fn done(&self) -> bool {
+        self.committed.0 >= self.plan.total_steps()
+    }
+
+    /// Takes a rank's report of a step below `lease_end`. A repeated report has no effect; one of another generation neither.
+    pub fn report(&mut self, rank: Rank, report: &StepReport, lease_end: Step) -> Result<(), Fault> {
+        let owed = self.owed[rank.0 as usize];
+        if report.generation != self.generation || report.step < owed {
+            return Ok(());
+        }
+        if report.step > owed {
+            return Err(Fault::Gap { reported: report.step, owed });
+        }
+        if report.step >= lease_end {
+            return Err(Fault::BeyondLease { reported: report.step, end: lease_end });
+        }
+        if let Some((total, found)) = report.totals.not_finite() {
+            return Err(Fault::NotFinite { step: report.step, total, found });
+        }
+        self.check_positions(rank, report)?;
+        self.add(rank, report)?;
+        self.owed[rank.0 as usize] = Step(owed.0 + 1);
+        Ok(())
+    }
+
+    /// Commits the next step if every rank has reported it.
+    pub fn commit(&mut self) -> Option<Arc<CommittedStep>> {
+        let world = self.world();
+        let open = self.open.pop_front_if(|open| open.reported == world)?;
+        let step = self.committed;
+        let batch = self.plan.batch(step);
+        self.committed = Step(step.0 + 1);
+        Some(Arc::new(CommittedStep {
+            step,
+            total_steps: self.plan.total_steps(),
+            epoch: batch.epoch,
+            generation: self.generation,
+            world,
+            positions: batch.positions,
+            totals: open.totals,
+            learning_rate: open.learning_rate,
+            times: open.times.mean_of(world),
+            tokens: open.tokens,
+            memory_peak: open.memory_peak,
+            memory_peak_rank: open.memory_peak_rank,
+        }))
+    }
+
+    fn world(&self) -> u32 {
+        self.owed.len() as u32
+    }
+
+    fn check_positions(&self, rank: Rank, report: &StepReport) -> Result<(), Fault> {
+        let batch = self.plan.batch(report.step);
+        let due = batch.of_rank(rank, self.world());
+        let mut next = due.start;
+        let joined = report.positions.iter().filter(|part| !part.is_empty()).all(|part| {
+            let follows = part.start == next;
+            next = part.end;
+            follows
+        });
+        if joined && next == due.end && report.epoch == batch.epoch {
+            return Ok(());
+        }
+        Err(Fault::Positions {
+            step: report.step,
+            found: report.positions.clone(),
+            found_epoch: report.epoch,
+            due,
+            due_epoch: batch.epoch,
+        })
+    }
+
+    fn add(&mut self, rank: Rank, report: &StepReport) -> Result<(), Fault> {
+        let place = (report.step.0 - self.committed.0) as usize;
+        if place == self.open.len() {
+            self.open.push_back(OpenStep {
+                reported: 0,
+                witness: rank,
+                totals: report.totals,
+                learning_rate: report.learning_rate,
+                times: StepTimes::default(),
+                tokens: 0,
+                memory_peak: Bytes(0),
+                memory_peak_rank: rank,
+            });
+        }
+        let open = &mut self.open[place];
+        if let Some((total, expected, found)) = open.totals.difference(&report.totals) {
+            let witness = open.witness;
+            return Err(Fault::Totals { step: report.step, total, found, witness, expected });
+        }
+        open.reported += 1;
+        open.times.add(&report.times);
+        open.tokens += report.tokens;
+        if report.memory_peak > open.memory_peak {
+            open.memory_peak = report.memory_peak;
+            open.memory_peak_rank = rank;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,101 @@
+//! Why a run is in its phase: a value that comes with every decision, logged when it changes and shown by `status`.
+
+use std::fmt;
+
+use coxswain_proto::ids::{Generation, Step};
+
+use crate::options::FirstCause;
+
+/// The phase of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum RunPhase {
+    /// The world is not complete.
+    WaitingForWorkers,
+    /// The world is complete; no step is committed yet.
+    Starting,
+    /// Steps are being committed.
+    Training,
+    /// Every rank waits for `resume`.
+    Paused,
+    /// The last steps, checkpoint and export.
+    Stopping,
+    /// Every worker left in order.
+    Finished,
+    /// A worker failed or was lost.
+    Failed,
+}
+
+impl fmt::Display for RunPhase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::WaitingForWorkers => "waiting for workers",
+            Self::Starting => "starting",
+            Self::Training => "training",
+            Self::Paused => "paused",
+            Self::Stopping => "stopping",
+            Self::Finished => "finished",
+            Self::Failed => "failed",
+        })
+    }
+}
+
+/// Why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// Some ranks are missing.
+    Incomplete {
+        /// Workers there.
+        present: u32,
+        /// Workers wanted.
+        world: u32,
+    },
+    /// Every rank is there.
+    Complete {
+        /// The membership that was formed.
+        generation: Generation,
+        /// Where it starts.
+        first_step: Step,
+    },
+    /// A step was committed.
+    Committing,
+    /// Asked to pause; some ranks are still in a step.
+    Pausing,
+    /// Every rank waits.
+    AllWait,
+    /// Asked to go on.
+    Resumed,
+    /// Asked to stop.
+    StopAsked(String),
+    /// Every step is committed; checkpoint and export remain.
+    StepsDone,
+    /// Every worker has left in order.
+    AllLeft {
+        /// Committed steps.
+        steps: Step,
+    },
+    /// A failure was reported by a victim; who is to blame is not yet known.
+    Searching,
+    /// A failure.
+    Failed(FirstCause),
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Incomplete { present, world } => write!(f, "{present} of {world} workers are there"),
+            Self::Complete { generation, first_step } => {
+                write!(f, "generation {generation} is complete and starts at step {first_step}")
+            }
+            Self::Committing => f.write_str("steps are being committed"),
+            Self::Pausing => f.write_str("pause asked for; ranks finish their step"),
+            Self::AllWait => f.write_str("every rank waits for resume"),
+            Self::Resumed => f.write_str("resume asked for"),
+            Self::StopAsked(reason) if reason.is_empty() => f.write_str("stop asked for"),
+            Self::StopAsked(reason) => write!(f, "stop asked for: {reason}"),
+            Self::StepsDone => f.write_str("every step is committed; checkpoint and export remain"),
+            Self::AllLeft { steps } => write!(f, "every worker has left after {steps} steps"),
+            Self::Searching => f.write_str("a rank lost its peer; looking for the first cause"),
+            Self::Failed(cause) => cause.fmt(f),
+        }
+    }
+}

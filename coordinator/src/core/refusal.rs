@@ -1,0 +1,119 @@
+//! Why the coordinator says no: typed, with both sides of every contradiction and the remedy.
+
+use coxswain_proto::ids::{Rank, WorkerId};
+
+use super::{event::DataSet, reason::Reason};
+
+/// Why a call was refused.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum Refusal {
+    /// Two versions in one run.
+    #[error(
+        "version {theirs} here, but the coordinator is version {ours}: install the same cox on every node"
+    )]
+    Version {
+        /// The caller's.
+        theirs: String,
+        /// The coordinator's.
+        ours: String,
+    },
+    /// The caller belongs to another run.
+    #[error("run {theirs} is not here: this coordinator runs {ours}; check --rdzv-id and --rdzv-endpoint")]
+    OtherRun {
+        /// The caller's.
+        theirs: String,
+        /// The coordinator's.
+        ours: String,
+    },
+    /// Another launcher has this place.
+    #[error("node rank {node_rank} is taken by {host}: give every node its own --node-rank")]
+    NodeRankTaken {
+        /// The place.
+        node_rank: u32,
+        /// Who has it.
+        host: String,
+    },
+    /// More nodes than asked for.
+    #[error("all {nnodes} nodes are there: raise --nnodes on the coordinator, or stop the surplus launcher")]
+    NodesComplete {
+        /// As asked for.
+        nnodes: u32,
+    },
+    /// A place outside the world.
+    #[error("node rank {node_rank} is outside a world of {nnodes} nodes")]
+    NodeRankOutside {
+        /// The place.
+        node_rank: u32,
+        /// Nodes in all.
+        nnodes: u32,
+    },
+    /// Nodes of different size.
+    #[error(
+        "{theirs} workers on this node, but the coordinator expects {ours}: --nproc-per-node must be equal"
+    )]
+    LocalWorld {
+        /// The caller's.
+        theirs: u32,
+        /// The coordinator's.
+        ours: u32,
+    },
+    /// A rank outside the world.
+    #[error("rank {rank} is outside a world of {world}")]
+    RankOutside {
+        /// As claimed.
+        rank: Rank,
+        /// Workers in all.
+        world: u32,
+    },
+    /// Two processes claim one rank.
+    #[error("rank {rank} is taken by process {pid} on {host}: two workers claim one rank")]
+    RankTaken {
+        /// As claimed by both.
+        rank: Rank,
+        /// Who has it.
+        host: String,
+        /// Who has it.
+        pid: u32,
+    },
+    /// Workers see different data.
+    #[error(
+        "rank {rank} sees {theirs}, but {witness} {ours}: data.path must hold the same data set on every node"
+    )]
+    OtherDataSet {
+        /// The caller.
+        rank: Rank,
+        /// What it sees.
+        theirs: DataSet,
+        /// Who saw the other one.
+        witness: Witness,
+        /// What was seen first.
+        ours: DataSet,
+    },
+    /// The run cannot be planned with these samples.
+    #[error("{0}")]
+    Plan(#[from] coxswain_proto::plan::PlanError),
+    /// The caller was never registered, or is gone.
+    #[error("worker {0} is not known here (any more): it must register again")]
+    UnknownWorker(WorkerId),
+    /// Nothing can be asked of a run that is over.
+    #[error("the run is over: {0}")]
+    Over(Reason),
+}
+
+/// Who saw the data set first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Witness {
+    /// A worker of this world.
+    Rank(Rank, String),
+    /// An earlier start of this run, by its journal.
+    Journal,
+}
+
+impl std::fmt::Display for Witness {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Rank(rank, host) => write!(f, "rank {rank} on {host} sees"),
+            Self::Journal => f.write_str("this run began with"),
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! What `status` shows: a snapshot of the run.
+
+use std::{sync::Arc, time::Duration};
+
+use coxswain_proto::ids::{Bytes, Generation, Rank, Step, WorkerId};
+
+use super::{
+    checkpoints::CheckpointEntry,
+    failure::Failure,
+    reason::{Reason, RunPhase},
+    report::{CommittedStep, StepTimes, WorkerPhase},
+};
+
+/// A run at one moment.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Status {
+    /// Where it is.
+    pub phase: RunPhase,
+    /// Why.
+    pub reason: Reason,
+    /// The membership; 0 before there is one.
+    pub generation: Generation,
+    /// Workers wanted.
+    pub world: u32,
+    /// Steps below this one are committed.
+    pub committed: Step,
+    /// Steps of the whole run; absent before a worker has told the size of the data set.
+    pub total: Option<u64>,
+    /// The epoch of the next step.
+    pub epoch: u64,
+    /// The step committed last.
+    pub last: Option<Arc<CommittedStep>>,
+    /// To the end at the present speed.
+    pub eta: Option<Duration>,
+    /// In rank order.
+    pub ranks: Vec<RankStatus>,
+    /// The newest, in step order.
+    pub checkpoints: Vec<CheckpointEntry>,
+    /// What ended the run.
+    pub failure: Option<Arc<Failure>>,
+}
+
+/// One worker at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RankStatus {
+    /// Its position.
+    pub rank: Rank,
+    /// Its name in every call.
+    pub worker: WorkerId,
+    /// Its machine.
+    pub host: String,
+    /// Its process.
+    pub pid: u32,
+    /// Its node.
+    pub node_rank: u32,
+    /// Its place on its node.
+    pub local_rank: u32,
+    /// Its device.
+    pub device: String,
+    /// What it was doing when last heard of.
+    pub phase: WorkerPhase,
+    /// In which step.
+    pub step: Step,
+    /// Since it was last heard of.
+    pub silent: Duration,
+    /// Steps it may run: from here...
+    pub lease_first: Step,
+    /// ...up to here.
+    pub lease_end: Step,
+    /// Where the time of its last reported step went.
+    pub times: StepTimes,
+    /// Largest peak it has reported.
+    pub memory_peak: Bytes,
+}
+
+/// How fast a run goes: a running mean of step times, for the time to the end.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Pace {
+    mean: Option<Duration>,
+}
+
+impl Pace {
+    /// Weight of the newest step: about the last ten count.
+    const WEIGHT: f64 = 0.1;
+
+    /// Takes a committed step's time.
+    pub fn take(&mut self, step: &CommittedStep) {
+        let time = step.times.total;
+        self.mean = Some(match self.mean {
+            None => time,
+            Some(mean) => mean.mul_f64(1.0 - Self::WEIGHT) + time.mul_f64(Self::WEIGHT),
+        });
+    }
+
+    /// The time that `steps` more take.
+    pub fn time_for(&self, steps: u64) -> Option<Duration> {
+        let seconds = self.mean?.as_secs_f64() * steps as f64;
+        Duration::try_from_secs_f64(seconds).ok()
+    }
+}

@@ -1,0 +1,120 @@
+//! What people ask: pause, resume, checkpoint, stop, status, memory.
+
+use super::*;
+use crate::core::{reason::Reason, report::PhasePeak};
+use crate::options::Outcome;
+
+#[test]
+fn a_run_is_paused_when_every_rank_waits() {
+    let mut run = Run::started(2);
+    run.steps(0, 0..1);
+    run.steps(1, 0..1);
+    let (reply, actions) = run.ask(Ask::Pause);
+    assert_eq!(reply, Ok(Reply::Phase(RunPhase::Training)));
+    assert_eq!((told(&actions, 0), told(&actions, 1)), (vec![&Directive::Pause], vec![&Directive::Pause]));
+    assert_eq!(run.ask(Ask::Pause).1, vec![]);
+    assert_eq!(run.beat(0, WorkerPhase::Paused), vec![]);
+    assert_eq!(phases(&run.beat(1, WorkerPhase::Paused)), [RunPhase::Paused]);
+
+    let (reply, actions) = run.ask(Ask::Resume);
+    assert_eq!(reply, Ok(Reply::Phase(RunPhase::Training)));
+    assert_eq!(told(&actions, 1), [&Directive::Resume]);
+    assert_eq!(run.ask(Ask::Resume).1, vec![]);
+}
+
+#[test]
+fn checkpoint_requests_are_numbered() {
+    let mut run = Run::started(1);
+    let first = run.ask(Ask::CheckpointNow).1;
+    let second = run.ask(Ask::CheckpointNow).1;
+    assert_eq!(told(&first, 0), [&Directive::Checkpoint(1)]);
+    assert_eq!(told(&second, 0), [&Directive::Checkpoint(2)]);
+}
+
+#[test]
+fn a_stopped_run_ends_when_every_rank_has_left() {
+    let mut run = Run::started(1);
+    run.steps(0, 0..3);
+    let (reply, actions) = run.ask(Ask::Stop { reason: "enough".into() });
+    assert_eq!(reply, Ok(Reply::Phase(RunPhase::Stopping)));
+    assert_eq!(told(&actions, 0), [&Directive::Stop("enough".into())]);
+    assert_eq!(run.ask(Ask::Stop { reason: "again".into() }).1, vec![]);
+    run.steps(0, 3..4);
+    run.tell(Ask::Leave { worker: id(0), exit_code: 0, reason: "stopped".into() });
+    let outcome = Outcome::Stopped { steps: Step(4), reason: "enough".into() };
+    assert_eq!(run.machine.outcome(), Some(outcome));
+}
+
+#[test]
+fn a_run_can_be_stopped_while_it_waits_for_workers() {
+    let mut run = Run::new(config(2));
+    run.tell(Ask::Register(claim(0)));
+    drop(run.follow(0, 0));
+    let (reply, actions) = run.ask(Ask::Stop { reason: "never mind".into() });
+    assert_eq!(reply, Ok(Reply::Phase(RunPhase::Finished)));
+    assert!(matches!(told(&actions, 0)[..], [Directive::Abort(..)]));
+    assert_eq!(
+        run.ask(Ask::Register(claim(1))).0,
+        Err(Refusal::Over(Reason::StopAsked("never mind".into())))
+    );
+    run.tell(Ask::Leave { worker: id(0), exit_code: 4, reason: "stopped".into() });
+    assert!(matches!(run.machine.outcome(), Some(Outcome::Stopped { .. })));
+}
+
+#[test]
+fn a_pause_before_the_start_is_kept_for_it() {
+    let mut run = Run::new(config(1));
+    run.tell(Ask::Pause);
+    run.tell(Ask::Register(claim(0)));
+    let (_, actions) = run.follow(0, 0);
+    assert_eq!(told(&actions, 0).last(), Some(&&Directive::Pause));
+}
+
+#[test]
+fn nothing_can_be_asked_of_a_run_that_is_over() {
+    let mut run = Run::new(config(1));
+    run.tell(Ask::Stop { reason: String::new() });
+    for ask in [Ask::Pause, Ask::Resume, Ask::CheckpointNow, Ask::Stop { reason: String::new() }] {
+        assert!(matches!(run.ask(ask).0, Err(Refusal::Over(_))));
+    }
+}
+
+#[test]
+fn status_says_where_the_run_is_and_when_it_will_end() {
+    let mut run = Run::started(2);
+    for rank in 0..2 {
+        run.steps(rank, 0..20);
+    }
+    run.beat(1, WorkerPhase::Backward);
+    run.wait(Duration::from_millis(700));
+    let (Ok(Reply::Status(status)), _) = run.ask(Ask::Status) else { panic!() };
+    assert_eq!((status.committed, status.total, status.epoch), (Step(20), Some(100), 5));
+    assert_eq!(status.eta, Some(Duration::from_secs(8)));
+    assert_eq!(status.ranks[1].phase, WorkerPhase::Backward);
+    assert_eq!(status.ranks[1].silent, Duration::from_millis(700));
+    assert_eq!(status.reason.to_string(), "steps are being committed");
+}
+
+#[test]
+fn a_memory_refresh_is_answered_when_every_rank_has_reported() {
+    let mut run = Run::started(2);
+    let ticket = Ticket(500);
+    let asked = run.event(Event::Asked(ticket, Ask::ShowMemory { refresh: true }));
+    assert_eq!(told(&asked, 1), [&Directive::MemoryReport(1)]);
+    let peak =
+        PhasePeak { phase: WorkerPhase::Forward, in_use: Bytes(1), reserved: Bytes(2), driver: Bytes(3) };
+    let first = run.ask(Ask::Memory(id(0), vec![peak])).1;
+    assert_eq!(first, vec![]);
+    let second = run.ask(Ask::Memory(id(1), vec![peak])).1;
+    assert!(matches!(second[..], [Action::Publish(News::Memory(_)), Action::Reply(to, _)] if to == ticket));
+}
+
+#[test]
+fn a_memory_refresh_does_not_wait_for_ever() {
+    let mut run = Run::started(1);
+    let ticket = Ticket(500);
+    run.event(Event::Asked(ticket, Ask::ShowMemory { refresh: true }));
+    run.wait(Duration::from_secs(9));
+    let actions = run.wait(Duration::from_secs(2));
+    assert!(actions.iter().any(|action| matches!(action, Action::Reply(to, Ok(_)) if *to == ticket)));
+}

@@ -1,0 +1,157 @@
+//! Any sequence of events keeps the invariants, answers every call, and never loses or repeats a step.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::core::{action::Record, event::Ended, failure::Failure, invariants};
+use crate::options::CauseKind;
+
+/// What a careless world may do.
+#[derive(Clone, Debug)]
+enum Move {
+    Register(u32),
+    Follow(u32),
+    CloseLine(u32),
+    Steps { rank: u32, back: u64, count: u64 },
+    Beat(u32, bool),
+    Wait(u64),
+    Pause,
+    Resume,
+    Stop,
+    CheckpointNow,
+    Memory,
+    Fail { rank: u32, victim: bool },
+    Leave(u32),
+    Exit(u32),
+}
+
+fn moves(world: u32) -> impl Strategy<Value = Move> {
+    let rank = 0..world;
+    prop_oneof![
+        4 => rank.clone().prop_map(Move::Register),
+        4 => rank.clone().prop_map(Move::Follow),
+        1 => rank.clone().prop_map(Move::CloseLine),
+        12 => (rank.clone(), 0u64..3, 1u64..12)
+            .prop_map(|(rank, back, count)| Move::Steps { rank, back, count }),
+        6 => (rank.clone(), any::<bool>()).prop_map(|(rank, paused)| Move::Beat(rank, paused)),
+        3 => (0u64..2500).prop_map(Move::Wait),
+        1 => Just(Move::Pause),
+        1 => Just(Move::Resume),
+        1 => Just(Move::CheckpointNow),
+        1 => Just(Move::Memory),
+        1 => rank.clone().prop_map(Move::Leave),
+        1 => prop_oneof![
+            Just(Move::Stop),
+            (rank.clone(), any::<bool>()).prop_map(|(rank, victim)| Move::Fail { rank, victim }),
+            rank.prop_map(Move::Exit),
+        ],
+    ]
+}
+
+fn play(run: &mut Run, next: &Move, owed: &mut [u64]) -> Vec<Action> {
+    let ids: Vec<_> = run.machine.roster.workers().map(|worker| (worker.claim.rank.0, worker.id)).collect();
+    let id = |rank: u32| ids.iter().find(|(found, _)| *found == rank).map_or(WorkerId(0), |(_, id)| *id);
+    let ask = match *next {
+        Move::Register(rank) => Ask::Register(claim(rank)),
+        Move::Follow(rank) => {
+            run.ticket += 1;
+            let stream = StreamId(1000 + run.ticket);
+            Ask::Follow { worker: id(rank), incarnation: claim(rank).incarnation, stream }
+        }
+        Move::CloseLine(rank) => {
+            let Some(stream) = run.machine.roster.at(Rank(rank)).and_then(|worker| worker.line) else {
+                return Vec::new();
+            };
+            let worker = id(rank);
+            return run.event(Event::LineClosed(worker, stream));
+        }
+        Move::Steps { rank, back, count } => {
+            let rank = rank % run.machine.config.world.size();
+            let worker = id(rank);
+            let Some(limit) = lease_end(run) else { return Vec::new() };
+            let first = owed[rank as usize].saturating_sub(back);
+            let end = (owed[rank as usize] + count).min(limit);
+            owed[rank as usize] = owed[rank as usize].max(end);
+            let reports = (first..end).map(|step| run.report(rank, step)).collect();
+            Ask::Steps(worker, reports)
+        }
+        Move::Beat(rank, paused) => Ask::Heartbeat(Beat {
+            worker: id(rank),
+            incarnation: claim(rank).incarnation,
+            generation: Generation(1),
+            phase: if paused { WorkerPhase::Paused } else { WorkerPhase::Forward },
+            step: Step(0),
+            collective: (0, 0),
+            memory_in_use: Bytes(0),
+        }),
+        Move::Wait(ms) => return run.wait(Duration::from_millis(ms)),
+        Move::Pause => Ask::Pause,
+        Move::Resume => Ask::Resume,
+        Move::Stop => Ask::Stop { reason: "enough".into() },
+        Move::CheckpointNow => Ask::CheckpointNow,
+        Move::Memory => Ask::ShowMemory { refresh: true },
+        Move::Fail { rank, victim } => {
+            let kind = if victim { CauseKind::PeerLost } else { CauseKind::Io };
+            let failure = Failure::of_run(kind, "broken".into());
+            Ask::Failure { run_id: RUN.into(), worker: Some(id(rank)), failure }
+        }
+        Move::Leave(rank) => Ask::Leave { worker: id(rank), exit_code: 0, reason: "done".into() },
+        Move::Exit(rank) => Ask::Exit { run_id: RUN.into(), rank: Rank(rank), ended: Ended::Code(1) },
+    };
+    run.ticket += 1;
+    let ticket = Ticket(run.ticket);
+    run.event(Event::Asked(ticket, ask))
+}
+
+fn lease_end(run: &mut Run) -> Option<u64> {
+    match run.ask(Ask::Status).0 {
+        Ok(Reply::Status(status)) => status.ranks.first().map(|rank| rank.lease_end.0),
+        _ => None,
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn any_history_keeps_the_invariants_and_commits_each_step_once(
+        world in 1u32..4, history in prop::collection::vec(moves(3), 1..120),
+    ) {
+        let mut run = Run::new(config(world));
+        run.ticket = 1;
+        let mut owed = vec![0; 3];
+        let mut next_commit = 0;
+        let mut answers = std::collections::BTreeSet::new();
+        for next in &history {
+            let actions = play(&mut run, next, &mut owed);
+            prop_assert_eq!(invariants::violated(&run.machine), None);
+            for action in &actions {
+                match action {
+                    Action::Record(Record::Step(step)) => {
+                        prop_assert_eq!(step.step.0, next_commit, "steps commit in order, once");
+                        next_commit += 1;
+                    }
+                    Action::Reply(ticket, _) => {
+                        prop_assert!(answers.insert(*ticket), "{:?} was answered twice", ticket);
+                    }
+                    _ => {}
+                }
+            }
+            if run.machine.outcome().is_some() {
+                break;
+            }
+        }
+        prop_assert_eq!(run.machine.committed().0, next_commit);
+    }
+
+    #[test]
+    fn any_run_that_failed_comes_to_its_end(world in 1u32..4, victims in prop::collection::vec(any::<bool>(), 1..3)) {
+        let mut run = Run::started(world);
+        for (rank, victim) in (0..world).zip(victims) {
+            play(&mut run, &Move::Fail { rank, victim }, &mut []);
+        }
+        run.wait(Duration::from_secs(120));
+        prop_assert!(run.machine.outcome().is_some());
+        prop_assert_eq!(run.machine.next_deadline().filter(|at| *at > run.at()), None);
+    }
+}

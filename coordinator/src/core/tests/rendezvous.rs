@@ -1,0 +1,215 @@
+//! Workers come: places, refusals, the first generation.
+
+use super::*;
+use crate::core::{
+    action::{Lease, Record},
+    event::NodeClaim,
+    refusal::Witness,
+};
+use coxswain_proto::ids::LeaseId;
+
+fn node(id: &str, node_rank: Option<u32>) -> Ask {
+    Ask::JoinNode(NodeClaim {
+        origin: origin(),
+        node_id: id.into(),
+        host: format!("host-{id}"),
+        local_world: 2,
+        node_rank,
+    })
+}
+
+fn two_nodes() -> Run {
+    let mut config = config(2);
+    config.world = World { nnodes: 2, nproc_per_node: 2 };
+    Run::new(config)
+}
+
+fn placed(node_rank: u32, first_rank: u32) -> Result<Reply, Refusal> {
+    Ok(Reply::Placed { node_rank, first_rank: Rank(first_rank) })
+}
+
+#[test]
+fn nodes_get_places_in_order_of_arrival_and_keep_them() {
+    let mut run = two_nodes();
+    assert_eq!(run.ask(node("x", None)).0, placed(0, 0));
+    assert_eq!(run.ask(node("y", None)).0, placed(1, 2));
+    assert_eq!(run.ask(node("x", None)).0, placed(0, 0));
+    assert_eq!(run.ask(node("z", None)).0, Err(Refusal::NodesComplete { nnodes: 2 }));
+}
+
+#[test]
+fn a_node_rank_that_the_user_fixed_is_kept_free_of_others() {
+    let mut run = two_nodes();
+    assert_eq!(run.ask(node("x", Some(0))).0, placed(0, 0));
+    let taken = Refusal::NodeRankTaken { node_rank: 0, host: "host-x".into() };
+    assert_eq!(run.ask(node("y", Some(0))).0, Err(taken));
+    assert_eq!(run.ask(node("y", None)).0, placed(1, 2));
+    assert_eq!(run.ask(node("w", Some(2))).0, Err(Refusal::NodeRankOutside { node_rank: 2, nnodes: 2 }));
+}
+
+#[test]
+fn a_node_of_another_size_is_refused() {
+    let mut run = Run::new(config(3));
+    assert_eq!(run.ask(node("x", None)).0, Err(Refusal::LocalWorld { theirs: 2, ours: 3 }));
+}
+
+#[test]
+fn the_generation_starts_when_the_last_rank_registers() {
+    let mut run = Run::new(config(2));
+    let (_, first) = run.ask(Ask::Register(claim(0)));
+    assert!(first.contains(&Action::Record(Record::DataSet(dataset()))));
+    assert_eq!(run.phase(), RunPhase::WaitingForWorkers);
+    assert_eq!(run.follow(0, 0).1, vec![]);
+
+    let (reply, actions) = run.ask(Ask::Register(claim(1)));
+    assert_eq!(reply, Ok(Reply::Registered(id(1))));
+    let (generation, first_step) = (Generation(1), Step(0));
+    assert!(actions.contains(&Action::Record(Record::Generation { generation, world: 2, first_step })));
+    let told = told(&actions, 0);
+    let [Directive::Assignment(assignment, Rank(0)), Directive::Lease(lease)] = told[..] else {
+        panic!("{told:?}")
+    };
+    let addresses: Vec<_> = assignment.peers.iter().map(|peer| peer.data_address.as_str()).collect();
+    assert_eq!(addresses, ["10.0.0.1:9000", "10.0.0.1:9001"]);
+    let (id, first, end) = (LeaseId(1), Step(0), Step(32));
+    assert_eq!(*lease, Lease { id, generation, first, end, slice: Rank(0), slices: 2 });
+    assert_eq!(run.phase(), RunPhase::Starting);
+}
+
+#[test]
+fn a_worker_that_opens_its_line_late_is_told_what_it_missed() {
+    let mut run = Run::new(config(1));
+    run.tell(Ask::Register(claim(0)));
+    let (_, actions) = run.follow(0, 7);
+    assert!(matches!(told(&actions, 7)[..], [Directive::Assignment(..), Directive::Lease(_)]));
+}
+
+#[test]
+fn training_starts_at_the_newest_checkpoint_and_in_a_new_generation() {
+    let mut config = config(1);
+    config.first_step = Step(40);
+    config.last_generation = Generation(4);
+    let mut run = Run::new(config);
+    run.tell(Ask::Register(claim(0)));
+    let (_, actions) = run.follow(0, 7);
+    let [Directive::Assignment(assignment, _), Directive::Lease(lease)] = told(&actions, 7)[..] else {
+        panic!()
+    };
+    assert_eq!((assignment.generation, assignment.first_step), (Generation(5), Step(40)));
+    assert_eq!((lease.first, lease.end), (Step(40), Step(72)));
+}
+
+#[test]
+fn a_run_whose_steps_are_all_done_goes_straight_to_its_end() {
+    let mut config = config(1);
+    config.first_step = Step(100);
+    let mut run = Run::new(config);
+    run.gather(1);
+    assert_eq!(run.phase(), RunPhase::Stopping);
+    run.tell(Ask::Leave { worker: id(0), exit_code: 0, reason: "done".into() });
+    assert_eq!(run.phase(), RunPhase::Finished);
+}
+
+#[test]
+fn registering_twice_is_registering_once() {
+    let mut run = Run::new(config(2));
+    run.tell(Ask::Register(claim(0)));
+    let (reply, actions) = run.ask(Ask::Register(claim(0)));
+    assert_eq!(reply, Ok(Reply::Registered(id(0))));
+    assert_eq!(actions, vec![]);
+}
+
+#[test]
+fn two_processes_cannot_claim_one_rank() {
+    let mut run = Run::new(config(2));
+    run.tell(Ask::Register(claim(0)));
+    let mut second = claim(0);
+    second.incarnation = "another".into();
+    let refusal = Refusal::RankTaken { rank: Rank(0), host: "node-a".into(), pid: 100 };
+    let (reply, actions) = run.ask(Ask::Register(second));
+    assert_eq!(reply, Err(refusal.clone()));
+    assert_eq!(news(&actions), [&News::Refused(refusal)]);
+}
+
+#[test]
+fn another_version_run_rank_or_data_set_is_refused() {
+    let mut run = Run::new(config(2));
+    run.tell(Ask::Register(claim(0)));
+
+    let mut stranger = claim(1);
+    stranger.origin.version = "9.9.9".into();
+    let refusal = run.ask(Ask::Register(stranger)).0.unwrap_err();
+    assert_eq!(refusal, Refusal::Version { theirs: "9.9.9".into(), ours: VERSION.into() });
+
+    let mut stranger = claim(1);
+    stranger.origin.run_id = "row-2".into();
+    let refusal = run.ask(Ask::Register(stranger)).0.unwrap_err();
+    assert_eq!(refusal, Refusal::OtherRun { theirs: "row-2".into(), ours: RUN.into() });
+
+    let refusal = run.ask(Ask::Register(claim(2))).0.unwrap_err();
+    assert_eq!(refusal, Refusal::RankOutside { rank: Rank(2), world: 2 });
+
+    let mut stranger = claim(1);
+    stranger.dataset.training_samples = 31;
+    let refusal = run.ask(Ask::Register(stranger)).0.unwrap_err();
+    assert_eq!(
+        refusal.to_string(),
+        "rank 1 sees 31 training samples with fingerprint f00d, but rank 0 on node-a sees 30 training samples with \
+         fingerprint f00d: data.path must hold the same data set on every node"
+    );
+    assert_eq!(run.phase(), RunPhase::WaitingForWorkers);
+}
+
+#[test]
+fn a_continued_run_keeps_its_data_set() {
+    let mut config = config(1);
+    let earlier = DataSet { training_samples: 30, fingerprint: "beef".into() };
+    config.dataset = Some(earlier.clone());
+    let mut run = Run::new(config);
+    let (rank, theirs) = (Rank(0), dataset());
+    let refusal = Refusal::OtherDataSet { rank, theirs, witness: Witness::Journal, ours: earlier };
+    assert_eq!(run.ask(Ask::Register(claim(0))).0, Err(refusal));
+}
+
+#[test]
+fn an_empty_data_set_is_refused() {
+    let mut run = Run::new(config(1));
+    let mut empty = claim(0);
+    empty.dataset.training_samples = 0;
+    let refusal = run.ask(Ask::Register(empty)).0.unwrap_err();
+    assert_eq!(refusal, Refusal::Plan(coxswain_proto::plan::PlanError::NoSamples));
+}
+
+#[test]
+fn a_world_that_stays_incomplete_fails_with_the_missing_ranks() {
+    let mut run = Run::new(config(3));
+    run.gather(1);
+    for _ in 0..29 {
+        run.wait(Duration::from_secs(2));
+        run.beat(0, WorkerPhase::Loading);
+    }
+    let actions = run.wait(Duration::from_secs(2));
+    assert!(matches!(told(&actions, 0)[..], [Directive::Abort(..)]));
+    let [News::Failure(failure)] = &news(&actions)[..1] else { panic!("{actions:?}") };
+    assert_eq!(failure.message, "only 1 of 3 workers came within 60 s; missing ranks: 1, 2");
+    assert_eq!(run.phase(), RunPhase::Failed);
+}
+
+#[test]
+fn a_line_opened_twice_closes_the_older_one_and_replays() {
+    let mut run = Run::started(1);
+    run.steps(0, 0..5);
+    run.tell(Ask::Pause);
+    run.tell(Ask::CheckpointNow);
+    let (_, actions) = run.follow(0, 9);
+    assert_eq!(actions[0], Action::Close(StreamId(0)));
+    let told = told(&actions, 9);
+    let [Directive::Assignment(..), Directive::Lease(lease), Directive::Pause, Directive::Checkpoint(1)] =
+        told[..]
+    else {
+        panic!("{told:?}")
+    };
+    assert_eq!((lease.first, lease.end), (Step(5), Step(32)));
+    // The old line's end is old news.
+    assert_eq!(run.event(Event::LineClosed(id(0), StreamId(0))), vec![]);
+}

@@ -1,0 +1,151 @@
+//! How the log looks on a terminal and in `coordinator.log`: time, a tag, a line.
+//!
+//! ```text
+//! 14:03:44  crew    rank 1 joined from node-b (process 4711, cpu) (2 of 2)
+//! 14:03:44  run     starting: generation 1 is complete and starts at step 0
+//! 14:03:45  step      1/400  epoch 0  loss 0.81230  grad 1.2500  lr 1.00e-4 ...
+//! ```
+
+use std::fmt;
+
+use tracing::{
+    Event, Level, Subscriber,
+    field::{Field, Visit},
+};
+use tracing_subscriber::{
+    fmt::{FmtContext, FormatEvent, FormatFields, format::Writer},
+    registry::LookupSpan,
+};
+
+/// Formats events of this project as `TIME  TAG  LINE`, and everyone else's as `TIME  LEVEL  LINE key=value`.
+///
+/// Colours follow the writer: `tracing_subscriber::fmt().with_ansi(..).event_format(Human)`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Human;
+
+const OURS: &str = "coxswain::";
+const DIM: &str = "\x1b[2m";
+const PLAIN: &str = "\x1b[0m";
+
+impl<S, N> FormatEvent<S, N> for Human
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(
+        &self,
+        _ctx: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        let meta = event.metadata();
+        let ours = meta.target().strip_prefix(OURS);
+        let tag = ours.unwrap_or(level_name(*meta.level()));
+        let time = jiff::Zoned::now().strftime("%H:%M:%S").to_string();
+        let mut parts = Parts::default();
+        event.record(&mut parts);
+        let colour = colour(tag, *meta.level());
+        if writer.has_ansi_escapes() {
+            write!(writer, "{DIM}{time}{PLAIN}  {colour}{tag:<7}{PLAIN} {}", parts.message)?;
+        } else {
+            write!(writer, "{time}  {tag:<7} {}", parts.message)?;
+        }
+        if ours.is_none() {
+            for (name, value) in &parts.fields {
+                write!(writer, " {name}={value}")?;
+            }
+        }
+        writeln!(writer)
+    }
+}
+
+#[derive(Default)]
+struct Parts {
+    message: String,
+    fields: Vec<(&'static str, String)>,
+}
+
+impl Visit for Parts {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        let value = format!("{value:?}");
+        match field.name() {
+            "message" => self.message = value,
+            name => self.fields.push((name, value)),
+        }
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        match field.name() {
+            "message" => self.message = value.to_owned(),
+            name => self.fields.push((name, format!("{value:?}"))),
+        }
+    }
+}
+
+fn level_name(level: Level) -> &'static str {
+    match level {
+        Level::ERROR => "error",
+        Level::WARN => "warning",
+        Level::INFO => "info",
+        Level::DEBUG => "debug",
+        Level::TRACE => "trace",
+    }
+}
+
+fn colour(tag: &str, level: Level) -> &'static str {
+    match (tag, level) {
+        (_, Level::ERROR) => "\x1b[1;31m",
+        (_, Level::WARN) => "\x1b[33m",
+        (_, Level::DEBUG | Level::TRACE) | ("memory", _) => DIM,
+        ("step", _) => "\x1b[34m",
+        ("save", _) => "\x1b[32m",
+        ("crew", _) => "\x1b[36m",
+        ("run", _) => "\x1b[1m",
+        _ => PLAIN,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Sink(Arc<Mutex<Vec<u8>>>);
+
+    impl std::io::Write for Sink {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().expect("one thread").extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn written(emit: impl FnOnce()) -> String {
+        let sink = Sink::default();
+        let writer = sink.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_ansi(false)
+            .with_writer(move || writer.clone())
+            .event_format(Human)
+            .finish();
+        tracing::subscriber::with_default(subscriber, emit);
+        String::from_utf8(sink.0.lock().unwrap().clone()).unwrap()
+    }
+
+    #[test]
+    fn our_lines_carry_a_tag_and_no_fields() {
+        let line = written(|| tracing::info!(target: "coxswain::crew", rank = 1, "rank 1 joined"));
+        assert_eq!(&line[8..], "  crew    rank 1 joined\n");
+    }
+
+    #[test]
+    fn other_lines_carry_their_level_and_fields() {
+        let line = written(|| tracing::warn!(target: "hyper", count = 2, "odd"));
+        assert_eq!(&line[8..], "  warning odd count=2\n");
+    }
+}

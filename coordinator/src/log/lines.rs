@@ -1,0 +1,211 @@
+//! News as finished lines: aligned, so that a column can be read downwards.
+
+use std::{fmt::Write, time::Duration};
+
+use crate::{
+    core::{
+        memory::RankMemory,
+        report::{CommittedStep, WorkerPhase},
+    },
+    human,
+};
+
+const COLUMN: usize = 12;
+
+/// `  12/400  epoch 0  loss 0.8123  grad 1.234  lr 1.00e-4  12.3 samples/s  4.1k tokens/s  480 ms (data 2, ...)  512 MiB on rank 1`.
+pub fn step(step: &CommittedStep) -> String {
+    let total = step.total_steps.to_string();
+    let width = total.len();
+    let mut line = format!(
+        "{:>width$}/{total}  epoch {}  loss {:<8}  grad {:<8}  lr {:.2e}",
+        step.step.0 + 1,
+        step.epoch,
+        real(step.totals.loss()),
+        real(step.totals.grad_norm),
+        step.learning_rate,
+    );
+    let speed = (human::count(step.samples_per_second()), human::count(step.tokens_per_second()));
+    write!(line, "  {:>5} samples/s  {:>6} tokens/s", speed.0, speed.1).expect("strings take everything");
+    write!(line, "  {:>8}", human::time(step.times.total)).expect("strings take everything");
+    write!(line, " ({})", split(step)).expect("strings take everything");
+    write!(line, "  {:>8} on rank {}", human::bytes(step.memory_peak), step.memory_peak_rank)
+        .expect("strings take everything");
+    line
+}
+
+/// Parts of a step in milliseconds, those that took no time left out.
+fn split(step: &CommittedStep) -> String {
+    let times = &step.times;
+    let parts = [
+        ("data", times.data),
+        ("vision", times.vision),
+        ("language", times.language),
+        ("expert", times.expert),
+        ("optimizer", times.optimizer),
+        ("comm", times.communication),
+    ];
+    let told = parts
+        .iter()
+        .filter(|(_, time)| *time >= Duration::from_micros(50))
+        .map(|(name, time)| format!("{name} {}", milliseconds(*time)));
+    let told: Vec<_> = told.collect();
+    if told.is_empty() { "ms".into() } else { format!("ms: {}", told.join(", ")) }
+}
+
+fn milliseconds(time: Duration) -> String {
+    let ms = time.as_secs_f64() * 1e3;
+    if ms < 9.95 { format!("{ms:.1}") } else { format!("{ms:.0}") }
+}
+
+/// Five significant digits: `0.81230`, `12.346`, `1.23e-7`.
+fn real(value: f64) -> String {
+    match value.abs() {
+        v if v != 0.0 && !(1e-3..1e5).contains(&v) => format!("{value:.2e}"),
+        v if v < 1.0 => format!("{value:.5}"),
+        v if v < 10.0 => format!("{value:.4}"),
+        v if v < 100.0 => format!("{value:.3}"),
+        _ => format!("{value:.2}"),
+    }
+}
+
+/// Phases that some rank has reported, in order of a step.
+pub fn columns(table: &[RankMemory]) -> Vec<WorkerPhase> {
+    let phases: std::collections::BTreeSet<_> =
+        table.iter().flat_map(|row| row.phases.iter().map(|peak| peak.phase)).collect();
+    phases.into_iter().collect()
+}
+
+/// The ranks with the largest peaks, at most `limit`, in rank order.
+pub fn largest(table: &[RankMemory], limit: usize) -> Vec<&RankMemory> {
+    let mut rows: Vec<_> = table.iter().collect();
+    rows.sort_by_key(|row| std::cmp::Reverse(row.peak().map(|peak| peak.in_use)));
+    rows.truncate(limit);
+    rows.sort_by_key(|row| row.rank);
+    rows
+}
+
+/// Heading of the memory table.
+pub fn memory_head(phases: &[WorkerPhase]) -> String {
+    let mut line = format!("{:>4}  {:<16}", "rank", "peak in use");
+    for phase in phases {
+        write!(line, " {:>COLUMN$.COLUMN$}", phase.name()).expect("strings take everything");
+    }
+    line + &format!(" {:>COLUMN$} {:>COLUMN$} {:>COLUMN$}", "largest", "reserved", "driver")
+}
+
+/// One rank of the memory table.
+pub fn memory_row(row: &RankMemory, phases: &[WorkerPhase]) -> String {
+    let mut line = format!("{:>4}  {:<16.16}", row.rank, row.host);
+    for phase in phases {
+        let peak = row.phases.iter().find(|peak| peak.phase == *phase);
+        let cell = peak.map_or_else(|| "-".into(), |peak| human::bytes(peak.in_use));
+        write!(line, " {cell:>COLUMN$}").expect("strings take everything");
+    }
+    let most = |scope: fn(&crate::core::report::PhasePeak) -> coxswain_proto::ids::Bytes| {
+        human::bytes(row.phases.iter().map(scope).max().unwrap_or_default())
+    };
+    line + &format!(
+        " {:>COLUMN$} {:>COLUMN$} {:>COLUMN$}",
+        most(|peak| peak.in_use),
+        most(|peak| peak.reserved),
+        most(|peak| peak.driver)
+    )
+}
+
+/// Line breaks of a foreign error become ` | `.
+pub fn one_line(text: &str) -> String {
+    let parts: Vec<_> = text.lines().map(str::trim).filter(|part| !part.is_empty()).collect();
+    parts.join(" | ")
+}
+
+#[cfg(test)]
+mod tests {
+    use coxswain_proto::ids::{Bytes, Generation, Rank, Step};
+
+    use super::*;
+    use crate::core::report::{PhasePeak, StepTimes, Totals};
+
+    fn committed(number: u64, loss: f64) -> CommittedStep {
+        CommittedStep {
+            step: Step(number),
+            total_steps: 400,
+            epoch: 0,
+            generation: Generation(1),
+            world: 2,
+            positions: 0..8,
+            totals: Totals { loss_sum: loss * 64.0, valid_count: 64.0, grad_norm: 1.25 },
+            learning_rate: 1e-4,
+            times: StepTimes {
+                total: Duration::from_millis(480),
+                vision: Duration::from_millis(120),
+                language: Duration::from_micros(4200),
+                ..StepTimes::default()
+            },
+            tokens: 2048,
+            memory_peak: Bytes(512 << 20),
+            memory_peak_rank: Rank(1),
+        }
+    }
+
+    #[test]
+    fn a_step_is_one_aligned_line() {
+        assert_eq!(
+            step(&committed(8, 0.8123)),
+            "  9/400  epoch 0  loss 0.81230   grad 1.2500    lr 1.00e-4   16.7 samples/s    4267 tokens/s    480 ms \
+             (ms: vision 120, language 4.2)   512 MiB on rank 1"
+        );
+        assert_eq!(step(&committed(98, 0.5)).find("samples"), step(&committed(9, 12.5)).find("samples"));
+    }
+
+    #[test]
+    fn the_memory_table_has_a_column_for_each_phase_that_was_reported() {
+        let peak = |phase, mib: u64| PhasePeak {
+            phase,
+            in_use: Bytes(mib << 20),
+            reserved: Bytes(2 * mib << 20),
+            driver: Bytes(3 * mib << 20),
+        };
+        let table = vec![
+            RankMemory {
+                rank: Rank(0),
+                host: "node-a".into(),
+                phases: vec![peak(WorkerPhase::Loading, 10), peak(WorkerPhase::Forward, 20)],
+            },
+            RankMemory { rank: Rank(1), host: "node-b".into(), phases: vec![peak(WorkerPhase::Loading, 11)] },
+        ];
+        let phases = columns(&table);
+        let lines: Vec<_> = std::iter::once(memory_head(&phases))
+            .chain(largest(&table, 64).into_iter().map(|row| memory_row(row, &phases)))
+            .collect();
+        assert_eq!(
+            lines,
+            [
+                "rank  peak in use              load      forward      largest     reserved       driver",
+                "   0  node-a                 10 MiB       20 MiB       20 MiB       40 MiB       60 MiB",
+                "   1  node-b                 11 MiB            -       11 MiB       22 MiB       33 MiB",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_crowd_is_cut_to_the_largest_peaks() {
+        let row = |rank, mib: u64| RankMemory {
+            rank: Rank(rank),
+            host: String::new(),
+            phases: vec![PhasePeak {
+                phase: WorkerPhase::Forward,
+                in_use: Bytes(mib << 20),
+                reserved: Bytes(0),
+                driver: Bytes(0),
+            }],
+        };
+        let table = vec![row(0, 5), row(1, 9), row(2, 7)];
+        let kept: Vec<_> = largest(&table, 2).iter().map(|row| row.rank).collect();
+        assert_eq!(kept, [Rank(1), Rank(2)]);
+    }
+
+    #[test]
+    fn an_error_of_many_lines_becomes_one() {
+        assert_eq!(one_line("cannot read:\n  no such file\n\n"), "cannot read: | no such file");
+    }
+}

@@ -1,0 +1,153 @@
+//! The coordinator's log, the primary monitor of a run: news become one line each, with fields for machines.
+//!
+//! Every event has a target `coxswain::TAG`, a message that is a finished, aligned line, and the same facts as fields. [`Human`]
+//! prints time, tag and line; a JSON subscriber keeps the fields.
+
+mod human_format;
+mod lines;
+
+use coxswain_proto::ids::Step;
+pub use human_format::Human;
+use tracing::{debug, error, info, warn};
+
+use crate::core::{
+    action::News,
+    checkpoints::{CheckpointEntry, EntryState},
+    failure::Failure,
+    memory::RankMemory,
+    reason::{Reason, RunPhase},
+    report::CommittedStep,
+};
+
+/// Ranks beyond which single workers' comings and memory rows are left out of the log at its usual level.
+const CROWD: u32 = 64;
+
+/// Writes news to the log.
+#[derive(Clone, Debug)]
+pub struct Log {
+    every: u64,
+    written: Option<Step>,
+}
+
+impl Log {
+    /// A log with a line every `every` steps.
+    pub fn new(every: u64) -> Self {
+        Self { every: every.max(1), written: None }
+    }
+
+    /// Writes one piece of news.
+    pub fn write(&mut self, news: &News) {
+        match news {
+            News::Step(step) => self.step(step),
+            // Told by the membership lines.
+            News::Phase(_, Reason::Incomplete { .. }) => {}
+            // The failure has its own line.
+            News::Phase(RunPhase::Failed, _) => {}
+            News::Phase(phase, reason) => {
+                info!(target: "coxswain::run", phase = %phase, "{phase}: {reason}");
+            }
+            News::Member { generation, present, world, change } => {
+                let generation = generation.0;
+                let line = format!("{change} ({present} of {world})");
+                if *world > CROWD {
+                    debug!(target: "coxswain::crew", generation, present, world, "{line}");
+                } else {
+                    info!(target: "coxswain::crew", generation, present, world, "{line}");
+                }
+            }
+            News::Checkpoint(entry) => checkpoint(entry),
+            News::Failure(failure) => first_cause(failure),
+            News::Consequence(failure) => {
+                debug!(target: "coxswain::fail", rank = failure.rank.map(|rank| rank.0), "then {failure}");
+            }
+            News::Note(rank, text) => {
+                let rank = rank.0;
+                info!(target: "coxswain::note", rank, "rank {rank}: {text}");
+            }
+            News::Memory(table) => memory(table),
+            News::Refused(refusal) => warn!(target: "coxswain::refuse", "{refusal}"),
+        }
+    }
+
+    fn step(&mut self, step: &CommittedStep) {
+        let committed = step.step.0 + 1;
+        let due =
+            self.written.is_none() || committed.is_multiple_of(self.every) || committed == step.total_steps;
+        if !due {
+            return;
+        }
+        self.written = Some(step.step);
+        let ms = |time: std::time::Duration| time.as_secs_f64() * 1e3;
+        let times = &step.times;
+        info!(
+            target: "coxswain::step",
+            step = step.step.0,
+            committed,
+            total = step.total_steps,
+            epoch = step.epoch,
+            loss = step.totals.loss(),
+            grad_norm = step.totals.grad_norm,
+            learning_rate = step.learning_rate,
+            samples_per_second = step.samples_per_second(),
+            tokens_per_second = step.tokens_per_second(),
+            total_ms = ms(times.total),
+            data_ms = ms(times.data),
+            vision_ms = ms(times.vision),
+            language_ms = ms(times.language),
+            expert_ms = ms(times.expert),
+            optimizer_ms = ms(times.optimizer),
+            communication_ms = ms(times.communication),
+            memory_peak = step.memory_peak.0,
+            memory_peak_rank = step.memory_peak_rank.0,
+            "{}", lines::step(step)
+        );
+    }
+}
+
+fn checkpoint(entry: &CheckpointEntry) {
+    let CheckpointEntry { step, path, bytes, state } = entry;
+    let size = crate::human::bytes(*bytes);
+    let (step, bytes) = (step.0, bytes.0);
+    match state {
+        EntryState::Complete => {
+            info!(target: "coxswain::save", step, bytes, path, "checkpoint at step {step}: {path}, {size}");
+        }
+        EntryState::Failed => {
+            warn!(target: "coxswain::save", step, path, "checkpoint at step {step} was given up; training goes on");
+        }
+        EntryState::Writing => {}
+    }
+}
+
+fn first_cause(failure: &Failure) {
+    error!(
+        target: "coxswain::fail",
+        rank = failure.rank.map(|rank| rank.0),
+        host = failure.host,
+        kind = ?failure.kind,
+        generation = failure.generation.0,
+        phase = %failure.phase,
+        step = failure.step.0,
+        collective = failure.collective,
+        positions = ?failure.positions,
+        memory_in_use = failure.memory_in_use.0,
+        "first cause: {}", lines::one_line(&failure.to_string())
+    );
+}
+
+fn memory(table: &[RankMemory]) {
+    let phases = lines::columns(table);
+    info!(target: "coxswain::memory", "{}", lines::memory_head(&phases));
+    for row in lines::largest(table, CROWD as usize) {
+        let (rank, host) = (row.rank.0, row.host.as_str());
+        let peak = row.peak();
+        info!(
+            target: "coxswain::memory",
+            rank,
+            host,
+            peak_in_use = peak.map(|peak| peak.in_use.0),
+            peak_phase = peak.map(|peak| peak.phase.name()),
+            "{}", lines::memory_row(row, &phases)
+        );
+    }
+}

@@ -1,0 +1,338 @@
+//! From the wire to the core: every value is checked here, and an error names the field.
+
+use std::{ops::Range, time::Duration};
+
+use coxswain_proto::{
+    ids::{Bytes, Generation, Rank, Step, WorkerId},
+    limits::MAX_ERROR_TEXT,
+    v1,
+};
+use tonic::Status;
+
+use crate::{
+    core::{
+        event::{
+            Ask, Beat, CheckpointReport, CheckpointState, DataSet, Ended, NodeClaim, Origin, WorkerClaim,
+        },
+        failure::Failure,
+        report::{PhasePeak, StepReport, StepTimes, Totals, WorkerPhase},
+    },
+    options::CauseKind,
+};
+
+/// A field that cannot be what it says.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {problem}")]
+pub struct FieldError {
+    field: String,
+    problem: String,
+}
+
+impl FieldError {
+    fn new(field: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self { field: field.into(), problem: problem.into() }
+    }
+
+    /// The same error, seen from a message that contains this one.
+    fn below(self, field: impl std::fmt::Display) -> Self {
+        Self { field: format!("{field}.{}", self.field), ..self }
+    }
+}
+
+impl From<FieldError> for Status {
+    fn from(error: FieldError) -> Self {
+        Self::invalid_argument(error.to_string())
+    }
+}
+
+type Decoded<T> = Result<T, FieldError>;
+
+impl From<v1::JoinNodeRequest> for Ask {
+    fn from(wire: v1::JoinNodeRequest) -> Self {
+        Self::JoinNode(NodeClaim {
+            origin: Origin { version: wire.version, run_id: wire.run_id },
+            node_id: wire.node_id,
+            host: wire.host,
+            local_world: wire.local_world_size,
+            node_rank: wire.node_rank,
+        })
+    }
+}
+
+impl TryFrom<v1::RegisterRequest> for Ask {
+    type Error = FieldError;
+
+    fn try_from(wire: v1::RegisterRequest) -> Decoded<Self> {
+        filled("incarnation", &wire.incarnation)?;
+        filled("data_address", &wire.data_address)?;
+        filled("dataset_fingerprint", &wire.dataset_fingerprint)?;
+        Ok(Self::Register(WorkerClaim {
+            origin: Origin { version: wire.version, run_id: wire.run_id },
+            incarnation: wire.incarnation,
+            rank: Rank(wire.rank),
+            local_rank: wire.local_rank,
+            node_rank: wire.node_rank,
+            host: wire.host,
+            pid: wire.pid,
+            data_address: wire.data_address,
+            device: wire.device,
+            dataset: DataSet {
+                training_samples: wire.training_samples,
+                fingerprint: wire.dataset_fingerprint,
+            },
+        }))
+    }
+}
+
+impl TryFrom<v1::HeartbeatRequest> for Ask {
+    type Error = FieldError;
+
+    fn try_from(wire: v1::HeartbeatRequest) -> Decoded<Self> {
+        Ok(Self::Heartbeat(Beat {
+            phase: phase("phase", wire.phase)?,
+            worker: WorkerId(wire.worker_id),
+            incarnation: wire.incarnation,
+            generation: Generation(wire.generation),
+            step: Step(wire.step),
+            collective: (wire.collective_entered, wire.collective_finished),
+            memory_in_use: Bytes(wire.memory_in_use),
+        }))
+    }
+}
+
+impl TryFrom<v1::ReportStepsRequest> for Ask {
+    type Error = FieldError;
+
+    fn try_from(wire: v1::ReportStepsRequest) -> Decoded<Self> {
+        let reports = wire.steps.into_iter().enumerate();
+        let reports = reports
+            .map(|(i, step)| step_report(step).map_err(|error| error.below(format_args!("steps[{i}]"))));
+        Ok(Self::Steps(WorkerId(wire.worker_id), reports.collect::<Decoded<_>>()?))
+    }
+}
+
+impl TryFrom<v1::ReportMemoryRequest> for Ask {
+    type Error = FieldError;
+
+    fn try_from(wire: v1::ReportMemoryRequest) -> Decoded<Self> {
+        let peaks = wire.phases.into_iter().enumerate().map(|(i, peak)| {
+            Ok(PhasePeak {
+                phase: phase(&format!("phases[{i}].phase"), peak.phase)?,
+                in_use: Bytes(peak.peak_in_use),
+                reserved: Bytes(peak.peak_reserved),
+                driver: Bytes(peak.peak_driver),
+            })
+        });
+        Ok(Self::Memory(WorkerId(wire.worker_id), peaks.collect::<Decoded<_>>()?))
+    }
+}
+
+impl TryFrom<v1::ReportCheckpointRequest> for Ask {
+    type Error = FieldError;
+
+    fn try_from(wire: v1::ReportCheckpointRequest) -> Decoded<Self> {
+        let state = match v1::CheckpointState::try_from(wire.state) {
+            Ok(v1::CheckpointState::PartWritten) => CheckpointState::PartWritten,
+            Ok(v1::CheckpointState::Complete) => CheckpointState::Complete,
+            Ok(v1::CheckpointState::Failed) => CheckpointState::Failed,
+            Ok(v1::CheckpointState::Unspecified) | Err(_) => return Err(unknown("state", wire.state)),
+        };
+        let report =
+            CheckpointReport { step: Step(wire.step), state, path: wire.path, bytes: Bytes(wire.bytes) };
+        Ok(Self::Checkpoint(WorkerId(wire.worker_id), report))
+    }
+}
+
+impl From<v1::ReportNoteRequest> for Ask {
+    fn from(wire: v1::ReportNoteRequest) -> Self {
+        Self::Note {
+            worker: WorkerId(wire.worker_id),
+            sequence: wire.sequence,
+            text: cut(wire.text, MAX_ERROR_TEXT),
+        }
+    }
+}
+
+impl TryFrom<v1::ReportFailureRequest> for Ask {
+    type Error = FieldError;
+
+    fn try_from(wire: v1::ReportFailureRequest) -> Decoded<Self> {
+        let failure = wire.failure.ok_or_else(|| FieldError::new("failure", "is missing"))?;
+        Ok(Self::Failure {
+            run_id: wire.run_id,
+            worker: wire.worker_id.map(WorkerId),
+            failure: self::failure(failure).map_err(|error| error.below("failure"))?,
+        })
+    }
+}
+
+impl From<v1::LeaveRequest> for Ask {
+    fn from(wire: v1::LeaveRequest) -> Self {
+        Self::Leave {
+            worker: WorkerId(wire.worker_id),
+            exit_code: wire.exit_code,
+            reason: cut(wire.reason, MAX_ERROR_TEXT),
+        }
+    }
+}
+
+impl TryFrom<v1::ReportExitRequest> for Ask {
+    type Error = FieldError;
+
+    fn try_from(wire: v1::ReportExitRequest) -> Decoded<Self> {
+        let ended = match wire.ended {
+            Some(v1::report_exit_request::Ended::ExitCode(code)) => Ended::Code(code),
+            Some(v1::report_exit_request::Ended::Signal(signal)) => Ended::Signal(signal),
+            None => return Err(FieldError::new("ended", "is missing")),
+        };
+        Ok(Self::Exit { run_id: wire.run_id, rank: Rank(wire.rank), ended })
+    }
+}
+
+fn step_report(wire: v1::StepReport) -> Decoded<StepReport> {
+    match v1::StepVote::try_from(wire.vote) {
+        Ok(v1::StepVote::Ok) => {}
+        _ => return Err(FieldError::new("vote", format!("{}: only steps voted OK are reported", wire.vote))),
+    }
+    Ok(StepReport {
+        generation: Generation(wire.generation),
+        step: Step(wire.step),
+        epoch: wire.epoch,
+        positions: positions(wire.samples)?,
+        totals: Totals { loss_sum: wire.loss_sum, valid_count: wire.valid_count, grad_norm: wire.grad_norm },
+        learning_rate: wire.learning_rate,
+        times: wire.times.map_or(Ok(StepTimes::default()), times)?,
+        tokens: wire.tokens,
+        memory_peak: Bytes(wire.memory_peak),
+    })
+}
+
+fn times(wire: v1::StepTimes) -> Decoded<StepTimes> {
+    Ok(StepTimes {
+        total: milliseconds("times.total_ms", wire.total_ms)?,
+        data: milliseconds("times.data_ms", wire.data_ms)?,
+        vision: milliseconds("times.vision_ms", wire.vision_ms)?,
+        language: milliseconds("times.language_ms", wire.language_ms)?,
+        expert: milliseconds("times.expert_ms", wire.expert_ms)?,
+        optimizer: milliseconds("times.optimizer_ms", wire.optimizer_ms)?,
+        communication: milliseconds("times.communication_ms", wire.communication_ms)?,
+    })
+}
+
+fn failure(wire: v1::Failure) -> Decoded<Failure> {
+    let kind = match v1::FailureKind::try_from(wire.kind) {
+        Ok(v1::FailureKind::OutOfMemory) => CauseKind::OutOfMemory,
+        Ok(v1::FailureKind::PeerLost) => CauseKind::PeerLost,
+        Ok(v1::FailureKind::BadInput) => CauseKind::BadInput,
+        Ok(v1::FailureKind::Numeric) => CauseKind::Numeric,
+        Ok(v1::FailureKind::Io) => CauseKind::Io,
+        Ok(v1::FailureKind::Internal) => CauseKind::Internal,
+        Ok(v1::FailureKind::WorkerLost | v1::FailureKind::Disagreement | v1::FailureKind::Rendezvous) => {
+            return Err(FieldError::new("kind", "is the coordinator's to say"));
+        }
+        Ok(v1::FailureKind::Unspecified) | Err(_) => return Err(unknown("kind", wire.kind)),
+    };
+    Ok(Failure {
+        kind,
+        rank: wire.rank.map(Rank),
+        host: wire.host,
+        generation: Generation(wire.generation),
+        phase: phase("phase", wire.phase)?,
+        step: Step(wire.step),
+        collective: wire.collective,
+        positions: positions(wire.samples)?,
+        memory_in_use: Bytes(wire.memory_in_use),
+        message: cut(wire.message, MAX_ERROR_TEXT),
+    })
+}
+
+fn positions(wire: Vec<v1::SampleRange>) -> Decoded<Vec<Range<u64>>> {
+    let ranges = wire.into_iter().enumerate().map(|(i, range)| {
+        if range.begin > range.end {
+            let problem = format!("begins at {}, after its end {}", range.begin, range.end);
+            return Err(FieldError::new(format!("samples[{i}]"), problem));
+        }
+        Ok(range.begin..range.end)
+    });
+    ranges.collect()
+}
+
+fn phase(field: &str, wire: i32) -> Decoded<WorkerPhase> {
+    use v1::WorkerPhase as Wire;
+    Ok(match Wire::try_from(wire) {
+        Ok(Wire::Joining) => WorkerPhase::Joining,
+        Ok(Wire::Loading) => WorkerPhase::Loading,
+        Ok(Wire::Connecting) => WorkerPhase::Connecting,
+        Ok(Wire::Data) => WorkerPhase::Data,
+        Ok(Wire::Forward) => WorkerPhase::Forward,
+        Ok(Wire::Backward) => WorkerPhase::Backward,
+        Ok(Wire::Communication) => WorkerPhase::Communication,
+        Ok(Wire::Optimizer) => WorkerPhase::Optimizer,
+        Ok(Wire::Checkpoint) => WorkerPhase::Checkpoint,
+        Ok(Wire::CacheBuild) => WorkerPhase::CacheBuild,
+        Ok(Wire::Evaluation) => WorkerPhase::Evaluation,
+        Ok(Wire::Paused) => WorkerPhase::Paused,
+        Ok(Wire::Done) => WorkerPhase::Done,
+        Ok(Wire::Unspecified) | Err(_) => return Err(unknown(field, wire)),
+    })
+}
+
+fn milliseconds(field: &str, ms: f64) -> Decoded<Duration> {
+    Duration::try_from_secs_f64(ms / 1e3)
+        .map_err(|_| FieldError::new(field, format!("{ms} ms is no duration")))
+}
+
+fn filled(field: &str, value: &str) -> Decoded<()> {
+    if value.is_empty() { Err(FieldError::new(field, "is empty")) } else { Ok(()) }
+}
+
+fn unknown(field: &str, value: i32) -> FieldError {
+    FieldError::new(field, format!("{value} is not a value of this version"))
+}
+
+/// The first `limit` bytes of a text, at a character's border.
+fn cut(mut text: String, limit: usize) -> String {
+    let end = text.floor_char_boundary(limit);
+    text.truncate(end);
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_names_the_field_inside_the_message() {
+        let mut wire = v1::ReportStepsRequest { worker_id: 1, steps: vec![v1::StepReport::default(); 2] };
+        wire.steps[0].vote = v1::StepVote::Ok.into();
+        wire.steps[1].vote = v1::StepVote::Ok.into();
+        wire.steps[1].samples = vec![v1::SampleRange { begin: 4, end: 3 }];
+        let error = Ask::try_from(wire).unwrap_err();
+        assert_eq!(error.to_string(), "steps[1].samples[0]: begins at 4, after its end 3");
+    }
+
+    #[test]
+    fn what_no_worker_may_say_is_refused() {
+        let failure = v1::Failure {
+            kind: v1::FailureKind::WorkerLost.into(),
+            phase: v1::WorkerPhase::Forward.into(),
+            ..v1::Failure::default()
+        };
+        let wire = v1::ReportFailureRequest { failure: Some(failure), ..Default::default() };
+        let error = Ask::try_from(wire).unwrap_err();
+        assert_eq!(error.to_string(), "failure.kind: is the coordinator's to say");
+    }
+
+    #[test]
+    fn times_that_are_no_times_are_refused() {
+        for ms in [f64::NAN, -1.0, f64::INFINITY] {
+            assert!(milliseconds("total_ms", ms).is_err());
+        }
+    }
+
+    #[test]
+    fn long_texts_are_cut_at_a_character() {
+        assert_eq!(cut("añb".into(), 2), "a");
+        assert_eq!(cut("añb".into(), 9), "añb");
+    }
+}

@@ -1,0 +1,296 @@
+//! From the core to the wire: cannot fail.
+
+use std::time::Duration;
+
+use coxswain_proto::{
+    ids::{Bytes, Rank},
+    v1,
+};
+use tonic::Status;
+
+use super::RunFacts;
+use crate::{
+    core::{
+        action::{Directive, News},
+        checkpoints::{CheckpointEntry, EntryState},
+        failure::Failure,
+        memory::RankMemory,
+        reason::RunPhase,
+        refusal::Refusal,
+        report::{CommittedStep, StepTimes, WorkerPhase},
+        status::{RankStatus, Status as RunStatus},
+    },
+    driver::{Dated, Denied},
+    journal::LedgerEntry,
+    options::CauseKind,
+};
+
+impl From<Denied> for Status {
+    fn from(denied: Denied) -> Self {
+        let text = denied.to_string();
+        match denied {
+            Denied::Gone => Self::unavailable(text),
+            Denied::Journal(_) => Self::internal(text),
+            Denied::Refused(refusal) => match refusal {
+                Refusal::Version { .. }
+                | Refusal::OtherRun { .. }
+                | Refusal::LocalWorld { .. }
+                | Refusal::OtherDataSet { .. }
+                | Refusal::Over(_) => Self::failed_precondition(text),
+                Refusal::NodeRankTaken { .. } | Refusal::RankTaken { .. } => Self::already_exists(text),
+                Refusal::NodesComplete { .. } => Self::resource_exhausted(text),
+                Refusal::NodeRankOutside { .. } | Refusal::RankOutside { .. } | Refusal::Plan(_) => {
+                    Self::invalid_argument(text)
+                }
+                Refusal::UnknownWorker(_) => Self::not_found(text),
+            },
+        }
+    }
+}
+
+/// A directive.
+pub fn directive(directive: Directive) -> v1::Directive {
+    use v1::directive::Kind;
+    let kind = match directive {
+        Directive::Assignment(assignment, rank) => Kind::Assignment(v1::Assignment {
+            generation: assignment.generation.0,
+            rank: rank.0,
+            world_size: assignment.peers.len() as u32,
+            peers: (0..)
+                .zip(&assignment.peers)
+                .map(|(rank, peer)| v1::Peer {
+                    rank,
+                    data_address: peer.data_address.clone(),
+                    host: peer.host.clone(),
+                })
+                .collect(),
+            first_step: assignment.first_step.0,
+            communicator_id: Vec::new(),
+        }),
+        Directive::Lease(lease) => Kind::Lease(v1::ShardLease {
+            lease_id: lease.id.0,
+            generation: lease.generation.0,
+            first_step: lease.first.0,
+            end_step: lease.end.0,
+            slice: lease.slice.0,
+            slices: lease.slices,
+        }),
+        Directive::Pause => Kind::Pause(v1::Pause {}),
+        Directive::Resume => Kind::Resume(v1::Resume {}),
+        Directive::Checkpoint(request) => Kind::Checkpoint(v1::CheckpointNow { request }),
+        Directive::MemoryReport(request) => Kind::MemoryReport(v1::MemoryReportNow { request }),
+        Directive::Stop(reason) => Kind::Stop(v1::Stop { reason }),
+        Directive::Abort(generation, reason) => Kind::Abort(v1::Abort { generation: generation.0, reason }),
+    };
+    v1::Directive { kind: Some(kind) }
+}
+
+/// The phase of a run.
+pub fn run_phase(phase: RunPhase) -> v1::RunPhase {
+    match phase {
+        RunPhase::WaitingForWorkers => v1::RunPhase::WaitingForWorkers,
+        RunPhase::Starting => v1::RunPhase::Starting,
+        RunPhase::Training => v1::RunPhase::Training,
+        RunPhase::Paused => v1::RunPhase::Paused,
+        RunPhase::Stopping => v1::RunPhase::Stopping,
+        RunPhase::Finished => v1::RunPhase::Finished,
+        RunPhase::Failed => v1::RunPhase::Failed,
+    }
+}
+
+/// A run at one moment.
+pub fn status(status: RunStatus, facts: &RunFacts) -> v1::GetStatusResponse {
+    let last = status.last.as_deref();
+    v1::GetStatusResponse {
+        run_id: facts.run_id.clone(),
+        run_name: facts.run_name.clone(),
+        spec_digest: facts.document.digest.clone(),
+        version: facts.version.clone(),
+        phase: run_phase(status.phase).into(),
+        reason: status.reason.to_string(),
+        generation: status.generation.0,
+        world_size: status.world,
+        committed_steps: status.committed.0,
+        total_steps: status.total.unwrap_or(0),
+        epoch: status.epoch,
+        loss: last.map_or(0.0, |step| step.totals.loss()),
+        samples_per_second: last.map_or(0.0, CommittedStep::samples_per_second),
+        tokens_per_second: last.map_or(0.0, CommittedStep::tokens_per_second),
+        eta_s: status.eta.map_or(0.0, |eta| eta.as_secs_f64()),
+        ranks: status.ranks.into_iter().map(rank_status).collect(),
+        checkpoints: status.checkpoints.iter().map(checkpoint).collect(),
+        first_failure: status.failure.as_deref().map(|failure| self::failure(failure, 0)),
+        output_dir: facts.output_dir.clone(),
+    }
+}
+
+/// The memory table.
+pub fn memory(table: &[RankMemory]) -> v1::GetMemoryResponse {
+    let ranks = table.iter().map(|row| v1::RankMemory {
+        rank: row.rank.0,
+        host: row.host.clone(),
+        phases: row
+            .phases
+            .iter()
+            .map(|peak| v1::PhaseMemory {
+                phase: worker_phase(peak.phase).into(),
+                peak_in_use: peak.in_use.0,
+                peak_reserved: peak.reserved.0,
+                peak_driver: peak.driver.0,
+            })
+            .collect(),
+    });
+    v1::GetMemoryResponse { ranks: ranks.collect() }
+}
+
+/// One page of the ledger; `next` is where the following one begins.
+pub fn ledger(entries: &[LedgerEntry], next: Option<u64>) -> v1::GetLedgerResponse {
+    let steps = entries.iter().map(|entry| v1::LedgerStep {
+        step: entry.step.0,
+        epoch: entry.epoch,
+        generation: entry.generation.0,
+        loss: entry.loss,
+        ranks: (0..entry.world)
+            .map(|rank| {
+                let positions = entry.of_rank(Rank(rank));
+                let range = v1::SampleRange { begin: positions.start, end: positions.end };
+                v1::RankSamples { rank, samples: vec![range] }
+            })
+            .collect(),
+    });
+    v1::GetLedgerResponse { steps: steps.collect(), next_step: next }
+}
+
+/// News for watchers; some are for the log alone.
+pub fn watch_event(dated: &Dated) -> Option<v1::WatchEvent> {
+    use v1::watch_event::Kind;
+    let kind = match &dated.news {
+        News::Step(step) => Kind::Step(committed(step)),
+        News::Phase(phase, reason) => {
+            Kind::Phase(v1::PhaseChanged { phase: run_phase(*phase).into(), reason: reason.to_string() })
+        }
+        News::Member { generation, present, world, change } => Kind::Membership(v1::MembershipChanged {
+            generation: generation.0,
+            present: *present,
+            world_size: *world,
+            what: change.to_string(),
+        }),
+        News::Checkpoint(entry) => Kind::Checkpoint(checkpoint(entry)),
+        News::Failure(failure) => Kind::Failure(self::failure(failure, dated.unix_ms)),
+        News::Note(rank, text) => Kind::Note(v1::Note { rank: rank.0, text: text.clone() }),
+        News::Consequence(_) | News::Memory(_) | News::Refused(_) => return None,
+    };
+    Some(v1::WatchEvent { unix_ms: dated.unix_ms, kind: Some(kind) })
+}
+
+fn rank_status(rank: RankStatus) -> v1::RankStatus {
+    v1::RankStatus {
+        rank: rank.rank.0,
+        worker_id: rank.worker.0,
+        host: rank.host,
+        pid: rank.pid,
+        node_rank: rank.node_rank,
+        local_rank: rank.local_rank,
+        device: rank.device,
+        phase: worker_phase(rank.phase).into(),
+        step: rank.step.0,
+        silent_ms: rank.silent.as_millis() as u64,
+        lease_first_step: rank.lease_first.0,
+        lease_end_step: rank.lease_end.0,
+        memory_peak: rank.memory_peak.0,
+        times: Some(times(&rank.times)),
+    }
+}
+
+fn committed(step: &CommittedStep) -> v1::StepCommitted {
+    v1::StepCommitted {
+        step: step.step.0,
+        total_steps: step.total_steps,
+        epoch: step.epoch,
+        loss: step.totals.loss(),
+        grad_norm: step.totals.grad_norm,
+        learning_rate: step.learning_rate,
+        samples_per_second: step.samples_per_second(),
+        tokens_per_second: step.tokens_per_second(),
+        times: Some(times(&step.times)),
+        memory_peak: step.memory_peak.0,
+        memory_peak_rank: step.memory_peak_rank.0,
+    }
+}
+
+fn checkpoint(entry: &CheckpointEntry) -> v1::CheckpointRecord {
+    let state = match entry.state {
+        EntryState::Writing => v1::CheckpointState::PartWritten,
+        EntryState::Complete => v1::CheckpointState::Complete,
+        EntryState::Failed => v1::CheckpointState::Failed,
+    };
+    v1::CheckpointRecord {
+        step: entry.step.0,
+        state: state.into(),
+        path: entry.path.clone(),
+        bytes: entry.bytes.0,
+    }
+}
+
+fn failure(failure: &Failure, unix_ms: u64) -> v1::Failure {
+    let samples = failure.positions.iter().map(|p| v1::SampleRange { begin: p.start, end: p.end });
+    let Bytes(memory_in_use) = failure.memory_in_use;
+    v1::Failure {
+        rank: failure.rank.map(|rank| rank.0),
+        host: failure.host.clone(),
+        generation: failure.generation.0,
+        phase: worker_phase(failure.phase).into(),
+        step: failure.step.0,
+        collective: failure.collective,
+        samples: samples.collect(),
+        memory_in_use,
+        kind: cause_kind(failure.kind).into(),
+        message: failure.message.clone(),
+        unix_ms,
+    }
+}
+
+fn cause_kind(kind: CauseKind) -> v1::FailureKind {
+    match kind {
+        CauseKind::OutOfMemory => v1::FailureKind::OutOfMemory,
+        CauseKind::PeerLost => v1::FailureKind::PeerLost,
+        CauseKind::BadInput => v1::FailureKind::BadInput,
+        CauseKind::Numeric => v1::FailureKind::Numeric,
+        CauseKind::Io => v1::FailureKind::Io,
+        CauseKind::Internal => v1::FailureKind::Internal,
+        CauseKind::WorkerLost => v1::FailureKind::WorkerLost,
+        CauseKind::Disagreement => v1::FailureKind::Disagreement,
+        CauseKind::Rendezvous => v1::FailureKind::Rendezvous,
+    }
+}
+
+fn worker_phase(phase: WorkerPhase) -> v1::WorkerPhase {
+    match phase {
+        WorkerPhase::Joining => v1::WorkerPhase::Joining,
+        WorkerPhase::Loading => v1::WorkerPhase::Loading,
+        WorkerPhase::Connecting => v1::WorkerPhase::Connecting,
+        WorkerPhase::Data => v1::WorkerPhase::Data,
+        WorkerPhase::Forward => v1::WorkerPhase::Forward,
+        WorkerPhase::Backward => v1::WorkerPhase::Backward,
+        WorkerPhase::Communication => v1::WorkerPhase::Communication,
+        WorkerPhase::Optimizer => v1::WorkerPhase::Optimizer,
+        WorkerPhase::Checkpoint => v1::WorkerPhase::Checkpoint,
+        WorkerPhase::CacheBuild => v1::WorkerPhase::CacheBuild,
+        WorkerPhase::Evaluation => v1::WorkerPhase::Evaluation,
+        WorkerPhase::Paused => v1::WorkerPhase::Paused,
+        WorkerPhase::Done => v1::WorkerPhase::Done,
+    }
+}
+
+fn times(times: &StepTimes) -> v1::StepTimes {
+    let ms = |time: Duration| time.as_secs_f64() * 1e3;
+    v1::StepTimes {
+        total_ms: ms(times.total),
+        data_ms: ms(times.data),
+        vision_ms: ms(times.vision),
+        language_ms: ms(times.language),
+        expert_ms: ms(times.expert),
+        optimizer_ms: ms(times.optimizer),
+        communication_ms: ms(times.communication),
+    }
+}

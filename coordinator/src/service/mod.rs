@@ -1,0 +1,83 @@
+//! The two gRPC services: decode, ask, encode. Nothing is decided here.
+
+mod auth;
+mod decode;
+mod encode;
+mod people;
+mod workers;
+
+use std::sync::Arc;
+
+use coxswain_proto::{
+    limits::{HEARTBEAT_INTERVAL, MAX_MESSAGE_BYTES},
+    v1::{self, control_server::ControlServer, coordinator_server::CoordinatorServer},
+};
+use tonic::{
+    Status,
+    service::Routes,
+    transport::{Server, server::Router},
+};
+
+use crate::{core::action::Reply, driver::Handle};
+
+/// What both services say of the run itself.
+#[derive(Clone, Debug)]
+pub struct RunFacts {
+    /// Names the run among runs.
+    pub run_id: String,
+    /// `run.name`.
+    pub run_name: String,
+    /// What workers are given.
+    pub document: v1::RunSpecDocument,
+    /// This binary's.
+    pub version: String,
+    /// Workers wanted.
+    pub world: u32,
+    /// `run.output_dir`.
+    pub output_dir: String,
+}
+
+/// What every handler needs.
+#[derive(Clone)]
+struct Service {
+    handle: Handle,
+    facts: Arc<RunFacts>,
+}
+
+/// Why reflection could not be set up.
+pub type ReflectionError = tonic_reflection::server::Error;
+
+/// A server with both services, health and reflection.
+pub async fn router(handle: Handle, facts: RunFacts, token: Option<&str>) -> Result<Router, ReflectionError> {
+    let service = Service { handle, facts: Arc::new(facts) };
+    let guard = auth::Guard::new(token);
+    let workers = CoordinatorServer::new(service.clone())
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(MAX_MESSAGE_BYTES);
+    let people = ControlServer::new(service)
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(MAX_MESSAGE_BYTES);
+    let (reporter, health) = tonic_health::server::health_reporter();
+    reporter.set_serving::<CoordinatorServer<Service>>().await;
+    reporter.set_serving::<ControlServer<Service>>().await;
+    let descriptors = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(v1::FILE_DESCRIPTOR_SET)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+    };
+    let routes = Routes::new(tonic::service::interceptor::InterceptedService::new(workers, guard.clone()))
+        .add_service(tonic::service::interceptor::InterceptedService::new(people, guard))
+        .add_service(health)
+        .add_service(descriptors().build_v1()?)
+        .add_service(descriptors().build_v1alpha()?);
+    Ok(Server::builder()
+        .tcp_nodelay(true)
+        .http2_keepalive_interval(Some(HEARTBEAT_INTERVAL * 5))
+        .http2_keepalive_timeout(Some(HEARTBEAT_INTERVAL * 10))
+        .add_routes(routes))
+}
+
+/// The core answered another question: a defect.
+fn mismatch(reply: &Reply) -> Status {
+    Status::internal(format!("the core answered another question: {reply:?}"))
+}

@@ -1,0 +1,102 @@
+//! `coxswain.v1.Control`: what people and their tools ask.
+
+use std::pin::Pin;
+
+use coxswain_proto::{
+    ids::Step,
+    limits::MAX_LEDGER_PAGE,
+    v1::{self, control_server::Control, watch_event::Kind},
+};
+use tokio_stream::{
+    Stream, StreamExt,
+    wrappers::{BroadcastStream, errors::BroadcastStreamRecvError},
+};
+use tonic::{Request, Response, Status};
+
+use super::{Service, encode, mismatch};
+use crate::{
+    clock,
+    core::{action::Reply, event::Ask},
+};
+
+type Answer<T> = Result<Response<T>, Status>;
+
+#[tonic::async_trait]
+impl Control for Service {
+    async fn get_status(&self, _: Request<v1::GetStatusRequest>) -> Answer<v1::GetStatusResponse> {
+        Ok(Response::new(self.status().await?))
+    }
+
+    type WatchStream = Pin<Box<dyn Stream<Item = Result<v1::WatchEvent, Status>> + Send>>;
+
+    async fn watch(&self, _: Request<v1::WatchRequest>) -> Answer<Self::WatchStream> {
+        // Subscribed before the status is taken: an event may be told twice, never missed.
+        let news = BroadcastStream::new(self.handle.subscribe()?);
+        let first = event(Kind::Status(self.status().await?));
+        let rest = news.filter_map(|news| match news {
+            Ok(dated) => encode::watch_event(&dated).map(Ok),
+            Err(BroadcastStreamRecvError::Lagged(missed)) => Some(Ok(event(Kind::Missed(missed)))),
+        });
+        Ok(Response::new(Box::pin(tokio_stream::once(Ok(first)).chain(rest))))
+    }
+
+    async fn pause(&self, _: Request<v1::PauseRequest>) -> Answer<v1::PauseResponse> {
+        Ok(Response::new(v1::PauseResponse { phase: self.phase_after(Ask::Pause).await? }))
+    }
+
+    async fn resume(&self, _: Request<v1::ResumeRequest>) -> Answer<v1::ResumeResponse> {
+        Ok(Response::new(v1::ResumeResponse { phase: self.phase_after(Ask::Resume).await? }))
+    }
+
+    async fn checkpoint(&self, _: Request<v1::CheckpointRequest>) -> Answer<v1::CheckpointResponse> {
+        self.handle.ask(Ask::CheckpointNow).await?;
+        // Which boundary it will be is agreed by the ranks in their next vote.
+        Ok(Response::new(v1::CheckpointResponse { step: None }))
+    }
+
+    async fn stop_run(&self, request: Request<v1::StopRunRequest>) -> Answer<v1::StopRunResponse> {
+        let reason = request.into_inner().reason;
+        Ok(Response::new(v1::StopRunResponse { phase: self.phase_after(Ask::Stop { reason }).await? }))
+    }
+
+    async fn get_memory(&self, request: Request<v1::GetMemoryRequest>) -> Answer<v1::GetMemoryResponse> {
+        let refresh = request.into_inner().refresh;
+        match self.handle.ask(Ask::ShowMemory { refresh }).await? {
+            Reply::Memory(table) => Ok(Response::new(encode::memory(&table))),
+            other => Err(mismatch(&other)),
+        }
+    }
+
+    async fn get_ledger(&self, request: Request<v1::GetLedgerRequest>) -> Answer<v1::GetLedgerResponse> {
+        let v1::GetLedgerRequest { first_step, limit } = request.into_inner();
+        let limit = match limit as usize {
+            0 => MAX_LEDGER_PAGE,
+            limit => limit.min(MAX_LEDGER_PAGE),
+        };
+        // One more than asked for tells whether there is a next page.
+        let mut entries = self.handle.ledger(Step(first_step), limit + 1).await?;
+        let next = (entries.len() > limit).then(|| entries[limit].step.0);
+        entries.truncate(limit);
+        Ok(Response::new(encode::ledger(&entries, next)))
+    }
+}
+
+impl Service {
+    async fn status(&self) -> Result<v1::GetStatusResponse, Status> {
+        match self.handle.ask(Ask::Status).await? {
+            Reply::Status(status) => Ok(encode::status(*status, &self.facts)),
+            other => Err(mismatch(&other)),
+        }
+    }
+
+    async fn phase_after(&self, ask: Ask) -> Result<i32, Status> {
+        match self.handle.ask(ask).await? {
+            Reply::Phase(phase) => Ok(encode::run_phase(phase).into()),
+            other => Err(mismatch(&other)),
+        }
+    }
+}
+
+fn event(kind: Kind) -> v1::WatchEvent {
+    v1::WatchEvent { unix_ms: clock::unix_ms(), kind: Some(kind) }
+}

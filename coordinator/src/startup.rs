@@ -1,0 +1,207 @@
+//! What is read from disk before the first call: the journal, and the checkpoints in the run's output directory.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use coxswain_proto::{
+    VERSION,
+    ids::{Bytes, Step},
+};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    core::{
+        checkpoints::{CheckpointEntry, EntryState},
+        machine::Config,
+    },
+    journal::{Durable, Forgetful, Identity, Journal, JournalError, JournalThread, Memory},
+    options::Options,
+};
+
+/// Why a run cannot start from what is on disk.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The journal.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    /// A checkpoint of another run lies where this one would resume.
+    #[error(
+        "{} was written by a run with another specification (digest {found}, here {own}): give this run another \
+         run.output_dir, or set train.resume=false to begin anew",
+        path.display()
+    )]
+    ForeignCheckpoint {
+        /// Its manifest.
+        path: PathBuf,
+        /// Its digest.
+        found: String,
+        /// This run's digest.
+        own: String,
+    },
+    /// The operating system said no.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// What it said.
+        source: io::Error,
+    },
+}
+
+/// Everything the driver starts from.
+pub struct Start {
+    /// What the core is made from.
+    pub config: Config,
+    /// Whose run it is.
+    pub identity: Identity,
+    /// Where its records go.
+    pub journal: JournalThread,
+}
+
+/// `checkpoints/step-*/manifest.json` as far as the coordinator reads it.
+#[derive(Deserialize)]
+struct Manifest {
+    format: u32,
+    step: u64,
+    spec_digest: String,
+    files: BTreeMap<String, ManifestFile>,
+}
+
+#[derive(Deserialize)]
+struct ManifestFile {
+    bytes: u64,
+}
+
+/// `run.json`: whose directory this is.
+#[derive(Serialize)]
+struct RunFile<'a> {
+    run_id: &'a str,
+    name: &'a str,
+    spec_digest: &'a str,
+    version: &'a str,
+}
+
+const MANIFEST_FORMAT: u32 = 1;
+
+/// Reads what is on disk, claims the state directory and writes `run.json`.
+pub fn prepare(options: &Options) -> Result<Start, StartError> {
+    let fresh = fresh_run_id(&options.spec.run.name);
+    let (journal, identity, memory) = open_journal(options, &fresh)?;
+    let output = Path::new(&options.spec.run.output_dir);
+    let checkpoints = match options.spec.train.resume {
+        true => scan(&output.join("checkpoints"), &identity.spec_digest)?,
+        false => Vec::new(),
+    };
+    write_run_file(output, &identity)?;
+    let spawned = JournalThread::spawn(journal).map_err(|source| StartError::Io {
+        action: "start the journal's thread of",
+        path: output.to_path_buf(),
+        source,
+    });
+    let config = Config {
+        run_id: identity.run_id.clone(),
+        version: VERSION.to_owned(),
+        train: options.spec.train.clone(),
+        world: options.world,
+        patience: options.patience,
+        life: memory.lives + 1,
+        last_generation: memory.generation,
+        first_step: checkpoints.last().map_or(Step(0), |newest| newest.step),
+        dataset: memory.dataset,
+        checkpoints,
+    };
+    Ok(Start { config, identity, journal: spawned? })
+}
+
+fn open_journal(
+    options: &Options,
+    fresh: &str,
+) -> Result<(Box<dyn Journal>, Identity, Memory), JournalError> {
+    let run_id = options.run_id.as_deref().filter(|run_id| !run_id.is_empty());
+    Ok(match &options.state_dir {
+        Some(directory) => {
+            let (journal, identity, memory) = Durable::open(directory, &options.spec, run_id, fresh)?;
+            (Box::new(journal), identity, memory)
+        }
+        None => {
+            let identity = Identity::new(&options.spec, run_id.unwrap_or(fresh).to_owned());
+            (Box::new(Forgetful::default()), identity, Memory::default())
+        }
+    })
+}
+
+/// Complete checkpoints, oldest first. Directories without a readable manifest do not count: they are being written, or broken.
+fn scan(directory: &Path, own: &str) -> Result<Vec<CheckpointEntry>, StartError> {
+    let failed = |source| StartError::Io { action: "read", path: directory.to_path_buf(), source };
+    let entries = match fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other.map_err(failed)?,
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let name = entry.map_err(failed)?.file_name();
+        let Some(name) = name.to_str().filter(|name| name.starts_with("step-")) else { continue };
+        let path = directory.join(name).join("manifest.json");
+        let Some(manifest) = manifest(&path) else { continue };
+        let entry = CheckpointEntry {
+            step: Step(manifest.step),
+            path: format!("checkpoints/{name}"),
+            bytes: Bytes(manifest.files.values().map(|file| file.bytes).sum()),
+            state: EntryState::Complete,
+        };
+        found.push((entry, path, manifest.spec_digest));
+    }
+    found.sort_by_key(|(entry, ..)| entry.step);
+    if let Some((_, path, digest)) = found.last()
+        && digest != own
+    {
+        let (path, found) = (path.clone(), digest.clone());
+        return Err(StartError::ForeignCheckpoint { path, found, own: own.to_owned() });
+    }
+    Ok(found.into_iter().map(|(entry, ..)| entry).collect())
+}
+
+fn manifest(path: &Path) -> Option<Manifest> {
+    let text = fs::read_to_string(path).ok()?;
+    match serde_json::from_str::<Manifest>(&text) {
+        Ok(manifest) if manifest.format == MANIFEST_FORMAT => Some(manifest),
+        Ok(manifest) => {
+            tracing::warn!(path = %path.display(), format = manifest.format, "checkpoint of an unknown format is not counted");
+            None
+        }
+        Err(error) => {
+            tracing::warn!(path = %path.display(), %error, "checkpoint without a readable manifest is not counted");
+            None
+        }
+    }
+}
+
+fn write_run_file(output: &Path, identity: &Identity) -> Result<(), StartError> {
+    let failed = |action, path: &Path| {
+        let path = path.to_path_buf();
+        move |source| StartError::Io { action, path, source }
+    };
+    fs::create_dir_all(output).map_err(failed("create", output))?;
+    let file = RunFile {
+        run_id: &identity.run_id,
+        name: &identity.run_name,
+        spec_digest: &identity.spec_digest,
+        version: VERSION,
+    };
+    let text = serde_json::to_string_pretty(&file).expect("run.json is four strings");
+    let (temporary, path) = (output.join(".run.json.tmp"), output.join("run.json"));
+    fs::write(&temporary, text + "\n").map_err(failed("write", &temporary))?;
+    fs::rename(&temporary, &path).map_err(failed("write", &path))
+}
+
+/// `NAME-1f2e3d4c`: readable, and different for every start that nobody named.
+fn fresh_run_id(name: &str) -> String {
+    use std::hash::{BuildHasher, Hasher, RandomState};
+    let random = RandomState::new().build_hasher().finish() as u32;
+    format!("{name}-{random:08x}")
+}
