@@ -83,8 +83,8 @@ pub enum Ask {
     },
     /// A launcher saw a worker process end.
     Exit {
-        /// The run it means.
-        run_id: String,
+        /// The launcher's node.
+        node_id: String,
         /// Whose process.
         rank: Rank,
         /// How it ended.

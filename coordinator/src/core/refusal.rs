@@ -95,6 +95,9 @@ pub enum Refusal {
     /// The caller was never registered, or is gone.
     #[error("worker {0} is not known here (any more): it must register again")]
     UnknownWorker(WorkerId),
+    /// The launcher never asked for a place.
+    #[error("node {0} has not joined this run")]
+    UnknownNode(String),
     /// Nothing can be asked of a run that is over.
     #[error("the run is over: {0}")]
     Over(Reason),

@@ -114,6 +114,14 @@ impl Roster {
         Ok((place, true))
     }
 
+    /// Whether this node has its place.
+    pub fn joined(&self, node_id: &str) -> Result<(), Refusal> {
+        match self.nodes.values().any(|node| node.node_id == node_id) {
+            true => Ok(()),
+            false => Err(Refusal::UnknownNode(node_id.to_owned())),
+        }
+    }
+
     /// Enters a worker; the same process gets the same id. True when it is new.
     pub fn enter(&mut self, now: Timestamp, claim: WorkerClaim) -> Result<(WorkerId, bool), Refusal> {
         let (rank, world) = (claim.rank, self.world.size());

@@ -185,7 +185,7 @@ impl TryFrom<v1::ReportExitRequest> for Ask {
             Some(v1::report_exit_request::Ended::Signal(signal)) => Ended::Signal(signal),
             None => return Err(FieldError::new("ended", "is missing")),
         };
-        Ok(Self::Exit { run_id: wire.run_id, rank: Rank(wire.rank), ended })
+        Ok(Self::Exit { node_id: wire.node_id, rank: Rank(wire.rank), ended })
     }
 }
 

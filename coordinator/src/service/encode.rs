@@ -42,7 +42,7 @@ impl From<Denied> for Status {
                 Refusal::NodeRankOutside { .. } | Refusal::RankOutside { .. } | Refusal::Plan(_) => {
                     Self::invalid_argument(text)
                 }
-                Refusal::UnknownWorker(_) => Self::not_found(text),
+                Refusal::UnknownWorker(_) | Refusal::UnknownNode(_) => Self::not_found(text),
             },
         }
     }

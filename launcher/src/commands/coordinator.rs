@@ -112,8 +112,8 @@ impl CoordinatorArgs {
 
 fn refused(error: ServeError) -> Failed {
     let exit = match error {
-        ServeError::Unprotected { .. } => Exit::Usage,
-        ServeError::Transport(_) | ServeError::Listener(_) => Exit::Internal,
+        ServeError::Unprotected { .. } | ServeError::World { .. } | ServeError::Start(_) => Exit::Usage,
+        _ => Exit::Internal,
     };
     Failed::new(exit, error)
 }

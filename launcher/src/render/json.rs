@@ -140,6 +140,7 @@ pub fn event(event: &WatchEvent) -> Value {
             }),
         ),
         Some(Kind::Failure(failed)) => ("failure", failure(failed)),
+        Some(Kind::Note(note)) => ("note", json!({"rank": note.rank, "text": note.text})),
         Some(Kind::Missed(count)) => ("missed", json!(count)),
         None => ("unknown", Value::Null),
     };

@@ -72,8 +72,12 @@ pub fn checkpoint(record: &CheckpointRecord) -> String {
 /// One line about a failure: who, where in the work, what.
 pub fn failure(failure: &Failure) -> String {
     let kind = names::failure_kind(failure.kind).replace('_', " ");
-    let mut parts = vec![format!("rank {} on {}", failure.rank, failure.host), kind];
-    parts.push(format!("in {} of step {}", names::worker_phase(failure.phase), failure.step));
+    let mut parts = Vec::new();
+    if let Some(rank) = failure.rank {
+        parts.push(format!("rank {rank} on {}", failure.host));
+        parts.push(format!("in {} of step {}", names::worker_phase(failure.phase), failure.step));
+    }
+    parts.insert(parts.len().min(1), kind);
     if failure.memory_in_use > 0 {
         parts.push(format!("{} in use", units::bytes(failure.memory_in_use)));
     }
@@ -124,7 +128,7 @@ mod tests {
             ..RankStatus::default()
         };
         let failed = Failure {
-            rank: 1,
+            rank: Some(1),
             host: "n4".into(),
             phase: WorkerPhase::Backward as i32,
             step: 4,

@@ -194,7 +194,7 @@ mod tests {
         let lines: String = (0..12).map(|n| format!("line {n}\n")).collect();
         std::fs::write(&log, format!("{earlier}{lines}")).unwrap();
         let first_cause = Failure {
-            rank: 3,
+            rank: Some(3),
             host: "n4".into(),
             kind: FailureKind::BadInput as i32,
             phase: WorkerPhase::Loading as i32,

@@ -205,8 +205,8 @@ impl Machine {
                 self.same_run(&run_id).and_then(|()| self.reported_failure(now, worker, failure, out))
             }
             Ask::Leave { worker, exit_code, reason } => self.leave(now, worker, exit_code, reason, out),
-            Ask::Exit { run_id, rank, ended } => {
-                self.same_run(&run_id).and_then(|()| self.exited(now, rank, ended, out))
+            Ask::Exit { node_id, rank, ended } => {
+                self.roster.joined(&node_id).and_then(|()| self.exited(now, rank, ended, out))
             }
             Ask::Status => Ok(Reply::Status(Box::new(self.status(now)))),
             Ask::Pause => self.pause(out),

@@ -132,7 +132,7 @@ fn a_lost_worker_must_not_go_on() {
 #[test]
 fn a_killed_process_is_named_at_once_by_its_launcher() {
     let mut run = Run::started(2);
-    let exit = Ask::Exit { run_id: RUN.into(), rank: Rank(1), ended: Ended::Signal(9) };
+    let exit = Ask::Exit { node_id: NODE.into(), rank: Rank(1), ended: Ended::Signal(9) };
     let (_, actions) = run.ask(exit.clone());
     assert!(cause(&actions).is_some_and(|cause| cause.contains("killed by signal 9")));
     assert_eq!(run.ask(exit), (Ok(Reply::Done), vec![]));
@@ -143,10 +143,10 @@ fn the_end_of_a_process_that_has_left_is_no_news() {
     let mut run = Run::started(1);
     run.tell(failure(0, CauseKind::Io));
     run.tell(Ask::Leave { worker: id(0), exit_code: 1, reason: "failed".into() });
-    let exit = Ask::Exit { run_id: RUN.into(), rank: Rank(0), ended: Ended::Code(1) };
+    let exit = Ask::Exit { node_id: NODE.into(), rank: Rank(0), ended: Ended::Code(1) };
     assert_eq!(run.ask(exit), (Ok(Reply::Done), vec![]));
-    let elsewhere = Ask::Exit { run_id: "row-9".into(), rank: Rank(0), ended: Ended::Code(1) };
-    assert!(matches!(run.ask(elsewhere).0, Err(Refusal::OtherRun { .. })));
+    let stranger = Ask::Exit { node_id: "y".into(), rank: Rank(0), ended: Ended::Code(1) };
+    assert_eq!(run.ask(stranger).0, Err(Refusal::UnknownNode("y".into())));
 }
 
 #[test]

@@ -16,7 +16,7 @@ use coxswain_proto::{
 
 use super::{
     action::{Action, Directive, News, Reply},
-    event::{Ask, Beat, DataSet, Event, Origin, StreamId, Ticket, WorkerClaim},
+    event::{Ask, Beat, DataSet, Event, NodeClaim, Origin, StreamId, Ticket, WorkerClaim},
     machine::{Config, Machine},
     reason::RunPhase,
     refusal::Refusal,
@@ -26,6 +26,7 @@ use super::{
 use crate::options::{Patience, World};
 
 const RUN: &str = "row-1";
+const NODE: &str = "n";
 const VERSION: &str = "1.2.3";
 
 fn train() -> Train {
@@ -107,6 +108,13 @@ impl Run {
     }
 
     fn gather(&mut self, world: u32) {
+        self.tell(Ask::JoinNode(NodeClaim {
+            origin: origin(),
+            node_id: NODE.into(),
+            host: "node-a".into(),
+            local_world: world,
+            node_rank: None,
+        }));
         for rank in 0..world {
             let (reply, _) = self.ask(Ask::Register(claim(rank)));
             assert_eq!(reply, Ok(Reply::Registered(id(rank))));

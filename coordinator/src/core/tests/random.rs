@@ -96,7 +96,7 @@ fn play(run: &mut Run, next: &Move, owed: &mut [u64]) -> Vec<Action> {
             Ask::Failure { run_id: RUN.into(), worker: Some(id(rank)), failure }
         }
         Move::Leave(rank) => Ask::Leave { worker: id(rank), exit_code: 0, reason: "done".into() },
-        Move::Exit(rank) => Ask::Exit { run_id: RUN.into(), rank: Rank(rank), ended: Ended::Code(1) },
+        Move::Exit(rank) => Ask::Exit { node_id: NODE.into(), rank: Rank(rank), ended: Ended::Code(1) },
     };
     run.ticket += 1;
     let ticket = Ticket(run.ticket);

@@ -3,7 +3,6 @@
 use super::*;
 use crate::core::{
     action::{Lease, Record},
-    event::NodeClaim,
     refusal::Witness,
 };
 use coxswain_proto::ids::LeaseId;
