@@ -1,5 +1,22 @@
-//! The worker as the coordinator sees it: gRPC and its state machine.
+//! The worker as the coordinator sees it: gRPC and its state machine. Never sees a tensor.
+//!
+//! ```text
+//! run            GetRun -> open -> Register -> Follow, heartbeats, reports -> Leave
+//!   client       one connection: token, backoff, what is worth another try
+//!   channel      the link's two ends: what directives have said so far, and the queue of reports
+//!   reporter     takes reports off the queue in order, batches steps, sends them until they are taken
+//!   convert      wire to domain and back; nothing else here knows wire types' fields
+//! ```
+//!
+//! The trainer has its own OS thread. Directives reach it as state (they are levels, not edges: a replay after a lost connection
+//! changes nothing), reports leave it through one bounded queue, so that training never waits for the network.
 
+mod channel;
+mod client;
+mod convert;
 mod options;
+mod reporter;
+mod run;
 
 pub use options::{SessionError, SessionOptions};
+pub use run::run;

@@ -1,0 +1,113 @@
+//! One connection to the coordinator: token, backoff, and what is worth another try.
+
+use std::time::{Duration, Instant};
+
+use coxswain_proto::{limits, v1::coordinator_client::CoordinatorClient};
+use tonic::{
+    Code, Request, Status,
+    metadata::{Ascii, MetadataValue},
+    service::{Interceptor, interceptor::InterceptedService},
+    transport::{Channel, Endpoint},
+};
+
+use super::{SessionError, SessionOptions};
+
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// Puts the token on every call.
+#[derive(Clone)]
+pub(super) struct Token(Option<MetadataValue<Ascii>>);
+
+impl Interceptor for Token {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        if let Some(token) = &self.0 {
+            request.metadata_mut().insert("authorization", token.clone());
+        }
+        Ok(request)
+    }
+}
+
+/// The generated client with our token on it.
+pub(super) type Client = CoordinatorClient<InterceptedService<Channel, Token>>;
+
+/// A client that connects when it is first used, and again whenever the connection is gone.
+pub(super) fn client(options: &SessionOptions) -> Result<Client, SessionError> {
+    let refused = |reason: String| SessionError::Refused { endpoint: options.endpoint.clone(), reason };
+    let token = match &options.token {
+        None => None,
+        Some(token) => {
+            let value = format!("Bearer {token}").parse::<MetadataValue<Ascii>>();
+            Some(value.map_err(|_| refused("the token has characters that cannot be sent".into()))?)
+        }
+    };
+    let channel = Endpoint::from_shared(format!("http://{}", options.endpoint))
+        .map_err(|error| refused(format!("not HOST:PORT: {error}")))?
+        .connect_timeout(Duration::from_secs(5))
+        .tcp_nodelay(true)
+        .http2_keep_alive_interval(Duration::from_secs(10))
+        .keep_alive_while_idle(true)
+        .connect_lazy();
+    Ok(CoordinatorClient::with_interceptor(channel, Token(token))
+        .max_decoding_message_size(limits::MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(limits::MAX_MESSAGE_BYTES))
+}
+
+/// Whether the coordinator might answer otherwise in a moment.
+pub(super) fn worth_another_try(status: &Status) -> bool {
+    matches!(
+        status.code(),
+        Code::Unavailable | Code::DeadlineExceeded | Code::Unknown | Code::Cancelled | Code::Internal
+    )
+}
+
+/// Pauses that grow, until patience ends.
+pub(super) struct Backoff {
+    began: Instant,
+    patience: Duration,
+    pause: Duration,
+}
+
+impl Backoff {
+    pub fn new(patience: Duration) -> Self {
+        Self { began: Instant::now(), patience, pause: FIRST_PAUSE }
+    }
+
+    /// Sleeps before the next try; false when patience has ended.
+    pub async fn pause(&mut self) -> bool {
+        if self.began.elapsed() + self.pause > self.patience {
+            return false;
+        }
+        tokio::time::sleep(self.pause).await;
+        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        true
+    }
+
+    pub fn waited(&self) -> Duration {
+        self.began.elapsed()
+    }
+}
+
+/// Calls until there is an answer or a refusal.
+pub(super) async fn persist<R, F>(
+    options: &SessionOptions,
+    mut call: impl FnMut() -> F,
+) -> Result<R, SessionError>
+where
+    F: Future<Output = Result<tonic::Response<R>, Status>>,
+{
+    let mut backoff = Backoff::new(options.patience);
+    loop {
+        let status = match call().await {
+            Ok(answer) => return Ok(answer.into_inner()),
+            Err(status) => status,
+        };
+        let (endpoint, reason) = (options.endpoint.clone(), status.message().to_owned());
+        if !worth_another_try(&status) {
+            return Err(SessionError::Refused { endpoint, reason });
+        }
+        if !backoff.pause().await {
+            return Err(SessionError::Lost { endpoint, waited: backoff.waited(), reason });
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! Wire to domain and back. The only file of the session that knows the fields of wire types.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use coxswain_proto::{
+    ids::{Bytes, Generation, Rank, Step},
+    limits, v1,
+};
+
+use super::channel::{Lease, Position};
+use crate::{
+    link::{Assignment, CheckpointNews, Phase, PhaseMemory, StepDone, StepTimes},
+    trainer::{FailureKind, TrainerFailure},
+};
+
+pub(super) fn assignment(wire: v1::Assignment) -> Result<Assignment, String> {
+    let mut peers = vec![None; wire.world_size as usize];
+    for peer in wire.peers {
+        let rank = peer.rank;
+        let place = peers.get_mut(rank as usize);
+        let place = place
+            .ok_or_else(|| format!("assignment.peers: rank {rank} in a world of {}", wire.world_size))?;
+        *place = Some(peer.data_address);
+    }
+    let missing = peers.iter().position(Option::is_none);
+    if let Some(rank) = missing {
+        return Err(format!("assignment.peers: rank {rank} is missing"));
+    }
+    if wire.rank >= wire.world_size {
+        return Err(format!("assignment.rank: {} in a world of {}", wire.rank, wire.world_size));
+    }
+    Ok(Assignment {
+        generation: Generation(wire.generation),
+        rank: Rank(wire.rank),
+        peers: peers.into_iter().flatten().collect(),
+        first_step: Step(wire.first_step),
+    })
+}
+
+pub(super) fn lease(wire: v1::ShardLease) -> Result<Lease, String> {
+    if wire.slice >= wire.slices {
+        return Err(format!("lease.slice: {} of {} slices", wire.slice, wire.slices));
+    }
+    if wire.first_step >= wire.end_step {
+        return Err(format!("lease: steps {}..{}", wire.first_step, wire.end_step));
+    }
+    Ok(Lease { steps: wire.first_step..wire.end_step, slice: wire.slice, slices: wire.slices })
+}
+
+pub(super) fn phase(phase: Phase) -> v1::WorkerPhase {
+    use v1::WorkerPhase as W;
+    match phase {
+        Phase::Joining => W::Joining,
+        Phase::Loading => W::Loading,
+        Phase::Connecting => W::Connecting,
+        Phase::Forward => W::Forward,
+        Phase::Backward => W::Backward,
+        Phase::Communication => W::Communication,
+        Phase::Optimizer => W::Optimizer,
+        Phase::Checkpoint => W::Checkpoint,
+        Phase::CacheBuild => W::CacheBuild,
+        Phase::Evaluation => W::Evaluation,
+        Phase::Paused => W::Paused,
+        Phase::Data => W::Data,
+        Phase::Done => W::Done,
+    }
+}
+
+fn ranges(positions: &[std::ops::Range<u64>]) -> Vec<v1::SampleRange> {
+    positions.iter().map(|range| v1::SampleRange { begin: range.start, end: range.end }).collect()
+}
+
+fn ms(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
+}
+
+fn times(times: &StepTimes) -> v1::StepTimes {
+    v1::StepTimes {
+        total_ms: ms(times.total),
+        data_ms: ms(times.data),
+        vision_ms: ms(times.vision),
+        language_ms: ms(times.language),
+        expert_ms: ms(times.expert),
+        optimizer_ms: ms(times.optimizer),
+        communication_ms: ms(times.communication),
+    }
+}
+
+pub(super) fn step(done: StepDone, generation: Generation, rank: Rank) -> v1::StepReport {
+    v1::StepReport {
+        generation: generation.0,
+        rank: rank.0,
+        step: done.step.0,
+        epoch: done.epoch,
+        samples: ranges(&done.positions),
+        loss_sum: done.loss_sum,
+        valid_count: done.valid_count,
+        grad_norm: done.grad_norm,
+        learning_rate: done.learning_rate,
+        times: Some(times(&done.times)),
+        tokens: done.tokens,
+        micro_batch: done.micro_batch,
+        accumulation: done.accumulation,
+        memory_peak: done.memory_peak.0,
+        cache_generation: 0,
+        vote: v1::StepVote::Ok.into(),
+        paused: false,
+    }
+}
+
+pub(super) fn memory(peaks: Vec<PhaseMemory>) -> Vec<v1::PhaseMemory> {
+    let convert = |peak: PhaseMemory| v1::PhaseMemory {
+        phase: phase(peak.phase).into(),
+        peak_in_use: peak.in_use.0,
+        peak_reserved: peak.reserved.0,
+        peak_driver: peak.driver.0,
+    };
+    peaks.into_iter().map(convert).collect()
+}
+
+/// State of a checkpoint, and what there is to say besides.
+pub(super) fn checkpoint(news: CheckpointNews) -> (v1::CheckpointState, Option<String>) {
+    match news {
+        CheckpointNews::PartWritten => (v1::CheckpointState::PartWritten, None),
+        CheckpointNews::Complete => (v1::CheckpointState::Complete, None),
+        CheckpointNews::Failed(why) => (v1::CheckpointState::Failed, Some(why)),
+    }
+}
+
+fn failure_kind(kind: FailureKind) -> v1::FailureKind {
+    use v1::FailureKind as W;
+    match kind {
+        FailureKind::OutOfMemory => W::OutOfMemory,
+        FailureKind::PeerLost => W::PeerLost,
+        FailureKind::BadInput => W::BadInput,
+        FailureKind::Numeric => W::Numeric,
+        FailureKind::Io => W::Io,
+        FailureKind::Internal => W::Internal,
+    }
+}
+
+/// A failure with where the worker was when it happened.
+pub(super) fn failure(failure: &TrainerFailure, at: Position, (rank, host): (Rank, &str)) -> v1::Failure {
+    let mut message = failure.message.clone();
+    if message.len() > limits::MAX_ERROR_TEXT {
+        let end = (0..=limits::MAX_ERROR_TEXT).rev().find(|&i| message.is_char_boundary(i)).unwrap_or(0);
+        message.truncate(end);
+    }
+    let Bytes(memory_in_use) = failure.memory_in_use;
+    v1::Failure {
+        rank: Some(rank.0),
+        host: host.to_owned(),
+        generation: at.generation.0,
+        phase: phase(failure.phase).into(),
+        step: failure.step.0,
+        collective: at.entered,
+        samples: ranges(&failure.positions),
+        memory_in_use,
+        kind: failure_kind(failure.kind).into(),
+        message,
+        unix_ms: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn peer(rank: u32) -> v1::Peer {
+        v1::Peer { rank, data_address: format!("h:{rank}"), host: "h".into() }
+    }
+
+    #[test]
+    fn peers_come_in_rank_order_whatever_order_they_were_sent_in() {
+        let wire = v1::Assignment {
+            generation: 1,
+            rank: 1,
+            world_size: 2,
+            peers: vec![peer(1), peer(0)],
+            ..Default::default()
+        };
+        assert_eq!(assignment(wire).expect("complete").peers, ["h:0", "h:1"]);
+    }
+
+    #[test]
+    fn an_assignment_that_cannot_be_is_refused_with_its_field() {
+        let hole = v1::Assignment { world_size: 2, peers: vec![peer(0)], ..Default::default() };
+        assert_eq!(assignment(hole).unwrap_err(), "assignment.peers: rank 1 is missing");
+        let outside = v1::Assignment { world_size: 1, peers: vec![peer(3)], ..Default::default() };
+        assert!(assignment(outside).unwrap_err().contains("rank 3 in a world of 1"));
+        let lost = v1::ShardLease { slice: 2, slices: 2, end_step: 1, ..Default::default() };
+        assert!(lease(lost).unwrap_err().starts_with("lease.slice"));
+    }
+}

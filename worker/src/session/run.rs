@@ -1,0 +1,370 @@
+//! One worker's life on the control plane, from `GetRun` to `Leave`.
+
+use std::{
+    any::Any,
+    collections::hash_map::RandomState,
+    hash::{BuildHasher, Hasher},
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+    time::Duration,
+};
+
+use coxswain_proto::{
+    VERSION,
+    ids::{Bytes, Step},
+    limits,
+    run_spec::RunSpec,
+    v1::{self, directive::Kind},
+};
+use tokio::sync::{mpsc, oneshot};
+
+use super::{
+    SessionError, SessionOptions,
+    channel::{ChannelLink, Shared},
+    client::{Backoff, Client, client, persist, worth_another_try},
+    convert,
+    reporter::Reporter,
+};
+use crate::{
+    link::{Link, LinkError, Phase},
+    trainer::{DataSetFacts, FailureKind, Trainer, TrainerFailure, TrainerOutcome},
+};
+
+/// Joins the run at `options.endpoint`, trains until it is over, and leaves in order.
+pub async fn run(options: SessionOptions, trainer: impl Trainer) -> Result<(), SessionError> {
+    let incarnation = fresh_incarnation();
+    let client = client(&options)?;
+    let run = get_run(&options, &client).await?;
+    let spec = read_spec(&options, &run)?;
+    let thread = TrainerThread::start(spec, trainer)?;
+    let (thread, facts) = thread.facts().await;
+    let mut session =
+        Session { options, client, run_id: run.run_id, incarnation, worker_id: None, shared: Arc::default() };
+    let facts = match facts {
+        Ok(facts) => facts,
+        Err(failure) => return Err(session.fail(failure).await),
+    };
+    session.register(facts).await?;
+    session.train(thread).await
+}
+
+/// Who this worker is to the coordinator.
+struct Session {
+    options: SessionOptions,
+    client: Client,
+    run_id: String,
+    incarnation: String,
+    /// None before `Register`.
+    worker_id: Option<u64>,
+    shared: Arc<Shared>,
+}
+
+async fn get_run(options: &SessionOptions, client: &Client) -> Result<v1::GetRunResponse, SessionError> {
+    let request = v1::GetRunRequest { version: VERSION.to_owned(), run_id: options.run_id.clone() };
+    let run = persist(options, || {
+        let (mut client, request) = (client.clone(), request.clone());
+        async move { client.get_run(request).await }
+    })
+    .await?;
+    if run.world_size != options.world_size {
+        let reason =
+            format!("its world has {} workers, WORLD_SIZE here is {}", run.world_size, options.world_size);
+        return Err(SessionError::Refused { endpoint: options.endpoint.clone(), reason });
+    }
+    Ok(run)
+}
+
+fn read_spec(options: &SessionOptions, run: &v1::GetRunResponse) -> Result<RunSpec, SessionError> {
+    let protocol = |reason: String| SessionError::Protocol { endpoint: options.endpoint.clone(), reason };
+    let document = run.spec.as_ref().ok_or_else(|| protocol("get_run.spec: missing".into()))?;
+    RunSpec::try_from(document).map_err(|error| protocol(format!("get_run.spec: {error}")))
+}
+
+impl Session {
+    async fn register(&mut self, facts: DataSetFacts) -> Result<(), SessionError> {
+        let options = &self.options;
+        let request = v1::RegisterRequest {
+            version: VERSION.to_owned(),
+            run_id: self.run_id.clone(),
+            incarnation: self.incarnation.clone(),
+            host: options.host.clone(),
+            pid: std::process::id(),
+            rank: options.rank.0,
+            local_rank: options.local_rank,
+            node_rank: options.node_rank,
+            data_address: options.data_address.clone(),
+            device: options.device.clone(),
+            training_samples: facts.training_samples,
+            dataset_fingerprint: facts.fingerprint,
+        };
+        let registered = persist(options, || {
+            let (mut client, request) = (self.client.clone(), request.clone());
+            async move { client.register(request).await }
+        })
+        .await?;
+        self.worker_id = Some(registered.worker_id);
+        Ok(())
+    }
+
+    /// Follows directives, sends heartbeats and reports until the trainer is done, then says goodbye.
+    async fn train(self, thread: TrainerThread) -> Result<(), SessionError> {
+        let worker_id = self.worker_id.unwrap_or_default();
+        let (reports, queue) = mpsc::channel(limits::REPORT_QUEUE);
+        let link = ChannelLink { shared: self.shared.clone(), reports };
+        let reporter = Reporter {
+            client: self.client.clone(),
+            options: self.options.clone(),
+            worker_id,
+            shared: self.shared.clone(),
+        };
+        let mut reporter = tokio::spawn(reporter.run(queue));
+        let outcome = thread.train(link);
+        tokio::pin!(outcome);
+        let (outcome, reported) = {
+            let following = self.follow(worker_id);
+            let beating = self.beat(worker_id);
+            tokio::pin!(following, beating);
+            let (mut lost, mut reported) = (None, None);
+            let outcome = loop {
+                tokio::select! {
+                    outcome = &mut outcome => break outcome,
+                    error = &mut following, if lost.is_none() => lost = Some(self.cut(error)),
+                    error = &mut beating, if lost.is_none() => lost = Some(self.cut(error)),
+                    // It ends in order when the trainer has dropped its end of the queue, which may be just before the outcome.
+                    ended = &mut reporter, if reported.is_none() => {
+                        reported = Some(flatten(ended).map_err(|error| self.cut(error)));
+                    }
+                }
+            };
+            match (lost, reported) {
+                (Some(error), _) => (outcome, Err(error)),
+                (None, Some(reported)) => (outcome, reported),
+                (None, None) => (outcome, flatten(reporter.await)),
+            }
+        };
+        self.part(outcome, reported).await
+    }
+
+    /// The control plane is gone for this worker: the trainer must end.
+    fn cut(&self, error: SessionError) -> SessionError {
+        self.shared.end(LinkError::Lost(error.to_string()));
+        error
+    }
+
+    /// Says how it ended. The trainer's own failure outweighs a lost coordinator.
+    async fn part(
+        mut self,
+        outcome: TrainerOutcome,
+        reported: Result<(), SessionError>,
+    ) -> Result<(), SessionError> {
+        match outcome {
+            TrainerOutcome::Failed(failure) if failure.kind != FailureKind::Internal || reported.is_ok() => {
+                Err(self.fail(failure).await)
+            }
+            TrainerOutcome::Failed(_) => reported,
+            TrainerOutcome::Aborted(reason) => {
+                self.leave(1, &reason).await;
+                reported.and(Err(SessionError::Aborted(reason)))
+            }
+            TrainerOutcome::Done => {
+                reported?;
+                self.leave(0, "done").await;
+                Ok(())
+            }
+        }
+    }
+
+    /// Reports a failure, and returns it as this session's error.
+    async fn fail(&mut self, failure: TrainerFailure) -> SessionError {
+        let options = &self.options;
+        let request = v1::ReportFailureRequest {
+            worker_id: self.worker_id,
+            incarnation: self.incarnation.clone(),
+            failure: Some(convert::failure(&failure, self.shared.position(), (options.rank, &options.host))),
+            run_id: self.run_id.clone(),
+        };
+        let told = persist(options, || {
+            let (mut client, request) = (self.client.clone(), request.clone());
+            async move { client.report_failure(request).await }
+        })
+        .await;
+        if let Err(error) = told {
+            tracing::warn!(%error, "could not tell the coordinator");
+        }
+        self.leave(1, &failure.message).await;
+        SessionError::Failed { kind: failure.kind, message: failure.message }
+    }
+
+    /// The last word. Whether it is heard changes nothing here.
+    async fn leave(&mut self, exit_code: i32, reason: &str) {
+        let Some(worker_id) = self.worker_id else { return };
+        let incarnation = self.incarnation.clone();
+        let request = v1::LeaveRequest { worker_id, incarnation, exit_code, reason: reason.to_owned() };
+        let said = tokio::time::timeout(Duration::from_secs(2), self.client.leave(request)).await;
+        if !matches!(said, Ok(Ok(_))) {
+            tracing::debug!("the coordinator did not hear this worker leave");
+        }
+    }
+
+    /// Follows directives for ever; returns why that is over.
+    async fn follow(&self, worker_id: u64) -> SessionError {
+        let mut backoff = Backoff::new(self.options.patience);
+        loop {
+            let request = v1::FollowRequest { worker_id, incarnation: self.incarnation.clone() };
+            let reason = match self.client.clone().follow(request).await {
+                Ok(stream) => {
+                    backoff = Backoff::new(self.options.patience);
+                    match self.obey_all(stream.into_inner()).await {
+                        Ok(reason) => reason,
+                        Err(error) => return error,
+                    }
+                }
+                Err(status) if worth_another_try(&status) => status.message().to_owned(),
+                Err(status) => {
+                    let (endpoint, reason) = (self.options.endpoint.clone(), status.message().to_owned());
+                    return SessionError::Refused { endpoint, reason };
+                }
+            };
+            tracing::debug!(reason, "the line to the coordinator is broken; following again");
+            if !backoff.pause().await {
+                let endpoint = self.options.endpoint.clone();
+                return SessionError::Lost { endpoint, waited: backoff.waited(), reason };
+            }
+        }
+    }
+
+    /// Obeys directives until the stream ends; returns why it did.
+    async fn obey_all(&self, mut stream: tonic::Streaming<v1::Directive>) -> Result<String, SessionError> {
+        loop {
+            match stream.message().await {
+                Ok(Some(directive)) => self.obey(directive).map_err(|reason| SessionError::Protocol {
+                    endpoint: self.options.endpoint.clone(),
+                    reason,
+                })?,
+                Ok(None) => return Ok("the stream ended".into()),
+                Err(status) => return Ok(status.message().to_owned()),
+            }
+        }
+    }
+
+    fn obey(&self, directive: v1::Directive) -> Result<(), String> {
+        match directive.kind {
+            Some(Kind::Assignment(assignment)) => self.shared.assign(convert::assignment(assignment)?),
+            Some(Kind::Lease(lease)) => self.shared.grant(convert::lease(lease)?),
+            Some(Kind::Pause(_)) => self.shared.command(|commands| commands.pause = true),
+            Some(Kind::Resume(_)) => self.shared.command(|commands| commands.pause = false),
+            Some(Kind::Checkpoint(now)) => {
+                self.shared.command(|commands| commands.checkpoints = commands.checkpoints.max(now.request));
+            }
+            Some(Kind::MemoryReport(now)) => {
+                self.shared
+                    .command(|commands| commands.memory_reports = commands.memory_reports.max(now.request));
+            }
+            Some(Kind::Stop(_)) => self.shared.command(|commands| commands.stop = true),
+            Some(Kind::Abort(abort)) => self.shared.end(LinkError::Aborted(abort.reason)),
+            None => return Err("directive.kind: missing, or unknown to this version".into()),
+        }
+        Ok(())
+    }
+
+    /// Heartbeats for ever; returns why that is over.
+    async fn beat(&self, worker_id: u64) -> SessionError {
+        let mut clock = tokio::time::interval(limits::HEARTBEAT_INTERVAL);
+        clock.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            clock.tick().await;
+            let at = self.shared.position();
+            let request = v1::HeartbeatRequest {
+                worker_id,
+                incarnation: self.incarnation.clone(),
+                generation: at.generation.0,
+                phase: convert::phase(at.phase).into(),
+                step: at.step.0,
+                collective_entered: at.entered,
+                collective_finished: at.finished,
+                memory_in_use: (self.options.memory_in_use)().0,
+            };
+            // A coordinator that does not answer is the stream's affair; one that has given this worker up is ours.
+            if let Ok(answer) = self.client.clone().heartbeat(request).await
+                && !answer.get_ref().known
+            {
+                let endpoint = self.options.endpoint.clone();
+                let reason = "it has declared this worker lost".to_owned();
+                return SessionError::Refused { endpoint, reason };
+            }
+        }
+    }
+}
+
+fn flatten(ended: Result<Result<(), SessionError>, tokio::task::JoinError>) -> Result<(), SessionError> {
+    ended.unwrap_or_else(|error| {
+        Err(SessionError::Failed {
+            kind: FailureKind::Internal,
+            message: format!("the reporter ended: {error}"),
+        })
+    })
+}
+
+/// The trainer on its own OS thread.
+struct TrainerThread {
+    facts: oneshot::Receiver<Result<DataSetFacts, TrainerFailure>>,
+    link: oneshot::Sender<Box<dyn Link + Send>>,
+    outcome: oneshot::Receiver<TrainerOutcome>,
+}
+
+impl TrainerThread {
+    fn start(spec: RunSpec, mut trainer: impl Trainer) -> Result<Self, SessionError> {
+        let (tell_facts, facts) = oneshot::channel();
+        let (link, get_link) = oneshot::channel::<Box<dyn Link + Send>>();
+        let (tell_outcome, outcome) = oneshot::channel();
+        let body = move || {
+            let opened = catch_unwind(AssertUnwindSafe(|| trainer.open(&spec)));
+            let _ = tell_facts.send(opened.unwrap_or_else(|panic| Err(panicked(panic.as_ref()))));
+            // No link comes when the session has ended already.
+            let Ok(link) = get_link.blocking_recv() else { return };
+            let trained = catch_unwind(AssertUnwindSafe(|| trainer.train(&spec, link)));
+            let _ = tell_outcome
+                .send(trained.unwrap_or_else(|panic| TrainerOutcome::Failed(panicked(panic.as_ref()))));
+        };
+        let thread = std::thread::Builder::new().name("trainer".into()).spawn(body);
+        thread.map_err(|error| SessionError::Failed {
+            kind: FailureKind::Internal,
+            message: format!("cannot start the trainer thread: {error}"),
+        })?;
+        Ok(Self { facts, link, outcome })
+    }
+
+    /// Waits for the data set to be opened.
+    async fn facts(mut self) -> (Self, Result<DataSetFacts, TrainerFailure>) {
+        let facts = (&mut self.facts).await.unwrap_or_else(|_| Err(panicked(&"the trainer thread is gone")));
+        (self, facts)
+    }
+
+    /// Trains to the end.
+    async fn train(self, link: ChannelLink) -> TrainerOutcome {
+        if self.link.send(Box::new(link)).is_err() {
+            return TrainerOutcome::Failed(panicked(&"the trainer thread is gone"));
+        }
+        self.outcome.await.unwrap_or_else(|_| TrainerOutcome::Failed(panicked(&"the trainer thread is gone")))
+    }
+}
+
+/// A panic as a failure: a defect of ours, told as far as it is known.
+fn panicked(panic: &(dyn Any + Send)) -> TrainerFailure {
+    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
+    let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+    TrainerFailure {
+        kind: FailureKind::Internal,
+        phase: Phase::Loading,
+        step: Step(0),
+        positions: Vec::new(),
+        memory_in_use: Bytes(0),
+        message: format!("the trainer panicked: {}", text.unwrap_or_else(|| "no message".into())),
+    }
+}
+
+/// Random, so that no two process lives share one. The standard library seeds its hashers from the operating system.
+fn fresh_incarnation() -> String {
+    let word = || RandomState::new().build_hasher().finish();
+    format!("{:016x}{:016x}", word(), word())
+}
