@@ -29,6 +29,7 @@ pub use startup::StartError;
 use tokio::net::TcpListener;
 use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::CancellationToken;
+use tonic::transport::server::Router;
 
 use crate::{driver::Driver, service::RunFacts};
 
@@ -96,14 +97,25 @@ pub async fn serve(
         output_dir: options.spec.run.output_dir.clone(),
     };
     greet(&facts, &start, address);
+    let journal = start.journal.clone();
     let log = log::Log::new(options.spec.train.log_every);
     let (driver, handle) = Driver::new(start.config, start.journal, log);
     let router = service::router(handle, facts, options.token.as_deref()).await?;
+    let outcome = run(listener, driver, router, shutdown).await;
+    journal.close().await;
+    outcome
+}
 
+async fn run(
+    listener: TcpListener,
+    driver: Driver,
+    router: Router,
+    shutdown: impl Future<Output = ()> + Send,
+) -> Result<Outcome, ServeError> {
     let (stop, over) = (CancellationToken::new(), CancellationToken::new());
     let mut driver = tokio::spawn(driver.run(stop.clone()));
-    let server =
-        router.serve_with_incoming_shutdown(TcpListenerStream::new(listener), over.clone().cancelled_owned());
+    let incoming = TcpListenerStream::new(listener);
+    let server = router.serve_with_incoming_shutdown(incoming, over.clone().cancelled_owned());
     tokio::pin!(server, shutdown);
     let outcome = loop {
         tokio::select! {

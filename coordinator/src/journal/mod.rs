@@ -149,13 +149,14 @@ pub struct JournalThread {
 enum Call {
     Append(Vec<Record>, oneshot::Sender<Result<(), JournalError>>),
     Ledger(Step, usize, oneshot::Sender<Result<Vec<LedgerEntry>, JournalError>>),
+    Close(oneshot::Sender<()>),
 }
 
 impl JournalThread {
     /// Calls that wait for the disk; more of them hold the driver back.
     const QUEUE: usize = 16;
 
-    /// Moves a journal to its thread, which ends when the last handle is dropped.
+    /// Moves a journal to its thread, which ends when it is closed or the last handle is dropped.
     pub fn spawn(mut journal: Box<dyn Journal>) -> std::io::Result<Self> {
         let (calls, mut inbox) = mpsc::channel(Self::QUEUE);
         std::thread::Builder::new().name("journal".into()).spawn(move || {
@@ -164,6 +165,11 @@ impl JournalThread {
                 match call {
                     Call::Append(records, reply) => drop(reply.send(journal.append(&records))),
                     Call::Ledger(first, limit, reply) => drop(reply.send(journal.ledger(first, limit))),
+                    Call::Close(closed) => {
+                        drop(journal);
+                        let _ = closed.send(());
+                        break;
+                    }
                 }
             }
         })?;
@@ -175,6 +181,15 @@ impl JournalThread {
         let (reply, answer) = oneshot::channel();
         self.calls.send(Call::Append(records, reply)).await.map_err(|_| JournalError::Gone)?;
         answer.await.map_err(|_| JournalError::Gone)?
+    }
+
+    /// Gives the state directory back, whoever still holds a handle. Later calls find the journal gone.
+    pub async fn close(&self) {
+        let (closed, done) = oneshot::channel();
+        if self.calls.send(Call::Close(closed)).await.is_ok() {
+            // A thread that has ended has closed it, too.
+            drop(done.await);
+        }
     }
 
     /// At most `limit` committed steps from `first` on, in order.

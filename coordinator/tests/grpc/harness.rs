@@ -1,0 +1,216 @@
+//! A coordinator on port 0, and fake workers that speak the protocol.
+
+use std::{path::Path, time::Duration};
+
+use coxswain_coordinator::{Options, Outcome, Patience, ServeError, World};
+use coxswain_proto::{
+    VERSION,
+    ids::{Rank, Step},
+    plan::Plan,
+    run_spec::RunSpec,
+    v1::{self, control_client::ControlClient, coordinator_client::CoordinatorClient, directive::Kind},
+};
+use tokio::{net::TcpListener, sync::oneshot, task::JoinHandle};
+use tonic::{Status, Streaming, transport::Channel};
+
+pub const SAMPLES: u64 = 30;
+/// A test that waits longer than this is broken.
+const TEST_LIMIT: Duration = Duration::from_secs(30);
+
+/// A run of `steps` steps that writes below `directory`.
+pub fn spec(directory: &Path, steps: u64) -> RunSpec {
+    serde_json::from_value(serde_json::json!({
+        "run": {"name": "quick", "output_dir": directory.join("out"), "seed": 7},
+        "model": {"path": "models/tiny"},
+        "data": {"path": "data/tiny", "cameras": ["front"]},
+        "train": {"steps": steps, "global_batch": 8, "micro_batch": 2},
+    }))
+    .expect("the specification is complete")
+}
+
+/// Options without a journal for `world` workers on one node.
+pub fn options(spec: RunSpec, world: u32) -> Options {
+    Options::new(spec, World { nnodes: 1, nproc_per_node: world })
+}
+
+/// A coordinator in this process.
+pub struct Sandbox {
+    pub endpoint: String,
+    pub plan: Plan,
+    shutdown: oneshot::Sender<()>,
+    task: JoinHandle<Result<Outcome, ServeError>>,
+}
+
+impl Sandbox {
+    pub async fn start(options: Options) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback has ports");
+        let endpoint = format!("http://{}", listener.local_addr().expect("it is bound"));
+        let plan = Plan::new(&options.spec.train, SAMPLES).expect("the plan is possible");
+        let (shutdown, down) = oneshot::channel::<()>();
+        let task = tokio::spawn(coxswain_coordinator::serve(listener, options, async move {
+            let _ = down.await;
+        }));
+        Self { endpoint, plan, shutdown, task }
+    }
+
+    pub async fn channel(&self) -> Channel {
+        let endpoint = Channel::from_shared(self.endpoint.clone()).expect("a valid address");
+        endpoint.connect().await.expect("the coordinator listens")
+    }
+
+    pub async fn workers(&self) -> CoordinatorClient<Channel> {
+        CoordinatorClient::new(self.channel().await)
+    }
+
+    pub async fn people(&self) -> ControlClient<Channel> {
+        ControlClient::new(self.channel().await)
+    }
+
+    pub async fn worker(&self, rank: u32) -> FakeWorker {
+        FakeWorker::join(self.workers().await, self.plan, register(rank)).await.expect("the rank is free")
+    }
+
+    /// A complete world.
+    pub async fn crew(&self, world: u32) -> Vec<FakeWorker> {
+        let mut crew = Vec::new();
+        for rank in 0..world {
+            crew.push(self.worker(rank).await);
+        }
+        crew
+    }
+
+    /// How the run ended by itself.
+    pub async fn outcome(self) -> Result<Outcome, ServeError> {
+        let ended = tokio::time::timeout(TEST_LIMIT, self.task).await;
+        ended.expect("the coordinator ends").expect("it does not panic")
+    }
+
+    /// Shuts the coordinator down once it has answered.
+    pub async fn shut_down_when_ready(self) {
+        self.people().await.get_status(v1::GetStatusRequest {}).await.expect("it serves");
+        self.shut_down().await.expect("it ends in order");
+    }
+
+    /// Shuts the coordinator down.
+    pub async fn shut_down(self) -> Result<Outcome, ServeError> {
+        self.shutdown.send(()).expect("it still serves");
+        let ended = tokio::time::timeout(TEST_LIMIT, self.task).await;
+        ended.expect("the coordinator ends").expect("it does not panic")
+    }
+}
+
+/// What a worker of this version says when it registers.
+pub fn register(rank: u32) -> v1::RegisterRequest {
+    v1::RegisterRequest {
+        version: VERSION.into(),
+        incarnation: format!("life-{rank}"),
+        host: "node-a".into(),
+        pid: 100 + rank,
+        rank,
+        local_rank: rank,
+        data_address: format!("127.0.0.1:{}", 9000 + rank),
+        device: "cpu".into(),
+        training_samples: SAMPLES,
+        dataset_fingerprint: "f00d".into(),
+        ..Default::default()
+    }
+}
+
+/// A worker that reports whatever it is told to.
+pub struct FakeWorker {
+    pub client: CoordinatorClient<Channel>,
+    pub id: u64,
+    pub rank: u32,
+    pub generation: u64,
+    pub world: u32,
+    pub directives: Streaming<v1::Directive>,
+    plan: Plan,
+}
+
+impl FakeWorker {
+    pub async fn join(
+        mut client: CoordinatorClient<Channel>,
+        plan: Plan,
+        request: v1::RegisterRequest,
+    ) -> Result<Self, Status> {
+        let (rank, incarnation) = (request.rank, request.incarnation.clone());
+        let id = client.register(request).await?.into_inner().worker_id;
+        let follow = v1::FollowRequest { worker_id: id, incarnation };
+        let directives = client.follow(follow).await?.into_inner();
+        Ok(Self { client, id, rank, generation: 0, world: 0, directives, plan })
+    }
+
+    /// The next directive.
+    pub async fn told(&mut self) -> Kind {
+        let next = tokio::time::timeout(TEST_LIMIT, self.directives.message()).await;
+        let directive = next.expect("a directive in time").expect("a sound line").expect("an open line");
+        directive.kind.expect("a kind of this version")
+    }
+
+    /// Waits for its place; the first step.
+    pub async fn assigned(&mut self) -> u64 {
+        let Kind::Assignment(assignment) = self.told().await else { panic!("not an assignment") };
+        self.generation = assignment.generation;
+        self.world = assignment.world_size;
+        assert_eq!(assignment.rank, self.rank);
+        assert_eq!(assignment.peers.len(), self.world as usize);
+        assignment.first_step
+    }
+
+    pub fn report(&self, step: u64) -> v1::StepReport {
+        let batch = self.plan.batch(Step(step));
+        let positions = batch.of_rank(Rank(self.rank), self.world);
+        v1::StepReport {
+            generation: self.generation,
+            rank: self.rank,
+            step,
+            epoch: batch.epoch,
+            samples: vec![v1::SampleRange { begin: positions.start, end: positions.end }],
+            loss_sum: 4.0 / (1.0 + step as f64),
+            valid_count: 8.0,
+            grad_norm: 1.0,
+            times: Some(v1::StepTimes { total_ms: 10.0, ..Default::default() }),
+            tokens: 10,
+            vote: v1::StepVote::Ok.into(),
+            ..Default::default()
+        }
+    }
+
+    /// Reports steps; how many are committed.
+    pub async fn steps(&mut self, steps: std::ops::Range<u64>) -> Result<u64, Status> {
+        let steps = steps.map(|step| self.report(step)).collect();
+        let request = v1::ReportStepsRequest { worker_id: self.id, steps };
+        Ok(self.client.report_steps(request).await?.into_inner().committed_steps)
+    }
+
+    pub async fn beat(&mut self, phase: v1::WorkerPhase) -> bool {
+        let request = v1::HeartbeatRequest {
+            worker_id: self.id,
+            incarnation: format!("life-{}", self.rank),
+            generation: self.generation,
+            phase: phase.into(),
+            ..Default::default()
+        };
+        self.client.heartbeat(request).await.expect("a heartbeat is always answered").into_inner().known
+    }
+
+    pub async fn leave(&mut self, exit_code: i32) {
+        let request = v1::LeaveRequest {
+            worker_id: self.id,
+            incarnation: format!("life-{}", self.rank),
+            exit_code,
+            reason: "done".into(),
+        };
+        self.client.leave(request).await.expect("everyone may leave");
+    }
+}
+
+/// Patience for tests that lose workers.
+pub fn impatient() -> Patience {
+    Patience {
+        silence: Duration::from_millis(50),
+        hang: Duration::from_secs(20),
+        farewell: Duration::from_millis(500),
+        ..Patience::default()
+    }
+}

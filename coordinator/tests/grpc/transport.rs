@@ -1,0 +1,86 @@
+//! Reflection, health, tokens: what tools see before they know the protocol.
+
+use coxswain_coordinator::ServeError;
+use coxswain_proto::v1::{self, control_client::ControlClient};
+use tokio::net::TcpListener;
+use tonic::{Code, Request, metadata::MetadataValue};
+use tonic_health::pb::{
+    HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
+};
+use tonic_reflection::pb::v1::{
+    ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
+    server_reflection_request::MessageRequest, server_reflection_response::MessageResponse,
+};
+
+use crate::harness::{Sandbox, options, spec};
+
+#[tokio::test]
+async fn reflection_lists_both_services_and_describes_them() {
+    let directory = tempfile::tempdir().unwrap();
+    let sandbox = Sandbox::start(options(spec(directory.path(), 10), 1)).await;
+    let mut client = ServerReflectionClient::new(sandbox.channel().await);
+    let ask = |message_request| ServerReflectionRequest {
+        host: String::new(),
+        message_request: Some(message_request),
+    };
+    let asked = tokio_stream::iter([
+        ask(MessageRequest::ListServices(String::new())),
+        ask(MessageRequest::FileContainingSymbol("coxswain.v1.Control".into())),
+    ]);
+    let mut answers = client.server_reflection_info(asked).await.unwrap().into_inner();
+    let first = answers.message().await.unwrap().unwrap().message_response.unwrap();
+    let MessageResponse::ListServicesResponse(list) = first else { panic!("{first:?}") };
+    let names: Vec<_> = list.service.iter().map(|service| service.name.as_str()).collect();
+    for service in ["coxswain.v1.Coordinator", "coxswain.v1.Control", "grpc.health.v1.Health"] {
+        assert!(names.contains(&service), "{names:?}");
+    }
+    let second = answers.message().await.unwrap().unwrap().message_response.unwrap();
+    assert!(matches!(second, MessageResponse::FileDescriptorResponse(_)), "{second:?}");
+}
+
+#[tokio::test]
+async fn both_services_are_healthy() {
+    let directory = tempfile::tempdir().unwrap();
+    let sandbox = Sandbox::start(options(spec(directory.path(), 10), 1)).await;
+    let mut client = HealthClient::new(sandbox.channel().await);
+    for service in ["", "coxswain.v1.Coordinator", "coxswain.v1.Control"] {
+        let request = HealthCheckRequest { service: service.into() };
+        let answer = client.check(request).await.unwrap().into_inner();
+        assert_eq!(answer.status(), ServingStatus::Serving, "{service}");
+    }
+}
+
+#[tokio::test]
+async fn an_open_port_needs_a_token() {
+    let directory = tempfile::tempdir().unwrap();
+    let listener = TcpListener::bind("0.0.0.0:0").await.unwrap();
+    let options = options(spec(directory.path(), 10), 1);
+    let refused = coxswain_coordinator::serve(listener, options, std::future::pending()).await;
+    assert!(matches!(refused, Err(ServeError::Unprotected { .. })), "{refused:?}");
+}
+
+#[tokio::test]
+async fn only_callers_with_the_token_are_heard() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut options = options(spec(directory.path(), 10), 1);
+    options.token = Some("secret".into());
+    let sandbox = Sandbox::start(options).await;
+    let mut stranger = sandbox.people().await;
+    let status = stranger.get_status(v1::GetStatusRequest {}).await.unwrap_err();
+    assert_eq!(status.code(), Code::Unauthenticated);
+    let bearer = MetadataValue::from_static("Bearer secret");
+    let mut friend = ControlClient::with_interceptor(sandbox.channel().await, move |mut call: Request<()>| {
+        call.metadata_mut().insert("authorization", bearer.clone());
+        Ok(call)
+    });
+    friend.get_status(v1::GetStatusRequest {}).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_world_of_nobody_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let options = options(spec(directory.path(), 10), 0);
+    let refused = coxswain_coordinator::serve(listener, options, std::future::pending()).await;
+    assert!(matches!(refused, Err(ServeError::World { .. })), "{refused:?}");
+}
