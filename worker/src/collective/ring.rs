@@ -5,7 +5,8 @@
 //! plan             each collective as spans of a buffer
 //! pump             moves one stream out and one stream in, at the same time
 //! abort            ends a ring from another thread
-//! handshake, join  who may join, and how the ring is formed
+//! handshake        who may join
+//! join             how the ring is formed, in two halves: call and welcome
 //! ```
 //!
 //! **Bandwidth.** A buffer of `n` bytes is cut in `W` chunks. Reduce-scatter sends a chunk in each of `W - 1` rounds, adding what
@@ -25,11 +26,13 @@
 //! Whoever wants to go on forms the ring of the next generation.
 
 mod abort;
+mod call;
 mod element;
 mod handshake;
 mod join;
 mod plan;
 mod pump;
+mod welcome;
 mod wire;
 
 use std::{

@@ -25,7 +25,7 @@
 //! ```text
 //!              weights   gradients             moments   buffers
 //! replicated   4 n       4 n (+ 4 n buckets)   8 n       -           16 n to 20 n
-//! here         4 n       4 n                   8 n / W   256 KiB     8 n + 8 n / W
+//! here         4 n       4 n                   8 n / W   128 KiB     8 n + 8 n / W
 //! ```
 //!
 //! The gradient row is honest: the backward pass sums micro-batches into one full-length host buffer, which is kept for the

@@ -10,6 +10,8 @@
 //!
 //! In a world of one the collectives do nothing and this is plain AdamW, without a copy.
 
+use std::time::{Duration, Instant};
+
 use coxswain_proto::{
     ids::{Bytes, Rank},
     run_spec::{LearningRates, Optimizer},
@@ -54,6 +56,10 @@ pub struct StepOutcome {
     pub grad_norm: f64,
     /// Whether it was scaled down to `clip_norm`.
     pub clipped: bool,
+    /// Time in collectives, waiting for other ranks included.
+    pub communication: Duration,
+    /// Time in norm and AdamW.
+    pub compute: Duration,
 }
 
 /// Why a step was not taken.
@@ -146,11 +152,14 @@ impl ShardedAdamW {
         comm: &mut dyn Collective,
     ) -> Result<StepOutcome, StepError> {
         self.check(grads.len(), weights.len(), comm)?;
-        let own = self.partition.own();
+        let (begin, own) = (Instant::now(), self.partition.own());
         comm.reduce_scatter_in_place(BufMut::F32(grads), Reduce::Sum)?;
+        let scattered = begin.elapsed();
         let grads = &grads[own.clone()];
         let mut sum = [sum_of_squares(grads)];
+        let summed = begin.elapsed();
         comm.all_reduce(BufMut::F64(&mut sum), Reduce::Sum)?;
+        let voted = begin.elapsed();
         let grad_norm = sum[0].sqrt() * input.scale;
         if !grad_norm.is_finite() {
             let (rank, parameter) = (self.partition.rank(), self.first_non_finite(grads));
@@ -159,8 +168,10 @@ impl ShardedAdamW {
         let (clip, clipped) = clip_coefficient(self.settings.clip_norm, grad_norm);
         self.steps += 1;
         self.update(grads, &mut weights[own], input, clip);
+        let updated = begin.elapsed();
         comm.all_gather_in_place(BufMut::F32(weights))?;
-        Ok(StepOutcome { grad_norm, clipped })
+        let compute = (summed - scattered) + (updated - voted);
+        Ok(StepOutcome { grad_norm, clipped, compute, communication: begin.elapsed() - compute })
     }
 
     /// What optimizer, gradients and weights take on this rank.

@@ -237,7 +237,9 @@ fn read_file<'a>(
     }
     let steps = said("steps").and_then(|steps| steps.parse().ok());
     let params: HashMap<&str, &ParamSpec> = layout.params().iter().map(|p| (p.name.as_str(), p)).collect();
-    for (tensor, view) in tensors.iter() {
+    let mut tensors: Vec<_> = tensors.iter().collect();
+    tensors.sort_by_key(|(tensor, _)| *tensor);
+    for (tensor, view) in tensors {
         let error = |detail: String| StateError::Tensor { file, tensor: tensor.to_owned(), detail };
         let (kind, name, begin) = parse_name(tensor).ok_or_else(|| error("not a name of ours".into()))?;
         let param = *params.get(name).ok_or_else(|| {

@@ -1,12 +1,12 @@
 //! Forming a ring: every rank calls the next one and waits for the call of the previous one, at the same time.
 //!
-//! A rank that is not there yet is called again until the deadline; a rank that answers "another run" or "another version" is
-//! not. Whoever else connects in the meantime is told why it is not welcome, and does not hold up the ring.
+//! Here are what both halves share: the membership, the listening socket, how long to wait, and how sockets are set up. The halves
+//! are `call` and `welcome`.
 
 use std::{
-    io::{self, ErrorKind, Read, Write},
+    io::{self, ErrorKind},
     net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs},
-    os::fd::{AsFd, BorrowedFd},
+    os::fd::BorrowedFd,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -18,22 +18,14 @@ use coxswain_proto::ids::{Generation, Rank};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
-use super::{
-    abort::RingAbort,
-    handshake::{ANSWER, CONFIRM, HELLO, Hello, Verdict, decode_answer, encode_answer},
-};
+use super::{abort::RingAbort, call::call, handshake::Hello, welcome::await_call};
 
-/// Kernel buffer of a connection in each direction. Room for the bytes in flight on a fast network (100 Gbit/s x 0.3 ms); the
-/// kernel caps it at `net.core.{r,w}mem_max`.
-const SOCKET_BUFFER: usize = 4 << 20;
+/// Send buffer of a connection within one machine. What is in flight then stays in the L2 cache: measured on loopback, an
+/// all-reduce takes half the processor time that it takes with 4 MiB. Less than three packets of the loopback device (64 KiB) must
+/// not be: the sender would wait for delayed acknowledgements. The kernel doubles it for its bookkeeping.
+const SAME_HOST_SEND_BUFFER: usize = 192 << 10;
 /// Deadline, abort and the other half of the join are looked at this often.
-const SLICE: Duration = Duration::from_millis(20);
-/// A rank that cannot be reached is called again after this long, doubling up to [`LONGEST_PAUSE`].
-const FIRST_PAUSE: Duration = Duration::from_millis(5);
-const LONGEST_PAUSE: Duration = Duration::from_millis(200);
-/// Connections that have not said yet who they are; more than this many strangers at once drop the oldest.
-const MAX_GUESTS: usize = 64;
-
+pub(super) const SLICE: Duration = Duration::from_millis(20);
 /// Why a ring could not be formed.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
@@ -115,7 +107,7 @@ pub struct Membership<'a> {
 /// generations.
 #[derive(Debug)]
 pub struct RingListener {
-    listener: TcpListener,
+    pub(super) listener: TcpListener,
     address: String,
 }
 
@@ -147,8 +139,6 @@ impl RingListener {
 fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
-    // Before listening: the window that the handshake announces depends on it.
-    set_buffers(&socket);
     socket.bind(&address.into())?;
     socket.listen(128)?;
     socket.set_nonblocking(true)?;
@@ -162,7 +152,7 @@ pub(super) struct Neighbours {
 }
 
 /// Why waiting ended without what was waited for.
-enum Stop {
+pub(super) enum Stop {
     Deadline,
     /// Aborted, or the other half of the join has failed: nobody will read our reason.
     GivenUp,
@@ -170,8 +160,8 @@ enum Stop {
 }
 
 /// How long both halves of a join wait.
-struct Patience<'a> {
-    begin: Instant,
+pub(super) struct Patience<'a> {
+    pub begin: Instant,
     deadline: Instant,
     abort: &'a RingAbort,
     given_up: AtomicBool,
@@ -210,7 +200,7 @@ pub(super) fn join(
 }
 
 /// The outcome of half a join; `Err(None)` if it was given up for a reason known elsewhere.
-type Half = Result<TcpStream, Option<JoinError>>;
+pub(super) type Half = Result<TcpStream, Option<JoinError>>;
 
 impl Patience<'_> {
     fn note(&self, half: &Half) {
@@ -219,7 +209,7 @@ impl Patience<'_> {
         }
     }
 
-    fn check(&self) -> Result<(), Stop> {
+    pub(super) fn check(&self) -> Result<(), Stop> {
         if self.given_up.load(Ordering::Relaxed) || self.abort.reason().is_some() {
             return Err(Stop::GivenUp);
         }
@@ -227,7 +217,7 @@ impl Patience<'_> {
     }
 
     /// Waits for one of the sockets, at most `slice`.
-    fn poll(&self, sockets: &mut [PollFd<'_>], slice: Duration) -> Result<(), Stop> {
+    pub(super) fn poll(&self, sockets: &mut [PollFd<'_>], slice: Duration) -> Result<(), Stop> {
         self.check()?;
         let left = self.deadline.saturating_duration_since(Instant::now()).min(slice);
         let timeout = PollTimeout::try_from(left.as_millis().max(1)).unwrap_or(PollTimeout::MAX);
@@ -238,7 +228,7 @@ impl Patience<'_> {
     }
 
     /// Waits until the socket is ready.
-    fn ready(&self, socket: BorrowedFd<'_>, flags: PollFlags) -> Result<(), Stop> {
+    pub(super) fn ready(&self, socket: BorrowedFd<'_>, flags: PollFlags) -> Result<(), Stop> {
         loop {
             let mut sockets = [PollFd::new(socket, flags)];
             self.poll(&mut sockets, SLICE)?;
@@ -249,7 +239,7 @@ impl Patience<'_> {
     }
 
     /// Lets time pass.
-    fn pause(&self, pause: Duration) -> Result<(), Stop> {
+    pub(super) fn pause(&self, pause: Duration) -> Result<(), Stop> {
         let until = Instant::now() + pause;
         while Instant::now() < until {
             self.poll(&mut [], until.saturating_duration_since(Instant::now()).min(SLICE))?;
@@ -258,226 +248,21 @@ impl Patience<'_> {
     }
 }
 
-/// Why one call failed.
-enum Missed {
-    /// Worth another try.
-    Again(String),
-    /// Not.
-    Refused(Verdict, Generation),
-    Stop(Stop),
-}
-
-impl From<Stop> for Missed {
-    fn from(stop: Stop) -> Self {
-        Self::Stop(stop)
-    }
-}
-
-impl From<io::Error> for Missed {
-    fn from(error: io::Error) -> Self {
-        Self::Again(error.to_string())
-    }
-}
-
-/// Calls `peer` until it welcomes this rank.
-fn call(address: &str, peer: Rank, hello: &Hello, patience: &Patience<'_>) -> Half {
-    let (mut pause, mut last) = (FIRST_PAUSE, "no attempt was made".to_owned());
-    let stopped = loop {
-        match call_once(address, hello, patience) {
-            Ok(socket) => return Ok(socket),
-            Err(Missed::Refused(verdict, generation)) => {
-                let (address, reason) = (address.to_owned(), verdict.to_string());
-                return Err(Some(JoinError::Refused { peer, address, generation, reason }));
-            }
-            Err(Missed::Again(why)) => last = why,
-            Err(Missed::Stop(stop)) => break stop,
-        }
-        if let Err(stop) = patience.pause(pause) {
-            break stop;
-        }
-        pause = (pause * 2).min(LONGEST_PAUSE);
-    };
-    Err(match stopped {
-        Stop::GivenUp => None,
-        Stop::Broken(error) => Some(JoinError::Wait(error)),
-        Stop::Deadline => {
-            let waited = patience.begin.elapsed();
-            Some(JoinError::NoAnswer { peer, address: address.to_owned(), waited, last })
-        }
-    })
-}
-
-fn call_once(address: &str, hello: &Hello, patience: &Patience<'_>) -> Result<TcpStream, Missed> {
-    let mut missed = Missed::Again("the name has no address".into());
-    for candidate in address.to_socket_addrs()? {
-        match dial(candidate, patience) {
-            Ok(socket) => return introduce(socket, hello, patience),
-            Err(Missed::Again(why)) => missed = Missed::Again(why),
-            Err(other) => return Err(other),
-        }
-    }
-    Err(missed)
-}
-
-fn dial(address: SocketAddr, patience: &Patience<'_>) -> Result<TcpStream, Missed> {
-    patience.check()?;
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
-    socket.set_nonblocking(true)?;
-    set_buffers(&socket);
-    match socket.connect(&address.into()) {
-        Ok(()) => {}
-        Err(error) if error.raw_os_error() == Some(nix::errno::Errno::EINPROGRESS as i32) => {
-            patience.ready(socket.as_fd(), PollFlags::POLLOUT)?;
-            if let Some(error) = socket.take_error()? {
-                return Err(error.into());
-            }
-        }
-        Err(error) => return Err(error.into()),
-    }
-    prepare(&socket)?;
-    Ok(socket.into())
-}
-
-fn introduce(mut socket: TcpStream, hello: &Hello, patience: &Patience<'_>) -> Result<TcpStream, Missed> {
-    // A few bytes on a fresh connection: the kernel takes them at once or the connection is broken.
-    socket.write_all(&hello.encode())?;
-    let (mut answer, mut filled) = ([0; ANSWER], 0);
-    while filled < ANSWER {
-        patience.ready(socket.as_fd(), PollFlags::POLLIN)?;
-        match socket.read(&mut answer[filled..]) {
-            Ok(0) => return Err(Missed::Again("it closed the connection".into())),
-            Ok(count) => filled += count,
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-    match decode_answer(&answer) {
-        Some((Verdict::Welcome, _)) => {
-            socket.write_all(&CONFIRM)?;
-            Ok(socket)
-        }
-        Some((verdict, generation)) if verdict.may_change() => {
-            Err(Missed::Again(format!("it is still in generation {generation}")))
-        }
-        Some((verdict, generation)) => Err(Missed::Refused(verdict, generation)),
-        None => Err(Missed::Again("something else than a rank listens there".into())),
-    }
-}
-
-/// Listens until `peer` has called, turning others away.
-fn await_call(listener: &RingListener, peer: Rank, awaited: &Hello, patience: &Patience<'_>) -> Half {
-    let (mut guests, mut refused) = (Vec::<Guest>::new(), 0);
-    let stopped = loop {
-        while let Ok((socket, _)) = listener.listener.accept() {
-            guests.extend(Guest::new(socket));
-            if guests.len() > MAX_GUESTS {
-                guests.remove(0);
-                refused += 1;
-            }
-        }
-        let mut at = 0;
-        while at < guests.len() {
-            match guests[at].advance(awaited) {
-                Progress::Waiting => at += 1,
-                Progress::Joined => return Ok(guests.swap_remove(at).socket),
-                Progress::Left => {
-                    guests.swap_remove(at);
-                    refused += 1;
-                }
-            }
-        }
-        let mut sockets = vec![PollFd::new(listener.listener.as_fd(), PollFlags::POLLIN)];
-        sockets.extend(guests.iter().map(|guest| PollFd::new(guest.socket.as_fd(), PollFlags::POLLIN)));
-        if let Err(stop) = patience.poll(&mut sockets, SLICE) {
-            break stop;
-        }
-    };
-    Err(match stopped {
-        Stop::GivenUp => None,
-        Stop::Broken(error) => Some(JoinError::Wait(error)),
-        Stop::Deadline => {
-            let (waited, address) = (patience.begin.elapsed(), listener.address.clone());
-            Some(JoinError::NobodyCame { peer, address, waited, refused })
-        }
-    })
-}
-
-/// A connection that has not been let in yet.
-struct Guest {
-    socket: TcpStream,
-    bytes: [u8; HELLO],
-    filled: usize,
-    welcome: bool,
-}
-
-enum Progress {
-    Waiting,
-    Joined,
-    Left,
-}
-
-impl Guest {
-    fn new(socket: TcpStream) -> Option<Self> {
-        let prepared = socket.set_nonblocking(true).and_then(|()| prepare(SockRef::from(&socket)));
-        prepared.ok().map(|()| Self { socket, bytes: [0; HELLO], filled: 0, welcome: false })
-    }
-
-    fn advance(&mut self, awaited: &Hello) -> Progress {
-        loop {
-            let wanted = if self.welcome { CONFIRM.len() } else { HELLO };
-            match self.socket.read(&mut self.bytes[self.filled..wanted]) {
-                Ok(0) => return Progress::Left,
-                Ok(count) => self.filled += count,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Progress::Waiting,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(_) => return Progress::Left,
-            }
-            if self.filled < wanted {
-                continue;
-            }
-            if self.welcome {
-                return if self.bytes[..wanted] == CONFIRM { Progress::Joined } else { Progress::Left };
-            }
-            if !self.answer(awaited) {
-                return Progress::Left;
-            }
-            (self.welcome, self.filled) = (true, 0);
-        }
-    }
-
-    /// Says what we make of it; true if it is welcome.
-    fn answer(&mut self, awaited: &Hello) -> bool {
-        let from = self.socket.peer_addr().map(|address| address.to_string()).unwrap_or_default();
-        let Some(hello) = Hello::decode(&self.bytes) else {
-            tracing::warn!(from, "a stranger called the ring's port and was refused");
-            return false;
-        };
-        let verdict = awaited.judge(&hello);
-        if verdict != Verdict::Welcome {
-            tracing::warn!(from, rank = hello.rank, generation = %hello.generation, ?verdict, "a rank was refused");
-        }
-        let sent = self.socket.write_all(&encode_answer(verdict, awaited.generation));
-        sent.is_ok() && verdict == Verdict::Welcome
-    }
-}
-
-/// Buffers are a wish: a kernel that grants less makes the ring slower, not wrong.
-fn set_buffers(socket: &Socket) {
-    let granted =
-        socket.set_send_buffer_size(SOCKET_BUFFER).and_then(|()| socket.set_recv_buffer_size(SOCKET_BUFFER));
-    if let Err(error) = granted {
-        tracing::debug!(%error, "socket buffers keep their default size");
-    }
-}
-
 /// No delay, and keep-alive so that a machine that vanished is noticed on an idle connection after about a minute. There is no
-/// user timeout on purpose: it would also end connections to a neighbour that is alive and busy.
-fn prepare<'a>(socket: impl Into<SockRef<'a>>) -> io::Result<()> {
+/// user timeout on purpose: it would also end connections to a neighbour that is alive and busy. Buffers between machines are
+/// left to the kernel, which grows them as the network needs.
+pub(super) fn prepare<'a>(socket: impl Into<SockRef<'a>>) -> io::Result<()> {
     let socket = socket.into();
     socket.set_tcp_nodelay(true)?;
     let keepalive = TcpKeepalive::new()
         .with_time(Duration::from_secs(30))
         .with_interval(Duration::from_secs(10))
         .with_retries(3);
-    socket.set_tcp_keepalive(&keepalive)
+    socket.set_tcp_keepalive(&keepalive)?;
+    let ip = |address: socket2::SockAddr| address.as_socket().map(|address| address.ip());
+    let (ours, theirs) = (ip(socket.local_addr()?), ip(socket.peer_addr()?));
+    if ours == theirs || theirs.is_some_and(|ip| ip.is_loopback()) {
+        socket.set_send_buffer_size(SAME_HOST_SEND_BUFFER)?;
+    }
+    Ok(())
 }

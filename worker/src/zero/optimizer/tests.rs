@@ -350,7 +350,7 @@ fn the_bytes_are_those_of_the_formula() {
     for bytes in bytes {
         assert_eq!((bytes.weights.0, bytes.grads.0), (4 * whole, 4 * whole));
         assert_eq!(bytes.moments_unpartitioned.0, 8 * whole);
-        assert_eq!(bytes.comm_buffers.0, 256 << 10);
+        assert_eq!(bytes.comm_buffers.0, 128 << 10);
     }
 }
 
