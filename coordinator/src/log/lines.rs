@@ -162,8 +162,8 @@ mod tests {
         let peak = |phase, mib: u64| PhasePeak {
             phase,
             in_use: Bytes(mib << 20),
-            reserved: Bytes(2 * mib << 20),
-            driver: Bytes(3 * mib << 20),
+            reserved: Bytes((2 * mib) << 20),
+            driver: Bytes((3 * mib) << 20),
         };
         let table = vec![
             RankMemory {

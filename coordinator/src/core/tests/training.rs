@@ -105,7 +105,7 @@ fn ranks_that_disagree_on_a_total_end_the_run() {
 fn a_rank_that_consumed_other_samples_ends_the_run() {
     let mut run = Run::started(2);
     let mut other = run.report(1, 0);
-    other.positions = vec![0..4];
+    other.positions[0] = 0..4;
     let (kind, _, message) = failure_of(&run.ask(Ask::Steps(id(1), vec![other])).1);
     assert_eq!(kind, CauseKind::Disagreement);
     assert!(message.contains("its slice is 4..8"), "{message}");
