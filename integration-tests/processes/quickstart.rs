@@ -1,0 +1,113 @@
+//! The quickstart as a user runs it: a coordinator and two workers, real model, real data, an adapter at the end.
+
+mod support;
+
+use support::{Running, losses, read_json, root, train};
+
+#[test]
+fn the_quickstart_learns_and_leaves_everything_a_user_needs() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = dir.path().join("run");
+    let summary = train(&output, &[]);
+    let number = |pointer: &str| summary.pointer(pointer).and_then(|v| v.as_f64()).expect(pointer);
+    assert!(number("/loss_last") < 0.7 * number("/loss_first"), "{summary:#}");
+    let (before, after) = (number("/error_before/mse_normalized"), number("/error_after/mse_normalized"));
+    assert!(after < 0.8 * before, "held-out error {before} -> {after}");
+    assert_eq!(summary["peak_memory"].as_array().map(Vec::len), Some(2));
+    assert!(summary["peak_memory"][1]["driver"].as_u64() > Some(1 << 20), "{summary:#}");
+
+    let manifest = read_json(&output.join("manifest.json"));
+    let files = manifest["files"].as_array().expect("an array");
+    assert!(files.iter().any(|file| file["path"] == "adapter/adapter_model.safetensors"), "{manifest:#}");
+    for file in files {
+        let path = output.join(file["path"].as_str().expect("a path"));
+        let length = std::fs::metadata(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display())).len();
+        assert_eq!(Some(length), file["bytes"].as_u64(), "{}", path.display());
+    }
+    let log = std::fs::read_to_string(output.join("logs/coordinator.log")).expect("the coordinator's log");
+    assert!(log.contains("150/150"), "one line a step:\n{log}");
+}
+
+#[test]
+fn a_run_stopped_half_way_resumes_with_the_same_losses_and_leaves_the_same_adapter() {
+    let dir = tempfile::tempdir().unwrap();
+    let short = ["train.steps=8", "train.checkpoint_every=4", "eval.samples=0", "optimizer.warmup_steps=2"];
+    let whole = train(&dir.path().join("whole"), &short);
+    let output = dir.path().join("halves");
+    let output_dir = format!("run.output_dir={}", output.display());
+    let mut arguments = vec!["run", "configs/quickstart.yaml", &output_dir];
+    arguments.extend(short);
+    let mut running = Running::start(&arguments);
+    // Killed outright, at any point after the first checkpoint: nothing is drained.
+    running.wait_for("5/8");
+    drop(running);
+    let resumed = train(&output, &short);
+    let first = resumed["first_step"].as_u64().expect("a number") as usize;
+    assert!((4..8).contains(&first), "resumed at {first}");
+    assert_eq!(losses(&whole)[first..], losses(&resumed));
+    let adapter = |run: &str| std::fs::read(dir.path().join(run).join("adapter/adapter_model.safetensors")).unwrap();
+    assert!(adapter("whole") == adapter("halves"), "the resumed run leaves another adapter");
+}
+
+#[test]
+fn world_size_does_not_change_what_is_learned() {
+    let dir = tempfile::tempdir().unwrap();
+    let short = ["train.steps=4", "eval.samples=0", "optimizer.warmup_steps=2"];
+    let run = |name: &str, world: &str| {
+        let mut overrides = vec!["--nproc-per-node", world];
+        overrides.extend(short);
+        losses(&train(&dir.path().join(name), &overrides))
+    };
+    let (one, two, three) = (run("one", "1"), run("two", "2"), run("three", "3"));
+    for (world, other) in [(2, &two), (3, &three)] {
+        for (a, b) in one.iter().zip(other) {
+            let (a, b) = (f64::from_bits(*a), f64::from_bits(*b));
+            assert!((a - b).abs() <= 1e-5 * a.abs(), "world {world}: {a} and {b}");
+        }
+    }
+    assert_eq!(two, run("again", "2"), "the same world gives the same bits");
+}
+
+#[test]
+fn a_killed_worker_ends_the_run_with_its_name_and_its_own_exit_code() {
+    let dir = tempfile::tempdir().unwrap();
+    let output_dir = format!("run.output_dir={}", dir.path().join("run").display());
+    let mut running = Running::start(&["run", "configs/quickstart.yaml", &output_dir, "eval.samples=0"]);
+    running.wait_for("3/150");
+    let victim = worker_of(running.pid(), "1");
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(victim), nix::sys::signal::Signal::SIGKILL).expect("it lives");
+    let (status, printed) = running.finish();
+    assert_eq!(status.code(), Some(4), "{printed}");
+    assert!(printed.contains("rank 1"), "the first cause names its rank:\n{printed}");
+}
+
+/// The process of `rank` below the launcher.
+fn worker_of(launcher: u32, rank: &str) -> i32 {
+    let children = std::fs::read_to_string(format!("/proc/{launcher}/task/{launcher}/children"));
+    let mut pids: Vec<i32> =
+        children.unwrap_or_default().split_whitespace().filter_map(|pid| pid.parse().ok()).collect();
+    // Children of other launcher threads are listed under those threads.
+    for task in std::fs::read_dir(format!("/proc/{launcher}/task")).expect("Linux").flatten() {
+        let list = std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
+        pids.extend(list.split_whitespace().filter_map(|pid| pid.parse::<i32>().ok()));
+    }
+    let wanted = format!("RANK={rank}");
+    let is_wanted = |pid: &i32| {
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        environment.split(|&byte| byte == 0).any(|entry| entry == wanted.as_bytes())
+    };
+    pids.into_iter().find(is_wanted).expect("a worker of that rank")
+}
+
+#[test]
+fn a_config_with_a_typing_error_is_refused_before_anything_starts() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = std::fs::read_to_string(root().join("configs/quickstart.yaml")).unwrap();
+    let config = dir.path().join("typo.yaml");
+    std::fs::write(&config, text.replace("micro_batch", "mico_batch")).unwrap();
+    let output_dir = format!("run.output_dir={}", dir.path().join("run").display());
+    let (status, printed) = Running::start(&["run", config.to_str().unwrap(), &output_dir]).finish();
+    assert_eq!(status.code(), Some(2), "{printed}");
+    assert!(printed.contains("mico_batch") && printed.contains("micro_batch"), "{printed}");
+    assert!(!dir.path().join("run").exists(), "nothing is half-written");
+}

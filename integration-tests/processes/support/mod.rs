@@ -1,0 +1,116 @@
+//! Real `cox` processes for tests: started, watched line by line, ended with the test.
+
+use std::{
+    io::{BufRead, BufReader, Read},
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::mpsc,
+    thread,
+    time::Duration,
+};
+
+use serde_json::Value;
+
+/// Longer than anything here takes on a loaded machine; reached only when something hangs.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// The repository's root: relative paths in configs are taken from it.
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the launcher lies in the workspace").to_path_buf()
+}
+
+/// A `cox` command in the repository's root.
+pub fn cox(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cox"));
+    command.args(arguments).current_dir(root()).stdin(Stdio::null());
+    command
+}
+
+/// A running `cox`, its output read line by line as it comes.
+pub struct Running {
+    child: Child,
+    lines: mpsc::Receiver<String>,
+    seen: Vec<String>,
+}
+
+impl Running {
+    /// Starts `cox` with both streams captured.
+    pub fn start(arguments: &[&str]) -> Self {
+        let mut child =
+            cox(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("cox was built");
+        let (tell, lines) = mpsc::channel();
+        let out = child.stdout.take().expect("captured");
+        let err = child.stderr.take().expect("captured");
+        forward(out, tell.clone());
+        forward(err, tell);
+        Self { child, lines, seen: Vec::new() }
+    }
+
+    /// The next line with `text` in it.
+    pub fn wait_for(&mut self, text: &str) -> String {
+        loop {
+            match self.lines.recv_timeout(PATIENCE) {
+                Ok(line) => {
+                    self.seen.push(line.clone());
+                    if line.contains(text) {
+                        return line;
+                    }
+                }
+                Err(_) => panic!("no line with {text:?} came:\n{}", self.seen.join("\n")),
+            }
+        }
+    }
+
+    /// Waits for the end; returns the status and everything that was printed.
+    pub fn finish(mut self) -> (ExitStatus, String) {
+        while let Ok(line) = self.lines.recv_timeout(PATIENCE) {
+            self.seen.push(line);
+        }
+        let status = self.child.wait().expect("a child can be waited for");
+        (status, std::mem::take(&mut self.seen).join("\n"))
+    }
+
+    /// The launcher's process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn forward(stream: impl Read + Send + 'static, tell: mpsc::Sender<String>) {
+    thread::spawn(move || {
+        for line in BufReader::new(stream).lines().map_while(Result::ok) {
+            if tell.send(line).is_err() {
+                return;
+            }
+        }
+    });
+}
+
+/// Runs to the end and returns `summary.json`.
+pub fn train(output: &Path, overrides: &[&str]) -> Value {
+    let output_dir = format!("run.output_dir={}", output.display());
+    let mut arguments = vec!["run", "configs/quickstart.yaml", &output_dir];
+    arguments.extend(overrides);
+    let (status, printed) = Running::start(&arguments).finish();
+    assert!(status.success(), "{printed}");
+    read_json(&output.join("summary.json"))
+}
+
+/// A JSON file.
+pub fn read_json(path: &Path) -> Value {
+    let text = std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// The losses of a summary, as bits.
+pub fn losses(summary: &Value) -> Vec<u64> {
+    let losses = summary["losses"].as_array().expect("an array");
+    losses.iter().map(|loss| loss.as_f64().expect("a number").to_bits()).collect()
+}
