@@ -45,7 +45,8 @@ fn a_run_stopped_half_way_resumes_with_the_same_losses_and_leaves_the_same_adapt
     let first = resumed["first_step"].as_u64().expect("a number") as usize;
     assert!((4..8).contains(&first), "resumed at {first}");
     assert_eq!(losses(&whole)[first..], losses(&resumed));
-    let adapter = |run: &str| std::fs::read(dir.path().join(run).join("adapter/adapter_model.safetensors")).unwrap();
+    let adapter =
+        |run: &str| std::fs::read(dir.path().join(run).join("adapter/adapter_model.safetensors")).unwrap();
     assert!(adapter("whole") == adapter("halves"), "the resumed run leaves another adapter");
 }
 
@@ -75,7 +76,8 @@ fn a_killed_worker_ends_the_run_with_its_name_and_its_own_exit_code() {
     let mut running = Running::start(&["run", "configs/quickstart.yaml", &output_dir, "eval.samples=0"]);
     running.wait_for("3/150");
     let victim = worker_of(running.pid(), "1");
-    nix::sys::signal::kill(nix::unistd::Pid::from_raw(victim), nix::sys::signal::Signal::SIGKILL).expect("it lives");
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(victim), nix::sys::signal::Signal::SIGKILL)
+        .expect("it lives");
     let (status, printed) = running.finish();
     assert_eq!(status.code(), Some(4), "{printed}");
     assert!(printed.contains("rank 1"), "the first cause names its rank:\n{printed}");

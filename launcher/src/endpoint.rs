@@ -16,6 +16,8 @@ use crate::{
     launch::inputs::process_env,
 };
 
+/// The run, in its output directory.
+pub const SPEC_FILE: &str = "run_spec.json";
 /// Below the run's logs.
 const FILE: &str = "endpoint";
 /// Where runs lie if nobody says otherwise.

@@ -15,6 +15,8 @@
 
 use std::fmt;
 
+use coxswain_worker::{train::TrainError, trainer::FailureKind};
+
 /// Why a process ends, as its exit code tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
@@ -54,6 +56,16 @@ impl Exit {
             Self::NoProgress => 7,
             Self::CoordinatorLost => 8,
             Self::Signal(number) => 128u8.saturating_add(u8::try_from(number).unwrap_or(0)),
+        }
+    }
+
+    /// How a process ends whose training failed for this kind of reason.
+    pub fn of_failure(kind: FailureKind) -> Self {
+        match kind {
+            FailureKind::OutOfMemory => Self::OutOfMemory,
+            FailureKind::BadInput => Self::BadInput,
+            FailureKind::Internal => Self::Internal,
+            FailureKind::PeerLost | FailureKind::Numeric | FailureKind::Io => Self::WorkerFailed,
         }
     }
 
@@ -101,6 +113,12 @@ impl Failed {
 impl From<coxswain_proto::config::ConfigError> for Failed {
     fn from(error: coxswain_proto::config::ConfigError) -> Self {
         Self::usage(error)
+    }
+}
+
+impl From<TrainError> for Failed {
+    fn from(error: TrainError) -> Self {
+        Self::new(Exit::of_failure(error.kind()), error)
     }
 }
 

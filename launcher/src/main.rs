@@ -12,9 +12,12 @@ mod telemetry;
 use std::process::ExitCode;
 
 use clap::Parser;
+use coxswain_worker::memory::CountingAllocator;
+use mimalloc::MiMalloc;
 
+/// Counts, so that a worker can say how much memory each phase took.
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: CountingAllocator<MiMalloc> = CountingAllocator(MiMalloc);
 
 fn main() -> ExitCode {
     let cli = commands::Cli::parse();

@@ -1,6 +1,8 @@
-//! `cox check`: everything that can be known before training, and nothing that costs training's time.
+//! `cox check`: everything that can be known before training. Reads the model, the data and the checkpoints; writes nothing.
 
+use burn_flex::Flex;
 use clap::Args;
+use coxswain_worker::train;
 
 use super::SpecArgs;
 use crate::exit::Outcome;
@@ -10,11 +12,18 @@ use crate::exit::Outcome;
 pub struct CheckArgs {
     #[command(flatten)]
     spec: SpecArgs,
+    /// One JSON object instead of text
+    #[arg(long)]
+    json: bool,
 }
 
-/// Checks the run file.
+/// Checks a run and shows what it would be.
 pub fn execute(args: &CheckArgs) -> Outcome {
     let spec = args.spec.load()?;
-    println!("{}: {} is a valid run", args.spec.config.display(), spec.run.name);
+    let report = train::check::<Flex>(&spec, &Default::default())?;
+    match args.json {
+        true => println!("{}", serde_json::json!({"run": spec.run.name, "report": report})),
+        false => println!("{}: run {} can start\n{report}", args.spec.config.display(), spec.run.name),
+    }
     Ok(())
 }

@@ -7,9 +7,13 @@ use crate::{exit::Outcome, telemetry};
 mod check;
 mod control;
 mod coordinator;
+mod data;
+mod eval;
+mod model;
 mod run;
 mod status;
 mod watch;
+mod worker;
 
 /// Distributed LoRA fine-tuning of vision-language-action models.
 #[derive(Debug, Parser)]
@@ -34,6 +38,14 @@ enum Command {
     Run(Box<run::RunArgs>),
     /// Validate a configuration, its model and its data, and train nothing
     Check(check::CheckArgs),
+    /// Measure the held-out action error of a run's newest checkpoint
+    Eval(eval::EvalArgs),
+    /// Describe a data set, or write out one of its samples
+    #[command(subcommand)]
+    Data(data::DataCommand),
+    /// Run the model by itself, to compare it with another implementation
+    #[command(subcommand)]
+    Model(model::ModelCommand),
     /// Show where a run is
     Status(status::StatusArgs),
     /// Follow a run as it goes
@@ -50,6 +62,8 @@ enum Command {
     Memory(status::MemoryArgs),
     /// Serve one run (`cox run` does this itself)
     Coordinator(coordinator::CoordinatorArgs),
+    /// Be one worker (`cox run` starts these), or train alone with --config
+    Worker(worker::WorkerArgs),
 }
 
 /// Runs the subcommand.
@@ -57,6 +71,9 @@ pub fn execute(cli: Cli) -> Outcome {
     match cli.command {
         Command::Run(args) => run::execute(&args, &cli.log),
         Command::Check(args) => check::execute(&args),
+        Command::Eval(args) => eval::execute(&args),
+        Command::Data(command) => data::execute(&command),
+        Command::Model(command) => model::execute(&command),
         Command::Status(args) => status::status(&args),
         Command::Watch(args) => watch::execute(&args),
         Command::Pause(args) => control::pause(&args),
@@ -65,6 +82,7 @@ pub fn execute(cli: Cli) -> Outcome {
         Command::Stop(args) => control::stop(&args),
         Command::Memory(args) => status::memory(&args),
         Command::Coordinator(args) => coordinator::execute(&args),
+        Command::Worker(args) => worker::execute(&args),
     }
 }
 

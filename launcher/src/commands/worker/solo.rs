@@ -1,0 +1,149 @@
+//! A world of one: no coordinator, the same trainer. Steps are logged here, and a signal ends training in good order.
+
+use std::{
+    ops::Range,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicI32, Ordering::Relaxed},
+    },
+};
+
+use coxswain_proto::{ids::Step, run_spec::RunSpec};
+use coxswain_worker::{
+    link::{Assignment, CheckpointNews, Commands, Link, LinkError, Phase, Report, SoloLink},
+    train::checkpoint::Store,
+    trainer::{Trainer, TrainerFailure, TrainerOutcome},
+};
+
+use crate::{
+    exit::{Exit, Failed, Outcome},
+    supervise::signals,
+};
+
+/// Trains to the end, or to the checkpoint after the first signal.
+pub fn train(spec: &RunSpec, mut trainer: impl Trainer) -> Outcome {
+    let failed = |failure: TrainerFailure| Failed::new(Exit::of_failure(failure.kind), failure.message);
+    let signal = catch_signal()?;
+    let facts = trainer.open(spec).map_err(failed)?;
+    let plan = coxswain_proto::plan::Plan::new(&spec.train, facts.training_samples).map_err(Failed::usage)?;
+    let first_step = first_step(spec)?;
+    let link = LoggingLink {
+        solo: SoloLink { first_step },
+        log_every: spec.train.log_every,
+        total_steps: plan.total_steps(),
+        signal: Arc::clone(&signal),
+    };
+    tracing::info!(
+        run = spec.run.name,
+        first_step = first_step.0,
+        steps = plan.total_steps(),
+        "training alone"
+    );
+    match trainer.train(spec, Box::new(link)) {
+        TrainerOutcome::Done => match signal.load(Relaxed) {
+            0 => {
+                print!("{}", crate::render::summary::of_run(Path::new(&spec.run.output_dir)));
+                Ok(())
+            }
+            number => Err(Failed::silent(Exit::Signal(number))),
+        },
+        TrainerOutcome::Aborted(reason) => Err(Failed::new(Exit::Internal, reason)),
+        TrainerOutcome::Failed(failure) => Err(failed(failure)),
+    }
+}
+
+/// Where the newest complete checkpoint says that training goes on.
+fn first_step(spec: &RunSpec) -> Result<Step, Failed> {
+    if !spec.train.resume {
+        return Ok(Step(0));
+    }
+    let complete = Store::new(Path::new(&spec.run.output_dir)).complete();
+    let newest = complete.map_err(|error| Failed::new(Exit::BadInput, error))?.pop();
+    Ok(Step(newest.map_or(0, |found| found.manifest.step)))
+}
+
+/// The first signal that arrives, 0 until then; the second ends the process.
+fn catch_signal() -> Result<Arc<AtomicI32>, Failed> {
+    let internal = |error: std::io::Error| Failed::new(Exit::Internal, error);
+    let caught = Arc::new(AtomicI32::new(0));
+    let seen = Arc::clone(&caught);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(internal)?;
+    let mut signals = {
+        let _inside = runtime.enter();
+        signals::catch().map_err(internal)?
+    };
+    std::thread::spawn(move || {
+        runtime.block_on(async {
+            while let Some(number) = signals.recv().await {
+                if seen.swap(number, Relaxed) != 0 {
+                    // Asked twice. Nothing half-written is left behind: checkpoints appear by rename.
+                    let _ = nix::sys::signal::raise(nix::sys::signal::Signal::SIGKILL);
+                }
+                tracing::info!(
+                    signal = signals::name(number),
+                    "finishing the step in flight; once more to end at once"
+                );
+            }
+        });
+    });
+    Ok(caught)
+}
+
+struct LoggingLink {
+    solo: SoloLink,
+    log_every: u64,
+    total_steps: u64,
+    signal: Arc<AtomicI32>,
+}
+
+impl Link for LoggingLink {
+    fn assignment(&mut self) -> Result<Assignment, LinkError> {
+        self.solo.assignment()
+    }
+
+    fn lease(&mut self, step: Step, samples: u64) -> Result<Range<u64>, LinkError> {
+        self.solo.lease(step, samples)
+    }
+
+    fn commands(&mut self) -> Commands {
+        Commands { stop: self.signal.load(Relaxed) != 0, ..self.solo.commands() }
+    }
+
+    fn wait_while_paused(&mut self) -> Result<(), LinkError> {
+        self.solo.wait_while_paused()
+    }
+
+    fn at(&mut self, phase: Phase, step: Step) {
+        self.solo.at(phase, step);
+    }
+
+    fn report(&mut self, report: Report) -> Result<(), LinkError> {
+        match &report {
+            Report::Step(done)
+                if done.step.0.is_multiple_of(self.log_every) || done.step.0 + 1 == self.total_steps =>
+            {
+                let loss = done.loss_sum / done.valid_count.max(1.0);
+                let ms = done.times.total.as_millis();
+                tracing::info!(
+                    step = done.step.0 + 1,
+                    of = self.total_steps,
+                    epoch = done.epoch,
+                    loss = format_args!("{loss:.5}"),
+                    grad_norm = format_args!("{:.4}", done.grad_norm),
+                    ms,
+                    "step"
+                );
+            }
+            Report::Checkpoint { step, path, news: CheckpointNews::Complete, .. } => {
+                tracing::info!(%step, path, "checkpoint");
+            }
+            Report::Checkpoint { step, news: CheckpointNews::Failed(why), .. } => {
+                tracing::warn!(%step, why, "checkpoint given up; training goes on");
+            }
+            Report::Note(text) => tracing::info!("{text}"),
+            _ => {}
+        }
+        self.solo.report(report)
+    }
+}
