@@ -24,6 +24,8 @@ mod mapping;
 mod mlp;
 pub mod modules;
 pub mod rope;
+#[cfg(test)]
+mod tests;
 pub mod text;
 pub mod vision;
 pub mod windows;
