@@ -1,0 +1,177 @@
+//! One training step of the whole policy: forward, backward, clipping and AdamW, on random data of fixed sizes.
+//!
+//! ```text
+//! cargo bench --bench vla_step -- --model DIR [--batch 2] [--images 1] [--size 224] [--text 60] [--rank 16]
+//!     [--targets all|attn] [--recompute none|selective|full|N] [--repeats 1] [--expert-layers 16] [--expert-width 768]
+//!     [--steps 8] [--warmup 2]
+//! python integration-tests/bench/vla_step_vs_torch.py        the same next to PyTorch and PEFT
+//! ```
+//!
+//! `DIR` is any Qwen2.5-VL checkpoint in Hugging Face format; `RAYON_NUM_THREADS` sets the threads. Prints JSON: milliseconds of
+//! each step, where they went, sizes, and the peak resident set.
+
+use std::{path::Path, time::Instant};
+
+use anyhow::{Context, Result, bail};
+use burn::backend::Flex;
+use coxswain_proto::{
+    ids::{Rank, Step},
+    run_spec::{LearningRates, Optimizer, RunSpec},
+};
+use coxswain_worker::{
+    batch::{MicroBatch, SampleDims},
+    collective::Solo,
+    model::{
+        policy::{Policy, StageClock},
+        qwen::config::QwenConfig,
+    },
+    params::{FlatGrads, Trainables},
+    rng::{Draws, Key, Purpose},
+    zero::{ShardedAdamW, StepInput},
+};
+use serde_json::{Value, json};
+
+/// As the `cox` binary has it.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+const DIMS: SampleDims =
+    SampleDims { state: 8, sensor_window: 0, sensor_channels: 0, horizon: 16, action: 7 };
+
+/// `--name value` pairs of the command line.
+struct Flags(Vec<String>);
+
+impl Flags {
+    fn text(&self, name: &str, default: &str) -> String {
+        let at = self.0.iter().position(|arg| arg == name).and_then(|at| self.0.get(at + 1));
+        at.map_or(default, String::as_str).to_owned()
+    }
+
+    fn number(&self, name: &str, default: usize) -> Result<usize> {
+        self.text(name, &default.to_string()).parse().with_context(|| format!("{name} wants a number"))
+    }
+}
+
+fn main() -> Result<()> {
+    let flags = Flags(std::env::args().collect());
+    let model = flags.text("--model", "");
+    if model.is_empty() {
+        // `cargo bench` and `cargo test --benches` run every benchmark; without a checkpoint there is nothing to time.
+        println!("vla_step: no --model, skipped");
+        return Ok(());
+    }
+    let spec = spec(&flags, &model)?;
+    let (policy, layout, values) = Policy::<Flex>::load(&spec, DIMS, &Default::default())?;
+    let mut trainables = Trainables::new(layout.clone(), values, &Default::default());
+    let mut grads = FlatGrads::new(layout.len());
+    let mut optimizer = ShardedAdamW::new(&layout, 1, Rank(0), &Optimizer::default());
+    let rates = LearningRates { lora: 1e-4, expert: 1e-4, sensor: 1e-4 };
+    let (warmup, steps) = (flags.number("--warmup", 2)?, flags.number("--steps", 8)?);
+    let config = QwenConfig::read(Path::new(&model))?;
+
+    let (mut step_ms, mut parts_ms, mut loss) = (Vec::new(), Vec::new(), 0.0);
+    let mut tokens = 0;
+    for step in 0..warmup + steps {
+        let batch = batch(&flags, &config, Step(step as u64))?;
+        tokens = batch.seq_len;
+        let begin = Instant::now();
+        grads.zero();
+        let mut clock = StageClock::default();
+        let micro = policy.forward_backward(&trainables, &batch, &mut grads, &mut clock)?;
+        let updating = Instant::now();
+        let mut weights = trainables.take();
+        let input = StepInput { scale: 1.0 / micro.valid, rates };
+        optimizer.step(grads.values_mut(), &mut weights, &input, &mut Solo::default())?;
+        trainables.set(weights);
+        let (end, times) = (Instant::now(), clock.times());
+        loss = micro.loss_sum / micro.valid;
+        if step >= warmup {
+            step_ms.push(round((end - begin).as_secs_f64() * 1e3));
+            let parts = [times.vision, times.language, times.expert, end - updating];
+            parts_ms.push(parts.map(|part| round(part.as_secs_f64() * 1e3)));
+        }
+    }
+    let frozen = policy.trainable_report(&layout, spec.model.weights_dtype);
+    let frozen: usize = frozen.iter().filter(|row| !row.trains).map(|row| row.parameters).sum();
+    let report = json!({
+        "step_ms": step_ms, "vision_language_expert_optimizer_ms": parts_ms, "loss": loss, "tokens": tokens,
+        "trainable": layout.len(), "frozen": frozen, "peak_rss_mib": peak_rss_mib()?,
+    });
+    println!("{report}");
+    Ok(())
+}
+
+fn spec(flags: &Flags, model: &str) -> Result<RunSpec> {
+    let linears = match flags.text("--targets", "all").as_str() {
+        "all" => "(q|k|v|o|gate|up|down)_proj",
+        "attn" => "(q|k|v|o)_proj",
+        other => bail!("--targets {other}: expected all or attn"),
+    };
+    let recompute = match flags.text("--recompute", "none").as_str() {
+        name @ ("none" | "selective" | "full") => json!(name),
+        n => json!({"every": n.parse::<usize>().context("--recompute: none, selective, full or a number")?}),
+    };
+    let (rank, width) = (flags.number("--rank", 16)?, flags.number("--expert-width", 768)?);
+    let expert = json!({
+        "width": width, "heads": (width / 64).max(1), "layers": flags.number("--expert-layers", 16)?,
+        "repeated_noise": flags.number("--repeats", 1)?,
+    });
+    let batch = flags.number("--batch", 2)?;
+    Ok(serde_json::from_value(json!({
+        "run": {"name": "bench", "output_dir": "unused"},
+        "model": {"path": model},
+        "lora": {"rank": rank, "alpha": rank as f64, "targets": format!(r".*language_model.*\.{linears}")},
+        "expert": expert,
+        "data": {"path": "unused", "cameras": ["unused"]},
+        "train": {"steps": 1, "global_batch": batch, "micro_batch": batch, "recompute": recompute},
+    }))?)
+}
+
+/// The same prompt in every row: images first, then text.
+fn batch(flags: &Flags, config: &QwenConfig, step: Step) -> Result<MicroBatch> {
+    let (rows, images) = (flags.number("--batch", 2)?, flags.number("--images", 1)?);
+    let (side, text) = (flags.number("--size", 224)? / config.vision.patch_size, flags.number("--text", 60)?);
+    let mut draws = Key { seed: 0, purpose: Purpose::Init, step: step.0, sample: 1, repeat: 0 }.draws();
+    let unit = config.vision.merge_unit();
+    let mut prompt = Vec::new();
+    for _ in 0..images {
+        prompt.push(config.tokens.vision_start);
+        prompt.extend(std::iter::repeat_n(config.tokens.image, side * side / unit));
+        prompt.push(config.tokens.vision_end);
+    }
+    let ordinary = config.text.vocab_size as u64 - 16;
+    prompt.extend((0..text).map(|_| (draws.word() % ordinary) as u32));
+    let patches = rows * images * side * side;
+    let dims = DIMS;
+    Ok(MicroBatch {
+        step,
+        sample_indices: (0..rows as u64).collect(),
+        input_ids: prompt.repeat(rows),
+        valid: vec![0..prompt.len() as u32; rows],
+        seq_len: prompt.len(),
+        pixel_values: normal(&mut draws, patches * config.vision.patch_values()),
+        image_grids: vec![[1, side as u32, side as u32]; rows * images],
+        images_per_row: vec![images as u32; rows],
+        state: normal(&mut draws, rows * dims.state),
+        sensor: vec![],
+        actions: normal(&mut draws, rows * dims.horizon * dims.action),
+        action_valid: vec![1.0; rows * dims.horizon],
+    })
+}
+
+fn normal(draws: &mut Draws, len: usize) -> Vec<f32> {
+    let mut values = vec![0.0; len];
+    draws.normal(&mut values);
+    values
+}
+
+fn round(milliseconds: f64) -> f64 {
+    (milliseconds * 10.0).round() / 10.0
+}
+
+fn peak_rss_mib() -> Result<Value> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let line = status.lines().find(|line| line.starts_with("VmHWM")).context("no VmHWM")?;
+    let kib: f64 = line.split_whitespace().nth(1).context("no value")?.parse()?;
+    Ok(json!(round(kib / 1024.0)))
+}
