@@ -6,7 +6,8 @@
 
 Both sides keep their processes, one thread each, and answer the same commands: `operation bytes repeats` -> seconds of the
 slowest rank. Each round asks both for the same case, in alternating order, so that whatever else the machine does hits both.
-Reported are medians, and the median of the rounds' ratios. Needs torch.
+Reported are medians: wall time, processor time of all ranks together (which says more on a machine that is not idle), and
+the medians of the rounds' ratios. Needs torch, and Linux for processor times.
 """
 import argparse
 import json
@@ -58,8 +59,19 @@ class Side:
             r.stdin.flush()
 
     def time(self, case):
+        """Wall seconds of the slowest rank and processor seconds of all ranks, per repeat."""
+        before = self.cpu()
         self.say("%s %d %d" % case)
-        return max(float(r.stdout.readline()) for r in self.ranks)
+        wall = max(float(r.stdout.readline()) for r in self.ranks)
+        return wall, (self.cpu() - before) / case[2]
+
+    def cpu(self):
+        total = 0
+        for r in self.ranks:
+            for task in os.listdir(f"/proc/{r.pid}/task"):
+                with open(f"/proc/{r.pid}/task/{task}/schedstat") as f:
+                    total += int(f.read().split()[0])
+        return total / 1e9
 
     def close(self):
         for r in self.ranks:
@@ -89,7 +101,7 @@ def main():
         return gloo_rank(a.gloo_rank, a.gloo_world, a.gloo_port)
     cases = [(op, mib << 20, 8 if mib == 1 else 1) for mib in (1, 16, 128) for op in ("all_reduce", "reduce_scatter", "all_gather", "broadcast")]
     cases += [("all_reduce", 64, 50), ("barrier", 64, 50)]
-    print(f"{'operation':16s} {'ranks':>5s} {'bytes':>10s} {'ring ms':>9s} {'gloo ms':>9s} {'ring GB/s':>9s} {'gloo GB/s':>9s} {'gloo/ring':>9s}")
+    print(f"{'operation':16s} {'ranks':>5s} {'bytes':>10s} {'ring ms':>9s} {'gloo ms':>9s} {'gloo/ring':>9s} {'ring cpu':>9s} {'gloo cpu':>9s} {'gloo/ring':>9s}")
     for world in map(int, a.worlds.split(",")):
         ours, gloo = sides(a.executable, world, 29000 + os.getpid() % 2000 + world)
         for case in cases:
@@ -100,13 +112,12 @@ def main():
             for i in range(a.rounds):
                 for side, into in ((ours, ring_s), (gloo, gloo_s))[:: 1 if i % 2 else -1]:
                     into.append(side.time(case))
-            ratio = statistics.median(g / r for g, r in zip(gloo_s, ring_s))
-            r, g = statistics.median(ring_s), statistics.median(gloo_s)
-            rate = lambda s: case[1] / s / 1e9
-            print(f"{case[0]:16s} {world:5d} {case[1]:10d} {r*1e3:9.3f} {g*1e3:9.3f} {rate(r):9.2f} {rate(g):9.2f} {ratio:9.2f}", flush=True)
+            med = lambda side, i: statistics.median(t[i] for t in side)
+            wall, cpu = (statistics.median(g[i] / r[i] for g, r in zip(gloo_s, ring_s)) for i in (0, 1))
+            print(f"{case[0]:16s} {world:5d} {case[1]:10d} {med(ring_s, 0)*1e3:9.3f} {med(gloo_s, 0)*1e3:9.3f} {wall:9.2f} {med(ring_s, 1)*1e3:9.3f} {med(gloo_s, 1)*1e3:9.3f} {cpu:9.2f}", flush=True)
             if a.json:
                 with open(a.json, "a") as f:
-                    f.write(json.dumps(dict(operation=case[0], world=world, bytes=case[1], ring=ring_s, gloo=gloo_s, ratio=ratio)) + "\n")
+                    f.write(json.dumps(dict(operation=case[0], world=world, bytes=case[1], ring=ring_s, gloo=gloo_s, wall_ratio=wall, cpu_ratio=cpu)) + "\n")
         ours.close(), gloo.close()
 
 
