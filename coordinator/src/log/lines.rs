@@ -88,7 +88,8 @@ pub fn largest(table: &[RankMemory], limit: usize) -> Vec<&RankMemory> {
 pub fn memory_head(phases: &[WorkerPhase]) -> String {
     let mut line = format!("{:>4}  {:<16}", "rank", "peak in use");
     for phase in phases {
-        write!(line, " {:>COLUMN$.COLUMN$}", phase.name()).expect("strings take everything");
+        let name = if *phase == WorkerPhase::Communication { "comm" } else { phase.name() };
+        write!(line, " {name:>COLUMN$}").expect("strings take everything");
     }
     line + &format!(" {:>COLUMN$} {:>COLUMN$} {:>COLUMN$}", "largest", "reserved", "driver")
 }

@@ -15,7 +15,7 @@ use crate::core::{
     checkpoints::{CheckpointEntry, EntryState},
     failure::Failure,
     memory::RankMemory,
-    reason::{Reason, RunPhase},
+    reason::Reason,
     report::CommittedStep,
 };
 
@@ -42,7 +42,7 @@ impl Log {
             // Told by the membership lines.
             News::Phase(_, Reason::Incomplete { .. }) => {}
             // The failure has its own line.
-            News::Phase(RunPhase::Failed, _) => {}
+            News::Phase(_, Reason::Failed(_)) => {}
             News::Phase(phase, reason) => {
                 info!(target: "coxswain::run", phase = %phase, "{phase}: {reason}");
             }

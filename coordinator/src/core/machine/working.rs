@@ -20,7 +20,7 @@ use crate::{
 impl Machine {
     pub(super) fn heartbeat(&mut self, now: Timestamp, beat: &Beat, out: &mut Vec<Action>) -> bool {
         let known = self.roster.heard(now, beat);
-        if known && beat.phase == WorkerPhase::Paused {
+        if known && self.reason == Reason::Pausing {
             self.all_paused(out);
         }
         known
@@ -134,10 +134,13 @@ impl Machine {
         }
     }
 
-    /// Training to Paused, once every rank waits.
+    /// Training to Paused, once every rank waits: for `resume`, or in a collective for those that do. A rank whose directive came
+    /// a moment after the vote goes one step further and waits there.
     fn all_paused(&mut self, out: &mut Vec<Action>) {
-        let waits = |phase| matches!(phase, WorkerPhase::Paused);
-        if self.reason == Reason::Pausing && self.roster.workers().all(|worker| waits(worker.phase)) {
+        let paused = |phase| phase == WorkerPhase::Paused;
+        let waits = |phase| paused(phase) || phase == WorkerPhase::Communication;
+        let mut phases = self.roster.workers().map(|worker| worker.phase);
+        if phases.clone().any(paused) && phases.all(waits) {
             self.say(Reason::AllWait, out);
         }
     }

@@ -23,6 +23,16 @@ fn a_run_is_paused_when_every_rank_waits() {
 }
 
 #[test]
+fn a_rank_that_was_told_too_late_waits_in_the_next_collective() {
+    let mut run = Run::started(2);
+    run.tell(Ask::Pause);
+    assert_eq!(run.beat(0, WorkerPhase::Communication), vec![]);
+    assert_eq!(run.beat(1, WorkerPhase::Forward), vec![]);
+    assert_eq!(run.beat(0, WorkerPhase::Paused), vec![]);
+    assert_eq!(phases(&run.beat(1, WorkerPhase::Communication)), [RunPhase::Paused]);
+}
+
+#[test]
 fn checkpoint_requests_are_numbered() {
     let mut run = Run::started(1);
     let first = run.ask(Ask::CheckpointNow).1;
