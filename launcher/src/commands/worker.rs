@@ -3,17 +3,31 @@
 //! Its place in the world comes from the environment that a launcher gives it (`launch::worker_env`). With `--config` it needs neither
 //! launcher nor coordinator: a world of one.
 
-mod session;
 mod solo;
 
-use std::path::PathBuf;
+use std::{path::PathBuf, sync::Arc};
 
 use burn_flex::Flex;
 use clap::Args;
-use coxswain_proto::run_spec::RunSpec;
-use coxswain_worker::train::{PolicyTrainer, TrainerOptions};
+use coxswain_proto::{
+    ids::{Bytes, Rank},
+    run_spec::RunSpec,
+};
+use coxswain_worker::{
+    collective::RingListener,
+    memory,
+    session::{self, SessionError, SessionOptions},
+    train::{PolicyTrainer, TrainerOptions},
+};
 
-use crate::exit::Outcome;
+use super::block_on;
+use crate::{
+    exit::{Exit, Failed, Outcome},
+    launch::{
+        inputs::{Env, Given, process_env},
+        machine::Machine,
+    },
+};
 
 /// Flags of `cox worker`.
 #[derive(Args, Debug)]
@@ -28,10 +42,122 @@ pub struct WorkerArgs {
 
 /// Trains this rank's part of a run.
 pub fn execute(args: &WorkerArgs) -> Outcome {
-    let Some(config) = &args.config else { return session::train() };
-    let spec = RunSpec::load(config, &args.overrides)?;
-    solo::train(
-        &spec,
-        PolicyTrainer::<Flex>::new(TrainerOptions { device: Default::default(), listener: None }),
-    )
+    if let Some(config) = &args.config {
+        let spec = RunSpec::load(config, &args.overrides)?;
+        return solo::train(&spec, trainer(None));
+    }
+    let seat = Seat::from_env(&process_env)?;
+    let listener = match seat.world_size {
+        1 => None,
+        _ => {
+            let address = format!("{}:0", seat.local_addr);
+            Some(RingListener::bind(&address).map_err(|error| Failed::new(Exit::Rendezvous, error))?)
+        }
+    };
+    let options = SessionOptions {
+        token: process_env("COX_TOKEN"),
+        run_id: process_env("TORCHELASTIC_RUN_ID").unwrap_or_default(),
+        rank: Rank(seat.rank),
+        local_rank: seat.local_rank,
+        node_rank: seat.node_rank,
+        world_size: seat.world_size,
+        host: Machine::this().host,
+        data_address: listener.as_ref().map_or_else(String::new, |listener| listener.address().to_owned()),
+        memory_in_use: Arc::new(|| Bytes(memory::in_use())),
+        ..SessionOptions::new(seat.coordinator)
+    };
+    block_on(session::run(options, trainer(listener))).map_err(|error| {
+        let exit = match &error {
+            SessionError::Refused { .. } => Exit::Rendezvous,
+            SessionError::Lost { .. } => Exit::CoordinatorLost,
+            SessionError::Aborted(_) => Exit::WorkerFailed,
+            SessionError::Failed { kind, .. } => Exit::of_failure(*kind),
+            SessionError::Protocol { .. } => Exit::Internal,
+        };
+        Failed::new(exit, error)
+    })
+}
+
+fn trainer(listener: Option<RingListener>) -> PolicyTrainer<Flex> {
+    PolicyTrainer::new(TrainerOptions { device: Default::default(), listener })
+}
+
+/// A worker's place, from `torchrun`'s variables.
+#[derive(Debug, PartialEq, Eq)]
+struct Seat {
+    coordinator: String,
+    rank: u32,
+    local_rank: u32,
+    node_rank: u32,
+    world_size: u32,
+    local_addr: String,
+}
+
+impl Seat {
+    fn from_env(env: Env<'_>) -> Result<Self, Failed> {
+        let master = || Some(format!("{}:{}", env("MASTER_ADDR")?, env("MASTER_PORT")?));
+        let coordinator = env("COX_COORDINATOR").or_else(master).ok_or_else(|| {
+            Failed::usage("no coordinator: `cox run` starts workers; to train alone give --config, else set COX_COORDINATOR")
+        })?;
+        let number = |name: &str, absent: u32| match Given::variable(name, env) {
+            Some(given) => given.parse("a whole number"),
+            None => Ok(absent),
+        };
+        let world_size = number("WORLD_SIZE", 1)?;
+        let rank = number("RANK", 0)?;
+        if rank >= world_size {
+            return Err(Failed::usage(format!(
+                "RANK {rank}: WORLD_SIZE is {world_size}, and ranks count from 0"
+            )));
+        }
+        Ok(Self {
+            coordinator,
+            rank,
+            local_rank: number("LOCAL_RANK", rank)?,
+            node_rank: number("GROUP_RANK", 0)?,
+            world_size,
+            local_addr: env("COX_LOCAL_ADDR").unwrap_or_else(|| "127.0.0.1".to_owned()),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seat(variables: &[(&str, &str)]) -> Result<Seat, String> {
+        let env = |name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned());
+        Seat::from_env(&env).map_err(|failed| failed.message.unwrap())
+    }
+
+    #[test]
+    fn a_worker_finds_its_place_in_the_environment() {
+        let variables = [
+            ("COX_COORDINATOR", "n3:29400"),
+            ("RANK", "3"),
+            ("LOCAL_RANK", "1"),
+            ("GROUP_RANK", "1"),
+            ("WORLD_SIZE", "4"),
+            ("COX_LOCAL_ADDR", "10.0.0.4"),
+        ];
+        let expected = Seat {
+            coordinator: "n3:29400".into(),
+            rank: 3,
+            local_rank: 1,
+            node_rank: 1,
+            world_size: 4,
+            local_addr: "10.0.0.4".into(),
+        };
+        assert_eq!(seat(&variables), Ok(expected));
+        assert_eq!(seat(&[("MASTER_ADDR", "n3"), ("MASTER_PORT", "7")]).unwrap().coordinator, "n3:7");
+    }
+
+    #[test]
+    fn a_place_that_cannot_be_is_refused() {
+        assert!(seat(&[]).unwrap_err().starts_with("no coordinator"));
+        let beyond = seat(&[("COX_COORDINATOR", "a:1"), ("RANK", "2"), ("WORLD_SIZE", "2")]).unwrap_err();
+        assert_eq!(beyond, "RANK 2: WORLD_SIZE is 2, and ranks count from 0");
+        let text = seat(&[("COX_COORDINATOR", "a:1"), ("WORLD_SIZE", "two")]).unwrap_err();
+        assert_eq!(text, "WORLD_SIZE two: expected a whole number");
+    }
 }

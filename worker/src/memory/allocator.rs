@@ -15,8 +15,8 @@ static PEAK: AtomicU64 = AtomicU64::new(0);
 #[derive(Debug)]
 pub struct CountingAllocator<A>(pub A);
 
-/// Bytes handed out now.
-pub(super) fn in_use() -> u64 {
+/// Bytes handed out now, from any thread; 0 where [`CountingAllocator`] is not installed.
+pub fn in_use() -> u64 {
     IN_USE.load(Relaxed)
 }
 

@@ -14,14 +14,6 @@ mod allocator;
 mod meter;
 mod resident;
 
-pub use allocator::CountingAllocator;
+pub use allocator::{CountingAllocator, in_use};
 pub use meter::{Meter, OutOfMemory};
 pub use resident::Resident;
-
-/// Bytes in use now, from any thread; the resident set where no counting allocator is installed.
-pub fn in_use_now() -> coxswain_proto::ids::Bytes {
-    match allocator::in_use() {
-        0 => coxswain_proto::ids::Bytes(Resident::now().total),
-        bytes => coxswain_proto::ids::Bytes(bytes),
-    }
-}

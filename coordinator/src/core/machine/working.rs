@@ -139,8 +139,8 @@ impl Machine {
     fn all_paused(&mut self, out: &mut Vec<Action>) {
         let paused = |phase| phase == WorkerPhase::Paused;
         let waits = |phase| paused(phase) || phase == WorkerPhase::Communication;
-        let mut phases = self.roster.workers().map(|worker| worker.phase);
-        if phases.clone().any(paused) && phases.all(waits) {
+        let phases = || self.roster.workers().map(|worker| worker.phase);
+        if phases().any(paused) && phases().all(waits) {
             self.say(Reason::AllWait, out);
         }
     }
