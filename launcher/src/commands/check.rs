@@ -5,7 +5,7 @@ use clap::Args;
 use coxswain_worker::train;
 
 use super::SpecArgs;
-use crate::exit::Outcome;
+use crate::{exit::Outcome, render::say};
 
 /// Flags of `cox check`.
 #[derive(Args, Debug)]
@@ -22,8 +22,10 @@ pub fn execute(args: &CheckArgs) -> Outcome {
     let spec = args.spec.load()?;
     let report = train::check::<Flex>(&spec, &Default::default())?;
     match args.json {
-        true => println!("{}", serde_json::json!({"run": spec.run.name, "report": report})),
-        false => println!("{}: run {} can start\n{report}", args.spec.config.display(), spec.run.name),
-    }
+        true => say(serde_json::json!({"run": spec.run.name, "report": report})),
+        false => {
+            say(format_args!("{}: run {} can start\n{report}", args.spec.config.display(), spec.run.name))
+        }
+    };
     Ok(())
 }

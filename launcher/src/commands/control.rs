@@ -4,7 +4,12 @@ use clap::Args;
 use coxswain_proto::v1::{CheckpointRequest, PauseRequest, ResumeRequest, StopRunRequest};
 
 use super::block_on;
-use crate::{control::prompt, endpoint::Target, exit::Outcome, render::names};
+use crate::{
+    control::prompt,
+    endpoint::Target,
+    exit::Outcome,
+    render::{names, say},
+};
 
 /// Flags of `cox pause`.
 #[derive(Args, Debug)]
@@ -42,7 +47,7 @@ pub fn pause(args: &PauseArgs) -> Outcome {
     block_on(async {
         let access = args.target.access()?;
         let answer = access.control().pause(prompt(PauseRequest {})).await.map_err(|s| access.explain(&s))?;
-        println!("{}", names::run_phase(answer.into_inner().phase));
+        say(names::run_phase(answer.into_inner().phase));
         Ok(())
     })
 }
@@ -53,7 +58,7 @@ pub fn resume(args: &ResumeArgs) -> Outcome {
         let access = args.target.access()?;
         let answer =
             access.control().resume(prompt(ResumeRequest {})).await.map_err(|s| access.explain(&s))?;
-        println!("{}", names::run_phase(answer.into_inner().phase));
+        say(names::run_phase(answer.into_inner().phase));
         Ok(())
     })
 }
@@ -68,9 +73,9 @@ pub fn checkpoint(args: &CheckpointArgs) -> Outcome {
             .await
             .map_err(|s| access.explain(&s))?;
         match answer.into_inner().step {
-            Some(step) => println!("a checkpoint will be written at step {step}"),
-            None => println!("a checkpoint will be written at the next step boundary"),
-        }
+            Some(step) => say(format_args!("a checkpoint will be written at step {step}")),
+            None => say("a checkpoint will be written at the next step boundary"),
+        };
         Ok(())
     })
 }
@@ -81,7 +86,7 @@ pub fn stop(args: &StopArgs) -> Outcome {
         let access = args.target.access()?;
         let request = prompt(StopRunRequest { reason: args.reason.clone() });
         let answer = access.control().stop_run(request).await.map_err(|s| access.explain(&s))?;
-        println!("{}", names::run_phase(answer.into_inner().phase));
+        say(names::run_phase(answer.into_inner().phase));
         Ok(())
     })
 }

@@ -6,7 +6,10 @@ use clap::{Args, Subcommand};
 use coxswain_worker::data;
 
 use super::SpecArgs;
-use crate::exit::{Exit, Failed, Outcome};
+use crate::{
+    exit::{Exit, Failed, Outcome},
+    render::say,
+};
 
 /// Subcommands of `cox data`.
 #[derive(Debug, Subcommand)]
@@ -48,14 +51,14 @@ pub fn execute(command: &DataCommand) -> Outcome {
         DataCommand::Inspect(args) => {
             let report = data::inspect(&args.dir).map_err(bad)?;
             match args.json {
-                true => println!("{}", serde_json::json!(report)),
-                false => println!("{report}"),
-            }
+                true => say(serde_json::json!(report)),
+                false => say(report),
+            };
         }
         DataCommand::Sample(args) => {
             let spec = args.spec.load()?;
             data::write_sample(&spec, args.index, &args.out).map_err(bad)?;
-            println!("sample {} written to {}", args.index, args.out.display());
+            say(format_args!("sample {} written to {}", args.index, args.out.display()));
         }
     }
     Ok(())

@@ -10,6 +10,7 @@ use coxswain_worker::train;
 use crate::{
     endpoint,
     exit::{Exit, Failed, Outcome},
+    render::say,
 };
 
 /// Flags of `cox eval`.
@@ -48,12 +49,12 @@ pub fn execute(args: &EvalArgs) -> Outcome {
         ));
     };
     match args.json {
-        true => println!("{}", serde_json::json!({"step": step, "action_error": error})),
-        false => println!(
+        true => say(serde_json::json!({"step": step, "action_error": error})),
+        false => say(format_args!(
             "step {step}: over {} held-out samples the actions are off by {:.4} (mean absolute, in the data's units; squared and \
              normalised {:.4})",
             error.samples, error.mae, error.mse_normalized
-        ),
-    }
+        )),
+    };
     Ok(())
 }

@@ -5,7 +5,10 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use coxswain_worker::model::qwen::forward;
 
-use crate::exit::{Exit, Failed, Outcome};
+use crate::{
+    exit::{Exit, Failed, Outcome},
+    render::say,
+};
 
 /// Subcommands of `cox model`.
 #[derive(Debug, Subcommand)]
@@ -36,6 +39,6 @@ pub fn execute(command: &ModelCommand) -> Outcome {
     let ModelCommand::Forward(args) = command;
     forward::run(&args.model, args.adapter.as_deref(), &args.inputs, &args.out)
         .map_err(|error| Failed::new(Exit::BadInput, error))?;
-    println!("written to {}", args.out.display());
+    say(format_args!("written to {}", args.out.display()));
     Ok(())
 }

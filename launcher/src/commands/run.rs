@@ -19,11 +19,13 @@ use crate::{
         rendezvous::{self, Seat},
         worker_env::{self, Common, Place},
     },
+    render::{say, summary},
     supervise::{
         child::Program,
         console::{Console, Terminal},
         crew::{self, Contacts, Crew},
-        host::Host,
+        host,
+        keeper::Keeper,
         machine::Ended,
         report::Report,
         signals,
@@ -66,7 +68,7 @@ pub fn execute(args: &RunArgs, log: &LogFlags) -> Outcome {
 
 /// A coordinator of ours.
 struct Hosted {
-    host: Host,
+    keeper: Keeper,
     ends: mpsc::Receiver<Ended>,
     _published: Published,
 }
@@ -96,7 +98,7 @@ impl Launch<'_> {
         let crew = self.crew(place, port, node_id);
         let hosting = hosted.is_some();
         let (coordinator, _published) = match hosted {
-            Some(Hosted { host, ends, _published }) => (Some((host, ends)), Some(_published)),
+            Some(Hosted { keeper, ends, _published }) => (Some((keeper, ends)), Some(_published)),
             None => (None, None),
         };
         let contacts = Contacts { access, coordinator, signals, terminal: Arc::clone(&self.terminal) };
@@ -119,9 +121,9 @@ impl Launch<'_> {
         let program = Program { path: this_program()?, args, env: Vec::new() };
         let (sender, ends) = mpsc::channel(4);
         let console = Arc::clone(&self.terminal) as Arc<dyn Console>;
-        let host = Host::start(program, listener, log_dir, console, sender)
+        let keeper = host::start(&program, listener, log_dir, console, sender)
             .map_err(|error| Failed::new(Exit::Internal, format!("cannot start the coordinator: {error}")))?;
-        Ok(Hosted { host, ends, _published: published })
+        Ok(Hosted { keeper, ends, _published: published })
     }
 
     fn coordinator_ended_early(&self, how: Ended) -> Failed {
@@ -192,8 +194,8 @@ impl Launch<'_> {
         match report.exit() {
             Exit::Done => {
                 if hosting {
-                    println!("{}", report.success_text());
-                    print!("{}", crate::render::summary::of_run(Path::new(&self.spec.run.output_dir)));
+                    say(report.success_text());
+                    say(summary::of_run(Path::new(&self.spec.run.output_dir)).trim_end());
                 }
                 Ok(())
             }

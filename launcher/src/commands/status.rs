@@ -8,7 +8,7 @@ use crate::{
     control::prompt,
     endpoint::Target,
     exit::Outcome,
-    render::{json, status as text},
+    render::{json, say, status as text},
 };
 
 /// Flags of `cox status`.
@@ -42,9 +42,9 @@ pub fn status(args: &StatusArgs) -> Outcome {
             access.control().get_status(prompt(GetStatusRequest {})).await.map_err(|s| access.explain(&s))?;
         let answer = answer.into_inner();
         match args.json {
-            true => println!("{}", json::status(&answer)),
-            false => println!("{}", text::status(&answer)),
-        }
+            true => say(json::status(&answer)),
+            false => say(text::status(&answer)),
+        };
         Ok(())
     })
 }
@@ -57,9 +57,9 @@ pub fn memory(args: &MemoryArgs) -> Outcome {
         let answer = access.control().get_memory(request).await.map_err(|s| access.explain(&s))?;
         let answer = answer.into_inner();
         match args.json {
-            true => println!("{}", json::memory(&answer)),
-            false => println!("{}", text::memory(&answer)),
-        }
+            true => say(json::memory(&answer)),
+            false => say(text::memory(&answer)),
+        };
         Ok(())
     })
 }

@@ -7,7 +7,7 @@ use super::block_on;
 use crate::{
     endpoint::Target,
     exit::{Exit, Failed, Outcome},
-    render::{events, json},
+    render::{events, json, say},
     supervise::console::{Console, Terminal},
 };
 
@@ -33,7 +33,8 @@ pub fn execute(args: &WatchArgs) -> Outcome {
             last = phase(&event).unwrap_or(last);
             match &terminal {
                 Some(terminal) => show(terminal, &event),
-                None => println!("{}", json::event(&event)),
+                None if say(json::event(&event)) => {}
+                None => return Ok(()),
             }
             if matches!(last, RunPhase::Finished | RunPhase::Failed) {
                 break;

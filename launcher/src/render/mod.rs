@@ -7,3 +7,21 @@ pub mod status;
 pub mod summary;
 pub mod table;
 pub mod units;
+
+use std::{
+    fmt::Display,
+    io::{self, Write},
+};
+
+/// Writes an answer to standard output. False if nobody reads it any more (`cox watch | head`), which is no error.
+pub fn say(answer: impl Display) -> bool {
+    match writeln!(io::stdout().lock(), "{answer}") {
+        Ok(()) => true,
+        Err(error) => {
+            if error.kind() != io::ErrorKind::BrokenPipe {
+                tracing::error!(%error, "the answer cannot be written");
+            }
+            false
+        }
+    }
+}

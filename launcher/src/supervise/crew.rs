@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 use super::{
     child::Program,
     console::{Console, Terminal},
-    host::Host,
+    host,
     keeper::{self, Keeper, Output, Sink},
     machine::{Action, Ended, Event, Machine},
     report::{FailedWorker, Log, Report},
@@ -57,7 +57,7 @@ pub struct Contacts {
     /// The coordinator.
     pub access: Access,
     /// Its process, if it is ours, and how it ends.
-    pub coordinator: Option<(Host, mpsc::Receiver<Ended>)>,
+    pub coordinator: Option<(Keeper, mpsc::Receiver<Ended>)>,
     /// Signals to the launcher.
     pub signals: mpsc::Receiver<i32>,
     /// The user.
@@ -198,10 +198,7 @@ impl Voyage<'_> {
     fn hear(&mut self, news: News) {
         let event = match news {
             News::Worker(worker, how) => Event::WorkerEnded(worker, how),
-            News::Coordinator(how) => match self.coordinator_ended(how) {
-                Some(event) => event,
-                None => return,
-            },
+            News::Coordinator(how) => self.coordinator_ended(how),
             News::Signal(signal) => {
                 self.announce(signal);
                 Event::Signal(signal)
@@ -233,15 +230,10 @@ impl Voyage<'_> {
         }
     }
 
-    fn coordinator_ended(&mut self, how: Ended) -> Option<Event> {
-        let (host, _) = self.contacts.coordinator.as_mut()?;
-        if !self.machine.all_ended() && host.revive(how) {
-            return None;
-        }
+    fn coordinator_ended(&mut self, how: Ended) -> Event {
         self.contacts.coordinator = None;
         self.report.coordinator = Some(how);
-        let lost = !self.machine.all_ended() && matches!(how, Ended::Signal(_) | Ended::Code(1 | 101));
-        Some(Event::CoordinatorEnded { lost })
+        Event::CoordinatorEnded { lost: !self.machine.all_ended() && host::died(how) }
     }
 
     fn show(&mut self, event: WatchEvent) {
@@ -316,7 +308,7 @@ impl Voyage<'_> {
             ended,
             log: self.workers[&worker].log.clone(),
         });
-        let Some((host, _)) = &self.contacts.coordinator else { return };
+        let Some((keeper, _)) = &self.contacts.coordinator else { return };
         if !self.machine.all_ended() {
             return;
         }
@@ -326,7 +318,7 @@ impl Voyage<'_> {
             None if others_may_run => {}
             None => self.farewell = Some(now + FAREWELL),
             Some(at) if now >= at => {
-                host.signal(nix::libc::SIGKILL);
+                keeper.signal(nix::libc::SIGKILL);
                 self.farewell = Some(now + FAREWELL);
             }
             Some(_) => {}

@@ -1,4 +1,4 @@
-//! Follows the run's events for as long as the launcher lives, across restarts of the coordinator.
+//! Follows the run's events for as long as the launcher lives, across broken connections.
 
 use std::time::Duration;
 

@@ -27,7 +27,7 @@ impl RunSpec {
         check_sensor(&self.sensor, &mut findings);
         check_data(&self.data, &mut findings);
         check_train(&self.train, &mut findings);
-        check_optimizer(&self.optimizer, self.train.steps, &mut findings);
+        check_optimizer(&self.optimizer, &mut findings);
         check_launch(&self.launch, &self.memory, &mut findings);
         findings.into_result()
     }
@@ -232,7 +232,7 @@ fn check_train(train: &Train, f: &mut Findings) {
     }
 }
 
-fn check_optimizer(optimizer: &Optimizer, steps: Option<u64>, f: &mut Findings) {
+fn check_optimizer(optimizer: &Optimizer, f: &mut Findings) {
     let rates = [
         ("optimizer.lr.lora", optimizer.lr.lora),
         ("optimizer.lr.expert", optimizer.lr.expert),
@@ -249,14 +249,6 @@ fn check_optimizer(optimizer: &Optimizer, steps: Option<u64>, f: &mut Findings) 
     f.in_range("optimizer.eps", optimizer.eps, optimizer.eps > 0.0, "above 0");
     let ratio = optimizer.min_lr_ratio;
     f.in_range("optimizer.min_lr_ratio", ratio, (0.0..=1.0).contains(&ratio), "from 0 to 1");
-    if let Some(steps) = steps {
-        f.require(
-            optimizer.warmup_steps <= steps,
-            "optimizer.warmup_steps",
-            format_args!("{} is more than the {steps} steps of the run", optimizer.warmup_steps),
-            "shorten the warm-up",
-        );
-    }
 }
 
 fn check_launch(launch: &Launch, memory: &Memory, f: &mut Findings) {

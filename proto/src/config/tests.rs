@@ -366,7 +366,6 @@ fn every_rule_has_a_case() {
         ("optimizer.clip_norm=-1", "optimizer.clip_norm"),
         ("optimizer.weight_decay=.inf", "optimizer.weight_decay"),
         ("optimizer.min_lr_ratio=2", "optimizer.min_lr_ratio"),
-        ("optimizer.warmup_steps=11", "optimizer.warmup_steps"),
         ("memory.capacity=0", "memory.capacity"),
         ("launch.nproc_per_node=0", "launch.nproc_per_node"),
         ("launch.threads_per_worker=0", "launch.threads_per_worker"),

@@ -18,6 +18,7 @@ use coxswain_worker::{
 
 use crate::{
     exit::{Exit, Failed, Outcome},
+    render::{say, summary},
     supervise::signals,
 };
 
@@ -43,7 +44,7 @@ pub fn train(spec: &RunSpec, mut trainer: impl Trainer) -> Outcome {
     match trainer.train(spec, Box::new(link)) {
         TrainerOutcome::Done => match signal.load(Relaxed) {
             0 => {
-                print!("{}", crate::render::summary::of_run(Path::new(&spec.run.output_dir)));
+                say(summary::of_run(Path::new(&spec.run.output_dir)).trim_end());
                 Ok(())
             }
             number => Err(Failed::silent(Exit::Signal(number))),
