@@ -15,11 +15,9 @@
 
 use std::{cmp::Reverse, ops::Range};
 
-use rayon::prelude::*;
-
 use super::{
     matrix::{Mat, MatMut, Onto, product},
-    scratch, simd,
+    parallel, scratch, simd,
     spans::{self, Block, Component},
 };
 use crate::kernels::AttentionMask;
@@ -96,7 +94,7 @@ pub fn forward(inputs: &Inputs<'_>) -> (Vec<f32>, Vec<f32>) {
     let mut tasks: Vec<_> = tasks.zip(out_views.zip(lse_views)).collect();
     // The longest first, or the last block of a causal mask would run alone at the end.
     tasks.sort_by_key(|(task, _)| Reverse(task.block.keys.len()));
-    tasks.into_par_iter().for_each(|(task, (out, lse))| forward_block(inputs, &task, out, lse));
+    parallel::for_each(tasks, |(task, (out, lse))| forward_block(inputs, &task, out, lse));
     (out, lse)
 }
 
@@ -217,7 +215,7 @@ pub fn backward(inputs: &Inputs<'_>, outputs: &Outputs<'_>) -> (Vec<f32>, Vec<f3
             }
         }
     }
-    tasks.into_par_iter().for_each(|task| backward_component(inputs, outputs, &blocks, task));
+    parallel::for_each(tasks, |task| backward_component(inputs, outputs, &blocks, task));
     (dq, dk, dv)
 }
 

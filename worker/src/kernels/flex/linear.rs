@@ -4,20 +4,26 @@
 //! `g w` reads `PANEL` columns. A task adds everything that belongs to its panel (bias, low-rank update) while the panel is
 //! in its core's cache. A bf16 weight is converted panel by panel and never kept as f32.
 //!
-//! What it does not do: pack a weight ahead. The `gemm` crate reaches the same rate on `g w` as vendor libraries; on
-//! `x w^T` it loses about a tenth to packing at some hundred tokens.
+//! The `gemm` crate is as fast as vendor libraries where the operand it reads by vectors, here the weight, is contiguous along
+//! the output's columns. In `g w` it is. In `x w^T` it is not, and the crate would gather it element by element: a tenth of
+//! the time at some hundred tokens, half of it at thirty. So a panel of the weight is transposed by registers first; and for
+//! few tokens the product is turned around (`w x^T`, the small output transposed), which reads the weight as it is.
+//! Panels are as wide as the crate's tile, so that it takes them as they are.
 
 use std::ops::Range;
 
 use half::bf16;
 
 use super::{
-    matrix::{self, Mat, Onto, product},
-    scratch,
+    matrix::{self, Mat, MatMut, Onto, Unwritten, product},
+    parallel, scratch, simd,
 };
 
-/// Columns of a task. Two vector-register tiles wide; narrower tasks lose speed, wider ones leave threads idle.
-const PANEL: usize = 128;
+/// Columns of a task: the width of the `gemm` crate's tile with the widest registers, and some tenths of a millisecond.
+const PANEL: usize = 64;
+
+/// Tokens up to which turning the product around is faster than transposing the weight.
+const FEW: usize = 64;
 
 /// Rows of a weight gradient's task: its inner dimension is the number of tokens, so it pays to be wider.
 const GRADIENT_PANEL: usize = 256;
@@ -65,37 +71,81 @@ pub fn forward(
 ) -> Vec<f32> {
     let [tokens, inputs] = x_ni.shape;
     let outputs = w_oi.len() / inputs.max(1);
+    let few = tokens <= FEW;
+    let x_in = if few { transposed(x_ni) } else { Vec::new() };
     matrix::build([tokens, outputs], PANEL, |panel, out| {
-        w_oi.rows(panel.clone(), inputs, |w| {
-            let x_by_w = |out: &mut matrix::MatMut<'_>| product(out, Onto::Sum, 1.0, x_ni.mat(), w.t());
-            match (bias_o, update) {
-                (None, None) => out.product(1.0, x_ni.mat(), w.t()),
-                (Some(bias_o), None) => {
-                    let mut out = out.repeated(&bias_o[panel.clone()]);
-                    x_by_w(&mut out);
-                    out
-                }
-                (None, Some(update)) => {
-                    let mut out =
-                        out.product(1.0, update.inner_nr.mat(), update.outer_rc.cols(panel.clone()));
-                    x_by_w(&mut out);
-                    out
-                }
-                (Some(bias_o), Some(update)) => {
-                    let mut out = out.repeated(&bias_o[panel.clone()]);
-                    product(
-                        &mut out,
-                        Onto::Sum,
-                        1.0,
-                        update.inner_nr.mat(),
-                        update.outer_rc.cols(panel.clone()),
-                    );
-                    x_by_w(&mut out);
-                    out
-                }
-            }
-        })
+        let begun = begin(out, panel.clone(), bias_o, update);
+        if few {
+            w_oi.with_rows(panel, inputs, tokens, |w_pi, y_pn| {
+                few_panel(begun, w_pi, x_in_mat(&x_in, x_ni.shape), y_pn)
+            })
+        } else {
+            w_oi.with_rows_transposed(panel, inputs, |w_ip| finish(begun, x_ni.mat(), w_ip))
+        }
     })
+}
+
+/// A panel that already holds its bias and update, or nothing yet.
+enum Begun<'a> {
+    Nothing(Unwritten<'a>),
+    Terms(MatMut<'a>),
+}
+
+fn begin<'a>(
+    out: Unwritten<'a>,
+    panel: Range<usize>,
+    bias: Option<&[f32]>,
+    update: Option<Update<'_>>,
+) -> Begun<'a> {
+    let update = update.map(|update| (update.inner_nr.mat(), update.outer_rc.cols(panel.clone())));
+    match (bias, update) {
+        (None, None) => Begun::Nothing(out),
+        (None, Some((inner, outer))) => Begun::Terms(out.product(1.0, inner, outer)),
+        (Some(bias), update) => {
+            let mut out = out.repeated(&bias[panel]);
+            if let Some((inner, outer)) = update {
+                product(&mut out, Onto::Sum, 1.0, inner, outer);
+            }
+            Begun::Terms(out)
+        }
+    }
+}
+
+fn finish<'a>(begun: Begun<'a>, a: Mat<'_>, b: Mat<'_>) -> MatMut<'a> {
+    match begun {
+        Begun::Nothing(out) => out.panel_product(a, b),
+        Begun::Terms(mut out) => {
+            matrix::panel_product(&mut out, Onto::Sum, a, b);
+            out
+        }
+    }
+}
+
+/// `w x^T` into `y_pn`, then its transpose to where it belongs.
+fn few_panel<'a>(begun: Begun<'a>, w_pi: Mat<'_>, x_in: Mat<'_>, y_pn: &mut [f32]) -> MatMut<'a> {
+    let shape = [w_pi.height(), x_in.width()];
+    let [width, tokens] = shape;
+    product(&mut MatMut::new(y_pn, shape), Onto::Fresh, 1.0, w_pi, x_in);
+    let mut out = match begun {
+        Begun::Nothing(out) => out.filled(0.0),
+        Begun::Terms(out) => out,
+    };
+    for n in 0..tokens {
+        for (p, y) in out.row(n).iter_mut().enumerate().take(width) {
+            *y += y_pn[p * tokens + n];
+        }
+    }
+    out
+}
+
+fn transposed(x: Dense<'_>) -> Vec<f32> {
+    let mut out = vec![0.0; x.data.len()];
+    simd::transpose(x.data, x.shape, x.shape[1], &mut out);
+    out
+}
+
+fn x_in_mat(x_in: &[f32], [tokens, inputs]: [usize; 2]) -> Mat<'_> {
+    Mat::new(x_in, [inputs, tokens], tokens)
 }
 
 /// `g w (+ update)`, `[n, i]`: the gradient of the input.
@@ -103,14 +153,14 @@ pub fn input_gradient(g_no: Dense<'_>, w_oi: Weight<'_>, update: Option<Update<'
     let [tokens, outputs] = g_no.shape;
     let inputs = w_oi.len() / outputs.max(1);
     matrix::build([tokens, inputs], PANEL, |panel, out| {
-        w_oi.cols(panel.clone(), [outputs, inputs], |w| match update {
-            None => out.product(1.0, g_no.mat(), w),
-            Some(update) => {
-                let mut out = out.product(1.0, update.inner_nr.mat(), update.outer_rc.cols(panel.clone()));
-                product(&mut out, Onto::Sum, 1.0, g_no.mat(), w);
-                out
+        let begun = begin(out, panel.clone(), None, update);
+        match w_oi {
+            // A copy pays when it is read many times.
+            Weight::F32(w) if tokens <= FEW => {
+                finish(begun, g_no.mat(), Mat::new(w, [outputs, inputs], inputs).cols(panel))
             }
-        })
+            _ => w_oi.with_cols(panel, [outputs, inputs], |w| finish(begun, g_no.mat(), w)),
+        }
     })
 }
 
@@ -153,13 +203,12 @@ pub fn column_sums(g_no: Dense<'_>) -> Vec<f32> {
 const ROWS: usize = 64;
 
 /// A narrow buffer, made in blocks of rows on all threads.
-fn by_rows(rows: usize, width: usize, write: impl Fn(Range<usize>, matrix::MatMut<'_>) + Sync) -> Vec<f32> {
-    use rayon::prelude::*;
-
+fn by_rows(rows: usize, width: usize, write: impl Fn(Range<usize>, MatMut<'_>) + Sync) -> Vec<f32> {
     let mut buffer = vec![0.0; rows * width];
-    buffer.par_chunks_mut((ROWS * width).max(1)).enumerate().for_each(|(i, block)| {
+    let blocks = buffer.chunks_mut((ROWS * width).max(1)).enumerate().collect();
+    parallel::for_each(blocks, |(i, block): (usize, &mut [f32])| {
         let count = block.len() / width;
-        write(i * ROWS..i * ROWS + count, matrix::MatMut::new(block, [count, width]));
+        write(i * ROWS..i * ROWS + count, MatMut::new(block, [count, width]));
     });
     buffer
 }
@@ -172,35 +221,64 @@ impl Weight<'_> {
         }
     }
 
-    /// Lends the given rows as f32.
-    fn rows<R>(&self, range: Range<usize>, inputs: usize, op: impl FnOnce(Mat<'_>) -> R) -> R {
+    /// Lends the given rows as f32, and a buffer of as many rows of `width`.
+    fn with_rows<R>(
+        &self,
+        range: Range<usize>,
+        inputs: usize,
+        width: usize,
+        op: impl FnOnce(Mat<'_>, &mut [f32]) -> R,
+    ) -> R {
         let shape = [range.len(), inputs];
-        let range = range.start * inputs..range.end * inputs;
+        let values = range.start * inputs..range.end * inputs;
         match self {
-            Self::F32(values) => op(Mat::new(&values[range], shape, inputs)),
-            Self::Bf16(values) => scratch::with(range.len(), |scratch| {
-                convert(&values[range], scratch);
-                op(Mat::new(scratch, shape, inputs))
+            Self::F32(w) => {
+                scratch::with(range.len() * width, |buffer| op(Mat::new(&w[values], shape, inputs), buffer))
+            }
+            Self::Bf16(w) => scratch::with(values.len() + range.len() * width, |scratch| {
+                let (rows, buffer) = scratch.split_at_mut(values.len());
+                convert(&w[values], rows);
+                op(Mat::new(rows, shape, inputs), buffer)
             }),
         }
     }
 
-    /// Lends the given columns as f32.
-    fn cols<R>(
+    /// Lends the transpose of the given rows, `[i, rows]`, as f32.
+    fn with_rows_transposed<R>(
+        &self,
+        range: Range<usize>,
+        inputs: usize,
+        op: impl FnOnce(Mat<'_>) -> R,
+    ) -> R {
+        let width = range.len();
+        self.with_rows(range, inputs, inputs, |rows, buffer| {
+            simd::transpose(rows.data(), [width, inputs], inputs, buffer);
+            op(Mat::new(buffer, [inputs, width], width))
+        })
+    }
+
+    /// Lends a copy of the given columns, contiguous, as f32.
+    fn with_cols<R>(
         &self,
         range: Range<usize>,
         [outputs, inputs]: [usize; 2],
         op: impl FnOnce(Mat<'_>) -> R,
     ) -> R {
-        match self {
-            Self::F32(values) => op(Mat::new(values, [outputs, inputs], inputs).cols(range)),
-            Self::Bf16(values) => scratch::with(outputs * range.len(), |scratch| {
-                let rows =
-                    values.chunks_exact(inputs.max(1)).zip(scratch.chunks_exact_mut(range.len().max(1)));
-                rows.for_each(|(from, to)| convert(&from[range.clone()], to));
-                op(Mat::new(scratch, [outputs, range.len()], range.len()))
-            }),
-        }
+        let width = range.len();
+        scratch::with(outputs * width, |scratch| {
+            let rows = scratch.chunks_exact_mut(width.max(1));
+            match self {
+                Self::F32(w) => {
+                    let from = w.chunks_exact(inputs.max(1));
+                    rows.zip(from).for_each(|(to, from)| to.copy_from_slice(&from[range.clone()]));
+                }
+                Self::Bf16(w) => {
+                    let from = w.chunks_exact(inputs.max(1));
+                    rows.zip(from).for_each(|(to, from)| convert(&from[range.clone()], to));
+                }
+            }
+            op(Mat::new(scratch, [outputs, width], width))
+        })
     }
 }
 

@@ -9,7 +9,7 @@
 
 use std::{marker::PhantomData, ops::Range};
 
-use rayon::prelude::*;
+use super::parallel;
 
 /// A matrix to read: element `(i, j)` is `data[i * row_stride + j * col_stride]`.
 #[derive(Clone, Copy)]
@@ -46,6 +46,21 @@ impl<'a> Mat<'a> {
         assert!(range.start <= range.end && range.end <= self.rows, "rows outside a matrix view");
         let start = (range.start * self.row_stride).min(self.data.len());
         Self { data: &self.data[start..], rows: range.len(), ..self }
+    }
+
+    /// How many rows it has.
+    pub fn height(&self) -> usize {
+        self.rows
+    }
+
+    /// How many columns it has.
+    pub fn width(&self) -> usize {
+        self.cols
+    }
+
+    /// From its first element on.
+    pub fn data(&self) -> &'a [f32] {
+        self.data
     }
 
     /// One contiguous row.
@@ -178,6 +193,12 @@ impl<'a> Unwritten<'a> {
         self.0
     }
 
+    /// `a b`, as [`panel_product`].
+    pub fn panel_product(mut self, a: Mat<'_>, b: Mat<'_>) -> MatMut<'a> {
+        panel_product(&mut self.0, Onto::Fresh, a, b);
+        self.0
+    }
+
     /// `scale * a b`.
     pub fn product(mut self, scale: f32, a: Mat<'_>, b: Mat<'_>) -> MatMut<'a> {
         product(&mut self.0, Onto::Fresh, scale, a, b);
@@ -195,8 +216,8 @@ pub fn build(
     let mut buffer = Vec::<f32>::with_capacity(rows * cols);
     let pointer = buffer.as_mut_ptr();
     let whole = MatMut { pointer, rows, cols, row_stride: cols, owner: PhantomData };
-    let blocks: Vec<_> = whole.col_blocks(width).into_iter().map(Unwritten).collect();
-    blocks.into_par_iter().enumerate().for_each(|(i, block)| {
+    let blocks = whole.col_blocks(width).into_iter().map(Unwritten).enumerate().collect();
+    parallel::for_each(blocks, |(i, block)| {
         let start = i * width;
         let range = start..start + block.0.cols;
         write(range, block);
@@ -245,6 +266,18 @@ pub fn product(dst: &mut MatMut<'_>, onto: Onto, scale: f32, a: Mat<'_>, b: Mat<
             false,
             gemm::Parallelism::None,
         );
+    }
+}
+
+/// [`product`] with a `b` whose rows are contiguous and as wide as the crate's register tile, read where it lies.
+///
+/// The `gemm` crate copies such a `b` into panels of the layout it already has, unless the product has at most 48 rows
+/// (`DEFAULT_LHS_PACKING_THRESHOLD_SINGLE_THREAD` times the tile's other side): so it gets 48 rows at a time.
+pub fn panel_product(dst: &mut MatMut<'_>, onto: Onto, a: Mat<'_>, b: Mat<'_>) {
+    const HEIGHT: usize = 48;
+    for start in (0..a.rows).step_by(HEIGHT) {
+        let rows = start..(start + HEIGHT).min(a.rows);
+        product(&mut dst.part(rows.clone()), onto, 1.0, a.rows(rows), b);
     }
 }
 

@@ -10,6 +10,7 @@ mod attention;
 mod linear;
 mod matrix;
 mod norm;
+mod parallel;
 mod pointwise;
 mod rows;
 mod scratch;

@@ -8,7 +8,7 @@
 
 use std::mem::MaybeUninit;
 
-use rayon::prelude::*;
+use super::parallel;
 
 /// Values in a block: 32 KiB, which stays in the first-level cache, and some microseconds of work.
 const BLOCK: usize = 8192;
@@ -18,8 +18,8 @@ pub fn build(rows: usize, width: usize, fill: impl Fn(usize, &mut [f32]) + Sync)
     let step = step(width);
     let mut buffer = reserve(rows * width);
     if width > 0 {
-        let blocks = buffer.par_chunks_mut(step * width).enumerate();
-        blocks.for_each(|(i, block)| fill(i * step, zeroed(block)));
+        let blocks = buffer.chunks_mut(step * width).enumerate().collect();
+        parallel::for_each(blocks, |(i, block)| fill(i * step, zeroed(block)));
     }
     finish(buffer)
 }
@@ -33,8 +33,8 @@ pub fn build2(
     let step = step(width);
     let (mut first, mut second) = (reserve(rows * width), reserve(rows * width));
     if width > 0 {
-        let pairs = first.par_chunks_mut(step * width).zip(second.par_chunks_mut(step * width));
-        pairs.enumerate().for_each(|(i, (a, b))| fill(i * step, zeroed(a), zeroed(b)));
+        let pairs = first.chunks_mut(step * width).zip(second.chunks_mut(step * width));
+        parallel::for_each(pairs.enumerate().collect(), |(i, (a, b))| fill(i * step, zeroed(a), zeroed(b)));
     }
     (finish(first), finish(second))
 }

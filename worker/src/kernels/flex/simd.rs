@@ -128,6 +128,90 @@ fn fold(mut lanes: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> f32 {
     lanes[0]
 }
 
+/// Writes the transpose of a `[rows, cols]` matrix, whose rows are `stride` apart, to `to`: `[cols, rows]`, contiguous.
+pub fn transpose(from: &[f32], [rows, cols]: [usize; 2], stride: usize, to: &mut [f32]) {
+    assert!(
+        rows == 0 || cols == 0 || (rows - 1) * stride + cols <= from.len(),
+        "a matrix reaches past its data"
+    );
+    assert_eq!(to.len(), rows * cols, "a transpose has as many elements");
+    let tiled = [rows - rows % TILE, cols - cols % TILE];
+    for r in (0..tiled[0]).step_by(TILE) {
+        for c in (0..tiled[1]).step_by(TILE) {
+            transpose_tile(&from[r * stride + c..], stride, &mut to[c * rows + r..], rows);
+        }
+    }
+    for r in 0..rows {
+        let first = if r < tiled[0] { tiled[1] } else { 0 };
+        for c in first..cols {
+            to[c * rows + r] = from[r * stride + c];
+        }
+    }
+}
+
+/// Side of the squares that [`transpose`] moves: an AVX-512 register.
+const TILE: usize = 16;
+
+fn transpose_tile(from: &[f32], from_stride: usize, to: &mut [f32], to_stride: usize) {
+    assert!(
+        from.len() >= 15 * from_stride + TILE && to.len() >= 15 * to_stride + TILE,
+        "a tile reaches past its data"
+    );
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx512f") {
+        // SAFETY: the processor has the feature, and the tile lies within both slices.
+        return unsafe { transpose_tile_avx512(from.as_ptr(), from_stride, to.as_mut_ptr(), to_stride) };
+    }
+    for r in 0..TILE {
+        for c in 0..TILE {
+            to[c * to_stride + r] = from[r * from_stride + c];
+        }
+    }
+}
+
+/// Four rounds of shuffles: within pairs of rows, within quadruples, then two rounds that exchange quarters of registers.
+/// Every cache line is touched once, so that rows whose distance is a power of two do not evict each other.
+///
+/// # Safety
+///
+/// Rows `from + i * from_stride` and `to + i * to_stride`, `i < 16`, must be 16 elements that may be read and written.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+unsafe fn transpose_tile_avx512(from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
+    use std::arch::x86_64::*;
+
+    // SAFETY: the caller's promise.
+    let rows: [__m512; TILE] = std::array::from_fn(|i| unsafe { _mm512_loadu_ps(from.add(i * from_stride)) });
+    let mut a = rows;
+    let mut b = rows;
+    for i in (0..TILE).step_by(2) {
+        a[i] = _mm512_unpacklo_ps(b[i], b[i + 1]);
+        a[i + 1] = _mm512_unpackhi_ps(b[i], b[i + 1]);
+    }
+    let low = |x, y| _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(x), _mm512_castps_pd(y)));
+    let high = |x, y| _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(x), _mm512_castps_pd(y)));
+    for i in (0..TILE).step_by(4) {
+        b[i] = low(a[i], a[i + 2]);
+        b[i + 1] = high(a[i], a[i + 2]);
+        b[i + 2] = low(a[i + 1], a[i + 3]);
+        b[i + 3] = high(a[i + 1], a[i + 3]);
+    }
+    for i in 0..4 {
+        a[i] = _mm512_shuffle_f32x4::<0x88>(b[i], b[i + 4]);
+        a[i + 4] = _mm512_shuffle_f32x4::<0xdd>(b[i], b[i + 4]);
+        a[i + 8] = _mm512_shuffle_f32x4::<0x88>(b[i + 8], b[i + 12]);
+        a[i + 12] = _mm512_shuffle_f32x4::<0xdd>(b[i + 8], b[i + 12]);
+    }
+    for i in 0..8 {
+        b[i] = _mm512_shuffle_f32x4::<0x88>(a[i], a[i + 8]);
+        b[i + 8] = _mm512_shuffle_f32x4::<0xdd>(a[i], a[i + 8]);
+    }
+    for (i, column) in b.into_iter().enumerate() {
+        // SAFETY: the caller's promise.
+        unsafe { _mm512_storeu_ps(to.add(i * to_stride), column) };
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -149,6 +233,20 @@ mod tests {
         assert!(exp(1e30) > 2e38 && exp(1e30).is_finite());
         assert!(exp(f32::NAN).is_nan());
         assert_eq!(exp(0.0), 1.0);
+    }
+
+    #[test]
+    fn a_transpose_moves_every_element() {
+        for (rows, cols, stride) in
+            [(16, 16, 16), (33, 50, 64), (1, 40, 40), (40, 1, 1), (0, 3, 3), (128, 48, 50)]
+        {
+            let from: Vec<f32> = (0..rows * stride).map(|x| x as f32).collect();
+            let mut to = vec![0.0; rows * cols];
+            transpose(&from, [rows, cols], stride, &mut to);
+            for (i, &x) in to.iter().enumerate() {
+                assert_eq!(x as usize, i % rows * stride + i / rows);
+            }
+        }
     }
 
     #[test]
