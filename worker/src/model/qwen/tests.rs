@@ -37,7 +37,7 @@ fn logits(dir: &Path, dtype: WeightsDtype) -> Vec<f32> {
         QwenVl::<Flex>::load(dir, LoadOptions { dtype, head: true }, None, &mut layout, &FlexDevice).unwrap();
     let trainables = Trainables::new(layout, Vec::new(), &FlexDevice);
     let params = ParamScope::<Flex>::frozen(&trainables);
-    let (ids, valid) = ([3, 14, 15, 9, 26, 5], [0..6]);
+    let (ids, valid) = ([3, 14, 15, 9, 26, 5], std::iter::once(0..6).collect::<Vec<_>>());
     let index = model.rope_index(&ids, &valid, &[]).unwrap();
     let context = model.text.context(&index.position_ids, &valid);
     let mut x_nd = model.embed_tokens(&ids);
@@ -111,7 +111,7 @@ fn images_that_do_not_fit_the_tokens_are_refused() {
     let config = QwenConfig::read(&golden("flat-gqa-left")).unwrap();
     let image = config.tokens.image;
     let index = |ids: &[u32], grids: &[[u32; 3]]| {
-        RopeIndex::new(&config, ids, &[0..ids.len() as u32], grids).unwrap_err()
+        RopeIndex::new(&config, ids, std::slice::from_ref(&(0..ids.len() as u32)), grids).unwrap_err()
     };
     assert_eq!(
         index(&[1, image], &[[1, 4, 4]]),
