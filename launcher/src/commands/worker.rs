@@ -47,13 +47,9 @@ pub fn execute(args: &WorkerArgs) -> Outcome {
         return solo::train(&spec, trainer(None));
     }
     let seat = Seat::from_env(&process_env)?;
-    let listener = match seat.world_size {
-        1 => None,
-        _ => {
-            let address = format!("{}:0", seat.local_addr);
-            Some(RingListener::bind(&address).map_err(|error| Failed::new(Exit::Rendezvous, error))?)
-        }
-    };
+    // A world of one has no ring, but every worker registers where it could be called.
+    let address = format!("{}:0", seat.local_addr);
+    let listener = RingListener::bind(&address).map_err(|error| Failed::new(Exit::Rendezvous, error))?;
     let options = SessionOptions {
         token: process_env("COX_TOKEN"),
         run_id: process_env("TORCHELASTIC_RUN_ID").unwrap_or_default(),
@@ -62,11 +58,11 @@ pub fn execute(args: &WorkerArgs) -> Outcome {
         node_rank: seat.node_rank,
         world_size: seat.world_size,
         host: Machine::this().host,
-        data_address: listener.as_ref().map_or_else(String::new, |listener| listener.address().to_owned()),
+        data_address: listener.address().to_owned(),
         memory_in_use: Arc::new(|| Bytes(memory::in_use())),
         ..SessionOptions::new(seat.coordinator)
     };
-    block_on(session::run(options, trainer(listener))).map_err(|error| {
+    block_on(session::run(options, trainer(Some(listener)))).map_err(|error| {
         let exit = match &error {
             SessionError::Refused { .. } => Exit::Rendezvous,
             SessionError::Lost { .. } => Exit::CoordinatorLost,
