@@ -1,5 +1,6 @@
 //! The quickstart as a user runs it: a coordinator and two workers, real model, real data, an adapter at the end.
 
+mod launch;
 mod support;
 
 use support::{Running, losses, read_json, root, train};
