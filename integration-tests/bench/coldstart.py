@@ -21,7 +21,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 def cox(binary):
     out = tempfile.mkdtemp()
-    command = [binary, "run", "configs/quickstart.yaml", "train.steps=1", "eval.samples=0", f"run.output_dir={out}/run"]
+    command = [binary, "run", "configs/quickstart.yaml", "train.steps=1", "eval.samples=0", "optimizer.warmup_steps=0", f"run.output_dir={out}/run"]
     began = time.time()
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     first = None
