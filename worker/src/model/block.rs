@@ -10,7 +10,7 @@ use crate::{
 /// One transformer block, of the vision tower or of the language model.
 ///
 /// A block is a function of its input, its parameters and a context; it keeps nothing between calls. That is what lets
-/// layer recompute (`train::recompute`) run it once without autodiff and again, bit for bit alike, with it.
+/// layer recompute (`model::recompute`) run it once without autodiff and again, bit for bit alike, with it.
 pub trait Block<B: ModelBackend> {
     /// Whatever all blocks of a tower share within one micro-batch: rotary tables, masks.
     type Context;
