@@ -186,9 +186,14 @@ impl<B: ModelBackend> Trainables<B> {
         self.flat.clone().into_data().into_vec().expect("trainables are fp32 by construction")
     }
 
-    fn view(&self, id: ParamId) -> Tensor<B, 1> {
+    /// A parameter as a matrix, without a copy; one of a single axis is a row.
+    fn view(&self, id: ParamId) -> Tensor<B, 2> {
         let param = self.layout.get(id);
-        self.flat.clone().narrow(0, param.offset, param.len())
+        let shape = match param.shape[..] {
+            [rows, cols] => [rows, cols],
+            _ => [1, param.len()],
+        };
+        B::matrix_view(self.flat.clone(), param.offset, shape)
     }
 }
 
@@ -202,8 +207,8 @@ pub struct ParamScope<'a, T: Tape> {
     leaves: RefCell<HashMap<ParamId, ParamView<T>>>,
 }
 
-/// A parameter on a tape, flat; shaped on use.
-type ParamView<T> = Tensor<T, 1>;
+/// A parameter on a tape, as [`Trainables::view`] gives it; anything but a matrix is shaped on use.
+type ParamView<T> = Tensor<T, 2>;
 
 impl<'a, T: Tape> ParamScope<'a, T> {
     /// Parameters as constants.
@@ -225,7 +230,10 @@ impl<'a, T: Tape> ParamScope<'a, T> {
             .entry(id)
             .or_insert_with(|| (self.tracked)(T::lift(self.trainables.view(id))))
             .clone();
-        leaf.reshape(shape)
+        match D {
+            2 => Tensor::from_primitive(leaf.into_primitive()),
+            _ => leaf.reshape(shape),
+        }
     }
 }
 
@@ -297,6 +305,21 @@ mod tests {
     use burn::backend::Flex;
 
     use super::*;
+
+    #[test]
+    fn a_parameter_is_a_view_of_the_flat_space() {
+        let mut layout = TrainableLayout::default();
+        layout.add("a".into(), &[5], Group::Expert, true, Init::Zeros);
+        let id = layout.add("b".into(), &[2, 3], Group::Expert, true, Init::Zeros);
+        let values: Vec<f32> = (0..11).map(|x| x as f32).collect();
+        let (begin, end) = (values.as_ptr() as usize, values.as_ptr_range().end as usize);
+        let trainables = Trainables::<Flex>::new(layout, values, &Default::default());
+        let matrix = ParamScope::<Flex>::frozen(&trainables).get::<2>(id);
+        let primitive = matrix.clone().into_primitive().tensor();
+        let stored = primitive.bytes().as_ptr() as usize;
+        assert!((begin..end).contains(&stored), "a copy was made");
+        assert_eq!(matrix.into_data().into_vec::<f32>().unwrap(), [5.0, 6.0, 7.0, 8.0, 9.0, 10.0]);
+    }
 
     #[test]
     fn taking_the_values_out_and_putting_them_back_copies_nothing() {

@@ -74,7 +74,8 @@ impl Dataset {
             Some(name) => sensor_shape(info, name)?,
             None => (0, 0),
         };
-        let cameras: Result<Vec<_>, _> = data.cameras.iter().map(|name| camera(info, name)).collect();
+        let camera = |name: &String| Ok(Camera { name: name.clone(), size: camera_size(info, name)? });
+        let cameras: Result<Vec<_>, DataError> = data.cameras.iter().map(camera).collect();
         let model = Path::new(&spec.model.path);
         let facts = ModelFacts::read(model)?;
         let dims = SampleDims {
@@ -251,14 +252,14 @@ impl Dataset {
     }
 }
 
-fn camera(info: &Info, name: &str) -> Result<Camera, DataError> {
+pub(super) fn camera_size(info: &Info, name: &str) -> Result<(usize, usize), DataError> {
     let size = |f: &Feature| f.image_size().filter(|(h, w)| *h > 0 && *w > 0);
     let feature = info.require("cameras", name, |f| f.is_image() && size(f).is_some())?;
-    Ok(Camera { name: name.to_string(), size: size(feature).unwrap_or_default() })
+    Ok(size(feature).unwrap_or_default())
 }
 
 /// Window and channels; a plain vector is a window of one reading.
-fn sensor_shape(info: &Info, name: &str) -> Result<(usize, usize), DataError> {
+pub(super) fn sensor_shape(info: &Info, name: &str) -> Result<(usize, usize), DataError> {
     let one_or_two_axes = |f: &Feature| f.is_number() && matches!(f.shape.len(), 1 | 2);
     match info.require("sensor", name, one_or_two_axes)?.shape[..] {
         [window, channels] => Ok((window, channels)),

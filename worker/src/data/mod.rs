@@ -6,6 +6,7 @@
 //! prompt     task text to token ids                   order           position to sample
 //! dataset    all of it as samples of a run            collate, prefetch   samples to micro-batches, ahead of the trainer
 //! inspect    a data set, described                    sample_file     one sample, written out
+//! outline    sizes of its samples, from metadata alone
 //! ```
 //!
 //! Memory: metadata (40 bytes an episode), a cache of fixed size, and the micro-batches of the prefetch bound. It grows neither
@@ -18,6 +19,7 @@ mod inspect;
 pub mod lerobot;
 mod normalize;
 mod order;
+mod outline;
 mod prefetch;
 mod prompt;
 mod resize;
@@ -31,6 +33,7 @@ pub use inspect::{FeatureReport, Report, Role, inspect};
 pub use lerobot::Fingerprint;
 pub use normalize::Normalizer;
 pub use order::{SampleOrder, TrainingSamples};
+pub use outline::{Outline, PromptLength};
 pub use prefetch::{Prefetcher, StepRequest};
 pub use prompt::{ModelFacts, PromptEncoder};
 pub use sample_file::write_sample;

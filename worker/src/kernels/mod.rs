@@ -91,6 +91,11 @@ pub struct LowRankGradients<B: Backend> {
 
 /// A backend that the model runs on. The methods named `_backward`, `_gradient` and `_saving` are for the autodiff nodes.
 pub trait ModelBackend: Backend {
+    /// The elements of `flat` from `start` on as a matrix, without a copy where the backend allows it.
+    fn matrix_view(flat: Tensor<Self, 1>, start: usize, shape: [usize; 2]) -> Tensor<Self, 2> {
+        flat.narrow(0, start, shape[0] * shape[1]).reshape(shape)
+    }
+
     /// `x * rsqrt(mean(x^2, last) + eps) * gain` (arXiv 1910.07467). `x_nd`, `gain_d` frozen; returns `[n, d]`.
     fn rms_norm(x_nd: Tensor<Self, 2>, gain_d: Tensor<Self, 1>, eps: f64) -> Tensor<Self, 2> {
         reference::rms_norm(x_nd, gain_d, eps)

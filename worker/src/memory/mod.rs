@@ -8,12 +8,15 @@
 //!
 //! A [`Meter`] is told which phase begins; it keeps the peak of each. Peaks between two sightings are exact for `in use`;
 //! for the other two they are exact whenever the phase raised the process's high-water mark, and otherwise what was seen at
-//! its end. Nothing here predicts anything, and nothing here knows of GPUs yet.
+//! its end. What a run will take before it is launched is [`prediction`]'s to say. Nothing here knows of GPUs yet.
 
 mod allocator;
+mod category;
 mod meter;
+pub mod prediction;
 mod resident;
 
 pub use allocator::{CountingAllocator, in_use};
+pub use category::Category;
 pub use meter::{Meter, OutOfMemory};
 pub use resident::Resident;

@@ -19,9 +19,9 @@ mod spans;
 
 use burn::{
     backend::Flex,
-    tensor::{DType, Tensor, TensorData, TensorPrimitive},
+    tensor::{DType, Shape, Tensor, TensorData, TensorPrimitive},
 };
-use burn_flex::FlexTensor;
+use burn_flex::{FlexTensor, Layout};
 use half::bf16;
 
 use super::{
@@ -30,6 +30,14 @@ use super::{
 };
 
 impl ModelBackend for Flex {
+    /// burn's own `reshape` copies whatever does not start at its buffer's first element.
+    fn matrix_view(flat: Tensor<Self, 1>, start: usize, [rows, cols]: [usize; 2]) -> Tensor<Self, 2> {
+        let flat = primitive(flat.narrow(0, start, rows * cols));
+        let layout =
+            Layout::new(Shape::new([rows, cols]), vec![cols as isize, 1], flat.layout().start_offset());
+        Tensor::from_primitive(TensorPrimitive::Float(flat.with_layout(layout)))
+    }
+
     fn rms_norm(x_nd: Tensor<Self, 2>, gain_d: Tensor<Self, 1>, eps: f64) -> Tensor<Self, 2> {
         if !is_f32(&x_nd) {
             return reference::rms_norm(x_nd, gain_d, eps);

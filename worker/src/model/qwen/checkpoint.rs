@@ -97,6 +97,22 @@ impl Checkpoint {
         self.tensors.contains_key(name)
     }
 
+    /// Bytes that a tensor takes beside the mapped file when it is kept as `dtype`: 0 where it is used as it lies there. None
+    /// if the checkpoint has no such tensor.
+    pub fn copied_bytes(&self, name: &str, dtype: WeightsDtype) -> Option<u64> {
+        let (number, spelling) = self.tensors.get(name)?;
+        let shard = &self.shards[*number];
+        let info = shard.header.info(spelling)?;
+        let (kept, each) = match dtype {
+            WeightsDtype::Float32 => (Dtype::F32, 4),
+            WeightsDtype::Bfloat16 => (Dtype::BF16, 2),
+        };
+        // Maps begin at a page, so the place in the file decides the alignment.
+        let aligned = (shard.data_start + info.data_offsets.0).is_multiple_of(align_of::<f32>());
+        let in_place = info.dtype == kept && aligned;
+        Some(if in_place { 0 } else { each * info.shape.iter().product::<usize>() as u64 })
+    }
+
     /// Bytes of all tensors as stored.
     pub fn stored_bytes(&self) -> u64 {
         self.shards.iter().map(|shard| (shard.map.len() - shard.data_start) as u64).sum()

@@ -13,6 +13,35 @@ pub fn modules(config: &QwenConfig) -> Vec<Module> {
     list.0
 }
 
+/// Names of the frozen tensors that training loads, and whether each is a matrix. An LM head of its own is not among them.
+pub fn frozen_tensors(config: &QwenConfig) -> Vec<(String, bool)> {
+    let norm = |name: &str| name.ends_with("norm") || name.ends_with("norm1") || name.ends_with("norm2");
+    let mut tensors = Vec::new();
+    for Module { name, kind, .. } in modules(config) {
+        match kind {
+            ModuleKind::Linear { head: true, .. } => {}
+            ModuleKind::Linear { .. } => {
+                tensors.push((format!("{name}.weight"), true));
+                if has_bias(&name) {
+                    tensors.push((format!("{name}.bias"), false));
+                }
+            }
+            ModuleKind::Convolution | ModuleKind::Embedding => tensors.push((format!("{name}.weight"), true)),
+            ModuleKind::Other if norm(&name) || name.ends_with("ln_q") => {
+                tensors.push((format!("{name}.weight"), false));
+            }
+            ModuleKind::Other => {}
+        }
+    }
+    tensors
+}
+
+/// Whether a linear has a bias: all of the vision tower's, and query, key and value of the language model.
+pub fn has_bias(module: &str) -> bool {
+    module.starts_with("model.visual")
+        || ["q_proj", "k_proj", "v_proj"].iter().any(|end| module.ends_with(end))
+}
+
 fn vision(config: &QwenConfig, list: &mut List) {
     let vision = &config.vision;
     let (d, f) = (vision.hidden_size, vision.intermediate_size);

@@ -1,0 +1,155 @@
+//! How many elements there are of what: exact, from sizes alone.
+//!
+//! Frozen weights come from the same list of modules that PEFT's names are checked against; expert and sensor encoder from the
+//! layout that training itself uses, which needs no tensor; adapters from the plan that decides where they are.
+
+use coxswain_proto::run_spec::RunSpec;
+
+use crate::{
+    batch::SampleDims,
+    lora::{LoraPlan, ModuleKind},
+    model::{
+        expert::{ActionExpert, ExpertShape},
+        qwen::{
+            config::QwenConfig,
+            modules::{has_bias, modules},
+        },
+        sensor::{SensorEncoder, SensorShape},
+    },
+    params::{Group, TrainableLayout},
+};
+
+/// Elements of a frozen part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Elements {
+    /// Of matrices, which are kept in `model.weights_dtype`.
+    pub matrices: u64,
+    /// Of biases and gains, which are always fp32.
+    pub vectors: u64,
+}
+
+impl Elements {
+    /// Matrices and vectors.
+    pub fn total(&self) -> u64 {
+        self.matrices + self.vectors
+    }
+}
+
+/// Elements of a policy by part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// The vision tower and its merger.
+    pub vision: Elements,
+    /// Embedding table, decoder layers, final norm.
+    pub language: Elements,
+    /// The LM head where it is a matrix of its own. Training on actions never loads it.
+    pub head: Elements,
+    /// Adapters.
+    pub lora: u64,
+    /// The action expert.
+    pub expert: u64,
+    /// The sensor encoder.
+    pub sensor: u64,
+}
+
+impl Counts {
+    /// Counts a policy for samples of these sizes.
+    pub fn of(config: &QwenConfig, lora: Option<&LoraPlan>, spec: &RunSpec, dims: SampleDims) -> Self {
+        let mut counts = Self::frozen(config);
+        counts.lora = lora.map_or(0, |plan| adapters(config, plan));
+        let mut layout = TrainableLayout::default();
+        register(&mut layout, config, spec, dims);
+        for param in layout.params() {
+            let group = match param.group {
+                Group::Sensor => &mut counts.sensor,
+                Group::Expert => &mut counts.expert,
+                Group::Lora => &mut counts.lora,
+            };
+            *group += param.len() as u64;
+        }
+        counts
+    }
+
+    /// Counts the pretrained model alone.
+    pub fn frozen(config: &QwenConfig) -> Self {
+        let mut counts = Self::default();
+        for module in modules(config) {
+            let of_vision = module.name.starts_with("model.visual");
+            let part = if of_vision { &mut counts.vision } else { &mut counts.language };
+            match module.kind {
+                ModuleKind::Linear { head: true, .. } if config.tie_word_embeddings => {}
+                ModuleKind::Linear { inputs, outputs, head: true } => {
+                    counts.head.matrices += (inputs * outputs) as u64;
+                }
+                ModuleKind::Linear { inputs, outputs, .. } => {
+                    part.matrices += (inputs * outputs) as u64;
+                    part.vectors += if has_bias(&module.name) { outputs as u64 } else { 0 };
+                }
+                ModuleKind::Convolution => {
+                    part.matrices += (config.vision.hidden_size * config.vision.patch_values()) as u64;
+                }
+                ModuleKind::Embedding => {
+                    part.matrices += (config.text.vocab_size * config.text.hidden_size) as u64;
+                }
+                ModuleKind::Other => {}
+            }
+        }
+        counts.vision.vectors += ((2 * config.vision.depth + 1) * config.vision.hidden_size) as u64;
+        counts.language.vectors += ((2 * config.text.num_layers + 1) * config.text.hidden_size) as u64;
+        counts
+    }
+
+    /// The pretrained model, its head included: what model cards quote.
+    pub fn pretrained(&self) -> u64 {
+        self.vision.total() + self.language.total() + self.head.total()
+    }
+
+    /// What is held frozen while training: without a head of its own.
+    pub fn held_frozen(&self) -> Elements {
+        Elements {
+            matrices: self.vision.matrices + self.language.matrices,
+            vectors: self.vision.vectors + self.language.vectors,
+        }
+    }
+
+    /// Everything that trains: the length of the flat space.
+    pub fn trainable(&self) -> u64 {
+        self.lora + self.expert + self.sensor
+    }
+}
+
+fn adapters(config: &QwenConfig, plan: &LoraPlan) -> u64 {
+    let elements = modules(config).into_iter().filter_map(|module| match module.kind {
+        ModuleKind::Linear { inputs, outputs, .. } => {
+            plan.adapter(&module.name).map(|adapter| adapter.rank * (inputs + outputs))
+        }
+        _ => None,
+    });
+    elements.sum::<usize>() as u64
+}
+
+/// Sensor encoder and expert, in the order in which a policy registers them.
+fn register(layout: &mut TrainableLayout, config: &QwenConfig, spec: &RunSpec, dims: SampleDims) {
+    let with_sensor = dims.sensor_window > 0;
+    if with_sensor {
+        let shape = SensorShape {
+            window: dims.sensor_window,
+            channels: dims.sensor_channels,
+            tokens: spec.sensor.tokens.max(1),
+            width: spec.sensor.width,
+            outputs: spec.expert.width,
+        };
+        SensorEncoder::register(layout, shape);
+    }
+    let shape = ExpertShape {
+        width: spec.expert.width,
+        layers: spec.expert.layers,
+        heads: spec.expert.heads,
+        context: config.text.hidden_size,
+        state: dims.state,
+        sensor_tokens: if with_sensor { spec.sensor.tokens } else { 0 },
+        horizon: dims.horizon,
+        action: dims.action,
+    };
+    ActionExpert::register(layout, shape);
+}

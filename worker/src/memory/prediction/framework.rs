@@ -1,0 +1,52 @@
+//! What is held besides weights and activations: read-ahead, caches, scratch, and what the process takes by itself.
+
+use super::{Ask, Place, Subject, shadow::Micro};
+
+/// Rows of the data set kept decoded, at most (`data::lerobot::rows::Limits`).
+const ROW_CACHE: u64 = 128 << 20;
+/// What the ring keeps to receive into (`collective::ring::pump::PIECE`).
+const RING_SCRATCH: u64 = 128 << 10;
+/// A process before it has read anything: runtime, telemetry, connections.
+const PROCESS: u64 = 2 << 20;
+/// Bytes that a tokenizer takes for each byte of its file.
+const TOKENIZER: u64 = 8;
+/// A CUDA context with its libraries' workspaces, and the unused ends of the allocator's pages.
+const CARD: u64 = 768 << 20;
+
+/// What the communicator holds for itself.
+pub(super) fn collective_bytes(world: u64) -> u64 {
+    if world > 1 { RING_SCRATCH } else { 0 }
+}
+
+/// Read-ahead and row cache. On a card only the micro-batch that runs is there, and its pixels are counted with the activations.
+pub(super) fn input_bytes(subject: &Subject, ask: Ask) -> u64 {
+    let sample = sample_bytes(subject);
+    match ask.place {
+        Place::Card => ask.micro_batch * sample,
+        Place::Host { .. } => {
+            let ahead = subject.spec.data.prefetch.max(1) as u64 + 1;
+            let batch = ask.micro_batch.min(subject.spec.train.global_batch as u64);
+            ahead * batch * sample + ROW_CACHE.min(subject.outline.data_bytes)
+        }
+    }
+}
+
+/// One sample as the data threads hand it over.
+fn sample_bytes(subject: &Subject) -> u64 {
+    let (outline, vision) = (&subject.outline, &subject.config.vision);
+    let dims = outline.dims;
+    let numbers = dims.state + dims.sensor_window * dims.sensor_channels + dims.horizon * (dims.action + 1);
+    let values =
+        outline.patches() * vision.patch_values() as u64 + outline.prompt_tokens as u64 + numbers as u64;
+    4 * values
+}
+
+/// What the process takes by itself.
+pub(super) fn framework_bytes(subject: &Subject, ask: Ask, micro: &Micro) -> u64 {
+    match ask.place {
+        Place::Card => CARD,
+        Place::Host { threads } => {
+            PROCESS + TOKENIZER * subject.outline.tokenizer_bytes + threads * micro.scratch
+        }
+    }
+}

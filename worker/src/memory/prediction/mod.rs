@@ -1,0 +1,216 @@
+//! How much memory a run will take, before it is launched: from `config.json`, safetensors headers, the run file and the data
+//! set's metadata. No tensor, no GPU, no weight is read.
+//!
+//! ```text
+//! Subject::read   what is predicted about, read once        counts   elements by part, exact
+//! Subject::predict   one rank at one micro-batch            shape    shapes of a micro-batch
+//! framework       what is neither weights nor activations   shadow   a step with sizes in place of tensors
+//! ```
+//!
+//! | category | bytes on a rank, `n` trainables, `W` ranks |
+//! |---|---|
+//! | frozen weights | elements times 4 or 2 (vectors always 4); on a host only what is not used in place in the mapped files |
+//! | trainables, gradients | `4 n` each |
+//! | optimizer shard | `8 n / W` |
+//! | mirror | `28 n / W` when a neighbour's shard is kept, see [`MIRROR_BYTES`] |
+//! | activations | the shadow step's peak |
+//! | collective buffers | the ring's receive buffer when `W > 1` |
+//! | input | prefetched micro-batches, and the row cache |
+//! | framework | process, tokenizer and scratch of the compute threads; a context on a card |
+//!
+//! Frozen and trained weights are never mixed: LoRA's point is that only a hundredth of the model has gradients and moments.
+
+mod counts;
+mod framework;
+mod shadow;
+mod shape;
+#[cfg(test)]
+mod tests;
+
+use std::path::{Path, PathBuf};
+
+use coxswain_proto::run_spec::{RunSpec, WeightsDtype};
+
+use super::Category;
+use crate::{
+    collective::chunk,
+    data::{DataError, Outline},
+    lora::LoraPlan,
+    model::qwen::{
+        checkpoint::Checkpoint,
+        config::QwenConfig,
+        error::ModelError,
+        modules::{frozen_tensors, modules},
+    },
+};
+
+pub use counts::{Counts, Elements};
+
+/// Bytes per element of a neighbour's shard that a mirror holds: weights and both moments of two steps, and the step's gradients.
+pub const MIRROR_BYTES: u64 = 28;
+
+/// A run that cannot be predicted because something it names cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum PredictionError {
+    /// The checkpoint, or adapter settings that do not fit it.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The data set.
+    #[error(transparent)]
+    Data(#[from] DataError),
+}
+
+/// What is predicted about: a run, and what its model and data are.
+#[derive(Clone, Debug)]
+pub struct Subject {
+    /// The run.
+    pub spec: RunSpec,
+    /// Sizes of the model.
+    pub config: QwenConfig,
+    /// Its adapters.
+    pub lora: Option<LoraPlan>,
+    /// Sizes of its samples.
+    pub outline: Outline,
+    /// Elements by part.
+    pub counts: Counts,
+    /// Bytes of frozen weights that cannot be used in place in the files, by type of matrices (fp32, bf16).
+    copied: [u64; 2],
+}
+
+/// Where a rank's memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// The host's: what the allocator counts. Weights whose type is the file's own stay in the page cache.
+    Host {
+        /// Compute threads of the rank.
+        threads: u64,
+    },
+    /// A card's: everything is on it.
+    Card,
+}
+
+/// One rank of a world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ask {
+    /// Samples of one forward pass.
+    pub micro_batch: u64,
+    /// Ranks.
+    pub world: u64,
+    /// Which of them.
+    pub rank: u64,
+    /// Where its memory is.
+    pub place: Place,
+}
+
+/// What one rank will hold at its worst moment, by category.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Prediction {
+    by: [u64; Category::ALL.len()],
+    /// Peak of activations in the forward pass.
+    pub forward: u64,
+    /// Peak of activations in the backward pass.
+    pub backward: u64,
+}
+
+impl Prediction {
+    /// Bytes of a category.
+    pub fn of(&self, category: Category) -> u64 {
+        self.by[category as usize]
+    }
+
+    fn set(&mut self, category: Category, bytes: u64) {
+        self.by[category as usize] = bytes;
+    }
+
+    /// Everything together.
+    pub fn peak(&self) -> u64 {
+        self.by.iter().sum()
+    }
+
+    /// What is there whatever the micro-batch.
+    pub fn fixed(&self) -> u64 {
+        self.peak() - self.of(Category::Activations) - self.of(Category::Input)
+    }
+}
+
+impl Subject {
+    /// Reads configuration and metadata of everything the run names.
+    pub fn read(spec: &RunSpec) -> Result<Self, PredictionError> {
+        let dir = Path::new(&spec.model.path);
+        let config = QwenConfig::read(dir)?;
+        let outline = Outline::read(spec)?;
+        let copied = copied(dir, &config)?;
+        let unresolved =
+            Self { spec: spec.clone(), config, lora: None, outline, counts: Counts::default(), copied };
+        Ok(unresolved.changed(|_| {})?)
+    }
+
+    /// The same model and data under changed settings.
+    pub fn changed(&self, change: impl FnOnce(&mut RunSpec)) -> Result<Self, ModelError> {
+        let mut subject = self.clone();
+        change(&mut subject.spec);
+        let modules = modules(&subject.config);
+        let lora = subject.spec.lora.as_ref().map(|lora| LoraPlan::resolve(lora, &modules));
+        subject.lora = lora.transpose()?;
+        subject.counts =
+            Counts::of(&subject.config, subject.lora.as_ref(), &subject.spec, subject.outline.dims);
+        Ok(subject)
+    }
+
+    /// Predicts one rank.
+    pub fn predict(&self, ask: Ask) -> Prediction {
+        let n = self.counts.trainable();
+        let shard = chunk(n as usize, ask.world.max(1) as usize, ask.rank as usize).len() as u64;
+        let micro = shadow::run(&shape::step(self, ask.micro_batch));
+        let mut prediction =
+            Prediction { forward: micro.forward, backward: micro.backward, ..Prediction::default() };
+        prediction.set(Category::FrozenWeights, self.frozen_bytes(ask.place));
+        prediction.set(Category::Trainables, 4 * n);
+        prediction.set(Category::Gradients, 4 * n);
+        prediction.set(Category::OptimizerShard, 8 * shard);
+        prediction.set(Category::Mirror, if self.mirrored(ask.world) { MIRROR_BYTES * shard } else { 0 });
+        prediction.set(Category::Activations, micro.forward.max(micro.backward));
+        prediction.set(Category::CollectiveBuffers, framework::collective_bytes(ask.world));
+        prediction.set(Category::Input, framework::input_bytes(self, ask));
+        prediction.set(Category::Framework, framework::framework_bytes(self, ask, &micro));
+        prediction
+    }
+
+    /// Bytes of frozen weights.
+    fn frozen_bytes(&self, place: Place) -> u64 {
+        let held = self.counts.held_frozen();
+        match (place, self.spec.model.weights_dtype) {
+            (Place::Card, WeightsDtype::Float32) => 4 * held.total(),
+            (Place::Card, WeightsDtype::Bfloat16) => 2 * held.matrices + 4 * held.vectors,
+            (Place::Host { .. }, WeightsDtype::Float32) => self.copied[0],
+            (Place::Host { .. }, WeightsDtype::Bfloat16) => self.copied[1],
+        }
+    }
+
+    /// Whether ranks keep a copy of their neighbour's shard.
+    fn mirrored(&self, _world: u64) -> bool {
+        false
+    }
+}
+
+/// Bytes of frozen weights that are copied out of the files when matrices are kept as fp32, and as bf16. Without weight files
+/// they are taken to be bf16, as published.
+fn copied(dir: &Path, config: &QwenConfig) -> Result<[u64; 2], PredictionError> {
+    let counts = Counts::frozen(config).held_frozen();
+    if !has_weights(dir) {
+        return Ok([4 * counts.total(), 4 * counts.vectors]);
+    }
+    let checkpoint = Checkpoint::open(dir)?;
+    let mut copied = [0; 2];
+    for (name, is_matrix) in frozen_tensors(config) {
+        let kept = |dtype| checkpoint.copied_bytes(&name, dtype).unwrap_or(0);
+        copied[0] += kept(WeightsDtype::Float32);
+        copied[1] += kept(if is_matrix { WeightsDtype::Bfloat16 } else { WeightsDtype::Float32 });
+    }
+    Ok(copied)
+}
+
+fn has_weights(dir: &Path) -> bool {
+    let there = |name: &str| PathBuf::from(dir).join(name).is_file();
+    there("model.safetensors") || there("model.safetensors.index.json")
+}

@@ -1,0 +1,247 @@
+//! What each operation of `kernels` allocates, keeps for its backward pass, and gives back.
+//!
+//! Fused operations only: one output, no intermediates of full size. An operation takes its inputs by value where the model moves
+//! them, because that is what decides when they die.
+
+use std::rc::Rc;
+
+use super::tape::{Heap, Matrix, Tape, Value};
+
+/// Tokens up to which a linear layer transposes its input (`kernels::flex::linear`).
+const FEW: u64 = 64;
+/// Columns that a thread works on at a time (same file).
+const PANEL: u64 = 64;
+/// Queries that a thread works on at a time (`kernels::flex::spans`).
+const QUERIES: u64 = 64;
+
+/// A weight, and what of it trains.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::memory::prediction) enum Weight {
+    /// Frozen, without an adapter. Narrow: kept as bf16, converted in panels.
+    Frozen { narrow: bool },
+    /// Frozen, with an adapter of this rank.
+    Adapted { rank: u64, narrow: bool },
+    /// Trained, with or without a bias.
+    Trained { bias: bool },
+}
+
+/// A linear layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::memory::prediction) struct Linear {
+    pub outputs: u64,
+    pub weight: Weight,
+}
+
+impl Linear {
+    /// Whether anything of it trains.
+    pub fn trains(&self) -> bool {
+        !matches!(self.weight, Weight::Frozen { .. })
+    }
+}
+
+/// Queries, keys and values, each `[n, heads * k]`.
+pub(super) struct Heads {
+    pub query: Matrix,
+    pub key: Matrix,
+    pub value: Matrix,
+}
+
+/// What attention works on besides its inputs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AttentionShape {
+    /// Query heads.
+    pub heads: u64,
+    /// Keys that one query may see at most.
+    pub keys: u64,
+}
+
+impl Tape {
+    /// RMS norm or layer norm without parameters: keeps its input.
+    pub fn norm(&self, x: &Matrix) -> Matrix {
+        let y = self.matrix(x.rows, x.cols);
+        let (saved, bytes) = (x.value.clone(), self.each * x.rows * x.cols);
+        self.record(vec![Tape::node(x)], y, move |heap, _dy| {
+            let dx = heap.take(bytes);
+            drop(saved);
+            vec![Some(dx)]
+        })
+    }
+
+    /// AdaLN: keeps its input and the scale.
+    pub fn modulated_norm(&self, x: &Matrix, scale: &Matrix, shift: Matrix) -> Matrix {
+        let y = self.matrix(x.rows, x.cols);
+        let saved = (x.value.clone(), scale.value.clone());
+        let (dx, dscale) = (self.bytes(x), self.bytes(scale));
+        let parents = vec![Tape::node(x), Tape::node(scale), Tape::node(&shift)];
+        self.record(parents, y, move |heap, _dy| {
+            let gradients = [dx, dscale, dscale].map(|bytes| Some(heap.take(bytes)));
+            drop(saved);
+            gradients.into()
+        })
+    }
+
+    /// An elementwise function of one input, which it keeps.
+    pub fn pointwise(&self, x: Matrix) -> Matrix {
+        let y = self.matrix(x.rows, x.cols);
+        let (node, bytes, saved) = (Tape::node(&x), self.bytes(&x), x.value);
+        self.record(vec![node], y, move |heap, _dy| {
+            let dx = heap.take(bytes);
+            drop(saved);
+            vec![Some(dx)]
+        })
+    }
+
+    /// `silu(gate) * up`: keeps both.
+    pub fn swiglu(&self, gate: Matrix, up: Matrix) -> Matrix {
+        let y = self.matrix(gate.rows, gate.cols);
+        let (parents, bytes) = (vec![Tape::node(&gate), Tape::node(&up)], self.bytes(&gate));
+        let saved = (gate.value, up.value);
+        self.record(parents, y, move |heap, _dy| {
+            let gradients = [bytes; 2].map(|bytes| Some(heap.take(bytes)));
+            drop(saved);
+            gradients.into()
+        })
+    }
+
+    /// A rotary embedding: keeps nothing of its input.
+    pub fn rotary(&self, x: Matrix) -> Matrix {
+        let y = self.matrix(x.rows, x.cols);
+        let bytes = self.bytes(&x);
+        self.record(vec![Tape::node(&x)], y, move |heap, _dy| vec![Some(heap.take(bytes))])
+    }
+
+    /// Attention by blocks of queries: keeps its inputs, its output, and a logarithm per query and head.
+    pub fn attention(&self, inputs: Heads, shape: AttentionShape) -> Matrix {
+        let Heads { query, key, value } = inputs;
+        let block = QUERIES.min(query.rows.max(1)) * shape.keys;
+        self.heap.scratch(self.each * (block + QUERIES));
+        let out = self.matrix(query.rows, query.cols);
+        let lse = self.heap.take(self.each * query.rows * shape.heads);
+        let parents = vec![Tape::node(&query), Tape::node(&key), Tape::node(&value)];
+        if parents.iter().any(Option::is_some) {
+            self.heap.scratch(2 * self.each * block);
+        }
+        let bytes = [self.bytes(&query), self.bytes(&key), self.bytes(&value)];
+        let saved = (query.value, key.value, value.value, out.value.clone(), lse);
+        self.record(parents, out, move |heap, _dout| {
+            let gradients = bytes.map(|bytes| Some(heap.take(bytes)));
+            drop(saved);
+            gradients.into()
+        })
+    }
+
+    /// `x + y`, where `x` has other owners: a new matrix.
+    pub fn residual(&self, x: &Matrix, y: Matrix) -> Matrix {
+        let sum = self.matrix(x.rows, x.cols);
+        let parents = vec![Tape::node(x), Tape::node(&y)];
+        self.record(parents, sum, |_, dy| vec![Some(dy.clone()), Some(dy)])
+    }
+
+    /// A linear layer with a frozen, adapted or trained weight.
+    pub fn linear(&self, x: &Matrix, linear: Linear) -> Matrix {
+        let shape = [x.rows, x.cols, linear.outputs];
+        self.linear_scratch(shape, linear.weight);
+        // Few tokens: the input is transposed beside the output while the product is made.
+        let _transposed = (x.rows <= FEW).then(|| self.heap.take(self.each * x.rows * x.cols));
+        match linear.weight {
+            Weight::Frozen { .. } => self.frozen(x, linear.outputs),
+            Weight::Adapted { rank, .. } => self.adapted(x, linear.outputs, rank),
+            Weight::Trained { bias } => self.trained(x, linear.outputs, bias),
+        }
+    }
+
+    /// [`linear`](Self::linear) of an input that nobody needs any more.
+    pub fn linear_of(&self, x: Matrix, linear: Linear) -> Matrix {
+        self.linear(&x, linear)
+    }
+
+    /// `x * sigmoid(x)`, as two operations that keep both.
+    pub fn silu(&self, x: Matrix) -> Matrix {
+        let gate = self.pointwise(x.clone());
+        let y = self.matrix(x.rows, x.cols);
+        let (parents, bytes) = (vec![Tape::node(&x), Tape::node(&gate)], self.bytes(&x));
+        let saved = (x.value, gate.value);
+        self.record(parents, y, move |heap, _dy| {
+            let gradients = [bytes; 2].map(|bytes| Some(heap.take(bytes)));
+            drop(saved);
+            gradients.into()
+        })
+    }
+
+    /// The part of a matrix's columns or rows as a copy (`narrow` and a reshape that it does not allow in place).
+    pub fn copied_part(&self, x: &Matrix, rows: u64, cols: u64) -> Matrix {
+        let part = self.matrix(rows, cols);
+        self.record(vec![Tape::node(x)], part, self.widening(x))
+    }
+
+    /// The part of a matrix as a view.
+    pub fn viewed_part(&self, x: &Matrix, cols: u64) -> Matrix {
+        let mut view = self.constant(x);
+        view.cols = cols;
+        self.record(vec![Tape::node(x)], view, self.widening(x))
+    }
+
+    /// Bytes of a matrix of activations.
+    pub fn bytes(&self, x: &Matrix) -> u64 {
+        self.each * x.rows * x.cols
+    }
+
+    /// The gradient of a part of `x`: zeros of the whole, with the part's gradient in its place.
+    fn widening(&self, x: &Matrix) -> impl FnOnce(&Rc<Heap>, Value) -> Vec<Option<Value>> + 'static {
+        let whole = self.bytes(x);
+        move |heap, _dy| vec![Some(heap.take(whole))]
+    }
+
+    fn frozen(&self, x: &Matrix, outputs: u64) -> Matrix {
+        let y = self.matrix(x.rows, outputs);
+        let dx = self.bytes(x);
+        self.record(vec![Tape::node(x)], y, move |heap, _dy| vec![Some(heap.take(dx))])
+    }
+
+    fn adapted(&self, x: &Matrix, outputs: u64, rank: u64) -> Matrix {
+        let down = self.heap.take(self.each * x.rows * rank);
+        let y = self.matrix(x.rows, outputs);
+        let wants_dx = x.is_tracked();
+        let [dx, ddown, da, db] =
+            [x.rows * x.cols, x.rows * rank, rank * x.cols, outputs * rank].map(|n| self.each * n);
+        let saved = (x.value.clone(), down);
+        let parents = vec![Tape::node(x), self.parameter(), self.parameter()];
+        self.record(parents, y, move |heap, _dy| {
+            let ddown = heap.take(ddown);
+            let dx = wants_dx.then(|| heap.take(dx));
+            let gradients = vec![dx, Some(heap.take(da)), Some(heap.take(db))];
+            drop((ddown, saved));
+            gradients
+        })
+    }
+
+    fn trained(&self, x: &Matrix, outputs: u64, bias: bool) -> Matrix {
+        let y = self.matrix(x.rows, outputs);
+        let wants_dx = x.is_tracked();
+        let [dx, dw, db] = [x.rows * x.cols, outputs * x.cols, outputs].map(|n| self.each * n);
+        let saved = x.value.clone();
+        let mut parents = vec![Tape::node(x), self.parameter()];
+        parents.extend(bias.then(|| self.parameter()));
+        self.record(parents, y, move |heap, _dy| {
+            let db = bias.then(|| heap.take(db));
+            let dx = wants_dx.then(|| heap.take(dx));
+            let dw = heap.take(dw);
+            drop(saved);
+            vec![dx, Some(dw), db]
+        })
+    }
+
+    /// Panels of the weight that a thread transposes or converts, forward and (where there is one) backward.
+    fn linear_scratch(&self, [rows, inputs, outputs]: [u64; 3], weight: Weight) {
+        let narrow = match weight {
+            Weight::Frozen { narrow } | Weight::Adapted { narrow, .. } => narrow,
+            Weight::Trained { .. } => false,
+        };
+        let panel = PANEL.min(outputs) * inputs;
+        let buffer = if rows <= FEW { PANEL.min(outputs) * rows } else { panel };
+        self.heap.scratch(4 * (buffer + if narrow { panel } else { 0 }));
+        if self.is_recording() {
+            self.heap.scratch(4 * PANEL.min(inputs) * outputs);
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! Segments and recompute modes, with sizes in place of tensors: the counterpart of `model::recompute`.
+
+use std::rc::Rc;
+
+use coxswain_proto::run_spec::Recompute;
+
+use super::tape::{Heap, Matrix, Tape, Value};
+
+/// A block: two residual halves over `inputs[0]`, with the tower's side inputs after it.
+pub(super) trait Layer {
+    /// `x + attention(norm(x))`.
+    fn attention(&self, tape: &Tape, inputs: &[Matrix]) -> Matrix;
+
+    /// `x + mlp(norm(x))`.
+    fn mlp(&self, tape: &Tape, inputs: &[Matrix]) -> Matrix;
+
+    /// Whether anything in it trains.
+    fn trains(&self) -> bool;
+}
+
+/// An input of a segment.
+#[derive(Clone)]
+pub(super) struct Input {
+    pub value: Matrix,
+    pub tracked: bool,
+}
+
+/// A segment that has run forward on its own tape.
+pub(super) struct Recorded {
+    tape: Tape,
+    inputs: Vec<Matrix>,
+    output: Matrix,
+}
+
+/// Where everything runs: the heap, and the bytes of an activation's element.
+#[derive(Clone)]
+pub(super) struct Ground {
+    pub heap: Rc<Heap>,
+    pub each: u64,
+}
+
+impl Ground {
+    /// A tape that keeps nothing.
+    pub fn plain(&self) -> Tape {
+        Tape::plain(&self.heap, self.each)
+    }
+
+    /// Runs a segment on a tape of its own.
+    pub fn record(&self, inputs: Vec<Input>, segment: impl FnOnce(&Tape, &[Matrix]) -> Matrix) -> Recorded {
+        let tape = Tape::recording(&self.heap, self.each);
+        let leaf = |input: Input| match input.tracked {
+            true => tape.leaf(&input.value),
+            false => tape.constant(&input.value),
+        };
+        let inputs: Vec<_> = inputs.into_iter().map(leaf).collect();
+        let output = segment(&tape, &inputs);
+        Recorded { tape, inputs, output }
+    }
+}
+
+impl Recorded {
+    /// The output's value, as a constant.
+    pub fn output(&self) -> Matrix {
+        self.tape.constant(&self.output)
+    }
+
+    /// Carries the gradient of the output back; those of the inputs are returned, those of parameters given back.
+    pub fn backward(self, dy: Value) -> Vec<Option<Value>> {
+        let Self { tape, inputs, output } = self;
+        let wanted: Vec<_> = inputs.iter().map(Tape::node).collect();
+        let root = Tape::node(&output);
+        drop(output);
+        tape.backward(root, dy, &wanted)
+    }
+}
+
+/// Blocks run one after another under one recompute mode.
+pub(super) struct Tower<'a, L> {
+    pub ground: &'a Ground,
+    pub layers: Vec<L>,
+    pub mode: Recompute,
+    pub sides: Vec<Input>,
+}
+
+/// What one forward pass kept.
+pub(super) struct Trace {
+    kept: Vec<Kept>,
+    first: usize,
+    below_trains: bool,
+}
+
+enum Kept {
+    Input(Matrix),
+    Attention { attention: Recorded, mlp_input: Matrix },
+    Both { attention: Recorded, mlp: Recorded },
+}
+
+impl<L: Layer> Tower<'_, L> {
+    /// Runs every layer and keeps what the mode says of those from the first that trains on.
+    pub fn forward(&self, x: Matrix, below_trains: bool) -> (Matrix, Trace) {
+        let first_trained = self.layers.iter().position(Layer::trains).unwrap_or(self.layers.len());
+        let first = if below_trains { 0 } else { first_trained };
+        let mut trace = Trace { kept: Vec::new(), first, below_trains };
+        let mut x = x;
+        for index in 0..self.layers.len() {
+            if index < first {
+                x = self.plain(index, x);
+                continue;
+            }
+            let (y, kept) = self.keep(index, x, below_trains || index > first);
+            trace.kept.push(kept);
+            x = y;
+        }
+        (x, trace)
+    }
+
+    /// Carries `dy` back; returns the gradients of the input and of the sides.
+    pub fn backward(&self, trace: Trace, dy: Value) -> (Option<Value>, Vec<Option<Value>>) {
+        let Trace { kept, first, below_trains } = trace;
+        let mut sides: Vec<Option<Value>> = self.sides.iter().map(|_| None).collect();
+        let mut dy = Some(dy);
+        for (offset, kept) in kept.into_iter().enumerate().rev() {
+            let index = first + offset;
+            let Some(gradient) = dy.take() else { break };
+            let (attention, mlp) = self.restore(index, kept, below_trains || index > first);
+            let mut gradients = mlp.backward(gradient).into_iter();
+            let dh = gradients.next().flatten();
+            accumulate(&mut sides, gradients);
+            let Some(dh) = dh else { break };
+            let mut gradients = attention.backward(dh).into_iter();
+            dy = gradients.next().flatten();
+            accumulate(&mut sides, gradients);
+        }
+        (if below_trains { dy } else { None }, sides)
+    }
+
+    fn mode_of(&self, index: usize) -> Recompute {
+        match self.mode {
+            Recompute::Every(n) if index.is_multiple_of(n.max(1)) => Recompute::Full,
+            Recompute::Every(_) => Recompute::None,
+            mode => mode,
+        }
+    }
+
+    fn keep(&self, index: usize, x: Matrix, track: bool) -> (Matrix, Kept) {
+        match self.mode_of(index) {
+            Recompute::Full => (self.plain(index, x.clone()), Kept::Input(x)),
+            Recompute::Selective => {
+                let attention = self.attention(index, x, track);
+                let mlp_input = attention.output();
+                let y = self.layers[index].mlp(&self.ground.plain(), &self.inputs(mlp_input.clone()));
+                (y, Kept::Attention { attention, mlp_input })
+            }
+            Recompute::None | Recompute::Every(_) => {
+                let attention = self.attention(index, x, track);
+                let mlp = self.mlp(index, attention.output());
+                (mlp.output(), Kept::Both { attention, mlp })
+            }
+        }
+    }
+
+    fn restore(&self, index: usize, kept: Kept, track: bool) -> (Recorded, Recorded) {
+        match kept {
+            Kept::Both { attention, mlp } => (attention, mlp),
+            Kept::Attention { attention, mlp_input } => (attention, self.mlp(index, mlp_input)),
+            Kept::Input(x) => {
+                let attention = self.attention(index, x, track);
+                let mlp = self.mlp(index, attention.output());
+                (attention, mlp)
+            }
+        }
+    }
+
+    fn plain(&self, index: usize, x: Matrix) -> Matrix {
+        let (tape, layer) = (self.ground.plain(), &self.layers[index]);
+        let h = layer.attention(&tape, &self.inputs(x));
+        layer.mlp(&tape, &self.inputs(h))
+    }
+
+    fn attention(&self, index: usize, x: Matrix, track: bool) -> Recorded {
+        self.ground.record(self.tracked(x, track), |tape, inputs| self.layers[index].attention(tape, inputs))
+    }
+
+    fn mlp(&self, index: usize, h: Matrix) -> Recorded {
+        self.ground.record(self.tracked(h, true), |tape, inputs| self.layers[index].mlp(tape, inputs))
+    }
+
+    fn inputs(&self, x: Matrix) -> Vec<Matrix> {
+        std::iter::once(x).chain(self.sides.iter().map(|side| side.value.clone())).collect()
+    }
+
+    fn tracked(&self, value: Matrix, tracked: bool) -> Vec<Input> {
+        std::iter::once(Input { value, tracked }).chain(self.sides.iter().cloned()).collect()
+    }
+}
+
+fn accumulate(sums: &mut [Option<Value>], gradients: impl Iterator<Item = Option<Value>>) {
+    for (sum, gradient) in sums.iter_mut().zip(gradients) {
+        *sum = match (sum.take(), gradient) {
+            (Some(sum), Some(gradient)) => Some(sum.plus(gradient)),
+            (sum, gradient) => sum.or(gradient),
+        };
+    }
+}

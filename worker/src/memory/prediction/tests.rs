@@ -1,0 +1,129 @@
+//! Counts are exact, and a prediction changes the way the thing it predicts does.
+
+use std::path::{Path, PathBuf};
+
+use burn::backend::Flex;
+use coxswain_proto::run_spec::{LoraTargets, Recompute, RunSpec, WeightsDtype};
+
+use super::*;
+use crate::model::policy::Policy;
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// A run file of the repository, with its paths made absolute.
+fn spec(name: &str) -> RunSpec {
+    let root = repository();
+    let mut spec =
+        RunSpec::load(&root.join("configs").join(name), &[]).expect("a run file of the repository");
+    for path in [&mut spec.model.path, &mut spec.data.path] {
+        *path = root.join(&path).display().to_string();
+    }
+    spec
+}
+
+fn subject(name: &str) -> Subject {
+    Subject::read(&spec(name)).expect("its model and data are in the repository")
+}
+
+fn card(micro_batch: u64, world: u64) -> Ask {
+    Ask { micro_batch, world, rank: 0, place: Place::Card }
+}
+
+#[test]
+fn the_published_model_is_counted_to_the_unit() {
+    let counts = subject("qwen2.5-vl-3b.yaml").counts;
+    assert_eq!(counts.pretrained(), 3_754_622_976);
+    assert_eq!(counts.vision.total(), 668_684_288);
+    assert_eq!(counts.language.total(), 3_085_938_688);
+    // r = 32 on every linear of the language model.
+    assert_eq!(counts.lora, 59_867_136);
+}
+
+#[test]
+fn trainables_are_counted_as_the_layout_has_them() {
+    let changes: [fn(&mut RunSpec); 4] = [
+        |_| {},
+        |spec| spec.lora = None,
+        |spec| {
+            let lora = spec.lora.as_mut().expect("the quickstart has adapters");
+            lora.targets = LoraTargets::Regex("all-linear".into());
+            lora.rank_pattern.insert("q_proj".into(), 3);
+        },
+        |spec| {
+            spec.data.sensor = None;
+            (spec.expert.width, spec.expert.layers, spec.expert.heads) = (96, 3, 6);
+        },
+    ];
+    let original = subject("quickstart.yaml");
+    for change in changes {
+        let mut spec = original.spec.clone();
+        change(&mut spec);
+        let subject = Subject::read(&spec).expect("a run that can be read");
+        let (_, layout, _) = Policy::<Flex>::load(&spec, subject.outline.dims, &Default::default())
+            .expect("a run that can be loaded");
+        assert_eq!(subject.counts.trainable(), layout.len() as u64);
+    }
+}
+
+#[test]
+fn the_longest_prompt_is_the_data_sets_own() {
+    let spec = spec("quickstart.yaml");
+    let outline = Outline::read(&spec).expect("metadata of the repository's data set");
+    let dataset = crate::data::Dataset::open(&spec).expect("the repository's data set");
+    let longest =
+        (0..dataset.len()).map(|index| dataset.sample(index).expect("a sample").input_ids.len()).max();
+    assert_eq!(Some(outline.prompt_tokens), longest);
+    assert_eq!(outline.grids, dataset.image_grids().expect("legal shapes"));
+    assert_eq!(outline.dims, dataset.dims());
+    assert_eq!(outline.prompt_length, crate::data::PromptLength::Encoded);
+}
+
+#[test]
+fn a_missing_tokenizer_makes_the_prompt_an_estimate_on_the_long_side() {
+    let mut spec = spec("quickstart.yaml");
+    let encoded = Outline::read(&spec).expect("metadata").prompt_tokens;
+    spec.model.path = repository().join("configs/assets/qwen2.5-vl-3b").display().to_string();
+    let estimated = Outline::read(&spec).expect("metadata needs no tokenizer");
+    assert_eq!(estimated.prompt_length, crate::data::PromptLength::Estimated);
+    assert!(estimated.prompt_tokens >= encoded, "{estimated:?} for {encoded}");
+}
+
+#[test]
+fn frozen_weights_on_a_card_are_the_model_without_a_head_of_its_own() {
+    let subject = subject("qwen2.5-vl-3b.yaml");
+    let held = subject.counts.held_frozen();
+    let narrow = subject.predict(card(1, 1)).of(Category::FrozenWeights);
+    assert_eq!(narrow, 2 * held.matrices + 4 * held.vectors);
+    let wide =
+        subject.changed(|spec| spec.model.weights_dtype = WeightsDtype::Float32).expect("no new names");
+    assert_eq!(wide.predict(card(1, 1)).of(Category::FrozenWeights), 4 * 3_754_622_976);
+}
+
+#[test]
+fn only_moments_shrink_with_the_world() {
+    let subject = subject("qwen2.5-vl-3b.yaml");
+    let n = subject.counts.trainable();
+    let [one, four] = [1, 4].map(|world| subject.predict(card(2, world)));
+    assert_eq!(one.of(Category::OptimizerShard), 8 * n);
+    assert_eq!(four.of(Category::OptimizerShard), 8 * n.div_ceil(4));
+    for category in
+        [Category::FrozenWeights, Category::Trainables, Category::Gradients, Category::Activations]
+    {
+        assert_eq!(one.of(category), four.of(category), "{category}");
+    }
+}
+
+#[test]
+fn more_recompute_never_needs_more_activations_and_more_samples_always_do() {
+    let base = subject("qwen2.5-vl-3b.yaml");
+    let peak = |recompute, micro_batch| {
+        let subject = base.changed(|spec| spec.train.recompute = recompute).expect("no new names");
+        subject.predict(card(micro_batch, 1)).of(Category::Activations)
+    };
+    let modes = [Recompute::None, Recompute::Every(2), Recompute::Full];
+    let peaks = modes.map(|mode| peak(mode, 4));
+    assert!(peaks.is_sorted_by(|a, b| a > b), "{peaks:?}");
+    assert!(peak(Recompute::Full, 2) < peak(Recompute::Full, 4));
+}
