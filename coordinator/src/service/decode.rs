@@ -227,7 +227,12 @@ fn failure(wire: v1::Failure) -> Decoded<Failure> {
         Ok(v1::FailureKind::Numeric) => CauseKind::Numeric,
         Ok(v1::FailureKind::Io) => CauseKind::Io,
         Ok(v1::FailureKind::Internal) => CauseKind::Internal,
-        Ok(v1::FailureKind::WorkerLost | v1::FailureKind::Disagreement | v1::FailureKind::Rendezvous) => {
+        Ok(
+            v1::FailureKind::WorkerLost
+            | v1::FailureKind::Disagreement
+            | v1::FailureKind::Rendezvous
+            | v1::FailureKind::NoProgress,
+        ) => {
             return Err(FieldError::new("kind", "is the coordinator's to say"));
         }
         Ok(v1::FailureKind::Unspecified) | Err(_) => return Err(unknown("kind", wire.kind)),

@@ -64,7 +64,7 @@ pub fn directive(directive: Directive) -> v1::Directive {
                     host: peer.host.clone(),
                 })
                 .collect(),
-            first_step: assignment.first_step.0,
+            checkpoint_step: assignment.first_step.0,
             communicator_id: Vec::new(),
         }),
         Directive::Lease(lease) => Kind::Lease(v1::ShardLease {
@@ -121,6 +121,7 @@ pub fn status(status: RunStatus, facts: &RunFacts) -> v1::GetStatusResponse {
         checkpoints: status.checkpoints.iter().map(checkpoint).collect(),
         first_failure: status.failure.as_deref().map(|failure| self::failure(failure, 0)),
         output_dir: facts.output_dir.clone(),
+        ..Default::default()
     }
 }
 
@@ -150,6 +151,9 @@ pub fn ledger(entries: &[LedgerEntry], next: Option<u64>) -> v1::GetLedgerRespon
         epoch: entry.epoch,
         generation: entry.generation.0,
         loss: entry.loss,
+        cache_generation: 0,
+        retries: 0,
+        world_size: entry.world,
         ranks: (0..entry.world)
             .map(|rank| {
                 let positions = entry.of_rank(Rank(rank));
@@ -247,6 +251,7 @@ fn failure(failure: &Failure, unix_ms: u64) -> v1::Failure {
         kind: cause_kind(failure.kind).into(),
         message: failure.message.clone(),
         unix_ms,
+        victims: Vec::new(),
     }
 }
 

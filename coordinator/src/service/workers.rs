@@ -62,6 +62,20 @@ impl Coordinator for Service {
         Ok(Response::new(Box::pin(line.map(|directive| Ok(encode::directive(directive))))))
     }
 
+    type FollowNodeStream = Pin<Box<dyn Stream<Item = Result<v1::NodeDirective, Status>> + Send>>;
+
+    async fn follow_node(&self, _: Request<v1::FollowNodeRequest>) -> Answer<Self::FollowNodeStream> {
+        Err(Status::unimplemented("follow_node"))
+    }
+
+    async fn ready(&self, _: Request<v1::ReadyRequest>) -> Answer<v1::ReadyResponse> {
+        Err(Status::unimplemented("ready"))
+    }
+
+    async fn report_start(&self, _: Request<v1::ReportStartRequest>) -> Answer<v1::ReportStartResponse> {
+        Err(Status::unimplemented("report_start"))
+    }
+
     async fn heartbeat(&self, request: Request<v1::HeartbeatRequest>) -> Answer<v1::HeartbeatResponse> {
         match self.handle.ask(request.into_inner().try_into()?).await? {
             Reply::Known(known) => Ok(Response::new(v1::HeartbeatResponse { known })),

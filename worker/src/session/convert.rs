@@ -33,7 +33,7 @@ pub(super) fn assignment(wire: v1::Assignment) -> Result<Assignment, String> {
         generation: Generation(wire.generation),
         rank: Rank(wire.rank),
         peers: peers.into_iter().flatten().collect(),
-        first_step: Step(wire.first_step),
+        first_step: Step(wire.checkpoint_step),
     })
 }
 
@@ -105,6 +105,7 @@ pub(super) fn step(done: StepDone, generation: Generation, rank: Rank) -> v1::St
         cache_generation: 0,
         vote: v1::StepVote::Ok.into(),
         paused: false,
+        retries: 0,
     }
 }
 
@@ -159,6 +160,7 @@ pub(super) fn failure(failure: &TrainerFailure, at: Position, (rank, host): (Ran
         kind: failure_kind(failure.kind).into(),
         message,
         unix_ms: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64),
+        victims: Vec::new(),
     }
 }
 

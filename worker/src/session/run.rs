@@ -262,6 +262,7 @@ impl Session {
             }
             Some(Kind::Stop(_)) => self.shared.command(|commands| commands.stop = true),
             Some(Kind::Abort(abort)) => self.shared.end(LinkError::Aborted(abort.reason)),
+            Some(Kind::Regroup(_)) => {}
             None => return Err("directive.kind: missing, or unknown to this version".into()),
         }
         Ok(())

@@ -57,15 +57,27 @@ fn bits<const D: usize>(x: Tensor<F, D>) -> Vec<u32> {
 /// Norm of the difference over the norm; a result that is zero but for rounding is held against values of size 0.01.
 #[track_caller]
 fn assert_close<const D: usize>(what: &str, found: Tensor<F, D>, expected: Tensor<F, D>) {
+    assert_close_for_terms_of(what, 0.0, found, expected);
+}
+
+/// As [`assert_close`] for a result that is the sum of terms of at least this norm, which may cancel.
+#[track_caller]
+fn assert_close_for_terms_of<const D: usize>(
+    what: &str,
+    terms: f64,
+    found: Tensor<F, D>,
+    expected: Tensor<F, D>,
+) {
     assert_eq!(found.dims(), expected.dims(), "{what}: shape");
-    let (found, expected) = (found.into_data().to_vec::<f32>(), expected.into_data().to_vec::<f32>());
-    let (found, expected) = (found.expect("f32"), expected.expect("f32"));
-    let square = |x: f64| x * x;
-    let difference: f64 =
-        found.iter().zip(&expected).map(|(&x, &y)| square(f64::from(x) - f64::from(y))).sum();
-    let norm: f64 = expected.iter().map(|&y| square(f64::from(y))).sum();
-    let error = difference.sqrt() / norm.sqrt().max(0.01 * (expected.len() as f64).sqrt());
-    assert!(expected.is_empty() || error <= TOLERANCE, "{what}: relative error {error:e}");
+    let count = expected.dims().iter().product::<usize>();
+    let size = norm(&expected).max(terms).max(0.01 * (count as f64).sqrt());
+    let error = norm(&(found - expected)) / size;
+    assert!(count == 0 || error <= TOLERANCE, "{what}: relative error {error:e}");
+}
+
+fn norm<const D: usize>(x: &Tensor<F, D>) -> f64 {
+    let values = x.to_data().to_vec::<f32>().expect("f32");
+    values.into_iter().map(|x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt()
 }
 
 /// Runs `op` on pools of several sizes and expects the same bits from each.
