@@ -1,13 +1,21 @@
 //! Launchers as people and schedulers use them: two machines, signals, `kill -9`, ports in use, questions about a run.
 
-use std::{net::TcpListener, path::Path};
+use std::{
+    net::TcpListener,
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
 
-use crate::support::{Running, cox, read_json};
+use crate::support::{
+    Running, cox, free_endpoint,
+    processes::{children, wait_for_coordinator, wait_until_gone},
+    read_json,
+};
 
 /// Few and small steps, nothing evaluated.
 const SHORT: [&str; 3] = ["eval.samples=0", "train.global_batch=4", "train.checkpoint_every=0"];
@@ -21,13 +29,6 @@ fn run_arguments<'a>(output_dir: &'a str, more: &[&'a str]) -> Vec<&'a str> {
 
 fn output_dir(output: &Path) -> String {
     format!("run.output_dir={}", output.display())
-}
-
-fn children(parent: u32) -> Vec<i32> {
-    let tasks = std::fs::read_dir(format!("/proc/{parent}/task")).expect("Linux").flatten();
-    let lists = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
-    let pids: Vec<String> = lists.collect();
-    pids.iter().flat_map(|list| list.split_whitespace()).filter_map(|pid| pid.parse().ok()).collect()
 }
 
 #[test]
@@ -64,12 +65,6 @@ fn two_launchers_with_addresses_of_their_own_train_one_run() {
     assert!(output.join("adapter/adapter_model.safetensors").exists());
 }
 
-/// An address that was free a moment ago.
-fn free_endpoint() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    listener.local_addr().expect("it is bound").to_string()
-}
-
 #[test]
 fn ctrl_c_leaves_a_checkpoint_that_the_next_launch_goes_on_from() {
     let dir = tempfile::tempdir().unwrap();
@@ -88,37 +83,49 @@ fn ctrl_c_leaves_a_checkpoint_that_the_next_launch_goes_on_from() {
 }
 
 #[test]
-fn kill_9_of_the_launcher_ends_coordinator_and_workers() {
+fn kill_9_of_the_launcher_leaves_nothing_and_the_next_launch_goes_on() {
     let dir = tempfile::tempdir().unwrap();
-    let output_dir = output_dir(&dir.path().join("run"));
-    let mut running = Running::start(&run_arguments(&output_dir, &["train.steps=100000", "-t", "3"]));
-    running.wait_for("1/100000");
+    let output = dir.path().join("run");
+    let (output_dir, endpoint) = (output_dir(&output), free_endpoint());
+    let launch = |steps: &str| {
+        let flags = [steps, "train.checkpoint_every=1", "-t", "3", "--rdzv-endpoint", &endpoint];
+        Running::start(&run_arguments(&output_dir, &flags))
+    };
+    let mut running = launch("train.steps=100000");
+    running.wait_for("2/100000");
     let started = children(running.pid());
     assert_eq!(started.len(), 3, "a coordinator and two workers");
     kill(Pid::from_raw(running.pid() as i32), Signal::SIGKILL).unwrap();
+    let killed = Instant::now();
     running.finish();
-    for pid in started {
-        // Nobody reaps an orphan's orphan at once everywhere: a process that is dead but unreaped counts as ended.
-        while let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat"))
-            && !stat.contains(") Z ")
-        {
-            std::thread::yield_now();
-        }
-    }
+    wait_until_gone(&started);
+    assert!(killed.elapsed() < Duration::from_secs(2), "gone after {:?}", killed.elapsed());
+    drop(TcpListener::bind(&endpoint).expect("the port is free again"));
+    // One step more than the killed launch can have done, and the same endpoint and directory.
+    let newest = newest_checkpoint(&output);
+    let (status, printed) = launch(&format!("train.steps={}", newest + 2)).finish();
+    assert_eq!(status.code(), Some(0), "{printed}");
+    assert_eq!(read_json(&output.join("summary.json"))["first_step"], newest);
+}
+
+fn newest_checkpoint(output: &Path) -> u64 {
+    let complete = |step: &String| output.join("checkpoints").join(step).join("manifest.json").exists();
+    let entries = std::fs::read_dir(output.join("checkpoints")).expect("checkpoints were written").flatten();
+    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).filter(complete);
+    names.filter_map(|name| name.strip_prefix("step-")?.parse().ok()).max().expect("one is complete")
 }
 
 #[test]
-fn a_lost_coordinator_ends_the_run_with_its_own_exit_code() {
+fn a_coordinator_that_dies_again_and_again_is_given_up_with_its_own_exit_code() {
     let dir = tempfile::tempdir().unwrap();
     let output_dir = output_dir(&dir.path().join("run"));
     let mut running = Running::start(&run_arguments(&output_dir, &["train.steps=100000"]));
     running.wait_for("1/100000");
-    let is_coordinator = |pid: &i32| {
-        let command = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        command.split(|byte| *byte == 0).any(|argument| argument == b"coordinator")
-    };
-    let coordinator = children(running.pid()).into_iter().find(is_coordinator).expect("it runs here");
-    kill(Pid::from_raw(coordinator), Signal::SIGKILL).unwrap();
+    let mut last = 0;
+    for _ in 0..6 {
+        last = wait_for_coordinator(running.pid(), last);
+        kill(Pid::from_raw(last), Signal::SIGKILL).unwrap();
+    }
     let (status, printed) = running.finish();
     assert_eq!(status.code(), Some(8), "{printed}");
     assert!(printed.contains("the coordinator was lost"), "{printed}");

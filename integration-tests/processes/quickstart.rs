@@ -3,7 +3,12 @@
 mod launch;
 mod support;
 
-use support::{Running, losses, read_json, root, train};
+use nix::sys::signal::Signal;
+use support::{
+    Running, losses,
+    processes::{signal, worker_of},
+    read_json, root, train,
+};
 
 #[test]
 fn the_quickstart_learns_and_leaves_everything_a_user_needs() {
@@ -71,35 +76,20 @@ fn world_size_does_not_change_what_is_learned() {
 }
 
 #[test]
-fn a_killed_worker_ends_the_run_with_its_name_and_its_own_exit_code() {
+fn without_restarts_a_killed_worker_ends_the_run_with_its_name_and_its_own_exit_code() {
     let dir = tempfile::tempdir().unwrap();
-    let output_dir = format!("run.output_dir={}", dir.path().join("run").display());
-    let mut running = Running::start(&["run", "configs/quickstart.yaml", &output_dir, "eval.samples=0"]);
+    let output = dir.path().join("run");
+    let output_dir = format!("run.output_dir={}", output.display());
+    let arguments = ["run", "configs/quickstart.yaml", &output_dir, "eval.samples=0", "--max-restarts=0"];
+    let mut running = Running::start(&arguments);
     running.wait_for("3/150");
-    let victim = worker_of(running.pid(), "1");
-    nix::sys::signal::kill(nix::unistd::Pid::from_raw(victim), nix::sys::signal::Signal::SIGKILL)
-        .expect("it lives");
+    signal(worker_of(running.pid(), 1).expect("it lives"), Signal::SIGKILL);
     let (status, printed) = running.finish();
     assert_eq!(status.code(), Some(4), "{printed}");
     assert!(printed.contains("rank 1"), "the first cause names its rank:\n{printed}");
-}
-
-/// The process of `rank` below the launcher.
-fn worker_of(launcher: u32, rank: &str) -> i32 {
-    let children = std::fs::read_to_string(format!("/proc/{launcher}/task/{launcher}/children"));
-    let mut pids: Vec<i32> =
-        children.unwrap_or_default().split_whitespace().filter_map(|pid| pid.parse().ok()).collect();
-    // Children of other launcher threads are listed under those threads.
-    for task in std::fs::read_dir(format!("/proc/{launcher}/task")).expect("Linux").flatten() {
-        let list = std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
-        pids.extend(list.split_whitespace().filter_map(|pid| pid.parse::<i32>().ok()));
-    }
-    let wanted = format!("RANK={rank}");
-    let is_wanted = |pid: &i32| {
-        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        environment.split(|&byte| byte == 0).any(|entry| entry == wanted.as_bytes())
-    };
-    pids.into_iter().find(is_wanted).expect("a worker of that rank")
+    let failure = read_json(&output.join("failure.json"));
+    assert_eq!(failure["exit_code"], 4, "{failure:#}");
+    assert_eq!(failure["first_cause"]["rank"], 1, "{failure:#}");
 }
 
 #[test]

@@ -15,6 +15,7 @@
 
 use std::fmt;
 
+use coxswain_proto::v1;
 use coxswain_worker::{train::TrainError, trainer::FailureKind};
 
 /// Why a process ends, as its exit code tells.
@@ -66,6 +67,18 @@ impl Exit {
             FailureKind::BadInput => Self::BadInput,
             FailureKind::Internal => Self::Internal,
             FailureKind::PeerLost | FailureKind::Numeric | FailureKind::Io => Self::WorkerFailed,
+        }
+    }
+
+    /// How a process ends whose run failed for this first cause, as the coordinator names it ([`v1::FailureKind`]).
+    pub fn of_cause(kind: i32) -> Self {
+        use v1::FailureKind as Kind;
+        match Kind::try_from(kind) {
+            Ok(Kind::OutOfMemory) => Self::OutOfMemory,
+            Ok(Kind::BadInput) => Self::BadInput,
+            Ok(Kind::Rendezvous) => Self::Rendezvous,
+            Ok(Kind::NoProgress) => Self::NoProgress,
+            _ => Self::WorkerFailed,
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::{
     io::{BufRead, BufReader, Read},
+    net::TcpListener,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     sync::mpsc,
@@ -10,6 +11,8 @@ use std::{
 };
 
 use serde_json::Value;
+
+pub mod processes;
 
 /// Longer than anything here takes on a loaded machine; reached only when something hangs.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -113,4 +116,10 @@ pub fn read_json(path: &Path) -> Value {
 pub fn losses(summary: &Value) -> Vec<u64> {
     let losses = summary["losses"].as_array().expect("an array");
     losses.iter().map(|loss| loss.as_f64().expect("a number").to_bits()).collect()
+}
+
+/// An address that was free a moment ago.
+pub fn free_endpoint() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    listener.local_addr().expect("it is bound").to_string()
 }

@@ -12,7 +12,10 @@ use coxswain_coordinator::{CauseKind, Options, Outcome as RunOutcome, Patience, 
 use super::SpecArgs;
 use crate::{
     exit::{Exit, Failed, Outcome},
-    launch::inputs::process_env,
+    launch::{
+        inputs::process_env,
+        world::{self, Nodes},
+    },
     supervise::signals,
 };
 
@@ -27,18 +30,27 @@ pub struct CoordinatorArgs {
     /// Take the listening socket from standard input, as inetd hands it over
     #[arg(long, hide = true, conflicts_with = "listen")]
     listen_stdin: bool,
-    /// Machines
-    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    nnodes: u32,
+    /// Machines: N, or MIN:MAX
+    #[arg(long, default_value_t = Nodes::fixed(1), value_name = "N|MIN:MAX")]
+    nnodes: Nodes,
     /// Workers on each [default: launch.nproc_per_node, or 1]
     #[arg(long, alias = "nproc_per_node", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     nproc_per_node: Option<u32>,
     /// The run's id; taken from the journal, or made up, if absent
     #[arg(long, alias = "rdzv_id", value_name = "ID")]
     rdzv_id: Option<String>,
-    /// How long to wait for all workers [default: 600]
+    /// How long to wait for as many machines as are needed [default: 600]
     #[arg(long, alias = "join_timeout", value_name = "SECONDS")]
     join_timeout: Option<f64>,
+    /// How long, after that, to wait for as many as are allowed [default: 30]
+    #[arg(long, alias = "last_call", value_name = "SECONDS")]
+    last_call: Option<f64>,
+    /// Workers that may be lost and replaced
+    #[arg(long, alias = "max_restarts", value_name = "N", default_value_t = world::MAX_RESTARTS)]
+    max_restarts: u32,
+    /// Times the number of machines may change on purpose [default: no bound]
+    #[arg(long, alias = "max_rescales", value_name = "N")]
+    max_rescales: Option<u32>,
 }
 
 /// Listens if neither flag nor configuration says where: `torchrun`'s port.
@@ -48,8 +60,9 @@ const DEFAULT_LISTEN: &str = "127.0.0.1:29400";
 pub fn execute(args: &CoordinatorArgs) -> Outcome {
     let spec = args.spec.load()?;
     let configured = spec.launch.nproc_per_node.and_then(|workers| u32::try_from(workers).ok());
+    tracing::debug!(args.max_restarts, args.max_rescales, args.last_call, "not yet in force");
     let world =
-        World { nnodes: args.nnodes, nproc_per_node: args.nproc_per_node.or(configured).unwrap_or(1) };
+        World { nnodes: args.nnodes.max, nproc_per_node: args.nproc_per_node.or(configured).unwrap_or(1) };
     spec.check_world(world.size() as usize)?;
     let listener = args.listener(spec.launch.listen.as_deref())?;
     let options = Options {

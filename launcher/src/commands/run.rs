@@ -3,8 +3,7 @@
 use std::{net::TcpListener, path::Path, sync::Arc};
 
 use clap::Args;
-use coxswain_proto::run_spec::RunSpec;
-use tokio::sync::mpsc;
+use coxswain_proto::{run_spec::RunSpec, v1::JoinNodeRequest};
 
 use super::{SpecArgs, block_on};
 use crate::{
@@ -24,8 +23,8 @@ use crate::{
         child::Program,
         console::{Console, Terminal},
         crew::{self, Contacts, Crew},
-        host,
-        keeper::Keeper,
+        failure_file,
+        host::{Host, Hosting},
         machine::Ended,
         report::Report,
         signals,
@@ -68,9 +67,8 @@ pub fn execute(args: &RunArgs, log: &LogFlags) -> Outcome {
 
 /// A coordinator of ours.
 struct Hosted {
-    keeper: Keeper,
-    ends: mpsc::Receiver<Ended>,
-    _published: Published,
+    host: Host,
+    published: Published,
 }
 
 impl Launch<'_> {
@@ -87,20 +85,19 @@ impl Launch<'_> {
             Seat::Guest => (self.plan.endpoint.port, None),
         };
         let access = Access::new(&format!("{}:{port}", self.plan.endpoint.host), self.token.as_deref())?;
-        let node_id = node_id();
-        let joined = rendezvous::join(&access, &self.plan, &self.machine.host, &node_id);
+        let request = rendezvous::request(&self.plan, &self.machine.host, node_id());
+        let joined = rendezvous::join(&access, &self.plan, &request);
         let place = tokio::select! {
             place = joined => place?,
             Some(signal) = signals.recv() => return Err(Failed::silent(Exit::Signal(signal))),
             how = ended(&mut hosted) => return Err(self.coordinator_ended_early(how)),
         };
         self.announce(&place, &access, hosted.is_some());
-        let crew = self.crew(place, port, node_id);
         let hosting = hosted.is_some();
-        let (coordinator, _published) = match hosted {
-            Some(Hosted { keeper, ends, _published }) => (Some((keeper, ends)), Some(_published)),
-            None => (None, None),
-        };
+        // From now on this place and no other.
+        let request = JoinNodeRequest { node_rank: Some(place.node_rank), ..request };
+        let crew = self.crew(place, port, request);
+        let (coordinator, _published) = hosted.map(|Hosted { host, published }| (host, published)).unzip();
         let contacts = Contacts { access, coordinator, signals, terminal: Arc::clone(&self.terminal) };
         let report = crew::run(&crew, contacts)
             .await
@@ -111,19 +108,30 @@ impl Launch<'_> {
     fn start_coordinator(&self, listener: TcpListener, port: u16) -> Result<Hosted, Failed> {
         let log_dir = &self.plan.output.log_dir;
         let published = Published::write(log_dir, &format!("{}:{port}", self.plan.endpoint.host))?;
+        failure_file::remove(Path::new(&self.spec.run.output_dir));
+        let program = Program { path: this_program()?, args: self.coordinator_args(), env: Vec::new() };
+        let console = Arc::clone(&self.terminal) as Arc<dyn Console>;
+        let host = Host::start(Hosting { program, listener, log_dir: log_dir.clone(), console })
+            .map_err(|error| Failed::new(Exit::Internal, format!("cannot start the coordinator: {error}")))?;
+        Ok(Hosted { host, published })
+    }
+
+    fn coordinator_args(&self) -> Vec<String> {
+        let plan = &self.plan;
         let mut args = vec!["coordinator".to_owned(), self.args.spec.config.display().to_string()];
         args.extend(self.args.spec.overrides.iter().cloned());
         args.extend(self.log.as_args());
-        args.extend(["--listen-stdin".to_owned(), format!("--nnodes={}", self.plan.nnodes)]);
-        args.push(format!("--nproc-per-node={}", self.plan.nproc_per_node));
-        args.push(format!("--join-timeout={}", self.plan.join_timeout.as_secs_f64()));
-        args.extend(self.plan.run_id.as_ref().map(|id| format!("--rdzv-id={id}")));
-        let program = Program { path: this_program()?, args, env: Vec::new() };
-        let (sender, ends) = mpsc::channel(4);
-        let console = Arc::clone(&self.terminal) as Arc<dyn Console>;
-        let keeper = host::start(&program, listener, log_dir, console, sender)
-            .map_err(|error| Failed::new(Exit::Internal, format!("cannot start the coordinator: {error}")))?;
-        Ok(Hosted { keeper, ends, _published: published })
+        args.extend([
+            "--listen-stdin".to_owned(),
+            format!("--nnodes={}", plan.nnodes),
+            format!("--nproc-per-node={}", plan.nproc_per_node),
+            format!("--max-restarts={}", plan.budgets.restarts),
+            format!("--join-timeout={}", plan.join_timeout.as_secs_f64()),
+            format!("--last-call={}", plan.last_call.as_secs_f64()),
+        ]);
+        args.extend(plan.budgets.rescales.map(|times| format!("--max-rescales={times}")));
+        args.extend(plan.run_id.as_ref().map(|id| format!("--rdzv-id={id}")));
+        args
     }
 
     fn coordinator_ended_early(&self, how: Ended) -> Failed {
@@ -133,7 +141,7 @@ impl Launch<'_> {
             how => Failed::new(
                 Exit::CoordinatorLost,
                 format!(
-                    "the coordinator ended before the run began ({how:?}); see {}/coordinator.log",
+                    "the coordinator ended before the run began ({how}); see {}/coordinator.log",
                     self.logs()
                 ),
             ),
@@ -144,7 +152,7 @@ impl Launch<'_> {
         self.plan.output.log_dir.display().to_string()
     }
 
-    fn crew(&self, place: Place, port: u16, node_id: String) -> Crew {
+    fn crew(&self, place: Place, port: u16, join: JoinNodeRequest) -> Crew {
         let threads = worker_env::threads(
             &process_env,
             self.spec.launch.threads_per_worker,
@@ -158,6 +166,7 @@ impl Launch<'_> {
             token: self.token.clone(),
             local_addr: rendezvous::local_addr(&self.plan, &self.machine, port),
             threads,
+            max_restarts: self.plan.budgets.restarts,
         };
         let mut args = vec!["worker".to_owned()];
         args.extend(self.log.as_args());
@@ -168,7 +177,7 @@ impl Launch<'_> {
             output: self.plan.output.clone(),
             stop_patience: self.plan.shutdown_timeout,
             host: self.machine.host.clone(),
-            node_id,
+            join,
         }
     }
 
@@ -201,6 +210,9 @@ impl Launch<'_> {
             }
             exit => {
                 self.terminal.line(&report.failure_text(&self.spec.run.name));
+                if hosting {
+                    failure_file::write(Path::new(&self.spec.run.output_dir), report);
+                }
                 Err(Failed::silent(exit))
             }
         }
@@ -210,7 +222,7 @@ impl Launch<'_> {
 /// Waits for the end of a coordinator of ours; for ever if there is none.
 async fn ended(hosted: &mut Option<Hosted>) -> Ended {
     match hosted {
-        Some(hosted) => hosted.ends.recv().await.unwrap_or(Ended::Code(-1)),
+        Some(hosted) => hosted.host.ended().await,
         None => std::future::pending().await,
     }
 }

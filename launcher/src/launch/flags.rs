@@ -8,8 +8,8 @@ use clap::Args;
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Launch (as torchrun; each flag also as PET_<FLAG>)")]
 pub struct LaunchFlags {
-    /// Machines: N, or MIN:MAX with MIN equal to MAX
-    #[arg(long, value_name = "N")]
+    /// Machines: N, or MIN:MAX; with a range training begins with MIN and goes on while machines come and go
+    #[arg(long, value_name = "N|MIN:MAX")]
     pub nnodes: Option<String>,
     /// Worker processes on each machine: a number, `cpu` (one per core), `gpu` (one per device) or `auto`
     #[arg(long, alias = "nproc_per_node", value_name = "N|auto|gpu|cpu")]
@@ -26,7 +26,8 @@ pub struct LaunchFlags {
     /// The run's id; launchers of another run are turned away
     #[arg(long, alias = "rdzv_id", value_name = "ID")]
     pub rdzv_id: Option<String>,
-    /// `is_host=true|false` (whether to start the coordinator here), `join_timeout=SECONDS`
+    /// `is_host=true|false` (whether to start the coordinator here), `join_timeout=SECONDS` (for MIN machines),
+    /// `last_call_timeout=SECONDS` (for more, up to MAX)
     #[arg(long, alias = "rdzv_conf", value_name = "KEY=VALUE,..")]
     pub rdzv_conf: Option<String>,
     /// `c10d` or `static`: accepted and without effect, the coordinator is the rendezvous
@@ -41,9 +42,12 @@ pub struct LaunchFlags {
     /// Address of this machine under which other machines reach its workers
     #[arg(long, alias = "local_addr", value_name = "ADDRESS")]
     pub local_addr: Option<String>,
-    /// 0 only: a failed run is started again by hand and goes on from its newest checkpoint
+    /// Workers that may be lost and replaced over the whole run [default: 3; torchrun: 0]
     #[arg(long, alias = "max_restarts", value_name = "N")]
     pub max_restarts: Option<String>,
+    /// Times the number of machines may change on purpose [default: no bound]
+    #[arg(long, alias = "max_rescales", value_name = "N")]
+    pub max_rescales: Option<String>,
     /// Accepted and without effect: the end of a worker is noticed at once
     #[arg(long, alias = "monitor_interval", value_name = "SECONDS")]
     pub monitor_interval: Option<String>,

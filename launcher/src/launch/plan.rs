@@ -14,13 +14,17 @@ use super::{
     flags::LaunchFlags,
     inputs::{Env, Given, truth},
     machine::Machine,
+    rdzv_conf::{RdzvConf, seconds},
     slurm,
     streams::{PerRank, Streams},
+    world::{Budgets, Nodes},
 };
 use crate::exit::Failed;
 
 /// `torchrun`'s port for the rendezvous.
 const DEFAULT_PORT: u16 = 29_400;
+/// `torchrun`'s time for more machines to come once there are enough.
+const LAST_CALL: Duration = Duration::from_secs(30);
 /// `torchrun`'s time for workers to leave after a signal.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -28,7 +32,7 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(30);
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     /// Launchers in the world.
-    pub nnodes: u32,
+    pub nnodes: Nodes,
     /// Workers this launcher starts; the same on all launchers.
     pub nproc_per_node: u32,
     /// This launcher's place, if it is fixed.
@@ -43,8 +47,12 @@ pub struct Plan {
     pub local_addr: Option<String>,
     /// This launcher's share of the machine, if several launchers run on it (Slurm tasks).
     pub share: Option<slurm::Share>,
-    /// How long to wait for the world to be complete.
+    /// What the run may spend on repairs.
+    pub budgets: Budgets,
+    /// How long to wait for as many machines as are needed.
     pub join_timeout: Duration,
+    /// How long, after that, to wait for as many as are allowed.
+    pub last_call: Duration,
     /// How long workers may take to leave after a signal.
     pub shutdown_timeout: Duration,
     /// Output of workers.
@@ -106,7 +114,7 @@ impl Plan {
         };
         let nnodes = from.nnodes(step.as_ref())?;
         // Whoever asks for another number of machines than the step has is not describing this step.
-        let step = step.filter(|step| step.launchers == nnodes);
+        let step = step.filter(|step| step.launchers == nnodes.max);
         let node_rank = from.node_rank(step.as_ref(), nnodes)?;
         let conf = from.rdzv_conf()?;
         let endpoint = from.endpoint(step.as_ref(), nnodes)?;
@@ -122,7 +130,12 @@ impl Plan {
             endpoint,
             local_addr: from.given("local-addr", from.flags.local_addr.as_ref()).map(|given| given.text),
             share: step.and_then(|step| step.share),
+            budgets: Budgets::parse(
+                from.given("max-restarts", from.flags.max_restarts.as_ref()),
+                from.given("max-rescales", from.flags.max_rescales.as_ref()),
+            )?,
             join_timeout: conf.join_timeout.unwrap_or(limits::RENDEZVOUS_TIMEOUT),
+            last_call: conf.last_call.unwrap_or(LAST_CALL),
             shutdown_timeout: from.shutdown_timeout()?,
             output: from.output()?,
         };
@@ -135,17 +148,10 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Workers in the world.
+    /// Workers in the world when it is complete.
     pub fn world_size(&self) -> usize {
-        self.nnodes as usize * self.nproc_per_node as usize
+        self.nnodes.max as usize * self.nproc_per_node as usize
     }
-}
-
-/// What `--rdzv-conf` says.
-#[derive(Default)]
-struct RdzvConf {
-    is_host: Option<bool>,
-    join_timeout: Option<Duration>,
 }
 
 impl Sources<'_> {
@@ -165,13 +171,6 @@ impl Sources<'_> {
     }
 
     fn refuse_what_has_no_effect(&self) -> Result<(), Failed> {
-        if let Some(given) = self.given("max-restarts", self.flags.max_restarts.as_ref())
-            && given.parse::<u32>("a whole number")? != 0
-        {
-            return Err(given.wrong(
-                "workers are not restarted yet; use 0, and start a failed run again: it goes on from its newest checkpoint",
-            ));
-        }
         if let Some(given) = self.given("monitor-interval", self.flags.monitor_interval.as_ref()) {
             given.parse::<f64>("a number of seconds")?;
         }
@@ -185,25 +184,15 @@ impl Sources<'_> {
         Ok(())
     }
 
-    fn nnodes(&self, step: Option<&slurm::Step>) -> Result<u32, Failed> {
+    fn nnodes(&self, step: Option<&slurm::Step>) -> Result<Nodes, Failed> {
         let Some(given) = self.given("nnodes", self.flags.nnodes.as_ref()) else {
-            return Ok(step.map_or(1, |step| step.launchers));
+            return Ok(Nodes::fixed(step.map_or(1, |step| step.launchers)));
         };
-        let wrong = || given.wrong("expected N, or MIN:MAX with N at least 1");
-        let (least, most) = given.text.split_once(':').unwrap_or((&given.text, &given.text));
-        let least: u32 = least.trim().parse().map_err(|_| wrong())?;
-        let most: u32 = most.trim().parse().map_err(|_| wrong())?;
-        match (least, most) {
-            (0, _) | (_, 0) => Err(wrong()),
-            (least, most) if least != most => Err(given.wrong(format_args!(
-                "the number of machines is fixed for now; give one number, {least} or {most}"
-            ))),
-            (1, _) => Ok(1),
-            _ if self.standalone()? => {
-                Err(given.wrong("--standalone is for one machine; remove one of the two"))
-            }
-            (nodes, _) => Ok(nodes),
+        let nodes = Nodes::parse(&given)?;
+        if nodes.max > 1 && self.standalone()? {
+            return Err(given.wrong("--standalone is for one machine; remove one of the two"));
         }
+        Ok(nodes)
     }
 
     fn nproc_per_node(&self, step: Option<&slurm::Step>) -> Result<u32, Failed> {
@@ -222,49 +211,23 @@ impl Sources<'_> {
         }
     }
 
-    fn node_rank(&self, step: Option<&slurm::Step>, nnodes: u32) -> Result<Option<u32>, Failed> {
+    fn node_rank(&self, step: Option<&slurm::Step>, nnodes: Nodes) -> Result<Option<u32>, Failed> {
         let Some(given) = self.given("node-rank", self.flags.node_rank.as_ref()) else {
             return Ok(step.map(|step| step.rank));
         };
         let rank: u32 = given.parse("a whole number")?;
-        if rank >= nnodes {
-            return Err(given.wrong(format_args!("there are {nnodes} machines, numbered from 0")));
+        if rank >= nnodes.max {
+            return Err(given.wrong(format_args!("there are {} machines, numbered from 0", nnodes.max)));
         }
         Ok(Some(rank))
     }
 
     fn rdzv_conf(&self) -> Result<RdzvConf, Failed> {
-        /// Keys of `torchrun`'s own rendezvous, which mean nothing here.
-        const NO_EFFECT: [&str; 7] = [
-            "last_call_timeout",
-            "close_timeout",
-            "heartbeat_timeout",
-            "keep_alive_interval",
-            "keep_alive_max_attempt",
-            "read_timeout",
-            "store_type",
-        ];
-        let mut conf = RdzvConf::default();
-        let Some(given) = self.given("rdzv-conf", self.flags.rdzv_conf.as_ref()) else { return Ok(conf) };
-        for pair in given.text.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
-            let (key, value) =
-                pair.split_once('=').ok_or_else(|| given.wrong(format_args!("`{pair}` is not KEY=VALUE")))?;
-            let value = Given { text: value.to_owned(), source: format!("{} {key}", given.source) };
-            match key {
-                "is_host" => conf.is_host = Some(truth(&value)?),
-                "join_timeout" | "timeout" => conf.join_timeout = Some(seconds(&value)?),
-                _ if NO_EFFECT.contains(&key) => {}
-                _ => {
-                    return Err(
-                        given.wrong(format_args!("`{key}` is unknown; known are is_host and join_timeout"))
-                    );
-                }
-            }
-        }
-        Ok(conf)
+        let given = self.given("rdzv-conf", self.flags.rdzv_conf.as_ref());
+        given.map_or(Ok(RdzvConf::default()), |given| RdzvConf::parse(&given))
     }
 
-    fn endpoint(&self, step: Option<&slurm::Step>, nnodes: u32) -> Result<Endpoint, Failed> {
+    fn endpoint(&self, step: Option<&slurm::Step>, nnodes: Nodes) -> Result<Endpoint, Failed> {
         let flags = self.flags;
         if let Some(given) = self.given("rdzv-endpoint", flags.rdzv_endpoint.as_ref()) {
             return Endpoint::parse(&given, DEFAULT_PORT);
@@ -284,7 +247,7 @@ impl Sources<'_> {
             let given = Given { text: listen.clone(), source: "launch.listen".to_owned() };
             return Endpoint::parse(&given, DEFAULT_PORT);
         }
-        if nnodes > 1 {
+        if nnodes.max > 1 {
             return Err(Failed::usage(format!(
                 "--nnodes {nnodes}: the machines need a place to meet; give --rdzv-endpoint HOST:PORT, the same on all of them"
             )));
@@ -292,14 +255,20 @@ impl Sources<'_> {
         Ok(Endpoint { host: "127.0.0.1".to_owned(), port: port.unwrap_or(0) })
     }
 
-    fn hosting(&self, conf: &RdzvConf, node_rank: Option<u32>, nnodes: u32, endpoint: &Endpoint) -> Hosting {
+    fn hosting(
+        &self,
+        conf: &RdzvConf,
+        node_rank: Option<u32>,
+        nnodes: Nodes,
+        endpoint: &Endpoint,
+    ) -> Hosting {
         match (conf.is_host, node_rank) {
             (Some(true), _) => Hosting::Yes,
             (Some(false), _) => Hosting::No,
             (None, Some(0)) => Hosting::Yes,
             (None, Some(_)) => Hosting::No,
             (None, None) if !self.machine.is_local(&endpoint.host) => Hosting::No,
-            (None, None) if nnodes == 1 => Hosting::Yes,
+            (None, None) if nnodes.max == 1 => Hosting::Yes,
             (None, None) => Hosting::IfFree,
         }
     }
@@ -337,11 +306,6 @@ impl Sources<'_> {
             filter,
         })
     }
-}
-
-fn seconds(given: &Given) -> Result<Duration, Failed> {
-    let seconds: f64 = given.parse("a number of seconds")?;
-    Duration::try_from_secs_f64(seconds).map_err(|_| given.wrong("expected a number of seconds"))
 }
 
 impl Endpoint {

@@ -94,7 +94,7 @@ pub fn local_addr(plan: &Plan, machine: &Machine, port: u16) -> String {
     if let Some(given) = &plan.local_addr {
         return given.clone();
     }
-    if plan.nnodes == 1 {
+    if plan.nnodes.max == 1 {
         return Ipv4Addr::LOCALHOST.to_string();
     }
     let bare = plan.endpoint.host.trim_start_matches('[').trim_end_matches(']');
@@ -118,16 +118,20 @@ fn outgoing(host: &str, port: u16) -> Option<IpAddr> {
     Some(socket.local_addr().ok()?.ip())
 }
 
-/// Asks the coordinator for this launcher's place, and waits for a coordinator that is not there yet.
-pub async fn join(access: &Access, plan: &Plan, host: &str, node_id: &str) -> Result<Place, Failed> {
-    let request = JoinNodeRequest {
+/// How this launcher asks for its place.
+pub fn request(plan: &Plan, host: &str, node_id: String) -> JoinNodeRequest {
+    JoinNodeRequest {
         version: VERSION.to_owned(),
         run_id: plan.run_id.clone().unwrap_or_default(),
-        node_id: node_id.to_owned(),
+        node_id,
         host: host.to_owned(),
         local_world_size: plan.nproc_per_node,
         node_rank: plan.node_rank,
-    };
+    }
+}
+
+/// Asks the coordinator for this launcher's place, and waits for a coordinator that is not there yet.
+pub async fn join(access: &Access, plan: &Plan, request: &JoinNodeRequest) -> Result<Place, Failed> {
     let give_up = Instant::now() + plan.join_timeout;
     loop {
         let status = match access.coordinator().join_node(prompt(request.clone())).await {
@@ -149,7 +153,7 @@ pub async fn join(access: &Access, plan: &Plan, host: &str, node_id: &str) -> Re
 fn place(plan: &Plan, answer: coxswain_proto::v1::JoinNodeResponse) -> Place {
     Place {
         node_rank: answer.node_rank,
-        nnodes: plan.nnodes,
+        nnodes: plan.nnodes.max,
         first_rank: answer.first_rank,
         nproc: plan.nproc_per_node,
         world_size: answer.world_size,

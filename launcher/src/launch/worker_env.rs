@@ -7,13 +7,13 @@ use super::inputs::Env;
 pub struct Place {
     /// This launcher's number.
     pub node_rank: u32,
-    /// Launchers in all.
+    /// Launchers in all when the world is complete.
     pub nnodes: u32,
     /// Rank of its first worker.
     pub first_rank: u32,
     /// Workers it starts.
     pub nproc: u32,
-    /// Workers in all.
+    /// Workers in all when the world is complete.
     pub world_size: u32,
     /// Number of its first worker on the machine; not 0 only if several launchers share the machine.
     pub first_local_rank: u32,
@@ -38,11 +38,13 @@ pub struct Common {
     pub local_addr: String,
     /// Compute threads of each worker.
     pub threads: usize,
+    /// Workers that may be lost and replaced over the whole run.
+    pub max_restarts: u32,
 }
 
 impl Common {
-    /// Variables of the worker that is `local` among this launcher's workers.
-    pub fn variables(&self, local: u32) -> Vec<(&'static str, String)> {
+    /// Variables of the worker that is `local` among this launcher's workers, started for the `restart`-th time after its first.
+    pub fn variables(&self, local: u32, restart: u32) -> Vec<(&'static str, String)> {
         let place = &self.place;
         let rank = place.first_rank + local;
         let mut variables = vec![
@@ -58,8 +60,8 @@ impl Common {
             ("MASTER_ADDR", self.master_addr.clone()),
             ("MASTER_PORT", self.master_port.to_string()),
             ("TORCHELASTIC_RUN_ID", place.run_id.clone()),
-            ("TORCHELASTIC_RESTART_COUNT", "0".to_owned()),
-            ("TORCHELASTIC_MAX_RESTARTS", "0".to_owned()),
+            ("TORCHELASTIC_RESTART_COUNT", restart.to_string()),
+            ("TORCHELASTIC_MAX_RESTARTS", self.max_restarts.to_string()),
             ("OMP_NUM_THREADS", self.threads.to_string()),
             ("RAYON_NUM_THREADS", self.threads.to_string()),
             ("COX_COORDINATOR", format!("{}:{}", self.master_addr, self.master_port)),
@@ -105,8 +107,9 @@ mod tests {
             token: Some("secret".into()),
             local_addr: "10.0.0.4".into(),
             threads: 2,
+            max_restarts: 3,
         };
-        let variables = common.variables(2);
+        let variables = common.variables(2, 1);
         let get = |name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, v)| v.as_str());
         for (name, value) in [
             ("RANK", "6"),
@@ -118,7 +121,8 @@ mod tests {
             ("MASTER_ADDR", "n3"),
             ("MASTER_PORT", "29400"),
             ("TORCHELASTIC_RUN_ID", "r"),
-            ("TORCHELASTIC_RESTART_COUNT", "0"),
+            ("TORCHELASTIC_RESTART_COUNT", "1"),
+            ("TORCHELASTIC_MAX_RESTARTS", "3"),
             ("OMP_NUM_THREADS", "2"),
             ("COX_COORDINATOR", "n3:29400"),
             ("COX_TOKEN", "secret"),

@@ -27,6 +27,11 @@ pub fn status(status: &GetStatusResponse) -> Value {
         "tokens_per_second": status.tokens_per_second,
         "eta_s": status.eta_s,
         "output_dir": status.output_dir,
+        "training_samples": status.training_samples,
+        "global_batch": status.global_batch,
+        "restarts": status.restarts,
+        "max_restarts": status.max_restarts,
+        "rescales": status.rescales,
         "ranks": status.ranks.iter().map(rank).collect::<Vec<_>>(),
         "checkpoints": status.checkpoints.iter().map(checkpoint).collect::<Vec<_>>(),
         "first_failure": status.first_failure.as_ref().map(failure),
@@ -73,7 +78,8 @@ fn checkpoint(record: &CheckpointRecord) -> Value {
     })
 }
 
-fn failure(failure: &Failure) -> Value {
+/// A failure with everything that is known of its cause.
+pub fn failure(failure: &Failure) -> Value {
     json!({
         "rank": failure.rank,
         "host": failure.host,
@@ -86,6 +92,7 @@ fn failure(failure: &Failure) -> Value {
         "kind": names::failure_kind(failure.kind),
         "message": failure.message,
         "unix_ms": failure.unix_ms,
+        "victims": failure.victims,
     })
 }
 

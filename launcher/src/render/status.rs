@@ -37,6 +37,9 @@ pub fn headline(status: &GetStatusResponse) -> String {
         parts.push(format!("{} samples/s", units::count(status.samples_per_second)));
         parts.push(format!("{} tokens/s", units::count(status.tokens_per_second)));
     }
+    if status.restarts > 0 {
+        parts.push(format!("restarts {} of {}", status.restarts, status.max_restarts));
+    }
     if status.eta_s > 0.0 {
         parts.push(format!("eta {}", units::seconds(status.eta_s)));
     }
@@ -81,7 +84,12 @@ pub fn failure(failure: &Failure) -> String {
     if failure.memory_in_use > 0 {
         parts.push(format!("{} in use", units::bytes(failure.memory_in_use)));
     }
-    format!("{}: {}", parts.join(", "), failure.message.trim())
+    let victims: Vec<_> = failure.victims.iter().map(u32::to_string).collect();
+    let victims = match victims.is_empty() {
+        true => String::new(),
+        false => format!(" (victims: rank {})", victims.join(", ")),
+    };
+    format!("{}: {}{victims}", parts.join(", "), failure.message.trim())
 }
 
 /// Peaks of every rank by phase.

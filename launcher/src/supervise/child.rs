@@ -70,5 +70,15 @@ pub fn signal_group(child: &Child, number: i32) {
     let _ = signal::killpg(Pid::from_raw(id), signal);
 }
 
+/// Kills what is left of the process group that a child which has just been waited for led.
+///
+/// The kernel does not give a group's number to a new process while the group has members, so this reaches what the child started or
+/// nothing: between the wait and this call, process numbers would have to be used up once around.
+pub fn kill_leftovers(leader: Option<u32>) {
+    let Some(id) = leader.and_then(|id| i32::try_from(id).ok()) else { return };
+    // Nothing is left, as a rule.
+    let _ = signal::killpg(Pid::from_raw(id), signal::Signal::SIGKILL);
+}
+
 #[cfg(test)]
 mod tests;

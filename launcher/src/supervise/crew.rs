@@ -9,22 +9,23 @@ use std::{
     time::{Duration, Instant},
 };
 
-use coxswain_proto::v1::{
-    ReportExitRequest, StopRunRequest, WatchEvent, report_exit_request, watch_event::Kind,
-};
+use coxswain_proto::v1::{JoinNodeRequest, RunPhase, StopRunRequest, WatchEvent, watch_event::Kind};
 use tokio::sync::mpsc;
 
 use super::{
     child::Program,
     console::{Console, Terminal},
-    host,
+    exits::Exits,
+    host::{self, Host},
     keeper::{self, Keeper, Output, Sink},
     machine::{Action, Ended, Event, Machine},
+    orders::{self, Order},
     report::{FailedWorker, Log, Report},
     signals, watcher,
 };
 use crate::{
     control::{Access, prompt},
+    exit::Exit,
     launch::{plan, streams::Route, worker_env::Common},
     render::events,
 };
@@ -48,16 +49,16 @@ pub struct Crew {
     pub stop_patience: Duration,
     /// This machine.
     pub host: String,
-    /// Names this launcher to the coordinator.
-    pub node_id: String,
+    /// How this launcher joined, to ask for its place again.
+    pub join: JoinNodeRequest,
 }
 
 /// What the launcher is in touch with while its workers run.
 pub struct Contacts {
     /// The coordinator.
     pub access: Access,
-    /// Its process, if it is ours, and how it ends.
-    pub coordinator: Option<(Keeper, mpsc::Receiver<Ended>)>,
+    /// Its process, if it is ours.
+    pub coordinator: Option<Host>,
     /// Signals to the launcher.
     pub signals: mpsc::Receiver<i32>,
     /// The user.
@@ -74,6 +75,7 @@ struct Started {
 enum News {
     Worker(u32, Ended),
     Coordinator(Ended),
+    Ordered(Order),
     Signal(i32),
     Watched(Box<WatchEvent>),
     StopRefused(String),
@@ -86,8 +88,11 @@ struct Voyage<'a> {
     contacts: Contacts,
     machine: Machine,
     workers: BTreeMap<u32, Started>,
+    ended: mpsc::Sender<(u32, Ended)>,
     ends: mpsc::Receiver<(u32, Ended)>,
+    exits: Exits,
     events: mpsc::Receiver<WatchEvent>,
+    orders: mpsc::Receiver<Order>,
     refusals: (mpsc::Sender<String>, mpsc::Receiver<String>),
     report: Report,
     /// When a coordinator that does not end is ended.
@@ -97,23 +102,27 @@ struct Voyage<'a> {
 /// Starts the workers and returns when they, and a coordinator of ours, have ended.
 pub async fn run(crew: &Crew, contacts: Contacts) -> io::Result<Report> {
     let begin = Instant::now();
+    let place = &crew.common.place;
     let (watched, events) = mpsc::channel(NEWS);
     let _watcher = watcher::follow(contacts.access.clone(), watched);
+    let (ordered, orders) = mpsc::channel(NEWS);
+    let _orders = orders::follow(contacts.access.clone(), crew.join.clone(), place.first_rank, ordered);
     let (ended, ends) = mpsc::channel(NEWS);
     let mut workers = BTreeMap::new();
-    for local in 0..crew.common.place.nproc {
-        workers.insert(local, crew.start(local, &contacts.terminal, ended.clone())?);
+    for local in 0..place.nproc {
+        workers.insert(local, crew.start((local, 0), &contacts.terminal, ended.clone())?);
     }
-    let machine = Machine::new(crew.common.place.nproc, crew.stop_patience);
-    let refusals = mpsc::channel(4);
     let mut voyage = Voyage {
         crew,
+        machine: Machine::new(place.nproc, crew.stop_patience),
+        exits: Exits::new(contacts.access.clone(), crew.join.node_id.clone()),
         contacts,
-        machine,
         workers,
+        ended,
         ends,
         events,
-        refusals,
+        orders,
+        refusals: mpsc::channel(4),
         report: Report::default(),
         farewell: None,
     };
@@ -121,14 +130,19 @@ pub async fn run(crew: &Crew, contacts: Contacts) -> io::Result<Report> {
         let news = voyage.next().await;
         voyage.hear(news);
     }
+    // What the coordinator said last may still be waiting here.
+    while let Ok(event) = voyage.events.try_recv() {
+        voyage.show(event);
+    }
     voyage.contacts.terminal.finish();
     Ok(Report { wall: begin.elapsed(), ..voyage.report })
 }
 
 impl Crew {
+    /// Starts a worker: its number among ours, and how often it was started before.
     fn start(
         &self,
-        local: u32,
+        (local, restart): (u32, u32),
         terminal: &Arc<Terminal>,
         ended: mpsc::Sender<(u32, Ended)>,
     ) -> io::Result<Started> {
@@ -152,7 +166,7 @@ impl Crew {
         let program = Program {
             path: self.program.clone(),
             args: self.args.clone(),
-            env: self.common.variables(local),
+            env: self.common.variables(local, restart),
         };
         let (keeper, end) = keeper::start(&program, Stdio::null(), &output)?;
         tokio::spawn(async move {
@@ -168,7 +182,7 @@ impl Crew {
 impl Voyage<'_> {
     /// All workers have ended, and so has a coordinator of ours.
     fn over(&self) -> bool {
-        self.machine.all_ended() && self.contacts.coordinator.is_none()
+        self.machine.finished() && self.contacts.coordinator.is_none()
     }
 
     async fn next(&mut self) -> News {
@@ -181,13 +195,14 @@ impl Voyage<'_> {
         };
         let coordinator = async {
             match &mut self.contacts.coordinator {
-                Some((_, ends)) => ends.recv().await,
+                Some(host) => host.ended().await,
                 None => std::future::pending().await,
             }
         };
         tokio::select! {
             Some((worker, how)) = self.ends.recv() => News::Worker(worker, how),
-            Some(how) = coordinator => News::Coordinator(how),
+            how = coordinator => News::Coordinator(how),
+            Some(order) = self.orders.recv() => News::Ordered(order),
             Some(signal) = self.contacts.signals.recv() => News::Signal(signal),
             Some(event) = self.events.recv() => News::Watched(Box::new(event)),
             Some(why) = self.refusals.1.recv() => News::StopRefused(why),
@@ -197,24 +212,26 @@ impl Voyage<'_> {
 
     fn hear(&mut self, news: News) {
         let event = match news {
-            News::Worker(worker, how) => Event::WorkerEnded(worker, how),
-            News::Coordinator(how) => self.coordinator_ended(how),
+            News::Worker(worker, how) => Some(Event::WorkerEnded(worker, how)),
+            News::Coordinator(how) => Some(self.coordinator_ended(how)),
+            News::Ordered(order) => self.ordered(order),
             News::Signal(signal) => {
                 self.announce(signal);
-                Event::Signal(signal)
+                Some(Event::Signal(signal))
             }
-            News::Watched(event) => return self.show(*event),
+            News::Watched(event) => self.show(*event),
             News::StopRefused(why) => {
                 tracing::warn!(
                     why,
                     "the run cannot be asked to stop; the signal goes to the workers themselves"
                 );
-                Event::StopRefused
+                Some(Event::StopRefused)
             }
-            News::Tick => Event::Tick,
+            News::Tick => Some(Event::Tick),
         };
         let now = Instant::now();
-        for action in self.machine.handle(now, event) {
+        let actions = event.map(|event| self.machine.handle(now, event)).unwrap_or_default();
+        for action in actions {
             self.act(action);
         }
         self.note_end(now);
@@ -233,29 +250,59 @@ impl Voyage<'_> {
     fn coordinator_ended(&mut self, how: Ended) -> Event {
         self.contacts.coordinator = None;
         self.report.coordinator = Some(how);
-        Event::CoordinatorEnded { lost: !self.machine.all_ended() && host::died(how) }
+        match host::died(how) && !self.machine.finished() {
+            true => Event::CoordinatorLost,
+            false => Event::RunOver,
+        }
     }
 
-    fn show(&mut self, event: WatchEvent) {
+    fn ordered(&mut self, order: Order) -> Option<Event> {
+        match order {
+            Order::Respawn(order) => {
+                let worker = order.rank.checked_sub(self.crew.common.place.first_rank)?;
+                tracing::debug!(rank = order.rank, attempt = order.attempt, reason = order.reason, "respawn");
+                Some(Event::Respawn { worker, attempt: order.attempt })
+            }
+            // A coordinator of ours is watched as a process.
+            Order::Unreachable if self.contacts.coordinator.is_some() => None,
+            Order::Unreachable => Some(Event::CoordinatorLost),
+            Order::Displaced(why) => {
+                self.contacts.terminal.line(&why);
+                self.report.displaced = true;
+                Some(Event::CoordinatorLost)
+            }
+        }
+    }
+
+    /// Shows an event; the run's end is the machine's business, too.
+    fn show(&mut self, event: WatchEvent) -> Option<Event> {
         let terminal = &self.contacts.terminal;
-        match event.kind {
-            Some(Kind::Step(step)) => {
+        let phase = match event.kind? {
+            Kind::Step(step) => {
                 terminal.progress(step.step + 1, step.total_steps, events::beside_bar(&step));
                 self.report.last_step = Some(step);
+                return None;
             }
-            Some(Kind::Failure(failure)) => {
-                self.report.first_cause.get_or_insert(failure);
+            Kind::Failure(failure) => {
+                // The last one is the one that the run did not survive, if it did not.
+                self.report.first_cause = Some(failure);
+                return None;
             }
-            Some(Kind::Status(now)) => {
+            Kind::Status(now) => {
                 if now.total_steps > 0 {
                     terminal.progress(now.committed_steps, now.total_steps, String::new());
                 }
-                if let Some(failure) = now.first_failure {
-                    self.report.first_cause.get_or_insert(failure);
-                }
+                self.report.first_cause = now.first_failure.or(self.report.first_cause.take());
+                now.phase
             }
-            _ => {}
-        }
+            Kind::Phase(changed) => changed.phase,
+            _ => return None,
+        };
+        let phase = RunPhase::try_from(phase).ok()?;
+        matches!(phase, RunPhase::Finished | RunPhase::Failed).then(|| {
+            self.report.run_end = Some(phase);
+            Event::RunOver
+        })
     }
 
     fn act(&mut self, action: Action) {
@@ -266,7 +313,29 @@ impl Voyage<'_> {
                     self.workers[&worker].keeper.signal(signal);
                 }
             }
-            Action::ReportExit(worker, how) => self.report_exit(worker, how),
+            Action::Kill(worker) => self.workers[&worker].keeper.signal(nix::libc::SIGKILL),
+            Action::Start(worker, attempt) => self.restart(worker, attempt),
+            Action::ReportExit(worker, how) => self.exits.report(self.rank(worker), how),
+        }
+    }
+
+    fn rank(&self, worker: u32) -> u32 {
+        self.crew.common.place.first_rank + worker
+    }
+
+    fn restart(&mut self, worker: u32, attempt: u32) {
+        let rank = self.rank(worker);
+        self.exits.forget(rank);
+        match self.crew.start((worker, attempt), &self.contacts.terminal, self.ended.clone()) {
+            Ok(started) => drop(self.workers.insert(worker, started)),
+            Err(error) => {
+                self.contacts.terminal.line(&format!("rank {rank} cannot be started again: {error}"));
+                // Told as an end, so that the coordinator decides about it as about any other.
+                let ended = self.ended.clone();
+                tokio::spawn(
+                    async move { ended.send((worker, Ended::Code(Exit::Internal.code().into()))).await },
+                );
+            }
         }
     }
 
@@ -276,21 +345,6 @@ impl Voyage<'_> {
         tokio::spawn(async move {
             if let Err(status) = access.control().stop_run(prompt(StopRunRequest { reason })).await {
                 let _ = refused.send(status.message().to_owned()).await;
-            }
-        });
-    }
-
-    fn report_exit(&self, worker: u32, how: Ended) {
-        let access = self.contacts.access.clone();
-        let ended = match how {
-            Ended::Code(code) => report_exit_request::Ended::ExitCode(code),
-            Ended::Signal(signal) => report_exit_request::Ended::Signal(signal),
-        };
-        let rank = self.crew.common.place.first_rank + worker;
-        let request = ReportExitRequest { node_id: self.crew.node_id.clone(), rank, ended: Some(ended) };
-        tokio::spawn(async move {
-            if let Err(status) = access.coordinator().report_exit(prompt(request)).await {
-                tracing::debug!(%status, "a worker's end could not be reported");
             }
         });
     }
@@ -308,17 +362,17 @@ impl Voyage<'_> {
             ended,
             log: self.workers[&worker].log.clone(),
         });
-        let Some((keeper, _)) = &self.contacts.coordinator else { return };
-        if !self.machine.all_ended() {
+        if !self.machine.finished() {
             return;
         }
+        let Some(host) = &mut self.contacts.coordinator else { return };
         let others_may_run =
             place.nnodes > 1 && self.report.worker.is_none() && self.report.interrupted.is_none();
         match self.farewell {
             None if others_may_run => {}
             None => self.farewell = Some(now + FAREWELL),
             Some(at) if now >= at => {
-                keeper.signal(nix::libc::SIGKILL);
+                host.dismiss();
                 self.farewell = Some(now + FAREWELL);
             }
             Some(_) => {}

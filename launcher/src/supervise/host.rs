@@ -1,11 +1,21 @@
 //! The coordinator as a child of its launcher.
 //!
-//! It is given the listening socket as its standard input. It is not started again when it dies: what it has in memory of its workers
-//! is not in its journal yet, so a new one would turn them away. The run ends, and goes on from its newest checkpoint.
+//! It is given the listening socket as its standard input. The launcher keeps that socket open, too: while a coordinator that died is
+//! started again, calls wait in the socket's queue instead of being refused. The new one replays its journal; workers keep training
+//! meanwhile. A coordinator that dies again and again is given up.
 
-use std::{io, net::TcpListener, os::fd::OwnedFd, path::Path, process::Stdio, sync::Arc};
+use std::{
+    collections::VecDeque,
+    io,
+    net::TcpListener,
+    os::fd::OwnedFd,
+    path::PathBuf,
+    process::Stdio,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 
 use super::{
     child::Program,
@@ -15,28 +25,173 @@ use super::{
 };
 use crate::launch::streams::Route;
 
-/// Starts the coordinator on `listener`; how it ends arrives at `ends`.
-pub fn start(
-    program: &Program,
-    listener: TcpListener,
-    log_dir: &Path,
-    console: Arc<dyn Console>,
-    ends: mpsc::Sender<Ended>,
-) -> io::Result<Keeper> {
-    let sink = || Sink { route: Route { file: true, console: true }, path: log_dir.join("coordinator.log") };
-    let output = Output { stdout: sink(), stderr: sink(), console, prefix: String::new() };
-    let socket = Stdio::from(OwnedFd::from(listener));
-    let (keeper, end) = keeper::start(program, socket, &output)?;
-    tokio::spawn(async move {
-        // A lost receiver means that nobody cares any more.
-        if let Ok(how) = end.await {
-            let _ = ends.send(how).await;
+/// Times a coordinator may be started again within [`WINDOW`]: what dies faster than this dies of the same cause each time.
+const RESTARTS: usize = 5;
+/// See [`RESTARTS`].
+const WINDOW: Duration = Duration::from_secs(60);
+
+/// What a coordinator runs with.
+pub struct Hosting {
+    /// The program.
+    pub program: Program,
+    /// Where it listens.
+    pub listener: TcpListener,
+    /// Directory of its log.
+    pub log_dir: PathBuf,
+    /// Where its lines are shown.
+    pub console: Arc<dyn Console>,
+}
+
+/// A coordinator that is started again when it dies.
+pub struct Host {
+    hosting: Hosting,
+    keeper: Keeper,
+    end: JoinHandle<Ended>,
+    restarts: Restarts,
+    dismissed: bool,
+}
+
+impl Host {
+    /// Starts the coordinator.
+    pub fn start(hosting: Hosting) -> io::Result<Self> {
+        let (keeper, end) = hosting.spawn()?;
+        Ok(Self { hosting, keeper, end, restarts: Restarts::default(), dismissed: false })
+    }
+
+    /// Kills it for good.
+    pub fn dismiss(&mut self) {
+        self.dismissed = true;
+        self.keeper.signal(nix::libc::SIGKILL);
+    }
+
+    /// Waits for its end by the run's outcome, starting it again when it dies. It died for good if [`died`] says so of the answer.
+    /// May be dropped and called again before it is done; not after.
+    pub async fn ended(&mut self) -> Ended {
+        loop {
+            // A keeper's task neither panics nor is aborted.
+            let how = (&mut self.end).await.unwrap_or(Ended::Code(-1));
+            if self.dismissed || !died(how) {
+                return how;
+            }
+            let Some(count) = self.restarts.allow(Instant::now()) else {
+                self.hosting.console.line(&format!(
+                    "the coordinator died again ({how}), {RESTARTS} times within {} s: it is given up",
+                    WINDOW.as_secs()
+                ));
+                return how;
+            };
+            match self.hosting.spawn() {
+                Ok((keeper, end)) => (self.keeper, self.end) = (keeper, end),
+                Err(error) => {
+                    let text = format!("the coordinator died ({how}) and cannot be started again: {error}");
+                    self.hosting.console.line(&text);
+                    return how;
+                }
+            }
+            self.hosting.console.line(&format!(
+                "the coordinator died ({how}) and is started again ({count} of {RESTARTS} within {} s); workers train on",
+                WINDOW.as_secs()
+            ));
         }
-    });
-    Ok(keeper)
+    }
+}
+
+impl Hosting {
+    fn spawn(&self) -> io::Result<(Keeper, JoinHandle<Ended>)> {
+        let path = self.log_dir.join("coordinator.log");
+        let sink = || Sink { route: Route { file: true, console: true }, path: path.clone() };
+        let console = Arc::clone(&self.console);
+        let output = Output { stdout: sink(), stderr: sink(), console, prefix: String::new() };
+        let socket = Stdio::from(OwnedFd::from(self.listener.try_clone()?));
+        keeper::start(&self.program, socket, &output)
+    }
 }
 
 /// Whether a coordinator ended otherwise than by its run's outcome: a signal, an internal error (1), a panic (101).
 pub fn died(how: Ended) -> bool {
-    matches!(how, Ended::Signal(_) | Ended::Code(1 | 101))
+    matches!(how, Ended::Signal(_) | Ended::Code(-1 | 1 | 101))
+}
+
+/// When it was started again lately.
+#[derive(Debug, Default)]
+struct Restarts(VecDeque<Instant>);
+
+impl Restarts {
+    /// Books a restart and returns how many there were in the window; none if there were too many.
+    fn allow(&mut self, now: Instant) -> Option<usize> {
+        while self.0.front().is_some_and(|at| now.duration_since(*at) >= WINDOW) {
+            self.0.pop_front();
+        }
+        if self.0.len() >= RESTARTS {
+            return None;
+        }
+        self.0.push_back(now);
+        Some(self.0.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::supervise::console::Recorder;
+
+    fn host(script: &str, dir: &std::path::Path) -> (Host, Arc<Recorder>) {
+        let console = Arc::new(Recorder::default());
+        let hosting = Hosting {
+            program: Program {
+                path: "/bin/sh".into(),
+                args: vec!["-c".into(), script.into()],
+                env: vec![("DIR", dir.display().to_string())],
+            },
+            listener: TcpListener::bind("127.0.0.1:0").unwrap(),
+            log_dir: dir.to_owned(),
+            console: console.clone(),
+        };
+        (Host::start(hosting).unwrap(), console)
+    }
+
+    fn block_on<T>(future: impl Future<Output = T>) -> T {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
+    }
+
+    #[test]
+    fn only_so_many_restarts_fit_in_a_window() {
+        let (mut restarts, start) = (Restarts::default(), Instant::now());
+        for second in 0..5u64 {
+            let count = restarts.allow(start + Duration::from_secs(second));
+            assert_eq!(count, Some(second as usize + 1));
+        }
+        assert_eq!(restarts.allow(start + Duration::from_secs(59)), None);
+        assert_eq!(restarts.allow(start + Duration::from_secs(61)), Some(4), "two have left the window");
+    }
+
+    #[test]
+    fn a_coordinator_that_dies_is_started_again_until_it_ends_with_an_outcome() {
+        let dir = tempfile::tempdir().unwrap();
+        let script = "echo life >> $DIR/lives; [ $(wc -l < $DIR/lives) -ge 3 ] && exit 4; kill -9 $$";
+        let (how, lines) = block_on(async {
+            let (mut host, console) = host(script, dir.path());
+            (host.ended().await, console.lines())
+        });
+        assert_eq!(how, Ended::Code(4));
+        assert_eq!(lines.len(), 2, "{lines:?}");
+        assert!(lines[1].contains("SIGKILL") && lines[1].contains("(2 of 5 within 60 s)"), "{lines:?}");
+    }
+
+    #[test]
+    fn one_that_cannot_live_is_given_up_and_one_that_is_dismissed_stays_dead() {
+        let dir = tempfile::tempdir().unwrap();
+        let (how, lines) = block_on(async {
+            let (mut host, console) = host("exit 101", dir.path());
+            (host.ended().await, console.lines())
+        });
+        assert!(died(how));
+        assert_eq!(lines.len(), RESTARTS + 1, "{lines:?}");
+        let how = block_on(async {
+            let (mut host, _) = host("exec sleep 1000", dir.path());
+            host.dismiss();
+            host.ended().await
+        });
+        assert_eq!(how, Ended::Signal(9));
+    }
 }

@@ -110,12 +110,15 @@ fn append(path: &Path) -> io::Result<File> {
 }
 
 async fn keep(mut process: Child, mut signals: mpsc::Receiver<i32>, mut pumps: JoinSet<()>) -> Ended {
+    let leader = process.id();
     let status = loop {
         tokio::select! {
             status = process.wait() => break status,
             Some(signal) = signals.recv() => child::signal_group(&process, signal),
         }
     };
+    // What the process started is of no use without it, and may hold what its successor needs.
+    child::kill_leftovers(leader);
     let drained = async { while pumps.join_next().await.is_some() {} };
     if tokio::time::timeout(DRAIN, drained).await.is_err() {
         tracing::debug!("a pipe is still open after its process has ended");
@@ -184,6 +187,20 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (output, _) = output(dir.path(), FILE);
         assert_eq!(run("exec sleep 1000", &output, Some(9)), Ended::Signal(9));
+    }
+
+    #[test]
+    fn what_a_process_started_ends_with_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let (output, recorder) = output(dir.path(), BOTH);
+        // The pipe would be held open for the whole drain by the child's child.
+        assert_eq!(run("sleep 1000 & echo $!; exit 4", &output, None), Ended::Code(4));
+        let lines = recorder.lines();
+        let pid = lines[0].trim_start_matches("[rank0] ");
+        let gone = |stat: std::io::Result<String>| stat.map_or(true, |stat| stat.contains(") Z "));
+        while !gone(std::fs::read_to_string(format!("/proc/{pid}/stat"))) {
+            std::thread::yield_now();
+        }
     }
 
     #[test]

@@ -1,21 +1,25 @@
-//! What to do when a worker ends, a signal arrives or patience runs out. Pure: no process, clock or RPC in here.
+//! What to do when a worker ends, an order or a signal arrives, or patience runs out. Pure: no process, clock or RPC in here.
 //!
 //! ```text
-//!            signal ─▶ ask the run to stop ──patience──▶ SIGTERM ──patience──▶ SIGKILL
-//! Running ─┤
-//!            failure ─▶ tell the coordinator ──patience──▶ SIGTERM ──patience──▶ SIGKILL
+//! worker ends  ─▶ tell the coordinator; it orders another in its place, or ends the run
+//! order        ─▶ kill what is left of the worker ─▶ start it again
+//! run is over  ─▶ patience ─▶ SIGTERM ─▶ patience ─▶ SIGKILL
+//! signal       ─▶ ask the run to stop ─▶ patience ─▶ SIGTERM ─▶ patience ─▶ SIGKILL
 //!
 //! a second signal: SIGKILL at once
 //! ```
+//!
+//! A worker that ended is no failure of the launch as long as the run goes on: nothing is started again by a decision of the
+//! launcher's own, and nothing is ended because of it.
 
 use std::{
     collections::BTreeMap,
     time::{Duration, Instant},
 };
 
-/// How long a worker may take to leave after another one failed: the coordinator's abort reaches it within a heartbeat, and the
-/// failed rank's error must be written first.
-pub const ABORT_PATIENCE: Duration = Duration::from_secs(10);
+/// How long a worker may take to leave when the run is over: the coordinator's word reaches it within a heartbeat, and the failed
+/// rank's error must be written first.
+pub const LEAVE_PATIENCE: Duration = Duration::from_secs(10);
 /// How long a worker may take to die of SIGTERM.
 pub const TERM_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -35,6 +39,15 @@ impl Ended {
     }
 }
 
+impl std::fmt::Display for Ended {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Code(code) => write!(f, "exit code {code}"),
+            Self::Signal(signal) => f.write_str(&super::signals::name(*signal)),
+        }
+    }
+}
+
 impl From<std::process::ExitStatus> for Ended {
     fn from(status: std::process::ExitStatus) -> Self {
         use std::os::unix::process::ExitStatusExt;
@@ -50,15 +63,21 @@ impl From<std::process::ExitStatus> for Ended {
 pub enum Event {
     /// The worker of this number among ours ended.
     WorkerEnded(u32, Ended),
+    /// The coordinator wants another process in this worker's place.
+    Respawn {
+        /// Its number among ours.
+        worker: u32,
+        /// Which start this is, not counting the first; a number seen before is a replay.
+        attempt: u32,
+    },
     /// The launcher received this signal.
     Signal(i32),
     /// The run could not be asked to stop.
     StopRefused,
-    /// The coordinator has ended; `lost` if it died and could not be started again.
-    CoordinatorEnded {
-        /// Whether it died.
-        lost: bool,
-    },
+    /// The run has ended, well or not.
+    RunOver,
+    /// The coordinator is gone and does not come back, or has given our place to another.
+    CoordinatorLost,
     /// Time has passed.
     Tick,
 }
@@ -70,6 +89,10 @@ pub enum Action {
     AskStop(i32),
     /// Send this signal to every living worker's process group.
     SignalAll(i32),
+    /// Send SIGKILL to this worker's process group.
+    Kill(u32),
+    /// Start this worker again, for the given time.
+    Start(u32, u32),
     /// Tell the coordinator how a worker ended.
     ReportExit(u32, Ended),
 }
@@ -77,13 +100,25 @@ pub enum Action {
 const SIGTERM: i32 = nix::libc::SIGTERM;
 const SIGKILL: i32 = nix::libc::SIGKILL;
 
+/// One worker of ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Worker {
+    Running,
+    /// Killed, to be started again as soon as it has ended.
+    Replaced,
+    Ended(Ended),
+}
+
 /// The decisions of one launcher.
 #[derive(Debug)]
 pub struct Machine {
-    ended: BTreeMap<u32, Option<Ended>>,
+    workers: BTreeMap<u32, Worker>,
+    /// The newest start of each worker that was ordered.
+    attempts: BTreeMap<u32, u32>,
     first_failure: Option<(u32, Ended)>,
     interrupted: Option<i32>,
     coordinator_lost: bool,
+    run_over: bool,
     /// The strongest signal sent to all so far; what ends by it is no failure of its own.
     sent: Option<i32>,
     deadline: Option<Instant>,
@@ -94,10 +129,12 @@ impl Machine {
     /// A launcher of `workers` running workers that gives them `stop_patience` to leave after a signal.
     pub fn new(workers: u32, stop_patience: Duration) -> Self {
         Self {
-            ended: (0..workers).map(|worker| (worker, None)).collect(),
+            workers: (0..workers).map(|worker| (worker, Worker::Running)).collect(),
+            attempts: BTreeMap::new(),
             first_failure: None,
             interrupted: None,
             coordinator_lost: false,
+            run_over: false,
             sent: None,
             deadline: None,
             stop_patience,
@@ -107,7 +144,8 @@ impl Machine {
     /// Decides.
     pub fn handle(&mut self, now: Instant, event: Event) -> Vec<Action> {
         match event {
-            Event::WorkerEnded(worker, how) => self.worker_ended(now, worker, how),
+            Event::WorkerEnded(worker, how) => self.worker_ended(worker, how),
+            Event::Respawn { worker, attempt } => self.respawn(worker, attempt),
             Event::Signal(signal) if self.interrupted.is_none() => {
                 self.interrupted = Some(signal);
                 self.deadline = Some(now + self.stop_patience);
@@ -118,14 +156,15 @@ impl Machine {
                 Some(signal) if self.sent.is_none() => self.forward(signal),
                 _ => Vec::new(),
             },
-            Event::CoordinatorEnded { lost: true } => {
+            Event::RunOver => {
+                self.run_over = true;
+                // A worker that is still there has been told, or will not be.
+                self.deadline.get_or_insert(now + LEAVE_PATIENCE);
+                Vec::new()
+            }
+            Event::CoordinatorLost => {
                 self.coordinator_lost = true;
                 self.signal_all(now, SIGTERM)
-            }
-            Event::CoordinatorEnded { lost: false } => {
-                // The run is over: a worker that is still there has been told, or will not be.
-                self.deadline.get_or_insert(now + ABORT_PATIENCE);
-                Vec::new()
             }
             Event::Tick => match self.deadline {
                 Some(deadline) if now >= deadline && self.sent == Some(SIGTERM) => {
@@ -137,18 +176,44 @@ impl Machine {
         }
     }
 
-    fn worker_ended(&mut self, now: Instant, worker: u32, how: Ended) -> Vec<Action> {
-        self.ended.insert(worker, Some(how));
-        if how.is_success() {
-            return Vec::new();
-        }
-        if self.first_failure.is_none() && self.sent.is_none() {
-            self.first_failure = Some((worker, how));
-            if self.interrupted.is_none() {
-                self.deadline = Some(now + ABORT_PATIENCE);
+    fn worker_ended(&mut self, worker: u32, how: Ended) -> Vec<Action> {
+        let before = self.workers.insert(worker, Worker::Ended(how));
+        match (before, self.attempts.get(&worker)) {
+            // The coordinator counts it as lost already: an exit reported now could be taken for its successor's.
+            (Some(Worker::Replaced), Some(&attempt)) if !self.ending() => {
+                self.workers.insert(worker, Worker::Running);
+                vec![Action::Start(worker, attempt)]
+            }
+            (Some(Worker::Replaced), _) => Vec::new(),
+            _ => {
+                if self.first_failure.is_none() && self.sent.is_none() && !how.is_success() {
+                    self.first_failure = Some((worker, how));
+                }
+                vec![Action::ReportExit(worker, how)]
             }
         }
-        vec![Action::ReportExit(worker, how)]
+    }
+
+    fn respawn(&mut self, worker: u32, attempt: u32) -> Vec<Action> {
+        let replay = self.attempts.get(&worker).is_some_and(|newest| attempt <= *newest);
+        let Some(state) = self.workers.get(&worker).copied().filter(|_| !replay && !self.ending()) else {
+            return Vec::new();
+        };
+        self.attempts.insert(worker, attempt);
+        if self.first_failure.is_some_and(|(failed, _)| failed == worker) {
+            self.first_failure = None;
+        }
+        match state {
+            Worker::Running => {
+                self.workers.insert(worker, Worker::Replaced);
+                vec![Action::Kill(worker)]
+            }
+            Worker::Replaced => Vec::new(),
+            Worker::Ended(_) => {
+                self.workers.insert(worker, Worker::Running);
+                vec![Action::Start(worker, attempt)]
+            }
+        }
     }
 
     /// A signal of the user's, passed on as it is; patience keeps running.
@@ -162,22 +227,32 @@ impl Machine {
         self.forward(signal)
     }
 
-    /// When [`Event::Tick`] is due.
-    pub fn next_deadline(&self) -> Option<Instant> {
-        self.deadline.filter(|_| !self.all_ended())
+    /// Whether workers are not started again any more.
+    fn ending(&self) -> bool {
+        self.run_over || self.coordinator_lost || self.sent.is_some()
     }
 
-    /// Whether there is nothing left to wait for.
-    pub fn all_ended(&self) -> bool {
-        self.ended.values().all(Option::is_some)
+    /// When [`Event::Tick`] is due.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.deadline.filter(|_| !self.finished())
+    }
+
+    /// Whether there is nothing left to wait for: all workers have ended, and none of them can be wanted again.
+    pub fn finished(&self) -> bool {
+        let mut ends = self.workers.values().map(|worker| match worker {
+            Worker::Ended(how) => Some(how),
+            _ => None,
+        });
+        ends.all(|end| end.is_some_and(|how| self.ending() || how.is_success()))
     }
 
     /// Workers that still run.
     pub fn living(&self) -> impl Iterator<Item = u32> + '_ {
-        self.ended.iter().filter(|(_, how)| how.is_none()).map(|(worker, _)| *worker)
+        let living = self.workers.iter().filter(|(_, state)| !matches!(state, Worker::Ended(_)));
+        living.map(|(worker, _)| *worker)
     }
 
-    /// The first worker of ours that failed by itself.
+    /// The first worker of ours that failed by itself and was not replaced.
     pub fn first_failure(&self) -> Option<(u32, Ended)> {
         self.first_failure
     }
@@ -194,126 +269,4 @@ impl Machine {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const SIGINT: i32 = nix::libc::SIGINT;
-    const STOP: Duration = Duration::from_secs(30);
-
-    /// Runs a transcript of (seconds, event, expected actions).
-    fn transcript(workers: u32, steps: &[(u64, Event, &[Action])]) -> Machine {
-        let mut machine = Machine::new(workers, STOP);
-        let start = Instant::now();
-        for (seconds, event, expected) in steps {
-            let actions = machine.handle(start + Duration::from_secs(*seconds), *event);
-            assert_eq!(actions, *expected, "after {event:?} at {seconds} s");
-        }
-        machine
-    }
-
-    const DONE: Ended = Ended::Code(0);
-
-    #[test]
-    fn a_run_that_ends_well_asks_for_nothing() {
-        let machine =
-            transcript(2, &[(0, Event::WorkerEnded(1, DONE), &[]), (1, Event::WorkerEnded(0, DONE), &[])]);
-        assert!(machine.all_ended());
-        assert_eq!(machine.first_failure(), None);
-        assert_eq!(machine.next_deadline(), None);
-    }
-
-    #[test]
-    fn a_failure_is_reported_and_the_others_get_time_to_leave() {
-        let killed = Ended::Signal(9);
-        let machine = transcript(
-            3,
-            &[
-                (0, Event::WorkerEnded(1, killed), &[Action::ReportExit(1, killed)]),
-                (1, Event::WorkerEnded(0, Ended::Code(4)), &[Action::ReportExit(0, Ended::Code(4))]),
-                (9, Event::Tick, &[]),
-                (10, Event::Tick, &[Action::SignalAll(SIGTERM)]),
-                (14, Event::Tick, &[]),
-                (15, Event::Tick, &[Action::SignalAll(SIGKILL)]),
-                (16, Event::WorkerEnded(2, killed), &[Action::ReportExit(2, killed)]),
-            ],
-        );
-        assert_eq!(machine.first_failure(), Some((1, killed)));
-        assert!(machine.all_ended());
-    }
-
-    #[test]
-    fn the_first_signal_stops_gracefully_and_the_second_kills() {
-        let machine = transcript(
-            1,
-            &[
-                (0, Event::Signal(SIGINT), &[Action::AskStop(SIGINT)]),
-                (5, Event::Tick, &[]),
-                (6, Event::Signal(SIGINT), &[Action::SignalAll(SIGKILL)]),
-                (6, Event::WorkerEnded(0, Ended::Signal(9)), &[Action::ReportExit(0, Ended::Signal(9))]),
-            ],
-        );
-        assert_eq!(machine.interrupted(), Some(SIGINT));
-        assert_eq!(machine.first_failure(), None, "what we killed did not fail");
-    }
-
-    #[test]
-    fn a_stop_that_takes_too_long_is_enforced() {
-        transcript(
-            1,
-            &[
-                (0, Event::Signal(SIGTERM), &[Action::AskStop(SIGTERM)]),
-                (29, Event::Tick, &[]),
-                (30, Event::Tick, &[Action::SignalAll(SIGTERM)]),
-                (35, Event::Tick, &[Action::SignalAll(SIGKILL)]),
-                (99, Event::Tick, &[]),
-            ],
-        );
-    }
-
-    #[test]
-    fn without_a_coordinator_the_signal_itself_is_passed_on() {
-        transcript(
-            1,
-            &[
-                (0, Event::Signal(SIGINT), &[Action::AskStop(SIGINT)]),
-                (0, Event::StopRefused, &[Action::SignalAll(SIGINT)]),
-                (1, Event::StopRefused, &[]),
-                (30, Event::Tick, &[Action::SignalAll(SIGTERM)]),
-            ],
-        );
-    }
-
-    #[test]
-    fn workers_without_a_coordinator_are_ended() {
-        let machine =
-            transcript(1, &[(0, Event::CoordinatorEnded { lost: true }, &[Action::SignalAll(SIGTERM)])]);
-        assert!(machine.coordinator_lost());
-        assert_eq!(machine.living().collect::<Vec<_>>(), [0]);
-    }
-
-    #[test]
-    fn a_worker_that_stays_when_the_run_is_over_is_ended() {
-        transcript(
-            1,
-            &[
-                (0, Event::CoordinatorEnded { lost: false }, &[]),
-                (9, Event::Tick, &[]),
-                (10, Event::Tick, &[Action::SignalAll(SIGTERM)]),
-            ],
-        );
-    }
-
-    #[test]
-    fn a_failure_during_a_stop_keeps_the_stops_patience() {
-        let failed = Ended::Code(1);
-        let machine = transcript(
-            2,
-            &[
-                (0, Event::Signal(SIGINT), &[Action::AskStop(SIGINT)]),
-                (5, Event::WorkerEnded(0, failed), &[Action::ReportExit(0, failed)]),
-                (16, Event::Tick, &[]),
-            ],
-        );
-        assert_eq!(machine.first_failure(), Some((0, failed)));
-    }
-}
+mod tests;

@@ -1,8 +1,9 @@
 //! Processes from start to end.
 //!
 //! ```text
-//! signals, exits, clock ──▶ machine (pure: decides) ──▶ crew (does: processes, RPCs) ──▶ report
-//!                                                        keeper: one process and its output
+//! signals, exits, orders, clock ──▶ machine (pure: decides) ──▶ crew (does: processes, RPCs) ──▶ report
+//!                                                                keeper: one process and its output
+//!                                                                host: the coordinator, started again when it dies
 //! ```
 //!
 //! No orphan survives: each child is killed by the kernel when its launcher dies, however it dies (`child`).
@@ -10,9 +11,12 @@
 pub mod child;
 pub mod console;
 pub mod crew;
+pub mod exits;
+pub mod failure_file;
 pub mod host;
 pub mod keeper;
 pub mod machine;
+pub mod orders;
 pub mod pump;
 pub mod report;
 pub mod signals;

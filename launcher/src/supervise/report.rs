@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use coxswain_proto::v1::{Failure, StepCommitted};
+use coxswain_proto::v1::{Failure, RunPhase, StepCommitted};
 
 use super::{machine::Ended, signals};
 use crate::{
@@ -26,13 +26,17 @@ const TAIL_BYTES: u64 = 16 << 10;
 pub struct Report {
     /// The signal that ended the run, if one did.
     pub interrupted: Option<i32>,
-    /// The first worker of this launcher that failed by itself.
+    /// The first worker of this launcher that failed by itself and was not replaced.
     pub worker: Option<FailedWorker>,
     /// How the coordinator ended, if it was ours.
     pub coordinator: Option<Ended>,
     /// Whether the coordinator was lost for good.
     pub coordinator_lost: bool,
-    /// The first cause as the coordinator saw it.
+    /// Whether another launcher has this one's place.
+    pub displaced: bool,
+    /// How the run ended, as the coordinator said while it lived.
+    pub run_end: Option<RunPhase>,
+    /// The first cause of the newest failure, as the coordinator saw it; the run may have survived it.
     pub first_cause: Option<Failure>,
     /// The last step that was committed.
     pub last_step: Option<StepCommitted>,
@@ -67,19 +71,28 @@ pub struct Log {
 }
 
 impl Report {
-    /// How the launcher ends. The most specific of what worker and coordinator say wins.
+    /// How the launcher ends: as the run did, whatever became of single workers on the way. Where the end was not seen, the most
+    /// specific of what workers and first cause say wins.
     pub fn exit(&self) -> Exit {
         if let Some(signal) = self.interrupted {
             return Exit::Signal(signal);
+        }
+        if self.displaced {
+            return Exit::Rendezvous;
         }
         let of = |ended: Ended| match ended {
             Ended::Code(code) => Exit::of_child(code),
             Ended::Signal(_) => Exit::WorkerFailed,
         };
         let coordinator = self.coordinator.map(of);
+        if coordinator == Some(Exit::Done) || self.run_end == Some(RunPhase::Finished) {
+            return Exit::Done;
+        }
+        let failed = self.run_end == Some(RunPhase::Failed);
+        let cause = self.first_cause.as_ref().filter(|_| failed).map(|cause| Exit::of_cause(cause.kind));
         let worker = self.worker.as_ref().map(|worker| of(worker.ended));
         let vague = |exit: &Exit| matches!(exit, Exit::WorkerFailed | Exit::CoordinatorLost | Exit::Done);
-        let said = [coordinator, worker].into_iter().flatten();
+        let said = [coordinator, cause, worker].into_iter().flatten();
         match said.clone().find(|exit| !vague(exit)) {
             Some(specific) => specific,
             None if self.coordinator_lost => Exit::CoordinatorLost,
@@ -131,11 +144,8 @@ impl Report {
 
 impl std::fmt::Display for FailedWorker {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "rank {} (local {}, pid {}) on {}: ", self.rank, self.local_rank, self.pid, self.host)?;
-        match self.ended {
-            Ended::Code(code) => write!(f, "exit code {code}"),
-            Ended::Signal(signal) => write!(f, "{}", signals::name(signal)),
-        }
+        let Self { rank, local_rank, pid, host, ended, .. } = self;
+        write!(f, "rank {rank} (local {local_rank}, pid {pid}) on {host}: {ended}")
     }
 }
 
@@ -176,9 +186,17 @@ mod tests {
         assert_eq!(of(Some(4), Some(Ended::Code(3))), Exit::BadInput);
         assert_eq!(of(Some(5), Some(Ended::Code(4))), Exit::OutOfMemory);
         assert_eq!(of(Some(4), Some(Ended::Signal(9))), Exit::WorkerFailed);
-        assert_eq!(of(Some(0), Some(Ended::Code(1))), Exit::WorkerFailed);
+        assert_eq!(of(Some(0), Some(Ended::Code(1))), Exit::Done, "the run survived its worker");
+        assert_eq!(of(Some(7), Some(Ended::Signal(9))), Exit::NoProgress);
         assert_eq!(of(None, Some(Ended::Code(8))), Exit::CoordinatorLost);
         assert_eq!(of(Some(6), None), Exit::Rendezvous);
+        let guest = |run_end, kind: FailureKind| {
+            let first_cause = Some(Failure { kind: kind.into(), ..Failure::default() });
+            Report { run_end, first_cause, worker: worker(Ended::Signal(9)), ..Report::default() }.exit()
+        };
+        assert_eq!(guest(Some(RunPhase::Finished), FailureKind::WorkerLost), Exit::Done);
+        assert_eq!(guest(Some(RunPhase::Failed), FailureKind::NoProgress), Exit::NoProgress);
+        assert_eq!(guest(Some(RunPhase::Failed), FailureKind::WorkerLost), Exit::WorkerFailed);
         let lost = Report { coordinator_lost: true, worker: worker(Ended::Signal(15)), ..Report::default() };
         assert_eq!(lost.exit(), Exit::CoordinatorLost);
         let interrupted =

@@ -173,6 +173,7 @@ impl Link for ChannelLink {
 
     fn at(&mut self, phase: Phase, step: Step) {
         self.shared.lock().at = Some((phase, step));
+        super::hold::at(phase, step);
     }
 
     fn report(&mut self, report: Report) -> Result<(), LinkError> {

@@ -14,6 +14,7 @@
 mod channel;
 mod client;
 mod convert;
+mod hold;
 mod options;
 mod reporter;
 mod run;

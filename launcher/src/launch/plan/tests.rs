@@ -48,7 +48,8 @@ const SRUN: &[(&str, &str)] = &[
 #[test]
 fn alone_it_is_one_worker_with_a_coordinator_on_a_free_loopback_port() {
     let plan = resolve(&Case::default()).unwrap();
-    assert_eq!((plan.nnodes, plan.nproc_per_node, plan.node_rank), (1, 1, None));
+    assert_eq!((plan.nnodes, plan.nproc_per_node, plan.node_rank), (Nodes::fixed(1), 1, None));
+    assert_eq!(plan.budgets, Budgets { restarts: 3, rescales: None });
     assert_eq!(plan.endpoint.to_string(), "127.0.0.1:0");
     assert_eq!(plan.hosting, Hosting::Yes);
     assert_eq!(plan.output.log_dir, Path::new("runs/a/logs"));
@@ -75,7 +76,7 @@ fn a_flag_beats_pet_beats_slurm_beats_the_configuration() {
     };
     let counts = |case: &Case<'_>| {
         let plan = resolve(case).unwrap();
-        (plan.nproc_per_node, plan.nnodes, plan.node_rank, plan.endpoint.to_string(), plan.run_id)
+        (plan.nproc_per_node, plan.nnodes.max, plan.node_rank, plan.endpoint.to_string(), plan.run_id)
     };
     let configured = Case { spec, ..Case::default() };
     assert_eq!(counts(&configured), (3, 1, None, "127.0.0.1:0".into(), None));
@@ -103,7 +104,7 @@ fn several_slurm_tasks_a_machine_are_launchers_of_one_worker_each() {
     env.retain(|(name, _)| !["SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID"].contains(name));
     env.extend([("SLURM_STEP_NUM_TASKS", "8"), ("SLURM_PROCID", "6"), ("SLURM_LOCALID", "2")]);
     let plan = resolve(&Case { env: &env, spec: &["launch.nproc_per_node=3"], ..Case::default() }).unwrap();
-    assert_eq!((plan.nnodes, plan.nproc_per_node, plan.node_rank), (8, 1, Some(6)));
+    assert_eq!((plan.nnodes, plan.nproc_per_node, plan.node_rank), (Nodes::fixed(8), 1, Some(6)));
     assert_eq!(plan.share, Some(slurm::Share { local_rank: 2, of: 4 }));
 }
 
@@ -111,7 +112,7 @@ fn several_slurm_tasks_a_machine_are_launchers_of_one_worker_each() {
 fn standalone_ignores_slurm() {
     let flags = LaunchFlags { standalone: true, ..LaunchFlags::default() };
     let plan = resolve(&Case { flags, env: SRUN, ..Case::default() }).unwrap();
-    assert_eq!((plan.nnodes, plan.hosting), (1, Hosting::Yes));
+    assert_eq!((plan.nnodes, plan.hosting), (Nodes::fixed(1), Hosting::Yes));
     let plan = resolve(&Case { env: &[("PET_STANDALONE", "1")], ..Case::default() }).unwrap();
     assert_eq!(plan.endpoint.to_string(), "127.0.0.1:0");
 }
@@ -174,11 +175,7 @@ fn mistakes_name_the_flag_or_the_variable() {
     let flags = LaunchFlags::default;
     type Mistake<'a> = (LaunchFlags, &'a [(&'a str, &'a str)], &'a str);
     let cases: Vec<Mistake<'_>> = vec![
-        (
-            LaunchFlags { nnodes: text("1:4"), ..flags() },
-            &[],
-            "--nnodes 1:4: the number of machines is fixed for now",
-        ),
+        (LaunchFlags { nnodes: text("4:1"), ..flags() }, &[], "--nnodes 4:1: expected N, or MIN:MAX"),
         (LaunchFlags { nnodes: text("0"), ..flags() }, &[], "--nnodes 0: expected N"),
         (LaunchFlags { nnodes: text("2"), ..flags() }, &[], "--nnodes 2: the machines need a place to meet"),
         (
@@ -203,10 +200,16 @@ fn mistakes_name_the_flag_or_the_variable() {
         ),
         (LaunchFlags { node_rank: text("1"), ..flags() }, &[], "--node-rank 1: there are 1 machines"),
         (
-            LaunchFlags { max_restarts: text("3"), ..flags() },
+            LaunchFlags { max_restarts: text("-1"), ..flags() },
             &[],
-            "--max-restarts 3: workers are not restarted yet",
+            "--max-restarts -1: expected a whole number",
         ),
+        (
+            LaunchFlags { max_rescales: text("x"), ..flags() },
+            &[],
+            "--max-rescales x: expected a whole number",
+        ),
+        (flags(), &[("PET_MAX_RESTARTS", "x")], "PET_MAX_RESTARTS x: expected a whole number"),
         (
             LaunchFlags { rdzv_backend: text("etcd"), ..flags() },
             &[],
@@ -248,11 +251,30 @@ fn what_torchrun_scripts_pass_is_taken() {
         max_restarts: text("0"),
         monitor_interval: text("0.1"),
         rdzv_backend: text("c10d"),
-        rdzv_conf: text("join_timeout=60,last_call_timeout=30,"),
+        rdzv_conf: text("join_timeout=60,last_call_timeout=15,"),
         local_ranks_filter: text("0, 1"),
         ..LaunchFlags::default()
     };
     let plan = resolve(&Case { flags, ..Case::default() }).unwrap();
     assert_eq!(plan.join_timeout, Duration::from_secs(60));
+    assert_eq!(plan.last_call, Duration::from_secs(15));
+    assert_eq!(plan.budgets.restarts, 0);
     assert_eq!(plan.output.filter, Some([0, 1].into()));
+}
+
+#[test]
+fn a_range_of_machines_makes_an_elastic_world_with_two_budgets() {
+    let flags = LaunchFlags {
+        nnodes: text("1:4"),
+        nproc_per_node: text("2"),
+        rdzv_endpoint: text("n4:29400"),
+        max_rescales: text("9"),
+        ..LaunchFlags::default()
+    };
+    let plan = resolve(&Case { flags, env: &[("PET_MAX_RESTARTS", "7")], ..Case::default() }).unwrap();
+    assert_eq!(plan.nnodes, Nodes { min: 1, max: 4 });
+    assert_eq!(plan.world_size(), 8);
+    assert_eq!(plan.budgets, Budgets { restarts: 7, rescales: Some(9) });
+    assert_eq!(plan.hosting, Hosting::IfFree);
+    assert_eq!(plan.last_call, Duration::from_secs(30));
 }

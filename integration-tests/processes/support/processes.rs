@@ -1,0 +1,70 @@
+//! Processes below a launcher, as Linux shows them, and what a test does to them.
+
+use std::time::{Duration, Instant};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+/// Longer than anything waited for here takes on a loaded machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Children of a process, whichever of its threads started them.
+pub fn children(parent: u32) -> Vec<i32> {
+    let tasks = std::fs::read_dir(format!("/proc/{parent}/task")).into_iter().flatten().flatten();
+    let lists = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
+    let pids: Vec<String> = lists.collect();
+    pids.iter().flat_map(|list| list.split_whitespace()).filter_map(|pid| pid.parse().ok()).collect()
+}
+
+/// The launcher's coordinator.
+pub fn coordinator_of(launcher: u32) -> Option<i32> {
+    let is_coordinator =
+        |pid: &i32| entries(*pid, "cmdline").iter().any(|argument| argument == b"coordinator");
+    children(launcher).into_iter().find(is_coordinator)
+}
+
+/// The launcher's worker of a rank.
+pub fn worker_of(launcher: u32, rank: u32) -> Option<i32> {
+    let wanted = format!("RANK={rank}").into_bytes();
+    children(launcher).into_iter().find(|pid| entries(*pid, "environ").contains(&wanted))
+}
+
+fn entries(pid: i32, file: &str) -> Vec<Vec<u8>> {
+    let text = std::fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+    text.split(|byte| *byte == 0).map(<[u8]>::to_vec).collect()
+}
+
+/// Waits for a coordinator that is not process `last`.
+pub fn wait_for_coordinator(launcher: u32, last: i32) -> i32 {
+    wait_for("a coordinator", || coordinator_of(launcher).filter(|pid| *pid != last))
+}
+
+/// Waits until something can be observed.
+pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let give_up = Instant::now() + PATIENCE;
+    loop {
+        if let Some(seen) = look() {
+            return seen;
+        }
+        assert!(Instant::now() < give_up, "{what} did not come");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Waits until none of the processes runs any more. Nobody reaps an orphan's orphan at once everywhere: a process that is dead but
+/// unreaped counts as gone.
+pub fn wait_until_gone(pids: &[i32]) {
+    for pid in pids {
+        wait_for("the end of a process", || {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+            stat.map_or(true, |stat| stat.contains(") Z ")).then_some(())
+        });
+    }
+}
+
+/// Sends a signal.
+pub fn signal(pid: i32, signal: Signal) {
+    kill(Pid::from_raw(pid), signal).unwrap_or_else(|error| panic!("{signal} to {pid}: {error}"));
+}

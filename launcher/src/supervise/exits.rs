@@ -1,0 +1,68 @@
+//! Tells the coordinator how workers ended, until it has heard it.
+//!
+//! A report that is still under way when its worker is started again is dropped: it could be taken for the new one's.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use coxswain_proto::v1::{ReportExitRequest, report_exit_request};
+use tokio::task::AbortHandle;
+use tonic::Code;
+
+use super::machine::Ended;
+use crate::control::{Access, prompt};
+
+/// Before a report that did not get through is sent again.
+const RETRY: Duration = Duration::from_millis(100);
+
+/// Reports under way, by rank.
+#[derive(Debug)]
+pub struct Exits {
+    access: Access,
+    node_id: String,
+    under_way: BTreeMap<u32, AbortHandle>,
+}
+
+impl Exits {
+    /// Reports of the launcher that is called `node_id`.
+    pub fn new(access: Access, node_id: String) -> Self {
+        Self { access, node_id, under_way: BTreeMap::new() }
+    }
+
+    /// Sends a report, and again while the coordinator is away.
+    pub fn report(&mut self, rank: u32, how: Ended) {
+        let ended = match how {
+            Ended::Code(code) => report_exit_request::Ended::ExitCode(code),
+            Ended::Signal(signal) => report_exit_request::Ended::Signal(signal),
+        };
+        let request = ReportExitRequest { node_id: self.node_id.clone(), rank, ended: Some(ended) };
+        let access = self.access.clone();
+        let task = tokio::spawn(async move {
+            while let Err(status) = access.coordinator().report_exit(prompt(request.clone())).await {
+                if !matches!(
+                    status.code(),
+                    Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::Unknown
+                ) {
+                    tracing::debug!(%status, "a worker's end was not taken");
+                    return;
+                }
+                tokio::time::sleep(RETRY).await;
+            }
+        });
+        self.under_way.insert(rank, task.abort_handle());
+    }
+
+    /// The worker is about to be started again.
+    pub fn forget(&mut self, rank: u32) {
+        if let Some(task) = self.under_way.remove(&rank) {
+            task.abort();
+        }
+    }
+}
+
+impl Drop for Exits {
+    fn drop(&mut self) {
+        for task in self.under_way.values() {
+            task.abort();
+        }
+    }
+}

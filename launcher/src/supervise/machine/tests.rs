@@ -1,0 +1,204 @@
+//! Transcripts: what happens, when, and what is done about it.
+
+use super::*;
+
+const SIGINT: i32 = nix::libc::SIGINT;
+const STOP: Duration = Duration::from_secs(30);
+const DONE: Ended = Ended::Code(0);
+const KILLED: Ended = Ended::Signal(9);
+
+/// Runs a transcript of (seconds, event, expected actions).
+fn transcript(workers: u32, steps: &[(u64, Event, &[Action])]) -> Machine {
+    let mut machine = Machine::new(workers, STOP);
+    let start = Instant::now();
+    for (seconds, event, expected) in steps {
+        let actions = machine.handle(start + Duration::from_secs(*seconds), *event);
+        assert_eq!(actions, *expected, "after {event:?} at {seconds} s");
+    }
+    machine
+}
+
+fn respawn(worker: u32, attempt: u32) -> Event {
+    Event::Respawn { worker, attempt }
+}
+
+#[test]
+fn a_run_that_ends_well_asks_for_nothing() {
+    let machine = transcript(
+        2,
+        &[
+            (0, Event::WorkerEnded(1, DONE), &[Action::ReportExit(1, DONE)]),
+            (1, Event::WorkerEnded(0, DONE), &[Action::ReportExit(0, DONE)]),
+        ],
+    );
+    assert!(machine.finished());
+    assert_eq!(machine.first_failure(), None);
+    assert_eq!(machine.next_deadline(), None);
+}
+
+#[test]
+fn a_worker_that_died_waits_for_the_coordinators_order_and_the_others_work_on() {
+    let machine = transcript(
+        2,
+        &[
+            (0, Event::WorkerEnded(1, KILLED), &[Action::ReportExit(1, KILLED)]),
+            (3600, Event::Tick, &[]),
+            (3600, respawn(1, 1), &[Action::Start(1, 1)]),
+            (3601, Event::WorkerEnded(1, DONE), &[Action::ReportExit(1, DONE)]),
+            (3601, Event::WorkerEnded(0, DONE), &[Action::ReportExit(0, DONE)]),
+        ],
+    );
+    assert_eq!(machine.first_failure(), None, "a worker that was replaced did not fail the launch");
+    assert!(machine.finished());
+}
+
+#[test]
+fn a_frozen_worker_is_killed_before_its_place_is_filled_and_its_end_is_not_reported() {
+    transcript(
+        1,
+        &[
+            (0, respawn(0, 1), &[Action::Kill(0)]),
+            (1, respawn(0, 2), &[]),
+            (2, Event::WorkerEnded(0, KILLED), &[Action::Start(0, 2)]),
+            (3, Event::WorkerEnded(0, KILLED), &[Action::ReportExit(0, KILLED)]),
+        ],
+    );
+}
+
+#[test]
+fn repeated_orders_and_orders_for_strangers_are_dropped() {
+    transcript(
+        1,
+        &[
+            (0, Event::WorkerEnded(0, KILLED), &[Action::ReportExit(0, KILLED)]),
+            (1, respawn(0, 1), &[Action::Start(0, 1)]),
+            (2, respawn(0, 1), &[]),
+            (3, respawn(7, 1), &[]),
+            (4, Event::WorkerEnded(0, KILLED), &[Action::ReportExit(0, KILLED)]),
+            (5, respawn(0, 1), &[]),
+            (6, respawn(0, 2), &[Action::Start(0, 2)]),
+        ],
+    );
+}
+
+#[test]
+fn all_workers_dead_is_not_the_end_until_the_run_is_over() {
+    let mut machine = transcript(
+        2,
+        &[
+            (0, Event::WorkerEnded(0, KILLED), &[Action::ReportExit(0, KILLED)]),
+            (0, Event::WorkerEnded(1, KILLED), &[Action::ReportExit(1, KILLED)]),
+        ],
+    );
+    assert!(!machine.finished());
+    machine.handle(Instant::now(), Event::RunOver);
+    assert!(machine.finished());
+    assert_eq!(machine.first_failure(), Some((0, KILLED)));
+    assert_eq!(machine.handle(Instant::now(), respawn(1, 1)), [], "nobody is started after the end");
+}
+
+#[test]
+fn when_the_run_is_over_the_others_get_time_to_leave() {
+    let machine = transcript(
+        3,
+        &[
+            (0, Event::WorkerEnded(1, KILLED), &[Action::ReportExit(1, KILLED)]),
+            (0, Event::RunOver, &[]),
+            (1, Event::WorkerEnded(0, Ended::Code(4)), &[Action::ReportExit(0, Ended::Code(4))]),
+            (5, Event::RunOver, &[]),
+            (9, Event::Tick, &[]),
+            (10, Event::Tick, &[Action::SignalAll(SIGTERM)]),
+            (14, Event::Tick, &[]),
+            (15, Event::Tick, &[Action::SignalAll(SIGKILL)]),
+            (16, Event::WorkerEnded(2, KILLED), &[Action::ReportExit(2, KILLED)]),
+        ],
+    );
+    assert_eq!(machine.first_failure(), Some((1, KILLED)));
+    assert!(machine.finished());
+}
+
+#[test]
+fn the_first_signal_stops_gracefully_and_the_second_kills() {
+    let machine = transcript(
+        1,
+        &[
+            (0, Event::Signal(SIGINT), &[Action::AskStop(SIGINT)]),
+            (5, Event::Tick, &[]),
+            (6, Event::Signal(SIGINT), &[Action::SignalAll(SIGKILL)]),
+            (6, Event::WorkerEnded(0, KILLED), &[Action::ReportExit(0, KILLED)]),
+        ],
+    );
+    assert_eq!(machine.interrupted(), Some(SIGINT));
+    assert_eq!(machine.first_failure(), None, "what we killed did not fail");
+    assert!(machine.finished());
+}
+
+#[test]
+fn a_stop_that_takes_too_long_is_enforced() {
+    transcript(
+        1,
+        &[
+            (0, Event::Signal(SIGTERM), &[Action::AskStop(SIGTERM)]),
+            (29, Event::Tick, &[]),
+            (30, Event::Tick, &[Action::SignalAll(SIGTERM)]),
+            (35, Event::Tick, &[Action::SignalAll(SIGKILL)]),
+            (99, Event::Tick, &[]),
+        ],
+    );
+}
+
+#[test]
+fn a_worker_lost_during_a_stop_may_be_replaced_so_that_the_checkpoint_is_written() {
+    let machine = transcript(
+        2,
+        &[
+            (0, Event::Signal(SIGTERM), &[Action::AskStop(SIGTERM)]),
+            (5, Event::WorkerEnded(0, KILLED), &[Action::ReportExit(0, KILLED)]),
+            (6, respawn(0, 1), &[Action::Start(0, 1)]),
+            (16, Event::Tick, &[]),
+            (30, Event::Tick, &[Action::SignalAll(SIGTERM)]),
+            (31, respawn(0, 2), &[]),
+        ],
+    );
+    assert_eq!(machine.first_failure(), None);
+}
+
+#[test]
+fn a_stop_with_nobody_left_ends_when_its_patience_does() {
+    let machine = transcript(
+        1,
+        &[
+            (0, Event::Signal(SIGTERM), &[Action::AskStop(SIGTERM)]),
+            (5, Event::WorkerEnded(0, KILLED), &[Action::ReportExit(0, KILLED)]),
+            (30, Event::Tick, &[Action::SignalAll(SIGTERM)]),
+        ],
+    );
+    assert!(machine.finished());
+}
+
+#[test]
+fn without_a_coordinator_the_signal_itself_is_passed_on() {
+    transcript(
+        1,
+        &[
+            (0, Event::Signal(SIGINT), &[Action::AskStop(SIGINT)]),
+            (0, Event::StopRefused, &[Action::SignalAll(SIGINT)]),
+            (1, Event::StopRefused, &[]),
+            (30, Event::Tick, &[Action::SignalAll(SIGTERM)]),
+        ],
+    );
+}
+
+#[test]
+fn workers_whose_coordinator_is_lost_for_good_are_ended() {
+    let machine = transcript(
+        1,
+        &[
+            (0, Event::CoordinatorLost, &[Action::SignalAll(SIGTERM)]),
+            (1, respawn(0, 1), &[]),
+            (5, Event::Tick, &[Action::SignalAll(SIGKILL)]),
+        ],
+    );
+    assert!(machine.coordinator_lost());
+    assert_eq!(machine.living().collect::<Vec<_>>(), [0]);
+}
