@@ -154,7 +154,7 @@ impl FakeWorker {
         self.world = assignment.world_size;
         assert_eq!(assignment.rank, self.rank);
         assert_eq!(assignment.peers.len(), self.world as usize);
-        assignment.first_step
+        assignment.checkpoint_step
     }
 
     pub fn report(&self, step: u64) -> v1::StepReport {
