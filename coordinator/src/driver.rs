@@ -31,6 +31,7 @@ use crate::{
         event::{Ask, Event, StreamId, Ticket},
         machine::{Config, Machine},
         refusal::Refusal,
+        roster::Respawn,
     },
     journal::{JournalError, JournalThread, LedgerEntry},
     log::Log,
@@ -70,7 +71,19 @@ enum Call {
         line: mpsc::Sender<Directive>,
         opened: oneshot::Sender<Opened>,
     },
-    LineClosed(WorkerId, StreamId),
+    FollowNode {
+        node_id: String,
+        line: mpsc::Sender<Respawn>,
+        opened: oneshot::Sender<Opened>,
+    },
+    LineClosed(Owner, StreamId),
+}
+
+/// Whose line it is.
+#[derive(Clone, Debug)]
+enum Owner {
+    Worker(WorkerId),
+    Node(String),
 }
 
 type Opened = Result<StreamId, Refusal>;
@@ -92,13 +105,23 @@ impl Handle {
     }
 
     /// Opens a worker's line.
-    pub async fn follow(&self, worker: WorkerId, incarnation: String) -> Result<Line, Denied> {
+    pub async fn follow(&self, worker: WorkerId, incarnation: String) -> Result<Line<Directive>, Denied> {
         let (line, directives) = mpsc::channel(DIRECTIVE_QUEUE);
         let (opened, answer) = oneshot::channel();
         let call = Call::Follow { worker, incarnation, line, opened };
         self.calls.send(call).await.map_err(|_| Denied::Gone)?;
         let stream = answer.await.map_err(|_| Denied::Gone)??;
-        Ok(Line { directives, worker, stream, calls: self.calls.clone() })
+        Ok(Line { directives, owner: Owner::Worker(worker), stream, calls: self.calls.clone() })
+    }
+
+    /// Opens a launcher's line.
+    pub async fn follow_node(&self, node_id: String) -> Result<Line<Respawn>, Denied> {
+        let (line, directives) = mpsc::channel(DIRECTIVE_QUEUE);
+        let (opened, answer) = oneshot::channel();
+        let call = Call::FollowNode { node_id: node_id.clone(), line, opened };
+        self.calls.send(call).await.map_err(|_| Denied::Gone)?;
+        let stream = answer.await.map_err(|_| Denied::Gone)??;
+        Ok(Line { directives, owner: Owner::Node(node_id), stream, calls: self.calls.clone() })
     }
 
     /// News from now on; ends with the driver.
@@ -112,26 +135,26 @@ impl Handle {
     }
 }
 
-/// The worker's end of its line; the core hears when it is dropped.
-pub struct Line {
-    directives: mpsc::Receiver<Directive>,
-    worker: WorkerId,
+/// The other end of a worker's or launcher's line; the core hears when it is dropped.
+pub struct Line<D> {
+    directives: mpsc::Receiver<D>,
+    owner: Owner,
     stream: StreamId,
     calls: mpsc::Sender<Call>,
 }
 
-impl Stream for Line {
-    type Item = Directive;
+impl<D> Stream for Line<D> {
+    type Item = D;
 
     /// Ends when the core closes the line.
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Directive>> {
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<D>> {
         self.directives.poll_recv(context)
     }
 }
 
-impl Drop for Line {
+impl<D> Drop for Line<D> {
     fn drop(&mut self) {
-        let closed = Call::LineClosed(self.worker, self.stream);
+        let closed = Call::LineClosed(self.owner.clone(), self.stream);
         if let Err(mpsc::error::TrySendError::Full(closed)) = self.calls.try_send(closed)
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
@@ -151,6 +174,7 @@ pub struct Driver {
     log: Log,
     waiting: HashMap<Ticket, Waiting>,
     lines: HashMap<StreamId, mpsc::Sender<Directive>>,
+    node_lines: HashMap<StreamId, mpsc::Sender<Respawn>>,
     last_ticket: u64,
     last_stream: u64,
 }
@@ -179,6 +203,7 @@ impl Driver {
             log,
             waiting: HashMap::new(),
             lines: HashMap::new(),
+            node_lines: HashMap::new(),
             last_ticket: 0,
             last_stream: 0,
         };
@@ -214,22 +239,35 @@ impl Driver {
     /// A call becomes an event; whoever waits for its answer is remembered.
     fn accept(&mut self, call: Call) -> Option<Event> {
         let (ask, waiting) = match call {
-            Call::LineClosed(worker, stream) => {
+            Call::LineClosed(Owner::Worker(worker), stream) => {
                 self.lines.remove(&stream);
                 return Some(Event::LineClosed(worker, stream));
             }
+            Call::LineClosed(Owner::Node(node_id), stream) => {
+                self.node_lines.remove(&stream);
+                return Some(Event::NodeLineClosed(node_id, stream));
+            }
             Call::Ask(ask, answer) => (ask, Waiting::Answer(answer)),
             Call::Follow { worker, incarnation, line, opened } => {
-                self.last_stream += 1;
-                let stream = StreamId(self.last_stream);
+                let stream = self.next_stream();
                 self.lines.insert(stream, line);
                 (Ask::Follow { worker, incarnation, stream }, Waiting::Opened(stream, opened))
+            }
+            Call::FollowNode { node_id, line, opened } => {
+                let stream = self.next_stream();
+                self.node_lines.insert(stream, line);
+                (Ask::FollowNode { node_id, stream }, Waiting::Opened(stream, opened))
             }
         };
         self.last_ticket += 1;
         let ticket = Ticket(self.last_ticket);
         self.waiting.insert(ticket, waiting);
         Some(Event::Asked(ticket, ask))
+    }
+
+    fn next_stream(&mut self) -> StreamId {
+        self.last_stream += 1;
+        StreamId(self.last_stream)
     }
 
     async fn carry_out(&mut self, actions: Vec<Action>) -> Result<(), JournalError> {
@@ -248,8 +286,9 @@ impl Driver {
             match action {
                 Action::Record(_) => {}
                 Action::Reply(ticket, reply) => self.reply(ticket, reply),
-                Action::Tell(stream, directive) => self.tell(stream, directive),
-                Action::Close(stream) => drop(self.lines.remove(&stream)),
+                Action::Tell(stream, directive) => tell(&mut self.lines, stream, directive),
+                Action::TellNode(stream, respawn) => tell(&mut self.node_lines, stream, respawn),
+                Action::Close(stream) => self.close(stream),
                 Action::Publish(news) => self.publish(news),
             }
         }
@@ -262,7 +301,7 @@ impl Driver {
             Some(Waiting::Answer(answer)) => drop(answer.send(reply)),
             Some(Waiting::Opened(stream, opened)) => {
                 if reply.is_err() {
-                    self.lines.remove(&stream);
+                    self.close(stream);
                 }
                 drop(opened.send(reply.map(|_| stream)));
             }
@@ -270,19 +309,24 @@ impl Driver {
         }
     }
 
-    /// A full line belongs to a worker that does not read: it is closed, and will be replayed when opened again.
-    fn tell(&mut self, stream: StreamId, directive: Directive) {
-        if let Some(line) = self.lines.get(&stream)
-            && line.try_send(directive).is_err()
-        {
-            self.lines.remove(&stream);
-        }
+    fn close(&mut self, stream: StreamId) {
+        self.lines.remove(&stream);
+        self.node_lines.remove(&stream);
     }
 
     fn publish(&mut self, news: News) {
         self.log.write(&news);
         // Without a watcher there is nobody to tell.
         drop(self.news.send(Arc::new(Dated { unix_ms: clock::unix_ms(), news })));
+    }
+}
+
+/// A full line belongs to somebody who does not read: it is closed, and will be replayed when opened again.
+fn tell<D>(lines: &mut HashMap<StreamId, mpsc::Sender<D>>, stream: StreamId, directive: D) {
+    if let Some(line) = lines.get(&stream)
+        && line.try_send(directive).is_err()
+    {
+        lines.remove(&stream);
     }
 }
 

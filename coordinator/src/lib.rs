@@ -24,7 +24,7 @@ use std::{future::Future, net::SocketAddr};
 
 use coxswain_proto::limits;
 pub use journal::JournalError;
-pub use options::{CauseKind, FirstCause, Options, Outcome, Patience, World};
+pub use options::{Budgets, CauseKind, FirstCause, Options, Outcome, Patience, World};
 pub use startup::StartError;
 use tokio::net::TcpListener;
 use tokio_stream::wrappers::TcpListenerStream;
@@ -46,13 +46,12 @@ pub enum ServeError {
     },
     /// A world of nobody, or of more than can be counted.
     #[error(
-        "a world of {nnodes} nodes with {nproc_per_node} workers each is not possible: 1 to {max} workers are"
+        "a world of {}:{} nodes with {} workers each is not possible: 1 to {max} workers are",
+        world.min_nodes, world.max_nodes, world.nproc_per_node
     )]
     World {
         /// As asked for.
-        nnodes: u32,
-        /// As asked for.
-        nproc_per_node: u32,
+        world: World,
         /// The most there may be.
         max: usize,
     },
@@ -140,11 +139,10 @@ fn check(options: &Options, address: SocketAddr) -> Result<(), ServeError> {
     if options.token.as_deref().is_none_or(str::is_empty) && !address.ip().is_loopback() {
         return Err(ServeError::Unprotected { address });
     }
-    let World { nnodes, nproc_per_node } = options.world;
-    let max = limits::MAX_WORLD;
-    let size = u64::from(nnodes) * u64::from(nproc_per_node);
-    if size == 0 || size > max as u64 {
-        return Err(ServeError::World { nnodes, nproc_per_node, max });
+    let (world, max) = (options.world, limits::MAX_WORLD);
+    let size = u64::from(world.max_nodes) * u64::from(world.nproc_per_node);
+    if world.least() == 0 || world.min_nodes > world.max_nodes || size > max as u64 {
+        return Err(ServeError::World { world, max });
     }
     Ok(())
 }

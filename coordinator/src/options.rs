@@ -3,10 +3,11 @@
 use std::{fmt, path::PathBuf, time::Duration};
 
 use coxswain_proto::{
-    ids::{Rank, Step},
+    ids::{Seat, Step},
     limits,
     run_spec::RunSpec,
 };
+use serde::{Deserialize, Serialize};
 
 /// What a coordinator is started with.
 #[derive(Clone)]
@@ -23,12 +24,26 @@ pub struct Options {
     pub token: Option<String>,
     /// Bounds on waiting.
     pub patience: Patience,
+    /// Bounds on trying again.
+    pub budgets: Budgets,
+    /// True when this coordinator takes the place of one that was lost a moment ago: the run goes on from the journal even where
+    /// `train.resume` is false.
+    pub restarted: bool,
 }
 
 impl Options {
     /// A run without a journal or a token, in a world of `world`.
     pub fn new(spec: RunSpec, world: World) -> Self {
-        Self { spec, world, run_id: None, state_dir: None, token: None, patience: Patience::default() }
+        Self {
+            spec,
+            world,
+            run_id: None,
+            state_dir: None,
+            token: None,
+            patience: Patience::default(),
+            budgets: Budgets::default(),
+            restarted: false,
+        }
     }
 }
 
@@ -41,23 +56,68 @@ impl fmt::Debug for Options {
             .field("run_id", &self.run_id)
             .field("state_dir", &self.state_dir)
             .field("patience", &self.patience)
+            .field("budgets", &self.budgets)
+            .field("restarted", &self.restarted)
             .finish_non_exhaustive()
     }
 }
 
-/// A fixed world: every node runs the same number of workers.
+/// How many nodes there may be; every node runs the same number of workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct World {
-    /// Launchers, one per machine.
-    pub nnodes: u32,
+    /// Fewest nodes to train with.
+    pub min_nodes: u32,
+    /// Most nodes; places are given for so many.
+    pub max_nodes: u32,
     /// Workers of each.
     pub nproc_per_node: u32,
 }
 
 impl World {
-    /// Workers in all.
+    /// A world of exactly so many nodes.
+    pub fn fixed(nnodes: u32, nproc_per_node: u32) -> Self {
+        Self { min_nodes: nnodes, max_nodes: nnodes, nproc_per_node }
+    }
+
+    /// Workers at most, which is the number of seats.
     pub fn size(&self) -> u32 {
-        self.nnodes.saturating_mul(self.nproc_per_node)
+        self.max_nodes.saturating_mul(self.nproc_per_node)
+    }
+
+    /// Fewest workers to train with.
+    pub fn least(&self) -> u32 {
+        self.min_nodes.saturating_mul(self.nproc_per_node)
+    }
+
+    /// True when the number of workers may change.
+    pub fn elastic(&self) -> bool {
+        self.min_nodes < self.max_nodes
+    }
+
+    /// The node that a seat is on.
+    pub fn node_of(&self, seat: Seat) -> u32 {
+        seat.0 / self.nproc_per_node.max(1)
+    }
+
+    /// The seats of a node.
+    pub fn seats_of(&self, node_rank: u32) -> impl Iterator<Item = Seat> + use<> {
+        let first = node_rank.saturating_mul(self.nproc_per_node);
+        (first..first.saturating_add(self.nproc_per_node)).map(Seat)
+    }
+}
+
+/// Bounds on trying again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budgets {
+    /// Faults that may be survived (`--max-restarts`). Workers that are lost together are one fault.
+    pub restarts: u32,
+    /// Changes of the world on purpose (`--max-rescales`); unlimited when absent.
+    pub rescales: Option<u32>,
+}
+
+impl Default for Budgets {
+    fn default() -> Self {
+        Self { restarts: limits::MAX_RESTARTS, rescales: None }
     }
 }
 
@@ -66,10 +126,20 @@ impl World {
 pub struct Patience {
     /// For the world to be complete.
     pub rendezvous: Duration,
-    /// For a sign of life from a worker whose stream is closed.
+    /// For more nodes than the fewest, when the run begins.
+    pub last_call: Duration,
+    /// For a worker whose line is closed to open it again.
     pub silence: Duration,
-    /// For a sign of life from a worker whose stream is open.
+    /// For a sign of life from a worker whose line is open.
     pub hang: Duration,
+    /// For a node whose line is closed to open it again.
+    pub node: Duration,
+    /// For workers and nodes to open their lines again after the coordinator was restarted.
+    pub reunion: Duration,
+    /// For a lost worker's successor, in an elastic world, before training goes on without it.
+    pub respawn: Duration,
+    /// For a rank that stands still, beyond the time that a step is expected to take.
+    pub standstill: Duration,
     /// For workers to leave after the run is over.
     pub farewell: Duration,
 }
@@ -78,8 +148,13 @@ impl Default for Patience {
     fn default() -> Self {
         Self {
             rendezvous: limits::RENDEZVOUS_TIMEOUT,
-            silence: limits::LEASE_TIMEOUT,
+            last_call: limits::LAST_CALL_TIMEOUT,
+            silence: limits::SILENCE_TIMEOUT,
             hang: limits::HANG_TIMEOUT,
+            node: limits::NODE_TIMEOUT,
+            reunion: limits::REUNION_TIMEOUT,
+            respawn: limits::RESPAWN_TIMEOUT,
+            standstill: limits::STANDSTILL_TIMEOUT,
             farewell: limits::FAREWELL_TIMEOUT,
         }
     }
@@ -112,8 +187,8 @@ pub enum Outcome {
 /// The first cause of a failed run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FirstCause {
-    /// The rank it happened on, if it happened on one.
-    pub rank: Option<Rank>,
+    /// The worker it happened on, if it happened on one.
+    pub seat: Option<Seat>,
     /// What kind; decides the exit code.
     pub kind: CauseKind,
     /// One line for people.
@@ -122,15 +197,15 @@ pub struct FirstCause {
 
 impl fmt::Display for FirstCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.rank {
-            Some(rank) => write!(f, "rank {rank}: {}", self.message),
+        match self.seat {
+            Some(seat) => write!(f, "rank {seat}: {}", self.message),
             None => f.write_str(&self.message),
         }
     }
 }
 
 /// Kinds of first causes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CauseKind {
     /// Out of memory with nothing left to halve.
     OutOfMemory,
@@ -150,4 +225,21 @@ pub enum CauseKind {
     Disagreement,
     /// The world was not complete in time.
     Rendezvous,
+    /// Generation after generation ended without a committed step, or a rank stood still.
+    NoProgress,
+}
+
+impl CauseKind {
+    /// True when the same would happen again, so that trying again is pointless.
+    pub fn is_final(self) -> bool {
+        match self {
+            Self::OutOfMemory
+            | Self::BadInput
+            | Self::Numeric
+            | Self::Disagreement
+            | Self::Rendezvous
+            | Self::NoProgress => true,
+            Self::PeerLost | Self::Io | Self::Internal | Self::WorkerLost => false,
+        }
+    }
 }

@@ -109,6 +109,7 @@ pub fn prepare(options: &Options) -> Result<Start, StartError> {
         train: options.spec.train.clone(),
         world: options.world,
         patience: options.patience,
+        budgets: options.budgets,
         life: memory.lives + 1,
         last_generation: memory.generation,
         first_step: checkpoints.last().map_or(Step(0), |newest| newest.step),

@@ -24,6 +24,11 @@ id!(
     Rank(u32)
 );
 id!(
+    /// A worker's place as its launcher gave it: `node rank * workers per node + place on the node`, the worker's `RANK`. In a fixed
+    /// world equal to its [`Rank`]; in an elastic one ranks are dense over the seats that are taken.
+    Seat(u32)
+);
+id!(
     /// One membership: a fixed set of workers with ranks. Grows by one whenever the membership changes.
     Generation(u64)
 );

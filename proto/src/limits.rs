@@ -16,11 +16,25 @@ pub const WATCH_QUEUE: usize = 1024;
 pub const MAX_MESSAGE_BYTES: usize = 16 << 20;
 /// A worker says that it lives this often.
 pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
-/// A worker whose stream is closed and that has been silent for this long counts as lost.
-pub const LEASE_TIMEOUT: Duration = Duration::from_secs(3);
-/// A worker whose stream is open and that has been silent for this long counts as lost. Longer, because an open stream says that
-/// the process lives: a machine with more compute threads than cores may keep a heartbeat waiting.
-pub const HANG_TIMEOUT: Duration = Duration::from_secs(15);
+/// A worker whose line is closed counts as lost unless it is opened again in this time. A worker reopens it within tens of
+/// milliseconds if it lives, so this is dominated by a machine with more compute threads than cores.
+pub const SILENCE_TIMEOUT: Duration = Duration::from_millis(700);
+/// A worker whose line is open counts as frozen after this long without a heartbeat.
+pub const HANG_TIMEOUT: Duration = Duration::from_secs(3);
+/// A node whose launcher's line stays closed for this long is gone.
+pub const NODE_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long a coordinator that was restarted waits for those it knew: their backoff is at most a second.
+pub const REUNION_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long an elastic world waits for a lost worker's successor before it trains without it.
+pub const RESPAWN_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long an elastic world waits for more nodes when the fewest are there; as `torchrun`'s last call.
+pub const LAST_CALL_TIMEOUT: Duration = Duration::from_secs(30);
+/// A rank that heartbeats but stands still is lost after the time of three expected steps and this.
+pub const STANDSTILL_TIMEOUT: Duration = Duration::from_secs(10);
+/// Faults that a run survives unless `--max-restarts` says otherwise.
+pub const MAX_RESTARTS: u32 = 3;
+/// Generations in a row that may end without a committed step.
+pub const MAX_BARREN_GENERATIONS: u32 = 3;
 /// How long the coordinator waits for workers to leave after the run is over, before it ends without them.
 pub const FAREWELL_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long `GetMemory` waits for fresh reports: ranks answer at a step boundary.
@@ -48,5 +62,5 @@ pub const MAX_CONFIG_NODES: usize = 100_000;
 /// Levels of nesting in a run configuration; the deepest key of a [`RunSpec`](crate::run_spec::RunSpec) is at four.
 pub const MAX_CONFIG_DEPTH: usize = 32;
 
-const _: () = assert!(LEASE_TIMEOUT.as_millis() >= 2 * HEARTBEAT_INTERVAL.as_millis());
-const _: () = assert!(HANG_TIMEOUT.as_millis() >= LEASE_TIMEOUT.as_millis());
+const _: () = assert!(HANG_TIMEOUT.as_millis() >= 3 * HEARTBEAT_INTERVAL.as_millis());
+const _: () = assert!(REUNION_TIMEOUT.as_millis() >= HANG_TIMEOUT.as_millis());

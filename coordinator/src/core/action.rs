@@ -1,17 +1,19 @@
 //! What the driver must do: the core's decisions as values.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use coxswain_proto::ids::{Generation, LeaseId, Rank, Step, WorkerId};
+use coxswain_proto::ids::{Generation, LeaseId, Rank, Seat, Step, WorkerId};
+use serde::{Deserialize, Serialize};
 
 use super::{
     checkpoints::CheckpointEntry,
-    event::{DataSet, StreamId, Ticket},
+    event::{DataSet, StreamId, Ticket, WorkerClaim},
     failure::Failure,
     memory::RankMemory,
     reason::{Reason, RunPhase},
     refusal::Refusal,
-    report::CommittedStep,
+    report::{CommittedStep, StateSource},
+    roster::Respawn,
     status::Status,
 };
 
@@ -24,6 +26,8 @@ pub enum Action {
     Reply(Ticket, Result<Reply, Refusal>),
     /// Send it down a line.
     Tell(StreamId, Directive),
+    /// Send it down a launcher's line.
+    TellNode(StreamId, Respawn),
     /// End a line.
     Close(StreamId),
     /// Show it to watchers, and write it to the log.
@@ -37,8 +41,8 @@ pub enum Reply {
     Placed {
         /// The node's place.
         node_rank: u32,
-        /// Rank of its first worker.
-        first_rank: Rank,
+        /// Its first worker's seat.
+        first: Seat,
     },
     /// To `GetRun`: it may have the run.
     Welcome,
@@ -75,8 +79,17 @@ pub enum Directive {
     MemoryReport(u32),
     /// Finish, checkpoint, export, leave.
     Stop(String),
-    /// Abandon the collective at once.
-    Abort(Generation, String),
+    /// The generation is over: abandon the collective at once.
+    Abort {
+        /// Which.
+        generation: Generation,
+        /// Why.
+        reason: String,
+        /// The run is over, too.
+        over: bool,
+    },
+    /// Leave the generation together, at the next boundary.
+    Regroup(Generation),
 }
 
 /// One membership, as its workers are told.
@@ -84,19 +97,48 @@ pub enum Directive {
 pub struct Assignment {
     /// Which.
     pub generation: Generation,
-    /// The first step that is not committed.
-    pub first_step: Step,
+    /// The step of the newest complete checkpoint; 0 without one.
+    pub checkpoint: Step,
     /// By rank.
-    pub peers: Vec<Peer>,
+    pub members: Vec<Member>,
+    /// Positions by worker: of `members`, the other way round.
+    pub ranks: BTreeMap<WorkerId, Rank>,
 }
 
-/// One worker, as its neighbours see it.
+/// One worker of a membership.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Peer {
+pub struct Member {
+    /// Its name in every call.
+    pub worker: WorkerId,
+    /// Its place.
+    pub seat: Seat,
     /// Where it accepts its neighbour.
     pub data_address: String,
     /// Its machine.
     pub host: String,
+}
+
+impl Assignment {
+    /// A membership of these, in rank order.
+    pub fn new(generation: Generation, checkpoint: Step, members: Vec<Member>) -> Self {
+        let ranks = members.iter().map(|member| member.worker).zip((0..).map(Rank)).collect();
+        Self { generation, checkpoint, members, ranks }
+    }
+
+    /// A worker's position, if it is a member.
+    pub fn rank_of(&self, worker: WorkerId) -> Option<Rank> {
+        self.ranks.get(&worker).copied()
+    }
+
+    /// Members.
+    pub fn world(&self) -> u32 {
+        self.members.len() as u32
+    }
+
+    /// Their names, in rank order.
+    pub fn workers(&self) -> Vec<WorkerId> {
+        self.members.iter().map(|member| member.worker).collect()
+    }
 }
 
 /// The right to consume one slice of every global batch in a range of steps.
@@ -121,19 +163,60 @@ pub struct Lease {
 pub enum Record {
     /// The data set all ranks agree on.
     DataSet(DataSet),
+    /// A launcher has a place.
+    Node {
+        /// The place.
+        place: u32,
+        /// The launcher.
+        node_id: String,
+        /// Its machine.
+        host: String,
+    },
+    /// A launcher is gone for good.
+    NodeGone {
+        /// Its place.
+        place: u32,
+    },
+    /// A worker has a seat.
+    Worker(WorkerId, WorkerClaim),
+    /// A worker is gone, or was asked for again.
+    Lost {
+        /// Its seat.
+        seat: Seat,
+        /// What its launcher was asked to do, if it was.
+        respawn: Option<Respawn>,
+    },
     /// A membership was formed.
     Generation {
         /// Which.
         generation: Generation,
-        /// Its ranks.
-        world: u32,
-        /// Where it starts; later steps of earlier generations are void.
+        /// By rank.
+        members: Vec<(Seat, WorkerId)>,
+    },
+    /// A membership agreed where to start; later steps of earlier generations are void.
+    Started {
+        /// Which.
+        generation: Generation,
+        /// Where it starts.
         first_step: Step,
+        /// Where its state came from.
+        source: StateSource,
+    },
+    /// A membership ended.
+    Broken {
+        /// Which.
+        generation: Generation,
     },
     /// A step is committed.
     Step(Arc<CommittedStep>),
     /// A checkpoint can be resumed from.
     Checkpoint(CheckpointEntry),
+    /// What people want.
+    Orders(Orders),
+    /// What is used up.
+    Spent(Spent),
+    /// A failure that was survived so far.
+    Failure(Arc<Failure>),
     /// The run is over.
     Over {
         /// How.
@@ -141,6 +224,30 @@ pub enum Record {
         /// Why.
         reason: String,
     },
+}
+
+/// What people want; told to every worker whose line is opened.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Orders {
+    /// Wait at the next boundary.
+    pub pause: bool,
+    /// Finish, and why.
+    pub stop: Option<String>,
+    /// Checkpoints asked for so far.
+    pub checkpoints: u32,
+    /// Memory reports asked for so far.
+    pub memory_reports: u32,
+}
+
+/// What a run has used of its budgets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Spent {
+    /// Faults survived.
+    pub restarts: u32,
+    /// Changes of the world on purpose.
+    pub rescales: u32,
+    /// Generations in a row that ended without a committed step.
+    pub barren: u32,
 }
 
 /// What watchers and the log are told.
@@ -163,16 +270,61 @@ pub enum News {
     },
     /// A checkpoint got on.
     Checkpoint(CheckpointEntry),
-    /// The first cause of the end.
-    Failure(Arc<Failure>),
+    /// The first cause of a fault; of the end, if it is fatal.
+    Failure(Arc<Failure>, Spent),
+    /// Training goes on after a fault.
+    Recovered(Recovery),
+    /// Committed steps are lost, and will be repeated.
+    RolledBack {
+        /// Steps below this one were committed.
+        from: Step,
+        /// Steps below this one still are.
+        to: Step,
+    },
     /// A failure that followed from another one.
     Consequence(Arc<Failure>),
     /// A worker's line for people.
-    Note(Rank, String),
+    Note(Seat, String),
     /// Peaks of every rank: at the end, and when asked for.
     Memory(Arc<Vec<RankMemory>>),
     /// A claim was turned down.
     Refused(Refusal),
+}
+
+/// How training went on after a fault.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Recovery {
+    /// The new membership.
+    pub generation: Generation,
+    /// Its workers.
+    pub members: u32,
+    /// Workers wanted.
+    pub world: u32,
+    /// Where it starts.
+    pub first_step: Step,
+    /// Where its state came from.
+    pub source: StateSource,
+    /// Since the first sign of the fault.
+    pub took: Duration,
+    /// What had happened, as a clause.
+    pub what: String,
+    /// Budget used.
+    pub spent: Spent,
+    /// Budget given.
+    pub max_restarts: u32,
+}
+
+impl std::fmt::Display for Recovery {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { generation, members, world, first_step, source, took, what, spent, max_restarts } = self;
+        write!(
+            f,
+            "generation {generation}: {members} of {world} workers, from step {first_step} ({source}), {:.2} s after {what}; \
+             restarts {} of {max_restarts}",
+            took.as_secs_f64(),
+            spent.restarts
+        )
+    }
 }
 
 /// Who came or went.
@@ -185,10 +337,17 @@ pub enum MemberChange {
         /// Its machine.
         host: String,
     },
+    /// A launcher is gone.
+    NodeGone {
+        /// The node.
+        node_rank: u32,
+        /// Its machine.
+        host: String,
+    },
     /// A worker is there.
     Registered {
-        /// Its rank.
-        rank: Rank,
+        /// Its seat.
+        seat: Seat,
         /// Its machine.
         host: String,
         /// Its process.
@@ -198,18 +357,18 @@ pub enum MemberChange {
     },
     /// A worker's line is closed; it may be gone.
     LineClosed {
-        /// Its rank.
-        rank: Rank,
+        /// Its seat.
+        seat: Seat,
     },
     /// A worker's line is open again.
     LineOpened {
-        /// Its rank.
-        rank: Rank,
+        /// Its seat.
+        seat: Seat,
     },
     /// A worker ended in order.
     Left {
-        /// Its rank.
-        rank: Rank,
+        /// Its seat.
+        seat: Seat,
         /// Its exit code.
         exit_code: i32,
         /// Why.
@@ -221,14 +380,15 @@ impl std::fmt::Display for MemberChange {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::NodeJoined { node_rank, host } => write!(f, "node {node_rank} joined from {host}"),
-            Self::Registered { rank, host, pid, device } => {
-                write!(f, "rank {rank} joined from {host} (process {pid}, {device})")
+            Self::NodeGone { node_rank, host } => write!(f, "node {node_rank} on {host} is gone"),
+            Self::Registered { seat, host, pid, device } => {
+                write!(f, "rank {seat} joined from {host} (process {pid}, {device})")
             }
-            Self::LineClosed { rank } => write!(f, "rank {rank} closed its line; it may be gone"),
-            Self::LineOpened { rank } => write!(f, "rank {rank} is connected again"),
-            Self::Left { rank, exit_code: 0, reason } => write!(f, "rank {rank} left: {reason}"),
-            Self::Left { rank, exit_code, reason } => {
-                write!(f, "rank {rank} left with exit code {exit_code}: {reason}")
+            Self::LineClosed { seat } => write!(f, "rank {seat} closed its line; it may be gone"),
+            Self::LineOpened { seat } => write!(f, "rank {seat} is connected again"),
+            Self::Left { seat, exit_code: 0, reason } => write!(f, "rank {seat} left: {reason}"),
+            Self::Left { seat, exit_code, reason } => {
+                write!(f, "rank {seat} left with exit code {exit_code}: {reason}")
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use coxswain_proto::ids::{Bytes, Rank, Step};
+use coxswain_proto::ids::{Bytes, Seat, Step};
 use serde::{Deserialize, Serialize};
 
 use super::event::{CheckpointReport, CheckpointState};
@@ -17,7 +17,7 @@ pub struct Checkpoints {
 struct Progress {
     complete: Option<CheckpointEntry>,
     failed: bool,
-    parts: BTreeSet<Rank>,
+    parts: BTreeSet<Seat>,
     bytes: Bytes,
     path: String,
 }
@@ -57,11 +57,11 @@ impl Checkpoints {
     }
 
     /// Takes a report; the entry when it is news for people (complete or failed, once each).
-    pub fn take(&mut self, rank: Rank, report: CheckpointReport) -> Option<CheckpointEntry> {
+    pub fn take(&mut self, seat: Seat, report: CheckpointReport) -> Option<CheckpointEntry> {
         let progress = self.entries.entry(report.step).or_default();
         match report.state {
             CheckpointState::PartWritten => {
-                if progress.complete.is_none() && progress.parts.insert(rank) {
+                if progress.complete.is_none() && progress.parts.insert(seat) {
                     progress.bytes.0 += report.bytes.0;
                     progress.path = report.path;
                     progress.failed = false;
@@ -88,6 +88,17 @@ impl Checkpoints {
                 Some(progress.entry(report.step))
             }
         }
+    }
+
+    /// The step of the newest one that can be resumed from; 0 without one.
+    pub fn newest_complete(&self) -> Step {
+        let complete = self.entries.iter().rev().find(|(_, progress)| progress.complete.is_some());
+        complete.map_or(Step(0), |(step, _)| *step)
+    }
+
+    /// Whether one of this step can be resumed from.
+    pub fn has(&self, step: Step) -> bool {
+        self.entries.get(&step).is_some_and(|progress| progress.complete.is_some())
     }
 
     /// The newest `limit` checkpoints, in step order.

@@ -1,19 +1,20 @@
 //! What happens to a run: calls from workers and people, lines that close, time that passes.
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
-use coxswain_proto::ids::{Bytes, Generation, Rank, Step, WorkerId};
+use coxswain_proto::ids::{Bytes, Generation, Seat, Step, WorkerId};
+use serde::{Deserialize, Serialize};
 
 use super::{
     failure::Failure,
-    report::{PhasePeak, StepReport, WorkerPhase},
+    report::{PhasePeak, StateSource, StepReport, WorkerPhase},
 };
 
 /// Names one call, so that its answer finds the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u64);
 
-/// Names one `Follow` stream; never reused.
+/// Names one `Follow` or `FollowNode` stream; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StreamId(pub u64);
 
@@ -24,6 +25,8 @@ pub enum Event {
     Asked(Ticket, Ask),
     /// A `Follow` stream ended, from either side.
     LineClosed(WorkerId, StreamId),
+    /// A `FollowNode` stream ended, from either side.
+    NodeLineClosed(String, StreamId),
     /// The moment that `next_deadline` named has come.
     Tick,
 }
@@ -33,9 +36,16 @@ pub enum Event {
 pub enum Ask {
     /// A launcher wants a place for its node.
     JoinNode(NodeClaim),
+    /// A launcher opens its line.
+    FollowNode {
+        /// Which node.
+        node_id: String,
+        /// The line.
+        stream: StreamId,
+    },
     /// A worker wants to know what run this is.
     GetRun(Origin),
-    /// A worker claims its rank.
+    /// A worker claims its seat.
     Register(WorkerClaim),
     /// A worker opens its line.
     Follow {
@@ -46,6 +56,10 @@ pub enum Ask {
         /// The line.
         stream: StreamId,
     },
+    /// A worker can take a place in the next generation.
+    Ready(Readiness),
+    /// A rank of a new generation says where it starts.
+    Start(StartReport),
     /// A worker lives.
     Heartbeat(Beat),
     /// A worker finished steps.
@@ -86,7 +100,9 @@ pub enum Ask {
         /// The launcher's node.
         node_id: String,
         /// Whose process.
-        rank: Rank,
+        seat: Seat,
+        /// Which process; absent when the launcher does not say.
+        pid: Option<u32>,
         /// How it ended.
         ended: Ended,
     },
@@ -111,7 +127,7 @@ pub enum Ask {
 }
 
 /// Where a caller comes from.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Origin {
     /// Its version.
     pub version: String,
@@ -134,15 +150,15 @@ pub struct NodeClaim {
     pub node_rank: Option<u32>,
 }
 
-/// A worker's claim to a rank.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A worker's claim to a seat.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerClaim {
     /// Version and run.
     pub origin: Origin,
     /// One process life.
     pub incarnation: String,
-    /// The rank.
-    pub rank: Rank,
+    /// The place it claims.
+    pub seat: Seat,
     /// Its place on its node.
     pub local_rank: u32,
     /// Its node.
@@ -159,8 +175,38 @@ pub struct WorkerClaim {
     pub dataset: DataSet,
 }
 
-/// A data set as far as the coordinator knows it.
+/// A worker can take a place.
 #[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Readiness {
+    /// Who.
+    pub worker: WorkerId,
+    /// One process life.
+    pub incarnation: String,
+    /// The last membership it was in; 0 for none.
+    pub left: Generation,
+    /// Why it left, if it found out by itself; else empty.
+    pub reason: String,
+}
+
+/// Where a rank of a new generation starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StartReport {
+    /// Who.
+    pub worker: WorkerId,
+    /// In which membership.
+    pub generation: Generation,
+    /// The first step that will be run.
+    pub first_step: Step,
+    /// Where the state came from.
+    pub source: StateSource,
+    /// Bytes that this rank received or read to get there.
+    pub bytes: Bytes,
+    /// How long that took.
+    pub took: Duration,
+}
+
+/// A data set as far as the coordinator knows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataSet {
     /// Samples in an epoch.
     pub training_samples: u64,

@@ -1,33 +1,29 @@
-//! Failures, and which of several is the first cause.
+//! Failures, and the event that a failure begins: what was lost, who suffered from it, when training went on.
 //!
 //! One rank's fault breaks its neighbours' connections, so a fault is usually told by several ranks at once and the victims may
-//! speak first. A report that names its own cause ends the search; with victims alone the search goes on until the silent one is
-//! found or time is up:
-//!
-//! ```text
-//! numeric, input, io, oom, internal, lost, disagreement    a cause: decided at once
-//! peer lost                                                a victim: wait for the rank that fell silent
-//! ```
+//! speak first. An [`Incident`] collects what belongs together, from the first sign until the next generation starts. Its cause is the
+//! first failure that is not a victim's; a victim's only if nobody was lost until all were ready again.
 
-use std::{fmt, ops::Range};
+use std::{collections::BTreeSet, fmt, ops::Range, sync::Arc};
 
-use coxswain_proto::ids::{Bytes, Generation, Rank, Step};
+use coxswain_proto::ids::{Bytes, Generation, Seat, Step};
+use serde::{Deserialize, Serialize};
 
-use super::report::WorkerPhase;
+use super::{report::WorkerPhase, time::Timestamp};
 use crate::options::{CauseKind, FirstCause};
 
 /// One failure, with everything needed to name it in a line.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
     /// What kind.
     pub kind: CauseKind,
-    /// Whose, if it is one rank's.
-    pub rank: Option<Rank>,
+    /// Whose, if it is one worker's.
+    pub seat: Option<Seat>,
     /// On which machine.
     pub host: String,
     /// In which membership.
     pub generation: Generation,
-    /// What the rank was doing.
+    /// What the worker was doing.
     pub phase: WorkerPhase,
     /// In which step.
     pub step: Step,
@@ -39,6 +35,10 @@ pub struct Failure {
     pub memory_in_use: Bytes,
     /// The error itself.
     pub message: String,
+    /// Workers that failed because of it.
+    pub victims: BTreeSet<Seat>,
+    /// The run ended with it.
+    pub fatal: bool,
 }
 
 impl Failure {
@@ -46,7 +46,7 @@ impl Failure {
     pub fn of_run(kind: CauseKind, message: String) -> Self {
         Self {
             kind,
-            rank: None,
+            seat: None,
             host: String::new(),
             generation: Generation(0),
             phase: WorkerPhase::Joining,
@@ -55,25 +55,22 @@ impl Failure {
             positions: Vec::new(),
             memory_in_use: Bytes(0),
             message,
+            victims: BTreeSet::new(),
+            fatal: false,
         }
-    }
-
-    /// True when this rank only saw another one go.
-    pub fn is_victim(&self) -> bool {
-        self.kind == CauseKind::PeerLost
     }
 
     /// What the run's outcome says of it.
     pub fn first_cause(&self) -> FirstCause {
-        FirstCause { rank: self.rank, kind: self.kind, message: self.message.clone() }
+        FirstCause { seat: self.seat, kind: self.kind, message: self.message.clone() }
     }
 }
 
 impl fmt::Display for Failure {
     /// `rank 1 on node-b, forward of step 57, positions 12..14, 3.2 GiB in use: MESSAGE`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some(rank) = self.rank else { return f.write_str(&self.message) };
-        write!(f, "rank {rank}")?;
+        let Some(seat) = self.seat else { return f.write_str(&self.message) };
+        write!(f, "rank {seat}")?;
         if !self.host.is_empty() {
             write!(f, " on {}", self.host)?;
         }
@@ -93,36 +90,52 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Failures of one end of a run, while the first cause is searched for.
-#[derive(Clone, Debug, Default)]
-pub struct Search {
-    victims: Vec<Failure>,
-}
-
-/// What a report means for the search.
+/// What ended a generation, or keeps the next from starting.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Verdict {
-    /// This is it.
-    Cause(Failure),
-    /// Someone else is to blame; who is not yet known.
-    Open,
+pub struct Incident {
+    /// The first sign of it.
+    pub since: Timestamp,
+    /// True when the membership changes because it was asked to.
+    pub on_purpose: bool,
+    /// Who or what is to blame, once it is known.
+    pub cause: Option<Arc<Failure>>,
+    /// What the first victim said.
+    pub complaint: Option<Failure>,
+    /// Those who suffered.
+    pub victims: BTreeSet<Seat>,
+    /// Those who were lost.
+    pub lost: BTreeSet<Seat>,
 }
 
-impl Search {
-    /// Weighs one more failure.
-    pub fn weigh(&mut self, failure: Failure) -> Verdict {
-        if failure.is_victim() {
-            self.victims.push(failure);
-            Verdict::Open
-        } else {
-            Verdict::Cause(failure)
+impl Incident {
+    /// It begins.
+    pub fn new(since: Timestamp) -> Self {
+        Self {
+            since,
+            on_purpose: false,
+            cause: None,
+            complaint: None,
+            victims: BTreeSet::new(),
+            lost: BTreeSet::new(),
         }
     }
 
-    /// The best guess when nobody else will speak: the first victim.
-    pub fn give_up(self) -> Failure {
-        self.victims.into_iter().next().unwrap_or_else(|| {
-            Failure::of_run(CauseKind::Internal, "the run ended without a reported failure".into())
-        })
+    /// A worker was lost. True when this is one more fault to pay for: the incident's first loss, or a worker lost again.
+    pub fn lose(&mut self, seat: Seat) -> bool {
+        self.victims.remove(&seat);
+        let first = self.lost.is_empty();
+        !self.lost.insert(seat) || first
+    }
+
+    /// What happened, as a clause: `rank 1 was lost`.
+    pub fn what(&self) -> String {
+        let ranks: Vec<_> = self.lost.iter().take(4).map(Seat::to_string).collect();
+        let more = if self.lost.len() > ranks.len() { ", ..." } else { "" };
+        match self.lost.len() {
+            _ if self.on_purpose => "the world was asked to change".into(),
+            0 => "its ranks lost each other".into(),
+            1 => format!("rank {} was lost", ranks.join("")),
+            _ => format!("ranks {}{more} were lost", ranks.join(", ")),
+        }
     }
 }

@@ -8,11 +8,18 @@
 //!
 //! A step is committed when every rank has reported it with the same totals, and after all steps before it. Ranks report in
 //! order, so a rank's reports are one number: the next step it owes. Memory is bounded by the lease window.
+//!
+//! A generation may end while the last word of a lost rank is missing. That its steps were done by all is proven by the state from
+//! which the next generation starts; [`StepLedger::settle`] commits them then, from what the other ranks have reported.
 
-use std::{collections::VecDeque, ops::Range, sync::Arc};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    ops::Range,
+    sync::Arc,
+};
 
 use coxswain_proto::{
-    ids::{Bytes, Generation, Rank, Step},
+    ids::{Bytes, Generation, Rank, Seat, Step, WorkerId},
     plan::Plan,
 };
 
@@ -23,12 +30,13 @@ use super::report::{CommittedStep, StepReport, StepTimes, Totals};
 pub struct StepLedger {
     plan: Plan,
     generation: Generation,
+    members: BTreeMap<WorkerId, Rank>,
     committed: Step,
     owed: Vec<Step>,
     open: VecDeque<OpenStep>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 struct OpenStep {
     reported: u32,
     witness: Rank,
@@ -37,7 +45,9 @@ struct OpenStep {
     times: StepTimes,
     tokens: u64,
     memory_peak: Bytes,
-    memory_peak_rank: Rank,
+    memory_peak_seat: Seat,
+    retries: u32,
+    cache_generation: u64,
 }
 
 /// Why a report cannot be true.
@@ -102,15 +112,26 @@ pub enum Fault {
 }
 
 impl StepLedger {
-    /// Nothing is in flight, and `first_step` is the first that is not committed.
-    pub fn new(plan: Plan, generation: Generation, world: u32, first_step: Step) -> Self {
+    /// Nothing is in flight, and `first_step` is the first that is not committed. `members` are in rank order.
+    pub fn new(plan: Plan, generation: Generation, members: &[WorkerId], first_step: Step) -> Self {
         Self {
             plan,
             generation,
+            members: members.iter().copied().zip((0..).map(Rank)).collect(),
             committed: first_step,
-            owed: vec![first_step; world as usize],
+            owed: vec![first_step; members.len()],
             open: VecDeque::new(),
         }
+    }
+
+    /// The membership whose steps these are.
+    pub fn generation(&self) -> Generation {
+        self.generation
+    }
+
+    /// A worker's position, if it is a member.
+    pub fn rank_of(&self, worker: WorkerId) -> Option<Rank> {
+        self.members.get(&worker).copied()
     }
 
     /// The first step that is not committed.
@@ -118,9 +139,9 @@ impl StepLedger {
         self.committed
     }
 
-    /// The next step a rank will report.
-    pub fn owed(&self, rank: Rank) -> Option<Step> {
-        self.owed.get(rank.0 as usize).copied()
+    /// The next step that each rank will report, in rank order.
+    pub fn all_owed(&self) -> impl Iterator<Item = Step> {
+        self.owed.iter().copied()
     }
 
     /// Steps that some rank has reported and that are not committed.
@@ -134,7 +155,12 @@ impl StepLedger {
     }
 
     /// Takes a rank's report of a step below `lease_end`. A repeated report has no effect; one of another generation neither.
-    pub fn report(&mut self, rank: Rank, report: &StepReport, lease_end: Step) -> Result<(), Fault> {
+    pub fn report(
+        &mut self,
+        (rank, seat): (Rank, Seat),
+        report: &StepReport,
+        lease_end: Step,
+    ) -> Result<(), Fault> {
         let owed = self.owed[rank.0 as usize];
         if report.generation != self.generation || report.step < owed {
             return Ok(());
@@ -149,7 +175,7 @@ impl StepLedger {
             return Err(Fault::NotFinite { step: report.step, total, found });
         }
         self.check_positions(rank, report)?;
-        self.add(rank, report)?;
+        self.add(rank, seat, report)?;
         self.owed[rank.0 as usize] = Step(owed.0 + 1);
         Ok(())
     }
@@ -158,23 +184,49 @@ impl StepLedger {
     pub fn commit(&mut self) -> Option<Arc<CommittedStep>> {
         let world = self.world();
         let open = self.open.pop_front_if(|open| open.reported == world)?;
+        Some(self.committed_from(open))
+    }
+
+    /// Commits all steps before `until`, which every rank has done, from the reports that are there; nothing if a step has none.
+    /// With `blind`, steps without any report are committed, too, and their totals stay unknown.
+    pub fn settle(&mut self, until: Step, blind: bool) -> Option<Vec<Arc<CommittedStep>>> {
+        let missing = until.0.saturating_sub(self.committed.0);
+        if !blind && missing > self.open.len() as u64 {
+            return None;
+        }
+        let steps = (0..missing).map(|_| {
+            let open = self.open.pop_front().unwrap_or_default();
+            self.committed_from(open)
+        });
+        let steps = steps.collect();
+        for owed in &mut self.owed {
+            // What is committed is not owed any more.
+            *owed = (*owed).max(self.committed);
+        }
+        Some(steps)
+    }
+
+    fn committed_from(&mut self, open: OpenStep) -> Arc<CommittedStep> {
         let step = self.committed;
         let batch = self.plan.batch(step);
         self.committed = Step(step.0 + 1);
-        Some(Arc::new(CommittedStep {
+        Arc::new(CommittedStep {
             step,
             total_steps: self.plan.total_steps(),
             epoch: batch.epoch,
             generation: self.generation,
-            world,
+            world: self.world(),
             positions: batch.positions,
             totals: open.totals,
             learning_rate: open.learning_rate,
-            times: open.times.mean_of(world),
+            times: open.times.mean_of(open.reported),
             tokens: open.tokens,
             memory_peak: open.memory_peak,
-            memory_peak_rank: open.memory_peak_rank,
-        }))
+            memory_peak_seat: open.memory_peak_seat,
+            retries: open.retries,
+            cache_generation: open.cache_generation,
+            reports: open.reported,
+        })
     }
 
     fn world(&self) -> u32 {
@@ -202,18 +254,15 @@ impl StepLedger {
         })
     }
 
-    fn add(&mut self, rank: Rank, report: &StepReport) -> Result<(), Fault> {
+    fn add(&mut self, rank: Rank, seat: Seat, report: &StepReport) -> Result<(), Fault> {
         let place = (report.step.0 - self.committed.0) as usize;
         if place == self.open.len() {
             self.open.push_back(OpenStep {
-                reported: 0,
                 witness: rank,
                 totals: report.totals,
                 learning_rate: report.learning_rate,
-                times: StepTimes::default(),
-                tokens: 0,
-                memory_peak: Bytes(0),
-                memory_peak_rank: rank,
+                memory_peak_seat: seat,
+                ..OpenStep::default()
             });
         }
         let open = &mut self.open[place];
@@ -224,9 +273,11 @@ impl StepLedger {
         open.reported += 1;
         open.times.add(&report.times);
         open.tokens += report.tokens;
+        open.retries = open.retries.max(report.retries);
+        open.cache_generation = open.cache_generation.max(report.cache_generation);
         if report.memory_peak > open.memory_peak {
             open.memory_peak = report.memory_peak;
-            open.memory_peak_rank = rank;
+            open.memory_peak_seat = seat;
         }
         Ok(())
     }

@@ -18,6 +18,7 @@ pub mod leases;
 pub mod ledger;
 pub mod machine;
 pub mod memory;
+pub mod nodes;
 pub mod phase;
 pub mod reason;
 pub mod refusal;

@@ -1,64 +1,160 @@
 //! The phases of a run and what each of them owns.
 //!
 //! ```text
-//! Gathering ──all ranks there──▶ Running ──all ranks left──▶ Over
-//!     │                             │                          ▲
-//!     │ stop, failure               │ a victim reports         │ cause found, or time is up
-//!     └────────────▶ Over           └──────▶ Searching ────────┘
+//!              every seat is ready               ranks say where they start
+//! Gathering ──────────────────────▶ Connecting ─────────────────────────────▶ Training ──all ranks left──▶ Over
+//!     ▲                                 │                                        │                          ▲
+//!     └────── a worker is lost, peers lost each other, the world changes ────────┘                          │
+//!     └────── budget used up, a failure that would come again, stop ────────────────────────────────────────┘
 //! ```
 //!
-//! Only `machine/transitions.rs` moves from one to another.
+//! Connecting and Training are the two stages of [`Running`]. Only `machine/transitions.rs` moves from one phase to another.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
-use coxswain_proto::ids::Step;
+use coxswain_proto::ids::{Rank, Step, WorkerId};
 
 use super::{
-    action::Assignment,
-    failure::{Failure, Search},
-    leases::LeaseWindow,
-    ledger::StepLedger,
+    action::Assignment, failure::Failure, leases::LeaseWindow, ledger::StepLedger, report::StateSource,
     time::Timestamp,
 };
 
 /// Where a run is.
 #[derive(Clone, Debug)]
 pub enum Phase {
-    /// The world is not complete.
+    /// Workers get ready for the next generation.
     Gathering(Gathering),
-    /// A generation trains.
+    /// A generation connects or trains.
     Running(Box<Running>),
-    /// Someone lost a peer; who is to blame is not yet known.
-    Searching(Searching),
     /// Nothing will happen but farewells.
     Over(Over),
 }
 
-/// The world is not complete.
+/// Workers get ready for the next generation. A moment that is set back to `None` has come.
 #[derive(Clone, Debug)]
 pub struct Gathering {
     /// When the rendezvous is given up.
     pub deadline: Timestamp,
+    /// When members of the old generation must have left it.
+    pub settle_by: Option<Timestamp>,
+    /// Until when an elastic world waits for successors of lost workers.
+    pub respawn_by: Option<Timestamp>,
+    /// Until when an elastic world waits for more nodes, when the run begins.
+    pub last_call: LastCall,
+    /// The steps of the newest generation that has started.
+    pub earlier: Option<Course>,
 }
 
-/// A generation trains.
+/// How long an elastic world waits for more than its fewest nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LastCall {
+    /// The fewest are not there yet.
+    Closed,
+    /// Until then.
+    Open(Timestamp),
+    /// No longer.
+    Over,
+}
+
+/// The steps of one generation, and how far its ranks may go.
 #[derive(Clone, Debug)]
-pub struct Running {
-    /// What its workers were told.
-    pub assignment: Arc<Assignment>,
+pub struct Course {
     /// Its steps.
     pub ledger: StepLedger,
     /// How far its ranks may go.
     pub leases: LeaseWindow,
 }
 
-/// The first cause is searched for.
+/// A generation connects or trains.
 #[derive(Clone, Debug)]
-pub struct Searching {
-    /// What was told so far.
-    pub search: Search,
-    /// When the first victim is taken for the cause.
-    pub deadline: Timestamp,
+pub struct Running {
+    /// What its workers were told.
+    pub assignment: Arc<Assignment>,
+    /// Its workers were asked to leave it at the next boundary.
+    pub regroup: bool,
+    /// Where it is.
+    pub stage: Stage,
+}
+
+/// Where a generation is.
+#[derive(Clone, Debug)]
+pub enum Stage {
+    /// Ranks find each other, and agree where to start.
+    Connecting(Connecting),
+    /// Steps are being done.
+    Training(Training),
+}
+
+/// Ranks find each other, and agree where to start.
+#[derive(Clone, Debug, Default)]
+pub struct Connecting {
+    /// The steps of the newest generation that has started.
+    pub earlier: Option<Course>,
+    /// What ranks have said.
+    pub starts: BTreeMap<Rank, (Step, StateSource)>,
+}
+
+/// Steps are being done.
+#[derive(Clone, Debug)]
+pub struct Training {
+    /// Its steps.
+    pub course: Course,
+    /// Where it started.
+    pub first_step: Step,
+}
+
+impl Running {
+    /// A worker's position, if it is a member.
+    pub fn rank_of(&self, worker: WorkerId) -> Option<Rank> {
+        self.assignment.rank_of(worker)
+    }
+
+    /// Its steps, once it has started.
+    pub fn training(&self) -> Option<&Training> {
+        match &self.stage {
+            Stage::Training(training) => Some(training),
+            Stage::Connecting(_) => None,
+        }
+    }
+
+    /// True when every step of the run is committed.
+    pub fn done(&self) -> bool {
+        self.training().is_some_and(|training| training.course.ledger.done())
+    }
+
+    /// The steps of the newest generation that has started.
+    pub fn into_course(self) -> Option<Course> {
+        match self.stage {
+            Stage::Connecting(connecting) => connecting.earlier,
+            Stage::Training(training) => Some(training.course),
+        }
+    }
+}
+
+impl Phase {
+    /// The steps that workers may still report: of the generation that trains, or of the one before until the next has started.
+    pub fn course(&self) -> Option<&Course> {
+        match self {
+            Self::Gathering(gathering) => gathering.earlier.as_ref(),
+            Self::Running(running) => match &running.stage {
+                Stage::Connecting(connecting) => connecting.earlier.as_ref(),
+                Stage::Training(training) => Some(&training.course),
+            },
+            Self::Over(_) => None,
+        }
+    }
+
+    /// As [`Phase::course`].
+    pub fn course_mut(&mut self) -> Option<&mut Course> {
+        match self {
+            Self::Gathering(gathering) => gathering.earlier.as_mut(),
+            Self::Running(running) => match &mut running.stage {
+                Stage::Connecting(connecting) => connecting.earlier.as_mut(),
+                Stage::Training(training) => Some(&mut training.course),
+            },
+            Self::Over(_) => None,
+        }
+    }
 }
 
 /// The run is over.

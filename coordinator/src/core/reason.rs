@@ -4,6 +4,7 @@ use std::fmt;
 
 use coxswain_proto::ids::{Generation, Step};
 
+use super::report::StateSource;
 use crate::options::FirstCause;
 
 /// The phase of a run.
@@ -49,12 +50,28 @@ pub enum Reason {
         /// Workers wanted.
         world: u32,
     },
-    /// Every rank is there.
-    Complete {
-        /// The membership that was formed.
+    /// A generation was formed, and its ranks connect.
+    Formed {
+        /// The membership.
+        generation: Generation,
+        /// Its workers.
+        workers: u32,
+    },
+    /// A generation's ranks agreed where to start.
+    Started {
+        /// The membership.
         generation: Generation,
         /// Where it starts.
         first_step: Step,
+        /// Where its state came from.
+        source: StateSource,
+    },
+    /// A generation ended; its workers get ready for the next.
+    Regathering {
+        /// The membership that ended.
+        generation: Generation,
+        /// Why.
+        because: String,
     },
     /// A step was committed.
     Committing,
@@ -73,8 +90,6 @@ pub enum Reason {
         /// Committed steps.
         steps: Step,
     },
-    /// A failure was reported by a victim; who is to blame is not yet known.
-    Searching,
     /// A failure.
     Failed(FirstCause),
 }
@@ -83,8 +98,14 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Incomplete { present, world } => write!(f, "{present} of {world} workers are there"),
-            Self::Complete { generation, first_step } => {
-                write!(f, "generation {generation} is complete and starts at step {first_step}")
+            Self::Formed { generation, workers } => {
+                write!(f, "generation {generation} of {workers} workers connects")
+            }
+            Self::Started { generation, first_step, source } => {
+                write!(f, "generation {generation} starts at step {first_step} ({source})")
+            }
+            Self::Regathering { generation, because } => {
+                write!(f, "generation {generation} ended: {because}")
             }
             Self::Committing => f.write_str("steps are being committed"),
             Self::Pausing => f.write_str("pause asked for; ranks finish their step"),
@@ -94,7 +115,6 @@ impl fmt::Display for Reason {
             Self::StopAsked(reason) => write!(f, "stop asked for: {reason}"),
             Self::StepsDone => f.write_str("every step is committed; checkpoint and export remain"),
             Self::AllLeft { steps } => write!(f, "every worker has left after {steps} steps"),
-            Self::Searching => f.write_str("a rank lost its peer; looking for the first cause"),
             Self::Failed(cause) => cause.fmt(f),
         }
     }

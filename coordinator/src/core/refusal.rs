@@ -1,6 +1,6 @@
 //! Why the coordinator says no: typed, with both sides of every contradiction and the remedy.
 
-use coxswain_proto::ids::{Rank, WorkerId};
+use coxswain_proto::ids::{Generation, Seat, WorkerId};
 
 use super::{event::DataSet, reason::Reason};
 
@@ -58,18 +58,18 @@ pub enum Refusal {
         ours: u32,
     },
     /// A rank outside the world.
-    #[error("rank {rank} is outside a world of {world}")]
+    #[error("rank {seat} is outside a world of {world}")]
     RankOutside {
         /// As claimed.
-        rank: Rank,
+        seat: Seat,
         /// Workers in all.
         world: u32,
     },
     /// Two processes claim one rank.
-    #[error("rank {rank} is taken by process {pid} on {host}: two workers claim one rank")]
+    #[error("rank {seat} is taken by process {pid} on {host}: two workers claim one rank")]
     RankTaken {
         /// As claimed by both.
-        rank: Rank,
+        seat: Seat,
         /// Who has it.
         host: String,
         /// Who has it.
@@ -77,11 +77,11 @@ pub enum Refusal {
     },
     /// Workers see different data.
     #[error(
-        "rank {rank} sees {theirs}, but {witness} {ours}: data.path must hold the same data set on every node"
+        "rank {seat} sees {theirs}, but {witness} {ours}: data.path must hold the same data set on every node"
     )]
     OtherDataSet {
         /// The caller.
-        rank: Rank,
+        seat: Seat,
         /// What it sees.
         theirs: DataSet,
         /// Who saw the other one.
@@ -95,6 +95,20 @@ pub enum Refusal {
     /// The caller was never registered, or is gone.
     #[error("worker {0} is not known here (any more): it must register again")]
     UnknownWorker(WorkerId),
+    /// The caller was given up, and its place may be another's.
+    #[error("rank {seat} was given up as lost: this process must end")]
+    Fenced {
+        /// Its place.
+        seat: Seat,
+    },
+    /// The caller speaks of a membership that is over.
+    #[error("generation {theirs} is over: this is generation {ours}")]
+    Stale {
+        /// The caller's.
+        theirs: Generation,
+        /// The newest.
+        ours: Generation,
+    },
     /// The launcher never asked for a place.
     #[error("node {0} has not joined this run")]
     UnknownNode(String),
@@ -107,7 +121,7 @@ pub enum Refusal {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Witness {
     /// A worker of this world.
-    Rank(Rank, String),
+    Seat(Seat, String),
     /// An earlier start of this run, by its journal.
     Journal,
 }
@@ -115,7 +129,7 @@ pub enum Witness {
 impl std::fmt::Display for Witness {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Rank(rank, host) => write!(f, "rank {rank} on {host} sees"),
+            Self::Seat(seat, host) => write!(f, "rank {seat} on {host} sees"),
             Self::Journal => f.write_str("this run began with"),
         }
     }

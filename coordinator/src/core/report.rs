@@ -2,10 +2,11 @@
 
 use std::{fmt, ops::Range, time::Duration};
 
-use coxswain_proto::ids::{Bytes, Generation, Rank, Step};
+use coxswain_proto::ids::{Bytes, Generation, Seat, Step};
+use serde::{Deserialize, Serialize};
 
 /// What a worker is doing.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum WorkerPhase {
     /// Waiting for the world to be complete.
     #[default]
@@ -63,6 +64,30 @@ impl fmt::Display for WorkerPhase {
     }
 }
 
+/// Where the ranks of a generation had their state from; the later, the dearer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum StateSource {
+    /// The run begins.
+    Fresh,
+    /// Living ranks had all of it.
+    Carried,
+    /// A lost rank's part came from its neighbour's mirror.
+    Mirror,
+    /// The newest checkpoint.
+    Checkpoint,
+}
+
+impl fmt::Display for StateSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Fresh => "fresh",
+            Self::Carried => "carried over",
+            Self::Mirror => "mirror",
+            Self::Checkpoint => "checkpoint",
+        })
+    }
+}
+
 /// What one rank did in one step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepReport {
@@ -84,6 +109,10 @@ pub struct StepReport {
     pub tokens: u64,
     /// Peak bytes in use on this rank.
     pub memory_peak: Bytes,
+    /// Times the step was voted down and repeated.
+    pub retries: u32,
+    /// The feature cache it was computed from; 0 for none.
+    pub cache_generation: u64,
 }
 
 /// Sums over all ranks, agreed in the step's collective: every rank must report the same bits.
@@ -181,7 +210,7 @@ pub struct PhasePeak {
     pub driver: Bytes,
 }
 
-/// A step that every rank has reported.
+/// A step that every rank has done.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CommittedStep {
     /// Which step.
@@ -207,7 +236,14 @@ pub struct CommittedStep {
     /// Largest over ranks.
     pub memory_peak: Bytes,
     /// Whose that was.
-    pub memory_peak_rank: Rank,
+    pub memory_peak_seat: Seat,
+    /// Times the step was voted down before it was committed.
+    pub retries: u32,
+    /// The feature cache it was computed from; 0 for none.
+    pub cache_generation: u64,
+    /// Ranks whose reports were there when it was committed. Fewer than `world`: the later state of all ranks proves the rest. 0: a
+    /// checkpoint proves it, and its totals are not known.
+    pub reports: u32,
 }
 
 impl CommittedStep {

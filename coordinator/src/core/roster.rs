@@ -1,32 +1,49 @@
-//! Who is there: nodes, workers, their lines and their last sign of life.
+//! Workers: who has which seat, their lines and their last sign of life.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
-use coxswain_proto::ids::{Bytes, Rank, Step, WorkerId};
+use coxswain_proto::ids::{Bytes, Generation, Seat, Step, WorkerId};
+use serde::{Deserialize, Serialize};
 
 use super::{
-    event::{Beat, NodeClaim, StreamId, WorkerClaim},
+    event::{Beat, StreamId, WorkerClaim},
+    failure::Failure,
     refusal::Refusal,
     report::{StepTimes, WorkerPhase},
     time::Timestamp,
 };
-use crate::options::{Patience, World};
+use crate::options::Patience;
 
-/// All nodes and workers of a run.
+/// All workers of a run, by seat.
 #[derive(Clone, Debug)]
 pub struct Roster {
-    world: World,
-    nodes: BTreeMap<u32, Node>,
-    workers: Vec<Option<Worker>>,
-    ranks: BTreeMap<WorkerId, Rank>,
+    slots: Vec<Slot>,
+    seats: BTreeMap<WorkerId, Seat>,
     next_id: u64,
 }
 
-/// A launcher's place.
-#[derive(Clone, Debug)]
-struct Node {
-    node_id: String,
-    host: String,
+/// One seat.
+#[derive(Clone, Debug, Default)]
+struct Slot {
+    worker: Option<Worker>,
+    /// What its launcher was asked to do, until a new worker takes the seat.
+    respawn: Option<Respawn>,
+    attempts: u32,
+    /// The process whose end its launcher has reported last.
+    exited: Option<u32>,
+    /// A failure of a process that had not registered yet.
+    unheard: Option<Failure>,
+}
+
+/// End what is left of a worker's process, and start another.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Respawn {
+    /// Whose.
+    pub seat: Seat,
+    /// Starts of this worker so far, counted from 1 for the first respawn.
+    pub attempt: u32,
+    /// For the log.
+    pub reason: String,
 }
 
 /// One worker process.
@@ -52,12 +69,18 @@ pub struct Worker {
     pub line: Option<StreamId>,
     /// Lines opened so far.
     pub lines: u64,
+    /// Checkpoints that had been asked for when it came: not its affair.
+    pub asked_before: u32,
     /// Sequence number of its last line for people.
     pub notes: u64,
-    /// True once it has reported its failure.
-    pub failed: bool,
+    /// The membership it was assigned to last; 0 for none.
+    pub generation: Generation,
+    /// It can take a place in the next generation.
+    pub ready: bool,
     /// How it went, once it is gone.
     pub gone: Option<Gone>,
+    closed_at: Timestamp,
+    reopen_within: Duration,
 }
 
 /// How a worker went.
@@ -65,81 +88,14 @@ pub struct Worker {
 pub enum Gone {
     /// It said good-bye, with this exit code to come.
     Left(i32),
-    /// It fell silent, or its process ended without a word.
+    /// It fell silent, failed, or its process ended without a word.
     Lost,
 }
 
 impl Worker {
-    /// When it counts as lost unless it is heard of again.
-    pub fn lost_at(&self, patience: &Patience) -> Timestamp {
-        let limit = if self.line.is_some() { patience.hang } else { patience.silence };
-        self.last_seen.after(limit)
-    }
-}
-
-impl Roster {
-    /// Nobody is there yet. `life` counts the coordinator's starts of this run: worker ids of different lives differ.
-    pub fn new(world: World, life: u32) -> Self {
+    /// A process that has just made itself known.
+    pub fn new(now: Timestamp, id: WorkerId, claim: WorkerClaim, reopen_within: Duration) -> Self {
         Self {
-            world,
-            nodes: BTreeMap::new(),
-            workers: vec![None; world.size() as usize],
-            ranks: BTreeMap::new(),
-            next_id: (u64::from(life) << 32) + 1,
-        }
-    }
-
-    /// Gives a node its place; true when it is new.
-    pub fn place(&mut self, claim: &NodeClaim) -> Result<(u32, bool), Refusal> {
-        let World { nnodes, nproc_per_node } = self.world;
-        if claim.local_world != nproc_per_node {
-            return Err(Refusal::LocalWorld { theirs: claim.local_world, ours: nproc_per_node });
-        }
-        if let Some((&place, _)) = self.nodes.iter().find(|(_, node)| node.node_id == claim.node_id) {
-            return Ok((place, false));
-        }
-        let place = match claim.node_rank {
-            Some(node_rank) if node_rank >= nnodes => {
-                return Err(Refusal::NodeRankOutside { node_rank, nnodes });
-            }
-            Some(node_rank) => match self.nodes.get(&node_rank) {
-                Some(node) => return Err(Refusal::NodeRankTaken { node_rank, host: node.host.clone() }),
-                None => node_rank,
-            },
-            None => (0..nnodes)
-                .find(|place| !self.nodes.contains_key(place))
-                .ok_or(Refusal::NodesComplete { nnodes })?,
-        };
-        self.nodes.insert(place, Node { node_id: claim.node_id.clone(), host: claim.host.clone() });
-        Ok((place, true))
-    }
-
-    /// Whether this node has its place.
-    pub fn joined(&self, node_id: &str) -> Result<(), Refusal> {
-        match self.nodes.values().any(|node| node.node_id == node_id) {
-            true => Ok(()),
-            false => Err(Refusal::UnknownNode(node_id.to_owned())),
-        }
-    }
-
-    /// Enters a worker; the same process gets the same id. True when it is new.
-    pub fn enter(&mut self, now: Timestamp, claim: WorkerClaim) -> Result<(WorkerId, bool), Refusal> {
-        let (rank, world) = (claim.rank, self.world.size());
-        let Some(slot) = self.workers.get_mut(rank.0 as usize) else {
-            return Err(Refusal::RankOutside { rank, world });
-        };
-        if let Some(worker) = slot {
-            if worker.claim.incarnation == claim.incarnation {
-                worker.last_seen = now;
-                return Ok((worker.id, false));
-            }
-            let (host, pid) = (worker.claim.host.clone(), worker.claim.pid);
-            return Err(Refusal::RankTaken { rank, host, pid });
-        }
-        let id = WorkerId(self.next_id);
-        self.next_id += 1;
-        self.ranks.insert(id, rank);
-        *slot = Some(Worker {
             id,
             claim,
             phase: WorkerPhase::Joining,
@@ -150,17 +106,84 @@ impl Roster {
             last_seen: now,
             line: None,
             lines: 0,
+            asked_before: 0,
             notes: 0,
-            failed: false,
+            generation: Generation(0),
+            ready: false,
             gone: None,
-        });
-        Ok((id, true))
+            closed_at: now,
+            reopen_within,
+        }
     }
 
-    /// The worker of this id, if it is there.
+    /// Its place.
+    pub fn seat(&self) -> Seat {
+        self.claim.seat
+    }
+
+    /// True when it can be assigned: ready, and within reach.
+    pub fn assignable(&self) -> bool {
+        self.gone.is_none() && self.ready && self.line.is_some()
+    }
+
+    /// When it counts as lost unless it is heard of again.
+    pub fn lost_at(&self, patience: &Patience) -> Timestamp {
+        match self.line {
+            Some(_) => self.last_seen.after(patience.hang),
+            None => self.closed_at.after(self.reopen_within),
+        }
+    }
+
+    /// Its line was closed, and must be opened again in this time.
+    pub fn line_closed(&mut self, now: Timestamp, reopen_within: Duration) {
+        self.line = None;
+        self.closed_at = now;
+        self.reopen_within = reopen_within;
+    }
+}
+
+impl Roster {
+    /// Nobody is there yet. `life` counts the coordinator's starts of this run: worker ids of different lives differ.
+    pub fn new(seats: u32, life: u32) -> Self {
+        Self {
+            slots: vec![Slot::default(); seats as usize],
+            seats: BTreeMap::new(),
+            next_id: (u64::from(life) << 32) + 1,
+        }
+    }
+
+    /// Seats in all.
+    pub fn size(&self) -> u32 {
+        self.slots.len() as u32
+    }
+
+    /// Enters a worker at a seat that nobody living has.
+    pub fn enter(&mut self, now: Timestamp, claim: WorkerClaim, reopen_within: Duration) -> &mut Worker {
+        let id = WorkerId(self.next_id);
+        self.next_id += 1;
+        self.put(Worker::new(now, id, claim, reopen_within))
+    }
+
+    /// Puts a worker at its seat; whoever was there is forgotten. The seat must be one of this world.
+    pub fn put(&mut self, worker: Worker) -> &mut Worker {
+        let slot = &mut self.slots[worker.seat().0 as usize];
+        if let Some(old) = &slot.worker {
+            self.seats.remove(&old.id);
+        }
+        self.seats.insert(worker.id, worker.seat());
+        (slot.respawn, slot.unheard) = (None, None);
+        slot.worker.insert(worker)
+    }
+
+    /// The worker of this id, though it may be gone.
     pub fn get_mut(&mut self, id: WorkerId) -> Result<&mut Worker, Refusal> {
-        let rank = self.ranks.get(&id).ok_or(Refusal::UnknownWorker(id))?;
-        self.workers[rank.0 as usize].as_mut().ok_or(Refusal::UnknownWorker(id))
+        let seat = self.seats.get(&id).ok_or(Refusal::UnknownWorker(id))?;
+        self.slots[seat.0 as usize].worker.as_mut().ok_or(Refusal::UnknownWorker(id))
+    }
+
+    /// The worker of this id, if it is not gone: one that was given up is not heard any more.
+    pub fn living_mut(&mut self, id: WorkerId) -> Result<&mut Worker, Refusal> {
+        self.get_mut(id).ok().filter(|worker| worker.gone.is_none()).ok_or(Refusal::UnknownWorker(id))
     }
 
     /// Takes a sign of life; false when the worker is not known.
@@ -169,7 +192,7 @@ impl Roster {
             Ok(worker) if worker.claim.incarnation == beat.incarnation && worker.gone != Some(Gone::Lost) => {
                 worker.last_seen = now;
                 worker.phase = beat.phase;
-                worker.step = worker.step.max(beat.step);
+                worker.step = beat.step;
                 worker.collective = beat.collective;
                 worker.memory_in_use = beat.memory_in_use;
                 true
@@ -178,29 +201,34 @@ impl Roster {
         }
     }
 
-    /// Workers in rank order.
+    /// Workers in seat order, those that are gone too.
     pub fn workers(&self) -> impl Iterator<Item = &Worker> {
-        self.workers.iter().flatten()
+        self.slots.iter().filter_map(|slot| slot.worker.as_ref())
     }
 
-    /// The worker of a rank.
-    pub fn at(&self, rank: Rank) -> Option<&Worker> {
-        self.workers.get(rank.0 as usize)?.as_ref()
+    /// Workers in seat order that are not gone.
+    pub fn living(&self) -> impl Iterator<Item = &Worker> {
+        self.workers().filter(|worker| worker.gone.is_none())
+    }
+
+    /// The worker at a seat, though it may be gone.
+    pub fn at(&self, seat: Seat) -> Option<&Worker> {
+        self.slots.get(seat.0 as usize)?.worker.as_ref()
+    }
+
+    /// The worker at a seat, if it is not gone.
+    pub fn living_at(&self, seat: Seat) -> Option<&Worker> {
+        self.at(seat).filter(|worker| worker.gone.is_none())
     }
 
     /// Workers that are there and not gone.
     pub fn present(&self) -> u32 {
-        self.workers().filter(|worker| worker.gone.is_none()).count() as u32
-    }
-
-    /// True when every rank has its worker.
-    pub fn complete(&self) -> bool {
-        self.workers.iter().all(Option::is_some)
+        self.living().count() as u32
     }
 
     /// True when every worker that came is gone.
     pub fn all_gone(&self) -> bool {
-        self.workers().all(|worker| worker.gone.is_some())
+        self.living().next().is_none()
     }
 
     /// The first worker that counts as lost now.
@@ -213,7 +241,55 @@ impl Roster {
         self.living().map(|worker| worker.lost_at(patience)).min()
     }
 
-    fn living(&self) -> impl Iterator<Item = &Worker> {
-        self.workers().filter(|worker| worker.gone.is_none())
+    /// Asks for a new process at a seat, once until somebody comes.
+    pub fn ask_respawn(&mut self, seat: Seat, reason: String) -> Option<&Respawn> {
+        let slot = self.slots.get_mut(seat.0 as usize)?;
+        slot.attempts = slot.attempts.saturating_add(1);
+        let attempt = slot.attempts;
+        Some(slot.respawn.insert(Respawn { seat, attempt, reason }))
+    }
+
+    /// What the launcher of a seat was asked and has not done.
+    pub fn respawn(&self, seat: Seat) -> Option<&Respawn> {
+        self.slots.get(seat.0 as usize)?.respawn.as_ref()
+    }
+
+    /// Restores what was asked in an earlier life of the coordinator.
+    pub fn recall_respawn(&mut self, respawn: Respawn) {
+        if let Some(slot) = self.slots.get_mut(respawn.seat.0 as usize) {
+            slot.attempts = respawn.attempt;
+            slot.respawn = Some(respawn);
+        }
+    }
+
+    /// A new launcher starts all of its workers by itself.
+    pub fn forget_respawn(&mut self, seat: Seat) {
+        if let Some(slot) = self.slots.get_mut(seat.0 as usize) {
+            slot.respawn = None;
+        }
+    }
+
+    /// A process ended. False when that is no news: it was reported before, is known to be gone, or another has the seat by now.
+    pub fn exited(&mut self, seat: Seat, pid: Option<u32>) -> bool {
+        let Some(slot) = self.slots.get_mut(seat.0 as usize) else { return false };
+        let told = pid.is_some() && std::mem::replace(&mut slot.exited, pid) == pid;
+        let news = match (&slot.worker, pid) {
+            (None, _) => true,
+            (Some(worker), None) => worker.gone.is_none(),
+            (Some(worker), Some(pid)) => (worker.claim.pid == pid) == worker.gone.is_none(),
+        };
+        news && !told
+    }
+
+    /// Keeps the failure of a process that had not registered, for when its end is reported.
+    pub fn note_unheard(&mut self, seat: Seat, failure: Failure) {
+        if let Some(slot) = self.slots.get_mut(seat.0 as usize) {
+            slot.unheard = Some(failure);
+        }
+    }
+
+    /// What a process that had not registered said of its failure.
+    pub fn take_unheard(&mut self, seat: Seat) -> Option<Failure> {
+        self.slots.get_mut(seat.0 as usize)?.unheard.take()
     }
 }

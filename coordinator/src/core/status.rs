@@ -2,9 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use coxswain_proto::ids::{Bytes, Generation, Rank, Step, WorkerId};
+use coxswain_proto::ids::{Bytes, Generation, Seat, Step, WorkerId};
 
 use super::{
+    action::Spent,
     checkpoints::CheckpointEntry,
     failure::Failure,
     reason::{Reason, RunPhase},
@@ -32,19 +33,25 @@ pub struct Status {
     pub last: Option<Arc<CommittedStep>>,
     /// To the end at the present speed.
     pub eta: Option<Duration>,
-    /// In rank order.
+    /// In seat order.
     pub ranks: Vec<RankStatus>,
     /// The newest, in step order.
     pub checkpoints: Vec<CheckpointEntry>,
-    /// What ended the run.
+    /// What ended the run, or else the newest fault that it survived.
     pub failure: Option<Arc<Failure>>,
+    /// What is used of the budgets.
+    pub spent: Spent,
+    /// Faults that may be survived.
+    pub max_restarts: u32,
+    /// Samples in an epoch, and in a step that is not an epoch's last; absent as `total` is.
+    pub sizes: Option<(u64, u64)>,
 }
 
 /// One worker at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankStatus {
-    /// Its position.
-    pub rank: Rank,
+    /// Its place.
+    pub seat: Seat,
     /// Its name in every call.
     pub worker: WorkerId,
     /// Its machine.

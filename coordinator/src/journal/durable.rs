@@ -1,28 +1,39 @@
 //! The journal on disk: one embedded database, `journal.redb`, in the state directory.
 //!
 //! ```text
-//! facts         name -> JSON      identity, lives, dataset, over
-//! generations   number -> JSON    world, first step
+//! facts         name -> JSON      identity, lives, dataset, orders, spent, over
+//! nodes         place -> JSON     launcher, host
+//! workers       seat -> JSON      id, claim; or what its launcher was asked to do
+//! generations   number -> JSON    members, where it started, whether it is over
 //! steps         step -> JSON      the ledger
 //! checkpoints   step -> JSON
+//! failures      number -> JSON    faults, in order
 //! ```
 
 use std::path::{Path, PathBuf};
 
 use coxswain_proto::{
     document,
-    ids::{Generation, Step},
+    ids::{Generation, Seat, Step, WorkerId},
     run_spec::RunSpec,
 };
 use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::{Identity, Journal, JournalError, LedgerEntry, Memory};
-use crate::core::{action::Record, event::DataSet};
+use crate::core::{
+    action::Record,
+    event::{DataSet, WorkerClaim},
+    report::StateSource,
+    roster::Respawn,
+};
 
 const FILE: &str = "journal.redb";
 const FACTS: TableDefinition<&str, &str> = TableDefinition::new("facts");
+const NODES: TableDefinition<u64, &str> = TableDefinition::new("nodes");
+const WORKERS: TableDefinition<u64, &str> = TableDefinition::new("workers");
 const GENERATIONS: TableDefinition<u64, &str> = TableDefinition::new("generations");
+const FAILURES: TableDefinition<u64, &str> = TableDefinition::new("failures");
 const STEPS: TableDefinition<u64, &str> = TableDefinition::new("steps");
 const CHECKPOINTS: TableDefinition<u64, &str> = TableDefinition::new("checkpoints");
 
@@ -33,15 +44,22 @@ pub struct Durable {
 }
 
 #[derive(Serialize, Deserialize)]
-struct StoredDataSet {
-    training_samples: u64,
-    fingerprint: String,
+struct StoredNode {
+    node_id: String,
+    host: String,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
+struct StoredSeat {
+    worker: Option<(WorkerId, WorkerClaim)>,
+    respawn: Option<Respawn>,
+}
+
+#[derive(Default, Serialize, Deserialize)]
 struct StoredGeneration {
-    world: u32,
-    first_step: Step,
+    members: Vec<(Seat, WorkerId)>,
+    started: Option<(Step, StateSource)>,
+    over: bool,
 }
 
 #[derive(Serialize)]
@@ -108,7 +126,7 @@ impl Durable {
 
     fn remember(&self) -> Result<Memory, JournalError> {
         let lives = self.fact("lives")?.unwrap_or(0);
-        let dataset: Option<StoredDataSet> = self.fact("dataset")?;
+        let dataset: Option<DataSet> = self.fact("dataset")?;
         let read = self.database.begin_read().map_err(|error| self.failed("read", error))?;
         let generation = match read.open_table(GENERATIONS) {
             Ok(table) => {
@@ -118,10 +136,6 @@ impl Durable {
             Err(redb::TableError::TableDoesNotExist(_)) => Generation(0),
             Err(error) => return Err(self.failed("read", error)),
         };
-        let dataset = dataset.map(|stored| DataSet {
-            training_samples: stored.training_samples,
-            fingerprint: stored.fingerprint,
-        });
         Ok(Memory { lives, generation, dataset })
     }
 
@@ -135,6 +149,9 @@ impl Durable {
             write.open_table(GENERATIONS)?;
             write.open_table(STEPS)?;
             write.open_table(CHECKPOINTS)?;
+            write.open_table(NODES)?;
+            write.open_table(WORKERS)?;
+            write.open_table(FAILURES)?;
             Ok(())
         })
     }
@@ -191,31 +208,66 @@ impl Journal for Durable {
 }
 
 fn append_one(write: &WriteTransaction, record: &Record) -> Result<(), redb::Error> {
+    let fact = |name: &str, value: String| -> Result<(), redb::Error> {
+        write.open_table(FACTS)?.insert(name, value.as_str())?;
+        Ok(())
+    };
+    let row = |table, key: u64, value: String| -> Result<(), redb::Error> {
+        write.open_table(table)?.insert(key, value.as_str())?;
+        Ok(())
+    };
     match record {
-        Record::DataSet(dataset) => {
-            let stored = StoredDataSet {
-                training_samples: dataset.training_samples,
-                fingerprint: dataset.fingerprint.clone(),
-            };
-            write.open_table(FACTS)?.insert("dataset", json(&stored).as_str())?;
+        Record::DataSet(dataset) => fact("dataset", json(dataset)),
+        Record::Orders(orders) => fact("orders", json(orders)),
+        Record::Spent(spent) => fact("spent", json(spent)),
+        Record::Over { phase, reason } => fact("over", json(&StoredEnd { phase: phase.to_string(), reason })),
+        Record::Node { place, node_id, host } => {
+            let node = StoredNode { node_id: node_id.clone(), host: host.clone() };
+            row(NODES, (*place).into(), json(&node))
         }
-        Record::Generation { generation, world, first_step } => {
-            let stored = StoredGeneration { world: *world, first_step: *first_step };
-            write.open_table(GENERATIONS)?.insert(generation.0, json(&stored).as_str())?;
+        Record::NodeGone { place } => {
+            write.open_table(NODES)?.remove(u64::from(*place))?;
+            Ok(())
+        }
+        Record::Worker(id, claim) => {
+            let worker = StoredSeat { worker: Some((*id, claim.clone())), respawn: None };
+            row(WORKERS, claim.seat.0.into(), json(&worker))
+        }
+        Record::Lost { seat, respawn } => {
+            let lost = StoredSeat { worker: None, respawn: respawn.clone() };
+            row(WORKERS, seat.0.into(), json(&lost))
+        }
+        Record::Generation { generation, members } => {
+            let stored = StoredGeneration { members: members.clone(), started: None, over: false };
+            row(GENERATIONS, generation.0, json(&stored))
+        }
+        Record::Started { generation, first_step, source } => {
+            change_generation(write, *generation, |stored| stored.started = Some((*first_step, *source)))?;
             write.open_table(STEPS)?.retain_in(first_step.0.., |_, _| false)?;
+            Ok(())
         }
-        Record::Step(step) => {
-            let entry = LedgerEntry::from(step.as_ref());
-            write.open_table(STEPS)?.insert(entry.step.0, json(&entry).as_str())?;
-        }
-        Record::Checkpoint(entry) => {
-            write.open_table(CHECKPOINTS)?.insert(entry.step.0, json(entry).as_str())?;
-        }
-        Record::Over { phase, reason } => {
-            let stored = StoredEnd { phase: phase.to_string(), reason };
-            write.open_table(FACTS)?.insert("over", json(&stored).as_str())?;
+        Record::Broken { generation } => change_generation(write, *generation, |stored| stored.over = true),
+        Record::Step(step) => row(STEPS, step.step.0, json(&LedgerEntry::from(step.as_ref()))),
+        Record::Checkpoint(entry) => row(CHECKPOINTS, entry.step.0, json(entry)),
+        Record::Failure(failure) => {
+            let mut failures = write.open_table(FAILURES)?;
+            let next = failures.last()?.map_or(0, |(number, _)| number.value() + 1);
+            failures.insert(next, json(failure.as_ref()).as_str())?;
+            Ok(())
         }
     }
+}
+
+fn change_generation(
+    write: &WriteTransaction,
+    generation: Generation,
+    change: impl FnOnce(&mut StoredGeneration),
+) -> Result<(), redb::Error> {
+    let mut table = write.open_table(GENERATIONS)?;
+    let found = table.get(generation.0)?.and_then(|value| serde_json::from_str(value.value()).ok());
+    let mut stored: StoredGeneration = found.unwrap_or_default();
+    change(&mut stored);
+    table.insert(generation.0, json(&stored).as_str())?;
     Ok(())
 }
 

@@ -18,10 +18,10 @@ impl Journal for Forgetful {
         for record in records {
             match record {
                 Record::Step(step) => self.steps.push_back(LedgerEntry::from(step.as_ref())),
-                Record::Generation { first_step, .. } => {
+                Record::Started { first_step, .. } => {
                     self.steps.retain(|entry| entry.step < *first_step);
                 }
-                Record::DataSet(_) | Record::Checkpoint(_) | Record::Over { .. } => {}
+                _ => {}
             }
         }
         let surplus = self.steps.len().saturating_sub(LEDGER_KEPT);

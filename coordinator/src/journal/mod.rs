@@ -65,8 +65,17 @@ pub struct LedgerEntry {
     pub world: u32,
     /// Positions of the epoch's order, over all ranks.
     pub positions: Range<u64>,
-    /// Mean loss of a valid element.
+    /// Mean loss of a valid element; 0 when nobody's report of it was left.
     pub loss: f64,
+    /// Times the step was voted down before it was committed.
+    #[serde(default)]
+    pub retries: u32,
+    /// The feature cache it was computed from; 0 for none.
+    #[serde(default)]
+    pub cache_generation: u64,
+    /// Ranks whose reports were there when it was committed.
+    #[serde(default)]
+    pub reports: u32,
 }
 
 impl LedgerEntry {
@@ -86,6 +95,9 @@ impl From<&CommittedStep> for LedgerEntry {
             world: step.world,
             positions: step.positions.clone(),
             loss: step.totals.loss(),
+            retries: step.retries,
+            cache_generation: step.cache_generation,
+            reports: step.reports,
         }
     }
 }

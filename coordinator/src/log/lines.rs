@@ -2,6 +2,8 @@
 
 use std::{fmt::Write, time::Duration};
 
+use coxswain_proto::ids::Step;
+
 use crate::{
     core::{
         memory::RankMemory,
@@ -28,7 +30,7 @@ pub fn step(step: &CommittedStep) -> String {
     write!(line, "  {:>5} samples/s  {:>6} tokens/s", speed.0, speed.1).expect("strings take everything");
     write!(line, "  {:>8}", human::time(step.times.total)).expect("strings take everything");
     write!(line, " ({})", split(step)).expect("strings take everything");
-    write!(line, "  {:>8} on rank {}", human::bytes(step.memory_peak), step.memory_peak_rank)
+    write!(line, "  {:>8} on rank {}", human::bytes(step.memory_peak), step.memory_peak_seat)
         .expect("strings take everything");
     line
 }
@@ -80,7 +82,7 @@ pub fn largest(table: &[RankMemory], limit: usize) -> Vec<&RankMemory> {
     let mut rows: Vec<_> = table.iter().collect();
     rows.sort_by_key(|row| std::cmp::Reverse(row.peak().map(|peak| peak.in_use)));
     rows.truncate(limit);
-    rows.sort_by_key(|row| row.rank);
+    rows.sort_by_key(|row| row.seat);
     rows
 }
 
@@ -96,7 +98,7 @@ pub fn memory_head(phases: &[WorkerPhase]) -> String {
 
 /// One rank of the memory table.
 pub fn memory_row(row: &RankMemory, phases: &[WorkerPhase]) -> String {
-    let mut line = format!("{:>4}  {:<16.16}", row.rank, row.host);
+    let mut line = format!("{:>4}  {:<16.16}", row.seat, row.host);
     for phase in phases {
         let peak = row.phases.iter().find(|peak| peak.phase == *phase);
         let cell = peak.map_or_else(|| "-".into(), |peak| human::bytes(peak.in_use));
@@ -113,6 +115,19 @@ pub fn memory_row(row: &RankMemory, phases: &[WorkerPhase]) -> String {
     )
 }
 
+/// `rolled back from step 57 to 40: 17 committed steps are repeated`.
+pub fn rolled_back(from: Step, to: Step) -> String {
+    let lost = from.0.saturating_sub(to.0);
+    format!("rolled back from step {from} to {to}: {lost} committed steps are repeated")
+}
+
+/// `ranks 0, 2`.
+pub fn ranks(ranks: &[u32]) -> String {
+    let told: Vec<_> = ranks.iter().take(8).map(u32::to_string).collect();
+    let more = if ranks.len() > told.len() { ", ..." } else { "" };
+    format!("{} {}{more}", if ranks.len() == 1 { "rank" } else { "ranks" }, told.join(", "))
+}
+
 /// Line breaks of a foreign error become ` | `.
 pub fn one_line(text: &str) -> String {
     let parts: Vec<_> = text.lines().map(str::trim).filter(|part| !part.is_empty()).collect();
@@ -121,7 +136,7 @@ pub fn one_line(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use coxswain_proto::ids::{Bytes, Generation, Rank, Step};
+    use coxswain_proto::ids::{Bytes, Generation, Seat, Step};
 
     use super::*;
     use crate::core::report::{PhasePeak, StepTimes, Totals};
@@ -144,7 +159,10 @@ mod tests {
             },
             tokens: 2048,
             memory_peak: Bytes(512 << 20),
-            memory_peak_rank: Rank(1),
+            memory_peak_seat: Seat(1),
+            retries: 0,
+            cache_generation: 0,
+            reports: 2,
         }
     }
 
@@ -168,11 +186,11 @@ mod tests {
         };
         let table = vec![
             RankMemory {
-                rank: Rank(0),
+                seat: Seat(0),
                 host: "node-a".into(),
                 phases: vec![peak(WorkerPhase::Loading, 10), peak(WorkerPhase::Forward, 20)],
             },
-            RankMemory { rank: Rank(1), host: "node-b".into(), phases: vec![peak(WorkerPhase::Loading, 11)] },
+            RankMemory { seat: Seat(1), host: "node-b".into(), phases: vec![peak(WorkerPhase::Loading, 11)] },
         ];
         let phases = columns(&table);
         let lines: Vec<_> = std::iter::once(memory_head(&phases))
@@ -191,7 +209,7 @@ mod tests {
     #[test]
     fn a_crowd_is_cut_to_the_largest_peaks() {
         let row = |rank, mib: u64| RankMemory {
-            rank: Rank(rank),
+            seat: Seat(rank),
             host: String::new(),
             phases: vec![PhasePeak {
                 phase: WorkerPhase::Forward,
@@ -201,8 +219,8 @@ mod tests {
             }],
         };
         let table = vec![row(0, 5), row(1, 9), row(2, 7)];
-        let kept: Vec<_> = largest(&table, 2).iter().map(|row| row.rank).collect();
-        assert_eq!(kept, [Rank(1), Rank(2)]);
+        let kept: Vec<_> = largest(&table, 2).iter().map(|row| row.seat).collect();
+        assert_eq!(kept, [Seat(1), Seat(2)]);
     }
 
     #[test]

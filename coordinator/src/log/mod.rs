@@ -8,14 +8,15 @@ mod lines;
 
 use coxswain_proto::ids::Step;
 pub use human_format::Human;
+pub(crate) use lines::rolled_back;
 use tracing::{debug, error, info, warn};
 
 use crate::core::{
-    action::News,
+    action::{MemberChange, News, Spent},
     checkpoints::{CheckpointEntry, EntryState},
     failure::Failure,
     memory::RankMemory,
-    reason::Reason,
+    reason::{Reason, RunPhase},
     report::CommittedStep,
 };
 
@@ -27,12 +28,16 @@ const CROWD: u32 = 64;
 pub struct Log {
     every: u64,
     written: Option<Step>,
+    /// A fault is being dealt with: its two lines say what people need to know.
+    recovering: bool,
+    /// Training has begun: later generations are told by the lines of their faults.
+    trained: bool,
 }
 
 impl Log {
     /// A log with a line every `every` steps.
     pub fn new(every: u64) -> Self {
-        Self { every: every.max(1), written: None }
+        Self { every: every.max(1), written: None, recovering: false, trained: false }
     }
 
     /// Writes one piece of news.
@@ -43,29 +48,63 @@ impl Log {
             News::Phase(_, Reason::Incomplete { .. }) => {}
             // The failure has its own line.
             News::Phase(_, Reason::Failed(_)) => {}
-            News::Phase(phase, reason) => {
-                info!(target: "coxswain::run", phase = %phase, "{phase}: {reason}");
-            }
+            News::Phase(phase, reason) => self.phase(*phase, reason),
             News::Member { generation, present, world, change } => {
                 let generation = generation.0;
                 let line = format!("{change} ({present} of {world})");
-                if *world > CROWD {
+                let detail =
+                    matches!(change, MemberChange::LineClosed { .. } | MemberChange::LineOpened { .. });
+                if *world > CROWD || self.recovering || detail {
                     debug!(target: "coxswain::crew", generation, present, world, "{line}");
                 } else {
                     info!(target: "coxswain::crew", generation, present, world, "{line}");
                 }
             }
-            News::Checkpoint(entry) => checkpoint(entry),
-            News::Failure(failure) => first_cause(failure),
-            News::Consequence(failure) => {
-                debug!(target: "coxswain::fail", rank = failure.rank.map(|rank| rank.0), "then {failure}");
+            News::Recovered(recovery) => {
+                self.recovering = false;
+                info!(
+                    target: "coxswain::crew",
+                    generation = recovery.generation.0,
+                    first_step = recovery.first_step.0,
+                    source = %recovery.source,
+                    took_ms = recovery.took.as_secs_f64() * 1e3,
+                    restarts = recovery.spent.restarts,
+                    rescales = recovery.spent.rescales,
+                    "{recovery}"
+                );
             }
-            News::Note(rank, text) => {
-                let rank = rank.0;
+            News::RolledBack { from, to } => {
+                let (from_step, to_step) = (from.0, to.0);
+                warn!(target: "coxswain::run", from_step, to_step, "{}", lines::rolled_back(*from, *to));
+            }
+            News::Checkpoint(entry) => checkpoint(entry),
+            News::Failure(failure, spent) => {
+                self.recovering = !failure.fatal;
+                first_cause(failure, *spent);
+            }
+            News::Consequence(failure) => {
+                debug!(target: "coxswain::fail", rank = failure.seat.map(|seat| seat.0), "then {failure}");
+            }
+            News::Note(seat, text) => {
+                let rank = seat.0;
                 info!(target: "coxswain::note", rank, "rank {rank}: {text}");
             }
             News::Memory(table) => memory(table),
             News::Refused(refusal) => warn!(target: "coxswain::refuse", "{refusal}"),
+        }
+    }
+
+    fn phase(&mut self, phase: RunPhase, reason: &Reason) {
+        let routine = match reason {
+            Reason::Committing => std::mem::replace(&mut self.trained, true),
+            Reason::Formed { .. } | Reason::Regathering { .. } => true,
+            Reason::Started { .. } => self.trained || self.recovering,
+            _ => false,
+        };
+        if routine {
+            debug!(target: "coxswain::run", phase = %phase, "{phase}: {reason}");
+        } else {
+            info!(target: "coxswain::run", phase = %phase, "{phase}: {reason}");
         }
     }
 
@@ -98,7 +137,7 @@ impl Log {
             optimizer_ms = ms(times.optimizer),
             communication_ms = ms(times.communication),
             memory_peak = step.memory_peak.0,
-            memory_peak_rank = step.memory_peak_rank.0,
+            memory_peak_rank = step.memory_peak_seat.0,
             "{}", lines::step(step)
         );
     }
@@ -119,27 +158,40 @@ fn checkpoint(entry: &CheckpointEntry) {
     }
 }
 
-fn first_cause(failure: &Failure) {
-    error!(
-        target: "coxswain::fail",
-        rank = failure.rank.map(|rank| rank.0),
-        host = failure.host,
-        kind = ?failure.kind,
-        generation = failure.generation.0,
-        phase = %failure.phase,
-        step = failure.step.0,
-        collective = failure.collective,
-        positions = ?failure.positions,
-        memory_in_use = failure.memory_in_use.0,
-        "first cause: {}", lines::one_line(&failure.to_string())
-    );
+fn first_cause(failure: &Failure, spent: Spent) {
+    let text = lines::one_line(&failure.to_string());
+    let victims: Vec<_> = failure.victims.iter().map(|seat| seat.0).collect();
+    macro_rules! told {
+        ($level:ident, $($line:tt)+) => {
+            $level!(
+                target: "coxswain::fail",
+                rank = failure.seat.map(|seat| seat.0),
+                host = failure.host,
+                kind = ?failure.kind,
+                generation = failure.generation.0,
+                phase = %failure.phase,
+                step = failure.step.0,
+                collective = failure.collective,
+                positions = ?failure.positions,
+                memory_in_use = failure.memory_in_use.0,
+                victims = ?victims,
+                restarts = spent.restarts,
+                $($line)+
+            )
+        };
+    }
+    match failure.fatal {
+        true if victims.is_empty() => told!(error, "first cause: {text}"),
+        true => told!(error, "first cause: {text} (victims: {})", lines::ranks(&victims)),
+        false => told!(warn, "lost: {text}"),
+    }
 }
 
 fn memory(table: &[RankMemory]) {
     let phases = lines::columns(table);
     info!(target: "coxswain::memory", "{}", lines::memory_head(&phases));
     for row in lines::largest(table, CROWD as usize) {
-        let (rank, host) = (row.rank.0, row.host.as_str());
+        let (rank, host) = (row.seat.0, row.host.as_str());
         let peak = row.peak();
         info!(
             target: "coxswain::memory",

@@ -3,7 +3,7 @@
 use std::{ops::Range, time::Duration};
 
 use coxswain_proto::{
-    ids::{Bytes, Generation, Rank, Step, WorkerId},
+    ids::{Bytes, Generation, Seat, Step, WorkerId},
     limits::MAX_ERROR_TEXT,
     v1,
 };
@@ -12,10 +12,11 @@ use tonic::Status;
 use crate::{
     core::{
         event::{
-            Ask, Beat, CheckpointReport, CheckpointState, DataSet, Ended, NodeClaim, Origin, WorkerClaim,
+            Ask, Beat, CheckpointReport, CheckpointState, DataSet, Ended, NodeClaim, Origin, Readiness,
+            StartReport, WorkerClaim,
         },
         failure::Failure,
-        report::{PhasePeak, StepReport, StepTimes, Totals, WorkerPhase},
+        report::{PhasePeak, StateSource, StepReport, StepTimes, Totals, WorkerPhase},
     },
     options::CauseKind,
 };
@@ -69,7 +70,7 @@ impl TryFrom<v1::RegisterRequest> for Ask {
         Ok(Self::Register(WorkerClaim {
             origin: Origin { version: wire.version, run_id: wire.run_id },
             incarnation: wire.incarnation,
-            rank: Rank(wire.rank),
+            seat: Seat(wire.rank),
             local_rank: wire.local_rank,
             node_rank: wire.node_rank,
             host: wire.host,
@@ -80,6 +81,39 @@ impl TryFrom<v1::RegisterRequest> for Ask {
                 training_samples: wire.training_samples,
                 fingerprint: wire.dataset_fingerprint,
             },
+        }))
+    }
+}
+
+impl From<v1::ReadyRequest> for Ask {
+    fn from(wire: v1::ReadyRequest) -> Self {
+        Self::Ready(Readiness {
+            worker: WorkerId(wire.worker_id),
+            incarnation: wire.incarnation,
+            left: Generation(wire.left_generation),
+            reason: cut(wire.reason, MAX_ERROR_TEXT),
+        })
+    }
+}
+
+impl TryFrom<v1::ReportStartRequest> for Ask {
+    type Error = FieldError;
+
+    fn try_from(wire: v1::ReportStartRequest) -> Decoded<Self> {
+        let source = match v1::StateSource::try_from(wire.source) {
+            Ok(v1::StateSource::Fresh) => StateSource::Fresh,
+            Ok(v1::StateSource::Carried) => StateSource::Carried,
+            Ok(v1::StateSource::Mirror) => StateSource::Mirror,
+            Ok(v1::StateSource::Checkpoint) => StateSource::Checkpoint,
+            Ok(v1::StateSource::Unspecified) | Err(_) => return Err(unknown("source", wire.source)),
+        };
+        Ok(Self::Start(StartReport {
+            worker: WorkerId(wire.worker_id),
+            generation: Generation(wire.generation),
+            first_step: Step(wire.first_step),
+            source,
+            bytes: Bytes(wire.bytes),
+            took: milliseconds("took_ms", wire.took_ms)?,
         }))
     }
 }
@@ -185,7 +219,8 @@ impl TryFrom<v1::ReportExitRequest> for Ask {
             Some(v1::report_exit_request::Ended::Signal(signal)) => Ended::Signal(signal),
             None => return Err(FieldError::new("ended", "is missing")),
         };
-        Ok(Self::Exit { node_id: wire.node_id, rank: Rank(wire.rank), ended })
+        let pid = (wire.pid != 0).then_some(wire.pid);
+        Ok(Self::Exit { node_id: wire.node_id, seat: Seat(wire.rank), pid, ended })
     }
 }
 
@@ -204,6 +239,8 @@ fn step_report(wire: v1::StepReport) -> Decoded<StepReport> {
         times: wire.times.map_or(Ok(StepTimes::default()), times)?,
         tokens: wire.tokens,
         memory_peak: Bytes(wire.memory_peak),
+        retries: wire.retries,
+        cache_generation: wire.cache_generation,
     })
 }
 
@@ -239,7 +276,7 @@ fn failure(wire: v1::Failure) -> Decoded<Failure> {
     };
     Ok(Failure {
         kind,
-        rank: wire.rank.map(Rank),
+        seat: wire.rank.map(Seat),
         host: wire.host,
         generation: Generation(wire.generation),
         phase: phase("phase", wire.phase)?,
@@ -248,6 +285,8 @@ fn failure(wire: v1::Failure) -> Decoded<Failure> {
         positions: positions(wire.samples)?,
         memory_in_use: Bytes(wire.memory_in_use),
         message: cut(wire.message, MAX_ERROR_TEXT),
+        victims: wire.victims.into_iter().map(Seat).collect(),
+        fatal: false,
     })
 }
 

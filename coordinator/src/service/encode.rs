@@ -18,6 +18,7 @@ use crate::{
         reason::RunPhase,
         refusal::Refusal,
         report::{CommittedStep, StepTimes, WorkerPhase},
+        roster::Respawn,
         status::{RankStatus, Status as RunStatus},
     },
     driver::{Dated, Denied},
@@ -36,6 +37,8 @@ impl From<Denied> for Status {
                 | Refusal::OtherRun { .. }
                 | Refusal::LocalWorld { .. }
                 | Refusal::OtherDataSet { .. }
+                | Refusal::Fenced { .. }
+                | Refusal::Stale { .. }
                 | Refusal::Over(_) => Self::failed_precondition(text),
                 Refusal::NodeRankTaken { .. } | Refusal::RankTaken { .. } => Self::already_exists(text),
                 Refusal::NodesComplete { .. } => Self::resource_exhausted(text),
@@ -55,16 +58,16 @@ pub fn directive(directive: Directive) -> v1::Directive {
         Directive::Assignment(assignment, rank) => Kind::Assignment(v1::Assignment {
             generation: assignment.generation.0,
             rank: rank.0,
-            world_size: assignment.peers.len() as u32,
+            world_size: assignment.world(),
             peers: (0..)
-                .zip(&assignment.peers)
+                .zip(&assignment.members)
                 .map(|(rank, peer)| v1::Peer {
                     rank,
                     data_address: peer.data_address.clone(),
                     host: peer.host.clone(),
                 })
                 .collect(),
-            checkpoint_step: assignment.first_step.0,
+            checkpoint_step: assignment.checkpoint.0,
             communicator_id: Vec::new(),
         }),
         Directive::Lease(lease) => Kind::Lease(v1::ShardLease {
@@ -80,9 +83,19 @@ pub fn directive(directive: Directive) -> v1::Directive {
         Directive::Checkpoint(request) => Kind::Checkpoint(v1::CheckpointNow { request }),
         Directive::MemoryReport(request) => Kind::MemoryReport(v1::MemoryReportNow { request }),
         Directive::Stop(reason) => Kind::Stop(v1::Stop { reason }),
-        Directive::Abort(generation, reason) => Kind::Abort(v1::Abort { generation: generation.0, reason }),
+        Directive::Abort { generation, reason, over } => {
+            Kind::Abort(v1::Abort { generation: generation.0, reason, over })
+        }
+        Directive::Regroup(generation) => Kind::Regroup(v1::Regroup { generation: generation.0 }),
     };
     v1::Directive { kind: Some(kind) }
+}
+
+/// What a launcher is told.
+pub fn node_directive(respawn: Respawn) -> v1::NodeDirective {
+    let Respawn { seat, attempt, reason } = respawn;
+    let respawn = v1::Respawn { rank: seat.0, attempt, reason };
+    v1::NodeDirective { kind: Some(v1::node_directive::Kind::Respawn(respawn)) }
 }
 
 /// The phase of a run.
@@ -121,14 +134,18 @@ pub fn status(status: RunStatus, facts: &RunFacts) -> v1::GetStatusResponse {
         checkpoints: status.checkpoints.iter().map(checkpoint).collect(),
         first_failure: status.failure.as_deref().map(|failure| self::failure(failure, 0)),
         output_dir: facts.output_dir.clone(),
-        ..Default::default()
+        training_samples: status.sizes.map_or(0, |(samples, _)| samples),
+        global_batch: status.sizes.map_or(0, |(_, batch)| batch),
+        restarts: status.spent.restarts,
+        max_restarts: status.max_restarts,
+        rescales: status.spent.rescales,
     }
 }
 
 /// The memory table.
 pub fn memory(table: &[RankMemory]) -> v1::GetMemoryResponse {
     let ranks = table.iter().map(|row| v1::RankMemory {
-        rank: row.rank.0,
+        rank: row.seat.0,
         host: row.host.clone(),
         phases: row
             .phases
@@ -151,8 +168,8 @@ pub fn ledger(entries: &[LedgerEntry], next: Option<u64>) -> v1::GetLedgerRespon
         epoch: entry.epoch,
         generation: entry.generation.0,
         loss: entry.loss,
-        cache_generation: 0,
-        retries: 0,
+        cache_generation: entry.cache_generation,
+        retries: entry.retries,
         world_size: entry.world,
         ranks: (0..entry.world)
             .map(|rank| {
@@ -179,9 +196,19 @@ pub fn watch_event(dated: &Dated) -> Option<v1::WatchEvent> {
             world_size: *world,
             what: change.to_string(),
         }),
+        News::Recovered(recovery) => Kind::Membership(v1::MembershipChanged {
+            generation: recovery.generation.0,
+            present: recovery.members,
+            world_size: recovery.world,
+            what: recovery.to_string(),
+        }),
+        News::RolledBack { from, to } => Kind::Phase(v1::PhaseChanged {
+            phase: v1::RunPhase::Starting.into(),
+            reason: crate::log::rolled_back(*from, *to),
+        }),
         News::Checkpoint(entry) => Kind::Checkpoint(checkpoint(entry)),
-        News::Failure(failure) => Kind::Failure(self::failure(failure, dated.unix_ms)),
-        News::Note(rank, text) => Kind::Note(v1::Note { rank: rank.0, text: text.clone() }),
+        News::Failure(failure, _) => Kind::Failure(self::failure(failure, dated.unix_ms)),
+        News::Note(seat, text) => Kind::Note(v1::Note { rank: seat.0, text: text.clone() }),
         News::Consequence(_) | News::Memory(_) | News::Refused(_) => return None,
     };
     Some(v1::WatchEvent { unix_ms: dated.unix_ms, kind: Some(kind) })
@@ -189,7 +216,7 @@ pub fn watch_event(dated: &Dated) -> Option<v1::WatchEvent> {
 
 fn rank_status(rank: RankStatus) -> v1::RankStatus {
     v1::RankStatus {
-        rank: rank.rank.0,
+        rank: rank.seat.0,
         worker_id: rank.worker.0,
         host: rank.host,
         pid: rank.pid,
@@ -218,7 +245,7 @@ fn committed(step: &CommittedStep) -> v1::StepCommitted {
         tokens_per_second: step.tokens_per_second(),
         times: Some(times(&step.times)),
         memory_peak: step.memory_peak.0,
-        memory_peak_rank: step.memory_peak_rank.0,
+        memory_peak_rank: step.memory_peak_seat.0,
     }
 }
 
@@ -240,7 +267,7 @@ fn failure(failure: &Failure, unix_ms: u64) -> v1::Failure {
     let samples = failure.positions.iter().map(|p| v1::SampleRange { begin: p.start, end: p.end });
     let Bytes(memory_in_use) = failure.memory_in_use;
     v1::Failure {
-        rank: failure.rank.map(|rank| rank.0),
+        rank: failure.seat.map(|seat| seat.0),
         host: failure.host.clone(),
         generation: failure.generation.0,
         phase: worker_phase(failure.phase).into(),
@@ -251,7 +278,8 @@ fn failure(failure: &Failure, unix_ms: u64) -> v1::Failure {
         kind: cause_kind(failure.kind).into(),
         message: failure.message.clone(),
         unix_ms,
-        victims: Vec::new(),
+        victims: failure.victims.iter().map(|seat| seat.0).collect(),
+        fatal: failure.fatal,
     }
 }
 
@@ -266,6 +294,7 @@ fn cause_kind(kind: CauseKind) -> v1::FailureKind {
         CauseKind::WorkerLost => v1::FailureKind::WorkerLost,
         CauseKind::Disagreement => v1::FailureKind::Disagreement,
         CauseKind::Rendezvous => v1::FailureKind::Rendezvous,
+        CauseKind::NoProgress => v1::FailureKind::NoProgress,
     }
 }
 

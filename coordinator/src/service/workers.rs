@@ -22,9 +22,9 @@ type Answer<T> = Result<Response<T>, Status>;
 impl Coordinator for Service {
     async fn join_node(&self, request: Request<v1::JoinNodeRequest>) -> Answer<v1::JoinNodeResponse> {
         match self.handle.ask(request.into_inner().into()).await? {
-            Reply::Placed { node_rank, first_rank } => Ok(Response::new(v1::JoinNodeResponse {
+            Reply::Placed { node_rank, first } => Ok(Response::new(v1::JoinNodeResponse {
                 node_rank,
-                first_rank: first_rank.0,
+                first_rank: first.0,
                 world_size: self.facts.world,
                 run_id: self.facts.run_id.clone(),
             })),
@@ -64,16 +64,22 @@ impl Coordinator for Service {
 
     type FollowNodeStream = Pin<Box<dyn Stream<Item = Result<v1::NodeDirective, Status>> + Send>>;
 
-    async fn follow_node(&self, _: Request<v1::FollowNodeRequest>) -> Answer<Self::FollowNodeStream> {
-        Err(Status::unimplemented("follow_node"))
+    async fn follow_node(&self, request: Request<v1::FollowNodeRequest>) -> Answer<Self::FollowNodeStream> {
+        let line = self.handle.follow_node(request.into_inner().node_id).await?;
+        Ok(Response::new(Box::pin(line.map(|respawn| Ok(encode::node_directive(respawn))))))
     }
 
-    async fn ready(&self, _: Request<v1::ReadyRequest>) -> Answer<v1::ReadyResponse> {
-        Err(Status::unimplemented("ready"))
+    async fn ready(&self, request: Request<v1::ReadyRequest>) -> Answer<v1::ReadyResponse> {
+        self.handle.ask(request.into_inner().into()).await?;
+        Ok(Response::new(v1::ReadyResponse {}))
     }
 
-    async fn report_start(&self, _: Request<v1::ReportStartRequest>) -> Answer<v1::ReportStartResponse> {
-        Err(Status::unimplemented("report_start"))
+    async fn report_start(
+        &self,
+        request: Request<v1::ReportStartRequest>,
+    ) -> Answer<v1::ReportStartResponse> {
+        self.handle.ask(request.into_inner().try_into()?).await?;
+        Ok(Response::new(v1::ReportStartResponse {}))
     }
 
     async fn heartbeat(&self, request: Request<v1::HeartbeatRequest>) -> Answer<v1::HeartbeatResponse> {

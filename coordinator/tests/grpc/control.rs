@@ -26,7 +26,7 @@ async fn a_run_can_be_paused_resumed_checkpointed_and_stopped() {
     let mut crew = sandbox.crew(2).await;
     let mut people = sandbox.people().await;
     for worker in &mut crew {
-        worker.assigned().await;
+        worker.begin().await;
         worker.steps(0..1).await.unwrap();
     }
     people.pause(v1::PauseRequest {}).await.unwrap();
@@ -60,7 +60,7 @@ async fn a_watcher_sees_the_status_first_and_then_every_event() {
     let sandbox = Sandbox::start(options(spec(directory.path(), 2), 1)).await;
     let mut events = sandbox.people().await.watch(v1::WatchRequest {}).await.unwrap().into_inner();
     let mut worker = sandbox.worker(0).await;
-    worker.assigned().await;
+    worker.begin().await;
     worker.steps(0..2).await.unwrap();
     worker.leave(0).await;
     let mut seen = Vec::new();
@@ -78,6 +78,8 @@ async fn a_watcher_sees_the_status_first_and_then_every_event() {
         [
             "status WaitingForWorkers",
             "1 there",
+            "WaitingForWorkers",
+            "Starting",
             "Starting",
             "step 0 of 2",
             "step 1 of 2",
@@ -96,7 +98,7 @@ async fn a_slow_watcher_is_told_how_much_it_missed() {
     let sandbox = Sandbox::start(options(spec(directory.path(), steps), 1)).await;
     let mut events = sandbox.people().await.watch(v1::WatchRequest {}).await.unwrap().into_inner();
     let mut worker = sandbox.worker(0).await;
-    worker.assigned().await;
+    worker.begin().await;
     // More than the queue and the connection's windows hold.
     for step in (0..steps).step_by(16) {
         worker.steps(step..step + 16).await.unwrap();
@@ -119,7 +121,7 @@ async fn the_memory_table_is_fresh_when_asked_for() {
     let directory = tempfile::tempdir().unwrap();
     let sandbox = Sandbox::start(options(spec(directory.path(), 10), 1)).await;
     let mut worker = sandbox.worker(0).await;
-    worker.assigned().await;
+    worker.begin().await;
     let mut people = sandbox.people().await;
     let asked = tokio::spawn(async move {
         people.get_memory(v1::GetMemoryRequest { refresh: true }).await.unwrap().into_inner()
@@ -143,7 +145,7 @@ async fn the_ledger_is_read_page_by_page() {
     let sandbox = Sandbox::start(options(spec(directory.path(), 100), 2)).await;
     let mut crew = sandbox.crew(2).await;
     for worker in &mut crew {
-        worker.assigned().await;
+        worker.begin().await;
         worker.steps(0..5).await.unwrap();
     }
     let mut people = sandbox.people().await;
@@ -165,7 +167,7 @@ async fn a_shutdown_leaves_the_run_as_it_is() {
     let directory = tempfile::tempdir().unwrap();
     let sandbox = Sandbox::start(options(spec(directory.path(), 10), 1)).await;
     let mut worker = sandbox.worker(0).await;
-    worker.assigned().await;
+    worker.begin().await;
     worker.steps(0..3).await.unwrap();
     assert_eq!(sandbox.shut_down().await.unwrap(), Outcome::ShutDown { steps: Step(3) });
 }

@@ -2,7 +2,7 @@
 
 use std::{path::Path, time::Duration};
 
-use coxswain_coordinator::{Options, Outcome, Patience, ServeError, World};
+use coxswain_coordinator::{Budgets, Options, Outcome, Patience, ServeError, World};
 use coxswain_proto::{
     VERSION,
     ids::{Rank, Step},
@@ -30,7 +30,7 @@ pub fn spec(directory: &Path, steps: u64) -> RunSpec {
 
 /// Options without a journal for `world` workers on one node.
 pub fn options(spec: RunSpec, world: u32) -> Options {
-    Options::new(spec, World { nnodes: 1, nproc_per_node: world })
+    Options::new(spec, World::fixed(1, world))
 }
 
 /// A coordinator in this process.
@@ -121,6 +121,7 @@ pub struct FakeWorker {
     pub client: CoordinatorClient<Channel>,
     pub id: u64,
     pub rank: u32,
+    pub incarnation: String,
     pub generation: u64,
     pub world: u32,
     pub directives: Streaming<v1::Directive>,
@@ -135,9 +136,38 @@ impl FakeWorker {
     ) -> Result<Self, Status> {
         let (rank, incarnation) = (request.rank, request.incarnation.clone());
         let id = client.register(request).await?.into_inner().worker_id;
-        let follow = v1::FollowRequest { worker_id: id, incarnation };
+        let follow = v1::FollowRequest { worker_id: id, incarnation: incarnation.clone() };
         let directives = client.follow(follow).await?.into_inner();
-        Ok(Self { client, id, rank, generation: 0, world: 0, directives, plan })
+        let mut worker = Self { client, id, rank, incarnation, generation: 0, world: 0, directives, plan };
+        worker.ready(0, "").await?;
+        Ok(worker)
+    }
+
+    /// Says that it can take a place in the next generation.
+    pub async fn ready(&mut self, left_generation: u64, reason: &str) -> Result<(), Status> {
+        let (incarnation, reason) = (self.incarnation.clone(), reason.to_owned());
+        let request = v1::ReadyRequest { worker_id: self.id, incarnation, left_generation, reason };
+        self.client.ready(request).await.map(drop)
+    }
+
+    /// Says where its generation starts.
+    pub async fn starts(&mut self, first_step: u64, source: v1::StateSource) {
+        let request = v1::ReportStartRequest {
+            worker_id: self.id,
+            generation: self.generation,
+            rank: self.rank,
+            first_step,
+            source: source.into(),
+            ..Default::default()
+        };
+        self.client.report_start(request).await.expect("the generation is alive");
+    }
+
+    /// Waits for its place, and starts at the newest checkpoint; that step.
+    pub async fn begin(&mut self) -> u64 {
+        let first = self.assigned().await;
+        self.starts(first, v1::StateSource::Checkpoint).await;
+        first
     }
 
     /// The next directive.
@@ -147,7 +177,7 @@ impl FakeWorker {
         directive.kind.expect("a kind of this version")
     }
 
-    /// Waits for its place; the first step.
+    /// Waits for its place; the step of the newest checkpoint.
     pub async fn assigned(&mut self) -> u64 {
         let Kind::Assignment(assignment) = self.told().await else { panic!("not an assignment") };
         self.generation = assignment.generation;
@@ -186,7 +216,7 @@ impl FakeWorker {
     pub async fn beat(&mut self, phase: v1::WorkerPhase) -> bool {
         let request = v1::HeartbeatRequest {
             worker_id: self.id,
-            incarnation: format!("life-{}", self.rank),
+            incarnation: self.incarnation.clone(),
             generation: self.generation,
             phase: phase.into(),
             ..Default::default()
@@ -197,12 +227,18 @@ impl FakeWorker {
     pub async fn leave(&mut self, exit_code: i32) {
         let request = v1::LeaveRequest {
             worker_id: self.id,
-            incarnation: format!("life-{}", self.rank),
+            incarnation: self.incarnation.clone(),
             exit_code,
             reason: "done".into(),
         };
         self.client.leave(request).await.expect("everyone may leave");
     }
+}
+
+/// Without a fault to spare.
+pub fn fragile(mut options: Options) -> Options {
+    options.budgets = Budgets { restarts: 0, ..Budgets::default() };
+    options
 }
 
 /// Patience for tests that lose workers.

@@ -35,7 +35,7 @@ async fn a_restarted_coordinator_knows_the_run_and_its_ledger() {
     let directory = tempfile::tempdir().unwrap();
     let sandbox = Sandbox::start(journaled(directory.path())).await;
     let mut worker = sandbox.worker(0).await;
-    worker.assigned().await;
+    worker.begin().await;
     worker.steps(0..6).await.unwrap();
     let run = |status: v1::GetStatusResponse| status.run_id;
     let status = sandbox.people().await.get_status(v1::GetStatusRequest {}).await.unwrap().into_inner();
@@ -50,7 +50,7 @@ async fn a_restarted_coordinator_knows_the_run_and_its_ledger() {
     assert_eq!(run(status), before);
     let mut worker = sandbox.worker(0).await;
     assert_ne!(worker.id, id, "ids of another life are not used again");
-    assert_eq!(worker.assigned().await, 4);
+    assert_eq!(worker.begin().await, 4);
     assert_eq!(worker.generation, 2);
     worker.steps(4..5).await.unwrap();
     let ledger = people.get_ledger(v1::GetLedgerRequest::default()).await.unwrap().into_inner();
@@ -126,7 +126,7 @@ async fn only_readable_checkpoints_of_this_run_count() {
     fs::write(torn.join("manifest.json"), "{\"format\": 1, \"st").unwrap();
     fs::create_dir_all(directory.path().join("out/checkpoints/.tmp-50")).unwrap();
     let sandbox = Sandbox::start(options(spec(directory.path(), 100), 1)).await;
-    assert_eq!(sandbox.worker(0).await.assigned().await, 30);
+    assert_eq!(sandbox.worker(0).await.begin().await, 30);
     sandbox.shut_down().await.unwrap();
 
     write_checkpoint(directory.path(), 50, "beef");
@@ -136,7 +136,7 @@ async fn only_readable_checkpoints_of_this_run_count() {
     let mut anew = spec(directory.path(), 100);
     anew.train.resume = false;
     let sandbox = Sandbox::start(options(anew, 1)).await;
-    assert_eq!(sandbox.worker(0).await.assigned().await, 0);
+    assert_eq!(sandbox.worker(0).await.begin().await, 0);
 }
 
 #[tokio::test]

@@ -5,5 +5,6 @@
 mod control;
 mod harness;
 mod journal;
+mod recovery;
 mod training;
 mod transport;

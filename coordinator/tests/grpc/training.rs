@@ -2,19 +2,19 @@
 
 use coxswain_coordinator::{CauseKind, Outcome};
 use coxswain_proto::{
-    ids::{Rank, Step},
+    ids::{Seat, Step},
     v1::{self, directive::Kind},
 };
 use tonic::Code;
 
-use crate::harness::{FakeWorker, Sandbox, impatient, options, register, spec};
+use crate::harness::{FakeWorker, Sandbox, fragile, impatient, options, register, spec};
 
 async fn train(world: u32) {
     let directory = tempfile::tempdir().unwrap();
     let sandbox = Sandbox::start(options(spec(directory.path(), 40), world)).await;
     let mut crew = sandbox.crew(world).await;
     for worker in &mut crew {
-        assert_eq!(worker.assigned().await, 0);
+        assert_eq!(worker.begin().await, 0);
         let Kind::Lease(lease) = worker.told().await else { panic!("not a lease") };
         assert_eq!((lease.first_step, lease.end_step), (0, 32));
         assert_eq!((lease.slice, lease.slices), (worker.rank, world));
@@ -105,13 +105,15 @@ async fn strangers_are_refused_with_a_reason() {
 }
 
 #[tokio::test]
-async fn a_worker_that_vanishes_ends_the_run_for_all() {
+async fn a_worker_that_vanishes_ends_a_run_without_a_budget() {
     let directory = tempfile::tempdir().unwrap();
-    let mut options = options(spec(directory.path(), 10), 2);
+    let mut options = fragile(options(spec(directory.path(), 10), 2));
     options.patience = impatient();
     let sandbox = Sandbox::start(options).await;
     let mut crew = sandbox.crew(2).await;
-    crew[0].assigned().await;
+    for worker in &mut crew {
+        worker.begin().await;
+    }
     drop(crew.pop());
     loop {
         if let Kind::Abort(abort) = crew[0].told().await {
@@ -121,7 +123,7 @@ async fn a_worker_that_vanishes_ends_the_run_for_all() {
     }
     crew[0].leave(4).await;
     let Outcome::Failed(cause) = sandbox.outcome().await.unwrap() else { panic!("not failed") };
-    assert_eq!((cause.rank, cause.kind), (Some(Rank(1)), CauseKind::WorkerLost));
+    assert_eq!((cause.seat, cause.kind), (Some(Seat(1)), CauseKind::WorkerLost));
 }
 
 #[tokio::test]
@@ -163,7 +165,7 @@ async fn a_lost_connection_loses_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let sandbox = Sandbox::start(options(spec(directory.path(), 10), 1)).await;
     let mut first = sandbox.worker(0).await;
-    first.assigned().await;
+    first.begin().await;
     first.steps(0..4).await.unwrap();
     let id = first.id;
     // The same process comes back on another connection.

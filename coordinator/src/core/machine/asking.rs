@@ -7,6 +7,7 @@ use coxswain_proto::{ids::Step, limits};
 use super::{Machine, Refresh, Refusal, Reply, Ticket, Timestamp};
 use crate::core::{
     action::{Action, Directive, News},
+    failure::Failure,
     memory::RankMemory,
     phase::{End, Phase},
     reason::Reason,
@@ -17,7 +18,7 @@ impl Machine {
     pub(super) fn pause(&mut self, out: &mut Vec<Action>) -> Result<Reply, Refusal> {
         self.must_go_on()?;
         if !self.orders.pause && self.orders.stop.is_none() {
-            self.orders.pause = true;
+            self.order(|orders| orders.pause = true, out);
             self.tell_all(&Directive::Pause, out);
             if self.training() {
                 self.say(Reason::Pausing, out);
@@ -29,7 +30,7 @@ impl Machine {
     pub(super) fn resume(&mut self, out: &mut Vec<Action>) -> Result<Reply, Refusal> {
         self.must_go_on()?;
         if self.orders.pause {
-            self.orders.pause = false;
+            self.order(|orders| orders.pause = false, out);
             self.tell_all(&Directive::Resume, out);
             if self.training() {
                 self.say(Reason::Resumed, out);
@@ -40,7 +41,7 @@ impl Machine {
 
     pub(super) fn checkpoint_now(&mut self, out: &mut Vec<Action>) -> Result<Reply, Refusal> {
         self.must_go_on()?;
-        self.orders.checkpoints = self.orders.checkpoints.saturating_add(1);
+        self.order(|orders| orders.checkpoints = orders.checkpoints.saturating_add(1), out);
         self.tell_all(&Directive::Checkpoint(self.orders.checkpoints), out);
         Ok(Reply::Done)
     }
@@ -53,14 +54,17 @@ impl Machine {
     ) -> Result<Reply, Refusal> {
         self.must_go_on()?;
         if self.orders.stop.is_none() {
-            self.orders.stop = Some(reason.clone());
-            if matches!(self.phase, Phase::Gathering(_)) {
-                let directive = Directive::Abort(self.generation_now(), format!("stopped: {reason}"));
-                self.tell_all(&directive, out);
-                self.end(now, End::Stopped(self.progress.committed, reason), out);
-            } else {
-                self.tell_all(&Directive::Stop(reason.clone()), out);
-                self.say(Reason::StopAsked(reason), out);
+            self.order(|orders| orders.stop = Some(reason.clone()), out);
+            match &self.phase {
+                // Nothing has been trained, or all is lost but the checkpoints: nothing to save.
+                Phase::Gathering(gathering) if gathering.earlier.is_none() => {
+                    self.end(now, End::Stopped(self.progress.committed, reason), out);
+                }
+                Phase::Gathering(_) => self.tell_all(&Directive::Stop(reason), out),
+                _ => {
+                    self.tell_all(&Directive::Stop(reason.clone()), out);
+                    self.say(Reason::StopAsked(reason), out);
+                }
             }
         }
         Ok(Reply::Phase(self.run_phase()))
@@ -70,12 +74,12 @@ impl Machine {
         if !matches!(self.phase, Phase::Running(_)) {
             return out.push(Action::Reply(ticket, Ok(Reply::Memory(self.memory_table()))));
         }
-        self.orders.memory_reports = self.orders.memory_reports.saturating_add(1);
+        self.order(|orders| orders.memory_reports = orders.memory_reports.saturating_add(1), out);
         self.tell_all(&Directive::MemoryReport(self.orders.memory_reports), out);
-        let present = self.roster.workers().filter(|worker| worker.gone.is_none());
+        let present = self.roster.living();
         self.refreshes.push(Refresh {
             ticket,
-            missing: present.map(|worker| worker.claim.rank).collect(),
+            missing: present.map(|worker| worker.seat()).collect(),
             deadline: now.after(limits::MEMORY_REFRESH_TIMEOUT),
         });
     }
@@ -97,9 +101,9 @@ impl Machine {
 
     pub(super) fn memory_table(&self) -> Arc<Vec<RankMemory>> {
         let table = self.roster.workers().map(|worker| RankMemory {
-            rank: worker.claim.rank,
+            seat: worker.seat(),
             host: worker.claim.host.clone(),
-            phases: self.memory.phases(worker.claim.rank),
+            phases: self.memory.phases(worker.seat()),
         });
         Arc::new(table.collect())
     }
@@ -122,17 +126,20 @@ impl Machine {
             failure: match &self.phase {
                 Phase::Over(over) => match &over.end {
                     End::Failed(failure) => Some(failure.clone()),
-                    End::Finished(_) | End::Stopped(..) => None,
+                    End::Finished(_) | End::Stopped(..) => self.survived.clone(),
                 },
-                _ => None,
+                Phase::Gathering(_) | Phase::Running(_) => self.newest_fault(),
             },
+            spent: self.spent,
+            max_restarts: self.config.budgets.restarts,
+            sizes: self.plan.map(|plan| (plan.samples(), plan.global_batch())),
         }
     }
 
     fn rank_statuses(&self, now: Timestamp) -> Vec<RankStatus> {
         let (lease_first, lease_end) = self.lease();
         let statuses = self.roster.workers().map(|worker| RankStatus {
-            rank: worker.claim.rank,
+            seat: worker.seat(),
             worker: worker.id,
             host: worker.claim.host.clone(),
             pid: worker.claim.pid,
@@ -145,7 +152,7 @@ impl Machine {
             lease_first,
             lease_end,
             times: worker.times,
-            memory_peak: self.memory.peak(worker.claim.rank),
+            memory_peak: self.memory.peak(worker.seat()),
         });
         statuses.collect()
     }
@@ -165,18 +172,32 @@ impl Machine {
     fn lease(&self) -> (Step, Step) {
         let committed = self.progress.committed;
         match &self.phase {
-            Phase::Running(running) => (committed, running.leases.end().max(committed)),
-            _ => (committed, committed),
+            Phase::Running(running) => match running.training() {
+                Some(training) => (committed, training.course.leases.end().max(committed)),
+                None => (committed, committed),
+            },
+            Phase::Gathering(_) | Phase::Over(_) => (committed, committed),
         }
     }
 
+    /// The fault that is being dealt with, or else the newest one that was.
+    fn newest_fault(&self) -> Option<Arc<Failure>> {
+        let open = self.incident.as_ref().and_then(|incident| {
+            let mut failure = (**incident.cause.as_ref()?).clone();
+            failure.victims.clone_from(&incident.victims);
+            Some(Arc::new(failure))
+        });
+        open.or_else(|| self.survived.clone())
+    }
+
     fn training(&self) -> bool {
-        matches!(self.phase, Phase::Running(_)) && self.reason != Reason::StepsDone
+        matches!(&self.phase, Phase::Running(running) if running.training().is_some())
+            && self.reason != Reason::StepsDone
     }
 
     fn must_go_on(&self) -> Result<(), Refusal> {
         match self.phase {
-            Phase::Searching(_) | Phase::Over(_) => Err(Refusal::Over(self.reason.clone())),
+            Phase::Over(_) => Err(Refusal::Over(self.reason.clone())),
             Phase::Gathering(_) | Phase::Running(_) => Ok(()),
         }
     }

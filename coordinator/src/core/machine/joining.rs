@@ -1,17 +1,16 @@
-//! Rendezvous: nodes and workers come, until the world is complete.
-
-use std::sync::Arc;
+//! Places and lines: nodes and workers come, stay connected, and are told what they missed.
 
 use coxswain_proto::{
-    ids::{Rank, WorkerId},
+    ids::{Seat, WorkerId},
     plan::Plan,
 };
 
 use super::{Machine, Refusal, Reply, Timestamp};
 use crate::core::{
-    action::{Action, Assignment, Directive, MemberChange, News, Peer, Record},
+    action::{Action, Directive, MemberChange, News, Record},
     event::{NodeClaim, Origin, StreamId, WorkerClaim},
-    phase::Phase,
+    nodes::Placed,
+    phase::{Phase, Stage},
     reason::Reason,
     refusal::Witness,
 };
@@ -19,12 +18,50 @@ use crate::core::{
 impl Machine {
     pub(super) fn join_node(&mut self, claim: NodeClaim, out: &mut Vec<Action>) -> Result<Reply, Refusal> {
         self.welcome(&claim.origin)?;
-        let (node_rank, new) = self.roster.place(&claim)?;
-        if new {
-            self.announce(MemberChange::NodeJoined { node_rank, host: claim.host }, out);
+        let placed = self.nodes.place(&claim)?;
+        let (place, node_id, host) = (placed.node_rank(), claim.node_id, claim.host);
+        if let Placed::New(_) | Placed::Instead(_) = placed {
+            // It starts all of its workers by itself.
+            for seat in self.config.world.seats_of(place) {
+                self.roster.forget_respawn(seat);
+            }
+            if matches!(placed, Placed::Instead(_)) && self.nodes.all_silent() {
+                // Nobody is left of an earlier launch: this is a new one, with its own budget.
+                self.spend(|spent| *spent = Default::default(), out);
+            }
+            out.push(Action::Record(Record::Node { place, node_id, host: host.clone() }));
+            self.announce(MemberChange::NodeJoined { node_rank: place, host }, out);
         }
-        let first_rank = Rank(node_rank * self.config.world.nproc_per_node);
-        Ok(Reply::Placed { node_rank, first_rank })
+        let first = Seat(place * self.config.world.nproc_per_node);
+        Ok(Reply::Placed { node_rank: place, first })
+    }
+
+    pub(super) fn open_node_line(
+        &mut self,
+        node_id: &str,
+        stream: StreamId,
+        out: &mut Vec<Action>,
+    ) -> Result<Reply, Refusal> {
+        let (_, node) = self.nodes.find(node_id)?;
+        (node.followed, node.gone) = (true, false);
+        if let Some(old) = node.line.replace(stream) {
+            out.push(Action::Close(old));
+        }
+        Ok(Reply::Done)
+    }
+
+    /// Tells a launcher whose line was opened which workers it is to start.
+    pub(super) fn replay_node(&mut self, node_id: &str, stream: StreamId, out: &mut Vec<Action>) {
+        let Ok((place, _)) = self.nodes.find(node_id) else { return };
+        let pending = self.config.world.seats_of(place).filter_map(|seat| self.roster.respawn(seat));
+        out.extend(pending.map(|respawn| Action::TellNode(stream, respawn.clone())));
+    }
+
+    pub(super) fn node_line_closed(&mut self, now: Timestamp, node_id: &str, stream: StreamId) {
+        let within = self.config.patience.node;
+        if let Some(gone_at) = self.nodes.line_closed(now, node_id, stream, within) {
+            self.watch_for_loss(gone_at);
+        }
     }
 
     /// Whether a caller belongs here.
@@ -37,7 +74,7 @@ impl Machine {
             self.same_run(&origin.run_id)?;
         }
         match self.phase {
-            Phase::Searching(_) | Phase::Over(_) => Err(Refusal::Over(self.reason.clone())),
+            Phase::Over(_) => Err(Refusal::Over(self.reason.clone())),
             Phase::Gathering(_) | Phase::Running(_) => Ok(Reply::Welcome),
         }
     }
@@ -58,21 +95,64 @@ impl Machine {
         out: &mut Vec<Action>,
     ) -> Result<Reply, Refusal> {
         self.welcome(&claim.origin)?;
+        let (seat, world) = (claim.seat, self.config.world.size());
+        if seat.0 >= world {
+            return Err(Refusal::RankOutside { seat, world });
+        }
         let dataset = self.agree_on_data(&claim)?;
         let plan = Plan::new(&self.config.train, claim.dataset.training_samples)?;
-        let (rank, host, pid, device) = (claim.rank, claim.host.clone(), claim.pid, claim.device.clone());
-        let (id, new) = self.roster.enter(now, claim)?;
+        if let Some(again) = self.seat_for(now, &claim, out)? {
+            return Ok(Reply::Registered(again));
+        }
+        let (host, pid, device) = (claim.host.clone(), claim.pid, claim.device.clone());
+        let asked_before = self.orders.checkpoints;
+        // Until its line is open, it has the time of one that is.
+        let worker = self.roster.enter(now, claim.clone(), self.config.patience.hang);
+        worker.asked_before = asked_before;
+        let id = worker.id;
         if let Some(dataset) = dataset {
             out.push(Action::Record(Record::DataSet(dataset.0.clone())));
             self.dataset = Some(dataset);
         }
         self.plan = Some(plan);
-        self.watch_for_loss(now.after(self.config.patience.silence));
-        if new {
-            self.announce(MemberChange::Registered { rank, host, pid, device }, out);
-            self.gather(out);
-        }
+        out.push(Action::Record(Record::Worker(id, claim)));
+        self.watch_for_loss(now.after(self.config.patience.hang));
+        self.announce(MemberChange::Registered { seat, host, pid, device }, out);
+        self.count_present(out);
         Ok(Reply::Registered(id))
+    }
+
+    /// Whether a worker may have its seat: the id it has already, or nothing if it is to have a new one.
+    fn seat_for(
+        &mut self,
+        now: Timestamp,
+        claim: &WorkerClaim,
+        out: &mut Vec<Action>,
+    ) -> Result<Option<WorkerId>, Refusal> {
+        let seat = claim.seat;
+        let Some(holder) = self.roster.at(seat) else { return Ok(None) };
+        let same = holder.claim.incarnation == claim.incarnation;
+        match holder.gone {
+            Some(_) if same => Err(Refusal::Fenced { seat }),
+            Some(_) => Ok(None),
+            None if same => {
+                let id = holder.id;
+                self.roster.get_mut(id)?.last_seen = now;
+                Ok(Some(id))
+            }
+            None if holder.line.is_some() || holder.lines == 0 => {
+                let (host, pid) = (holder.claim.host.clone(), holder.claim.pid);
+                Err(Refusal::RankTaken { seat, host, pid })
+            }
+            None => {
+                let message = "its line closed, and another process came in its place".to_owned();
+                self.lose_silently(now, seat, message, out);
+                match self.phase {
+                    Phase::Over(_) => Err(Refusal::Over(self.reason.clone())),
+                    _ => Ok(None),
+                }
+            }
+        }
     }
 
     pub(super) fn open_line(
@@ -83,19 +163,19 @@ impl Machine {
         stream: StreamId,
         out: &mut Vec<Action>,
     ) -> Result<Reply, Refusal> {
-        let worker = self.roster.get_mut(id)?;
-        if worker.claim.incarnation != incarnation || worker.gone.is_some() {
+        let worker = self.roster.living_mut(id)?;
+        if worker.claim.incarnation != incarnation {
             return Err(Refusal::UnknownWorker(id));
         }
         let again = worker.lines > 0;
         worker.lines += 1;
         worker.last_seen = now;
-        let rank = worker.claim.rank;
+        let seat = worker.seat();
         if let Some(old) = worker.line.replace(stream) {
             out.push(Action::Close(old));
         }
         if again {
-            self.announce(MemberChange::LineOpened { rank }, out);
+            self.announce(MemberChange::LineOpened { seat }, out);
         }
         Ok(Reply::Done)
     }
@@ -103,26 +183,34 @@ impl Machine {
     /// Tells a worker whose line was opened everything that still applies.
     pub(super) fn replay(&mut self, id: WorkerId, stream: StreamId, out: &mut Vec<Action>) {
         let Ok(worker) = self.roster.get_mut(id) else { return };
-        let rank = worker.claim.rank;
+        let (generation, ready, asked_before) = (worker.generation, worker.ready, worker.asked_before);
         let mut tell = |directive| out.push(Action::Tell(stream, directive));
+        let over = matches!(self.phase, Phase::Over(_));
+        let reason = self.reason.to_string();
         match &mut self.phase {
-            Phase::Gathering(_) => {}
-            Phase::Running(running) => {
+            Phase::Running(running) if running.rank_of(id).is_some() => {
+                let rank = running.rank_of(id).unwrap_or_default();
                 tell(Directive::Assignment(running.assignment.clone(), rank));
-                let committed = running.ledger.committed();
-                if let Some(lease) = running.leases.replay(rank, committed) {
-                    tell(Directive::Lease(lease));
+                if let Stage::Training(training) = &mut running.stage {
+                    let committed = training.course.ledger.committed();
+                    if let Some(lease) = training.course.leases.replay(rank, committed) {
+                        tell(Directive::Lease(lease));
+                    }
+                }
+                if running.regroup {
+                    tell(Directive::Regroup(running.assignment.generation));
                 }
             }
-            Phase::Searching(_) | Phase::Over(_) => {
-                tell(Directive::Abort(self.generation, self.reason.to_string()));
-            }
+            Phase::Over(_) => tell(Directive::Abort { generation: self.generation, reason, over }),
+            // It has not heard yet that its generation is over.
+            _ if !ready && generation.0 > 0 => tell(Directive::Abort { generation, reason, over }),
+            _ => {}
         }
         let orders = &self.orders;
         if orders.pause {
             tell(Directive::Pause);
         }
-        if orders.checkpoints > 0 {
+        if orders.checkpoints > asked_before {
             tell(Directive::Checkpoint(orders.checkpoints));
         }
         if orders.memory_reports > 0 {
@@ -133,45 +221,35 @@ impl Machine {
         }
     }
 
-    pub(super) fn line_closed(&mut self, id: WorkerId, stream: StreamId, out: &mut Vec<Action>) {
+    pub(super) fn line_closed(
+        &mut self,
+        now: Timestamp,
+        id: WorkerId,
+        stream: StreamId,
+        out: &mut Vec<Action>,
+    ) {
+        let patience = self.config.patience;
         let Ok(worker) = self.roster.get_mut(id) else { return };
         if worker.line != Some(stream) {
             return;
         }
-        worker.line = None;
+        worker.line_closed(now, patience.silence);
         if worker.gone.is_some() {
             return;
         }
-        let (rank, lost_at) = (worker.claim.rank, worker.lost_at(&self.config.patience));
+        let (seat, lost_at) = (worker.seat(), worker.lost_at(&patience));
         self.watch_for_loss(lost_at);
         if !matches!(self.phase, Phase::Over(_)) {
-            self.announce(MemberChange::LineClosed { rank }, out);
+            self.announce(MemberChange::LineClosed { seat }, out);
         }
     }
 
-    /// Forms the generation if every rank is there.
-    fn gather(&mut self, out: &mut Vec<Action>) {
+    /// Says how many are there, while some are missing.
+    fn count_present(&mut self, out: &mut Vec<Action>) {
         let (present, world) = (self.roster.present(), self.config.world.size());
-        if !matches!(self.phase, Phase::Gathering(_)) {
-            return;
+        if matches!(self.phase, Phase::Gathering(_)) && self.incident.is_none() {
+            self.say(Reason::Incomplete { present, world }, out);
         }
-        match self.plan {
-            Some(plan) if self.roster.complete() => self.start_generation(plan, out),
-            _ => self.say(Reason::Incomplete { present, world }, out),
-        }
-    }
-
-    /// The membership as its workers are told.
-    pub(super) fn assignment(&self) -> Arc<Assignment> {
-        let peers = self.roster.workers().map(|worker| Peer {
-            data_address: worker.claim.data_address.clone(),
-            host: worker.claim.host.clone(),
-        });
-        Arc::new(Assignment {
-            generation: self.generation,
-            first_step: self.progress.committed,
-            peers: peers.collect(),
-        })
     }
 
     pub(super) fn announce(&self, change: MemberChange, out: &mut Vec<Action>) {
@@ -190,12 +268,12 @@ impl Machine {
     ) -> Result<Option<(crate::core::event::DataSet, Witness)>, Refusal> {
         match &self.dataset {
             None => {
-                let witness = Witness::Rank(claim.rank, claim.host.clone());
+                let witness = Witness::Seat(claim.seat, claim.host.clone());
                 Ok(Some((claim.dataset.clone(), witness)))
             }
             Some((ours, _)) if *ours == claim.dataset => Ok(None),
             Some((ours, witness)) => Err(Refusal::OtherDataSet {
-                rank: claim.rank,
+                seat: claim.seat,
                 theirs: claim.dataset.clone(),
                 witness: witness.clone(),
                 ours: ours.clone(),

@@ -1,30 +1,36 @@
 //! The state machine of one run: events in, actions out.
 //!
 //! [`Machine::handle`] never waits, reads no clock and cannot fail for a reason outside the machine; the driver hands in the time
-//! and carries out the actions. One file each: `joining` (rendezvous), `working` (what workers report), `asking` (what people
-//! want), `ending` (failures and farewells), `transitions` (the only one that changes the phase).
+//! and carries out the actions. One file each: `joining` (places and lines), `forming` (who is in the next generation), `starting`
+//! (where it starts), `working` (what workers report), `losing` (faults), `ending` (the end), `asking` (what people want),
+//! `transitions` (the only one that changes the phase).
 
 mod asking;
 mod ending;
+mod forming;
 mod joining;
+mod losing;
+mod starting;
 mod transitions;
 mod working;
 
 use std::{collections::BTreeSet, sync::Arc};
 
 use coxswain_proto::{
-    ids::{Generation, Rank, Step},
+    ids::{Generation, Seat, Step},
     plan::Plan,
     run_spec::Train,
 };
 
 use super::{
-    action::{Action, Directive, News, Reply},
+    action::{Action, Directive, News, Orders, Record, Reply, Spent},
     checkpoints::{CheckpointEntry, Checkpoints},
     event::{Ask, DataSet, Event, Ticket},
+    failure::{Failure, Incident},
     invariants,
     memory::MemoryLedger,
-    phase::{End, Gathering, Phase},
+    nodes::Nodes,
+    phase::{End, Gathering, LastCall, Phase, Stage},
     reason::{Reason, RunPhase},
     refusal::{Refusal, Witness},
     report::CommittedStep,
@@ -32,7 +38,7 @@ use super::{
     status::Pace,
     time::Timestamp,
 };
-use crate::options::{Outcome, Patience, World};
+use crate::options::{Budgets, Outcome, Patience, World};
 
 /// What a machine is made from.
 #[derive(Clone, Debug)]
@@ -47,11 +53,13 @@ pub struct Config {
     pub world: World,
     /// Bounds on waiting.
     pub patience: Patience,
+    /// Bounds on trying again.
+    pub budgets: Budgets,
     /// Starts of the coordinator for this run, from 1.
     pub life: u32,
     /// The newest membership of earlier lives.
     pub last_generation: Generation,
-    /// Where training starts: the step of the newest complete checkpoint.
+    /// Steps below this one are committed.
     pub first_step: Step,
     /// The data set of earlier lives.
     pub dataset: Option<DataSet>,
@@ -64,27 +72,23 @@ pub struct Config {
 pub struct Machine {
     pub(super) config: Config,
     pub(super) roster: Roster,
+    pub(super) nodes: Nodes,
     pub(super) phase: Phase,
     pub(super) reason: Reason,
     pub(super) orders: Orders,
     pub(super) progress: Progress,
-    generation: Generation,
+    pub(super) incident: Option<Incident>,
+    pub(super) spent: Spent,
+    pub(super) generation: Generation,
+    /// The newest fault that was survived.
+    survived: Option<Arc<Failure>>,
     dataset: Option<(DataSet, Witness)>,
     plan: Option<Plan>,
     memory: MemoryLedger,
     checkpoints: Checkpoints,
     refreshes: Vec<Refresh>,
-    /// When to look for lost workers; none counts as lost before.
+    /// When to look for lost workers and nodes; none counts as lost before.
     next_loss: Option<Timestamp>,
-}
-
-/// What people want; told to every worker whose line is opened.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Orders {
-    pub(super) pause: bool,
-    pub(super) stop: Option<String>,
-    pub(super) checkpoints: u32,
-    pub(super) memory_reports: u32,
 }
 
 /// How far the run has come; outlives the phases.
@@ -99,7 +103,7 @@ pub(super) struct Progress {
 #[derive(Clone, Debug)]
 struct Refresh {
     ticket: Ticket,
-    missing: BTreeSet<Rank>,
+    missing: BTreeSet<Seat>,
     deadline: Timestamp,
 }
 
@@ -108,12 +112,22 @@ impl Machine {
     pub fn new(now: Timestamp, config: Config) -> Self {
         let world = config.world;
         Self {
-            roster: Roster::new(world, config.life),
-            phase: Phase::Gathering(Gathering { deadline: now.after(config.patience.rendezvous) }),
+            roster: Roster::new(world.size(), config.life),
+            nodes: Nodes::new(world),
+            phase: Phase::Gathering(Gathering {
+                deadline: now.after(config.patience.rendezvous),
+                settle_by: None,
+                respawn_by: None,
+                last_call: LastCall::Closed,
+                earlier: None,
+            }),
             reason: Reason::Incomplete { present: 0, world: world.size() },
             orders: Orders::default(),
             progress: Progress { committed: config.first_step, last: None, pace: Pace::default() },
+            incident: None,
+            spent: Spent::default(),
             generation: config.last_generation,
+            survived: None,
             dataset: config.dataset.clone().map(|dataset| (dataset, Witness::Journal)),
             plan: None,
             memory: MemoryLedger::default(),
@@ -129,19 +143,31 @@ impl Machine {
         let mut out = Vec::new();
         match event {
             Event::Asked(ticket, ask) => self.asked(now, ticket, ask, &mut out),
-            Event::LineClosed(worker, stream) => self.line_closed(worker, stream, &mut out),
+            Event::LineClosed(worker, stream) => self.line_closed(now, worker, stream, &mut out),
+            Event::NodeLineClosed(node_id, stream) => self.node_line_closed(now, &node_id, stream),
             Event::Tick => self.tick(now, &mut out),
         }
-        debug_assert_eq!(invariants::violated(self), None);
+        // Large worlds are looked at by their own tests: this is linear in the world.
+        debug_assert!(
+            self.config.world.size() > 64 || invariants::violated(self).is_none(),
+            "{:?}",
+            invariants::violated(self)
+        );
         out
     }
 
     /// When to send [`Event::Tick`] at the latest.
     pub fn next_deadline(&self) -> Option<Timestamp> {
         let phase = match &self.phase {
-            Phase::Gathering(gathering) => Some(gathering.deadline),
+            Phase::Gathering(gathering) => {
+                let last_call = match gathering.last_call {
+                    LastCall::Open(until) => Some(until),
+                    LastCall::Closed | LastCall::Over => None,
+                };
+                let others = [gathering.settle_by, gathering.respawn_by, last_call];
+                others.into_iter().flatten().chain([gathering.deadline]).min()
+            }
             Phase::Running(_) => None,
-            Phase::Searching(searching) => Some(searching.deadline),
             Phase::Over(over) => (!over.expired).then_some(over.deadline),
         };
         let refresh = self.refreshes.iter().map(|refresh| refresh.deadline).min();
@@ -167,7 +193,6 @@ impl Machine {
     pub fn run_phase(&self) -> RunPhase {
         match &self.phase {
             Phase::Gathering(_) => RunPhase::WaitingForWorkers,
-            Phase::Searching(_) => RunPhase::Failed,
             Phase::Over(over) => match over.end {
                 End::Failed(_) => RunPhase::Failed,
                 End::Finished(_) | End::Stopped(..) => RunPhase::Finished,
@@ -175,8 +200,10 @@ impl Machine {
             Phase::Running(running) => match self.reason {
                 Reason::AllWait => RunPhase::Paused,
                 Reason::StopAsked(_) | Reason::StepsDone => RunPhase::Stopping,
-                _ if running.ledger.committed() > running.assignment.first_step => RunPhase::Training,
-                _ => RunPhase::Starting,
+                _ => match &running.stage {
+                    Stage::Training(at) if at.course.ledger.committed() > at.first_step => RunPhase::Training,
+                    _ => RunPhase::Starting,
+                },
             },
         }
     }
@@ -184,6 +211,15 @@ impl Machine {
     fn asked(&mut self, now: Timestamp, ticket: Ticket, ask: Ask, out: &mut Vec<Action>) {
         let reply = match ask {
             Ask::JoinNode(claim) => self.join_node(claim, out),
+            Ask::FollowNode { node_id, stream } => {
+                let opened = self.open_node_line(&node_id, stream, out);
+                let replay = opened.is_ok();
+                out.push(Action::Reply(ticket, opened));
+                if replay {
+                    self.replay_node(&node_id, stream, out);
+                }
+                return;
+            }
             Ask::GetRun(origin) => self.welcome(&origin),
             Ask::Register(claim) => self.register(now, claim, out),
             Ask::Follow { worker, incarnation, stream } => {
@@ -193,21 +229,25 @@ impl Machine {
                 out.push(Action::Reply(ticket, opened));
                 if replay {
                     self.replay(worker, stream, out);
+                    self.try_form(now, out);
                 }
                 return;
             }
+            Ask::Ready(ready) => self.ready(now, ready, out),
+            Ask::Start(report) => self.reported_start(now, report, out),
             Ask::Heartbeat(beat) => Ok(Reply::Known(self.heartbeat(now, &beat, out))),
             Ask::Steps(worker, reports) => self.steps(now, worker, reports, out),
             Ask::Memory(worker, peaks) => self.memory(now, worker, &peaks, out),
             Ask::Checkpoint(worker, report) => self.checkpoint(now, worker, report, out),
-            Ask::Note { worker, sequence, text } => self.note(worker, sequence, text, out),
+            Ask::Note { worker, sequence, text } => self.note(now, worker, sequence, text, out),
             Ask::Failure { run_id, worker, failure } => {
                 self.same_run(&run_id).and_then(|()| self.reported_failure(now, worker, failure, out))
             }
             Ask::Leave { worker, exit_code, reason } => self.leave(now, worker, exit_code, reason, out),
-            Ask::Exit { node_id, rank, ended } => {
-                self.roster.joined(&node_id).and_then(|()| self.exited(now, rank, ended, out))
-            }
+            Ask::Exit { node_id, seat, pid, ended } => match self.nodes.find(&node_id).map(drop) {
+                Ok(()) => self.exited(now, (seat, pid), ended, out),
+                Err(unknown) => Err(unknown),
+            },
             Ask::Status => Ok(Reply::Status(Box::new(self.status(now)))),
             Ask::Pause => self.pause(out),
             Ask::Resume => self.resume(out),
@@ -217,7 +257,7 @@ impl Machine {
             Ask::ShowMemory { refresh: true } => return self.refresh_memory(now, ticket, out),
         };
         if let Err(refusal) = &reply
-            && !matches!(refusal, Refusal::UnknownWorker(_) | Refusal::Over(_))
+            && !matches!(refusal, Refusal::UnknownWorker(_) | Refusal::Over(_) | Refusal::Stale { .. })
         {
             out.push(Action::Publish(News::Refused(refusal.clone())));
         }
@@ -244,6 +284,12 @@ impl Machine {
     fn tell_all(&self, directive: &Directive, out: &mut Vec<Action>) {
         let lines = self.roster.workers().filter_map(|worker| worker.line);
         out.extend(lines.map(|stream| Action::Tell(stream, directive.clone())));
+    }
+
+    /// Remembers and makes durable what people want.
+    fn order(&mut self, change: impl FnOnce(&mut Orders), out: &mut Vec<Action>) {
+        change(&mut self.orders);
+        out.push(Action::Record(Record::Orders(self.orders.clone())));
     }
 
     /// No worker can count as lost before this.

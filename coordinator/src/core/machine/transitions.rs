@@ -3,65 +3,108 @@
 use std::sync::Arc;
 
 use coxswain_proto::{
-    ids::{Generation, Step},
-    plan::Plan,
+    ids::{Generation, Seat, Step},
+    limits,
 };
 
 use super::{Machine, Timestamp};
-use crate::core::{
-    action::{Action, Directive, News, Record},
-    failure::{Failure, Search, Verdict},
-    leases::LeaseWindow,
-    ledger::StepLedger,
-    phase::{End, Over, Phase, Running, Searching},
-    reason::Reason,
+use crate::{
+    core::{
+        action::{Action, Assignment, Directive, News, Record},
+        failure::{Failure, Incident},
+        phase::{Connecting, Course, End, Gathering, LastCall, Over, Phase, Running, Stage, Training},
+        reason::Reason,
+        roster::Gone,
+    },
+    options::CauseKind,
 };
 
 impl Machine {
-    /// Gathering to Running: every rank is there.
-    pub(super) fn start_generation(&mut self, plan: Plan, out: &mut Vec<Action>) {
+    /// The number of the generation that is being formed.
+    pub(super) fn next_generation(&mut self) -> Generation {
         self.generation = Generation(self.generation.0 + 1);
-        let (generation, world) = (self.generation, self.config.world.size());
-        let first_step = self.progress.committed;
-        let assignment = self.assignment();
-        let mut leases = LeaseWindow::new(generation, world, first_step, Step(plan.total_steps()));
-        let granted = leases.prolong(first_step);
-        let ledger = StepLedger::new(plan, generation, world, first_step);
-        let done = ledger.done();
-        self.phase = Phase::Running(Box::new(Running { assignment: assignment.clone(), ledger, leases }));
-        out.push(Action::Record(Record::Generation { generation, world, first_step }));
-        self.say(Reason::Complete { generation, first_step }, out);
-        for worker in self.roster.workers() {
-            let Some(stream) = worker.line else { continue };
-            let rank = worker.claim.rank;
-            out.push(Action::Tell(stream, Directive::Assignment(assignment.clone(), rank)));
-            if let Some(lease) = granted.as_ref().and_then(|leases| leases.get(rank.0 as usize)) {
-                out.push(Action::Tell(stream, Directive::Lease(*lease)));
-            }
-        }
-        if done {
-            self.say(Reason::StepsDone, out);
+        self.generation
+    }
+
+    /// Gathering to Connecting: everyone who must be there is ready.
+    pub(super) fn connect(&mut self, assignment: Assignment, out: &mut Vec<Action>) -> Arc<Assignment> {
+        let generation = assignment.generation;
+        let members = assignment.members.iter().map(|member| (member.seat, member.worker)).collect();
+        out.push(Action::Record(Record::Generation { generation, members }));
+        let assignment = Arc::new(assignment);
+        let earlier = match &mut self.phase {
+            Phase::Gathering(gathering) => gathering.earlier.take(),
+            Phase::Running(_) | Phase::Over(_) => None,
+        };
+        let workers = assignment.world();
+        self.phase = Phase::Running(Box::new(Running {
+            assignment: assignment.clone(),
+            regroup: false,
+            stage: Stage::Connecting(Connecting { earlier, ..Connecting::default() }),
+        }));
+        self.say(Reason::Formed { generation, workers }, out);
+        assignment
+    }
+
+    /// Connecting to Training: the ranks have agreed where to start.
+    pub(super) fn train(&mut self, course: Course, first_step: Step) {
+        if let Phase::Running(running) = &mut self.phase {
+            running.stage = Stage::Training(Training { course, first_step });
         }
     }
 
-    /// To Over if the failure names a cause, else to Searching. Everyone abandons the generation at once.
-    pub(super) fn fail(&mut self, now: Timestamp, failure: Failure, out: &mut Vec<Action>) {
-        let (mut search, deadline) = match &mut self.phase {
-            Phase::Over(_) => return out.push(Action::Publish(News::Consequence(Arc::new(failure)))),
-            Phase::Searching(searching) => (std::mem::take(&mut searching.search), searching.deadline),
-            Phase::Gathering(_) | Phase::Running(_) => {
-                self.tell_all(&Directive::Abort(self.generation, failure.to_string()), out);
-                // Long enough for a silent rank to be missed.
-                (Search::default(), now.after(self.config.patience.silence * 2))
-            }
+    /// Running to Gathering: the generation is over, its workers get ready for the next.
+    pub(super) fn break_up(&mut self, now: Timestamp, because: &str, abort: bool, out: &mut Vec<Action>) {
+        let Phase::Running(running) = &mut self.phase else { return };
+        let assignment = running.assignment.clone();
+        let generation = assignment.generation;
+        let fruitless = running.training().is_none_or(|at| at.course.ledger.committed() <= at.first_step);
+        let standstill = self.config.patience.standstill + self.progress.pace.time_for(3).unwrap_or_default();
+        let gathering = Gathering {
+            deadline: now.after(self.config.patience.rendezvous),
+            settle_by: Some(now.after(standstill)),
+            respawn_by: Some(now.after(self.config.patience.respawn)),
+            last_call: LastCall::Over,
+            earlier: None,
         };
-        match search.weigh(failure) {
-            Verdict::Cause(failure) => self.end(now, End::Failed(Arc::new(failure)), out),
-            Verdict::Open => {
-                self.phase = Phase::Searching(Searching { search, deadline });
-                self.say(Reason::Searching, out);
-            }
+        let old = std::mem::replace(&mut self.phase, Phase::Gathering(gathering));
+        if let (Phase::Running(running), Phase::Gathering(gathering)) = (old, &mut self.phase) {
+            gathering.earlier = running.into_course();
         }
+        out.push(Action::Record(Record::Broken { generation }));
+        if abort {
+            self.tell_members(&assignment, because, out);
+        }
+        self.say(Reason::Regathering { generation, because: because.to_owned() }, out);
+        self.call_back_those_who_left(&assignment, out);
+        let on_purpose = self.incident.as_ref().is_some_and(|incident| incident.on_purpose);
+        if fruitless && !on_purpose {
+            self.fruitless(now, because, out);
+        }
+    }
+
+    /// Asks the members to leave their generation at the next boundary, because the world is to change.
+    pub(super) fn regroup(&mut self, now: Timestamp, out: &mut Vec<Action>) {
+        let Phase::Running(running) = &mut self.phase else { return };
+        running.regroup = true;
+        let assignment = running.assignment.clone();
+        let incident = self.incident.get_or_insert_with(|| Incident::new(now));
+        incident.on_purpose = true;
+        self.spend(|spent| spent.rescales += 1, out);
+        let lines = assignment.members.iter().filter_map(|member| self.roster.living_at(member.seat)?.line);
+        out.extend(lines.map(|line| Action::Tell(line, Directive::Regroup(assignment.generation))));
+    }
+
+    /// To Over, for a failure that nothing can be done about.
+    pub(super) fn fatal(&mut self, now: Timestamp, mut failure: Failure, out: &mut Vec<Action>) {
+        if matches!(self.phase, Phase::Over(_)) {
+            return out.push(Action::Publish(News::Consequence(Arc::new(failure))));
+        }
+        failure.fatal = true;
+        if let Some(incident) = &self.incident {
+            failure.victims.extend(&incident.victims);
+        }
+        self.end(now, End::Failed(Arc::new(failure)), out);
     }
 
     /// To Over.
@@ -71,9 +114,15 @@ impl Machine {
             End::Stopped(_, reason) => Reason::StopAsked(reason.clone()),
             End::Failed(failure) => Reason::Failed(failure.first_cause()),
         };
-        if let End::Failed(failure) = &end {
-            out.push(Action::Publish(News::Failure(failure.clone())));
-        }
+        let told = match &end {
+            End::Failed(failure) => {
+                out.push(Action::Publish(News::Failure(failure.clone(), self.spent)));
+                failure.to_string()
+            }
+            End::Finished(_) | End::Stopped(..) => reason.to_string(),
+        };
+        let directive = Directive::Abort { generation: self.generation, reason: told, over: true };
+        self.tell_all(&directive, out);
         let deadline = now.after(self.config.patience.farewell);
         self.phase = Phase::Over(Over { end, deadline, expired: false });
         self.finish_all_refreshes(out);
@@ -89,22 +138,67 @@ impl Machine {
         match &mut self.phase {
             Phase::Gathering(gathering) if gathering.deadline <= now => {
                 let failure = self.rendezvous_failed();
-                self.fail(now, failure, out);
+                self.fatal(now, failure, out);
             }
-            Phase::Searching(searching) if searching.deadline <= now => {
-                let failure = std::mem::take(&mut searching.search).give_up();
-                self.end(now, End::Failed(Arc::new(failure)), out);
+            Phase::Gathering(gathering) => {
+                let due = |at: Option<Timestamp>| at.is_some_and(|at| at <= now);
+                let stragglers = due(gathering.settle_by);
+                if due(gathering.respawn_by) {
+                    gathering.respawn_by = None;
+                }
+                if matches!(gathering.last_call, LastCall::Open(until) if until <= now) {
+                    gathering.last_call = LastCall::Over;
+                }
+                if stragglers {
+                    self.look_for_stragglers(now, out);
+                }
+                self.try_form(now, out);
             }
             Phase::Over(over) if over.deadline <= now => over.expired = true,
-            _ => {}
+            Phase::Running(_) | Phase::Over(_) => {}
         }
     }
 
-    /// The membership as news tell it: 0 while it is forming.
+    /// The membership as news tell it: 0 while the first one is forming.
     pub(super) fn generation_now(&self) -> Generation {
-        match self.phase {
-            Phase::Gathering(_) => Generation(0),
+        match &self.phase {
+            Phase::Gathering(gathering) if gathering.last_call != LastCall::Over => Generation(0),
             _ => self.generation,
+        }
+    }
+
+    /// Tells the members that their generation is over.
+    fn tell_members(&self, assignment: &Assignment, because: &str, out: &mut Vec<Action>) {
+        let waiting = assignment.members.iter().filter_map(|member| self.roster.living_at(member.seat));
+        // Those who are ready have left it already.
+        let lines = waiting.filter(|worker| !worker.ready).filter_map(|worker| worker.line);
+        out.extend(lines.map(|line| {
+            let (generation, reason) = (assignment.generation, because.to_owned());
+            Action::Tell(line, Directive::Abort { generation, reason, over: false })
+        }));
+    }
+
+    /// Members that had left in order are needed again, in a world that cannot do without them.
+    fn call_back_those_who_left(&mut self, assignment: &Assignment, out: &mut Vec<Action>) {
+        if self.config.world.elastic() {
+            return;
+        }
+        let left = |seat: &Seat| matches!(self.roster.at(*seat), Some(worker) if matches!(worker.gone, Some(Gone::Left(_))));
+        let seats: Vec<_> = assignment.members.iter().map(|member| member.seat).filter(left).collect();
+        for seat in seats {
+            self.call_back(seat, "it had left, but the run goes on".into(), out);
+        }
+    }
+
+    /// One more generation ended without a committed step.
+    fn fruitless(&mut self, now: Timestamp, because: &str, out: &mut Vec<Action>) {
+        self.spend(|spent| spent.barren += 1, out);
+        if self.spent.barren >= limits::MAX_BARREN_GENERATIONS {
+            let message = format!(
+                "{} generations in a row ended without a committed step; the last one because {because}",
+                self.spent.barren
+            );
+            self.fatal(now, Failure::of_run(CauseKind::NoProgress, message), out);
         }
     }
 }

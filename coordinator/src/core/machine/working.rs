@@ -1,18 +1,20 @@
 //! What workers report while a generation runs.
 
-use coxswain_proto::ids::WorkerId;
+use std::sync::Arc;
+
+use coxswain_proto::ids::{Bytes, Seat, Step, WorkerId};
 
 use super::{Machine, Refusal, Reply, Timestamp};
 use crate::{
     core::{
-        action::{Action, Directive, News, Record},
+        action::{Action, News, Record},
         checkpoints::EntryState,
         event::{Beat, CheckpointReport},
         failure::Failure,
         ledger::Fault,
-        phase::Phase,
+        phase::{Phase, Stage},
         reason::Reason,
-        report::{PhasePeak, StepReport, WorkerPhase},
+        report::{CommittedStep, PhasePeak, StepReport, WorkerPhase},
     },
     options::CauseKind,
 };
@@ -33,22 +35,24 @@ impl Machine {
         reports: Vec<StepReport>,
         out: &mut Vec<Action>,
     ) -> Result<Reply, Refusal> {
-        let worker = self.roster.get_mut(id)?;
+        let worker = self.roster.living_mut(id)?;
         worker.last_seen = now;
-        let rank = worker.claim.rank;
+        let seat = worker.seat();
         if let Some(newest) = reports.last() {
             worker.times = newest.times;
-            worker.step = worker.step.max(newest.step);
+            worker.step = newest.step;
         }
         for report in &reports {
-            let Phase::Running(running) = &mut self.phase else { break };
-            let end = running.leases.end();
-            if let Err(fault) = running.ledger.report(rank, report, end) {
-                let failure = self.disagreement(id, report, &fault);
-                self.fail(now, failure, out);
+            let Some(course) = self.phase.course_mut() else { break };
+            let Some(rank) = course.ledger.rank_of(id) else { break };
+            let end = course.leases.end();
+            if let Err(fault) = course.ledger.report((rank, seat), report, end) {
+                let failure = self.disagreement(seat, report, &fault);
+                self.fatal(now, failure, out);
             }
         }
         self.commit(out);
+        self.try_start(now, out);
         Ok(Reply::Committed(self.progress.committed))
     }
 
@@ -59,12 +63,12 @@ impl Machine {
         peaks: &[PhasePeak],
         out: &mut Vec<Action>,
     ) -> Result<Reply, Refusal> {
-        let worker = self.roster.get_mut(id)?;
+        let worker = self.roster.living_mut(id)?;
         worker.last_seen = now;
-        let rank = worker.claim.rank;
-        self.memory.take(rank, peaks);
+        let seat = worker.seat();
+        self.memory.take(seat, peaks);
         for refresh in &mut self.refreshes {
-            refresh.missing.remove(&rank);
+            refresh.missing.remove(&seat);
         }
         self.finish_refreshes(now, out);
         Ok(Reply::Done)
@@ -77,10 +81,10 @@ impl Machine {
         report: CheckpointReport,
         out: &mut Vec<Action>,
     ) -> Result<Reply, Refusal> {
-        let worker = self.roster.get_mut(id)?;
+        let worker = self.roster.living_mut(id)?;
         worker.last_seen = now;
-        let rank = worker.claim.rank;
-        if let Some(entry) = self.checkpoints.take(rank, report) {
+        let seat = worker.seat();
+        if let Some(entry) = self.checkpoints.take(seat, report) {
             if entry.state == EntryState::Complete {
                 out.push(Action::Record(Record::Checkpoint(entry.clone())));
             }
@@ -91,47 +95,53 @@ impl Machine {
 
     pub(super) fn note(
         &mut self,
+        now: Timestamp,
         id: WorkerId,
         sequence: u64,
         text: String,
         out: &mut Vec<Action>,
     ) -> Result<Reply, Refusal> {
-        let worker = self.roster.get_mut(id)?;
+        let worker = self.roster.living_mut(id)?;
+        worker.last_seen = now;
         if sequence > worker.notes {
             worker.notes = sequence;
-            out.push(Action::Publish(News::Note(worker.claim.rank, text)));
+            out.push(Action::Publish(News::Note(worker.seat(), text)));
         }
         Ok(Reply::Done)
     }
 
     /// Commits every step that all ranks have reported, and prolongs the leases.
     fn commit(&mut self, out: &mut Vec<Action>) {
-        let Phase::Running(running) = &mut self.phase else { return };
-        let before = running.ledger.committed();
-        while let Some(step) = running.ledger.commit() {
-            self.progress.pace.take(&step);
-            self.progress.last = Some(step.clone());
-            out.push(Action::Record(Record::Step(step.clone())));
-            out.push(Action::Publish(News::Step(step)));
+        let before = self.progress.committed;
+        while let Some(step) = self.phase.course_mut().and_then(|course| course.ledger.commit()) {
+            self.committed_step(&step, out);
         }
-        let committed = running.ledger.committed();
+        let committed = self.progress.committed;
         if committed == before {
             return;
         }
-        self.progress.committed = committed;
-        let done = running.ledger.done();
-        if let Some(leases) = running.leases.prolong(committed) {
-            for worker in self.roster.workers() {
-                if let (Some(stream), Some(lease)) = (worker.line, leases.get(worker.claim.rank.0 as usize)) {
-                    out.push(Action::Tell(stream, Directive::Lease(*lease)));
-                }
-            }
-        }
+        let Phase::Running(running) = &mut self.phase else { return };
+        let Stage::Training(training) = &mut running.stage else { return };
+        let done = training.course.ledger.done();
+        let leases = training.course.leases.prolong(committed);
+        self.grant(leases, out);
         match self.reason {
             _ if done => self.say(Reason::StepsDone, out),
-            Reason::Complete { .. } | Reason::Resumed => self.say(Reason::Committing, out),
+            Reason::Started { .. } | Reason::Resumed => self.say(Reason::Committing, out),
             _ => {}
         }
+    }
+
+    /// Makes one step part of the run.
+    pub(super) fn committed_step(&mut self, step: &Arc<CommittedStep>, out: &mut Vec<Action>) {
+        self.progress.pace.take(step);
+        self.progress.last = Some(step.clone());
+        self.progress.committed = Step(step.step.0 + 1);
+        out.push(Action::Record(Record::Step(step.clone())));
+        if self.spent.barren > 0 {
+            self.spend(|spent| spent.barren = 0, out);
+        }
+        out.push(Action::Publish(News::Step(step.clone())));
     }
 
     /// Training to Paused, once every rank waits: for `resume`, or in a collective for those that do. A rank whose directive came
@@ -139,25 +149,22 @@ impl Machine {
     fn all_paused(&mut self, out: &mut Vec<Action>) {
         let paused = |phase| phase == WorkerPhase::Paused;
         let waits = |phase| paused(phase) || phase == WorkerPhase::Communication;
-        let phases = || self.roster.workers().map(|worker| worker.phase);
+        let phases = || self.roster.living().map(|worker| worker.phase);
         if phases().any(paused) && phases().all(waits) {
             self.say(Reason::AllWait, out);
         }
     }
 
-    fn disagreement(&mut self, id: WorkerId, report: &StepReport, fault: &Fault) -> Failure {
+    fn disagreement(&self, seat: Seat, report: &StepReport, fault: &Fault) -> Failure {
         let kind = match fault {
             Fault::NotFinite { .. } => CauseKind::Numeric,
             _ => CauseKind::Disagreement,
         };
-        let mut failure = Failure::of_run(kind, fault.to_string());
-        if let Ok(worker) = self.roster.get_mut(id) {
-            failure.rank = Some(worker.claim.rank);
-            failure.host.clone_from(&worker.claim.host);
-        }
+        let mut failure = self.failure_of(seat, kind, fault.to_string());
         failure.generation = report.generation;
         failure.phase = WorkerPhase::Communication;
         failure.step = report.step;
+        (failure.collective, failure.memory_in_use) = (0, Bytes(0));
         failure
     }
 }

@@ -62,7 +62,7 @@ fn a_run_can_be_stopped_while_it_waits_for_workers() {
     drop(run.follow(0, 0));
     let (reply, actions) = run.ask(Ask::Stop { reason: "never mind".into() });
     assert_eq!(reply, Ok(Reply::Phase(RunPhase::Finished)));
-    assert!(matches!(told(&actions, 0)[..], [Directive::Abort(..)]));
+    assert!(matches!(told(&actions, 0)[..], [Directive::Abort { over: true, .. }]));
     assert_eq!(
         run.ask(Ask::Register(claim(1))).0,
         Err(Refusal::Over(Reason::StopAsked("never mind".into())))
@@ -75,9 +75,13 @@ fn a_run_can_be_stopped_while_it_waits_for_workers() {
 fn a_pause_before_the_start_is_kept_for_it() {
     let mut run = Run::new(config(1));
     run.tell(Ask::Pause);
-    run.tell(Ask::Register(claim(0)));
-    let (_, actions) = run.follow(0, 0);
-    assert_eq!(told(&actions, 0).last(), Some(&&Directive::Pause));
+    run.gather(1);
+    run.get_ready(0, 0, "");
+    assert_eq!(run.phase(), RunPhase::Starting);
+    let (_, actions) = run.follow(0, 9);
+    assert_eq!(told(&actions, 9).last(), Some(&&Directive::Pause));
+    run.start_all(1, 0, StateSource::Fresh);
+    assert_eq!(phases(&run.beat(0, WorkerPhase::Paused)), [RunPhase::Paused]);
 }
 
 #[test]

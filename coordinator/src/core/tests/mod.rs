@@ -1,29 +1,33 @@
 //! Transcripts of the core: events in, expected actions out. No clock but the one in `At`.
 
 mod control;
+mod elastic;
 mod failures;
 mod random;
+mod recovery;
 mod rendezvous;
 mod training;
 
 use std::time::Duration;
 
 use coxswain_proto::{
-    ids::{Bytes, Generation, Rank, Step, WorkerId},
+    ids::{Bytes, Generation, Rank, Seat, Step, WorkerId},
     plan::Plan,
     run_spec::{Recompute, Train},
 };
 
 use super::{
     action::{Action, Directive, News, Reply},
-    event::{Ask, Beat, DataSet, Event, NodeClaim, Origin, StreamId, Ticket, WorkerClaim},
+    event::{
+        Ask, Beat, DataSet, Event, NodeClaim, Origin, Readiness, StartReport, StreamId, Ticket, WorkerClaim,
+    },
     machine::{Config, Machine},
     reason::RunPhase,
     refusal::Refusal,
-    report::{StepReport, StepTimes, Totals, WorkerPhase},
+    report::{StateSource, StepReport, StepTimes, Totals, WorkerPhase},
     time::Timestamp,
 };
-use crate::options::{Patience, World};
+use crate::options::{Budgets, Patience, World};
 
 const RUN: &str = "row-1";
 const NODE: &str = "n";
@@ -52,13 +56,19 @@ fn config(world: u32) -> Config {
         run_id: RUN.into(),
         version: VERSION.into(),
         train: train(),
-        world: World { nnodes: 1, nproc_per_node: world },
+        world: World::fixed(1, world),
         patience: Patience {
             rendezvous: Duration::from_secs(60),
-            silence: Duration::from_secs(3),
-            hang: Duration::from_secs(15),
+            last_call: Duration::from_secs(30),
+            silence: Duration::from_millis(700),
+            hang: Duration::from_secs(3),
+            node: Duration::from_secs(3),
+            reunion: Duration::from_secs(10),
+            respawn: Duration::from_secs(5),
+            standstill: Duration::from_secs(10),
             farewell: Duration::from_secs(20),
         },
+        budgets: Budgets { restarts: 3, rescales: None },
         life: 1,
         last_generation: Generation(0),
         first_step: Step(0),
@@ -75,7 +85,7 @@ fn claim(rank: u32) -> WorkerClaim {
     WorkerClaim {
         origin: origin(),
         incarnation: format!("life-{rank}"),
-        rank: Rank(rank),
+        seat: Seat(rank),
         local_rank: rank,
         node_rank: 0,
         host: "node-a".into(),
@@ -84,6 +94,14 @@ fn claim(rank: u32) -> WorkerClaim {
         device: "cpu".into(),
         dataset: dataset(),
     }
+}
+
+/// The claim of the process that came in the place of an earlier one.
+fn successor(rank: u32, life: u32) -> WorkerClaim {
+    let mut claim = claim(rank);
+    claim.incarnation = format!("life-{rank}-{life}");
+    claim.pid += 1000 * life;
+    claim
 }
 
 /// A machine with a clock of its own, driven like a driver would.
@@ -100,21 +118,39 @@ impl Run {
         Self { machine: Machine::new(Timestamp::default(), config), now: Duration::ZERO, ticket: 0, plan }
     }
 
-    /// A world of `world` workers that have registered and opened their lines.
+    /// A world of `world` workers that train from step 0 on.
     fn started(world: u32) -> Self {
-        let mut run = Self::new(config(world));
+        Self::started_with(config(world))
+    }
+
+    fn started_with(config: Config) -> Self {
+        let (world, first) = (config.world.size(), config.first_step);
+        let mut run = Self::new(config);
         run.gather(world);
+        for rank in 0..world {
+            run.get_ready(rank, 0, "");
+        }
+        run.start_all(world, first.0, StateSource::Fresh);
         run
     }
 
+    /// As `started`, but the first fault ends the run.
+    fn fragile(world: u32) -> Self {
+        let mut config = config(world);
+        config.budgets.restarts = 0;
+        Self::started_with(config)
+    }
+
+    /// A node of `world` workers that have registered and opened their lines.
     fn gather(&mut self, world: u32) {
         self.tell(Ask::JoinNode(NodeClaim {
             origin: origin(),
             node_id: NODE.into(),
             host: "node-a".into(),
-            local_world: world,
+            local_world: self.machine.config.world.nproc_per_node,
             node_rank: None,
         }));
+        self.tell(Ask::FollowNode { node_id: NODE.into(), stream: NODE_LINE });
         for rank in 0..world {
             let (reply, _) = self.ask(Ask::Register(claim(rank)));
             assert_eq!(reply, Ok(Reply::Registered(id(rank))));
@@ -123,6 +159,61 @@ impl Run {
             let (reply, _) = self.follow(rank, u64::from(rank));
             assert_eq!(reply, Ok(Reply::Done));
         }
+    }
+
+    /// The worker that has the seat now.
+    fn worker(&self, rank: u32) -> WorkerId {
+        self.machine.roster.at(Seat(rank)).map_or(WorkerId(0), |worker| worker.id)
+    }
+
+    fn incarnation(&self, rank: u32) -> String {
+        let worker = self.machine.roster.at(Seat(rank));
+        worker.map_or_else(|| claim(rank).incarnation, |worker| worker.claim.incarnation.clone())
+    }
+
+    fn get_ready(&mut self, rank: u32, left: u64, reason: &str) -> Vec<Action> {
+        let (worker, incarnation) = (self.worker(rank), self.incarnation(rank));
+        let ready = Readiness { worker, incarnation, left: Generation(left), reason: reason.into() };
+        let (reply, actions) = self.ask(Ask::Ready(ready));
+        assert_eq!(reply, Ok(Reply::Done));
+        actions
+    }
+
+    /// A seat's worker says where the newest generation starts.
+    fn start(&mut self, rank: u32, first: u64, source: StateSource) -> (Result<Reply, Refusal>, Vec<Action>) {
+        self.ask(Ask::Start(StartReport {
+            worker: self.worker(rank),
+            generation: self.machine.generation,
+            first_step: Step(first),
+            source,
+            bytes: Bytes(0),
+            took: Duration::ZERO,
+        }))
+    }
+
+    fn start_all(&mut self, world: u32, first: u64, source: StateSource) -> Vec<Action> {
+        let starts = (0..world).flat_map(|rank| {
+            let (reply, actions) = self.start(rank, first, source);
+            assert_eq!(reply, Ok(Reply::Done));
+            actions
+        });
+        starts.collect()
+    }
+
+    /// The launcher says that a seat's process was killed.
+    fn kill(&mut self, rank: u32) -> Vec<Action> {
+        let pid = self.machine.roster.at(Seat(rank)).map(|worker| worker.claim.pid);
+        let ended = super::event::Ended::Signal(9);
+        self.tell(Ask::Exit { node_id: NODE.into(), seat: Seat(rank), pid, ended })
+    }
+
+    /// A new process takes a seat, opens its line and is ready.
+    fn replace(&mut self, rank: u32, life: u32) -> Vec<Action> {
+        let (reply, mut actions) = self.ask(Ask::Register(successor(rank, life)));
+        assert!(matches!(reply, Ok(Reply::Registered(_))), "{reply:?}");
+        actions.extend(self.follow(rank, u64::from(100 * life + rank)).1);
+        actions.extend(self.get_ready(rank, 0, ""));
+        actions
     }
 
     fn at(&self) -> Timestamp {
@@ -145,8 +236,8 @@ impl Run {
     }
 
     fn follow(&mut self, rank: u32, stream: u64) -> (Result<Reply, Refusal>, Vec<Action>) {
-        let incarnation = claim(rank).incarnation;
-        self.ask(Ask::Follow { worker: id(rank), incarnation, stream: StreamId(stream) })
+        let (worker, incarnation) = (self.worker(rank), self.incarnation(rank));
+        self.ask(Ask::Follow { worker, incarnation, stream: StreamId(stream) })
     }
 
     fn event(&mut self, event: Event) -> Vec<Action> {
@@ -170,9 +261,9 @@ impl Run {
 
     fn beat(&mut self, rank: u32, phase: WorkerPhase) -> Vec<Action> {
         let (reply, actions) = self.ask(Ask::Heartbeat(Beat {
-            worker: id(rank),
-            incarnation: claim(rank).incarnation,
-            generation: Generation(1),
+            worker: self.worker(rank),
+            incarnation: self.incarnation(rank),
+            generation: self.machine.generation,
             phase,
             step: Step(0),
             collective: (3, 2),
@@ -182,31 +273,45 @@ impl Run {
         actions
     }
 
+    /// What a seat's worker reports of a step of the generation that is reported now.
     fn report(&self, rank: u32, step: u64) -> StepReport {
         let batch = self.plan.batch(Step(step));
+        let ledger = self.machine.phase.course().map(|course| &course.ledger);
+        let position = ledger.and_then(|ledger| ledger.rank_of(self.worker(rank))).unwrap_or(Rank(rank));
+        let world = ledger.map_or(1, |ledger| ledger.all_owed().count() as u32);
         StepReport {
-            generation: Generation(1),
+            generation: ledger.map_or(Generation(1), super::ledger::StepLedger::generation),
             step: Step(step),
             epoch: batch.epoch,
-            positions: vec![batch.of_rank(Rank(rank), self.machine.config.world.size())],
+            positions: vec![batch.of_rank(position, world.max(position.0 + 1))],
             totals: Totals { loss_sum: 4.0, valid_count: 8.0, grad_norm: 1.0 },
             learning_rate: 1e-4,
             times: StepTimes { total: Duration::from_millis(100), ..StepTimes::default() },
             tokens: 10,
             memory_peak: Bytes(u64::from(rank) << 20),
+            retries: 0,
+            cache_generation: 0,
         }
     }
 
-    /// Rank `rank` reports the steps of a range.
+    /// A seat's worker reports the steps of a range.
     fn steps(&mut self, rank: u32, steps: std::ops::Range<u64>) -> Vec<Action> {
         let reports = steps.map(|step| self.report(rank, step)).collect();
-        self.ask(Ask::Steps(id(rank), reports)).1
+        self.ask(Ask::Steps(self.worker(rank), reports)).1
+    }
+
+    /// Committed steps.
+    fn committed(&self) -> u64 {
+        self.machine.committed().0
     }
 
     fn phase(&self) -> RunPhase {
         self.machine.run_phase()
     }
 }
+
+/// The launcher's line.
+const NODE_LINE: StreamId = StreamId(5000);
 
 fn id(rank: u32) -> WorkerId {
     WorkerId((1 << 32) + 1 + u64::from(rank))
@@ -218,6 +323,15 @@ fn told(actions: &[Action], stream: u64) -> Vec<&Directive> {
         _ => None,
     });
     told.collect()
+}
+
+/// What the launcher was asked: seats and attempts.
+fn respawns(actions: &[Action]) -> Vec<(u32, u32)> {
+    let asked = actions.iter().filter_map(|action| match action {
+        Action::TellNode(NODE_LINE, respawn) => Some((respawn.seat.0, respawn.attempt)),
+        _ => None,
+    });
+    asked.collect()
 }
 
 fn news(actions: &[Action]) -> Vec<&News> {

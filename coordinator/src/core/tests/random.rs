@@ -3,14 +3,17 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::core::{action::Record, event::Ended, failure::Failure, invariants};
+use crate::core::{action::Record, event::Ended, failure::Failure, invariants, phase::Phase};
 use crate::options::CauseKind;
 
 /// What a careless world may do.
 #[derive(Clone, Debug)]
 enum Move {
-    Register(u32),
+    Register(u32, u32),
     Follow(u32),
+    Ready { rank: u32, left: u64, complains: bool },
+    Start { rank: u32, back: u64 },
+    NodeLine(bool),
     CloseLine(u32),
     Steps { rank: u32, back: u64, count: u64 },
     Beat(u32, bool),
@@ -28,8 +31,12 @@ enum Move {
 fn moves(world: u32) -> impl Strategy<Value = Move> {
     let rank = 0..world;
     prop_oneof![
-        4 => rank.clone().prop_map(Move::Register),
-        4 => rank.clone().prop_map(Move::Follow),
+        5 => (rank.clone(), 0u32..3).prop_map(|(rank, life)| Move::Register(rank, life)),
+        6 => rank.clone().prop_map(Move::Follow),
+        8 => (rank.clone(), 0u64..3, prop::bool::weighted(0.2))
+            .prop_map(|(rank, left, complains)| Move::Ready { rank, left, complains }),
+        8 => (rank.clone(), 0u64..10).prop_map(|(rank, back)| Move::Start { rank, back: back.saturating_sub(7) }),
+        1 => any::<bool>().prop_map(Move::NodeLine),
         1 => rank.clone().prop_map(Move::CloseLine),
         12 => (rank.clone(), 0u64..3, 1u64..12)
             .prop_map(|(rank, back, count)| Move::Steps { rank, back, count }),
@@ -49,17 +56,48 @@ fn moves(world: u32) -> impl Strategy<Value = Move> {
 }
 
 fn play(run: &mut Run, next: &Move, owed: &mut [u64]) -> Vec<Action> {
-    let ids: Vec<_> = run.machine.roster.workers().map(|worker| (worker.claim.rank.0, worker.id)).collect();
+    let ids: Vec<_> = run.machine.roster.workers().map(|worker| (worker.seat().0, worker.id)).collect();
     let id = |rank: u32| ids.iter().find(|(found, _)| *found == rank).map_or(WorkerId(0), |(_, id)| *id);
     let ask = match *next {
-        Move::Register(rank) => Ask::Register(claim(rank)),
+        Move::Register(rank, 0) => Ask::Register(claim(rank)),
+        Move::Register(rank, life) => Ask::Register(successor(rank, life)),
         Move::Follow(rank) => {
             run.ticket += 1;
             let stream = StreamId(1000 + run.ticket);
-            Ask::Follow { worker: id(rank), incarnation: claim(rank).incarnation, stream }
+            Ask::Follow { worker: id(rank), incarnation: run.incarnation(rank), stream }
         }
+        Move::Ready { rank, left, complains } => {
+            let left = Generation(run.machine.generation.0.saturating_sub(left));
+            let reason = if complains { "its peer is gone".into() } else { String::new() };
+            Ask::Ready(Readiness { worker: id(rank), incarnation: run.incarnation(rank), left, reason })
+        }
+        Move::Start { rank, back } => {
+            let first_step = Step(run.committed().saturating_sub(back));
+            if back > 0 {
+                owed.iter_mut().for_each(|owed| *owed = (*owed).min(first_step.0));
+            }
+            Ask::Start(StartReport {
+                worker: id(rank),
+                generation: run.machine.generation,
+                first_step,
+                source: StateSource::Carried,
+                bytes: Bytes(0),
+                took: Duration::ZERO,
+            })
+        }
+        Move::NodeLine(true) => {
+            run.tell(Ask::JoinNode(NodeClaim {
+                origin: origin(),
+                node_id: NODE.into(),
+                host: "node-a".into(),
+                local_world: run.machine.config.world.nproc_per_node,
+                node_rank: None,
+            }));
+            Ask::FollowNode { node_id: NODE.into(), stream: NODE_LINE }
+        }
+        Move::NodeLine(false) => return run.event(Event::NodeLineClosed(NODE.into(), NODE_LINE)),
         Move::CloseLine(rank) => {
-            let Some(stream) = run.machine.roster.at(Rank(rank)).and_then(|worker| worker.line) else {
+            let Some(stream) = run.machine.roster.at(Seat(rank)).and_then(|worker| worker.line) else {
                 return Vec::new();
             };
             let worker = id(rank);
@@ -69,7 +107,9 @@ fn play(run: &mut Run, next: &Move, owed: &mut [u64]) -> Vec<Action> {
             let rank = rank % run.machine.config.world.size();
             let worker = id(rank);
             let Some(limit) = lease_end(run) else { return Vec::new() };
-            let first = owed[rank as usize].saturating_sub(back);
+            let due = due(run, rank).unwrap_or(owed[rank as usize]);
+            owed[rank as usize] = due;
+            let first = due.saturating_sub(back);
             let end = (owed[rank as usize] + count).min(limit);
             owed[rank as usize] = owed[rank as usize].max(end);
             let reports = (first..end).map(|step| run.report(rank, step)).collect();
@@ -77,8 +117,8 @@ fn play(run: &mut Run, next: &Move, owed: &mut [u64]) -> Vec<Action> {
         }
         Move::Beat(rank, paused) => Ask::Heartbeat(Beat {
             worker: id(rank),
-            incarnation: claim(rank).incarnation,
-            generation: Generation(1),
+            incarnation: run.incarnation(rank),
+            generation: run.machine.generation,
             phase: if paused { WorkerPhase::Paused } else { WorkerPhase::Forward },
             step: Step(0),
             collective: (0, 0),
@@ -96,11 +136,21 @@ fn play(run: &mut Run, next: &Move, owed: &mut [u64]) -> Vec<Action> {
             Ask::Failure { run_id: RUN.into(), worker: Some(id(rank)), failure }
         }
         Move::Leave(rank) => Ask::Leave { worker: id(rank), exit_code: 0, reason: "done".into() },
-        Move::Exit(rank) => Ask::Exit { node_id: NODE.into(), rank: Rank(rank), ended: Ended::Code(1) },
+        Move::Exit(rank) => {
+            let pid = run.machine.roster.at(Seat(rank)).map(|worker| worker.claim.pid);
+            Ask::Exit { node_id: NODE.into(), seat: Seat(rank), pid, ended: Ended::Code(1) }
+        }
     };
     run.ticket += 1;
     let ticket = Ticket(run.ticket);
     run.event(Event::Asked(ticket, ask))
+}
+
+/// The next step that a seat's worker has to report.
+fn due(run: &Run, rank: u32) -> Option<u64> {
+    let ledger = &run.machine.phase.course()?.ledger;
+    let position = ledger.rank_of(run.worker(rank))?;
+    ledger.all_owed().nth(position.0 as usize).map(|step| step.0)
 }
 
 fn lease_end(run: &mut Run) -> Option<u64> {
@@ -119,8 +169,10 @@ proptest! {
     ) {
         let mut run = Run::new(config(world));
         run.ticket = 1;
+        play(&mut run, &Move::NodeLine(true), &mut []);
         let mut owed = vec![0; 3];
         let mut next_commit = 0;
+        let mut generation = Generation(0);
         let mut answers = std::collections::BTreeSet::new();
         for next in &history {
             let actions = play(&mut run, next, &mut owed);
@@ -130,6 +182,16 @@ proptest! {
                     Action::Record(Record::Step(step)) => {
                         prop_assert_eq!(step.step.0, next_commit, "steps commit in order, once");
                         next_commit += 1;
+                    }
+                    Action::Record(Record::Started { first_step, .. }) => {
+                        prop_assert!(first_step.0 <= next_commit, "what was not committed is skipped");
+                        let said = news(&actions).iter().any(|news| matches!(news, News::RolledBack { .. }));
+                        prop_assert_eq!(first_step.0 < next_commit, said, "a rollback is said");
+                        next_commit = first_step.0;
+                    }
+                    Action::Record(Record::Generation { generation: formed, .. }) => {
+                        prop_assert!(*formed > generation, "generations grow");
+                        generation = *formed;
                     }
                     Action::Reply(ticket, _) => {
                         prop_assert!(answers.insert(*ticket), "{:?} was answered twice", ticket);
@@ -142,6 +204,9 @@ proptest! {
             }
         }
         prop_assert_eq!(run.machine.committed().0, next_commit);
+        if let Phase::Running(running) = &run.machine.phase {
+            prop_assert_eq!(running.assignment.generation, generation);
+        }
     }
 
     #[test]
@@ -150,7 +215,7 @@ proptest! {
         for (rank, victim) in (0..world).zip(victims) {
             play(&mut run, &Move::Fail { rank, victim }, &mut []);
         }
-        run.wait(Duration::from_secs(120));
+        run.wait(Duration::from_secs(240));
         prop_assert!(run.machine.outcome().is_some());
         prop_assert_eq!(run.machine.next_deadline().filter(|at| *at > run.at()), None);
     }

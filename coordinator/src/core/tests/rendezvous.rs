@@ -3,6 +3,7 @@
 use super::*;
 use crate::core::{
     action::{Lease, Record},
+    checkpoints::{CheckpointEntry, EntryState},
     refusal::Witness,
 };
 use coxswain_proto::ids::LeaseId;
@@ -19,12 +20,12 @@ fn node(id: &str, node_rank: Option<u32>) -> Ask {
 
 fn two_nodes() -> Run {
     let mut config = config(2);
-    config.world = World { nnodes: 2, nproc_per_node: 2 };
+    config.world = World::fixed(2, 2);
     Run::new(config)
 }
 
 fn placed(node_rank: u32, first_rank: u32) -> Result<Reply, Refusal> {
-    Ok(Reply::Placed { node_rank, first_rank: Rank(first_rank) })
+    Ok(Reply::Placed { node_rank, first: Seat(first_rank) })
 }
 
 #[test]
@@ -53,32 +54,53 @@ fn a_node_of_another_size_is_refused() {
 }
 
 #[test]
-fn the_generation_starts_when_the_last_rank_registers() {
+fn a_generation_is_formed_when_the_last_rank_is_ready() {
     let mut run = Run::new(config(2));
     let (_, first) = run.ask(Ask::Register(claim(0)));
     assert!(first.contains(&Action::Record(Record::DataSet(dataset()))));
+    run.tell(Ask::Register(claim(1)));
+    drop((run.follow(0, 0), run.follow(1, 1)));
     assert_eq!(run.phase(), RunPhase::WaitingForWorkers);
-    assert_eq!(run.follow(0, 0).1, vec![]);
+    assert_eq!(told(&run.get_ready(1, 0, ""), 1), [] as [&Directive; 0]);
 
-    let (reply, actions) = run.ask(Ask::Register(claim(1)));
-    assert_eq!(reply, Ok(Reply::Registered(id(1))));
-    let (generation, first_step) = (Generation(1), Step(0));
-    assert!(actions.contains(&Action::Record(Record::Generation { generation, world: 2, first_step })));
+    let actions = run.get_ready(0, 0, "");
+    let (generation, members) = (Generation(1), vec![(Seat(0), id(0)), (Seat(1), id(1))]);
+    assert!(actions.contains(&Action::Record(Record::Generation { generation, members })));
     let told = told(&actions, 0);
-    let [Directive::Assignment(assignment, Rank(0)), Directive::Lease(lease)] = told[..] else {
-        panic!("{told:?}")
-    };
-    let addresses: Vec<_> = assignment.peers.iter().map(|peer| peer.data_address.as_str()).collect();
+    let [Directive::Assignment(assignment, Rank(0))] = told[..] else { panic!("{told:?}") };
+    let addresses: Vec<_> = assignment.members.iter().map(|member| member.data_address.as_str()).collect();
     assert_eq!(addresses, ["10.0.0.1:9000", "10.0.0.1:9001"]);
-    let (id, first, end) = (LeaseId(1), Step(0), Step(32));
-    assert_eq!(*lease, Lease { id, generation, first, end, slice: Rank(0), slices: 2 });
     assert_eq!(run.phase(), RunPhase::Starting);
 }
 
 #[test]
-fn a_worker_that_opens_its_line_late_is_told_what_it_missed() {
+fn leases_follow_when_a_rank_says_where_the_generation_starts() {
+    let mut run = Run::new(config(2));
+    run.gather(2);
+    run.get_ready(0, 0, "");
+    run.get_ready(1, 0, "");
+    let (_, actions) = run.start(1, 0, StateSource::Fresh);
+    let (id, generation, first, end) = (LeaseId(1), Generation(1), Step(0), Step(32));
+    let lease = Lease { id, generation, first, end, slice: Rank(0), slices: 2 };
+    assert_eq!(told(&actions, 0), [&Directive::Lease(lease)]);
+    let source = StateSource::Fresh;
+    assert!(actions.contains(&Action::Record(Record::Started { generation, first_step: first, source })));
+    // The other one says the same, and that is no news.
+    assert_eq!(run.start(0, 0, StateSource::Fresh), (Ok(Reply::Done), vec![]));
+}
+
+#[test]
+fn a_worker_is_not_assigned_while_its_line_is_closed() {
     let mut run = Run::new(config(1));
     run.tell(Ask::Register(claim(0)));
+    assert_eq!(run.get_ready(0, 0, ""), vec![]);
+    let (_, actions) = run.follow(0, 7);
+    assert!(matches!(told(&actions, 7)[..], [Directive::Assignment(..)]));
+}
+
+#[test]
+fn a_worker_that_opens_its_line_again_is_told_what_it_missed() {
+    let mut run = Run::started(1);
     let (_, actions) = run.follow(0, 7);
     assert!(matches!(told(&actions, 7)[..], [Directive::Assignment(..), Directive::Lease(_)]));
 }
@@ -88,13 +110,18 @@ fn training_starts_at_the_newest_checkpoint_and_in_a_new_generation() {
     let mut config = config(1);
     config.first_step = Step(40);
     config.last_generation = Generation(4);
-    let mut run = Run::new(config);
-    run.tell(Ask::Register(claim(0)));
+    config.checkpoints = vec![CheckpointEntry {
+        step: Step(40),
+        path: String::new(),
+        bytes: Bytes(0),
+        state: EntryState::Complete,
+    }];
+    let mut run = Run::started_with(config);
     let (_, actions) = run.follow(0, 7);
     let [Directive::Assignment(assignment, _), Directive::Lease(lease)] = told(&actions, 7)[..] else {
         panic!()
     };
-    assert_eq!((assignment.generation, assignment.first_step), (Generation(5), Step(40)));
+    assert_eq!((assignment.generation, assignment.checkpoint), (Generation(5), Step(40)));
     assert_eq!((lease.first, lease.end), (Step(40), Step(72)));
 }
 
@@ -102,8 +129,7 @@ fn training_starts_at_the_newest_checkpoint_and_in_a_new_generation() {
 fn a_run_whose_steps_are_all_done_goes_straight_to_its_end() {
     let mut config = config(1);
     config.first_step = Step(100);
-    let mut run = Run::new(config);
-    run.gather(1);
+    let mut run = Run::started_with(config);
     assert_eq!(run.phase(), RunPhase::Stopping);
     run.tell(Ask::Leave { worker: id(0), exit_code: 0, reason: "done".into() });
     assert_eq!(run.phase(), RunPhase::Finished);
@@ -121,13 +147,16 @@ fn registering_twice_is_registering_once() {
 #[test]
 fn two_processes_cannot_claim_one_rank() {
     let mut run = Run::new(config(2));
-    run.tell(Ask::Register(claim(0)));
-    let mut second = claim(0);
-    second.incarnation = "another".into();
-    let refusal = Refusal::RankTaken { rank: Rank(0), host: "node-a".into(), pid: 100 };
-    let (reply, actions) = run.ask(Ask::Register(second));
-    assert_eq!(reply, Err(refusal.clone()));
-    assert_eq!(news(&actions), [&News::Refused(refusal)]);
+    for line in [false, true] {
+        run.tell(Ask::Register(claim(0)));
+        if line {
+            drop(run.follow(0, 0));
+        }
+        let refusal = Refusal::RankTaken { seat: Seat(0), host: "node-a".into(), pid: 100 };
+        let (reply, actions) = run.ask(Ask::Register(successor(0, 1)));
+        assert_eq!(reply, Err(refusal.clone()));
+        assert_eq!(news(&actions), [&News::Refused(refusal)]);
+    }
 }
 
 #[test]
@@ -146,7 +175,7 @@ fn another_version_run_rank_or_data_set_is_refused() {
     assert_eq!(refusal, Refusal::OtherRun { theirs: "row-2".into(), ours: RUN.into() });
 
     let refusal = run.ask(Ask::Register(claim(2))).0.unwrap_err();
-    assert_eq!(refusal, Refusal::RankOutside { rank: Rank(2), world: 2 });
+    assert_eq!(refusal, Refusal::RankOutside { seat: Seat(2), world: 2 });
 
     let mut stranger = claim(1);
     stranger.dataset.training_samples = 31;
@@ -165,8 +194,8 @@ fn a_continued_run_keeps_its_data_set() {
     let earlier = DataSet { training_samples: 30, fingerprint: "beef".into() };
     config.dataset = Some(earlier.clone());
     let mut run = Run::new(config);
-    let (rank, theirs) = (Rank(0), dataset());
-    let refusal = Refusal::OtherDataSet { rank, theirs, witness: Witness::Journal, ours: earlier };
+    let (seat, theirs) = (Seat(0), dataset());
+    let refusal = Refusal::OtherDataSet { seat, theirs, witness: Witness::Journal, ours: earlier };
     assert_eq!(run.ask(Ask::Register(claim(0))).0, Err(refusal));
 }
 
@@ -188,8 +217,8 @@ fn a_world_that_stays_incomplete_fails_with_the_missing_ranks() {
         run.beat(0, WorkerPhase::Loading);
     }
     let actions = run.wait(Duration::from_secs(2));
-    assert!(matches!(told(&actions, 0)[..], [Directive::Abort(..)]));
-    let [News::Failure(failure)] = &news(&actions)[..1] else { panic!("{actions:?}") };
+    assert!(matches!(told(&actions, 0)[..], [Directive::Abort { over: true, .. }]));
+    let [News::Failure(failure, _)] = &news(&actions)[..1] else { panic!("{actions:?}") };
     assert_eq!(failure.message, "only 1 of 3 workers came within 60 s; missing ranks: 1, 2");
     assert_eq!(run.phase(), RunPhase::Failed);
 }

@@ -1,0 +1,272 @@
+//! Faults: who was lost, what that costs, and who is asked to come back.
+
+use coxswain_proto::ids::{Seat, WorkerId};
+
+use super::{Machine, Refusal, Reply, Timestamp};
+use crate::{
+    core::{
+        action::{Action, MemberChange, News, Record, Spent},
+        event::Ended,
+        failure::{Failure, Incident},
+        phase::Phase,
+        report::WorkerPhase,
+        roster::{Gone, Worker},
+    },
+    options::CauseKind,
+};
+
+impl Machine {
+    /// A worker is gone for a reason that may pass: its seat is called back, and its generation ends.
+    pub(super) fn lose(&mut self, now: Timestamp, seat: Seat, failure: Failure, out: &mut Vec<Action>) {
+        self.mark_lost(seat, out);
+        if matches!(self.phase, Phase::Over(_)) || self.result_is_safe() {
+            out.push(Action::Publish(News::Consequence(failure.into())));
+            return self.finish(now, out);
+        }
+        if failure.kind.is_final() {
+            return self.fatal(now, failure, out);
+        }
+        let incident = self.incident.get_or_insert_with(|| Incident::new(now));
+        if incident.lose(seat) && !self.afford(now, &failure, out) {
+            return;
+        }
+        let failure = std::sync::Arc::new(failure);
+        if let Some(incident) = &mut self.incident {
+            incident.cause.get_or_insert_with(|| failure.clone());
+        }
+        out.push(Action::Record(Record::Failure(failure.clone())));
+        out.push(Action::Publish(News::Failure(failure.clone(), self.spent)));
+        self.call_back(seat, failure.message.clone(), out);
+        if self.is_member(seat) {
+            let because = format!("rank {seat} is lost: {}", failure.message);
+            self.break_up(now, &because, true, out);
+        }
+    }
+
+    /// As [`Machine::lose`], for a worker that said nothing.
+    pub(super) fn lose_silently(
+        &mut self,
+        now: Timestamp,
+        seat: Seat,
+        message: String,
+        out: &mut Vec<Action>,
+    ) {
+        let failure = self.failure_of(seat, CauseKind::WorkerLost, message);
+        self.lose(now, seat, failure, out);
+    }
+
+    /// A launcher saw a process end. News only if its worker has not said why.
+    pub(super) fn exited(
+        &mut self,
+        now: Timestamp,
+        (seat, pid): (Seat, Option<u32>),
+        ended: Ended,
+        out: &mut Vec<Action>,
+    ) -> Result<Reply, Refusal> {
+        let world = self.config.world.size();
+        if seat.0 >= world {
+            return Err(Refusal::RankOutside { seat, world });
+        }
+        if !self.roster.exited(seat, pid) {
+            return Ok(Reply::Done);
+        }
+        // The exit codes of this program: the same configuration or data would end the next process, too.
+        let kind = match ended {
+            Ended::Code(2 | 3) => CauseKind::BadInput,
+            Ended::Code(5) => CauseKind::OutOfMemory,
+            _ => CauseKind::WorkerLost,
+        };
+        let told = self.roster.take_unheard(seat);
+        let failure = told.unwrap_or_else(|| self.failure_of(seat, kind, ended.to_string()));
+        self.lose(now, seat, failure, out);
+        self.try_form(now, out);
+        Ok(Reply::Done)
+    }
+
+    /// Every worker and node that has been missed for too long is lost.
+    pub(super) fn look_for_losses(&mut self, now: Timestamp, out: &mut Vec<Action>) {
+        while let Some(place) = self.nodes.lose_one(now) {
+            self.lose_node(now, place, out);
+        }
+        while let Some(lost) = self.roster.lost(now, &self.config.patience) {
+            let (seat, message) = (lost.seat(), loss(lost, now));
+            self.lose_silently(now, seat, message, out);
+        }
+        self.next_loss = [self.roster.next_loss(&self.config.patience), self.nodes.next_loss()]
+            .into_iter()
+            .flatten()
+            .min();
+        self.try_form(now, out);
+    }
+
+    fn lose_node(&mut self, now: Timestamp, place: u32, out: &mut Vec<Action>) {
+        let host = self.nodes.at(place).map_or_else(String::new, |node| node.host.clone());
+        out.push(Action::Record(Record::NodeGone { place }));
+        if !matches!(self.phase, Phase::Over(_)) {
+            self.announce(MemberChange::NodeGone { node_rank: place, host }, out);
+        }
+        for seat in self.config.world.seats_of(place) {
+            if self.roster.living_at(seat).is_some() {
+                let message = format!("its node {place} is gone: the launcher's line stayed closed");
+                self.lose_silently(now, seat, message, out);
+            }
+        }
+    }
+
+    /// Members of the old generation that have not left it are lost, unless they do what takes long.
+    pub(super) fn look_for_stragglers(&mut self, now: Timestamp, out: &mut Vec<Action>) {
+        let stuck = |worker: &&Worker| worker.generation.0 > 0 && !worker.ready;
+        let late: Vec<_> =
+            self.roster.living().filter(stuck).map(|worker| (worker.seat(), worker.phase)).collect();
+        let again = now.after(self.config.patience.standstill);
+        let Phase::Gathering(gathering) = &mut self.phase else { return };
+        gathering.settle_by = late.iter().any(|(_, phase)| takes_long(*phase)).then_some(again);
+        for (seat, phase) in late {
+            if !takes_long(phase) {
+                let message =
+                    format!("it did not leave generation {} in time: it stands still", self.generation);
+                self.lose_silently(now, seat, message, out);
+            }
+        }
+    }
+
+    /// Victims without a culprit: ranks lost each other, and all are ready again. One restart; false if it is one too many.
+    pub(super) fn blame_victims(&mut self, now: Timestamp, out: &mut Vec<Action>) -> bool {
+        let Some(incident) = &self.incident else { return true };
+        if incident.on_purpose || incident.cause.is_some() {
+            return true;
+        }
+        let Some(complaint) = incident.complaint.clone() else { return true };
+        if !self.afford(now, &complaint, out) {
+            return false;
+        }
+        let failure = std::sync::Arc::new(complaint);
+        if let Some(incident) = &mut self.incident {
+            incident.cause = Some(failure.clone());
+        }
+        out.push(Action::Record(Record::Failure(failure.clone())));
+        out.push(Action::Publish(News::Failure(failure, self.spent)));
+        true
+    }
+
+    /// Pays for one fault; false if that is more than the run may survive, which ends it.
+    fn afford(&mut self, now: Timestamp, failure: &Failure, out: &mut Vec<Action>) -> bool {
+        if self.spent.restarts >= self.config.budgets.restarts {
+            self.fatal(now, failure.clone(), out);
+            return false;
+        }
+        self.spend(|spent| spent.restarts += 1, out);
+        true
+    }
+
+    pub(super) fn spend(&mut self, change: impl FnOnce(&mut Spent), out: &mut Vec<Action>) {
+        change(&mut self.spent);
+        out.push(Action::Record(Record::Spent(self.spent)));
+    }
+
+    /// Asks the launcher of a seat for a new process, if there is a launcher.
+    pub(super) fn call_back(&mut self, seat: Seat, reason: String, out: &mut Vec<Action>) {
+        let place = self.config.world.node_of(seat);
+        let respawn = match self.nodes.at(place) {
+            Some(node) if !node.gone => self.roster.ask_respawn(seat, reason).cloned(),
+            _ => None,
+        };
+        out.push(Action::Record(Record::Lost { seat, respawn: respawn.clone() }));
+        if let (Some(stream), Some(respawn)) = (self.nodes.line(place), respawn) {
+            out.push(Action::TellNode(stream, respawn));
+        }
+    }
+
+    /// What is known of a worker, as a failure.
+    pub(super) fn failure_of(&self, seat: Seat, kind: CauseKind, message: String) -> Failure {
+        let mut failure = Failure::of_run(kind, message);
+        failure.seat = Some(seat);
+        failure.generation = self.generation_now();
+        if let Some(worker) = self.roster.at(seat) {
+            failure.host.clone_from(&worker.claim.host);
+            failure.phase = worker.phase;
+            failure.step = worker.step;
+            failure.collective = worker.collective.0;
+            failure.memory_in_use = worker.memory_in_use;
+        }
+        failure
+    }
+
+    fn mark_lost(&mut self, seat: Seat, out: &mut Vec<Action>) {
+        let Some(id) = self.roster.at(seat).map(|worker| worker.id) else { return };
+        let Ok(worker) = self.roster.get_mut(id) else { return };
+        worker.gone = Some(Gone::Lost);
+        worker.ready = false;
+        out.extend(worker.line.take().map(Action::Close));
+    }
+
+    fn is_member(&self, seat: Seat) -> bool {
+        let Phase::Running(running) = &self.phase else { return false };
+        self.roster.at(seat).is_some_and(|worker| running.rank_of(worker.id).is_some())
+    }
+
+    /// Every step is committed, and rank 0, which writes the results, has left in order: a loss changes nothing any more.
+    fn result_is_safe(&self) -> bool {
+        let Phase::Running(running) = &self.phase else { return false };
+        let first = running.assignment.members.first().and_then(|member| self.roster.at(member.seat));
+        running.done() && first.is_some_and(|worker| worker.gone == Some(Gone::Left(0)))
+    }
+
+    /// A failure that a worker reports of itself.
+    pub(super) fn reported_failure(
+        &mut self,
+        now: Timestamp,
+        id: Option<WorkerId>,
+        mut failure: Failure,
+        out: &mut Vec<Action>,
+    ) -> Result<Reply, Refusal> {
+        let Some(id) = id else {
+            return Ok(self.failed_unregistered(now, failure, out));
+        };
+        let worker = self.roster.get_mut(id)?;
+        worker.last_seen = now;
+        if worker.gone.is_some() {
+            return Ok(Reply::Done);
+        }
+        let seat = worker.seat();
+        failure.seat = Some(seat);
+        failure.host.clone_from(&worker.claim.host);
+        if failure.kind.is_final() {
+            // It has its good-byes to say.
+            self.fatal(now, failure, out);
+        } else {
+            self.lose(now, seat, failure, out);
+            self.try_form(now, out);
+        }
+        Ok(Reply::Done)
+    }
+
+    fn failed_unregistered(&mut self, now: Timestamp, failure: Failure, out: &mut Vec<Action>) -> Reply {
+        match failure.seat {
+            _ if failure.kind.is_final() => self.fatal(now, failure, out),
+            Some(seat) => {
+                // Its launcher will say that the process has ended.
+                out.push(Action::Publish(News::Consequence(failure.clone().into())));
+                self.roster.note_unheard(seat, failure);
+            }
+            None => out.push(Action::Publish(News::Consequence(failure.into()))),
+        }
+        Reply::Done
+    }
+}
+
+/// Phases in which a worker may stay for minutes.
+pub(super) fn takes_long(phase: WorkerPhase) -> bool {
+    matches!(
+        phase,
+        WorkerPhase::Loading | WorkerPhase::Checkpoint | WorkerPhase::CacheBuild | WorkerPhase::Evaluation
+    )
+}
+
+fn loss(worker: &Worker, now: Timestamp) -> String {
+    let silent = now.since(worker.last_seen).as_secs_f64();
+    match worker.line {
+        Some(_) => format!("no sign of life for {silent:.1} s, though its line is open: it is frozen"),
+        None => format!("its line closed without a word, and no sign of life for {silent:.1} s"),
+    }
+}

@@ -1,0 +1,182 @@
+//! Launchers: their places in the world, and their lines.
+//!
+//! A place belongs to a launcher process. When its line has been closed for too long the node counts as gone, and another launcher may
+//! take the place; at once if it comes from the same machine, where the old one must have died.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use super::{
+    event::{NodeClaim, StreamId},
+    refusal::Refusal,
+    time::Timestamp,
+};
+use crate::options::World;
+
+/// All nodes of a run, by place.
+#[derive(Clone, Debug)]
+pub struct Nodes {
+    world: World,
+    nodes: BTreeMap<u32, Node>,
+}
+
+/// One launcher.
+#[derive(Clone, Debug)]
+pub struct Node {
+    /// Stable over retries of one launcher.
+    pub node_id: String,
+    /// Its machine.
+    pub host: String,
+    /// Its open line, if there is one.
+    pub line: Option<StreamId>,
+    /// It has opened a line at least once; one that never did is not missed.
+    pub followed: bool,
+    /// It has been missed for too long.
+    pub gone: bool,
+    closed_at: Timestamp,
+    reopen_within: Duration,
+}
+
+/// What became of a claim to a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placed {
+    /// It had the place already.
+    Again(u32),
+    /// The place was free.
+    New(u32),
+    /// The place was a dead launcher's.
+    Instead(u32),
+}
+
+impl Placed {
+    /// The place.
+    pub fn node_rank(self) -> u32 {
+        match self {
+            Self::Again(place) | Self::New(place) | Self::Instead(place) => place,
+        }
+    }
+}
+
+impl Node {
+    /// When it counts as gone unless its line is opened again.
+    fn gone_at(&self) -> Option<Timestamp> {
+        (self.followed && self.line.is_none() && !self.gone).then(|| self.closed_at.after(self.reopen_within))
+    }
+
+    fn gives_way_to(&self, claim: &NodeClaim) -> bool {
+        self.gone || (self.followed && self.line.is_none() && self.host == claim.host)
+    }
+}
+
+impl Nodes {
+    /// Nobody is there yet.
+    pub fn new(world: World) -> Self {
+        Self { world, nodes: BTreeMap::new() }
+    }
+
+    /// Enters a node of an earlier life of the coordinator; it is missed after `reopen_within`.
+    pub fn recall(&mut self, place: u32, (node_id, host): (String, String), reopen_within: Duration) {
+        let closed_at = Timestamp::default();
+        let node = Node { node_id, host, line: None, followed: true, gone: false, closed_at, reopen_within };
+        self.nodes.insert(place, node);
+    }
+
+    /// Gives a node its place.
+    pub fn place(&mut self, claim: &NodeClaim) -> Result<Placed, Refusal> {
+        let World { max_nodes: nnodes, nproc_per_node, .. } = self.world;
+        if claim.local_world != nproc_per_node {
+            return Err(Refusal::LocalWorld { theirs: claim.local_world, ours: nproc_per_node });
+        }
+        if let Some((&place, node)) = self.nodes.iter_mut().find(|(_, node)| node.node_id == claim.node_id) {
+            if std::mem::take(&mut node.gone) {
+                // Missed again only after it has opened its line again.
+                node.followed = false;
+            }
+            return Ok(Placed::Again(place));
+        }
+        let place = match claim.node_rank {
+            Some(node_rank) if node_rank >= nnodes => {
+                return Err(Refusal::NodeRankOutside { node_rank, nnodes });
+            }
+            Some(node_rank) => match self.nodes.get(&node_rank) {
+                Some(node) if !node.gives_way_to(claim) => {
+                    return Err(Refusal::NodeRankTaken { node_rank, host: node.host.clone() });
+                }
+                _ => node_rank,
+            },
+            None => self.free_place(claim).ok_or(Refusal::NodesComplete { nnodes })?,
+        };
+        let node = Node {
+            node_id: claim.node_id.clone(),
+            host: claim.host.clone(),
+            line: None,
+            followed: false,
+            gone: false,
+            closed_at: Timestamp::default(),
+            reopen_within: Duration::ZERO,
+        };
+        Ok(match self.nodes.insert(place, node) {
+            Some(_) => Placed::Instead(place),
+            None => Placed::New(place),
+        })
+    }
+
+    /// A place that nobody has, or else one that was a dead launcher's.
+    fn free_place(&self, claim: &NodeClaim) -> Option<u32> {
+        let free = (0..self.world.max_nodes).find(|place| !self.nodes.contains_key(place));
+        free.or_else(|| self.nodes.iter().find(|(_, node)| node.gives_way_to(claim)).map(|(place, _)| *place))
+    }
+
+    /// The place of a node that has joined.
+    pub fn find(&mut self, node_id: &str) -> Result<(u32, &mut Node), Refusal> {
+        let found = self.nodes.iter_mut().find(|(_, node)| node.node_id == node_id);
+        found.map(|(place, node)| (*place, node)).ok_or_else(|| Refusal::UnknownNode(node_id.to_owned()))
+    }
+
+    /// The node at a place.
+    pub fn at(&self, place: u32) -> Option<&Node> {
+        self.nodes.get(&place)
+    }
+
+    /// The open line of the node at a place.
+    pub fn line(&self, place: u32) -> Option<StreamId> {
+        self.nodes.get(&place)?.line
+    }
+
+    /// Places of nodes that are not gone.
+    pub fn living(&self) -> impl Iterator<Item = u32> {
+        self.nodes.iter().filter(|(_, node)| !node.gone).map(|(place, _)| *place)
+    }
+
+    /// True when no launcher's line is open.
+    pub fn all_silent(&self) -> bool {
+        self.nodes.values().all(|node| node.line.is_none())
+    }
+
+    /// A line was closed; when its node counts as gone, if the line was its newest.
+    pub fn line_closed(
+        &mut self,
+        now: Timestamp,
+        node_id: &str,
+        line: StreamId,
+        within: Duration,
+    ) -> Option<Timestamp> {
+        let node = self.nodes.values_mut().find(|node| node.node_id == node_id && node.line == Some(line))?;
+        node.line = None;
+        node.closed_at = now;
+        node.reopen_within = within;
+        node.gone_at()
+    }
+
+    /// Marks the first node that counts as gone now; its place.
+    pub fn lose_one(&mut self, now: Timestamp) -> Option<u32> {
+        let (place, node) =
+            self.nodes.iter_mut().find(|(_, node)| node.gone_at().is_some_and(|at| at <= now))?;
+        node.gone = true;
+        Some(*place)
+    }
+
+    /// The earliest moment at which a node could count as gone.
+    pub fn next_loss(&self) -> Option<Timestamp> {
+        self.nodes.values().filter_map(Node::gone_at).min()
+    }
+}

@@ -1,0 +1,192 @@
+//! Worlds that grow and shrink.
+
+use super::*;
+
+/// Two nodes at most, one at least, two workers each.
+fn elastic() -> Run {
+    let mut config = config(2);
+    config.world = World { min_nodes: 1, max_nodes: 2, nproc_per_node: 2 };
+    Run::new(config)
+}
+
+fn join(run: &mut Run, node: u32) {
+    let node_id = format!("node-{node}");
+    run.tell(Ask::JoinNode(NodeClaim {
+        origin: origin(),
+        node_id: node_id.clone(),
+        host: format!("host-{node}"),
+        local_world: 2,
+        node_rank: None,
+    }));
+    run.tell(Ask::FollowNode { node_id, stream: StreamId(6000 + u64::from(node)) });
+}
+
+fn come(run: &mut Run, rank: u32) -> Vec<Action> {
+    run.tell(Ask::Register(claim(rank)));
+    drop(run.follow(rank, u64::from(rank)));
+    run.get_ready(rank, 0, "")
+}
+
+fn members(run: &Run) -> Vec<u32> {
+    match &run.machine.phase {
+        crate::core::phase::Phase::Running(running) => {
+            running.assignment.members.iter().map(|member| member.seat.0).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// A run of one node that trains, because the last call was over before another came.
+fn one_node() -> Run {
+    let mut run = elastic();
+    join(&mut run, 0);
+    come(&mut run, 0);
+    come(&mut run, 1);
+    assert_eq!(members(&run), [0u32; 0]);
+    pass(&mut run, 31);
+    assert_eq!(members(&run), [0, 1]);
+    run.start_all(2, 0, StateSource::Fresh);
+    run
+}
+
+/// Seconds in which everyone heartbeats.
+fn pass(run: &mut Run, seconds: u64) {
+    for _ in 0..seconds {
+        run.wait(Duration::from_secs(1));
+        for rank in 0..4 {
+            if run.machine.roster.living_at(Seat(rank)).is_some() {
+                run.beat(rank, WorkerPhase::Forward);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_full_world_begins_at_once() {
+    let mut run = elastic();
+    join(&mut run, 0);
+    join(&mut run, 1);
+    for rank in 0..4 {
+        come(&mut run, rank);
+    }
+    assert_eq!(members(&run), [0, 1, 2, 3]);
+}
+
+#[test]
+fn the_fewest_begin_when_the_last_call_is_over() {
+    one_node();
+}
+
+#[test]
+fn a_node_that_joins_is_taken_in_at_a_boundary() {
+    let mut run = one_node();
+    run.steps(0, 0..5);
+    run.steps(1, 0..5);
+    join(&mut run, 1);
+    assert_eq!(told(&come(&mut run, 2), 0), [&Directive::Regroup(Generation(1))]);
+    come(&mut run, 3);
+    run.get_ready(0, 1, "");
+    assert_eq!(members(&run), [0u32; 0]);
+    let formed = run.get_ready(1, 1, "");
+    assert_eq!(members(&run), [0, 1, 2, 3]);
+    assert!(matches!(told(&formed, 3)[..], [Directive::Assignment(_, Rank(3))]));
+    run.start_all(4, 5, StateSource::Carried);
+    let (Ok(Reply::Status(status)), _) = run.ask(Ask::Status) else { panic!() };
+    assert_eq!((status.spent.restarts, status.spent.rescales), (0, 1));
+}
+
+#[test]
+fn a_lost_worker_is_waited_for_and_then_done_without() {
+    let mut run = one_node();
+    let mut config = config(2);
+    config.world = World { min_nodes: 1, max_nodes: 3, nproc_per_node: 1 };
+    drop(std::mem::replace(&mut run, Run::new(config)));
+    for node in 0..2 {
+        let node_id = format!("node-{node}");
+        run.tell(Ask::JoinNode(NodeClaim {
+            origin: origin(),
+            node_id: node_id.clone(),
+            host: format!("host-{node}"),
+            local_world: 1,
+            node_rank: None,
+        }));
+        run.tell(Ask::FollowNode { node_id, stream: StreamId(6000 + node) });
+    }
+    come(&mut run, 0);
+    come(&mut run, 1);
+    pass(&mut run, 31);
+    run.start_all(2, 0, StateSource::Fresh);
+    run.event(Event::LineClosed(id(1), StreamId(1)));
+    pass(&mut run, 1);
+    run.get_ready(0, 1, "");
+    pass(&mut run, 3);
+    assert_eq!(members(&run), [0u32; 0]);
+    pass(&mut run, 3);
+    assert_eq!(members(&run), [0]);
+    run.start_all(1, 0, StateSource::Mirror);
+    // Its successor comes late, and is taken in.
+    run.steps(0, 0..1);
+    let actions = run.replace(1, 1);
+    assert_eq!(told(&actions, 0), [&Directive::Regroup(Generation(2))]);
+}
+
+#[test]
+fn a_rank_is_a_position_and_a_seat_is_a_place() {
+    let mut run = elastic();
+    join(&mut run, 0);
+    join(&mut run, 1);
+    for rank in 0..4 {
+        come(&mut run, rank);
+    }
+    run.start_all(4, 0, StateSource::Fresh);
+    for rank in 0..4 {
+        run.steps(rank, 0..2);
+    }
+    // Node 0 goes, with seats 0 and 1.
+    run.event(Event::NodeLineClosed("node-0".into(), StreamId(6000)));
+    for rank in 0..2 {
+        run.event(Event::LineClosed(id(rank), StreamId(u64::from(rank))));
+    }
+    pass(&mut run, 1);
+    run.get_ready(2, 1, "");
+    run.get_ready(3, 1, "");
+    pass(&mut run, 3);
+    assert_eq!(members(&run), [2, 3]);
+    for seat in 2..4 {
+        drop(run.start(seat, 2, StateSource::Mirror));
+    }
+    for seat in 2..4 {
+        run.steps(seat, 2..3);
+    }
+    assert_eq!(run.committed(), 3);
+}
+
+#[test]
+fn a_worker_that_leaves_on_purpose_makes_the_world_smaller() {
+    let mut run = elastic();
+    join(&mut run, 0);
+    join(&mut run, 1);
+    for rank in 0..4 {
+        come(&mut run, rank);
+    }
+    run.start_all(4, 0, StateSource::Fresh);
+    for rank in 2..4 {
+        run.tell(Ask::Leave { worker: id(rank), exit_code: 0, reason: "preempted".into() });
+    }
+    run.get_ready(0, 1, "");
+    run.get_ready(1, 1, "");
+    pass(&mut run, 6);
+    assert_eq!(members(&run), [0, 1]);
+    let (Ok(Reply::Status(status)), _) = run.ask(Ask::Status) else { panic!() };
+    assert_eq!(status.spent.restarts, 0);
+}
+
+#[test]
+fn the_budget_for_rescaling_is_its_own() {
+    let mut run = one_node();
+    run.machine.config.budgets.rescales = Some(0);
+    join(&mut run, 1);
+    come(&mut run, 2);
+    let actions = come(&mut run, 3);
+    assert_eq!(told(&actions, 0), [] as [&Directive; 0]);
+}

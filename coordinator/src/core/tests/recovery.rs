@@ -1,0 +1,407 @@
+//! Faults that are survived: who is lost, where the next generation starts, what it costs.
+
+use super::*;
+use crate::core::{
+    action::Record, event::Ended, failure::Failure, invariants, reason::Reason, roster::Respawn,
+};
+use crate::options::{CauseKind, Outcome};
+
+fn survived(actions: &[Action]) -> Option<String> {
+    news(actions).into_iter().find_map(|news| match news {
+        News::Failure(failure, _) if !failure.fatal => Some(failure.to_string()),
+        _ => None,
+    })
+}
+
+fn recovery(actions: &[Action]) -> Option<String> {
+    news(actions).into_iter().find_map(|news| match news {
+        News::Recovered(recovery) => Some(recovery.to_string()),
+        _ => None,
+    })
+}
+
+/// Two workers that have committed steps 0..10; rank 1 has the seat of the victim-to-be.
+fn at_step_ten() -> Run {
+    let mut run = Run::started(2);
+    run.steps(0, 0..10);
+    run.steps(1, 0..10);
+    run
+}
+
+#[test]
+fn a_killed_worker_is_called_back_and_training_goes_on_where_it_was() {
+    let mut run = at_step_ten();
+    let lost = run.kill(1);
+    let line = "rank 1 on node-a, joining: its process was killed by signal 9";
+    assert!(survived(&lost).is_some_and(|text| text.starts_with(line)), "{lost:?}");
+    assert!(matches!(told(&lost, 0)[..], [Directive::Abort { generation: Generation(1), over: false, .. }]));
+    assert_eq!(respawns(&lost), [(1, 1)]);
+    assert!(lost.contains(&Action::Record(Record::Broken { generation: Generation(1) })));
+
+    run.wait(Duration::from_millis(620));
+    run.get_ready(0, 1, "");
+    let formed = run.replace(1, 1);
+    let [Directive::Assignment(assignment, Rank(0))] = told(&formed, 0)[..] else { panic!("{formed:?}") };
+    assert_eq!(assignment.generation, Generation(2));
+    let started = run.start_all(2, 10, StateSource::Mirror);
+    assert_eq!(
+        recovery(&started).unwrap(),
+        "generation 2: 2 of 2 workers, from step 10 (mirror), 0.62 s after rank 1 was lost; restarts 1 of 3"
+    );
+    run.steps(0, 10..11);
+    run.steps(1, 10..11);
+    assert_eq!((run.committed(), run.phase()), (11, RunPhase::Training));
+}
+
+#[test]
+fn steps_that_a_lost_rank_could_not_report_are_committed_by_the_start() {
+    let mut run = at_step_ten();
+    run.steps(0, 10..12);
+    assert_eq!(run.committed(), 10);
+    run.kill(1);
+    run.get_ready(0, 1, "");
+    run.replace(1, 1);
+    let started = run.start_all(2, 12, StateSource::Mirror);
+    let records: Vec<_> = started
+        .iter()
+        .filter_map(|action| match action {
+            Action::Record(Record::Step(step)) => Some((step.step.0, step.generation.0, step.reports)),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(records, [(10, 1, 1), (11, 1, 1)]);
+    assert_eq!(run.committed(), 12);
+}
+
+#[test]
+fn a_survivor_may_report_its_last_steps_after_the_successor_has_started() {
+    let mut run = at_step_ten();
+    run.kill(1);
+    run.get_ready(0, 1, "");
+    run.replace(1, 1);
+    // The new worker knows that rank 0 has done step 10; its report is still on the way.
+    let (reply, early) = run.start(1, 11, StateSource::Mirror);
+    assert_eq!((reply, recovery(&early)), (Ok(Reply::Done), None));
+    assert_eq!(recovery(&run.steps(0, 10..11)).is_some(), true);
+    assert_eq!(run.committed(), 11);
+    assert_eq!(run.start(0, 11, StateSource::Mirror).0, Ok(Reply::Done));
+}
+
+#[test]
+fn a_start_that_nobody_can_account_for_ends_the_run() {
+    let mut run = at_step_ten();
+    run.kill(1);
+    run.get_ready(0, 1, "");
+    run.replace(1, 1);
+    run.start_all(2, 12, StateSource::Mirror);
+    assert_eq!(run.phase(), RunPhase::Failed);
+}
+
+#[test]
+fn ranks_that_disagree_where_to_start_end_the_run() {
+    let mut run = at_step_ten();
+    run.kill(1);
+    run.get_ready(0, 1, "");
+    run.replace(1, 1);
+    drop(run.start(0, 10, StateSource::Carried));
+    let (_, actions) = run.start(1, 9, StateSource::Carried);
+    let [News::Failure(failure, _), ..] = news(&actions)[..] else { panic!("{actions:?}") };
+    assert_eq!((failure.kind, failure.seat), (CauseKind::Disagreement, Some(Seat(1))));
+}
+
+#[test]
+fn several_losses_at_once_are_one_fault_and_roll_back_to_the_checkpoint() {
+    let mut run = at_step_ten();
+    run.kill(1);
+    run.kill(0);
+    run.replace(0, 1);
+    run.replace(1, 1);
+    let started = run.start_all(2, 4, StateSource::Checkpoint);
+    assert!(news(&started).contains(&&News::RolledBack { from: Step(10), to: Step(4) }));
+    let text = recovery(&started).unwrap();
+    assert!(text.contains("ranks 0, 1 were lost; restarts 1 of 3"), "{text}");
+    assert_eq!(run.committed(), 4);
+    run.steps(0, 4..5);
+    run.steps(1, 4..5);
+    assert_eq!(run.committed(), 5);
+}
+
+#[test]
+fn a_complete_checkpoint_proves_steps_whose_reports_are_gone() {
+    use crate::core::event::{CheckpointReport, CheckpointState};
+    let mut run = at_step_ten();
+    let report = CheckpointReport {
+        step: Step(12),
+        state: CheckpointState::Complete,
+        path: "c".into(),
+        bytes: Bytes(1),
+    };
+    run.tell(Ask::Checkpoint(id(0), report));
+    run.kill(1);
+    run.kill(0);
+    run.replace(0, 1);
+    run.replace(1, 1);
+    run.start_all(2, 12, StateSource::Checkpoint);
+    assert_eq!((run.committed(), run.phase()), (12, RunPhase::Starting));
+}
+
+#[test]
+fn ranks_that_lose_each_other_form_a_new_generation_without_a_loss() {
+    let mut run = at_step_ten();
+    let broken = run.get_ready(0, 1, "rank 1 is gone (collective 12, all_reduce)");
+    assert!(matches!(told(&broken, 1)[..], [Directive::Abort { over: false, .. }]));
+    assert_eq!(told(&broken, 0), [] as [&Directive; 0], "it has left by itself");
+    let formed = run.get_ready(1, 1, "aborted");
+    assert!(survived(&formed).is_some_and(|text| text.contains("rank 1 is gone (collective 12")));
+    assert!(matches!(told(&formed, 1)[..], [Directive::Assignment(..)]));
+    let started = run.start_all(2, 10, StateSource::Carried);
+    assert!(recovery(&started).unwrap().contains("after its ranks lost each other; restarts 1 of 3"));
+}
+
+#[test]
+fn a_victim_that_speaks_first_does_not_take_the_blame() {
+    let mut run = at_step_ten();
+    run.get_ready(0, 1, "rank 1 is gone");
+    let lost = run.kill(1);
+    assert!(survived(&lost).is_some_and(|text| text.starts_with("rank 1 on node-a")));
+    run.replace(1, 1);
+    run.start_all(2, 10, StateSource::Mirror);
+    let (Ok(Reply::Status(status)), _) = run.ask(Ask::Status) else { panic!() };
+    let failure = status.failure.unwrap();
+    assert_eq!((failure.seat, failure.fatal), (Some(Seat(1)), false));
+    assert_eq!(failure.victims.iter().copied().collect::<Vec<_>>(), [Seat(0)]);
+    assert_eq!(status.spent.restarts, 1);
+}
+
+#[test]
+fn a_repeated_or_stale_ready_changes_nothing() {
+    let mut run = at_step_ten();
+    assert_eq!(run.get_ready(0, 0, ""), vec![]);
+    run.kill(1);
+    run.get_ready(0, 1, "");
+    run.get_ready(0, 1, "");
+    run.replace(1, 1);
+    // The answer to its Ready was lost, and it said it once more.
+    assert_eq!(run.get_ready(0, 1, ""), vec![]);
+    assert_eq!(run.phase(), RunPhase::Starting);
+}
+
+#[test]
+fn the_budget_is_kept_and_the_last_fault_named() {
+    let mut run = at_step_ten();
+    for life in 1..=3 {
+        run.kill(1);
+        run.get_ready(0, u64::from(life), "");
+        run.replace(1, life);
+        run.start_all(2, 9 + u64::from(life), StateSource::Mirror);
+        for rank in 0..2 {
+            run.steps(rank, 9 + u64::from(life)..10 + u64::from(life));
+        }
+    }
+    let last = run.kill(1);
+    assert!(matches!(told(&last, 0)[..], [Directive::Abort { over: true, .. }]));
+    let [News::Failure(failure, _), ..] = news(&last)[..] else { panic!("{last:?}") };
+    assert!(failure.fatal && failure.message.contains("signal 9"));
+    run.tell(Ask::Leave { worker: id(0), exit_code: 4, reason: "over".into() });
+    assert!(matches!(run.machine.outcome(), Some(Outcome::Failed(_))));
+}
+
+#[test]
+fn a_worker_that_dies_again_before_it_is_ready_counts_again() {
+    let mut run = at_step_ten();
+    run.kill(1);
+    for pid in [1101, 2101] {
+        let ended = Ended::Code(1);
+        let actions = run.tell(Ask::Exit { node_id: NODE.into(), seat: Seat(1), pid: Some(pid), ended });
+        assert_eq!(respawns(&actions).len(), 1, "{actions:?}");
+        let exit = Ask::Exit { node_id: NODE.into(), seat: Seat(1), pid: Some(pid), ended };
+        assert_eq!(run.tell(exit), vec![], "a repeated report is no news");
+    }
+    let ended = Ended::Code(1);
+    run.tell(Ask::Exit { node_id: NODE.into(), seat: Seat(1), pid: Some(3101), ended });
+    assert_eq!(run.phase(), RunPhase::Failed);
+}
+
+#[test]
+fn a_late_report_of_an_exit_does_not_hit_the_successor() {
+    let mut run = at_step_ten();
+    run.event(Event::LineClosed(id(1), StreamId(1)));
+    run.wait(Duration::from_millis(800));
+    run.get_ready(0, 1, "");
+    run.replace(1, 1);
+    let exit = Ask::Exit { node_id: NODE.into(), seat: Seat(1), pid: Some(101), ended: Ended::Signal(9) };
+    assert_eq!(run.tell(exit), vec![]);
+    assert_eq!(run.phase(), RunPhase::Starting);
+}
+
+#[test]
+fn a_successor_may_come_before_the_old_process_is_missed() {
+    let mut run = at_step_ten();
+    run.event(Event::LineClosed(id(1), StreamId(1)));
+    let (reply, actions) = run.ask(Ask::Register(successor(1, 1)));
+    assert!(matches!(reply, Ok(Reply::Registered(_))));
+    assert!(survived(&actions).is_some_and(|text| text.contains("another process came in its place")));
+    let stale = run.ask(Ask::Steps(id(1), vec![run.report(1, 10)])).0;
+    assert_eq!(stale, Err(Refusal::UnknownWorker(id(1))));
+}
+
+#[test]
+fn a_launcher_that_opens_its_line_again_is_asked_again() {
+    let mut run = at_step_ten();
+    run.event(Event::NodeLineClosed(NODE.into(), NODE_LINE));
+    assert_eq!(respawns(&run.kill(1)), []);
+    let (_, actions) = run.ask(Ask::FollowNode { node_id: NODE.into(), stream: NODE_LINE });
+    assert_eq!(respawns(&actions), [(1, 1)]);
+    run.replace(1, 1);
+    let (_, actions) = run.ask(Ask::FollowNode { node_id: NODE.into(), stream: NODE_LINE });
+    assert_eq!(respawns(&actions), [], "somebody has come");
+}
+
+#[test]
+fn a_node_whose_line_stays_closed_is_gone_with_its_workers() {
+    let mut run = at_step_ten();
+    run.event(Event::NodeLineClosed(NODE.into(), NODE_LINE));
+    run.wait(Duration::from_millis(2500));
+    for rank in 0..2 {
+        run.beat(rank, WorkerPhase::Forward);
+    }
+    let actions = run.wait(Duration::from_millis(600));
+    assert!(survived(&actions).is_some_and(|text| text.contains("node 0 is gone")), "{actions:?}");
+    assert_eq!(run.phase(), RunPhase::WaitingForWorkers);
+    // Another launcher takes the place, and starts all workers by itself.
+    let other = Ask::JoinNode(NodeClaim {
+        origin: origin(),
+        node_id: "other".into(),
+        host: "node-b".into(),
+        local_world: 2,
+        node_rank: None,
+    });
+    assert_eq!(run.ask(other).0, Ok(Reply::Placed { node_rank: 0, first: Seat(0) }));
+    let other = Ask::FollowNode { node_id: "other".into(), stream: NODE_LINE };
+    assert_eq!(respawns(&run.tell(other)), []);
+    run.replace(0, 1);
+    run.replace(1, 1);
+    run.start_all(2, 10, StateSource::Checkpoint);
+    assert_eq!(run.phase(), RunPhase::Starting);
+}
+
+#[test]
+fn three_generations_without_a_step_end_the_run() {
+    let mut config = config(1);
+    config.budgets.restarts = 100;
+    let mut run = Run::started_with(config);
+    for life in 1..3 {
+        run.kill(0);
+        run.replace(0, life);
+        run.start_all(1, 0, StateSource::Fresh);
+    }
+    let last = run.kill(0);
+    let cause = news(&last).into_iter().find_map(|news| match news {
+        News::Failure(failure, _) if failure.fatal => Some(failure.kind),
+        _ => None,
+    });
+    assert_eq!(cause, Some(CauseKind::NoProgress));
+}
+
+#[test]
+fn a_member_that_does_not_leave_its_generation_is_lost() {
+    let mut run = at_step_ten();
+    run.kill(1);
+    run.replace(1, 1);
+    let mut actions = Vec::new();
+    for _ in 0..12 {
+        actions.extend(run.wait(Duration::from_secs(1)));
+        for rank in 0..2 {
+            if run.machine.roster.living_at(Seat(rank)).is_some() {
+                run.beat(rank, WorkerPhase::Backward);
+            }
+        }
+    }
+    assert!(survived(&actions).is_some_and(|text| text.contains("stands still")), "{actions:?}");
+    assert_eq!(respawns(&actions), [(0, 1)]);
+}
+
+#[test]
+fn a_loss_after_the_results_are_written_changes_nothing() {
+    let mut run = Run::started(2);
+    for step in 0..100 {
+        run.steps(0, step..step + 1);
+        run.steps(1, step..step + 1);
+    }
+    run.tell(Ask::Leave { worker: id(0), exit_code: 0, reason: "done".into() });
+    run.kill(1);
+    assert_eq!(run.machine.outcome(), Some(Outcome::Finished { steps: Step(100) }));
+}
+
+#[test]
+fn those_who_left_too_early_are_called_back() {
+    let mut run = Run::started(2);
+    for step in 0..100 {
+        run.steps(0, step..step + 1);
+        run.steps(1, step..step + 1);
+    }
+    run.tell(Ask::Leave { worker: id(1), exit_code: 0, reason: "done".into() });
+    let lost = run.kill(0);
+    assert_eq!(respawns(&lost), [(0, 1), (1, 1)]);
+    run.replace(0, 1);
+    run.replace(1, 1);
+    run.start_all(2, 100, StateSource::Checkpoint);
+    assert_eq!(run.phase(), RunPhase::Stopping);
+}
+
+#[test]
+fn a_stop_during_a_recovery_waits_for_it() {
+    let mut run = at_step_ten();
+    run.kill(1);
+    let (_, actions) = run.ask(Ask::Stop { reason: "enough".into() });
+    assert_eq!(told(&actions, 0), [&Directive::Stop("enough".into())]);
+    run.get_ready(0, 1, "");
+    run.replace(1, 1);
+    run.start_all(2, 10, StateSource::Mirror);
+    assert_eq!(run.phase(), RunPhase::Stopping);
+    for rank in 0..2 {
+        let worker = run.worker(rank);
+        run.tell(Ask::Leave { worker, exit_code: 0, reason: "stopped".into() });
+    }
+    assert!(matches!(run.machine.outcome(), Some(Outcome::Stopped { steps: Step(10), .. })));
+}
+
+#[test]
+fn a_failure_before_registration_is_told_with_the_exit() {
+    let mut run = Run::new(config(2));
+    run.gather(1);
+    let mut failure = Failure::of_run(CauseKind::Io, "the disk is on fire".into());
+    failure.seat = Some(Seat(1));
+    run.tell(Ask::Failure { run_id: RUN.into(), worker: None, failure });
+    assert_eq!(run.phase(), RunPhase::WaitingForWorkers);
+    let exit = Ask::Exit { node_id: NODE.into(), seat: Seat(1), pid: Some(7), ended: Ended::Code(4) };
+    let actions = run.tell(exit);
+    assert!(survived(&actions).is_some_and(|text| text.contains("the disk is on fire")));
+    assert_eq!(respawns(&actions), [(1, 1)]);
+}
+
+#[test]
+fn a_checkpoint_that_was_asked_for_earlier_is_not_the_successors_affair() {
+    let mut run = at_step_ten();
+    run.tell(Ask::CheckpointNow);
+    run.kill(1);
+    run.get_ready(0, 1, "");
+    let actions = run.replace(1, 1);
+    assert!(!told(&actions, 101).contains(&&Directive::Checkpoint(1)));
+    assert!(told(&run.follow(0, 9).1, 9).contains(&&Directive::Checkpoint(1)));
+}
+
+#[test]
+fn status_says_what_was_survived() {
+    let mut run = at_step_ten();
+    run.kill(1);
+    let (Ok(Reply::Status(status)), _) = run.ask(Ask::Status) else { panic!() };
+    assert!(matches!(status.reason, Reason::Regathering { generation: Generation(1), .. }));
+    assert_eq!((status.spent.restarts, status.max_restarts, status.sizes), (1, 3, Some((30, 8))));
+    assert!(status.failure.is_some_and(|failure| !failure.fatal));
+    assert_eq!(invariants::violated(&run.machine), None);
+    let seat = Seat(1);
+    let respawn =
+        Respawn { seat, attempt: 1, reason: run.machine.roster.respawn(seat).unwrap().reason.clone() };
+    assert_eq!(run.machine.roster.respawn(seat), Some(&respawn));
+}
