@@ -7,7 +7,7 @@ use std::{
 };
 
 use clap::Args;
-use coxswain_coordinator::{CauseKind, Options, Outcome as RunOutcome, Patience, ServeError, World};
+use coxswain_coordinator::{Budgets, CauseKind, Options, Outcome as RunOutcome, Patience, ServeError, World};
 
 use super::SpecArgs;
 use crate::{
@@ -51,6 +51,9 @@ pub struct CoordinatorArgs {
     /// Times the number of machines may change on purpose [default: no bound]
     #[arg(long, alias = "max_rescales", value_name = "N")]
     max_rescales: Option<u32>,
+    /// Take the place of a coordinator that was lost a moment ago: go on even where train.resume is false
+    #[arg(long, hide = true)]
+    restarted: bool,
 }
 
 /// Listens if neither flag nor configuration says where: `torchrun`'s port.
@@ -60,9 +63,11 @@ const DEFAULT_LISTEN: &str = "127.0.0.1:29400";
 pub fn execute(args: &CoordinatorArgs) -> Outcome {
     let spec = args.spec.load()?;
     let configured = spec.launch.nproc_per_node.and_then(|workers| u32::try_from(workers).ok());
-    tracing::debug!(args.max_restarts, args.max_rescales, args.last_call, "not yet in force");
-    let world =
-        World { nnodes: args.nnodes.max, nproc_per_node: args.nproc_per_node.or(configured).unwrap_or(1) };
+    let world = World {
+        min_nodes: args.nnodes.min,
+        max_nodes: args.nnodes.max,
+        nproc_per_node: args.nproc_per_node.or(configured).unwrap_or(1),
+    };
     spec.check_world(world.size() as usize)?;
     let listener = args.listener(spec.launch.listen.as_deref())?;
     let options = Options {
@@ -72,6 +77,8 @@ pub fn execute(args: &CoordinatorArgs) -> Outcome {
         run_id: args.rdzv_id.clone(),
         token: process_env("COX_TOKEN"),
         patience: args.patience()?,
+        budgets: Budgets { restarts: args.max_restarts, rescales: args.max_rescales },
+        restarted: args.restarted,
     };
     let internal = |error: std::io::Error| Failed::new(Exit::Internal, error);
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -116,10 +123,17 @@ impl CoordinatorArgs {
     }
 
     fn patience(&self) -> Result<Patience, Failed> {
-        let Some(seconds) = self.join_timeout else { return Ok(Patience::default()) };
-        let rendezvous = Duration::try_from_secs_f64(seconds)
-            .map_err(|_| Failed::usage(format!("--join-timeout {seconds}: expected a number of seconds")))?;
-        Ok(Patience { rendezvous, ..Patience::default() })
+        let seconds = |flag: &str, given: Option<f64>, default: Duration| match given {
+            None => Ok(default),
+            Some(seconds) => Duration::try_from_secs_f64(seconds)
+                .map_err(|_| Failed::usage(format!("{flag} {seconds}: expected a number of seconds"))),
+        };
+        let default = Patience::default();
+        Ok(Patience {
+            rendezvous: seconds("--join-timeout", self.join_timeout, default.rendezvous)?,
+            last_call: seconds("--last-call", self.last_call, default.last_call)?,
+            ..default
+        })
     }
 }
 
@@ -142,6 +156,7 @@ fn conclude(outcome: RunOutcome, mut signal: tokio::sync::oneshot::Receiver<i32>
             CauseKind::OutOfMemory => Exit::OutOfMemory,
             CauseKind::BadInput => Exit::BadInput,
             CauseKind::Rendezvous => Exit::Rendezvous,
+            CauseKind::NoProgress => Exit::NoProgress,
             _ => Exit::WorkerFailed,
         })),
     }

@@ -34,7 +34,7 @@ impl Exits {
             Ended::Code(code) => report_exit_request::Ended::ExitCode(code),
             Ended::Signal(signal) => report_exit_request::Ended::Signal(signal),
         };
-        let request = ReportExitRequest { node_id: self.node_id.clone(), rank, ended: Some(ended) };
+        let request = ReportExitRequest { node_id: self.node_id.clone(), rank, ended: Some(ended), pid: 0 };
         let access = self.access.clone();
         let task = tokio::spawn(async move {
             while let Err(status) = access.coordinator().report_exit(prompt(request.clone())).await {

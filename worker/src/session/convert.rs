@@ -161,6 +161,7 @@ pub(super) fn failure(failure: &TrainerFailure, at: Position, (rank, host): (Ran
         message,
         unix_ms: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64),
         victims: Vec::new(),
+        fatal: false,
     }
 }
 
