@@ -22,6 +22,7 @@ const OUTSIDE: &[&str] = &[
     "train.resume",           // likewise
     "data.prefetch",          // speed
     "memory",                 // a bound
+    "faults",                 // redundancy
     "launch",                 // where
 ];
 

@@ -40,6 +40,9 @@ pub struct RunSpec {
     /// Peak-memory accounting.
     #[serde(default)]
     pub memory: Memory,
+    /// What is kept in store for a lost worker.
+    #[serde(default)]
+    pub faults: Faults,
     /// Processes and threads; the command line wins over it.
     #[serde(default)]
     pub launch: Launch,
@@ -417,6 +420,21 @@ impl Default for Eval {
 pub struct Memory {
     /// Bytes a rank may allocate on the CPU device before an allocation counts as out of memory; absent means no bound.
     pub capacity: Option<u64>,
+}
+
+/// What is kept in store for a lost worker.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Faults {
+    /// Whether every rank keeps a mirror of its neighbour's optimizer shard, so that losing one worker loses no step. Costs 28
+    /// bytes on each rank for each trainable of a shard; without it a lost worker takes the run back to its last checkpoint.
+    pub mirror: bool,
+}
+
+impl Default for Faults {
+    fn default() -> Self {
+        Self { mirror: true }
+    }
 }
 
 /// Processes and threads; the command line wins over it.

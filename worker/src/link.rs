@@ -18,8 +18,34 @@ pub struct Assignment {
     pub rank: Rank,
     /// Data-plane addresses, by rank; its length is the world size.
     pub peers: Vec<String>,
-    /// The first step to run; everything before it is committed (and in the checkpoint of that step, if it is not 0).
+    /// The step of the newest complete checkpoint, 0 without one: where to start if no rank still has the training state.
+    pub checkpoint_step: Step,
+}
+
+/// Where the ranks of a generation had their state from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StateSource {
+    /// The run begins.
+    Fresh,
+    /// All of it was carried over by living ranks.
+    Carried,
+    /// A lost rank's part came from its neighbour's mirror.
+    Mirror,
+    /// Read from the newest checkpoint.
+    Checkpoint,
+}
+
+/// Where a generation starts, as its ranks have agreed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Start {
+    /// The first step it will run.
     pub first_step: Step,
+    /// Where the state is from.
+    pub source: StateSource,
+    /// Bytes this rank received, or read from disk, to get there.
+    pub bytes: Bytes,
+    /// How long that took.
+    pub took: Duration,
 }
 
 /// What people asked for, as of now. All ranks agree on it in the step's vote, so it takes effect at the same boundary everywhere.
@@ -33,6 +59,8 @@ pub struct Commands {
     pub stop: bool,
     /// Memory reports asked for so far.
     pub memory_reports: u32,
+    /// Leave this generation together, to form another one.
+    pub regroup: bool,
 }
 
 /// What a worker is doing, for heartbeats, memory peaks and failure reports.
@@ -92,6 +120,8 @@ pub struct StepDone {
     pub micro_batch: u32,
     /// Forward passes.
     pub accumulation: u32,
+    /// Times the step was voted down for want of memory before it was committed.
+    pub retries: u32,
     /// Peak bytes in use on this rank during the step.
     pub memory_peak: Bytes,
 }
@@ -142,6 +172,8 @@ pub enum CheckpointNews {
 /// One thing the trainer says.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Report {
+    /// The generation can begin.
+    Started(Start),
     /// A finished step.
     Step(StepDone),
     /// Peaks by phase.
@@ -164,9 +196,12 @@ pub enum Report {
 /// The line is cut: the trainer should return.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LinkError {
-    /// The generation is over; a new assignment may follow.
+    /// The generation is over; [`Link::assignment`] waits for the next one.
     #[error("generation ended: {0}")]
     Aborted(String),
+    /// The run is over for everyone.
+    #[error("the run is over: {0}")]
+    Over(String),
     /// The coordinator is not coming back, or refused us.
     #[error("control plane lost: {0}")]
     Lost(String),
@@ -174,8 +209,9 @@ pub enum LinkError {
 
 /// The trainer's view of the control plane.
 pub trait Link {
-    /// Blocks until this worker has its place. Called once per generation.
-    fn assignment(&mut self) -> Result<Assignment, LinkError>;
+    /// Says that this worker can take a place in the next generation, and blocks until it has one. `why` tells what ended the
+    /// last generation if this worker found out by itself.
+    fn assignment(&mut self, why: Option<&str>) -> Result<Assignment, LinkError>;
 
     /// Blocks until this rank may consume its slice of `step`, whose global batch has `samples` samples; returns the slice as
     /// positions within that batch. Leases are granted well ahead, so this normally returns at once.
@@ -188,7 +224,8 @@ pub trait Link {
     /// What people want, now. Never blocks.
     fn commands(&mut self) -> Commands;
 
-    /// Blocks until `commands().pause` is false or `commands().stop` is true.
+    /// Blocks until `commands().pause` is false or `commands().stop` is true. A generation that regroups is over for a rank that
+    /// waits here.
     fn wait_while_paused(&mut self) -> Result<(), LinkError>;
 
     /// Says where the trainer is. Never blocks; kept for the next heartbeat.
@@ -201,17 +238,20 @@ pub trait Link {
 /// A world of one, without a coordinator.
 #[derive(Clone, Debug)]
 pub struct SoloLink {
-    /// Where to start.
+    /// Where to start: 0, or the step of a checkpoint.
     pub first_step: Step,
 }
 
 impl Link for SoloLink {
-    fn assignment(&mut self) -> Result<Assignment, LinkError> {
+    fn assignment(&mut self, why: Option<&str>) -> Result<Assignment, LinkError> {
+        if let Some(why) = why {
+            return Err(LinkError::Lost(format!("a world of one has no other generation: {why}")));
+        }
         Ok(Assignment {
             generation: Generation(1),
             rank: Rank(0),
             peers: vec![String::new()],
-            first_step: self.first_step,
+            checkpoint_step: self.first_step,
         })
     }
 

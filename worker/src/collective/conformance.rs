@@ -124,6 +124,26 @@ pub(super) fn in_place_operations_cut_any_length(team: Team, world: usize) {
     }
 }
 
+pub(super) fn a_shift_brings_the_chunk_of_the_rank_before(team: Team, world: usize) {
+    for len in LENGTHS {
+        on_all(team, world, |comm| {
+            let rank = comm.rank().0 as usize;
+            let previous = (rank + world - 1) % world;
+            let mut buffer = vec![f32::NAN; len];
+            let mut due = buffer.clone();
+            for owner in [rank, previous] {
+                let part = chunk(len, world, owner);
+                due[part.clone()].copy_from_slice(&values(owner, len, 9)[part]);
+            }
+            let own = chunk(len, world, rank);
+            buffer[own.clone()].copy_from_slice(&due[own]);
+            comm.shift_in_place(BufMut::F32(&mut buffer)).expect("shift");
+            let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+            assert!(bits(&buffer) == bits(&due), "{len} in a world of {world}");
+        });
+    }
+}
+
 pub(super) fn broadcast_works_from_every_root(team: Team, world: usize) {
     for len in LENGTHS {
         on_all(team, world, |comm| {
@@ -313,6 +333,7 @@ suite!(
         reduce_scatter_leaves_each_rank_its_chunk,
         all_gather_gives_every_rank_all_shards,
         in_place_operations_cut_any_length,
+        a_shift_brings_the_chunk_of_the_rank_before,
         broadcast_works_from_every_root,
         nobody_leaves_a_barrier_before_all_have_come,
         a_repeated_run_gives_the_same_bits_on_all_ranks,
@@ -331,6 +352,7 @@ suite!(
         reduce_scatter_leaves_each_rank_its_chunk,
         all_gather_gives_every_rank_all_shards,
         in_place_operations_cut_any_length,
+        a_shift_brings_the_chunk_of_the_rank_before,
         broadcast_works_from_every_root,
         nobody_leaves_a_barrier_before_all_have_come,
         a_repeated_run_gives_the_same_bits_on_all_ranks,

@@ -129,6 +129,10 @@ pub trait Collective {
     /// `buffer` is cut by [`chunk`] and rank `r` brings chunk `r`; every rank ends with all of it.
     fn all_gather_in_place(&mut self, buffer: BufMut<'_>) -> Result<(), CollectiveError>;
 
+    /// `buffer` is cut by [`chunk`] and rank `r` brings chunk `r`; every rank ends with the chunk of the rank before it in its
+    /// place, too (rank 0 with that of the last). The first round of an all-gather: one neighbour's copy, not everyone's.
+    fn shift_in_place(&mut self, buffer: BufMut<'_>) -> Result<(), CollectiveError>;
+
     /// Every rank ends with `root`'s `buffer`.
     fn broadcast(&mut self, buffer: BufMut<'_>, root: Rank) -> Result<(), CollectiveError>;
 

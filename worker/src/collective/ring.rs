@@ -203,6 +203,12 @@ impl Ring {
         self.run(&call, &mut plan::all_gather(buffer, world, rank))
     }
 
+    fn shift_of<T: Element>(&mut self, buffer: &mut [T]) -> Result<(), CollectiveError> {
+        let (rank, world, length) = (self.rank, self.world, buffer.len());
+        let call = Call { operation: Operation::Shift, reduce: None, root: 0, length };
+        self.run(&call, &mut plan::shift(buffer, world, rank))
+    }
+
     fn broadcast_of<T: Element>(&mut self, buffer: &mut [T], root: Rank) -> Result<(), CollectiveError> {
         let (rank, world, length) = (self.rank, self.world, buffer.len());
         let call = Call { operation: Operation::Broadcast, reduce: None, root: root.0, length };
@@ -290,6 +296,13 @@ impl Collective for Ring {
         match buffer {
             BufMut::F32(buffer) => self.all_gather_of(buffer),
             BufMut::F64(buffer) => self.all_gather_of(buffer),
+        }
+    }
+
+    fn shift_in_place(&mut self, buffer: BufMut<'_>) -> Result<(), CollectiveError> {
+        match buffer {
+            BufMut::F32(buffer) => self.shift_of(buffer),
+            BufMut::F64(buffer) => self.shift_of(buffer),
         }
     }
 

@@ -78,6 +78,10 @@ impl Collective for Solo {
         self.pass("all_gather")
     }
 
+    fn shift_in_place(&mut self, _buffer: BufMut<'_>) -> Result<(), CollectiveError> {
+        self.pass("shift")
+    }
+
     fn broadcast(&mut self, _buffer: BufMut<'_>, root: Rank) -> Result<(), CollectiveError> {
         super::check_root("broadcast", root, 1)?;
         self.pass("broadcast")

@@ -1,7 +1,7 @@
 //! The link's two ends.
 //!
-//! The session writes what it was told into a shared state; the trainer reads it, and sleeps on a condition variable where it has to
-//! wait. The other way goes a bounded queue of reports.
+//! The session writes what it was told into a shared [`Standing`]; the trainer reads it, and sleeps on a condition variable where it
+//! has to wait. The other way goes a bounded queue of reports.
 
 use std::{
     ops::Range,
@@ -14,28 +14,18 @@ use coxswain_proto::{
 };
 use tokio::sync::mpsc;
 
+use super::standing::{Standing, Told};
 use crate::{
     collective::{AbortHandle, Progress},
     link::{Assignment, Commands, Link, LinkError, Phase, Report},
 };
 
-/// One lease, as granted.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Lease {
-    pub steps: Range<u64>,
-    pub slice: u32,
-    pub slices: u32,
-}
-
-/// Everything the session has been told, and everything heartbeats need.
+/// The standing, and everything heartbeats need.
 #[derive(Default)]
 struct State {
-    assignment: Option<Assignment>,
-    leases: Vec<Lease>,
-    commands: Commands,
+    standing: Standing,
     at: Option<(Phase, Step)>,
     communicator: Option<(Arc<dyn AbortHandle>, Arc<Progress>)>,
-    ended: Option<LinkError>,
 }
 
 /// Shared by the session and the trainer's [`ChannelLink`].
@@ -55,51 +45,49 @@ pub(super) struct Position {
     pub finished: u64,
 }
 
+/// One thing that the trainer says, in the order in which it says it.
+#[derive(Debug)]
+pub(super) enum Said {
+    /// It can take a place; it has left this generation, and found out why by itself if there is a reason.
+    Ready { left: Generation, why: String },
+    /// A report of a rank of this generation.
+    Report(Generation, Rank, Report),
+}
+
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn change(&self, change: impl FnOnce(&mut State)) {
-        change(&mut self.lock());
+    /// Takes a directive in.
+    pub fn told(&self, told: Told) {
+        let over = {
+            let mut state = self.lock();
+            let ends = state.standing.told(told);
+            ends.then(|| (state.standing.alive(), state.communicator.clone()))
+        };
+        if let Some((Err(why), Some((abort, _)))) = over {
+            abort.abort(&why.to_string());
+        }
         self.changed.notify_all();
     }
 
-    /// The membership is complete. A replay of the same assignment changes nothing.
-    pub fn assign(&self, assignment: Assignment) {
-        self.change(|state| {
-            if state.assignment.as_ref().is_none_or(|old| old.generation != assignment.generation) {
-                state.leases.clear();
-                state.assignment = Some(assignment);
-            }
-        });
-    }
-
-    /// More steps may be run. Leases that are used up are forgotten.
-    pub fn grant(&self, lease: Lease) {
-        self.change(|state| {
-            let done = state.at.map_or(0, |(_, step)| step.0);
-            state.leases.retain(|old| old.steps.end > done && old.steps != lease.steps);
-            state.leases.push(lease);
-        });
-    }
-
-    /// People want something.
-    pub fn command(&self, change: impl FnOnce(&mut Commands)) {
-        self.change(|state| change(&mut state.commands));
-    }
-
     /// The line is cut: the trainer returns as soon as it looks, and a collective in flight ends now.
-    pub fn end(&self, why: LinkError) {
+    pub fn cut(&self, why: LinkError) {
         let communicator = {
             let mut state = self.lock();
-            state.ended.get_or_insert_with(|| why.clone());
+            state.standing.cut(why.clone());
             state.communicator.clone()
         };
         if let Some((abort, _)) = communicator {
             abort.abort(&why.to_string());
         }
         self.changed.notify_all();
+    }
+
+    /// Whether a place in a generation newer than `left` has been given.
+    pub fn has_place_after(&self, left: Generation) -> bool {
+        self.lock().standing.has_place_after(left)
     }
 
     /// Where the trainer is.
@@ -111,7 +99,7 @@ impl Shared {
             progress.map_or(0, |progress| of(progress).load(Ordering::Relaxed))
         };
         Position {
-            generation: state.assignment.as_ref().map_or(Generation(0), |assignment| assignment.generation),
+            generation: state.standing.generation(),
             phase,
             step,
             entered: count(|progress| &progress.entered),
@@ -119,15 +107,12 @@ impl Shared {
         }
     }
 
-    /// Blocks until `ready` has an answer, or the line is cut.
-    fn wait<V>(&self, ready: impl Fn(&State) -> Option<V>) -> Result<V, LinkError> {
+    /// Blocks until `ready` has an answer.
+    fn wait<V>(&self, mut ready: impl FnMut(&mut Standing) -> Option<V>) -> V {
         let mut state = self.lock();
         loop {
-            if let Some(ended) = &state.ended {
-                return Err(ended.clone());
-            }
-            if let Some(value) = ready(&state) {
-                return Ok(value);
+            if let Some(value) = ready(&mut state.standing) {
+                return value;
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -136,39 +121,58 @@ impl Shared {
 
 /// The trainer's end.
 pub(super) struct ChannelLink {
-    pub shared: Arc<Shared>,
-    pub reports: mpsc::Sender<Report>,
+    shared: Arc<Shared>,
+    said: mpsc::Sender<Said>,
+    /// Its place, for reports.
+    place: (Generation, Rank),
+}
+
+impl ChannelLink {
+    pub fn new(shared: Arc<Shared>, said: mpsc::Sender<Said>) -> Self {
+        Self { shared, said, place: (Generation(0), Rank(0)) }
+    }
+
+    fn say(&self, said: Said) -> Result<(), LinkError> {
+        let closed = || LinkError::Lost("the session has ended".into());
+        self.said.blocking_send(said).map_err(|_| closed())
+    }
 }
 
 impl Link for ChannelLink {
-    fn assignment(&mut self) -> Result<Assignment, LinkError> {
-        self.shared.wait(|state| state.assignment.clone())
+    fn assignment(&mut self, why: Option<&str>) -> Result<Assignment, LinkError> {
+        let why = why.unwrap_or_default().to_owned();
+        let said = self.say(Said::Ready { left: self.place.0, why });
+        // A session that has ended has said why.
+        let assignment = self.shared.wait(|standing| match &said {
+            Ok(()) => standing.enter(),
+            Err(error) => Some(standing.alive().and(Err(error.clone()))),
+        })?;
+        self.place = (assignment.generation, assignment.rank);
+        Ok(assignment)
     }
 
     fn lease(&mut self, step: Step, samples: u64) -> Result<Range<u64>, LinkError> {
-        self.shared.wait(|state| {
-            let lease = state.leases.iter().find(|lease| lease.steps.contains(&step.0))?;
-            Some(plan::slice(samples, Rank(lease.slice), lease.slices))
-        })
+        let lease = self.shared.wait(|standing| standing.lease(step))?;
+        Ok(plan::slice(samples, lease.slice, lease.slices))
     }
 
     fn connected(&mut self, abort: Arc<dyn AbortHandle>, progress: Arc<Progress>) {
-        let ended = {
+        let alive = {
             let mut state = self.shared.lock();
             state.communicator = Some((abort.clone(), progress));
-            state.ended.clone()
+            state.standing.alive()
         };
-        if let Some(why) = ended {
+        if let Err(why) = alive {
             abort.abort(&why.to_string());
         }
     }
 
     fn commands(&mut self) -> Commands {
-        self.shared.lock().commands
+        self.shared.lock().standing.commands()
     }
 
     fn wait_while_paused(&mut self) -> Result<(), LinkError> {
-        self.shared.wait(|state| (!state.commands.pause || state.commands.stop).then_some(()))
+        self.shared.wait(|standing| standing.unpaused())
     }
 
     fn at(&mut self, phase: Phase, step: Step) {
@@ -177,59 +181,89 @@ impl Link for ChannelLink {
     }
 
     fn report(&mut self, report: Report) -> Result<(), LinkError> {
-        let closed = || LinkError::Lost("the session has ended".into());
-        self.reports.blocking_send(report).map_err(|_| closed())
+        let (generation, rank) = self.place;
+        self.say(Said::Report(generation, rank, report))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::session::standing::Lease;
 
-    fn link() -> (Arc<Shared>, ChannelLink, mpsc::Receiver<Report>) {
+    fn link() -> (Arc<Shared>, ChannelLink, mpsc::Receiver<Said>) {
         let shared = Arc::new(Shared::default());
-        let (reports, queue) = mpsc::channel(4);
-        (shared.clone(), ChannelLink { shared, reports }, queue)
+        let (said, queue) = mpsc::channel(4);
+        (shared.clone(), ChannelLink::new(shared, said), queue)
+    }
+
+    fn assign(shared: &Shared) {
+        shared.told(Told::Assign(Assignment {
+            generation: Generation(1),
+            rank: Rank(1),
+            peers: vec!["a".into(), "b".into()],
+            checkpoint_step: Step(0),
+        }));
+    }
+
+    fn grant(shared: &Shared, steps: Range<u64>) {
+        shared.told(Told::Grant(Lease { generation: Generation(1), steps, slice: Rank(1), slices: 2 }));
     }
 
     #[test]
     fn a_trainer_waits_for_its_lease_and_gets_its_slice() {
         let (shared, mut link, _queue) = link();
-        let trainer = std::thread::spawn(move || link.lease(Step(33), 7));
-        shared.grant(Lease { steps: 0..32, slice: 1, slices: 2 });
-        shared.grant(Lease { steps: 32..64, slice: 1, slices: 2 });
+        assign(&shared);
+        let trainer = std::thread::spawn(move || {
+            link.assignment(None)?;
+            link.lease(Step(33), 7)
+        });
+        grant(&shared, 0..32);
+        grant(&shared, 32..64);
         assert_eq!(trainer.join().expect("no panic"), Ok(3..7));
     }
 
     #[test]
     fn an_abort_wakes_a_waiting_trainer() {
         let (shared, mut link, _queue) = link();
-        let trainer = std::thread::spawn(move || link.assignment());
-        shared.end(LinkError::Aborted("rank 1 is gone".into()));
-        assert_eq!(trainer.join().expect("no panic"), Err(LinkError::Aborted("rank 1 is gone".into())));
+        assign(&shared);
+        link.assignment(None).expect("there is a place");
+        let trainer = std::thread::spawn(move || link.lease(Step(0), 4));
+        shared.told(Told::Abort(Generation(1), "rank 0 is gone".into()));
+        assert_eq!(trainer.join().expect("no panic"), Err(LinkError::Aborted("rank 0 is gone".into())));
     }
 
     #[test]
     fn an_abort_before_the_ring_is_formed_still_reaches_it() {
-        struct Told(Mutex<String>);
-        impl AbortHandle for Told {
+        struct Heard(Mutex<String>);
+        impl AbortHandle for Heard {
             fn abort(&self, reason: &str) {
                 *self.0.lock().expect("no panic") = reason.to_owned();
             }
         }
         let (shared, mut link, _queue) = link();
-        shared.end(LinkError::Aborted("over".into()));
-        let told = Arc::new(Told(Mutex::default()));
-        link.connected(told.clone(), Arc::default());
-        assert!(told.0.lock().expect("no panic").contains("over"));
+        assign(&shared);
+        link.assignment(None).expect("there is a place");
+        shared.told(Told::Abort(Generation(1), "over".into()));
+        let heard = Arc::new(Heard(Mutex::default()));
+        link.connected(heard.clone(), Arc::default());
+        assert!(heard.0.lock().expect("no panic").contains("over"));
     }
 
     #[test]
     fn a_paused_trainer_goes_on_when_stopped() {
         let (shared, mut link, _queue) = link();
-        shared.command(|commands| commands.pause = true);
+        shared.told(Told::Pause);
         let trainer = std::thread::spawn(move || link.wait_while_paused());
-        shared.command(|commands| commands.stop = true);
+        shared.told(Told::Stop);
         assert_eq!(trainer.join().expect("no panic"), Ok(()));
+    }
+
+    #[test]
+    fn a_session_that_has_ended_says_why() {
+        let (shared, mut link, queue) = link();
+        drop(queue);
+        shared.cut(LinkError::Over("rank 1 failed".into()));
+        assert_eq!(link.assignment(None), Err(LinkError::Over("rank 1 failed".into())));
     }
 }

@@ -13,7 +13,7 @@ use tonic::{
 use super::{SessionError, SessionOptions};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
 /// Puts the token on every call.
 #[derive(Clone)]
@@ -88,26 +88,42 @@ impl Backoff {
     }
 }
 
-/// Calls until there is an answer or a refusal.
+/// Calls until there is an answer; a refusal is an error.
 pub(super) async fn persist<R, F>(
     options: &SessionOptions,
-    mut call: impl FnMut() -> F,
+    call: impl FnMut() -> F,
 ) -> Result<R, SessionError>
+where
+    F: Future<Output = Result<tonic::Response<R>, Status>>,
+{
+    answer_or_refusal(options, call).await?.map_err(|status| refused(options, &status))
+}
+
+/// Calls until there is an answer or a refusal.
+pub(super) async fn answer_or_refusal<R, F>(
+    options: &SessionOptions,
+    mut call: impl FnMut() -> F,
+) -> Result<Result<R, Status>, SessionError>
 where
     F: Future<Output = Result<tonic::Response<R>, Status>>,
 {
     let mut backoff = Backoff::new(options.patience);
     loop {
         let status = match call().await {
-            Ok(answer) => return Ok(answer.into_inner()),
+            Ok(answer) => return Ok(Ok(answer.into_inner())),
             Err(status) => status,
         };
-        let (endpoint, reason) = (options.endpoint.clone(), status.message().to_owned());
         if !worth_another_try(&status) {
-            return Err(SessionError::Refused { endpoint, reason });
+            return Ok(Err(status));
         }
         if !backoff.pause().await {
+            let (endpoint, reason) = (options.endpoint.clone(), status.message().to_owned());
             return Err(SessionError::Lost { endpoint, waited: backoff.waited(), reason });
         }
     }
+}
+
+/// A refusal as this session's error.
+pub(super) fn refused(options: &SessionOptions, status: &Status) -> SessionError {
+    SessionError::Refused { endpoint: options.endpoint.clone(), reason: status.message().to_owned() }
 }

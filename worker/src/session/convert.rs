@@ -4,12 +4,16 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use coxswain_proto::{
     ids::{Bytes, Generation, Rank, Step},
-    limits, v1,
+    limits,
+    v1::{self, directive::Kind},
 };
 
-use super::channel::{Lease, Position};
+use super::{
+    channel::Position,
+    standing::{Lease, Told},
+};
 use crate::{
-    link::{Assignment, CheckpointNews, Phase, PhaseMemory, StepDone, StepTimes},
+    link::{Assignment, CheckpointNews, Phase, PhaseMemory, Start, StateSource, StepDone, StepTimes},
     trainer::{FailureKind, TrainerFailure},
 };
 
@@ -33,7 +37,23 @@ pub(super) fn assignment(wire: v1::Assignment) -> Result<Assignment, String> {
         generation: Generation(wire.generation),
         rank: Rank(wire.rank),
         peers: peers.into_iter().flatten().collect(),
-        first_step: Step(wire.checkpoint_step),
+        checkpoint_step: Step(wire.checkpoint_step),
+    })
+}
+
+/// One directive.
+pub(super) fn told(directive: v1::Directive) -> Result<Told, String> {
+    Ok(match directive.kind {
+        Some(Kind::Assignment(wire)) => Told::Assign(assignment(wire)?),
+        Some(Kind::Lease(wire)) => Told::Grant(lease(wire)?),
+        Some(Kind::Pause(_)) => Told::Pause,
+        Some(Kind::Resume(_)) => Told::Resume,
+        Some(Kind::Checkpoint(now)) => Told::Checkpoints(now.request),
+        Some(Kind::MemoryReport(now)) => Told::MemoryReports(now.request),
+        Some(Kind::Stop(_)) => Told::Stop,
+        Some(Kind::Abort(abort)) => Told::Abort(Generation(abort.generation), abort.reason),
+        Some(Kind::Regroup(regroup)) => Told::Regroup(Generation(regroup.generation)),
+        None => return Err("directive.kind: missing, or unknown to this version".into()),
     })
 }
 
@@ -44,7 +64,12 @@ pub(super) fn lease(wire: v1::ShardLease) -> Result<Lease, String> {
     if wire.first_step >= wire.end_step {
         return Err(format!("lease: steps {}..{}", wire.first_step, wire.end_step));
     }
-    Ok(Lease { steps: wire.first_step..wire.end_step, slice: wire.slice, slices: wire.slices })
+    Ok(Lease {
+        generation: Generation(wire.generation),
+        steps: wire.first_step..wire.end_step,
+        slice: Rank(wire.slice),
+        slices: wire.slices,
+    })
 }
 
 pub(super) fn phase(phase: Phase) -> v1::WorkerPhase {
@@ -105,7 +130,29 @@ pub(super) fn step(done: StepDone, generation: Generation, rank: Rank) -> v1::St
         cache_generation: 0,
         vote: v1::StepVote::Ok.into(),
         paused: false,
-        retries: 0,
+        retries: done.retries,
+    }
+}
+
+pub(super) fn start(
+    start: &Start,
+    worker_id: u64,
+    (generation, rank): (Generation, Rank),
+) -> v1::ReportStartRequest {
+    let source = match start.source {
+        StateSource::Fresh => v1::StateSource::Fresh,
+        StateSource::Carried => v1::StateSource::Carried,
+        StateSource::Mirror => v1::StateSource::Mirror,
+        StateSource::Checkpoint => v1::StateSource::Checkpoint,
+    };
+    v1::ReportStartRequest {
+        worker_id,
+        generation: generation.0,
+        rank: rank.0,
+        first_step: start.first_step.0,
+        source: source.into(),
+        bytes: start.bytes.0,
+        took_ms: ms(start.took),
     }
 }
 

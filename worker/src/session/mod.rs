@@ -3,7 +3,8 @@
 //! ```text
 //! run            GetRun -> open -> Register -> Follow, heartbeats, reports -> Leave
 //!   client       one connection: token, backoff, what is worth another try
-//!   channel      the link's two ends: what directives have said so far, and the queue of reports
+//!   standing     what directives have said so far, and what follows for the trainer: the worker's state machine, pure
+//!   channel      the link's two ends: the standing under a lock, and the queue of reports
 //!   reporter     takes reports off the queue in order, batches steps, sends them until they are taken
 //!   convert      wire to domain and back; nothing else here knows wire types' fields
 //! ```
@@ -18,6 +19,7 @@ mod hold;
 mod options;
 mod reporter;
 mod run;
+pub mod standing;
 
 pub use options::{SessionError, SessionOptions};
 pub use run::run;

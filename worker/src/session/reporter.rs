@@ -1,77 +1,181 @@
-//! Takes reports off the queue, in order, and sends each until the coordinator has taken it.
+//! Takes what the trainer says off the queue, in order, and sends each until the coordinator has taken it.
 //!
 //! Steps are batched: whatever has gathered while a call was under way goes with the next one, so a slow coordinator sees fewer and
 //! larger calls, and a fast one sees each step at once.
+//!
+//! A coordinator that was restarted knows what it had journaled: committed steps, not the reports of single ranks, and
+//! generations, not who was ready. So steps are kept until they are committed, and said again on every new line.
 
-use std::sync::Arc;
+use std::{collections::VecDeque, sync::Arc};
 
-use coxswain_proto::{ids::Rank, v1};
-use tokio::sync::mpsc;
+use coxswain_proto::{
+    ids::{Generation, Rank},
+    v1,
+};
+use tokio::sync::{mpsc, watch};
+use tonic::Code;
 
 use super::{
     SessionError, SessionOptions,
-    channel::Shared,
-    client::{Client, persist},
+    channel::{Said, Shared},
+    client::{Client, answer_or_refusal, persist, refused},
     convert,
 };
-use crate::link::Report;
+use crate::link::{Report, Start};
 
 /// Steps in one call.
 const BATCH: usize = 64;
 
-pub(super) struct Reporter {
+/// One worker's calls to its coordinator.
+pub(super) struct Voice {
     pub client: Client,
     pub options: SessionOptions,
     pub worker_id: u64,
-    pub shared: Arc<Shared>,
+}
+
+pub(super) struct Reporter {
+    voice: Voice,
+    incarnation: String,
+    shared: Arc<Shared>,
+    /// Reported steps that are not known to be committed.
+    unsettled: VecDeque<v1::StepReport>,
+    /// The last time the trainer was ready.
+    ready: Option<v1::ReadyRequest>,
+    notes: u64,
 }
 
 impl Reporter {
+    pub fn new(voice: Voice, incarnation: String, shared: Arc<Shared>) -> Self {
+        Self { voice, incarnation, shared, unsettled: VecDeque::new(), ready: None, notes: 0 }
+    }
+
     /// Runs until the trainer has dropped its end and everything is sent.
-    pub async fn run(self, mut queue: mpsc::Receiver<Report>) -> Result<(), SessionError> {
+    pub async fn run(
+        mut self,
+        mut queue: mpsc::Receiver<Said>,
+        mut lines: watch::Receiver<u64>,
+    ) -> Result<(), SessionError> {
         let mut waiting = Vec::with_capacity(BATCH);
-        let mut notes = 0;
-        while queue.recv_many(&mut waiting, BATCH).await > 0 {
-            let mut steps = Vec::new();
-            for report in waiting.drain(..) {
-                match report {
-                    Report::Step(done) => {
-                        steps.push(convert::step(done, self.shared.position().generation, self.rank()));
-                        continue;
-                    }
-                    other => {
-                        // What follows a step in time must not overtake it.
-                        self.send_steps(std::mem::take(&mut steps)).await?;
-                        self.send(other, &mut notes).await?;
-                    }
+        loop {
+            tokio::select! {
+                count = queue.recv_many(&mut waiting, BATCH) => match count {
+                    0 => return Ok(()),
+                    _ => self.send_all(&mut waiting).await?,
+                },
+                Ok(()) = lines.changed() => self.repeat().await?,
+            }
+        }
+    }
+
+    async fn send_all(&mut self, waiting: &mut Vec<Said>) -> Result<(), SessionError> {
+        let mut steps = Vec::new();
+        for said in waiting.drain(..) {
+            match said {
+                Said::Report(generation, rank, Report::Step(done)) => {
+                    steps.push(convert::step(done, generation, rank));
+                }
+                other => {
+                    // What follows a step in time must not overtake it.
+                    self.send_steps(std::mem::take(&mut steps)).await?;
+                    self.send(other).await?;
                 }
             }
-            self.send_steps(steps).await?;
+        }
+        self.send_steps(steps).await
+    }
+
+    /// Says again what a coordinator may have forgotten.
+    async fn repeat(&mut self) -> Result<(), SessionError> {
+        let unsettled = self.unsettled.drain(..).collect();
+        self.send_steps(unsettled).await?;
+        if let Some(ready) = self.ready.take()
+            && !self.shared.has_place_after(Generation(ready.left_generation))
+        {
+            self.send_ready(ready).await?;
         }
         Ok(())
     }
 
-    fn rank(&self) -> Rank {
-        self.options.rank
-    }
-
-    async fn send_steps(&self, steps: Vec<v1::StepReport>) -> Result<(), SessionError> {
+    async fn send_steps(&mut self, steps: Vec<v1::StepReport>) -> Result<(), SessionError> {
         if steps.is_empty() {
             return Ok(());
         }
-        let request = v1::ReportStepsRequest { worker_id: self.worker_id, steps };
-        persist(&self.options, || {
-            let (mut client, request) = (self.client.clone(), request.clone());
+        self.unsettled.extend(steps.iter().cloned());
+        let request = v1::ReportStepsRequest { worker_id: self.voice.worker_id, steps };
+        let answer = persist(&self.voice.options, || {
+            let (mut client, request) = (self.voice.client.clone(), request.clone());
             async move { client.report_steps(request).await }
         })
         .await?;
+        self.unsettled.retain(|report| report.step >= answer.committed_steps);
         Ok(())
     }
 
-    async fn send(&self, report: Report, notes: &mut u64) -> Result<(), SessionError> {
-        let (worker_id, rank) = (self.worker_id, self.rank().0);
+    async fn send(&mut self, said: Said) -> Result<(), SessionError> {
+        match said {
+            Said::Ready { left, why } => {
+                let ready = v1::ReadyRequest {
+                    worker_id: self.voice.worker_id,
+                    incarnation: self.incarnation.clone(),
+                    left_generation: left.0,
+                    reason: why,
+                };
+                self.send_ready(ready).await
+            }
+            Said::Report(generation, rank, Report::Started(start)) => {
+                self.send_start(&start, (generation, rank)).await
+            }
+            Said::Report(_, rank, report) => self.voice.send(rank, report, &mut self.notes).await,
+        }
+    }
+
+    /// A run that is over refuses; that is how a worker that was waiting for the next generation learns it.
+    async fn send_ready(&mut self, ready: v1::ReadyRequest) -> Result<(), SessionError> {
+        let options = &self.voice.options;
+        let answer = answer_or_refusal(options, || {
+            let (mut client, request) = (self.voice.client.clone(), ready.clone());
+            async move { client.ready(request).await }
+        })
+        .await?;
+        match answer {
+            Ok(_) => {
+                self.ready = Some(ready);
+                Ok(())
+            }
+            Err(status) if status.code() == Code::FailedPrecondition => {
+                Err(SessionError::Aborted(status.message().to_owned()))
+            }
+            Err(status) => Err(refused(options, &status)),
+        }
+    }
+
+    async fn send_start(&mut self, start: &Start, place: (Generation, Rank)) -> Result<(), SessionError> {
+        let options = &self.voice.options;
+        let request = convert::start(start, self.voice.worker_id, place);
+        let answer = answer_or_refusal(options, || {
+            let (mut client, request) = (self.voice.client.clone(), request);
+            async move { client.report_start(request).await }
+        })
+        .await?;
+        match answer {
+            Ok(_) => {
+                // What older generations did is settled: it is committed, or it is lost.
+                self.unsettled.retain(|report| report.generation >= place.0.0);
+                Ok(())
+            }
+            // The generation has ended meanwhile; the abort is on its way.
+            Err(status) if status.code() == Code::FailedPrecondition => Ok(()),
+            Err(status) => Err(refused(options, &status)),
+        }
+    }
+}
+
+impl Voice {
+    /// Reports that are no part of the ledger.
+    async fn send(&self, rank: Rank, report: Report, notes: &mut u64) -> Result<(), SessionError> {
+        let (worker_id, rank) = (self.worker_id, rank.0);
         match report {
-            Report::Step(_) => {}
+            Report::Step(_) | Report::Started(_) => {}
             Report::Memory(peaks) => {
                 let request = v1::ReportMemoryRequest { worker_id, rank, phases: convert::memory(peaks) };
                 persist(&self.options, || {

@@ -14,16 +14,16 @@ use coxswain_proto::{
     ids::{Bytes, Step},
     limits,
     run_spec::RunSpec,
-    v1::{self, directive::Kind},
+    v1,
 };
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
     SessionError, SessionOptions,
     channel::{ChannelLink, Shared},
     client::{Backoff, Client, client, persist, worth_another_try},
     convert,
-    reporter::Reporter,
+    reporter::{Reporter, Voice},
 };
 use crate::{
     link::{Link, LinkError, Phase},
@@ -38,8 +38,15 @@ pub async fn run(options: SessionOptions, trainer: impl Trainer) -> Result<(), S
     let spec = read_spec(&options, &run)?;
     let thread = TrainerThread::start(spec, trainer)?;
     let (thread, facts) = thread.facts().await;
-    let mut session =
-        Session { options, client, run_id: run.run_id, incarnation, worker_id: None, shared: Arc::default() };
+    let mut session = Session {
+        options,
+        client,
+        run_id: run.run_id,
+        incarnation,
+        worker_id: None,
+        shared: Arc::default(),
+        lines: watch::Sender::new(0),
+    };
     let facts = match facts {
         Ok(facts) => facts,
         Err(failure) => return Err(session.fail(failure).await),
@@ -57,6 +64,8 @@ struct Session {
     /// None before `Register`.
     worker_id: Option<u64>,
     shared: Arc<Shared>,
+    /// Counts the lines opened: each may be to a coordinator that has forgotten what was not durable.
+    lines: watch::Sender<u64>,
 }
 
 async fn get_run(options: &SessionOptions, client: &Client) -> Result<v1::GetRunResponse, SessionError> {
@@ -110,14 +119,10 @@ impl Session {
     async fn train(self, thread: TrainerThread) -> Result<(), SessionError> {
         let worker_id = self.worker_id.unwrap_or_default();
         let (reports, queue) = mpsc::channel(limits::REPORT_QUEUE);
-        let link = ChannelLink { shared: self.shared.clone(), reports };
-        let reporter = Reporter {
-            client: self.client.clone(),
-            options: self.options.clone(),
-            worker_id,
-            shared: self.shared.clone(),
-        };
-        let mut reporter = tokio::spawn(reporter.run(queue));
+        let link = ChannelLink::new(self.shared.clone(), reports);
+        let voice = Voice { client: self.client.clone(), options: self.options.clone(), worker_id };
+        let reporter = Reporter::new(voice, self.incarnation.clone(), self.shared.clone());
+        let mut reporter = tokio::spawn(reporter.run(queue, self.lines.subscribe()));
         let outcome = thread.train(link);
         tokio::pin!(outcome);
         let (outcome, reported) = {
@@ -147,7 +152,10 @@ impl Session {
 
     /// The control plane is gone for this worker: the trainer must end.
     fn cut(&self, error: SessionError) -> SessionError {
-        self.shared.end(LinkError::Lost(error.to_string()));
+        self.shared.cut(match &error {
+            SessionError::Aborted(reason) => LinkError::Over(reason.clone()),
+            other => LinkError::Lost(other.to_string()),
+        });
         error
     }
 
@@ -164,7 +172,7 @@ impl Session {
             TrainerOutcome::Failed(_) => reported,
             TrainerOutcome::Aborted(reason) => {
                 self.leave(1, &reason).await;
-                reported.and(Err(SessionError::Aborted(reason)))
+                Err(SessionError::Aborted(reason))
             }
             TrainerOutcome::Done => {
                 reported?;
@@ -214,6 +222,7 @@ impl Session {
             let reason = match self.client.clone().follow(request).await {
                 Ok(stream) => {
                     backoff = Backoff::new(self.options.patience);
+                    self.lines.send_modify(|lines| *lines += 1);
                     match self.obey_all(stream.into_inner()).await {
                         Ok(reason) => reason,
                         Err(error) => return error,
@@ -237,35 +246,17 @@ impl Session {
     async fn obey_all(&self, mut stream: tonic::Streaming<v1::Directive>) -> Result<String, SessionError> {
         loop {
             match stream.message().await {
-                Ok(Some(directive)) => self.obey(directive).map_err(|reason| SessionError::Protocol {
-                    endpoint: self.options.endpoint.clone(),
-                    reason,
-                })?,
+                Ok(Some(directive)) => match convert::told(directive) {
+                    Ok(told) => self.shared.told(told),
+                    Err(reason) => {
+                        let endpoint = self.options.endpoint.clone();
+                        return Err(SessionError::Protocol { endpoint, reason });
+                    }
+                },
                 Ok(None) => return Ok("the stream ended".into()),
                 Err(status) => return Ok(status.message().to_owned()),
             }
         }
-    }
-
-    fn obey(&self, directive: v1::Directive) -> Result<(), String> {
-        match directive.kind {
-            Some(Kind::Assignment(assignment)) => self.shared.assign(convert::assignment(assignment)?),
-            Some(Kind::Lease(lease)) => self.shared.grant(convert::lease(lease)?),
-            Some(Kind::Pause(_)) => self.shared.command(|commands| commands.pause = true),
-            Some(Kind::Resume(_)) => self.shared.command(|commands| commands.pause = false),
-            Some(Kind::Checkpoint(now)) => {
-                self.shared.command(|commands| commands.checkpoints = commands.checkpoints.max(now.request));
-            }
-            Some(Kind::MemoryReport(now)) => {
-                self.shared
-                    .command(|commands| commands.memory_reports = commands.memory_reports.max(now.request));
-            }
-            Some(Kind::Stop(_)) => self.shared.command(|commands| commands.stop = true),
-            Some(Kind::Abort(abort)) => self.shared.end(LinkError::Aborted(abort.reason)),
-            Some(Kind::Regroup(_)) => {}
-            None => return Err("directive.kind: missing, or unknown to this version".into()),
-        }
-        Ok(())
     }
 
     /// Heartbeats for ever; returns why that is over.

@@ -1,18 +1,25 @@
 //! What a run says about itself before its first step: what is frozen, what trains, and what that costs.
 
 use super::{TrainError, run::Training};
-use crate::{kernels::Tape, link::Report, model::policy::ModuleRow};
+use crate::{
+    kernels::Tape,
+    link::{Report, Start, StateSource},
+    model::policy::ModuleRow,
+};
 
 impl<B: Tape<Base = B>> Training<'_, B> {
     /// Rank 0 describes the run in the coordinator's log.
-    pub(super) fn announce(&mut self) -> Result<(), TrainError> {
-        if self.rank().0 != 0 {
+    pub(super) fn announce(&mut self, start: &Start) -> Result<(), TrainError> {
+        // A worker that joins a run under way has nothing new to say.
+        let begins = matches!(start.source, StateSource::Fresh | StateSource::Checkpoint);
+        if self.rank().0 != 0 || !begins {
             return Ok(());
         }
         let mut lines: Vec<String> = Vec::new();
         let rows = self.policy.trainable_report(self.trainables.layout(), self.spec.model.weights_dtype);
         lines.extend(rows.iter().map(describe));
-        let bytes = self.optimizer.bytes(self.comm.as_ref());
+        let held = self.held.as_ref().expect("a generation begins with a state");
+        let bytes = held.optimizer.bytes(self.comm.as_ref());
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         lines.push(format!(
             "optimizer shard {:.1} MiB a rank, {:.1} without partition; gradients {:.1} MiB, ring buffers {:.1} MiB",
@@ -21,6 +28,12 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             mib(bytes.grads.0),
             mib(bytes.comm_buffers.0)
         ));
+        if bytes.redundancy.0 > 0 {
+            lines.push(format!(
+                "mirror of the neighbour's shard and undo {:.1} MiB a rank: losing one worker loses no step (faults.mirror)",
+                mib(bytes.redundancy.0)
+            ));
+        }
         lines.push(format!("a checkpoint takes {:.1} MiB on disk", mib(self.checkpoint_bytes().0)));
         if self.next.0 > 0 {
             lines.push(format!("resumed from the checkpoint of step {}", self.next));

@@ -78,13 +78,13 @@ pub struct RankPeak {
 }
 
 impl Summary {
-    /// Before the first step of this process.
-    pub(super) fn begin(first: Step, world_size: u32) -> Self {
+    /// Nothing has happened yet.
+    pub(super) fn new() -> Self {
         Self {
-            steps: first.0,
-            first_step: first.0,
+            steps: 0,
+            first_step: 0,
             stopped: false,
-            world_size,
+            world_size: 0,
             loss_first: f64::NAN,
             loss_last: f64::NAN,
             losses: Vec::new(),
@@ -97,6 +97,16 @@ impl Summary {
             tokens: 0,
             samples: 0,
         }
+    }
+
+    /// A generation of `world_size` ranks begins at `step`: where this process begins, or goes on, or goes back to.
+    pub(super) fn begin(&mut self, step: Step, world_size: u32) {
+        self.world_size = world_size;
+        if self.losses.is_empty() || step.0 < self.first_step {
+            self.first_step = step.0;
+        }
+        self.losses.truncate((step.0 - self.first_step) as usize);
+        self.steps = step.0;
     }
 
     /// One committed step.
@@ -137,9 +147,12 @@ struct ManifestFile {
 
 impl<B: Tape<Base = B>> Training<'_, B> {
     /// Gathers what only all ranks together know, and lets rank 0 write everything.
-    pub(super) fn export(&mut self, mut summary: Summary, stopped: bool) -> Result<(), TrainError> {
+    pub(super) fn export(&mut self, error_after: Option<ActionError>) -> Result<(), TrainError> {
         self.enter(Phase::Checkpoint, self.next)?;
-        summary.stopped = stopped;
+        let mut summary = self.summary.clone();
+        summary.error_before = self.before.flatten();
+        summary.error_after = error_after;
+        summary.stopped = self.stopped;
         self.gather(&mut summary)?;
         summary.conclude();
         if self.rank().0 == 0 {

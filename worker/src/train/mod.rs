@@ -1,8 +1,9 @@
 //! Training on one rank: from a run spec and a place in a generation to an adapter on disk.
 //!
 //! ```text
-//! trainer      opens the data set, loads the model, forms the ring, and hands all of it to ...
-//! run          ... the loop: step after step until the end, a stop, or an error
+//! trainer      opens the data set, loads the model, and hands both to ...
+//! run          ... the loop: generation after generation, step after step, until the end, a stop, or an error
+//!   recovery   where a generation starts: state kept by living ranks, mirrored, or from a checkpoint
 //!   step       one step as a transaction: accumulate, vote, then update or shrink or end
 //!     vote     the one small all-gather in which all ranks decide
 //!   save       checkpoints written and read by all ranks together (`checkpoint` knows the files)
@@ -19,6 +20,7 @@ pub mod checkpoint;
 mod error;
 mod evaluate;
 mod export;
+pub mod recovery;
 mod run;
 mod save;
 mod step;

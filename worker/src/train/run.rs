@@ -1,6 +1,18 @@
-//! The loop of one rank, from its first step to its last.
+//! The loop of one rank, from its first step to its last, through as many generations as that takes.
+//!
+//! ```text
+//! join: ready ─▶ assignment ─▶ ring ─▶ agree on a state ─▶ steps ─▶ save, evaluate, export ─▶ end
+//!   ▲                                                       │
+//!   └────── a rank is lost, or the world changes ───────────┘
+//! ```
+//!
+//! What outlives a generation (the process, the frozen weights, this rank's part of the state) stays where it is.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use coxswain_proto::{
     ids::{Rank, Step},
@@ -8,17 +20,26 @@ use coxswain_proto::{
     run_spec::RunSpec,
 };
 
-use super::{TrainError, checkpoint::Store, export::Summary};
+use super::{
+    TrainError,
+    checkpoint::Store,
+    evaluate::ActionError,
+    export::Summary,
+    recovery::{Held, is_the_generations},
+};
 use crate::{
-    collective::Collective,
+    collective::{Collective, Membership, Ring, RingAbort, RingListener, Solo},
     data::{Dataset, Prefetcher, StepRequest},
     kernels::Tape,
     link::{Assignment, Commands, Link, Phase, Report},
     memory::Meter,
     model::policy::{GradientWatch, Policy},
     params::{FlatGrads, Trainables},
-    zero::{LearningRateSchedule, ShardedAdamW},
+    zero::LearningRateSchedule,
 };
+
+/// How long ranks look for each other once all are assigned. The coordinator's abort ends it sooner if one of them is gone.
+const RING_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Steps whose samples are requested ahead of the one that runs, so that data threads never wait for a lease.
 const REQUESTS_AHEAD: u64 = 4;
@@ -36,7 +57,8 @@ pub(super) struct Training<'a, B: Tape<Base = B>> {
     pub(super) prefetch: Prefetcher,
     pub(super) policy: Policy<B>,
     pub(super) trainables: Trainables<B>,
-    pub(super) optimizer: ShardedAdamW,
+    /// The optimizer of the newest generation that has begun; none before the first.
+    pub(super) held: Option<Held>,
     pub(super) rates: LearningRateSchedule,
     pub(super) grads: FlatGrads,
     pub(super) meter: Meter,
@@ -51,36 +73,110 @@ pub(super) struct Training<'a, B: Tape<Base = B>> {
     pub(super) requested: Step,
     /// The step of the newest checkpoint of this run.
     pub(super) saved: Option<Step>,
+    /// The held-out error before the first step, once it has been looked at.
+    pub(super) before: Option<Option<ActionError>>,
+    /// The run in numbers, as far as this process has seen it.
+    pub(super) summary: Summary,
+    /// Whether all ranks have agreed to stop before the last step.
+    pub(super) stopped: bool,
+    /// Whether the run was described in the log.
+    pub(super) announced: bool,
     /// Watches in the first steps that everything that should train does.
     pub(super) gradients: GradientWatch,
 }
 
+/// How a generation ended that did not fail.
+enum Ended {
+    /// Every step is done, or the run was stopped; results are written.
+    Done,
+    /// All ranks have left it together, to form another one.
+    Regroup,
+}
+
 impl<B: Tape<Base = B>> Training<'_, B> {
-    /// Trains to the end, or until everyone has agreed to stop; then saves, evaluates and exports.
-    pub(super) fn run(&mut self) -> Result<(), TrainError> {
-        let mut summary = Summary::begin(self.next, self.world());
-        summary.error_before = self.evaluate()?;
+    /// Trains through generation after generation to the end of the run. `listener` is where this rank's neighbour calls.
+    pub(super) fn train(&mut self, listener: Option<&RingListener>) -> Result<(), TrainError> {
+        let mut why = None;
+        loop {
+            match self.join(listener, why.take()).and_then(|()| self.run()) {
+                Ok(Ended::Done) => return Ok(()),
+                Ok(Ended::Regroup) => {}
+                Err(error) if is_the_generations(&error) => {
+                    tracing::warn!(step = self.next.0, %error, "the generation is over; waiting for the next one");
+                    why = Some(error.to_string());
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Takes this worker's place in the next generation, and the state that its ranks agree on.
+    fn join(&mut self, listener: Option<&RingListener>, why: Option<String>) -> Result<(), TrainError> {
+        // Closing the old ring tells neighbours that still wait in it.
+        self.comm = Box::new(Solo::default());
+        self.prefetch.clear();
+        self.link.at(Phase::Joining, self.next);
+        self.assignment = self.link.assignment(why.as_deref())?;
+        self.link.at(Phase::Connecting, self.next);
+        self.comm = self.connect(listener)?;
+        let start = self.settle()?;
+        self.summary.begin(self.next, self.world());
+        self.requested = self.next;
+        self.link.report(Report::Started(start))?;
+        if !std::mem::replace(&mut self.announced, true) {
+            self.announce(&start)?;
+        }
+        Ok(())
+    }
+
+    fn connect(&mut self, listener: Option<&RingListener>) -> Result<Box<dyn Collective>, TrainError> {
+        let peers = &self.assignment.peers;
+        let Some(listener) = listener.filter(|_| peers.len() > 1) else {
+            let solo = Solo::default();
+            self.link.connected(solo.abort_handle(), solo.progress());
+            return Ok(Box::new(solo));
+        };
+        let abort = RingAbort::new();
+        self.link.connected(abort.clone(), Arc::default());
+        let membership = Membership {
+            run: &self.spec_digest,
+            generation: self.assignment.generation,
+            rank: self.assignment.rank,
+            peers,
+        };
+        let ring = Ring::connect(listener, &membership, Instant::now() + RING_PATIENCE, &abort)?;
+        self.link.connected(ring.abort_handle(), ring.progress());
+        Ok(Box::new(ring))
+    }
+
+    /// Runs steps to the end of the run or of the generation; at the end of the run saves, evaluates and exports.
+    fn run(&mut self) -> Result<Ended, TrainError> {
+        if self.before.is_none() {
+            self.before = Some(self.evaluate()?);
+        }
         let total = Step(self.plan.total_steps());
-        let mut stopped = false;
-        while self.next < total && !stopped {
+        while self.next < total && !self.stopped {
             self.request_ahead(total)?;
             let step = self.next;
             let (done, verdict) = self.transaction(step)?;
             self.next = Step(step.0 + 1);
             self.gradients.verdict(self.trainables.layout())?;
-            summary.book(&done);
+            self.summary.book(&done);
             self.link.report(Report::Step(done))?;
-            stopped = self.obey(verdict.commands)?;
+            self.obey(verdict.commands)?;
+            if verdict.commands.regroup && !self.stopped {
+                return Ok(Ended::Regroup);
+            }
         }
         if self.saved != Some(self.next) {
             self.save()?;
         }
-        summary.error_after = self.evaluate()?;
-        self.export(summary, stopped)?;
+        let after = self.evaluate()?;
+        self.export(after)?;
         let peaks = self.meter.report();
         self.link.report(Report::Memory(peaks))?;
         self.link.at(Phase::Done, self.next);
-        Ok(())
+        Ok(Ended::Done)
     }
 
     /// This worker's position in its generation.
@@ -118,8 +214,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         Ok(())
     }
 
-    /// Does what all ranks have agreed was asked for, at this boundary. True: stop.
-    fn obey(&mut self, agreed: Commands) -> Result<bool, TrainError> {
+    /// Does what all ranks have agreed was asked for, at this boundary.
+    fn obey(&mut self, agreed: Commands) -> Result<(), TrainError> {
         if agreed.memory_reports > self.obeyed.memory_reports {
             let peaks = self.meter.report();
             self.link.report(Report::Memory(peaks))?;
@@ -130,10 +226,11 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             self.save()?;
         }
         self.obeyed = agreed;
-        if agreed.pause && !agreed.stop {
+        self.stopped |= agreed.stop;
+        if agreed.pause && !agreed.stop && !agreed.regroup {
             self.link.at(Phase::Paused, self.next);
             self.link.wait_while_paused()?;
         }
-        Ok(agreed.stop)
+        Ok(())
     }
 }

@@ -9,7 +9,10 @@ use std::{
     path::Path,
 };
 
-use coxswain_proto::{VERSION, ids::Bytes};
+use coxswain_proto::{
+    VERSION,
+    ids::{Bytes, Step},
+};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
 use super::{
@@ -104,9 +107,10 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     fn write_parts(&mut self, staging: &Staging) -> Result<Bytes, CheckpointError> {
         let name = optimizer_file(self.rank().0, self.comm.world());
         let path = staging.file(&name);
+        let optimizer = &self.held.as_ref().expect("a generation begins with a state").optimizer;
         File::create(&path)
             .map(|file| BufWriter::with_capacity(1 << 20, file))
-            .and_then(|mut file| self.optimizer.write_to(&mut file).and_then(|_| file.flush()))
+            .and_then(|mut file| optimizer.write_to(&mut file).and_then(|_| file.flush()))
             .map_err(io_error("write", &path))?;
         let mut bytes = staging.sync(&name)?;
         if self.rank().0 == 0 {
@@ -135,21 +139,24 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         Ok(Bytes(found.bytes()))
     }
 
-    /// Takes over the checkpoint of the first step, written by any number of ranks.
-    pub(super) fn restore(&mut self) -> Result<(), TrainError> {
-        let found = self.store.open(self.next.0)?;
+    /// Takes over the checkpoint of a step, written by any number of ranks; returns the bytes read.
+    pub(super) fn restore(&mut self, step: Step) -> Result<Bytes, TrainError> {
+        let found = self.store.open(step.0)?;
         self.check_origin(&found)?;
-        self.trainables.set(read_trainables(&found, self.trainables.layout())?);
+        let weights = read_trainables(&found, self.trainables.layout())?;
         let mut states = Vec::new();
         for rank in 0..found.manifest.world_size as u32 {
             let path = found.verified(&optimizer_file(rank, found.manifest.world_size))?;
             states.push(fs::read(&path).map_err(io_error("read", &path))?);
         }
         let states: Vec<&[u8]> = states.iter().map(Vec::as_slice).collect();
-        self.optimizer.import(&states)?;
-        self.micro_batch = self.micro_batch.min(found.manifest.micro_batch);
-        self.saved = Some(self.next);
-        Ok(())
+        let mut optimizer = self.empty_optimizer();
+        optimizer.import(&states, &weights)?;
+        self.trainables.set(weights);
+        self.hold(optimizer, step);
+        self.micro_batch = self.spec.train.micro_batch.min(found.manifest.micro_batch);
+        self.saved = Some(step);
+        Ok(Bytes(found.bytes()))
     }
 
     /// A checkpoint of another run or another data set would train on, and mean nothing.

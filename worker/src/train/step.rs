@@ -48,7 +48,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     pub(super) fn transaction(&mut self, step: Step) -> Result<(StepDone, Verdict), TrainError> {
         let started = Instant::now();
         let batch = self.plan.batch(step);
-        let mut times = StepTimes::default();
+        let (mut times, mut retries) = (StepTimes::default(), 0);
         let (share, verdict) = loop {
             let mut share = Share::default();
             let accumulated = self.accumulate(step, &mut share, &mut times);
@@ -60,7 +60,10 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             let verdict = self.vote(step, fared, share, &mut times)?;
             match (verdict.fared, accumulated) {
                 ((Fared::Ok, _), _) => break (share, verdict),
-                ((Fared::OutOfMemory, _), accumulated) => self.shrink(step, accumulated.err())?,
+                ((Fared::OutOfMemory, _), accumulated) => {
+                    self.shrink(step, accumulated.err())?;
+                    retries += 1;
+                }
                 ((Fared::Failed, _), Err(own)) => return Err(own),
                 ((Fared::Failed, rank), Ok(())) => return Err(TrainError::PeerFailed(rank)),
             }
@@ -68,7 +71,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let grad_norm = self.update(step, &verdict, &mut times)?;
         times.total = started.elapsed();
         let done = self.done(step, &batch, share, times, (&verdict, grad_norm));
-        Ok((done, verdict))
+        Ok((StepDone { retries, ..done }, verdict))
     }
 
     /// Forward and backward over this rank's samples; gradients of the loss sum end up in `self.grads`.
@@ -160,7 +163,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let (updating, busy) = (Instant::now(), self.communicating());
         let input = StepInput { scale: 1.0 / verdict.valid_count.max(1.0), rates: self.rates.rates(step.0) };
         let mut weights = self.trainables.take();
-        let outcome = self.optimizer.step(self.grads.values_mut(), &mut weights, &input, self.comm.as_mut());
+        let held = self.held.as_mut().expect("a generation begins with a state");
+        let outcome = held.optimizer.step(self.grads.values_mut(), &mut weights, &input, self.comm.as_mut());
         self.trainables.set(weights);
         let communication = self.communicating() - busy;
         times.communication += communication;
@@ -194,6 +198,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             tokens: share.tokens,
             micro_batch: self.micro_batch as u32,
             accumulation: share.micro_batches,
+            retries: 0,
             memory_peak: self.meter.take_step_peak(),
         }
     }

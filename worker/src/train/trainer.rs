@@ -1,21 +1,17 @@
 //! The policy trainer: what a session runs on its trainer thread.
 
-use std::{
-    path::PathBuf,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{path::PathBuf, sync::Arc};
 
 use coxswain_proto::{
     document,
-    ids::{Bytes, Step},
+    ids::{Bytes, Generation, Rank, Step},
     plan::Plan,
     run_spec::RunSpec,
 };
 
-use super::{TrainError, checkpoint::Store, run::Training};
+use super::{TrainError, checkpoint::Store, export::Summary, run::Training};
 use crate::{
-    collective::{Collective, CollectiveError, Membership, Ring, RingAbort, RingListener, Solo},
+    collective::{RingListener, Solo},
     data::{Dataset, Prefetcher},
     kernels::Tape,
     link::{Assignment, Commands, Link, LinkError, Phase},
@@ -23,11 +19,8 @@ use crate::{
     model::policy::{GradientWatch, Policy},
     params::{FlatGrads, Trainables},
     trainer::{DataSetFacts, Trainer, TrainerFailure, TrainerOutcome},
-    zero::{self, LearningRateSchedule, ShardedAdamW},
+    zero::LearningRateSchedule,
 };
-
-/// How long ranks look for each other once all are assigned.
-const RING_PATIENCE: Duration = Duration::from_secs(60);
 
 /// What a trainer is given besides the run spec.
 pub struct TrainerOptions<B: Tape<Base = B>> {
@@ -58,7 +51,7 @@ impl<B: Tape<Base = B>> PolicyTrainer<B> {
         Ok(dataset)
     }
 
-    /// Loads the model while the world gathers, then takes its place in it.
+    /// Loads the model while the world gathers.
     fn prepare<'a>(
         &mut self,
         spec: &'a RunSpec,
@@ -69,11 +62,6 @@ impl<B: Tape<Base = B>> PolicyTrainer<B> {
         let dataset = self.dataset(spec)?;
         let plan = Plan::new(&spec.train, dataset.training_len())?;
         let (policy, layout, initial) = Policy::<B>::load(spec, dataset.dims(), &self.options.device)?;
-        link.at(Phase::Joining, Step(0));
-        let assignment = link.assignment()?;
-        link.at(Phase::Connecting, assignment.first_step);
-        let comm = self.connect(spec, &assignment, link.as_mut())?;
-        let optimizer = ShardedAdamW::new(&layout, comm.world(), assignment.rank, &spec.optimizer);
         let output_dir = PathBuf::from(&spec.run.output_dir);
         let prefetch = Prefetcher::start(dataset.clone(), spec.data.prefetch, 1)?;
         Ok(Training {
@@ -87,55 +75,29 @@ impl<B: Tape<Base = B>> PolicyTrainer<B> {
             gradients: GradientWatch::new(&layout),
             trainables: Trainables::new(layout, initial, &self.options.device),
             micro_batch: spec.train.micro_batch,
-            next: assignment.first_step,
-            requested: assignment.first_step,
+            next: Step(0),
+            requested: Step(0),
             obeyed: Commands::default(),
             saved: None,
-            assignment,
+            before: None,
+            stopped: false,
+            summary: Summary::new(),
+            announced: false,
+            // Nobody's place yet: the first assignment gives one.
+            assignment: Assignment {
+                generation: Generation(0),
+                rank: Rank(0),
+                peers: Vec::new(),
+                checkpoint_step: Step(0),
+            },
+            comm: Box::new(Solo::default()),
+            held: None,
             link,
-            comm,
             dataset,
             prefetch,
             policy,
-            optimizer,
             meter,
         })
-    }
-
-    fn connect(
-        &mut self,
-        spec: &RunSpec,
-        assignment: &Assignment,
-        link: &mut dyn Link,
-    ) -> Result<Box<dyn Collective>, TrainError> {
-        let Some(listener) = self.options.listener.as_ref().filter(|_| assignment.peers.len() > 1) else {
-            let solo = Solo::default();
-            link.connected(solo.abort_handle(), solo.progress());
-            return Ok(Box::new(solo));
-        };
-        let abort = RingAbort::new();
-        link.connected(abort.clone(), Arc::default());
-        let membership = Membership {
-            run: &document::digest(spec),
-            generation: assignment.generation,
-            rank: assignment.rank,
-            peers: &assignment.peers,
-        };
-        let ring = Ring::connect(listener, &membership, Instant::now() + RING_PATIENCE, &abort)?;
-        link.connected(ring.abort_handle(), ring.progress());
-        Ok(Box::new(ring))
-    }
-}
-
-impl<B: Tape<Base = B>> PolicyTrainer<B>
-where
-    B::Device: Send,
-{
-    fn begin(training: &mut Training<'_, B>) -> Result<(), TrainError> {
-        if training.next > Step(0) {
-            training.restore()?;
-        }
-        training.announce()
     }
 }
 
@@ -156,28 +118,25 @@ where
             Ok(training) => training,
             Err(error) => return ended(&error, failure(&error, Phase::Loading, Step(0))),
         };
-        let result = Self::begin(&mut training).and_then(|()| training.run());
-        match result {
+        match training.train(self.options.listener.as_ref()) {
             Ok(()) => TrainerOutcome::Done,
             Err(error) => {
                 let mut failure = failure(&error, training.meter.phase(), training.next);
                 failure.memory_in_use = training.meter.in_use();
-                let batch = training.plan.batch(training.next);
-                failure.positions = vec![batch.of_rank(training.rank(), training.world())];
+                if training.world() > 0 {
+                    let batch = training.plan.batch(training.next);
+                    failure.positions = vec![batch.of_rank(training.rank(), training.world())];
+                }
                 ended(&error, failure)
             }
         }
     }
 }
 
-/// Someone else's failure, or this rank's own.
+/// The run is over for this rank, or it has failed itself.
 fn ended(error: &TrainError, failure: TrainerFailure) -> TrainerOutcome {
     match error {
-        TrainError::Link(LinkError::Aborted(reason))
-        | TrainError::Collective(CollectiveError::Aborted { reason, .. })
-        | TrainError::Optimizer(zero::StepError::Collective(CollectiveError::Aborted { reason, .. })) => {
-            TrainerOutcome::Aborted(reason.clone())
-        }
+        TrainError::Link(LinkError::Over(reason)) => TrainerOutcome::Aborted(reason.clone()),
         _ => TrainerOutcome::Failed(failure),
     }
 }

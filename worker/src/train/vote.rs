@@ -48,7 +48,7 @@ pub struct Verdict {
     pub valid_count: f64,
 }
 
-const FIELDS: usize = 7;
+const FIELDS: usize = 8;
 
 impl Ballot {
     fn encode(&self) -> [f64; FIELDS] {
@@ -66,6 +66,7 @@ impl Ballot {
             f64::from(commands.memory_reports),
             self.loss_sum,
             self.valid_count,
+            f64::from(u8::from(commands.regroup)),
         ]
     }
 }
@@ -97,6 +98,7 @@ fn count(ballots: &[f64]) -> Verdict {
         verdict.commands.memory_reports = verdict.commands.memory_reports.max(ballot[4] as u32);
         verdict.loss_sum += ballot[5];
         verdict.valid_count += ballot[6];
+        verdict.commands.regroup |= ballot[7] != 0.0;
     }
     verdict
 }
@@ -128,7 +130,8 @@ mod tests {
     #[test]
     fn a_command_that_reached_one_rank_counts_for_all() {
         let mut second = ballot(Fared::Ok);
-        second.commands = Commands { pause: true, checkpoints: 3, stop: false, memory_reports: 1 };
+        second.commands =
+            Commands { pause: true, checkpoints: 3, stop: false, memory_reports: 1, regroup: true };
         let verdict = count_all(&[ballot(Fared::Ok), second]);
         assert_eq!(verdict.commands, second.commands);
         assert_eq!((verdict.loss_sum, verdict.valid_count), (3.0, 4.0));

@@ -49,6 +49,30 @@ pub struct StepInput {
     pub rates: LearningRates,
 }
 
+/// How reduced gradients are applied, the same on all ranks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Update {
+    input: StepInput,
+    /// Factor that brings the global norm down to `clip_norm`; 1 if it need not be.
+    clip: f64,
+}
+
+/// What the first half of a step came to.
+pub(super) struct Reduced {
+    grad_norm: f64,
+    clipped: bool,
+    pub compute: Duration,
+    pub update: Update,
+}
+
+impl Reduced {
+    /// The step's outcome, given the time of its computations and of all of it.
+    pub fn outcome(&self, compute: Duration, total: Duration) -> StepOutcome {
+        let Self { grad_norm, clipped, .. } = *self;
+        StepOutcome { grad_norm, clipped, compute, communication: total.saturating_sub(compute) }
+    }
+}
+
 /// What one step did.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepOutcome {
@@ -114,6 +138,8 @@ pub struct ZeroBytes {
     pub comm_buffers: Bytes,
     /// What both moments take when they are not partitioned, for comparison.
     pub moments_unpartitioned: Bytes,
+    /// What is kept in store for a lost rank ([`MirroredAdamW`](super::MirroredAdamW)).
+    pub redundancy: Bytes,
 }
 
 impl ShardedAdamW {
@@ -151,27 +177,50 @@ impl ShardedAdamW {
         input: &StepInput,
         comm: &mut dyn Collective,
     ) -> Result<StepOutcome, StepError> {
-        self.check(grads.len(), weights.len(), comm)?;
-        let (begin, own) = (Instant::now(), self.partition.own());
+        let begin = Instant::now();
+        let reduced = self.reduce(grads, weights.len(), input, comm)?;
+        let (updating, own) = (Instant::now(), self.partition.own());
+        self.advance(&grads[own.clone()], &mut weights[own], &reduced.update);
+        let compute = reduced.compute + updating.elapsed();
+        comm.all_gather_in_place(BufMut::F32(weights))?;
+        Ok(reduced.outcome(compute, begin.elapsed()))
+    }
+
+    /// First half of a step: this rank's chunk of `grads` becomes the sum over ranks, and the norm of all chunks says how to apply
+    /// it. Changes neither weights nor moments.
+    pub(super) fn reduce(
+        &self,
+        grads: &mut [f32],
+        weights: usize,
+        input: &StepInput,
+        comm: &mut dyn Collective,
+    ) -> Result<Reduced, StepError> {
+        self.check(grads.len(), weights, comm)?;
         comm.reduce_scatter_in_place(BufMut::F32(grads), Reduce::Sum)?;
-        let scattered = begin.elapsed();
-        let grads = &grads[own.clone()];
+        let (begin, grads) = (Instant::now(), &grads[self.partition.own()]);
         let mut sum = [sum_of_squares(grads)];
-        let summed = begin.elapsed();
+        let compute = begin.elapsed();
         comm.all_reduce(BufMut::F64(&mut sum), Reduce::Sum)?;
-        let voted = begin.elapsed();
         let grad_norm = sum[0].sqrt() * input.scale;
         if !grad_norm.is_finite() {
             let (rank, parameter) = (self.partition.rank(), self.first_non_finite(grads));
             return Err(StepError::NonFinite { norm: grad_norm, rank, parameter });
         }
         let (clip, clipped) = clip_coefficient(self.settings.clip_norm, grad_norm);
+        Ok(Reduced { grad_norm, clipped, compute, update: Update { input: *input, clip } })
+    }
+
+    /// Second half: AdamW on this rank's part. Both slices are that part.
+    pub(super) fn advance(&mut self, grads: &[f32], weights: &mut [f32], how: &Update) {
         self.steps += 1;
-        self.update(grads, &mut weights[own], input, clip);
-        let updated = begin.elapsed();
-        comm.all_gather_in_place(BufMut::F32(weights))?;
-        let compute = (summed - scattered) + (updated - voted);
-        Ok(StepOutcome { grad_norm, clipped, compute, communication: begin.elapsed() - compute })
+        let mut rest =
+            Streams { weights, exp_avg: &mut self.exp_avg, exp_avg_sq: &mut self.exp_avg_sq, grads };
+        let (settings, steps) = (&self.settings, self.steps);
+        let runs = self
+            .segments
+            .iter()
+            .map(|segment| (rest.take(segment.range.len()), coefficients(settings, steps, segment, how)));
+        update(runs.collect());
     }
 
     /// What optimizer, gradients and weights take on this rank.
@@ -184,6 +233,7 @@ impl ShardedAdamW {
             grads: floats(whole),
             comm_buffers: Bytes(comm.buffer_bytes() as u64),
             moments_unpartitioned: floats(2 * whole),
+            redundancy: Bytes(0),
         }
     }
 
@@ -200,17 +250,6 @@ impl ShardedAdamW {
             }
         }
         Ok(())
-    }
-
-    /// AdamW on this rank's part; all slices begin at its first element.
-    fn update(&mut self, grads: &[f32], weights: &mut [f32], input: &StepInput, clip: f64) {
-        let mut rest =
-            Streams { weights, exp_avg: &mut self.exp_avg, exp_avg_sq: &mut self.exp_avg_sq, grads };
-        let (settings, steps) = (&self.settings, self.steps);
-        let runs = self.segments.iter().map(|segment| {
-            (rest.take(segment.range.len()), coefficients(settings, steps, segment, input, clip))
-        });
-        update(runs.collect());
     }
 
     /// The first parameter whose gradient, in this rank's part, is not finite.
@@ -237,8 +276,7 @@ fn coefficients(
     settings: &Optimizer,
     steps: u64,
     segment: &Segment,
-    input: &StepInput,
-    clip: f64,
+    Update { input, clip }: &Update,
 ) -> Coefficients {
     let lr = match segment.group {
         Group::Lora => input.rates.lora,

@@ -6,6 +6,7 @@
 //! reduce-scatter   sends r-1, r-2, .., r+1        receives r-2, r-3, .., r     and adds
 //! all-gather       sends r, r-1, .., r+2          receives r-1, r-2, .., r+1   and keeps
 //! all-reduce       the first, then the second
+//! shift            sends r                        receives r-1                 and keeps
 //! broadcast        one span: the root sends, the rank before the root receives, all others do both
 //! ```
 //!
@@ -59,6 +60,15 @@ pub(super) fn reduce_scatter<'a, T>(
 /// `buffer` is cut by [`chunk`]; this rank brings its own.
 pub(super) fn all_gather<T>(buffer: &mut [T], world: usize, rank: usize) -> Plan<'_, T> {
     let (send, receive) = gather_rounds(buffer.len(), world, rank);
+    let head = send.first().map_or(0, Range::len);
+    Plan { buffer, output: &mut [], send: Some(send), receive: Some(receive), head }
+}
+
+/// `buffer` is cut by [`chunk`]; this rank brings its own and takes that of the rank before it.
+pub(super) fn shift<T>(buffer: &mut [T], world: usize, rank: usize) -> Plan<'_, T> {
+    let (mut send, mut receive) = gather_rounds(buffer.len(), world, rank);
+    send.truncate(1);
+    receive.truncate(1);
     let head = send.first().map_or(0, Range::len);
     Plan { buffer, output: &mut [], send: Some(send), receive: Some(receive), head }
 }
@@ -117,6 +127,7 @@ mod tests {
                 let plans = [
                     reduce_scatter(&mut buffer.clone(), &mut [], world, rank).spans(),
                     all_gather(&mut buffer.clone(), world, rank).spans(),
+                    shift(&mut buffer.clone(), world, rank).spans(),
                     all_reduce(&mut buffer, world, rank).spans(),
                 ];
                 for (send, receive) in plans {

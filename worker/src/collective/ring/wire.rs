@@ -25,6 +25,7 @@ pub(super) enum Operation {
     AllGather,
     Broadcast,
     Barrier,
+    Shift,
 }
 
 impl Operation {
@@ -35,11 +36,13 @@ impl Operation {
             Self::AllGather => "all_gather",
             Self::Broadcast => "broadcast",
             Self::Barrier => "barrier",
+            Self::Shift => "shift",
         }
     }
 
     fn from_wire(byte: u8) -> Option<Self> {
-        [Self::AllReduce, Self::ReduceScatter, Self::AllGather, Self::Broadcast, Self::Barrier]
+        use Operation::{AllGather, AllReduce, Barrier, Broadcast, ReduceScatter, Shift};
+        [AllReduce, ReduceScatter, AllGather, Broadcast, Barrier, Shift]
             .into_iter()
             .find(|op| *op as u8 == byte)
     }

@@ -54,10 +54,7 @@ impl<B: Tape<Base = B>> Policy<B> {
             action: dims.action,
         };
         let expert = ActionExpert::register(&mut layout, shape);
-        let mut values = layout.initial_values(spec.run.seed);
-        if let Some(start) = adapters.as_ref().and_then(|adapters| adapters.start.as_ref()) {
-            start.fill(&layout, &mut values);
-        }
+        let values = initial_values(spec, &layout, adapters.as_ref());
         let settings = Settings {
             seed: spec.run.seed,
             convention: spec.expert.convention,
@@ -69,6 +66,21 @@ impl<B: Tape<Base = B>> Policy<B> {
         let policy = Self { model, lora, sensor, expert, dims, settings, device: device.clone() };
         Ok((policy, layout, values))
     }
+
+    /// What the trainables of a loaded policy started from, once more.
+    pub fn initial_values(&self, spec: &RunSpec, layout: &TrainableLayout) -> Result<Vec<f32>, PolicyError> {
+        let modules = modules(&QwenConfig::read(Path::new(&spec.model.path))?);
+        let adapters = spec.lora.as_ref().map(|lora| Adapters::resolve(lora, &modules)).transpose()?;
+        Ok(initial_values(spec, layout, adapters.as_ref()))
+    }
+}
+
+fn initial_values(spec: &RunSpec, layout: &TrainableLayout, adapters: Option<&Adapters>) -> Vec<f32> {
+    let mut values = layout.initial_values(spec.run.seed);
+    if let Some(start) = adapters.and_then(|adapters| adapters.start.as_ref()) {
+        start.fill(layout, &mut values);
+    }
+    values
 }
 
 /// Which linears are adapted, and the adapter to start from, if there is one.

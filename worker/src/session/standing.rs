@@ -1,0 +1,254 @@
+//! What a worker has been told, and what follows from it for its trainer: the worker's state machine, without threads, clocks or
+//! network. The session feeds it directives, the trainer's end of the link asks it; a simulation does both.
+//!
+//! Directives are levels, not edges: a replay after a lost connection changes nothing. Everything about a generation that is
+//! older than the newest one known is ignored, so a coordinator that lags behind cannot call a worker back.
+
+use std::ops::Range;
+
+use coxswain_proto::ids::{Generation, Rank, Step};
+
+use crate::link::{Assignment, Commands, LinkError};
+
+/// The right to run a slice of the batches of some steps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lease {
+    /// In which generation.
+    pub generation: Generation,
+    /// Of which steps.
+    pub steps: Range<u64>,
+    /// Which slice.
+    pub slice: Rank,
+    /// Of how many.
+    pub slices: u32,
+}
+
+/// One thing a worker is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// A place in a generation.
+    Assign(Assignment),
+    /// Steps that may be run.
+    Grant(Lease),
+    /// Wait at the next boundary.
+    Pause,
+    /// Go on.
+    Resume,
+    /// Checkpoints asked for so far.
+    Checkpoints(u32),
+    /// Memory reports asked for so far.
+    MemoryReports(u32),
+    /// Finish.
+    Stop,
+    /// A generation is over.
+    Abort(Generation, String),
+    /// A generation is to be left at the next boundary.
+    Regroup(Generation),
+}
+
+/// Where a worker stands.
+#[derive(Clone, Debug, Default)]
+pub struct Standing {
+    /// The newest place given.
+    assignment: Option<Assignment>,
+    /// The generation of the place that the trainer has taken.
+    entered: Generation,
+    /// The newest generation known to be over, and why.
+    over: (Generation, String),
+    /// The newest generation that is to be left.
+    regroup: Generation,
+    leases: Vec<Lease>,
+    commands: Commands,
+    /// Set once, for good.
+    cut: Option<LinkError>,
+}
+
+impl Standing {
+    /// Takes a directive in. True if a collective of the trainer's may have to end for it.
+    pub fn told(&mut self, told: Told) -> bool {
+        match told {
+            Told::Assign(assignment) => self.assign(assignment),
+            Told::Grant(lease) => self.grant(lease),
+            Told::Pause => self.commands.pause = true,
+            Told::Resume => self.commands.pause = false,
+            Told::Checkpoints(count) => self.commands.checkpoints = self.commands.checkpoints.max(count),
+            Told::MemoryReports(count) => {
+                self.commands.memory_reports = self.commands.memory_reports.max(count);
+            }
+            Told::Stop => self.commands.stop = true,
+            Told::Regroup(generation) => self.regroup = self.regroup.max(generation),
+            Told::Abort(generation, reason) => {
+                if generation > self.over.0 {
+                    self.over = (generation, reason);
+                    return generation >= self.entered;
+                }
+            }
+        }
+        false
+    }
+
+    fn assign(&mut self, assignment: Assignment) {
+        if self.assignment.as_ref().is_none_or(|old| old.generation < assignment.generation) {
+            self.leases.retain(|lease| lease.generation >= assignment.generation);
+            self.assignment = Some(assignment);
+        }
+    }
+
+    fn grant(&mut self, lease: Lease) {
+        if lease.generation >= self.entered {
+            self.leases.retain(|old| old.steps != lease.steps || old.generation != lease.generation);
+            self.leases.push(lease);
+        }
+    }
+
+    /// The line is cut for good.
+    pub fn cut(&mut self, why: LinkError) {
+        self.cut.get_or_insert(why);
+    }
+
+    /// The place to take next, once there is one; the trainer has taken it with this.
+    pub fn enter(&mut self) -> Option<Result<Assignment, LinkError>> {
+        if let Some(cut) = &self.cut {
+            return Some(Err(cut.clone()));
+        }
+        let assignment =
+            self.assignment.as_ref().filter(|assignment| assignment.generation > self.entered)?;
+        self.entered = assignment.generation;
+        Some(Ok(assignment.clone()))
+    }
+
+    /// Whether a place in a generation newer than `left` has been given.
+    pub fn has_place_after(&self, left: Generation) -> bool {
+        self.assignment.as_ref().is_some_and(|assignment| assignment.generation > left)
+    }
+
+    /// An error once the trainer's generation, or everything, is over.
+    pub fn alive(&self) -> Result<(), LinkError> {
+        match &self.cut {
+            Some(cut) => Err(cut.clone()),
+            None if self.over.0 >= self.entered && self.entered > Generation(0) => {
+                Err(LinkError::Aborted(self.over.1.clone()))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The lease of a step, once there is one. Leases of older steps are forgotten.
+    pub fn lease(&mut self, step: Step) -> Option<Result<Lease, LinkError>> {
+        if let Err(over) = self.alive() {
+            return Some(Err(over));
+        }
+        let entered = self.entered;
+        self.leases.retain(|lease| lease.generation > entered || lease.steps.end > step.0);
+        let found =
+            self.leases.iter().find(|lease| lease.generation == entered && lease.steps.contains(&step.0));
+        found.map(|lease| Ok(lease.clone()))
+    }
+
+    /// Whether a trainer that was paused may go on.
+    pub fn unpaused(&self) -> Option<Result<(), LinkError>> {
+        if let Err(over) = self.alive() {
+            return Some(Err(over));
+        }
+        if self.commands().regroup {
+            return Some(Err(LinkError::Aborted("the world changes while the run is paused".into())));
+        }
+        (!self.commands.pause || self.commands.stop).then_some(Ok(()))
+    }
+
+    /// What people want, now.
+    pub fn commands(&self) -> Commands {
+        Commands { regroup: self.regroup == self.entered && self.regroup > Generation(0), ..self.commands }
+    }
+
+    /// The generation that the trainer is in, or was last.
+    pub fn generation(&self) -> Generation {
+        self.entered
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn assignment(generation: u64) -> Assignment {
+        Assignment {
+            generation: Generation(generation),
+            rank: Rank(0),
+            peers: vec!["a".into(), "b".into()],
+            checkpoint_step: Step(0),
+        }
+    }
+
+    fn lease(generation: u64, steps: Range<u64>) -> Told {
+        Told::Grant(Lease { generation: Generation(generation), steps, slice: Rank(0), slices: 2 })
+    }
+
+    fn entered(generation: u64) -> Standing {
+        let mut standing = Standing::default();
+        standing.told(Told::Assign(assignment(generation)));
+        assert_eq!(standing.enter(), Some(Ok(assignment(generation))));
+        standing
+    }
+
+    #[test]
+    fn a_place_is_taken_once_and_a_replay_of_it_is_none() {
+        let mut standing = entered(1);
+        standing.told(Told::Assign(assignment(1)));
+        assert_eq!(standing.enter(), None);
+        standing.told(Told::Assign(assignment(2)));
+        standing.told(Told::Assign(assignment(1)));
+        assert_eq!(standing.enter(), Some(Ok(assignment(2))));
+    }
+
+    #[test]
+    fn an_aborted_generation_lets_nothing_pass_until_the_next_is_entered() {
+        let mut standing = entered(1);
+        standing.told(lease(1, 0..32));
+        assert!(standing.told(Told::Abort(Generation(1), "rank 1 is gone".into())));
+        let over = Err(LinkError::Aborted("rank 1 is gone".into()));
+        assert_eq!(standing.alive(), over);
+        assert!(matches!(standing.lease(Step(3)), Some(Err(_))));
+        standing.told(Told::Assign(assignment(2)));
+        assert!(standing.alive().is_err(), "told of a place is not in it");
+        standing.enter();
+        assert_eq!(standing.alive(), Ok(()));
+        assert_eq!(standing.lease(Step(3)), None, "leases are of their generation");
+        assert!(!standing.told(Told::Abort(Generation(1), "again".into())), "a stale abort is ignored");
+        assert_eq!(standing.alive(), Ok(()));
+    }
+
+    #[test]
+    fn a_lease_that_comes_before_its_place_is_kept() {
+        let mut standing = entered(1);
+        standing.told(lease(2, 7..39));
+        standing.told(Told::Assign(assignment(2)));
+        standing.enter();
+        assert!(matches!(standing.lease(Step(7)), Some(Ok(_))));
+        assert_eq!(standing.lease(Step(39)), None);
+    }
+
+    #[test]
+    fn regroup_concerns_its_generation_alone() {
+        let mut standing = entered(1);
+        standing.told(Told::Regroup(Generation(1)));
+        assert!(standing.commands().regroup);
+        standing.told(Told::Pause);
+        assert!(matches!(standing.unpaused(), Some(Err(LinkError::Aborted(_)))));
+        standing.told(Told::Assign(assignment(2)));
+        standing.enter();
+        assert!(!standing.commands().regroup);
+        assert_eq!(standing.unpaused(), None);
+        standing.told(Told::Resume);
+        assert_eq!(standing.unpaused(), Some(Ok(())));
+    }
+
+    #[test]
+    fn what_is_cut_stays_cut() {
+        let mut standing = entered(1);
+        standing.cut(LinkError::Over("the run has failed".into()));
+        standing.cut(LinkError::Lost("later".into()));
+        standing.told(Told::Assign(assignment(2)));
+        assert_eq!(standing.enter(), Some(Err(LinkError::Over("the run has failed".into()))));
+    }
+}

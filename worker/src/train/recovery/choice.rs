@@ -1,0 +1,169 @@
+//! Which state a new generation goes on with: a pure decision that every rank takes alike from the same table.
+//!
+//! Every rank says which parts of the flat space it holds in which versions ([`Holding`]). A version can be gone on with if every
+//! part of it is held by someone; the newest such version wins. Without one, the ranks start from the newest checkpoint.
+
+use coxswain_proto::ids::{Generation, Rank};
+
+use crate::zero::{Copy, Versions};
+
+/// What one rank brings into a new generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Holding {
+    /// The generation whose partition its parts follow: the last one that it has got to run.
+    pub generation: Generation,
+    /// Ranks in that generation.
+    pub world: u32,
+    /// Its rank there.
+    pub rank: Rank,
+    /// Versions of its own part.
+    pub own: Versions,
+    /// Versions of the part of the rank before it; none without a mirror.
+    pub mirror: Option<Versions>,
+}
+
+impl Holding {
+    /// The rank whose part its mirror is of.
+    fn mirrored(&self) -> u32 {
+        (self.rank.0 + self.world - 1) % self.world
+    }
+
+    /// How this rank has the part of `rank` in `version`, if it has it.
+    fn copy_of(&self, rank: u32, version: u64) -> Option<Copy> {
+        if self.rank.0 == rank && self.own.contain(version) {
+            return Some(Copy::Own);
+        }
+        let mirror = self.mirror.filter(|versions| versions.contain(version));
+        mirror.filter(|_| self.mirrored() == rank).map(|_| Copy::Mirror)
+    }
+}
+
+/// Who gives one part of the old partition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Source {
+    /// A rank of the new generation.
+    pub from: Rank,
+    /// Which of its parts.
+    pub copy: Copy,
+}
+
+/// What a new generation goes on with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// Steps taken: the first step to run.
+    pub version: u64,
+    /// Who gives each part of the old partition, in its rank order.
+    pub sources: Vec<Source>,
+}
+
+impl Choice {
+    /// Whether a lost rank's part comes from a mirror.
+    pub fn uses_mirror(&self) -> bool {
+        self.sources.iter().any(|source| source.copy == Copy::Mirror)
+    }
+}
+
+/// The newest version of which everything is there, given what each rank of the new generation holds (none: a fresh worker).
+///
+/// Ranks may come from different generations, if the last one broke while it was being formed: only holdings that follow one
+/// partition make up a state.
+pub fn choose(holdings: &[Option<Holding>]) -> Option<Choice> {
+    let mut partitions: Vec<(Generation, u32)> =
+        holdings.iter().flatten().map(|held| (held.generation, held.world)).collect();
+    partitions.sort_unstable();
+    partitions.dedup();
+    let complete = partitions.into_iter().filter_map(|partition| newest_of(holdings, partition));
+    // The last of equals is the one of the newest generation.
+    complete.max_by_key(|choice| choice.version)
+}
+
+fn newest_of(holdings: &[Option<Holding>], partition: (Generation, u32)) -> Option<Choice> {
+    let members: Vec<(Rank, Holding)> = (0..)
+        .zip(holdings)
+        .filter_map(|(rank, held)| Some((Rank(rank), (*held)?)))
+        .filter(|(_, held)| (held.generation, held.world) == partition)
+        .collect();
+    let newest = members.iter().map(|(_, held)| held.own.newest).max()?;
+    [Some(newest), newest.checked_sub(1)].into_iter().flatten().find_map(|version| {
+        let source = |part: u32| {
+            let copies = members
+                .iter()
+                .filter_map(|(from, held)| Some(Source { from: *from, copy: held.copy_of(part, version)? }));
+            copies.min_by_key(|source| (source.copy == Copy::Mirror, source.from))
+        };
+        let sources: Option<Vec<Source>> = (0..partition.1).map(source).collect();
+        Some(Choice { version, sources: sources? })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn held(rank: u32, world: u32, own: u64, mirror: u64) -> Option<Holding> {
+        let versions = |newest| Versions { newest, older: true };
+        let mirror = (world > 1).then(|| versions(mirror));
+        Some(Holding { generation: Generation(3), world, rank: Rank(rank), own: versions(own), mirror })
+    }
+
+    #[test]
+    fn a_lost_ranks_part_comes_from_the_next_rank() {
+        let choice = choose(&[held(0, 3, 8, 8), None, held(2, 3, 8, 8)]).unwrap();
+        assert_eq!(choice.version, 8);
+        let from = |from, copy| Source { from: Rank(from), copy };
+        assert_eq!(choice.sources, [from(0, Copy::Own), from(2, Copy::Mirror), from(2, Copy::Own)]);
+        assert!(choice.uses_mirror());
+    }
+
+    #[test]
+    fn ranks_that_are_a_step_ahead_go_back_if_a_part_is_behind() {
+        let choice = choose(&[held(0, 3, 9, 9), held(1, 3, 9, 8), held(2, 3, 8, 8)]).unwrap();
+        assert_eq!((choice.version, choice.uses_mirror()), (9, true), "part 2 is on rank 0, a step ahead");
+        let choice = choose(&[held(0, 3, 9, 8), held(1, 3, 9, 8), held(2, 3, 8, 8)]).unwrap();
+        assert_eq!(choice.version, 8);
+    }
+
+    #[test]
+    fn neighbours_lost_together_need_the_checkpoint() {
+        assert_eq!(choose(&[held(0, 4, 8, 8), None, None, held(3, 4, 8, 8)]), None);
+        assert_eq!(choose(&[None, None]), None);
+    }
+
+    #[test]
+    fn holdings_of_different_partitions_are_not_mixed() {
+        let old = held(0, 2, 8, 8);
+        let new = Some(Holding { generation: Generation(4), world: 3, ..held(1, 3, 9, 9).unwrap() });
+        let choice = choose(&[old, new]).unwrap();
+        assert_eq!(
+            (choice.version, choice.sources.len()),
+            (8, 2),
+            "rank 0 alone has both parts of its partition"
+        );
+    }
+
+    proptest! {
+        /// Whatever moment of a step a rank dies at, and whoever it is, the others hold a version no older than what all had finished.
+        #[test]
+        fn one_lost_rank_loses_no_finished_step(
+            world in 2u32..7, lost in 0u32..7, step in 1u64..50, stages in prop::collection::vec(0u8..4, 7),
+        ) {
+            let lost = lost % world;
+            // Stages of step `step`: 0 nothing yet, 1 shifted, 2 updated, 3 gathered. Whoever gathered proves that all have updated.
+            let gathered = stages.iter().take(world as usize).any(|&stage| stage == 3);
+            let stage = |rank: u32| stages[rank as usize].max(if gathered { 2 } else { 0 });
+            // A rank's log has arrived only if the rank before it has got to the shift.
+            let logged = |rank: u32| stage(rank) >= 1 && stage((rank + world - 1) % world) >= 1;
+            let mut holdings: Vec<_> = (0..world).map(|rank| {
+                let own = Versions { newest: step + u64::from(stage(rank) >= 2), older: stage(rank) >= 2 };
+                let mirror = Versions { newest: step + u64::from(logged(rank)), older: logged(rank) };
+                Some(Holding { generation: Generation(1), world, rank: Rank(rank), own, mirror: Some(mirror) })
+            }).collect();
+            let survivor_gathered = (0..world).any(|rank| rank != lost && stage(rank) == 3);
+            holdings[lost as usize] = None;
+            let choice = choose(&holdings).expect("one lost rank is no loss");
+            prop_assert!(choice.version >= step + u64::from(survivor_gathered));
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! How a generation finds its state: kept by living ranks, mirrored for a lost one, or read from a checkpoint.
+//!
+//! ```text
+//! table     what each rank holds and what else it carries over, gathered
+//! choice    the newest version of which everything is there: pure
+//! here      the parts are broadcast by those who have them; nothing of the old state is let go before all have the new one
+//! ```
+//!
+//! The first generation goes the same way: nobody holds anything, so it starts from the newest checkpoint or afresh.
+
+mod choice;
+mod table;
+#[cfg(test)]
+mod tests;
+
+use std::time::Instant;
+
+use coxswain_proto::ids::{Bytes, Generation, Step};
+
+pub use choice::{Choice, Holding, Source, choose};
+pub(super) use table::Carried;
+
+use super::{TrainError, run::Training};
+use crate::{
+    collective::{BufMut, CollectiveError},
+    kernels::Tape,
+    link::{Start, StateSource},
+    zero::{MirroredAdamW, ShardState},
+};
+
+/// The optimizer, and the generation whose partition it follows.
+pub(super) struct Held {
+    pub generation: Generation,
+    pub optimizer: MirroredAdamW,
+}
+
+impl Held {
+    fn holding(&self) -> Holding {
+        let (own, mirror) = self.optimizer.versions();
+        let world = self.optimizer.world() as u32;
+        Holding { generation: self.generation, world, rank: self.optimizer.rank(), own, mirror }
+    }
+}
+
+impl<B: Tape<Base = B>> Training<'_, B> {
+    /// Agrees with the other ranks of a new generation where to start, and takes over that state. `self.next` is where.
+    pub(super) fn settle(&mut self) -> Result<Start, TrainError> {
+        let began = Instant::now();
+        let holding = self.held.as_ref().map(Held::holding);
+        let (holdings, carried) = table::exchange(holding.as_ref(), &self.carried(), self.comm.as_mut())?;
+        let (source, bytes) = match choose(&holdings) {
+            Some(choice) => {
+                let bytes = self.take_over(&choice)?;
+                let mirrored = choice.uses_mirror();
+                (if mirrored { StateSource::Mirror } else { StateSource::Carried }, bytes)
+            }
+            None if self.assignment.checkpoint_step > Step(0) => {
+                (StateSource::Checkpoint, self.restore(self.assignment.checkpoint_step)?)
+            }
+            None => {
+                self.begin_afresh()?;
+                (StateSource::Fresh, Bytes(0))
+            }
+        };
+        let restored = source == StateSource::Checkpoint;
+        self.carry_on(carried, restored);
+        Ok(Start { first_step: self.next, source, bytes, took: began.elapsed() })
+    }
+
+    /// What this rank did that later decisions depend on.
+    fn carried(&self) -> Carried {
+        Carried {
+            checkpoints: self.obeyed.checkpoints,
+            memory_reports: self.obeyed.memory_reports,
+            micro_batch: self.micro_batch as u32,
+            saved: self.saved,
+            before: self.before,
+            stopped: self.stopped,
+        }
+    }
+
+    fn carry_on(&mut self, carried: Carried, restored: bool) {
+        self.obeyed.checkpoints = carried.checkpoints;
+        self.obeyed.memory_reports = carried.memory_reports;
+        self.before = carried.before;
+        self.stopped = carried.stopped;
+        // A checkpoint says for itself which step it is of, and which micro-batch fitted.
+        if !restored {
+            self.micro_batch = carried.micro_batch as usize;
+            self.saved = carried.saved;
+        }
+    }
+
+    /// An optimizer for this generation's partition, without a state.
+    pub(super) fn empty_optimizer(&self) -> MirroredAdamW {
+        MirroredAdamW::new(
+            self.trainables.layout(),
+            self.comm.world(),
+            self.assignment.rank,
+            &self.spec.optimizer,
+            self.spec.faults.mirror,
+        )
+    }
+
+    /// From now on this is the state, at step `next`.
+    pub(super) fn hold(&mut self, optimizer: MirroredAdamW, next: Step) {
+        self.held = Some(Held { generation: self.assignment.generation, optimizer });
+        self.next = next;
+    }
+
+    /// Every rank starts with what the specification says.
+    fn begin_afresh(&mut self) -> Result<(), TrainError> {
+        let values = match self.held {
+            None => self.trainables.to_vec(),
+            Some(_) => self.policy.initial_values(self.spec, self.trainables.layout())?,
+        };
+        let mut optimizer = self.empty_optimizer();
+        optimizer.begin(0, &values);
+        self.trainables.set(values);
+        self.hold(optimizer, Step(0));
+        Ok(())
+    }
+
+    /// Every part is broadcast by its source; returns the bytes that came in.
+    fn take_over(&mut self, choice: &Choice) -> Result<Bytes, TrainError> {
+        let mut weights = self.trainables.to_vec();
+        let mut optimizer = self.empty_optimizer();
+        let (own_rank, mut received) = (self.comm.rank(), 0);
+        for (part, source) in choice.sources.iter().enumerate() {
+            let range = optimizer.part_in(choice.sources.len(), part);
+            let mine = self.held.as_ref().filter(|_| source.from == own_rank);
+            let mut state = match mine {
+                Some(held) => held
+                    .optimizer
+                    .state(source.copy, choice.version, &self.trainables.to_vec())
+                    .expect("a rank is chosen for what it said it holds"),
+                None => {
+                    received += 12 * range.len() as u64;
+                    ShardState::zeros(range.len())
+                }
+            };
+            let ShardState { weights: values, exp_avg, exp_avg_sq } = &mut state;
+            for buffer in [values, exp_avg, exp_avg_sq] {
+                self.comm.broadcast(BufMut::F32(buffer), source.from)?;
+            }
+            weights[range.clone()].copy_from_slice(&state.weights);
+            optimizer.adopt(&range, &state);
+        }
+        // Whoever passes this knows that all have everything, so the old state may go.
+        self.comm.barrier()?;
+        optimizer.begin(choice.version, &weights);
+        self.trainables.set(weights);
+        self.hold(optimizer, Step(choice.version));
+        Ok(Bytes(received))
+    }
+}
+
+/// Whether an error means that this rank is well and its generation is not.
+pub(super) fn is_the_generations(error: &TrainError) -> bool {
+    use crate::{link::LinkError, zero::StepError};
+    let of_ring = |error: &CollectiveError| {
+        matches!(
+            error,
+            CollectiveError::PeerLost { .. } | CollectiveError::Aborted { .. } | CollectiveError::Connect(_)
+        )
+    };
+    match error {
+        TrainError::Collective(error) | TrainError::Optimizer(StepError::Collective(error)) => of_ring(error),
+        TrainError::Link(LinkError::Aborted(_)) => true,
+        _ => false,
+    }
+}

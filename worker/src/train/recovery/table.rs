@@ -1,0 +1,164 @@
+//! The table that ranks of a new generation show each other: one row of numbers each, gathered once.
+
+use coxswain_proto::ids::{Generation, Rank, Step};
+
+use super::choice::Holding;
+use crate::{
+    collective::{Buf, BufMut, Collective, CollectiveError},
+    train::evaluate::ActionError,
+    zero::Versions,
+};
+
+/// What a generation hands to the next besides weights and moments: everything that decides what ranks do together.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(in crate::train) struct Carried {
+    /// Requests for checkpoints obeyed so far.
+    pub checkpoints: u32,
+    /// Requests for memory reports obeyed so far.
+    pub memory_reports: u32,
+    /// Samples per forward pass now in force.
+    pub micro_batch: u32,
+    /// The step of the newest checkpoint of this run.
+    pub saved: Option<Step>,
+    /// The held-out error before the first step, once it has been looked at.
+    pub before: Option<Option<ActionError>>,
+    /// Whether all had agreed to stop.
+    pub stopped: bool,
+}
+
+impl Carried {
+    /// What ranks that bring these make of them: the same on each. Fresh ranks bring nothing; without anyone else, `own` counts.
+    fn merge(rows: impl Iterator<Item = Self>, own: Self) -> Self {
+        rows.reduce(|a, b| Self {
+            checkpoints: a.checkpoints.max(b.checkpoints),
+            memory_reports: a.memory_reports.max(b.memory_reports),
+            micro_batch: a.micro_batch.min(b.micro_batch),
+            saved: a.saved.max(b.saved),
+            before: a.before.or(b.before),
+            stopped: a.stopped || b.stopped,
+        })
+        .unwrap_or(own)
+    }
+}
+
+const FIELDS: usize = 16;
+/// Stands for "none" where a count is expected.
+const NONE: f64 = -1.0;
+
+type Row = [f64; FIELDS];
+
+fn encode(held: Option<&Holding>, carried: &Carried) -> Row {
+    let versions = |versions: Option<Versions>| match versions {
+        Some(Versions { newest, older }) => [newest as f64, f64::from(u8::from(older))],
+        None => [NONE, 0.0],
+    };
+    let mut row = [NONE; FIELDS];
+    if let Some(held) = held {
+        row[0] = held.generation.0 as f64;
+        row[1] = f64::from(held.world);
+        row[2] = f64::from(held.rank.0);
+        row[3..5].copy_from_slice(&versions(Some(held.own)));
+        row[5..7].copy_from_slice(&versions(held.mirror));
+    }
+    row[7] = f64::from(carried.checkpoints);
+    row[8] = f64::from(carried.memory_reports);
+    row[9] = f64::from(carried.micro_batch);
+    row[10] = carried.saved.map_or(NONE, |step| step.0 as f64);
+    row[15] = f64::from(u8::from(carried.stopped));
+    row[11] = match carried.before {
+        None => NONE,
+        Some(None) => 0.0,
+        Some(Some(_)) => 1.0,
+    };
+    if let Some(Some(error)) = carried.before {
+        row[12..15].copy_from_slice(&[error.samples as f64, error.mse_normalized, error.mae]);
+    }
+    row
+}
+
+fn decode(row: &[f64]) -> (Option<Holding>, Carried) {
+    let some = |value: f64| (value >= 0.0).then_some(value);
+    let versions = |newest: f64, older: f64| Versions { newest: newest as u64, older: older > 0.0 };
+    let held = some(row[0]).map(|generation| Holding {
+        generation: Generation(generation as u64),
+        world: row[1] as u32,
+        rank: Rank(row[2] as u32),
+        own: versions(row[3], row[4]),
+        mirror: some(row[5]).map(|newest| versions(newest, row[6])),
+    });
+    let error = ActionError { samples: row[12] as u64, mse_normalized: row[13], mae: row[14] };
+    let carried = Carried {
+        checkpoints: row[7] as u32,
+        memory_reports: row[8] as u32,
+        micro_batch: row[9] as u32,
+        saved: some(row[10]).map(|step| Step(step as u64)),
+        before: some(row[11]).map(|looked| (looked > 0.0).then_some(error)),
+        stopped: row[15] > 0.0,
+    };
+    (held, carried)
+}
+
+/// Every rank's holding, and what all of them carry on with.
+pub(in crate::train) fn exchange(
+    held: Option<&Holding>,
+    carried: &Carried,
+    comm: &mut dyn Collective,
+) -> Result<(Vec<Option<Holding>>, Carried), CollectiveError> {
+    let mut table = vec![0.0; FIELDS * comm.world()];
+    comm.all_gather(Buf::F64(&encode(held, carried)), BufMut::F64(&mut table))?;
+    let rows: Vec<_> = table.chunks_exact(FIELDS).map(decode).collect();
+    let carriers = rows.iter().filter(|(held, _)| held.is_some()).map(|(_, carried)| *carried);
+    let merged = Carried::merge(carriers, *carried);
+    Ok((rows.into_iter().map(|(held, _)| held).collect(), merged))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_says_everything() {
+        let held = Holding {
+            generation: Generation(7),
+            world: 5,
+            rank: Rank(4),
+            own: Versions { newest: 1 << 40, older: true },
+            mirror: None,
+        };
+        let before = Some(Some(ActionError { samples: 64, mse_normalized: 0.5, mae: 0.25 }));
+        let carried = Carried {
+            checkpoints: 2,
+            memory_reports: 0,
+            micro_batch: 3,
+            saved: Some(Step(9)),
+            before,
+            stopped: true,
+        };
+        assert_eq!(decode(&encode(Some(&held), &carried)), (Some(held), carried));
+        let fresh = Carried { saved: None, before: None, ..carried };
+        assert_eq!(decode(&encode(None, &fresh)), (None, fresh));
+    }
+
+    #[test]
+    fn a_fresh_rank_takes_over_what_the_others_have_done() {
+        let old = Carried {
+            checkpoints: 2,
+            memory_reports: 1,
+            micro_batch: 2,
+            saved: Some(Step(9)),
+            before: Some(None),
+            stopped: true,
+        };
+        let behind = Carried { checkpoints: 1, micro_batch: 4, saved: None, stopped: false, ..old };
+        let fresh = Carried {
+            checkpoints: 0,
+            memory_reports: 0,
+            micro_batch: 8,
+            saved: None,
+            before: None,
+            stopped: false,
+        };
+        assert_eq!(Carried::merge([behind, old].into_iter(), fresh), old);
+        assert_eq!(Carried::merge(std::iter::empty(), fresh), fresh);
+    }
+}

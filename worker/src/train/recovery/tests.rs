@@ -1,0 +1,188 @@
+//! A rank dies at every point of a step, on a real ring; what the others hold is put together and compared with a run that nobody
+//! died in, bit by bit.
+
+use coxswain_proto::{
+    ids::{Generation, Rank},
+    run_spec::{LearningRates, Optimizer},
+};
+
+use super::{Holding, choose};
+use crate::{
+    collective::{BufMut, Collective, Reduce, Ring, chunk, loopback},
+    params::{Group, Init, TrainableLayout},
+    zero::{MirroredAdamW, ShardState, ShardedAdamW, StepInput},
+};
+
+/// Steps that everyone finishes.
+const BEFORE: u64 = 3;
+
+fn layout() -> TrainableLayout {
+    let mut layout = TrainableLayout::default();
+    layout.add("lora.a".into(), &[5, 7], Group::Lora, true, Init::Zeros);
+    layout.add("expert.weight".into(), &[11, 4], Group::Expert, true, Init::Zeros);
+    layout.add("expert.bias".into(), &[4], Group::Expert, false, Init::Zeros);
+    layout
+}
+
+fn settings() -> Optimizer {
+    Optimizer { weight_decay: 0.1, clip_norm: 0.5, ..Optimizer::default() }
+}
+
+fn input() -> StepInput {
+    StepInput { scale: 0.25, rates: LearningRates { lora: 1e-3, expert: 1e-2, sensor: 3e-3 } }
+}
+
+fn noise(len: usize, salt: u64) -> Vec<f32> {
+    (0..len as u64).map(|i| ((i * 7919 + salt * 104_729) % 2017) as f32 / 1008.5 - 1.0).collect()
+}
+
+fn gradients(rank: usize, step: u64) -> Vec<f32> {
+    noise(layout().len(), 1 + 10 * step + rank as u64)
+}
+
+fn on_ring<R: Send>(world: usize, body: impl Fn(usize, Ring) -> R + Sync) -> Vec<R> {
+    std::thread::scope(|scope| {
+        let body = &body;
+        let threads: Vec<_> = loopback(world)
+            .into_iter()
+            .enumerate()
+            .map(|(rank, connect)| scope.spawn(move || body(rank, connect())))
+            .collect();
+        threads.into_iter().map(|thread| thread.join().expect("no rank panics")).collect()
+    })
+}
+
+/// Weights and moments, full length, after each number of steps of a run without losses.
+fn undisturbed(world: usize, steps: u64) -> Vec<ShardState> {
+    let ranks = on_ring(world, |rank, mut ring| {
+        let mut optimizer = ShardedAdamW::new(&layout(), world, Rank(rank as u32), &settings());
+        let mut weights = noise(layout().len(), 0);
+        let mut states = vec![(weights.clone(), optimizer.export())];
+        for step in 0..steps {
+            optimizer.step(&mut gradients(rank, step), &mut weights, &input(), &mut ring).expect("a step");
+            states.push((weights.clone(), optimizer.export()));
+        }
+        states
+    });
+    let version = |version: usize| {
+        let files: Vec<&[u8]> = ranks.iter().map(|states| states[version].1.as_slice()).collect();
+        let weights = ranks[0][version].0.clone();
+        let mut whole = MirroredAdamW::new(&layout(), 1, Rank(0), &settings(), false);
+        whole.import(&files, &weights).expect("what was exported");
+        whole.state(crate::zero::Copy::Own, version as u64, &weights).expect("its own version")
+    };
+    (0..=steps as usize).map(version).collect()
+}
+
+/// What a rank has when the step that somebody died in is over for it; none for the dead.
+type Left = Option<(MirroredAdamW, Vec<f32>)>;
+
+/// Everyone takes [`BEFORE`] steps; in the next one `lost` dies after `collectives` of its four collectives.
+fn lose(world: usize, lost: usize, collectives: usize) -> Vec<Left> {
+    on_ring(world, |rank, mut ring| {
+        let mut optimizer = MirroredAdamW::new(&layout(), world, Rank(rank as u32), &settings(), true);
+        let mut weights = noise(layout().len(), 0);
+        optimizer.begin(0, &weights);
+        for step in 0..BEFORE {
+            optimizer.step(&mut gradients(rank, step), &mut weights, &input(), &mut ring).expect("a step");
+        }
+        let mut grads = gradients(rank, BEFORE);
+        if rank != lost || collectives == 4 {
+            // Whether it succeeds depends on who died when.
+            let _ = optimizer.step(&mut grads, &mut weights, &input(), &mut ring);
+            return (rank != lost).then_some((optimizer, weights));
+        }
+        let mut norm = [0.0];
+        for collective in 0..collectives {
+            let done = match collective {
+                0 => ring.reduce_scatter_in_place(BufMut::F32(&mut grads), Reduce::Sum),
+                1 => {
+                    let own = chunk(grads.len(), world, rank);
+                    norm[0] = grads[own].iter().map(|g| f64::from(*g) * f64::from(*g)).sum();
+                    ring.all_reduce(BufMut::F64(&mut norm), Reduce::Sum)
+                }
+                _ => ring.shift_in_place(BufMut::F32(&mut grads)),
+            };
+            done.expect("the others are alive");
+        }
+        None
+    })
+}
+
+fn holding(rank: usize, world: usize, optimizer: &MirroredAdamW) -> Holding {
+    let (own, mirror) = optimizer.versions();
+    Holding { generation: Generation(1), world: world as u32, rank: Rank(rank as u32), own, mirror }
+}
+
+#[test]
+fn whoever_dies_wherever_in_a_step_the_others_hold_the_undisturbed_state() {
+    for world in 2..=4 {
+        let truth = undisturbed(world, BEFORE + 1);
+        for lost in 0..world {
+            for collectives in 0..=4 {
+                let left = lose(world, lost, collectives);
+                let holdings: Vec<_> = (0..world)
+                    .map(|rank| left[rank].as_ref().map(|(optimizer, _)| holding(rank, world, optimizer)))
+                    .collect();
+                let what = format!("rank {lost} of {world} died after {collectives} collectives");
+                let choice = choose(&holdings).unwrap_or_else(|| panic!("{what}: nothing to go on with"));
+                let finished =
+                    holdings.iter().flatten().any(|held| held.own.newest > BEFORE) && collectives == 4;
+                assert!(choice.version == BEFORE + 1 || (choice.version == BEFORE && !finished), "{what}");
+                let truth = &truth[choice.version as usize];
+                for (part, source) in choice.sources.iter().enumerate() {
+                    let (optimizer, weights) =
+                        left[source.from.0 as usize].as_ref().expect("only survivors give");
+                    let range = chunk(layout().len(), world, part);
+                    let state = optimizer.state(source.copy, choice.version, weights).expect("as it said");
+                    let whole = |of: &[f32]| of[range.clone()].to_vec();
+                    let due = ShardState {
+                        weights: whole(&truth.weights),
+                        exp_avg: whole(&truth.exp_avg),
+                        exp_avg_sq: whole(&truth.exp_avg_sq),
+                    };
+                    assert!(state == due, "{what}: part {part} from {source:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_state_put_together_at_another_world_size_trains_on_as_if_nothing_had_happened() {
+    let truth = undisturbed(3, BEFORE);
+    let whole = &truth[BEFORE as usize];
+    let train_on = |world: usize| {
+        let ranks = on_ring(world, |rank, mut ring| {
+            let mut optimizer = MirroredAdamW::new(&layout(), world, Rank(rank as u32), &settings(), true);
+            for part in 0..3 {
+                let range = chunk(layout().len(), 3, part);
+                let cut = |of: &[f32]| of[range.clone()].to_vec();
+                let state = ShardState {
+                    weights: cut(&whole.weights),
+                    exp_avg: cut(&whole.exp_avg),
+                    exp_avg_sq: cut(&whole.exp_avg_sq),
+                };
+                optimizer.adopt(&range, &state);
+            }
+            let mut weights = whole.weights.clone();
+            optimizer.begin(BEFORE, &weights);
+            // The same global gradient at any world size: rank 0 brings it.
+            let mut grads = gradients(0, BEFORE);
+            if rank > 0 {
+                grads.fill(0.0);
+            }
+            optimizer.step(&mut grads, &mut weights, &input(), &mut ring).expect("a step");
+            weights
+        });
+        assert!(ranks.iter().all(|weights| *weights == ranks[0]));
+        ranks[0].clone()
+    };
+    let close =
+        |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| (a - b).abs() <= 1e-6 * a.abs().max(1e-3));
+    let (one, two, four) = (train_on(1), train_on(2), train_on(4));
+    assert!(
+        close(&one, &two) && close(&one, &four),
+        "the norm is summed in another order; nothing else differs"
+    );
+}
