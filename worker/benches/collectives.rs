@@ -36,7 +36,7 @@ fn be_a_rank(rank: u32, world: usize) -> Result<()> {
     let mut lines = std::io::stdin().lines();
     let peers: Vec<String> =
         lines.next().context("no addresses")??.split_whitespace().map(str::to_owned).collect();
-    let membership = Membership { run: "bench", generation: Generation(1), rank: Rank(rank), peers: &peers };
+    let membership = Membership::among("bench", Generation(1), Rank(rank), &peers);
     let deadline = Instant::now() + Duration::from_secs(30);
     let mut ring = Ring::connect(&listener, &membership, deadline, &RingAbort::new())?;
     let mut buffers = Buffers::default();

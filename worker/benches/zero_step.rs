@@ -88,7 +88,7 @@ fn be_a_rank(rank: u32, world: usize, elements: usize, steps: usize) -> Result<(
     println!("{}", listener.address());
     let line = std::io::stdin().lines().next().context("no addresses")??;
     let peers: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
-    let membership = Membership { run: "bench", generation: Generation(1), rank: Rank(rank), peers: &peers };
+    let membership = Membership::among("bench", Generation(1), Rank(rank), &peers);
     let deadline = Instant::now() + Duration::from_secs(30);
     let mut ring = Ring::connect(&listener, &membership, deadline, &RingAbort::new())?;
     let layout = layout(elements);

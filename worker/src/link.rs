@@ -16,8 +16,10 @@ pub struct Assignment {
     pub generation: Generation,
     /// This worker's position.
     pub rank: Rank,
-    /// Data-plane addresses, by rank; its length is the world size.
-    pub peers: Vec<String>,
+    /// Ranks in the generation.
+    pub world: u32,
+    /// Where the next rank's listener accepts this one; empty in a world of one.
+    pub next: String,
     /// The step of the newest complete checkpoint, 0 without one: where to start if no rank still has the training state.
     pub checkpoint_step: Step,
 }
@@ -250,7 +252,8 @@ impl Link for SoloLink {
         Ok(Assignment {
             generation: Generation(1),
             rank: Rank(0),
-            peers: vec![String::new()],
+            world: 1,
+            next: String::new(),
             checkpoint_step: self.first_step,
         })
     }

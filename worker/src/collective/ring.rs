@@ -81,7 +81,7 @@ impl Ring {
         deadline: Instant,
         abort: &Arc<RingAbort>,
     ) -> Result<Self, CollectiveError> {
-        let (rank, world) = (membership.rank.0 as usize, membership.peers.len());
+        let (rank, world) = (membership.rank.0 as usize, membership.world);
         if rank >= world {
             return Err(JoinError::Membership { rank: membership.rank, world }.into());
         }

@@ -201,7 +201,8 @@ mod tests {
         shared.told(Told::Assign(Assignment {
             generation: Generation(1),
             rank: Rank(1),
-            peers: vec!["a".into(), "b".into()],
+            world: 2,
+            next: "b".into(),
             checkpoint_step: Step(0),
         }));
     }

@@ -18,25 +18,24 @@ use crate::{
 };
 
 pub(super) fn assignment(wire: v1::Assignment) -> Result<Assignment, String> {
-    let mut peers = vec![None; wire.world_size as usize];
-    for peer in wire.peers {
-        let rank = peer.rank;
-        let place = peers.get_mut(rank as usize);
-        let place = place
-            .ok_or_else(|| format!("assignment.peers: rank {rank} in a world of {}", wire.world_size))?;
-        *place = Some(peer.data_address);
+    let (rank, world) = (wire.rank, wire.world_size);
+    if rank >= world {
+        return Err(format!("assignment.rank: {rank} in a world of {world}"));
     }
-    let missing = peers.iter().position(Option::is_none);
-    if let Some(rank) = missing {
-        return Err(format!("assignment.peers: rank {rank} is missing"));
-    }
-    if wire.rank >= wire.world_size {
-        return Err(format!("assignment.rank: {} in a world of {}", wire.rank, wire.world_size));
-    }
+    let next = (rank + 1) % world;
+    let address = wire.peers.into_iter().find(|peer| peer.rank == next).map(|peer| peer.data_address);
+    let next = match address {
+        Some(address) => address,
+        None if world == 1 => String::new(),
+        None => {
+            return Err(format!("assignment.peers: rank {next}, which is next to rank {rank}, is missing"));
+        }
+    };
     Ok(Assignment {
         generation: Generation(wire.generation),
-        rank: Rank(wire.rank),
-        peers: peers.into_iter().flatten().collect(),
+        rank: Rank(rank),
+        world,
+        next,
         checkpoint_step: Step(wire.checkpoint_step),
     })
 }
@@ -221,23 +220,21 @@ mod tests {
     }
 
     #[test]
-    fn peers_come_in_rank_order_whatever_order_they_were_sent_in() {
-        let wire = v1::Assignment {
-            generation: 1,
-            rank: 1,
-            world_size: 2,
-            peers: vec![peer(1), peer(0)],
-            ..Default::default()
-        };
-        assert_eq!(assignment(wire).expect("complete").peers, ["h:0", "h:1"]);
+    fn a_rank_learns_where_its_next_neighbour_listens() {
+        let wire = |rank, peers| v1::Assignment { rank, world_size: 3, peers, ..Default::default() };
+        assert_eq!(assignment(wire(0, vec![peer(2), peer(1)])).expect("complete").next, "h:1");
+        assert_eq!(assignment(wire(2, vec![peer(1), peer(0)])).expect("complete").next, "h:0");
+        let alone = v1::Assignment { world_size: 1, ..Default::default() };
+        assert_eq!(assignment(alone).expect("nobody is next").next, "");
     }
 
     #[test]
-    fn an_assignment_that_cannot_be_is_refused_with_its_field() {
+    fn what_cannot_be_is_refused_with_its_field() {
         let hole = v1::Assignment { world_size: 2, peers: vec![peer(0)], ..Default::default() };
-        assert_eq!(assignment(hole).unwrap_err(), "assignment.peers: rank 1 is missing");
-        let outside = v1::Assignment { world_size: 1, peers: vec![peer(3)], ..Default::default() };
-        assert!(assignment(outside).unwrap_err().contains("rank 3 in a world of 1"));
+        let error = assignment(hole).unwrap_err();
+        assert_eq!(error, "assignment.peers: rank 1, which is next to rank 0, is missing");
+        let outside = v1::Assignment { rank: 1, world_size: 1, ..Default::default() };
+        assert_eq!(assignment(outside).unwrap_err(), "assignment.rank: 1 in a world of 1");
         let lost = v1::ShardLease { slice: 2, slices: 2, end_step: 1, ..Default::default() };
         assert!(lease(lost).unwrap_err().starts_with("lease.slice"));
     }

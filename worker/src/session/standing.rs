@@ -175,7 +175,8 @@ mod tests {
         Assignment {
             generation: Generation(generation),
             rank: Rank(0),
-            peers: vec!["a".into(), "b".into()],
+            world: 2,
+            next: "b".into(),
             checkpoint_step: Step(0),
         }
     }

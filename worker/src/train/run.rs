@@ -130,8 +130,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     }
 
     fn connect(&mut self, listener: Option<&RingListener>) -> Result<Box<dyn Collective>, TrainError> {
-        let peers = &self.assignment.peers;
-        let Some(listener) = listener.filter(|_| peers.len() > 1) else {
+        let Assignment { generation, rank, world, next, .. } = &self.assignment;
+        let Some(listener) = listener.filter(|_| *world > 1) else {
             let solo = Solo::default();
             self.link.connected(solo.abort_handle(), solo.progress());
             return Ok(Box::new(solo));
@@ -140,9 +140,10 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         self.link.connected(abort.clone(), Arc::default());
         let membership = Membership {
             run: &self.spec_digest,
-            generation: self.assignment.generation,
-            rank: self.assignment.rank,
-            peers,
+            generation: *generation,
+            rank: *rank,
+            world: *world as usize,
+            next,
         };
         let ring = Ring::connect(listener, &membership, Instant::now() + RING_PATIENCE, &abort)?;
         self.link.connected(ring.abort_handle(), ring.progress());
@@ -186,7 +187,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
 
     /// Ranks in its generation.
     pub(super) fn world(&self) -> u32 {
-        self.assignment.peers.len() as u32
+        self.assignment.world
     }
 
     /// Begins a phase: for heartbeats, and for memory peaks.

@@ -87,7 +87,8 @@ impl<B: Tape<Base = B>> PolicyTrainer<B> {
             assignment: Assignment {
                 generation: Generation(0),
                 rank: Rank(0),
-                peers: Vec::new(),
+                world: 0,
+                next: String::new(),
                 checkpoint_step: Step(0),
             },
             comm: Box::new(Solo::default()),

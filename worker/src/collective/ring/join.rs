@@ -99,8 +99,18 @@ pub struct Membership<'a> {
     pub generation: Generation,
     /// This rank.
     pub rank: Rank,
-    /// Ring addresses of all ranks, in rank order.
-    pub peers: &'a [String],
+    /// Ranks in the ring.
+    pub world: usize,
+    /// Where the next rank listens.
+    pub next: &'a str,
+}
+
+impl<'a> Membership<'a> {
+    /// The membership of `rank` in a ring whose ranks listen at `addresses`, in rank order. Panics if `rank` is not among them.
+    pub fn among(run: &'a str, generation: Generation, rank: Rank, addresses: &'a [String]) -> Self {
+        let next = &addresses[(rank.0 as usize + 1) % addresses.len()];
+        Self { run, generation, rank, world: addresses.len(), next }
+    }
 }
 
 /// Where the previous rank calls. Opened before registration, because its address is what is registered; it outlives
@@ -174,14 +184,14 @@ pub(super) fn join(
     deadline: Instant,
     abort: &RingAbort,
 ) -> Result<Option<Neighbours>, JoinError> {
-    let (rank, world) = (membership.rank.0 as usize, membership.peers.len());
+    let (rank, world) = (membership.rank.0 as usize, membership.world);
     let (next, previous) = ((rank + 1) % world, (rank + world - 1) % world);
     let hello = Hello::new(membership.run, membership.generation, rank, next, world);
     let awaited = Hello::new(membership.run, membership.generation, previous, rank, world);
     let patience = Patience { begin: Instant::now(), deadline, abort, given_up: AtomicBool::new(false) };
     let (called, came) = std::thread::scope(|scope| {
         let caller = scope.spawn(|| {
-            let called = call(&membership.peers[next], Rank(next as u32), &hello, &patience);
+            let called = call(membership.next, Rank(next as u32), &hello, &patience);
             patience.note(&called);
             called
         });

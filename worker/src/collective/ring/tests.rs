@@ -42,7 +42,7 @@ fn connect(
     peers: &[String],
 ) -> Result<Ring, CollectiveError> {
     let rank = Rank(rank as u32);
-    let membership = Membership { run, generation: Generation(generation), rank, peers };
+    let membership = Membership::among(run, Generation(generation), rank, peers);
     Ring::connect(listener, &membership, soon(), &RingAbort::new())
 }
 
@@ -93,8 +93,7 @@ fn a_rank_ahead_of_its_neighbour_waits_for_it_to_catch_up() {
     let (abort, (ready, is_ready)) = (RingAbort::new(), mpsc::channel());
     thread::scope(|scope| {
         let behind = scope.spawn(|| {
-            let membership =
-                Membership { run: "run", generation: Generation(1), rank: Rank(0), peers: &peers };
+            let membership = Membership::among("run", Generation(1), Rank(0), &peers);
             let first = Ring::connect(&a, &membership, soon(), &abort).map(drop);
             ready.send(()).expect("the test listens");
             assert!(matches!(first, Err(CollectiveError::Aborted { .. })), "{first:?}");
@@ -114,7 +113,7 @@ fn another_run_on_the_same_port_is_named_as_such() {
     let peers = addresses(&[&a, &b]);
     thread::scope(|scope| {
         let abort = RingAbort::new();
-        let theirs = Membership { run: "theirs", generation: Generation(1), rank: Rank(0), peers: &peers };
+        let theirs = Membership::among("theirs", Generation(1), Rank(0), &peers);
         let (listener, handle) = (&a, abort.clone());
         scope.spawn(move || Ring::connect(listener, &theirs, soon(), &handle).map(drop));
         let error = connect(&b, "ours", 1, 1, &peers).expect_err("another run");
@@ -127,7 +126,7 @@ fn another_run_on_the_same_port_is_named_as_such() {
 fn a_neighbour_that_never_comes_is_named_at_the_deadline() {
     let (a, b) = (listener(), listener());
     let peers = addresses(&[&a, &b]);
-    let membership = Membership { run: "run", generation: Generation(1), rank: Rank(0), peers: &peers };
+    let membership = Membership::among("run", Generation(1), Rank(0), &peers);
     let deadline = Instant::now() + Duration::from_millis(100);
     let error = Ring::connect(&a, &membership, deadline, &RingAbort::new()).expect_err("rank 1 is not there");
     assert!(matches!(error, CollectiveError::Connect(_)), "{error}");
@@ -138,7 +137,7 @@ fn a_neighbour_that_never_comes_is_named_at_the_deadline() {
 fn a_port_that_something_else_listens_on_is_called_until_the_deadline() {
     let (a, web) = (listener(), TcpListener::bind("127.0.0.1:0").expect("bind"));
     let peers = vec![a.address().to_owned(), web.local_addr().expect("address").to_string()];
-    let membership = Membership { run: "run", generation: Generation(1), rank: Rank(0), peers: &peers };
+    let membership = Membership::among("run", Generation(1), Rank(0), &peers);
     thread::scope(|scope| {
         scope.spawn(move || {
             let (mut socket, _) = web.accept().expect("it is called");
@@ -156,7 +155,7 @@ fn a_port_that_something_else_listens_on_is_called_until_the_deadline() {
 fn an_abort_ends_the_connecting() {
     let (a, b) = (listener(), listener());
     let peers = addresses(&[&a, &b]);
-    let membership = Membership { run: "run", generation: Generation(1), rank: Rank(0), peers: &peers };
+    let membership = Membership::among("run", Generation(1), Rank(0), &peers);
     let abort = RingAbort::new();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| Ring::connect(&a, &membership, soon(), &abort).map(drop));
