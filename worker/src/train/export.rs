@@ -29,6 +29,8 @@ use crate::{
     params::Group,
 };
 
+const SPEC_FILE: &str = "run_spec.json";
+
 /// `summary.json`: a run in numbers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Summary {
@@ -163,6 +165,17 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         Ok(())
     }
 
+    /// Leaves the run's specification beside its results to come, so that a checkpoint can be evaluated before the run has ended.
+    pub(super) fn write_spec(&self) -> Result<(), TrainError> {
+        let dir = &self.output_dir;
+        fs::create_dir_all(dir).map_err(|source| TrainError::Io {
+            action: "create",
+            path: dir.clone(),
+            source,
+        })?;
+        write_text(&dir.join(SPEC_FILE), &pretty(self.spec))
+    }
+
     fn gather(&mut self, summary: &mut Summary) -> Result<(), TrainError> {
         const FIELDS: usize = 5;
         let peaks = self.meter.report();
@@ -220,7 +233,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         }
         let texts = [
             ("stats.json", "normalisation statistics", self.dataset.stats().to_json()),
-            ("run_spec.json", "the run", pretty(self.spec)),
+            (SPEC_FILE, "the run", pretty(self.spec)),
             ("summary.json", "losses, errors, speed and memory", pretty(summary)),
         ];
         for (file, what, text) in texts {

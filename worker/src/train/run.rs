@@ -124,6 +124,9 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         self.requested = self.next;
         self.link.report(Report::Started(start))?;
         if !std::mem::replace(&mut self.announced, true) {
+            if self.rank().0 == 0 {
+                self.write_spec()?;
+            }
             self.announce(&start)?;
         }
         Ok(())
