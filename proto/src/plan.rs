@@ -138,6 +138,24 @@ pub fn slice(len: u64, rank: Rank, world: u32) -> Range<u64> {
     cut(rank.0)..cut(rank.0 + 1)
 }
 
+/// What is left of `positions` without those in `skipped`, in order; ranges of `skipped` may overlap and come in any order.
+pub fn without(positions: Range<u64>, skipped: &[Range<u64>]) -> Vec<Range<u64>> {
+    let mut holes: Vec<_> = skipped.iter().filter(|hole| !hole.is_empty()).cloned().collect();
+    holes.sort_by_key(|hole| hole.start);
+    let (mut left, mut next) = (Vec::new(), positions.start);
+    for hole in holes {
+        let end = hole.start.min(positions.end);
+        if next < end {
+            left.push(next..end);
+        }
+        next = next.max(hole.end);
+    }
+    if next < positions.end {
+        left.push(next..positions.end);
+    }
+    left
+}
+
 /// Cuts a slice into micro-batches of at most `micro_batch` samples (at least one), in order.
 pub fn micro_batches(slice: Range<u64>, micro_batch: u64) -> impl ExactSizeIterator<Item = Range<u64>> {
     let size = micro_batch.max(1);
@@ -221,6 +239,16 @@ mod tests {
                 }
             }
             prop_assert!(seen.iter().flatten().all(|&count| count == 1));
+        }
+
+        #[test]
+        fn what_is_skipped_and_what_is_left_make_up_the_whole(
+            start in 0u64..30, len in 0u64..40, skipped in prop::collection::vec((0u64..60, 0u64..10), 0..6),
+        ) {
+            let skipped: Vec<_> = skipped.into_iter().map(|(start, len)| start..start + len).collect();
+            let left: Vec<u64> = without(start..start + len, &skipped).into_iter().flatten().collect();
+            let due = (start..start + len).filter(|p| !skipped.iter().any(|hole| hole.contains(p)));
+            prop_assert_eq!(left, due.collect::<Vec<_>>());
         }
 
         #[test]

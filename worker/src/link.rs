@@ -20,8 +20,19 @@ pub struct Assignment {
     pub world: u32,
     /// Where the next rank's listener accepts this one; empty in a world of one.
     pub next: String,
+    /// Positions that nobody consumes any more: their samples failed on several workers.
+    pub quarantined: Vec<EpochPositions>,
     /// The step of the newest complete checkpoint, 0 without one: where to start if no rank still has the training state.
     pub checkpoint_step: Step,
+}
+
+/// Positions of one epoch's order of samples.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EpochPositions {
+    /// The epoch.
+    pub epoch: u64,
+    /// Positions of its order.
+    pub positions: Range<u64>,
 }
 
 /// Where the ranks of a generation had their state from.
@@ -191,6 +202,15 @@ pub enum Report {
         /// What happened.
         news: CheckpointNews,
     },
+    /// A sample cannot be used. This rank is well, and ready for a generation in which someone else tries it, or nobody.
+    BadSample {
+        /// The step it belongs to.
+        step: Step,
+        /// Where it stands.
+        at: EpochPositions,
+        /// What is wrong with it.
+        message: String,
+    },
     /// One line for people, shown in the coordinator's log.
     Note(String),
 }
@@ -214,6 +234,11 @@ pub trait Link {
     /// Says that this worker can take a place in the next generation, and blocks until it has one. `why` tells what ended the
     /// last generation if this worker found out by itself.
     fn assignment(&mut self, why: Option<&str>) -> Result<Assignment, LinkError>;
+
+    /// Whether there can be another generation after this one; without, whatever ends it ends the run.
+    fn has_generations(&self) -> bool {
+        true
+    }
 
     /// Blocks until this rank may consume its slice of `step`, whose global batch has `samples` samples; returns the slice as
     /// positions within that batch. Leases are granted well ahead, so this normally returns at once.
@@ -245,17 +270,19 @@ pub struct SoloLink {
 }
 
 impl Link for SoloLink {
-    fn assignment(&mut self, why: Option<&str>) -> Result<Assignment, LinkError> {
-        if let Some(why) = why {
-            return Err(LinkError::Lost(format!("a world of one has no other generation: {why}")));
-        }
+    fn assignment(&mut self, _why: Option<&str>) -> Result<Assignment, LinkError> {
         Ok(Assignment {
             generation: Generation(1),
             rank: Rank(0),
             world: 1,
             next: String::new(),
+            quarantined: Vec::new(),
             checkpoint_step: self.first_step,
         })
+    }
+
+    fn has_generations(&self) -> bool {
+        false
     }
 
     fn lease(&mut self, _step: Step, samples: u64) -> Result<Range<u64>, LinkError> {

@@ -11,7 +11,7 @@ use tonic::Status;
 use super::RunFacts;
 use crate::{
     core::{
-        action::{Directive, News},
+        action::{Assignment, Directive, News},
         checkpoints::{CheckpointEntry, EntryState},
         failure::Failure,
         memory::RankMemory,
@@ -51,6 +51,19 @@ impl From<Denied> for Status {
     }
 }
 
+/// The members next to a rank on the ring; nobody in a world of one.
+fn neighbours(assignment: &Assignment, Rank(rank): Rank) -> Vec<v1::Peer> {
+    let world = assignment.world();
+    let mut ranks = vec![(rank + 1) % world, (rank + world - 1) % world];
+    ranks.dedup();
+    ranks.retain(|other| *other != rank);
+    let peer = |rank: u32| {
+        let member = &assignment.members[rank as usize];
+        v1::Peer { rank, data_address: member.data_address.clone(), host: member.host.clone() }
+    };
+    ranks.into_iter().map(peer).collect()
+}
+
 /// A directive.
 pub fn directive(directive: Directive) -> v1::Directive {
     use v1::directive::Kind;
@@ -59,15 +72,9 @@ pub fn directive(directive: Directive) -> v1::Directive {
             generation: assignment.generation.0,
             rank: rank.0,
             world_size: assignment.world(),
-            peers: (0..)
-                .zip(&assignment.members)
-                .map(|(rank, peer)| v1::Peer {
-                    rank,
-                    data_address: peer.data_address.clone(),
-                    host: peer.host.clone(),
-                })
-                .collect(),
+            peers: neighbours(&assignment, rank),
             checkpoint_step: assignment.checkpoint.0,
+            quarantined: Vec::new(),
             communicator_id: Vec::new(),
         }),
         Directive::Lease(lease) => Kind::Lease(v1::ShardLease {

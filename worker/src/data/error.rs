@@ -77,6 +77,16 @@ pub enum DataError {
         /// What is wrong, and the remedy.
         fault: String,
     },
+    /// What is wrong with a sample, and where in the order of samples it stands.
+    #[error("{source} (position {position} of epoch {epoch})")]
+    AtPosition {
+        /// The epoch.
+        epoch: u64,
+        /// Position in that epoch's order.
+        position: u64,
+        /// The error.
+        source: Box<DataError>,
+    },
     /// A sample or position beyond the end was asked for.
     #[error("{what} {index} does not exist: there are {len}")]
     OutOfRange {

@@ -289,7 +289,11 @@ impl Shared {
                 index: *position,
                 len: self.order.len(),
             })?;
-            samples.push(self.dataset.sample(sample)?);
+            let found = self.dataset.sample(sample).map_err(|source| {
+                let (epoch, position, source) = (job.epoch, *position, Box::new(source));
+                DataError::AtPosition { epoch, position, source }
+            });
+            samples.push(found?);
         }
         Ok(collate(job.step, &samples, self.dataset.pad_token()))
     }

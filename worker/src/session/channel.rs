@@ -203,6 +203,7 @@ mod tests {
             rank: Rank(1),
             world: 2,
             next: "b".into(),
+            quarantined: Vec::new(),
             checkpoint_step: Step(0),
         }));
     }

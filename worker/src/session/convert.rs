@@ -9,11 +9,15 @@ use coxswain_proto::{
 };
 
 use super::{
+    SessionOptions,
     channel::Position,
     standing::{Lease, Told},
 };
 use crate::{
-    link::{Assignment, CheckpointNews, Phase, PhaseMemory, Start, StateSource, StepDone, StepTimes},
+    link::{
+        Assignment, CheckpointNews, EpochPositions, Phase, PhaseMemory, Start, StateSource, StepDone,
+        StepTimes,
+    },
     trainer::{FailureKind, TrainerFailure},
 };
 
@@ -36,8 +40,13 @@ pub(super) fn assignment(wire: v1::Assignment) -> Result<Assignment, String> {
         rank: Rank(rank),
         world,
         next,
+        quarantined: wire.quarantined.into_iter().map(epoch_positions).collect(),
         checkpoint_step: Step(wire.checkpoint_step),
     })
+}
+
+fn epoch_positions(wire: v1::EpochPositions) -> EpochPositions {
+    EpochPositions { epoch: wire.epoch, positions: wire.begin..wire.end }
 }
 
 /// One directive.
@@ -188,11 +197,6 @@ fn failure_kind(kind: FailureKind) -> v1::FailureKind {
 
 /// A failure with where the worker was when it happened.
 pub(super) fn failure(failure: &TrainerFailure, at: Position, (rank, host): (Rank, &str)) -> v1::Failure {
-    let mut message = failure.message.clone();
-    if message.len() > limits::MAX_ERROR_TEXT {
-        let end = (0..=limits::MAX_ERROR_TEXT).rev().find(|&i| message.is_char_boundary(i)).unwrap_or(0);
-        message.truncate(end);
-    }
     let Bytes(memory_in_use) = failure.memory_in_use;
     v1::Failure {
         rank: Some(rank.0),
@@ -204,11 +208,48 @@ pub(super) fn failure(failure: &TrainerFailure, at: Position, (rank, host): (Ran
         samples: ranges(&failure.positions),
         memory_in_use,
         kind: failure_kind(failure.kind).into(),
-        message,
-        unix_ms: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64),
+        message: cut(failure.message.clone()),
+        unix_ms: unix_ms(),
         victims: Vec::new(),
         fatal: false,
     }
+}
+
+/// A sample that failed on a worker that is well.
+pub(super) fn bad_sample(
+    step: Step,
+    at: &EpochPositions,
+    message: String,
+    options: &SessionOptions,
+) -> v1::Failure {
+    v1::Failure {
+        rank: Some(options.rank.0),
+        host: options.host.clone(),
+        phase: v1::WorkerPhase::Data.into(),
+        step: step.0,
+        samples: ranges(std::slice::from_ref(&at.positions)),
+        kind: v1::FailureKind::BadInput.into(),
+        message: cut(message),
+        unix_ms: unix_ms(),
+        ..Default::default()
+    }
+}
+
+pub(super) fn wire_positions(at: &EpochPositions) -> v1::EpochPositions {
+    v1::EpochPositions { epoch: at.epoch, begin: at.positions.start, end: at.positions.end }
+}
+
+/// At most as long as an error text may be.
+fn cut(mut message: String) -> String {
+    if message.len() > limits::MAX_ERROR_TEXT {
+        let end = (0..=limits::MAX_ERROR_TEXT).rev().find(|&i| message.is_char_boundary(i)).unwrap_or(0);
+        message.truncate(end);
+    }
+    message
+}
+
+fn unix_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
 }
 
 #[cfg(test)]

@@ -30,12 +30,13 @@ const BATCH: usize = 64;
 pub(super) struct Voice {
     pub client: Client,
     pub options: SessionOptions,
+    pub run_id: String,
     pub worker_id: u64,
+    pub incarnation: String,
 }
 
 pub(super) struct Reporter {
     voice: Voice,
-    incarnation: String,
     shared: Arc<Shared>,
     /// Reported steps that are not known to be committed.
     unsettled: VecDeque<v1::StepReport>,
@@ -45,8 +46,8 @@ pub(super) struct Reporter {
 }
 
 impl Reporter {
-    pub fn new(voice: Voice, incarnation: String, shared: Arc<Shared>) -> Self {
-        Self { voice, incarnation, shared, unsettled: VecDeque::new(), ready: None, notes: 0 }
+    pub fn new(voice: Voice, shared: Arc<Shared>) -> Self {
+        Self { voice, shared, unsettled: VecDeque::new(), ready: None, notes: 0 }
     }
 
     /// Runs until the trainer has dropped its end and everything is sent.
@@ -116,7 +117,7 @@ impl Reporter {
             Said::Ready { left, why } => {
                 let ready = v1::ReadyRequest {
                     worker_id: self.voice.worker_id,
-                    incarnation: self.incarnation.clone(),
+                    incarnation: self.voice.incarnation.clone(),
                     left_generation: left.0,
                     reason: why,
                 };
@@ -202,6 +203,21 @@ impl Voice {
                 if let Some(why) = why {
                     self.note(why, notes).await?;
                 }
+            }
+            Report::BadSample { step, at, message } => {
+                let failure = convert::bad_sample(step, &at, message, &self.options);
+                let request = v1::ReportFailureRequest {
+                    worker_id: Some(worker_id),
+                    incarnation: self.incarnation.clone(),
+                    failure: Some(failure),
+                    run_id: self.run_id.clone(),
+                    bad_sample: Some(convert::wire_positions(&at)),
+                };
+                persist(&self.options, || {
+                    let (mut client, request) = (self.client.clone(), request.clone());
+                    async move { client.report_failure(request).await }
+                })
+                .await?;
             }
             Report::Note(text) => self.note(text, notes).await?,
         }

@@ -120,8 +120,14 @@ impl Session {
         let worker_id = self.worker_id.unwrap_or_default();
         let (reports, queue) = mpsc::channel(limits::REPORT_QUEUE);
         let link = ChannelLink::new(self.shared.clone(), reports);
-        let voice = Voice { client: self.client.clone(), options: self.options.clone(), worker_id };
-        let reporter = Reporter::new(voice, self.incarnation.clone(), self.shared.clone());
+        let voice = Voice {
+            client: self.client.clone(),
+            options: self.options.clone(),
+            run_id: self.run_id.clone(),
+            worker_id,
+            incarnation: self.incarnation.clone(),
+        };
+        let reporter = Reporter::new(voice, self.shared.clone());
         let mut reporter = tokio::spawn(reporter.run(queue, self.lines.subscribe()));
         let outcome = thread.train(link);
         tokio::pin!(outcome);
@@ -190,6 +196,7 @@ impl Session {
             incarnation: self.incarnation.clone(),
             failure: Some(convert::failure(&failure, self.shared.position(), (options.rank, &options.host))),
             run_id: self.run_id.clone(),
+            bad_sample: None,
         };
         let told = persist(options, || {
             let (mut client, request) = (self.client.clone(), request.clone());

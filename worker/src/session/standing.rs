@@ -177,6 +177,7 @@ mod tests {
             rank: Rank(0),
             world: 2,
             next: "b".into(),
+            quarantined: Vec::new(),
             checkpoint_step: Step(0),
         }
     }

@@ -9,6 +9,8 @@
 //! What outlives a generation (the process, the frozen weights, this rank's part of the state) stays where it is.
 
 use std::{
+    collections::VecDeque,
+    ops::Range,
     path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
@@ -16,7 +18,7 @@ use std::{
 
 use coxswain_proto::{
     ids::{Rank, Step},
-    plan::Plan,
+    plan::{self, Plan},
     run_spec::RunSpec,
 };
 
@@ -29,9 +31,9 @@ use super::{
 };
 use crate::{
     collective::{Collective, Membership, Ring, RingAbort, RingListener, Solo},
-    data::{Dataset, Prefetcher, StepRequest},
+    data::{DataError, Dataset, Prefetcher, StepRequest},
     kernels::Tape,
-    link::{Assignment, Commands, Link, Phase, Report},
+    link::{Assignment, Commands, EpochPositions, Link, Phase, Report},
     memory::Meter,
     model::policy::{GradientWatch, Policy},
     params::{FlatGrads, Trainables},
@@ -71,6 +73,8 @@ pub(super) struct Training<'a, B: Tape<Base = B>> {
     pub(super) obeyed: Commands,
     /// Steps whose samples have been requested.
     pub(super) requested: Step,
+    /// Positions that this rank consumes in the steps from `next` to `requested`.
+    pub(super) claimed: VecDeque<Vec<Range<u64>>>,
     /// The step of the newest checkpoint of this run.
     pub(super) saved: Option<Step>,
     /// The held-out error before the first step, once it has been looked at.
@@ -101,9 +105,17 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             match self.join(listener, why.take()).and_then(|()| self.run()) {
                 Ok(Ended::Done) => return Ok(()),
                 Ok(Ended::Regroup) => {}
+                Err(error) if !self.link.has_generations() => return Err(error),
                 Err(error) if is_the_generations(&error) => {
                     tracing::warn!(step = self.next.0, %error, "the generation is over; waiting for the next one");
                     why = Some(error.to_string());
+                }
+                Err(TrainError::Data(DataError::AtPosition { epoch, position, source })) => {
+                    // Whether another worker tries it, or nobody any more, is the coordinator's to decide.
+                    let at = EpochPositions { epoch, positions: position..position + 1 };
+                    let message = source.to_string();
+                    why = Some(message.clone());
+                    self.link.report(Report::BadSample { step: self.next, at, message })?;
                 }
                 Err(error) => return Err(error),
             }
@@ -122,6 +134,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let start = self.settle()?;
         self.summary.begin(self.next, self.world());
         self.requested = self.next;
+        self.claimed.clear();
         self.link.report(Report::Started(start))?;
         if !std::mem::replace(&mut self.announced, true) {
             if self.rank().0 == 0 {
@@ -207,12 +220,12 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             let batch = self.plan.batch(step);
             let slice = self.link.lease(step, batch.len())?;
             let begin = batch.positions.start;
-            self.prefetch.request(StepRequest {
-                step,
-                epoch: batch.epoch,
-                positions: std::iter::once(begin + slice.start..begin + slice.end).collect(),
-                micro_batch: self.micro_batch,
-            })?;
+            let of_epoch = self.assignment.quarantined.iter().filter(|bad| bad.epoch == batch.epoch);
+            let skipped: Vec<_> = of_epoch.map(|bad| bad.positions.clone()).collect();
+            let positions = plan::without(begin + slice.start..begin + slice.end, &skipped);
+            self.claimed.push_back(positions.clone());
+            let (epoch, micro_batch) = (batch.epoch, self.micro_batch);
+            self.prefetch.request(StepRequest { step, epoch, positions, micro_batch })?;
             self.requested = Step(step.0 + 1);
         }
         Ok(())

@@ -185,11 +185,11 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         times: StepTimes,
         (verdict, grad_norm): (&Verdict, f64),
     ) -> StepDone {
-        let positions = batch.of_rank(self.rank(), self.world());
+        let positions = self.claimed.pop_front().unwrap_or_default();
         StepDone {
             step,
             epoch: batch.epoch,
-            positions: if positions.is_empty() { Vec::new() } else { vec![positions] },
+            positions,
             loss_sum: verdict.loss_sum,
             valid_count: verdict.valid_count,
             grad_norm,

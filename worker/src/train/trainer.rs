@@ -77,6 +77,7 @@ impl<B: Tape<Base = B>> PolicyTrainer<B> {
             micro_batch: spec.train.micro_batch,
             next: Step(0),
             requested: Step(0),
+            claimed: Default::default(),
             obeyed: Commands::default(),
             saved: None,
             before: None,
@@ -89,6 +90,7 @@ impl<B: Tape<Base = B>> PolicyTrainer<B> {
                 rank: Rank(0),
                 world: 0,
                 next: String::new(),
+                quarantined: Vec::new(),
                 checkpoint_step: Step(0),
             },
             comm: Box::new(Solo::default()),
@@ -124,10 +126,7 @@ where
             Err(error) => {
                 let mut failure = failure(&error, training.meter.phase(), training.next);
                 failure.memory_in_use = training.meter.in_use();
-                if training.world() > 0 {
-                    let batch = training.plan.batch(training.next);
-                    failure.positions = vec![batch.of_rank(training.rank(), training.world())];
-                }
+                failure.positions = training.claimed.front().cloned().unwrap_or_default();
                 ended(&error, failure)
             }
         }

@@ -99,8 +99,12 @@ struct LoggingLink {
 }
 
 impl Link for LoggingLink {
-    fn assignment(&mut self) -> Result<Assignment, LinkError> {
-        self.solo.assignment()
+    fn assignment(&mut self, why: Option<&str>) -> Result<Assignment, LinkError> {
+        self.solo.assignment(why)
+    }
+
+    fn has_generations(&self) -> bool {
+        self.solo.has_generations()
     }
 
     fn lease(&mut self, step: Step, samples: u64) -> Result<Range<u64>, LinkError> {

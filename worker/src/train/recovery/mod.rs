@@ -166,7 +166,8 @@ pub(super) fn is_the_generations(error: &TrainError) -> bool {
     };
     match error {
         TrainError::Collective(error) | TrainError::Optimizer(StepError::Collective(error)) => of_ring(error),
-        TrainError::Link(LinkError::Aborted(_)) => true,
+        // The coordinator knows whether that rank can go on, and without what.
+        TrainError::Link(LinkError::Aborted(_)) | TrainError::PeerFailed(_) => true,
         _ => false,
     }
 }
