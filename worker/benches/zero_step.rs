@@ -1,10 +1,11 @@
 //! One step of the partitioned optimizer on the loopback interface, one process per rank: reduce-scatter, norm, AdamW, all-gather.
 //!
 //! ```text
-//! cargo bench --bench zero_step -- --world 2 --elements 100000000 --steps 5
+//! cargo bench --bench zero_step -- --world 2 --elements 100000000 --steps 5 [--mirror]
 //! python integration-tests/bench/zero_step.py        the same next to DDP + AdamW and DeepSpeed ZeRO-2
 //! ```
 //!
+//! With `--mirror` every rank also keeps what the loss of its neighbour would need, as training does by default.
 //! Each rank computes with `RAYON_NUM_THREADS` threads, one if that is not set. Prints JSON: milliseconds of each step on the
 //! slowest rank, their split on rank 0, and the peak resident set of the largest rank.
 
@@ -22,7 +23,7 @@ use coxswain_proto::{
 use coxswain_worker::{
     collective::{Collective, Membership, Ring, RingAbort, RingListener},
     params::{Group, Init, TrainableLayout},
-    zero::{ShardedAdamW, StepInput},
+    zero::{MirroredAdamW, StepInput},
 };
 
 fn main() -> Result<()> {
@@ -32,46 +33,94 @@ fn main() -> Result<()> {
         at.map_or(default, String::as_str).to_owned()
     };
     let (world, elements) = (value("--world", "2"), value("--elements", "20000000"));
-    let steps: usize = value("--steps", "5").parse()?;
-    match args.iter().any(|arg| arg == "--rank") {
-        true => be_a_rank(value("--rank", "0").parse()?, world.parse()?, elements.parse()?, steps),
-        false => lead(world.parse()?, &elements, steps),
+    let given = |flag: &str| args.iter().any(|arg| arg == flag);
+    let bench = Bench {
+        world: world.parse()?,
+        elements: elements.parse()?,
+        steps: value("--steps", "5").parse()?,
+        mirror: given("--mirror"),
+    };
+    match given("--rank") {
+        true => bench.be_a_rank(value("--rank", "0").parse()?),
+        false => bench.lead(),
     }
 }
 
-/// Starts all ranks and puts their answers together.
-fn lead(world: usize, elements: &str, steps: usize) -> Result<()> {
-    let mut ranks = Vec::new();
-    for rank in 0..world {
-        let mut command = Command::new(std::env::current_exe()?);
-        command.args(["--rank", &rank.to_string(), "--world", &world.to_string()]);
-        command.args(["--elements", elements, "--steps", &steps.to_string()]);
-        if std::env::var_os("RAYON_NUM_THREADS").is_none() {
-            command.env("RAYON_NUM_THREADS", "1");
+struct Bench {
+    world: usize,
+    elements: usize,
+    steps: usize,
+    mirror: bool,
+}
+
+impl Bench {
+    /// Starts all ranks and puts their answers together.
+    fn lead(&self) -> Result<()> {
+        let mut ranks = Vec::new();
+        for rank in 0..self.world {
+            let mut command = Command::new(std::env::current_exe()?);
+            command.args(["--rank", &rank.to_string(), "--world", &self.world.to_string()]);
+            command.args(["--elements", &self.elements.to_string(), "--steps", &self.steps.to_string()]);
+            if self.mirror {
+                command.arg("--mirror");
+            }
+            if std::env::var_os("RAYON_NUM_THREADS").is_none() {
+                command.env("RAYON_NUM_THREADS", "1");
+            }
+            let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+            let mut output = BufReader::new(child.stdout.take().context("stdout is piped")?).lines();
+            let address = output.next().context("no address")??;
+            ranks.push((child, output, address));
         }
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
-        let mut output = BufReader::new(child.stdout.take().context("stdout is piped")?).lines();
-        let address = output.next().context("no address")??;
-        ranks.push((child, output, address));
-    }
-    let addresses: Vec<String> = ranks.iter().map(|(_, _, address)| address.clone()).collect();
-    for (child, _, _) in &mut ranks {
-        writeln!(input(child)?, "{}", addresses.join(" "))?;
-    }
-    let mut slowest = vec![0.0f64; steps];
-    let (mut peak, mut split) = (0u64, String::new());
-    for (child, mut output, _) in ranks {
-        let (times, rss) = (output.next().context("no times")??, output.next().context("no peak")??);
-        let parts = output.next().context("no split")??;
-        for (slowest, time) in slowest.iter_mut().zip(times.split_whitespace()) {
-            *slowest = slowest.max(time.parse()?);
+        let addresses: Vec<String> = ranks.iter().map(|(_, _, address)| address.clone()).collect();
+        for (child, _, _) in &mut ranks {
+            writeln!(input(child)?, "{}", addresses.join(" "))?;
         }
-        peak = peak.max(rss.parse()?);
-        split = if split.is_empty() { parts } else { split };
-        wait(child)?;
+        let mut slowest = vec![0.0f64; self.steps];
+        let (mut peak, mut split) = (0u64, String::new());
+        for (child, mut output, _) in ranks {
+            let (times, rss) = (output.next().context("no times")??, output.next().context("no peak")??);
+            let parts = output.next().context("no split")??;
+            for (slowest, time) in slowest.iter_mut().zip(times.split_whitespace()) {
+                *slowest = slowest.max(time.parse()?);
+            }
+            peak = peak.max(rss.parse()?);
+            split = if split.is_empty() { parts } else { split };
+            wait(child)?;
+        }
+        println!(r#"{{"step_ms": {slowest:.1?}, {split}, "peak_rss_mb": {:.1}}}"#, peak as f64 / 1024.0);
+        Ok(())
     }
-    println!(r#"{{"step_ms": {slowest:.1?}, {split}, "peak_rss_mb": {:.1}}}"#, peak as f64 / 1024.0);
-    Ok(())
+
+    fn be_a_rank(&self, rank: u32) -> Result<()> {
+        let listener = RingListener::bind("127.0.0.1:0")?;
+        println!("{}", listener.address());
+        let line = std::io::stdin().lines().next().context("no addresses")??;
+        let peers: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+        let membership = Membership::among("bench", Generation(1), Rank(rank), &peers);
+        let deadline = Instant::now() + Duration::from_secs(30);
+        let mut ring = Ring::connect(&listener, &membership, deadline, &RingAbort::new())?;
+        let layout = layout(self.elements);
+        let (mut weights, mut grads) = (vec![0.1f32; layout.len()], vec![0.0f32; layout.len()]);
+        let settings = Optimizer::default();
+        let mut optimizer = MirroredAdamW::new(&layout, self.world, Rank(rank), &settings, self.mirror);
+        optimizer.begin(0, &weights);
+        let input = StepInput { scale: 0.5, rates: LearningRates { lora: 1e-4, expert: 1e-4, sensor: 1e-4 } };
+        let (mut times, mut communication, mut compute) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..self.steps {
+            grads.fill(0.01);
+            ring.barrier()?;
+            let begin = Instant::now();
+            let outcome = optimizer.step(&mut grads, &mut weights, &input, &mut ring)?;
+            times.push(format!("{:.3}", begin.elapsed().as_secs_f64() * 1e3));
+            communication.push(outcome.communication.as_secs_f64() * 1e3);
+            compute.push(outcome.compute.as_secs_f64() * 1e3);
+        }
+        println!("{}", times.join(" "));
+        println!("{}", peak_rss_kib()?);
+        println!(r#""communication_ms": {communication:.1?}, "compute_ms": {compute:.1?}"#);
+        Ok(())
+    }
 }
 
 fn input(child: &mut Child) -> Result<&mut std::process::ChildStdin> {
@@ -80,34 +129,6 @@ fn input(child: &mut Child) -> Result<&mut std::process::ChildStdin> {
 
 fn wait(mut child: Child) -> Result<()> {
     anyhow::ensure!(child.wait()?.success(), "a rank failed");
-    Ok(())
-}
-
-fn be_a_rank(rank: u32, world: usize, elements: usize, steps: usize) -> Result<()> {
-    let listener = RingListener::bind("127.0.0.1:0")?;
-    println!("{}", listener.address());
-    let line = std::io::stdin().lines().next().context("no addresses")??;
-    let peers: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
-    let membership = Membership::among("bench", Generation(1), Rank(rank), &peers);
-    let deadline = Instant::now() + Duration::from_secs(30);
-    let mut ring = Ring::connect(&listener, &membership, deadline, &RingAbort::new())?;
-    let layout = layout(elements);
-    let mut optimizer = ShardedAdamW::new(&layout, world, Rank(rank), &Optimizer::default());
-    let (mut weights, mut grads) = (vec![0.1f32; layout.len()], vec![0.0f32; layout.len()]);
-    let input = StepInput { scale: 0.5, rates: LearningRates { lora: 1e-4, expert: 1e-4, sensor: 1e-4 } };
-    let (mut times, mut communication, mut compute) = (Vec::new(), Vec::new(), Vec::new());
-    for _ in 0..steps {
-        grads.fill(0.01);
-        ring.barrier()?;
-        let begin = Instant::now();
-        let outcome = optimizer.step(&mut grads, &mut weights, &input, &mut ring)?;
-        times.push(format!("{:.3}", begin.elapsed().as_secs_f64() * 1e3));
-        communication.push(outcome.communication.as_secs_f64() * 1e3);
-        compute.push(outcome.compute.as_secs_f64() * 1e3);
-    }
-    println!("{}", times.join(" "));
-    println!("{}", peak_rss_kib()?);
-    println!(r#""communication_ms": {communication:.1?}, "compute_ms": {compute:.1?}"#);
     Ok(())
 }
 
