@@ -183,7 +183,7 @@ impl FakeWorker {
         self.generation = assignment.generation;
         self.world = assignment.world_size;
         assert_eq!(assignment.rank, self.rank);
-        assert_eq!(assignment.peers.len(), self.world as usize);
+        assert_eq!(assignment.peers.len(), (self.world as usize - 1).min(2), "the neighbours on the ring");
         assignment.checkpoint_step
     }
 
