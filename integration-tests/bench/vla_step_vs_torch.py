@@ -2,7 +2,7 @@
 """One training step of the whole policy next to PyTorch + PEFT on the same checkpoint, in turns: A B A B.
 
     cargo bench --bench vla_step --no-run
-    python vla_step_vs_torch.py BENCH_EXECUTABLE MODEL_DIR [--batch 2] [--images 1] [--size 224] [--text 60] [--rank 16]
+    python vla_step_vs_torch.py BENCH_EXECUTABLE MODEL_DIR [--batch 2] [--images 2] [--size 224] [--text 60] [--rank 16]
         [--targets all|attn] [--expert-layers 16] [--expert-width 768] [--threads 2] [--rounds 2] [--steps 6] [--fused]
 
 Both sides: frozen vision tower, LoRA on the language model, a DiT flow-matching expert trained in full, one flow draw per sample,
@@ -140,7 +140,7 @@ def main():
     ap = argparse.ArgumentParser()
     ap.add_argument("executable")
     ap.add_argument("model")
-    for name, value in dict(batch=2, images=1, size=224, text=60, rank=16, expert_layers=16, expert_width=768, threads=2, rounds=2, steps=6).items():
+    for name, value in dict(batch=2, images=2, size=224, text=60, rank=16, expert_layers=16, expert_width=768, threads=2, rounds=2, steps=6).items():
         ap.add_argument("--" + name.replace("_", "-"), type=int, default=value)
     ap.add_argument("--targets", default="all", choices=["all", "attn"])
     ap.add_argument("--recompute", default="both", choices=["both", "none", "full"])

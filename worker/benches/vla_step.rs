@@ -1,7 +1,7 @@
 //! One training step of the whole policy: forward, backward, clipping and AdamW, on random data of fixed sizes.
 //!
 //! ```text
-//! cargo bench --bench vla_step -- --model DIR [--batch 2] [--images 1] [--size 224] [--text 60] [--rank 16]
+//! cargo bench --bench vla_step -- --model DIR [--batch 2] [--images 2] [--size 224] [--text 60] [--rank 16]
 //!     [--targets all|attn] [--recompute none|selective|full|N] [--repeats 1] [--expert-layers 16] [--expert-width 768]
 //!     [--steps 8] [--warmup 2]
 //! python integration-tests/bench/vla_step_vs_torch.py        the same next to PyTorch and PEFT
@@ -21,6 +21,7 @@ use coxswain_proto::{
 use coxswain_worker::{
     batch::{MicroBatch, SampleDims},
     collective::Solo,
+    kernels::pool,
     model::{
         policy::{Policy, StageClock},
         qwen::config::QwenConfig,
@@ -60,6 +61,8 @@ fn main() -> Result<()> {
         println!("vla_step: no --model, skipped");
         return Ok(());
     }
+    // As the trainer's thread does.
+    pool::join();
     let spec = spec(&flags, &model)?;
     let (policy, layout, values) = Policy::<Flex>::load(&spec, DIMS, &Default::default())?;
     let mut trainables = Trainables::new(layout.clone(), values, &Default::default());
@@ -129,7 +132,7 @@ fn spec(flags: &Flags, model: &str) -> Result<RunSpec> {
 
 /// The same prompt in every row: images first, then text.
 fn batch(flags: &Flags, config: &QwenConfig, step: Step) -> Result<MicroBatch> {
-    let (rows, images) = (flags.number("--batch", 2)?, flags.number("--images", 1)?);
+    let (rows, images) = (flags.number("--batch", 2)?, flags.number("--images", 2)?);
     let (side, text) = (flags.number("--size", 224)? / config.vision.patch_size, flags.number("--text", 60)?);
     let mut draws = Key { seed: 0, purpose: Purpose::Init, step: step.0, sample: 1, repeat: 0 }.draws();
     let unit = config.vision.merge_unit();

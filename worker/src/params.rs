@@ -9,12 +9,18 @@
 //!
 //! Frozen weights never come here. The optimizer (`zero`) sees only the flat space and never learns what a model is.
 
-use std::{cell::RefCell, collections::HashMap, fmt};
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, HashMap},
+    fmt,
+    ops::Range,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use burn::tensor::{Tensor, TensorData, backend::AutodiffBackend};
 
 use crate::{
-    kernels::{ModelBackend, Tape},
+    kernels::{GradientSlot, ModelBackend, Tape},
     rng::{Key, Purpose},
 };
 
@@ -75,6 +81,11 @@ impl ParamSpec {
     /// Elements.
     pub fn len(&self) -> usize {
         self.shape.iter().product()
+    }
+
+    /// Its elements in the flat space.
+    pub fn range(&self) -> Range<usize> {
+        self.offset..self.offset + self.len()
     }
 
     /// True for a tensor without elements.
@@ -205,6 +216,14 @@ pub struct ParamScope<'a, T: Tape> {
     trainables: &'a Trainables<T::Base>,
     tracked: fn(ParamView<T>) -> ParamView<T>,
     leaves: RefCell<HashMap<ParamId, ParamView<T>>>,
+    left: Arc<Mutex<Vec<LeftGradient<T::Base>>>>,
+}
+
+/// What the gradient of a linear layer's weight is made of, left by the backward pass for [`ParamScope::collect`].
+struct LeftGradient<B: ModelBackend> {
+    weight: ParamId,
+    dy_no: Tensor<B, 2>,
+    x_ni: Tensor<B, 2>,
 }
 
 /// A parameter on a tape, as [`Trainables::view`] gives it; anything but a matrix is shaped on use.
@@ -213,7 +232,11 @@ type ParamView<T> = Tensor<T, 2>;
 impl<'a, T: Tape> ParamScope<'a, T> {
     /// Parameters as constants.
     pub fn frozen(trainables: &'a Trainables<T::Base>) -> Self {
-        Self { trainables, tracked: |view| view, leaves: RefCell::default() }
+        Self::new(trainables, |view| view)
+    }
+
+    fn new(trainables: &'a Trainables<T::Base>, tracked: fn(ParamView<T>) -> ParamView<T>) -> Self {
+        Self { trainables, tracked, leaves: RefCell::default(), left: Arc::default() }
     }
 
     /// The parameter as a tensor of `D` axes.
@@ -224,23 +247,35 @@ impl<'a, T: Tape> ParamScope<'a, T> {
         let shape: [usize; D] = param.shape.clone().try_into().unwrap_or_else(|shape: Vec<usize>| {
             panic!("parameter {} has {} axes, asked for with {D}", param.name, shape.len())
         });
-        let leaf = self
-            .leaves
-            .borrow_mut()
-            .entry(id)
-            .or_insert_with(|| (self.tracked)(T::lift(self.trainables.view(id))))
-            .clone();
+        let leaf = self.leaf(id);
         match D {
             2 => Tensor::from_primitive(leaf.into_primitive()),
             _ => leaf.reshape(shape),
         }
+    }
+
+    /// `x w^T + bias` with parameters of this scope. `x_ni`; returns `[n, o]`.
+    ///
+    /// The weight's gradient never exists as a tensor of the tape: [`ParamScope::collect`] makes it where it is summed.
+    pub fn linear(&self, x_ni: Tensor<T, 2>, weight: ParamId, bias: Option<ParamId>) -> Tensor<T, 2> {
+        let left = Arc::clone(&self.left);
+        let bias = bias.map(|bias| self.get(bias));
+        T::linear_leaving_weight(x_ni, self.get(weight), bias, move |dy_no, x_ni| {
+            let mut left = left.lock().unwrap_or_else(PoisonError::into_inner);
+            left.push(LeftGradient { weight, dy_no, x_ni });
+        })
+    }
+
+    fn leaf(&self, id: ParamId) -> ParamView<T> {
+        let mut leaves = self.leaves.borrow_mut();
+        leaves.entry(id).or_insert_with(|| (self.tracked)(T::lift(self.trainables.view(id)))).clone()
     }
 }
 
 impl<'a, T: Tape + AutodiffBackend<InnerBackend = <T as Tape>::Base>> ParamScope<'a, T> {
     /// Parameters as leaves that gather gradients.
     pub fn tracked(trainables: &'a Trainables<<T as Tape>::Base>) -> Self {
-        Self { trainables, tracked: |view| view.require_grad(), leaves: RefCell::default() }
+        Self::new(trainables, |view| view.require_grad())
     }
 
     /// Adds the gradients of every leaf that was used to `into`.
@@ -249,54 +284,72 @@ impl<'a, T: Tape + AutodiffBackend<InnerBackend = <T as Tape>::Base>> ParamScope
         leaves.sort_by_key(|(id, _)| *id);
         for (id, leaf) in leaves {
             if let Some(grad) = leaf.grad_remove(grads) {
-                into.add(self.trainables.layout.get(id), grad.into_data());
+                let grad = grad.into_data();
+                let grad = grad.as_slice::<f32>().expect("gradients of fp32 leaves are fp32");
+                into.slot(self.trainables.layout.get(id)).add(grad);
             }
+        }
+        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        for LeftGradient { weight, dy_no, x_ni } in left.drain(..) {
+            let slot = into.slot(self.trainables.layout.get(weight));
+            T::Base::add_linear_weight_gradient(dy_no, x_ni, slot);
         }
     }
 }
 
 /// Gradients of the flat space, summed over the micro-batches of a step, in host memory.
+///
+/// A new step does not sweep the buffer: a parameter's first gradient overwrites what the last step left there, and only what
+/// has received none is zeroed, when the sums are asked for.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FlatGrads {
     values: Vec<f32>,
-    /// Which parameters have received a gradient since [`FlatGrads::zero`], by offset.
-    touched: std::collections::BTreeSet<usize>,
+    /// Parameters that have received a gradient since [`FlatGrads::zero`]: offset to end.
+    touched: BTreeMap<usize, usize>,
+    /// Whether the elements of all others still hold something old.
+    stale: bool,
 }
 
 impl FlatGrads {
     /// All zero.
     pub fn new(len: usize) -> Self {
-        Self { values: vec![0.0; len], touched: Default::default() }
+        Self { values: vec![0.0; len], touched: BTreeMap::new(), stale: false }
     }
 
     /// Forgets everything.
     pub fn zero(&mut self) {
-        self.values.fill(0.0);
         self.touched.clear();
+        self.stale = true;
     }
 
-    /// The gradients.
+    /// The gradients. Between [`FlatGrads::zero`] and [`FlatGrads::values_mut`] only those of touched parameters are right.
     pub fn values(&self) -> &[f32] {
         &self.values
     }
 
     /// The gradients, for scaling or in-place reduction.
     pub fn values_mut(&mut self) -> &mut Vec<f32> {
+        if std::mem::take(&mut self.stale) {
+            let mut start = 0;
+            for (&offset, &end) in &self.touched {
+                self.values[start..offset].fill(0.0);
+                start = end;
+            }
+            self.values[start..].fill(0.0);
+        }
         &mut self.values
     }
 
     /// Whether this parameter received a gradient.
     pub fn touched(&self, param: &ParamSpec) -> bool {
-        self.touched.contains(&param.offset)
+        self.touched.contains_key(&param.offset)
     }
 
-    fn add(&mut self, param: &ParamSpec, grad: TensorData) {
-        let grad = grad.as_slice::<f32>().expect("gradients of fp32 leaves are fp32");
-        assert_eq!(grad.len(), param.len(), "gradient of {} has the wrong size", param.name);
-        for (sum, g) in self.values[param.offset..].iter_mut().zip(grad) {
-            *sum += g;
-        }
-        self.touched.insert(param.offset);
+    /// Where the next gradient of this parameter goes.
+    fn slot(&mut self, param: &ParamSpec) -> GradientSlot<'_> {
+        let range = param.range();
+        let stale = self.touched.insert(range.start, range.end).is_none();
+        GradientSlot { values: &mut self.values[range], stale }
     }
 }
 
@@ -333,5 +386,26 @@ mod tests {
         assert!(taken.as_ptr() == at && taken == vec![1.5; 1000]);
         trainables.set(taken);
         assert_eq!(trainables.to_vec(), vec![1.5; 1000]);
+    }
+
+    #[test]
+    fn a_new_step_forgets_the_last_one_without_a_sweep() {
+        let mut layout = TrainableLayout::default();
+        let [a, b, c] = ["a", "b", "c"].map(|name| {
+            let id = layout.add(name.into(), &[2], Group::Expert, true, Init::Zeros);
+            layout.get(id).clone()
+        });
+        let mut grads = FlatGrads::new(layout.len());
+        for param in [&a, &b, &b, &c] {
+            grads.slot(param).add(&[1.0, 2.0]);
+        }
+        assert_eq!(grads.values_mut()[..], [1.0, 2.0, 2.0, 4.0, 1.0, 2.0]);
+        grads.values_mut().fill(9.0);
+        grads.zero();
+        grads.slot(&b).add(&[3.0, 3.0]);
+        assert!(!grads.touched(&a) && grads.touched(&b));
+        assert_eq!(grads.values_mut()[..], [0.0, 0.0, 3.0, 3.0, 0.0, 0.0]);
+        grads.zero();
+        assert_eq!(grads.values_mut()[..], [0.0; 6]);
     }
 }

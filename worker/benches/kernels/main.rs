@@ -44,8 +44,7 @@ fn main() {
         }
     }
     // This thread counts as one of the pool, as the trainer's does.
-    rayon::ThreadPoolBuilder::new().use_current_thread().build_global().expect("the pool is made once");
-    let threads = rayon::current_num_threads();
+    let threads = coxswain_worker::kernels::pool::join();
     let mut peer = python.map(|python| Peer::start(&python, threads, clock));
     println!("{threads} threads, medians of {ROUNDS} turns in ms (fastest in brackets)\n");
     println!("{:<34} {:>19} {:>19} {:>7}", "", "coxswain", "torch", "ratio");

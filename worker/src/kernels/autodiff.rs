@@ -162,6 +162,37 @@ impl<B: ModelBackend> ModelBackend for Autodiff<B> {
     }
 }
 
+/// See [`Tape::linear_leaving_weight`](super::Tape::linear_leaving_weight). The leaf is a parent of the node, so that the node
+/// is recorded even if nothing else is tracked, and never gets a gradient from it.
+pub(super) fn linear_leaving_weight<B: ModelBackend>(
+    x_ni: Tensor<Autodiff<B>, 2>,
+    w_oi: Tensor<Autodiff<B>, 2>,
+    bias_o: Option<Tensor<Autodiff<B>, 1>>,
+    leave: impl FnOnce(Tensor<B, 2>, Tensor<B, 2>) + Send + 'static,
+) -> Tensor<Autodiff<B>, 2> {
+    let (x, leaf, bias) = (tracked(x_ni), tracked(w_oi), bias_o.map(tracked));
+    let w_oi = plain::<B, 2>(&leaf);
+    let y_no = <B as ModelBackend>::linear(plain(&x), w_oi.clone(), bias.as_ref().map(plain));
+    let w_for_dx = x.is_tracked().then_some(w_oi);
+    let left = leaf.is_tracked().then(|| (leave, plain::<B, 2>(&x)));
+    let pull_back = move |dy_no: Tensor<B, 2>| {
+        if let Some((leave, x_ni)) = left {
+            leave(dy_no.clone(), x_ni);
+        }
+        w_for_dx.map(|w_oi| primitive(B::linear_input_gradient(dy_no, w_oi)))
+    };
+    match bias {
+        None => record([&x, &leaf], y_no, move |dy_no| [pull_back(dy_no), None]),
+        Some(bias) => {
+            let wants_db = bias.is_tracked();
+            record([&x, &leaf, &bias], y_no, move |dy_no: Tensor<B, 2>| {
+                let db = wants_db.then(|| primitive(B::linear_bias_gradient(dy_no.clone())));
+                [pull_back(dy_no), None, db]
+            })
+        }
+    }
+}
+
 fn tracked<B: Backend, const D: usize>(x: Tensor<Autodiff<B>, D>) -> Tracked<B> {
     x.into_primitive().tensor()
 }

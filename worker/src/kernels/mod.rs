@@ -10,6 +10,7 @@
 pub mod adjoint;
 mod autodiff;
 mod flex;
+pub mod pool;
 pub mod reference;
 #[cfg(test)]
 mod tests;
@@ -87,6 +88,27 @@ pub struct LowRankGradients<B: Backend> {
     pub da_ri: Tensor<B, 2>,
     /// Of the up projection.
     pub db_or: Tensor<B, 2>,
+}
+
+/// Where a gradient goes that is summed in host memory.
+#[derive(Debug)]
+pub struct GradientSlot<'a> {
+    /// The sum so far, row-major.
+    pub values: &'a mut [f32],
+    /// Whether `values` still holds an old sum, to be overwritten.
+    pub stale: bool,
+}
+
+impl GradientSlot<'_> {
+    /// Adds one gradient.
+    pub fn add(self, gradient: &[f32]) {
+        assert_eq!(gradient.len(), self.values.len(), "a gradient has another size than its parameter");
+        if self.stale {
+            self.values.copy_from_slice(gradient);
+        } else {
+            self.values.iter_mut().zip(gradient).for_each(|(sum, g)| *sum += g);
+        }
+    }
 }
 
 /// A backend that the model runs on. The methods named `_backward`, `_gradient` and `_saving` are for the autodiff nodes.
@@ -201,6 +223,15 @@ pub trait ModelBackend: Backend {
         adjoint::linear_weight(dy_no, x_ni)
     }
 
+    /// [`linear_weight_gradient`](Self::linear_weight_gradient) added to a sum in host memory.
+    ///
+    /// The weights of an expert outnumber the values of its micro-batch by far: where memory is shared with the host, a
+    /// gradient that is made where it is summed costs one pass over it instead of three.
+    fn add_linear_weight_gradient(dy_no: Tensor<Self, 2>, x_ni: Tensor<Self, 2>, sum: GradientSlot<'_>) {
+        let gradient = Self::linear_weight_gradient(dy_no, x_ni).into_data().convert::<f32>();
+        sum.add(gradient.as_slice().expect("converted to f32"));
+    }
+
     /// The sum of the rows of `dy`: the gradient of a bias.
     fn linear_bias_gradient(dy_no: Tensor<Self, 2>) -> Tensor<Self, 1> {
         adjoint::linear_bias(dy_no)
@@ -287,6 +318,15 @@ pub trait Tape: ModelBackend {
 
     /// A tensor of the plain backend as a constant of this tape.
     fn lift<const D: usize>(tensor: Tensor<Self::Base, D>) -> Tensor<Self, D>;
+
+    /// [`linear`](ModelBackend::linear) with a weight that is a leaf. Its gradient is not computed in the backward pass:
+    /// `leave` is given what it is made of, `dy` and `x` of [`linear_weight_gradient`](ModelBackend::linear_weight_gradient).
+    fn linear_leaving_weight(
+        x_ni: Tensor<Self, 2>,
+        w_oi: Tensor<Self, 2>,
+        bias_o: Option<Tensor<Self, 1>>,
+        leave: impl FnOnce(Tensor<Self::Base, 2>, Tensor<Self::Base, 2>) + Send + 'static,
+    ) -> Tensor<Self, 2>;
 }
 
 impl Tape for Flex {
@@ -295,6 +335,15 @@ impl Tape for Flex {
     fn lift<const D: usize>(tensor: Tensor<Flex, D>) -> Tensor<Flex, D> {
         tensor
     }
+
+    fn linear_leaving_weight(
+        x_ni: Tensor<Flex, 2>,
+        w_oi: Tensor<Flex, 2>,
+        bias_o: Option<Tensor<Flex, 1>>,
+        _leave: impl FnOnce(Tensor<Flex, 2>, Tensor<Flex, 2>) + Send + 'static,
+    ) -> Tensor<Flex, 2> {
+        <Flex as ModelBackend>::linear(x_ni, w_oi, bias_o)
+    }
 }
 
 impl<B: ModelBackend> Tape for Autodiff<B> {
@@ -302,5 +351,14 @@ impl<B: ModelBackend> Tape for Autodiff<B> {
 
     fn lift<const D: usize>(tensor: Tensor<B, D>) -> Tensor<Self, D> {
         Tensor::from_inner(tensor)
+    }
+
+    fn linear_leaving_weight(
+        x_ni: Tensor<Self, 2>,
+        w_oi: Tensor<Self, 2>,
+        bias_o: Option<Tensor<Self, 1>>,
+        leave: impl FnOnce(Tensor<B, 2>, Tensor<B, 2>) + Send + 'static,
+    ) -> Tensor<Self, 2> {
+        autodiff::linear_leaving_weight(x_ni, w_oi, bias_o, leave)
     }
 }

@@ -3,7 +3,7 @@
 use burn::tensor::Tensor;
 
 use crate::{
-    kernels::{ModelBackend, Tape},
+    kernels::Tape,
     params::{Group, Init, ParamId, ParamScope, TrainableLayout},
 };
 
@@ -63,6 +63,6 @@ impl Dense {
 
     /// The product. `x_ni`; returns `[n, o]`.
     pub fn apply<T: Tape>(&self, params: &ParamScope<'_, T>, x_ni: Tensor<T, 2>) -> Tensor<T, 2> {
-        <T as ModelBackend>::linear(x_ni, params.get(self.weight), self.bias.map(|bias| params.get(bias)))
+        params.linear(x_ni, self.weight, self.bias)
     }
 }

@@ -10,7 +10,7 @@ use crate::{
     batch::MicroBatch,
     collective::{BufMut, Collective, Reduce, Solo},
     data::{DataError, Dataset, collate},
-    kernels::Tape,
+    kernels::{Tape, pool},
     link::Phase,
     model::policy::Policy,
     params::Trainables,
@@ -56,6 +56,7 @@ pub fn evaluate_run<B: Tape<Base = B>>(
     spec: &RunSpec,
     device: &B::Device,
 ) -> Result<(Step, Option<ActionError>), TrainError> {
+    pool::join();
     let dataset = Arc::new(Dataset::open(spec)?);
     let (policy, layout, _) = Policy::<B>::load(spec, dataset.dims(), device)?;
     let store = Store::new(Path::new(&spec.run.output_dir));

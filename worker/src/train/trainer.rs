@@ -13,7 +13,7 @@ use super::{TrainError, checkpoint::Store, export::Summary, run::Training};
 use crate::{
     collective::{RingListener, Solo},
     data::{Dataset, Prefetcher},
-    kernels::Tape,
+    kernels::{Tape, pool},
     link::{Assignment, Commands, Link, LinkError, Phase},
     memory::Meter,
     model::policy::{GradientWatch, Policy},
@@ -117,6 +117,7 @@ where
     }
 
     fn train(&mut self, spec: &RunSpec, link: Box<dyn Link + Send>) -> TrainerOutcome {
+        pool::join();
         let mut training = match self.prepare(spec, link) {
             Ok(training) => training,
             Err(error) => return ended(&error, failure(&error, Phase::Loading, Step(0))),

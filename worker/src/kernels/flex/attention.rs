@@ -17,7 +17,8 @@ use std::{cmp::Reverse, ops::Range};
 
 use super::{
     matrix::{Mat, MatMut, Onto, product},
-    parallel, scratch, simd,
+    parallel::{self, Work},
+    scratch, simd,
     spans::{self, Block, Component},
 };
 use crate::kernels::AttentionMask;
@@ -94,8 +95,17 @@ pub fn forward(inputs: &Inputs<'_>) -> (Vec<f32>, Vec<f32>) {
     let mut tasks: Vec<_> = tasks.zip(out_views.zip(lse_views)).collect();
     // The longest first, or the last block of a causal mask would run alone at the end.
     tasks.sort_by_key(|(task, _)| Reverse(task.block.keys.len()));
-    parallel::for_each(tasks, |(task, (out, lse))| forward_block(inputs, &task, out, lse));
+    let work = work(&blocks, heads, 2 * 2 * dim);
+    parallel::for_each(tasks, work, |(task, (out, lse))| forward_block(inputs, &task, out, lse));
     (out, lse)
+}
+
+/// Of all scores, at so many operations each and an exponential.
+fn work(blocks: &[Vec<Block>], heads: usize, flops: usize) -> Work {
+    const EXPONENTIAL: usize = 64;
+    let scores: usize =
+        blocks.iter().flatten().map(|block| block.queries.len() * block.keys.len() * heads).sum();
+    Work::products(scores * (flops + EXPONENTIAL))
 }
 
 /// Views of a `[b, s, h, width]` buffer: per batch row, per block, per head.
@@ -215,7 +225,8 @@ pub fn backward(inputs: &Inputs<'_>, outputs: &Outputs<'_>) -> (Vec<f32>, Vec<f3
             }
         }
     }
-    parallel::for_each(tasks, |task| backward_component(inputs, outputs, &blocks, task));
+    let work = work(&blocks, heads, 5 * 2 * dim);
+    parallel::for_each(tasks, work, |task| backward_component(inputs, outputs, &blocks, task));
     (dq, dk, dv)
 }
 

@@ -16,8 +16,10 @@ use half::bf16;
 
 use super::{
     matrix::{self, Mat, MatMut, Onto, Unwritten, product},
-    parallel, scratch, simd,
+    parallel::{self, Work},
+    scratch, simd,
 };
+use crate::kernels::GradientSlot;
 
 /// Columns of a task: the width of the `gemm` crate's tile with the widest registers, and some tenths of a millisecond.
 const PANEL: usize = 64;
@@ -73,7 +75,7 @@ pub fn forward(
     let outputs = w_oi.len() / inputs.max(1);
     let few = tokens <= FEW;
     let x_in = if few { transposed(x_ni) } else { Vec::new() };
-    matrix::build([tokens, outputs], PANEL, |panel, out| {
+    matrix::build([tokens, outputs], PANEL, work(tokens, w_oi.len()), |panel, out| {
         let begun = begin(out, panel.clone(), bias_o, update);
         if few {
             w_oi.with_rows(panel, inputs, tokens, |w_pi, y_pn| {
@@ -152,7 +154,7 @@ fn x_in_mat(x_in: &[f32], [tokens, inputs]: [usize; 2]) -> Mat<'_> {
 pub fn input_gradient(g_no: Dense<'_>, w_oi: Weight<'_>, update: Option<Update<'_>>) -> Vec<f32> {
     let [tokens, outputs] = g_no.shape;
     let inputs = w_oi.len() / outputs.max(1);
-    matrix::build([tokens, inputs], PANEL, |panel, out| {
+    matrix::build([tokens, inputs], PANEL, work(tokens, w_oi.len()), |panel, out| {
         let begun = begin(out, panel.clone(), None, update);
         match w_oi {
             // A copy pays when it is read many times.
@@ -167,21 +169,37 @@ pub fn input_gradient(g_no: Dense<'_>, w_oi: Weight<'_>, update: Option<Update<'
 /// `g^T x`, `[o, i]`: the gradient of a weight.
 pub fn weight_gradient(g_no: Dense<'_>, x_ni: Dense<'_>) -> Vec<f32> {
     let shape = [g_no.shape[1], x_ni.shape[1]];
-    matrix::build(shape, GRADIENT_PANEL, |panel, out| {
+    matrix::build(shape, GRADIENT_PANEL, work(g_no.shape[0], shape[0] * shape[1]), |panel, out| {
         out.product(1.0, g_no.mat().t(), x_ni.mat().cols(panel))
     })
 }
 
+/// `g^T x` added to `sum`, `[o, i]`.
+pub fn add_weight_gradient(g_no: Dense<'_>, x_ni: Dense<'_>, sum: GradientSlot<'_>) {
+    let [outputs, inputs] = [g_no.shape[1], x_ni.shape[1]];
+    let onto = if sum.stale { Onto::Fresh } else { Onto::Sum };
+    let rows = ROWS.min(outputs.max(1));
+    let blocks = sum.values.chunks_mut((rows * inputs).max(1)).enumerate().collect();
+    let work = work(g_no.shape[0], outputs * inputs);
+    parallel::for_each(blocks, work, |(i, block): (usize, &mut [f32])| {
+        let height = block.len() / inputs;
+        let g = g_no.mat().cols(i * rows..i * rows + height);
+        product(&mut MatMut::new(block, [height, inputs]), onto, 1.0, g.t(), x_ni.mat());
+    });
+}
+
 /// `scale * x a^T`, `[n, r]`, for a narrow `a` `[r, i]`.
 pub fn down(x_ni: Dense<'_>, a_ri: Dense<'_>, scale: f32) -> Vec<f32> {
-    by_rows(x_ni.shape[0], a_ri.shape[0], |rows, mut out| {
+    let work = work(x_ni.shape[0], a_ri.data.len());
+    by_rows(x_ni.shape[0], a_ri.shape[0], work, |rows, mut out| {
         product(&mut out, Onto::Fresh, scale, x_ni.mat().rows(rows), a_ri.mat().t());
     })
 }
 
 /// `scale * g b`, `[n, r]`, for a narrow `b` `[o, r]`.
 pub fn up_transposed(g_no: Dense<'_>, b_or: Dense<'_>, scale: f32) -> Vec<f32> {
-    by_rows(g_no.shape[0], b_or.shape[1], |rows, mut out| {
+    let work = work(g_no.shape[0], b_or.data.len());
+    by_rows(g_no.shape[0], b_or.shape[1], work, |rows, mut out| {
         product(&mut out, Onto::Fresh, scale, g_no.mat().rows(rows), b_or.mat());
     })
 }
@@ -189,7 +207,7 @@ pub fn up_transposed(g_no: Dense<'_>, b_or: Dense<'_>, scale: f32) -> Vec<f32> {
 /// Column sums, `[o]`: the gradient of a bias.
 pub fn column_sums(g_no: Dense<'_>) -> Vec<f32> {
     let [tokens, outputs] = g_no.shape;
-    matrix::build([1, outputs], PANEL, |panel, out| {
+    matrix::build([1, outputs], PANEL, Work::values(g_no.data.len()), |panel, out| {
         let mut out = out.filled(0.0);
         for n in 0..tokens {
             let g = &g_no.data[n * outputs..][panel.clone()];
@@ -199,14 +217,24 @@ pub fn column_sums(g_no: Dense<'_>) -> Vec<f32> {
     })
 }
 
+/// Of the product of a `[n, i]` and a weight.
+fn work(tokens: usize, weights: usize) -> Work {
+    Work::products(2 * tokens * weights)
+}
+
 /// Rows of a task of [`by_rows`].
 const ROWS: usize = 64;
 
 /// A narrow buffer, made in blocks of rows on all threads.
-fn by_rows(rows: usize, width: usize, write: impl Fn(Range<usize>, MatMut<'_>) + Sync) -> Vec<f32> {
+fn by_rows(
+    rows: usize,
+    width: usize,
+    work: Work,
+    write: impl Fn(Range<usize>, MatMut<'_>) + Sync,
+) -> Vec<f32> {
     let mut buffer = vec![0.0; rows * width];
     let blocks = buffer.chunks_mut((ROWS * width).max(1)).enumerate().collect();
-    parallel::for_each(blocks, |(i, block): (usize, &mut [f32])| {
+    parallel::for_each(blocks, work, |(i, block): (usize, &mut [f32])| {
         let count = block.len() / width;
         write(i * ROWS..i * ROWS + count, MatMut::new(block, [count, width]));
     });

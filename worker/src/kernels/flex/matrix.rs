@@ -9,7 +9,7 @@
 
 use std::{marker::PhantomData, ops::Range};
 
-use super::parallel;
+use super::parallel::{self, Work};
 
 /// A matrix to read: element `(i, j)` is `data[i * row_stride + j * col_stride]`.
 #[derive(Clone, Copy)]
@@ -207,17 +207,18 @@ impl<'a> Unwritten<'a> {
 }
 
 /// A new `[rows, cols]` buffer, made in blocks of `width` columns on all threads. `write` gets every block once, with its
-/// range of columns, and hands it back written.
+/// range of columns, and hands it back written; `work` is what all of it takes.
 pub fn build(
     [rows, cols]: [usize; 2],
     width: usize,
+    work: Work,
     write: impl for<'a> Fn(Range<usize>, Unwritten<'a>) -> MatMut<'a> + Sync,
 ) -> Vec<f32> {
     let mut buffer = Vec::<f32>::with_capacity(rows * cols);
     let pointer = buffer.as_mut_ptr();
     let whole = MatMut { pointer, rows, cols, row_stride: cols, owner: PhantomData };
     let blocks = whole.col_blocks(width).into_iter().map(Unwritten).enumerate().collect();
-    parallel::for_each(blocks, |(i, block)| {
+    parallel::for_each(blocks, work, |(i, block)| {
         let start = i * width;
         let range = start..start + block.0.cols;
         write(range, block);
@@ -308,10 +309,10 @@ mod tests {
     #[test]
     fn a_buffer_is_built_by_blocks_of_columns() {
         let row: Vec<f32> = (0..10).map(|x| x as f32).collect();
-        let built = build([3, 10], 4, |range, block| block.repeated(&row[range]));
+        let built = build([3, 10], 4, Work::values(30), |range, block| block.repeated(&row[range]));
         assert_eq!(built, row.repeat(3));
-        assert_eq!(build([2, 3], 8, |_, block| block.filled(5.0)), [5.0; 6]);
-        assert!(build([0, 3], 8, |_, block| block.filled(5.0)).is_empty());
+        assert_eq!(build([2, 3], 8, Work::values(6), |_, block| block.filled(5.0)), [5.0; 6]);
+        assert!(build([0, 3], 8, Work::values(0), |_, block| block.filled(5.0)).is_empty());
     }
 
     #[test]

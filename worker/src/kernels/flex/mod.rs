@@ -25,8 +25,8 @@ use burn_flex::{FlexTensor, Layout};
 use half::bf16;
 
 use super::{
-    AttentionMask, AttentionOutput, AttentionSaved, LowRank, LowRankGradients, LowRankSaved, ModelBackend,
-    adjoint, reference,
+    AttentionMask, AttentionOutput, AttentionSaved, GradientSlot, LowRank, LowRankGradients, LowRankSaved,
+    ModelBackend, adjoint, reference,
 };
 
 impl ModelBackend for Flex {
@@ -184,6 +184,12 @@ impl ModelBackend for Flex {
         let (dy, x) = (Values::of(dy_no), Values::of(x_ni));
         let dw = linear::weight_gradient(dy.dense([tokens, outputs]), x.dense([tokens, inputs]));
         tensor(dw, [outputs, inputs])
+    }
+
+    fn add_linear_weight_gradient(dy_no: Tensor<Self, 2>, x_ni: Tensor<Self, 2>, sum: GradientSlot<'_>) {
+        let ([tokens, outputs], [_, inputs]) = (dy_no.dims(), x_ni.dims());
+        let (dy, x) = (Values::of(dy_no), Values::of(x_ni));
+        linear::add_weight_gradient(dy.dense([tokens, outputs]), x.dense([tokens, inputs]), sum);
     }
 
     fn linear_bias_gradient(dy_no: Tensor<Self, 2>) -> Tensor<Self, 1> {

@@ -8,7 +8,7 @@
 
 use std::mem::MaybeUninit;
 
-use super::parallel;
+use super::parallel::{self, Work};
 
 /// Values in a block: 32 KiB, which stays in the first-level cache, and some microseconds of work.
 const BLOCK: usize = 8192;
@@ -19,7 +19,7 @@ pub fn build(rows: usize, width: usize, fill: impl Fn(usize, &mut [f32]) + Sync)
     let mut buffer = reserve(rows * width);
     if width > 0 {
         let blocks = buffer.chunks_mut(step * width).enumerate().collect();
-        parallel::for_each(blocks, |(i, block)| fill(i * step, zeroed(block)));
+        parallel::for_each(blocks, Work::values(rows * width), |(i, block)| fill(i * step, zeroed(block)));
     }
     finish(buffer)
 }
@@ -34,7 +34,10 @@ pub fn build2(
     let (mut first, mut second) = (reserve(rows * width), reserve(rows * width));
     if width > 0 {
         let pairs = first.chunks_mut(step * width).zip(second.chunks_mut(step * width));
-        parallel::for_each(pairs.enumerate().collect(), |(i, (a, b))| fill(i * step, zeroed(a), zeroed(b)));
+        let work = Work::values(2 * rows * width);
+        parallel::for_each(pairs.enumerate().collect(), work, |(i, (a, b))| {
+            fill(i * step, zeroed(a), zeroed(b));
+        });
     }
     (finish(first), finish(second))
 }

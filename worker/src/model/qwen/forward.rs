@@ -32,7 +32,7 @@ use super::{
     modules::modules, rope::RopeIndex,
 };
 use crate::{
-    kernels::Tape,
+    kernels::{Tape, pool},
     lora::{PeftAdapter, peft},
     model::block::Block,
     params::{FlatGrads, ParamScope, TrainableLayout, Trainables},
@@ -43,6 +43,7 @@ const IGNORED_LABEL: i64 = -100;
 
 /// Reads a model, an optional PEFT adapter and inputs; writes every intermediate result.
 pub fn run(model: &Path, adapter: Option<&Path>, inputs: &Path, out: &Path) -> Result<(), ModelError> {
+    pool::join();
     let device = FlexDevice;
     let config = QwenConfig::read(model)?;
     let batch = ForwardInputs::read(inputs, config.vision.patch_values())?;
