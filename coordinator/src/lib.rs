@@ -14,7 +14,7 @@ mod clock;
 mod core;
 mod driver;
 mod human;
-mod journal;
+pub mod journal;
 pub mod log;
 mod options;
 mod service;
@@ -22,7 +22,9 @@ mod startup;
 
 use std::{future::Future, net::SocketAddr};
 
+pub use crate::core::{failure::Failure, report::StateSource};
 use coxswain_proto::limits;
+
 pub use journal::JournalError;
 pub use options::{Budgets, CauseKind, FirstCause, Options, Outcome, Patience, World};
 pub use startup::StartError;
@@ -149,14 +151,16 @@ fn check(options: &Options, address: SocketAddr) -> Result<(), ServeError> {
 
 fn greet(facts: &RunFacts, start: &startup::Start, address: SocketAddr) {
     let RunFacts { run_id, world, version, .. } = facts;
-    let (first_step, life) = (start.config.first_step.0, start.config.life);
-    let from = match first_step {
-        0 => "from the beginning".to_owned(),
-        step => format!("from the checkpoint at step {step}"),
+    let (checkpoint, life) = (start.config.checkpoints.last().map(|newest| newest.step), start.config.life);
+    let first_step = start.config.past.committed.or(checkpoint).unwrap_or_default().0;
+    let from = match (start.config.past.committed, checkpoint) {
+        (Some(committed), _) if committed.0 > 0 => format!("{committed} steps are committed"),
+        (_, Some(step)) => format!("training from the checkpoint at step {step}"),
+        (_, None) => "training from the beginning".to_owned(),
     };
     tracing::info!(
         target: "coxswain::run",
         run_id, %address, world, version, first_step, life,
-        "{run_id} on {address}: waiting for {world} workers, training {from} (cox {version})"
+        "{run_id} on {address}: waiting for {world} workers, {from} (cox {version})"
     );
 }

@@ -93,7 +93,7 @@ pub fn prepare(options: &Options) -> Result<Start, StartError> {
     let fresh = fresh_run_id(&options.spec.run.name);
     let (journal, identity, memory) = open_journal(options, &fresh)?;
     let output = Path::new(&options.spec.run.output_dir);
-    let checkpoints = match options.spec.train.resume {
+    let checkpoints = match options.spec.train.resume || options.restarted {
         true => scan(&output.join("checkpoints"), &identity.spec_digest)?,
         false => Vec::new(),
     };
@@ -111,9 +111,8 @@ pub fn prepare(options: &Options) -> Result<Start, StartError> {
         patience: options.patience,
         budgets: options.budgets,
         life: memory.lives + 1,
-        last_generation: memory.generation,
-        first_step: checkpoints.last().map_or(Step(0), |newest| newest.step),
-        dataset: memory.dataset,
+        restarted: options.restarted,
+        past: memory.past,
         checkpoints,
     };
     Ok(Start { config, identity, journal: spawned? })
@@ -126,7 +125,10 @@ fn open_journal(
     let run_id = options.run_id.as_deref().filter(|run_id| !run_id.is_empty());
     Ok(match &options.state_dir {
         Some(directory) => {
-            let (journal, identity, memory) = Durable::open(directory, &options.spec, run_id, fresh)?;
+            let (journal, identity, memory) = {
+                let anew = !options.spec.train.resume && !options.restarted;
+                Durable::open(directory, &options.spec, (run_id, fresh), anew)?
+            };
             (Box::new(journal), identity, memory)
         }
         None => {

@@ -186,6 +186,13 @@ pub enum Record {
         /// What its launcher was asked to do, if it was.
         respawn: Option<Respawn>,
     },
+    /// A worker left in order.
+    Left {
+        /// Its seat.
+        seat: Seat,
+        /// Its exit code to come.
+        exit_code: i32,
+    },
     /// A membership was formed.
     Generation {
         /// Which.

@@ -19,6 +19,7 @@ pub mod ledger;
 pub mod machine;
 pub mod memory;
 pub mod nodes;
+pub mod past;
 pub mod phase;
 pub mod reason;
 pub mod refusal;

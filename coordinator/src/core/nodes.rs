@@ -7,6 +7,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use super::{
     event::{NodeClaim, StreamId},
+    past::PastNode,
     refusal::Refusal,
     time::Timestamp,
 };
@@ -74,9 +75,10 @@ impl Nodes {
     }
 
     /// Enters a node of an earlier life of the coordinator; it is missed after `reopen_within`.
-    pub fn recall(&mut self, place: u32, (node_id, host): (String, String), reopen_within: Duration) {
-        let closed_at = Timestamp::default();
-        let node = Node { node_id, host, line: None, followed: true, gone: false, closed_at, reopen_within };
+    pub fn recall(&mut self, now: Timestamp, place: u32, past: PastNode, reopen_within: Duration) {
+        let PastNode { node_id, host } = past;
+        let node =
+            Node { node_id, host, line: None, followed: true, gone: false, closed_at: now, reopen_within };
         self.nodes.insert(place, node);
     }
 

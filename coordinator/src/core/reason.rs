@@ -66,6 +66,13 @@ pub enum Reason {
         /// Where its state came from.
         source: StateSource,
     },
+    /// The coordinator was restarted; training goes on.
+    Recalled {
+        /// The membership.
+        generation: Generation,
+        /// Steps below this one are committed.
+        committed: Step,
+    },
     /// A generation ended; its workers get ready for the next.
     Regathering {
         /// The membership that ended.
@@ -103,6 +110,12 @@ impl fmt::Display for Reason {
             }
             Self::Started { generation, first_step, source } => {
                 write!(f, "generation {generation} starts at step {first_step} ({source})")
+            }
+            Self::Recalled { generation, committed } => {
+                write!(
+                    f,
+                    "the coordinator was restarted; generation {generation} goes on from step {committed}"
+                )
             }
             Self::Regathering { generation, because } => {
                 write!(f, "generation {generation} ended: {because}")

@@ -175,6 +175,15 @@ impl Roster {
         slot.worker.insert(worker)
     }
 
+    /// Empties a seat.
+    pub fn clear(&mut self, seat: Seat) {
+        if let Some(slot) = self.slots.get_mut(seat.0 as usize)
+            && let Some(worker) = slot.worker.take()
+        {
+            self.seats.remove(&worker.id);
+        }
+    }
+
     /// The worker of this id, though it may be gone.
     pub fn get_mut(&mut self, id: WorkerId) -> Result<&mut Worker, Refusal> {
         let seat = self.seats.get(&id).ok_or(Refusal::UnknownWorker(id))?;

@@ -1,41 +1,26 @@
 //! The journal on disk: one embedded database, `journal.redb`, in the state directory.
 //!
-//! ```text
-//! facts         name -> JSON      identity, lives, dataset, orders, spent, over
-//! nodes         place -> JSON     launcher, host
-//! workers       seat -> JSON      id, claim; or what its launcher was asked to do
-//! generations   number -> JSON    members, where it started, whether it is over
-//! steps         step -> JSON      the ledger
-//! checkpoints   step -> JSON
-//! failures      number -> JSON    faults, in order
-//! ```
+//! A database that was not closed in order is brought back to its last whole transaction when it is opened, with a warning. Every row is
+//! read then, so that a damaged one is refused at once and by name, and not when the run needs it.
 
-use std::path::{Path, PathBuf};
-
-use coxswain_proto::{
-    document,
-    ids::{Generation, Seat, Step, WorkerId},
-    run_spec::RunSpec,
-};
-use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction};
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
-
-use super::{Identity, Journal, JournalError, LedgerEntry, Memory};
-use crate::core::{
-    action::Record,
-    event::{DataSet, WorkerClaim},
-    report::StateSource,
-    roster::Respawn,
+use std::{
+    cell::Cell,
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::{Path, PathBuf},
+    rc::Rc,
 };
 
-const FILE: &str = "journal.redb";
-const FACTS: TableDefinition<&str, &str> = TableDefinition::new("facts");
-const NODES: TableDefinition<u64, &str> = TableDefinition::new("nodes");
-const WORKERS: TableDefinition<u64, &str> = TableDefinition::new("workers");
-const GENERATIONS: TableDefinition<u64, &str> = TableDefinition::new("generations");
-const FAILURES: TableDefinition<u64, &str> = TableDefinition::new("failures");
-const STEPS: TableDefinition<u64, &str> = TableDefinition::new("steps");
-const CHECKPOINTS: TableDefinition<u64, &str> = TableDefinition::new("checkpoints");
+use coxswain_proto::{document, ids::Step, run_spec::RunSpec};
+use redb::{Builder, Database, DatabaseError, ReadableDatabase, WriteTransaction};
+
+use super::{
+    Identity, Journal, JournalError, LedgerEntry,
+    reading::{Contents, Reader},
+    rows::{self, CHECKPOINTS, FACTS, FAILURES, GENERATIONS, NODES, STEPS, WORKERS, json},
+};
+use crate::core::{action::Record, past::Past};
+
+pub(super) const FILE: &str = "journal.redb";
 
 /// A journal on disk.
 pub struct Durable {
@@ -43,40 +28,16 @@ pub struct Durable {
     directory: PathBuf,
 }
 
-#[derive(Serialize, Deserialize)]
-struct StoredNode {
-    node_id: String,
-    host: String,
-}
-
-#[derive(Serialize, Deserialize)]
-struct StoredSeat {
-    worker: Option<(WorkerId, WorkerClaim)>,
-    respawn: Option<Respawn>,
-}
-
-#[derive(Default, Serialize, Deserialize)]
-struct StoredGeneration {
-    members: Vec<(Seat, WorkerId)>,
-    started: Option<(Step, StateSource)>,
-    over: bool,
-}
-
-#[derive(Serialize)]
-struct StoredEnd<'a> {
-    phase: String,
-    reason: &'a str,
-}
-
 impl Durable {
     /// Opens the journal of a run, or begins one. Without a `run_id` of its own the run takes the journal's, or else `fresh`.
+    /// With `anew` nothing is remembered but the numbers that must not be used twice.
     ///
-    /// Refuses the journal of another run, and one that is open elsewhere.
+    /// Refuses the journal of another run, one that is open elsewhere, and one that is damaged.
     pub fn open(
         directory: &Path,
         spec: &RunSpec,
-        run_id: Option<&str>,
-        fresh: &str,
+        (run_id, fresh): (Option<&str>, &str),
+        anew: bool,
     ) -> Result<(Self, Identity, Memory), JournalError> {
         let store = |reason: String| JournalError::Store {
             action: "open",
@@ -84,21 +45,22 @@ impl Durable {
             reason,
         };
         std::fs::create_dir_all(directory).map_err(|error| store(error.to_string()))?;
-        let database = Database::create(directory.join(FILE)).map_err(|error| match error {
-            DatabaseError::DatabaseAlreadyOpen => JournalError::InUse { directory: directory.to_path_buf() },
-            other => store(other.to_string()),
-        })?;
+        let (database, contents) = open_whole(directory)?;
         let mut journal = Self { database, directory: directory.to_path_buf() };
-        let found: Option<Identity> = journal.fact("identity")?;
-        let run_id =
-            run_id.or(found.as_ref().map(|identity| identity.run_id.as_str())).unwrap_or(fresh).to_owned();
-        let ours = Identity::new(spec, run_id);
-        if let Some(theirs) = found {
+        let known = contents.identity.as_ref().map(|identity| identity.run_id.as_str());
+        let ours = Identity::new(spec, run_id.or(known).unwrap_or(fresh).to_owned());
+        if let Some(theirs) = contents.identity.clone() {
             journal.must_be_ours(theirs, &ours, spec)?;
         }
-        let memory = journal.remember()?;
-        journal.begin_life(&ours, memory.lives + 1)?;
-        Ok((journal, ours, memory))
+        let lives = contents.lives;
+        let past = contents.into_past();
+        let (over, past) = match past.over {
+            _ if anew => (true, past.forgotten()),
+            true => (true, past.settled()),
+            false => (false, past),
+        };
+        journal.begin_life(&ours, lives + 1, over, anew)?;
+        Ok((journal, ours, Memory { lives, past }))
     }
 
     fn must_be_ours(&self, theirs: Identity, ours: &Identity, spec: &RunSpec) -> Result<(), JournalError> {
@@ -124,49 +86,36 @@ impl Durable {
         })
     }
 
-    fn remember(&self) -> Result<Memory, JournalError> {
-        let lives = self.fact("lives")?.unwrap_or(0);
-        let dataset: Option<DataSet> = self.fact("dataset")?;
-        let read = self.database.begin_read().map_err(|error| self.failed("read", error))?;
-        let generation = match read.open_table(GENERATIONS) {
-            Ok(table) => {
-                let last = table.last().map_err(|error| self.failed("read", error))?;
-                Generation(last.map_or(0, |(number, _)| number.value()))
-            }
-            Err(redb::TableError::TableDoesNotExist(_)) => Generation(0),
-            Err(error) => return Err(self.failed("read", error)),
-        };
-        Ok(Memory { lives, generation, dataset })
-    }
-
-    fn begin_life(&mut self, identity: &Identity, life: u32) -> Result<(), JournalError> {
+    /// Tables that describe who is there are emptied with a run that is over, and the ledger with one that begins anew.
+    fn begin_life(
+        &mut self,
+        identity: &Identity,
+        life: u32,
+        over: bool,
+        anew: bool,
+    ) -> Result<(), JournalError> {
         self.write(|write| {
             let mut facts = write.open_table(FACTS)?;
             facts.insert("identity", json(identity).as_str())?;
             facts.insert("lives", json(&life).as_str())?;
-            facts.remove("over")?;
+            for name in ["over", "orders", "spent"].into_iter().filter(|_| over) {
+                facts.remove(name)?;
+            }
+            if anew {
+                facts.remove("dataset")?;
+            }
             // Every table exists from here on.
-            write.open_table(GENERATIONS)?;
-            write.open_table(STEPS)?;
-            write.open_table(CHECKPOINTS)?;
-            write.open_table(NODES)?;
-            write.open_table(WORKERS)?;
-            write.open_table(FAILURES)?;
+            for table in [GENERATIONS, STEPS, CHECKPOINTS, NODES, WORKERS, FAILURES] {
+                write.open_table(table)?;
+            }
+            for table in [NODES, WORKERS].into_iter().filter(|_| over) {
+                write.open_table(table)?.retain(|_, _| false)?;
+            }
+            for table in [STEPS, CHECKPOINTS, FAILURES].into_iter().filter(|_| anew) {
+                write.open_table(table)?.retain(|_, _| false)?;
+            }
             Ok(())
         })
-    }
-
-    fn fact<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, JournalError> {
-        let read = self.database.begin_read().map_err(|error| self.failed("read", error))?;
-        let table = match read.open_table(FACTS) {
-            Ok(table) => table,
-            Err(redb::TableError::TableDoesNotExist(_)) => return Ok(None),
-            Err(error) => return Err(self.failed("read", error)),
-        };
-        let value = table.get(name).map_err(|error| self.failed("read", error))?;
-        let Some(value) = value else { return Ok(None) };
-        let fact = serde_json::from_str(value.value()).map_err(|error| self.failed("read", error))?;
-        Ok(Some(fact))
     }
 
     /// One durable transaction.
@@ -190,87 +139,54 @@ impl Durable {
 
 impl Journal for Durable {
     fn append(&mut self, records: &[Record]) -> Result<(), JournalError> {
-        self.write(|write| records.iter().try_for_each(|record| append_one(write, record)))
+        self.write(|write| records.iter().try_for_each(|record| rows::append(write, record)))
     }
 
     fn ledger(&self, first: Step, limit: usize) -> Result<Vec<LedgerEntry>, JournalError> {
         let read = self.database.begin_read().map_err(|error| self.failed("read", error))?;
-        let table = read.open_table(STEPS).map_err(|error| self.failed("read", error))?;
-        let range = table.range(first.0..).map_err(|error| self.failed("read", error))?;
-        range
-            .take(limit)
-            .map(|row| {
-                let (_, value) = row.map_err(|error| self.failed("read", error))?;
-                serde_json::from_str(value.value()).map_err(|error| self.failed("read", error))
-            })
-            .collect()
+        Reader::new(&read, &self.directory).steps(first, limit)
     }
 }
 
-fn append_one(write: &WriteTransaction, record: &Record) -> Result<(), redb::Error> {
-    let fact = |name: &str, value: String| -> Result<(), redb::Error> {
-        write.open_table(FACTS)?.insert(name, value.as_str())?;
-        Ok(())
-    };
-    let row = |table, key: u64, value: String| -> Result<(), redb::Error> {
-        write.open_table(table)?.insert(key, value.as_str())?;
-        Ok(())
-    };
-    match record {
-        Record::DataSet(dataset) => fact("dataset", json(dataset)),
-        Record::Orders(orders) => fact("orders", json(orders)),
-        Record::Spent(spent) => fact("spent", json(spent)),
-        Record::Over { phase, reason } => fact("over", json(&StoredEnd { phase: phase.to_string(), reason })),
-        Record::Node { place, node_id, host } => {
-            let node = StoredNode { node_id: node_id.clone(), host: host.clone() };
-            row(NODES, (*place).into(), json(&node))
-        }
-        Record::NodeGone { place } => {
-            write.open_table(NODES)?.remove(u64::from(*place))?;
-            Ok(())
-        }
-        Record::Worker(id, claim) => {
-            let worker = StoredSeat { worker: Some((*id, claim.clone())), respawn: None };
-            row(WORKERS, claim.seat.0.into(), json(&worker))
-        }
-        Record::Lost { seat, respawn } => {
-            let lost = StoredSeat { worker: None, respawn: respawn.clone() };
-            row(WORKERS, seat.0.into(), json(&lost))
-        }
-        Record::Generation { generation, members } => {
-            let stored = StoredGeneration { members: members.clone(), started: None, over: false };
-            row(GENERATIONS, generation.0, json(&stored))
-        }
-        Record::Started { generation, first_step, source } => {
-            change_generation(write, *generation, |stored| stored.started = Some((*first_step, *source)))?;
-            write.open_table(STEPS)?.retain_in(first_step.0.., |_, _| false)?;
-            Ok(())
-        }
-        Record::Broken { generation } => change_generation(write, *generation, |stored| stored.over = true),
-        Record::Step(step) => row(STEPS, step.step.0, json(&LedgerEntry::from(step.as_ref()))),
-        Record::Checkpoint(entry) => row(CHECKPOINTS, entry.step.0, json(entry)),
-        Record::Failure(failure) => {
-            let mut failures = write.open_table(FAILURES)?;
-            let next = failures.last()?.map_or(0, |(number, _)| number.value() + 1);
-            failures.insert(next, json(failure.as_ref()).as_str())?;
-            Ok(())
-        }
-    }
+/// What earlier lives of the coordinator left behind.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Memory {
+    /// Starts of the coordinator before this one.
+    pub lives: u32,
+    /// What they recorded.
+    pub past: Past,
 }
 
-fn change_generation(
-    write: &WriteTransaction,
-    generation: Generation,
-    change: impl FnOnce(&mut StoredGeneration),
-) -> Result<(), redb::Error> {
-    let mut table = write.open_table(GENERATIONS)?;
-    let found = table.get(generation.0)?.and_then(|value| serde_json::from_str(value.value()).ok());
-    let mut stored: StoredGeneration = found.unwrap_or_default();
-    change(&mut stored);
-    table.insert(generation.0, json(&stored).as_str())?;
-    Ok(())
-}
-
-fn json(value: &impl Serialize) -> String {
-    serde_json::to_string(value).expect("journal rows are plain structs of numbers and strings")
+/// Opens the database in a directory, and reads all of it.
+///
+/// The store may panic over bytes that it has not written; that is damage as well, and not a reason to die.
+pub(super) fn open_whole(directory: &Path) -> Result<(Database, Contents), JournalError> {
+    let path = directory.join(FILE);
+    let store =
+        |action, reason: String| JournalError::Store { action, directory: directory.to_path_buf(), reason };
+    let opened = catch_unwind(AssertUnwindSafe(|| -> Result<_, JournalError> {
+        let repaired = Rc::new(Cell::new(false));
+        let seen = repaired.clone();
+        let mut database = Builder::new()
+            .set_repair_callback(move |_| seen.set(true))
+            .create(&path)
+            .map_err(|error| match error {
+                DatabaseError::DatabaseAlreadyOpen => {
+                    JournalError::InUse { directory: directory.to_path_buf() }
+                }
+                other => store("open", other.to_string()),
+            })?;
+        let whole = database.check_integrity().map_err(|error| store("check", error.to_string()))?;
+        if !whole || repaired.get() {
+            tracing::warn!(
+                target: "coxswain::run",
+                directory = %directory.display(),
+                "the journal was not closed in order: it goes on from its last whole record"
+            );
+        }
+        let read = database.begin_read().map_err(|error| store("read", error.to_string()))?;
+        let contents = Reader::new(&read, directory).everything()?;
+        Ok((database, contents))
+    }));
+    opened.unwrap_or_else(|_| Err(store("read", "it is damaged beyond what the store can tell".into())))
 }

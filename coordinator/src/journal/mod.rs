@@ -4,21 +4,25 @@
 //! person was told is on disk. [`Durable`] keeps them in an embedded store; [`Forgetful`] is the null object of a run without a
 //! state directory. The store lives on a thread of its own: waiting for a disk never holds up the runtime.
 
+mod chronicle;
 mod durable;
 mod forgetful;
+mod reading;
+mod rows;
 
 use std::{ops::Range, path::PathBuf};
 
+pub use chronicle::{Chronicle, Membership, read};
 use coxswain_proto::{
     ids::{Generation, Rank, Step},
     run_spec::RunSpec,
 };
-pub use durable::Durable;
+pub use durable::{Durable, Memory};
 pub use forgetful::Forgetful;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::core::{action::Record, event::DataSet, report::CommittedStep};
+use crate::core::{action::Record, report::CommittedStep};
 
 /// Whose journal it is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,17 +43,6 @@ impl Identity {
         let document = coxswain_proto::v1::RunSpecDocument::from(spec);
         Self { run_id, run_name: spec.run.name.clone(), spec_digest: document.digest, spec: document.json }
     }
-}
-
-/// What earlier lives of the coordinator left behind.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Memory {
-    /// Starts of the coordinator before this one.
-    pub lives: u32,
-    /// The newest membership.
-    pub generation: Generation,
-    /// The data set that all ranks agreed on.
-    pub dataset: Option<DataSet>,
 }
 
 /// One committed step as the ledger shows it.
@@ -144,6 +137,22 @@ pub enum JournalError {
         /// Where it lies.
         directory: PathBuf,
         /// What the store or the operating system said.
+        reason: String,
+    },
+    /// A row cannot be what was written.
+    #[error(
+        "the journal in {} is damaged: row {row} of table {table}: {reason}. Restore the file from a copy, or give the run another \
+         run.output_dir to begin anew",
+        directory.display()
+    )]
+    Damaged {
+        /// Where it lies.
+        directory: PathBuf,
+        /// Which table.
+        table: &'static str,
+        /// Which row.
+        row: String,
+        /// What is wrong with it.
         reason: String,
     },
     /// The journal's thread has ended.

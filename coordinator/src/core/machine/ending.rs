@@ -5,7 +5,7 @@ use coxswain_proto::ids::{Seat, WorkerId};
 use super::{Machine, Refusal, Reply, Timestamp};
 use crate::{
     core::{
-        action::{Action, MemberChange},
+        action::{Action, MemberChange, Record},
         failure::{Failure, Incident},
         phase::{End, Phase},
         roster::Gone,
@@ -31,6 +31,7 @@ impl Machine {
         worker.ready = false;
         out.extend(worker.line.take().map(Action::Close));
         let seat = worker.seat();
+        out.push(Action::Record(Record::Left { seat, exit_code }));
         self.announce(MemberChange::Left { seat, exit_code, reason: reason.clone() }, out);
         let in_order = match &self.phase {
             Phase::Gathering(_) => false,

@@ -16,7 +16,12 @@ use crate::core::{
 };
 
 impl Machine {
-    pub(super) fn join_node(&mut self, claim: NodeClaim, out: &mut Vec<Action>) -> Result<Reply, Refusal> {
+    pub(super) fn join_node(
+        &mut self,
+        now: Timestamp,
+        claim: NodeClaim,
+        out: &mut Vec<Action>,
+    ) -> Result<Reply, Refusal> {
         self.welcome(&claim.origin)?;
         let placed = self.nodes.place(&claim)?;
         let (place, node_id, host) = (placed.node_rank(), claim.node_id, claim.host);
@@ -25,9 +30,8 @@ impl Machine {
             for seat in self.config.world.seats_of(place) {
                 self.roster.forget_respawn(seat);
             }
-            if matches!(placed, Placed::Instead(_)) && self.nodes.all_silent() {
-                // Nobody is left of an earlier launch: this is a new one, with its own budget.
-                self.spend(|spent| *spent = Default::default(), out);
+            if matches!(placed, Placed::Instead(_)) {
+                self.relaunch(now, out);
             }
             out.push(Action::Record(Record::Node { place, node_id, host: host.clone() }));
             self.announce(MemberChange::NodeJoined { node_rank: place, host }, out);

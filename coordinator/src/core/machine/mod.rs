@@ -2,7 +2,7 @@
 //!
 //! [`Machine::handle`] never waits, reads no clock and cannot fail for a reason outside the machine; the driver hands in the time
 //! and carries out the actions. One file each: `joining` (places and lines), `forming` (who is in the next generation), `starting`
-//! (where it starts), `working` (what workers report), `losing` (faults), `ending` (the end), `asking` (what people want),
+//! (where it starts), `recalling` (after a restart of the coordinator), `working` (what workers report), `losing` (faults), `ending` (the end), `asking` (what people want),
 //! `transitions` (the only one that changes the phase).
 
 mod asking;
@@ -10,6 +10,7 @@ mod ending;
 mod forming;
 mod joining;
 mod losing;
+mod recalling;
 mod starting;
 mod transitions;
 mod working;
@@ -30,6 +31,7 @@ use super::{
     invariants,
     memory::MemoryLedger,
     nodes::Nodes,
+    past::Past,
     phase::{End, Gathering, LastCall, Phase, Stage},
     reason::{Reason, RunPhase},
     refusal::{Refusal, Witness},
@@ -57,12 +59,10 @@ pub struct Config {
     pub budgets: Budgets,
     /// Starts of the coordinator for this run, from 1.
     pub life: u32,
-    /// The newest membership of earlier lives.
-    pub last_generation: Generation,
-    /// Steps below this one are committed.
-    pub first_step: Step,
-    /// The data set of earlier lives.
-    pub dataset: Option<DataSet>,
+    /// True when this coordinator takes the place of one that was lost a moment ago.
+    pub restarted: bool,
+    /// What earlier lives have recorded.
+    pub past: Past,
     /// Checkpoints on disk.
     pub checkpoints: Vec<CheckpointEntry>,
 }
@@ -108,10 +108,15 @@ struct Refresh {
 }
 
 impl Machine {
-    /// A run that waits for its workers from `now` on.
-    pub fn new(now: Timestamp, config: Config) -> Self {
+    /// A run that waits for its workers from `now` on, or goes on with those of its past.
+    pub fn new(now: Timestamp, mut config: Config) -> Self {
         let world = config.world;
-        Self {
+        let past = std::mem::take(&mut config.past);
+        let checkpoints = Checkpoints::found(past.checkpoints.values().chain(&config.checkpoints).cloned());
+        let committed = past.committed.unwrap_or_else(|| checkpoints.newest_complete());
+        let plan =
+            past.dataset.as_ref().and_then(|dataset| Plan::new(&config.train, dataset.training_samples).ok());
+        let mut machine = Self {
             roster: Roster::new(world.size(), config.life),
             nodes: Nodes::new(world),
             phase: Phase::Gathering(Gathering {
@@ -122,20 +127,22 @@ impl Machine {
                 earlier: None,
             }),
             reason: Reason::Incomplete { present: 0, world: world.size() },
-            orders: Orders::default(),
-            progress: Progress { committed: config.first_step, last: None, pace: Pace::default() },
+            orders: past.orders.clone(),
+            progress: Progress { committed, last: None, pace: Pace::default() },
             incident: None,
-            spent: Spent::default(),
-            generation: config.last_generation,
-            survived: None,
-            dataset: config.dataset.clone().map(|dataset| (dataset, Witness::Journal)),
-            plan: None,
+            spent: past.spent,
+            generation: past.newest().map_or(Generation(0), |(generation, _)| generation),
+            survived: past.fault.clone(),
+            dataset: past.dataset.clone().map(|dataset| (dataset, Witness::Journal)),
+            plan,
             memory: MemoryLedger::default(),
-            checkpoints: Checkpoints::found(config.checkpoints.clone()),
+            checkpoints,
             refreshes: Vec::new(),
             next_loss: None,
             config,
-        }
+        };
+        machine.recall(now, &past);
+        machine
     }
 
     /// What follows from one event.
@@ -210,7 +217,7 @@ impl Machine {
 
     fn asked(&mut self, now: Timestamp, ticket: Ticket, ask: Ask, out: &mut Vec<Action>) {
         let reply = match ask {
-            Ask::JoinNode(claim) => self.join_node(claim, out),
+            Ask::JoinNode(claim) => self.join_node(now, claim, out),
             Ask::FollowNode { node_id, stream } => {
                 let opened = self.open_node_line(&node_id, stream, out);
                 let replay = opened.is_ok();

@@ -127,7 +127,9 @@ impl Machine {
         self.grant(leases, out);
         match self.reason {
             _ if done => self.say(Reason::StepsDone, out),
-            Reason::Started { .. } | Reason::Resumed => self.say(Reason::Committing, out),
+            Reason::Started { .. } | Reason::Recalled { .. } | Reason::Resumed => {
+                self.say(Reason::Committing, out)
+            }
             _ => {}
         }
     }

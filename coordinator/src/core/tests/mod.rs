@@ -22,6 +22,7 @@ use super::{
         Ask, Beat, DataSet, Event, NodeClaim, Origin, Readiness, StartReport, StreamId, Ticket, WorkerClaim,
     },
     machine::{Config, Machine},
+    past::Past,
     reason::RunPhase,
     refusal::Refusal,
     report::{StateSource, StepReport, StepTimes, Totals, WorkerPhase},
@@ -70,9 +71,8 @@ fn config(world: u32) -> Config {
         },
         budgets: Budgets { restarts: 3, rescales: None },
         life: 1,
-        last_generation: Generation(0),
-        first_step: Step(0),
-        dataset: None,
+        restarted: false,
+        past: Past::default(),
         checkpoints: Vec::new(),
     }
 }
@@ -124,7 +124,7 @@ impl Run {
     }
 
     fn started_with(config: Config) -> Self {
-        let (world, first) = (config.world.size(), config.first_step);
+        let (world, first) = (config.world.size(), config.past.committed.unwrap_or_default());
         let mut run = Self::new(config);
         run.gather(world);
         for rank in 0..world {

@@ -4,6 +4,7 @@ use super::*;
 use crate::core::{
     action::{Lease, Record},
     checkpoints::{CheckpointEntry, EntryState},
+    past::PastGeneration,
     refusal::Witness,
 };
 use coxswain_proto::ids::LeaseId;
@@ -108,8 +109,9 @@ fn a_worker_that_opens_its_line_again_is_told_what_it_missed() {
 #[test]
 fn training_starts_at_the_newest_checkpoint_and_in_a_new_generation() {
     let mut config = config(1);
-    config.first_step = Step(40);
-    config.last_generation = Generation(4);
+    let over = PastGeneration { over: true, ..PastGeneration::default() };
+    config.past.generations.insert(Generation(4), over);
+    config.past.committed = Some(Step(40));
     config.checkpoints = vec![CheckpointEntry {
         step: Step(40),
         path: String::new(),
@@ -128,7 +130,7 @@ fn training_starts_at_the_newest_checkpoint_and_in_a_new_generation() {
 #[test]
 fn a_run_whose_steps_are_all_done_goes_straight_to_its_end() {
     let mut config = config(1);
-    config.first_step = Step(100);
+    config.past.committed = Some(Step(100));
     let mut run = Run::started_with(config);
     assert_eq!(run.phase(), RunPhase::Stopping);
     run.tell(Ask::Leave { worker: id(0), exit_code: 0, reason: "done".into() });
@@ -192,7 +194,7 @@ fn another_version_run_rank_or_data_set_is_refused() {
 fn a_continued_run_keeps_its_data_set() {
     let mut config = config(1);
     let earlier = DataSet { training_samples: 30, fingerprint: "beef".into() };
-    config.dataset = Some(earlier.clone());
+    config.past.dataset = Some(earlier.clone());
     let mut run = Run::new(config);
     let (seat, theirs) = (Seat(0), dataset());
     let refusal = Refusal::OtherDataSet { seat, theirs, witness: Witness::Journal, ours: earlier };

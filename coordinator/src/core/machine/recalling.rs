@@ -1,0 +1,165 @@
+//! After a restart of the coordinator: everyone it knew is expected to open their lines again, and training has gone on meanwhile.
+//!
+//! ```text
+//! newest generation   phase
+//! over, or none       Gathering: survivors say again that they are ready
+//! formed              Connecting: ranks say again where they start
+//! started             Training: ranks report again what is not committed, and hold leases of a whole window from there
+//! ```
+
+use coxswain_proto::{
+    ids::{Generation, Step},
+    plan::Plan,
+};
+
+use super::{Machine, Timestamp};
+use crate::core::{
+    action::{Action, Assignment, Member, Record},
+    failure::Incident,
+    leases::LeaseWindow,
+    ledger::StepLedger,
+    past::{Past, PastGeneration},
+    phase::{Connecting, Course, Gathering, LastCall, Phase, Running, Stage, Training},
+    reason::Reason,
+    roster::{Gone, Worker},
+};
+
+impl Machine {
+    /// Takes over nodes, seats and the phase of an earlier life.
+    pub(super) fn recall(&mut self, now: Timestamp, past: &Past) {
+        if past.over {
+            return;
+        }
+        let reunion = self.config.patience.reunion;
+        for (place, node) in &past.nodes {
+            self.nodes.recall(now, *place, node.clone(), reunion);
+        }
+        let assigned = |worker| {
+            let places = [past.newest(), past.started()].into_iter().flatten();
+            let places = places.filter(|(_, of)| of.members.iter().any(|(_, member)| *member == worker));
+            places.map(|(generation, _)| generation).max().unwrap_or_default()
+        };
+        let size = self.roster.size();
+        for (seat, kept) in past.seats.iter().filter(|(seat, _)| seat.0 < size) {
+            if let Some((id, claim)) = kept.worker.clone().filter(|(_, claim)| claim.seat == *seat) {
+                let mut worker = Worker::new(now, id, claim, reunion);
+                worker.lines = 1;
+                worker.asked_before = 0;
+                worker.generation = assigned(id);
+                worker.gone = kept.left.map(Gone::Left);
+                self.roster.put(worker);
+            } else if let Some(respawn) = kept.respawn.clone() {
+                self.roster.recall_respawn(respawn);
+            }
+        }
+        if let Some(plan) = self.plan.filter(|_| self.roster.living().next().is_some()) {
+            self.recall_phase(now, past, plan);
+        }
+        let losses = [self.roster.next_loss(&self.config.patience), self.nodes.next_loss()];
+        self.next_loss = losses.into_iter().flatten().min();
+    }
+
+    fn recall_phase(&mut self, now: Timestamp, past: &Past, plan: Plan) {
+        let Some((generation, newest)) = past.newest() else { return };
+        let earlier = past.started().map(|(started, of)| self.course(started, of, plan));
+        let members = self.members(newest).filter(|_| !newest.over);
+        let Some(members) = members else { return self.recall_gathering(now, generation, earlier) };
+        let checkpoint = self.checkpoints.newest_complete();
+        let assignment = Assignment::new(generation, checkpoint, members);
+        let (stage, reason) = match (newest.started, earlier) {
+            (Some((first_step, _)), Some(course)) => {
+                let done = course.ledger.done();
+                let reason = match &self.orders.stop {
+                    _ if done => Reason::StepsDone,
+                    Some(reason) => Reason::StopAsked(reason.clone()),
+                    None if self.orders.pause => Reason::Pausing,
+                    None => Reason::Recalled { generation, committed: self.progress.committed },
+                };
+                (Stage::Training(Training { course, first_step }), reason)
+            }
+            (_, earlier) => {
+                let workers = assignment.world();
+                let connecting = Connecting { earlier, ..Connecting::default() };
+                (Stage::Connecting(connecting), Reason::Formed { generation, workers })
+            }
+        };
+        self.phase =
+            Phase::Running(Box::new(Running { assignment: assignment.into(), regroup: false, stage }));
+        self.reason = reason;
+    }
+
+    fn recall_gathering(&mut self, now: Timestamp, generation: Generation, earlier: Option<Course>) {
+        let patience = self.config.patience;
+        self.phase = Phase::Gathering(Gathering {
+            deadline: now.after(patience.rendezvous),
+            settle_by: Some(now.after(patience.reunion + patience.standstill)),
+            respawn_by: Some(now.after(patience.reunion.max(patience.respawn))),
+            last_call: LastCall::Over,
+            earlier,
+        });
+        let because = "the coordinator was restarted while its workers were getting ready".to_owned();
+        self.reason = Reason::Regathering { generation, because };
+        let mut incident = Incident::new(now);
+        incident.cause = self.survived.clone();
+        incident.lost.extend(incident.cause.as_ref().and_then(|cause| cause.seat));
+        self.incident = Some(incident);
+    }
+
+    /// The members of a generation as they were told; nothing if one of them has lost its seat since.
+    fn members(&self, past: &PastGeneration) -> Option<Vec<Member>> {
+        let members = past.members.iter().map(|(seat, id)| {
+            let worker = self.roster.at(*seat).filter(|worker| worker.id == *id)?;
+            Some(Member {
+                worker: *id,
+                seat: *seat,
+                data_address: worker.claim.data_address.clone(),
+                host: worker.claim.host.clone(),
+            })
+        });
+        members.collect()
+    }
+
+    /// The steps of a generation that has started. Reports in flight are said again; what is leased reaches no further than a window.
+    fn course(&self, generation: Generation, past: &PastGeneration, plan: Plan) -> Course {
+        let members: Vec<_> = past.members.iter().map(|(_, worker)| *worker).collect();
+        let (committed, total) = (self.progress.committed, Step(plan.total_steps()));
+        let mut leases = LeaseWindow::new(generation, members.len() as u32, committed, total);
+        leases.prolong(committed);
+        Course { ledger: StepLedger::new(plan, generation, &members, committed), leases }
+    }
+
+    /// A new launch in the place of one that is gone altogether: nobody of it is waited for or counted as lost.
+    pub(super) fn relaunch(&mut self, now: Timestamp, out: &mut Vec<Action>) {
+        let nobody = self.roster.living().all(|worker| worker.line.is_none()) && self.nodes.all_silent();
+        if self.config.restarted || !nobody || matches!(self.phase, Phase::Over(_)) {
+            return;
+        }
+        let seats: Vec<_> = self.roster.workers().map(Worker::seat).collect();
+        for seat in seats {
+            self.roster.clear(seat);
+            out.push(Action::Record(Record::Lost { seat, respawn: None }));
+        }
+        let fresh = Gathering {
+            deadline: now.after(self.config.patience.rendezvous),
+            settle_by: None,
+            respawn_by: None,
+            last_call: LastCall::Closed,
+            earlier: None,
+        };
+        let earlier = match std::mem::replace(&mut self.phase, Phase::Gathering(fresh)) {
+            Phase::Running(running) => {
+                out.push(Action::Record(Record::Broken { generation: running.assignment.generation }));
+                running.into_course()
+            }
+            Phase::Gathering(gathering) => gathering.earlier,
+            Phase::Over(_) => None,
+        };
+        if let Phase::Gathering(gathering) = &mut self.phase {
+            gathering.earlier = earlier;
+        }
+        self.incident = None;
+        self.spend(|spent| *spent = Default::default(), out);
+        self.order(|orders| *orders = Default::default(), out);
+        self.say(Reason::Incomplete { present: 0, world: self.config.world.size() }, out);
+    }
+}

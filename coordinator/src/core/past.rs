@@ -1,0 +1,150 @@
+//! What a coordinator remembers of its earlier lives: the sum of its records.
+//!
+//! The journal keeps the records' effects in tables; [`Past`] is the same as a value. [`Past::take`] adds one record, so that a test or a
+//! simulation can restart a machine from what it has recorded, without a disk.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use coxswain_proto::ids::{Generation, Seat, Step, WorkerId};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    action::{Orders, Record, Spent},
+    checkpoints::CheckpointEntry,
+    event::{DataSet, WorkerClaim},
+    failure::Failure,
+    report::StateSource,
+    roster::Respawn,
+};
+
+/// The sum of all records.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Past {
+    /// The data set all ranks agreed on.
+    pub dataset: Option<DataSet>,
+    /// What people wanted.
+    pub orders: Orders,
+    /// What was used of the budgets.
+    pub spent: Spent,
+    /// Launchers by place.
+    pub nodes: BTreeMap<u32, PastNode>,
+    /// Workers, or what became of them, by seat.
+    pub seats: BTreeMap<Seat, PastSeat>,
+    /// Memberships. Only the newest one and the newest that has started matter.
+    pub generations: BTreeMap<Generation, PastGeneration>,
+    /// Steps below this one are committed; absent if none ever was, nor any generation started.
+    pub committed: Option<Step>,
+    /// Checkpoints that can be resumed from.
+    pub checkpoints: BTreeMap<Step, CheckpointEntry>,
+    /// The newest fault.
+    pub fault: Option<Arc<Failure>>,
+    /// The run came to its end.
+    pub over: bool,
+}
+
+/// A launcher.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PastNode {
+    /// Stable over retries of one launcher.
+    pub node_id: String,
+    /// Its machine.
+    pub host: String,
+}
+
+/// A seat.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PastSeat {
+    /// Who had it.
+    pub worker: Option<(WorkerId, WorkerClaim)>,
+    /// What its launcher was asked to do.
+    pub respawn: Option<Respawn>,
+    /// The exit code that its worker announced when it left in order.
+    #[serde(default)]
+    pub left: Option<i32>,
+}
+
+/// A membership.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PastGeneration {
+    /// By rank.
+    pub members: Vec<(Seat, WorkerId)>,
+    /// Where it started, and where its state came from.
+    pub started: Option<(Step, StateSource)>,
+    /// It has ended.
+    pub over: bool,
+}
+
+impl Past {
+    /// Adds one record.
+    pub fn take(&mut self, record: &Record) {
+        match record {
+            Record::DataSet(dataset) => self.dataset = Some(dataset.clone()),
+            Record::Orders(orders) => self.orders = orders.clone(),
+            Record::Spent(spent) => self.spent = *spent,
+            Record::Over { .. } => self.over = true,
+            Record::Node { place, node_id, host } => {
+                let node = PastNode { node_id: node_id.clone(), host: host.clone() };
+                self.nodes.insert(*place, node);
+            }
+            Record::NodeGone { place } => drop(self.nodes.remove(place)),
+            Record::Worker(id, claim) => {
+                let worker = Some((*id, claim.clone()));
+                self.seats.insert(claim.seat, PastSeat { worker, ..PastSeat::default() });
+            }
+            Record::Lost { seat, respawn } => {
+                let respawn = respawn.clone();
+                self.seats.insert(*seat, PastSeat { respawn, ..PastSeat::default() });
+            }
+            Record::Left { seat, exit_code } => {
+                self.seats.entry(*seat).or_default().left = Some(*exit_code);
+            }
+            Record::Generation { generation, members } => {
+                let formed = PastGeneration { members: members.clone(), ..PastGeneration::default() };
+                self.generations.insert(*generation, formed);
+            }
+            Record::Started { generation, first_step, source } => {
+                self.generations.entry(*generation).or_default().started = Some((*first_step, *source));
+                self.committed = Some(*first_step);
+            }
+            Record::Broken { generation } => self.generations.entry(*generation).or_default().over = true,
+            Record::Step(step) => self.committed = Some(Step(step.step.0 + 1)),
+            Record::Checkpoint(entry) => drop(self.checkpoints.insert(entry.step, entry.clone())),
+            Record::Failure(failure) => self.fault = Some(failure.clone()),
+        }
+    }
+
+    /// The newest membership.
+    pub fn newest(&self) -> Option<(Generation, &PastGeneration)> {
+        self.generations.last_key_value().map(|(generation, past)| (*generation, past))
+    }
+
+    /// The newest membership that has started.
+    pub fn started(&self) -> Option<(Generation, &PastGeneration)> {
+        let mut started = self.generations.iter().rev().filter(|(_, past)| past.started.is_some());
+        started.next().map(|(generation, past)| (*generation, past))
+    }
+
+    /// What remains when the run is begun again after its end: what was learned, not who was there.
+    pub fn settled(self) -> Self {
+        let generations = self
+            .generations
+            .into_iter()
+            .map(|(generation, past)| (generation, PastGeneration { over: true, ..past }));
+        Self {
+            dataset: self.dataset,
+            generations: generations.collect(),
+            committed: self.committed,
+            checkpoints: self.checkpoints,
+            ..Self::default()
+        }
+    }
+
+    /// What remains when the run is begun anew: the numbers that must not be used twice.
+    pub fn forgotten(self) -> Self {
+        let numbers = self
+            .generations
+            .into_keys()
+            .map(|generation| (generation, PastGeneration { over: true, ..PastGeneration::default() }));
+        Self { generations: numbers.collect(), ..Self::default() }
+    }
+}

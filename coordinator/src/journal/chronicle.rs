@@ -1,0 +1,130 @@
+//! A run's books, read from the journal that its coordinator left behind.
+
+use std::path::Path;
+
+use coxswain_proto::{
+    ids::{Generation, Step},
+    plan::Plan,
+    run_spec::RunSpec,
+};
+
+use super::{JournalError, LedgerEntry, durable, reading::Contents};
+use crate::core::{failure::Failure, report::StateSource};
+
+/// Everything that a run has committed, and what it survived.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Chronicle {
+    /// Names the run among runs.
+    pub run_id: String,
+    /// `run.name`.
+    pub run_name: String,
+    /// How it ended, as people read it: `finished`, `failed`; `not over` if it did not.
+    pub state: String,
+    /// All steps should be there.
+    pub finished: bool,
+    /// Samples in an epoch; 0 if no worker ever opened the data set.
+    pub training_samples: u64,
+    /// Samples in a step that is not an epoch's last.
+    pub global_batch: u64,
+    /// Steps of the whole run; absent if the data set is not known.
+    pub total_steps: Option<u64>,
+    /// Committed steps, in order, without a gap.
+    pub steps: Vec<LedgerEntry>,
+    /// Memberships, in order.
+    pub generations: Vec<Membership>,
+    /// Faults, in order; survived but for the last one of a run that failed.
+    pub failures: Vec<Failure>,
+}
+
+/// One membership.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Membership {
+    /// Which.
+    pub generation: Generation,
+    /// Its workers.
+    pub workers: u32,
+    /// Where it started, and where its state came from; absent if it never did.
+    pub started: Option<(Step, StateSource)>,
+}
+
+/// Reads the journal in a state directory, and leaves it as it is.
+///
+/// Refuses a directory without a journal, one that a living coordinator holds (ask that one), and a damaged journal, with the row.
+pub fn read(directory: &Path) -> Result<Chronicle, JournalError> {
+    let failed =
+        |reason: String| JournalError::Store { action: "read", directory: directory.to_path_buf(), reason };
+    let path = directory.join(durable::FILE);
+    if !path.is_file() {
+        return Err(failed(format!("there is no {}", durable::FILE)));
+    }
+    // Held by a coordinator: its own lock says so.
+    drop(lock(&path, directory)?);
+    // A journal whose coordinator was killed has to be repaired to be read: on a copy.
+    let copy =
+        std::env::temp_dir().join(format!("coxswain-journal-{}-{:016x}", std::process::id(), random()));
+    std::fs::create_dir(&copy).map_err(|error| failed(format!("{}: {error}", copy.display())))?;
+    let contents = std::fs::copy(&path, copy.join(durable::FILE))
+        .map_err(|error| failed(error.to_string()))
+        .and_then(|_| durable::open_whole(&copy));
+    // What is left of a copy in the temporary directory harms nobody.
+    let _ = std::fs::remove_dir_all(&copy);
+    match contents {
+        Ok((_, contents)) => Ok(chronicle(contents)),
+        Err(JournalError::Damaged { table, row, reason, .. }) => {
+            Err(JournalError::Damaged { directory: directory.to_path_buf(), table, row, reason })
+        }
+        Err(JournalError::Store { action, reason, .. }) => {
+            Err(JournalError::Store { action, directory: directory.to_path_buf(), reason })
+        }
+        Err(other) => Err(other),
+    }
+}
+
+fn lock(path: &Path, directory: &Path) -> Result<std::fs::File, JournalError> {
+    let failed =
+        |reason: String| JournalError::Store { action: "open", directory: directory.to_path_buf(), reason };
+    let file = std::fs::File::open(path).map_err(|error| failed(error.to_string()))?;
+    match file.try_lock_shared() {
+        Ok(()) => Ok(file),
+        Err(std::fs::TryLockError::WouldBlock) => {
+            Err(JournalError::InUse { directory: directory.to_path_buf() })
+        }
+        Err(std::fs::TryLockError::Error(error)) => Err(failed(error.to_string())),
+    }
+}
+
+fn random() -> u64 {
+    use std::hash::{BuildHasher, Hasher, RandomState};
+    RandomState::new().build_hasher().finish()
+}
+
+fn chronicle(contents: Contents) -> Chronicle {
+    let spec =
+        contents.identity.as_ref().and_then(|identity| serde_json::from_str::<RunSpec>(&identity.spec).ok());
+    let samples = contents.dataset.as_ref().map_or(0, |dataset| dataset.training_samples);
+    let plan = spec.as_ref().and_then(|spec| Plan::new(&spec.train, samples).ok());
+    let identity = contents.identity;
+    Chronicle {
+        run_id: identity.as_ref().map_or_else(String::new, |identity| identity.run_id.clone()),
+        run_name: identity.map_or_else(String::new, |identity| identity.run_name),
+        finished: contents.end.as_ref().is_some_and(|end| end.phase == "finished")
+            && plan.is_some_and(|plan| {
+                contents.steps.last().is_some_and(|last| last.step.0 + 1 == plan.total_steps())
+            }),
+        state: contents.end.map_or_else(|| "not over".into(), |end| end.phase),
+        training_samples: samples,
+        global_batch: plan.map_or(0, |plan| plan.global_batch()),
+        total_steps: plan.map(|plan| plan.total_steps()),
+        steps: contents.steps,
+        generations: contents
+            .generations
+            .into_iter()
+            .map(|(number, of)| Membership {
+                generation: Generation(number),
+                workers: of.members.len() as u32,
+                started: of.started,
+            })
+            .collect(),
+        failures: contents.failures.into_iter().map(|(_, failure)| failure).collect(),
+    }
+}

@@ -1,0 +1,117 @@
+//! The journal's tables, and what each record writes to them.
+//!
+//! ```text
+//! facts         name -> JSON      identity, lives, dataset, orders, spent, over
+//! nodes         place -> JSON     launcher, host
+//! workers       seat -> JSON      id, claim; or what its launcher was asked to do
+//! generations   number -> JSON    members, where it started, whether it is over
+//! steps         step -> JSON      the ledger
+//! checkpoints   step -> JSON
+//! failures      number -> JSON    faults, in order
+//! ```
+
+use redb::{ReadableTable, TableDefinition, WriteTransaction};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+use super::LedgerEntry;
+use crate::core::{
+    action::Record,
+    past::{PastGeneration, PastNode, PastSeat},
+};
+
+pub const FACTS: TableDefinition<&str, &str> = TableDefinition::new("facts");
+pub const NODES: TableDefinition<u64, &str> = TableDefinition::new("nodes");
+pub const WORKERS: TableDefinition<u64, &str> = TableDefinition::new("workers");
+pub const GENERATIONS: TableDefinition<u64, &str> = TableDefinition::new("generations");
+pub const FAILURES: TableDefinition<u64, &str> = TableDefinition::new("failures");
+pub const STEPS: TableDefinition<u64, &str> = TableDefinition::new("steps");
+pub const CHECKPOINTS: TableDefinition<u64, &str> = TableDefinition::new("checkpoints");
+
+/// How a run ended, as the fact `over`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoredEnd {
+    /// The phase, as people read it.
+    pub phase: String,
+    /// Why.
+    pub reason: String,
+}
+
+/// Writes one record's effect.
+pub fn append(write: &WriteTransaction, record: &Record) -> Result<(), redb::Error> {
+    let fact = |name: &str, value: String| -> Result<(), redb::Error> {
+        write.open_table(FACTS)?.insert(name, value.as_str())?;
+        Ok(())
+    };
+    let row = |table, key: u64, value: String| -> Result<(), redb::Error> {
+        write.open_table(table)?.insert(key, value.as_str())?;
+        Ok(())
+    };
+    match record {
+        Record::DataSet(dataset) => fact("dataset", json(dataset)),
+        Record::Orders(orders) => fact("orders", json(orders)),
+        Record::Spent(spent) => fact("spent", json(spent)),
+        Record::Over { phase, reason } => {
+            fact("over", json(&StoredEnd { phase: phase.to_string(), reason: reason.clone() }))
+        }
+        Record::Node { place, node_id, host } => {
+            let node = PastNode { node_id: node_id.clone(), host: host.clone() };
+            row(NODES, (*place).into(), json(&node))
+        }
+        Record::NodeGone { place } => {
+            write.open_table(NODES)?.remove(u64::from(*place))?;
+            Ok(())
+        }
+        Record::Worker(id, claim) => {
+            let worker = PastSeat { worker: Some((*id, claim.clone())), ..PastSeat::default() };
+            row(WORKERS, claim.seat.0.into(), json(&worker))
+        }
+        Record::Lost { seat, respawn } => {
+            let lost = PastSeat { respawn: respawn.clone(), ..PastSeat::default() };
+            row(WORKERS, seat.0.into(), json(&lost))
+        }
+        Record::Left { seat, exit_code } => {
+            change(write, WORKERS, seat.0.into(), |stored: &mut PastSeat| stored.left = Some(*exit_code))
+        }
+        Record::Generation { generation, members } => {
+            let stored = PastGeneration { members: members.clone(), ..PastGeneration::default() };
+            row(GENERATIONS, generation.0, json(&stored))
+        }
+        Record::Started { generation, first_step, source } => {
+            change(write, GENERATIONS, generation.0, |stored: &mut PastGeneration| {
+                stored.started = Some((*first_step, *source));
+            })?;
+            write.open_table(STEPS)?.retain_in(first_step.0.., |_, _| false)?;
+            Ok(())
+        }
+        Record::Broken { generation } => {
+            change(write, GENERATIONS, generation.0, |stored: &mut PastGeneration| stored.over = true)
+        }
+        Record::Step(step) => row(STEPS, step.step.0, json(&LedgerEntry::from(step.as_ref()))),
+        Record::Checkpoint(entry) => row(CHECKPOINTS, entry.step.0, json(entry)),
+        Record::Failure(failure) => {
+            let mut failures = write.open_table(FAILURES)?;
+            let next = failures.last()?.map_or(0, |(number, _)| number.value() + 1);
+            failures.insert(next, json(failure.as_ref()).as_str())?;
+            Ok(())
+        }
+    }
+}
+
+fn change<T: Default + Serialize + DeserializeOwned>(
+    write: &WriteTransaction,
+    table: TableDefinition<u64, &str>,
+    key: u64,
+    change: impl FnOnce(&mut T),
+) -> Result<(), redb::Error> {
+    let mut table = write.open_table(table)?;
+    let found = table.get(key)?.and_then(|value| serde_json::from_str(value.value()).ok());
+    let mut stored: T = found.unwrap_or_default();
+    change(&mut stored);
+    table.insert(key, json(&stored).as_str())?;
+    Ok(())
+}
+
+/// A row's value.
+pub fn json(value: &impl Serialize) -> String {
+    serde_json::to_string(value).expect("journal rows are plain structs of numbers and strings")
+}
