@@ -17,7 +17,7 @@ use crate::{
         checkpoints::{CheckpointEntry, EntryState},
         machine::Config,
     },
-    journal::{Durable, Forgetful, Identity, Journal, JournalError, JournalThread, Memory},
+    journal::{Durable, Forgetful, Identity, Journal, JournalError, JournalThread, Life, Memory},
     options::Options,
 };
 
@@ -126,8 +126,12 @@ fn open_journal(
     Ok(match &options.state_dir {
         Some(directory) => {
             let (journal, identity, memory) = {
-                let anew = !options.spec.train.resume && !options.restarted;
-                Durable::open(directory, &options.spec, (run_id, fresh), anew)?
+                let life = match options.spec.train.resume {
+                    _ if options.restarted => Life::Restarted,
+                    true => Life::Again,
+                    false => Life::Anew,
+                };
+                Durable::open(directory, &options.spec, (run_id, fresh), life)?
             };
             (Box::new(journal), identity, memory)
         }

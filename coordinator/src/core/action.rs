@@ -10,6 +10,7 @@ use super::{
     event::{DataSet, StreamId, Ticket, WorkerClaim},
     failure::Failure,
     memory::RankMemory,
+    phase::End,
     reason::{Reason, RunPhase},
     refusal::Refusal,
     report::{CommittedStep, StateSource},
@@ -225,12 +226,7 @@ pub enum Record {
     /// A failure that was survived so far.
     Failure(Arc<Failure>),
     /// The run is over.
-    Over {
-        /// How.
-        phase: RunPhase,
-        /// Why.
-        reason: String,
-    },
+    Over(End),
 }
 
 /// What people want; told to every worker whose line is opened.

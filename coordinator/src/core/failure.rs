@@ -139,3 +139,22 @@ impl Incident {
         }
     }
 }
+
+/// Failures that are shared in memory, as serde sees them.
+pub mod shared {
+    use std::sync::Arc;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use super::Failure;
+
+    /// As the failure itself.
+    pub fn serialize<S: Serializer>(failure: &Arc<Failure>, serializer: S) -> Result<S::Ok, S::Error> {
+        failure.as_ref().serialize(serializer)
+    }
+
+    /// As the failure itself.
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Arc<Failure>, D::Error> {
+        Failure::deserialize(deserializer).map(Arc::new)
+    }
+}

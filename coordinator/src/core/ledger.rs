@@ -125,6 +125,7 @@ impl StepLedger {
     }
 
     /// The membership whose steps these are.
+    #[cfg(test)]
     pub fn generation(&self) -> Generation {
         self.generation
     }

@@ -13,6 +13,7 @@ use super::{
     checkpoints::CheckpointEntry,
     event::{DataSet, WorkerClaim},
     failure::Failure,
+    phase::End,
     report::StateSource,
     roster::Respawn,
 };
@@ -38,8 +39,8 @@ pub struct Past {
     pub checkpoints: BTreeMap<Step, CheckpointEntry>,
     /// The newest fault.
     pub fault: Option<Arc<Failure>>,
-    /// The run came to its end.
-    pub over: bool,
+    /// How the run ended, if it did.
+    pub end: Option<End>,
 }
 
 /// A launcher.
@@ -81,7 +82,7 @@ impl Past {
             Record::DataSet(dataset) => self.dataset = Some(dataset.clone()),
             Record::Orders(orders) => self.orders = orders.clone(),
             Record::Spent(spent) => self.spent = *spent,
-            Record::Over { .. } => self.over = true,
+            Record::Over(end) => self.end = Some(end.clone()),
             Record::Node { place, node_id, host } => {
                 let node = PastNode { node_id: node_id.clone(), host: host.clone() };
                 self.nodes.insert(*place, node);

@@ -13,6 +13,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use coxswain_proto::ids::{Rank, Step, WorkerId};
+use serde::{Deserialize, Serialize};
 
 use super::{
     action::Assignment, failure::Failure, leases::LeaseWindow, ledger::StepLedger, report::StateSource,
@@ -169,12 +170,12 @@ pub struct Over {
 }
 
 /// How a run ended.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum End {
     /// Every step was committed and every worker left in order.
     Finished(Step),
     /// Someone asked for it.
     Stopped(Step, String),
     /// The first cause.
-    Failed(Arc<Failure>),
+    Failed(#[serde(with = "super::failure::shared")] Arc<Failure>),
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use coxswain_proto::ids::{Generation, Step};
 
-use super::report::StateSource;
+use super::{phase::End, report::StateSource};
 use crate::options::FirstCause;
 
 /// The phase of a run.
@@ -99,6 +99,17 @@ pub enum Reason {
     },
     /// A failure.
     Failed(FirstCause),
+}
+
+impl Reason {
+    /// Why a run is over.
+    pub fn of_end(end: &End) -> Self {
+        match end {
+            End::Finished(steps) => Self::AllLeft { steps: *steps },
+            End::Stopped(_, reason) => Self::StopAsked(reason.clone()),
+            End::Failed(failure) => Self::Failed(failure.first_cause()),
+        }
+    }
 }
 
 impl fmt::Display for Reason {

@@ -9,7 +9,7 @@ use coxswain_proto::{
 };
 
 use super::{JournalError, LedgerEntry, durable, reading::Contents};
-use crate::core::{failure::Failure, report::StateSource};
+use crate::core::{failure::Failure, phase::End, report::StateSource};
 
 /// Everything that a run has committed, and what it survived.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -18,7 +18,7 @@ pub struct Chronicle {
     pub run_id: String,
     /// `run.name`.
     pub run_name: String,
-    /// How it ended, as people read it: `finished`, `failed`; `not over` if it did not.
+    /// How it ended: `finished`, `stopped`, `failed`; `not over` if it did not.
     pub state: String,
     /// All steps should be there.
     pub finished: bool,
@@ -107,11 +107,14 @@ fn chronicle(contents: Contents) -> Chronicle {
     Chronicle {
         run_id: identity.as_ref().map_or_else(String::new, |identity| identity.run_id.clone()),
         run_name: identity.map_or_else(String::new, |identity| identity.run_name),
-        finished: contents.end.as_ref().is_some_and(|end| end.phase == "finished")
-            && plan.is_some_and(|plan| {
-                contents.steps.last().is_some_and(|last| last.step.0 + 1 == plan.total_steps())
-            }),
-        state: contents.end.map_or_else(|| "not over".into(), |end| end.phase),
+        finished: matches!(contents.end, Some(End::Finished(_))),
+        state: match &contents.end {
+            Some(End::Finished(_)) => "finished",
+            Some(End::Stopped(..)) => "stopped",
+            Some(End::Failed(_)) => "failed",
+            None => "not over",
+        }
+        .into(),
         training_samples: samples,
         global_batch: plan.map_or(0, |plan| plan.global_batch()),
         total_steps: plan.map(|plan| plan.total_steps()),

@@ -30,14 +30,13 @@ pub struct Durable {
 
 impl Durable {
     /// Opens the journal of a run, or begins one. Without a `run_id` of its own the run takes the journal's, or else `fresh`.
-    /// With `anew` nothing is remembered but the numbers that must not be used twice.
     ///
     /// Refuses the journal of another run, one that is open elsewhere, and one that is damaged.
     pub fn open(
         directory: &Path,
         spec: &RunSpec,
         (run_id, fresh): (Option<&str>, &str),
-        anew: bool,
+        life: Life,
     ) -> Result<(Self, Identity, Memory), JournalError> {
         let store = |reason: String| JournalError::Store {
             action: "open",
@@ -54,12 +53,13 @@ impl Durable {
         }
         let lives = contents.lives;
         let past = contents.into_past();
-        let (over, past) = match past.over {
-            _ if anew => (true, past.forgotten()),
-            true => (true, past.settled()),
-            false => (false, past),
+        let past = match life {
+            Life::Anew => past.forgotten(),
+            Life::Again if past.end.is_some() => past.settled(),
+            Life::Again | Life::Restarted => past,
         };
-        journal.begin_life(&ours, lives + 1, over, anew)?;
+        let (begins, anew) = (past.seats.is_empty() && past.end.is_none(), life == Life::Anew);
+        journal.begin_life(&ours, lives + 1, begins, anew)?;
         Ok((journal, ours, Memory { lives, past }))
     }
 
@@ -86,19 +86,19 @@ impl Durable {
         })
     }
 
-    /// Tables that describe who is there are emptied with a run that is over, and the ledger with one that begins anew.
+    /// Tables that describe who is there are emptied when nobody is, and the ledger when the run begins anew.
     fn begin_life(
         &mut self,
         identity: &Identity,
         life: u32,
-        over: bool,
+        begins: bool,
         anew: bool,
     ) -> Result<(), JournalError> {
         self.write(|write| {
             let mut facts = write.open_table(FACTS)?;
             facts.insert("identity", json(identity).as_str())?;
             facts.insert("lives", json(&life).as_str())?;
-            for name in ["over", "orders", "spent"].into_iter().filter(|_| over) {
+            for name in ["over", "orders", "spent"].into_iter().filter(|_| begins) {
                 facts.remove(name)?;
             }
             if anew {
@@ -108,7 +108,7 @@ impl Durable {
             for table in [GENERATIONS, STEPS, CHECKPOINTS, NODES, WORKERS, FAILURES] {
                 write.open_table(table)?;
             }
-            for table in [NODES, WORKERS].into_iter().filter(|_| over) {
+            for table in [NODES, WORKERS].into_iter().filter(|_| begins) {
                 write.open_table(table)?.retain(|_, _| false)?;
             }
             for table in [STEPS, CHECKPOINTS, FAILURES].into_iter().filter(|_| anew) {
@@ -146,6 +146,17 @@ impl Journal for Durable {
         let read = self.database.begin_read().map_err(|error| self.failed("read", error))?;
         Reader::new(&read, &self.directory).steps(first, limit)
     }
+}
+
+/// Why a coordinator begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Life {
+    /// The run is to begin anew, whatever was trained: nothing is remembered but the numbers that must not be used twice.
+    Anew,
+    /// The run is to go on, be it over or not.
+    Again,
+    /// Another coordinator of the run was lost a moment ago.
+    Restarted,
 }
 
 /// What earlier lives of the coordinator left behind.

@@ -17,7 +17,7 @@ use coxswain_proto::{
     ids::{Generation, Rank, Step},
     run_spec::RunSpec,
 };
-pub use durable::{Durable, Memory};
+pub use durable::{Durable, Life, Memory};
 pub use forgetful::Forgetful;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};

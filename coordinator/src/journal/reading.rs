@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 
 use super::{
     Identity, JournalError, LedgerEntry,
-    rows::{CHECKPOINTS, FACTS, FAILURES, GENERATIONS, NODES, STEPS, StoredEnd, WORKERS},
+    rows::{CHECKPOINTS, FACTS, FAILURES, GENERATIONS, NODES, STEPS, WORKERS},
 };
 use crate::core::{
     action::{Orders, Spent},
@@ -16,6 +16,7 @@ use crate::core::{
     event::DataSet,
     failure::Failure,
     past::{Past, PastGeneration, PastNode, PastSeat},
+    phase::End,
 };
 
 /// Everything that a journal holds.
@@ -26,7 +27,7 @@ pub struct Contents {
     /// Starts of the coordinator.
     pub lives: u32,
     /// How the run ended.
-    pub end: Option<StoredEnd>,
+    pub end: Option<End>,
     /// The data set.
     pub dataset: Option<DataSet>,
     /// What people wanted.
@@ -63,7 +64,7 @@ impl Contents {
             committed: committed.or(started.map(|(first, _)| first)),
             checkpoints: self.checkpoints.into_iter().map(|(_, entry)| (entry.step, entry)).collect(),
             fault: self.failures.into_iter().next_back().map(|(_, failure)| failure.into()),
-            over: self.end.is_some(),
+            end: self.end,
         }
     }
 }

@@ -11,7 +11,7 @@
 //! ```
 
 use redb::{ReadableTable, TableDefinition, WriteTransaction};
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{Serialize, de::DeserializeOwned};
 
 use super::LedgerEntry;
 use crate::core::{
@@ -27,15 +27,6 @@ pub const FAILURES: TableDefinition<u64, &str> = TableDefinition::new("failures"
 pub const STEPS: TableDefinition<u64, &str> = TableDefinition::new("steps");
 pub const CHECKPOINTS: TableDefinition<u64, &str> = TableDefinition::new("checkpoints");
 
-/// How a run ended, as the fact `over`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StoredEnd {
-    /// The phase, as people read it.
-    pub phase: String,
-    /// Why.
-    pub reason: String,
-}
-
 /// Writes one record's effect.
 pub fn append(write: &WriteTransaction, record: &Record) -> Result<(), redb::Error> {
     let fact = |name: &str, value: String| -> Result<(), redb::Error> {
@@ -50,9 +41,7 @@ pub fn append(write: &WriteTransaction, record: &Record) -> Result<(), redb::Err
         Record::DataSet(dataset) => fact("dataset", json(dataset)),
         Record::Orders(orders) => fact("orders", json(orders)),
         Record::Spent(spent) => fact("spent", json(spent)),
-        Record::Over { phase, reason } => {
-            fact("over", json(&StoredEnd { phase: phase.to_string(), reason: reason.clone() }))
-        }
+        Record::Over(end) => fact("over", json(end)),
         Record::Node { place, node_id, host } => {
             let node = PastNode { node_id: node_id.clone(), host: host.clone() };
             row(NODES, (*place).into(), json(&node))

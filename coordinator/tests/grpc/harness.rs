@@ -43,7 +43,19 @@ pub struct Sandbox {
 
 impl Sandbox {
     pub async fn start(options: Options) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback has ports");
+        Self::start_at("127.0.0.1:0", options).await
+    }
+
+    /// A coordinator at an address that was another's a moment ago.
+    pub async fn start_at(address: &str, options: Options) -> Self {
+        let deadline = tokio::time::Instant::now() + TEST_LIMIT;
+        let listener = loop {
+            match TcpListener::bind(address).await {
+                Ok(listener) => break listener,
+                Err(error) => assert!(tokio::time::Instant::now() < deadline, "{address}: {error}"),
+            }
+            tokio::task::yield_now().await;
+        };
         let endpoint = format!("http://{}", listener.local_addr().expect("it is bound"));
         let plan = Plan::new(&options.spec.train, SAMPLES).expect("the plan is possible");
         let (shutdown, down) = oneshot::channel::<()>();
@@ -51,6 +63,16 @@ impl Sandbox {
             let _ = down.await;
         }));
         Self { endpoint, plan, shutdown, task }
+    }
+
+    /// Waits until it answers; false if it has ended instead.
+    pub async fn serves(&mut self) -> bool {
+        let channel = Channel::from_shared(self.endpoint.clone()).expect("a valid address").connect_lazy();
+        let mut people = ControlClient::new(channel);
+        tokio::select! {
+            _ = &mut self.task => false,
+            status = people.get_status(v1::GetStatusRequest {}) => status.is_ok(),
+        }
     }
 
     pub async fn channel(&self) -> Channel {
@@ -89,6 +111,13 @@ impl Sandbox {
     pub async fn shut_down_when_ready(self) {
         self.people().await.get_status(v1::GetStatusRequest {}).await.expect("it serves");
         self.shut_down().await.expect("it ends in order");
+    }
+
+    /// Kills the coordinator: nothing of it says good-bye.
+    pub async fn kill(self) {
+        self.task.abort();
+        let ended = tokio::time::timeout(TEST_LIMIT, self.task).await.expect("the coordinator ends");
+        assert!(ended.expect_err("it did not end by itself").is_cancelled());
     }
 
     /// Shuts the coordinator down.
@@ -204,6 +233,15 @@ impl FakeWorker {
             vote: v1::StepVote::Ok.into(),
             ..Default::default()
         }
+    }
+
+    /// Follows again, as after a lost connection.
+    pub async fn follow_again(&mut self, endpoint: &str) -> Result<(), Status> {
+        let channel = Channel::from_shared(endpoint.to_owned()).expect("a valid address").connect_lazy();
+        self.client = CoordinatorClient::new(channel);
+        let follow = v1::FollowRequest { worker_id: self.id, incarnation: self.incarnation.clone() };
+        self.directives = self.client.follow(follow).await?.into_inner();
+        Ok(())
     }
 
     /// Reports steps; how many are committed.

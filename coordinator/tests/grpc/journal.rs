@@ -2,11 +2,11 @@
 
 use std::{fs, path::Path};
 
-use coxswain_coordinator::{JournalError, Options, ServeError, StartError};
+use coxswain_coordinator::{JournalError, Options, ServeError, StartError, journal};
 use coxswain_proto::{document, v1};
 use tokio::net::TcpListener;
 
-use crate::harness::{Sandbox, options, spec};
+use crate::harness::{FakeWorker, Sandbox, options, register, spec};
 
 fn journaled(directory: &Path) -> Options {
     let mut options = options(spec(directory, 100), 1);
@@ -30,8 +30,45 @@ fn write_checkpoint(directory: &Path, step: u64, digest: &str) {
     fs::write(path.join("manifest.json"), manifest.to_string()).unwrap();
 }
 
+/// A coordinator in the place of one that was killed; its journal may take a moment to be let go.
+async fn successor(options: impl Fn() -> Options) -> Sandbox {
+    let deadline = tokio::time::Instant::now() + std::time::Duration::from_secs(20);
+    loop {
+        let mut options = options();
+        options.restarted = true;
+        let mut sandbox = Sandbox::start(options).await;
+        match sandbox.serves().await {
+            true => return sandbox,
+            false => assert!(tokio::time::Instant::now() < deadline, "the journal is never let go"),
+        }
+    }
+}
+
 #[tokio::test]
-async fn a_restarted_coordinator_knows_the_run_and_its_ledger() {
+async fn a_killed_coordinator_is_replaced_without_a_worker_noticing_more_than_a_lost_line() {
+    let directory = tempfile::tempdir().unwrap();
+    let sandbox = Sandbox::start(journaled(directory.path())).await;
+    let mut worker = sandbox.worker(0).await;
+    worker.begin().await;
+    worker.steps(0..6).await.unwrap();
+    sandbox.kill().await;
+
+    let sandbox = successor(|| journaled(directory.path())).await;
+    let mut people = sandbox.people().await;
+    let status = people.get_status(v1::GetStatusRequest {}).await.unwrap().into_inner();
+    assert_eq!((status.committed_steps, status.generation, status.restarts), (6, 1, 0));
+    worker.follow_again(&sandbox.endpoint).await.unwrap();
+    worker.assigned().await;
+    assert_eq!(worker.generation, 1);
+    assert_eq!(worker.steps(6..10).await.unwrap(), 10);
+    assert!(worker.beat(v1::WorkerPhase::Forward).await);
+    let ledger = people.get_ledger(v1::GetLedgerRequest::default()).await.unwrap().into_inner();
+    let steps: Vec<_> = ledger.steps.iter().map(|step| (step.step, step.generation)).collect();
+    assert_eq!(steps, (0..10).map(|step| (step, 1)).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn a_run_that_is_begun_again_goes_on_from_its_checkpoint_and_says_what_is_repeated() {
     let directory = tempfile::tempdir().unwrap();
     let sandbox = Sandbox::start(journaled(directory.path())).await;
     let mut worker = sandbox.worker(0).await;
@@ -46,9 +83,12 @@ async fn a_restarted_coordinator_knows_the_run_and_its_ledger() {
     let sandbox = Sandbox::start(journaled(directory.path())).await;
     let mut people = sandbox.people().await;
     let status = people.get_status(v1::GetStatusRequest {}).await.unwrap().into_inner();
-    assert_eq!((status.committed_steps, status.checkpoints.len()), (4, 1));
+    assert_eq!((status.committed_steps, status.checkpoints.len()), (6, 1));
     assert_eq!(run(status), before);
-    let mut worker = sandbox.worker(0).await;
+    // Another process than the one that the journal knows.
+    let mut claim = register(0);
+    claim.incarnation = "another life".into();
+    let mut worker = FakeWorker::join(sandbox.workers().await, sandbox.plan, claim).await.unwrap();
     assert_ne!(worker.id, id, "ids of another life are not used again");
     assert_eq!(worker.begin().await, 4);
     assert_eq!(worker.generation, 2);
@@ -56,6 +96,113 @@ async fn a_restarted_coordinator_knows_the_run_and_its_ledger() {
     let ledger = people.get_ledger(v1::GetLedgerRequest::default()).await.unwrap().into_inner();
     let steps: Vec<_> = ledger.steps.iter().map(|step| (step.step, step.generation)).collect();
     assert_eq!(steps, [(0, 1), (1, 1), (2, 1), (3, 1), (4, 2)]);
+}
+
+#[tokio::test]
+async fn the_books_can_be_read_without_a_coordinator() {
+    let directory = tempfile::tempdir().unwrap();
+    let state = directory.path().join("state");
+    assert!(journal::read(&state).is_err(), "there is none yet");
+    let sandbox = Sandbox::start(journaled(directory.path())).await;
+    let mut worker = sandbox.worker(0).await;
+    worker.begin().await;
+    worker.steps(0..6).await.unwrap();
+    assert!(matches!(journal::read(&state), Err(JournalError::InUse { .. })));
+    sandbox.kill().await;
+    let deadline = tokio::time::Instant::now() + std::time::Duration::from_secs(20);
+    let books = loop {
+        match journal::read(&state) {
+            Ok(books) => break books,
+            Err(error) => assert!(tokio::time::Instant::now() < deadline, "{error}"),
+        }
+        tokio::task::yield_now().await;
+    };
+    assert_eq!((books.training_samples, books.global_batch, books.total_steps), (30, 8, Some(100)));
+    let positions: Vec<_> = books.steps.iter().map(|step| step.positions.clone()).collect();
+    assert_eq!(positions, [0..8, 8..16, 16..24, 24..30, 0..8, 8..16]);
+    assert_eq!((books.generations.len(), books.finished, books.state.as_str()), (1, false, "not over"));
+    assert_eq!(journal::read(&state).unwrap(), books, "it is left as it was");
+}
+
+#[tokio::test]
+async fn a_damaged_row_is_refused_by_name() {
+    let directory = tempfile::tempdir().unwrap();
+    let sandbox = Sandbox::start(journaled(directory.path())).await;
+    let mut worker = sandbox.worker(0).await;
+    worker.begin().await;
+    worker.steps(0..6).await.unwrap();
+    sandbox.shut_down().await.unwrap();
+    const STEPS: redb::TableDefinition<u64, &str> = redb::TableDefinition::new("steps");
+    let path = directory.path().join("state/journal.redb");
+    let damage = |change: &dyn Fn(&mut redb::Table<u64, &str>)| {
+        let database = redb::Database::create(&path).unwrap();
+        let write = database.begin_write().unwrap();
+        change(&mut write.open_table(STEPS).unwrap());
+        write.commit().unwrap();
+    };
+    damage(&|steps| drop(steps.insert(3, "{\"step\": 3, \"ep").unwrap()));
+    let text = refused(journaled(directory.path())).await.to_string();
+    assert!(text.contains("row 3 of table steps"), "{text}");
+    damage(&|steps| drop(steps.remove(3).unwrap()));
+    let text = refused(journaled(directory.path())).await.to_string();
+    assert!(text.contains("row 4 of table steps") && text.contains("rows are missing"), "{text}");
+}
+
+#[tokio::test]
+async fn flipped_bytes_never_bring_a_coordinator_down() {
+    let directory = tempfile::tempdir().unwrap();
+    let sandbox = Sandbox::start(journaled(directory.path())).await;
+    let mut worker = sandbox.worker(0).await;
+    worker.begin().await;
+    worker.steps(0..20).await.unwrap();
+    sandbox.shut_down().await.unwrap();
+    let path = directory.path().join("state/journal.redb");
+    let whole = fs::read(&path).unwrap();
+    let books = journal::read(&directory.path().join("state")).unwrap();
+    let mut refusals = 0;
+    for place in (0..whole.len()).step_by(whole.len() / 48) {
+        let mut bytes = whole.clone();
+        bytes[place] ^= 0x5a;
+        fs::write(&path, &bytes).unwrap();
+        match journal::read(&directory.path().join("state")) {
+            Ok(found) => {
+                assert_eq!(found, books, "byte {place} changed what was written, and nobody noticed")
+            }
+            Err(error) => {
+                assert!(error.to_string().contains("journal in"), "{error}");
+                refusals += 1;
+            }
+        }
+    }
+    for length in [whole.len() / 2, whole.len() - 4096, 17] {
+        fs::write(&path, &whole[..length]).unwrap();
+        // Whatever comes of it is an answer.
+        drop(journal::read(&directory.path().join("state")));
+    }
+    assert!(refusals > 0);
+}
+
+#[tokio::test]
+async fn a_run_that_begins_anew_forgets_its_ledger_unless_its_coordinator_was_only_lost() {
+    let directory = tempfile::tempdir().unwrap();
+    let anew = || {
+        let mut options = journaled(directory.path());
+        options.spec.train.resume = false;
+        options
+    };
+    let sandbox = Sandbox::start(anew()).await;
+    let mut worker = sandbox.worker(0).await;
+    worker.begin().await;
+    worker.steps(0..6).await.unwrap();
+    sandbox.kill().await;
+    let sandbox = successor(anew).await;
+    let committed = |status: v1::GetStatusResponse| status.committed_steps;
+    let status = sandbox.people().await.get_status(v1::GetStatusRequest {}).await.unwrap();
+    assert_eq!(committed(status.into_inner()), 6);
+    sandbox.shut_down().await.unwrap();
+    let sandbox = Sandbox::start(anew()).await;
+    let status = sandbox.people().await.get_status(v1::GetStatusRequest {}).await.unwrap();
+    assert_eq!(committed(status.into_inner()), 0);
 }
 
 #[tokio::test]

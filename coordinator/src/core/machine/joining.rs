@@ -175,9 +175,8 @@ impl Machine {
         worker.lines += 1;
         worker.last_seen = now;
         let seat = worker.seat();
-        if let Some(old) = worker.line.replace(stream) {
-            out.push(Action::Close(old));
-        }
+        out.extend(worker.line.replace(stream).map(Action::Close));
+        self.watch_for_loss(now.after(self.config.patience.hang));
         if again {
             self.announce(MemberChange::LineOpened { seat }, out);
         }

@@ -198,6 +198,7 @@ impl Machine {
         worker.gone = Some(Gone::Lost);
         worker.ready = false;
         out.extend(worker.line.take().map(Action::Close));
+        out.push(Action::Record(Record::Lost { seat, respawn: None }));
     }
 
     fn is_member(&self, seat: Seat) -> bool {

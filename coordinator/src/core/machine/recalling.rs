@@ -19,7 +19,7 @@ use crate::core::{
     leases::LeaseWindow,
     ledger::StepLedger,
     past::{Past, PastGeneration},
-    phase::{Connecting, Course, Gathering, LastCall, Phase, Running, Stage, Training},
+    phase::{Connecting, Course, Gathering, LastCall, Over, Phase, Running, Stage, Training},
     reason::Reason,
     roster::{Gone, Worker},
 };
@@ -27,9 +27,6 @@ use crate::core::{
 impl Machine {
     /// Takes over nodes, seats and the phase of an earlier life.
     pub(super) fn recall(&mut self, now: Timestamp, past: &Past) {
-        if past.over {
-            return;
-        }
         let reunion = self.config.patience.reunion;
         for (place, node) in &past.nodes {
             self.nodes.recall(now, *place, node.clone(), reunion);
@@ -52,8 +49,14 @@ impl Machine {
                 self.roster.recall_respawn(respawn);
             }
         }
-        if let Some(plan) = self.plan.filter(|_| self.roster.living().next().is_some()) {
-            self.recall_phase(now, past, plan);
+        match (&past.end, self.plan) {
+            (Some(end), _) => {
+                self.reason = Reason::of_end(end);
+                let deadline = now.after(self.config.patience.farewell);
+                self.phase = Phase::Over(Over { end: end.clone(), deadline, expired: false });
+            }
+            (None, Some(plan)) if !self.roster.all_gone() => self.recall_phase(now, past, plan),
+            (None, _) => {}
         }
         let losses = [self.roster.next_loss(&self.config.patience), self.nodes.next_loss()];
         self.next_loss = losses.into_iter().flatten().min();

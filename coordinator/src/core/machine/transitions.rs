@@ -109,11 +109,7 @@ impl Machine {
 
     /// To Over.
     pub(super) fn end(&mut self, now: Timestamp, end: End, out: &mut Vec<Action>) {
-        let reason = match &end {
-            End::Finished(steps) => Reason::AllLeft { steps: *steps },
-            End::Stopped(_, reason) => Reason::StopAsked(reason.clone()),
-            End::Failed(failure) => Reason::Failed(failure.first_cause()),
-        };
+        let reason = Reason::of_end(&end);
         let told = match &end {
             End::Failed(failure) => {
                 out.push(Action::Publish(News::Failure(failure.clone(), self.spent)));
@@ -124,9 +120,9 @@ impl Machine {
         let directive = Directive::Abort { generation: self.generation, reason: told, over: true };
         self.tell_all(&directive, out);
         let deadline = now.after(self.config.patience.farewell);
+        out.push(Action::Record(Record::Over(end.clone())));
         self.phase = Phase::Over(Over { end, deadline, expired: false });
         self.finish_all_refreshes(out);
-        out.push(Action::Record(Record::Over { phase: self.run_phase(), reason: reason.to_string() }));
         self.say(reason, out);
         if !self.memory.is_empty() {
             out.push(Action::Publish(News::Memory(self.memory_table())));

@@ -4,6 +4,7 @@ mod control;
 mod elastic;
 mod failures;
 mod random;
+mod recall;
 mod recovery;
 mod rendezvous;
 mod training;

@@ -13,7 +13,9 @@ enum Move {
     Follow(u32),
     Ready { rank: u32, left: u64, complains: bool },
     Start { rank: u32, back: u64 },
+    JoinNode,
     NodeLine(bool),
+    Restart,
     CloseLine(u32),
     Steps { rank: u32, back: u64, count: u64 },
     Beat(u32, bool),
@@ -36,7 +38,9 @@ fn moves(world: u32) -> impl Strategy<Value = Move> {
         8 => (rank.clone(), 0u64..3, prop::bool::weighted(0.2))
             .prop_map(|(rank, left, complains)| Move::Ready { rank, left, complains }),
         8 => (rank.clone(), 0u64..10).prop_map(|(rank, back)| Move::Start { rank, back: back.saturating_sub(7) }),
-        1 => any::<bool>().prop_map(Move::NodeLine),
+        1 => Just(Move::JoinNode),
+        1 => prop::bool::weighted(0.7).prop_map(Move::NodeLine),
+        1 => Just(Move::Restart),
         1 => rank.clone().prop_map(Move::CloseLine),
         12 => (rank.clone(), 0u64..3, 1u64..12)
             .prop_map(|(rank, back, count)| Move::Steps { rank, back, count }),
@@ -85,16 +89,16 @@ fn play(run: &mut Run, next: &Move, owed: &mut [u64]) -> Vec<Action> {
                 took: Duration::ZERO,
             })
         }
-        Move::NodeLine(true) => {
-            run.tell(Ask::JoinNode(NodeClaim {
-                origin: origin(),
-                node_id: NODE.into(),
-                host: "node-a".into(),
-                local_world: run.machine.config.world.nproc_per_node,
-                node_rank: None,
-            }));
-            Ask::FollowNode { node_id: NODE.into(), stream: NODE_LINE }
-        }
+        Move::JoinNode => Ask::JoinNode(NodeClaim {
+            origin: origin(),
+            node_id: NODE.into(),
+            host: "node-a".into(),
+            local_world: run.machine.config.world.nproc_per_node,
+            node_rank: None,
+        }),
+        Move::NodeLine(true) => Ask::FollowNode { node_id: NODE.into(), stream: NODE_LINE },
+        // Needs what was recorded: see the property.
+        Move::Restart => return Vec::new(),
         Move::NodeLine(false) => return run.event(Event::NodeLineClosed(NODE.into(), NODE_LINE)),
         Move::CloseLine(rank) => {
             let Some(stream) = run.machine.roster.at(Seat(rank)).and_then(|worker| worker.line) else {
@@ -146,6 +150,26 @@ fn play(run: &mut Run, next: &Move, owed: &mut [u64]) -> Vec<Action> {
     run.event(Event::Asked(ticket, ask))
 }
 
+/// The coordinator is killed, and another one goes on with what it has recorded.
+fn restart(run: &mut Run, past: &Past) -> Result<(), TestCaseError> {
+    let before = run.machine.clone();
+    let mut config = before.config.clone();
+    (config.life, config.restarted, config.past) = (config.life + 1, true, past.clone());
+    run.machine = Machine::new(run.at(), config);
+    prop_assert_eq!(invariants::violated(&run.machine), None);
+    prop_assert_eq!(run.machine.committed(), before.committed());
+    prop_assert_eq!(run.machine.generation, before.generation);
+    prop_assert_eq!(run.machine.spent, before.spent);
+    prop_assert_eq!(&run.machine.orders, &before.orders);
+    let over = |machine: &Machine| matches!(machine.phase, Phase::Over(_));
+    prop_assert_eq!(over(&run.machine), over(&before));
+    let seats = |machine: &Machine| -> Vec<_> {
+        machine.roster.living().map(|worker| (worker.seat(), worker.id)).collect()
+    };
+    prop_assert_eq!(seats(&run.machine), seats(&before));
+    Ok(())
+}
+
 /// The next step that a seat's worker has to report.
 fn due(run: &Run, rank: u32) -> Option<u64> {
     let ledger = &run.machine.phase.course()?.ledger;
@@ -169,15 +193,21 @@ proptest! {
     ) {
         let mut run = Run::new(config(world));
         run.ticket = 1;
-        play(&mut run, &Move::NodeLine(true), &mut []);
         let mut owed = vec![0; 3];
         let mut next_commit = 0;
         let mut generation = Generation(0);
         let mut answers = std::collections::BTreeSet::new();
+        let mut past = Past::default();
         for next in &history {
+            if matches!(next, Move::Restart) {
+                restart(&mut run, &past)?;
+            }
             let actions = play(&mut run, next, &mut owed);
             prop_assert_eq!(invariants::violated(&run.machine), None);
             for action in &actions {
+                if let Action::Record(record) = action {
+                    past.take(record);
+                }
                 match action {
                     Action::Record(Record::Step(step)) => {
                         prop_assert_eq!(step.step.0, next_commit, "steps commit in order, once");

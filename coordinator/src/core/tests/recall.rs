@@ -1,0 +1,193 @@
+//! The coordinator dies, and another one goes on from its records.
+
+use super::*;
+use crate::core::reason::Reason;
+
+/// A run that keeps its records, so that its coordinator can be killed.
+struct Mortal {
+    run: Run,
+    past: Past,
+}
+
+impl Mortal {
+    /// Two workers that have committed steps 0..10.
+    fn at_step_ten() -> Self {
+        let mut mortal = Self { run: Run::new(config(2)), past: Past::default() };
+        mortal.ask(Ask::JoinNode(NodeClaim {
+            origin: origin(),
+            node_id: NODE.into(),
+            host: "node-a".into(),
+            local_world: 2,
+            node_rank: None,
+        }));
+        mortal.ask(Ask::FollowNode { node_id: NODE.into(), stream: NODE_LINE });
+        for rank in 0..2 {
+            mortal.ask(Ask::Register(claim(rank)));
+            mortal.reopen(rank);
+            mortal.keep(|run| run.get_ready(rank, 0, ""));
+        }
+        mortal.keep(|run| run.start_all(2, 0, StateSource::Fresh));
+        mortal.keep(|run| run.steps(0, 0..10));
+        mortal.keep(|run| run.steps(1, 0..10));
+        mortal
+    }
+
+    fn keep(&mut self, act: impl FnOnce(&mut Run) -> Vec<Action>) -> Vec<Action> {
+        let actions = act(&mut self.run);
+        for action in &actions {
+            if let Action::Record(record) = action {
+                self.past.take(record);
+            }
+        }
+        actions
+    }
+
+    fn ask(&mut self, ask: Ask) -> Vec<Action> {
+        self.keep(|run| run.tell(ask))
+    }
+
+    fn reopen(&mut self, rank: u32) -> Vec<Action> {
+        self.keep(|run| {
+            run.ticket += 1;
+            let stream = u64::from(rank) + 10 * run.ticket;
+            let (reply, actions) = run.follow(rank, stream);
+            assert_eq!(reply, Ok(Reply::Done));
+            actions
+        })
+    }
+
+    fn kill_coordinator(&mut self) {
+        let mut config = self.run.machine.config.clone();
+        (config.life, config.restarted, config.past) = (config.life + 1, true, self.past.clone());
+        self.run.machine = Machine::new(self.run.at(), config);
+    }
+}
+
+#[test]
+fn training_goes_on_as_if_nothing_had_happened() {
+    let mut mortal = Mortal::at_step_ten();
+    mortal.kill_coordinator();
+    assert!(matches!(mortal.run.machine.reason, Reason::Recalled { generation: Generation(1), .. }));
+    let reopened = mortal.reopen(0);
+    let directives: Vec<_> = reopened
+        .iter()
+        .filter_map(|action| match action {
+            Action::Tell(_, directive) => Some(directive),
+            _ => None,
+        })
+        .collect();
+    let [Directive::Assignment(assignment, Rank(0)), Directive::Lease(lease)] = directives[..] else {
+        panic!("{directives:?}")
+    };
+    assert_eq!((assignment.generation, lease.first, lease.end), (Generation(1), Step(10), Step(42)));
+    mortal.reopen(1);
+    // What was in flight is reported again, from the first step that is not committed.
+    mortal.keep(|run| run.steps(0, 10..15));
+    mortal.keep(|run| run.steps(1, 10..15));
+    assert_eq!((mortal.run.committed(), mortal.run.machine.spent.restarts), (15, 0));
+    assert_eq!(mortal.run.beat(0, WorkerPhase::Forward), vec![], "it is known");
+}
+
+#[test]
+fn a_worker_that_died_meanwhile_is_missed_after_the_reunion() {
+    let mut mortal = Mortal::at_step_ten();
+    mortal.kill_coordinator();
+    mortal.reopen(0);
+    mortal.ask(Ask::FollowNode { node_id: NODE.into(), stream: NODE_LINE });
+    for _ in 0..9 {
+        mortal.keep(|run| run.wait(Duration::from_secs(1)));
+        mortal.keep(|run| run.beat(0, WorkerPhase::Communication));
+    }
+    assert_eq!(mortal.run.phase(), RunPhase::Training);
+    let lost = mortal.keep(|run| run.wait(Duration::from_secs(2)));
+    assert_eq!(respawns(&lost), [(1, 1)]);
+    assert_eq!(mortal.run.phase(), RunPhase::WaitingForWorkers);
+}
+
+#[test]
+fn a_launcher_may_tell_of_a_death_at_once() {
+    let mut mortal = Mortal::at_step_ten();
+    mortal.kill_coordinator();
+    mortal.ask(Ask::FollowNode { node_id: NODE.into(), stream: NODE_LINE });
+    assert_eq!(respawns(&mortal.keep(|run| run.kill(1))), [(1, 1)]);
+}
+
+#[test]
+fn a_recovery_goes_on_after_the_coordinator_died_in_it() {
+    let mut mortal = Mortal::at_step_ten();
+    mortal.keep(|run| run.steps(0, 10..11));
+    mortal.keep(|run| run.kill(1));
+    mortal.keep(|run| run.get_ready(0, 1, ""));
+    mortal.kill_coordinator();
+    let (_, actions) = mortal.run.ask(Ask::FollowNode { node_id: NODE.into(), stream: NODE_LINE });
+    assert_eq!(respawns(&actions), [(1, 1)], "it is asked for again, under the same number");
+    mortal.reopen(0);
+    mortal.keep(|run| run.get_ready(0, 1, ""));
+    mortal.keep(|run| run.replace(1, 1));
+    mortal.kill_coordinator();
+    for rank in 0..2 {
+        mortal.reopen(rank);
+    }
+    // The survivor's reports of the old generation are said again, too.
+    mortal.keep(|run| run.steps(0, 10..11));
+    mortal.keep(|run| run.start_all(2, 11, StateSource::Mirror));
+    assert_eq!((mortal.run.committed(), mortal.run.machine.spent.restarts), (11, 1));
+    assert_eq!(mortal.run.machine.generation, Generation(2));
+}
+
+#[test]
+fn what_people_asked_for_is_remembered() {
+    let mut mortal = Mortal::at_step_ten();
+    mortal.ask(Ask::CheckpointNow);
+    mortal.ask(Ask::Pause);
+    mortal.kill_coordinator();
+    let told = mortal.reopen(0);
+    assert!(told.iter().any(|action| matches!(action, Action::Tell(_, Directive::Pause))));
+    assert!(told.iter().any(|action| matches!(action, Action::Tell(_, Directive::Checkpoint(1)))));
+}
+
+#[test]
+fn a_new_launch_in_the_old_place_begins_with_its_own_workers_and_budget() {
+    let mut mortal = Mortal::at_step_ten();
+    mortal.keep(|run| run.kill(1));
+    mortal.kill_coordinator();
+    mortal.run.machine.config.restarted = false;
+    mortal.ask(Ask::JoinNode(NodeClaim {
+        origin: origin(),
+        node_id: "tomorrow".into(),
+        host: "node-a".into(),
+        local_world: 2,
+        node_rank: None,
+    }));
+    mortal.ask(Ask::FollowNode { node_id: "tomorrow".into(), stream: NODE_LINE });
+    for rank in 0..2 {
+        mortal.keep(|run| run.replace(rank, 7));
+    }
+    let started = mortal.keep(|run| run.start_all(2, 4, StateSource::Checkpoint));
+    assert!(news(&started).contains(&&News::RolledBack { from: Step(10), to: Step(4) }));
+    assert_eq!((mortal.run.machine.spent.restarts, mortal.run.phase()), (0, RunPhase::Starting));
+    assert!(mortal.past.committed == Some(Step(4)));
+}
+
+#[test]
+fn a_run_that_is_over_is_not_called_back() {
+    let mut mortal = Mortal::at_step_ten();
+    for rank in 0..2 {
+        let worker = mortal.run.worker(rank);
+        mortal.ask(Ask::Stop { reason: "enough".into() });
+        mortal.ask(Ask::Leave { worker, exit_code: 0, reason: "stopped".into() });
+    }
+    assert!(mortal.past.end.is_some());
+    let outcome = mortal.run.machine.outcome();
+    mortal.kill_coordinator();
+    assert_eq!(mortal.run.machine.outcome(), outcome, "a coordinator that dies last does not change the end");
+    let settled = mortal.past.clone().settled();
+    let mut config = config(2);
+    config.past = settled;
+    let machine = Machine::new(Timestamp::default(), config);
+    assert_eq!((machine.run_phase(), machine.committed()), (RunPhase::WaitingForWorkers, Step(10)));
+    assert_eq!(machine.generation, Generation(1), "its number is not used again");
+    assert!(mortal.past.seats[&Seat(0)].left == Some(0) && mortal.past.dataset.is_some());
+    let forgotten = mortal.past.forgotten();
+    assert_eq!((forgotten.committed, forgotten.dataset), (None, None));
+}
