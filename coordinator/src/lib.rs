@@ -28,7 +28,7 @@ use coxswain_proto::limits;
 pub use journal::JournalError;
 pub use options::{Budgets, CauseKind, FirstCause, Options, Outcome, Patience, World};
 pub use startup::StartError;
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, task::JoinSet};
 use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::server::Router;
@@ -114,18 +114,21 @@ async fn run(
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<Outcome, ServeError> {
     let (stop, over) = (CancellationToken::new(), CancellationToken::new());
-    let mut driver = tokio::spawn(driver.run(stop.clone()));
+    // A set ends its tasks with itself: whoever drops this future has killed the coordinator.
+    let mut driving = JoinSet::new();
+    driving.spawn(driver.run(stop.clone()));
     let incoming = TcpListenerStream::new(listener);
     let server = router.serve_with_incoming_shutdown(incoming, over.clone().cancelled_owned());
     tokio::pin!(server, shutdown);
     let outcome = loop {
         tokio::select! {
-            outcome = &mut driver => break outcome??,
+            Some(outcome) = driving.join_next() => break outcome??,
             () = &mut shutdown, if !stop.is_cancelled() => stop.cancel(),
             ended = &mut server => {
                 ended?;
                 stop.cancel();
-                return Ok(driver.await??);
+                let outcome = driving.join_next().await.expect("the driver is joined once");
+                return Ok(outcome??);
             }
         }
     };
