@@ -4,10 +4,13 @@
 //! TrainableLayout   names, shapes, groups, offsets          known before any tensor exists
 //! Trainables<B>     the values: one flat tensor, and a view of it per parameter
 //! ParamScope<T>     the same parameters as leaves of one tape, while one block runs
+//! Notes<B>          outputs that one run of a block leaves to the next (`notes`)
 //! FlatGrads         gradients summed over micro-batches, same offsets, host memory
 //! ```
 //!
 //! Frozen weights never come here. The optimizer (`zero`) sees only the flat space and never learns what a model is.
+
+mod notes;
 
 use std::{
     cell::RefCell,
@@ -19,6 +22,8 @@ use std::{
 
 use burn::tensor::{Tensor, TensorData, backend::AutodiffBackend};
 
+use self::notes::Notebook;
+pub use self::notes::{Keep, LinearInputs, Notes};
 use crate::{
     kernels::{GradientSlot, ModelBackend, Tape},
     rng::{Key, Purpose},
@@ -217,6 +222,7 @@ pub struct ParamScope<'a, T: Tape> {
     tracked: fn(ParamView<T>) -> ParamView<T>,
     leaves: RefCell<HashMap<ParamId, ParamView<T>>>,
     left: Arc<Mutex<Vec<LeftGradient<T::Base>>>>,
+    notebook: Notebook<T::Base>,
 }
 
 /// What the gradient of a linear layer's weight is made of, left by the backward pass for [`ParamScope::collect`].
@@ -236,7 +242,13 @@ impl<'a, T: Tape> ParamScope<'a, T> {
     }
 
     fn new(trainables: &'a Trainables<T::Base>, tracked: fn(ParamView<T>) -> ParamView<T>) -> Self {
-        Self { trainables, tracked, leaves: RefCell::default(), left: Arc::default() }
+        let notebook = Notebook::Closed;
+        Self { trainables, tracked, leaves: RefCell::default(), left: Arc::default(), notebook }
+    }
+
+    /// One linear layer, computed or, where this scope reads notes, recalled from them.
+    pub fn noted_linear(&self, keep: Keep, layer: LinearInputs<T>) -> Tensor<T, 2> {
+        self.notebook.linear(keep, layer)
     }
 
     /// The parameter as a tensor of `D` axes.
@@ -272,10 +284,31 @@ impl<'a, T: Tape> ParamScope<'a, T> {
     }
 }
 
+impl<'a, B: Tape<Base = B>> ParamScope<'a, B> {
+    /// Parameters as constants, and notes taken of the linear layers: of their outputs only if `outputs`.
+    pub fn noting(trainables: &'a Trainables<B>, outputs: bool) -> Self {
+        let notebook = Notebook::Writing { outputs, notes: RefCell::default() };
+        Self { notebook, ..Self::frozen(trainables) }
+    }
+
+    /// The notes taken.
+    pub fn into_notes(self) -> Notes<B> {
+        match self.notebook {
+            Notebook::Writing { notes, .. } => notes.into_inner(),
+            Notebook::Closed | Notebook::Reading(_) => Notes::default(),
+        }
+    }
+}
+
 impl<'a, T: Tape + AutodiffBackend<InnerBackend = <T as Tape>::Base>> ParamScope<'a, T> {
     /// Parameters as leaves that gather gradients.
     pub fn tracked(trainables: &'a Trainables<<T as Tape>::Base>) -> Self {
         Self::new(trainables, |view| view.require_grad())
+    }
+
+    /// The same for a block that has run before: its linear layers are recalled from `notes` where they are in there.
+    pub fn recalling(trainables: &'a Trainables<<T as Tape>::Base>, notes: Notes<T::Base>) -> Self {
+        Self { notebook: Notebook::Reading(RefCell::new(notes)), ..Self::tracked(trainables) }
     }
 
     /// Adds the gradients of every leaf that was used to `into`.

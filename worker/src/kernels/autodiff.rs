@@ -82,26 +82,16 @@ impl<B: ModelBackend> ModelBackend for Autodiff<B> {
     ) -> Tensor<Self, 2> {
         let (x, w, bias) = (tracked(x_ni), tracked(w_oi), bias_o.map(tracked));
         let y_no = <B as ModelBackend>::linear(plain(&x), plain(&w), bias.as_ref().map(plain));
-        let w_for_dx = x.is_tracked().then(|| plain::<B, 2>(&w));
-        let x_for_dw = w.is_tracked().then(|| plain::<B, 2>(&x));
-        let w_dtype = plain::<B, 2>(&w).dtype();
-        let dx = |dy_no: &Tensor<B, 2>, w_oi| primitive(B::linear_input_gradient(dy_no.clone(), w_oi));
-        let dw = move |dy_no: &Tensor<B, 2>, x_ni| {
-            let dw_oi = B::linear_weight_gradient(dy_no.clone(), x_ni);
-            primitive(if dw_oi.dtype() == w_dtype { dw_oi } else { dw_oi.cast(w_dtype) })
-        };
-        match bias {
-            None => record([&x, &w], y_no, move |dy_no: Tensor<B, 2>| {
-                [w_for_dx.map(|w_oi| dx(&dy_no, w_oi)), x_for_dw.map(|x_ni| dw(&dy_no, x_ni))]
-            }),
-            Some(bias) => {
-                let wants_db = bias.is_tracked();
-                record([&x, &w, &bias], y_no, move |dy_no: Tensor<B, 2>| {
-                    let db = wants_db.then(|| primitive(B::linear_bias_gradient(dy_no.clone())));
-                    [w_for_dx.map(|w_oi| dx(&dy_no, w_oi)), x_for_dw.map(|x_ni| dw(&dy_no, x_ni)), db]
-                })
-            }
-        }
+        linear_node(x, w, bias, y_no)
+    }
+
+    fn linear_known(
+        x_ni: Tensor<Self, 2>,
+        w_oi: Tensor<Self, 2>,
+        bias_o: Option<Tensor<Self, 1>>,
+        y_no: Tensor<Self, 2>,
+    ) -> Tensor<Self, 2> {
+        linear_node(tracked(x_ni), tracked(w_oi), bias_o.map(tracked), y_no.inner())
     }
 
     fn lora_linear(
@@ -117,19 +107,24 @@ impl<B: ModelBackend> ModelBackend for Autodiff<B> {
                 + <Self as ModelBackend>::linear(down_nr, update.b_or, None);
         }
         let (x, a, b) = (tracked(x_ni), tracked(update.a_ri), tracked(update.b_or));
-        let (x_ni, w_oi, bias_o) = (plain::<B, 2>(&x), w_oi.inner(), bias_o.map(Tensor::inner));
+        let (w_oi, bias_o) = (w_oi.inner(), bias_o.map(Tensor::inner));
         let update = LowRank { a_ri: plain(&a), b_or: plain(&b), scale: update.scale };
-        let (y_no, down_nr) = B::lora_linear_saving(x_ni.clone(), w_oi.clone(), bias_o, &update);
-        let wants_dx = x.is_tracked();
-        let saved = LowRankSaved { x_ni, down_nr, w_oi, update };
-        record([&x, &a, &b], y_no, move |dy_no| {
-            let gradients = B::lora_linear_backward(saved, dy_no, wants_dx);
-            [
-                gradients.dx_ni.map(primitive),
-                Some(primitive(gradients.da_ri)),
-                Some(primitive(gradients.db_or)),
-            ]
-        })
+        let (y_no, down_nr) = B::lora_linear_saving(plain(&x), w_oi.clone(), bias_o, &update);
+        lora_linear_node([x, a, b], (w_oi, update.scale), (y_no, down_nr))
+    }
+
+    fn lora_linear_known(
+        x_ni: Tensor<Self, 2>,
+        w_oi: Tensor<Self, 2>,
+        update: LowRank<Self>,
+        (y_no, down_nr): (Tensor<Self, 2>, Tensor<Self, 2>),
+    ) -> Tensor<Self, 2> {
+        assert!(
+            !is_tracked(&w_oi),
+            "a weight that trains beside its update has no value known from elsewhere"
+        );
+        let inputs = [tracked(x_ni), tracked(update.a_ri), tracked(update.b_or)];
+        lora_linear_node(inputs, (w_oi.inner(), update.scale), (y_no.inner(), down_nr.inner()))
     }
 
     fn modulated_layer_norm(
@@ -191,6 +186,50 @@ pub(super) fn linear_leaving_weight<B: ModelBackend>(
             })
         }
     }
+}
+
+/// The node of [`ModelBackend::linear`] with the value `y_no`.
+fn linear_node<B: ModelBackend>(
+    x: Tracked<B>,
+    w: Tracked<B>,
+    bias: Option<Tracked<B>>,
+    y_no: Tensor<B, 2>,
+) -> Tensor<Autodiff<B>, 2> {
+    let w_for_dx = x.is_tracked().then(|| plain::<B, 2>(&w));
+    let x_for_dw = w.is_tracked().then(|| plain::<B, 2>(&x));
+    let w_dtype = plain::<B, 2>(&w).dtype();
+    let dx = |dy_no: &Tensor<B, 2>, w_oi| primitive(B::linear_input_gradient(dy_no.clone(), w_oi));
+    let dw = move |dy_no: &Tensor<B, 2>, x_ni| {
+        let dw_oi = B::linear_weight_gradient(dy_no.clone(), x_ni);
+        primitive(if dw_oi.dtype() == w_dtype { dw_oi } else { dw_oi.cast(w_dtype) })
+    };
+    match bias {
+        None => record([&x, &w], y_no, move |dy_no: Tensor<B, 2>| {
+            [w_for_dx.map(|w_oi| dx(&dy_no, w_oi)), x_for_dw.map(|x_ni| dw(&dy_no, x_ni))]
+        }),
+        Some(bias) => {
+            let wants_db = bias.is_tracked();
+            record([&x, &w, &bias], y_no, move |dy_no: Tensor<B, 2>| {
+                let db = wants_db.then(|| primitive(B::linear_bias_gradient(dy_no.clone())));
+                [w_for_dx.map(|w_oi| dx(&dy_no, w_oi)), x_for_dw.map(|x_ni| dw(&dy_no, x_ni)), db]
+            })
+        }
+    }
+}
+
+/// The node of [`ModelBackend::lora_linear`] under a frozen weight: inputs `x`, `a`, `b`; values as `lora_linear_saving` returns them.
+fn lora_linear_node<B: ModelBackend>(
+    [x, a, b]: [Tracked<B>; 3],
+    (w_oi, scale): (Tensor<B, 2>, f64),
+    (y_no, down_nr): (Tensor<B, 2>, Tensor<B, 2>),
+) -> Tensor<Autodiff<B>, 2> {
+    let update = LowRank { a_ri: plain(&a), b_or: plain(&b), scale };
+    let saved = LowRankSaved { x_ni: plain(&x), down_nr, w_oi, update };
+    let wants_dx = x.is_tracked();
+    record([&x, &a, &b], y_no, move |dy_no| {
+        let gradients = B::lora_linear_backward(saved, dy_no, wants_dx);
+        [gradients.dx_ni.map(primitive), Some(primitive(gradients.da_ri)), Some(primitive(gradients.db_or))]
+    })
 }
 
 fn tracked<B: Backend, const D: usize>(x: Tensor<Autodiff<B>, D>) -> Tracked<B> {

@@ -248,6 +248,27 @@ pub trait ModelBackend: Backend {
         Self::lora_linear_saving(x_ni, w_oi, bias_o, &update).0
     }
 
+    /// [`linear`](Self::linear) whose value is known already: nothing is computed, and under autodiff the node is the same.
+    fn linear_known(
+        _x_ni: Tensor<Self, 2>,
+        _w_oi: Tensor<Self, 2>,
+        _bias_o: Option<Tensor<Self, 1>>,
+        y_no: Tensor<Self, 2>,
+    ) -> Tensor<Self, 2> {
+        y_no
+    }
+
+    /// [`lora_linear`](Self::lora_linear) whose value is known already; `known` is what
+    /// [`lora_linear_saving`](Self::lora_linear_saving) returned.
+    fn lora_linear_known(
+        _x_ni: Tensor<Self, 2>,
+        _w_oi: Tensor<Self, 2>,
+        _update: LowRank<Self>,
+        known: (Tensor<Self, 2>, Tensor<Self, 2>),
+    ) -> Tensor<Self, 2> {
+        known.0
+    }
+
     /// [`lora_linear`](Self::lora_linear), and `scale * x a^T`.
     fn lora_linear_saving(
         x_ni: Tensor<Self, 2>,
@@ -327,6 +348,9 @@ pub trait Tape: ModelBackend {
         bias_o: Option<Tensor<Self, 1>>,
         leave: impl FnOnce(Tensor<Self::Base, 2>, Tensor<Self::Base, 2>) + Send + 'static,
     ) -> Tensor<Self, 2>;
+
+    /// The values of a tensor of this tape, shared.
+    fn lower<const D: usize>(tensor: Tensor<Self, D>) -> Tensor<Self::Base, D>;
 }
 
 impl Tape for Flex {
@@ -344,6 +368,10 @@ impl Tape for Flex {
     ) -> Tensor<Flex, 2> {
         <Flex as ModelBackend>::linear(x_ni, w_oi, bias_o)
     }
+
+    fn lower<const D: usize>(tensor: Tensor<Flex, D>) -> Tensor<Flex, D> {
+        tensor
+    }
 }
 
 impl<B: ModelBackend> Tape for Autodiff<B> {
@@ -360,5 +388,9 @@ impl<B: ModelBackend> Tape for Autodiff<B> {
         leave: impl FnOnce(Tensor<B, 2>, Tensor<B, 2>) + Send + 'static,
     ) -> Tensor<Self, 2> {
         autodiff::linear_leaving_weight(x_ni, w_oi, bias_o, leave)
+    }
+
+    fn lower<const D: usize>(tensor: Tensor<Self, D>) -> Tensor<B, D> {
+        tensor.inner()
     }
 }

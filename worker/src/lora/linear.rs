@@ -8,7 +8,7 @@ use burn::tensor::{Tensor, TensorData};
 use super::plan::{AdapterSpec, LoraPlan};
 use crate::{
     kernels::{LowRank, ModelBackend, Tape},
-    params::{Group, Init, ParamId, ParamScope, TrainableLayout},
+    params::{Group, Init, Keep, LinearInputs, ParamId, ParamScope, TrainableLayout},
 };
 
 /// Where an adapter's matrices are, and how much they count.
@@ -49,17 +49,23 @@ impl<B: ModelBackend> LoraLinear<B> {
 
     /// `x [n, in]` to `[n, out]`.
     pub fn forward<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>, x_ni: Tensor<T, 2>) -> Tensor<T, 2> {
-        let weight_oi = T::lift(self.weight_oi.clone());
-        let bias_o = self.bias_o.clone().map(T::lift);
-        let Some(adapter) = self.adapter else {
-            return <T as ModelBackend>::linear(x_ni, weight_oi, bias_o);
-        };
-        let update = LowRank {
+        self.forward_as(params, Keep::Never, x_ni)
+    }
+
+    /// The same within a block that layer recompute runs; `keep` says what becomes of the output there.
+    pub fn forward_as<T: Tape<Base = B>>(
+        &self,
+        params: &ParamScope<'_, T>,
+        keep: Keep,
+        x_ni: Tensor<T, 2>,
+    ) -> Tensor<T, 2> {
+        let update = self.adapter.map(|adapter| LowRank {
             a_ri: params.get::<2>(adapter.a_ri),
             b_or: params.get::<2>(adapter.b_or),
             scale: adapter.scale,
-        };
-        T::lora_linear(x_ni, weight_oi, bias_o, update)
+        });
+        let (w_oi, bias_o) = (T::lift(self.weight_oi.clone()), self.bias_o.clone().map(T::lift));
+        params.noted_linear(keep, LinearInputs { x_ni, w_oi, bias_o, update })
     }
 }
 

@@ -6,7 +6,7 @@ use super::{error::ModelError, loader::Loader};
 use crate::{
     kernels::{ModelBackend, Tape},
     lora::LoraLinear,
-    params::ParamScope,
+    params::{Keep, ParamScope},
 };
 
 /// `down(silu(gate(x)) * up(x))`.
@@ -31,11 +31,12 @@ impl<B: ModelBackend> GatedMlp<B> {
         })
     }
 
-    /// `[n, d]` to `[n, d]`.
+    /// `[n, d]` to `[n, d]`, the last thing that half a block computes before its residual sum.
     pub fn forward<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>, x_nd: Tensor<T, 2>) -> Tensor<T, 2> {
-        let gate_nf = self.gate.forward(params, x_nd.clone());
-        let up_nf = self.up.forward(params, x_nd);
-        self.down.forward(params, T::swiglu(gate_nf, up_nf))
+        // Half of what the two wide products give is kept by selective recompute: their outputs are most of a block's.
+        let gate_nf = self.gate.forward_as(params, Keep::Output, x_nd.clone());
+        let up_nf = self.up.forward_as(params, Keep::Never, x_nd);
+        self.down.forward_as(params, Keep::Last, T::swiglu(gate_nf, up_nf))
     }
 
     /// Whether any of its linears has an adapter.

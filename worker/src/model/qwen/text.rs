@@ -12,7 +12,7 @@ use crate::{
     kernels::{AttentionMask, ModelBackend, Tape},
     lora::LoraLinear,
     model::block::Block,
-    params::ParamScope,
+    params::{Keep, ParamScope},
 };
 
 /// What all decoder layers share within one micro-batch.
@@ -110,16 +110,16 @@ impl<B: ModelBackend> Block<B> for DecoderLayer<B> {
     ) -> Tensor<T, 2> {
         let (b, s, k) = (context.batch, context.seq, self.head_dim);
         let y_nd = T::rms_norm(x_nd.clone(), T::lift(self.attention_norm_d.clone()), self.eps);
-        let q_bshk = self.q.forward(params, y_nd.clone()).reshape([b, s, self.heads, k]);
-        let k_bshk = self.k.forward(params, y_nd.clone()).reshape([b, s, self.kv_heads, k]);
-        let v_bshk = self.v.forward(params, y_nd).reshape([b, s, self.kv_heads, k]);
+        let q_bshk = self.q.forward_as(params, Keep::Output, y_nd.clone()).reshape([b, s, self.heads, k]);
+        let k_bshk = self.k.forward_as(params, Keep::Output, y_nd.clone()).reshape([b, s, self.kv_heads, k]);
+        let v_bshk = self.v.forward_as(params, Keep::Output, y_nd).reshape([b, s, self.kv_heads, k]);
         let cos_bsk = T::lift(context.tables.cos_bsk.clone());
         let sin_bsk = T::lift(context.tables.sin_bsk.clone());
         let q_bshk = T::rotary(q_bshk, cos_bsk.clone(), sin_bsk.clone());
         let k_bshk = T::rotary(k_bshk, cos_bsk, sin_bsk);
         let scale = (k as f64).powf(-0.5);
         let heads_bshk = <T as ModelBackend>::attention(q_bshk, k_bshk, v_bshk, &context.mask, scale);
-        x_nd + self.o.forward(params, heads_bshk.reshape([b * s, self.heads * k]))
+        x_nd + self.o.forward_as(params, Keep::Last, heads_bshk.reshape([b * s, self.heads * k]))
     }
 
     fn mlp_half<T: Tape<Base = B>>(

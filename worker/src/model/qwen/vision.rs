@@ -20,7 +20,7 @@ use crate::{
     kernels::{AttentionMask, ModelBackend, Tape},
     lora::LoraLinear,
     model::block::Block,
-    params::ParamScope,
+    params::{Keep, ParamScope},
 };
 
 /// Of every norm of the tower; not configurable in Transformers either.
@@ -170,7 +170,7 @@ impl<B: ModelBackend> Block<B> for VisionBlock<B> {
         let [n, d] = x_nd.dims();
         let (h, k) = (self.heads, self.head_dim);
         let y_nd = T::rms_norm(x_nd.clone(), T::lift(self.attention_norm_d.clone()), NORM_EPS);
-        let qkv = self.qkv.forward(params, y_nd);
+        let qkv = self.qkv.forward_as(params, Keep::Output, y_nd);
         let part = |number: usize| qkv.clone().narrow(1, number * d, d).reshape([1, n, h, k]);
         let cos_bsk = T::lift(context.tables.cos_bsk.clone());
         let sin_bsk = T::lift(context.tables.sin_bsk.clone());
@@ -178,7 +178,7 @@ impl<B: ModelBackend> Block<B> for VisionBlock<B> {
         let k_bshk = T::rotary(part(1), cos_bsk, sin_bsk);
         let mask = if self.full_attention { &context.frame_mask } else { &context.window_mask };
         let heads_bshk = <T as ModelBackend>::attention(q_bshk, k_bshk, part(2), mask, (k as f64).powf(-0.5));
-        x_nd + self.proj.forward(params, heads_bshk.reshape([n, d]))
+        x_nd + self.proj.forward_as(params, Keep::Last, heads_bshk.reshape([n, d]))
     }
 
     fn mlp_half<T: Tape<Base = B>>(

@@ -61,7 +61,15 @@ pub struct Recorded<'a, B: Tape<Base = B>> {
 impl<'a, B: Tape<Base = B>> Recorded<'a, B> {
     /// Runs `segment` on a new tape.
     pub fn run(segment: &impl Segment<B>, trainables: &'a Trainables<B>, inputs: Vec<Input<B>>) -> Self {
-        let params = ParamScope::<Autodiff<B>>::tracked(trainables);
+        Self::run_in(ParamScope::tracked(trainables), segment, inputs)
+    }
+
+    /// The same in a scope that may hold notes of an earlier run.
+    pub fn run_in(
+        params: ParamScope<'a, Autodiff<B>>,
+        segment: &impl Segment<B>,
+        inputs: Vec<Input<B>>,
+    ) -> Self {
         let inputs: Vec<_> = inputs
             .into_iter()
             .map(|input| {

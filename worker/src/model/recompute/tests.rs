@@ -6,8 +6,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    kernels::ModelBackend,
-    params::{Group, Init, ParamId, TrainableLayout},
+    kernels::{LowRank, ModelBackend},
+    params::{Group, Init, Keep, LinearInputs, ParamId, TrainableLayout},
     rng::{Key, Purpose},
 };
 
@@ -43,12 +43,16 @@ impl ToyBlock {
     ) -> Tensor<T, 2> {
         let gain = Tensor::ones([WIDTH], &x_nd.device());
         let y_nd = <T as ModelBackend>::rms_norm(x_nd.clone(), gain, 1e-6);
-        let mut out_nd = <T as ModelBackend>::linear(y_nd.clone(), T::lift(self.frozen[half].clone()), None);
-        if let Some((a, b)) = self.adapters.map(|adapters| adapters[half]) {
-            let down_nr = <T as ModelBackend>::linear(y_nd, params.get(a), None);
-            out_nd = out_nd + <T as ModelBackend>::linear(down_nr, params.get(b), None);
-        }
-        x_nd + <T as ModelBackend>::gelu_tanh(out_nd)
+        let linear = |keep, x_ni| {
+            let update = self.adapters.map(|adapters| {
+                let (a, b) = adapters[half];
+                LowRank { a_ri: params.get(a), b_or: params.get(b), scale: 0.5 }
+            });
+            let w_oi = T::lift(self.frozen[half].clone());
+            params.noted_linear(keep, LinearInputs { x_ni, w_oi, bias_o: None, update })
+        };
+        let (kept_nd, again_nd) = (linear(Keep::Output, y_nd.clone()), linear(Keep::Never, y_nd));
+        x_nd + linear(Keep::Last, <T as ModelBackend>::gelu_tanh(kept_nd) * again_nd)
     }
 }
 
@@ -195,15 +199,14 @@ fn modes_keep_what_they_say() {
     let kept = |mode| {
         let (_, trace) = toy.tower(mode).forward(random([TOKENS, WIDTH], 1), false);
         let letter = |kept: &Kept<'_, Flex>| match kept {
-            Kept::Input(_) => 'i',
-            Kept::Attention { .. } => 'a',
-            Kept::Both { .. } => 'b',
+            Kept::Inputs(_) => 'i',
+            Kept::Graphs(_) => 'g',
         };
         trace.kept.iter().map(letter).collect::<String>()
     };
-    assert_eq!(kept(Recompute::None), "bbbb");
-    assert_eq!(kept(Recompute::Selective), "aaaa");
+    assert_eq!(kept(Recompute::None), "gggg");
+    assert_eq!(kept(Recompute::Selective), "iiii");
     assert_eq!(kept(Recompute::Full), "iiii");
-    assert_eq!(kept(Recompute::Every(2)), "ibib");
+    assert_eq!(kept(Recompute::Every(2)), "igig");
     assert_eq!(kept(Recompute::Every(1)), "iiii");
 }

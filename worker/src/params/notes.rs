@@ -1,0 +1,138 @@
+//! Notes of a block's linear layers: what a run without a tape writes down, so that the run on a tape that follows in the backward
+//! pass need not multiply again.
+//!
+//! ```text
+//! call site says       written down when asked for   run again on a tape
+//! Keep::Output         the output                    a node with that value; no product
+//! Keep::Never          nothing                       everything
+//! Keep::Last           the low-rank inner product    a node with a value of zeros; no product
+//! ```
+//!
+//! A node's backward pass needs a layer's input, its weight and the inner product of its update, never its output, so a known
+//! value is as good as a computed one and the last product of a block, whose output nobody differentiates through, is not needed at
+//! all. Both runs call the layers in the same order; that order is the notes' only key.
+//!
+//! What this file does not do: decide which layers are which ([`Keep`] stands at each call), or when notes are taken (`model::recompute`).
+
+use std::{cell::RefCell, collections::VecDeque};
+
+use burn::tensor::Tensor;
+
+use crate::kernels::{LowRank, ModelBackend, Tape};
+
+/// What selective recompute does with the output of a linear layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keep {
+    /// Kept: its product costs much for its size.
+    Output,
+    /// Computed again: it is large for what its product costs.
+    Never,
+    /// Neither: it is added to the block's residual stream, and the sum is kept as the next block's input.
+    Last,
+}
+
+/// One linear layer's note.
+#[derive(Clone, Debug)]
+struct Note<B: ModelBackend> {
+    /// `[n, o]`; none for a block's last layer.
+    output_no: Option<Tensor<B, 2>>,
+    /// `scale * x a^T`; none without an adapter.
+    down_nr: Option<Tensor<B, 2>>,
+}
+
+/// What one run of half a block wrote down, in the order of its calls.
+#[derive(Clone, Debug)]
+pub struct Notes<B: ModelBackend>(VecDeque<Option<Note<B>>>);
+
+impl<B: ModelBackend> Default for Notes<B> {
+    fn default() -> Self {
+        Self(VecDeque::new())
+    }
+}
+
+/// Whether a scope writes notes, reads them, or neither.
+#[derive(Debug)]
+pub(super) enum Notebook<B: ModelBackend> {
+    /// Every layer computes.
+    Closed,
+    /// Every layer computes and writes: last layers always, outputs if so.
+    Writing { outputs: bool, notes: RefCell<Notes<B>> },
+    /// Layers with a note take it.
+    Reading(RefCell<Notes<B>>),
+}
+
+/// The arguments of a linear layer: `x [n, i]`, `w [o, i]`, `bias [o]`, and the low-rank update, if it has one.
+pub struct LinearInputs<T: Tape> {
+    /// Input.
+    pub x_ni: Tensor<T, 2>,
+    /// Weight.
+    pub w_oi: Tensor<T, 2>,
+    /// Bias.
+    pub bias_o: Option<Tensor<T, 1>>,
+    /// Low-rank update.
+    pub update: Option<LowRank<T>>,
+}
+
+impl<T: Tape> LinearInputs<T> {
+    fn compute(self) -> Tensor<T, 2> {
+        let Self { x_ni, w_oi, bias_o, update } = self;
+        match update {
+            Some(update) => T::lora_linear(x_ni, w_oi, bias_o, update),
+            None => <T as ModelBackend>::linear(x_ni, w_oi, bias_o),
+        }
+    }
+
+    /// Computes, and writes down what a run on a tape would want; `wanted`: the output, too.
+    fn compute_noting(self, wanted: bool) -> (Tensor<T, 2>, Note<T::Base>) {
+        let Self { x_ni, w_oi, bias_o, update } = self;
+        let (y_no, down_nr) = match update {
+            Some(update) => {
+                let (y_no, down_nr) = T::lora_linear_saving(x_ni, w_oi, bias_o, &update);
+                (y_no, Some(T::lower(down_nr)))
+            }
+            None => (<T as ModelBackend>::linear(x_ni, w_oi, bias_o), None),
+        };
+        let output_no = wanted.then(|| T::lower(y_no.clone()));
+        (y_no, Note { output_no, down_nr })
+    }
+
+    fn recall(self, note: Note<T::Base>) -> Tensor<T, 2> {
+        let Self { x_ni, w_oi, bias_o, update } = self;
+        let y_no = match note.output_no {
+            Some(y_no) => T::lift(y_no),
+            None => {
+                let shape = [x_ni.dims()[0], w_oi.dims()[0]];
+                Tensor::zeros(shape, (&x_ni.device(), x_ni.dtype()))
+            }
+        };
+        match (update, note.down_nr) {
+            (Some(update), Some(down_nr)) => {
+                T::lora_linear_known(x_ni, w_oi, update, (y_no, T::lift(down_nr)))
+            }
+            _ => T::linear_known(x_ni, w_oi, bias_o, y_no),
+        }
+    }
+}
+
+impl<B: ModelBackend> Notebook<B> {
+    /// One linear layer, computed or recalled.
+    pub fn linear<T: Tape<Base = B>>(&self, keep: Keep, layer: LinearInputs<T>) -> Tensor<T, 2> {
+        match self {
+            Self::Closed => layer.compute(),
+            Self::Writing { outputs, notes } => {
+                let wanted = *outputs && keep == Keep::Output;
+                if !wanted && keep != Keep::Last {
+                    notes.borrow_mut().0.push_back(None);
+                    return layer.compute();
+                }
+                let (y_no, note) = layer.compute_noting(wanted);
+                notes.borrow_mut().0.push_back(Some(note));
+                y_no
+            }
+            Self::Reading(notes) => match notes.borrow_mut().0.pop_front().flatten() {
+                Some(note) => layer.recall(note),
+                None => layer.compute(),
+            },
+        }
+    }
+}
