@@ -108,6 +108,44 @@ pub enum Phase {
     Done,
 }
 
+impl Phase {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Self; 13] = [
+        Self::Joining,
+        Self::Loading,
+        Self::Connecting,
+        Self::Forward,
+        Self::Backward,
+        Self::Communication,
+        Self::Optimizer,
+        Self::Checkpoint,
+        Self::CacheBuild,
+        Self::Evaluation,
+        Self::Paused,
+        Self::Data,
+        Self::Done,
+    ];
+
+    /// In lower case, as tables and files have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Joining => "joining",
+            Self::Loading => "loading",
+            Self::Connecting => "connecting",
+            Self::Forward => "forward",
+            Self::Backward => "backward",
+            Self::Communication => "communication",
+            Self::Optimizer => "optimizer",
+            Self::Checkpoint => "checkpoint",
+            Self::CacheBuild => "cache build",
+            Self::Evaluation => "evaluation",
+            Self::Paused => "paused",
+            Self::Data => "data",
+            Self::Done => "done",
+        }
+    }
+}
+
 /// What one rank did in one committed or voted-down step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepDone {

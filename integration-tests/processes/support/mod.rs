@@ -39,8 +39,14 @@ pub struct Running {
 impl Running {
     /// Starts `cox` with both streams captured.
     pub fn start(arguments: &[&str]) -> Self {
-        let mut child =
-            cox(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("cox was built");
+        Self::start_with(arguments, &[])
+    }
+
+    /// The same with more in its environment, which workers inherit.
+    pub fn start_with(arguments: &[&str], environment: &[(&str, &str)]) -> Self {
+        let mut command = cox(arguments);
+        command.envs(environment.iter().copied()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("cox was built");
         let (tell, lines) = mpsc::channel();
         let out = child.stdout.take().expect("captured");
         let err = child.stderr.take().expect("captured");

@@ -7,6 +7,8 @@ use std::{
 
 static IN_USE: AtomicU64 = AtomicU64::new(0);
 static PEAK: AtomicU64 = AtomicU64::new(0);
+/// The same, restarted by whoever guards work instead of whoever keeps the books.
+static GUARD_PEAK: AtomicU64 = AtomicU64::new(0);
 
 /// Wraps an allocator and counts the bytes it has handed out.
 ///
@@ -30,10 +32,23 @@ pub(super) fn restart_peak() {
     PEAK.store(in_use(), Relaxed);
 }
 
+/// Most bytes handed out since the last [`restart_guard_peak`].
+pub(super) fn guard_peak() -> u64 {
+    GUARD_PEAK.load(Relaxed)
+}
+
+/// Lets the guard's peak start again from what is in use now.
+pub(super) fn restart_guard_peak() {
+    GUARD_PEAK.store(in_use(), Relaxed);
+}
+
 fn grew(bytes: usize) {
     let now = IN_USE.fetch_add(bytes as u64, Relaxed) + bytes as u64;
     if now > PEAK.load(Relaxed) {
         PEAK.fetch_max(now, Relaxed);
+    }
+    if now > GUARD_PEAK.load(Relaxed) {
+        GUARD_PEAK.fetch_max(now, Relaxed);
     }
 }
 

@@ -1,62 +1,198 @@
-//! Peaks by phase.
+//! Peaks by phase, and the bound on them.
+//!
+//! The meter is told which phase begins and keeps the peaks of the one that ended, over the run and since the last step. A phase that went
+//! over `memory.capacity` leaves an [`OutOfMemory`] with the meter; the step asks for it ([`Meter::take_overrun`]) before it votes.
+//! Evaluation is left out of that: it halves its own batches, without the others; and checkpoints are: no micro-batch would help them. It also keeps what the step wants to know before it
+//! runs a micro-batch ([`Demand`]), and writes the [`Timeline`].
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, path::Path};
 
-use coxswain_proto::ids::Bytes;
+use coxswain_proto::ids::{Bytes, Rank, Step};
+use serde::{Deserialize, Serialize};
 
-use super::{Resident, allocator};
+use super::{
+    Demand, Held, OutOfMemory, Overrun, Pressure, Resident, allocator, ceiling,
+    fault::Fault,
+    timeline::{Line, Timeline},
+};
 use crate::link::{Phase, PhaseMemory};
 
-/// This rank holds more than it may.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "out of memory in {phase:?}: {wanted} bytes in use, capacity {capacity}; lower train.micro_batch, use train.recompute: full, or raise memory.capacity"
-)]
-pub struct OutOfMemory {
-    /// Where.
-    pub phase: Phase,
-    /// Most bytes in use.
-    pub wanted: Bytes,
-    /// `memory.capacity`.
-    pub capacity: Bytes,
+/// Peaks of one phase in three scopes, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PhasePeak {
+    /// Allocator, in use.
+    pub in_use: u64,
+    /// Allocator, reserved.
+    pub reserved: u64,
+    /// Driver, or resident set.
+    pub driver: u64,
 }
 
-/// Keeps the peak of every phase of one worker. Lives on the trainer thread.
+impl PhasePeak {
+    /// The larger of each.
+    pub fn or(self, other: Self) -> Self {
+        Self {
+            in_use: self.in_use.max(other.in_use),
+            reserved: self.reserved.max(other.reserved),
+            driver: self.driver.max(other.driver),
+        }
+    }
+}
+
+/// A micro-batch about to run.
+#[derive(Clone, Copy, Debug)]
+pub struct Attempt {
+    /// On which rank.
+    pub rank: Rank,
+    /// For which step.
+    pub step: Step,
+    /// Rows.
+    pub samples: usize,
+    /// Rows times padded length.
+    pub cells: usize,
+    /// Whether a smaller micro-batch is possible: if not, it runs whatever is predicted.
+    pub divisible: bool,
+}
+
+/// Keeps the peaks of every phase of one worker. Lives on the trainer thread, whose ceiling it sets.
 #[derive(Debug)]
 pub struct Meter {
     phase: Phase,
-    peaks: BTreeMap<Phase, PhaseMemory>,
+    began: u64,
+    peaks: BTreeMap<Phase, PhasePeak>,
+    step_peaks: BTreeMap<Phase, PhasePeak>,
     high_water: u64,
     step_peak: u64,
     capacity: Option<u64>,
+    held: Vec<Held>,
+    overrun: Option<OutOfMemory>,
+    demand: Demand,
+    pressure: Pressure,
+    pressed: bool,
+    timeline: Option<Timeline>,
+    fault: Option<Fault>,
+    attempt: Option<Attempt>,
+    attempt_peak: u64,
+    ballast: Vec<u8>,
 }
 
 impl Meter {
     /// Begins in `phase`. `capacity` bounds the bytes in use; none means that only the machine does.
     pub fn new(phase: Phase, capacity: Option<Bytes>) -> Self {
         allocator::restart_peak();
+        let capacity = capacity.map(|bytes| bytes.0);
+        ceiling::set(capacity);
         Self {
             phase,
+            began: allocator::in_use(),
             peaks: BTreeMap::new(),
+            step_peaks: BTreeMap::new(),
             high_water: Resident::now().high_water,
             step_peak: 0,
-            capacity: capacity.map(|bytes| bytes.0),
+            capacity,
+            held: Vec::new(),
+            overrun: None,
+            demand: Demand::default(),
+            pressure: Pressure::default(),
+            pressed: false,
+            timeline: None,
+            fault: Fault::from_environment(),
+            attempt: None,
+            attempt_peak: 0,
+            ballast: Vec::new(),
         }
     }
 
-    /// Ends the current phase and begins another. Fails if the one that ended went over capacity.
+    /// Says what holds memory through the whole run, for messages, and where the timeline goes.
+    pub fn begin_run(&mut self, held: Vec<Held>, run_dir: &Path, rank: Rank) {
+        self.held = held;
+        self.held.sort_by_key(|held| std::cmp::Reverse(held.bytes));
+        self.timeline = Some(Timeline::open(run_dir, rank));
+    }
+
+    /// Whether [`begin_run`](Self::begin_run) has been called for this rank.
+    pub fn keeps_books_of(&self, rank: Rank) -> bool {
+        self.timeline.as_ref().is_some_and(|timeline| timeline.rank() == rank)
+    }
+
+    /// Ends the current phase and begins another. Fails if loading went over capacity, since there is nothing to make smaller then;
+    /// any other phase that did leaves that for [`take_overrun`](Self::take_overrun).
     pub fn enter(&mut self, next: Phase) -> Result<(), OutOfMemory> {
         if next == self.phase {
             return Ok(());
         }
-        let ended = self.phase;
-        let in_use = self.settle();
-        self.phase = next;
-        match self.capacity {
-            Some(capacity) if in_use > capacity => {
-                Err(OutOfMemory { phase: ended, wanted: Bytes(in_use), capacity: Bytes(capacity) })
+        let (ended, before) = (self.phase, self.began);
+        self.ballast = Vec::new();
+        let peak = self.settle();
+        (self.phase, self.began) = (next, allocator::in_use());
+        if let (Some(fault), Some(attempt)) = (&self.fault, self.attempt) {
+            self.ballast = fault.ballast((attempt.rank, attempt.step), next, attempt.samples);
+        }
+        if self.capacity.is_none_or(|capacity| peak <= capacity) {
+            return Ok(());
+        }
+        let found = self.out_of_memory(ended, peak, before);
+        match ended {
+            Phase::Loading => return Err(found),
+            Phase::Evaluation => {}
+            Phase::Checkpoint => tracing::warn!("{found}"),
+            _ => {
+                self.overrun.get_or_insert(found);
+            }
+        }
+        Ok(())
+    }
+
+    /// Before a micro-batch: refuses it if what earlier ones took says that it will not fit.
+    pub fn expect(&mut self, attempt: Attempt) -> Result<(), OutOfMemory> {
+        self.attempt = Some(attempt);
+        self.settle();
+        self.attempt_peak = 0;
+        let now = allocator::in_use();
+        match (self.capacity, self.demand.predict(attempt.cells)) {
+            (Some(capacity), Some(more)) if attempt.divisible && now + more > capacity => {
+                let found = self.out_of_memory(Phase::Forward, now + more, now);
+                Err(OutOfMemory { predicted: true, ..found })
             }
             _ => Ok(()),
+        }
+    }
+
+    /// After a micro-batch, in a phase of its own: learns what it took, or says how it ran out of memory.
+    pub fn passed(&mut self, before: u64, overrun: Option<Overrun>) -> Result<(), OutOfMemory> {
+        let attempt = self.attempt.take();
+        let booked = self.overrun.take();
+        match (overrun, booked) {
+            (None, None) => {
+                let cells = attempt.map_or(0, |attempt| attempt.cells);
+                self.demand.observe(cells, self.attempt_peak.saturating_sub(before));
+                Ok(())
+            }
+            (Some(Overrun { in_use, device: Some(device) }), _) => {
+                let found = self.out_of_memory(Phase::Backward, in_use, before);
+                Err(OutOfMemory { capacity: None, device: Some(device), ..found })
+            }
+            (_, Some(booked)) => Err(booked),
+            (Some(overrun), None) => Err(self.out_of_memory(Phase::Backward, overrun.in_use, before)),
+        }
+    }
+
+    /// A phase since the last call that went over capacity.
+    pub fn take_overrun(&mut self) -> Option<OutOfMemory> {
+        self.overrun.take()
+    }
+
+    /// An out-of-memory of a phase, with all that is known of this rank.
+    pub fn out_of_memory(&self, phase: Phase, wanted: u64, before: u64) -> OutOfMemory {
+        OutOfMemory {
+            phase,
+            wanted: Bytes(wanted),
+            before: Bytes(before),
+            capacity: self.capacity.map(Bytes),
+            predicted: false,
+            device: None,
+            held: self.held.clone(),
+            peaks: self.peaks.iter().map(|(&phase, peak)| (phase, Bytes(peak.in_use))).collect(),
         }
     }
 
@@ -69,17 +205,13 @@ impl Meter {
         // Pages beyond the resident set at the end were anonymous: files stay mapped through a phase.
         let reserved = seen.anonymous + (driver - seen.total.min(driver));
         self.high_water = seen.high_water;
-        let zero = Bytes(0);
-        let peak = self.peaks.entry(self.phase).or_insert(PhaseMemory {
-            phase: self.phase,
-            in_use: zero,
-            reserved: zero,
-            driver: zero,
-        });
-        peak.in_use = peak.in_use.max(Bytes(in_use));
-        peak.reserved = peak.reserved.max(Bytes(reserved));
-        peak.driver = peak.driver.max(Bytes(driver));
+        let peak = PhasePeak { in_use, reserved, driver };
+        for peaks in [&mut self.peaks, &mut self.step_peaks] {
+            let booked = peaks.entry(self.phase).or_default();
+            *booked = booked.or(peak);
+        }
         // Without the counting allocator the resident set is the best that is known.
+        self.attempt_peak = self.attempt_peak.max(in_use);
         self.step_peak = self.step_peak.max(if in_use > 0 { in_use } else { driver });
         allocator::restart_peak();
         in_use
@@ -91,10 +223,34 @@ impl Meter {
         Bytes(std::mem::take(&mut self.step_peak))
     }
 
+    /// Ends a step: writes its line of the timeline, looks for thrash, returns the step's peak.
+    pub fn end_step(&mut self, step: Step, micro_batch: usize, attempts: u32) -> Bytes {
+        let peak = self.take_step_peak();
+        let phases = std::mem::take(&mut self.step_peaks);
+        if let Some(timeline) = &mut self.timeline {
+            let phases = phases.iter().map(|(phase, peak)| (phase.name(), *peak)).collect();
+            let in_use = allocator::in_use();
+            timeline.write(&Line { micro_batch, attempts, in_use, ..Line::new(step, phases) });
+        }
+        self.pressed |= self.pressure.step_ended(Resident::now().swapped);
+        peak
+    }
+
+    /// Whether a step since the last call found the system swapping this rank out.
+    pub fn take_pressed(&mut self) -> bool {
+        std::mem::take(&mut self.pressed)
+    }
+
     /// Peaks of every phase so far.
     pub fn report(&mut self) -> Vec<PhaseMemory> {
         self.settle();
-        self.peaks.values().copied().collect()
+        let row = |(&phase, peak): (&Phase, &PhasePeak)| PhaseMemory {
+            phase,
+            in_use: Bytes(peak.in_use),
+            reserved: Bytes(peak.reserved),
+            driver: Bytes(peak.driver),
+        };
+        self.peaks.iter().map(row).collect()
     }
 
     /// The phase that runs.
@@ -123,5 +279,28 @@ mod tests {
         let peaks = meter.report();
         let driver = |phase| peaks.iter().find(|p| p.phase == phase).expect("phase was entered").driver.0;
         assert!(driver(Phase::Forward) >= driver(Phase::Loading) + (64 << 20), "{peaks:?}");
+    }
+
+    fn attempt(cells: usize, divisible: bool) -> Attempt {
+        Attempt { rank: Rank(0), step: Step(0), samples: 1, cells, divisible }
+    }
+
+    #[test]
+    fn a_micro_batch_that_will_not_fit_is_refused_before_it_runs_unless_it_cannot_be_smaller() {
+        let mut meter = Meter::new(Phase::Data, Some(Bytes(1 << 40)));
+        meter.demand.observe(1, 1 << 30);
+        assert_eq!(meter.expect(attempt(100, true)), Ok(()));
+        let refused = meter.expect(attempt(2000, true)).expect_err("2000 GiB do not fit in 1024");
+        assert!(refused.predicted && refused.to_string().contains("is expected to want"), "{refused}");
+        assert_eq!(meter.expect(attempt(2000, false)), Ok(()));
+        ceiling::set(None);
+    }
+
+    #[test]
+    fn a_devices_refusal_is_told_in_its_own_words() {
+        let mut meter = Meter::new(Phase::Forward, None);
+        let overrun = Overrun { in_use: 5, device: Some("CUDA_ERROR_OUT_OF_MEMORY".into()) };
+        let found = meter.passed(0, Some(overrun)).expect_err("it overran");
+        assert!(found.to_string().contains("the device says: CUDA_ERROR_OUT_OF_MEMORY"), "{found}");
     }
 }

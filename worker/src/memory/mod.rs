@@ -8,15 +8,28 @@
 //!
 //! A [`Meter`] is told which phase begins; it keeps the peak of each. Peaks between two sightings are exact for `in use`;
 //! for the other two they are exact whenever the phase raised the process's high-water mark, and otherwise what was seen at
-//! its end. What a run will take before it is launched is [`prediction`]'s to say. Nothing here knows of GPUs yet.
+//! its end. What a run will take before it is launched is [`prediction`]'s to say.
+//!
+//! [`guarded`] work that goes over `memory.capacity`, or whose device refuses, ends as a value; [`Demand`] and [`Pressure`] see it
+//! coming. Each rank's [peaks over time](timeline) are a file in the run's directory. Nothing here knows of GPUs yet.
 
 mod allocator;
 mod category;
+mod ceiling;
+mod demand;
+pub mod fault;
 mod meter;
+mod overrun;
 pub mod prediction;
+mod pressure;
 mod resident;
+pub mod timeline;
 
 pub use allocator::{CountingAllocator, in_use};
 pub use category::Category;
-pub use meter::{Meter, OutOfMemory};
+pub use ceiling::{Overrun, check, guarded};
+pub use demand::Demand;
+pub use meter::{Attempt, Meter, PhasePeak};
+pub use overrun::{Held, OutOfMemory};
+pub use pressure::Pressure;
 pub use resident::Resident;

@@ -11,6 +11,8 @@ pub struct Resident {
     pub anonymous: u64,
     /// Largest resident set of the process's life.
     pub high_water: u64,
+    /// Swapped out.
+    pub swapped: u64,
 }
 
 impl Resident {
@@ -25,7 +27,12 @@ impl Resident {
             line.trim_start_matches(':').split_whitespace().next()?.parse::<u64>().ok()
         };
         let bytes = |name| field(name).unwrap_or(0) * 1024;
-        Self { total: bytes("VmRSS"), anonymous: bytes("RssAnon"), high_water: bytes("VmHWM") }
+        Self {
+            total: bytes("VmRSS"),
+            anonymous: bytes("RssAnon"),
+            high_water: bytes("VmHWM"),
+            swapped: bytes("VmSwap"),
+        }
     }
 }
 
@@ -35,10 +42,10 @@ mod tests {
 
     #[test]
     fn status_is_read_in_kibibytes() {
-        let text = "Name:\tcox\nVmHWM:\t  300 kB\nVmRSS:\t  200 kB\nRssAnon:\t  150 kB\n";
+        let text = "Name:\tcox\nVmHWM:\t  300 kB\nVmRSS:\t  200 kB\nRssAnon:\t  150 kB\nVmSwap:\t  50 kB\n";
         assert_eq!(
             Resident::parse(text),
-            Resident { total: 200 << 10, anonymous: 150 << 10, high_water: 300 << 10 }
+            Resident { total: 200 << 10, anonymous: 150 << 10, high_water: 300 << 10, swapped: 50 << 10 }
         );
     }
 }

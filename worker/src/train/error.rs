@@ -44,13 +44,23 @@ pub enum TrainError {
     /// The control plane ended this rank's part.
     #[error(transparent)]
     Link(#[from] LinkError),
-    /// Memory ran out with one sample at a time.
-    #[error("step {step} does not fit one sample at a time: {source}")]
+    /// Memory ran out.
+    #[error("step {step}: {source}")]
     DoesNotFit {
         /// The step.
         step: Step,
         /// What was wanted.
         source: OutOfMemory,
+    },
+    /// Memory ran out, and there is no smaller micro-batch to try.
+    #[error("step {step} does not fit, one sample at a time: {source}. To make it fit: {advice}")]
+    Exhausted {
+        /// The step.
+        step: Step,
+        /// What was wanted.
+        source: OutOfMemory,
+        /// Settings that take less, most effective first.
+        advice: String,
     },
     /// Another rank failed or ran out of memory for good; its own report says why.
     #[error("rank {0} failed in this step; its own log says why")]
@@ -79,7 +89,7 @@ impl TrainError {
         match self {
             Self::Data(_) | Self::Policy(_) | Self::NoGradient(_) | Self::Plan(_) => FailureKind::BadInput,
             Self::Step(_) | Self::Optimizer(zero::StepError::NonFinite { .. }) => FailureKind::Numeric,
-            Self::DoesNotFit { .. } => FailureKind::OutOfMemory,
+            Self::DoesNotFit { .. } | Self::Exhausted { .. } => FailureKind::OutOfMemory,
             Self::Collective(CollectiveError::PeerLost { .. }) | Self::PeerFailed(_) => FailureKind::PeerLost,
             Self::Checkpoint(_) | Self::OptimizerState(_) | Self::Lora(_) | Self::Io { .. } => {
                 FailureKind::Io

@@ -1,17 +1,25 @@
 //! Held-out evaluation: how far sampled actions are from the recorded ones, on episodes that training never sees.
+//!
+//! A batch that does not fit is halved by the rank it does not fit on: samples are independent of each other and of their batch, so the
+//! others need not know. Only a rank on which one sample alone does not fit, or that failed otherwise, is everybody's business; it says
+//! so in the collective that sums up, so that all leave together.
 
 use std::{path::Path, sync::Arc};
 
-use coxswain_proto::{ids::Step, run_spec::RunSpec};
+use coxswain_proto::{
+    ids::{Bytes, Rank, Step},
+    run_spec::RunSpec,
+};
 use serde::{Deserialize, Serialize};
 
-use super::{TrainError, checkpoint::Store, run::Training, save};
+use super::{TrainError, checkpoint::Store, fit, run::Training, save};
 use crate::{
     batch::MicroBatch,
-    collective::{BufMut, Collective, Reduce, Solo},
+    collective::{Buf, BufMut, Collective, Solo},
     data::{DataError, Dataset, collate},
     kernels::{Tape, pool},
     link::Phase,
+    memory::{self, OutOfMemory},
     model::policy::Policy,
     params::Trainables,
 };
@@ -34,6 +42,15 @@ struct ErrorSums {
     values: f64,
     squared_normalized: f64,
     absolute: f64,
+}
+
+impl ErrorSums {
+    fn add(&mut self, part: Self) {
+        self.samples += part.samples;
+        self.values += part.values;
+        self.squared_normalized += part.squared_normalized;
+        self.absolute += part.absolute;
+    }
 }
 
 impl<B: Tape<Base = B>> Training<'_, B> {
@@ -82,13 +99,21 @@ impl<B: Tape<Base = B>> Evaluation<'_, B> {
         }
         let (rank, world) = (comm.rank().0 as usize, comm.world());
         let mine: Vec<u64> = chosen.into_iter().skip(rank).step_by(world).collect();
-        let mut sums = ErrorSums::default();
-        for indices in mine.chunks(self.spec.train.micro_batch) {
-            self.add(indices, &mut sums)?;
+        let own = self.sum(&mine);
+        let sums = own.as_ref().copied().unwrap_or_default();
+        let failed = f64::from(u8::from(own.is_err()));
+        let ballot = [sums.samples, sums.values, sums.squared_normalized, sums.absolute, failed];
+        let mut ballots = vec![0.0; ballot.len() * world];
+        comm.all_gather(Buf::F64(&ballot), BufMut::F64(&mut ballots))?;
+        own?;
+        let mut total = [0.0; 4];
+        for (ballot, rank) in ballots.chunks_exact(ballot.len()).zip(0..) {
+            if ballot[4] != 0.0 {
+                return Err(TrainError::PeerFailed(Rank(rank)));
+            }
+            total.iter_mut().zip(ballot).for_each(|(total, own)| *total += own);
         }
-        let mut buffer = [sums.samples, sums.values, sums.squared_normalized, sums.absolute];
-        comm.all_reduce(BufMut::F64(&mut buffer), Reduce::Sum)?;
-        let [samples, values, squared, absolute] = buffer;
+        let [samples, values, squared, absolute] = total;
         Ok(Some(ActionError {
             samples: samples as u64,
             mse_normalized: squared / values,
@@ -96,20 +121,56 @@ impl<B: Tape<Base = B>> Evaluation<'_, B> {
         }))
     }
 
-    fn add(&self, indices: &[u64], sums: &mut ErrorSums) -> Result<(), TrainError> {
+    /// This rank's part, in batches as large as fit.
+    fn sum(&self, mine: &[u64]) -> Result<ErrorSums, TrainError> {
+        let mut sums = ErrorSums::default();
+        let (mut size, mut done) = (self.spec.train.micro_batch, 0);
+        while done < mine.len() {
+            let indices = &mine[done..mine.len().min(done + size)];
+            let before = memory::in_use();
+            match memory::guarded(|| self.errors(indices)) {
+                Ok(part) => {
+                    sums.add(part?);
+                    done += indices.len();
+                }
+                Err(overrun) if size > 1 => {
+                    size = size.min(indices.len()).div_ceil(2);
+                    tracing::warn!(
+                        in_use = overrun.in_use,
+                        size,
+                        "out of memory in evaluation: smaller batches"
+                    );
+                }
+                Err(overrun) => {
+                    let capacity = self.spec.memory.capacity.map(Bytes);
+                    let source = OutOfMemory::of(Phase::Evaluation, overrun, before, capacity);
+                    return Err(TrainError::Exhausted {
+                        step: Step(0),
+                        source,
+                        advice: fit::advice(self.spec),
+                    });
+                }
+            }
+        }
+        Ok(sums)
+    }
+
+    fn errors(&self, indices: &[u64]) -> Result<ErrorSums, TrainError> {
         let samples =
             indices.iter().map(|index| self.dataset.sample(*index)).collect::<Result<Vec<_>, DataError>>()?;
         let batch = collate(Step(0), &samples, self.dataset.pad_token());
         let mut sampled = self.policy.sample_actions(self.trainables, &batch, self.spec.run.seed)?;
         let mut recorded = batch.actions.clone();
         let width = self.dataset.dims().action;
-        sums.squared_normalized += masked_sum(&batch, width, &sampled, &recorded, |d| d * d);
+        let squared_normalized = masked_sum(&batch, width, &sampled, &recorded, |d| d * d);
         self.dataset.denormalize_actions(&mut sampled);
         self.dataset.denormalize_actions(&mut recorded);
-        sums.absolute += masked_sum(&batch, width, &sampled, &recorded, f64::abs);
-        sums.values += batch.action_valid.iter().map(|&v| f64::from(v)).sum::<f64>() * width as f64;
-        sums.samples += indices.len() as f64;
-        Ok(())
+        Ok(ErrorSums {
+            samples: indices.len() as f64,
+            values: batch.action_valid.iter().map(|&v| f64::from(v)).sum::<f64>() * width as f64,
+            squared_normalized,
+            absolute: masked_sum(&batch, width, &sampled, &recorded, f64::abs),
+        })
     }
 }
 

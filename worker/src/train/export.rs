@@ -12,6 +12,7 @@
 //! Every file appears by rename, so a crash leaves the previous export or the new one, file by file.
 
 use std::{
+    collections::BTreeMap,
     fs,
     io::Write,
     path::{Path, PathBuf},
@@ -26,10 +27,13 @@ use crate::{
     collective::BufMut,
     kernels::Tape,
     link::{Phase, StepDone},
+    memory::PhasePeak,
     params::Group,
 };
 
 const SPEC_FILE: &str = "run_spec.json";
+/// Scopes of a peak: in use, reserved, driver.
+const SCOPES: usize = 3;
 
 /// `summary.json`: a run in numbers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -67,7 +71,7 @@ pub struct Summary {
 }
 
 /// Largest sightings of one rank's memory, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankPeak {
     /// Which.
     pub rank: u32,
@@ -77,6 +81,25 @@ pub struct RankPeak {
     pub reserved: u64,
     /// Driver, or resident set.
     pub driver: u64,
+    /// The same for each phase the rank was in.
+    #[serde(default)]
+    pub phases: BTreeMap<String, PhasePeak>,
+}
+
+impl RankPeak {
+    /// From the peaks of [`Phase::ALL`], zero where a phase was never entered.
+    fn new(rank: u32, peaks: &[f64]) -> Self {
+        let mut all = PhasePeak::default();
+        let mut phases = BTreeMap::new();
+        for (phase, peak) in Phase::ALL.iter().zip(peaks.chunks_exact(SCOPES)) {
+            let peak = PhasePeak { in_use: peak[0] as u64, reserved: peak[1] as u64, driver: peak[2] as u64 };
+            if peak != PhasePeak::default() {
+                all = all.or(peak);
+                phases.insert(phase.name().to_owned(), peak);
+            }
+        }
+        Self { rank, in_use: all.in_use, reserved: all.reserved, driver: all.driver, phases }
+    }
 }
 
 impl Summary {
@@ -177,32 +200,23 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     }
 
     fn gather(&mut self, summary: &mut Summary) -> Result<(), TrainError> {
-        const FIELDS: usize = 5;
+        const PEAKS: usize = SCOPES * Phase::ALL.len();
+        const FIELDS: usize = PEAKS + 2;
         let peaks = self.meter.report();
-        let largest =
-            |of: fn(&crate::link::PhaseMemory) -> u64| peaks.iter().map(of).max().unwrap_or(0) as f64;
-        let own: [f64; FIELDS] = [
-            largest(|p| p.in_use.0),
-            largest(|p| p.reserved.0),
-            largest(|p| p.driver.0),
-            summary.samples as f64,
-            summary.tokens as f64,
-        ];
+        let mut own = [0.0; FIELDS];
+        for (place, phase) in own.chunks_exact_mut(SCOPES).zip(Phase::ALL) {
+            if let Some(peak) = peaks.iter().find(|peak| peak.phase == phase) {
+                place.copy_from_slice(&[peak.in_use.0 as f64, peak.reserved.0 as f64, peak.driver.0 as f64]);
+            }
+        }
+        own[PEAKS..].copy_from_slice(&[summary.samples as f64, summary.tokens as f64]);
         let mut all = vec![0.0; FIELDS * self.comm.world()];
         self.comm.all_gather(Buf::F64(&own), BufMut::F64(&mut all))?;
         let ranks = all.chunks_exact(FIELDS).zip(0..);
-        summary.peak_memory = ranks
-            .clone()
-            .map(|(x, rank)| RankPeak {
-                rank,
-                in_use: x[0] as u64,
-                reserved: x[1] as u64,
-                driver: x[2] as u64,
-            })
-            .collect();
+        summary.peak_memory = ranks.clone().map(|(x, rank)| RankPeak::new(rank, &x[..PEAKS])).collect();
         let seconds = summary.train_seconds.max(f64::MIN_POSITIVE);
-        summary.samples_per_second = ranks.clone().map(|(x, _)| x[3]).sum::<f64>() / seconds;
-        summary.tokens_per_second = ranks.map(|(x, _)| x[4]).sum::<f64>() / seconds;
+        summary.samples_per_second = ranks.clone().map(|(x, _)| x[PEAKS]).sum::<f64>() / seconds;
+        summary.tokens_per_second = ranks.map(|(x, _)| x[PEAKS + 1]).sum::<f64>() / seconds;
         Ok(())
     }
 

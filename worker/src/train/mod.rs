@@ -6,6 +6,7 @@
 //!   recovery   where a generation starts: state kept by living ranks, mirrored, or from a checkpoint
 //!   step       one step as a transaction: accumulate, vote, then update or shrink or end
 //!     vote     the one small all-gather in which all ranks decide
+//!     fit      what to change when one sample at a time does not fit
 //!   save       checkpoints written and read by all ranks together (`checkpoint` knows the files)
 //!   evaluate   held-out action error, every rank a part
 //!   export     what a user takes away: PEFT directory, expert, sensor encoder, statistics, summary
@@ -20,6 +21,7 @@ pub mod checkpoint;
 mod error;
 mod evaluate;
 mod export;
+mod fit;
 pub mod recovery;
 mod run;
 mod save;

@@ -10,6 +10,11 @@
 //!
 //! Until the vote nothing has left this rank and nothing has changed but the gradient buffer, so a step can be dropped and tried
 //! again: with the same samples and, because draws are keyed by step and sample, with the same noise.
+//!
+//! Memory runs out in four ways, and all end in the same vote: a micro-batch went over `memory.capacity` (noticed between two layers, so
+//! within a fraction of it), a device refused an allocation, a micro-batch is expected not to fit from what earlier ones took (it does not
+//! run at all), or the phases after the vote of the step before went over. A rank whose system swaps it out, step after
+//! step, says so in its ballot, too; that step counts, and the next one takes less.
 
 use std::{
     sync::atomic::Ordering,
@@ -17,20 +22,21 @@ use std::{
 };
 
 use coxswain_proto::{
-    ids::{Bytes, Step},
+    ids::{Bytes, Rank, Step},
     plan::Batch,
 };
 
 use super::{
-    TrainError,
+    TrainError, fit,
     run::Training,
     vote::{self, Ballot, Fared, Verdict},
 };
 use crate::{
+    batch::MicroBatch,
     kernels::Tape,
-    link::{Phase, StepDone, StepTimes},
-    memory::OutOfMemory,
-    model::policy::{Pass, StageClock},
+    link::{Phase, Report, StepDone, StepTimes},
+    memory::{self, Attempt, Category, Held},
+    model::policy::{MicroLoss, Pass, StageClock},
     zero::StepInput,
 };
 
@@ -47,6 +53,9 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     /// Runs `step` until all ranks have committed it. Returns what happened and the verdict with everybody's commands.
     pub(super) fn transaction(&mut self, step: Step) -> Result<(StepDone, Verdict), TrainError> {
         let started = Instant::now();
+        if !self.meter.keeps_books_of(self.assignment.rank) {
+            self.meter.begin_run(self.holdings(), &self.output_dir, self.assignment.rank);
+        }
         let batch = self.plan.batch(step);
         let (mut times, mut retries) = (StepTimes::default(), 0);
         let (share, verdict) = loop {
@@ -60,8 +69,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             let verdict = self.vote(step, fared, share, &mut times)?;
             match (verdict.fared, accumulated) {
                 ((Fared::Ok, _), _) => break (share, verdict),
-                ((Fared::OutOfMemory, _), accumulated) => {
-                    self.shrink(step, accumulated.err())?;
+                ((Fared::OutOfMemory, rank), accumulated) => {
+                    self.shrink(step, rank, accumulated.err())?;
                     retries += 1;
                 }
                 ((Fared::Failed, _), Err(own)) => return Err(own),
@@ -70,40 +79,28 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         };
         let grad_norm = self.update(step, &verdict, &mut times)?;
         times.total = started.elapsed();
-        let done = self.done(step, &batch, share, times, (&verdict, grad_norm));
+        let memory_peak = self.meter.end_step(step, self.micro_batch, retries + 1);
+        let done = self.done(step, &batch, (share, memory_peak), times, (&verdict, grad_norm));
+        if let Some(rank) = verdict.pressed {
+            self.relieve(Step(step.0 + 1), rank)?;
+        }
         Ok((StepDone { retries, ..done }, verdict))
     }
 
     /// Forward and backward over this rank's samples; gradients of the loss sum end up in `self.grads`.
     fn accumulate(&mut self, step: Step, share: &mut Share, times: &mut StepTimes) -> Result<(), TrainError> {
         self.grads.zero();
+        // The optimizer and the collectives of the step before have no vote of their own.
+        if let Some(source) = self.meter.take_overrun() {
+            return Err(TrainError::DoesNotFit { step, source });
+        }
         loop {
             self.enter(Phase::Data, step)?;
             let waiting = Instant::now();
             let micro_batch = self.prefetch.next(step)?;
             times.data += waiting.elapsed();
             let Some(micro_batch) = micro_batch else { break };
-            let Self { policy, trainables, grads, meter, link, .. } = self;
-            // What ran over capacity is kept until the micro-batch is done: the policy cannot be interrupted.
-            let mut over = Ok(());
-            let mut clock = StageClock::new(|pass| {
-                let phase = match pass {
-                    Pass::Forward => Phase::Forward,
-                    Pass::Backward => Phase::Backward,
-                };
-                link.at(phase, step);
-                let entered = meter.enter(phase);
-                if over.is_ok() {
-                    over = entered;
-                }
-            });
-            let loss = policy.forward_backward(trainables, &micro_batch, grads, &mut clock)?;
-            let stages = clock.times();
-            drop(clock);
-            over.map_err(|source| TrainError::DoesNotFit { step, source })?;
-            times.vision += stages.vision;
-            times.language += stages.language;
-            times.expert += stages.expert;
+            let loss = self.pass(step, &micro_batch, times)?;
             share.loss_sum += loss.loss_sum;
             share.valid_count += loss.valid;
             share.tokens += micro_batch.tokens();
@@ -115,6 +112,48 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         Ok(())
     }
 
+    /// One micro-batch forward and backward, as far as memory goes. Everything it held is free again when this returns.
+    fn pass(
+        &mut self,
+        step: Step,
+        micro_batch: &MicroBatch,
+        times: &mut StepTimes,
+    ) -> Result<MicroLoss, TrainError> {
+        let does_not_fit = |source| TrainError::DoesNotFit { step, source };
+        let attempt = Attempt {
+            rank: self.rank(),
+            step,
+            samples: micro_batch.len(),
+            cells: micro_batch.len() * micro_batch.seq_len,
+            divisible: self.micro_batch > 1,
+        };
+        self.meter.expect(attempt).map_err(does_not_fit)?;
+        let before = self.meter.in_use();
+        let Self { policy, trainables, grads, meter, link, .. } = self;
+        let mut clock = StageClock::new(|pass| {
+            let phase = match pass {
+                Pass::Forward => Phase::Forward,
+                Pass::Backward => Phase::Backward,
+            };
+            link.at(phase, step);
+            // Fails after loading only.
+            let _ = meter.enter(phase);
+        });
+        let outcome = memory::guarded(|| policy.forward_backward(trainables, micro_batch, grads, &mut clock));
+        let stages = clock.times();
+        drop(clock);
+        times.vision += stages.vision;
+        times.language += stages.language;
+        times.expert += stages.expert;
+        self.enter(Phase::Data, step)?;
+        let (loss, overrun) = match outcome {
+            Ok(loss) => (Some(loss), None),
+            Err(overrun) => (None, Some(overrun)),
+        };
+        self.meter.passed(before.0, overrun).map_err(does_not_fit)?;
+        Ok(loss.expect("a pass without a loss has overrun")?)
+    }
+
     fn vote(
         &mut self,
         step: Step,
@@ -122,39 +161,78 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         share: Share,
         times: &mut StepTimes,
     ) -> Result<Verdict, TrainError> {
-        // A phase that ran over capacity is found out when it ends; the ballot must already know.
-        let fared = match (fared, self.enter(Phase::Communication, step)) {
-            (Fared::Ok, Err(_)) => Fared::OutOfMemory,
-            (fared, _) => fared,
-        };
+        self.enter(Phase::Communication, step)?;
         let voting = Instant::now();
         let ballot = Ballot {
             fared,
             commands: self.link.commands(),
             loss_sum: share.loss_sum,
             valid_count: share.valid_count,
+            pressed: self.meter.take_pressed(),
         };
         let verdict = vote::cast(&ballot, self.comm.as_mut())?;
         times.communication += voting.elapsed();
         Ok(verdict)
     }
 
-    /// Half the micro-batch for this step and all later ones; the samples and the global batch stay.
-    fn shrink(&mut self, step: Step, own: Option<TrainError>) -> Result<(), TrainError> {
+    /// Half the micro-batch for this step and all later ones; the samples and the global batch stay. `own` is this rank's own
+    /// failure, `rank` the first that had one.
+    fn shrink(&mut self, step: Step, rank: Rank, own: Option<TrainError>) -> Result<(), TrainError> {
         if self.micro_batch == 1 {
-            return Err(own.unwrap_or(TrainError::DoesNotFit {
-                step,
-                source: OutOfMemory { phase: Phase::Forward, wanted: Bytes(0), capacity: Bytes(0) },
-            }));
+            return Err(match own {
+                Some(TrainError::DoesNotFit { step, source }) => {
+                    TrainError::Exhausted { step, source, advice: fit::advice(self.spec) }
+                }
+                Some(other) => other,
+                None => TrainError::PeerFailed(rank),
+            });
         }
-        self.micro_batch = self.micro_batch.div_ceil(2);
-        tracing::warn!(
-            step = step.0,
-            micro_batch = self.micro_batch,
-            "out of memory on a rank: all ranks retry the step"
-        );
+        if let Some(own) = &own {
+            self.link.report(Report::Note(format!("rank {}: {own}", self.assignment.rank)))?;
+        }
+        self.halve(step, rank, "out of memory on")
+    }
+
+    /// A rank is being swapped out: the next step takes less, as long as there is less to take.
+    fn relieve(&mut self, next: Step, rank: Rank) -> Result<(), TrainError> {
+        if self.micro_batch > 1 {
+            return self.halve(next, rank, "swapping on");
+        }
+        tracing::warn!(%rank, advice = fit::advice(self.spec), "a rank is swapped out with one sample at a time");
+        Ok(())
+    }
+
+    fn halve(&mut self, step: Step, rank: Rank, why: &str) -> Result<(), TrainError> {
+        let before = self.micro_batch;
+        self.micro_batch = before.div_ceil(2);
+        if self.assignment.rank == rank {
+            self.link.report(Report::Note(format!(
+                "{why} rank {rank}: all ranks go from {before} to {} samples at a time, the same samples a step, from step {step} on",
+                self.micro_batch
+            )))?;
+        }
+        tracing::warn!(step = step.0, %rank, micro_batch = self.micro_batch, "{why} a rank: all ranks halve the micro-batch");
         self.prefetch.replan(step, self.micro_batch)?;
         Ok(())
+    }
+
+    /// What this rank holds from the first step to the last, for messages.
+    fn holdings(&self) -> Vec<Held> {
+        let layout = self.trainables.layout();
+        let rows = self.policy.trainable_report(layout, self.spec.model.weights_dtype);
+        let frozen = rows.iter().filter(|row| !row.trains).map(|row| row.bytes).sum();
+        let optimizer = &self.held.as_ref().expect("a generation begins with a state").optimizer;
+        let optimizer = optimizer.bytes(self.comm.as_ref());
+        [
+            (Category::FrozenWeights, Bytes(frozen)),
+            (Category::Trainables, optimizer.weights),
+            (Category::Gradients, optimizer.grads),
+            (Category::OptimizerShard, optimizer.moments),
+            (Category::Mirror, optimizer.redundancy),
+            (Category::CollectiveBuffers, optimizer.comm_buffers),
+        ]
+        .map(|(what, bytes)| Held { what, bytes })
+        .into()
     }
 
     /// Reduce, clip, AdamW on this rank's shard, gather. Returns the global gradient norm before clipping.
@@ -181,7 +259,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         &mut self,
         step: Step,
         batch: &Batch,
-        share: Share,
+        (share, memory_peak): (Share, Bytes),
         times: StepTimes,
         (verdict, grad_norm): (&Verdict, f64),
     ) -> StepDone {
@@ -199,7 +277,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             micro_batch: self.micro_batch as u32,
             accumulation: share.micro_batches,
             retries: 0,
-            memory_peak: self.meter.take_step_peak(),
+            memory_peak,
         }
     }
 }

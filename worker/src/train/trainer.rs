@@ -9,7 +9,7 @@ use coxswain_proto::{
     run_spec::RunSpec,
 };
 
-use super::{TrainError, checkpoint::Store, export::Summary, run::Training};
+use super::{TrainError, checkpoint::Store, export::Summary, fit, run::Training};
 use crate::{
     collective::{RingListener, Solo},
     data::{Dataset, Prefetcher},
@@ -58,10 +58,12 @@ impl<B: Tape<Base = B>> PolicyTrainer<B> {
         mut link: Box<dyn Link + Send>,
     ) -> Result<Training<'a, B>, TrainError> {
         link.at(Phase::Loading, Step(0));
-        let meter = Meter::new(Phase::Loading, spec.memory.capacity.map(Bytes));
+        let mut meter = Meter::new(Phase::Loading, spec.memory.capacity.map(Bytes));
         let dataset = self.dataset(spec)?;
         let plan = Plan::new(&spec.train, dataset.training_len())?;
         let (policy, layout, initial) = Policy::<B>::load(spec, dataset.dims(), &self.options.device)?;
+        let too_large = |source| TrainError::Exhausted { step: Step(0), source, advice: fit::advice(spec) };
+        meter.enter(Phase::Connecting).map_err(too_large)?;
         let output_dir = PathBuf::from(&spec.run.output_dir);
         let prefetch = Prefetcher::start(dataset.clone(), spec.data.prefetch, 1)?;
         Ok(Training {

@@ -33,6 +33,8 @@ pub struct Ballot {
     pub loss_sum: f64,
     /// Its valid elements.
     pub valid_count: f64,
+    /// Whether its system swaps it out, step after step: the next step should take less.
+    pub pressed: bool,
 }
 
 /// What all ranks decide, the same on each.
@@ -46,9 +48,11 @@ pub struct Verdict {
     pub loss_sum: f64,
     /// Valid elements over all ranks.
     pub valid_count: f64,
+    /// The first rank that is swapped out.
+    pub pressed: Option<Rank>,
 }
 
-const FIELDS: usize = 8;
+const FIELDS: usize = 9;
 
 impl Ballot {
     fn encode(&self) -> [f64; FIELDS] {
@@ -67,6 +71,7 @@ impl Ballot {
             self.loss_sum,
             self.valid_count,
             f64::from(u8::from(commands.regroup)),
+            f64::from(u8::from(self.pressed)),
         ]
     }
 }
@@ -84,6 +89,7 @@ fn count(ballots: &[f64]) -> Verdict {
         commands: Commands::default(),
         loss_sum: 0.0,
         valid_count: 0.0,
+        pressed: None,
     };
     let mut worst = 0.0;
     for (rank, ballot) in ballots.chunks_exact(FIELDS).enumerate() {
@@ -99,6 +105,9 @@ fn count(ballots: &[f64]) -> Verdict {
         verdict.loss_sum += ballot[5];
         verdict.valid_count += ballot[6];
         verdict.commands.regroup |= ballot[7] != 0.0;
+        if ballot[8] != 0.0 {
+            verdict.pressed = verdict.pressed.or(Some(Rank(rank as u32)));
+        }
     }
     verdict
 }
@@ -108,7 +117,7 @@ mod tests {
     use super::*;
 
     fn ballot(fared: Fared) -> Ballot {
-        Ballot { fared, commands: Commands::default(), loss_sum: 1.5, valid_count: 2.0 }
+        Ballot { fared, commands: Commands::default(), loss_sum: 1.5, valid_count: 2.0, pressed: false }
     }
 
     fn count_all(ballots: &[Ballot]) -> Verdict {
@@ -135,5 +144,12 @@ mod tests {
         let verdict = count_all(&[ballot(Fared::Ok), second]);
         assert_eq!(verdict.commands, second.commands);
         assert_eq!((verdict.loss_sum, verdict.valid_count), (3.0, 4.0));
+    }
+
+    #[test]
+    fn the_first_rank_that_is_swapped_out_is_named() {
+        let pressed = Ballot { pressed: true, ..ballot(Fared::Ok) };
+        assert_eq!(count_all(&[ballot(Fared::Ok), pressed, pressed]).pressed, Some(Rank(1)));
+        assert_eq!(count_all(&[ballot(Fared::Ok)]).pressed, None);
     }
 }

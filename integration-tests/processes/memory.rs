@@ -1,0 +1,113 @@
+//! Memory that runs out on one rank of several, as a user sees it: nothing, but for a line in the log.
+
+use std::{collections::BTreeMap, path::Path};
+
+use serde_json::Value;
+
+use crate::support::{Running, read_json};
+
+/// Bytes that a rank of these runs may hold, in MiB: several times what the small model takes by itself.
+const CAPACITY_MIB: u64 = 600;
+
+/// Trains four ranks on 16 samples a step; `fault` as `COX_FAULT_MEMORY` has it. Returns the exit code and what was printed.
+fn run(output: &Path, fault: &str, overrides: &[&str]) -> (Option<i32>, String) {
+    let output_dir = format!("run.output_dir={}", output.display());
+    let capacity = format!("memory.capacity={}", CAPACITY_MIB << 20);
+    let mut arguments =
+        vec!["run", "configs/quickstart.yaml", "--nproc-per-node", "4", &output_dir, &capacity];
+    arguments.extend([
+        "train.steps=6",
+        "train.global_batch=16",
+        "eval.samples=8",
+        "optimizer.warmup_steps=2",
+    ]);
+    arguments.extend(overrides);
+    let (status, printed) = Running::start_with(&arguments, &[("COX_FAULT_MEMORY", fault)]).finish();
+    (status.code(), printed)
+}
+
+fn timeline(output: &Path, rank: usize) -> Vec<Value> {
+    let path = output.join(format!("memory/rank-{rank:04}.jsonl"));
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    text.lines().map(|line| serde_json::from_str(line).expect("one JSON object a line")).collect()
+}
+
+fn numbers(lines: &[Value], field: &str) -> Vec<u64> {
+    lines.iter().map(|line| line[field].as_u64().expect("a number")).collect()
+}
+
+/// Norm of the difference of two runs' adapters over the norm of one.
+fn adapter_difference(a: &Path, b: &Path) -> f64 {
+    let read = |output: &Path| {
+        let path = output.join("adapter/adapter_model.safetensors");
+        let bytes = std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let tensors = safetensors::SafeTensors::deserialize(&bytes).expect("safetensors");
+        let floats = |data: &[u8]| {
+            let values = data.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+            values.map(f64::from).collect::<Vec<_>>()
+        };
+        tensors
+            .iter()
+            .map(|(name, tensor)| (name.to_owned(), floats(tensor.data())))
+            .collect::<BTreeMap<String, Vec<f64>>>()
+    };
+    let (a, b) = (read(a), read(b));
+    assert_eq!(a.keys().collect::<Vec<_>>(), b.keys().collect::<Vec<_>>());
+    let (mut difference, mut norm) = (0.0, 0.0);
+    for (x, y) in a.values().flatten().zip(b.values().flatten()) {
+        difference += (x - y) * (x - y);
+        norm += y * y;
+    }
+    (difference / norm).sqrt()
+}
+
+#[test]
+fn an_overrun_on_one_of_four_ranks_costs_one_attempt_and_changes_nothing_that_is_learned() {
+    let dir = tempfile::tempdir().unwrap();
+    let small = dir.path().join("small");
+    let (code, printed) = run(&small, "", &["train.micro_batch=2"]);
+    assert_eq!(code, Some(0), "{printed}");
+    for phase in ["forward", "backward"] {
+        let output = dir.path().join(phase);
+        // 4 samples want 800 MiB more, 2 want 400.
+        let fault = format!("rank=2 step=3 phase={phase} mib=200");
+        let (code, printed) = run(&output, &fault, &["train.micro_batch=4"]);
+        assert_eq!(code, Some(0), "{printed}");
+        for rank in 0..4 {
+            let lines = timeline(&output, rank);
+            assert_eq!(numbers(&lines, "step"), [0, 1, 2, 3, 4, 5], "{phase}, rank {rank}");
+            assert_eq!(numbers(&lines, "attempts"), [1, 1, 1, 2, 1, 1], "{phase}, rank {rank}");
+            assert_eq!(numbers(&lines, "micro_batch"), [4, 4, 4, 2, 2, 2], "{phase}, rank {rank}");
+        }
+        let said = format!("out of memory in {phase}: wanted");
+        assert!(printed.contains(&said) && printed.contains("held: "), "{printed}");
+        assert!(
+            printed.contains("out of memory on rank 2: all ranks go from 4 to 2 samples at a time"),
+            "{printed}"
+        );
+        let difference = adapter_difference(&output, &small);
+        assert!(difference < 1e-4, "{phase}: {difference}");
+        let summary = read_json(&output.join("summary.json"));
+        let phases = &summary["peak_memory"][2]["phases"];
+        assert!(phases[phase]["in_use"].as_u64() > Some(CAPACITY_MIB << 20), "{summary:#}");
+    }
+}
+
+#[test]
+fn what_does_not_fit_one_sample_at_a_time_ends_the_run_with_advice_and_its_own_exit_code() {
+    let dir = tempfile::tempdir().unwrap();
+    let fault = "rank=1 step=2 phase=backward mib=900";
+    let (code, printed) =
+        run(&dir.path().join("run"), fault, &["train.micro_batch=4", "train.recompute=none"]);
+    assert_eq!(code, Some(5), "{printed}");
+    assert!(printed.contains("does not fit, one sample at a time: out of memory in backward"), "{printed}");
+    assert!(printed.contains("To make it fit: train.recompute: full, or "), "{printed}");
+}
+
+#[test]
+fn a_model_that_does_not_fit_is_refused_while_it_loads() {
+    let dir = tempfile::tempdir().unwrap();
+    let (code, printed) = run(&dir.path().join("run"), "", &["memory.capacity=100000"]);
+    assert_eq!(code, Some(5), "{printed}");
+    assert!(printed.contains("out of memory in loading"), "{printed}");
+}

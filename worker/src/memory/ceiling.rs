@@ -1,0 +1,103 @@
+//! The ceiling over what a rank may hold, and the way out for work that goes through it.
+//!
+//! ```text
+//! guarded(|| forward and backward) ── Ok(result)
+//!         └─ between layers: check() ── over the ceiling: unwinds to guarded ── Err(Overrun)
+//! ```
+//!
+//! Layers do not return errors: their only failure is memory, and on an accelerator that failure comes as a panic from inside a
+//! kernel's allocation. So both take the same way: [`guarded`] catches the unwinding, everything the pass held is dropped on the way, and the
+//! caller gets a value. The unwinding that [`check`] starts runs no panic hook and prints nothing. Any other panic goes on.
+//!
+//! The ceiling belongs to a thread, the trainer's: tests run several in one process. What this file does not do: bound allocations
+//! themselves. A layer may overshoot before the next check; the ceiling counts what was asked for, it does not refuse.
+
+use std::{
+    any::Any,
+    cell::Cell,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+};
+
+use super::allocator;
+
+thread_local! {
+    static CEILING: Cell<u64> = const { Cell::new(u64::MAX) };
+    static GUARDED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Guarded work asked for more memory than there is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Overrun {
+    /// Most bytes in use; 0 if only the device knows.
+    pub in_use: u64,
+    /// The device's words, if the failure was its own.
+    pub device: Option<String>,
+}
+
+/// Sets this thread's ceiling; none lifts it.
+pub(super) fn set(bytes: Option<u64>) {
+    CEILING.set(bytes.unwrap_or(u64::MAX));
+}
+
+/// Ends the [`guarded`] work around the call if it has gone through the ceiling. Called between layers; costs two loads.
+pub fn check() {
+    if GUARDED.get() && allocator::guard_peak() > CEILING.get() {
+        resume_unwind(Box::new(Overrun { in_use: allocator::guard_peak(), device: None }));
+    }
+}
+
+/// Runs `work`, to its end or until memory runs out. On `Err` everything that `work` owned is gone; what it had borrowed mutably
+/// may be half-written.
+pub fn guarded<R>(work: impl FnOnce() -> R) -> Result<R, Overrun> {
+    allocator::restart_guard_peak();
+    let outer = GUARDED.replace(true);
+    let result = catch_unwind(AssertUnwindSafe(work));
+    GUARDED.set(outer);
+    match result {
+        Ok(result) if allocator::guard_peak() <= CEILING.get() => Ok(result),
+        Ok(_) => Err(Overrun { in_use: allocator::guard_peak(), device: None }),
+        Err(payload) => Err(overrun_of(payload)),
+    }
+}
+
+/// The overrun that a panic stands for; goes on panicking if it stands for something else.
+fn overrun_of(payload: Box<dyn Any + Send>) -> Overrun {
+    let payload = match payload.downcast::<Overrun>() {
+        Ok(overrun) => return *overrun,
+        Err(payload) => payload,
+    };
+    let words = payload.downcast_ref::<String>().map(String::as_str);
+    let words = words.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or_default();
+    if !is_out_of_memory(words) {
+        resume_unwind(payload);
+    }
+    Overrun { in_use: allocator::guard_peak(), device: Some(words.to_owned()) }
+}
+
+/// Drivers and runtimes agree on the words, not on how they are written.
+fn is_out_of_memory(words: &str) -> bool {
+    let letters: String = words.chars().filter(char::is_ascii_alphabetic).collect();
+    letters.to_ascii_lowercase().contains("outofmemory")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_device_says_about_memory_is_an_overrun_and_other_panics_go_on() {
+        for words in ["CUDA_ERROR_OUT_OF_MEMORY", "out of memory", "IoError::OutOfMemory { size: 8 }"] {
+            let found = guarded(|| resume_unwind(Box::new(words.to_owned())));
+            assert_eq!(found.map_err(|overrun: Overrun| overrun.device), Err::<(), _>(Some(words.into())));
+        }
+        let other = catch_unwind(|| guarded(|| resume_unwind(Box::new("index out of bounds"))));
+        assert!(other.is_err());
+        assert!(!GUARDED.get());
+    }
+
+    #[test]
+    fn work_that_stays_below_gives_its_result() {
+        assert_eq!(guarded(|| 3), Ok(3));
+        check();
+    }
+}
