@@ -84,19 +84,28 @@ pub struct RankStatus {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Pace {
     mean: Option<Duration>,
+    seen: u32,
 }
 
 impl Pace {
     /// Weight of the newest step: about the last ten count.
     const WEIGHT: f64 = 0.1;
+    /// The first steps of a process are slower than the rest.
+    const ENOUGH: u32 = 3;
 
     /// Takes a committed step's time.
     pub fn take(&mut self, step: &CommittedStep) {
         let time = step.times.total;
+        self.seen = self.seen.saturating_add(1);
         self.mean = Some(match self.mean {
             None => time,
             Some(mean) => mean.mul_f64(1.0 - Self::WEIGHT) + time.mul_f64(Self::WEIGHT),
         });
+    }
+
+    /// The time that a step is expected to take, once some have been seen.
+    pub fn expected(&self) -> Option<Duration> {
+        self.mean.filter(|_| self.seen >= Self::ENOUGH)
     }
 
     /// The time that `steps` more take.

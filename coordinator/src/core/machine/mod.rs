@@ -2,7 +2,7 @@
 //!
 //! [`Machine::handle`] never waits, reads no clock and cannot fail for a reason outside the machine; the driver hands in the time
 //! and carries out the actions. One file each: `joining` (places and lines), `forming` (who is in the next generation), `starting`
-//! (where it starts), `recalling` (after a restart of the coordinator), `working` (what workers report), `losing` (faults), `ending` (the end), `asking` (what people want),
+//! (where it starts), `recalling` (after a restart of the coordinator), `working` (what workers report), `losing` (faults), `standstill` (hangs), `ending` (the end), `asking` (what people want),
 //! `transitions` (the only one that changes the phase).
 
 mod asking;
@@ -11,6 +11,7 @@ mod forming;
 mod joining;
 mod losing;
 mod recalling;
+mod standstill;
 mod starting;
 mod transitions;
 mod working;
@@ -97,6 +98,8 @@ pub(super) struct Progress {
     pub(super) committed: Step,
     pub(super) last: Option<Arc<CommittedStep>>,
     pub(super) pace: Pace,
+    /// When something was committed last, or training was found in order though nothing was.
+    pub(super) at: Timestamp,
 }
 
 /// People who wait for fresh memory reports.
@@ -128,7 +131,7 @@ impl Machine {
             }),
             reason: Reason::Incomplete { present: 0, world: world.size() },
             orders: past.orders.clone(),
-            progress: Progress { committed, last: None, pace: Pace::default() },
+            progress: Progress { committed, last: None, pace: Pace::default(), at: now },
             incident: None,
             spent: past.spent,
             generation: past.newest().map_or(Generation(0), |(generation, _)| generation),
@@ -174,7 +177,7 @@ impl Machine {
                 let others = [gathering.settle_by, gathering.respawn_by, last_call];
                 others.into_iter().flatten().chain([gathering.deadline]).min()
             }
-            Phase::Running(_) => None,
+            Phase::Running(_) => self.overdue_at(),
             Phase::Over(over) => (!over.expired).then_some(over.deadline),
         };
         let refresh = self.refreshes.iter().map(|refresh| refresh.deadline).min();

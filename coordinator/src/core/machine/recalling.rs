@@ -28,6 +28,7 @@ impl Machine {
     /// Takes over nodes, seats and the phase of an earlier life.
     pub(super) fn recall(&mut self, now: Timestamp, past: &Past) {
         let reunion = self.config.patience.reunion;
+        self.progress.at = now.after(reunion);
         for (place, node) in &past.nodes {
             self.nodes.recall(now, *place, node.clone(), reunion);
         }

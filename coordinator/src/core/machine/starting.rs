@@ -120,6 +120,7 @@ impl Machine {
         let done = ledger.done();
         self.train(Course { ledger, leases }, first_step);
         out.push(Action::Record(Record::Started { generation, first_step, source }));
+        self.progress.at = now;
         let committed = std::mem::replace(&mut self.progress.committed, first_step);
         if first_step < committed {
             out.push(Action::Publish(News::RolledBack { from: committed, to: first_step }));

@@ -151,7 +151,8 @@ impl Machine {
                 self.try_form(now, out);
             }
             Phase::Over(over) if over.deadline <= now => over.expired = true,
-            Phase::Running(_) | Phase::Over(_) => {}
+            Phase::Running(_) => self.look_for_standstill(now, out),
+            Phase::Over(_) => {}
         }
     }
 

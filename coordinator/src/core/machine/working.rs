@@ -51,7 +51,7 @@ impl Machine {
                 self.fatal(now, failure, out);
             }
         }
-        self.commit(out);
+        self.commit(now, out);
         self.try_start(now, out);
         Ok(Reply::Committed(self.progress.committed))
     }
@@ -111,7 +111,7 @@ impl Machine {
     }
 
     /// Commits every step that all ranks have reported, and prolongs the leases.
-    fn commit(&mut self, out: &mut Vec<Action>) {
+    fn commit(&mut self, now: Timestamp, out: &mut Vec<Action>) {
         let before = self.progress.committed;
         while let Some(step) = self.phase.course_mut().and_then(|course| course.ledger.commit()) {
             self.committed_step(&step, out);
@@ -120,6 +120,7 @@ impl Machine {
         if committed == before {
             return;
         }
+        self.progress.at = now;
         let Phase::Running(running) = &mut self.phase else { return };
         let Stage::Training(training) = &mut running.stage else { return };
         let done = training.course.ledger.done();
