@@ -33,6 +33,10 @@ pub const LAST_CALL_TIMEOUT: Duration = Duration::from_secs(30);
 pub const STANDSTILL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Faults that a run survives unless `--max-restarts` says otherwise.
 pub const MAX_RESTARTS: u32 = 3;
+/// Different workers that a sample must fail on before it is left out.
+pub const SAMPLE_TRIES: usize = 2;
+/// Samples that a run may leave out; more are a bad data set.
+pub const MAX_QUARANTINED: usize = 64;
 /// Generations in a row that may end without a committed step.
 pub const MAX_BARREN_GENERATIONS: u32 = 3;
 /// How long the coordinator waits for workers to leave after the run is over, before it ends without them.

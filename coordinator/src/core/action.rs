@@ -11,6 +11,7 @@ use super::{
     failure::Failure,
     memory::RankMemory,
     phase::End,
+    quarantine::{EpochPositions, Quarantine, Verdict},
     reason::{Reason, RunPhase},
     refusal::Refusal,
     report::{CommittedStep, StateSource},
@@ -102,6 +103,8 @@ pub struct Assignment {
     pub checkpoint: Step,
     /// By rank.
     pub members: Vec<Member>,
+    /// Samples that nobody tries.
+    pub left_out: Vec<EpochPositions>,
     /// Positions by worker: of `members`, the other way round.
     pub ranks: BTreeMap<WorkerId, Rank>,
 }
@@ -121,9 +124,15 @@ pub struct Member {
 
 impl Assignment {
     /// A membership of these, in rank order.
-    pub fn new(generation: Generation, checkpoint: Step, members: Vec<Member>) -> Self {
+    pub fn new(
+        generation: Generation,
+        checkpoint: Step,
+        members: Vec<Member>,
+        quarantine: &Quarantine,
+    ) -> Self {
         let ranks = members.iter().map(|member| member.worker).zip((0..).map(Rank)).collect();
-        Self { generation, checkpoint, members, ranks }
+        let left_out = quarantine.left_out().cloned().collect();
+        Self { generation, checkpoint, members, left_out, ranks }
     }
 
     /// A worker's position, if it is a member.
@@ -225,6 +234,8 @@ pub enum Record {
     Spent(Spent),
     /// A failure that was survived so far.
     Failure(Arc<Failure>),
+    /// Samples that failed, all of them.
+    Quarantine(Quarantine),
     /// The run is over.
     Over(End),
 }
@@ -275,6 +286,8 @@ pub enum News {
     Checkpoint(CheckpointEntry),
     /// The first cause of a fault; of the end, if it is fatal.
     Failure(Arc<Failure>, Spent),
+    /// A sample failed on a worker that is well, and what follows.
+    Sample(EpochPositions, Verdict, Arc<Failure>),
     /// Training goes on after a fault.
     Recovered(Recovery),
     /// Committed steps are lost, and will be repeated.

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     failure::Failure,
+    quarantine::EpochPositions,
     report::{PhasePeak, StateSource, StepReport, WorkerPhase},
 };
 
@@ -85,6 +86,8 @@ pub enum Ask {
         worker: Option<WorkerId>,
         /// What.
         failure: Failure,
+        /// Set if a sample failed and the worker is well: which one.
+        sample: Option<EpochPositions>,
     },
     /// A worker's last word.
     Leave {

@@ -9,7 +9,7 @@ use std::{collections::BTreeSet, fmt, ops::Range, sync::Arc};
 use coxswain_proto::ids::{Bytes, Generation, Seat, Step};
 use serde::{Deserialize, Serialize};
 
-use super::{report::WorkerPhase, time::Timestamp};
+use super::{quarantine::EpochPositions, report::WorkerPhase, time::Timestamp};
 use crate::options::{CauseKind, FirstCause};
 
 /// One failure, with everything needed to name it in a line.
@@ -105,6 +105,8 @@ pub struct Incident {
     pub victims: BTreeSet<Seat>,
     /// Those who were lost.
     pub lost: BTreeSet<Seat>,
+    /// The sample that failed, if it was one.
+    pub sample: Option<EpochPositions>,
 }
 
 impl Incident {
@@ -117,6 +119,7 @@ impl Incident {
             complaint: None,
             victims: BTreeSet::new(),
             lost: BTreeSet::new(),
+            sample: None,
         }
     }
 
@@ -133,7 +136,10 @@ impl Incident {
         let more = if self.lost.len() > ranks.len() { ", ..." } else { "" };
         match self.lost.len() {
             _ if self.on_purpose => "the world was asked to change".into(),
-            0 => "its ranks lost each other".into(),
+            0 => match &self.sample {
+                Some(sample) => format!("{sample} failed"),
+                None => "its ranks lost each other".into(),
+            },
             1 => format!("rank {} was lost", ranks.join("")),
             _ => format!("ranks {}{more} were lost", ranks.join(", ")),
         }

@@ -20,10 +20,13 @@ use std::{
 
 use coxswain_proto::{
     ids::{Bytes, Generation, Rank, Seat, Step, WorkerId},
-    plan::Plan,
+    plan::{self, Batch, Plan},
 };
 
-use super::report::{CommittedStep, StepReport, StepTimes, Totals};
+use super::{
+    quarantine::Quarantine,
+    report::{CommittedStep, StepReport, StepTimes, Totals},
+};
 
 /// Steps of one generation.
 #[derive(Clone, Debug)]
@@ -34,6 +37,7 @@ pub struct StepLedger {
     committed: Step,
     owed: Vec<Step>,
     open: VecDeque<OpenStep>,
+    left_out: BTreeMap<u64, Vec<Range<u64>>>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -121,7 +125,22 @@ impl StepLedger {
             committed: first_step,
             owed: vec![first_step; members.len()],
             open: VecDeque::new(),
+            left_out: BTreeMap::new(),
         }
+    }
+
+    /// The same, of steps without the samples that nobody tries.
+    pub fn without(mut self, quarantine: &Quarantine) -> Self {
+        self.left_out = quarantine.by_epoch();
+        self
+    }
+
+    /// Positions of a step that nobody consumes.
+    fn left_out_of(&self, batch: &Batch) -> Vec<Range<u64>> {
+        let of_epoch = self.left_out.get(&batch.epoch).map_or(&[][..], Vec::as_slice);
+        let within =
+            |hole: &Range<u64>| hole.start.max(batch.positions.start)..hole.end.min(batch.positions.end);
+        of_epoch.iter().map(within).filter(|hole| !hole.is_empty()).collect()
     }
 
     /// The membership whose steps these are.
@@ -210,6 +229,7 @@ impl StepLedger {
     fn committed_from(&mut self, open: OpenStep) -> Arc<CommittedStep> {
         let step = self.committed;
         let batch = self.plan.batch(step);
+        let left_out = self.left_out_of(&batch);
         self.committed = Step(step.0 + 1);
         Arc::new(CommittedStep {
             step,
@@ -227,6 +247,7 @@ impl StepLedger {
             retries: open.retries,
             cache_generation: open.cache_generation,
             reports: open.reported,
+            left_out,
         })
     }
 
@@ -237,13 +258,8 @@ impl StepLedger {
     fn check_positions(&self, rank: Rank, report: &StepReport) -> Result<(), Fault> {
         let batch = self.plan.batch(report.step);
         let due = batch.of_rank(rank, self.world());
-        let mut next = due.start;
-        let joined = report.positions.iter().filter(|part| !part.is_empty()).all(|part| {
-            let follows = part.start == next;
-            next = part.end;
-            follows
-        });
-        if joined && next == due.end && report.epoch == batch.epoch {
+        let expected = plan::without(due.clone(), &self.left_out_of(&batch));
+        if joined(&report.positions) == expected && report.epoch == batch.epoch {
             return Ok(());
         }
         Err(Fault::Positions {
@@ -282,4 +298,16 @@ impl StepLedger {
         }
         Ok(())
     }
+}
+
+/// Ranges as they are, but those that follow on each other as one, and empty ones as none.
+fn joined(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
+    let mut joined: Vec<Range<u64>> = Vec::with_capacity(ranges.len());
+    for range in ranges.iter().filter(|range| !range.is_empty()) {
+        match joined.last_mut() {
+            Some(last) if last.end == range.start => last.end = range.end,
+            _ => joined.push(range.clone()),
+        }
+    }
+    joined
 }

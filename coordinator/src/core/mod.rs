@@ -21,6 +21,7 @@ pub mod memory;
 pub mod nodes;
 pub mod past;
 pub mod phase;
+pub mod quarantine;
 pub mod reason;
 pub mod refusal;
 pub mod report;

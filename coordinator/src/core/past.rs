@@ -14,6 +14,7 @@ use super::{
     event::{DataSet, WorkerClaim},
     failure::Failure,
     phase::End,
+    quarantine::Quarantine,
     report::StateSource,
     roster::Respawn,
 };
@@ -37,6 +38,8 @@ pub struct Past {
     pub committed: Option<Step>,
     /// Checkpoints that can be resumed from.
     pub checkpoints: BTreeMap<Step, CheckpointEntry>,
+    /// Samples that failed.
+    pub quarantine: Quarantine,
     /// The newest fault.
     pub fault: Option<Arc<Failure>>,
     /// How the run ended, if it did.
@@ -110,6 +113,7 @@ impl Past {
             Record::Broken { generation } => self.generations.entry(*generation).or_default().over = true,
             Record::Step(step) => self.committed = Some(Step(step.step.0 + 1)),
             Record::Checkpoint(entry) => drop(self.checkpoints.insert(entry.step, entry.clone())),
+            Record::Quarantine(quarantine) => self.quarantine = quarantine.clone(),
             Record::Failure(failure) => self.fault = Some(failure.clone()),
         }
     }
@@ -136,6 +140,7 @@ impl Past {
             generations: generations.collect(),
             committed: self.committed,
             checkpoints: self.checkpoints,
+            quarantine: self.quarantine,
             ..Self::default()
         }
     }

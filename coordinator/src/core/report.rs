@@ -244,12 +244,15 @@ pub struct CommittedStep {
     /// Ranks whose reports were there when it was committed. Fewer than `world`: the later state of all ranks proves the rest. 0: a
     /// checkpoint proves it, and its totals are not known.
     pub reports: u32,
+    /// Positions among them that nobody consumed: their samples failed on several workers.
+    pub left_out: Vec<Range<u64>>,
 }
 
 impl CommittedStep {
     /// Samples over all ranks.
     pub fn samples(&self) -> u64 {
-        self.positions.end - self.positions.start
+        let left_out: u64 = self.left_out.iter().map(|hole| hole.end - hole.start).sum();
+        (self.positions.end - self.positions.start).saturating_sub(left_out)
     }
 
     /// Samples of all ranks in a second.

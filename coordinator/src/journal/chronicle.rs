@@ -9,7 +9,7 @@ use coxswain_proto::{
 };
 
 use super::{JournalError, LedgerEntry, durable, reading::Contents};
-use crate::core::{failure::Failure, phase::End, report::StateSource};
+use crate::core::{failure::Failure, phase::End, quarantine::EpochPositions, report::StateSource};
 
 /// Everything that a run has committed, and what it survived.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -32,6 +32,8 @@ pub struct Chronicle {
     pub steps: Vec<LedgerEntry>,
     /// Memberships, in order.
     pub generations: Vec<Membership>,
+    /// Samples that nobody tries any more, because they failed on several workers.
+    pub quarantined: Vec<EpochPositions>,
     /// Faults, in order; survived but for the last one of a run that failed.
     pub failures: Vec<Failure>,
 }
@@ -128,6 +130,7 @@ fn chronicle(contents: Contents) -> Chronicle {
                 started: of.started,
             })
             .collect(),
+        quarantined: contents.quarantine.left_out().cloned().collect(),
         failures: contents.failures.into_iter().map(|(_, failure)| failure).collect(),
     }
 }

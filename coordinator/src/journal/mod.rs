@@ -69,6 +69,9 @@ pub struct LedgerEntry {
     /// Ranks whose reports were there when it was committed.
     #[serde(default)]
     pub reports: u32,
+    /// Positions among them that nobody consumed: their samples failed on several workers.
+    #[serde(default)]
+    pub left_out: Vec<Range<u64>>,
 }
 
 impl LedgerEntry {
@@ -91,6 +94,7 @@ impl From<&CommittedStep> for LedgerEntry {
             retries: step.retries,
             cache_generation: step.cache_generation,
             reports: step.reports,
+            left_out: step.left_out.clone(),
         }
     }
 }

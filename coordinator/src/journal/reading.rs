@@ -17,6 +17,7 @@ use crate::core::{
     failure::Failure,
     past::{Past, PastGeneration, PastNode, PastSeat},
     phase::End,
+    quarantine::Quarantine,
 };
 
 /// Everything that a journal holds.
@@ -34,6 +35,8 @@ pub struct Contents {
     pub orders: Orders,
     /// What was used of the budgets.
     pub spent: Spent,
+    /// Samples that failed.
+    pub quarantine: Quarantine,
     /// By place.
     pub nodes: Vec<(u64, PastNode)>,
     /// By seat.
@@ -58,6 +61,7 @@ impl Contents {
             dataset: self.dataset,
             orders: self.orders,
             spent: self.spent,
+            quarantine: self.quarantine,
             nodes: self.nodes.into_iter().map(|(place, node)| (place as u32, node)).collect(),
             seats: self.seats.into_iter().map(|(seat, kept)| (Seat(seat as u32), kept)).collect(),
             generations: generations.collect(),
@@ -97,6 +101,7 @@ impl<'a> Reader<'a> {
             dataset: self.fact("dataset")?,
             orders: self.fact("orders")?.unwrap_or_default(),
             spent: self.fact("spent")?.unwrap_or_default(),
+            quarantine: self.fact("quarantine")?.unwrap_or_default(),
             nodes: self.rows("nodes", NODES)?,
             seats: self.rows("workers", WORKERS)?,
             generations: self.rows("generations", GENERATIONS)?,

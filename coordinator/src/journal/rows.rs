@@ -1,7 +1,7 @@
 //! The journal's tables, and what each record writes to them.
 //!
 //! ```text
-//! facts         name -> JSON      identity, lives, dataset, orders, spent, over
+//! facts         name -> JSON      identity, lives, dataset, orders, spent, quarantine, over
 //! nodes         place -> JSON     launcher, host
 //! workers       seat -> JSON      id, claim; or what its launcher was asked to do
 //! generations   number -> JSON    members, where it started, whether it is over
@@ -42,6 +42,7 @@ pub fn append(write: &WriteTransaction, record: &Record) -> Result<(), redb::Err
         Record::Orders(orders) => fact("orders", json(orders)),
         Record::Spent(spent) => fact("spent", json(spent)),
         Record::Over(end) => fact("over", json(end)),
+        Record::Quarantine(quarantine) => fact("quarantine", json(quarantine)),
         Record::Node { place, node_id, host } => {
             let node = PastNode { node_id: node_id.clone(), host: host.clone() };
             row(NODES, (*place).into(), json(&node))

@@ -2,11 +2,13 @@
 
 use std::{fmt::Write, time::Duration};
 
-use coxswain_proto::ids::Step;
+use coxswain_proto::{ids::Step, limits};
 
 use crate::{
     core::{
+        failure::Failure,
         memory::RankMemory,
+        quarantine::{EpochPositions, Verdict},
         report::{CommittedStep, WorkerPhase},
     },
     human,
@@ -134,6 +136,19 @@ pub fn one_line(text: &str) -> String {
     parts.join(" | ")
 }
 
+/// A sample that failed, and what follows: `the sample at position 4 of epoch 0 failed on rank 1 (MESSAGE): another worker tries it`.
+pub fn sample(at: &EpochPositions, verdict: Verdict, failure: &Failure) -> String {
+    let rank = failure.seat.map_or_else(String::new, |seat| format!(" on rank {seat}"));
+    let follows = match verdict {
+        Verdict::TryAnother => "another worker tries it".to_owned(),
+        Verdict::LeftOut => "quarantined: nobody tries it any more".to_owned(),
+        Verdict::TooMany => {
+            format!("more than {} are quarantined: repair the data set", limits::MAX_QUARANTINED)
+        }
+    };
+    one_line(&format!("{at} failed{rank} ({}): {follows}", failure.message))
+}
+
 #[cfg(test)]
 mod tests {
     use coxswain_proto::ids::{Bytes, Generation, Seat, Step};
@@ -163,6 +178,7 @@ mod tests {
             retries: 0,
             cache_generation: 0,
             reports: 2,
+            left_out: Vec::new(),
         }
     }
 

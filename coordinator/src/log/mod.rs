@@ -8,7 +8,7 @@ mod lines;
 
 use coxswain_proto::ids::Step;
 pub use human_format::Human;
-pub(crate) use lines::rolled_back;
+pub(crate) use lines::{rolled_back, sample};
 use tracing::{debug, error, info, warn};
 
 use crate::core::{
@@ -81,6 +81,11 @@ impl Log {
             News::Failure(failure, spent) => {
                 self.recovering = !failure.fatal;
                 first_cause(failure, *spent);
+            }
+            News::Sample(at, verdict, failure) => {
+                let (epoch, position) = (at.epoch, at.begin);
+                let line = lines::sample(at, *verdict, failure);
+                warn!(target: "coxswain::sample", epoch, position, "{line}");
             }
             News::Consequence(failure) => {
                 debug!(target: "coxswain::fail", rank = failure.seat.map(|seat| seat.0), "then {failure}");

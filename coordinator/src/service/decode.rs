@@ -16,6 +16,7 @@ use crate::{
             StartReport, WorkerClaim,
         },
         failure::Failure,
+        quarantine::EpochPositions,
         report::{PhasePeak, StateSource, StepReport, StepTimes, Totals, WorkerPhase},
     },
     options::CauseKind,
@@ -196,8 +197,17 @@ impl TryFrom<v1::ReportFailureRequest> for Ask {
             run_id: wire.run_id,
             worker: wire.worker_id.map(WorkerId),
             failure: self::failure(failure).map_err(|error| error.below("failure"))?,
+            sample: wire.bad_sample.map(epoch_positions).transpose()?,
         })
     }
+}
+
+fn epoch_positions(wire: v1::EpochPositions) -> Decoded<EpochPositions> {
+    let v1::EpochPositions { epoch, begin, end } = wire;
+    if begin >= end {
+        return Err(FieldError::new("bad_sample", format!("begins at {begin}, not before its end {end}")));
+    }
+    Ok(EpochPositions { epoch, begin, end })
 }
 
 impl From<v1::LeaveRequest> for Ask {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use coxswain_proto::{
     ids::{Bytes, Rank},
-    v1,
+    plan, v1,
 };
 use tonic::Status;
 
@@ -15,6 +15,7 @@ use crate::{
         checkpoints::{CheckpointEntry, EntryState},
         failure::Failure,
         memory::RankMemory,
+        quarantine::EpochPositions,
         reason::RunPhase,
         refusal::Refusal,
         report::{CommittedStep, StepTimes, WorkerPhase},
@@ -51,6 +52,10 @@ impl From<Denied> for Status {
     }
 }
 
+fn epoch_positions(at: &EpochPositions) -> v1::EpochPositions {
+    v1::EpochPositions { epoch: at.epoch, begin: at.begin, end: at.end }
+}
+
 /// The members next to a rank on the ring; nobody in a world of one.
 fn neighbours(assignment: &Assignment, Rank(rank): Rank) -> Vec<v1::Peer> {
     let world = assignment.world();
@@ -74,7 +79,7 @@ pub fn directive(directive: Directive) -> v1::Directive {
             world_size: assignment.world(),
             peers: neighbours(&assignment, rank),
             checkpoint_step: assignment.checkpoint.0,
-            quarantined: Vec::new(),
+            quarantined: assignment.left_out.iter().map(epoch_positions).collect(),
             communicator_id: Vec::new(),
         }),
         Directive::Lease(lease) => Kind::Lease(v1::ShardLease {
@@ -180,9 +185,9 @@ pub fn ledger(entries: &[LedgerEntry], next: Option<u64>) -> v1::GetLedgerRespon
         world_size: entry.world,
         ranks: (0..entry.world)
             .map(|rank| {
-                let positions = entry.of_rank(Rank(rank));
-                let range = v1::SampleRange { begin: positions.start, end: positions.end };
-                v1::RankSamples { rank, samples: vec![range] }
+                let consumed = plan::without(entry.of_rank(Rank(rank)), &entry.left_out);
+                let samples = consumed.iter().map(|of| v1::SampleRange { begin: of.start, end: of.end });
+                v1::RankSamples { rank, samples: samples.collect() }
             })
             .collect(),
     });
@@ -216,6 +221,10 @@ pub fn watch_event(dated: &Dated) -> Option<v1::WatchEvent> {
         News::Checkpoint(entry) => Kind::Checkpoint(checkpoint(entry)),
         News::Failure(failure, _) => Kind::Failure(self::failure(failure, dated.unix_ms)),
         News::Note(seat, text) => Kind::Note(v1::Note { rank: seat.0, text: text.clone() }),
+        News::Sample(at, verdict, failure) => Kind::Note(v1::Note {
+            rank: failure.seat.map_or(0, |seat| seat.0),
+            text: crate::log::sample(at, *verdict, failure),
+        }),
         News::Consequence(_) | News::Memory(_) | News::Refused(_) => return None,
     };
     Some(v1::WatchEvent { unix_ms: dated.unix_ms, kind: Some(kind) })

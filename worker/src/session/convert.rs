@@ -59,6 +59,7 @@ pub(super) fn told(directive: v1::Directive) -> Result<Told, String> {
         Some(Kind::Checkpoint(now)) => Told::Checkpoints(now.request),
         Some(Kind::MemoryReport(now)) => Told::MemoryReports(now.request),
         Some(Kind::Stop(_)) => Told::Stop,
+        Some(Kind::Abort(abort)) if abort.over => Told::Over(abort.reason),
         Some(Kind::Abort(abort)) => Told::Abort(Generation(abort.generation), abort.reason),
         Some(Kind::Regroup(regroup)) => Told::Regroup(Generation(regroup.generation)),
         None => return Err("directive.kind: missing, or unknown to this version".into()),

@@ -42,6 +42,8 @@ pub enum Told {
     Stop,
     /// A generation is over.
     Abort(Generation, String),
+    /// The run is over.
+    Over(String),
     /// A generation is to be left at the next boundary.
     Regroup(Generation),
 }
@@ -77,6 +79,10 @@ impl Standing {
             }
             Told::Stop => self.commands.stop = true,
             Told::Regroup(generation) => self.regroup = self.regroup.max(generation),
+            Told::Over(reason) => {
+                self.cut(LinkError::Over(reason));
+                return true;
+            }
             Told::Abort(generation, reason) => {
                 if generation > self.over.0 {
                     self.over = (generation, reason);

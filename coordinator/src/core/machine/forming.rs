@@ -145,6 +145,8 @@ impl Machine {
 
     fn form(&mut self, seats: &[Seat], out: &mut Vec<Action>) {
         let generation = self.next_generation();
+        let mut seats = seats.to_vec();
+        self.quarantine.turn(&mut seats);
         let members: Vec<_> = seats
             .iter()
             .filter_map(|seat| self.roster.living_at(*seat))
@@ -155,7 +157,8 @@ impl Machine {
                 host: worker.claim.host.clone(),
             })
             .collect();
-        let assignment = Assignment::new(generation, self.checkpoints.newest_complete(), members);
+        let assignment =
+            Assignment::new(generation, self.checkpoints.newest_complete(), members, &self.quarantine);
         for member in &assignment.members {
             if let Ok(worker) = self.roster.get_mut(member.worker) {
                 (worker.generation, worker.ready) = (generation, false);

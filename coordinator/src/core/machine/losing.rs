@@ -133,7 +133,7 @@ impl Machine {
     /// Victims without a culprit: ranks lost each other, and all are ready again. One restart; false if it is one too many.
     pub(super) fn blame_victims(&mut self, now: Timestamp, out: &mut Vec<Action>) -> bool {
         let Some(incident) = &self.incident else { return true };
-        if incident.on_purpose || incident.cause.is_some() {
+        if incident.on_purpose || incident.cause.is_some() || incident.sample.is_some() {
             return true;
         }
         let Some(complaint) = incident.complaint.clone() else { return true };

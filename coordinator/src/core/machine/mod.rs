@@ -11,6 +11,7 @@ mod forming;
 mod joining;
 mod losing;
 mod recalling;
+mod sampling;
 mod standstill;
 mod starting;
 mod transitions;
@@ -34,6 +35,7 @@ use super::{
     nodes::Nodes,
     past::Past,
     phase::{End, Gathering, LastCall, Phase, Stage},
+    quarantine::Quarantine,
     reason::{Reason, RunPhase},
     refusal::{Refusal, Witness},
     report::CommittedStep,
@@ -80,6 +82,7 @@ pub struct Machine {
     pub(super) progress: Progress,
     pub(super) incident: Option<Incident>,
     pub(super) spent: Spent,
+    pub(super) quarantine: Quarantine,
     pub(super) generation: Generation,
     /// The newest fault that was survived.
     survived: Option<Arc<Failure>>,
@@ -134,6 +137,7 @@ impl Machine {
             progress: Progress { committed, last: None, pace: Pace::default(), at: now },
             incident: None,
             spent: past.spent,
+            quarantine: past.quarantine.clone(),
             generation: past.newest().map_or(Generation(0), |(generation, _)| generation),
             survived: past.fault.clone(),
             dataset: past.dataset.clone().map(|dataset| (dataset, Witness::Journal)),
@@ -250,8 +254,11 @@ impl Machine {
             Ask::Memory(worker, peaks) => self.memory(now, worker, &peaks, out),
             Ask::Checkpoint(worker, report) => self.checkpoint(now, worker, report, out),
             Ask::Note { worker, sequence, text } => self.note(now, worker, sequence, text, out),
-            Ask::Failure { run_id, worker, failure } => {
-                self.same_run(&run_id).and_then(|()| self.reported_failure(now, worker, failure, out))
+            Ask::Failure { run_id, worker, failure, sample } => {
+                self.same_run(&run_id).and_then(|()| match (worker, sample) {
+                    (Some(worker), Some(at)) => self.failed_sample(now, worker, (at, failure), out),
+                    _ => self.reported_failure(now, worker, failure, out),
+                })
             }
             Ask::Leave { worker, exit_code, reason } => self.leave(now, worker, exit_code, reason, out),
             Ask::Exit { node_id, seat, pid, ended } => match self.nodes.find(&node_id).map(drop) {

@@ -69,7 +69,7 @@ impl Machine {
         let members = self.members(newest).filter(|_| !newest.over);
         let Some(members) = members else { return self.recall_gathering(now, generation, earlier) };
         let checkpoint = self.checkpoints.newest_complete();
-        let assignment = Assignment::new(generation, checkpoint, members);
+        let assignment = Assignment::new(generation, checkpoint, members, &self.quarantine);
         let (stage, reason) = match (newest.started, earlier) {
             (Some((first_step, _)), Some(course)) => {
                 let done = course.ledger.done();
@@ -129,7 +129,8 @@ impl Machine {
         let (committed, total) = (self.progress.committed, Step(plan.total_steps()));
         let mut leases = LeaseWindow::new(generation, members.len() as u32, committed, total);
         leases.prolong(committed);
-        Course { ledger: StepLedger::new(plan, generation, &members, committed), leases }
+        let ledger = StepLedger::new(plan, generation, &members, committed).without(&self.quarantine);
+        Course { ledger, leases }
     }
 
     /// A new launch in the place of one that is gone altogether: nobody of it is waited for or counted as lost.

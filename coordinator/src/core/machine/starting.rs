@@ -113,7 +113,7 @@ impl Machine {
         let (Phase::Running(running), Some(plan)) = (&mut self.phase, self.plan) else { return };
         let generation = running.assignment.generation;
         let members = running.assignment.workers();
-        let ledger = StepLedger::new(plan, generation, &members, first_step);
+        let ledger = StepLedger::new(plan, generation, &members, first_step).without(&self.quarantine);
         let total = Step(plan.total_steps());
         let mut leases = LeaseWindow::new(generation, members.len() as u32, first_step, total);
         let granted = leases.prolong(first_step);

@@ -77,8 +77,9 @@ impl Machine {
         }
         self.say(Reason::Regathering { generation, because: because.to_owned() }, out);
         self.call_back_those_who_left(&assignment, out);
-        let on_purpose = self.incident.as_ref().is_some_and(|incident| incident.on_purpose);
-        if fruitless && !on_purpose {
+        // A sample that failed is a step ahead: it will be left out, or not fail elsewhere.
+        let expected = |incident: &Incident| incident.on_purpose || incident.sample.is_some();
+        if fruitless && !self.incident.as_ref().is_some_and(expected) {
             self.fruitless(now, because, out);
         }
     }

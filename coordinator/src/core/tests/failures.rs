@@ -8,7 +8,7 @@ fn failure(rank: u32, kind: CauseKind) -> Ask {
     let mut failure = Failure::of_run(kind, format!("{kind:?} on {rank}"));
     failure.phase = WorkerPhase::Forward;
     failure.step = Step(3);
-    Ask::Failure { run_id: RUN.into(), worker: Some(id(rank)), failure }
+    Ask::Failure { run_id: RUN.into(), worker: Some(id(rank)), failure, sample: None }
 }
 
 fn cause(actions: &[Action]) -> Option<String> {
@@ -147,7 +147,7 @@ fn a_failure_before_registration_ends_the_run_with_its_cause() {
     run.tell(Ask::Register(claim(0)));
     let mut failure = Failure::of_run(CauseKind::BadInput, "no camera named front".into());
     failure.seat = Some(Seat(1));
-    let ask = Ask::Failure { run_id: RUN.into(), worker: None, failure };
+    let ask = Ask::Failure { run_id: RUN.into(), worker: None, failure, sample: None };
     let (_, actions) = run.ask(ask);
     assert_eq!(cause(&actions).as_deref(), Some("rank 1, joining: no camera named front"));
 }

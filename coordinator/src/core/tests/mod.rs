@@ -7,6 +7,7 @@ mod random;
 mod recall;
 mod recovery;
 mod rendezvous;
+mod samples;
 mod training;
 
 use std::time::Duration;

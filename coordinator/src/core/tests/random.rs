@@ -137,7 +137,7 @@ fn play(run: &mut Run, next: &Move, owed: &mut [u64]) -> Vec<Action> {
         Move::Fail { rank, victim } => {
             let kind = if victim { CauseKind::PeerLost } else { CauseKind::Io };
             let failure = Failure::of_run(kind, "broken".into());
-            Ask::Failure { run_id: RUN.into(), worker: Some(id(rank)), failure }
+            Ask::Failure { run_id: RUN.into(), worker: Some(id(rank)), failure, sample: None }
         }
         Move::Leave(rank) => Ask::Leave { worker: id(rank), exit_code: 0, reason: "done".into() },
         Move::Exit(rank) => {

@@ -372,7 +372,7 @@ fn a_failure_before_registration_is_told_with_the_exit() {
     run.gather(1);
     let mut failure = Failure::of_run(CauseKind::Io, "the disk is on fire".into());
     failure.seat = Some(Seat(1));
-    run.tell(Ask::Failure { run_id: RUN.into(), worker: None, failure });
+    run.tell(Ask::Failure { run_id: RUN.into(), worker: None, failure, sample: None });
     assert_eq!(run.phase(), RunPhase::WaitingForWorkers);
     let exit = Ask::Exit { node_id: NODE.into(), seat: Seat(1), pid: Some(7), ended: Ended::Code(4) };
     let actions = run.tell(exit);
