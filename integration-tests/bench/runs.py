@@ -32,7 +32,8 @@ def measure(command, threads):
     """Runs `command` to its end; returns summary.json and processor times."""
     with tempfile.TemporaryDirectory() as out:
         command = [*command, f"run.output_dir={out}/run"]
-        environment = dict(os.environ, RAYON_NUM_THREADS=str(threads))
+        # The launcher sets the second for its workers; without a launcher it has to be set here.
+        environment = {"MIMALLOC_PURGE_DELAY": "-1", **os.environ, "RAYON_NUM_THREADS": str(threads)}
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         printed = []
         reader = threading.Thread(target=lambda: printed.extend(process.stdout))
