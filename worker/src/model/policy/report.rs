@@ -121,7 +121,11 @@ fn part(name: &str) -> &'static str {
 pub struct GradientWatch {
     /// Numbers of the parameters that had no gradient other than zero so far.
     silent: Vec<usize>,
+    /// Steps that were taken.
     steps: usize,
+    /// Whether gradients were seen since the last step that was taken: a step that is voted down, or broken off because a rank was
+    /// lost, is tried again and counts once.
+    seen: bool,
 }
 
 /// Some trainables never got a gradient.
@@ -146,16 +150,16 @@ impl GradientWatch {
 
     /// Nothing seen yet.
     pub fn new(layout: &TrainableLayout) -> Self {
-        Self { silent: (0..layout.params().len()).collect(), steps: 0 }
+        Self { silent: (0..layout.params().len()).collect(), steps: 0, seen: false }
     }
 
-    /// Takes note of one step's gradients, before they are reduced over ranks or cleared. A step in which this rank had no
+    /// Takes note of the gradients of one try of a step, before they are reduced over ranks or cleared. A step in which this rank had no
     /// samples is passed over.
     pub fn observe(&mut self, layout: &TrainableLayout, grads: &FlatGrads) {
         if !layout.params().iter().any(|param| grads.touched(param)) {
             return;
         }
-        self.steps += 1;
+        self.seen = true;
         self.silent.retain(|&number| {
             let param = &layout.params()[number];
             let values = &grads.values()[param.offset..param.offset + param.len()];
@@ -168,8 +172,9 @@ impl GradientWatch {
         self.silent.is_empty()
     }
 
-    /// An error if some trainable has had no gradient and enough steps were taken.
-    pub fn verdict(&self, layout: &TrainableLayout) -> Result<(), SilentTrainables> {
+    /// A step was taken: an error if some trainable has had no gradient and enough steps were taken.
+    pub fn verdict(&mut self, layout: &TrainableLayout) -> Result<(), SilentTrainables> {
+        self.steps += usize::from(std::mem::take(&mut self.seen));
         if self.all_heard() || self.steps < Self::STEPS {
             return Ok(());
         }
