@@ -1,5 +1,8 @@
 //! The quickstart as a user runs it: a coordinator and two workers, real model, real data, an adapter at the end.
 
+mod chaos;
+mod elastic;
+mod faults;
 mod launch;
 mod memory;
 mod support;

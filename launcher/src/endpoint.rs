@@ -49,6 +49,11 @@ impl Target {
     }
 }
 
+/// The coordinator of the run in `output_dir`.
+pub fn of_run(output_dir: &Path) -> Result<Access, Failed> {
+    Access::new(&read(output_dir)?, process_env("COX_TOKEN").as_deref())
+}
+
 fn file(log_dir: &Path) -> PathBuf {
     log_dir.join(FILE)
 }

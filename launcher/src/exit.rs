@@ -11,6 +11,7 @@
 //! | 6 | rendezvous failed |
 //! | 7 | no progress |
 //! | 8 | coordinator lost |
+//! | 9 | `cox audit`: samples are missing or were used twice |
 //! | 128 + n | ended by signal n: 130 is Ctrl-C, 143 is SIGTERM |
 
 use std::fmt;
@@ -39,6 +40,8 @@ pub enum Exit {
     NoProgress,
     /// The coordinator is gone and did not come back.
     CoordinatorLost,
+    /// The books of a run do not add up.
+    Audit,
     /// A signal ended it.
     Signal(i32),
 }
@@ -56,6 +59,7 @@ impl Exit {
             Self::Rendezvous => 6,
             Self::NoProgress => 7,
             Self::CoordinatorLost => 8,
+            Self::Audit => 9,
             Self::Signal(number) => 128u8.saturating_add(u8::try_from(number).unwrap_or(0)),
         }
     }

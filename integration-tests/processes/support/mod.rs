@@ -13,6 +13,7 @@ use std::{
 use serde_json::Value;
 
 pub mod processes;
+pub mod tiny;
 
 /// Longer than anything here takes on a loaded machine; reached only when something hangs.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -39,14 +40,19 @@ pub struct Running {
 impl Running {
     /// Starts `cox` with both streams captured.
     pub fn start(arguments: &[&str]) -> Self {
-        Self::start_with(arguments, &[])
+        Self::of(cox(arguments))
     }
 
     /// The same with more in its environment, which workers inherit.
     pub fn start_with(arguments: &[&str], environment: &[(&str, &str)]) -> Self {
         let mut command = cox(arguments);
-        command.envs(environment.iter().copied()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().expect("cox was built");
+        command.envs(environment.iter().copied());
+        Self::of(command)
+    }
+
+    /// Starts a `cox` command with both streams captured.
+    pub fn of(mut command: Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("cox was built");
         let (tell, lines) = mpsc::channel();
         let out = child.stdout.take().expect("captured");
         let err = child.stderr.take().expect("captured");
@@ -67,6 +73,14 @@ impl Running {
                 }
                 Err(_) => panic!("no line with {text:?} came:\n{}", self.seen.join("\n")),
             }
+        }
+    }
+
+    /// Fails with everything printed if it has ended.
+    pub fn assert_alive(&mut self) {
+        if let Some(status) = self.child.try_wait().expect("a child can be asked") {
+            self.seen.extend(self.lines.iter());
+            panic!("it ended with {status}:\n{}", self.seen.join("\n"));
         }
     }
 

@@ -41,6 +41,11 @@ pub fn wait_for_coordinator(launcher: u32, last: i32) -> i32 {
     wait_for("a coordinator", || coordinator_of(launcher).filter(|pid| *pid != last))
 }
 
+/// Waits for a worker of `rank` that is not process `last`.
+pub fn wait_for_worker(launcher: u32, rank: u32, last: i32) -> i32 {
+    wait_for("a worker", || worker_of(launcher, rank).filter(|pid| *pid != last))
+}
+
 /// Waits until something can be observed.
 pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let give_up = Instant::now() + PATIENCE;

@@ -3,19 +3,19 @@
 use std::{
     net::{SocketAddr, TcpListener},
     os::fd::AsFd,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use clap::Args;
-use coxswain_coordinator::{Budgets, CauseKind, Options, Outcome as RunOutcome, Patience, ServeError, World};
+use coxswain_coordinator::{
+    Budgets, CauseKind, JournalError, Options, Outcome as RunOutcome, Patience, ServeError, StartError, World,
+};
+use coxswain_proto::limits;
 
 use super::SpecArgs;
 use crate::{
     exit::{Exit, Failed, Outcome},
-    launch::{
-        inputs::process_env,
-        world::{self, Nodes},
-    },
+    launch::{inputs::process_env, rendezvous::ORPHAN_PATIENCE, world::Nodes},
     supervise::signals,
 };
 
@@ -46,7 +46,7 @@ pub struct CoordinatorArgs {
     #[arg(long, alias = "last_call", value_name = "SECONDS")]
     last_call: Option<f64>,
     /// Workers that may be lost and replaced
-    #[arg(long, alias = "max_restarts", value_name = "N", default_value_t = world::MAX_RESTARTS)]
+    #[arg(long, alias = "max_restarts", value_name = "N", default_value_t = limits::MAX_RESTARTS)]
     max_restarts: u32,
     /// Times the number of machines may change on purpose [default: no bound]
     #[arg(long, alias = "max_rescales", value_name = "N")]
@@ -87,7 +87,6 @@ pub fn execute(args: &CoordinatorArgs) -> Outcome {
         .build()
         .map_err(internal)?;
     runtime.block_on(async {
-        let listener = tokio::net::TcpListener::from_std(listener).map_err(internal)?;
         let mut signals = signals::catch().map_err(internal)?;
         let (told, signal) = tokio::sync::oneshot::channel();
         let shutdown = async move {
@@ -96,9 +95,31 @@ pub fn execute(args: &CoordinatorArgs) -> Outcome {
                 let _ = told.send(signal);
             }
         };
-        let outcome = coxswain_coordinator::serve(listener, options, shutdown).await.map_err(refused)?;
+        let outcome = serve(listener, &options, shutdown).await?;
         conclude(outcome, signal)
     })
+}
+
+/// Serves the run. A coordinator that holds the run's state may be the one of a launcher that was just killed: it is waited for.
+async fn serve(
+    listener: TcpListener,
+    options: &Options,
+    shutdown: impl Future<Output = ()> + Send,
+) -> Result<RunOutcome, Failed> {
+    let internal = |error: std::io::Error| Failed::new(Exit::Internal, error);
+    let give_up = Instant::now() + ORPHAN_PATIENCE;
+    tokio::pin!(shutdown);
+    loop {
+        let socket = listener.try_clone().and_then(tokio::net::TcpListener::from_std).map_err(internal)?;
+        match coxswain_coordinator::serve(socket, options.clone(), &mut shutdown).await {
+            Err(ServeError::Start(StartError::Journal(JournalError::InUse { .. })))
+                if Instant::now() < give_up =>
+            {
+                tokio::time::sleep(ORPHAN_PATIENCE / 40).await;
+            }
+            served => return served.map_err(refused),
+        }
+    }
 }
 
 impl CoordinatorArgs {

@@ -4,6 +4,7 @@ use clap::{Parser, Subcommand};
 
 use crate::{exit::Outcome, telemetry};
 
+mod audit;
 mod check;
 mod control;
 mod coordinator;
@@ -30,7 +31,8 @@ pub struct Cli {
 const EXIT_CODES: &str = "\
 Exit codes:
   0 done · 1 internal error · 2 bad usage or configuration · 3 bad model or data · 4 a worker failed
-  5 out of memory at micro-batch 1 · 6 rendezvous failed · 7 no progress · 8 coordinator lost · 128+n ended by signal n";
+  5 out of memory at micro-batch 1 · 6 rendezvous failed · 7 no progress · 8 coordinator lost
+  9 audit: samples missing or used twice · 128+n ended by signal n";
 
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -58,6 +60,8 @@ enum Command {
     Checkpoint(control::CheckpointArgs),
     /// Finish the step in flight, write a checkpoint, export the adapter, end
     Stop(control::StopArgs),
+    /// Prove that every sample was consumed exactly once, whatever happened
+    Audit(audit::AuditArgs),
     /// Show peak memory of every rank by phase
     Memory(status::MemoryArgs),
     /// Serve one run (`cox run` does this itself)
@@ -80,6 +84,7 @@ pub fn execute(cli: Cli) -> Outcome {
         Command::Resume(args) => control::resume(&args),
         Command::Checkpoint(args) => control::checkpoint(&args),
         Command::Stop(args) => control::stop(&args),
+        Command::Audit(args) => audit::execute(&args),
         Command::Memory(args) => status::memory(&args),
         Command::Coordinator(args) => coordinator::execute(&args),
         Command::Worker(args) => worker::execute(&args),
@@ -137,6 +142,7 @@ mod tests {
             "master-port",
             "local-addr",
             "max-restarts",
+            "max-rescales",
             "monitor-interval",
             "log-dir",
             "local-ranks-filter",

@@ -25,6 +25,8 @@ use crate::{
 
 /// Between two attempts to reach a coordinator that is not there yet.
 const RETRY: Duration = Duration::from_millis(300);
+/// How long a process may outlive a launcher that was killed: the kernel ends it at once, unless the machine has much else to do.
+pub const ORPHAN_PATIENCE: Duration = Duration::from_secs(2);
 
 /// What this launcher is at the rendezvous.
 #[derive(Debug)]
@@ -50,7 +52,7 @@ pub fn take_seat(plan: &Plan, token: Option<&str>) -> Result<Seat, Failed> {
              machine, for instance COX_TOKEN=$(openssl rand -hex 16)"
         )));
     }
-    match TcpListener::bind(address) {
+    match bind(address, plan.hosting) {
         Ok(listener) => Ok(Seat::Host(listener)),
         Err(error) if error.kind() == io::ErrorKind::AddrInUse && plan.hosting == Hosting::IfFree => {
             Ok(Seat::Guest)
@@ -69,6 +71,19 @@ pub fn take_seat(plan: &Plan, token: Option<&str>) -> Result<Seat, Failed> {
             ),
         )),
         Err(error) => Err(Failed::new(Exit::Rendezvous, format!("cannot listen at {endpoint}: {error}"))),
+    }
+}
+
+/// A launcher that was killed leaves its coordinator alive for a moment: whoever is to have the port waits for that long.
+fn bind(address: SocketAddr, hosting: Hosting) -> io::Result<TcpListener> {
+    let give_up = Instant::now() + if hosting == Hosting::Yes { ORPHAN_PATIENCE } else { Duration::ZERO };
+    loop {
+        match TcpListener::bind(address) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < give_up => {
+                std::thread::sleep(RETRY / 10);
+            }
+            bound => return bound,
+        }
     }
 }
 

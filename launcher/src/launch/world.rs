@@ -1,14 +1,15 @@
 //! How many machines, and how often a run may be repaired: `--nnodes`, `--max-restarts`, `--max-rescales`.
+//!
+//! `torchrun` restarts nothing unless it is told to, because its restart ends every worker and repeats what was trained since the last
+//! checkpoint. Ours replaces the worker that was lost and repeats no step, so that a few restarts cost seconds; a worker that cannot
+//! live still ends the run after so many attempts.
 
 use std::{fmt, str::FromStr};
 
+use coxswain_proto::limits;
+
 use super::inputs::Given;
 use crate::exit::Failed;
-
-/// Workers lost and replaced before a run gives up. `torchrun`'s default is 0, because its restart ends every worker and loses what was
-/// trained since the last checkpoint; ours replaces the one that was lost and repeats no step, so that a few restarts cost seconds,
-/// while a worker that cannot live still ends the run after so many attempts.
-pub const MAX_RESTARTS: u32 = 3;
 
 /// `--nnodes`: `N`, or `MIN:MAX`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +68,7 @@ impl Budgets {
     pub fn parse(restarts: Option<Given>, rescales: Option<Given>) -> Result<Self, Failed> {
         let count = |given: Given| given.parse("a whole number");
         Ok(Self {
-            restarts: restarts.map_or(Ok(MAX_RESTARTS), count)?,
+            restarts: restarts.map_or(Ok(limits::MAX_RESTARTS), count)?,
             rescales: rescales.map(count).transpose()?,
         })
     }

@@ -93,6 +93,7 @@ pub fn failure(failure: &Failure) -> Value {
         "message": failure.message,
         "unix_ms": failure.unix_ms,
         "victims": failure.victims,
+        "fatal": failure.fatal,
     })
 }
 

@@ -284,15 +284,17 @@ impl Voyage<'_> {
                 return None;
             }
             Kind::Failure(failure) => {
-                // The last one is the one that the run did not survive, if it did not.
-                self.report.first_cause = Some(failure);
+                // The one that ended the run, if one did; else the newest.
+                if failure.fatal || self.report.first_cause.as_ref().is_none_or(|known| !known.fatal) {
+                    self.report.first_cause = Some(failure);
+                }
                 return None;
             }
             Kind::Status(now) => {
                 if now.total_steps > 0 {
                     terminal.progress(now.committed_steps, now.total_steps, String::new());
                 }
-                self.report.first_cause = now.first_failure.or(self.report.first_cause.take());
+                self.report.first_cause = self.report.first_cause.take().or(now.first_failure);
                 now.phase
             }
             Kind::Phase(changed) => changed.phase,
@@ -315,7 +317,9 @@ impl Voyage<'_> {
             }
             Action::Kill(worker) => self.workers[&worker].keeper.signal(nix::libc::SIGKILL),
             Action::Start(worker, attempt) => self.restart(worker, attempt),
-            Action::ReportExit(worker, how) => self.exits.report(self.rank(worker), how),
+            Action::ReportExit(worker, how) => {
+                self.exits.report(self.rank(worker), self.workers[&worker].keeper.pid, how);
+            }
         }
     }
 

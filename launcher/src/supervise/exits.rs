@@ -1,14 +1,14 @@
 //! Tells the coordinator how workers ended, until it has heard it.
 //!
-//! A report that is still under way when its worker is started again is dropped: it could be taken for the new one's.
+//! A report names the process, so that one that arrives late is not taken for its successor's; one that is still under way when its
+//! worker is started again is dropped.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use coxswain_proto::v1::{ReportExitRequest, report_exit_request};
 use tokio::task::AbortHandle;
-use tonic::Code;
 
-use super::machine::Ended;
+use super::{machine::Ended, orders::is_silence};
 use crate::control::{Access, prompt};
 
 /// Before a report that did not get through is sent again.
@@ -29,19 +29,16 @@ impl Exits {
     }
 
     /// Sends a report, and again while the coordinator is away.
-    pub fn report(&mut self, rank: u32, how: Ended) {
+    pub fn report(&mut self, rank: u32, pid: u32, how: Ended) {
         let ended = match how {
             Ended::Code(code) => report_exit_request::Ended::ExitCode(code),
             Ended::Signal(signal) => report_exit_request::Ended::Signal(signal),
         };
-        let request = ReportExitRequest { node_id: self.node_id.clone(), rank, ended: Some(ended), pid: 0 };
+        let request = ReportExitRequest { node_id: self.node_id.clone(), rank, ended: Some(ended), pid };
         let access = self.access.clone();
         let task = tokio::spawn(async move {
             while let Err(status) = access.coordinator().report_exit(prompt(request.clone())).await {
-                if !matches!(
-                    status.code(),
-                    Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::Unknown
-                ) {
+                if !is_silence(&status) {
                     tracing::debug!(%status, "a worker's end was not taken");
                     return;
                 }

@@ -80,7 +80,7 @@ impl Host {
                 ));
                 return how;
             };
-            match self.hosting.spawn() {
+            match self.hosting.spawn_again() {
                 Ok((keeper, end)) => (self.keeper, self.end) = (keeper, end),
                 Err(error) => {
                     let text = format!("the coordinator died ({how}) and cannot be started again: {error}");
@@ -97,6 +97,16 @@ impl Host {
 }
 
 impl Hosting {
+    /// What a coordinator is told that takes the place of one that died.
+    const AGAIN: &str = "--restarted";
+
+    fn spawn_again(&mut self) -> io::Result<(Keeper, JoinHandle<Ended>)> {
+        if !self.program.args.iter().any(|argument| argument == Self::AGAIN) {
+            self.program.args.push(Self::AGAIN.to_owned());
+        }
+        self.spawn()
+    }
+
     fn spawn(&self) -> io::Result<(Keeper, JoinHandle<Ended>)> {
         let path = self.log_dir.join("coordinator.log");
         let sink = || Sink { route: Route { file: true, console: true }, path: path.clone() };

@@ -68,8 +68,13 @@ impl Line {
                     }
                     Err(last) => last,
                 },
-                // The run is over, or this coordinator is none of ours: workers hear it, too.
-                Err(_) => None,
+                Err(status) => {
+                    // An answer, if not a welcome one: the run is over, say.
+                    if !is_silence(&status) {
+                        heard = Instant::now();
+                    }
+                    None
+                }
             };
             let last = last
                 .or_else(|| (heard.elapsed() > limits::COORDINATOR_PATIENCE).then_some(Order::Unreachable));
@@ -105,11 +110,16 @@ impl Line {
                 answer.get_ref().first_rank,
                 self.first_rank
             )))),
-            Err(status) if matches!(status.code(), Code::Unavailable | Code::DeadlineExceeded) => Err(None),
+            Err(status) if is_silence(&status) => Err(None),
             Err(status) => Err(Some(Order::Displaced(format!(
                 "this launcher was given up and is not taken back: {}",
                 status.message()
             )))),
         }
     }
+}
+
+/// Whether nobody answered: the coordinator is away, or is just going.
+pub fn is_silence(status: &Status) -> bool {
+    matches!(status.code(), Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::Unknown)
 }

@@ -1,0 +1,59 @@
+//! One run and dozens of kills: workers, both workers, the coordinator, at moments nobody chose.
+
+use nix::sys::signal::Signal;
+
+use crate::support::{
+    Running,
+    processes::{coordinator_of, signal, worker_of},
+    tiny::Tiny,
+};
+
+const STEPS: u64 = 120;
+const KILLS: u32 = 36;
+/// The launcher gives a coordinator up that dies more often than this within a minute.
+const COORDINATOR_KILLS: u32 = 4;
+
+/// Knuth's linear congruential generator: the same kills every time.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, sides: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % sides
+    }
+}
+
+#[test]
+fn dozens_of_kills_lose_no_sample_and_change_no_bit() {
+    let tiny = Tiny::new(STEPS, 10);
+    let mut running = tiny.start(&["--max-restarts=1000"]);
+    let (mut dice, mut coordinator_kills) = (Dice(20_261_120), 0);
+    for _ in 0..KILLS {
+        // One to three committed steps between two kills; which part of a step is hit is up to the machine.
+        for _ in 0..=dice.below(3) {
+            running.wait_for(&format!("/{STEPS} "));
+        }
+        match dice.below(10) {
+            0 if coordinator_kills < COORDINATOR_KILLS => {
+                coordinator_kills += 1;
+                kill(coordinator_of(running.pid()));
+            }
+            1 => [0, 1].into_iter().for_each(|rank| kill(worker(&running, rank))),
+            other => kill(worker(&running, other as u32 % 2)),
+        }
+    }
+    let audit = tiny.assert_undisturbed(running, "dozens of kills");
+    let faults = audit["faults"].as_array().map_or(0, Vec::len);
+    assert!(faults as u32 >= KILLS / 2, "{faults} faults are booked: {audit:#}");
+}
+
+fn worker(running: &Running, rank: u32) -> Option<i32> {
+    worker_of(running.pid(), rank)
+}
+
+/// Kills a process, unless it is just being replaced.
+fn kill(pid: Option<i32>) {
+    if let Some(pid) = pid {
+        signal(pid, Signal::SIGKILL);
+    }
+}

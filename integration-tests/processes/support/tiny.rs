@@ -1,0 +1,134 @@
+//! A run small enough to be broken many times: the quickstart's model and data, two ranks, a few small steps.
+
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::{Mutex, PoisonError},
+};
+
+use serde_json::Value;
+
+use super::{Running, cox};
+
+/// What a run leaves that training decides.
+const RESULTS: [&str; 3] = ["adapter/adapter_model.safetensors", "expert.safetensors", "sensor.safetensors"];
+
+/// A run in a directory of its own.
+pub struct Tiny {
+    /// Removed with the test.
+    dir: tempfile::TempDir,
+    steps: u64,
+    checkpoint_every: u64,
+}
+
+impl Tiny {
+    /// A run of so many steps with a checkpoint every so many.
+    pub fn new(steps: u64, checkpoint_every: u64) -> Self {
+        Self { dir: tempfile::tempdir().expect("a directory"), steps, checkpoint_every }
+    }
+
+    /// The run's output directory.
+    pub fn output(&self) -> PathBuf {
+        self.dir.path().join("run")
+    }
+
+    /// Where the run's workers look whether to stand still.
+    pub fn hold_dir(&self) -> PathBuf {
+        self.dir.path().join("hold")
+    }
+
+    /// Makes a worker of the next launch stand still in `phase` from `step` on.
+    pub fn hold(&self, rank: u32, phase: &str, step: u64) -> Held {
+        std::fs::create_dir_all(self.hold_dir()).expect("a directory");
+        let order = self.hold_dir().join(format!("{rank}-{phase}"));
+        std::fs::write(&order, step.to_string()).expect("a file");
+        Held(order.with_file_name(format!("{rank}-{phase}.held")))
+    }
+
+    /// `cox run` of it.
+    pub fn command(&self, flags: &[&str]) -> Command {
+        let output_dir = format!("run.output_dir={}", self.output().display());
+        let (steps, every) = (
+            format!("train.steps={}", self.steps),
+            format!("train.checkpoint_every={}", self.checkpoint_every),
+        );
+        let mut arguments = vec!["run", "configs/quickstart.yaml", &output_dir, &steps, &every];
+        arguments.extend(["train.global_batch=4", "eval.samples=2", "optimizer.warmup_steps=2"]);
+        arguments.extend(flags);
+        let mut command = cox(&arguments);
+        command.env("COX_TEST_HOLD", self.hold_dir());
+        command
+    }
+
+    /// Starts it.
+    pub fn start(&self, flags: &[&str]) -> Running {
+        Running::of(self.command(flags))
+    }
+
+    /// Waits for the end and holds the results against those of the same run undisturbed, bit for bit, and the books against the plan.
+    /// Returns the audit.
+    pub fn assert_undisturbed(&self, running: Running, what: &str) -> Value {
+        let (status, printed) = running.finish();
+        assert!(status.success(), "{what}: {status}\n{printed}");
+        let results = results(&self.output());
+        let undisturbed = undisturbed(self.steps, self.checkpoint_every);
+        for (name, (ours, theirs)) in RESULTS.iter().zip(results.iter().zip(&undisturbed)) {
+            assert!(ours == theirs, "{what}: {name} is not the undisturbed run's\n{printed}");
+        }
+        let audit = audit(&self.output());
+        assert_eq!(audit["missing"], 0, "{what}: {audit:#}\n{printed}");
+        assert_eq!(audit["duplicate"], 0, "{what}: {audit:#}\n{printed}");
+        assert_eq!(audit["committed_steps"], self.steps, "{what}: {audit:#}\n{printed}");
+        audit
+    }
+}
+
+/// Where a worker stands still.
+pub struct Held(PathBuf);
+
+impl Held {
+    /// Waits until it does.
+    pub fn wait(&self, running: &mut Running) {
+        super::processes::wait_for(&self.0.display().to_string(), || {
+            running.assert_alive();
+            self.0.exists().then_some(())
+        });
+    }
+
+    /// Lets it go on.
+    pub fn release(self) {
+        std::fs::remove_file(&self.0).expect("it is held");
+    }
+}
+
+/// `cox audit --json` of a run; its exit code must agree with what it says.
+pub fn audit(output: &Path) -> Value {
+    let answer = cox(&["audit", "--json"]).arg(output).output().expect("cox was built");
+    let audit: Value = serde_json::from_slice(&answer.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&answer.stderr)));
+    let clean = audit["missing"] == 0 && audit["duplicate"] == 0;
+    assert_eq!(answer.status.code(), Some(if clean { 0 } else { 9 }), "{audit:#}");
+    audit
+}
+
+fn results(output: &Path) -> Vec<Vec<u8>> {
+    let read =
+        |name: &&str| std::fs::read(output.join(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
+    RESULTS.iter().map(read).collect()
+}
+
+/// Results of the run without faults; trained once for all tests of this process.
+fn undisturbed(steps: u64, checkpoint_every: u64) -> Vec<Vec<u8>> {
+    static TRAINED: Mutex<Option<HashMap<u64, Vec<Vec<u8>>>>> = Mutex::new(None);
+    // A test that failed while it trained leaves nothing half done.
+    let mut trained = TRAINED.lock().unwrap_or_else(PoisonError::into_inner);
+    let trained = trained.get_or_insert_default();
+    let train = || {
+        let tiny = Tiny::new(steps, checkpoint_every);
+        let (status, printed) = tiny.start(&[]).finish();
+        assert!(status.success(), "{printed}");
+        results(&tiny.output())
+    };
+    trained.entry(steps).or_insert_with(train).clone()
+}

@@ -1,0 +1,194 @@
+//! Do a run's books add up? Every sample of every epoch must have been consumed by exactly one committed step.
+//!
+//! The books are the coordinator's ledger: one row for each committed step, with the positions of the epoch's order that its ranks
+//! consumed. This module does not ask the code that planned them. It lays the rows' ranges side by side and looks for gaps and overlaps,
+//! which is simple enough to be believed; only how far the last epoch should reach is taken from the size of the batch.
+
+mod coverage;
+pub mod source;
+
+use std::{collections::BTreeMap, ops::Range};
+
+use coverage::Coverage;
+
+/// A run's books.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Books {
+    /// The run's id.
+    pub run_id: String,
+    /// Its name.
+    pub run_name: String,
+    /// How it stands, in a word.
+    pub state: String,
+    /// Samples in an epoch; 0 if no worker ever opened the data set.
+    pub samples: u64,
+    /// Samples in a step that is not an epoch's last.
+    pub global_batch: u64,
+    /// Steps of the whole run, if they are known.
+    pub total_steps: Option<u64>,
+    /// Whether all of them should be there.
+    pub finished: bool,
+    /// Committed steps, in order.
+    pub steps: Vec<CommittedStep>,
+    /// Memberships, in order.
+    pub generations: Vec<Membership>,
+    /// Faults that were survived, in order, and the one that was not.
+    pub faults: Vec<Fault>,
+}
+
+/// One row of the ledger.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct CommittedStep {
+    /// Which step.
+    pub step: u64,
+    /// Which epoch its samples belong to.
+    pub epoch: u64,
+    /// The membership that did it.
+    pub generation: u64,
+    /// Positions of the epoch's order, over all ranks.
+    pub positions: Vec<Range<u64>>,
+    /// Times it was voted down before.
+    pub retries: u32,
+}
+
+/// One generation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Membership {
+    /// Its number.
+    pub generation: u64,
+    /// Its workers.
+    pub workers: u32,
+    /// Where it started, and where its state came from; absent if it never did.
+    pub started: Option<(u64, String)>,
+}
+
+/// One failure.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Fault {
+    /// The membership it hit.
+    pub generation: u64,
+    /// Whose it was, if one rank's.
+    pub rank: Option<u32>,
+    /// Ranks that failed because of it.
+    pub victims: Vec<u32>,
+    /// What kind.
+    pub kind: String,
+    /// One line for people.
+    pub text: String,
+}
+
+/// One epoch's account.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EpochAccount {
+    /// Which epoch.
+    pub epoch: u64,
+    /// Samples that should have been consumed: all, or as many as the steps so far have.
+    pub expected: u64,
+    /// Different samples that were.
+    pub committed: u64,
+    /// Positions that were not.
+    pub missing: Vec<Range<u64>>,
+    /// Positions that were consumed again, once for each time; or lie outside of the epoch.
+    pub duplicate: Vec<Range<u64>>,
+}
+
+impl Books {
+    /// Accounts for every epoch that has begun.
+    pub fn audit(&self) -> Vec<EpochAccount> {
+        let mut epochs: BTreeMap<u64, Vec<Range<u64>>> = BTreeMap::new();
+        for step in &self.steps {
+            epochs.entry(step.epoch).or_default().extend(step.positions.iter().cloned());
+        }
+        let expected = self.expected();
+        for epoch in 0..expected.len() as u64 {
+            epochs.entry(epoch).or_default();
+        }
+        let account = |(epoch, ranges): (u64, Vec<Range<u64>>)| {
+            let expected = expected.get(epoch as usize).copied().unwrap_or(0);
+            let Coverage { covered, missing, repeated } = Coverage::of(expected, ranges);
+            EpochAccount { epoch, expected, committed: covered, missing, duplicate: repeated }
+        };
+        epochs.into_iter().map(account).collect()
+    }
+
+    /// Samples of each epoch that the steps up to the last one should have consumed.
+    fn expected(&self) -> Vec<u64> {
+        if self.samples == 0 || self.global_batch == 0 {
+            return Vec::new();
+        }
+        let committed = self.steps.last().map_or(0, |last| last.step + 1);
+        let steps = match self.total_steps {
+            Some(total) if self.finished => total,
+            _ => committed,
+        };
+        let per_epoch = self.samples.div_ceil(self.global_batch);
+        let (whole, rest) = (steps / per_epoch, steps % per_epoch);
+        let mut expected = vec![self.samples; usize::try_from(whole).unwrap_or(usize::MAX)];
+        if rest > 0 {
+            expected.push((rest * self.global_batch).min(self.samples));
+        }
+        expected
+    }
+}
+
+/// Positions in several ranges.
+pub fn count(ranges: &[Range<u64>]) -> u64 {
+    ranges.iter().map(|range| range.end - range.start).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ten samples in steps of four: 4 + 4 + 2.
+    fn books(steps: u64) -> Books {
+        let step = |step: u64| {
+            let begin = step % 3 * 4;
+            CommittedStep {
+                step,
+                epoch: step / 3,
+                positions: vec![begin..(begin + 4).min(10)],
+                ..Default::default()
+            }
+        };
+        Books { samples: 10, global_batch: 4, steps: (0..steps).map(step).collect(), ..Books::default() }
+    }
+
+    fn wrong(books: &Books) -> Vec<(u64, u64, u64)> {
+        let accounts = books.audit().into_iter();
+        accounts.map(|account| (account.epoch, count(&account.missing), count(&account.duplicate))).collect()
+    }
+
+    #[test]
+    fn whole_epochs_and_a_begun_one_add_up() {
+        assert_eq!(wrong(&books(5)), [(0, 0, 0), (1, 0, 0)]);
+        assert_eq!(books(5).audit()[1].expected, 8);
+        assert_eq!(wrong(&books(0)), []);
+    }
+
+    #[test]
+    fn a_step_that_is_not_there_is_missing_and_one_that_was_done_twice_is_a_duplicate() {
+        let mut books = books(6);
+        books.steps.remove(1);
+        assert_eq!(wrong(&books), [(0, 4, 0), (1, 0, 0)]);
+        assert_eq!(books.audit()[0].missing, vec![4..8]);
+        let again = books.steps[0].clone();
+        books.steps.insert(1, again);
+        assert_eq!(wrong(&books), [(0, 4, 4), (1, 0, 0)]);
+    }
+
+    #[test]
+    fn a_finished_run_must_have_all_its_steps() {
+        let mut books = Books { total_steps: Some(6), ..books(5) };
+        assert_eq!(wrong(&books), [(0, 0, 0), (1, 0, 0)], "it is not over yet");
+        books.finished = true;
+        assert_eq!(wrong(&books), [(0, 0, 0), (1, 2, 0)]);
+    }
+
+    #[test]
+    fn ranks_that_overlap_are_found() {
+        let mut books = books(1);
+        books.steps[0].positions = vec![0..2, 1..4];
+        assert_eq!(books.audit()[0].duplicate, vec![1..2]);
+    }
+}

@@ -1,0 +1,128 @@
+//! Where books are read from: the journal that a coordinator left behind, or the coordinator that still writes it.
+
+use std::{ops::Range, path::Path};
+
+use coxswain_coordinator::{
+    CauseKind, JournalError,
+    journal::{self, Chronicle},
+};
+use coxswain_proto::v1::{GetLedgerRequest, GetStatusRequest, GetStatusResponse, LedgerStep, RunPhase};
+
+use super::{Books, CommittedStep, Fault, Membership};
+use crate::{
+    control::{Access, prompt},
+    endpoint,
+    exit::{Exit, Failed},
+    render::{names, status},
+};
+
+/// The books of the run in `output_dir`. While it goes on they are its coordinator's to tell, which keeps memberships to itself.
+pub async fn of_run(output_dir: &Path) -> Result<Books, Failed> {
+    match journal::read(&output_dir.join("coordinator")) {
+        Ok(chronicle) => Ok(left_behind(chronicle)),
+        Err(JournalError::InUse { .. }) => living(&endpoint::of_run(output_dir)?).await,
+        Err(error @ JournalError::Damaged { .. }) => Err(Failed::new(Exit::BadInput, error)),
+        Err(error) => Err(Failed::usage(format!("{}: no books of a run: {error}", output_dir.display()))),
+    }
+}
+
+fn left_behind(chronicle: Chronicle) -> Books {
+    let Chronicle { run_id, run_name, state, finished, training_samples, global_batch, total_steps, .. } =
+        chronicle;
+    let steps = chronicle.steps.into_iter().map(|row| CommittedStep {
+        step: row.step.0,
+        epoch: row.epoch,
+        generation: row.generation.0,
+        positions: vec![row.positions],
+        retries: row.retries,
+    });
+    let generations = chronicle.generations.into_iter().map(|membership| Membership {
+        generation: membership.generation.0,
+        workers: membership.workers,
+        started: membership.started.map(|(step, source)| (step.0, source.to_string())),
+    });
+    let faults = chronicle.failures.into_iter().map(|failure| Fault {
+        generation: failure.generation.0,
+        rank: failure.seat.map(|seat| seat.0),
+        victims: failure.victims.iter().map(|seat| seat.0).collect(),
+        kind: kind(failure.kind).to_owned(),
+        text: failure.to_string(),
+    });
+    Books {
+        steps: steps.collect(),
+        generations: generations.collect(),
+        faults: faults.collect(),
+        samples: training_samples,
+        run_id,
+        run_name,
+        state,
+        finished,
+        global_batch,
+        total_steps,
+    }
+}
+
+/// As `names::failure_kind` calls them.
+fn kind(kind: CauseKind) -> &'static str {
+    match kind {
+        CauseKind::OutOfMemory => "out_of_memory",
+        CauseKind::PeerLost => "peer_lost",
+        CauseKind::BadInput => "bad_input",
+        CauseKind::Numeric => "numeric",
+        CauseKind::Io => "io",
+        CauseKind::Internal => "internal",
+        CauseKind::WorkerLost => "worker_lost",
+        CauseKind::Disagreement => "disagreement",
+        CauseKind::Rendezvous => "rendezvous",
+        CauseKind::NoProgress => "no_progress",
+    }
+}
+
+/// The books of a run that is being served.
+async fn living(access: &Access) -> Result<Books, Failed> {
+    let explain = |status| access.explain(&status);
+    let now = access.control().get_status(prompt(GetStatusRequest {})).await.map_err(explain)?.into_inner();
+    let mut steps = Vec::new();
+    let mut next = Some(0);
+    while let Some(first_step) = next {
+        let request = GetLedgerRequest { first_step, limit: 0 };
+        let page = access.control().get_ledger(prompt(request)).await.map_err(explain)?.into_inner();
+        steps.extend(page.steps.iter().map(committed));
+        // A page that does not get on would never end.
+        next = page.next_step.filter(|next| *next > first_step);
+    }
+    Ok(Books { steps, ..of_status(now) })
+}
+
+fn of_status(now: GetStatusResponse) -> Books {
+    let fault = now.first_failure.as_ref().map(|failure| Fault {
+        generation: failure.generation,
+        rank: failure.rank,
+        victims: failure.victims.clone(),
+        kind: names::failure_kind(failure.kind),
+        text: status::failure(failure),
+    });
+    Books {
+        state: names::run_phase(now.phase),
+        samples: now.training_samples,
+        global_batch: now.global_batch,
+        total_steps: (now.total_steps > 0).then_some(now.total_steps),
+        finished: now.phase == i32::from(RunPhase::Finished),
+        faults: fault.into_iter().collect(),
+        generations: Vec::new(),
+        run_id: now.run_id,
+        run_name: now.run_name,
+        steps: Vec::new(),
+    }
+}
+
+fn committed(row: &LedgerStep) -> CommittedStep {
+    let ranges = row.ranks.iter().flat_map(|rank| &rank.samples);
+    CommittedStep {
+        step: row.step,
+        epoch: row.epoch,
+        generation: row.generation,
+        positions: ranges.map(|range| Range { start: range.begin, end: range.end }).collect(),
+        retries: row.retries,
+    }
+}

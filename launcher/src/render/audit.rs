@@ -1,0 +1,187 @@
+//! A run's audit as text and as JSON.
+
+use std::ops::Range;
+
+use serde_json::{Value, json};
+
+use super::table::table;
+use crate::audit::{Books, EpochAccount, count};
+
+/// Ranges shown of many.
+const SHOWN: usize = 8;
+
+/// The whole audit, several lines.
+pub fn text(books: &Books, accounts: &[EpochAccount]) -> String {
+    let Books { run_name, run_id, state, steps, .. } = books;
+    let of = books.total_steps.map(|total| format!(" of {total}")).unwrap_or_default();
+    let mut parts = vec![format!("{run_name} (run {run_id}) {state} · {}{of} steps committed", steps.len())];
+    parts.push(String::new());
+    parts.push(epochs(accounts));
+    for account in accounts {
+        parts.extend(listed("missing", account.epoch, &account.missing));
+        parts.extend(listed("duplicate", account.epoch, &account.duplicate));
+    }
+    if !books.generations.is_empty() {
+        parts.push(String::new());
+        parts.push(generations(books));
+    }
+    parts.push(String::new());
+    parts.push(match books.faults.len() {
+        0 => "no faults".to_owned(),
+        1 => "1 fault".to_owned(),
+        faults => format!("{faults} faults"),
+    });
+    for fault in &books.faults {
+        parts.push(format!("  generation {}: {}", fault.generation, fault.text));
+    }
+    parts.push(verdict(accounts));
+    parts.join("\n")
+}
+
+fn verdict(accounts: &[EpochAccount]) -> String {
+    let (missing, duplicate) = totals(accounts);
+    format!("{missing} missing, {duplicate} duplicate")
+}
+
+/// Missing and duplicate samples over all epochs.
+pub fn totals(accounts: &[EpochAccount]) -> (u64, u64) {
+    let sum = |of: fn(&EpochAccount) -> &Vec<Range<u64>>| accounts.iter().map(|a| count(of(a))).sum();
+    (sum(|account| &account.missing), sum(|account| &account.duplicate))
+}
+
+fn epochs(accounts: &[EpochAccount]) -> String {
+    let rows: Vec<_> = accounts
+        .iter()
+        .map(|account| {
+            let EpochAccount { epoch, expected, committed, missing, duplicate } = account;
+            [*epoch, *expected, *committed, count(missing), count(duplicate)].map(|number| number.to_string())
+        })
+        .collect();
+    table(["epoch", "samples", "committed", "missing", "duplicate"], &rows)
+}
+
+fn listed(what: &str, epoch: u64, ranges: &[Range<u64>]) -> Option<String> {
+    let shown: Vec<_> =
+        ranges.iter().take(SHOWN).map(|range| format!("{}..{}", range.start, range.end)).collect();
+    let more = ranges.len().saturating_sub(SHOWN);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    (!shown.is_empty()).then(|| format!("  {what} in epoch {epoch}: positions {}{more}", shown.join(", ")))
+}
+
+fn generations(books: &Books) -> String {
+    let rows: Vec<_> = books
+        .generations
+        .iter()
+        .map(|membership| {
+            let own = || books.steps.iter().filter(|step| step.generation == membership.generation);
+            let (from, source) = match &membership.started {
+                Some((step, source)) => (step.to_string(), source.clone()),
+                None => ("-".to_owned(), "never started".to_owned()),
+            };
+            let number = membership.generation.to_string();
+            [number, membership.workers.to_string(), from, own().count().to_string(), source]
+        })
+        .collect();
+    table(["generation", "workers", "from step", "steps", "state from"], &rows)
+}
+
+/// The same for programs.
+pub fn json(books: &Books, accounts: &[EpochAccount]) -> Value {
+    let ranges =
+        |ranges: &[Range<u64>]| ranges.iter().map(|range| [range.start, range.end]).collect::<Vec<_>>();
+    let (missing, duplicate) = totals(accounts);
+    let epochs = accounts.iter().map(|account| {
+        json!({
+            "epoch": account.epoch,
+            "samples": account.expected,
+            "committed": account.committed,
+            "missing": ranges(&account.missing),
+            "duplicate": ranges(&account.duplicate),
+        })
+    });
+    let generations = books.generations.iter().map(|membership| {
+        json!({
+            "generation": membership.generation,
+            "workers": membership.workers,
+            "first_step": membership.started.as_ref().map(|(step, _)| step),
+            "source": membership.started.as_ref().map(|(_, source)| source),
+        })
+    });
+    let faults = books.faults.iter().map(|fault| {
+        json!({
+            "generation": fault.generation,
+            "rank": fault.rank,
+            "victims": fault.victims,
+            "kind": fault.kind,
+            "text": fault.text,
+        })
+    });
+    json!({
+        "run_id": books.run_id,
+        "run_name": books.run_name,
+        "state": books.state,
+        "committed_steps": books.steps.len(),
+        "total_steps": books.total_steps,
+        "retried_steps": books.steps.iter().filter(|step| step.retries > 0).count(),
+        "missing": missing,
+        "duplicate": duplicate,
+        "epochs": epochs.collect::<Vec<_>>(),
+        "generations": generations.collect::<Vec<_>>(),
+        "faults": faults.collect::<Vec<_>>(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::audit::{CommittedStep, Fault, Membership};
+
+    fn books() -> Books {
+        let step = |step: u64, generation| CommittedStep {
+            step,
+            generation,
+            positions: vec![step * 4..step * 4 + 4],
+            ..CommittedStep::default()
+        };
+        Books {
+            run_id: "r1".into(),
+            run_name: "demo".into(),
+            state: "finished".into(),
+            samples: 12,
+            global_batch: 4,
+            total_steps: Some(3),
+            finished: true,
+            steps: vec![step(0, 1), step(2, 2)],
+            generations: vec![
+                Membership { generation: 1, workers: 2, started: Some((0, "fresh".into())) },
+                Membership { generation: 2, workers: 2, started: Some((2, "mirror".into())) },
+            ],
+            faults: vec![Fault {
+                generation: 1,
+                rank: Some(1),
+                text: "rank 1: SIGKILL".into(),
+                ..Fault::default()
+            }],
+        }
+    }
+
+    #[test]
+    fn what_is_missing_is_counted_and_named() {
+        let books = books();
+        let accounts = books.audit();
+        let shown = text(&books, &accounts);
+        for line in [
+            "demo (run r1) finished · 2 of 3 steps committed",
+            "  missing in epoch 0: positions 4..8",
+            "1 fault",
+            "  generation 1: rank 1: SIGKILL",
+            "4 missing, 0 duplicate",
+        ] {
+            assert!(shown.lines().any(|shown| shown == line), "{line}\n  in\n{shown}");
+        }
+        let json = json(&books, &accounts);
+        assert_eq!((&json["missing"], &json["duplicate"]), (&4.into(), &0.into()));
+        assert_eq!(json["epochs"][0]["missing"], json!([[4, 8]]));
+        assert_eq!(json["generations"][1]["source"], "mirror");
+    }
+}
