@@ -5,6 +5,7 @@ mod elastic;
 mod faults;
 mod launch;
 mod memory;
+mod samples;
 mod support;
 
 use nix::sys::signal::Signal;

@@ -1,0 +1,55 @@
+//! A sample that cannot be decoded: tried by another worker, then left out, and listed; the run goes on.
+
+use std::{fs, path::Path};
+
+use crate::support::{Running, read_json, root};
+
+const PNG: &[u8] = b"\x89PNG\r\n\x1a\n";
+
+fn copy_tree(from: &Path, to: &Path) {
+    fs::create_dir_all(to).expect("a directory of ours");
+    for entry in fs::read_dir(from).expect("the data set is there") {
+        let path = entry.expect("a readable entry").path();
+        let target = to.join(path.file_name().expect("an entry has a name"));
+        match path.is_dir() {
+            true => copy_tree(&path, &target),
+            false => drop(fs::copy(&path, &target).expect("a file can be copied")),
+        }
+    }
+}
+
+/// Garbles the signature of one image, as it lies in the data file.
+fn garble(file: &Path, image: usize) {
+    let mut bytes = fs::read(file).expect("the data file");
+    let signatures = bytes.windows(PNG.len()).enumerate().filter(|(_, window)| *window == PNG);
+    let at = signatures.map(|(at, _)| at).nth(image).expect("so many images");
+    bytes[at..at + PNG.len()].fill(b'?');
+    fs::write(file, bytes).expect("the copy can be written");
+}
+
+#[test]
+fn a_sample_that_fails_everywhere_is_left_out_and_listed() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data");
+    copy_tree(&root().join("configs/assets/metaworld-mini"), &data);
+    garble(&data.join("data/chunk-000/file-000.parquet"), 3);
+    let output = dir.path().join("run");
+    let (data_path, output_dir) =
+        (format!("data.path={}", data.display()), format!("run.output_dir={}", output.display()));
+    // One epoch, so that the sample's turn comes.
+    let arguments = [
+        "run",
+        "configs/quickstart.yaml",
+        &data_path,
+        &output_dir,
+        "train.steps=26",
+        "eval.samples=0",
+        "optimizer.warmup_steps=2",
+    ];
+    let (status, printed) = Running::start(&arguments).finish();
+    assert!(status.success(), "{printed}");
+    let told: Vec<&str> = printed.lines().filter(|line| line.contains("the sample at position")).collect();
+    assert!(told.iter().any(|line| line.contains("another worker tries it")), "{printed}");
+    assert!(told.iter().any(|line| line.contains("quarantined: nobody tries it any more")), "{printed}");
+    assert_eq!(read_json(&output.join("summary.json"))["steps"], 26);
+}
