@@ -136,17 +136,17 @@ pub fn one_line(text: &str) -> String {
     parts.join(" | ")
 }
 
-/// A sample that failed, and what follows: `the sample at position 4 of epoch 0 failed on rank 1 (MESSAGE): another worker tries it`.
+/// A sample that failed, and what follows: `the sample at position 4 of epoch 0 failed on rank 1; another worker tries it: MESSAGE`.
 pub fn sample(at: &EpochPositions, verdict: Verdict, failure: &Failure) -> String {
     let rank = failure.seat.map_or_else(String::new, |seat| format!(" on rank {seat}"));
     let follows = match verdict {
         Verdict::TryAnother => "another worker tries it".to_owned(),
-        Verdict::LeftOut => "quarantined: nobody tries it any more".to_owned(),
+        Verdict::LeftOut => "nobody tries it any more (quarantined)".to_owned(),
         Verdict::TooMany => {
             format!("more than {} are quarantined: repair the data set", limits::MAX_QUARANTINED)
         }
     };
-    one_line(&format!("{at} failed{rank} ({}): {follows}", failure.message))
+    one_line(&format!("{at} failed{rank}; {follows}: {}", failure.message))
 }
 
 #[cfg(test)]
