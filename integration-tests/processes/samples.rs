@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-use crate::support::{Running, read_json, root};
+use crate::support::{Running, cox, read_json, root};
 
 const PNG: &[u8] = b"\x89PNG\r\n\x1a\n";
 
@@ -52,4 +52,10 @@ fn a_sample_that_fails_everywhere_is_left_out_and_listed() {
     assert!(told.iter().any(|line| line.contains("another worker tries it")), "{printed}");
     assert!(told.iter().any(|line| line.contains("nobody tries it any more (quarantined)")), "{printed}");
     assert_eq!(read_json(&output.join("summary.json"))["steps"], 26);
+
+    let run = output.display().to_string();
+    let audit = cox(&["audit", &run, "--json"]).output().expect("cox was built");
+    assert!(audit.status.success(), "{}", String::from_utf8_lossy(&audit.stderr));
+    let audit: serde_json::Value = serde_json::from_slice(&audit.stdout).expect("one JSON object");
+    assert_eq!(audit["epochs"][0]["quarantined"].as_array().map(Vec::len), Some(1), "{audit:#}");
 }

@@ -182,6 +182,11 @@ pub fn ledger(entries: &[LedgerEntry], next: Option<u64>) -> v1::GetLedgerRespon
         loss: entry.loss,
         cache_generation: entry.cache_generation,
         retries: entry.retries,
+        quarantined: entry
+            .left_out
+            .iter()
+            .map(|hole| v1::SampleRange { begin: hole.start, end: hole.end })
+            .collect(),
         world_size: entry.world,
         ranks: (0..entry.world)
             .map(|rank| {

@@ -1,4 +1,5 @@
-//! Do a run's books add up? Every sample of every epoch must have been consumed by exactly one committed step.
+//! Do a run's books add up? Every sample of every epoch must have been consumed by exactly one committed step, or be listed as
+//! quarantined there.
 //!
 //! The books are the coordinator's ledger: one row for each committed step, with the positions of the epoch's order that its ranks
 //! consumed. This module does not ask the code that planned them. It lays the rows' ranges side by side and looks for gaps and overlaps,
@@ -47,6 +48,8 @@ pub struct CommittedStep {
     pub generation: u64,
     /// Positions of the epoch's order, over all ranks.
     pub positions: Vec<Range<u64>>,
+    /// Positions that no rank consumed: their samples failed on several workers.
+    pub quarantined: Vec<Range<u64>>,
     /// Times it was voted down before.
     pub retries: u32,
 }
@@ -86,7 +89,9 @@ pub struct EpochAccount {
     pub expected: u64,
     /// Different samples that were.
     pub committed: u64,
-    /// Positions that were not.
+    /// Positions left out because their samples failed on several workers.
+    pub quarantined: Vec<Range<u64>>,
+    /// Positions that were neither.
     pub missing: Vec<Range<u64>>,
     /// Positions that were consumed again, once for each time; or lie outside of the epoch.
     pub duplicate: Vec<Range<u64>>,
@@ -95,18 +100,23 @@ pub struct EpochAccount {
 impl Books {
     /// Accounts for every epoch that has begun.
     pub fn audit(&self) -> Vec<EpochAccount> {
-        let mut epochs: BTreeMap<u64, Vec<Range<u64>>> = BTreeMap::new();
+        // Consumed, and left out.
+        let mut epochs: BTreeMap<u64, [Vec<Range<u64>>; 2]> = BTreeMap::new();
         for step in &self.steps {
-            epochs.entry(step.epoch).or_default().extend(step.positions.iter().cloned());
+            let [consumed, left_out] = epochs.entry(step.epoch).or_default();
+            consumed.extend(step.positions.iter().cloned());
+            left_out.extend(step.quarantined.iter().cloned());
         }
         let expected = self.expected();
         for epoch in 0..expected.len() as u64 {
             epochs.entry(epoch).or_default();
         }
-        let account = |(epoch, ranges): (u64, Vec<Range<u64>>)| {
+        let account = |(epoch, [consumed, quarantined]): (u64, [Vec<Range<u64>>; 2])| {
             let expected = expected.get(epoch as usize).copied().unwrap_or(0);
+            let ranges = consumed.into_iter().chain(quarantined.iter().cloned()).collect();
             let Coverage { covered, missing, repeated } = Coverage::of(expected, ranges);
-            EpochAccount { epoch, expected, committed: covered, missing, duplicate: repeated }
+            let committed = covered.saturating_sub(count(&quarantined));
+            EpochAccount { epoch, expected, committed, quarantined, missing, duplicate: repeated }
         };
         epochs.into_iter().map(account).collect()
     }
@@ -183,6 +193,18 @@ mod tests {
         assert_eq!(wrong(&books), [(0, 0, 0), (1, 0, 0)], "it is not over yet");
         books.finished = true;
         assert_eq!(wrong(&books), [(0, 0, 0), (1, 2, 0)]);
+    }
+
+    #[test]
+    fn a_quarantined_sample_is_neither_committed_nor_missing_but_one_that_was_consumed_too_is_a_duplicate() {
+        let mut books = books(3);
+        books.steps[0].positions = vec![0..2, 3..4];
+        books.steps[0].quarantined = vec![2..3];
+        let account = &books.audit()[0];
+        assert_eq!((account.committed, account.quarantined.clone()), (9, vec![2..3]));
+        assert_eq!(wrong(&books), [(0, 0, 0)]);
+        books.steps[0].positions = vec![0..4];
+        assert_eq!(wrong(&books), [(0, 0, 1)]);
     }
 
     #[test]

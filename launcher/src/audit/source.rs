@@ -6,7 +6,10 @@ use coxswain_coordinator::{
     CauseKind, JournalError,
     journal::{self, Chronicle},
 };
-use coxswain_proto::v1::{GetLedgerRequest, GetStatusRequest, GetStatusResponse, LedgerStep, RunPhase};
+use coxswain_proto::{
+    plan,
+    v1::{GetLedgerRequest, GetStatusRequest, GetStatusResponse, LedgerStep, RunPhase, SampleRange},
+};
 
 use super::{Books, CommittedStep, Fault, Membership};
 use crate::{
@@ -33,7 +36,8 @@ fn left_behind(chronicle: Chronicle) -> Books {
         step: row.step.0,
         epoch: row.epoch,
         generation: row.generation.0,
-        positions: vec![row.positions],
+        positions: plan::without(row.positions, &row.left_out),
+        quarantined: row.left_out,
         retries: row.retries,
     });
     let generations = chronicle.generations.into_iter().map(|membership| Membership {
@@ -117,12 +121,13 @@ fn of_status(now: GetStatusResponse) -> Books {
 }
 
 fn committed(row: &LedgerStep) -> CommittedStep {
-    let ranges = row.ranks.iter().flat_map(|rank| &rank.samples);
+    let range = |range: &SampleRange| Range { start: range.begin, end: range.end };
     CommittedStep {
         step: row.step,
         epoch: row.epoch,
         generation: row.generation,
-        positions: ranges.map(|range| Range { start: range.begin, end: range.end }).collect(),
+        positions: row.ranks.iter().flat_map(|rank| &rank.samples).map(range).collect(),
+        quarantined: row.quarantined.iter().map(range).collect(),
         retries: row.retries,
     }
 }

@@ -18,6 +18,7 @@ pub fn text(books: &Books, accounts: &[EpochAccount]) -> String {
     parts.push(String::new());
     parts.push(epochs(accounts));
     for account in accounts {
+        parts.extend(listed("quarantined", account.epoch, &account.quarantined));
         parts.extend(listed("missing", account.epoch, &account.missing));
         parts.extend(listed("duplicate", account.epoch, &account.duplicate));
     }
@@ -53,11 +54,12 @@ fn epochs(accounts: &[EpochAccount]) -> String {
     let rows: Vec<_> = accounts
         .iter()
         .map(|account| {
-            let EpochAccount { epoch, expected, committed, missing, duplicate } = account;
-            [*epoch, *expected, *committed, count(missing), count(duplicate)].map(|number| number.to_string())
+            let EpochAccount { epoch, expected, committed, quarantined, missing, duplicate } = account;
+            [*epoch, *expected, *committed, count(quarantined), count(missing), count(duplicate)]
+                .map(|number| number.to_string())
         })
         .collect();
-    table(["epoch", "samples", "committed", "missing", "duplicate"], &rows)
+    table(["epoch", "samples", "committed", "quarantined", "missing", "duplicate"], &rows)
 }
 
 fn listed(what: &str, epoch: u64, ranges: &[Range<u64>]) -> Option<String> {
@@ -95,6 +97,7 @@ pub fn json(books: &Books, accounts: &[EpochAccount]) -> Value {
             "epoch": account.epoch,
             "samples": account.expected,
             "committed": account.committed,
+            "quarantined": ranges(&account.quarantined),
             "missing": ranges(&account.missing),
             "duplicate": ranges(&account.duplicate),
         })
