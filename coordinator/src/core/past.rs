@@ -60,11 +60,20 @@ pub struct PastNode {
 pub struct PastSeat {
     /// Who had it.
     pub worker: Option<(WorkerId, WorkerClaim)>,
-    /// What its launcher was asked to do.
+    /// What its launcher was asked to do last. It has been done if somebody has the seat; its number counts on, so that a launcher can
+    /// tell the next one from a repeat.
     pub respawn: Option<Respawn>,
     /// The exit code that its worker announced when it left in order.
     #[serde(default)]
     pub left: Option<i32>,
+}
+
+impl PastSeat {
+    /// A new process has it.
+    pub fn taken(&mut self, id: WorkerId, claim: &WorkerClaim) {
+        self.worker = Some((id, claim.clone()));
+        self.left = None;
+    }
 }
 
 /// A membership.
@@ -92,8 +101,7 @@ impl Past {
             }
             Record::NodeGone { place } => drop(self.nodes.remove(place)),
             Record::Worker(id, claim) => {
-                let worker = Some((*id, claim.clone()));
-                self.seats.insert(claim.seat, PastSeat { worker, ..PastSeat::default() });
+                self.seats.entry(claim.seat).or_default().taken(*id, claim);
             }
             Record::Lost { seat, respawn } => {
                 let respawn = respawn.clone();

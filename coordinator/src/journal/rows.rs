@@ -52,8 +52,7 @@ pub fn append(write: &WriteTransaction, record: &Record) -> Result<(), redb::Err
             Ok(())
         }
         Record::Worker(id, claim) => {
-            let worker = PastSeat { worker: Some((*id, claim.clone())), ..PastSeat::default() };
-            row(WORKERS, claim.seat.0.into(), json(&worker))
+            change(write, WORKERS, claim.seat.0.into(), |stored: &mut PastSeat| stored.taken(*id, claim))
         }
         Record::Lost { seat, respawn } => {
             let lost = PastSeat { respawn: respawn.clone(), ..PastSeat::default() };

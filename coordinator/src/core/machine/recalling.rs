@@ -39,15 +39,17 @@ impl Machine {
         };
         let size = self.roster.size();
         for (seat, kept) in past.seats.iter().filter(|(seat, _)| seat.0 < size) {
+            if let Some(respawn) = kept.respawn.clone() {
+                self.roster.recall_respawn(respawn);
+            }
             if let Some((id, claim)) = kept.worker.clone().filter(|(_, claim)| claim.seat == *seat) {
                 let mut worker = Worker::new(now, id, claim, reunion);
                 worker.lines = 1;
                 worker.asked_before = 0;
                 worker.generation = assigned(id);
                 worker.gone = kept.left.map(Gone::Left);
+                // Whoever has the seat is what was asked for; only the count goes on.
                 self.roster.put(worker);
-            } else if let Some(respawn) = kept.respawn.clone() {
-                self.roster.recall_respawn(respawn);
             }
         }
         match (&past.end, self.plan) {

@@ -136,6 +136,18 @@ fn a_recovery_goes_on_after_the_coordinator_died_in_it() {
 }
 
 #[test]
+fn orders_to_launchers_are_numbered_on() {
+    let mut mortal = Mortal::at_step_ten();
+    assert_eq!(respawns(&mortal.keep(|run| run.kill(1))), [(1, 1)]);
+    mortal.keep(|run| run.get_ready(0, 1, ""));
+    mortal.keep(|run| run.replace(1, 1));
+    mortal.kill_coordinator();
+    mortal.ask(Ask::FollowNode { node_id: NODE.into(), stream: NODE_LINE });
+    // Under the old number it would be taken for a repeat.
+    assert_eq!(respawns(&mortal.keep(|run| run.kill(1))), [(1, 2)]);
+}
+
+#[test]
 fn what_people_asked_for_is_remembered() {
     let mut mortal = Mortal::at_step_ten();
     mortal.ask(Ask::CheckpointNow);
