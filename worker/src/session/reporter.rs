@@ -3,8 +3,9 @@
 //! Steps are batched: whatever has gathered while a call was under way goes with the next one, so a slow coordinator sees fewer and
 //! larger calls, and a fast one sees each step at once.
 //!
-//! A coordinator that was restarted knows what it had journaled: committed steps, not the reports of single ranks, and
-//! generations, not who was ready. So steps are kept until they are committed, and said again on every new line.
+//! A coordinator that was restarted knows what it had journaled: committed steps, not the reports of single ranks, and generations, not
+//! who was ready or had said where it starts. So steps are kept until they are committed, and go with every call: whichever coordinator
+//! takes it finds no gap before the newest one. All of it is said again on every new line.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -21,7 +22,7 @@ use super::{
     client::{Client, answer_or_refusal, persist, refused},
     convert,
 };
-use crate::link::{Report, Start};
+use crate::link::Report;
 
 /// Steps in one call.
 const BATCH: usize = 64;
@@ -42,12 +43,14 @@ pub(super) struct Reporter {
     unsettled: VecDeque<v1::StepReport>,
     /// The last time the trainer was ready.
     ready: Option<v1::ReadyRequest>,
+    /// Where it started last.
+    started: Option<v1::ReportStartRequest>,
     notes: u64,
 }
 
 impl Reporter {
     pub fn new(voice: Voice, shared: Arc<Shared>) -> Self {
-        Self { voice, shared, unsettled: VecDeque::new(), ready: None, notes: 0 }
+        Self { voice, shared, unsettled: VecDeque::new(), ready: None, started: None, notes: 0 }
     }
 
     /// Runs until the trainer has dropped its end and everything is sent.
@@ -87,8 +90,10 @@ impl Reporter {
 
     /// Says again what a coordinator may have forgotten.
     async fn repeat(&mut self) -> Result<(), SessionError> {
-        let unsettled = self.unsettled.drain(..).collect();
-        self.send_steps(unsettled).await?;
+        self.send_unsettled().await?;
+        if let Some(started) = self.started {
+            self.send_start(started).await?;
+        }
         if let Some(ready) = self.ready.take()
             && !self.shared.has_place_after(Generation(ready.left_generation))
         {
@@ -101,7 +106,16 @@ impl Reporter {
         if steps.is_empty() {
             return Ok(());
         }
-        self.unsettled.extend(steps.iter().cloned());
+        self.unsettled.extend(steps);
+        self.send_unsettled().await
+    }
+
+    /// A step that was reported before has no further effect; few are, unless another rank is far behind.
+    async fn send_unsettled(&mut self) -> Result<(), SessionError> {
+        if self.unsettled.is_empty() {
+            return Ok(());
+        }
+        let steps = self.unsettled.iter().cloned().collect();
         let request = v1::ReportStepsRequest { worker_id: self.voice.worker_id, steps };
         let answer = persist(&self.voice.options, || {
             let (mut client, request) = (self.voice.client.clone(), request.clone());
@@ -124,7 +138,7 @@ impl Reporter {
                 self.send_ready(ready).await
             }
             Said::Report(generation, rank, Report::Started(start)) => {
-                self.send_start(&start, (generation, rank)).await
+                self.send_start(convert::start(&start, self.voice.worker_id, (generation, rank))).await
             }
             Said::Report(_, rank, report) => self.voice.send(rank, report, &mut self.notes).await,
         }
@@ -150,9 +164,8 @@ impl Reporter {
         }
     }
 
-    async fn send_start(&mut self, start: &Start, place: (Generation, Rank)) -> Result<(), SessionError> {
+    async fn send_start(&mut self, request: v1::ReportStartRequest) -> Result<(), SessionError> {
         let options = &self.voice.options;
-        let request = convert::start(start, self.voice.worker_id, place);
         let answer = answer_or_refusal(options, || {
             let (mut client, request) = (self.voice.client.clone(), request);
             async move { client.report_start(request).await }
@@ -160,12 +173,17 @@ impl Reporter {
         .await?;
         match answer {
             Ok(_) => {
-                // What older generations did is settled: it is committed, or it is lost.
-                self.unsettled.retain(|report| report.generation >= place.0.0);
+                // What older generations did from there on is lost; what they did before it is kept until it is known to be committed.
+                let (generation, first) = (request.generation, request.first_step);
+                self.unsettled.retain(|report| report.generation >= generation || report.step < first);
+                self.started = Some(request);
                 Ok(())
             }
             // The generation has ended meanwhile; the abort is on its way.
-            Err(status) if status.code() == Code::FailedPrecondition => Ok(()),
+            Err(status) if status.code() == Code::FailedPrecondition => {
+                self.started = None;
+                Ok(())
+            }
             Err(status) => Err(refused(options, &status)),
         }
     }

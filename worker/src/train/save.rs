@@ -115,8 +115,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let mut bytes = staging.sync(&name)?;
         if self.rank().0 == 0 {
             let path = staging.file(TRAINABLES);
-            self.trainables
-                .lend(|layout, values| write_tensors(&path, layout, values, |_| true))
+            write_tensors(&path, self.trainables.layout(), &self.trainables.to_vec(), |_| true)
                 .map_err(io_error("write", &path))?;
             bytes += staging.sync(TRAINABLES)?;
         }
