@@ -105,9 +105,15 @@ fn what_does_not_fit_one_sample_at_a_time_ends_the_run_with_advice_and_its_own_e
 }
 
 #[test]
-fn a_model_that_does_not_fit_is_refused_while_it_loads() {
+fn a_model_that_does_not_fit_is_refused_before_it_is_launched_and_while_it_loads() {
     let dir = tempfile::tempdir().unwrap();
     let (code, printed) = run(&dir.path().join("run"), "", &["memory.capacity=100000"]);
     assert_eq!(code, Some(5), "{printed}");
+    assert!(printed.contains("not even one sample fits"), "{printed}");
+    let output_dir = format!("run.output_dir={}", dir.path().join("alone").display());
+    let alone = ["worker", "--config", "configs/quickstart.yaml", &output_dir, "memory.capacity=100000"];
+    let out = super::support::cox(&alone).output().expect("cox was built");
+    let printed = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(5), "{printed}");
     assert!(printed.contains("out of memory in loading"), "{printed}");
 }

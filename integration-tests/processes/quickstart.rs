@@ -5,6 +5,7 @@ mod elastic;
 mod faults;
 mod launch;
 mod memory;
+mod prediction;
 mod samples;
 mod support;
 

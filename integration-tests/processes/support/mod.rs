@@ -27,6 +27,8 @@ pub fn root() -> PathBuf {
 pub fn cox(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_cox"));
     command.args(arguments).current_dir(root()).stdin(Stdio::null());
+    // What runs here teach about memory is not for the user's own plans.
+    command.env("XDG_CACHE_HOME", std::env::temp_dir().join("coxswain-tests"));
     command
 }
 

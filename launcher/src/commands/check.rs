@@ -5,7 +5,7 @@ use clap::Args;
 use coxswain_worker::train;
 
 use super::SpecArgs;
-use crate::{exit::Outcome, render::say};
+use crate::{exit::Outcome, plan::check::submission, render::say};
 
 /// Flags of `cox check`.
 #[derive(Args, Debug)]
@@ -21,6 +21,10 @@ pub struct CheckArgs {
 pub fn execute(args: &CheckArgs) -> Outcome {
     let spec = args.spec.load()?;
     let report = train::check::<Flex>(&spec, &Default::default())?;
+    let ranks = spec.launch.nproc_per_node.unwrap_or(1) as u64;
+    if let Some(shortfall) = submission(&spec, ranks, ranks)? {
+        return Err(shortfall.refusal());
+    }
     match args.json {
         true => say(serde_json::json!({"run": spec.run.name, "report": report})),
         false => {

@@ -10,7 +10,9 @@ mod control;
 mod coordinator;
 mod data;
 mod eval;
+mod gpu;
 mod model;
+mod plan;
 mod run;
 mod status;
 mod watch;
@@ -40,6 +42,10 @@ enum Command {
     Run(Box<run::RunArgs>),
     /// Validate a configuration, its model and its data, and train nothing
     Check(check::CheckArgs),
+    /// Say what a run will take, which micro-batches fit, and what each setting would save
+    Plan(plan::PlanArgs),
+    /// Show this machine's graphics cards, once or live
+    Gpu(gpu::GpuArgs),
     /// Measure the held-out action error of a run's newest checkpoint
     Eval(eval::EvalArgs),
     /// Describe a data set, or write out one of its samples
@@ -75,6 +81,8 @@ pub fn execute(cli: Cli) -> Outcome {
     match cli.command {
         Command::Run(args) => run::execute(&args, &cli.log),
         Command::Check(args) => check::execute(&args),
+        Command::Plan(args) => plan::execute(&args),
+        Command::Gpu(args) => gpu::execute(&args),
         Command::Eval(args) => eval::execute(&args),
         Command::Data(command) => data::execute(&command),
         Command::Model(command) => model::execute(&command),

@@ -18,6 +18,7 @@ use crate::{
         rendezvous::{self, Seat},
         worker_env::{self, Common, Place},
     },
+    plan::check::submission,
     render::{say, summary},
     supervise::{
         child::Program,
@@ -58,11 +59,28 @@ pub fn execute(args: &RunArgs, log: &LogFlags) -> Outcome {
     let machine = Machine::this();
     let plan =
         Plan::resolve(&Sources { flags: &args.launch, env: &process_env, spec: &spec, machine: &machine })?;
+    refuse_what_cannot_fit(&spec, &plan)?;
     let token = process_env("COX_TOKEN");
     let terminal = Arc::new(Terminal::new());
     let launch = Launch { args, log, spec, plan, machine, token, terminal };
     // Children are killed when the thread that started them ends: this one.
     block_on(launch.run())
+}
+
+/// A run that no micro-batch makes fit ends before anything starts; one that is too large as it is gets a warning.
+fn refuse_what_cannot_fit(spec: &RunSpec, plan: &Plan) -> Outcome {
+    let local = u64::from(plan.nproc_per_node);
+    let found = submission(spec, u64::from(plan.nnodes.min) * local, local)?;
+    match found {
+        Some(shortfall) if shortfall.is_certain(spec.memory.capacity.unwrap_or(u64::MAX)) => {
+            Err(shortfall.refusal())
+        }
+        Some(shortfall) => {
+            tracing::warn!("{shortfall}; a step that runs out of memory lowers it");
+            Ok(())
+        }
+        None => Ok(()),
+    }
 }
 
 /// A coordinator of ours.

@@ -2,8 +2,10 @@
 
 pub mod audit;
 pub mod events;
+pub mod gpu;
 pub mod json;
 pub mod names;
+pub mod plan;
 pub mod status;
 pub mod summary;
 pub mod table;

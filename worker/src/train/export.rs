@@ -26,8 +26,8 @@ use crate::{
     collective::Buf,
     collective::BufMut,
     kernels::Tape,
-    link::{Phase, StepDone},
-    memory::PhasePeak,
+    link::{Phase, Report, StepDone},
+    memory::{PhasePeak, prediction::outcome::Outcome},
     params::Group,
 };
 
@@ -64,6 +64,9 @@ pub struct Summary {
     pub tokens_per_second: f64,
     /// Largest sightings of each rank's memory, in bytes.
     pub peak_memory: Vec<RankPeak>,
+    /// Rank 0's memory, predicted and measured.
+    #[serde(default)]
+    pub memory: Option<Outcome>,
     #[serde(skip)]
     tokens: u64,
     #[serde(skip)]
@@ -119,6 +122,7 @@ impl Summary {
             samples_per_second: 0.0,
             tokens_per_second: 0.0,
             peak_memory: Vec::new(),
+            memory: None,
             tokens: 0,
             samples: 0,
         }
@@ -181,7 +185,11 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         self.gather(&mut summary)?;
         summary.conclude();
         if self.rank().0 == 0 {
+            summary.memory = self.compare_memory();
             self.write_export(&summary)?;
+            if let Some(memory) = &summary.memory {
+                self.link.report(Report::Note(memory.to_string()))?;
+            }
         }
         // Nobody leaves before the results are on disk.
         self.comm.barrier()?;

@@ -18,6 +18,7 @@
 mod announce;
 pub mod check;
 pub mod checkpoint;
+mod compare;
 mod error;
 mod evaluate;
 mod export;

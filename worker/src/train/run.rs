@@ -34,7 +34,7 @@ use crate::{
     data::{DataError, Dataset, Prefetcher, StepRequest},
     kernels::Tape,
     link::{Assignment, Commands, EpochPositions, Link, Phase, Report},
-    memory::Meter,
+    memory::{Meter, prediction::outcome::Sightings},
     model::policy::{GradientWatch, Policy},
     params::{FlatGrads, Trainables},
     zero::LearningRateSchedule,
@@ -64,6 +64,8 @@ pub(super) struct Training<'a, B: Tape<Base = B>> {
     pub(super) rates: LearningRateSchedule,
     pub(super) grads: FlatGrads,
     pub(super) meter: Meter,
+    /// What was in use at moments that tell categories apart.
+    pub(super) sightings: Sightings,
     pub(super) store: Store,
     /// Samples per forward pass now in force; an out-of-memory lowers it.
     pub(super) micro_batch: usize,

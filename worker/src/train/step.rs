@@ -40,6 +40,9 @@ use crate::{
     zero::StepInput,
 };
 
+/// Steps after which every buffer that steps keep has been made.
+const STEPS_SIGHTED: usize = 2;
+
 /// Sums over this rank's micro-batches.
 #[derive(Clone, Copy, Debug, Default)]
 struct Share {
@@ -100,6 +103,10 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             let micro_batch = self.prefetch.next(step)?;
             times.data += waiting.elapsed();
             let Some(micro_batch) = micro_batch else { break };
+            // The optimizer makes its buffers in the first step; later ones begin with everything there.
+            if self.summary.losses.len() < STEPS_SIGHTED {
+                self.sightings.ready = memory::in_use();
+            }
             let loss = self.pass(step, &micro_batch, times)?;
             share.loss_sum += loss.loss_sum;
             share.valid_count += loss.valid;

@@ -15,7 +15,7 @@ use crate::{
     data::{Dataset, Prefetcher},
     kernels::{Tape, pool},
     link::{Assignment, Commands, Link, LinkError, Phase},
-    memory::Meter,
+    memory::{self, Meter, prediction::outcome::Sightings},
     model::policy::{GradientWatch, Policy},
     params::{FlatGrads, Trainables},
     trainer::{DataSetFacts, Trainer, TrainerFailure, TrainerOutcome},
@@ -61,7 +61,9 @@ impl<B: Tape<Base = B>> PolicyTrainer<B> {
         let mut meter = Meter::new(Phase::Loading, spec.memory.capacity.map(Bytes));
         let dataset = self.dataset(spec)?;
         let plan = Plan::new(&spec.train, dataset.training_len())?;
+        let mut sightings = Sightings { opened: memory::in_use(), ..Sightings::default() };
         let (policy, layout, initial) = Policy::<B>::load(spec, dataset.dims(), &self.options.device)?;
+        sightings.loaded = memory::in_use();
         let too_large = |source| TrainError::Exhausted { step: Step(0), source, advice: fit::advice(spec) };
         meter.enter(Phase::Connecting).map_err(too_large)?;
         let output_dir = PathBuf::from(&spec.run.output_dir);
@@ -102,6 +104,7 @@ impl<B: Tape<Base = B>> PolicyTrainer<B> {
             prefetch,
             policy,
             meter,
+            sightings,
         })
     }
 }

@@ -5,6 +5,8 @@
 //! Subject::read   what is predicted about, read once        counts   elements by part, exact
 //! Subject::predict   one rank at one micro-batch            shape    shapes of a micro-batch
 //! framework       what is neither weights nor activations   shadow   a step with sizes in place of tensors
+//! fit             which micro-batches fit a capacity        levers   what each setting would save
+//! truth           predicted against measured, and what is learned from it       outcome   the end of a run
 //! ```
 //!
 //! | category | bytes on a rank, `n` trainables, `W` ranks |
@@ -21,11 +23,15 @@
 //! Frozen and trained weights are never mixed: LoRA's point is that only a hundredth of the model has gradients and moments.
 
 mod counts;
+pub mod fit;
 mod framework;
+mod levers;
+pub mod outcome;
 mod shadow;
 mod shape;
 #[cfg(test)]
 mod tests;
+pub mod truth;
 
 use std::path::{Path, PathBuf};
 
@@ -45,8 +51,10 @@ use crate::{
 };
 
 pub use counts::{Counts, Elements};
+pub use levers::Lever;
 
-/// Bytes per element of a neighbour's shard that a mirror holds: weights and both moments of two steps, and the step's gradients.
+/// Bytes for each element of a shard that the mirror takes (`zero::mirror`): an undo copy of the own part and a copy of the
+/// neighbour's, weights and both moments each, and the neighbour's reduced gradient.
 pub const MIRROR_BYTES: u64 = 28;
 
 /// A run that cannot be predicted because something it names cannot be read.
@@ -108,6 +116,8 @@ pub struct Prediction {
     by: [u64; Category::ALL.len()],
     /// Peak of activations in the forward pass.
     pub forward: u64,
+    /// What of it the backward pass needs.
+    pub kept: u64,
     /// Peak of activations in the backward pass.
     pub backward: u64,
 }
@@ -162,8 +172,8 @@ impl Subject {
         let n = self.counts.trainable();
         let shard = chunk(n as usize, ask.world.max(1) as usize, ask.rank as usize).len() as u64;
         let micro = shadow::run(&shape::step(self, ask.micro_batch));
-        let mut prediction =
-            Prediction { forward: micro.forward, backward: micro.backward, ..Prediction::default() };
+        let shadow::Micro { forward, kept, backward, .. } = micro;
+        let mut prediction = Prediction { forward, kept, backward, ..Prediction::default() };
         prediction.set(Category::FrozenWeights, self.frozen_bytes(ask.place));
         prediction.set(Category::Trainables, 4 * n);
         prediction.set(Category::Gradients, 4 * n);
@@ -188,8 +198,8 @@ impl Subject {
     }
 
     /// Whether ranks keep a copy of their neighbour's shard.
-    fn mirrored(&self, _world: u64) -> bool {
-        false
+    fn mirrored(&self, world: u64) -> bool {
+        world > 1 && self.spec.faults.mirror
     }
 }
 

@@ -5,7 +5,7 @@
 
 use std::rc::Rc;
 
-use super::tape::{Heap, Matrix, Tape, Value};
+use super::tape::{Heap, Matrix, Note, Notebook, Tape, Value};
 
 /// Tokens up to which a linear layer transposes its input (`kernels::flex::linear`).
 const FEW: u64 = 64;
@@ -30,6 +30,17 @@ pub(in crate::memory::prediction) enum Weight {
 pub(in crate::memory::prediction) struct Linear {
     pub outputs: u64,
     pub weight: Weight,
+}
+
+/// What layer recompute does with a linear layer's output (`params::notes`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Keep {
+    /// Kept by selective recompute.
+    Output,
+    /// Computed again.
+    Never,
+    /// Neither: nobody needs it again.
+    Last,
 }
 
 impl Linear {
@@ -139,15 +150,64 @@ impl Tape {
 
     /// A linear layer with a frozen, adapted or trained weight.
     pub fn linear(&self, x: &Matrix, linear: Linear) -> Matrix {
+        self.linear_saving(x, linear).0
+    }
+
+    /// The same, and the inner product of its update.
+    fn linear_saving(&self, x: &Matrix, linear: Linear) -> (Matrix, Option<Value>) {
         let shape = [x.rows, x.cols, linear.outputs];
         self.linear_scratch(shape, linear.weight);
         // Few tokens: the input is transposed beside the output while the product is made.
         let _transposed = (x.rows <= FEW).then(|| self.heap.take(self.each * x.rows * x.cols));
         match linear.weight {
-            Weight::Frozen { .. } => self.frozen(x, linear.outputs),
-            Weight::Adapted { rank, .. } => self.adapted(x, linear.outputs, rank),
-            Weight::Trained { bias } => self.trained(x, linear.outputs, bias),
+            Weight::Frozen { .. } => {
+                let y = self.matrix(x.rows, linear.outputs);
+                (self.frozen(x, y), None)
+            }
+            Weight::Adapted { rank, .. } => {
+                let down = self.heap.take(self.each * x.rows * rank);
+                let y = self.matrix(x.rows, linear.outputs);
+                (self.adapted(x, y, down.clone(), rank), Some(down))
+            }
+            Weight::Trained { bias } => (self.trained(x, linear.outputs, bias), None),
         }
+    }
+
+    /// The node of a linear layer that has run before: its output as noted, or zeros where nobody needs it.
+    fn recall(&self, x: &Matrix, linear: Linear, note: Note) -> Matrix {
+        let y = match note.output {
+            Some(output) => self.known(x.rows, linear.outputs, output),
+            None => self.matrix(x.rows, linear.outputs),
+        };
+        self.linear_scratch([x.rows, x.cols, linear.outputs], linear.weight);
+        match (linear.weight, note.down) {
+            (Weight::Adapted { rank, .. }, Some(down)) => self.adapted(x, y, down, rank),
+            _ => self.frozen(x, y),
+        }
+    }
+
+    /// A linear layer of a block that recompute runs: computed, noted or recalled.
+    pub fn noted(&self, keep: Keep, x: &Matrix, linear: Linear) -> Matrix {
+        match &self.notebook {
+            Notebook::Closed => self.linear(x, linear),
+            Notebook::Writing { outputs, notes } => {
+                let wanted = *outputs && keep == Keep::Output;
+                let (y, down) = self.linear_saving(x, linear);
+                let note = Note { output: wanted.then(|| y.value.clone()), down };
+                let taken = wanted || keep == Keep::Last;
+                notes.borrow_mut().push_back(taken.then_some(note));
+                y
+            }
+            Notebook::Reading(notes) => match notes.borrow_mut().pop_front().flatten() {
+                Some(note) => self.recall(x, linear, note),
+                None => self.linear(x, linear),
+            },
+        }
+    }
+
+    /// [`noted`](Self::noted) of an input that nobody needs any more.
+    pub fn noted_of(&self, keep: Keep, x: Matrix, linear: Linear) -> Matrix {
+        self.noted(keep, &x, linear)
     }
 
     /// [`linear`](Self::linear) of an input that nobody needs any more.
@@ -192,15 +252,13 @@ impl Tape {
         move |heap, _dy| vec![Some(heap.take(whole))]
     }
 
-    fn frozen(&self, x: &Matrix, outputs: u64) -> Matrix {
-        let y = self.matrix(x.rows, outputs);
+    fn frozen(&self, x: &Matrix, y: Matrix) -> Matrix {
         let dx = self.bytes(x);
         self.record(vec![Tape::node(x)], y, move |heap, _dy| vec![Some(heap.take(dx))])
     }
 
-    fn adapted(&self, x: &Matrix, outputs: u64, rank: u64) -> Matrix {
-        let down = self.heap.take(self.each * x.rows * rank);
-        let y = self.matrix(x.rows, outputs);
+    fn adapted(&self, x: &Matrix, y: Matrix, down: Value, rank: u64) -> Matrix {
+        let outputs = y.cols;
         let wants_dx = x.is_tracked();
         let [dx, ddown, da, db] =
             [x.rows * x.cols, x.rows * rank, rank * x.cols, outputs * rank].map(|n| self.each * n);
@@ -218,16 +276,14 @@ impl Tape {
     fn trained(&self, x: &Matrix, outputs: u64, bias: bool) -> Matrix {
         let y = self.matrix(x.rows, outputs);
         let wants_dx = x.is_tracked();
-        let [dx, dw, db] = [x.rows * x.cols, outputs * x.cols, outputs].map(|n| self.each * n);
-        let saved = x.value.clone();
+        let [dx, db] = [x.rows * x.cols, outputs].map(|n| self.each * n);
+        let (saved, left) = (x.value.clone(), self.left());
         let mut parents = vec![Tape::node(x), self.parameter()];
         parents.extend(bias.then(|| self.parameter()));
-        self.record(parents, y, move |heap, _dy| {
+        self.record(parents, y, move |heap, dy| {
             let db = bias.then(|| heap.take(db));
-            let dx = wants_dx.then(|| heap.take(dx));
-            let dw = heap.take(dw);
-            drop(saved);
-            vec![dx, Some(dw), db]
+            left.borrow_mut().extend([dy, saved]);
+            vec![wants_dx.then(|| heap.take(dx)), None, db]
         })
     }
 

@@ -2,6 +2,7 @@
 
 use std::{
     cell::{Cell, RefCell},
+    collections::VecDeque,
     rc::Rc,
 };
 
@@ -117,17 +118,73 @@ pub(super) struct Tape {
     pub each: u64,
     recording: bool,
     nodes: RefCell<Vec<Node>>,
+    /// What gradients of trained weights are made of, kept to the end of the backward pass.
+    left: Rc<RefCell<Vec<Value>>>,
+    pub notebook: Notebook,
+}
+
+/// What one linear layer's run without a tape leaves to the run on one: its output, the inner product of its update.
+#[derive(Default)]
+pub(super) struct Note {
+    pub output: Option<Value>,
+    pub down: Option<Value>,
+}
+
+/// Notes of half a block, in the order of its linear layers.
+pub(super) type Notes = VecDeque<Option<Note>>;
+
+/// Whether a tape writes notes, reads them, or neither (`params::notes`).
+#[derive(Default)]
+pub(super) enum Notebook {
+    #[default]
+    Closed,
+    Writing {
+        outputs: bool,
+        notes: RefCell<Notes>,
+    },
+    Reading(RefCell<Notes>),
 }
 
 impl Tape {
     /// A tape that records what depends on a leaf.
     pub fn recording(heap: &Rc<Heap>, each: u64) -> Self {
-        Self { heap: Rc::clone(heap), each, recording: true, nodes: RefCell::default() }
+        Self {
+            heap: Rc::clone(heap),
+            each,
+            recording: true,
+            nodes: RefCell::default(),
+            left: Rc::default(),
+            notebook: Notebook::Closed,
+        }
     }
 
     /// A tape that records nothing.
     pub fn plain(heap: &Rc<Heap>, each: u64) -> Self {
         Self { recording: false, ..Self::recording(heap, each) }
+    }
+
+    /// A plain tape that takes notes: of outputs only if `outputs`.
+    pub fn noting(heap: &Rc<Heap>, each: u64, outputs: bool) -> Self {
+        let notebook = Notebook::Writing { outputs, notes: RefCell::default() };
+        Self { notebook, ..Self::plain(heap, each) }
+    }
+
+    /// A recording tape for half a block that has run before.
+    pub fn recalling(heap: &Rc<Heap>, each: u64, notes: Notes) -> Self {
+        Self { notebook: Notebook::Reading(RefCell::new(notes)), ..Self::recording(heap, each) }
+    }
+
+    /// The notes taken.
+    pub fn into_notes(self) -> Notes {
+        match self.notebook {
+            Notebook::Writing { notes, .. } => notes.into_inner(),
+            Notebook::Closed | Notebook::Reading(_) => Notes::new(),
+        }
+    }
+
+    /// A matrix of the given value.
+    pub fn known(&self, rows: u64, cols: u64, value: Value) -> Matrix {
+        Matrix { rows, cols, value, node: None }
     }
 
     /// A new matrix that no node made.
@@ -175,6 +232,11 @@ impl Tape {
         Matrix { node, ..output }
     }
 
+    /// Where the backward pass leaves values for its end.
+    pub fn left(&self) -> Rc<RefCell<Vec<Value>>> {
+        Rc::clone(&self.left)
+    }
+
     /// Whether anything is kept for a backward pass.
     pub fn is_recording(&self) -> bool {
         self.recording
@@ -188,7 +250,7 @@ impl Tape {
     /// Runs the tape backwards from `root` with gradient `dy`; returns the gradient of each of `wanted`.
     ///
     /// As burn does it: deepest nodes first, each node given up after its step, gradients summed where they meet. Those of
-    /// parameters stay until the end.
+    /// adapters stay until the end, and so does what those of trained weights are made of: these are made where they are summed.
     pub fn backward(self, root: Option<usize>, dy: Value, wanted: &[Option<usize>]) -> Vec<Option<Value>> {
         let mut nodes = self.nodes.into_inner();
         let mut gradients: Vec<Option<Value>> = nodes.iter().map(|_| None).collect();

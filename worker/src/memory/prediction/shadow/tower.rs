@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use coxswain_proto::run_spec::Recompute;
 
-use super::tape::{Heap, Matrix, Tape, Value};
+use super::tape::{Heap, Matrix, Notes, Tape, Value};
 
 /// A block: two residual halves over `inputs[0]`, with the tower's side inputs after it.
 pub(super) trait Layer {
@@ -47,7 +47,16 @@ impl Ground {
 
     /// Runs a segment on a tape of its own.
     pub fn record(&self, inputs: Vec<Input>, segment: impl FnOnce(&Tape, &[Matrix]) -> Matrix) -> Recorded {
-        let tape = Tape::recording(&self.heap, self.each);
+        self.record_on(Tape::recording(&self.heap, self.each), inputs, segment)
+    }
+
+    /// The same on a given tape.
+    pub fn record_on(
+        &self,
+        tape: Tape,
+        inputs: Vec<Input>,
+        segment: impl FnOnce(&Tape, &[Matrix]) -> Matrix,
+    ) -> Recorded {
         let leaf = |input: Input| match input.tracked {
             true => tape.leaf(&input.value),
             false => tape.constant(&input.value),
@@ -89,10 +98,16 @@ pub(super) struct Trace {
     below_trains: bool,
 }
 
+/// What is kept of one layer: attention, MLP.
 enum Kept {
-    Input(Matrix),
-    Attention { attention: Recorded, mlp_input: Matrix },
-    Both { attention: Recorded, mlp: Recorded },
+    Inputs([(Matrix, Notes); 2]),
+    Graphs(Box<[Recorded; 2]>),
+}
+
+/// What is kept of half a layer.
+enum Half {
+    Kept((Matrix, Notes)),
+    Recorded(Recorded),
 }
 
 impl<L: Layer> Tower<'_, L> {
@@ -122,11 +137,21 @@ impl<L: Layer> Tower<'_, L> {
         for (offset, kept) in kept.into_iter().enumerate().rev() {
             let index = first + offset;
             let Some(gradient) = dy.take() else { break };
-            let (attention, mlp) = self.restore(index, kept, below_trains || index > first);
+            let layer = &self.layers[index];
+            let (attention, mlp) = match kept {
+                Kept::Graphs(graphs) => {
+                    let [attention, mlp] = *graphs;
+                    (Half::Recorded(attention), Half::Recorded(mlp))
+                }
+                Kept::Inputs([attention, mlp]) => (Half::Kept(attention), Half::Kept(mlp)),
+            };
+            let mlp = self.again(mlp, true, |tape, inputs| layer.mlp(tape, inputs));
             let mut gradients = mlp.backward(gradient).into_iter();
             let dh = gradients.next().flatten();
             accumulate(&mut sides, gradients);
             let Some(dh) = dh else { break };
+            let track = below_trains || index > first;
+            let attention = self.again(attention, track, |tape, inputs| layer.attention(tape, inputs));
             let mut gradients = attention.backward(dh).into_iter();
             dy = gradients.next().flatten();
             accumulate(&mut sides, gradients);
@@ -143,30 +168,41 @@ impl<L: Layer> Tower<'_, L> {
     }
 
     fn keep(&self, index: usize, x: Matrix, track: bool) -> (Matrix, Kept) {
-        match self.mode_of(index) {
-            Recompute::Full => (self.plain(index, x.clone()), Kept::Input(x)),
-            Recompute::Selective => {
-                let attention = self.attention(index, x, track);
-                let mlp_input = attention.output();
-                let y = self.layers[index].mlp(&self.ground.plain(), &self.inputs(mlp_input.clone()));
-                (y, Kept::Attention { attention, mlp_input })
-            }
+        let layer = &self.layers[index];
+        let outputs = match self.mode_of(index) {
+            Recompute::Full => false,
+            Recompute::Selective => true,
             Recompute::None | Recompute::Every(_) => {
-                let attention = self.attention(index, x, track);
-                let mlp = self.mlp(index, attention.output());
-                (mlp.output(), Kept::Both { attention, mlp })
+                let attention = self.ground.record(self.tracked(x, track), |t, i| layer.attention(t, i));
+                let inputs = self.tracked(attention.output(), true);
+                let mlp = self.ground.record(inputs, |t, i| layer.mlp(t, i));
+                return (mlp.output(), Kept::Graphs(Box::new([attention, mlp])));
             }
-        }
+        };
+        let (h, of_attention) = self.note(x.clone(), outputs, |t, i| layer.attention(t, i));
+        let (y, of_mlp) = self.note(h.clone(), outputs, |t, i| layer.mlp(t, i));
+        (y, Kept::Inputs([(x, of_attention), (h, of_mlp)]))
     }
 
-    fn restore(&self, index: usize, kept: Kept, track: bool) -> (Recorded, Recorded) {
+    /// Half a block without a tape, taking notes.
+    fn note(
+        &self,
+        x: Matrix,
+        outputs: bool,
+        half: impl FnOnce(&Tape, &[Matrix]) -> Matrix,
+    ) -> (Matrix, Notes) {
+        let tape = Tape::noting(&self.ground.heap, self.ground.each, outputs);
+        let y = half(&tape, &self.inputs(x));
+        (y, tape.into_notes())
+    }
+
+    /// A half's graph: the one that was kept, or a new one from what was kept.
+    fn again(&self, kept: Half, track: bool, half: impl FnOnce(&Tape, &[Matrix]) -> Matrix) -> Recorded {
         match kept {
-            Kept::Both { attention, mlp } => (attention, mlp),
-            Kept::Attention { attention, mlp_input } => (attention, self.mlp(index, mlp_input)),
-            Kept::Input(x) => {
-                let attention = self.attention(index, x, track);
-                let mlp = self.mlp(index, attention.output());
-                (attention, mlp)
+            Half::Recorded(recorded) => recorded,
+            Half::Kept((x, notes)) => {
+                let tape = Tape::recalling(&self.ground.heap, self.ground.each, notes);
+                self.ground.record_on(tape, self.tracked(x, track), half)
             }
         }
     }
@@ -175,14 +211,6 @@ impl<L: Layer> Tower<'_, L> {
         let (tape, layer) = (self.ground.plain(), &self.layers[index]);
         let h = layer.attention(&tape, &self.inputs(x));
         layer.mlp(&tape, &self.inputs(h))
-    }
-
-    fn attention(&self, index: usize, x: Matrix, track: bool) -> Recorded {
-        self.ground.record(self.tracked(x, track), |tape, inputs| self.layers[index].attention(tape, inputs))
-    }
-
-    fn mlp(&self, index: usize, h: Matrix) -> Recorded {
-        self.ground.record(self.tracked(h, true), |tape, inputs| self.layers[index].mlp(tape, inputs))
     }
 
     fn inputs(&self, x: Matrix) -> Vec<Matrix> {

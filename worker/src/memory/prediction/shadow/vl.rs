@@ -3,7 +3,7 @@
 use coxswain_proto::run_spec::Recompute;
 
 use super::{
-    ops::{AttentionShape, Heads, Linear},
+    ops::{AttentionShape, Heads, Keep, Linear},
     tape::{Matrix, Tape, Value},
     tower::{Ground, Input, Layer, Recorded, Tower, Trace},
 };
@@ -72,36 +72,34 @@ impl Layer for BlockShape {
         let shape = AttentionShape { heads: self.heads, keys: self.keys };
         let out = match &self.projections {
             Projections::Apart([query, key, value]) => {
-                let q = tape.linear(&y, *query);
-                let k = tape.linear(&y, *key);
-                let value = tape.linear(&y, *value);
-                drop(y);
+                let q = tape.noted(Keep::Output, &y, *query);
+                let k = tape.noted(Keep::Output, &y, *key);
+                let value = tape.noted_of(Keep::Output, y, *value);
                 let query = tape.rotary(q);
                 let key = tape.rotary(k);
                 tape.attention(Heads { query, key, value }, shape)
             }
             Projections::Together(linear) => {
-                let qkv = tape.linear(&y, *linear);
-                drop(y);
+                let qkv = tape.noted_of(Keep::Output, y, *linear);
                 let third = |tape: &Tape| tape.copied_part(&qkv, x.rows, x.cols);
                 let query = tape.rotary(third(tape));
                 let key = tape.rotary(third(tape));
                 let out = tape.attention(Heads { query, key, value: third(tape) }, shape);
-                let sum = tape.residual(&x, tape.linear(&out, self.output));
+                let sum = tape.residual(&x, tape.noted_of(Keep::Last, out, self.output));
                 drop(qkv);
                 return sum;
             }
         };
-        let out = tape.linear_of(out, self.output);
+        let out = tape.noted_of(Keep::Last, out, self.output);
         tape.residual(&x, out)
     }
 
     fn mlp(&self, tape: &Tape, inputs: &[Matrix]) -> Matrix {
         let x = inputs[0].clone();
         let y = tape.norm(&x);
-        let gate = tape.linear(&y, self.gate);
-        let up = tape.linear_of(y, self.up);
-        let down = tape.linear_of(tape.swiglu(gate, up), self.down);
+        let gate = tape.noted(Keep::Output, &y, self.gate);
+        let up = tape.noted_of(Keep::Never, y, self.up);
+        let down = tape.noted_of(Keep::Last, tape.swiglu(gate, up), self.down);
         tape.residual(&x, down)
     }
 

@@ -1,0 +1,83 @@
+//! `cox gpu`: the cards of this machine, once or live.
+
+use std::{
+    io::{BufRead, IsTerminal, stdin},
+    sync::mpsc::{self, RecvTimeoutError},
+    time::Duration,
+};
+
+use clap::Args;
+
+use crate::{
+    exit::{Exit, Failed, Outcome},
+    gpu::{Driver, Gpu, Peaks},
+    render::{gpu as render, say},
+};
+
+/// Flags of `cox gpu`.
+#[derive(Args, Debug)]
+pub struct GpuArgs {
+    /// Follow: one table every interval, with the peak of each card; Enter resets the peaks
+    #[arg(long)]
+    watch: bool,
+    /// Seconds between tables
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0, requires = "watch")]
+    interval: f64,
+    /// JSON instead of text: one array, or one a line with --watch
+    #[arg(long)]
+    json: bool,
+}
+
+/// Shows the cards.
+pub fn execute(args: &GpuArgs) -> Outcome {
+    let missing = |error| Failed::new(Exit::BadInput, error);
+    let driver = Driver::load().map_err(missing)?;
+    if !args.watch {
+        let gpus = driver.cards().map_err(missing)?;
+        show(args, &gpus, &Peaks::default(), driver.version().as_deref());
+        return Ok(());
+    }
+    let interval = Duration::try_from_secs_f64(args.interval).ok().filter(|interval| !interval.is_zero());
+    let interval = interval.ok_or_else(|| {
+        Failed::usage(format!("--interval {}: expected a number of seconds above 0", args.interval))
+    })?;
+    let enter = on_enter();
+    let mut peaks = Peaks::default();
+    loop {
+        let gpus = driver.cards().map_err(missing)?;
+        peaks.observe(&gpus);
+        if !show(args, &gpus, &peaks, None) {
+            return Ok(());
+        }
+        match enter.recv_timeout(interval) {
+            Ok(()) => peaks.reset(),
+            Err(RecvTimeoutError::Timeout) => {}
+            // Nobody can press anything: only the interval is left.
+            Err(RecvTimeoutError::Disconnected) => std::thread::sleep(interval),
+        }
+    }
+}
+
+/// False if nobody reads any more.
+fn show(args: &GpuArgs, gpus: &[Gpu], peaks: &Peaks, driver: Option<&str>) -> bool {
+    match (args.json, args.watch) {
+        (true, _) => say(render::json(gpus, args.watch.then_some(peaks))),
+        (false, true) => say(render::live(gpus, peaks)),
+        (false, false) => say(render::once(gpus, driver)),
+    }
+}
+
+/// A message for every Enter; a closed channel where there is no terminal.
+fn on_enter() -> mpsc::Receiver<()> {
+    let (pressed, presses) = mpsc::channel();
+    if stdin().is_terminal() {
+        std::thread::spawn(move || {
+            for _ in stdin().lock().lines().map_while(Result::ok) {
+                if pressed.send(()).is_err() {
+                    return;
+                }
+            }
+        });
+    }
+    presses
+}

@@ -1,0 +1,80 @@
+//! `cox plan`: what a run will take on each rank, before anything is started. Reads sizes and metadata; no weights, no GPU.
+
+use std::time::Instant;
+
+use clap::Args;
+use coxswain_worker::memory::{Resident, prediction::Subject};
+use nix::sys::{
+    resource::{UsageWho, getrusage},
+    time::TimeValLike,
+};
+
+use super::SpecArgs;
+use crate::{
+    exit::{Exit, Failed, Outcome},
+    gpu::named::Card,
+    plan::{Question, capacity::Memory, check, threads},
+    render::{plan as render, say},
+};
+
+/// Flags of `cox plan`.
+#[derive(Args, Debug)]
+pub struct PlanArgs {
+    #[command(flatten)]
+    spec: SpecArgs,
+    /// Card to plan for: its memory (24GiB) or its name (A100-40); may be repeated
+    #[arg(long, value_name = "CARD", value_parser = Card::parse)]
+    card: Vec<Card>,
+    /// One row for each usual card: micro-batch x accumulation
+    #[arg(long, conflicts_with = "card")]
+    all_cards: bool,
+    /// Ranks [default: launch.nproc_per_node, else 1]
+    #[arg(long, value_name = "RANKS", value_parser = clap::value_parser!(u32).range(1..))]
+    world: Option<u32>,
+    /// One JSON object instead of text
+    #[arg(long)]
+    json: bool,
+}
+
+/// What this process took so far: elapsed and computed milliseconds, bytes.
+fn cost(began: Instant) -> serde_json::Value {
+    let computed = getrusage(UsageWho::RUSAGE_SELF)
+        .map(|used| (used.user_time() + used.system_time()).num_milliseconds());
+    serde_json::json!({
+        "ms": began.elapsed().as_millis() as u64,
+        "cpu_ms": computed.ok(),
+        "resident_peak": Resident::now().high_water,
+    })
+}
+
+/// Predicts, shows, and fails if the run does not fit.
+pub fn execute(args: &PlanArgs) -> Outcome {
+    let began = Instant::now();
+    let spec = args.spec.load()?;
+    let local = spec.launch.nproc_per_node.unwrap_or(1) as u64;
+    let world = args.world.map_or(local, u64::from);
+    let subject = Subject::read(&spec).map_err(|error| Failed::new(Exit::BadInput, error))?;
+    let question = Question { subject, world, threads: threads(&spec, local) };
+    let memories: Vec<Memory> = match (args.all_cards, args.card.is_empty()) {
+        (true, _) => Card::overview().into_iter().map(|card| Memory::of_card(card, false)).collect(),
+        (false, false) => args.card.iter().map(|card| Memory::of_card(card.clone(), false)).collect(),
+        (false, true) => Memory::here(&spec, local),
+    };
+    let outlooks: Vec<_> = memories.iter().map(|memory| question.outlook(memory)).collect();
+    match (args.json, args.all_cards) {
+        (true, _) => {
+            let mut value = render::json(&question, &outlooks);
+            value["cost"] = cost(began);
+            say(value)
+        }
+        (false, true) => say(render::overview(&question, &outlooks)),
+        (false, false) => say(render::outlooks(&question, &outlooks)),
+    };
+    if args.all_cards {
+        return Ok(());
+    }
+    match check::shortfall(&question, &memories) {
+        Some(shortfall) => Err(shortfall.refusal()),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,113 @@
+//! The usual cards, and how much of each a program can have.
+
+use super::Gpu;
+
+/// A card to plan for.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Card {
+    /// As people call it.
+    pub name: String,
+    /// Bytes that the driver shows.
+    pub total: u64,
+    /// Bytes held by others.
+    pub used: u64,
+}
+
+/// Name and MiB as the driver shows them, which is a little less than what is printed on the box.
+const CARDS: [(&str, u64); 20] = [
+    ("RTX3080-10", 10_240),
+    ("V100-16", 16_384),
+    ("T4-16", 15_360),
+    ("RTX4080-16", 16_376),
+    ("RTX3090-24", 24_576),
+    ("RTX4090-24", 24_564),
+    ("A10-24", 23_028),
+    ("L4-24", 23_034),
+    ("A5000-24", 24_564),
+    ("V100-32", 32_768),
+    ("RTX5090-32", 32_607),
+    ("A100-40", 40_960),
+    ("A6000-48", 49_140),
+    ("L40S-48", 46_068),
+    ("A100-80", 81_920),
+    ("H100-80", 81_559),
+    ("H100-94", 95_830),
+    ("H20-96", 97_871),
+    ("H200-141", 143_771),
+    ("B200-180", 183_359),
+];
+
+/// Sizes that stand for their kind in an overview.
+const OVERVIEW: [&str; 6] = ["RTX4080-16", "RTX4090-24", "A100-40", "L40S-48", "A100-80", "H200-141"];
+
+impl Card {
+    /// From `24GiB`, `24G`, `24564MiB`, or a card's name: `A100-40`, `a100-80`, or without the size where there is one only.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        if let Some(total) = size(text) {
+            return Ok(Self { name: text.to_owned(), total, used: 0 });
+        }
+        let plain = |name: &str| name.to_ascii_uppercase().replace([' ', '_', '-'], "");
+        let wanted = plain(text).trim_end_matches("GB").to_owned();
+        let named: Vec<_> = CARDS.iter().filter(|(name, _)| plain(name) == wanted).collect();
+        let model = |name: &str| plain(name.rsplit_once('-').map_or(name, |(model, _)| model));
+        let found = match named.is_empty() {
+            true => CARDS.iter().filter(|(name, _)| model(name) == wanted).collect(),
+            false => named,
+        };
+        match found[..] {
+            [(name, mib)] => Ok(Self { name: (*name).to_owned(), total: mib << 20, used: 0 }),
+            [] => Err(format!(
+                "{text}: not a card known here; give its memory (24GiB), or one of {}",
+                CARDS.map(|(name, _)| name).join(", ")
+            )),
+            _ => Err(format!(
+                "{text}: there are several: {}",
+                found.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ")
+            )),
+        }
+    }
+
+    /// One card of each usual size.
+    pub fn overview() -> Vec<Self> {
+        OVERVIEW.iter().filter_map(|name| Self::parse(name).ok()).collect()
+    }
+}
+
+impl From<&Gpu> for Card {
+    fn from(gpu: &Gpu) -> Self {
+        Self { name: format!("{} {}", gpu.index, gpu.name), total: gpu.total, used: gpu.used }
+    }
+}
+
+/// Bytes of `24GiB`, `24G`, `24GB`, `24564MiB`: in powers of two all the same, as cards are sold.
+fn size(text: &str) -> Option<u64> {
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.')?;
+    let (number, unit) = text.split_at(digits);
+    let shift = match unit.trim().to_ascii_lowercase().as_str() {
+        "g" | "gb" | "gib" => 30,
+        "m" | "mb" | "mib" => 20,
+        _ => return None,
+    };
+    let amount: f64 = number.parse().ok()?;
+    (amount > 0.0 && amount < 1e6).then(|| (amount * (1u64 << shift) as f64) as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_card_is_known_by_size_and_by_name() {
+        let total = |text: &str| Card::parse(text).map(|card| card.total);
+        assert_eq!(total("24GiB"), Ok(24 << 30));
+        assert_eq!(total("1.5g"), Ok(3 << 29));
+        assert_eq!(total("24564MiB"), total("RTX4090-24"));
+        assert_eq!(total("a100-40"), Ok(40_960 << 20));
+        assert_eq!(total("A100 80GB"), Ok(81_920 << 20));
+        assert_eq!(total("h200"), Ok(143_771 << 20));
+        assert!(total("A100").is_err_and(|error| error.contains("A100-40, A100-80")));
+        assert!(total("Voodoo2").is_err_and(|error| error.contains("not a card known here")));
+        assert!(total("0GiB").is_err());
+        assert_eq!(Card::overview().len(), OVERVIEW.len());
+    }
+}

@@ -1,0 +1,86 @@
+//! Which memory a run is to fit in: a card asked for, a card that is here, `memory.capacity`, or the host's.
+
+use coxswain_proto::run_spec::RunSpec;
+use serde::Serialize;
+
+use crate::gpu::{Driver, named::Card};
+
+/// A memory that ranks run in.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Memory {
+    /// What it is.
+    pub name: String,
+    /// Bytes.
+    pub total: u64,
+    /// Bytes that others hold.
+    pub used: u64,
+    /// Whether it is a card's.
+    pub is_card: bool,
+    /// Whether it is this machine's.
+    pub is_here: bool,
+}
+
+impl Memory {
+    /// Bytes that a rank can have.
+    pub fn capacity(&self) -> u64 {
+        self.total.saturating_sub(self.used)
+    }
+
+    /// A card to plan for.
+    pub fn of_card(card: Card, is_here: bool) -> Self {
+        Self { name: card.name, total: card.total, used: card.used, is_card: true, is_here }
+    }
+
+    /// What `memory.capacity` allows a rank on the CPU.
+    pub fn of_spec(spec: &RunSpec) -> Option<Self> {
+        let total = spec.memory.capacity?;
+        Some(Self { name: "memory.capacity".into(), total, used: 0, is_card: false, is_here: true })
+    }
+
+    /// A rank's share of the host's memory.
+    pub fn of_host(local_ranks: u64) -> Self {
+        let read = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        let (total, available) = meminfo(&read);
+        let share = |bytes: u64| bytes / local_ranks.max(1);
+        Self {
+            name: "this machine".into(),
+            total: share(total),
+            used: share(total.saturating_sub(available)),
+            is_card: false,
+            is_here: true,
+        }
+    }
+
+    /// The memories that a run on this machine would use: what it is bounded by, else its cards, else the host.
+    pub fn here(spec: &RunSpec, local_ranks: u64) -> Vec<Self> {
+        if let Some(bound) = Self::of_spec(spec) {
+            return vec![bound];
+        }
+        let cards = Driver::load().and_then(|driver| driver.cards()).unwrap_or_default();
+        match cards.is_empty() {
+            true => vec![Self::of_host(local_ranks)],
+            false => cards.iter().map(|gpu| Self::of_card(gpu.into(), true)).collect(),
+        }
+    }
+}
+
+/// Total and available bytes of `/proc/meminfo`.
+fn meminfo(text: &str) -> (u64, u64) {
+    let field = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        line.trim_start_matches(':').split_whitespace().next()?.parse::<u64>().ok()
+    };
+    let bytes = |name| field(name).unwrap_or(0) << 10;
+    (bytes("MemTotal"), bytes("MemAvailable"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn host_memory_is_read_in_kibibytes() {
+        let text = "MemTotal:       16 kB\nMemFree:         1 kB\nMemAvailable:    9 kB\n";
+        assert_eq!(meminfo(text), (16 << 10, 9 << 10));
+    }
+}

@@ -1,0 +1,288 @@
+//! A plan as text and as JSON.
+
+use coxswain_proto::run_spec::{Recompute, WeightsDtype};
+use coxswain_worker::{
+    data::PromptLength,
+    memory::{
+        Category,
+        prediction::{Lever, fit::Verdict},
+    },
+};
+use serde_json::{Value, json};
+
+use super::{table::table, units};
+use crate::plan::{Basis, Choice, Outlook, Question, capacity::Memory};
+
+/// Everything about the run in each memory.
+pub fn outlooks(question: &Question, outlooks: &[Outlook]) -> String {
+    let mut parts = vec![subject(question)];
+    for outlook in outlooks {
+        parts.push(of_memory(question, outlook));
+    }
+    parts.push(basis(outlooks));
+    parts.join("\n\n")
+}
+
+/// One row for each memory.
+pub fn overview(question: &Question, outlooks: &[Outlook]) -> String {
+    let rows: Vec<_> = outlooks
+        .iter()
+        .map(|outlook| {
+            let split = |micro: Option<u64>| match micro {
+                None => "-".to_owned(),
+                Some(micro) => format!("{micro} x {}", question.samples().div_ceil(micro)),
+            };
+            let best = outlook.fit.recommended.or(outlook.fit.maximum);
+            let peak = outlook.options.iter().find(|option| Some(option.split.micro_batch) == best);
+            let peak = peak.map_or(outlook.current.peak, |option| option.split.peak);
+            [
+                outlook.memory.name.clone(),
+                units::bytes(outlook.memory.total),
+                split(outlook.fit.safe),
+                split(outlook.fit.recommended),
+                split(outlook.fit.maximum),
+                units::bytes(peak),
+                percent(peak, outlook.memory.capacity()),
+            ]
+        })
+        .collect();
+    let head = ["card", "memory", "safe", "recommended", "maximum", "peak", "of the card"];
+    let legend = format!(
+        "micro-batch x accumulation for {} samples a step on each of {} rank{}; the peak is the recommended one's",
+        question.samples(),
+        question.world,
+        if question.world == 1 { "" } else { "s" }
+    );
+    [subject(question), table(head, &rows), legend, basis(outlooks)].join("\n\n")
+}
+
+/// The run: model, what trains, the longest sample.
+fn subject(question: &Question) -> String {
+    let (subject, spec) = (&question.subject, &question.subject.spec);
+    let (counts, outline) = (&subject.counts, &subject.outline);
+    let trainable = counts.trainable();
+    let share = 100.0 * trainable as f64 / (counts.pretrained() + trainable).max(1) as f64;
+    let estimated = match outline.prompt_length {
+        PromptLength::Encoded => "",
+        PromptLength::Estimated => " (estimated)",
+    };
+    [
+        format!("run        {}", spec.run.name),
+        format!(
+            "model      {} parameters frozen in {}, {} trained in float32 ({share:.2} %)",
+            grouped(counts.pretrained()),
+            dtype(spec.model.weights_dtype),
+            grouped(trainable)
+        ),
+        format!(
+            "trains     lora {}, expert {}, sensor {}",
+            grouped(counts.lora),
+            grouped(counts.expert),
+            grouped(counts.sensor)
+        ),
+        format!(
+            "sample     {} prompt tokens{estimated}, {} image patches, {} draws of {} actions (the longest)",
+            outline.prompt_tokens,
+            outline.patches(),
+            spec.expert.repeated_noise,
+            outline.dims.horizon
+        ),
+        format!(
+            "step       {} samples, {} on each of {} rank{}, recompute {}",
+            spec.train.global_batch,
+            question.samples(),
+            question.world,
+            if question.world == 1 { "" } else { "s" },
+            recompute(spec.train.recompute)
+        ),
+    ]
+    .join("\n")
+}
+
+fn of_memory(question: &Question, outlook: &Outlook) -> String {
+    let memory = &outlook.memory;
+    let title = format!(
+        "{}: {} total, {} used, {} free",
+        memory.name,
+        units::bytes(memory.total),
+        units::bytes(memory.used),
+        units::bytes(memory.capacity())
+    );
+    let mut parts = vec![title, categories(question, outlook)];
+    parts.push(fits(question, outlook));
+    let levers = question.levers(memory);
+    if !levers.is_empty() {
+        parts.push(savings(&levers));
+    }
+    parts.join("\n\n")
+}
+
+fn categories(question: &Question, outlook: &Outlook) -> String {
+    let capacity = outlook.memory.capacity();
+    let of = |wanted| outlook.categories.iter().find(|(category, _)| *category == wanted).map_or(0, |c| c.1);
+    let activations = of(Category::Activations);
+    let row = |name: String, bytes: u64| [name, units::bytes(bytes), percent(bytes, capacity)];
+    let mut rows: Vec<_> = outlook
+        .categories
+        .iter()
+        .filter(|(category, bytes)| *bytes > 0 && *category != Category::Activations)
+        .map(|(category, bytes)| row(category.to_string(), *bytes))
+        .collect();
+    let kept = outlook.activations_kept.min(activations);
+    rows.push(row("activations kept".into(), kept));
+    rows.push(row("gradients in flight".into(), activations - kept));
+    let predicted: u64 = outlook.categories.iter().map(|(_, bytes)| bytes).sum();
+    if predicted != outlook.current.peak {
+        let learned = outlook.current.peak as i64 - predicted as i64;
+        rows.push(["calibration".into(), signed(learned), String::new()]);
+    }
+    rows.push(row("peak".into(), outlook.current.peak));
+    let head = format!("at micro-batch {}", question.micro_batch());
+    table([head.as_str(), "bytes", "of what is free"], &rows)
+}
+
+fn fits(question: &Question, outlook: &Outlook) -> String {
+    let current = |option: &Choice| option.split.micro_batch == question.micro_batch();
+    let rows: Vec<_> = outlook
+        .options
+        .iter()
+        .map(|option| {
+            [
+                option.split.micro_batch.to_string(),
+                option.split.accumulation.to_string(),
+                units::bytes(option.split.peak),
+                percent(option.split.peak, outlook.memory.capacity()),
+                verdict(option.verdict).to_owned(),
+                if current(option) { "<- the run file's".to_owned() } else { String::new() },
+            ]
+        })
+        .collect();
+    let head = ["micro-batch", "accumulation", "peak", "of what is free", "verdict", ""];
+    let number = |micro: Option<u64>| micro.map_or_else(|| "none".into(), |micro| micro.to_string());
+    format!(
+        "{}\n\nmaximum {}, recommended {} (a tenth free), safe {} (a quarter free); the run file's {}: {}",
+        table(head, &rows),
+        number(outlook.fit.maximum),
+        number(outlook.fit.recommended),
+        number(outlook.fit.safe),
+        question.micro_batch(),
+        verdict(outlook.verdict)
+    )
+}
+
+fn savings(levers: &[Lever]) -> String {
+    let rows: Vec<_> = levers
+        .iter()
+        .map(|lever| [lever.what.clone(), lever.setting.clone(), signed(lever.saves), lever.remark.clone()])
+        .collect();
+    table(["what would help", "setting", "saves", "but"], &rows)
+}
+
+fn basis(outlooks: &[Outlook]) -> String {
+    let Some(outlook) = outlooks.first() else { return String::new() };
+    let tolerance = outlook.basis.tolerance_percent();
+    match outlook.basis {
+        Basis::Calibrated { runs } => format!(
+            "calibrated by {runs} run{} of this model on this machine: within {tolerance} % of the peak",
+            if runs == 1 { "" } else { "s" }
+        ),
+        Basis::Analytic if outlook.memory.is_card => {
+            "analytic: from sizes alone, with fused kernels and activations in float32; measured on the CPU, not yet on a card".into()
+        }
+        Basis::Analytic => format!(
+            "analytic: from sizes alone, within {tolerance} % of the peak; a finished run on this machine calibrates the next plan"
+        ),
+    }
+}
+
+/// The same as JSON.
+pub fn json(question: &Question, outlooks: &[Outlook]) -> Value {
+    let (subject, spec) = (&question.subject, &question.subject.spec);
+    let of = |memory: &Memory| question.levers(memory);
+    let memories = outlooks.iter().map(|outlook| {
+        let mut value = json!(outlook);
+        let named = outlook.categories.iter().map(|(category, bytes)| (json!(category), json!(bytes)));
+        let named = named.filter_map(|(category, bytes)| Some((category.as_str()?.to_owned(), bytes)));
+        value["categories"] = Value::Object(named.collect());
+        value["levers"] = json!(of(&outlook.memory));
+        value
+    });
+    json!({
+        "run": spec.run.name,
+        "parameters": {
+            "pretrained": subject.counts.pretrained(),
+            "trainable": subject.counts.trainable(),
+            "lora": subject.counts.lora,
+            "expert": subject.counts.expert,
+            "sensor": subject.counts.sensor,
+        },
+        "sample": {
+            "prompt_tokens": subject.outline.prompt_tokens,
+            "estimated": subject.outline.prompt_length == PromptLength::Estimated,
+            "patches": subject.outline.patches(),
+        },
+        "world": question.world,
+        "samples_of_a_rank": question.samples(),
+        "micro_batch": question.micro_batch(),
+        "memories": memories.collect::<Vec<_>>(),
+    })
+}
+
+fn percent(part: u64, whole: u64) -> String {
+    format!("{:.1} %", 100.0 * part as f64 / whole.max(1) as f64)
+}
+
+fn signed(bytes: i64) -> String {
+    let sign = if bytes < 0 { "-" } else { "" };
+    format!("{sign}{}", units::bytes(bytes.unsigned_abs()))
+}
+
+/// Thousands apart: `3,754,622,976`.
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
+    for (place, digit) in digits.chars().enumerate() {
+        if place > 0 && (digits.len() - place).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+fn dtype(dtype: WeightsDtype) -> &'static str {
+    match dtype {
+        WeightsDtype::Float32 => "float32",
+        WeightsDtype::Bfloat16 => "bfloat16",
+    }
+}
+
+fn recompute(mode: Recompute) -> String {
+    match mode {
+        Recompute::None => "none".into(),
+        Recompute::Selective => "selective".into(),
+        Recompute::Full => "full".into(),
+        Recompute::Every(n) => format!("every {n}"),
+    }
+}
+
+fn verdict(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Safe => "safe",
+        Verdict::Good => "good",
+        Verdict::Tight => "tight",
+        Verdict::TooLarge => "does not fit",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_grouped_and_signs_shown() {
+        assert_eq!(grouped(3_754_622_976), "3,754,622,976");
+        assert_eq!(grouped(12), "12");
+        assert_eq!(signed(-(1 << 20)), "-1.0 MiB");
+    }
+}

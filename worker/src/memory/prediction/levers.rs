@@ -1,0 +1,110 @@
+//! What each setting would save: the same prediction with one thing changed.
+//!
+//! Small figures are shown like large ones: that partitioning the optimizer saves megabytes under LoRA is worth knowing before
+//! renting four machines for it.
+
+use coxswain_proto::run_spec::{Recompute, WeightsDtype};
+use serde::Serialize;
+
+use super::{Ask, Category, Subject};
+
+/// A setting, and what it would do to a rank's peak.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Lever {
+    /// What it is.
+    pub what: String,
+    /// How to pull it: an override of the run file.
+    pub setting: String,
+    /// Bytes less at the peak; negative where it would take more.
+    pub saves: i64,
+    /// What it costs, or why it saves nothing.
+    pub remark: String,
+}
+
+impl Subject {
+    /// Every setting that is not yet as frugal as it can be.
+    pub fn levers(&self, ask: Ask) -> Vec<Lever> {
+        let now = self.predict(ask).peak() as i64;
+        let mut levers = Vec::new();
+        let mut add = |what: &str, setting: String, remark: &str, peak: Option<u64>| {
+            let saves = peak.map_or(0, |peak| now - peak as i64);
+            levers.push(Lever { what: what.into(), setting, saves, remark: remark.into() });
+        };
+        let changed = |change: &dyn Fn(&mut coxswain_proto::run_spec::RunSpec)| {
+            self.changed(change).ok().map(|subject| subject.predict(ask).peak())
+        };
+        if self.spec.model.weights_dtype == WeightsDtype::Float32 {
+            let peak = changed(&|spec| spec.model.weights_dtype = WeightsDtype::Bfloat16);
+            let setting = "model.weights_dtype=bfloat16".into();
+            add("frozen weights in bf16", setting, "rounds the frozen weights", peak);
+        }
+        for (mode, setting, remark) in MODES {
+            if self.spec.train.recompute != mode {
+                let peak = changed(&|spec| spec.train.recompute = mode);
+                add("layer recompute", format!("train.recompute={setting}"), remark, peak);
+            }
+        }
+        if ask.micro_batch > 1 {
+            let half = ask.micro_batch / 2;
+            let peak = self.predict(Ask { micro_batch: half, ..ask }).peak();
+            let remark = "same global batch, accumulation doubles";
+            add("half the micro-batch", format!("train.micro_batch={half}"), remark, Some(peak));
+        }
+        if let Some(rank) = self.spec.lora.as_ref().map(|lora| lora.rank / 2).filter(|&rank| rank > 0) {
+            let peak = changed(&|spec| {
+                if let Some(lora) = &mut spec.lora {
+                    lora.rank = rank;
+                }
+            });
+            add("half the LoRA rank", format!("lora.rank={rank}"), "less capacity to learn", peak);
+        }
+        if self.spec.expert.repeated_noise > 1 {
+            let peak = changed(&|spec| spec.expert.repeated_noise = 1);
+            let remark = "fewer draws for each forward pass of the model";
+            add("one draw a sample", "expert.repeated_noise=1".into(), remark, peak);
+        }
+        levers.extend(self.partition(ask));
+        levers
+    }
+
+    /// What more ranks would save, or what the ranks there are hold for each other.
+    fn partition(&self, ask: Ask) -> Vec<Lever> {
+        let now = self.predict(ask);
+        if ask.world > 1 {
+            let moments = 8 * self.counts.trainable();
+            let mut levers = vec![Lever {
+                what: format!("optimizer partitioned over {} ranks", ask.world),
+                setting: "(always on)".into(),
+                saves: moments as i64 - now.of(Category::OptimizerShard) as i64,
+                remark: "counted above already".into(),
+            }];
+            if now.of(Category::Mirror) > 0 {
+                levers.push(Lever {
+                    what: "no mirror of the neighbour".into(),
+                    setting: "faults.mirror=false".into(),
+                    saves: now.of(Category::Mirror) as i64,
+                    remark: "a lost worker takes the run back to its last checkpoint".into(),
+                });
+            }
+            return levers;
+        }
+        let eight = self.predict(Ask { world: 8, ..ask });
+        vec![Lever {
+            what: "optimizer partitioned over 8 ranks".into(),
+            setting: "--nproc-per-node 8".into(),
+            saves: now.peak() as i64 - eight.peak() as i64,
+            remark: if eight.of(Category::Mirror) > 0 {
+                "a mirror of the neighbour's part comes with it".into()
+            } else {
+                "moments only; gradients and weights stay whole".into()
+            },
+        }]
+    }
+}
+
+/// Modes of recompute, most frugal last.
+const MODES: [(Recompute, &str, &str); 3] = [
+    (Recompute::Every(2), "{every: 2}", "runs every second block again"),
+    (Recompute::Selective, "selective", "runs part of each block again"),
+    (Recompute::Full, "full", "runs every block again"),
+];

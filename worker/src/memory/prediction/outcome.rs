@@ -1,0 +1,157 @@
+//! The end of a run: its memory, predicted and measured, kept for the next prediction and told in one line.
+//!
+//! Categories cannot be told apart by an allocator. Some are known to the byte ([`ZeroBytes`]); the others are differences between
+//! [`Sightings`] at moments when one thing has just been made.
+
+use std::fmt;
+
+use coxswain_proto::run_spec::RunSpec;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Ask, Place, PredictionError, Subject,
+    truth::{Calibration, Compared, Record, Truth, relative},
+};
+use crate::{memory::Category, zero::ZeroBytes};
+
+/// Bytes in use at moments of a worker's life.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sightings {
+    /// The data set is open, the model is not.
+    pub opened: u64,
+    /// The model is loaded, and the initial values of everything that trains are filled in.
+    pub loaded: u64,
+    /// A forward pass is about to begin, and everything that steps keep from one to the next is there.
+    pub ready: u64,
+}
+
+impl Sightings {
+    /// Bytes by category, for a run whose largest peak was `peak`. Input and framework cannot be told apart and are left out.
+    pub fn measured(&self, zero: &ZeroBytes, peak: u64) -> Vec<(Category, u64)> {
+        let ZeroBytes { weights, moments, grads, comm_buffers, redundancy, .. } = *zero;
+        vec![
+            (Category::FrozenWeights, self.loaded.saturating_sub(self.opened + weights.0)),
+            (Category::Trainables, weights.0),
+            (Category::Gradients, grads.0),
+            (Category::OptimizerShard, moments.0),
+            (Category::Mirror, redundancy.0),
+            (Category::CollectiveBuffers, comm_buffers.0),
+            (Category::Activations, peak.saturating_sub(self.ready)),
+        ]
+    }
+}
+
+/// What a finished run measured on one rank.
+#[derive(Clone, Debug)]
+pub struct Finished<'a> {
+    /// The run.
+    pub spec: &'a RunSpec,
+    /// The micro-batch of its largest peak.
+    pub micro_batch: u64,
+    /// Ranks.
+    pub world: u64,
+    /// This one.
+    pub rank: u64,
+    /// Its largest peak in forward, backward and optimizer.
+    pub peak: u64,
+    /// By category.
+    pub measured: Vec<(Category, u64)>,
+}
+
+/// A run's memory, predicted and measured: part of `summary.json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// Predicted peak, corrected by the calibration there was.
+    pub predicted: u64,
+    /// Measured peak.
+    pub measured: u64,
+    /// Signed, relative to what was measured.
+    pub error: f64,
+    /// The calibration that the prediction rested on; none: sizes alone.
+    pub calibration: Option<Calibration>,
+    /// By category, without calibration.
+    pub categories: Vec<Compared>,
+}
+
+impl Finished<'_> {
+    /// Predicts the run as it went, compares, and adds it to this machine's records.
+    pub fn compare(self) -> Result<Outcome, PredictionError> {
+        let threads = rayon::current_num_threads() as u64;
+        let place = Place::Host { threads };
+        let subject = Subject::read(self.spec)?;
+        let ask = Ask { micro_batch: self.micro_batch, world: self.world, rank: self.rank, place };
+        let prediction = subject.predict(ask);
+        let truth = Truth::of_this_machine(&subject, place);
+        let calibration = truth.as_ref().and_then(Truth::calibration);
+        let predicted = calibration.map_or(prediction.peak(), |found| found.peak(&prediction));
+        let record = Record::new(&subject, ask, &prediction, self.peak, &self.measured);
+        let outcome = Outcome {
+            predicted,
+            measured: self.peak,
+            error: relative(predicted, self.peak.max(1)),
+            calibration,
+            categories: record.categories.clone(),
+        };
+        if let Some(mut truth) = truth
+            && let Err(error) = truth.add(record)
+        {
+            tracing::warn!(path = %truth.path().display(), %error, "memory records cannot be kept");
+        }
+        Ok(outcome)
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        let basis = match &self.calibration {
+            Some(calibration) => format!("calibrated by {} runs", calibration.records),
+            None => "analytic".to_owned(),
+        };
+        write!(
+            f,
+            "memory: predicted {:.1} MiB ({basis}), measured {:.1} MiB, error {:+.1} %",
+            mib(self.predicted),
+            mib(self.measured),
+            100.0 * self.error
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use coxswain_proto::ids::Bytes;
+
+    use super::*;
+
+    #[test]
+    fn frozen_weights_and_activations_are_differences_between_sightings() {
+        let zero = ZeroBytes {
+            weights: Bytes(40),
+            moments: Bytes(80),
+            grads: Bytes(40),
+            comm_buffers: Bytes(1),
+            moments_unpartitioned: Bytes(80),
+            redundancy: Bytes(0),
+        };
+        let sightings = Sightings { opened: 10, loaded: 350, ready: 500 };
+        let measured = sightings.measured(&zero, 900);
+        assert!(measured.contains(&(Category::FrozenWeights, 300)));
+        assert!(measured.contains(&(Category::Activations, 400)));
+    }
+
+    #[test]
+    fn an_outcome_is_one_line() {
+        let outcome = Outcome {
+            predicted: 98 << 20,
+            measured: 100 << 20,
+            error: -0.02,
+            calibration: None,
+            categories: Vec::new(),
+        };
+        assert_eq!(
+            outcome.to_string(),
+            "memory: predicted 98.0 MiB (analytic), measured 100.0 MiB, error -2.0 %"
+        );
+    }
+}
