@@ -5,8 +5,8 @@
     runs.py coordinator COX [--rounds 3] [CONFIG] [KEY=VALUE ...]   1 rank with a coordinator against `cox worker --config`, which has none
 
 CONFIG is configs/quickstart.yaml if not given. Seconds are `train_seconds` of summary.json: from the first step to the last.
-The coordinator lives in the launcher's process, with the supervision of the workers; its processor time is that process's own, at
-its end, without its children's.
+The coordinator is a child of the launcher. Processor time of the two, as last seen before they ended, is held against that of the
+whole run, workers included.
 """
 import argparse
 import json
@@ -23,27 +23,36 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 
 def own_seconds(pid):
-    """Processor time of a process and of its living and dead threads, not of its children."""
+    """Processor time of a process, not of its children."""
     fields = open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / TICK
+
+
+def coordinators(launcher):
+    """Children of the launcher that are coordinators."""
+    for children in pathlib.Path(f"/proc/{launcher}/task").glob("*/children"):
+        for pid in children.read_text().split():
+            if b"\0coordinator\0" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes():
+                yield int(pid)
 
 
 def measure(command, threads):
     """Runs `command` to its end; returns summary.json and processor times."""
     with tempfile.TemporaryDirectory() as out:
         command = [*command, f"run.output_dir={out}/run"]
-        environment = dict(os.environ, RAYON_NUM_THREADS=str(threads))
+        # The launcher sets the second for its workers; without a launcher it has to be set here.
+        environment = {"MIMALLOC_PURGE_DELAY": "-1", **os.environ, "RAYON_NUM_THREADS": str(threads)}
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         printed = []
         reader = threading.Thread(target=lambda: printed.extend(process.stdout))
         reader.start()
-        own = 0.0
-        while True:
-            # The exit status is left for wait4, so the process cannot vanish under the reading of its times.
-            status = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-            own = own_seconds(process.pid)
-            if status:
-                break
+        own = {}
+        # The exit status is left for wait4, so the launcher cannot vanish under the reading of its times.
+        while not os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG):
+            try:
+                own.update({pid: own_seconds(pid) for pid in [process.pid, *coordinators(process.pid)]})
+            except (FileNotFoundError, ProcessLookupError):
+                pass  # a child ended in between
             time.sleep(0.05)
         _, code, usage = os.wait4(process.pid, 0)
         reader.join()
@@ -51,12 +60,13 @@ def measure(command, threads):
         summary = json.load(open(f"{out}/run/summary.json"))
         return dict(
             steps=summary["steps"], seconds=summary["train_seconds"], samples_per_second=summary["samples_per_second"],
-            peak_mib=[rank["driver"] / 2**20 for rank in summary["peak_memory"]], own=own, all=usage.ru_utime + usage.ru_stime)
+            peak_mib=[rank["driver"] / 2**20 for rank in summary["peak_memory"]], own=sum(own.values()), all=usage.ru_utime + usage.ru_stime)
 
 
 def show(name, run):
+    own = "" if name == "alone" else f"launcher and coordinator {run['own']:.2f} s, "
     print(f"{name:24s} {run['seconds']:7.2f} s of training, {run['seconds'] / run['steps'] * 1e3:8.1f} ms a step, "
-          f"{run['samples_per_second']:7.2f} samples/s, processor {run['all']:7.1f} s, launcher and coordinator {run['own']:.2f} s, "
+          f"{run['samples_per_second']:7.2f} samples/s, processor {run['all']:7.1f} s, {own}"
           f"peak {'/'.join(f'{mib:.0f}' for mib in run['peak_mib'])} MiB", flush=True)
     return run
 
@@ -90,7 +100,7 @@ def main():
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
-    a = parser.parse_args()
+    a = parser.parse_intermixed_args()
     a.cox = os.path.abspath(a.cox)
     train = [a.cox, "run", a.config, *a.overrides]
     {"ranks": ranks, "coordinator": coordinator}[a.what](a, train)

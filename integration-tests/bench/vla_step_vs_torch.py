@@ -131,7 +131,8 @@ def launch(a, side, recompute):
         command = [a.executable, "--model", a.model, "--warmup", WARMUP, *options]
     else:
         command = [sys.executable, os.path.abspath(__file__), a.executable, a.model, "--torch-side", "--threads", a.threads, *options] + ["--fused"] * a.fused
-    env = dict(os.environ, RAYON_NUM_THREADS=str(a.threads))
+    # As the launcher starts a worker.
+    env = {"MIMALLOC_PURGE_DELAY": "-1", **os.environ, "RAYON_NUM_THREADS": str(a.threads)}
     out = subprocess.run(list(map(str, command)), check=True, stdout=subprocess.PIPE, text=True, env=env).stdout
     return json.loads([line for line in out.splitlines() if line.startswith("{")][-1])
 

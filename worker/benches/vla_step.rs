@@ -7,8 +7,9 @@
 //! python integration-tests/bench/vla_step_vs_torch.py        the same next to PyTorch and PEFT
 //! ```
 //!
-//! `DIR` is any Qwen2.5-VL checkpoint in Hugging Face format; `RAYON_NUM_THREADS` sets the threads. Prints JSON: milliseconds of
-//! each step, where they went, sizes, and the peak resident set.
+//! `DIR` is any Qwen2.5-VL checkpoint in Hugging Face format; `RAYON_NUM_THREADS` sets the threads, and
+//! `MIMALLOC_PURGE_DELAY=-1` keeps freed memory as the launcher has workers do. Prints JSON: milliseconds of each step, where they
+//! went, sizes, and the peak resident set.
 
 use std::{path::Path, time::Instant};
 

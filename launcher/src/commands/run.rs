@@ -184,6 +184,7 @@ impl Launch<'_> {
             token: self.token.clone(),
             local_addr: rendezvous::local_addr(&self.plan, &self.machine, port),
             threads,
+            purge_delay: worker_env::purge_delay(&process_env),
             max_restarts: self.plan.budgets.restarts,
         };
         let mut args = vec!["worker".to_owned()];

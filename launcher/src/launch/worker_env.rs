@@ -38,6 +38,8 @@ pub struct Common {
     pub local_addr: String,
     /// Compute threads of each worker.
     pub threads: usize,
+    /// Milliseconds after which the allocator gives freed memory back; -1 is never.
+    pub purge_delay: String,
     /// Workers that may be lost and replaced over the whole run.
     pub max_restarts: u32,
 }
@@ -64,6 +66,7 @@ impl Common {
             ("TORCHELASTIC_MAX_RESTARTS", self.max_restarts.to_string()),
             ("OMP_NUM_THREADS", self.threads.to_string()),
             ("RAYON_NUM_THREADS", self.threads.to_string()),
+            ("MIMALLOC_PURGE_DELAY", self.purge_delay.clone()),
             ("COX_COORDINATOR", format!("{}:{}", self.master_addr, self.master_port)),
             ("COX_LOCAL_ADDR", self.local_addr.clone()),
         ];
@@ -82,6 +85,12 @@ pub fn threads(env: Env<'_>, configured: Option<usize>, cores: usize, workers_on
         .or_else(|| set("OMP_NUM_THREADS"))
         .or(configured)
         .unwrap_or_else(|| (cores / workers_on_machine.max(1) as usize).max(1))
+}
+
+/// When a worker's allocator gives memory back: what the user set, else never. A step frees what the next one takes again, and
+/// pages that went back to the kernel in between have to be cleared again: a third of the processor time of a step. The peak stays.
+pub fn purge_delay(env: Env<'_>) -> String {
+    env("MIMALLOC_PURGE_DELAY").unwrap_or_else(|| "-1".to_owned())
 }
 
 #[cfg(test)]
@@ -107,6 +116,7 @@ mod tests {
             token: Some("secret".into()),
             local_addr: "10.0.0.4".into(),
             threads: 2,
+            purge_delay: "-1".into(),
             max_restarts: 3,
         };
         let variables = common.variables(2, 1);
@@ -124,6 +134,7 @@ mod tests {
             ("TORCHELASTIC_RESTART_COUNT", "1"),
             ("TORCHELASTIC_MAX_RESTARTS", "3"),
             ("OMP_NUM_THREADS", "2"),
+            ("MIMALLOC_PURGE_DELAY", "-1"),
             ("COX_COORDINATOR", "n3:29400"),
             ("COX_TOKEN", "secret"),
         ] {
@@ -141,5 +152,12 @@ mod tests {
         assert_eq!(threads(&omp, Some(5), 8, 2), 3);
         let broken = |name: &str| (name == "OMP_NUM_THREADS").then(|| "x".to_owned());
         assert_eq!(threads(&broken, Some(5), 8, 2), 5);
+    }
+
+    #[test]
+    fn freed_memory_is_kept_unless_the_user_says_otherwise() {
+        assert_eq!(purge_delay(&|_: &str| None), "-1");
+        let set = |name: &str| (name == "MIMALLOC_PURGE_DELAY").then(|| "100".to_owned());
+        assert_eq!(purge_delay(&set), "100");
     }
 }
