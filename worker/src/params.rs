@@ -197,6 +197,15 @@ impl<B: ModelBackend> Trainables<B> {
         flat.into_data().into_vec().expect("trainables are fp32 by construction")
     }
 
+    /// Lends all values, to be written to a file. Without a copy where [`Trainables::take`] makes none: an expert's are half a
+    /// gigabyte and more.
+    pub fn lend<R>(&mut self, read: impl FnOnce(&TrainableLayout, &[f32]) -> R) -> R {
+        let values = self.take();
+        let result = read(&self.layout, &values);
+        self.set(values);
+        result
+    }
+
     /// A copy of all values in host memory.
     pub fn to_vec(&self) -> Vec<f32> {
         self.flat.clone().into_data().into_vec().expect("trainables are fp32 by construction")

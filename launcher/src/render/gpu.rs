@@ -90,13 +90,20 @@ mod tests {
         let gpus = [gpu];
         assert_eq!(
             once(&gpus, Some("570.1")),
-            "gpu  name         total      used     free       capability  multiprocessors\n  \
-             0  NVIDIA H200  140.0 GiB  2.0 GiB  138.0 GiB         9.0              132\n\n\
-             gpu  pid  process  used\n  0   41  cox      1.0 GiB\n\ndriver 570.1"
+            [
+                "gpu  name             total     used       free  capability  multiprocessors",
+                "  0  NVIDIA H200  140.0 GiB  2.0 GiB  138.0 GiB         9.0              132",
+                "",
+                "gpu  pid  process     used",
+                "  0   41  cox      1.0 GiB",
+                "",
+                "driver 570.1",
+            ]
+            .join("\n")
         );
         let mut peaks = Peaks::default();
         peaks.observe(&gpus);
-        assert!(live(&gpus, &peaks).ends_with("2.0 GiB          1"), "{}", live(&gpus, &peaks));
+        assert!(live(&gpus, &peaks).ends_with("138.0 GiB  2.0 GiB          1"), "{}", live(&gpus, &peaks));
         assert_eq!(json(&gpus, Some(&peaks))[0]["peak"], 2u64 << 30);
         assert_eq!(json(&gpus, None)[0]["processes"][0]["pid"], 41);
     }

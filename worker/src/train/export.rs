@@ -28,7 +28,7 @@ use crate::{
     kernels::Tape,
     link::{Phase, Report, StepDone},
     memory::{PhasePeak, prediction::outcome::Outcome},
-    params::Group,
+    params::{Group, TrainableLayout},
 };
 
 const SPEC_FILE: &str = "run_spec.json";
@@ -228,31 +228,18 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         Ok(())
     }
 
-    fn write_export(&self, summary: &Summary) -> Result<(), TrainError> {
-        let dir = &self.output_dir;
-        let values = self.trainables.to_vec();
-        let layout = self.trainables.layout();
-        let mut files = Vec::new();
-        if let Some(plan) = self.policy.lora() {
-            let adapter = dir.join("adapter");
-            crate::lora::write_adapter(&adapter, plan, &self.spec.model.path, layout, &values)?;
-            files.push(("adapter/adapter_config.json", "PEFT configuration of the adapter"));
-            files.push(("adapter/adapter_model.safetensors", "LoRA weights under PEFT's names"));
-        }
-        let groups = [
-            (Group::Expert, "expert.safetensors", "action expert"),
-            (Group::Sensor, "sensor.safetensors", "sensor encoder"),
-        ];
-        for (group, file, what) in groups {
-            if layout.params().iter().all(|param| param.group != group) {
-                continue;
+    fn write_export(&mut self, summary: &Summary) -> Result<(), TrainError> {
+        let (dir, adapter) = (&self.output_dir, self.policy.lora().map(|plan| (plan, &self.spec.model.path)));
+        let weights = |layout: &TrainableLayout, values: &[f32]| -> Result<_, TrainError> {
+            let mut files = write_groups(dir, layout, values)?;
+            if let Some((plan, base)) = adapter {
+                crate::lora::write_adapter(&dir.join("adapter"), plan, base, layout, values)?;
+                files.push(("adapter/adapter_config.json", "PEFT configuration of the adapter"));
+                files.push(("adapter/adapter_model.safetensors", "LoRA weights under PEFT's names"));
             }
-            let prefix = format!("{group}.");
-            replace(&dir.join(file), |path| {
-                write_tensors(path, layout, &values, |name| name.starts_with(&prefix))
-            })?;
-            files.push((file, what));
-        }
+            Ok(files)
+        };
+        let mut files = self.trainables.lend(weights)?;
         let texts = [
             ("stats.json", "normalisation statistics", self.dataset.stats().to_json()),
             (SPEC_FILE, "the run", pretty(self.spec)),
@@ -289,6 +276,28 @@ impl<B: Tape<Base = B>> Training<'_, B> {
 
 fn pretty(value: &impl Serialize) -> String {
     serde_json::to_string_pretty(value).expect("specs and summaries have only string keys")
+}
+
+/// What a policy has beside its adapter, a file each.
+fn write_groups(
+    dir: &Path,
+    layout: &TrainableLayout,
+    values: &[f32],
+) -> Result<Vec<(&'static str, &'static str)>, TrainError> {
+    let groups = [
+        (Group::Expert, "expert.safetensors", "action expert"),
+        (Group::Sensor, "sensor.safetensors", "sensor encoder"),
+    ];
+    let trained = |group| layout.params().iter().any(|param| param.group == group);
+    let mut files = Vec::new();
+    for (group, file, what) in groups.into_iter().filter(|(group, ..)| trained(*group)) {
+        let prefix = format!("{group}.");
+        replace(&dir.join(file), |path| {
+            write_tensors(path, layout, values, |name| name.starts_with(&prefix))
+        })?;
+        files.push((file, what));
+    }
+    Ok(files)
 }
 
 fn write_text(path: &Path, text: &str) -> Result<(), TrainError> {

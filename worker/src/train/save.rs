@@ -115,7 +115,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let mut bytes = staging.sync(&name)?;
         if self.rank().0 == 0 {
             let path = staging.file(TRAINABLES);
-            write_tensors(&path, self.trainables.layout(), &self.trainables.to_vec(), |_| true)
+            self.trainables
+                .lend(|layout, values| write_tensors(&path, layout, values, |_| true))
                 .map_err(io_error("write", &path))?;
             bytes += staging.sync(TRAINABLES)?;
         }
