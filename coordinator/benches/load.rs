@@ -11,7 +11,10 @@
 use std::{
     io::{BufRead, BufReader},
     process::{Child, Command, Stdio},
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -96,6 +99,8 @@ fn drive(load: Load) -> Result<(), Failure> {
 struct Times {
     heartbeats: Mutex<Vec<f64>>,
     reports: Mutex<Vec<f64>>,
+    /// Set once everyone is training; nothing is noted before.
+    begun: AtomicBool,
 }
 
 async fn measure(load: Load, address: &str, server: &Child) -> Result<(), Failure> {
@@ -117,6 +122,7 @@ async fn measure(load: Load, address: &str, server: &Child) -> Result<(), Failur
         Some(ended) = crew.join_next() => return Err(format!("a worker ended early: {ended:?}").into()),
     }
     println!("{} workers are training after {:.1} s", load.workers, begin.elapsed().as_secs_f64());
+    times.begun.store(true, Ordering::Relaxed);
     let before = usage(server)?;
     let measured = Instant::now();
     while let Some(ended) = crew.join_next().await {
@@ -145,6 +151,7 @@ async fn measure(load: Load, address: &str, server: &Child) -> Result<(), Failur
 }
 
 /// One worker that trains nothing.
+#[derive(Clone)]
 struct Worker {
     client: CoordinatorClient<Channel>,
     rank: u32,
@@ -160,6 +167,8 @@ impl Worker {
         let worker_id = self.client.register(self.claim(&incarnation)).await?.into_inner().worker_id;
         let follow = v1::FollowRequest { worker_id, incarnation: incarnation.clone() };
         let mut line = self.client.follow(follow).await?.into_inner();
+        // A worker lives from its registration on, also while ten thousand others are still coming.
+        let beating = tokio::spawn(self.clone().beat(worker_id, incarnation.clone()));
         let ready = v1::ReadyRequest { worker_id, incarnation: incarnation.clone(), ..Default::default() };
         self.client.ready(ready).await?;
         let generation = loop {
@@ -184,17 +193,32 @@ impl Worker {
         let begin = TokioInstant::now() + Duration::from_secs_f64(share);
         for second in 0..self.load.seconds {
             tokio::time::sleep_until(begin + Duration::from_secs(second)).await;
-            let beat = self.beat(worker_id, &incarnation, generation, second);
-            let asked = Instant::now();
-            self.client.heartbeat(beat).await?;
-            note(&self.times.heartbeats, asked);
             let steps = vec![self.report(generation, second)];
             let asked = Instant::now();
             self.client.report_steps(v1::ReportStepsRequest { worker_id, steps }).await?;
-            note(&self.times.reports, asked);
+            self.times.note(&self.times.reports, asked);
         }
         reading.abort();
+        beating.abort();
         Ok(())
+    }
+
+    /// "I live", every second, for ever.
+    async fn beat(mut self, worker_id: u64, incarnation: String) -> Result<(), Status> {
+        let mut clock = tokio::time::interval(Duration::from_secs(1));
+        loop {
+            clock.tick().await;
+            let beat = v1::HeartbeatRequest {
+                worker_id,
+                incarnation: incarnation.clone(),
+                generation: 1,
+                phase: v1::WorkerPhase::Communication.into(),
+                ..Default::default()
+            };
+            let asked = Instant::now();
+            self.client.heartbeat(beat).await?;
+            self.times.note(&self.times.heartbeats, asked);
+        }
     }
 
     fn claim(&self, incarnation: &str) -> v1::RegisterRequest {
@@ -209,17 +233,6 @@ impl Worker {
             device: "cpu".into(),
             training_samples: SAMPLES,
             dataset_fingerprint: "f00d".into(),
-            ..Default::default()
-        }
-    }
-
-    fn beat(&self, worker_id: u64, incarnation: &str, generation: u64, step: u64) -> v1::HeartbeatRequest {
-        v1::HeartbeatRequest {
-            worker_id,
-            incarnation: incarnation.to_owned(),
-            generation,
-            phase: v1::WorkerPhase::Communication.into(),
-            step,
             ..Default::default()
         }
     }
@@ -244,9 +257,13 @@ impl Worker {
     }
 }
 
-fn note(times: &Mutex<Vec<f64>>, asked: Instant) {
-    if let Ok(mut times) = times.lock() {
-        times.push(asked.elapsed().as_secs_f64() * 1e3);
+impl Times {
+    fn note(&self, times: &Mutex<Vec<f64>>, asked: Instant) {
+        if self.begun.load(Ordering::Relaxed)
+            && let Ok(mut times) = times.lock()
+        {
+            times.push(asked.elapsed().as_secs_f64() * 1e3);
+        }
     }
 }
 
