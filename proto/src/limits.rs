@@ -35,6 +35,8 @@ pub const STANDSTILL_TIMEOUT: Duration = Duration::from_secs(10);
 pub const MAX_RESTARTS: u32 = 3;
 /// Different workers that a sample must fail on before it is left out.
 pub const SAMPLE_TRIES: usize = 2;
+/// Samples that failed on one worker, and that no other has tried yet, before it is taken for the worker's fault.
+pub const OPEN_SAMPLES: usize = 3;
 /// Samples that a run may leave out; more are a bad data set.
 pub const MAX_QUARANTINED: usize = 64;
 /// Generations in a row that may end without a committed step.

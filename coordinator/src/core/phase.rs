@@ -44,6 +44,8 @@ pub struct Gathering {
     pub last_call: LastCall,
     /// The steps of the newest generation that has started.
     pub earlier: Option<Course>,
+    /// Why the last generation ended, if it did so without a committed step.
+    pub fruitless: Option<String>,
 }
 
 /// How long an elastic world waits for more than its fewest nodes.

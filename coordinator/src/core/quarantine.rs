@@ -42,6 +42,8 @@ pub enum Verdict {
     LeftOut,
     /// There are more of them than a run may leave out.
     TooMany,
+    /// It is the worker that cannot read its data: it fails where others have not tried, again and again.
+    WorkerAtFault,
 }
 
 /// All such samples of a run.
@@ -58,7 +60,11 @@ pub struct Quarantine {
 impl Quarantine {
     /// Takes a failure in, in a world of `workers`.
     pub fn failed(&mut self, at: EpochPositions, seat: Seat, workers: u32) -> Verdict {
-        self.tried.insert((at.clone(), seat));
+        let again = !self.tried.insert((at.clone(), seat));
+        let open = self.tried.iter().filter(|(_, other)| *other == seat).count();
+        if workers > 1 && (again || open >= limits::OPEN_SAMPLES) {
+            return Verdict::WorkerAtFault;
+        }
         let tries = self.tried.iter().filter(|(other, _)| *other == at).count();
         if tries < limits::SAMPLE_TRIES.min(workers.max(1) as usize) {
             self.turns = self.turns.wrapping_add(1);
@@ -70,6 +76,14 @@ impl Quarantine {
             true => Verdict::TooMany,
             false => Verdict::LeftOut,
         }
+    }
+
+    /// Samples that were consumed after all are no evidence any more; false if there was none.
+    pub fn consumed(&mut self, epoch: u64, positions: &Range<u64>) -> bool {
+        let before = self.tried.len();
+        self.tried
+            .retain(|(at, _)| at.epoch != epoch || at.begin < positions.start || at.end > positions.end);
+        self.tried.len() < before
     }
 
     /// What is left out, in order.
@@ -106,14 +120,23 @@ mod tests {
     fn a_sample_is_left_out_when_it_has_failed_on_different_workers() {
         let mut quarantine = Quarantine::default();
         assert_eq!(quarantine.failed(at(4), Seat(1), 3), Verdict::TryAnother);
-        assert_eq!(
-            quarantine.failed(at(4), Seat(1), 3),
-            Verdict::TryAnother,
-            "the same worker again proves nothing"
-        );
         assert_eq!(quarantine.failed(at(9), Seat(2), 3), Verdict::TryAnother, "another sample");
         assert_eq!(quarantine.failed(at(4), Seat(2), 3), Verdict::LeftOut);
         assert_eq!(quarantine.by_epoch(), BTreeMap::from([(0, vec![4..5])]));
+    }
+
+    #[test]
+    fn a_worker_that_fails_again_or_on_many_samples_is_at_fault_itself() {
+        let mut quarantine = Quarantine::default();
+        assert_eq!(quarantine.failed(at(4), Seat(1), 2), Verdict::TryAnother);
+        assert_eq!(quarantine.failed(at(4), Seat(1), 2), Verdict::WorkerAtFault);
+        let mut quarantine = Quarantine::default();
+        assert_eq!(quarantine.failed(at(4), Seat(1), 2), Verdict::TryAnother);
+        assert_eq!(quarantine.failed(at(0), Seat(1), 2), Verdict::TryAnother);
+        assert!(quarantine.consumed(0, &(0..3)), "position 0 was read by another");
+        assert!(!quarantine.consumed(0, &(5..9)));
+        assert_eq!(quarantine.failed(at(7), Seat(1), 2), Verdict::TryAnother);
+        assert_eq!(quarantine.failed(at(8), Seat(1), 2), Verdict::WorkerAtFault);
     }
 
     #[test]

@@ -284,7 +284,8 @@ impl Roster {
         let told = pid.is_some() && std::mem::replace(&mut slot.exited, pid) == pid;
         let news = match (&slot.worker, pid) {
             (None, _) => true,
-            (Some(worker), None) => worker.gone.is_none(),
+            // Without a process: a successor that was asked for could not be started.
+            (Some(worker), None) => worker.gone.is_none() || slot.respawn.is_some(),
             (Some(worker), Some(pid)) => (worker.claim.pid == pid) == worker.gone.is_none(),
         };
         news && !told

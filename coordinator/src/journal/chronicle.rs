@@ -106,6 +106,10 @@ fn chronicle(contents: Contents) -> Chronicle {
     let samples = contents.dataset.as_ref().map_or(0, |dataset| dataset.training_samples);
     let plan = spec.as_ref().and_then(|spec| Plan::new(&spec.train, samples).ok());
     let identity = contents.identity;
+    let mut failures: Vec<_> = contents.failures.into_iter().map(|(_, failure)| failure).collect();
+    if let Some(End::Failed(last)) = &contents.end {
+        failures.push(last.as_ref().clone());
+    }
     Chronicle {
         run_id: identity.as_ref().map_or_else(String::new, |identity| identity.run_id.clone()),
         run_name: identity.map_or_else(String::new, |identity| identity.run_name),
@@ -131,6 +135,6 @@ fn chronicle(contents: Contents) -> Chronicle {
             })
             .collect(),
         quarantined: contents.quarantine.left_out().cloned().collect(),
-        failures: contents.failures.into_iter().map(|(_, failure)| failure).collect(),
+        failures,
     }
 }

@@ -16,6 +16,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use super::LedgerEntry;
 use crate::core::{
     action::Record,
+    failure::Failure,
     past::{PastGeneration, PastNode, PastSeat},
 };
 
@@ -79,11 +80,23 @@ pub fn append(write: &WriteTransaction, record: &Record) -> Result<(), redb::Err
         Record::Checkpoint(entry) => row(CHECKPOINTS, entry.step.0, json(entry)),
         Record::Failure(failure) => {
             let mut failures = write.open_table(FAILURES)?;
-            let next = failures.last()?.map_or(0, |(number, _)| number.value() + 1);
-            failures.insert(next, json(failure.as_ref()).as_str())?;
+            let last = failures.last()?.map(|(number, row)| (number.value(), row.value().to_owned()));
+            let number = match last {
+                // The same fault again, now that its victims are known.
+                Some((number, row)) if is_same(&row, failure) => number,
+                Some((number, _)) => number + 1,
+                None => 0,
+            };
+            failures.insert(number, json(failure.as_ref()).as_str())?;
             Ok(())
         }
     }
+}
+
+/// Whether a row is of this failure, whoever suffered from it.
+fn is_same(row: &str, failure: &Failure) -> bool {
+    let stored = serde_json::from_str::<Failure>(row);
+    stored.is_ok_and(|stored| Failure { victims: failure.victims.clone(), ..stored } == *failure)
 }
 
 fn change<T: Default + Serialize + DeserializeOwned>(

@@ -142,6 +142,9 @@ pub fn sample(at: &EpochPositions, verdict: Verdict, failure: &Failure) -> Strin
     let follows = match verdict {
         Verdict::TryAnother => "another worker tries it".to_owned(),
         Verdict::LeftOut => "nobody tries it any more (quarantined)".to_owned(),
+        Verdict::WorkerAtFault => {
+            "others have not tried, or have read, what fails there: its data is bad".to_owned()
+        }
         Verdict::TooMany => {
             format!("more than {} are quarantined: repair the data set", limits::MAX_QUARANTINED)
         }

@@ -334,11 +334,11 @@ impl Voyage<'_> {
             Ok(started) => drop(self.workers.insert(worker, started)),
             Err(error) => {
                 self.contacts.terminal.line(&format!("rank {rank} cannot be started again: {error}"));
-                // Told as an end, so that the coordinator decides about it as about any other.
+                // Told as an end, so that the coordinator decides about it as about any other; there is no process to name.
+                let how = Ended::Code(Exit::Internal.code().into());
+                self.exits.report(rank, 0, how);
                 let ended = self.ended.clone();
-                tokio::spawn(
-                    async move { ended.send((worker, Ended::Code(Exit::Internal.code().into()))).await },
-                );
+                tokio::spawn(async move { ended.send((worker, how)).await });
             }
         }
     }

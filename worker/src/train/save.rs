@@ -142,6 +142,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
 
     /// Takes over the checkpoint of a step, written by any number of ranks; returns the bytes read.
     pub(super) fn restore(&mut self, step: Step) -> Result<Bytes, TrainError> {
+        self.enter(Phase::Checkpoint, step)?;
         let found = self.store.open(step.0)?;
         self.check_origin(&found)?;
         let weights = read_trainables(&found, self.trainables.layout())?;

@@ -80,14 +80,28 @@ impl<B: Tape<Base = B>> Training<'_, B> {
                 ((Fared::Failed, rank), Ok(())) => return Err(TrainError::PeerFailed(rank)),
             }
         };
-        let grad_norm = self.update(step, &verdict, &mut times)?;
+        let (grad_norm, broken) = match self.update(step, &verdict, &mut times) {
+            Ok(norm) => (norm, None),
+            Err(error) => match self.held.as_ref().filter(|held| held.optimizer.steps() > step.0) {
+                Some(held) => (held.optimizer.last_norm(), Some(error)),
+                None => return Err(error),
+            },
+        };
         times.total = started.elapsed();
         let memory_peak = self.meter.end_step(step, self.micro_batch, retries + 1);
         let done = self.done(step, &batch, (share, memory_peak), times, (&verdict, grad_norm));
+        let done = StepDone { retries, ..done };
+        if let Some(error) = broken {
+            // The last collective broke, but this rank has taken the step, and perhaps nobody else lives to tell: if all parts of
+            // that version exist, the next generation goes on from it.
+            self.summary.book(&done);
+            self.link.report(Report::Step(done))?;
+            return Err(error);
+        }
         if let Some(rank) = verdict.pressed {
             self.relieve(Step(step.0 + 1), rank)?;
         }
-        Ok((StepDone { retries, ..done }, verdict))
+        Ok((done, verdict))
     }
 
     /// Forward and backward over this rank's samples; gradients of the loss sum end up in `self.grads`.

@@ -264,6 +264,11 @@ impl MirroredAdamW {
         self.own.steps()
     }
 
+    /// Norm of the global gradient of the last step taken, before clipping.
+    pub fn last_norm(&self) -> f64 {
+        self.own.last_norm
+    }
+
     /// Writes this rank's moments ([`ShardedAdamW::write_to`]).
     pub fn write_to(&self, out: &mut dyn Write) -> std::io::Result<u64> {
         self.own.write_to(out)

@@ -38,6 +38,8 @@ pub struct ShardedAdamW {
     pub(super) exp_avg_sq: Vec<f32>,
     /// Steps taken; bias correction depends on it.
     pub(super) steps: u64,
+    /// Norm of the global gradient of the last of them.
+    pub(super) last_norm: f64,
 }
 
 /// What one step needs besides its buffers.
@@ -53,6 +55,8 @@ pub struct StepInput {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Update {
     input: StepInput,
+    /// Norm of the scaled global gradient.
+    norm: f64,
     /// Factor that brings the global norm down to `clip_norm`; 1 if it need not be.
     clip: f64,
 }
@@ -155,6 +159,7 @@ impl ShardedAdamW {
             exp_avg: vec![0.0; own],
             exp_avg_sq: vec![0.0; own],
             steps: 0,
+            last_norm: 0.0,
         }
     }
 
@@ -207,12 +212,13 @@ impl ShardedAdamW {
             return Err(StepError::NonFinite { norm: grad_norm, rank, parameter });
         }
         let (clip, clipped) = clip_coefficient(self.settings.clip_norm, grad_norm);
-        Ok(Reduced { grad_norm, clipped, compute, update: Update { input: *input, clip } })
+        Ok(Reduced { grad_norm, clipped, compute, update: Update { input: *input, norm: grad_norm, clip } })
     }
 
     /// Second half: AdamW on this rank's part. Both slices are that part.
     pub(super) fn advance(&mut self, grads: &[f32], weights: &mut [f32], how: &Update) {
         self.steps += 1;
+        self.last_norm = how.norm;
         let mut rest =
             Streams { weights, exp_avg: &mut self.exp_avg, exp_avg_sq: &mut self.exp_avg_sq, grads };
         let (settings, steps) = (&self.settings, self.steps);
@@ -276,7 +282,7 @@ fn coefficients(
     settings: &Optimizer,
     steps: u64,
     segment: &Segment,
-    Update { input, clip }: &Update,
+    Update { input, clip, .. }: &Update,
 ) -> Coefficients {
     let lr = match segment.group {
         Group::Lora => input.rates.lora,

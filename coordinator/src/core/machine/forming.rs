@@ -57,7 +57,8 @@ impl Machine {
 
     /// A member has left the generation by itself: its peers are gone for it, or all were asked to leave.
     fn deserted(&mut self, now: Timestamp, seat: Seat, reason: &str, out: &mut Vec<Action>) {
-        let asked = matches!(&self.phase, Phase::Running(running) if running.regroup) && reason.is_empty();
+        // Nobody leaves without a reason but because all were asked to; a coordinator that was restarted may not know that it asked.
+        let asked = reason.is_empty();
         let incident = self.incident.get_or_insert_with(|| Incident::new(now));
         incident.on_purpose |= asked;
         let because = if asked { incident.what() } else { format!("rank {seat}: {reason}") };
@@ -83,7 +84,7 @@ impl Machine {
         }
         let members = if self.config.world.elastic() { self.elastic_members(now) } else { self.all_seats() };
         let Some(members) = members else { return };
-        if self.blame_victims(now, out) {
+        if self.blame_victims(now, out) && self.still_hopeful(now, out) {
             self.form(&members, out);
         }
     }
@@ -100,10 +101,13 @@ impl Machine {
         let ready: Vec<_> = (0..self.roster.size()).map(Seat).filter(|seat| self.assignable(*seat)).collect();
         let (full, enough) = (ready.len() == world.size() as usize, ready.len() >= world.least() as usize);
         let waits_for_more = !full && self.last_call(now, enough);
+        // Whoever is still leaving the old generation has its part of the state.
+        let leaving = self.roster.living().any(|worker| worker.generation.0 > 0 && !worker.ready);
         let missing = self.missing().next().is_some();
         let Phase::Gathering(gathering) = &self.phase else { return None };
         let waits_for_missing = missing && (gathering.respawn_by.is_some() || self.generation_is_first());
-        (enough && !waits_for_more && !waits_for_missing).then_some(ready)
+        let waits_for_leaving = leaving && gathering.settle_by.is_some();
+        (enough && !waits_for_more && !waits_for_missing && !waits_for_leaving).then_some(ready)
     }
 
     /// Whether the run has only begun, and more nodes than the fewest are still waited for.

@@ -26,6 +26,16 @@ impl Machine {
         if failure.kind.is_final() {
             return self.fatal(now, failure, out);
         }
+        if matches!(self.phase, Phase::Running(_)) && !self.is_member(seat) {
+            // The generation goes on without it.
+            if self.afford(now, &failure, out) {
+                let failure = std::sync::Arc::new(failure);
+                out.push(Action::Record(Record::Failure(failure.clone())));
+                out.push(Action::Publish(News::Failure(failure.clone(), self.spent)));
+                self.call_back(seat, failure.message.clone(), out);
+            }
+            return;
+        }
         let incident = self.incident.get_or_insert_with(|| Incident::new(now));
         if incident.lose(seat) && !self.afford(now, &failure, out) {
             return;
@@ -37,10 +47,8 @@ impl Machine {
         out.push(Action::Record(Record::Failure(failure.clone())));
         out.push(Action::Publish(News::Failure(failure.clone(), self.spent)));
         self.call_back(seat, failure.message.clone(), out);
-        if self.is_member(seat) {
-            let because = format!("rank {seat} is lost: {}", failure.message);
-            self.break_up(now, &because, true, out);
-        }
+        let because = format!("rank {seat} is lost: {}", failure.message);
+        self.break_up(now, &because, true, out);
     }
 
     /// As [`Machine::lose`], for a worker that said nothing.

@@ -131,6 +131,7 @@ impl Machine {
                 respawn_by: None,
                 last_call: LastCall::Closed,
                 earlier: None,
+                fruitless: None,
             }),
             reason: Reason::Incomplete { present: 0, world: world.size() },
             orders: past.orders.clone(),

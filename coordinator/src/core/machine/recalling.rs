@@ -102,6 +102,7 @@ impl Machine {
             respawn_by: Some(now.after(patience.reunion.max(patience.respawn))),
             last_call: LastCall::Over,
             earlier,
+            fruitless: None,
         });
         let because = "the coordinator was restarted while its workers were getting ready".to_owned();
         self.reason = Reason::Regathering { generation, because };
@@ -152,6 +153,7 @@ impl Machine {
             respawn_by: None,
             last_call: LastCall::Closed,
             earlier: None,
+            fruitless: None,
         };
         let earlier = match std::mem::replace(&mut self.phase, Phase::Gathering(fresh)) {
             Phase::Running(running) => {

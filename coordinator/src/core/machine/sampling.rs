@@ -31,16 +31,19 @@ impl Machine {
             Phase::Over(_) => true,
         };
         let known = self.quarantine.left_out().any(|other| *other == at);
-        if stale || known {
+        // The generation has ended for this very sample: the worker says it again because our answer was lost.
+        let again = matches!(self.phase, Phase::Gathering(_))
+            && self.incident.as_ref().is_some_and(|incident| incident.sample.as_ref() == Some(&at));
+        if stale || known || again {
             return Ok(Reply::Done);
         }
         failure.seat = Some(seat);
         failure.generation = self.generation_now();
-        let verdict = self.quarantine.failed(at.clone(), seat, self.roster.living().count() as u32);
+        let verdict = self.quarantine.failed(at.clone(), seat, self.workers_now());
         out.push(Action::Record(Record::Quarantine(self.quarantine.clone())));
         let failure = Arc::new(failure);
         out.push(Action::Publish(News::Sample(at.clone(), verdict, failure.clone())));
-        if verdict == Verdict::TooMany {
+        if matches!(verdict, Verdict::TooMany | Verdict::WorkerAtFault) {
             self.fatal(now, (*failure).clone(), out);
             return Ok(Reply::Done);
         }
@@ -49,5 +52,16 @@ impl Machine {
         incident.victims.remove(&seat);
         self.break_up(now, &format!("{at} failed on rank {seat}"), true, out);
         Ok(Reply::Done)
+    }
+
+    /// Workers that can try a sample: those of the generation, or those that the next one will have.
+    fn workers_now(&self) -> u32 {
+        match &self.phase {
+            Phase::Running(running) => running.assignment.world(),
+            Phase::Gathering(_) | Phase::Over(_) if self.config.world.elastic() => {
+                self.roster.living().count() as u32
+            }
+            Phase::Gathering(_) | Phase::Over(_) => self.config.world.size(),
+        }
     }
 }

@@ -66,6 +66,7 @@ impl Machine {
             respawn_by: Some(now.after(self.config.patience.respawn)),
             last_call: LastCall::Over,
             earlier: None,
+            fruitless: None,
         };
         let old = std::mem::replace(&mut self.phase, Phase::Gathering(gathering));
         if let (Phase::Running(running), Phase::Gathering(gathering)) = (old, &mut self.phase) {
@@ -77,10 +78,8 @@ impl Machine {
         }
         self.say(Reason::Regathering { generation, because: because.to_owned() }, out);
         self.call_back_those_who_left(&assignment, out);
-        // A sample that failed is a step ahead: it will be left out, or not fail elsewhere.
-        let expected = |incident: &Incident| incident.on_purpose || incident.sample.is_some();
-        if fruitless && !self.incident.as_ref().is_some_and(expected) {
-            self.fruitless(now, because, out);
+        if let (true, Phase::Gathering(gathering)) = (fruitless, &mut self.phase) {
+            gathering.fruitless = Some(because.to_owned());
         }
     }
 
@@ -188,15 +187,25 @@ impl Machine {
         }
     }
 
-    /// One more generation ended without a committed step.
-    fn fruitless(&mut self, now: Timestamp, because: &str, out: &mut Vec<Action>) {
-        self.spend(|spent| spent.barren += 1, out);
-        if self.spent.barren >= limits::MAX_BARREN_GENERATIONS {
-            let message = format!(
-                "{} generations in a row ended without a committed step; the last one because {because}",
-                self.spent.barren
-            );
-            self.fatal(now, Failure::of_run(CauseKind::NoProgress, message), out);
+    /// False if one generation too many has ended without a committed step, which ends the run. Asked when the next one is formed,
+    /// for only then it is known what ended the last one: a change on purpose is expected to cost a generation, and a sample that failed
+    /// will be left out, or not fail elsewhere.
+    pub(super) fn still_hopeful(&mut self, now: Timestamp, out: &mut Vec<Action>) -> bool {
+        let Phase::Gathering(gathering) = &mut self.phase else { return true };
+        let Some(because) = gathering.fruitless.take() else { return true };
+        let expected = |incident: &Incident| incident.on_purpose || incident.sample.is_some();
+        if self.incident.as_ref().is_some_and(expected) {
+            return true;
         }
+        self.spend(|spent| spent.barren += 1, out);
+        let barren = self.spent.barren;
+        if barren < limits::MAX_BARREN_GENERATIONS {
+            return true;
+        }
+        let message = format!(
+            "{barren} generations in a row ended without a committed step; the last one because {because}"
+        );
+        self.fatal(now, Failure::of_run(CauseKind::NoProgress, message), out);
+        false
     }
 }

@@ -144,6 +144,9 @@ impl Machine {
         if self.spent.barren > 0 {
             self.spend(|spent| spent.barren = 0, out);
         }
+        if self.quarantine.consumed(step.epoch, &step.positions) {
+            out.push(Action::Record(Record::Quarantine(self.quarantine.clone())));
+        }
         out.push(Action::Publish(News::Step(step.clone())));
     }
 

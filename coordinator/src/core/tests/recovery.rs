@@ -295,7 +295,8 @@ fn three_generations_without_a_step_end_the_run() {
         run.replace(0, life);
         run.start_all(1, 0, StateSource::Fresh);
     }
-    let last = run.kill(0);
+    run.kill(0);
+    let last = run.replace(0, 3);
     let cause = news(&last).into_iter().find_map(|news| match news {
         News::Failure(failure, _) if failure.fatal => Some(failure.kind),
         _ => None,

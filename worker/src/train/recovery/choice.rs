@@ -65,16 +65,14 @@ impl Choice {
 
 /// The newest version of which everything is there, given what each rank of the new generation holds (none: a fresh worker).
 ///
-/// Ranks may come from different generations, if the last one broke while it was being formed: only holdings that follow one
-/// partition make up a state.
+/// Ranks may come from different generations: only holdings that follow one partition make up a state, and the newest partition that
+/// does is the one the run went on with, even if latecomers hold a later version of an older one.
 pub fn choose(holdings: &[Option<Holding>]) -> Option<Choice> {
     let mut partitions: Vec<(Generation, u32)> =
         holdings.iter().flatten().map(|held| (held.generation, held.world)).collect();
     partitions.sort_unstable();
     partitions.dedup();
-    let complete = partitions.into_iter().filter_map(|partition| newest_of(holdings, partition));
-    // The last of equals is the one of the newest generation.
-    complete.max_by_key(|choice| choice.version)
+    partitions.into_iter().rev().find_map(|partition| newest_of(holdings, partition))
 }
 
 fn newest_of(holdings: &[Option<Holding>], partition: (Generation, u32)) -> Option<Choice> {
