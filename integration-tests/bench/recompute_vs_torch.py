@@ -91,7 +91,8 @@ def torch_side(a):
 
 
 def lines(command, a):
-    env = dict(os.environ, RAYON_NUM_THREADS=str(a.threads))
+    # As the launcher sets it for workers: freed memory is kept.
+    env = dict(os.environ, RAYON_NUM_THREADS=str(a.threads), MIMALLOC_PURGE_DELAY="-1")
     out = subprocess.run(list(map(str, command)), check=True, stdout=subprocess.PIPE, text=True, env=env).stdout
     return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
 

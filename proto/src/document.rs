@@ -15,6 +15,7 @@ const OUTSIDE: &[&str] = &[
     "train.steps",            // a run may be prolonged
     "train.epochs",           // likewise
     "train.micro_batch",      // the same global batch, cut otherwise
+    "train.auto_micro_batch", // likewise
     "train.recompute",        // the same gradients, computed otherwise
     "train.checkpoint_every", // how often, not what
     "train.keep_checkpoints", // likewise

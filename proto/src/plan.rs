@@ -180,6 +180,7 @@ mod tests {
             epochs,
             global_batch,
             micro_batch: 1,
+            auto_micro_batch: false,
             recompute: Recompute::None,
             checkpoint_every: 0,
             keep_checkpoints: 1,

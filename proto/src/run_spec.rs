@@ -292,6 +292,9 @@ pub struct Train {
     pub global_batch: usize,
     /// Samples per forward pass on one rank.
     pub micro_batch: usize,
+    /// Finds the largest micro-batch that fits by trial steps when the run begins, instead of using `micro_batch`.
+    #[serde(default)]
+    pub auto_micro_batch: bool,
     /// What is recomputed in the backward pass.
     #[serde(default)]
     pub recompute: Recompute,
@@ -326,9 +329,9 @@ pub enum Recompute {
     /// Nothing: every block keeps its activations.
     #[default]
     None,
-    /// The MLP of every block (its activations are the bulk); attention keeps its own.
+    /// What costs little again for its size: norms, activations, attention, one of the two wide products of the MLP.
     Selective,
-    /// Every block: only block inputs are kept.
+    /// Every block: only the inputs of its two halves are kept.
     Full,
     /// Every n-th block as `full`, the others as `none`.
     Every(usize),

@@ -8,7 +8,8 @@
 //!
 //! Modes take turns, round by round, so that all see the same machine. Activations: the peak during the pass less what was in use before
 //! it (weights, trainables, gradient buffer). Processor time is given beside the clock's, since it suffers less from neighbours. Prints one
-//! line of JSON a mode, then a table. Without arguments it runs at a size that takes seconds.
+//! line of JSON a mode, then a table. `MIMALLOC_PURGE_DELAY=-1` keeps freed memory, as the launcher has it for workers. Without
+//! arguments it runs at a size that takes seconds.
 
 mod support {
     pub mod synthetic;

@@ -84,6 +84,13 @@ impl MicroBatch {
         self.sample_indices.is_empty()
     }
 
+    /// Bytes of its values.
+    pub fn bytes(&self) -> u64 {
+        let floats = [&self.pixel_values, &self.state, &self.sensor, &self.actions, &self.action_valid];
+        let floats: usize = floats.into_iter().map(Vec::len).sum();
+        4 * (floats + self.input_ids.len()) as u64
+    }
+
     /// Tokens that are not padding.
     pub fn tokens(&self) -> u64 {
         self.valid.iter().map(|r| u64::from(r.end - r.start)).sum()

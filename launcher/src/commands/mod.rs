@@ -108,12 +108,21 @@ pub struct SpecArgs {
     /// Changes to it: section.key=value
     #[arg(value_name = "KEY=VALUE")]
     pub overrides: Vec<String>,
+    /// Find the largest micro-batch that fits by trial steps; short for train.auto_micro_batch=true
+    #[arg(long, alias = "auto_batch_size")]
+    pub auto_batch_size: bool,
 }
 
 impl SpecArgs {
     /// Reads and checks the run.
     pub fn load(&self) -> Result<coxswain_proto::run_spec::RunSpec, crate::exit::Failed> {
-        Ok(coxswain_proto::run_spec::RunSpec::load(&self.config, &self.overrides)?)
+        Ok(coxswain_proto::run_spec::RunSpec::load(&self.config, &self.changes())?)
+    }
+
+    /// All that is laid over the file.
+    pub fn changes(&self) -> Vec<String> {
+        let auto = self.auto_batch_size.then(|| "train.auto_micro_batch=true".to_owned());
+        self.overrides.iter().cloned().chain(auto).collect()
     }
 }
 

@@ -137,7 +137,7 @@ impl Launch<'_> {
     fn coordinator_args(&self) -> Vec<String> {
         let plan = &self.plan;
         let mut args = vec!["coordinator".to_owned(), self.args.spec.config.display().to_string()];
-        args.extend(self.args.spec.overrides.iter().cloned());
+        args.extend(self.args.spec.changes());
         args.extend(self.log.as_args());
         args.extend([
             "--listen-stdin".to_owned(),

@@ -73,6 +73,7 @@ pub struct Meter {
     fault: Option<Fault>,
     attempt: Option<Attempt>,
     attempt_peak: u64,
+    last_took: u64,
     ballast: Vec<u8>,
 }
 
@@ -99,6 +100,7 @@ impl Meter {
             fault: Fault::from_environment(),
             attempt: None,
             attempt_peak: 0,
+            last_took: 0,
             ballast: Vec::new(),
         }
     }
@@ -143,6 +145,12 @@ impl Meter {
         Ok(())
     }
 
+    /// Sets another bound, until the next call.
+    pub fn bound(&mut self, capacity: Option<u64>) {
+        self.capacity = capacity;
+        ceiling::set(capacity);
+    }
+
     /// Before a micro-batch: refuses it if what earlier ones took says that it will not fit.
     pub fn expect(&mut self, attempt: Attempt) -> Result<(), OutOfMemory> {
         self.attempt = Some(attempt);
@@ -165,7 +173,8 @@ impl Meter {
         match (overrun, booked) {
             (None, None) => {
                 let cells = attempt.map_or(0, |attempt| attempt.cells);
-                self.demand.observe(cells, self.attempt_peak.saturating_sub(before));
+                self.last_took = self.attempt_peak.saturating_sub(before);
+                self.demand.observe(cells, self.last_took);
                 Ok(())
             }
             (Some(Overrun { in_use, device: Some(device) }), _) => {
@@ -175,6 +184,11 @@ impl Meter {
             (_, Some(booked)) => Err(booked),
             (Some(overrun), None) => Err(self.out_of_memory(Phase::Backward, overrun.in_use, before)),
         }
+    }
+
+    /// Bytes that the last micro-batch that fitted took on top of what was in use before it.
+    pub fn last_took(&self) -> u64 {
+        self.last_took
     }
 
     /// A phase since the last call that went over capacity.
@@ -221,6 +235,12 @@ impl Meter {
     pub fn take_step_peak(&mut self) -> Bytes {
         self.settle();
         Bytes(std::mem::take(&mut self.step_peak))
+    }
+
+    /// What was seen so far belongs to no step.
+    pub fn begin_step(&mut self) {
+        self.take_step_peak();
+        self.step_peaks.clear();
     }
 
     /// Ends a step: writes its line of the timeline, looks for thrash, returns the step's peak.

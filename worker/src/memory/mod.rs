@@ -30,6 +30,6 @@ pub use category::Category;
 pub use ceiling::{Overrun, check, guarded};
 pub use demand::Demand;
 pub use meter::{Attempt, Meter, PhasePeak};
-pub use overrun::{Held, OutOfMemory};
+pub use overrun::{Held, OutOfMemory, human};
 pub use pressure::Pressure;
 pub use resident::Resident;

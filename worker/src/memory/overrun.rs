@@ -53,8 +53,8 @@ pub struct Held {
     pub bytes: Bytes,
 }
 
-/// `1.5 GiB`, `12.0 MiB`.
-pub(super) fn human(bytes: u64) -> String {
+/// Bytes for people: `1.50 GiB`, `12.0 MiB`.
+pub fn human(bytes: u64) -> String {
     let mib = bytes as f64 / f64::from(1 << 20);
     if mib >= 1024.0 { format!("{:.2} GiB", mib / 1024.0) } else { format!("{mib:.1} MiB") }
 }

@@ -21,6 +21,19 @@ impl Resident {
         fs::read_to_string("/proc/self/status").map(|text| Self::parse(&text)).unwrap_or_default()
     }
 
+    /// Bytes that this machine can still give to processes, or this container to its own; `u64::MAX` if neither tells.
+    pub fn free_on_this_machine() -> u64 {
+        let number = |path: &str| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
+        let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
+            let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+            line.split_whitespace().next()?.parse::<u64>().ok()
+        });
+        let limit = number("/sys/fs/cgroup/memory.max");
+        let container =
+            limit.map(|limit| limit.saturating_sub(number("/sys/fs/cgroup/memory.current").unwrap_or(0)));
+        [machine.map(|kib| kib * 1024), container].into_iter().flatten().min().unwrap_or(u64::MAX)
+    }
+
     fn parse(status: &str) -> Self {
         let field = |name: &str| {
             let line = status.lines().find_map(|line| line.strip_prefix(name))?;

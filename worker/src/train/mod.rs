@@ -4,6 +4,7 @@
 //! trainer      opens the data set, loads the model, and hands both to ...
 //! run          ... the loop: generation after generation, step after step, until the end, a stop, or an error
 //!   recovery   where a generation starts: state kept by living ranks, mirrored, or from a checkpoint
+//!   autobatch  the largest micro-batch that fits, found by trying
 //!   step       one step as a transaction: accumulate, vote, then update or shrink or end
 //!     vote     the one small all-gather in which all ranks decide
 //!     fit      what to change when one sample at a time does not fit
@@ -16,6 +17,7 @@
 //! One OS thread runs all of this. It sees the control plane only as a [`Link`](crate::link::Link), and never sees tonic.
 
 mod announce;
+mod autobatch;
 pub mod check;
 pub mod checkpoint;
 mod compare;

@@ -33,7 +33,7 @@ use crate::{
     collective::{Collective, Membership, Ring, RingAbort, RingListener, Solo},
     data::{DataError, Dataset, Prefetcher, StepRequest},
     kernels::Tape,
-    link::{Assignment, Commands, EpochPositions, Link, Phase, Report},
+    link::{Assignment, Commands, EpochPositions, Link, Phase, Report, StateSource},
     memory::{Meter, prediction::outcome::Sightings},
     model::policy::{GradientWatch, Policy},
     params::{FlatGrads, Trainables},
@@ -134,6 +134,9 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         self.link.at(Phase::Connecting, self.next);
         self.comm = self.connect(listener)?;
         let start = self.settle()?;
+        if self.spec.train.auto_micro_batch && start.source == StateSource::Fresh {
+            self.find_micro_batch()?;
+        }
         self.summary.begin(self.next, self.world());
         self.requested = self.next;
         self.claimed.clear();

@@ -156,7 +156,10 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         optimizer.import(&states, &weights)?;
         self.trainables.set(weights);
         self.hold(optimizer, step);
-        self.micro_batch = self.spec.train.micro_batch.min(found.manifest.micro_batch);
+        self.micro_batch = match self.spec.train.auto_micro_batch {
+            true => found.manifest.micro_batch,
+            false => self.spec.train.micro_batch.min(found.manifest.micro_batch),
+        };
         self.saved = Some(step);
         Ok(Bytes(found.bytes()))
     }

@@ -134,7 +134,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     }
 
     /// One micro-batch forward and backward, as far as memory goes. Everything it held is free again when this returns.
-    fn pass(
+    pub(super) fn pass(
         &mut self,
         step: Step,
         micro_batch: &MicroBatch,

@@ -78,7 +78,12 @@ impl<B: Tape<Base = B>> PolicyTrainer<B> {
             grads: FlatGrads::new(layout.len()),
             gradients: GradientWatch::new(&layout),
             trainables: Trainables::new(layout, initial, &self.options.device),
-            micro_batch: spec.train.micro_batch,
+            // A rank that has not searched must not talk the others down.
+            micro_batch: if spec.train.auto_micro_batch {
+                spec.train.global_batch
+            } else {
+                spec.train.micro_batch
+            },
             next: Step(0),
             requested: Step(0),
             claimed: Default::default(),

@@ -42,6 +42,7 @@ fn train() -> Train {
         epochs: None,
         global_batch: 8,
         micro_batch: 2,
+        auto_micro_batch: false,
         recompute: Recompute::None,
         checkpoint_every: 0,
         keep_checkpoints: 2,

@@ -1,0 +1,133 @@
+//! A worker's memory over a whole run, from its own timeline: it does not grow, and a micro-batch found by trial keeps within bounds.
+//!
+//! The counting allocator counts for the whole process, so these tests take turns.
+
+use std::{
+    alloc::System,
+    path::{Path, PathBuf},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use burn_flex::Flex;
+use coxswain_proto::{ids::Step, run_spec::RunSpec};
+use coxswain_worker::{
+    link::SoloLink,
+    memory::CountingAllocator,
+    train::{PolicyTrainer, Summary, TrainerOptions},
+    trainer::{Trainer, TrainerOutcome},
+};
+use serde_json::Value;
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator<System> = CountingAllocator(System);
+
+static TURN: Mutex<()> = Mutex::new(());
+
+fn turn() -> MutexGuard<'static, ()> {
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn spec(output: &Path, overrides: &[String]) -> RunSpec {
+    let root: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace's root").into();
+    let path = |relative: &str| root.join(relative).display().to_string();
+    let mut all = vec![
+        format!("run.output_dir={}", output.display()),
+        format!("model.path={}", path("configs/assets/tiny-vla")),
+        format!("data.path={}", path("configs/assets/metaworld-mini")),
+        "eval.samples=0".to_owned(),
+        "optimizer.warmup_steps=2".to_owned(),
+    ];
+    all.extend(overrides.iter().cloned());
+    RunSpec::load(&root.join("configs/quickstart.yaml"), &all).expect("the quickstart is valid")
+}
+
+/// Trains a world of one; returns its summary and the lines of its timeline.
+fn train(spec: &RunSpec, first_step: u64) -> (Summary, Vec<Value>) {
+    let mut trainer =
+        PolicyTrainer::<Flex>::new(TrainerOptions { device: Default::default(), listener: None });
+    trainer.open(spec).expect("the data set opens");
+    let outcome = trainer.train(spec, Box::new(SoloLink { first_step: Step(first_step) }));
+    assert_eq!(outcome, TrainerOutcome::Done);
+    let read =
+        |file: &str| std::fs::read_to_string(Path::new(&spec.run.output_dir).join(file)).expect("written");
+    let lines = read("memory/rank-0000.jsonl");
+    let lines = lines.lines().map(|line| serde_json::from_str(line).expect("one JSON object a line"));
+    (serde_json::from_str(&read("summary.json")).expect("of the right shape"), lines.collect())
+}
+
+/// Largest bytes in use in a step.
+fn peak(line: &Value) -> u64 {
+    let phases = line["phases"].as_object().expect("phases by name");
+    phases.values().filter_map(|phase| phase["in_use"].as_u64()).max().expect("a step has phases")
+}
+
+fn strings(overrides: &[&str]) -> Vec<String> {
+    overrides.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn memory_does_not_grow_with_the_number_of_batches() {
+    let _turn = turn();
+    let dir = tempfile::tempdir().unwrap();
+    let small =
+        ["train.steps=2000", "train.global_batch=1", "train.micro_batch=1", "train.checkpoint_every=0"];
+    let small = [&small[..], &["expert.width=32", "expert.layers=2", "expert.repeated_noise=1"]].concat();
+    let (_, lines) = train(&spec(&dir.path().join("run"), &strings(&small)), 0);
+    assert_eq!(lines.len(), 2000);
+    let largest = |lines: &[Value]| lines.iter().map(peak).max().expect("steps") as f64;
+    // The first line has loading in it, too.
+    let (early, late) = (largest(&lines[1..50]), largest(&lines[50..]));
+    assert!(late <= 1.005 * early, "the peak grew from {early} to {late} bytes");
+    let at_rest = |step: usize| lines[step]["in_use"].as_u64().expect("bytes") as f64;
+    assert!(
+        at_rest(1999) <= 1.005 * early,
+        "{} bytes at rest after step 50, {} at the end",
+        at_rest(50),
+        at_rest(1999)
+    );
+}
+
+#[test]
+fn the_micro_batch_found_by_trial_fits_keeps_the_global_batch_and_is_kept_by_checkpoints() {
+    let _turn = turn();
+    let dir = tempfile::tempdir().unwrap();
+    let run = |name: &str, more: &[&str]| {
+        let common = [
+            "train.steps=2",
+            "train.global_batch=16",
+            "train.checkpoint_every=1",
+            "train.keep_checkpoints=9",
+        ];
+        let all = [&common[..], more].concat();
+        spec(&dir.path().join(name), &strings(&all))
+    };
+    let peak_of = |size: u64| {
+        let micro_batch = format!("train.micro_batch={size}");
+        let (summary, lines) = train(&run(&format!("fixed{size}"), &[&micro_batch]), 0);
+        (summary, lines.iter().map(peak).max().expect("steps"))
+    };
+    let ((_, of_four), (_, of_sixteen)) = (peak_of(4), peak_of(16));
+    assert!(
+        of_sixteen > of_four + (of_four >> 3),
+        "{of_four} and {of_sixteen} bytes are too close to tell apart"
+    );
+
+    let (free, lines) = train(&run("free", &["train.auto_micro_batch=true"]), 0);
+    assert_eq!(lines[0]["micro_batch"], 16, "this machine has room for a tiny model");
+
+    let capacity = of_four + (of_sixteen - of_four) / 3;
+    let bound = format!("memory.capacity={capacity}");
+    let bounded = run("bounded", &["train.auto_micro_batch=true", &bound]);
+    let (summary, lines) = train(&bounded, 0);
+    let found = lines[0]["micro_batch"].as_u64().expect("a number");
+    assert!((4..16).contains(&found), "{found} samples at a time in {capacity} bytes");
+    for line in &lines {
+        assert!(peak(line) <= capacity && line["attempts"] == 1, "{line}");
+    }
+    for (a, b) in summary.losses.iter().zip(&free.losses) {
+        assert!((a - b).abs() <= 1e-5 * a.abs(), "the same samples a step: {a} and {b}");
+    }
+    let (resumed, lines) = train(&bounded, 1);
+    assert_eq!(lines.last().expect("lines")["micro_batch"], found);
+    assert_eq!(resumed.losses[0].to_bits(), summary.losses[1].to_bits());
+}

@@ -1,0 +1,247 @@
+//! The largest micro-batch that fits, found by trying (`train.auto_micro_batch`, `cox run --auto-batch-size`).
+//!
+//! ```text
+//! rungs     samples of a rank's slice, in 1, 2, 4, .. passes of equal size     so the global batch is met exactly, whatever is found
+//! trial     forward and backward of that many real samples, guarded; its gradients are dropped
+//! search    one sample first, then the highest rung that a line through the trials so far says will fit; at most 6 trials
+//! ```
+//!
+//! Every trial ends with one small all-gather: a size fits if it fits on all ranks, and the tightest rank decides what is tried next. All
+//! ranks therefore try the same sizes and end with the same one. Checkpoints carry it, so a resumed run does not search again.
+//!
+//! What a size takes includes the micro-batches of that size that are read ahead, and a tenth of the room is left free: later samples may be
+//! longer. The bound is `memory.capacity`; without one, most of what the machine has free, shared among its workers. What this module does not do:
+//! look for the *fastest* size. On a CPU a small micro-batch is often as fast.
+
+use coxswain_proto::ids::Rank;
+
+use super::{TrainError, fit, run::Training};
+use crate::{
+    collective::{Buf, BufMut},
+    data::{DataError, collate},
+    kernels::Tape,
+    link::{Phase, Report, StepTimes},
+    memory::{self, OutOfMemory, Resident},
+};
+
+/// Trials at most.
+const TRIALS: usize = 6;
+/// Of the room there is, what a size may take.
+const MARGIN: f64 = 0.9;
+/// Of the machine's free memory, what may be used without `memory.capacity`.
+const OF_FREE: f64 = 0.8;
+
+/// What all ranks know after a trial.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Trial {
+    size: usize,
+    /// Bytes it took on the rank where it took most; none if it did not fit on some rank.
+    took: Option<f64>,
+    /// Bytes free before it on the rank with the least.
+    room: f64,
+}
+
+/// The trials so far.
+#[derive(Debug)]
+struct Search {
+    /// Ascending.
+    rungs: Vec<usize>,
+    trials: Vec<Trial>,
+}
+
+impl Search {
+    /// For ranks of at most `share` samples a step.
+    fn new(share: usize) -> Self {
+        let mut rungs: Vec<usize> =
+            std::iter::successors(Some(1), |passes| (passes * 2 <= share.max(1)).then_some(passes * 2))
+                .map(|passes| share.max(1).div_ceil(passes))
+                .collect();
+        rungs.push(1);
+        rungs.sort_unstable();
+        rungs.dedup();
+        Self { rungs, trials: Vec::new() }
+    }
+
+    /// The largest size that has fitted with a margin; without one, a single sample if it has fitted.
+    fn best(&self) -> Option<usize> {
+        let fitted = |trial: &&Trial| {
+            trial.took.is_some_and(|took| took <= MARGIN * trial.room || trial.size == self.rungs[0])
+        };
+        self.trials.iter().filter(fitted).map(|trial| trial.size).max()
+    }
+
+    /// The next size to try.
+    fn next(&self) -> Option<usize> {
+        let Some(last) = self.trials.last() else { return self.rungs.first().copied() };
+        let best = self.best()?;
+        let failed = self.trials.iter().map(|trial| trial.size).filter(|size| *size > best).min();
+        let room = MARGIN * last.room;
+        let open = |size: &&usize| **size > best && failed.is_none_or(|failed| **size < failed);
+        let worth = |size: &&usize| self.expected(**size) <= room;
+        self.rungs.iter().filter(open).rfind(worth).copied().filter(|_| self.trials.len() < TRIALS)
+    }
+
+    /// Bytes that a size will take: on the line through the smallest and the largest that fitted, or through the origin.
+    fn expected(&self, size: usize) -> f64 {
+        let points = self.trials.iter().filter_map(|trial| Some((trial.size as f64, trial.took?)));
+        let by_size = |a: &(f64, f64), b: &(f64, f64)| a.0.total_cmp(&b.0);
+        let (Some(low), Some(high)) = (points.clone().min_by(by_size), points.max_by(by_size)) else {
+            return 0.0;
+        };
+        if low.0 == high.0 {
+            return high.1 / high.0 * size as f64;
+        }
+        let slope = (high.1 - low.1) / (high.0 - low.0);
+        high.1 + slope * (size as f64 - high.0)
+    }
+
+    /// For people: what was tried, and what it took.
+    fn told(&self) -> String {
+        let one = |trial: &Trial| match trial.took {
+            Some(took) => format!("{} ({})", trial.size, memory::human(took as u64)),
+            None => format!("{} (does not fit)", trial.size),
+        };
+        self.trials.iter().map(one).collect::<Vec<_>>().join(", ")
+    }
+}
+
+impl<B: Tape<Base = B>> Training<'_, B> {
+    /// Finds the micro-batch for a run that begins, together with all ranks.
+    pub(super) fn find_micro_batch(&mut self) -> Result<(), TrainError> {
+        let capacity = self.spec.memory.capacity;
+        let limit = capacity.unwrap_or_else(|| self.machines_share());
+        self.meter.bound(Some(limit));
+        let found = self.search(limit);
+        self.meter.bound(capacity);
+        self.meter.begin_step();
+        let (search, last) = found?;
+        let Some(size) = search.best() else {
+            let source = last.unwrap_or_else(|| self.meter.out_of_memory(Phase::Forward, 0, 0));
+            return Err(TrainError::Exhausted { step: self.next, source, advice: fit::advice(self.spec) });
+        };
+        self.micro_batch = size;
+        if self.rank().0 == 0 {
+            let share = self.share();
+            self.link.report(Report::Note(format!(
+                "micro-batch found: {size} samples at a time, {} passes a step on each rank, {} samples a step as configured; tried {}",
+                share.div_ceil(size),
+                self.spec.train.global_batch,
+                search.told()
+            )))?;
+        }
+        Ok(())
+    }
+
+    fn search(&mut self, limit: u64) -> Result<(Search, Option<OutOfMemory>), TrainError> {
+        let mut search = Search::new(self.share());
+        let mut last = None;
+        while let Some(size) = search.next() {
+            let before = self.meter.in_use().0;
+            let (own, failed) = match self.try_size(size) {
+                Ok(took) => ([took as f64, 0.0], None),
+                Err(TrainError::DoesNotFit { source, .. }) => {
+                    last = Some(source);
+                    ([0.0, 1.0], None)
+                }
+                Err(other) => ([0.0, 2.0], Some(other)),
+            };
+            let room = limit.saturating_sub(before) as f64;
+            let mut all = vec![0.0; 3 * self.comm.world()];
+            self.comm.all_gather(Buf::F64(&[own[0], own[1], room]), BufMut::F64(&mut all))?;
+            if let Some(error) = failed {
+                return Err(error);
+            }
+            let worst = |field: usize| all.chunks_exact(3).map(|row| row[field]).fold(0.0, f64::max);
+            if worst(1) == 2.0 {
+                let rank =
+                    all.chunks_exact(3).zip(0..).find(|(row, _)| row[1] == 2.0).map_or(0, |(_, rank)| rank);
+                return Err(TrainError::PeerFailed(Rank(rank)));
+            }
+            let took = (worst(1) == 0.0).then(|| worst(0));
+            let room = all.chunks_exact(3).map(|row| row[2]).fold(f64::INFINITY, f64::min);
+            search.trials.push(Trial { size, took, room });
+        }
+        Ok((search, last))
+    }
+
+    /// One guarded pass over `size` samples of the next step; returns the bytes it took.
+    fn try_size(&mut self, size: usize) -> Result<u64, TrainError> {
+        let step = self.next;
+        let batch = self.plan.batch(step);
+        let mine = batch.of_rank(self.rank(), self.world());
+        let positions = if mine.is_empty() { batch.positions } else { mine };
+        let order = self.dataset.order();
+        let positions = positions.cycle().take(size);
+        let indices = positions.filter_map(|position| order.sample(batch.epoch, position));
+        let samples =
+            indices.map(|index| self.dataset.sample(index)).collect::<Result<Vec<_>, DataError>>()?;
+        let micro_batch = collate(step, &samples, self.dataset.pad_token());
+        self.grads.zero();
+        // One at a time is not refused on a prediction: that is what a trial is for.
+        self.micro_batch = 1;
+        self.pass(step, &micro_batch, &mut StepTimes::default())?;
+        // In a step, the data threads hold others of its size meanwhile.
+        Ok(self.meter.last_took() + micro_batch.bytes() * (1 + self.spec.data.prefetch as u64))
+    }
+
+    /// Samples of the largest slice of a step.
+    fn share(&self) -> usize {
+        self.spec.train.global_batch.div_ceil(self.world().max(1) as usize)
+    }
+
+    /// What this worker may hold if nothing bounds it but the machine.
+    fn machines_share(&self) -> u64 {
+        let workers = self.spec.launch.nproc_per_node.unwrap_or(self.world() as usize).max(1);
+        let free = Resident::free_on_this_machine() as f64 * OF_FREE / workers as f64;
+        self.meter.in_use().0 + free as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Searches where a size takes `fixed + each * size` bytes of `room`.
+    fn found(share: usize, fixed: f64, each: f64, room: f64) -> (Option<usize>, usize) {
+        let mut search = Search::new(share);
+        while let Some(size) = search.next() {
+            let takes = fixed + each * size as f64;
+            search.trials.push(Trial { size, took: (takes <= room).then_some(takes), room });
+        }
+        (search.best(), search.trials.len())
+    }
+
+    #[test]
+    fn sizes_are_equal_cuts_of_a_ranks_slice() {
+        assert_eq!(Search::new(16).rungs, [1, 2, 4, 8, 16]);
+        assert_eq!(Search::new(12).rungs, [1, 2, 3, 6, 12]);
+        assert_eq!(Search::new(1).rungs, [1]);
+    }
+
+    #[test]
+    fn the_largest_size_that_fits_is_found_within_six_trials() {
+        for share in [1, 7, 16, 48, 100, 256, 4096] {
+            for room in [50.0, 120.0, 333.0, 1000.0, 5000.0, 1e9] {
+                for fixed in [0.0, 40.0] {
+                    let (found, trials) = found(share, fixed, 10.0, room);
+                    let fits = |size: &usize| fixed + 10.0 * *size as f64 <= room;
+                    // A size that would fill the margin is not tried.
+                    let safe = |size: &usize| fixed + 10.0 * *size as f64 <= MARGIN * room;
+                    let rungs = Search::new(share).rungs;
+                    assert!(trials <= TRIALS, "{share} {room} {fixed}");
+                    assert!(
+                        found >= rungs.iter().copied().filter(safe).max(),
+                        "{share} {room} {fixed}: {found:?}"
+                    );
+                    assert!(found <= rungs.iter().copied().filter(|size| safe(size) || *size == 1).max());
+                    assert_eq!(found.is_some(), fits(&1));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_is_found_where_one_sample_does_not_fit() {
+        assert_eq!(found(16, 0.0, 100.0, 50.0), (None, 1));
+    }
+}
