@@ -23,6 +23,10 @@ use crate::memory::Category;
 const KEPT: usize = 64;
 /// The slope is believed within this factor of one: beyond it the records contradict each other.
 const STEEPEST: f64 = 2.0;
+/// How well a peak repeats, relative to itself: read-ahead and the data set's cache are not at the same point twice.
+const NOISE: f64 = 0.01;
+/// How far slopes are from one before anything is measured.
+const SLOPE_DEVIATION: f64 = 0.1;
 
 /// One run's memory on one rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -112,11 +116,12 @@ impl Calibration {
         let mean = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / count;
         let (x, y) = (mean(|p| p.0), mean(|p| p.1));
         let spread: f64 = points.iter().map(|p| (p.0 - x).powi(2)).sum();
-        // Points that lie close together say nothing about a slope.
-        let slope = match spread.sqrt() > 0.05 * x * count.sqrt() {
-            true => points.iter().map(|p| (p.0 - x) * (p.1 - y)).sum::<f64>() / spread,
-            false => 1.0,
-        };
+        // A line of least squares with a prior: slopes are about one, and peaks repeat to about a percent. Points that lie close
+        // together then say little about the slope, as they should.
+        let noise = NOISE * records.iter().map(|r| r.measured as f64).sum::<f64>() / count;
+        let prior = (noise / SLOPE_DEVIATION).powi(2);
+        let product: f64 = points.iter().map(|p| (p.0 - x) * (p.1 - y)).sum();
+        let slope = (product + prior) / (spread + prior).max(f64::MIN_POSITIVE);
         let slope = if (1.0 / STEEPEST..=STEEPEST).contains(&slope) { slope } else { 1.0 };
         (!records.is_empty()).then_some(Self { offset: y - slope * x, slope, records: records.len() })
     }
@@ -202,8 +207,11 @@ mod tests {
         assert_eq!(Calibration::of(&[]), None);
         let one = Calibration::of(&[record(100, 50, 170)]).expect("a record");
         assert_eq!((one.offset, one.slope), (20.0, 1.0));
-        let two = Calibration::of(&[record(100, 100, 230), record(100, 200, 340)]).expect("records");
-        assert!((two.offset - 20.0).abs() < 1e-9 && (two.slope - 1.1).abs() < 1e-12, "{two:?}");
+        let two = Calibration::of(&[record(100, 1000, 1220), record(100, 3000, 3420)]).expect("records");
+        assert!((two.slope - 1.1).abs() < 0.005 && (two.offset - 20.0).abs() < 10.0, "{two:?}");
+        // Two percent apart, and off by one percent: no reason to believe in a slope of two.
+        let close = Calibration::of(&[record(0, 1000, 1000), record(0, 1020, 1040)]).expect("records");
+        assert!((close.slope - 1.0).abs() < 0.05, "{close:?}");
     }
 
     #[test]
