@@ -11,7 +11,7 @@
 #![forbid(unsafe_code)]
 
 mod clock;
-mod core;
+pub mod core;
 mod driver;
 mod human;
 pub mod journal;

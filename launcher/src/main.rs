@@ -9,6 +9,7 @@ mod gpu;
 mod launch;
 mod plan;
 mod render;
+mod simulate;
 mod supervise;
 mod telemetry;
 

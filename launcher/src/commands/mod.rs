@@ -14,6 +14,7 @@ mod gpu;
 mod model;
 mod plan;
 mod run;
+mod simulate;
 mod status;
 mod watch;
 mod worker;
@@ -70,6 +71,8 @@ enum Command {
     Audit(audit::AuditArgs),
     /// Show peak memory of every rank by phase
     Memory(status::MemoryArgs),
+    /// Play a fault script in virtual time: recovery times, rollbacks, audit
+    Simulate(simulate::SimulateArgs),
     /// Serve one run (`cox run` does this itself)
     Coordinator(coordinator::CoordinatorArgs),
     /// Be one worker (`cox run` starts these), or train alone with --config
@@ -94,6 +97,7 @@ pub fn execute(cli: Cli) -> Outcome {
         Command::Stop(args) => control::stop(&args),
         Command::Audit(args) => audit::execute(&args),
         Command::Memory(args) => status::memory(&args),
+        Command::Simulate(args) => simulate::execute(&args),
         Command::Coordinator(args) => coordinator::execute(&args),
         Command::Worker(args) => worker::execute(&args),
     }

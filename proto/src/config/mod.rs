@@ -26,6 +26,14 @@ pub use self::{
 };
 use crate::{limits::MAX_CONFIG_BYTES, run_spec::RunSpec};
 
+/// Reads any value from YAML, with the same complaints; `source_name` stands for the file in them.
+pub fn from_yaml<T: for<'de> serde::Deserialize<'de>>(
+    text: &str,
+    source_name: &str,
+) -> Result<T, ConfigError> {
+    de::from_tree(&tree::parse(text, source_name)?)
+}
+
 impl RunSpec {
     /// Reads the file at `path`, lays `overrides` (`a.b=value`, later ones win) over it, and checks the result.
     pub fn load(path: &Path, overrides: &[String]) -> Result<Self, ConfigError> {

@@ -1,0 +1,39 @@
+//! `cox simulate`: what a fault script costs, without a GPU and in no time.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::{
+    exit::{Exit, Failed, Outcome},
+    render::say,
+    simulate::{play, script::Script},
+};
+
+/// Flags of `cox simulate`.
+#[derive(Args, Debug)]
+pub struct SimulateArgs {
+    /// Fault script (YAML); configs/faults holds some
+    #[arg(value_name = "FAULTS", required_unless_present = "seed")]
+    script: Option<PathBuf>,
+    /// Another seed than the script's; without a script, the run and its faults are drawn from it
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+}
+
+/// Plays the script and prints what happened.
+pub fn execute(args: &SimulateArgs) -> Outcome {
+    let script = match &args.script {
+        Some(path) => {
+            let script = Script::load(path).map_err(Failed::usage)?;
+            Script { seed: args.seed.unwrap_or(script.seed), ..script }
+        }
+        None => Script::drawn(args.seed.unwrap_or_default()),
+    };
+    let report = play(&script);
+    say(&report.to_string());
+    match report.violations.is_empty() {
+        true => Ok(()),
+        false => Err(Failed::new(Exit::Internal, "the simulated run broke what must hold")),
+    }
+}

@@ -1,0 +1,35 @@
+//! `cox simulate`: a run without tensors, in virtual time, from a fault script; also the seeded simulation that CI runs by the thousand.
+//!
+//! ```text
+//! script     what happens to the run, as a person writes it; or drawn from a seed
+//! world      the event queue: delays, lost answers, dead processes; owns everything below
+//!   brain      the real coordinator core, its records, its lines; killed and recalled
+//!   process    one worker: the real standing and a session that repeats itself; `trainer`: the real choice of state, and waiting
+//!   ring       the collectives of one generation: who has arrived, who is told
+//!   node       one launcher: starts processes, reports their ends, obeys respawns
+//! books      what must be true after every event, and what is told at the end
+//! ```
+//!
+//! Nothing here sleeps or reads a clock, and every random number comes from the script's seed, so a seed that failed fails again.
+//!
+//! What it does not do: compute, so it says nothing about losses; model bandwidth; simulate the wire format.
+
+mod books;
+mod brain;
+mod node;
+mod process;
+mod random;
+mod ring;
+pub mod script;
+#[cfg(test)]
+mod tests;
+mod trainer;
+mod world;
+
+pub use books::Report;
+use script::Script;
+
+/// Plays a script to its end.
+pub fn play(script: &Script) -> Report {
+    world::World::new(script.clone()).play()
+}

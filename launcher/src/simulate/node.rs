@@ -1,0 +1,204 @@
+//! Launchers: they join, start processes, report their ends until they are heard, and start others when asked.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Duration,
+};
+
+use coxswain_coordinator::core::{
+    action::Reply,
+    event::{Ask, Ended, NodeClaim, Origin, StreamId},
+    refusal::Refusal,
+};
+use coxswain_proto::ids::Seat;
+
+use super::{
+    process::Process,
+    world::{Caller, Happening, ToNode, World},
+};
+
+/// A call that nobody has answered is made again.
+const RETRY: Duration = Duration::from_millis(250);
+/// Starting a process.
+const SPAWN: Duration = Duration::from_millis(5);
+
+/// One launcher.
+#[derive(Clone, Debug)]
+pub struct Node {
+    place: u32,
+    alive: bool,
+    lives: u32,
+    /// Its name in every call.
+    pub id: String,
+    calls: VecDeque<Ask>,
+    /// The number of the call that waits for its answer.
+    waiting: Option<u64>,
+    last: u64,
+    line: Option<StreamId>,
+    /// The newest respawn of each seat.
+    attempts: BTreeMap<Seat, u32>,
+}
+
+impl Node {
+    pub fn new(place: u32) -> Self {
+        Self {
+            place,
+            alive: false,
+            lives: 0,
+            id: String::new(),
+            calls: VecDeque::new(),
+            waiting: None,
+            last: 0,
+            line: None,
+            attempts: BTreeMap::new(),
+        }
+    }
+}
+
+impl World {
+    /// A launcher starts.
+    pub fn launch(&mut self, node: usize) {
+        let workers = self.script.workers_per_node;
+        let launcher = &mut self.nodes[node];
+        if launcher.alive {
+            return;
+        }
+        let (place, lives, last) = (launcher.place, launcher.lives + 1, launcher.last);
+        *launcher =
+            Node { alive: true, lives, last, id: format!("node-{place}-{lives}"), ..Node::new(place) };
+        let claim = NodeClaim {
+            origin: Origin { version: String::new(), run_id: String::new() },
+            node_id: launcher.id.clone(),
+            host: format!("host-{place}"),
+            local_world: workers,
+            node_rank: Some(place),
+        };
+        launcher.calls.push_back(Ask::JoinNode(claim));
+        self.next_node_call(node);
+    }
+
+    pub fn kill_launcher(&mut self, node: usize, for_time: Duration) {
+        if !self.nodes[node].alive {
+            return;
+        }
+        self.nodes[node].alive = false;
+        self.close_streams(|caller| matches!(caller, Caller::Node(of, _) if of == node));
+        for seat in self.seats_of(node) {
+            if let Some(pid) = self.seats[seat.0 as usize] {
+                self.end_process(pid, Ended::Signal(9));
+            }
+        }
+        self.after(for_time, Happening::Launch(node));
+    }
+
+    pub fn to_node(&mut self, node: usize, message: ToNode) {
+        if !self.nodes[node].alive {
+            return;
+        }
+        match message {
+            ToNode::Answer(number, reply) if self.nodes[node].waiting == Some(number) => {
+                self.node_answer(node, reply);
+            }
+            ToNode::Opened(number, stream) if self.nodes[node].waiting == Some(number) => {
+                self.nodes[node].line = self.nodes[node].line.max(Some(stream));
+                self.node_answer(node, Ok(Reply::Done));
+            }
+            ToNode::Answer(..) | ToNode::Opened(..) => {}
+            ToNode::Retry(number) => {
+                if self.nodes[node].waiting == Some(number) {
+                    self.next_node_call(node);
+                }
+            }
+            ToNode::LineLost(stream) => {
+                if self.nodes[node].line == Some(stream) {
+                    self.nodes[node].line = None;
+                    self.open_node_line(node);
+                }
+            }
+            ToNode::Told(stream, respawn) => {
+                let launcher = &mut self.nodes[node];
+                // The answer that opened the line may be a moment behind what comes down it.
+                launcher.line = launcher.line.max(Some(stream));
+                let newest = launcher.attempts.entry(respawn.seat).or_default();
+                if respawn.attempt > *newest {
+                    *newest = respawn.attempt;
+                    if let Some(pid) = self.seats[respawn.seat.0 as usize] {
+                        self.end_process(pid, Ended::Signal(9));
+                    }
+                    self.after(SPAWN, Happening::Node(node, ToNode::Spawn(respawn.seat)));
+                }
+            }
+            ToNode::Exited(seat, pid, ended) => {
+                let node_id = self.nodes[node].id.clone();
+                let pid = u32::try_from(pid).ok();
+                self.nodes[node].calls.push_back(Ask::Exit { node_id, seat, pid, ended });
+                if self.nodes[node].waiting.is_none() {
+                    self.next_node_call(node);
+                }
+            }
+            ToNode::Spawn(seat) => self.spawn(seat),
+        }
+    }
+
+    fn node_answer(&mut self, node: usize, reply: Result<Reply, Refusal>) {
+        let launcher = &mut self.nodes[node];
+        launcher.waiting = None;
+        match (launcher.calls.pop_front(), reply) {
+            (Some(Ask::JoinNode(_)), Ok(_)) => {
+                for seat in self.seats_of(node) {
+                    self.spawn(seat);
+                }
+                self.open_node_line(node);
+            }
+            // The place may become free.
+            (Some(call @ Ask::JoinNode(_)), Err(_)) => {
+                self.nodes[node].calls.push_front(call);
+                self.nodes[node].last += 1;
+                let number = self.nodes[node].last;
+                self.nodes[node].waiting = Some(number);
+                return self.after(RETRY, Happening::Node(node, ToNode::Retry(number)));
+            }
+            _ => {}
+        }
+        self.next_node_call(node);
+    }
+
+    fn open_node_line(&mut self, node: usize) {
+        let launcher = &mut self.nodes[node];
+        let follow = Ask::FollowNode { node_id: launcher.id.clone(), stream: StreamId(0) };
+        if launcher.calls.iter().any(|call| matches!(call, Ask::FollowNode { .. })) {
+            return;
+        }
+        launcher.calls.push_back(follow);
+        if launcher.waiting.is_none() {
+            self.next_node_call(node);
+        }
+    }
+
+    /// Makes the first call of the queue, or makes it again.
+    fn next_node_call(&mut self, node: usize) {
+        let launcher = &mut self.nodes[node];
+        launcher.waiting = None;
+        let Some(call) = launcher.calls.front().cloned() else { return };
+        launcher.last += 1;
+        let number = launcher.last;
+        launcher.waiting = Some(number);
+        let delay = self.delay();
+        self.after(delay, Happening::Call(Caller::Node(node, number), call));
+        self.after(RETRY + delay * 4, Happening::Node(node, ToNode::Retry(number)));
+    }
+
+    fn seats_of(&self, node: usize) -> Vec<Seat> {
+        let workers = self.script.workers_per_node;
+        let first = node as u32 * workers;
+        (first..first + workers).map(Seat).collect()
+    }
+
+    fn spawn(&mut self, seat: Seat) {
+        let pid = self.processes.len();
+        let node = (seat.0 / self.script.workers_per_node) as usize;
+        self.processes.push(Process::new(pid, seat, node));
+        self.seats[seat.0 as usize] = Some(pid);
+        self.boot(pid);
+    }
+}

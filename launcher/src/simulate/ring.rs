@@ -1,0 +1,62 @@
+//! The collectives of one generation. One is finished when every member has entered it; who is told when is up to the network.
+
+use std::collections::BTreeMap;
+
+use coxswain_proto::ids::Step;
+use coxswain_worker::train::recovery::{Holding, choose};
+
+/// The ring of one generation.
+#[derive(Clone, Debug)]
+pub struct Ring {
+    /// Processes by rank.
+    pub members: Vec<usize>,
+    /// Members that have entered each collective.
+    entered: BTreeMap<u64, usize>,
+    /// What members brought in.
+    pub holdings: Vec<Option<Holding>>,
+    /// A member has left, or a connection is broken: nothing is finished any more.
+    pub broken: bool,
+    /// Members that have asked, in the vote of a step, to leave before it.
+    pub regroup: Option<Step>,
+    /// What all members choose alike from the holdings, once one has: the version, and whether a mirror is needed for it.
+    choice: Option<Option<(u64, bool)>>,
+    /// The newest checkpoint that any member has taken part in.
+    pub saved: u64,
+}
+
+impl Ring {
+    /// Nobody has entered anything.
+    pub fn new(members: Vec<usize>) -> Self {
+        let holdings = vec![None; members.len()];
+        Self {
+            members,
+            entered: BTreeMap::new(),
+            holdings,
+            broken: false,
+            regroup: None,
+            choice: None,
+            saved: 0,
+        }
+    }
+
+    /// The version to go on with, and whether a mirror is needed for it; nothing if no version is complete.
+    pub fn choice(&mut self) -> Option<(u64, bool)> {
+        let holdings = &self.holdings;
+        // Linear in parts times ranks, and the same for every rank: taken once.
+        *self.choice.get_or_insert_with(|| {
+            let choice = choose(holdings)?;
+            Some((choice.version, choice.uses_mirror()))
+        })
+    }
+
+    /// A member enters a collective; true when it is finished by this.
+    pub fn enter(&mut self, collective: u64) -> bool {
+        let entered = self.entered.entry(collective).or_insert(0);
+        *entered += 1;
+        let finished = *entered == self.members.len() && !self.broken;
+        if finished {
+            self.entered.remove(&collective);
+        }
+        finished
+    }
+}

@@ -1,0 +1,313 @@
+//! Fault scripts: a run's shape and what happens to it, as YAML or drawn from a seed.
+
+use std::{path::Path, time::Duration};
+
+use coxswain_proto::config::{self, ConfigError};
+use serde::Deserialize;
+
+use super::random::Random;
+
+/// A run and its faults.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Script {
+    /// Decides delays, lost answers, and the order of things that happen at once.
+    #[serde(default)]
+    pub seed: u64,
+    /// Fewest nodes; as many as `nodes` if absent.
+    #[serde(default)]
+    pub min_nodes: Option<u32>,
+    /// Nodes.
+    pub nodes: u32,
+    /// Workers on each.
+    pub workers_per_node: u32,
+    /// Steps to train.
+    pub steps: u64,
+    /// Samples in an epoch.
+    #[serde(default = "samples")]
+    pub samples: u64,
+    /// Samples in a step.
+    #[serde(default = "global_batch")]
+    pub global_batch: u64,
+    /// Milliseconds of computing in a step.
+    #[serde(default = "step_ms")]
+    pub step_ms: f64,
+    /// Milliseconds from a process's start until its model is loaded.
+    #[serde(default = "load_ms")]
+    pub load_ms: f64,
+    /// Milliseconds to move the state of a lost rank.
+    #[serde(default = "move_ms")]
+    pub move_ms: f64,
+    /// Steps between checkpoints; 0 for none but the last.
+    #[serde(default)]
+    pub checkpoint_every: u64,
+    /// Milliseconds to write a checkpoint.
+    #[serde(default = "save_ms")]
+    pub save_ms: f64,
+    /// Faults that may be survived.
+    #[serde(default = "max_restarts")]
+    pub max_restarts: u32,
+    /// Whether ranks mirror their neighbour's state.
+    #[serde(default = "yes")]
+    pub mirror: bool,
+    /// The network between coordinator, launchers and workers.
+    #[serde(default)]
+    pub network: Network,
+    /// What happens, in any order.
+    #[serde(default)]
+    pub faults: Vec<Fault>,
+}
+
+/// Delays and losses.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Network {
+    /// Least milliseconds of a message.
+    pub delay_ms: f64,
+    /// Milliseconds that may be added.
+    pub jitter_ms: f64,
+    /// Answers that are lost with their connection: the call is made again, though it was heard.
+    pub lost_answers: f64,
+}
+
+impl Default for Network {
+    fn default() -> Self {
+        Self { delay_ms: 0.2, jitter_ms: 0.5, lost_answers: 0.0 }
+    }
+}
+
+/// One thing that happens.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Fault {
+    /// Seconds after the start.
+    pub at_s: f64,
+    /// What.
+    pub what: Kind,
+    /// To which worker, by its place; for those that happen to a worker.
+    #[serde(default)]
+    pub rank: u32,
+    /// To which node; for those that happen to a launcher.
+    #[serde(default)]
+    pub node: u32,
+    /// For how many seconds, for those that end.
+    #[serde(default = "for_s")]
+    pub for_s: f64,
+    /// How much slower, for those that slow down.
+    #[serde(default = "factor")]
+    pub factor: f64,
+}
+
+/// What can happen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// `kill -9` of a worker.
+    Kill,
+    /// SIGSTOP of a worker, and SIGCONT after `for_s`.
+    Freeze,
+    /// A worker's trainer stands still for ever, though its process lives.
+    Hang,
+    /// A worker computes `factor` times as long for `for_s`.
+    Slow,
+    /// A worker heartbeats `factor` times as seldom for ever, as if its clock were slow.
+    Skew,
+    /// Nothing passes between a worker and the coordinator for `for_s`.
+    Partition,
+    /// A worker's line to the coordinator breaks, and can be opened again at once.
+    CutLine,
+    /// A connection between a worker and its neighbour breaks.
+    CutRing,
+    /// `kill -9` of the coordinator; another one takes its place after `for_s`.
+    KillCoordinator,
+    /// `kill -9` of a launcher and with it of its workers; another one comes after `for_s`.
+    KillLauncher,
+}
+
+impl Script {
+    /// Reads and checks a file.
+    pub fn load(path: &Path) -> Result<Self, ScriptError> {
+        let name = path.display().to_string();
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ScriptError::Unreadable { path: name.clone(), source })?;
+        let script: Self = config::from_yaml(&text, &name)?;
+        script.check().map_err(|problem| ScriptError::Impossible { path: name, problem })?;
+        Ok(script)
+    }
+
+    /// Workers at most.
+    pub fn seats(&self) -> u32 {
+        self.nodes.saturating_mul(self.workers_per_node)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        const MOST: u32 = 10_000;
+        let least = self.min_nodes.unwrap_or(self.nodes);
+        let positive = [
+            ("nodes", u64::from(self.nodes)),
+            ("min_nodes", u64::from(least)),
+            ("workers_per_node", u64::from(self.workers_per_node)),
+            ("steps", self.steps),
+            ("samples", self.samples),
+            ("global_batch", self.global_batch),
+        ];
+        if let Some((field, _)) = positive.iter().find(|(_, value)| *value == 0) {
+            return Err(format!("{field}: must be at least 1"));
+        }
+        if least > self.nodes {
+            return Err(format!("min_nodes: {least} are more than nodes, {}", self.nodes));
+        }
+        if self.seats() > MOST {
+            return Err(format!("nodes x workers_per_node: at most {MOST} workers can be simulated"));
+        }
+        let times = [
+            ("step_ms", self.step_ms),
+            ("load_ms", self.load_ms),
+            ("move_ms", self.move_ms),
+            ("save_ms", self.save_ms),
+            ("network.delay_ms", self.network.delay_ms),
+            ("network.jitter_ms", self.network.jitter_ms),
+        ];
+        let is_time = |value: f64| (0.0..1e9).contains(&value);
+        if let Some((field, value)) = times.iter().find(|(_, value)| !is_time(*value)) {
+            return Err(format!("{field}: {value} is not a time in milliseconds"));
+        }
+        if !(0.0..1.0).contains(&self.network.lost_answers) {
+            return Err("network.lost_answers: a share of all answers, from 0 to below 1".into());
+        }
+        for (i, fault) in self.faults.iter().enumerate() {
+            if !is_time(fault.at_s) || !is_time(fault.for_s) || !(0.001..1e6).contains(&fault.factor) {
+                return Err(format!("faults[{i}]: at_s, for_s and factor must be positive and finite"));
+            }
+            if fault.rank >= self.seats() || fault.node >= self.nodes {
+                return Err(format!(
+                    "faults[{i}]: there is no rank {} or no node {}",
+                    fault.rank, fault.node
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// A small run with a rough network and a handful of faults, all drawn from the seed.
+    pub fn drawn(seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let nodes = 1 + random.below(3) as u32;
+        let workers_per_node = 1 + random.below(3) as u32;
+        let elastic = nodes > 1 && random.chance(0.4);
+        let steps = 20 + random.below(60);
+        let step_ms = 20.0 + 100.0 * random.unit();
+        let length = 3.0 + steps as f64 * step_ms / 1000.0;
+        let count = random.below(6);
+        let faults = (0..count).map(|_| Fault::drawn(&mut random, length, (nodes, workers_per_node)));
+        let faults = faults.collect();
+        Self {
+            seed: random.next(),
+            min_nodes: elastic.then(|| 1 + random.below(u64::from(nodes)) as u32),
+            nodes,
+            workers_per_node,
+            steps,
+            samples: 5 + random.below(60),
+            global_batch: 1 + random.below(16),
+            step_ms,
+            load_ms: 100.0 + 1500.0 * random.unit(),
+            move_ms: 50.0 * random.unit(),
+            checkpoint_every: [0, 5, 16][random.below(3) as usize],
+            save_ms: 200.0 * random.unit(),
+            max_restarts: 100,
+            mirror: random.chance(0.8),
+            network: Network {
+                delay_ms: 0.1 + 2.0 * random.unit(),
+                jitter_ms: 60.0 * random.unit() * random.unit(),
+                lost_answers: 0.1 * random.unit() * random.unit(),
+            },
+            faults,
+        }
+    }
+}
+
+impl Fault {
+    fn drawn(random: &mut Random, length: f64, (nodes, workers): (u32, u32)) -> Self {
+        const ALL: [Kind; 10] = [
+            Kind::Kill,
+            Kind::Kill,
+            Kind::Freeze,
+            Kind::Slow,
+            Kind::Skew,
+            Kind::Partition,
+            Kind::CutLine,
+            Kind::CutRing,
+            Kind::KillCoordinator,
+            Kind::KillLauncher,
+        ];
+        let what = ALL[random.below(ALL.len() as u64) as usize];
+        Self {
+            at_s: length * random.unit(),
+            what,
+            rank: random.below(u64::from(nodes * workers)) as u32,
+            node: random.below(u64::from(nodes)) as u32,
+            for_s: 6.0 * random.unit() * random.unit(),
+            factor: 1.0 + 2.0 * random.unit() * random.unit(),
+        }
+    }
+
+    /// How long it lasts.
+    pub fn lasts(&self) -> Duration {
+        Duration::from_secs_f64(self.for_s)
+    }
+}
+
+/// A script that cannot be played.
+#[derive(Debug, thiserror::Error)]
+pub enum ScriptError {
+    /// The file.
+    #[error("{path}: {source}")]
+    Unreadable {
+        /// Which.
+        path: String,
+        /// What the operating system said.
+        source: std::io::Error,
+    },
+    /// The text.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The run or a fault.
+    #[error("{path}: {problem}")]
+    Impossible {
+        /// Which file.
+        path: String,
+        /// Field, and what to do.
+        problem: String,
+    },
+}
+
+fn samples() -> u64 {
+    1000
+}
+fn global_batch() -> u64 {
+    32
+}
+fn step_ms() -> f64 {
+    200.0
+}
+fn load_ms() -> f64 {
+    1500.0
+}
+fn move_ms() -> f64 {
+    20.0
+}
+fn save_ms() -> f64 {
+    100.0
+}
+fn max_restarts() -> u32 {
+    coxswain_proto::limits::MAX_RESTARTS
+}
+fn yes() -> bool {
+    true
+}
+fn for_s() -> f64 {
+    1.0
+}
+fn factor() -> f64 {
+    2.0
+}

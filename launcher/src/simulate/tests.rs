@@ -1,0 +1,175 @@
+//! Thousands of small runs with a rough network, a few large ones, and the seeds that have failed before.
+
+use coxswain_coordinator::Outcome;
+
+use super::{
+    play,
+    script::{Fault, Kind, Network, Script},
+};
+
+/// Seeds that failed once. They stay here, so that what was mended stays so.
+const FAILED_ONCE: [u64; 0] = [];
+
+fn play_seeds(seeds: impl IntoIterator<Item = u64>) -> (u64, u64) {
+    let (mut finished, mut repeated) = (0, 0);
+    for seed in seeds {
+        let report = play(&Script::drawn(seed));
+        assert!(report.violations.is_empty(), "seed {seed}:\n{report}");
+        if let Some(Outcome::Failed(cause)) = &report.outcome
+            && std::env::var_os("SIMULATE_TELL").is_some()
+        {
+            println!("seed {seed}: {cause}");
+        }
+        finished += u64::from(matches!(report.outcome, Some(Outcome::Finished { .. })));
+        repeated += report.repeated;
+    }
+    (finished, repeated)
+}
+
+#[test]
+fn seeds_that_failed_once_do_not_fail_again() {
+    play_seeds(FAILED_ONCE);
+}
+
+#[test]
+fn no_seed_of_the_first_thousand_breaks_what_must_hold() {
+    let (finished, repeated) = play_seeds(0..1000);
+    assert!(finished > 900, "only {finished} of 1000 runs came to their end");
+    assert!(repeated > 0, "some of them must have lost neighbours together");
+}
+
+#[test]
+fn no_seed_of_the_second_thousand_breaks_what_must_hold() {
+    play_seeds(1000..2000);
+}
+
+#[test]
+fn no_seed_of_the_third_thousand_breaks_what_must_hold() {
+    play_seeds(2000..3000);
+}
+
+fn quiet(seed: u64, nodes: u32, workers_per_node: u32, steps: u64) -> Script {
+    Script {
+        seed,
+        min_nodes: None,
+        nodes,
+        workers_per_node,
+        steps,
+        samples: 100,
+        global_batch: 16,
+        step_ms: 200.0,
+        load_ms: 500.0,
+        move_ms: 10.0,
+        checkpoint_every: 0,
+        save_ms: 50.0,
+        max_restarts: 20,
+        mirror: true,
+        network: Network::default(),
+        faults: Vec::new(),
+    }
+}
+
+fn fault(at_s: f64, what: Kind, rank: u32) -> Fault {
+    Fault { at_s, what, rank, node: 0, for_s: 1.0, factor: 2.0 }
+}
+
+#[test]
+fn an_undisturbed_run_is_undisturbed() {
+    let report = play(&quiet(1, 1, 2, 20));
+    assert!(report.violations.is_empty(), "{report}");
+    assert_eq!((report.restarts, report.recoveries.len(), report.repeated), (0, 0, 0));
+    assert_eq!(report.outcome, Some(Outcome::Finished { steps: coxswain_proto::ids::Step(20) }));
+}
+
+#[test]
+fn the_same_seed_gives_the_same_run() {
+    let (one, two) = (play(&Script::drawn(7)), play(&Script::drawn(7)));
+    assert_eq!(one.to_string(), two.to_string());
+}
+
+#[test]
+fn a_killed_worker_costs_its_loading_and_no_step() {
+    let mut script = quiet(2, 1, 2, 40);
+    script.faults = vec![fault(3.0, Kind::Kill, 1)];
+    let report = play(&script);
+    assert!(report.violations.is_empty(), "{report}");
+    assert_eq!((report.restarts, report.repeated, report.recoveries.len()), (1, 0, 1));
+    assert!(report.recoveries[0].as_secs_f64() < 0.8, "{report}");
+}
+
+#[test]
+fn a_frozen_worker_is_missed_within_three_seconds() {
+    let mut script = quiet(3, 1, 3, 60);
+    script.faults = vec![Fault { for_s: 60.0, ..fault(3.0, Kind::Freeze, 1) }];
+    let report = play(&script);
+    assert!(report.violations.is_empty(), "{report}");
+    assert_eq!((report.restarts, report.repeated), (1, 0));
+    let lost = report.lines.iter().find(|(_, line)| line.starts_with("lost: rank 1")).map(|(at, _)| *at);
+    assert!(lost.is_some_and(|at| at.as_secs_f64() < 6.5), "{report}");
+}
+
+#[test]
+fn a_trainer_that_stands_still_is_found_within_ten_seconds_of_a_step() {
+    let mut script = quiet(4, 1, 3, 60);
+    script.faults = vec![fault(5.0, Kind::Hang, 2)];
+    let report = play(&script);
+    assert!(report.violations.is_empty(), "{report}");
+    let lost = report.lines.iter().find(|(_, line)| line.contains("stands still:")).map(|(at, _)| *at);
+    assert!(lost.is_some_and(|at| at.as_secs_f64() < 5.0 + 10.0 + 1.2), "{report}");
+    assert_eq!(report.repeated, 0);
+}
+
+#[test]
+fn a_killed_coordinator_is_no_event_for_its_workers() {
+    let mut script = quiet(5, 1, 4, 60);
+    script.faults = vec![Fault { for_s: 2.0, ..fault(4.0, Kind::KillCoordinator, 0) }];
+    let report = play(&script);
+    assert!(report.violations.is_empty(), "{report}");
+    assert_eq!((report.restarts, report.repeated, report.recoveries.len()), (0, 0, 0), "{report}");
+    let undisturbed = report.undisturbed.as_secs_f64();
+    assert!(report.took.as_secs_f64() < undisturbed * 1.08, "{report}");
+}
+
+#[test]
+fn a_thousand_ranks_survive_dozens_of_kills() {
+    let mut script = quiet(6, 125, 8, 30);
+    (script.step_ms, script.samples, script.global_batch) = (1000.0, 100_000, 4096);
+    script.checkpoint_every = 10;
+    script.max_restarts = 100;
+    script.faults = (0..12).map(|i| fault(3.0 + 2.5 * f64::from(i), Kind::Kill, (i * 83) % 1000)).collect();
+    script.faults.push(Fault { for_s: 0.5, ..fault(20.0, Kind::KillCoordinator, 0) });
+    let report = play(&script);
+    assert!(report.violations.is_empty(), "{report}");
+    assert!(matches!(report.outcome, Some(Outcome::Finished { .. })), "{report}");
+    assert_eq!(report.repeated, 0, "{report}");
+}
+
+#[test]
+fn every_script_in_configs_can_be_played() {
+    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs/faults");
+    let mut played = 0;
+    for entry in std::fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        let report = play(&Script::load(&path).unwrap_or_else(|error| panic!("{error}")));
+        assert!(report.violations.is_empty(), "{}:\n{report}", path.display());
+        played += 1;
+    }
+    assert!(played > 0);
+}
+
+#[test]
+fn scripts_that_cannot_be_are_refused_with_the_field() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("script.yaml");
+    let refused = |text: &str| {
+        std::fs::write(&path, text).unwrap();
+        Script::load(&path).expect_err(text).to_string()
+    };
+    let shape = "nodes: 1\nworkers_per_node: 2\nsteps: 5\n";
+    assert!(refused("nodes: 0\nworkers_per_node: 2\nsteps: 5\n").contains("nodes: must be at least 1"));
+    assert!(refused(&format!("{shape}min_nodes: 3\n")).contains("min_nodes"));
+    assert!(refused(&format!("{shape}step_ms: -4\n")).contains("step_ms"));
+    assert!(refused(&format!("{shape}faults: [{{at_s: 1, what: kill, rank: 9}}]\n")).contains("no rank 9"));
+    assert!(refused(&format!("{shape}faults: [{{at_s: 1, what: explode}}]\n")).contains("what"));
+    assert!(refused(&format!("{shape}steps_ms: 3\n")).contains("steps_ms"));
+}

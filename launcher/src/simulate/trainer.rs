@@ -1,0 +1,325 @@
+//! The trainer of a simulated worker: it joins generation after generation, and a step is time and three collectives.
+//!
+//! ```text
+//! exchange ─ choose ─ move ─ settle ─ start ─┬─ lease ─ compute ─ vote ─ shift ─ gather ─ report ─┐
+//!                                            └────────────────── checkpoint, now and then ◀───────┘
+//! vote       all have finished the step before: mirror and undo hold one version
+//! shift      the reduced gradient is at the neighbour: the mirror holds the next version, too, and so does the owner
+//! gather     everyone has the new weights
+//! ```
+
+use std::time::Duration;
+
+use coxswain_coordinator::core::{
+    event::{Ask, CheckpointReport, CheckpointState, StartReport},
+    report::{StateSource, StepReport, StepTimes, Totals},
+};
+use coxswain_proto::{
+    ids::{Bytes, Generation, Step},
+    plan,
+};
+use coxswain_worker::{
+    link::{Assignment, LinkError},
+    train::recovery::Holding,
+    zero::Versions,
+};
+
+use super::{
+    process::{At, Call},
+    world::{Happening, ToProcess, World},
+};
+
+impl World {
+    /// Looks whether what the trainer waits for has come.
+    pub fn poke(&mut self, pid: usize) {
+        let process = &mut self.processes[pid];
+        match process.at {
+            At::Waiting => match process.standing.enter() {
+                Some(Ok(assignment)) => self.connect(pid, assignment),
+                Some(Err(why)) => self.cut_off(pid, &why),
+                None => {}
+            },
+            At::Leasing => self.lease(pid),
+            At::Exchanging
+            | At::Moving
+            | At::Settling
+            | At::Voting
+            | At::Shifting
+            | At::Gathering
+            | At::Publishing => {
+                if let Err(why) = process.standing.alive() {
+                    self.abandon(pid, &why);
+                }
+            }
+            // Looked at when the computing or writing is done.
+            At::Loading | At::Computing | At::Saving | At::Leaving => {}
+        }
+    }
+
+    /// The generation is over for this rank, because it was told so, or because its peers are gone.
+    fn abandon(&mut self, pid: usize, why: &LinkError) {
+        let generation = self.processes[pid].standing.generation();
+        self.break_ring(generation, Some(pid));
+        match why {
+            LinkError::Aborted(_) => self.wait_for_another(pid, String::new()),
+            other => self.cut_off(pid, other),
+        }
+    }
+
+    fn wait_for_another(&mut self, pid: usize, reason: String) {
+        self.processes[pid].at = At::Waiting;
+        self.processes[pid].waits += 1;
+        self.say_ready(pid, reason);
+        self.poke(pid);
+    }
+
+    fn cut_off(&mut self, pid: usize, _: &LinkError) {
+        self.leave(pid, 4);
+    }
+
+    /// A ring with a member less is no ring: the others see their connections end, one after another.
+    pub fn break_ring(&mut self, generation: Generation, but: Option<usize>) {
+        let Some(ring) = self.rings.get_mut(&generation) else { return };
+        if std::mem::replace(&mut ring.broken, true) {
+            return;
+        }
+        for member in ring.members.clone().into_iter().filter(|member| Some(*member) != but) {
+            let delay = self.delay();
+            self.after(delay, Happening::Process(member, ToProcess::PeerLost(generation)));
+        }
+    }
+
+    pub fn peer_lost(&mut self, pid: usize, generation: Generation) {
+        let process = &self.processes[pid];
+        let in_ring = matches!(
+            process.at,
+            At::Exchanging | At::Settling | At::Voting | At::Shifting | At::Gathering | At::Publishing
+        );
+        if in_ring && process.standing.generation() == generation {
+            self.wait_for_another(pid, format!("a peer is gone (collective {})", process.collective));
+        }
+    }
+
+    fn connect(&mut self, pid: usize, assignment: Assignment) {
+        let process = &mut self.processes[pid];
+        let held = process.held.map(|(generation, world, rank)| Holding {
+            generation,
+            world,
+            rank,
+            own: process.own,
+            mirror: process.mirror,
+        });
+        let (generation, rank, saved) = (assignment.generation, assignment.rank, process.saved);
+        process.assignment = Some(assignment);
+        process.collective = 0;
+        let Some(ring) = self.rings.get_mut(&generation) else { return };
+        ring.holdings[rank.0 as usize] = held;
+        ring.saved = ring.saved.max(saved);
+        self.enter(pid, At::Exchanging);
+    }
+
+    /// Enters the next collective of the ring; the last to come finishes it for all.
+    fn enter(&mut self, pid: usize, at: At) {
+        let process = &mut self.processes[pid];
+        process.at = at;
+        process.entered += 1;
+        let (generation, collective) = (process.standing.generation(), process.collective);
+        let Some(ring) = self.rings.get_mut(&generation) else { return };
+        if ring.broken {
+            let delay = self.delay();
+            return self.after(delay, Happening::Process(pid, ToProcess::PeerLost(generation)));
+        }
+        if !ring.enter(collective) {
+            return;
+        }
+        let members = ring.members.clone();
+        if at == At::Shifting {
+            self.books.executed(generation, self.processes[pid].own.newest);
+        }
+        for member in members {
+            let delay = self.delay();
+            self.after(delay, Happening::Process(member, ToProcess::Collected(generation, collective)));
+        }
+    }
+
+    pub fn collected(&mut self, pid: usize, generation: Generation, collective: u64) {
+        let process = &mut self.processes[pid];
+        if process.standing.generation() != generation || process.collective != collective {
+            return;
+        }
+        let here = |versions: Versions| Versions { older: false, ..versions };
+        let next = |versions: Versions| Versions { newest: versions.newest + 1, older: true };
+        match process.at {
+            At::Exchanging => {
+                process.collective += 1;
+                self.pause(pid, At::Moving, self.script.move_ms);
+            }
+            At::Settling => {
+                process.collective += 1;
+                self.start(pid);
+            }
+            At::Voting => {
+                process.collective += 1;
+                let step = Step(process.own.newest);
+                if self.rings.get(&generation).is_some_and(|ring| ring.regroup == Some(step)) {
+                    return self.wait_for_another(pid, String::new());
+                }
+                (process.own, process.mirror) = (here(process.own), process.mirror.map(here));
+                self.enter(pid, At::Shifting);
+            }
+            At::Shifting => {
+                process.collective += 1;
+                (process.own, process.mirror) = (next(process.own), process.mirror.map(next));
+                self.enter(pid, At::Gathering);
+            }
+            At::Gathering => {
+                process.collective += 1;
+                self.report(pid);
+                self.next_step(pid);
+            }
+            At::Publishing => {
+                process.collective += 1;
+                self.published(pid);
+            }
+            _ => {}
+        }
+    }
+
+    /// Waits by itself.
+    fn pause(&mut self, pid: usize, at: At, ms: f64) {
+        let process = &mut self.processes[pid];
+        process.at = at;
+        process.waits += 1;
+        let wait = process.waits;
+        let factor = if process.slow.0 > self.now { process.slow.1 } else { 1.0 };
+        let ms = ms * factor * (0.95 + 0.1 * self.random.unit());
+        self.after(Duration::from_secs_f64(ms / 1e3), Happening::Process(pid, ToProcess::Done(wait)));
+    }
+
+    /// Something that took time is done.
+    pub fn waited(&mut self, pid: usize) {
+        let process = &mut self.processes[pid];
+        if let Err(why) = process.standing.alive() {
+            return self.abandon(pid, &why);
+        }
+        match process.at {
+            At::Moving => self.enter(pid, At::Settling),
+            At::Computing => {
+                if process.standing.commands().regroup {
+                    let (generation, step) = (process.standing.generation(), Step(process.own.newest));
+                    if let Some(ring) = self.rings.get_mut(&generation) {
+                        ring.regroup = Some(step);
+                    }
+                }
+                self.enter(pid, At::Voting);
+            }
+            At::Saving => self.enter(pid, At::Publishing),
+            _ => {}
+        }
+    }
+
+    /// Takes over the state that all ranks have chosen, and says where that is.
+    fn start(&mut self, pid: usize) {
+        let process = &mut self.processes[pid];
+        let Some(assignment) = process.assignment.clone() else { return };
+        let Some(ring) = self.rings.get_mut(&assignment.generation) else { return };
+        let checkpoint = assignment.checkpoint_step.0;
+        let (version, source) = match ring.choice() {
+            Some((version, true)) => (version, StateSource::Mirror),
+            Some((version, false)) => (version, StateSource::Carried),
+            None if checkpoint > 0 => (checkpoint, StateSource::Checkpoint),
+            None => (0, StateSource::Fresh),
+        };
+        if source == StateSource::Checkpoint && !self.disk.contains(&checkpoint) {
+            let problem =
+                format!("generation {} starts from a checkpoint that is not there", assignment.generation);
+            self.books.violated(self.now, problem);
+        }
+        let versions = Versions { newest: version, older: false };
+        process.held = Some((assignment.generation, assignment.world, assignment.rank));
+        process.own = versions;
+        process.mirror = (self.script.mirror && assignment.world > 1).then_some(versions);
+        process.saved = if source == StateSource::Checkpoint { version } else { ring.saved };
+        let report = StartReport {
+            worker: process.id.unwrap_or_default(),
+            generation: assignment.generation,
+            first_step: Step(version),
+            source,
+            bytes: Bytes(0),
+            took: Duration::ZERO,
+        };
+        self.say(pid, Call::Other(Ask::Start(report)));
+        self.next_step(pid);
+    }
+
+    fn next_step(&mut self, pid: usize) {
+        let (total, every) = (self.script.steps, self.script.checkpoint_every);
+        let process = &mut self.processes[pid];
+        let step = process.own.newest;
+        let due = step > 0 && (step == total || (every > 0 && step.is_multiple_of(every)));
+        if due && process.saved != step {
+            return self.pause(pid, At::Saving, self.script.save_ms);
+        }
+        if step >= total {
+            return self.leave(pid, 0);
+        }
+        process.at = At::Leasing;
+        self.lease(pid);
+    }
+
+    fn lease(&mut self, pid: usize) {
+        let process = &mut self.processes[pid];
+        match process.standing.lease(Step(process.own.newest)) {
+            None => {}
+            Some(Ok(_)) => self.pause(pid, At::Computing, self.script.step_ms),
+            Some(Err(why)) => self.abandon(pid, &why),
+        }
+    }
+
+    /// All parts of a checkpoint are written.
+    fn published(&mut self, pid: usize) {
+        let process = &mut self.processes[pid];
+        let step = process.own.newest;
+        process.saved = step;
+        let first = process.assignment.as_ref().is_some_and(|assignment| assignment.rank.0 == 0);
+        if first {
+            self.disk.insert(step);
+            let worker = process.id.unwrap_or_default();
+            let report = CheckpointReport {
+                step: Step(step),
+                state: CheckpointState::Complete,
+                path: format!("step-{step}"),
+                bytes: Bytes(0),
+            };
+            self.say(pid, Call::Other(Ask::Checkpoint(worker, report)));
+        }
+        self.next_step(pid);
+    }
+
+    fn report(&mut self, pid: usize) {
+        let plan = self.books.plan;
+        let process = &self.processes[pid];
+        let Some(assignment) = &process.assignment else { return };
+        // The state is already of the step after.
+        let step = Step(process.own.newest - 1);
+        let batch = plan.batch(step);
+        let slice = plan::slice(batch.len(), assignment.rank, assignment.world);
+        let report = StepReport {
+            generation: assignment.generation,
+            step,
+            epoch: batch.epoch,
+            positions: vec![batch.positions.start + slice.start..batch.positions.start + slice.end],
+            totals: Totals { loss_sum: 1.0 / (1.0 + step.0 as f64), valid_count: 1.0, grad_norm: 1.0 },
+            learning_rate: 0.0,
+            times: StepTimes {
+                total: Duration::from_secs_f64(self.script.step_ms / 1e3),
+                ..StepTimes::default()
+            },
+            tokens: 0,
+            memory_peak: Bytes(0),
+            retries: 0,
+            cache_generation: 0,
+        };
+        self.say(pid, Call::Steps(vec![report]));
+    }
+}

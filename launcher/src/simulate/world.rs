@@ -1,0 +1,217 @@
+//! The event queue, and what happens to the run from outside.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet, BinaryHeap},
+    time::Duration,
+};
+
+use coxswain_coordinator::core::{
+    action::{Directive, Reply},
+    event::{Ask, Ended, StreamId},
+    refusal::Refusal,
+    roster::Respawn,
+};
+use coxswain_proto::ids::{Generation, Seat};
+
+use super::{
+    books::{Books, Report},
+    brain::Brain,
+    node::Node,
+    process::Process,
+    random::Random,
+    ring::Ring,
+    script::{Fault, Kind, Script},
+};
+
+/// A simulation that has not ended after so much virtual time has hung.
+const LIMIT: Duration = Duration::from_secs(4 * 3600);
+
+/// Everything.
+pub struct World {
+    pub script: Script,
+    pub now: Duration,
+    pub random: Random,
+    queue: BinaryHeap<Reverse<(Duration, u64)>>,
+    happenings: BTreeMap<u64, Happening>,
+    scheduled: u64,
+    pub brain: Brain,
+    pub processes: Vec<Process>,
+    /// The newest process of each seat.
+    pub seats: Vec<Option<usize>>,
+    pub nodes: Vec<Node>,
+    pub rings: BTreeMap<Generation, Ring>,
+    /// Steps of complete checkpoints.
+    pub disk: BTreeSet<u64>,
+    pub books: Books,
+}
+
+/// One thing that happens at a moment.
+#[derive(Clone, Debug)]
+pub enum Happening {
+    /// The coordinator's deadline, in one of its lives.
+    Tick(u32),
+    /// The coordinator is there again.
+    Recall,
+    /// One of the script's faults.
+    Fault(usize),
+    /// A call reaches the coordinator.
+    Call(Caller, Ask),
+    /// A worker's line ends, as the coordinator sees it, in one of its lives.
+    Closed(u32, Caller, StreamId),
+    /// Something reaches a process.
+    Process(usize, ToProcess),
+    /// A process goes on after a freeze.
+    Thaw(usize),
+    /// Something reaches a launcher.
+    Node(usize, ToNode),
+    /// Another launcher comes.
+    Launch(usize),
+}
+
+/// Whose call it is: a process or a launcher, and its number there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Caller {
+    Process(usize, u64),
+    Node(usize, u64),
+}
+
+/// What reaches a process.
+#[derive(Clone, Debug)]
+pub enum ToProcess {
+    Booted,
+    Answer(u64, Result<Reply, Refusal>),
+    /// Its call opened this line.
+    Opened(u64, StreamId),
+    Retry(u64),
+    Beat,
+    Reopen,
+    Told(StreamId, Directive),
+    LineLost(StreamId),
+    /// What the trainer waited for by itself is over.
+    Done(u64),
+    Collected(Generation, u64),
+    PeerLost(Generation),
+    /// A worker that was told that the run is over waits no longer for its good-bye to be heard.
+    GiveUp,
+}
+
+/// What reaches a launcher.
+#[derive(Clone, Debug)]
+pub enum ToNode {
+    Answer(u64, Result<Reply, Refusal>),
+    /// Its call opened this line.
+    Opened(u64, StreamId),
+    Retry(u64),
+    Told(StreamId, Respawn),
+    LineLost(StreamId),
+    Exited(Seat, usize, Ended),
+    Spawn(Seat),
+}
+
+impl World {
+    pub fn new(script: Script) -> Self {
+        let seats = script.seats() as usize;
+        let mut world = Self {
+            now: Duration::ZERO,
+            random: Random::new(script.seed),
+            queue: BinaryHeap::new(),
+            happenings: BTreeMap::new(),
+            scheduled: 0,
+            brain: Brain::new(&script),
+            processes: Vec::new(),
+            seats: vec![None; seats],
+            nodes: (0..script.nodes).map(Node::new).collect(),
+            rings: BTreeMap::new(),
+            disk: BTreeSet::new(),
+            books: Books::new(&script),
+            script,
+        };
+        for node in 0..world.nodes.len() {
+            let delay = world.delay();
+            world.after(delay, Happening::Launch(node));
+        }
+        for fault in 0..world.script.faults.len() {
+            let at = Duration::from_secs_f64(world.script.faults[fault].at_s);
+            world.after(at, Happening::Fault(fault));
+        }
+        world
+    }
+
+    /// Runs until the coordinator has seen the end, or nothing can happen any more.
+    pub fn play(mut self) -> Report {
+        while let Some(Reverse((at, number))) = self.queue.pop() {
+            let Some(happening) = self.happenings.remove(&number) else { continue };
+            self.now = at;
+            self.happen(happening);
+            if let Some(outcome) = self.brain.outcome() {
+                return self.books.close(self.now, outcome, &self.script);
+            }
+            if self.now > LIMIT || !self.books.violations.is_empty() {
+                break;
+            }
+        }
+        let state = self.brain.state();
+        self.books.hung(self.now, &state, &self.script)
+    }
+
+    /// Makes something happen later.
+    pub fn after(&mut self, delay: Duration, happening: Happening) {
+        self.scheduled += 1;
+        self.happenings.insert(self.scheduled, happening);
+        self.queue.push(Reverse((self.now + delay, self.scheduled)));
+    }
+
+    /// A message's time on the network.
+    pub fn delay(&mut self) -> Duration {
+        let network = self.script.network;
+        let ms = network.delay_ms + network.jitter_ms * self.random.unit();
+        Duration::from_secs_f64(ms / 1e3)
+    }
+
+    fn happen(&mut self, happening: Happening) {
+        match happening {
+            Happening::Tick(life) => self.tick(life),
+            Happening::Recall => self.recall(),
+            Happening::Fault(fault) => self.fault(&self.script.faults[fault].clone()),
+            Happening::Call(caller, ask) => self.call(caller, ask),
+            Happening::Closed(life, caller, stream) => self.closed(life, caller, stream),
+            Happening::Process(pid, message) => self.to_process(pid, message),
+            Happening::Thaw(pid) => self.thaw(pid),
+            Happening::Node(node, message) => self.to_node(node, message),
+            Happening::Launch(node) => self.launch(node),
+        }
+    }
+
+    fn fault(&mut self, fault: &Fault) {
+        let until = self.now + fault.lasts();
+        let victim = self.seats[fault.rank as usize].filter(|pid| self.processes[*pid].alive);
+        match (fault.what, victim) {
+            (Kind::KillCoordinator, _) => self.kill_coordinator(fault.lasts()),
+            (Kind::KillLauncher, _) => self.kill_launcher(fault.node as usize, fault.lasts()),
+            (_, None) => return,
+            (Kind::Kill, Some(pid)) => self.end_process(pid, Ended::Signal(9)),
+            (Kind::Freeze, Some(pid)) => {
+                self.processes[pid].frozen = true;
+                self.after(fault.lasts(), Happening::Thaw(pid));
+            }
+            (Kind::Hang, Some(pid)) => self.processes[pid].hung = true,
+            (Kind::Slow, Some(pid)) => self.processes[pid].slow = (until, fault.factor),
+            (Kind::Skew, Some(pid)) => self.processes[pid].beat_factor = fault.factor,
+            (Kind::Partition, Some(pid)) => self.processes[pid].unreachable_until = until,
+            (Kind::CutLine, Some(pid)) => self.cut_line(pid),
+            (Kind::CutRing, Some(pid)) => {
+                let generation = self.processes[pid].standing.generation();
+                self.break_ring(generation, None);
+            }
+        }
+        self.books.fault(self.now, fault);
+    }
+
+    fn thaw(&mut self, pid: usize) {
+        self.processes[pid].frozen = false;
+        for message in std::mem::take(&mut self.processes[pid].deferred) {
+            self.to_process(pid, message);
+        }
+    }
+}
