@@ -29,12 +29,14 @@ pub fn violated(machine: &Machine) -> Option<&'static str> {
     all.into_iter().find(|(_, holds)| !holds(machine)).map(|(name, _)| name)
 }
 
-/// Each member of a generation that runs is the worker at its seat, and is not lost.
+/// Each member of a generation that runs is the worker at its seat, and is not lost, unless all that remains are good-byes.
 pub fn no_generation_has_a_lost_member(machine: &Machine) -> bool {
     let Phase::Running(running) = &machine.phase else { return true };
     running.assignment.members.iter().all(|member| {
         let found = machine.roster.at(member.seat);
-        found.is_some_and(|worker| worker.id == member.worker && worker.gone != Some(Gone::Lost))
+        found.is_some_and(|worker| {
+            worker.id == member.worker && (worker.gone != Some(Gone::Lost) || running.done())
+        })
     })
 }
 

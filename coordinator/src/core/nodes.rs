@@ -29,10 +29,12 @@ pub struct Node {
     pub host: String,
     /// Its open line, if there is one.
     pub line: Option<StreamId>,
-    /// It has opened a line at least once; one that never did is not missed.
+    /// It has opened a line at least once.
     pub followed: bool,
     /// It has been missed for too long.
     pub gone: bool,
+    /// When it took its place.
+    pub since: Timestamp,
     closed_at: Timestamp,
     reopen_within: Duration,
 }
@@ -77,21 +79,33 @@ impl Nodes {
     /// Enters a node of an earlier life of the coordinator; it is missed after `reopen_within`.
     pub fn recall(&mut self, now: Timestamp, place: u32, past: PastNode, reopen_within: Duration) {
         let PastNode { node_id, host } = past;
-        let node =
-            Node { node_id, host, line: None, followed: true, gone: false, closed_at: now, reopen_within };
+        let node = Node {
+            node_id,
+            host,
+            line: None,
+            followed: true,
+            gone: false,
+            since: now,
+            closed_at: now,
+            reopen_within,
+        };
         self.nodes.insert(place, node);
     }
 
     /// Gives a node its place.
-    pub fn place(&mut self, claim: &NodeClaim) -> Result<Placed, Refusal> {
+    pub fn place(
+        &mut self,
+        now: Timestamp,
+        claim: &NodeClaim,
+        patience: Duration,
+    ) -> Result<Placed, Refusal> {
         let World { max_nodes: nnodes, nproc_per_node, .. } = self.world;
         if claim.local_world != nproc_per_node {
             return Err(Refusal::LocalWorld { theirs: claim.local_world, ours: nproc_per_node });
         }
         if let Some((&place, node)) = self.nodes.iter_mut().find(|(_, node)| node.node_id == claim.node_id) {
             if std::mem::take(&mut node.gone) {
-                // Missed again only after it has opened its line again.
-                node.followed = false;
+                (node.closed_at, node.reopen_within) = (now, patience);
             }
             return Ok(Placed::Again(place));
         }
@@ -113,8 +127,9 @@ impl Nodes {
             line: None,
             followed: false,
             gone: false,
-            closed_at: Timestamp::default(),
-            reopen_within: Duration::ZERO,
+            since: now,
+            closed_at: now,
+            reopen_within: patience,
         };
         Ok(match self.nodes.insert(place, node) {
             Some(_) => Placed::Instead(place),

@@ -95,6 +95,8 @@ pub struct Connecting {
     pub earlier: Option<Course>,
     /// What ranks have said.
     pub starts: BTreeMap<Rank, (Step, StateSource)>,
+    /// Ranks may have spoken to a coordinator that was lost, and will not say it again.
+    pub recalled: bool,
 }
 
 /// Steps are being done.

@@ -241,8 +241,8 @@ pub struct CommittedStep {
     pub retries: u32,
     /// The feature cache it was computed from; 0 for none.
     pub cache_generation: u64,
-    /// Ranks whose reports were there when it was committed. Fewer than `world`: the later state of all ranks proves the rest. 0: a
-    /// checkpoint proves it, and its totals are not known.
+    /// Ranks whose reports were there when it was committed. Fewer than `world`: the later state of all ranks proves the rest. 0: that
+    /// state alone proves it, and its totals are not known.
     pub reports: u32,
     /// Positions among them that nobody consumed: their samples failed on several workers.
     pub left_out: Vec<Range<u64>>,

@@ -31,6 +31,10 @@ struct Slot {
     attempts: u32,
     /// The process whose end its launcher has reported last.
     exited: Option<u32>,
+    /// The process that the respawn replaces may live, and its end by our own hand is still to be told.
+    replacing: bool,
+    /// The end of the process was told.
+    buried: bool,
     /// A failure of a process that had not registered yet.
     unheard: Option<Failure>,
 }
@@ -79,6 +83,8 @@ pub struct Worker {
     pub ready: bool,
     /// How it went, once it is gone.
     pub gone: Option<Gone>,
+    /// When it came.
+    pub since: Timestamp,
     closed_at: Timestamp,
     reopen_within: Duration,
 }
@@ -111,6 +117,7 @@ impl Worker {
             generation: Generation(0),
             ready: false,
             gone: None,
+            since: now,
             closed_at: now,
             reopen_within,
         }
@@ -171,7 +178,7 @@ impl Roster {
             self.seats.remove(&old.id);
         }
         self.seats.insert(worker.id, worker.seat());
-        (slot.respawn, slot.unheard) = (None, None);
+        (slot.respawn, slot.unheard, slot.replacing) = (None, None, false);
         slot.worker.insert(worker)
     }
 
@@ -250,10 +257,11 @@ impl Roster {
         self.living().map(|worker| worker.lost_at(patience)).min()
     }
 
-    /// Asks for a new process at a seat, once until somebody comes.
-    pub fn ask_respawn(&mut self, seat: Seat, reason: String) -> Option<&Respawn> {
+    /// Asks for a new process at a seat; `replacing` one that may live.
+    pub fn ask_respawn(&mut self, seat: Seat, reason: String, replacing: bool) -> Option<&Respawn> {
         let slot = self.slots.get_mut(seat.0 as usize)?;
         slot.attempts = slot.attempts.saturating_add(1);
+        slot.replacing = replacing;
         let attempt = slot.attempts;
         Some(slot.respawn.insert(Respawn { seat, attempt, reason }))
     }
@@ -278,8 +286,9 @@ impl Roster {
         }
     }
 
-    /// A process ended. False when that is no news: it was reported before, is known to be gone, or another has the seat by now.
-    pub fn exited(&mut self, seat: Seat, pid: Option<u32>) -> bool {
+    /// A process ended. False when that is no news: it was reported before, is known to be gone, was replaced because it was asked
+    /// for, or another has the seat by now.
+    pub fn exited(&mut self, seat: Seat, pid: Option<u32>, killed: bool) -> bool {
         let Some(slot) = self.slots.get_mut(seat.0 as usize) else { return false };
         let told = pid.is_some() && std::mem::replace(&mut slot.exited, pid) == pid;
         let news = match (&slot.worker, pid) {
@@ -288,7 +297,28 @@ impl Roster {
             (Some(worker), None) => worker.gone.is_none() || slot.respawn.is_some(),
             (Some(worker), Some(pid)) => (worker.claim.pid == pid) == worker.gone.is_none(),
         };
-        news && !told
+        // A launcher that is asked for another process ends the one it has, be it one that we have never heard of.
+        let replaced = killed && slot.respawn.is_some() && std::mem::take(&mut slot.replacing);
+        news && !told && !replaced
+    }
+
+    /// The seat's process is known to have ended, until it is asked for again.
+    pub fn bury(&mut self, seat: Seat) {
+        if let Some(slot) = self.slots.get_mut(seat.0 as usize) {
+            slot.buried = true;
+        }
+    }
+
+    /// Whether the seat's process is known to have ended; asked once.
+    pub fn buried(&mut self, seat: Seat) -> bool {
+        self.slots.get_mut(seat.0 as usize).is_some_and(|slot| std::mem::take(&mut slot.buried))
+    }
+
+    /// Whether another process than the seat's worker has ended there since.
+    pub fn newcomer_died(&self, seat: Seat) -> bool {
+        let slot = self.slots.get(seat.0 as usize);
+        let slot = slot.filter(|slot| slot.exited.is_some());
+        slot.is_some_and(|slot| slot.worker.as_ref().is_none_or(|old| Some(old.claim.pid) != slot.exited))
     }
 
     /// Keeps the failure of a process that had not registered, for when its end is reported.

@@ -157,8 +157,7 @@ impl Books {
         if (step.epoch, step.positions.clone()) != (due.epoch, due.positions) {
             self.violated(now, format!("step {number} is committed with other samples than its own"));
         }
-        // A checkpoint proves steps by itself.
-        if step.reports > 0 && !self.executed.contains(&(step.generation, number)) {
+        if !self.executed.contains(&(step.generation, number)) {
             let generation = step.generation;
             self.violated(
                 now,

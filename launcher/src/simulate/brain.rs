@@ -127,6 +127,11 @@ impl World {
         }
         self.brain.tickets.insert(ticket, caller);
         self.deliver(Event::Asked(ticket, ask));
+        // The connection of somebody who died while its call was under way ends as well.
+        if self.brain.streams.contains_key(&line) && !self.lives(caller) {
+            let (life, delay) = (self.brain.life, self.delay());
+            self.after(delay, Happening::Closed(life, caller, line));
+        }
     }
 
     /// A line was closed by the other side.
@@ -315,6 +320,13 @@ impl World {
                 Caller::Node(node, _) => Happening::Node(node, ToNode::LineLost(stream)),
             },
         );
+    }
+
+    fn lives(&self, caller: Caller) -> bool {
+        match caller {
+            Caller::Process(pid, _) => self.processes[pid].alive,
+            Caller::Node(node, number) => self.nodes[node].made(number),
+        }
     }
 
     fn reachable(&self, caller: Caller) -> bool {

@@ -34,6 +34,8 @@ pub struct Node {
     /// The number of the call that waits for its answer.
     waiting: Option<u64>,
     last: u64,
+    /// The number before its first call in this life.
+    before: u64,
     line: Option<StreamId>,
     /// The newest respawn of each seat.
     attempts: BTreeMap<Seat, u32>,
@@ -49,9 +51,17 @@ impl Node {
             calls: VecDeque::new(),
             waiting: None,
             last: 0,
+            before: 0,
             line: None,
             attempts: BTreeMap::new(),
         }
+    }
+}
+
+impl Node {
+    /// Whether a call is of the launcher that lives.
+    pub fn made(&self, number: u64) -> bool {
+        self.alive && number > self.before
     }
 }
 
@@ -64,8 +74,14 @@ impl World {
             return;
         }
         let (place, lives, last) = (launcher.place, launcher.lives + 1, launcher.last);
-        *launcher =
-            Node { alive: true, lives, last, id: format!("node-{place}-{lives}"), ..Node::new(place) };
+        *launcher = Node {
+            alive: true,
+            lives,
+            last,
+            before: last,
+            id: format!("node-{place}-{lives}"),
+            ..Node::new(place)
+        };
         let claim = NodeClaim {
             origin: Origin { version: String::new(), run_id: String::new() },
             node_id: launcher.id.clone(),

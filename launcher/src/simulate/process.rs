@@ -30,6 +30,8 @@ const GOOD_BYE: Duration = Duration::from_secs(2);
 /// Exit codes as the launcher knows them.
 const WORKER_FAILED: i32 = 4;
 const NOT_LET_IN: i32 = 6;
+/// Tries to have the last steps committed before the last word.
+const SETTLE_TRIES: u32 = 100;
 
 /// One process.
 #[derive(Debug)]
@@ -56,6 +58,7 @@ pub struct Process {
     unsettled: Vec<StepReport>,
     ready: Option<Readiness>,
     exit_code: i32,
+    settling: u32,
 
     pub at: At,
     /// Names the newest thing the trainer waits for by itself.
@@ -94,6 +97,8 @@ pub enum At {
 #[derive(Clone, Debug)]
 pub enum Call {
     Register,
+    /// What is not settled is said again.
+    Repeat,
     Steps(Vec<StepReport>),
     Ready(Readiness),
     Other(Ask),
@@ -124,6 +129,7 @@ impl Process {
             unsettled: Vec::new(),
             ready: None,
             exit_code: 0,
+            settling: 0,
             at: At::Loading,
             waits: 0,
             assignment: None,
@@ -240,6 +246,17 @@ impl World {
     fn next_call(&mut self, pid: usize) {
         let process = &mut self.processes[pid];
         process.waiting = None;
+        while let Some(Call::Repeat) = process.calls.front() {
+            process.calls.pop_front();
+            let ready = process.ready.take().filter(|ready| !process.standing.has_place_after(ready.left));
+            if let Some(ready) = ready {
+                process.calls.push_front(Call::Ready(ready));
+            }
+            let unsettled = std::mem::take(&mut process.unsettled);
+            if !unsettled.is_empty() {
+                process.calls.push_front(Call::Steps(unsettled));
+            }
+        }
         // Steps that have gathered go together.
         while let [Call::Steps(_), Call::Steps(_), ..] = process.calls.make_contiguous() {
             let (Some(Call::Steps(mut first)), Some(Call::Steps(second))) =
@@ -250,9 +267,17 @@ impl World {
             first.extend(second);
             process.calls.push_front(Call::Steps(first));
         }
+        let leaves = matches!(process.calls.front(), Some(Call::Leave(0)));
+        if leaves && !process.unsettled.is_empty() && process.settling < SETTLE_TRIES {
+            // The last word comes after the last step is committed.
+            process.settling += 1;
+            let unsettled = std::mem::take(&mut process.unsettled);
+            process.calls.push_front(Call::Steps(unsettled));
+        }
         let Some(call) = process.calls.front().cloned() else { return };
         let worker = process.id.unwrap_or_default();
         let ask = match call {
+            Call::Repeat => return,
             Call::Register => Ask::Register(self.claim(pid)),
             Call::Steps(reports) => Ask::Steps(worker, reports),
             Call::Ready(ready) => Ask::Ready(ready),
@@ -318,7 +343,7 @@ impl World {
             (Call::Other(Ask::Start(start)), Ok(_)) => {
                 process.unsettled.retain(|report| report.generation >= start.generation);
             }
-            (Call::Other(_), _) => {}
+            (Call::Other(_) | Call::Repeat, _) => {}
             (Call::Leave(_), _) => {
                 let code = process.exit_code;
                 return self.end_process(pid, Ended::Code(code));
@@ -349,15 +374,9 @@ impl World {
     /// A coordinator may have forgotten what was not durable.
     fn line_opened(&mut self, pid: usize) {
         let process = &mut self.processes[pid];
-        let again = process.ready.take().filter(|ready| !process.standing.has_place_after(ready.left));
-        let first = process.waiting.is_some() as usize;
-        if let Some(ready) = again {
-            process.calls.insert(first.min(process.calls.len()), Call::Ready(ready));
-        }
-        let unsettled = std::mem::take(&mut process.unsettled);
-        if !unsettled.is_empty() {
-            process.calls.insert(first.min(process.calls.len()), Call::Steps(unsettled));
-        }
+        // After the call that is under way.
+        let next = usize::from(process.waiting.is_some()).min(process.calls.len());
+        process.calls.insert(next, Call::Repeat);
         if process.waiting.is_none() {
             self.next_call(pid);
         }

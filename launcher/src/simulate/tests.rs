@@ -15,11 +15,6 @@ fn play_seeds(seeds: impl IntoIterator<Item = u64>) -> (u64, u64) {
     for seed in seeds {
         let report = play(&Script::drawn(seed));
         assert!(report.violations.is_empty(), "seed {seed}:\n{report}");
-        if let Some(Outcome::Failed(cause)) = &report.outcome
-            && std::env::var_os("SIMULATE_TELL").is_some()
-        {
-            println!("seed {seed}: {cause}");
-        }
         finished += u64::from(matches!(report.outcome, Some(Outcome::Finished { .. })));
         repeated += report.repeated;
     }
@@ -34,7 +29,8 @@ fn seeds_that_failed_once_do_not_fail_again() {
 #[test]
 fn no_seed_of_the_first_thousand_breaks_what_must_hold() {
     let (finished, repeated) = play_seeds(0..1000);
-    assert!(finished > 900, "only {finished} of 1000 runs came to their end");
+    // Budgets, generations without progress and rendezvous end some of the roughest in order.
+    assert!(finished > 950, "only {finished} of 1000 runs came to their end");
     assert!(repeated > 0, "some of them must have lost neighbours together");
 }
 

@@ -85,6 +85,11 @@ impl Shared {
         self.changed.notify_all();
     }
 
+    /// Whether the trainer's generation, and the run, go on.
+    pub fn is_alive(&self) -> bool {
+        self.lock().standing.alive().is_ok()
+    }
+
     /// Whether a place in a generation newer than `left` has been given.
     pub fn has_place_after(&self, left: Generation) -> bool {
         self.lock().standing.has_place_after(left)

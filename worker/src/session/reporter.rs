@@ -7,7 +7,7 @@
 //! who was ready or had said where it starts. So steps are kept until they are committed, and go with every call: whichever coordinator
 //! takes it finds no gap before the newest one. All of it is said again on every new line.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use coxswain_proto::{
     ids::{Generation, Rank},
@@ -26,6 +26,9 @@ use crate::link::Report;
 
 /// Steps in one call.
 const BATCH: usize = 64;
+/// Between two tries to have the last steps committed: the other ranks' reports are milliseconds behind.
+const SETTLE_PAUSE: Duration = Duration::from_millis(10);
+const SETTLE_TRIES: u32 = 100;
 
 /// One worker's calls to its coordinator.
 pub(super) struct Voice {
@@ -63,7 +66,7 @@ impl Reporter {
         loop {
             tokio::select! {
                 count = queue.recv_many(&mut waiting, BATCH) => match count {
-                    0 => return Ok(()),
+                    0 => return self.settle().await,
                     _ => self.send_all(&mut waiting).await?,
                 },
                 Ok(()) = lines.changed() => self.repeat().await?,
@@ -86,6 +89,20 @@ impl Reporter {
             }
         }
         self.send_steps(steps).await
+    }
+
+    /// Says the last steps again until they are committed: a coordinator that is lost before that would have nobody to ask. A run that
+    /// is over, or ranks that do not get as far, end it.
+    async fn settle(&mut self) -> Result<(), SessionError> {
+        for _ in 0..SETTLE_TRIES {
+            if self.unsettled.is_empty() || !self.shared.is_alive() {
+                break;
+            }
+            tokio::time::sleep(SETTLE_PAUSE).await;
+            let unsettled = self.unsettled.drain(..).collect();
+            self.send_steps(unsettled).await?;
+        }
+        Ok(())
     }
 
     /// Says again what a coordinator may have forgotten.

@@ -23,7 +23,10 @@ impl Machine {
         out: &mut Vec<Action>,
     ) -> Result<Reply, Refusal> {
         self.welcome(&claim.origin)?;
-        let placed = self.nodes.place(&claim)?;
+        // Its line follows at once; a launcher that dies before it does must not keep its place.
+        let patience = self.config.patience.reunion;
+        let placed = self.nodes.place(now, &claim, patience)?;
+        self.watch_for_loss(now.after(patience));
         let (place, node_id, host) = (placed.node_rank(), claim.node_id, claim.host);
         if let Placed::New(_) | Placed::Instead(_) = placed {
             // It starts all of its workers by itself.

@@ -75,9 +75,10 @@ impl Machine {
         if seat.0 >= world {
             return Err(Refusal::RankOutside { seat, world });
         }
-        if !self.roster.exited(seat, pid) {
+        if !self.roster.exited(seat, pid, ended == Ended::Signal(9)) {
             return Ok(Reply::Done);
         }
+        self.roster.bury(seat);
         // The exit codes of this program: the same configuration or data would end the next process, too.
         let kind = match ended {
             Ended::Code(2 | 3) => CauseKind::BadInput,
@@ -175,9 +176,16 @@ impl Machine {
     /// Asks the launcher of a seat for a new process, if there is a launcher.
     pub(super) fn call_back(&mut self, seat: Seat, reason: String, out: &mut Vec<Action>) {
         let place = self.config.world.node_of(seat);
-        let respawn = match self.nodes.at(place) {
-            Some(node) if !node.gone => self.roster.ask_respawn(seat, reason).cloned(),
-            _ => None,
+        let since = self.nodes.at(place).filter(|node| !node.gone).map(|node| node.since);
+        let left_over = self.roster.at(seat).zip(since).is_some_and(|(worker, since)| worker.since < since);
+        let respawn = match since {
+            // Its launcher is gone, too; the one in its place has started a process already, which may be loading.
+            Some(_) if left_over && !self.roster.newcomer_died(seat) => None,
+            Some(_) => {
+                let replacing = !self.roster.buried(seat);
+                self.roster.ask_respawn(seat, reason, replacing).cloned()
+            }
+            None => None,
         };
         out.push(Action::Record(Record::Lost { seat, respawn: respawn.clone() }));
         if let (Some(stream), Some(respawn)) = (self.nodes.line(place), respawn) {

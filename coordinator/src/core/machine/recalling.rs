@@ -85,7 +85,7 @@ impl Machine {
             }
             (_, earlier) => {
                 let workers = assignment.world();
-                let connecting = Connecting { earlier, ..Connecting::default() };
+                let connecting = Connecting { earlier, recalled: true, ..Connecting::default() };
                 (Stage::Connecting(connecting), Reason::Formed { generation, workers })
             }
         };

@@ -3,7 +3,8 @@
 //! ```text
 //! start t    committed c
 //! t = c      nothing is lost
-//! t > c      steps c..t were done by all ranks of the generation before, though a lost rank could not say so: they are committed now
+//! t > c      steps c..t were done by all ranks of the generation before, though a lost rank could not say so, or nobody could because
+//!            it was lost in the last collective of a step: they are committed now, with what has been reported of them
 //! t < c      steps t..c are lost with the state that held them; they are repeated, and people are told
 //! ```
 
@@ -66,15 +67,15 @@ impl Machine {
         let world = running.assignment.members.len();
         let Stage::Connecting(connecting) = &mut running.stage else { return };
         let Some((first, source)) = connecting.agreed() else { return };
-        let all_said = connecting.starts.len() == world;
-        match self.settle(first, source, out) {
+        // Reports of the others may be on their way, unless they have spoken, too; to a coordinator that was lost, perhaps.
+        let last = connecting.starts.len() == world || connecting.recalled;
+        match self.settle(first, source, last, out) {
             Ok(true) => self.start(now, first, source, out),
-            // Reports of the others may be on their way.
-            Ok(false) if !all_said => {}
+            Ok(false) if !last => {}
             Ok(false) => {
                 let committed = self.progress.committed;
                 let message = format!(
-                    "all ranks start at step {first}, but nobody has reported steps from {committed} on: they cannot be accounted for"
+                    "all ranks start at step {first}, but step {committed} is next, and what lies between was never leased"
                 );
                 self.fatal(now, Failure::of_run(CauseKind::Disagreement, message), out);
             }
@@ -82,8 +83,15 @@ impl Machine {
         }
     }
 
-    /// Commits what the state of a start at `first` proves. False when reports are missing for that.
-    fn settle(&mut self, first: Step, source: StateSource, out: &mut Vec<Action>) -> Result<bool, String> {
+    /// Commits what the state of a start at `first` proves; with `blind`, also steps of which nobody has a report. False if that does
+    /// not suffice.
+    fn settle(
+        &mut self,
+        first: Step,
+        source: StateSource,
+        blind: bool,
+        out: &mut Vec<Action>,
+    ) -> Result<bool, String> {
         let committed = self.progress.committed;
         let Some(plan) = self.plan else { return Ok(false) };
         if first.0 > plan.total_steps() {
@@ -96,10 +104,13 @@ impl Machine {
             return Ok(true);
         }
         // A complete checkpoint of this step proves the steps before it, even if those who did them are gone with their reports.
-        let blind = source == StateSource::Checkpoint && self.checkpoints.has(first);
+        let saved = source == StateSource::Checkpoint && self.checkpoints.has(first);
         let steps = match self.phase.course_mut() {
-            Some(course) => course.ledger.settle(first, blind),
-            None if blind => StepLedger::new(plan, self.generation, &[], committed).settle(first, true),
+            Some(course) => {
+                let leased = first <= course.leases.end();
+                course.ledger.settle(first, saved || (blind && leased))
+            }
+            None if saved => StepLedger::new(plan, self.generation, &[], committed).settle(first, true),
             None => None,
         };
         let Some(steps) = steps else { return Ok(false) };

@@ -47,6 +47,10 @@ impl Machine {
             let Some(rank) = course.ledger.rank_of(id) else { break };
             let end = course.leases.end();
             if let Err(fault) = course.ledger.report((rank, seat), report, end) {
+                if matches!(fault, Fault::Gap { .. }) && self.config.life > 1 {
+                    // An earlier life had heard what is missing; on its new line the worker says it again, and this, too.
+                    break;
+                }
                 let failure = self.disagreement(seat, report, &fault);
                 self.fatal(now, failure, out);
             }
@@ -137,8 +141,6 @@ impl Machine {
 
     /// Makes one step part of the run.
     pub(super) fn committed_step(&mut self, step: &Arc<CommittedStep>, out: &mut Vec<Action>) {
-        self.progress.pace.take(step);
-        self.progress.last = Some(step.clone());
         self.progress.committed = Step(step.step.0 + 1);
         out.push(Action::Record(Record::Step(step.clone())));
         if self.spent.barren > 0 {
@@ -147,7 +149,12 @@ impl Machine {
         if self.quarantine.consumed(step.epoch, &step.positions) {
             out.push(Action::Record(Record::Quarantine(self.quarantine.clone())));
         }
-        out.push(Action::Publish(News::Step(step.clone())));
+        // Of a step that nobody could report there is nothing to show.
+        if step.reports > 0 {
+            self.progress.pace.take(step);
+            self.progress.last = Some(step.clone());
+            out.push(Action::Publish(News::Step(step.clone())));
+        }
     }
 
     /// Training to Paused, once every rank waits: for `resume`, or in a collective for those that do. A rank whose directive came

@@ -203,3 +203,17 @@ fn a_run_that_is_over_is_not_called_back() {
     let forgotten = mortal.past.forgotten();
     assert_eq!((forgotten.committed, forgotten.dataset), (None, None));
 }
+
+#[test]
+fn a_report_that_overtakes_those_that_were_forgotten_is_said_again() {
+    let mut mortal = Mortal::at_step_ten();
+    mortal.keep(|run| run.steps(0, 10..12));
+    mortal.kill_coordinator();
+    // A call that was under way when the coordinator died comes before the line is open again.
+    mortal.keep(|run| run.steps(0, 12..13));
+    assert_eq!((mortal.run.committed(), mortal.run.phase()), (10, RunPhase::Training));
+    mortal.reopen(0);
+    mortal.keep(|run| run.steps(0, 10..13));
+    mortal.keep(|run| run.steps(1, 10..13));
+    assert_eq!(mortal.run.committed(), 13);
+}

@@ -88,12 +88,28 @@ fn a_survivor_may_report_its_last_steps_after_the_successor_has_started() {
 }
 
 #[test]
-fn a_start_that_nobody_can_account_for_ends_the_run() {
+fn a_step_that_nobody_could_report_is_committed_when_all_ranks_say_that_it_was_done() {
     let mut run = at_step_ten();
     run.kill(1);
     run.get_ready(0, 1, "");
     run.replace(1, 1);
-    run.start_all(2, 12, StateSource::Mirror);
+    // Rank 1 died in the last collective of step 10: both parts are of the version after it, and rank 0 could not finish it.
+    assert_eq!(recovery(&run.start(0, 11, StateSource::Mirror).1), None);
+    let started = run.start(1, 11, StateSource::Mirror).1;
+    assert!(recovery(&started).is_some(), "{started:?}");
+    assert!(started.iter().any(|action| {
+        matches!(action, Action::Record(Record::Step(step)) if (step.step, step.reports) == (Step(10), 0))
+    }));
+    assert_eq!(run.committed(), 11);
+}
+
+#[test]
+fn a_start_beyond_what_was_leased_ends_the_run() {
+    let mut run = at_step_ten();
+    run.kill(1);
+    run.get_ready(0, 1, "");
+    run.replace(1, 1);
+    run.start_all(2, 60, StateSource::Mirror);
     assert_eq!(run.phase(), RunPhase::Failed);
 }
 
@@ -283,6 +299,31 @@ fn a_node_whose_line_stays_closed_is_gone_with_its_workers() {
     run.replace(1, 1);
     run.start_all(2, 10, StateSource::Checkpoint);
     assert_eq!(run.phase(), RunPhase::Starting);
+}
+
+#[test]
+fn a_process_that_a_new_launcher_has_started_is_not_started_again() {
+    let mut run = at_step_ten();
+    run.event(Event::NodeLineClosed(NODE.into(), NODE_LINE));
+    for rank in 0..2 {
+        run.event(Event::LineClosed(id(rank), StreamId(u64::from(rank))));
+    }
+    run.wait(Duration::from_millis(100));
+    let join = Ask::JoinNode(NodeClaim {
+        origin: origin(),
+        node_id: "other".into(),
+        host: "node-a".into(),
+        local_world: 2,
+        node_rank: None,
+    });
+    assert!(run.ask(join).0.is_ok());
+    run.machine.config.restarted = true;
+    run.tell(Ask::FollowNode { node_id: "other".into(), stream: NODE_LINE });
+    assert_eq!(respawns(&run.wait(Duration::from_secs(1))), []);
+    // Unless it has ended, too.
+    let ended = Ended::Code(1);
+    let exit = Ask::Exit { node_id: "other".into(), seat: Seat(1), pid: Some(900), ended };
+    assert_eq!(respawns(&run.tell(exit)), [(1, 1)]);
 }
 
 #[test]
