@@ -78,6 +78,7 @@ impl Books {
             epochs: None,
             global_batch: usize::try_from(script.global_batch).unwrap_or(usize::MAX),
             micro_batch: 1,
+            auto_micro_batch: false,
             recompute: coxswain_proto::run_spec::Recompute::None,
             checkpoint_every: 0,
             keep_checkpoints: 1,

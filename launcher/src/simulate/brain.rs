@@ -90,6 +90,7 @@ fn config(script: &Script) -> Config {
             epochs: None,
             global_batch: usize::try_from(script.global_batch).unwrap_or(usize::MAX),
             micro_batch: 1,
+            auto_micro_batch: false,
             recompute: Recompute::None,
             checkpoint_every: 0,
             keep_checkpoints: 2,
