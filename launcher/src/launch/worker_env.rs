@@ -88,7 +88,7 @@ pub fn threads(env: Env<'_>, configured: Option<usize>, cores: usize, workers_on
 }
 
 /// When a worker's allocator gives memory back: what the user set, else never. A step frees what the next one takes again, and
-/// pages that went back to the kernel in between have to be cleared again: a third of the processor time of a step. The peak stays.
+/// pages that went back to the kernel in between have to be cleared again: a quarter of the processor time of a step. The peak stays.
 pub fn purge_delay(env: Env<'_>) -> String {
     env("MIMALLOC_PURGE_DELAY").unwrap_or_else(|| "-1".to_owned())
 }
