@@ -119,10 +119,11 @@ fn the_micro_batch_found_by_trial_fits_keeps_the_global_batch_and_is_kept_by_che
     let bound = format!("memory.capacity={capacity}");
     let bounded = run("bounded", &["train.auto_micro_batch=true", &bound]);
     let (summary, lines) = train(&bounded, 0);
-    let found = lines[0]["micro_batch"].as_u64().expect("a number");
+    // What is read ahead may still lower what was found by one halving, before anything has run.
+    let found = lines.last().expect("lines")["micro_batch"].as_u64().expect("a number");
     assert!((4..16).contains(&found), "{found} samples at a time in {capacity} bytes");
     for line in &lines {
-        assert!(peak(line) <= capacity && line["attempts"] == 1, "{line}");
+        assert!(peak(line) <= capacity && line["attempts"].as_u64() <= Some(2), "{line}");
     }
     for (a, b) in summary.losses.iter().zip(&free.losses) {
         assert!((a - b).abs() <= 1e-5 * a.abs(), "the same samples a step: {a} and {b}");
