@@ -291,7 +291,7 @@ fn write_safetensors(path: &PathBuf, tensors: &[(String, Vec<usize>)]) {
         header.insert(name.clone(), entry);
     }
     let mut header = serde_json::Value::Object(header).to_string();
-    while header.len() % 8 != 0 {
+    while !header.len().is_multiple_of(8) {
         header.push(' ');
     }
     let mut file = (header.len() as u64).to_le_bytes().to_vec();

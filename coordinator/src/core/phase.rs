@@ -24,7 +24,7 @@ use super::{
 #[derive(Clone, Debug)]
 pub enum Phase {
     /// Workers get ready for the next generation.
-    Gathering(Gathering),
+    Gathering(Box<Gathering>),
     /// A generation connects or trains.
     Running(Box<Running>),
     /// Nothing will happen but farewells.

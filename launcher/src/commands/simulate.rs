@@ -31,7 +31,7 @@ pub fn execute(args: &SimulateArgs) -> Outcome {
         None => Script::drawn(args.seed.unwrap_or_default()),
     };
     let report = play(&script);
-    say(&report.to_string());
+    say(report.to_string());
     match report.violations.is_empty() {
         true => Ok(()),
         false => Err(Failed::new(Exit::Internal, "the simulated run broke what must hold")),

@@ -107,7 +107,7 @@ impl World {
         self.after(for_time, Happening::Launch(node));
     }
 
-    pub fn to_node(&mut self, node: usize, message: ToNode) {
+    pub fn deliver_to_node(&mut self, node: usize, message: ToNode) {
         if !self.nodes[node].alive {
             return;
         }

@@ -167,7 +167,7 @@ impl World {
         self.after(load, Happening::Process(pid, ToProcess::Booted));
     }
 
-    pub fn to_process(&mut self, pid: usize, message: ToProcess) {
+    pub fn deliver_to_process(&mut self, pid: usize, message: ToProcess) {
         let process = &mut self.processes[pid];
         if !process.alive {
             return;

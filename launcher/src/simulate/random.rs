@@ -21,7 +21,7 @@ impl Random {
 
     /// Below `end`; 0 if that is 0.
     pub fn below(&mut self, end: u64) -> u64 {
-        (u128::from(self.next()) * u128::from(end) >> 64) as u64
+        ((u128::from(self.next()) * u128::from(end)) >> 64) as u64
     }
 
     /// In `[0, 1)`.

@@ -176,9 +176,9 @@ impl World {
             Happening::Fault(fault) => self.fault(&self.script.faults[fault].clone()),
             Happening::Call(caller, ask) => self.call(caller, ask),
             Happening::Closed(life, caller, stream) => self.closed(life, caller, stream),
-            Happening::Process(pid, message) => self.to_process(pid, message),
+            Happening::Process(pid, message) => self.deliver_to_process(pid, message),
             Happening::Thaw(pid) => self.thaw(pid),
-            Happening::Node(node, message) => self.to_node(node, message),
+            Happening::Node(node, message) => self.deliver_to_node(node, message),
             Happening::Launch(node) => self.launch(node),
         }
     }
@@ -211,7 +211,7 @@ impl World {
     fn thaw(&mut self, pid: usize) {
         self.processes[pid].frozen = false;
         for message in std::mem::take(&mut self.processes[pid].deferred) {
-            self.to_process(pid, message);
+            self.deliver_to_process(pid, message);
         }
     }
 }

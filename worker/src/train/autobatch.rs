@@ -117,7 +117,11 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let (search, last) = found?;
         let Some(size) = search.best() else {
             let source = last.unwrap_or_else(|| self.meter.out_of_memory(Phase::Forward, 0, 0));
-            return Err(TrainError::Exhausted { step: self.next, source, advice: fit::advice(self.spec) });
+            return Err(TrainError::Exhausted {
+                step: self.next,
+                source: source.into(),
+                advice: fit::advice(self.spec),
+            });
         };
         self.micro_batch = size;
         if self.rank().0 == 0 {

@@ -58,7 +58,7 @@ pub enum TrainError {
         /// The step.
         step: Step,
         /// What was wanted.
-        source: OutOfMemory,
+        source: Box<OutOfMemory>,
         /// Settings that take less, most effective first.
         advice: String,
     },

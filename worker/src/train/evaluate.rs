@@ -146,7 +146,7 @@ impl<B: Tape<Base = B>> Evaluation<'_, B> {
                     let source = OutOfMemory::of(Phase::Evaluation, overrun, before, capacity);
                     return Err(TrainError::Exhausted {
                         step: Step(0),
-                        source,
+                        source: source.into(),
                         advice: fit::advice(self.spec),
                     });
                 }

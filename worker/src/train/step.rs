@@ -202,7 +202,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         if self.micro_batch == 1 {
             return Err(match own {
                 Some(TrainError::DoesNotFit { step, source }) => {
-                    TrainError::Exhausted { step, source, advice: fit::advice(self.spec) }
+                    TrainError::Exhausted { step, source: source.into(), advice: fit::advice(self.spec) }
                 }
                 Some(other) => other,
                 None => TrainError::PeerFailed(rank),

@@ -64,7 +64,11 @@ impl<B: Tape<Base = B>> PolicyTrainer<B> {
         let mut sightings = Sightings { opened: memory::in_use(), ..Sightings::default() };
         let (policy, layout, initial) = Policy::<B>::load(spec, dataset.dims(), &self.options.device)?;
         sightings.loaded = memory::in_use();
-        let too_large = |source| TrainError::Exhausted { step: Step(0), source, advice: fit::advice(spec) };
+        let too_large = |source: memory::OutOfMemory| TrainError::Exhausted {
+            step: Step(0),
+            source: source.into(),
+            advice: fit::advice(spec),
+        };
         meter.enter(Phase::Connecting).map_err(too_large)?;
         let output_dir = PathBuf::from(&spec.run.output_dir);
         let prefetch = Prefetcher::start(dataset.clone(), spec.data.prefetch, 1)?;

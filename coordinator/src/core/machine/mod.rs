@@ -125,14 +125,14 @@ impl Machine {
         let mut machine = Self {
             roster: Roster::new(world.size(), config.life),
             nodes: Nodes::new(world),
-            phase: Phase::Gathering(Gathering {
+            phase: Phase::Gathering(Box::new(Gathering {
                 deadline: now.after(config.patience.rendezvous),
                 settle_by: None,
                 respawn_by: None,
                 last_call: LastCall::Closed,
                 earlier: None,
                 fruitless: None,
-            }),
+            })),
             reason: Reason::Incomplete { present: 0, world: world.size() },
             orders: past.orders.clone(),
             progress: Progress { committed, last: None, pace: Pace::default(), at: now },

@@ -96,14 +96,14 @@ impl Machine {
 
     fn recall_gathering(&mut self, now: Timestamp, generation: Generation, earlier: Option<Course>) {
         let patience = self.config.patience;
-        self.phase = Phase::Gathering(Gathering {
+        self.phase = Phase::Gathering(Box::new(Gathering {
             deadline: now.after(patience.rendezvous),
             settle_by: Some(now.after(patience.reunion + patience.standstill)),
             respawn_by: Some(now.after(patience.reunion.max(patience.respawn))),
             last_call: LastCall::Over,
             earlier,
             fruitless: None,
-        });
+        }));
         let because = "the coordinator was restarted while its workers were getting ready".to_owned();
         self.reason = Reason::Regathering { generation, because };
         let mut incident = Incident::new(now);
@@ -155,7 +155,7 @@ impl Machine {
             earlier: None,
             fruitless: None,
         };
-        let earlier = match std::mem::replace(&mut self.phase, Phase::Gathering(fresh)) {
+        let earlier = match std::mem::replace(&mut self.phase, Phase::Gathering(Box::new(fresh))) {
             Phase::Running(running) => {
                 out.push(Action::Record(Record::Broken { generation: running.assignment.generation }));
                 running.into_course()

@@ -68,7 +68,7 @@ impl Machine {
             earlier: None,
             fruitless: None,
         };
-        let old = std::mem::replace(&mut self.phase, Phase::Gathering(gathering));
+        let old = std::mem::replace(&mut self.phase, Phase::Gathering(Box::new(gathering)));
         if let (Phase::Running(running), Phase::Gathering(gathering)) = (old, &mut self.phase) {
             gathering.earlier = running.into_course();
         }

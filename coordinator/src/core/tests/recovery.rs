@@ -82,7 +82,7 @@ fn a_survivor_may_report_its_last_steps_after_the_successor_has_started() {
     // The new worker knows that rank 0 has done step 10; its report is still on the way.
     let (reply, early) = run.start(1, 11, StateSource::Mirror);
     assert_eq!((reply, recovery(&early)), (Ok(Reply::Done), None));
-    assert_eq!(recovery(&run.steps(0, 10..11)).is_some(), true);
+    assert!(recovery(&run.steps(0, 10..11)).is_some());
     assert_eq!(run.committed(), 11);
     assert_eq!(run.start(0, 11, StateSource::Mirror).0, Ok(Reply::Done));
 }

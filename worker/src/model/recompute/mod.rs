@@ -131,7 +131,7 @@ enum Kept<'a, B: Tape<Base = B>> {
     /// Inputs and notes of both halves: attention, MLP.
     Inputs([(Tensor<B, 2>, Notes<B>); 2]),
     /// Both halves' graphs.
-    Graphs([Recorded<'a, B>; 2]),
+    Graphs(Box<[Recorded<'a, B>; 2]>),
 }
 
 /// What is kept of half a layer.
@@ -192,7 +192,10 @@ impl<'a, B: Tape<Base = B>, L: Layer<B>> Tower<'a, B, L> {
             memory::check();
             let layer = &self.layers[index];
             let (attention, mlp) = match kept {
-                Kept::Graphs([attention, mlp]) => (Half::Recorded(attention), Half::Recorded(mlp)),
+                Kept::Graphs(graphs) => {
+                    let [attention, mlp] = *graphs;
+                    (Half::Recorded(attention), Half::Recorded(mlp))
+                }
                 Kept::Inputs([attention, mlp]) => (Half::Kept(attention), Half::Kept(mlp)),
             };
             let mut gradients = self.again(&MlpHalf(layer), mlp, true).backward(dy_nd, grads).into_iter();
@@ -224,7 +227,7 @@ impl<'a, B: Tape<Base = B>, L: Layer<B>> Tower<'a, B, L> {
                 let attention = self.record(&AttentionHalf(layer), x_nd, track_x, None);
                 // The MLP's input is always tracked: the attention half below it waits for the gradient.
                 let mlp = self.record(&MlpHalf(layer), attention.output(), true, None);
-                return (mlp.output(), Kept::Graphs([attention, mlp]));
+                return (mlp.output(), Kept::Graphs(Box::new([attention, mlp])));
             }
         };
         let (h_nd, of_attention) = self.note(&AttentionHalf(layer), x_nd.clone(), outputs);
