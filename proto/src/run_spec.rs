@@ -429,7 +429,7 @@ pub struct Memory {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Faults {
-    /// Whether every rank keeps a mirror of its neighbour's optimizer shard, so that losing one worker loses no step. Costs 28
+    /// Whether every rank keeps a mirror of its neighbour's optimizer shard, so that losing one worker loses no step. Costs 12
     /// bytes on each rank for each trainable of a shard; without it a lost worker takes the run back to its last checkpoint.
     pub mirror: bool,
 }

@@ -30,7 +30,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         ));
         if bytes.redundancy.0 > 0 {
             lines.push(format!(
-                "mirror of the neighbour's shard and undo {:.1} MiB a rank: losing one worker loses no step (faults.mirror)",
+                "mirror of the neighbour's shard {:.1} MiB a rank: losing one worker loses no step (faults.mirror)",
                 mib(bytes.redundancy.0)
             ));
         }

@@ -82,7 +82,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         };
         let (grad_norm, broken) = match self.update(step, &verdict, &mut times) {
             Ok(norm) => (norm, None),
-            Err(error) => match self.held.as_ref().filter(|held| held.optimizer.steps() > step.0) {
+            Err(error) => match self.held.as_ref().filter(|held| held.optimizer.versions().0.newest > step.0)
+            {
                 Some(held) => (held.optimizer.last_norm(), Some(error)),
                 None => return Err(error),
             },

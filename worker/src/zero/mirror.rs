@@ -2,26 +2,21 @@
 //!
 //! A *version* is the state after so many steps: weights and both moments. While a step is under way, ranks are in the version
 //! before it or in the one after it. To go on without a lost rank, all of them must agree on one version of which every part
-//! is still somewhere:
+//! is still somewhere. One step:
 //!
 //! ```text
-//!                    before the step   after it        kept as
-//! own part           undo              live            a copy, 12 bytes an element
-//! part of rank r-1   mirror            mirror + log    a copy, 12 bytes, and the reduced gradient, 4 bytes
-//! ```
-//!
-//! One step:
-//!
-//! ```text
-//! vote passed: everyone has finished the step before  -> the mirror takes its log in; the undo is overwritten
 //! reduce-scatter, norm
-//! shift              each rank's reduced chunk goes to the next rank, too: that rank's log
-//! AdamW on the own part, all-gather
+//! shift        each rank's reduced chunk goes to the next rank, too: whoever has both chunks and the norm is *prepared*, it can
+//!              take the step on its own part and on the part it mirrors without anybody's help
+//! barrier      passed: everybody is prepared
+//! AdamW        on the own part and on the mirror, in place
+//! all-gather   of the new weights
 //! ```
 //!
-//! A rank that has finished the all-gather proves that every rank had finished the shift, so all parts exist in the version after
-//! the step; if no rank has finished it, all parts exist in the version before. The mirror repeats the owner's arithmetic on the
-//! owner's numbers, so it holds the same bits, and the network carries 4 bytes an element instead of 12.
+//! If any rank has passed the barrier, all were prepared, and every part exists in the version after the step: taken already, or
+//! still to be taken from the chunks in the gradient buffer. If nobody who lives has passed it, nobody has changed anything, and
+//! every part exists in the version before. The mirror repeats the owner's arithmetic on the owner's numbers, so it holds the same
+//! bits, and the network carries 4 bytes an element instead of 12. It costs 12 bytes an element of one part, and a barrier a step.
 //!
 //! It survives the loss of any ranks no two of which are neighbours on the ring. Choosing the version and moving the parts is
 //! [`train::recovery`](crate::train::recovery)'s affair.
@@ -61,12 +56,12 @@ impl ShardState {
     }
 }
 
-/// Which versions of a part a rank has: the newest, and perhaps the one before.
+/// Which versions of a part a rank can give: the newest, and perhaps the one before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Versions {
     /// Steps taken in the newest.
     pub newest: u64,
-    /// Whether the version one step older is there, too.
+    /// Whether the version one step older is there, too: the newest is then prepared, not taken.
     pub older: bool,
 }
 
@@ -90,28 +85,10 @@ pub enum Copy {
 #[derive(Debug)]
 pub struct MirroredAdamW {
     own: ShardedAdamW,
-    undo: Undo,
     /// Absent in a world of one, and where it is switched off.
     mirror: Option<Mirror>,
-}
-
-/// This rank's part before its last step.
-#[derive(Debug, Default)]
-struct Undo {
-    /// Steps taken in `state`; none before the first step.
-    version: Option<u64>,
-    state: ShardState,
-}
-
-impl Undo {
-    fn keep(&mut self, shard: &ShardedAdamW, weights: &[f32]) {
-        let ShardState { weights: kept, exp_avg, exp_avg_sq } = &mut self.state;
-        for (kept, now) in [(kept, weights), (exp_avg, &shard.exp_avg), (exp_avg_sq, &shard.exp_avg_sq)] {
-            kept.clear();
-            kept.extend_from_slice(now);
-        }
-        self.version = Some(shard.steps());
-    }
+    /// How the chunks in the gradient buffer are applied, from the shift of a step until it is taken.
+    prepared: Option<Update>,
 }
 
 /// The part of the rank before this one.
@@ -119,21 +96,11 @@ impl Undo {
 struct Mirror {
     shard: ShardedAdamW,
     weights: Vec<f32>,
-    log: Vec<f32>,
-    /// How the log is applied; none if it has been, or has not arrived.
-    pending: Option<Update>,
 }
 
 impl Mirror {
     fn range(&self) -> Range<usize> {
         self.shard.partition().own()
-    }
-
-    /// Takes the log in.
-    fn settle(&mut self) {
-        if let Some(update) = self.pending.take() {
-            self.shard.advance(&self.log, &mut self.weights, &update);
-        }
     }
 }
 
@@ -150,18 +117,17 @@ impl MirroredAdamW {
         let mirror = (mirrored && world > 1).then(|| {
             let shard = ShardedAdamW::new(layout, world, previous, settings);
             let len = shard.partition().own().len();
-            Mirror { shard, weights: vec![0.0; len], log: Vec::new(), pending: None }
+            Mirror { shard, weights: vec![0.0; len] }
         });
-        Self { own: ShardedAdamW::new(layout, world, rank, settings), undo: Undo::default(), mirror }
+        Self { own: ShardedAdamW::new(layout, world, rank, settings), mirror, prepared: None }
     }
 
     /// Declares that moments (all parts of this rank) and `weights`, full length, are the state after `steps` steps.
     pub fn begin(&mut self, steps: u64, weights: &[f32]) {
         self.own.steps = steps;
-        self.undo.version = None;
+        self.prepared = None;
         if let Some(mirror) = &mut self.mirror {
             mirror.shard.steps = steps;
-            mirror.pending = None;
             mirror.weights.copy_from_slice(&weights[mirror.shard.partition().own()]);
         }
     }
@@ -188,7 +154,8 @@ impl MirroredAdamW {
         }
     }
 
-    /// Takes one step, as [`ShardedAdamW::step`]. All ranks must be known to have finished the step before.
+    /// Takes one step, as [`ShardedAdamW::step`]. If it fails, `grads` must stay as it is until [`MirroredAdamW::state`] has been asked
+    /// for what is needed of it.
     pub fn step(
         &mut self,
         grads: &mut [f32],
@@ -197,51 +164,44 @@ impl MirroredAdamW {
         comm: &mut dyn Collective,
     ) -> Result<StepOutcome, StepError> {
         let Some(mirror) = &mut self.mirror else { return self.own.step(grads, weights, input, comm) };
-        let (begin, own) = (Instant::now(), self.own.partition().own());
-        mirror.settle();
-        self.undo.keep(&self.own, &weights[own.clone()]);
-        let mut compute = begin.elapsed();
+        let begin = Instant::now();
         let reduced = self.own.reduce(grads, weights.len(), input, comm)?;
         comm.shift_in_place(BufMut::F32(grads))?;
-        let updating = Instant::now();
-        mirror.log.clear();
-        mirror.log.extend_from_slice(&grads[mirror.range()]);
-        mirror.pending = Some(reduced.update);
+        self.prepared = Some(reduced.update);
+        comm.barrier()?;
+        let (updating, own) = (Instant::now(), self.own.partition().own());
+        self.prepared = None;
         self.own.advance(&grads[own.clone()], &mut weights[own], &reduced.update);
-        compute += reduced.compute + updating.elapsed();
+        mirror.shard.advance(&grads[mirror.range()], &mut mirror.weights, &reduced.update);
+        let compute = reduced.compute + updating.elapsed();
         comm.all_gather_in_place(BufMut::F32(weights))?;
         Ok(reduced.outcome(compute, begin.elapsed()))
     }
 
-    /// Which versions of its own part and of its neighbour's this rank has.
+    /// Which versions of its own part and of its neighbour's this rank can give.
     pub fn versions(&self) -> (Versions, Option<Versions>) {
-        let newest = self.own.steps();
-        let own = Versions { newest, older: self.undo.version.is_some_and(|version| version + 1 == newest) };
-        let mirror = self.mirror.as_ref().map(|mirror| {
-            let older = mirror.pending.is_some();
-            Versions { newest: mirror.shard.steps() + u64::from(older), older }
-        });
-        (own, mirror)
+        let older = self.prepared.is_some();
+        let of = |shard: &ShardedAdamW| Versions { newest: shard.steps() + u64::from(older), older };
+        (of(&self.own), self.mirror.as_ref().map(|mirror| of(&mirror.shard)))
     }
 
-    /// One of the parts of this rank in one of its [`versions`](Self::versions); `weights` is full length. None if it is not there.
-    pub fn state(&self, copy: Copy, version: u64, weights: &[f32]) -> Option<ShardState> {
-        match copy {
-            Copy::Own if version == self.own.steps() => {
-                Some(snapshot(&self.own, &weights[self.own.partition().own()]))
-            }
-            Copy::Own => (self.undo.version == Some(version)).then(|| self.undo.state.clone()),
+    /// One of the parts of this rank in one of its [`versions`](Self::versions); `weights` and `grads` are full length, as the last step
+    /// left them. None if it is not there.
+    pub fn state(&self, copy: Copy, version: u64, weights: &[f32], grads: &[f32]) -> Option<ShardState> {
+        let (shard, weights) = match copy {
+            Copy::Own => (&self.own, &weights[self.own.partition().own()]),
             Copy::Mirror => {
                 let mirror = self.mirror.as_ref()?;
-                if version == mirror.shard.steps() {
-                    return Some(snapshot(&mirror.shard, &mirror.weights));
-                }
-                let update = mirror.pending.as_ref().filter(|_| version == mirror.shard.steps() + 1)?;
-                let (mut shard, mut weights) = (mirror.shard.clone(), mirror.weights.clone());
-                shard.advance(&mirror.log, &mut weights, update);
-                Some(snapshot(&shard, &weights))
+                (&mirror.shard, mirror.weights.as_slice())
             }
+        };
+        if version == shard.steps() {
+            return Some(snapshot(shard, weights));
         }
+        let update = self.prepared.as_ref().filter(|_| version == shard.steps() + 1)?;
+        let (mut shard, mut weights) = (shard.clone(), weights.to_vec());
+        shard.advance(&grads[shard.partition().own()], &mut weights, update);
+        Some(snapshot(&shard, &weights))
     }
 
     /// The part of the flat space that is a rank's in a world of another size.
@@ -264,9 +224,9 @@ impl MirroredAdamW {
         self.own.steps()
     }
 
-    /// Norm of the global gradient of the last step taken, before clipping.
+    /// Norm of the global gradient, before clipping, of the last step taken or prepared.
     pub fn last_norm(&self) -> f64 {
-        self.own.last_norm
+        self.prepared.map_or(self.own.last_norm, |update| update.norm())
     }
 
     /// Writes this rank's moments ([`ShardedAdamW::write_to`]).
@@ -276,10 +236,7 @@ impl MirroredAdamW {
 
     /// What all of it takes on this rank.
     pub fn bytes(&self, comm: &dyn Collective) -> ZeroBytes {
-        let redundancy = self
-            .mirror
-            .as_ref()
-            .map_or(0, |mirror| 12 * self.own.partition().own().len() + 16 * mirror.range().len());
+        let redundancy = self.mirror.as_ref().map_or(0, |mirror| 12 * mirror.range().len());
         ZeroBytes { redundancy: Bytes(redundancy as u64), ..self.own.bytes(comm) }
     }
 }

@@ -3,7 +3,7 @@
 //! ```text
 //! partition   which elements of the flat space are this rank's, and which learning rate and decay apply to them
 //! optimizer   one step: reduce-scatter, norm, clip, AdamW on the shard, all-gather
-//! mirror      a copy of the neighbour's part, and this rank's part before the last step, so that one lost rank loses no step
+//! mirror      a copy of the neighbour's part, so that one lost rank loses no step
 //! update      AdamW (Loshchilov and Hutter, arXiv 1711.05101), element by element
 //! norm        sum of squares that gives the same bits with any number of threads
 //! schedule    the learning rate of a step, as a pure function
@@ -27,7 +27,7 @@
 //!              weights   gradients             moments   buffers
 //! replicated   4 n       4 n (+ 4 n buckets)   8 n       -           16 n to 20 n
 //! here         4 n       4 n                   8 n / W   128 KiB     8 n + 8 n / W
-//! mirrored     4 n       4 n                   8 n / W   28 n / W    8 n + 36 n / W
+//! mirrored     4 n       4 n                   8 n / W   12 n / W    8 n + 20 n / W
 //! ```
 //!
 //! The gradient row is honest: the backward pass sums micro-batches into one full-length host buffer, which is kept for the

@@ -61,6 +61,13 @@ pub(super) struct Update {
     clip: f64,
 }
 
+impl Update {
+    /// Norm of the scaled global gradient, before clipping.
+    pub fn norm(&self) -> f64 {
+        self.norm
+    }
+}
+
 /// What the first half of a step came to.
 pub(super) struct Reduced {
     grad_norm: f64,

@@ -14,7 +14,7 @@
 //! | frozen weights | elements times 4 or 2 (vectors always 4); on a host only what is not used in place in the mapped files |
 //! | trainables, gradients | `4 n` each |
 //! | optimizer shard | `8 n / W` |
-//! | mirror | `28 n / W` when a neighbour's shard is kept, see [`MIRROR_BYTES`] |
+//! | mirror | `12 n / W` when a neighbour's shard is kept, see [`MIRROR_BYTES`] |
 //! | activations | the shadow step's peak |
 //! | collective buffers | the ring's receive buffer when `W > 1` |
 //! | input | prefetched micro-batches, and the row cache |
@@ -53,9 +53,8 @@ use crate::{
 pub use counts::{Counts, Elements};
 pub use levers::Lever;
 
-/// Bytes for each element of a shard that the mirror takes (`zero::mirror`): an undo copy of the own part and a copy of the
-/// neighbour's, weights and both moments each, and the neighbour's reduced gradient.
-pub const MIRROR_BYTES: u64 = 28;
+/// Bytes for each element of a shard that the mirror takes (`zero::mirror`): the neighbour's weights and both moments.
+pub const MIRROR_BYTES: u64 = 12;
 
 /// A run that cannot be predicted because something it names cannot be read.
 #[derive(Debug, thiserror::Error)]

@@ -132,7 +132,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             let mut state = match mine {
                 Some(held) => held
                     .optimizer
-                    .state(source.copy, choice.version, &weights)
+                    .state(source.copy, choice.version, &weights, self.grads.values())
                     .expect("a rank is chosen for what it said it holds"),
                 None => {
                     received += 12 * range.len() as u64;

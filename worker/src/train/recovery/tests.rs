@@ -69,15 +69,15 @@ fn undisturbed(world: usize, steps: u64) -> Vec<ShardState> {
         let weights = ranks[0][version].0.clone();
         let mut whole = MirroredAdamW::new(&layout(), 1, Rank(0), &settings(), false);
         whole.import(&files, &weights).expect("what was exported");
-        whole.state(crate::zero::Copy::Own, version as u64, &weights).expect("its own version")
+        whole.state(crate::zero::Copy::Own, version as u64, &weights, &[]).expect("its own version")
     };
     (0..=steps as usize).map(version).collect()
 }
 
 /// What a rank has when the step that somebody died in is over for it; none for the dead.
-type Left = Option<(MirroredAdamW, Vec<f32>)>;
+type Left = Option<(MirroredAdamW, Vec<f32>, Vec<f32>)>;
 
-/// Everyone takes [`BEFORE`] steps; in the next one `lost` dies after `collectives` of its four collectives.
+/// Everyone takes [`BEFORE`] steps; in the next one `lost` dies after `collectives` of its five collectives.
 fn lose(world: usize, lost: usize, collectives: usize) -> Vec<Left> {
     on_ring(world, |rank, mut ring| {
         let mut optimizer = MirroredAdamW::new(&layout(), world, Rank(rank as u32), &settings(), true);
@@ -87,10 +87,10 @@ fn lose(world: usize, lost: usize, collectives: usize) -> Vec<Left> {
             optimizer.step(&mut gradients(rank, step), &mut weights, &input(), &mut ring).expect("a step");
         }
         let mut grads = gradients(rank, BEFORE);
-        if rank != lost || collectives == 4 {
+        if rank != lost || collectives == 5 {
             // Whether it succeeds depends on who died when.
             let _ = optimizer.step(&mut grads, &mut weights, &input(), &mut ring);
-            return (rank != lost).then_some((optimizer, weights));
+            return (rank != lost).then_some((optimizer, weights, grads));
         }
         let mut norm = [0.0];
         for collective in 0..collectives {
@@ -101,7 +101,8 @@ fn lose(world: usize, lost: usize, collectives: usize) -> Vec<Left> {
                     norm[0] = grads[own].iter().map(|g| f64::from(*g) * f64::from(*g)).sum();
                     ring.all_reduce(BufMut::F64(&mut norm), Reduce::Sum)
                 }
-                _ => ring.shift_in_place(BufMut::F32(&mut grads)),
+                2 => ring.shift_in_place(BufMut::F32(&mut grads)),
+                _ => ring.barrier(),
             };
             done.expect("the others are alive");
         }
@@ -119,22 +120,23 @@ fn whoever_dies_wherever_in_a_step_the_others_hold_the_undisturbed_state() {
     for world in 2..=4 {
         let truth = undisturbed(world, BEFORE + 1);
         for lost in 0..world {
-            for collectives in 0..=4 {
+            for collectives in 0..=5 {
                 let left = lose(world, lost, collectives);
                 let holdings: Vec<_> = (0..world)
-                    .map(|rank| left[rank].as_ref().map(|(optimizer, _)| holding(rank, world, optimizer)))
+                    .map(|rank| left[rank].as_ref().map(|(optimizer, ..)| holding(rank, world, optimizer)))
                     .collect();
                 let what = format!("rank {lost} of {world} died after {collectives} collectives");
                 let choice = choose(&holdings).unwrap_or_else(|| panic!("{what}: nothing to go on with"));
                 let finished =
-                    holdings.iter().flatten().any(|held| held.own.newest > BEFORE) && collectives == 4;
+                    holdings.iter().flatten().any(|held| held.own.newest > BEFORE) && collectives == 5;
                 assert!(choice.version == BEFORE + 1 || (choice.version == BEFORE && !finished), "{what}");
                 let truth = &truth[choice.version as usize];
                 for (part, source) in choice.sources.iter().enumerate() {
-                    let (optimizer, weights) =
+                    let (optimizer, weights, grads) =
                         left[source.from.0 as usize].as_ref().expect("only survivors give");
                     let range = chunk(layout().len(), world, part);
-                    let state = optimizer.state(source.copy, choice.version, weights).expect("as it said");
+                    let state =
+                        optimizer.state(source.copy, choice.version, weights, grads).expect("as it said");
                     let whole = |of: &[f32]| of[range.clone()].to_vec();
                     let due = ShardState {
                         weights: whole(&truth.weights),
