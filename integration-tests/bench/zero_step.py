@@ -7,7 +7,7 @@
 Every side trains the same number of fp32 elements on CPU processes of one thread, clips to norm 1, and takes AdamW steps. A step
 is everything between "gradients of this rank are computed" and "all ranks have the new weights". In PyTorch reductions start
 inside backward, so backward + step is timed, and the time of the same backward without any of it (`plain`) is subtracted. The
-sides are launched in turns; the first two steps of each launch are not counted. Memory is the peak resident set above that of
+sides are launched in turns; `mirrored` also keeps what the loss of a neighbour would need, as training does by default; the first two steps of each launch are not counted. Memory is the peak resident set above that of
 the process after its imports. Needs torch and deepspeed.
 """
 import argparse
@@ -19,6 +19,7 @@ import sys
 import time
 
 # One thread each; `ddp-fused` is torch's fastest AdamW on a CPU.
+OURS = {"ours": [], "mirrored": ["--mirror"]}
 SIDES = ["ddp", "ddp-fused", "zero2", "plain"]
 
 
@@ -91,8 +92,8 @@ def torch_rank(a):
 
 
 def launch(a, side, port):
-    if side == "ours":
-        cmd = [a.executable, "--world", a.world, "--elements", a.elements, "--steps", a.steps]
+    if side in OURS:
+        cmd = [a.executable, "--world", a.world, "--elements", a.elements, "--steps", a.steps, *OURS[side]]
         out = subprocess.run(list(map(str, cmd)), check=True, stdout=subprocess.PIPE, text=True).stdout
     else:
         cmd = [sys.executable, os.path.abspath(__file__), "x", "--side", side, "--port", port, "--world", a.world, "--elements", a.elements, "--steps", a.steps]
@@ -116,7 +117,7 @@ def main():
     a = ap.parse_args()
     if a.rank is not None:
         return torch_rank(a)
-    runs = {side: [] for side in ["ours"] + SIDES}
+    runs = {side: [] for side in [*OURS, *SIDES]}
     for i in range(a.rounds):
         for j, side in enumerate(runs):
             d = launch(a, side, 27000 + os.getpid() % 1000 * 8 + i * 5 + j)
@@ -124,12 +125,13 @@ def main():
             runs[side].append(d)
             print(f"round {i} {side:10s} step {d['median']:9.1f} ms   peak {d['peak_rss_mb']:8.1f} MB   above imports {d.get('above_mb', d['peak_rss_mb']):8.1f} MB   {d.get('communication_ms', '')}", flush=True)
     plain = statistics.median(d["median"] for d in runs["plain"])
-    ours = statistics.median(d["median"] for d in runs["ours"])
-    for side in ["ddp", "ddp-fused", "zero2"]:
-        theirs = statistics.median(d["median"] for d in runs[side]) - plain
-        ratios = [(d["median"] - plain) / o["median"] for d, o in zip(runs[side], runs["ours"])]
-        memory = statistics.median(d["above_mb"] for d in runs[side]) / statistics.median(d["peak_rss_mb"] for d in runs["ours"])
-        print(f"{side:10s} step without backward {theirs:8.1f} ms, ours {ours:8.1f} ms: {statistics.median(ratios):5.2f} x the time, {memory:5.2f} x the memory")
+    for own in OURS:
+        ours = statistics.median(d["median"] for d in runs[own])
+        for side in ["ddp", "ddp-fused", "zero2"]:
+            theirs = statistics.median(d["median"] for d in runs[side]) - plain
+            ratios = [(d["median"] - plain) / o["median"] for d, o in zip(runs[side], runs[own])]
+            memory = statistics.median(d["above_mb"] for d in runs[side]) / statistics.median(d["peak_rss_mb"] for d in runs[own])
+            print(f"{side:10s} step without backward {theirs:8.1f} ms, {own} {ours:8.1f} ms: {statistics.median(ratios):5.2f} x the time, {memory:5.2f} x the memory")
 
 
 main()
