@@ -30,6 +30,10 @@ use crate::{
     trainer::{DataSetFacts, FailureKind, Trainer, TrainerFailure, TrainerOutcome},
 };
 
+/// How long a worker that has failed looks for a coordinator to tell: one that has died is back by then, one whose run is over is
+/// not coming back.
+const LAST_WORD: Duration = Duration::from_secs(3);
+
 /// Joins the run at `options.endpoint`, trains until it is over, and leaves in order.
 pub async fn run(options: SessionOptions, trainer: impl Trainer) -> Result<(), SessionError> {
     let incarnation = fresh_incarnation();
@@ -201,10 +205,11 @@ impl Session {
         let told = persist(options, || {
             let (mut client, request) = (self.client.clone(), request.clone());
             async move { client.report_failure(request).await }
-        })
-        .await;
-        if let Err(error) = told {
-            tracing::warn!(%error, "could not tell the coordinator");
+        });
+        match tokio::time::timeout(LAST_WORD, told).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => tracing::warn!(%error, "could not tell the coordinator"),
+            Err(_) => tracing::warn!("could not tell the coordinator, which does not answer"),
         }
         self.leave(1, &failure.message).await;
         SessionError::Failed { kind: failure.kind, message: failure.message }
