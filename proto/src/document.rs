@@ -22,6 +22,9 @@ const OUTSIDE: &[&str] = &[
     "train.log_every",        // likewise
     "train.resume",           // likewise
     "data.prefetch",          // speed
+    "cache.dir",              // where
+    "cache.budget",           // a bound
+    "cache.encoder_batch",    // the same features, computed otherwise
     "memory",                 // a bound
     "faults",                 // redundancy
     "launch",                 // where

@@ -3,6 +3,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod cache_plan;
 pub mod config;
 pub mod document;
 pub mod ids;

@@ -10,6 +10,10 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+pub use self::cache::{Cache, CacheDtype, CacheMode, Span, Tap};
+
+mod cache;
+
 /// One run: model, what trains in it, data, optimizer, schedule, and how it is launched.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -37,6 +41,9 @@ pub struct RunSpec {
     /// Held-out evaluation before the first step and after the last.
     #[serde(default)]
     pub eval: Eval,
+    /// Features of the vision-language model, kept instead of computed again.
+    #[serde(default)]
+    pub cache: Cache,
     /// Peak-memory accounting.
     #[serde(default)]
     pub memory: Memory,

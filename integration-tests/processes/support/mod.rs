@@ -5,7 +5,10 @@ use std::{
     net::TcpListener,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
-    sync::mpsc,
+    sync::{
+        atomic::{AtomicU32, Ordering},
+        mpsc,
+    },
     thread,
     time::Duration,
 };
@@ -140,8 +143,13 @@ pub fn losses(summary: &Value) -> Vec<u64> {
     losses.iter().map(|loss| loss.as_f64().expect("a number").to_bits()).collect()
 }
 
-/// An address that was free a moment ago.
+/// An address that was free a moment ago, on a port that the kernel gives to no outgoing connection: one of those could keep a listener
+/// away for a minute after it has closed.
 pub fn free_endpoint() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    listener.local_addr().expect("it is bound").to_string()
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let first = std::process::id().wrapping_mul(97);
+    let port = || 10_000 + (first.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % 20_000) as u16;
+    let mut ports = std::iter::repeat_with(port).take(1_000);
+    let free = ports.find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok());
+    format!("127.0.0.1:{}", free.expect("one of a thousand ports is free"))
 }

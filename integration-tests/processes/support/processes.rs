@@ -64,9 +64,15 @@ pub fn wait_until_gone(pids: &[i32]) {
     for pid in pids {
         wait_for("the end of a process", || {
             let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
-            stat.map_or(true, |stat| stat.contains(") Z ")).then_some(())
+            stat.map_or(true, |stat| stat.contains(") Z ") && threads(*pid) <= 1).then_some(())
         });
     }
+}
+
+/// Threads of a process. One that was killed is a zombie as soon as its first thread is, and may have others for a moment, which hold its
+/// sockets open.
+fn threads(pid: i32) -> usize {
+    std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count)
 }
 
 /// Sends a signal.

@@ -6,8 +6,8 @@ use super::error::{ConfigError, Problem};
 use crate::{
     limits::MAX_WORLD,
     run_spec::{
-        Data, Expert, Launch, Lora, LoraTargets, Memory, Model, Optimizer, Recompute, Run, RunSpec, Sensor,
-        Train,
+        CacheMode, Data, Expert, Launch, Lora, LoraTargets, Memory, Model, Optimizer, Recompute, Run,
+        RunSpec, Sensor, Tap, Train,
     },
 };
 
@@ -28,6 +28,7 @@ impl RunSpec {
         check_data(&self.data, &mut findings);
         check_train(&self.train, &mut findings);
         check_optimizer(&self.optimizer, &mut findings);
+        check_cache(self, &mut findings);
         check_launch(&self.launch, &self.memory, &mut findings);
         findings.into_result()
     }
@@ -249,6 +250,76 @@ fn check_optimizer(optimizer: &Optimizer, f: &mut Findings) {
     f.in_range("optimizer.eps", optimizer.eps, optimizer.eps > 0.0, "above 0");
     let ratio = optimizer.min_lr_ratio;
     f.in_range("optimizer.min_lr_ratio", ratio, (0.0..=1.0).contains(&ratio), "from 0 to 1");
+}
+
+fn check_cache(spec: &RunSpec, f: &mut Findings) {
+    let cache = &spec.cache;
+    for (path, span) in [("cache.interval", cache.interval), ("cache.live", cache.live)] {
+        let lengths = [span.epochs, span.steps];
+        let given = lengths.into_iter().flatten().collect::<Vec<_>>();
+        f.require(
+            matches!(given[..], [length] if length >= 1),
+            path,
+            "is not one length of at least 1",
+            "write `{epochs: N}` or `{steps: N}`",
+        );
+    }
+    // Spans of different kinds are compared when the data set's size is known.
+    let longer = |live: Option<u64>, interval: Option<u64>| live.zip(interval).is_some_and(|(l, i)| l >= i);
+    f.require(
+        !longer(cache.live.epochs, cache.interval.epochs) && !longer(cache.live.steps, cache.interval.steps),
+        "cache.live",
+        "leaves nothing of `cache.interval` to take from the cache",
+        "shorten it, or switch the cache off",
+    );
+    f.at_least_one("cache.encoder_batch", cache.encoder_batch.unwrap_or(1));
+    f.require(
+        cache.budget != Some(0),
+        "cache.budget",
+        "must be at least 1 byte, is 0",
+        "remove it for no bound",
+    );
+    for (path, threshold) in
+        [("cache.rebuild_above", cache.rebuild_above), ("cache.rebuild_below", cache.rebuild_below)]
+    {
+        let value = threshold.unwrap_or(0.0);
+        f.in_range(path, value, value >= 0.0, "of at least 0");
+    }
+    match (cache.rebuild_above, cache.rebuild_below) {
+        (None, Some(_)) => f.require(
+            false,
+            "cache.rebuild_below",
+            "is given without `cache.rebuild_above`",
+            "give both, or only `cache.rebuild_above`",
+        ),
+        (Some(above), Some(below)) => f.require(
+            below <= above,
+            "cache.rebuild_below",
+            format_args!("{below} is above `cache.rebuild_above` ({above})"),
+            "lower it",
+        ),
+        _ => {}
+    }
+    f.require(
+        cache.rebuild_above.is_none() || cache.probe_samples >= 1,
+        "cache.probe_samples",
+        "is 0, and `cache.rebuild_above` needs a drift to compare",
+        "give at least 1",
+    );
+    if cache.mode == CacheMode::Periodic {
+        f.require(
+            spec.lora.is_some(),
+            "cache.mode",
+            "is `periodic`, but nothing of the vision-language model trains",
+            "use `exact`: without LoRA its features never change",
+        );
+        f.require(
+            matches!(cache.tap, Tap::Auto | Tap::Final),
+            "cache.tap",
+            "is below the final hidden states, which is where `periodic` takes features",
+            "use `auto`",
+        );
+    }
 }
 
 fn check_launch(launch: &Launch, memory: &Memory, f: &mut Findings) {

@@ -1,0 +1,150 @@
+//! When features are computed and when they come from the cache: pure integer arithmetic, shared by coordinator and workers.
+//!
+//! ```text
+//! cache.interval  |------------------------|------------------------|---
+//! cache.live      |------|                 |------|                 |---
+//! steps            live   cached, from      live   cached, from
+//!                         generation 1             generation 2, or still 1 if little has changed
+//! ```
+//!
+//! A *generation* of the cache is the features of all samples under one adapter: the adapter as it is when a cached phase begins.
+//! [`decide`] says at that point whether a new generation begins or the old one goes on. The coordinator decides and writes it
+//! into leases; a worker without a coordinator asks the same functions.
+
+use crate::{
+    ids::Step,
+    plan::Plan,
+    run_spec::{Cache, CacheMode},
+};
+
+/// Where a step's features come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// Computed in the step; everything trains.
+    Live,
+    /// Kept; what lies below the tap rests.
+    Cached,
+}
+
+/// The schedule of `cache.mode: periodic`, in steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheSchedule {
+    interval: u64,
+    live: u64,
+}
+
+impl CacheSchedule {
+    /// The schedule of a run; none if its cache has none: then all steps are alike.
+    pub fn new(cache: &Cache, plan: &Plan) -> Option<Self> {
+        if cache.mode != CacheMode::Periodic {
+            return None;
+        }
+        let (interval, live) =
+            (cache.interval.in_steps(plan.steps_per_epoch()), cache.live.in_steps(plan.steps_per_epoch()));
+        Some(Self { interval, live })
+    }
+
+    /// Where `step` takes its features.
+    pub fn turn(&self, step: Step) -> Turn {
+        if step.0 % self.interval < self.live { Turn::Live } else { Turn::Cached }
+    }
+
+    /// The first step after `step` whose turn is another than that of the step before it; saturates at `u64::MAX`.
+    pub fn next_change(&self, step: Step) -> Step {
+        // A live phase as long as the interval never ends.
+        if self.live >= self.interval {
+            return Step(u64::MAX);
+        }
+        let (begin, within) = (step.0 - step.0 % self.interval, step.0 % self.interval);
+        Step(begin.saturating_add(if within < self.live { self.live } else { self.interval }))
+    }
+
+    /// Whether a cached phase begins at `step`: where drift is measured, and where it is decided about a new generation.
+    pub fn begins_cached(&self, step: Step) -> bool {
+        self.live < self.interval && step.0 % self.interval == self.live
+    }
+}
+
+/// How far the features of the probes have moved since the serving generation was made.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Drift {
+    /// Norm of the difference over the norm of the fresh features.
+    pub relative_l2: f64,
+    /// Cosine of fresh and kept features, mean over probes.
+    pub cosine: f64,
+    /// Loss per valid element with fresh features.
+    pub loss_fresh: f64,
+    /// The same noise, with kept features.
+    pub loss_cached: f64,
+}
+
+/// What happens to the generation that serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// It goes on.
+    Keep,
+    /// A new one begins.
+    Rebuild,
+}
+
+/// Whether a new generation begins. `drift` is none when there is no generation yet, or none that could be compared;
+/// `restless` says whether the decision before was to rebuild because of drift (hysteresis).
+pub fn decide(cache: &Cache, drift: Option<&Drift>, restless: bool) -> Decision {
+    let (Some(above), Some(drift)) = (cache.rebuild_above, drift) else { return Decision::Rebuild };
+    let threshold = if restless { cache.rebuild_below.unwrap_or(above) } else { above };
+    // A drift that is not a number is no reason to trust the old features.
+    if drift.relative_l2 <= threshold { Decision::Keep } else { Decision::Rebuild }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SCHEDULE: CacheSchedule = CacheSchedule { interval: 10, live: 3 };
+
+    #[test]
+    fn an_interval_begins_live_and_goes_on_cached() {
+        let turns: Vec<_> = (0..20).map(|step| SCHEDULE.turn(Step(step))).collect();
+        assert_eq!(turns[..3], [Turn::Live; 3]);
+        assert_eq!(turns[3..10], [Turn::Cached; 7]);
+        assert_eq!(turns[..10], turns[10..]);
+    }
+
+    #[test]
+    fn the_next_change_is_where_the_turn_changes() {
+        for step in 0..40 {
+            let next = SCHEDULE.next_change(Step(step)).0;
+            assert!(next > step);
+            let same = (step..next).all(|s| SCHEDULE.turn(Step(s)) == SCHEDULE.turn(Step(step)));
+            assert!(same && SCHEDULE.turn(Step(next)) != SCHEDULE.turn(Step(step)), "after step {step}");
+            let before = step.checked_sub(1).map(|before| SCHEDULE.turn(Step(before)));
+            let begins = SCHEDULE.turn(Step(step)) == Turn::Cached && before == Some(Turn::Live);
+            assert_eq!(SCHEDULE.begins_cached(Step(step)), begins);
+        }
+    }
+
+    #[test]
+    fn a_live_phase_as_long_as_the_interval_never_ends() {
+        let schedule = CacheSchedule { interval: 4, live: 4 };
+        assert!(
+            (0..20)
+                .all(|step| schedule.turn(Step(step)) == Turn::Live && !schedule.begins_cached(Step(step)))
+        );
+        assert_eq!(schedule.next_change(Step(2)), Step(u64::MAX));
+    }
+
+    fn drift(relative_l2: f64) -> Drift {
+        Drift { relative_l2, cosine: 1.0, loss_fresh: 1.0, loss_cached: 1.0 }
+    }
+
+    #[test]
+    fn little_drift_keeps_a_generation_and_much_replaces_it() {
+        let cache = Cache { rebuild_above: Some(0.1), rebuild_below: Some(0.05), ..Cache::default() };
+        assert_eq!(decide(&cache, None, false), Decision::Rebuild);
+        assert_eq!(decide(&cache, Some(&drift(0.08)), false), Decision::Keep);
+        assert_eq!(decide(&cache, Some(&drift(0.08)), true), Decision::Rebuild);
+        assert_eq!(decide(&cache, Some(&drift(0.05)), true), Decision::Keep);
+        assert_eq!(decide(&cache, Some(&drift(f64::NAN)), false), Decision::Rebuild);
+        assert_eq!(decide(&Cache::default(), Some(&drift(0.0)), false), Decision::Rebuild);
+    }
+}
