@@ -1,0 +1,86 @@
+//! The section `data`: the data set, and how samples are cut from it.
+
+use serde::{Deserialize, Serialize};
+
+/// The LeRobot data set and how samples are cut from it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Data {
+    /// A LeRobot v3.0 or v2.1 directory.
+    pub path: String,
+    /// Image features, in prompt order.
+    pub cameras: Vec<String>,
+    /// Proprioceptive state feature.
+    #[serde(default = "default_state")]
+    pub state: String,
+    /// Windowed sensor feature, shape `[window, channels]`; none switches the sensor encoder off.
+    #[serde(default)]
+    pub sensor: Option<String>,
+    /// Action feature.
+    #[serde(default = "default_action")]
+    pub action: String,
+    /// Actions per chunk, `H`.
+    #[serde(default = "default_horizon")]
+    pub horizon: usize,
+    /// Normalisation per kind of feature.
+    #[serde(default)]
+    pub normalization: Normalization,
+    /// Episodes kept out of training, for `cox eval` and the evaluation at the end.
+    #[serde(default)]
+    pub holdout_episodes: Vec<usize>,
+    /// `{task}` is replaced by the sample's task text.
+    #[serde(default = "default_prompt")]
+    pub prompt: String,
+    /// Bounds of an image's pixels after `smart_resize`; the checkpoint's own when absent. An upper bound is always applied.
+    #[serde(default)]
+    pub min_pixels: Option<usize>,
+    /// See `min_pixels`.
+    #[serde(default)]
+    pub max_pixels: Option<usize>,
+    /// Micro-batches prepared ahead of the training thread.
+    #[serde(default = "default_prefetch")]
+    pub prefetch: usize,
+}
+
+fn default_state() -> String {
+    "observation.state".into()
+}
+fn default_action() -> String {
+    "action".into()
+}
+fn default_horizon() -> usize {
+    16
+}
+fn default_prompt() -> String {
+    "{task}".into()
+}
+fn default_prefetch() -> usize {
+    2
+}
+
+/// Normalisation per kind of feature, from the data set's `stats.json`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Normalization {
+    /// Proprioceptive state.
+    pub state: NormMode,
+    /// Actions.
+    pub action: NormMode,
+    /// Sensor window.
+    pub sensor: NormMode,
+}
+
+/// How one feature is normalised (LeRobot `normalize_processor.py`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NormMode {
+    /// As stored.
+    Identity,
+    /// `(x - mean) / (std + eps)`.
+    #[default]
+    MeanStd,
+    /// `2 (x - min) / (max - min) - 1`.
+    MinMax,
+    /// `2 (x - q01) / (q99 - q01) - 1`.
+    Quantiles,
+}
