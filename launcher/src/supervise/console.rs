@@ -1,8 +1,13 @@
-//! The user's console: lines, and on a terminal a progress bar that stays below them.
+//! The user's console: lines, folded to a terminal's width, and a progress bar that stays below them.
 
 use std::io::{IsTerminal, Write};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// Where a coordinator's line says something, after its time and topic: folded lines go on there.
+const MESSAGE_COLUMN: usize = 18;
+/// Where other folded lines go on.
+const INDENT: usize = 2;
 
 /// Takes whole lines from several tasks.
 pub trait Console: Send + Sync {
@@ -59,15 +64,47 @@ impl Terminal {
 
 impl Console for Terminal {
     fn line(&self, text: &str) {
-        let write = || {
+        let write = |text: &str| {
             // A closed terminal must not end the run.
             let _ = writeln!(std::io::stderr().lock(), "{text}");
         };
         match &self.bar {
-            Some(bar) => bar.suspend(write),
-            None => write(),
+            Some(bar) => bar.suspend(|| write(&folded(text, width()))),
+            None => write(text),
         }
     }
+}
+
+/// Columns of the terminal; without end where that is unknown.
+fn width() -> usize {
+    terminal_size::terminal_size_of(std::io::stderr()).map_or(usize::MAX, |(columns, _)| columns.0.into())
+}
+
+/// `text` in lines of at most `width` columns, broken between columns of a table rather than between words.
+fn folded(text: &str, width: usize) -> String {
+    let clock = text.as_bytes().get(2) == Some(&b':') && text.as_bytes().get(5) == Some(&b':');
+    let indent = if clock { MESSAGE_COLUMN } else { INDENT };
+    if width < 2 * indent {
+        return text.to_owned();
+    }
+    let (mut lines, mut rest, mut room) = (String::new(), text, width);
+    while let Some((over, _)) = rest.char_indices().nth(room) {
+        // The blank that follows the last word with room belongs to the line, too.
+        let fits = &rest[..over + usize::from(rest.as_bytes()[over] == b' ')];
+        let words = || fits.char_indices().filter(|(at, c)| *c == ' ' && !fits[..*at].trim().is_empty());
+        let columns = words().filter(|(at, _)| rest[*at..].starts_with("  "));
+        let at = columns
+            .last()
+            .filter(|(at, _)| 2 * at > over)
+            .or_else(|| words().last())
+            .map_or(over, |(at, _)| at);
+        lines += rest[..at].trim_end();
+        lines.push('\n');
+        lines.extend(std::iter::repeat_n(' ', indent));
+        rest = rest[at..].trim_start();
+        room = width - indent;
+    }
+    lines + rest
 }
 
 /// Keeps lines for tests.
@@ -87,5 +124,47 @@ impl Recorder {
 impl Console for Recorder {
     fn line(&self, text: &str) {
         self.0.lock().unwrap().push(text.to_owned());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STEP: &str =
+        "17:15:17  step    10/12  epoch 0  loss 1.8115    grad 4.5836    115 ms (ms: data 1.8, vision 7.9)";
+
+    #[test]
+    fn a_line_that_fits_is_left_alone() {
+        assert_eq!(folded(STEP, STEP.len()), STEP);
+        assert_eq!(folded(STEP, usize::MAX), STEP);
+        assert_eq!(folded("", 40), "");
+    }
+
+    #[test]
+    fn a_long_line_goes_on_below_its_message() {
+        assert_eq!(
+            folded(STEP, 80),
+            "17:15:17  step    10/12  epoch 0  loss 1.8115    grad 4.5836\n\
+             \x20                 115 ms (ms: data 1.8, vision 7.9)"
+        );
+        assert_eq!(folded("one two three", 8), "one two\n  three");
+        assert_eq!(folded("one two three", 7), "one two\n  three");
+    }
+
+    #[test]
+    fn every_width_keeps_every_word_and_its_bounds() {
+        let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        for width in 2 * MESSAGE_COLUMN..120 {
+            let lines = folded(STEP, width);
+            assert!(lines.lines().all(|line| line.chars().count() <= width), "{width}: {lines}");
+            assert_eq!(words(&lines), words(STEP));
+        }
+    }
+
+    #[test]
+    fn what_has_no_blank_is_cut_at_the_edge() {
+        assert_eq!(folded("abcdefghij", 5), "abcde\n  fgh\n  ij");
+        assert_eq!(folded("äöüäöüäöü", 5).lines().next(), Some("äöüäö"));
     }
 }
