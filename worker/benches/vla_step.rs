@@ -84,7 +84,7 @@ fn main() -> Result<()> {
         let micro = policy.forward_backward(&trainables, &batch, &mut grads, &mut clock)?;
         let updating = Instant::now();
         let mut weights = trainables.take();
-        let input = StepInput { scale: 1.0 / micro.valid, rates };
+        let input = StepInput { scale: 1.0 / micro.valid, rates, resting: None };
         optimizer.step(grads.values_mut(), &mut weights, &input, &mut Solo::default())?;
         trainables.set(weights);
         let (end, times) = (Instant::now(), clock.times());
@@ -160,6 +160,7 @@ fn batch(flags: &Flags, config: &QwenConfig, step: Step) -> Result<MicroBatch> {
         sensor: vec![],
         actions: normal(&mut draws, rows * dims.horizon * dims.action),
         action_valid: vec![1.0; rows * dims.horizon],
+        features: None,
     })
 }
 

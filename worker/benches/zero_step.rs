@@ -105,7 +105,11 @@ impl Bench {
         let settings = Optimizer::default();
         let mut optimizer = MirroredAdamW::new(&layout, self.world, Rank(rank), &settings, self.mirror);
         optimizer.begin(0, &weights);
-        let input = StepInput { scale: 0.5, rates: LearningRates { lora: 1e-4, expert: 1e-4, sensor: 1e-4 } };
+        let input = StepInput {
+            scale: 0.5,
+            rates: LearningRates { lora: 1e-4, expert: 1e-4, sensor: 1e-4 },
+            resting: None,
+        };
         let (mut times, mut communication, mut compute) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..self.steps {
             grads.fill(0.01);

@@ -5,7 +5,7 @@ use std::ops::Range;
 use coxswain_proto::ids::Step;
 
 /// One training sample, preprocessed: what the model sees of one frame of one episode.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sample {
     /// Position in the data set (`index` column), which keys the sample's random draws.
     pub index: u64,
@@ -29,6 +29,13 @@ pub struct Sample {
     pub action_is_pad: Vec<bool>,
 }
 
+impl Sample {
+    /// Where it stands in the data set, and nothing else.
+    pub fn without_content(&self) -> Self {
+        Self { index: self.index, episode: self.episode, frame: self.frame, ..Self::default() }
+    }
+}
+
 /// Sizes that are the same for every sample of a data set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SampleDims {
@@ -45,7 +52,7 @@ pub struct SampleDims {
 }
 
 /// Samples of one forward pass on one rank, sequences padded to the longest.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct MicroBatch {
     /// The optimizer step it belongs to.
     pub step: Step,
@@ -71,6 +78,18 @@ pub struct MicroBatch {
     pub actions: Vec<f32>,
     /// `[b, horizon]`, 1 where the action counts.
     pub action_valid: Vec<f32>,
+    /// Features to use instead of the pixels and of what they pass through, for every row; none where the model computes its own.
+    pub features: Option<CachedFeatures>,
+}
+
+/// Features of the rows of a micro-batch at the policy's tap: of every valid token, or of every image token where the tap is the
+/// vision tower's output. Padding has none.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CachedFeatures {
+    /// Values of a token.
+    pub width: usize,
+    /// `[tokens, width]`, the rows' tokens one after the other.
+    pub values: Vec<f32>,
 }
 
 impl MicroBatch {
@@ -87,7 +106,8 @@ impl MicroBatch {
     /// Bytes of its values.
     pub fn bytes(&self) -> u64 {
         let floats = [&self.pixel_values, &self.state, &self.sensor, &self.actions, &self.action_valid];
-        let floats: usize = floats.into_iter().map(Vec::len).sum();
+        let features = self.features.as_ref().map(|features| &features.values);
+        let floats: usize = floats.into_iter().chain(features).map(Vec::len).sum();
         4 * (floats + self.input_ids.len()) as u64
     }
 

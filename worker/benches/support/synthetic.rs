@@ -136,6 +136,7 @@ pub fn text_batch(rows: usize, tokens: usize, step: u64) -> MicroBatch {
         sensor: vec![],
         actions: normal(rows * DIMS.horizon * DIMS.action),
         action_valid: vec![1.0; rows * DIMS.horizon],
+        features: None,
     }
 }
 

@@ -21,6 +21,7 @@ pub fn collate(step: Step, samples: &[Sample], pad: u32) -> MicroBatch {
         sensor: Vec::with_capacity(total(|s| s.sensor.len())),
         actions: Vec::with_capacity(total(|s| s.actions.len())),
         action_valid: Vec::with_capacity(total(|s| s.action_is_pad.len())),
+        features: None,
     };
     for sample in samples {
         let padding = seq_len - sample.input_ids.len();

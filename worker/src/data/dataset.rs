@@ -202,17 +202,8 @@ impl Dataset {
 
     /// Sample `index`, as training sees it.
     pub fn sample(&self, index: u64) -> Result<Sample, DataError> {
-        let found = self.catalog.episodes.of_sample(index);
-        let (number, episode) =
-            found.ok_or(DataError::OutOfRange { what: "sample", index, len: self.len() })?;
-        let at = At { dataset: self, index, number, episode };
-        let numbers = at.block(at.row(), Part::Numbers)?;
-        let task = at.keys(&numbers.keys.each_ref().map(|k| k[(at.row() - numbers.first_row) as usize]))?;
-        let state = at.numbers(&self.state, &numbers)?;
-        let sensor = self.sensor.as_ref().map_or(Ok(Vec::new()), |sensor| at.numbers(sensor, &numbers))?;
-        let (actions, action_is_pad) = at.actions(&numbers)?;
-        let mut pixel_values = Vec::new();
-        let mut image_grids = Vec::with_capacity(self.cameras.len());
+        let at = self.at(index)?;
+        let (mut sample, task) = at.unseen()?;
         for (i, camera) in self.cameras.iter().enumerate() {
             let block = at.block(at.row(), Part::Camera(i))?;
             let encoded = block.image(at.row()).ok_or_else(|| {
@@ -223,25 +214,27 @@ impl Dataset {
             })?;
             let patches =
                 self.images.process(encoded, camera.size).map_err(|fault| at.error(&camera.name, fault))?;
-            image_grids.push(patches.grid);
-            match pixel_values.is_empty() {
-                true => pixel_values = patches.pixel_values,
-                false => pixel_values.extend_from_slice(&patches.pixel_values),
+            sample.image_grids.push(patches.grid);
+            match sample.pixel_values.is_empty() {
+                true => sample.pixel_values = patches.pixel_values,
+                false => sample.pixel_values.extend_from_slice(&patches.pixel_values),
             }
         }
-        let input_ids = self.prompt.encode(task, &image_grids).map_err(|fault| at.error("task", fault))?;
-        Ok(Sample {
-            index,
-            episode: number,
-            frame: index - episode.start,
-            input_ids,
-            pixel_values,
-            image_grids,
-            state,
-            sensor,
-            actions,
-            action_is_pad,
-        })
+        sample.input_ids =
+            self.prompt.encode(task, &sample.image_grids).map_err(|fault| at.error("task", fault))?;
+        Ok(sample)
+    }
+
+    /// The numbers of sample `index`: all of it but prompt, pixels and grids, which are empty. Reads no image.
+    pub fn sample_unseen(&self, index: u64) -> Result<Sample, DataError> {
+        Ok(self.at(index)?.unseen()?.0)
+    }
+
+    fn at(&self, index: u64) -> Result<At<'_>, DataError> {
+        let found = self.catalog.episodes.of_sample(index);
+        let (number, episode) =
+            found.ok_or(DataError::OutOfRange { what: "sample", index, len: self.len() })?;
+        Ok(At { dataset: self, index, number, episode })
     }
 
     fn episode(&self, number: u64) -> Result<Episode, DataError> {
@@ -320,6 +313,31 @@ impl<'a> At<'a> {
             let fault = format!("task {task} has no text in meta/tasks; restore the task list");
             self.error("task_index", fault)
         })
+    }
+
+    /// The sample without prompt and images, and the text of its task.
+    fn unseen(&self) -> Result<(Sample, &'a str), DataError> {
+        let dataset = self.dataset;
+        let numbers = self.block(self.row(), Part::Numbers)?;
+        let first = numbers.first_row;
+        let task = self.keys(&numbers.keys.each_ref().map(|k| k[(self.row() - first) as usize]))?;
+        let state = self.numbers(&dataset.state, &numbers)?;
+        let sensor =
+            dataset.sensor.as_ref().map_or(Ok(Vec::new()), |sensor| self.numbers(sensor, &numbers))?;
+        let (actions, action_is_pad) = self.actions(&numbers)?;
+        let sample = Sample {
+            index: self.index,
+            episode: self.number,
+            frame: self.index - self.episode.start,
+            input_ids: Vec::new(),
+            pixel_values: Vec::new(),
+            image_grids: Vec::with_capacity(dataset.cameras.len()),
+            state,
+            sensor,
+            actions,
+            action_is_pad,
+        };
+        Ok((sample, task))
     }
 
     /// This frame's value of a feature, checked and normalised.

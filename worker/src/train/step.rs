@@ -261,7 +261,11 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     fn update(&mut self, step: Step, verdict: &Verdict, times: &mut StepTimes) -> Result<f64, TrainError> {
         self.enter(Phase::Optimizer, step)?;
         let (updating, busy) = (Instant::now(), self.communicating());
-        let input = StepInput { scale: 1.0 / verdict.valid_count.max(1.0), rates: self.rates.rates(step.0) };
+        let input = StepInput {
+            scale: 1.0 / verdict.valid_count.max(1.0),
+            rates: self.rates.rates(step.0),
+            resting: None,
+        };
         let mut weights = self.trainables.take();
         let held = self.held.as_mut().expect("a generation begins with a state");
         let outcome = held.optimizer.step(self.grads.values_mut(), &mut weights, &input, self.comm.as_mut());

@@ -9,6 +9,10 @@
 //! ```
 //!
 //! In a world of one the collectives do nothing and this is plain AdamW, without a copy.
+//!
+//! A step can let a group rest ([`StepInput::resting`]): it is treated as parameters whose gradient is `None` are in torch. Its weights
+//! and moments keep their bits, by decay as little as by momentum, and the norm is that of what moves. Only the count of steps in the bias
+//! correction goes on for everyone, since a moment that has rested is no younger for it.
 
 use std::time::{Duration, Instant};
 
@@ -49,6 +53,8 @@ pub struct StepInput {
     pub scale: f64,
     /// Learning rates of this step ([`LearningRateSchedule::rates`](super::LearningRateSchedule::rates)).
     pub rates: LearningRates,
+    /// A group that stays as it is in this step, whatever its gradients hold.
+    pub resting: Option<Group>,
 }
 
 /// How reduced gradients are applied, the same on all ranks.
@@ -210,12 +216,12 @@ impl ShardedAdamW {
         self.check(grads.len(), weights, comm)?;
         comm.reduce_scatter_in_place(BufMut::F32(grads), Reduce::Sum)?;
         let (begin, grads) = (Instant::now(), &grads[self.partition.own()]);
-        let mut sum = [sum_of_squares(grads)];
+        let mut sum = [self.squares(grads, input.resting)];
         let compute = begin.elapsed();
         comm.all_reduce(BufMut::F64(&mut sum), Reduce::Sum)?;
         let grad_norm = sum[0].sqrt() * input.scale;
         if !grad_norm.is_finite() {
-            let (rank, parameter) = (self.partition.rank(), self.first_non_finite(grads));
+            let (rank, parameter) = (self.partition.rank(), self.first_non_finite(grads, input.resting));
             return Err(StepError::NonFinite { norm: grad_norm, rank, parameter });
         }
         let (clip, clipped) = clip_coefficient(self.settings.clip_norm, grad_norm);
@@ -232,8 +238,20 @@ impl ShardedAdamW {
         let runs = self
             .segments
             .iter()
-            .map(|segment| (rest.take(segment.range.len()), coefficients(settings, steps, segment, how)));
+            .map(|segment| (segment, rest.take(segment.range.len())))
+            .filter(|(segment, _)| how.input.resting != Some(segment.group))
+            .map(|(segment, streams)| (streams, coefficients(settings, steps, segment, how)));
         update(runs.collect());
+    }
+
+    /// Sum of squares over this rank's part, as far as it moves.
+    fn squares(&self, grads: &[f32], resting: Option<Group>) -> f64 {
+        let Some(resting) = resting else { return sum_of_squares(grads) };
+        let begin = self.partition.own().start;
+        let moving = self.segments.iter().filter(|segment| segment.group != resting);
+        moving
+            .map(|segment| sum_of_squares(&grads[segment.range.start - begin..segment.range.end - begin]))
+            .sum()
     }
 
     /// What optimizer, gradients and weights take on this rank.
@@ -266,13 +284,15 @@ impl ShardedAdamW {
     }
 
     /// The first parameter whose gradient, in this rank's part, is not finite.
-    fn first_non_finite(&self, grads: &[f32]) -> Option<String> {
+    fn first_non_finite(&self, grads: &[f32], resting: Option<Group>) -> Option<String> {
         let own = self.partition.own();
-        let at = own.start + grads.iter().position(|g| !g.is_finite())?;
-        let hit = |p: &&crate::params::ParamSpec| {
-            !intersect(&(p.offset..p.offset + p.len()), &(at..at + 1)).is_empty()
+        let bad = |p: &&crate::params::ParamSpec| {
+            let here = intersect(&p.range(), &own);
+            !here.is_empty()
+                && grads[here.start - own.start..here.end - own.start].iter().any(|g| !g.is_finite())
         };
-        self.layout.params().iter().find(hit).map(|param| param.name.clone())
+        let mut moving = self.layout.params().iter().filter(|param| resting != Some(param.group));
+        moving.find(bad).map(|param| param.name.clone())
     }
 }
 

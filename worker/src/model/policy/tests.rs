@@ -89,6 +89,7 @@ fn batch(rows: &[usize]) -> MicroBatch {
         sensor: vec![],
         actions: vec![],
         action_valid: vec![],
+        features: None,
     };
     for (&row, prompt) in rows.iter().zip(prompts) {
         let padding = seq_len - prompt.len();

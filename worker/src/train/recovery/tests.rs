@@ -29,7 +29,7 @@ fn settings() -> Optimizer {
 }
 
 fn input() -> StepInput {
-    StepInput { scale: 0.25, rates: LearningRates { lora: 1e-3, expert: 1e-2, sensor: 3e-3 } }
+    StepInput { scale: 0.25, rates: LearningRates { lora: 1e-3, expert: 1e-2, sensor: 3e-3 }, resting: None }
 }
 
 fn noise(len: usize, salt: u64) -> Vec<f32> {

@@ -10,7 +10,7 @@ use super::*;
 use crate::{
     collective::{Ring, Solo, chunk, loopback},
     params::Init,
-    zero::StateError,
+    zero::{Copy, MirroredAdamW, StateError},
 };
 
 /// A few tensors of odd sizes, so that shard borders cut them.
@@ -33,7 +33,7 @@ fn settings() -> Optimizer {
 }
 
 fn input() -> StepInput {
-    StepInput { scale: 0.25, rates: LearningRates { lora: 1e-3, expert: 1e-2, sensor: 3e-3 } }
+    StepInput { scale: 0.25, rates: LearningRates { lora: 1e-3, expert: 1e-2, sensor: 3e-3 }, resting: None }
 }
 
 /// Values that look random and are the same everywhere.
@@ -108,9 +108,9 @@ struct Golden {
 }
 
 impl Golden {
-    fn read() -> Self {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join("../integration-tests/fixtures/zero/adamw.safetensors");
+    fn read(name: &str) -> Self {
+        let path =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../integration-tests/fixtures/zero").join(name);
         let bytes = std::fs::read(path).expect("the fixture is in the repository");
         let (_, header) = SafeTensors::read_metadata(&bytes).expect("a safetensors file");
         let metadata = header.metadata().as_ref().expect("it has metadata");
@@ -166,7 +166,9 @@ impl Golden {
         let multiplier = self.numbers("multipliers")[step];
         let peak = |group: &str| self.meta["peak"][group].as_f64().expect("a rate") * multiplier;
         let rates = LearningRates { lora: peak("lora"), expert: peak("expert"), sensor: peak("sensor") };
-        StepInput { scale: self.number("scale"), rates }
+        let rests = |steps: &Vec<Value>| steps.contains(&step.into());
+        let resting = self.meta["resting"].as_array().is_some_and(rests).then_some(Group::Lora);
+        StepInput { scale: self.number("scale"), rates, resting }
     }
 }
 
@@ -179,7 +181,18 @@ fn relative_error(ours: &[f32], theirs: &[f32]) -> f64 {
 
 #[test]
 fn it_repeats_torch_with_groups_decay_and_clipping_at_every_world_size() {
-    let golden = Golden::read();
+    repeats_torch(&Golden::read("adamw.safetensors"));
+}
+
+/// In the steps where the group rests its gradients are handed over all the same: they must not count.
+#[test]
+fn a_group_that_rests_is_as_without_gradient_in_torch() {
+    let golden = Golden::read("resting.safetensors");
+    assert!(golden.input(2).resting == Some(Group::Lora) && golden.input(1).resting.is_none());
+    repeats_torch(&golden);
+}
+
+fn repeats_torch(golden: &Golden) {
     let layout = golden.layout();
     for world in 1..=3 {
         let ranks = on_ring(world, |rank, comm| {
@@ -230,6 +243,58 @@ fn partitioned_steps_give_the_bits_of_unpartitioned_ones() {
         }
         let ranks: Vec<_> = partitioned.into_iter().map(|(optimizer, _)| optimizer).collect();
         assert!(moments(&ranks) == moments(&[optimizer]));
+    }
+}
+
+/// Weights of the adapter, whole, and both of its moments as far as they are this rank's.
+fn lora_bits(optimizer: &ShardedAdamW, weights: &[f32]) -> (Vec<u32>, Vec<u32>) {
+    let lora = |range: &std::ops::Range<usize>| {
+        layout().params()[..2].iter().any(|p| p.range().contains(&range.start))
+    };
+    let own = optimizer.partition.own();
+    let segments = optimizer.segments.iter().filter(|segment| lora(&segment.range));
+    let moments = segments.flat_map(|s| {
+        let at = s.range.start - own.start..s.range.end - own.start;
+        [&optimizer.exp_avg[at.clone()], &optimizer.exp_avg_sq[at]].concat()
+    });
+    let adapter = weights[..layout().params()[2].offset].iter();
+    (adapter.map(|w| w.to_bits()).collect(), moments.map(f32::to_bits).collect())
+}
+
+#[test]
+fn what_rests_keeps_its_bits_on_owner_and_mirror_and_a_bad_gradient_of_it_harms_nobody() {
+    for world in 1..=4 {
+        on_ring(world, |rank, comm| {
+            let mut optimizer = ShardedAdamW::new(&layout(), world, Rank(rank as u32), &settings());
+            let mut mirrored = MirroredAdamW::new(&layout(), world, Rank(rank as u32), &settings(), true);
+            let mut weights = noise(layout().len(), 0);
+            let mut again = weights.clone();
+            mirrored.begin(0, &again);
+            let mut before = lora_bits(&optimizer, &weights);
+            for step in 0..6 {
+                let resting = (step % 3 > 0).then_some(Group::Lora);
+                let mut grads = noise(weights.len(), 1 + 10 * step + rank);
+                if resting.is_some() {
+                    grads[3] = f32::NAN;
+                }
+                let input = StepInput { resting, ..input() };
+                let norm =
+                    optimizer.step(&mut grads.clone(), &mut weights, &input, comm).expect("a step").grad_norm;
+                let after = lora_bits(&optimizer, &weights);
+                assert_eq!(after == before, resting.is_some(), "step {step} in a world of {world}");
+                before = after;
+                let twin = mirrored.step(&mut grads, &mut again, &input, comm).expect("a step").grad_norm;
+                assert_eq!(norm.to_bits(), twin.to_bits());
+                assert!(again == weights, "step {step} with a mirror");
+            }
+            let previous = Rank(((rank + world - 1) % world) as u32);
+            let own = mirrored.state(Copy::Own, 6, &again, &[]).expect("the newest version");
+            assert!(own.exp_avg == optimizer.exp_avg && own.exp_avg_sq == optimizer.exp_avg_sq);
+            if world > 1 {
+                let mirror = mirrored.state(Copy::Mirror, 6, &again, &[]).expect("the newest version");
+                assert!(mirror.weights[..] == again[chunk(again.len(), world, previous.0 as usize)]);
+            }
+        });
     }
 }
 
