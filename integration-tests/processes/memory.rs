@@ -105,6 +105,20 @@ fn what_does_not_fit_one_sample_at_a_time_ends_the_run_with_advice_and_its_own_e
 }
 
 #[test]
+fn a_checkpoint_that_does_not_fit_is_given_up_and_training_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = dir.path().join("run");
+    let fault = "rank=1 step=2 phase=checkpoint mib=900";
+    let (code, printed) = run(&output, fault, &["train.micro_batch=4", "train.checkpoint_every=2"]);
+    assert_eq!(code, Some(0), "{printed}");
+    assert!(printed.contains("checkpoint of step 4 given up: out of memory in checkpoint"), "{printed}");
+    let left = std::fs::read_dir(output.join("checkpoints")).expect("the first one fitted").flatten();
+    let names: Vec<_> = left.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    assert_eq!(names, ["step-00000002"]);
+    assert!(output.join("adapter/adapter_model.safetensors").exists());
+}
+
+#[test]
 fn a_model_that_does_not_fit_is_refused_before_it_is_launched_and_while_it_loads() {
     let dir = tempfile::tempdir().unwrap();
     let (code, printed) = run(&dir.path().join("run"), "", &["memory.capacity=100000"]);

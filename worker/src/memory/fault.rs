@@ -2,7 +2,8 @@
 //!
 //! `COX_FAULT_MEMORY="rank=2 step=3 phase=backward mib=256"` lets rank 2, from step 3 on, hold 256 MiB more for every sample of a
 //! micro-batch while it runs backward: an allocation like any other, counted and never touched, so it takes no pages. With
-//! `memory.capacity` set this is a real overrun, and a smaller micro-batch is a real remedy. Fields may come in any order; all are needed.
+//! `memory.capacity` set this is a real overrun, and a smaller micro-batch is a real remedy. `phase` may be `forward`, too, or `checkpoint`,
+//! which counts as one sample. Fields may come in any order; all are needed.
 //!
 //! Nothing else reads the variable, and no run depends on it.
 
@@ -40,6 +41,7 @@ impl Fault {
         let phase = match field("phase")? {
             "forward" => Phase::Forward,
             "backward" => Phase::Backward,
+            "checkpoint" => Phase::Checkpoint,
             _ => return None,
         };
         Some(Self {

@@ -2,8 +2,8 @@
 //!
 //! The meter is told which phase begins and keeps the peaks of the one that ended, over the run and since the last step. A phase that went
 //! over `memory.capacity` leaves an [`OutOfMemory`] with the meter; the step asks for it ([`Meter::take_overrun`]) before it votes.
-//! Evaluation is left out of that: it halves its own batches, without the others; and checkpoints are: no micro-batch would help them. It also keeps what the step wants to know before it
-//! runs a micro-batch ([`Demand`]), and writes the [`Timeline`].
+//! Evaluation is left out of that: it halves its own batches, without the others; and checkpoints are: one that does not fit is given up.
+//! It also keeps what the step wants to know before it runs a micro-batch ([`Demand`]), and writes the [`Timeline`].
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -72,6 +72,8 @@ pub struct Meter {
     timeline: Option<Timeline>,
     fault: Option<Fault>,
     attempt: Option<Attempt>,
+    /// Of the newest attempt.
+    place: Option<(Rank, Step)>,
     attempt_peak: u64,
     last_took: u64,
     ballast: Vec<u8>,
@@ -99,6 +101,7 @@ impl Meter {
             timeline: None,
             fault: Fault::from_environment(),
             attempt: None,
+            place: None,
             attempt_peak: 0,
             last_took: 0,
             ballast: Vec::new(),
@@ -127,8 +130,8 @@ impl Meter {
         self.ballast = Vec::new();
         let peak = self.settle();
         (self.phase, self.began) = (next, allocator::in_use());
-        if let (Some(fault), Some(attempt)) = (&self.fault, self.attempt) {
-            self.ballast = fault.ballast((attempt.rank, attempt.step), next, attempt.samples);
+        if let (Some(fault), Some(place)) = (&self.fault, self.place) {
+            self.ballast = fault.ballast(place, next, self.attempt.map_or(1, |attempt| attempt.samples));
         }
         if self.capacity.is_none_or(|capacity| peak <= capacity) {
             return Ok(());
@@ -136,8 +139,7 @@ impl Meter {
         let found = self.out_of_memory(ended, peak, before);
         match ended {
             Phase::Loading => return Err(found),
-            Phase::Evaluation => {}
-            Phase::Checkpoint => tracing::warn!("{found}"),
+            Phase::Evaluation | Phase::Checkpoint => {}
             _ => {
                 self.overrun.get_or_insert(found);
             }
@@ -154,6 +156,7 @@ impl Meter {
     /// Before a micro-batch: refuses it if what earlier ones took says that it will not fit.
     pub fn expect(&mut self, attempt: Attempt) -> Result<(), OutOfMemory> {
         self.attempt = Some(attempt);
+        self.place = Some((attempt.rank, attempt.step));
         self.settle();
         self.attempt_peak = 0;
         let now = allocator::in_use();

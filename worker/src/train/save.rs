@@ -1,7 +1,8 @@
 //! Checkpoints written and read by all ranks together. The directory itself is [`checkpoint`](super::checkpoint)'s.
 //!
 //! Writing is a small transaction of its own: rank 0 makes the staging directory, every rank writes its part and says how that went,
-//! and only if all are well does rank 0 publish. A full disk on one rank costs the checkpoint, not the run, and leaves nothing behind.
+//! and only if all are well does rank 0 publish. A full disk or an out-of-memory on one rank costs the checkpoint, not the run, and leaves
+//! nothing behind.
 
 use std::{
     fs::{self, File},
@@ -24,6 +25,7 @@ use crate::{
     collective::{BufMut, Reduce},
     kernels::Tape,
     link::{CheckpointNews, Phase, Report},
+    memory::{self, OutOfMemory},
     params::TrainableLayout,
 };
 
@@ -76,7 +78,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             Ok(staging) => staging,
             Err(error) => return Ok(Err(error)),
         };
-        let written = self.write_parts(&staging);
+        let written = self.write_guarded(&staging);
         let bytes = match self.agree(written)? {
             Ok(bytes) => bytes,
             Err(error) => {
@@ -100,6 +102,16 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         Ok(match own {
             Ok(_) if failed[0] > 0.0 => Err(CheckpointError::OtherRank { step: self.next.0 }),
             own => own,
+        })
+    }
+
+    /// [`write_parts`](Self::write_parts), as far as memory goes.
+    fn write_guarded(&mut self, staging: &Staging) -> Result<Bytes, CheckpointError> {
+        let before = self.meter.in_use();
+        memory::guarded(|| self.write_parts(staging)).unwrap_or_else(|overrun| {
+            let found = self.meter.out_of_memory(Phase::Checkpoint, overrun.in_use, before.0);
+            let source = Box::new(OutOfMemory { device: overrun.device, ..found });
+            Err(CheckpointError::DoesNotFit { step: self.next.0, source })
         })
     }
 

@@ -7,6 +7,7 @@ use std::{
 };
 
 use super::{FileEntry, Manifest};
+use crate::memory::OutOfMemory;
 
 /// Why a checkpoint cannot be written or read.
 #[derive(Debug, thiserror::Error)]
@@ -44,6 +45,14 @@ pub enum CheckpointError {
     OtherRank {
         /// Which checkpoint.
         step: u64,
+    },
+    /// Memory ran out while this rank wrote its part.
+    #[error("checkpoint of step {step} given up: {source}; the next one is tried as usual")]
+    DoesNotFit {
+        /// Which checkpoint.
+        step: u64,
+        /// What was wanted, and what held the rest.
+        source: Box<OutOfMemory>,
     },
 }
 
