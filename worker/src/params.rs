@@ -141,6 +141,13 @@ impl TrainableLayout {
         self.params.iter().position(|p| p.name == name).map(ParamId)
     }
 
+    /// The first tensors alone, as long as they are of this group. Numbers and offsets stay what they are.
+    pub fn leading(&self, group: Group) -> Self {
+        let params: Vec<_> = self.params.iter().take_while(|param| param.group == group).cloned().collect();
+        let len = params.last().map_or(0, |param| param.range().end);
+        Self { params, len }
+    }
+
     /// Initial values of the whole space; the same on every rank.
     pub fn initial_values(&self, seed: u64) -> Vec<f32> {
         let mut flat = vec![0.0; self.len];
@@ -209,6 +216,12 @@ impl<B: ModelBackend> Trainables<B> {
     /// A copy of all values in host memory.
     pub fn to_vec(&self) -> Vec<f32> {
         self.flat.clone().into_data().into_vec().expect("trainables are fp32 by construction")
+    }
+
+    /// A copy of the first `len` values in host memory.
+    pub fn leading_values(&self, len: usize) -> Vec<f32> {
+        let leading = self.flat.clone().narrow(0, 0, len);
+        leading.into_data().into_vec().expect("trainables are fp32 by construction")
     }
 
     /// A parameter as a matrix, without a copy; one of a single axis is a row.

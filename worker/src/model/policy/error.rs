@@ -33,6 +33,16 @@ pub enum StepError {
         /// What does not fit.
         source: TokenError,
     },
+    /// Its cached features do not fit its tokens.
+    #[error("step {step}, samples {samples:?}: cached features: {problem}")]
+    Features {
+        /// Optimizer step.
+        step: Step,
+        /// Samples of the micro-batch.
+        samples: Vec<u64>,
+        /// What was found, and what was expected.
+        problem: String,
+    },
     /// The loss is infinite or not a number.
     #[error(
         "step {step}: the loss of samples {samples:?} is not finite; look for NaN in their data and its statistics, or lower the learning rate"

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use coxswain_proto::run_spec::{Lora, RunSpec};
 
-use super::{Policy, PolicyError, Settings};
+use super::{Adapted, Policy, PolicyError, Settings, Source, Tap};
 use crate::{
     batch::SampleDims,
     kernels::Tape,
@@ -28,10 +28,12 @@ impl<B: Tape<Base = B>> Policy<B> {
     ) -> Result<(Self, TrainableLayout, Vec<f32>), PolicyError> {
         check(spec, dims)?;
         let dir = Path::new(&spec.model.path);
-        let modules = modules(&QwenConfig::read(dir)?);
+        let config = QwenConfig::read(dir)?;
+        let modules = modules(&config);
         let adapters = spec.lora.as_ref().map(|lora| Adapters::resolve(lora, &modules)).transpose()?;
         let mut layout = TrainableLayout::default();
         let lora = adapters.as_ref().map(|adapters| &adapters.plan);
+        let tap = Tap::resolve(&spec.cache, &Adapted::new(&config, lora))?;
         let model = QwenVl::load(dir, spec.model.weights_dtype, lora, &mut layout, device)?;
         let sensor = (dims.sensor_window > 0).then(|| {
             let shape = SensorShape {
@@ -61,9 +63,12 @@ impl<B: Tape<Base = B>> Policy<B> {
             repeats: spec.expert.repeated_noise,
             sampling_steps: spec.expert.sampling_steps,
             recompute: spec.train.recompute,
+            cache: spec.cache.mode,
         };
         let lora = adapters.map(|adapters| adapters.plan);
-        let policy = Self { model, lora, sensor, expert, dims, settings, device: device.clone() };
+        let source = Source { dir: dir.into(), dtype: spec.model.weights_dtype };
+        let device = device.clone();
+        let policy = Self { model, lora, sensor, expert, tap, source, dims, settings, device };
         Ok((policy, layout, values))
     }
 

@@ -3,9 +3,13 @@
 //! ```text
 //! load               reads the model, registers everything that trains, fills in initial values
 //! forward_backward   one micro-batch: loss, and gradients summed into the flat space
-//! vl_features        hidden states without a trace, for evaluation and for caching
+//! features_below     features at the tap without a trace, to be kept
+//! vl_features        hidden states without a trace
+//! loss               forward alone, to compare features
 //! sample_actions     Euler sampling, for evaluation
 //! ```
+//!
+//! Where a micro-batch brings features, nothing below the [`Tap`] runs, in any of these.
 //!
 //! The loss of a micro-batch is a *sum* over valid elements, and so are its gradients: whoever knows the valid count of the
 //! global batch divides. How a batch is split then changes nothing but rounding.
@@ -16,21 +20,28 @@
 //! What this module does not do: optimize, communicate, or read data.
 
 mod clock;
+mod digest;
 mod error;
+mod features;
 mod load;
 mod report;
+mod tap;
 #[cfg(test)]
 mod tests;
 mod vl;
 
-use burn::tensor::{Tensor, TensorData};
-use coxswain_proto::run_spec::{FlowConvention, Recompute};
+use std::path::PathBuf;
 
-use self::vl::{VlContext, VlRun};
+use burn::tensor::{Tensor, TensorData};
+use coxswain_proto::run_spec::{CacheMode, FlowConvention, Recompute, WeightsDtype};
+
+use self::vl::{Entry, VlContext, VlRun};
 pub use self::{
     clock::{Pass, Stage, StageClock, StageTimes},
+    digest::{AdapterSnapshot, Digest, SnapshotError},
     error::{PolicyError, StepError},
     report::{GradientWatch, ModuleRow, SilentTrainables},
+    tap::{Adapted, Tap},
 };
 use super::{
     expert::{ActionExpert, Conditioning, Draws},
@@ -52,9 +63,18 @@ pub struct Policy<B: Tape<Base = B>> {
     lora: Option<LoraPlan>,
     sensor: Option<SensorEncoder>,
     expert: ActionExpert,
+    tap: Option<Tap>,
+    source: Source,
     dims: SampleDims,
     settings: Settings,
     device: B::Device,
+}
+
+/// Where the frozen weights came from.
+#[derive(Clone, Debug)]
+struct Source {
+    dir: PathBuf,
+    dtype: WeightsDtype,
 }
 
 /// The run's settings that the policy acts on.
@@ -65,6 +85,7 @@ struct Settings {
     repeats: usize,
     sampling_steps: usize,
     recompute: Recompute,
+    cache: CacheMode,
 }
 
 /// The loss of one micro-batch.
@@ -116,9 +137,11 @@ impl<B: Tape<Base = B>> Policy<B> {
             return Ok(MicroLoss::default());
         }
         clock.enter(Pass::Forward);
-        let context = VlContext::new(&self.model, batch).map_err(|source| tokens(batch, source))?;
+        let entry = self.entry(batch)?;
+        let context = VlContext::new(&self.model, batch, &entry).map_err(|source| tokens(batch, source))?;
         let vl = VlRun { model: &self.model, context: &context, trainables, mode: self.settings.recompute };
-        let (hidden_nd, vl_trace) = vl.forward(batch, clock).map_err(|source| tokens(batch, source))?;
+        let (hidden_nd, vl_trace) =
+            vl.forward(batch, entry, clock).map_err(|source| tokens(batch, source))?;
 
         let clean = self.clean(batch);
         let noised = flow::noise(self.settings.convention, self.keys(batch), clean);
@@ -152,16 +175,18 @@ impl<B: Tape<Base = B>> Policy<B> {
         Ok(MicroLoss { loss_sum: loss.sum(), valid: clean.valid_count() })
     }
 
-    /// The hidden states that the expert attends to, without a trace.
-    pub fn vl_features(
-        &self,
-        trainables: &Trainables<B>,
-        batch: &MicroBatch,
-    ) -> Result<VlFeatures<B>, StepError> {
-        let context = VlContext::new(&self.model, batch).map_err(|source| tokens(batch, source))?;
-        let vl = VlRun { model: &self.model, context: &context, trainables, mode: Recompute::None };
-        let hidden_nd = vl.features(batch).map_err(|source| tokens(batch, source))?;
-        Ok(VlFeatures { hidden_nd, mask: keys_mask(batch) })
+    /// The loss that [`Policy::forward_backward`] would have, from the same draws.
+    pub fn loss(&self, trainables: &Trainables<B>, batch: &MicroBatch) -> Result<MicroLoss, StepError> {
+        if batch.is_empty() {
+            return Ok(MicroLoss::default());
+        }
+        let clean = self.clean(batch);
+        let noised = flow::noise(self.settings.convention, self.keys(batch), clean);
+        let velocity = self.expert.velocity(trainables, self.conditioning(trainables, batch)?);
+        let draws = Draws { times: &noised.times, noisy_nc: self.upload(&noised.noisy, self.dims.action) };
+        let loss = flow::squared_error(&download(velocity(draws)), &noised.target, clean);
+        check_finite(batch, &loss.per_sample)?;
+        Ok(MicroLoss { loss_sum: loss.sum(), valid: clean.valid_count() })
     }
 
     /// Samples normalised action chunks, `[b, horizon, action]`, from noise keyed by (seed, sample index).
@@ -174,25 +199,33 @@ impl<B: Tape<Base = B>> Policy<B> {
         if batch.is_empty() {
             return Ok(Vec::new());
         }
-        let VlFeatures { hidden_nd, mask } = self.vl_features(trainables, batch)?;
-        let params = ParamScope::<B>::frozen(trainables);
-        let sensor = self
-            .sensor
-            .as_ref()
-            .map(|sensor| Input::constant(sensor.segment(&batch.sensor, &self.device).run(&params, &[])));
-        let conditioning = Conditioning {
-            state_bc: self.upload(&batch.state, self.dims.state),
-            sensor,
-            hidden: Input::constant(hidden_nd),
-            mask,
-        };
-        let velocity = self.expert.velocity(trainables, conditioning);
+        let velocity = self.expert.velocity(trainables, self.conditioning(trainables, batch)?);
         let start = flow::starting_noise(seed, &batch.sample_indices, self.dims.horizon * self.dims.action);
         let Settings { convention, sampling_steps, .. } = self.settings;
         Ok(flow::sample(convention, sampling_steps, start, |x, t| {
             let times = vec![t; batch.len()];
             download(velocity(Draws { times: &times, noisy_nc: self.upload(x, self.dims.action) }))
         }))
+    }
+
+    /// What the expert attends to, without a trace.
+    fn conditioning(
+        &self,
+        trainables: &Trainables<B>,
+        batch: &MicroBatch,
+    ) -> Result<Conditioning<B>, StepError> {
+        let VlFeatures { hidden_nd, mask } = self.vl_features(trainables, batch)?;
+        let params = ParamScope::<B>::frozen(trainables);
+        let sensor = self
+            .sensor
+            .as_ref()
+            .map(|sensor| Input::constant(sensor.segment(&batch.sensor, &self.device).run(&params, &[])));
+        Ok(Conditioning {
+            state_bc: self.upload(&batch.state, self.dims.state),
+            sensor,
+            hidden: Input::constant(hidden_nd),
+            mask,
+        })
     }
 
     /// With one draw per sample the expert's activations are small beside the language model's, and computing them twice

@@ -25,6 +25,7 @@ fn spec(changes: &[(&str, Value)]) -> RunSpec {
         "sensor": {"width": 8, "tokens": 2},
         "data": {"path": "unused", "cameras": ["unused"]},
         "train": {"steps": 1, "global_batch": 3, "micro_batch": 3},
+        "cache": {},
     });
     for (path, value) in changes {
         *spec.pointer_mut(&format!("/{}", path.replace('.', "/"))).expect("a key of the base spec") =
@@ -296,14 +297,14 @@ fn features_are_those_the_training_pass_sees() {
     let fixture = shaken(&spec(&[("lora", json!({"rank": 2, "targets": EVERYWHERE}))]));
     let batch = batch(&[0, 1]);
     let features = fixture.policy.vl_features(&fixture.trainables, &batch).expect("sound");
-    let context = VlContext::new(fixture.policy.model(), &batch).expect("sound");
+    let context = VlContext::new(fixture.policy.model(), &batch, &Entry::Pixels).expect("sound");
     let run = VlRun {
         model: fixture.policy.model(),
         context: &context,
         trainables: &fixture.trainables,
         mode: Recompute::Selective,
     };
-    let (hidden_nd, trace) = run.forward(&batch, &mut StageClock::default()).expect("sound");
+    let (hidden_nd, trace) = run.forward(&batch, Entry::Pixels, &mut StageClock::default()).expect("sound");
     assert!(trace.trains());
     assert!(relative_error(&download(features.hidden_nd), &download(hidden_nd)) < 1e-5);
 }

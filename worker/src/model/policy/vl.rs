@@ -5,13 +5,18 @@
 //! ids     -> embedding ------------------------------┴> decoder layers -> final norm -> hidden states
 //! ```
 //!
+//! A pass begins where its [`Entry`] says: with pixels, or with kept features at one of the arrows, and then nothing before it runs.
+//!
 //! Forward keeps what the recompute mode says of the parts above the first adapter, and nothing of the parts below it: with
 //! adapters on the language model alone the vision tower leaves no trace. The LM head is never computed.
 
 use burn::tensor::Tensor;
 use coxswain_proto::run_spec::Recompute;
 
-use super::clock::{Stage, StageClock};
+use super::{
+    clock::{Stage, StageClock},
+    tap::Tap,
+};
 use crate::{
     batch::MicroBatch,
     kernels::Tape,
@@ -26,23 +31,41 @@ use crate::{
     params::{FlatGrads, ParamScope, Trainables},
 };
 
+/// What a pass through the model begins with.
+#[derive(Clone)]
+pub(super) enum Entry<B: Tape<Base = B>> {
+    /// The micro-batch's pixels.
+    Pixels,
+    /// Image features, `[m, d]`.
+    Images(Tensor<B, 2>),
+    /// The input of a decoder layer, `[n, d]`.
+    Layer(usize, Tensor<B, 2>),
+    /// The hidden states after the final norm, `[n, d]`: nothing is left to run.
+    Hidden(Tensor<B, 2>),
+}
+
 /// Everything about a micro-batch that is known before it runs.
 pub(super) struct VlContext<B: Tape<Base = B>> {
     image_rows: ImageRows,
+    /// None without images, and where their features are there already.
     vision: Option<VisionContext<B>>,
-    text: TextContext<B>,
+    /// None where no decoder layer runs.
+    text: Option<TextContext<B>>,
 }
 
 impl<B: Tape<Base = B>> VlContext<B> {
-    /// Positions, masks and tables; checks that tokens and images fit together.
-    pub fn new(model: &QwenVl<B>, batch: &MicroBatch) -> Result<Self, TokenError> {
+    /// Positions, masks and tables of what is left to run; checks that tokens and images fit together.
+    pub fn new(model: &QwenVl<B>, batch: &MicroBatch, entry: &Entry<B>) -> Result<Self, TokenError> {
+        if let Entry::Hidden(_) = entry {
+            return Ok(Self { image_rows: ImageRows::new(vec![], 0), vision: None, text: None });
+        }
         let index = model.rope_index(&batch.input_ids, &batch.valid, &batch.image_grids)?;
-        let vision = match batch.image_grids.is_empty() {
-            true => None,
-            false => Some(model.vision.context(&batch.image_grids)?),
+        let vision = match (entry, batch.image_grids.is_empty()) {
+            (Entry::Pixels, false) => Some(model.vision.context(&batch.image_grids)?),
+            _ => None,
         };
         Ok(Self {
-            text: model.text.context(&index.position_ids, &batch.valid),
+            text: Some(model.text.context(&index.position_ids, &batch.valid)),
             image_rows: ImageRows::new(index.image_rows, batch.input_ids.len()),
             vision,
         })
@@ -69,6 +92,8 @@ struct VisionTrace<'a, B: Tape<Base = B>> {
 }
 
 struct TextTrace<'a, B: Tape<Base = B>> {
+    /// The first layer that ran.
+    first: usize,
     layers: Trace<'a, B>,
     norm: Recorded<'a, B>,
 }
@@ -85,22 +110,26 @@ impl<'a, B: Tape<Base = B>> VlRun<'a, B> {
     pub fn forward(
         &self,
         batch: &MicroBatch,
+        entry: Entry<B>,
         clock: &mut StageClock<'_>,
     ) -> Result<(Tensor<B, 2>, VlTrace<'a, B>), TokenError> {
-        let (features, vision) = self.vision_forward(batch)?;
-        clock.lap(Stage::Vision);
-        let x_nd = self.model.embed_tokens(&batch.input_ids);
-        let x_nd = match features {
-            Some(features_md) => self.context.image_rows.scatter(x_nd, features_md),
-            None => x_nd,
+        let (first, x_nd, vision) = match entry {
+            Entry::Pixels => {
+                let (features, vision) = self.vision_forward(batch)?;
+                clock.lap(Stage::Vision);
+                (0, self.embed(batch, features), vision)
+            }
+            Entry::Images(features_md) => (0, self.embed(batch, Some(features_md)), None),
+            Entry::Layer(first, x_nd) => (first, x_nd, None),
+            Entry::Hidden(hidden_nd) => return Ok((hidden_nd, VlTrace { vision: None, text: None })),
         };
         let below_trains = vision.is_some();
-        let (x_nd, layers) = self.text_tower().forward(x_nd, below_trains);
+        let (x_nd, layers) = self.text_tower(first, None).forward(x_nd, below_trains);
         let norm = FinalNorm(self.model);
-        let trains = below_trains || self.model.text.layers.iter().any(Block::trains);
+        let trains = below_trains || self.model.text.layers[first..].iter().any(Block::trains);
         let (hidden_nd, text) = if trains {
             let norm = Recorded::run(&norm, self.trainables, vec![Input::tracked(x_nd)]);
-            (norm.output(), Some(TextTrace { layers, norm }))
+            (norm.output(), Some(TextTrace { first, layers, norm }))
         } else {
             (norm.run(&ParamScope::<B>::frozen(self.trainables), &[x_nd]), None)
         };
@@ -116,10 +145,10 @@ impl<'a, B: Tape<Base = B>> VlRun<'a, B> {
         grads: &mut FlatGrads,
         clock: &mut StageClock<'_>,
     ) {
-        let Some(TextTrace { layers, norm }) = trace.text else { return };
+        let Some(TextTrace { first, layers, norm }) = trace.text else { return };
         let dx = norm.backward(dhidden_nd, grads).into_iter().next().flatten();
         let dx_nd = dx.expect("the norm's input is tracked");
-        let dx = self.text_tower().backward(layers, dx_nd, grads).input;
+        let dx = self.text_tower(first, None).backward(layers, dx_nd, grads).input;
         clock.lap(Stage::Language);
         let (Some(VisionTrace { blocks, merger }), Some(dx_nd)) = (trace.vision, dx) else { return };
         let dfeatures_md = self.context.image_rows.gather(dx_nd);
@@ -130,16 +159,57 @@ impl<'a, B: Tape<Base = B>> VlRun<'a, B> {
         clock.lap(Stage::Vision);
     }
 
-    /// The same hidden states without a trace.
-    pub fn features(&self, batch: &MicroBatch) -> Result<Tensor<B, 2>, TokenError> {
+    /// The values at `until` without a trace. `entry` must not lie beyond it.
+    pub fn features(
+        &self,
+        batch: &MicroBatch,
+        entry: Entry<B>,
+        until: Tap,
+    ) -> Result<Tensor<B, 2>, TokenError> {
         let params = ParamScope::<B>::frozen(self.trainables);
-        let mut x_nd = self.model.embed_tokens(&batch.input_ids);
-        if let (Some(context), Some(tower)) = (&self.context.vision, self.vision_tower()) {
-            let patches_pd = tower.run(self.model.vision.embed(&batch.pixel_values, context)?);
-            let features_md = Merger { model: self.model, context }.run(&params, &[patches_pd]);
-            x_nd = self.context.image_rows.scatter(x_nd, features_md);
+        let (first, x_nd) = match entry {
+            Entry::Pixels | Entry::Images(_) => {
+                let features = match entry {
+                    Entry::Images(features_md) => Some(features_md),
+                    _ => self.image_features(batch, &params)?,
+                };
+                if until == Tap::Vision {
+                    let (width, device) = (self.model.text.config.hidden_size, self.model.text.device());
+                    return Ok(features.unwrap_or_else(|| Tensor::zeros([0, width], device)));
+                }
+                (0, self.embed(batch, features))
+            }
+            Entry::Layer(first, x_nd) => (first, x_nd),
+            Entry::Hidden(hidden_nd) => return Ok(hidden_nd),
+        };
+        match until {
+            Tap::Layer(end) => Ok(self.text_tower(first, Some(end)).run(x_nd)),
+            Tap::Vision | Tap::Final => {
+                Ok(FinalNorm(self.model).run(&params, &[self.text_tower(first, None).run(x_nd)]))
+            }
         }
-        Ok(FinalNorm(self.model).run(&params, &[self.text_tower().run(x_nd)]))
+    }
+
+    /// The merger's output, `[m, d]`; none without images.
+    fn image_features(
+        &self,
+        batch: &MicroBatch,
+        params: &ParamScope<'_, B>,
+    ) -> Result<Option<Tensor<B, 2>>, TokenError> {
+        let (Some(context), Some(tower)) = (&self.context.vision, self.vision_tower()) else {
+            return Ok(None);
+        };
+        let patches_pd = tower.run(self.model.vision.embed(&batch.pixel_values, context)?);
+        Ok(Some(Merger { model: self.model, context }.run(params, &[patches_pd])))
+    }
+
+    /// The input of the first decoder layer: embedded tokens, image features in their places.
+    fn embed(&self, batch: &MicroBatch, features: Option<Tensor<B, 2>>) -> Tensor<B, 2> {
+        let x_nd = self.model.embed_tokens(&batch.input_ids);
+        match features {
+            Some(features_md) => self.context.image_rows.scatter(x_nd, features_md),
+            None => x_nd,
+        }
     }
 
     fn vision_forward(&self, batch: &MicroBatch) -> Result<VisionForward<'a, B>, TokenError> {
@@ -165,9 +235,17 @@ impl<'a, B: Tape<Base = B>> VlRun<'a, B> {
         Some(Tower { layers, trainables: self.trainables, mode: self.mode, sides: vec![] })
     }
 
-    fn text_tower(&self) -> Tower<'a, B, InContext<'a, B, DecoderLayer<B>>> {
-        let context = &self.context.text;
-        let layers = self.model.text.layers.iter().map(|block| InContext { block, context }).collect();
+    /// The decoder layers from `first` to before `end`, or to the last.
+    fn text_tower(
+        &self,
+        first: usize,
+        end: Option<usize>,
+    ) -> Tower<'a, B, InContext<'a, B, DecoderLayer<B>>> {
+        let context = self.context.text.as_ref();
+        let context = context.expect("every pass that enters below the final norm has a text context");
+        let blocks = &self.model.text.layers;
+        let blocks = &blocks[first..end.unwrap_or(blocks.len())];
+        let layers = blocks.iter().map(|block| InContext { block, context }).collect();
         Tower { layers, trainables: self.trainables, mode: self.mode, sides: vec![] }
     }
 }

@@ -118,6 +118,19 @@ impl Checkpoint {
         self.shards.iter().map(|shard| (shard.map.len() - shard.data_start) as u64).sum()
     }
 
+    /// A tensor as it is stored: type, shape and bytes, in the mapped file.
+    pub fn stored(&self, name: &str) -> Result<(Dtype, &[usize], &[u8]), ModelError> {
+        let (number, spelling) = self.tensors.get(name).ok_or_else(|| ModelError::MissingTensor {
+            path: self.dir.clone(),
+            tensor: name.into(),
+            expected: vec![],
+        })?;
+        let shard = &self.shards[*number];
+        let info = shard.header.info(spelling).expect("names were taken from this header");
+        let (start, end) = info.data_offsets;
+        Ok((info.dtype, &info.shape, &shard.map[shard.data_start + start..shard.data_start + end]))
+    }
+
     /// A tensor that multiplies activations, kept as `dtype`. `expected` is its shape in the file; the result is flattened to `shape`.
     ///
     /// Where the file's type is the wanted one the result borrows the mapped file: nothing is copied.

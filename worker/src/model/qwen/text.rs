@@ -48,6 +48,11 @@ impl<B: ModelBackend> TextModel<B> {
         Ok(Self { config: config.clone(), layers, norm_d, device: loader.device.clone() })
     }
 
+    /// Where the weights are.
+    pub fn device(&self) -> &B::Device {
+        &self.device
+    }
+
     /// Tables and mask for positions `[3, b, s]` and one valid range per row.
     pub fn context(&self, position_ids: &[u32], valid: &[Range<u32>]) -> TextContext<B> {
         let batch = valid.len();

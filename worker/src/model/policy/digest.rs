@@ -1,0 +1,196 @@
+//! What features are functions of besides their sample: digests for the keys of a cache, and the adapters of one moment.
+//!
+//! ```text
+//! Policy::weights_below   frozen weights below a tap, as the checkpoint has them; how they are kept; the model's sizes; the backend
+//! AdapterSnapshot         LoRA's values at one step: digested, saved, and run again when a feature of that step is missing
+//! ```
+//!
+//! Weights are hashed as they lie in the mapped files, in pieces on all threads, and the hashes of the pieces in the model's order: no
+//! device is read, and no weight is copied. What is kept of a weight is a function of the file's bytes and
+//! `model.weights_dtype`.
+//!
+//! What this file does not do: make the keys of samples or of spaces (`vl_cache`).
+
+use std::fmt;
+
+use rayon::prelude::*;
+use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+
+use super::{Policy, Tap};
+use crate::{
+    kernels::{ModelBackend, Tape},
+    model::qwen::{checkpoint::Checkpoint, error::ModelError, modules::frozen_tensors},
+    params::{Group, TrainableLayout, Trainables},
+};
+
+/// What the digest of weights begins with; raised whenever a kernel gives other bits than before.
+const ARITHMETIC: &str = "coxswain features 1";
+
+/// Bytes that one task hashes.
+const PIECE: usize = 4 << 20;
+
+/// A BLAKE3 hash.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Digest(pub [u8; 32]);
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+impl<B: Tape<Base = B>> Policy<B> {
+    /// A digest of everything frozen that features at `tap` depend on. Reads the checkpoint's files once more, at the speed of
+    /// hashing; an error if they can no longer be read.
+    pub fn weights_below(&self, tap: Tap) -> Result<Digest, ModelError> {
+        let checkpoint = Checkpoint::open(&self.source.dir)?;
+        let names: Vec<String> = frozen_tensors(&self.model.config)
+            .into_iter()
+            .map(|(name, _)| name)
+            .filter(|name| is_below(name, tap))
+            .collect();
+        let Self { model, source, device, .. } = self;
+        let mut all = blake3::Hasher::new();
+        let about = format!("{ARITHMETIC}\n{}\n{:?}\n{:?}\n", B::name(device), source.dtype, model.config);
+        all.update(about.as_bytes());
+        let mut pieces = Vec::new();
+        for name in &names {
+            let (dtype, shape, bytes) = checkpoint.stored(name)?;
+            all.update(format!("{name} {dtype:?} {shape:?}\n").as_bytes());
+            pieces.extend(bytes.chunks(PIECE));
+        }
+        let hashes: Vec<_> = pieces.into_par_iter().map(blake3::hash).collect();
+        hashes.iter().for_each(|hash| {
+            all.update(hash.as_bytes());
+        });
+        Ok(Digest(*all.finalize().as_bytes()))
+    }
+}
+
+/// Whether features at `tap` depend on a frozen tensor.
+fn is_below(name: &str, tap: Tap) -> bool {
+    if name.starts_with("model.visual.") {
+        return true;
+    }
+    match (tap, name.strip_prefix("model.language_model.layers.")) {
+        (Tap::Vision, _) => false,
+        (Tap::Final, _) => true,
+        (Tap::Layer(end), Some(rest)) => {
+            let layer = rest.split('.').next().and_then(|number| number.parse::<usize>().ok());
+            layer.is_some_and(|layer| layer < end)
+        }
+        (Tap::Layer(_), None) => name.contains("embed_tokens"),
+    }
+}
+
+/// A saved snapshot that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum SnapshotError {
+    /// Not safetensors.
+    #[error("not a valid safetensors file ({0})")]
+    Format(#[from] safetensors::SafeTensorError),
+    /// Other adapters than this run's.
+    #[error("`{name}` is {found}; this run's adapters have {expected:?} float32 there")]
+    Tensor {
+        /// The tensor.
+        name: String,
+        /// What the file has.
+        found: String,
+        /// This run's shape.
+        expected: Vec<usize>,
+    },
+}
+
+/// The values of all adapters at one moment.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AdapterSnapshot {
+    /// The adapters alone, where they are in the run's own layout.
+    layout: TrainableLayout,
+    values: Vec<f32>,
+}
+
+impl AdapterSnapshot {
+    /// As they are now. Empty without adapters.
+    pub fn of<B: ModelBackend>(trainables: &Trainables<B>) -> Self {
+        let layout = trainables.layout().leading(Group::Lora);
+        let values = trainables.leading_values(layout.len());
+        Self { layout, values }
+    }
+
+    /// A digest of names, shapes and values.
+    pub fn digest(&self) -> Digest {
+        let mut hasher = blake3::Hasher::new();
+        for param in self.layout.params() {
+            hasher.update(format!("{} {:?}\n", param.name, param.shape).as_bytes());
+        }
+        hasher.update(&le_bytes(&self.values));
+        Digest(*hasher.finalize().as_bytes())
+    }
+
+    /// Trainables that hold these adapters and nothing else: enough for [`Policy::features_below`].
+    pub fn trainables<B: ModelBackend>(&self, device: &B::Device) -> Trainables<B> {
+        Trainables::new(self.layout.clone(), self.values.clone(), device)
+    }
+
+    /// As a safetensors file, under PEFT's names.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let bytes = le_bytes(&self.values);
+        let views = self.layout.params().iter().map(|param| {
+            let range = param.range();
+            let bytes = &bytes[4 * range.start..4 * range.end];
+            let view = TensorView::new(Dtype::F32, param.shape.clone(), bytes);
+            (param.name.as_str(), view.expect("shapes come with their values"))
+        });
+        safetensors::serialize(views, None).expect("views of owned tensors always serialize")
+    }
+
+    /// What [`AdapterSnapshot::to_bytes`] wrote, for a run of this layout.
+    pub fn from_bytes(layout: &TrainableLayout, bytes: &[u8]) -> Result<Self, SnapshotError> {
+        let layout = layout.leading(Group::Lora);
+        let tensors = SafeTensors::deserialize(bytes)?;
+        let mut values = Vec::with_capacity(layout.len());
+        for param in layout.params() {
+            let wrong = |found: String| SnapshotError::Tensor {
+                name: param.name.clone(),
+                found,
+                expected: param.shape.clone(),
+            };
+            let view = tensors.tensor(&param.name).map_err(|_| wrong("missing".into()))?;
+            if view.dtype() != Dtype::F32 || view.shape() != param.shape {
+                return Err(wrong(format!("{:?} of {:?}", view.shape(), view.dtype())));
+            }
+            let elements = view.data().as_chunks::<4>().0;
+            values.extend(elements.iter().map(|le| f32::from_le_bytes(*le)));
+        }
+        Ok(Self { layout, values })
+    }
+}
+
+fn le_bytes(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_lies_below_a_tap_grows_with_its_depth() {
+        let names = [
+            "model.visual.blocks.0.attn.qkv.weight",
+            "model.language_model.embed_tokens.weight",
+            "model.language_model.layers.1.mlp.up_proj.weight",
+            "model.language_model.layers.11.mlp.up_proj.weight",
+            "model.language_model.norm.weight",
+        ];
+        let below = |tap| names.iter().filter(|name| is_below(name, tap)).count();
+        let taps = [Tap::Vision, Tap::Layer(0), Tap::Layer(1), Tap::Layer(2), Tap::Layer(11), Tap::Final];
+        assert_eq!(taps.map(below), [1, 2, 2, 3, 3, 5]);
+    }
+}
