@@ -140,6 +140,8 @@ pub struct Patience {
     pub respawn: Duration,
     /// For a rank that stands still, beyond the time that a step is expected to take.
     pub standstill: Duration,
+    /// For a measurement of drift that everybody waits for, while nobody measures.
+    pub drift: Duration,
     /// For workers to leave after the run is over.
     pub farewell: Duration,
 }
@@ -155,6 +157,7 @@ impl Default for Patience {
             reunion: limits::REUNION_TIMEOUT,
             respawn: limits::RESPAWN_TIMEOUT,
             standstill: limits::STANDSTILL_TIMEOUT,
+            drift: limits::DRIFT_TIMEOUT,
             farewell: limits::FAREWELL_TIMEOUT,
         }
     }

@@ -107,6 +107,7 @@ pub fn prepare(options: &Options) -> Result<Start, StartError> {
         run_id: identity.run_id.clone(),
         version: VERSION.to_owned(),
         train: options.spec.train.clone(),
+        cache: options.spec.cache.clone(),
         world: options.world,
         patience: options.patience,
         budgets: options.budgets,

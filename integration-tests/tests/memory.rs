@@ -9,7 +9,7 @@ use std::{
 };
 
 use burn_flex::Flex;
-use coxswain_proto::{ids::Step, run_spec::RunSpec};
+use coxswain_proto::{ids::Step, plan::Plan, run_spec::RunSpec};
 use coxswain_worker::{
     link::SoloLink,
     memory::CountingAllocator,
@@ -45,8 +45,10 @@ fn spec(output: &Path, overrides: &[String]) -> RunSpec {
 fn train(spec: &RunSpec, first_step: u64) -> (Summary, Vec<Value>) {
     let mut trainer =
         PolicyTrainer::<Flex>::new(TrainerOptions { device: Default::default(), listener: None });
-    trainer.open(spec).expect("the data set opens");
-    let outcome = trainer.train(spec, Box::new(SoloLink { first_step: Step(first_step) }));
+    let facts = trainer.open(spec).expect("the data set opens");
+    let plan = Plan::new(&spec.train, facts.training_samples).expect("the plan is possible");
+    let link = SoloLink::new(Step(first_step)).with_cache(&spec.cache, &plan);
+    let outcome = trainer.train(spec, Box::new(link));
     assert_eq!(outcome, TrainerOutcome::Done);
     let read =
         |file: &str| std::fs::read_to_string(Path::new(&spec.run.output_dir).join(file)).expect("written");

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use burn_flex::Flex;
-use coxswain_proto::{ids::Step, run_spec::RunSpec};
+use coxswain_proto::{ids::Step, plan::Plan, run_spec::RunSpec};
 use coxswain_worker::{
     link::SoloLink,
     train::{PolicyTrainer, Summary, TrainerOptions},
@@ -31,8 +31,10 @@ fn spec(output: &Path, overrides: &[&str]) -> RunSpec {
 fn train(spec: &RunSpec, first_step: u64) -> Summary {
     let mut trainer =
         PolicyTrainer::<Flex>::new(TrainerOptions { device: Default::default(), listener: None });
-    trainer.open(spec).expect("the data set opens");
-    let outcome = trainer.train(spec, Box::new(SoloLink { first_step: Step(first_step) }));
+    let facts = trainer.open(spec).expect("the data set opens");
+    let plan = Plan::new(&spec.train, facts.training_samples).expect("the plan is possible");
+    let link = SoloLink::new(Step(first_step)).with_cache(&spec.cache, &plan);
+    let outcome = trainer.train(spec, Box::new(link));
     assert_eq!(outcome, TrainerOutcome::Done);
     let text = std::fs::read_to_string(Path::new(&spec.run.output_dir).join("summary.json"));
     serde_json::from_str(&text.expect("a summary was written")).expect("of the right shape")

@@ -17,6 +17,10 @@ use crate::{
     run_spec::{Cache, CacheMode},
 };
 
+mod turns;
+
+pub use turns::{CacheGeneration, Decided, Evidence, StepTurn, TurnTable, Why};
+
 /// Where a step's features come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
@@ -57,6 +61,11 @@ impl CacheSchedule {
         }
         let (begin, within) = (step.0 - step.0 % self.interval, step.0 % self.interval);
         Step(begin.saturating_add(if within < self.live { self.live } else { self.interval }))
+    }
+
+    /// Where the cached phase that holds `step` begins; `step` must be cached.
+    pub(crate) fn cached_since(&self, step: Step) -> Step {
+        Step(step.0 - step.0 % self.interval + self.live)
     }
 
     /// Whether a cached phase begins at `step`: where drift is measured, and where it is decided about a new generation.

@@ -8,6 +8,13 @@ pub const MAX_WORLD: usize = 10_000;
 pub const LEASE_STEPS: u64 = 32;
 /// Directives waiting for one trainer thread. Commands are few; a full channel means the trainer is stuck.
 pub const DIRECTIVE_QUEUE: usize = 64;
+/// Turns of the feature cache that are remembered. A rollback over more of them would find its oldest cached phase undecided, and
+/// give it a generation of its own.
+pub const MAX_CACHE_TURNS: usize = 65_536;
+/// Generations of the feature cache, and measurements of drift, that `status` shows.
+pub const MAX_LISTED_CACHE: usize = 8;
+/// How long the coordinator waits for a measurement of drift when nobody is measuring.
+pub const DRIFT_TIMEOUT: Duration = Duration::from_secs(20);
 /// Reports waiting for the coordinator. A rank trains this many steps through a coordinator outage before it blocks.
 pub const REPORT_QUEUE: usize = 4096;
 /// Events kept for slow `Watch` clients before the oldest are dropped.

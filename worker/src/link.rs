@@ -9,6 +9,12 @@ use coxswain_proto::ids::{Bytes, Generation, Rank, Step};
 
 use crate::collective::{AbortHandle, Progress};
 
+mod cache;
+mod solo;
+
+pub use cache::{CacheDrift, CacheReport, CacheSpace, CacheTurn, CacheUse, Leased};
+pub use solo::SoloLink;
+
 /// A rank's place in one generation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Assignment {
@@ -175,6 +181,10 @@ pub struct StepDone {
     pub retries: u32,
     /// Peak bytes in use on this rank during the step.
     pub memory_peak: Bytes,
+    /// The generation of the feature cache that the lease named; 0 in a live step.
+    pub cache_generation: u64,
+    /// What the feature cache did for this rank.
+    pub cache: CacheUse,
 }
 
 /// Time of one step by what it went into.
@@ -249,6 +259,8 @@ pub enum Report {
         /// What is wrong with it.
         message: String,
     },
+    /// What rank 0 knows of a generation of the feature cache, for all ranks.
+    Cache(CacheReport),
     /// One line for people, shown in the coordinator's log.
     Note(String),
 }
@@ -279,8 +291,15 @@ pub trait Link {
     }
 
     /// Blocks until this rank may consume its slice of `step`, whose global batch has `samples` samples; returns the slice as
-    /// positions within that batch. Leases are granted well ahead, so this normally returns at once.
-    fn lease(&mut self, step: Step, samples: u64) -> Result<Range<u64>, LinkError>;
+    /// positions within that batch, and the step's turn. Leases are granted well ahead, so this normally returns at once.
+    ///
+    /// Where the lease depends on a measurement of drift (`cache.rebuild_above`, at the end of a live phase), rank 0 must have reported it
+    /// before: nothing beyond that step is leased until then. So only the step that runs next is waited for; those ahead of it are
+    /// asked for with [`Link::lease_ahead`].
+    fn lease(&mut self, step: Step, samples: u64) -> Result<Leased, LinkError>;
+
+    /// As [`Link::lease`], but nothing if the step is not leased yet. Never blocks.
+    fn lease_ahead(&mut self, step: Step, samples: u64) -> Result<Option<Leased>, LinkError>;
 
     /// Shows the generation's communicator to the control plane as soon as there is one: an abort from the coordinator ends the
     /// collective in flight through `abort`, and heartbeats carry `progress`.
@@ -298,46 +317,4 @@ pub trait Link {
 
     /// Hands over a report. Blocks only when thousands are waiting.
     fn report(&mut self, report: Report) -> Result<(), LinkError>;
-}
-
-/// A world of one, without a coordinator.
-#[derive(Clone, Debug)]
-pub struct SoloLink {
-    /// Where to start: 0, or the step of a checkpoint.
-    pub first_step: Step,
-}
-
-impl Link for SoloLink {
-    fn assignment(&mut self, _why: Option<&str>) -> Result<Assignment, LinkError> {
-        Ok(Assignment {
-            generation: Generation(1),
-            rank: Rank(0),
-            world: 1,
-            next: String::new(),
-            quarantined: Vec::new(),
-            checkpoint_step: self.first_step,
-        })
-    }
-
-    fn has_generations(&self) -> bool {
-        false
-    }
-
-    fn lease(&mut self, _step: Step, samples: u64) -> Result<Range<u64>, LinkError> {
-        Ok(0..samples)
-    }
-
-    fn commands(&mut self) -> Commands {
-        Commands::default()
-    }
-
-    fn wait_while_paused(&mut self) -> Result<(), LinkError> {
-        Ok(())
-    }
-
-    fn at(&mut self, _phase: Phase, _step: Step) {}
-
-    fn report(&mut self, _report: Report) -> Result<(), LinkError> {
-        Ok(())
-    }
 }

@@ -2,10 +2,14 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use coxswain_proto::ids::{Generation, LeaseId, Rank, Seat, Step, WorkerId};
+use coxswain_proto::{
+    cache_plan::{CacheGeneration, Decided},
+    ids::{Generation, LeaseId, Rank, Seat, Step, WorkerId},
+};
 use serde::{Deserialize, Serialize};
 
 use super::{
+    cache::{Changed, DriftEntry, GenerationEntry},
     checkpoints::CheckpointEntry,
     event::{DataSet, StreamId, Ticket, WorkerClaim},
     failure::Failure,
@@ -60,6 +64,8 @@ pub enum Reply {
     Status(Box<Status>),
     /// To `Pause`, `Resume` and `Stop`.
     Phase(RunPhase),
+    /// To `RebuildCache`.
+    Rebuild(Decided),
     /// To `ShowMemory`, by rank.
     Memory(Arc<Vec<RankMemory>>),
 }
@@ -152,7 +158,7 @@ impl Assignment {
 }
 
 /// The right to consume one slice of every global batch in a range of steps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lease {
     /// Which.
     pub id: LeaseId,
@@ -166,6 +172,29 @@ pub struct Lease {
     pub slice: Rank,
     /// Of how many.
     pub slices: u32,
+    /// Where all of the steps take their features from.
+    pub turn: LeaseTurn,
+}
+
+/// Where the steps of a lease take their features from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LeaseTurn {
+    /// They are computed; everything trains.
+    Live {
+        /// The generation that served last.
+        kept: Option<CacheKey>,
+    },
+    /// From this generation.
+    Cached(CacheKey),
+}
+
+/// A generation of the feature cache, as workers know it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CacheKey {
+    /// Which, and since when.
+    pub generation: CacheGeneration,
+    /// Its directory in the store, once it is known.
+    pub space: Option<String>,
 }
 
 /// What outlives the coordinator.
@@ -236,6 +265,10 @@ pub enum Record {
     Failure(Arc<Failure>),
     /// Samples that failed, all of them.
     Quarantine(Quarantine),
+    /// From a step on, a generation of the feature cache serves; what was decided for later steps is void.
+    CacheTurn(Decided),
+    /// What is known of a generation of the feature cache.
+    CacheGeneration(GenerationEntry),
     /// The run is over.
     Over(End),
 }
@@ -299,12 +332,27 @@ pub enum News {
     },
     /// A failure that followed from another one.
     Consequence(Arc<Failure>),
+    /// The feature cache got on.
+    Cache(CacheNews),
     /// A worker's line for people.
     Note(Seat, String),
     /// Peaks of every rank: at the end, and when asked for.
     Memory(Arc<Vec<RankMemory>>),
     /// A claim was turned down.
     Refused(Refusal),
+}
+
+/// What happened to the feature cache.
+#[derive(Clone, Debug, PartialEq)]
+pub enum CacheNews {
+    /// It was decided which generation serves from a step on.
+    Decided(Decided),
+    /// A live phase begins at this step, and the generation that served before rests.
+    Live(Step, Option<u64>),
+    /// A report changed what is known of a generation.
+    Reported(GenerationEntry, Changed),
+    /// How far features have moved, where nothing depends on it.
+    Drift(DriftEntry),
 }
 
 /// How training went on after a fault.

@@ -6,6 +6,7 @@ use coxswain_proto::ids::{Bytes, Generation, Seat, Step, WorkerId};
 use serde::{Deserialize, Serialize};
 
 use super::{
+    cache::CacheReport,
     failure::Failure,
     quarantine::EpochPositions,
     report::{PhasePeak, StateSource, StepReport, WorkerPhase},
@@ -69,6 +70,10 @@ pub enum Ask {
     Memory(WorkerId, Vec<PhasePeak>),
     /// A worker reports a checkpoint.
     Checkpoint(WorkerId, CheckpointReport),
+    /// A worker knows something of the feature cache.
+    Cache(WorkerId, CacheReport),
+    /// Begin a generation of the feature cache with the present adapter.
+    RebuildCache,
     /// A worker has a line for people.
     Note {
         /// Who.

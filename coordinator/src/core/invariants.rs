@@ -1,6 +1,6 @@
 //! What must hold after every event, as named functions: called by debug assertions, property tests and the simulator.
 
-use coxswain_proto::limits;
+use coxswain_proto::{cache_plan::Decided, ids::Rank, limits};
 
 use super::{
     machine::Machine,
@@ -13,13 +13,15 @@ type Named = (&'static str, fn(&Machine) -> bool);
 
 /// The name of the first invariant that does not hold.
 pub fn violated(machine: &Machine) -> Option<&'static str> {
-    let all: [Named; 11] = [
+    let all: [Named; 13] = [
         ("no generation has a lost member", no_generation_has_a_lost_member),
         ("a fixed world is complete or waits", a_fixed_world_is_complete_or_waits),
         ("each worker stands at its seat", each_worker_stands_at_its_seat),
         ("one generation lives", one_generation_lives),
         ("no step is committed that was not leased", no_step_is_committed_that_was_not_leased),
         ("no rank runs ahead of its lease", no_rank_runs_ahead_of_its_lease),
+        ("every leased step has its turn", every_leased_step_has_its_turn),
+        ("generations of the cache follow each other", generations_of_the_cache_follow_each_other),
         ("only uncommitted steps are in flight", only_uncommitted_steps_are_in_flight),
         ("progress is what the ledger says", progress_is_what_the_ledger_says),
         ("budgets are kept", budgets_are_kept),
@@ -79,8 +81,26 @@ pub fn no_step_is_committed_that_was_not_leased(machine: &Machine) -> bool {
 pub fn no_rank_runs_ahead_of_its_lease(machine: &Machine) -> bool {
     let Some(course) = machine.phase.course() else { return true };
     let committed = course.ledger.committed();
-    let limit = course.leases.end().max(committed);
-    course.ledger.all_owed().all(|owed| owed <= limit && owed >= committed)
+    let held = (0..).map(Rank).map(|rank| course.leases.end_of(rank).max(committed));
+    course.ledger.all_owed().zip(held).all(|(owed, limit)| owed <= limit && owed >= committed)
+}
+
+/// Nobody is leased a step before it is decided where its features come from, and all of them lie in one window.
+pub fn every_leased_step_has_its_turn(machine: &Machine) -> bool {
+    let Some(course) = machine.phase.course() else { return true };
+    let (committed, end) = (course.ledger.committed(), course.leases.end());
+    let held = (0..course.ledger.all_owed().count() as u32).map(|rank| course.leases.end_of(Rank(rank)));
+    machine.cache.turns().undecided(committed, end).is_none() && held.max().is_none_or(|held| held <= end)
+}
+
+/// A generation of the cache serves from its first step on, under its number alone, and older ones do not come back.
+pub fn generations_of_the_cache_follow_each_other(machine: &Machine) -> bool {
+    let decided: Vec<_> = machine.cache.turns().decided().collect();
+    let follows = |(before, after): (&&Decided, &&Decided)| match after.begins() {
+        true => after.generation.number > before.generation.number,
+        false => after.generation == before.generation,
+    };
+    decided.iter().zip(decided.iter().skip(1)).all(follows)
 }
 
 /// Steps in flight lie between the commits and the rank that is furthest ahead.

@@ -1,29 +1,40 @@
 //! Shard leases: how far ahead of the committed steps the ranks may go.
 //!
-//! A rank holds one contiguous window of steps. It is granted [`LEASE_STEPS`] ahead and prolonged when half of it is committed, so
-//! that a rank never waits for a grant while the coordinator answers, and trains on through half a window when it does not.
+//! ```text
+//! steps   committed ─┬────────────── window, at most 32 steps ──────────────┐
+//! rank 0             ├──────────────────── held ──────────────┤
+//! rank 1             ├───────────────────────────── held ───────────────────┤
+//! ```
+//!
+//! All ranks share one window of [`LEASE_STEPS`] ahead of the commits; it ends earlier where nobody has decided yet where the next step
+//! takes its features from. Each rank holds a part of it that is prolonged with one of the rank's own reports, so that a rank never waits
+//! for a grant while the coordinator answers, and trains on through about half a window when it does not. Ranks are due in turn: renewing
+//! thousands of them in one step would hold up everybody's reports of it.
 
 use coxswain_proto::{
     ids::{Generation, LeaseId, Rank, Step},
     limits::LEASE_STEPS,
 };
 
-use super::action::Lease;
+use super::action::{Lease, LeaseTurn};
 
-/// The window that all ranks of one generation share.
+/// A rank is prolonged when it holds no more than this.
+const HALF: u64 = LEASE_STEPS / 2;
+
+/// The window that all ranks of one generation share, and what each of them holds of it.
 #[derive(Clone, Debug)]
 pub struct LeaseWindow {
     generation: Generation,
-    world: u32,
     total: Step,
     end: Step,
+    held: Vec<Step>,
     next_id: u64,
 }
 
 impl LeaseWindow {
     /// An empty window at `first_step`.
     pub fn new(generation: Generation, world: u32, first_step: Step, total: Step) -> Self {
-        Self { generation, world, total, end: first_step, next_id: 1 }
+        Self { generation, total, end: first_step, held: vec![first_step; world as usize], next_id: 1 }
     }
 
     /// The first step nobody may run yet.
@@ -31,25 +42,137 @@ impl LeaseWindow {
         self.end
     }
 
-    /// Prolongs the window if at least half of it is committed; the lease of every rank, in rank order, if so.
-    pub fn prolong(&mut self, committed: Step) -> Option<Vec<Lease>> {
-        let ahead = self.end.0.saturating_sub(committed.0);
-        let end = Step(committed.0.saturating_add(LEASE_STEPS).min(self.total.0));
-        if ahead > LEASE_STEPS / 2 || end <= self.end {
-            return None;
+    /// The first step that a rank may not run yet.
+    pub fn end_of(&self, rank: Rank) -> Step {
+        self.held.get(rank.0 as usize).copied().unwrap_or(self.end)
+    }
+
+    /// Where the window should end.
+    pub fn target(&self, committed: Step) -> Step {
+        Step(committed.0.saturating_add(LEASE_STEPS).min(self.total.0)).max(self.end)
+    }
+
+    /// Moves the end of the window; it never moves back.
+    pub fn extend(&mut self, end: Step) {
+        self.end = self.end.max(end).min(self.total);
+    }
+
+    /// After a restart of the coordinator: whatever a rank may have been granted lies in the window.
+    pub fn assume_all_held(&mut self) {
+        self.held.fill(self.end);
+    }
+
+    /// Whether a rank should be given more, if there is more.
+    pub fn due(&self, rank: Rank, committed: Step) -> bool {
+        let ahead = self.end_of(rank).0.saturating_sub(committed.0);
+        let its_turn = (committed.0 + u64::from(rank.0)).is_multiple_of(HALF);
+        self.end_of(rank) < self.total && (ahead <= HALF || (its_turn && ahead < LEASE_STEPS))
+    }
+
+    /// Ranks that would run dry without another report: next to nothing of what they hold is left. `owed` is the next step of each.
+    pub fn dry(&self, owed: impl Iterator<Item = Step>) -> Vec<Rank> {
+        let ranks = (0..).map(Rank).zip(self.held.iter().zip(owed));
+        let dry = ranks.filter(|(_, (held, owed))| **held < self.total && held.0 <= owed.0 + HALF / 2);
+        dry.map(|(rank, _)| rank).collect()
+    }
+
+    /// Gives a rank the rest of the window: a lease for each turn, which `turn` tells with the step it ends at.
+    pub fn grant(&mut self, rank: Rank, turn: impl Fn(Step) -> Option<(LeaseTurn, Step)>) -> Vec<Lease> {
+        let Some(held) = self.held.get_mut(rank.0 as usize) else { return Vec::new() };
+        let first = std::mem::replace(held, self.end.max(*held));
+        self.leases(rank, first, turn)
+    }
+
+    /// What a rank holds now, for a line that was opened again; nothing when there is nothing left to run.
+    pub fn replay(
+        &mut self,
+        rank: Rank,
+        committed: Step,
+        turn: impl Fn(Step) -> Option<(LeaseTurn, Step)>,
+    ) -> Vec<Lease> {
+        if let Some(held) = self.held.get_mut(rank.0 as usize) {
+            *held = self.end.max(*held);
         }
-        let first = std::mem::replace(&mut self.end, end);
-        Some((0..self.world).map(|rank| self.lease(Rank(rank), first)).collect())
+        self.leases(rank, committed, turn)
     }
 
-    /// What a rank holds now, for a line that was opened again; absent when there is nothing left to run.
-    pub fn replay(&mut self, rank: Rank, committed: Step) -> Option<Lease> {
-        (committed < self.end).then(|| self.lease(rank, committed))
+    fn leases(
+        &mut self,
+        rank: Rank,
+        first: Step,
+        turn: impl Fn(Step) -> Option<(LeaseTurn, Step)>,
+    ) -> Vec<Lease> {
+        let (mut leases, mut first) = (Vec::new(), first);
+        while first < self.end {
+            let Some((turn, until)) = turn(first) else { break };
+            let (id, end) = (LeaseId(self.next_id), until.min(self.end));
+            self.next_id += 1;
+            let (generation, slices) = (self.generation, self.held.len() as u32);
+            leases.push(Lease { id, generation, first, end, slice: rank, slices, turn });
+            first = end;
+        }
+        leases
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TOTAL: Step = Step(1000);
+
+    fn window(world: u32) -> LeaseWindow {
+        LeaseWindow::new(Generation(1), world, Step(0), TOTAL)
     }
 
-    fn lease(&mut self, rank: Rank, first: Step) -> Lease {
-        let id = LeaseId(self.next_id);
-        self.next_id += 1;
-        Lease { id, generation: self.generation, first, end: self.end, slice: rank, slices: self.world }
+    fn live(_: Step) -> Option<(LeaseTurn, Step)> {
+        Some((LeaseTurn::Live { kept: None }, TOTAL))
+    }
+
+    /// Everybody reports every step, and whoever is due is granted what there is. How many were, after each step.
+    fn grants(window: &mut LeaseWindow, world: u32, steps: u64) -> Vec<usize> {
+        let mut counts = Vec::new();
+        for committed in (0..steps).map(Step) {
+            let due: Vec<_> = (0..world).map(Rank).filter(|rank| window.due(*rank, committed)).collect();
+            if !due.is_empty() {
+                window.extend(window.target(committed));
+            }
+            counts.push(due.iter().map(|rank| window.grant(*rank, live).len()).sum());
+        }
+        counts
+    }
+
+    #[test]
+    fn ranks_are_prolonged_in_turn_and_always_hold_half_a_window() {
+        let (mut window, world) = (window(64), 64);
+        let counts = grants(&mut window, world, 200);
+        assert_eq!(counts[0], 64, "everybody begins with a whole window");
+        assert_eq!(counts[1..100].iter().max(), Some(&4), "then a sixteenth at a time");
+        for rank in (0..world).map(Rank) {
+            assert!(window.end_of(rank).0 - 199 > HALF);
+        }
+    }
+
+    #[test]
+    fn a_lease_never_straddles_a_turn() {
+        let mut window = window(1);
+        window.extend(Step(10));
+        let turn = |step: Step| Some((LeaseTurn::Live { kept: None }, Step(step.0 - step.0 % 4 + 4)));
+        let steps: Vec<_> =
+            window.grant(Rank(0), turn).iter().map(|lease| lease.first.0..lease.end.0).collect();
+        assert_eq!(steps, [0..4, 4..8, 8..10]);
+        assert_eq!(window.replay(Rank(0), Step(7), turn).len(), 2);
+    }
+
+    #[test]
+    fn whoever_has_nothing_left_to_report_is_found() {
+        let mut window = window(2);
+        window.extend(Step(32));
+        window.grant(Rank(0), live);
+        window.grant(Rank(1), live);
+        assert_eq!(window.dry([Step(32), Step(0)].into_iter()), [Rank(0)]);
+        window.extend(TOTAL);
+        window.assume_all_held();
+        assert_eq!(window.dry([TOTAL, TOTAL].into_iter()), [] as [Rank; 0]);
     }
 }

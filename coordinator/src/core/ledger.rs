@@ -25,7 +25,7 @@ use coxswain_proto::{
 
 use super::{
     quarantine::Quarantine,
-    report::{CommittedStep, StepReport, StepTimes, Totals},
+    report::{CacheUse, CommittedStep, StepReport, StepTimes, Totals},
 };
 
 /// Steps of one generation.
@@ -52,6 +52,16 @@ struct OpenStep {
     memory_peak_seat: Seat,
     retries: u32,
     cache_generation: u64,
+    cache: CacheUse,
+}
+
+/// What a rank may report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Due {
+    /// Its lease ends before this step.
+    pub lease_end: Step,
+    /// The generation of the feature cache that the lease of the reported step names; 0 for none.
+    pub cache_generation: u64,
 }
 
 /// Why a report cannot be true.
@@ -72,6 +82,16 @@ pub enum Fault {
         reported: Step,
         /// End of the lease.
         end: Step,
+    },
+    /// Features of another generation of the cache.
+    #[error("took the features of step {step} from {}, but its lease says {}", cached(found), cached(due))]
+    Cache {
+        /// The report's.
+        step: Step,
+        /// As reported.
+        found: u64,
+        /// As leased.
+        due: u64,
     },
     /// Other samples than the step's.
     #[error(
@@ -174,13 +194,8 @@ impl StepLedger {
         self.committed.0 >= self.plan.total_steps()
     }
 
-    /// Takes a rank's report of a step below `lease_end`. A repeated report has no effect; one of another generation neither.
-    pub fn report(
-        &mut self,
-        (rank, seat): (Rank, Seat),
-        report: &StepReport,
-        lease_end: Step,
-    ) -> Result<(), Fault> {
+    /// Takes a rank's report of a step that it holds a lease of. A repeated report has no effect; one of another generation neither.
+    pub fn report(&mut self, (rank, seat): (Rank, Seat), report: &StepReport, due: Due) -> Result<(), Fault> {
         let owed = self.owed[rank.0 as usize];
         if report.generation != self.generation || report.step < owed {
             return Ok(());
@@ -188,8 +203,12 @@ impl StepLedger {
         if report.step > owed {
             return Err(Fault::Gap { reported: report.step, owed });
         }
-        if report.step >= lease_end {
-            return Err(Fault::BeyondLease { reported: report.step, end: lease_end });
+        if report.step >= due.lease_end {
+            return Err(Fault::BeyondLease { reported: report.step, end: due.lease_end });
+        }
+        if report.cache_generation != due.cache_generation {
+            let (found, due) = (report.cache_generation, due.cache_generation);
+            return Err(Fault::Cache { step: report.step, found, due });
         }
         if let Some((total, found)) = report.totals.not_finite() {
             return Err(Fault::NotFinite { step: report.step, total, found });
@@ -208,14 +227,22 @@ impl StepLedger {
     }
 
     /// Commits all steps before `until`, which every rank has done, from the reports that are there; nothing if a step has none.
-    /// With `blind`, steps without any report are committed, too, and their totals stay unknown.
-    pub fn settle(&mut self, until: Step, blind: bool) -> Option<Vec<Arc<CommittedStep>>> {
+    /// With `blind`, steps without any report are committed, too: their totals stay unknown, and `cache_generation` says where their
+    /// features were from.
+    pub fn settle(
+        &mut self,
+        until: Step,
+        blind: bool,
+        cache_generation: impl Fn(Step) -> u64,
+    ) -> Option<Vec<Arc<CommittedStep>>> {
         let missing = until.0.saturating_sub(self.committed.0);
         if !blind && missing > self.open.len() as u64 {
             return None;
         }
         let steps = (0..missing).map(|_| {
-            let open = self.open.pop_front().unwrap_or_default();
+            let unseen =
+                OpenStep { cache_generation: cache_generation(self.committed), ..OpenStep::default() };
+            let open = self.open.pop_front().unwrap_or(unseen);
             self.committed_from(open)
         });
         let steps = steps.collect();
@@ -246,6 +273,7 @@ impl StepLedger {
             memory_peak_seat: open.memory_peak_seat,
             retries: open.retries,
             cache_generation: open.cache_generation,
+            cache: open.cache.mean_of(open.reported),
             reports: open.reported,
             left_out,
         })
@@ -291,12 +319,21 @@ impl StepLedger {
         open.times.add(&report.times);
         open.tokens += report.tokens;
         open.retries = open.retries.max(report.retries);
-        open.cache_generation = open.cache_generation.max(report.cache_generation);
+        open.cache_generation = report.cache_generation;
+        open.cache.add(&report.cache);
         if report.memory_peak > open.memory_peak {
             open.memory_peak = report.memory_peak;
             open.memory_peak_seat = seat;
         }
         Ok(())
+    }
+}
+
+/// Where features were taken from.
+fn cached(number: &u64) -> String {
+    match number {
+        0 => "no cache".into(),
+        number => format!("generation {number} of the cache"),
     }
 }
 

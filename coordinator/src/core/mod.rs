@@ -10,6 +10,7 @@
 //! and a simulation. Every decision that people may ask about carries a typed [`reason`].
 
 pub mod action;
+pub mod cache;
 pub mod checkpoints;
 pub mod event;
 pub mod failure;

@@ -5,11 +5,15 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use coxswain_proto::ids::{Generation, Seat, Step, WorkerId};
+use coxswain_proto::{
+    cache_plan::Decided,
+    ids::{Generation, Seat, Step, WorkerId},
+};
 use serde::{Deserialize, Serialize};
 
 use super::{
     action::{Orders, Record, Spent},
+    cache::GenerationEntry,
     checkpoints::CheckpointEntry,
     event::{DataSet, WorkerClaim},
     failure::Failure,
@@ -40,6 +44,10 @@ pub struct Past {
     pub checkpoints: BTreeMap<Step, CheckpointEntry>,
     /// Samples that failed.
     pub quarantine: Quarantine,
+    /// From which steps on which generation of the feature cache serves.
+    pub turns: BTreeMap<Step, Decided>,
+    /// Generations of the feature cache, by number.
+    pub caches: BTreeMap<u64, GenerationEntry>,
     /// The newest fault.
     pub fault: Option<Arc<Failure>>,
     /// How the run ended, if it did.
@@ -123,6 +131,11 @@ impl Past {
             Record::Checkpoint(entry) => drop(self.checkpoints.insert(entry.step, entry.clone())),
             Record::Quarantine(quarantine) => self.quarantine = quarantine.clone(),
             Record::Failure(failure) => self.fault = Some(failure.clone()),
+            Record::CacheTurn(decided) => {
+                self.turns.split_off(&decided.first);
+                self.turns.insert(decided.first, *decided);
+            }
+            Record::CacheGeneration(entry) => drop(self.caches.insert(entry.number, entry.clone())),
         }
     }
 
@@ -149,6 +162,8 @@ impl Past {
             committed: self.committed,
             checkpoints: self.checkpoints,
             quarantine: self.quarantine,
+            turns: self.turns,
+            caches: self.caches,
             ..Self::default()
         }
     }

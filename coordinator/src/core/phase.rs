@@ -160,6 +160,17 @@ impl Phase {
             Self::Over(_) => None,
         }
     }
+
+    /// The steps that are being done.
+    pub fn training_mut(&mut self) -> Option<&mut Training> {
+        match self {
+            Self::Running(running) => match &mut running.stage {
+                Stage::Training(training) => Some(training),
+                Stage::Connecting(_) => None,
+            },
+            Self::Gathering(_) | Self::Over(_) => None,
+        }
+    }
 }
 
 /// The run is over.

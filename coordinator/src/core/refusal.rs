@@ -1,6 +1,6 @@
 //! Why the coordinator says no: typed, with both sides of every contradiction and the remedy.
 
-use coxswain_proto::ids::{Generation, Seat, WorkerId};
+use coxswain_proto::ids::{Generation, Seat, Step, WorkerId};
 
 use super::{event::DataSet, reason::Reason};
 
@@ -112,6 +112,20 @@ pub enum Refusal {
     /// The launcher never asked for a place.
     #[error("node {0} has not joined this run")]
     UnknownNode(String),
+    /// A new generation of a cache that does not exist.
+    #[error("there is no cache to rebuild: cache.mode is off")]
+    NoCache,
+    /// A new generation of a cache that needs none.
+    #[error("cache.mode is exact: its features never go stale, so there is nothing to rebuild")]
+    ExactCache,
+    /// A new generation that nobody would use.
+    #[error(
+        "no cached step is left to rebuild the cache for: steps below {leased} are leased already, and what follows is live"
+    )]
+    NoCachedStep {
+        /// Steps below this one are leased.
+        leased: Step,
+    },
     /// Nothing can be asked of a run that is over.
     #[error("the run is over: {0}")]
     Over(Reason),

@@ -111,8 +111,39 @@ pub struct StepReport {
     pub memory_peak: Bytes,
     /// Times the step was voted down and repeated.
     pub retries: u32,
-    /// The feature cache it was computed from; 0 for none.
+    /// The generation of the feature cache that it took its features from; 0 for none.
     pub cache_generation: u64,
+    /// What the cache did for this rank.
+    pub cache: CacheUse,
+}
+
+/// What the feature cache did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheUse {
+    /// Samples whose features were there.
+    pub hits: u64,
+    /// Samples whose features were computed.
+    pub misses: u64,
+    /// Spent on reading.
+    pub read: Duration,
+    /// Spent on computing and storing what was missing.
+    pub fill: Duration,
+}
+
+impl CacheUse {
+    /// Adds another rank's, or step's.
+    pub fn add(&mut self, other: &Self) {
+        self.hits += other.hits;
+        self.misses += other.misses;
+        self.read += other.read;
+        self.fill += other.fill;
+    }
+
+    /// All samples of `ranks` ranks that were added up, and the mean of their times.
+    pub fn mean_of(self, ranks: u32) -> Self {
+        let n = ranks.max(1);
+        Self { read: self.read / n, fill: self.fill / n, ..self }
+    }
 }
 
 /// Sums over all ranks, agreed in the step's collective: every rank must report the same bits.
@@ -239,8 +270,10 @@ pub struct CommittedStep {
     pub memory_peak_seat: Seat,
     /// Times the step was voted down before it was committed.
     pub retries: u32,
-    /// The feature cache it was computed from; 0 for none.
+    /// The generation of the feature cache that it took its features from; 0 for none.
     pub cache_generation: u64,
+    /// What the cache did: samples over all ranks, mean times.
+    pub cache: CacheUse,
     /// Ranks whose reports were there when it was committed. Fewer than `world`: the later state of all ranks proves the rest. 0: that
     /// state alone proves it, and its totals are not known.
     pub reports: u32,

@@ -2,10 +2,15 @@
 
 use std::{sync::Arc, time::Duration};
 
-use coxswain_proto::ids::{Bytes, Generation, Seat, Step, WorkerId};
+use coxswain_proto::{
+    cache_plan::Decided,
+    ids::{Bytes, Generation, Seat, Step, WorkerId},
+    run_spec::{CacheMode, Tap},
+};
 
 use super::{
     action::Spent,
+    cache::{DriftEntry, GenerationEntry, GenerationState},
     checkpoints::CheckpointEntry,
     failure::Failure,
     reason::{Reason, RunPhase},
@@ -45,6 +50,27 @@ pub struct Status {
     pub max_restarts: u32,
     /// Samples in an epoch, and in a step that is not an epoch's last; absent as `total` is.
     pub sizes: Option<(u64, u64)>,
+    /// The feature cache, if there is one.
+    pub cache: Option<CacheStatus>,
+}
+
+/// The feature cache at one moment.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CacheStatus {
+    /// As configured.
+    pub mode: CacheMode,
+    /// As configured.
+    pub tap: Tap,
+    /// The generation that serves the next step; 0 in a live phase.
+    pub serving: u64,
+    /// Where the turn of the next step ends, if it does.
+    pub turn_ends: Option<Step>,
+    /// The step whose lease waits for a measurement of drift.
+    pub waits_at: Option<Step>,
+    /// The newest generations, oldest first.
+    pub generations: Vec<(GenerationEntry, GenerationState)>,
+    /// The newest measurements of drift, and what was decided there.
+    pub drifts: Vec<(DriftEntry, Option<Decided>)>,
 }
 
 /// One worker at one moment.

@@ -16,7 +16,7 @@ use redb::{Builder, Database, DatabaseError, ReadableDatabase, WriteTransaction}
 use super::{
     Identity, Journal, JournalError, LedgerEntry,
     reading::{Contents, Reader},
-    rows::{self, CHECKPOINTS, FACTS, FAILURES, GENERATIONS, NODES, STEPS, WORKERS, json},
+    rows::{self, CACHES, CHECKPOINTS, FACTS, FAILURES, GENERATIONS, NODES, STEPS, TURNS, WORKERS, json},
 };
 use crate::core::{action::Record, past::Past};
 
@@ -105,13 +105,13 @@ impl Durable {
                 facts.remove("dataset")?;
             }
             // Every table exists from here on.
-            for table in [GENERATIONS, STEPS, CHECKPOINTS, NODES, WORKERS, FAILURES] {
+            for table in [GENERATIONS, STEPS, CHECKPOINTS, NODES, WORKERS, FAILURES, TURNS, CACHES] {
                 write.open_table(table)?;
             }
             for table in [NODES, WORKERS].into_iter().filter(|_| begins) {
                 write.open_table(table)?.retain(|_, _| false)?;
             }
-            for table in [STEPS, CHECKPOINTS, FAILURES].into_iter().filter(|_| anew) {
+            for table in [STEPS, CHECKPOINTS, FAILURES, TURNS, CACHES].into_iter().filter(|_| anew) {
                 write.open_table(table)?.retain(|_, _| false)?;
             }
             Ok(())

@@ -63,9 +63,15 @@ pub struct LedgerEntry {
     /// Times the step was voted down before it was committed.
     #[serde(default)]
     pub retries: u32,
-    /// The feature cache it was computed from; 0 for none.
+    /// The generation of the feature cache that it took its features from; 0 for none.
     #[serde(default)]
     pub cache_generation: u64,
+    /// Samples whose features were there, over all ranks.
+    #[serde(default)]
+    pub cache_hits: u64,
+    /// Samples whose features were computed.
+    #[serde(default)]
+    pub cache_misses: u64,
     /// Ranks whose reports were there when it was committed.
     #[serde(default)]
     pub reports: u32,
@@ -93,6 +99,8 @@ impl From<&CommittedStep> for LedgerEntry {
             loss: step.totals.loss(),
             retries: step.retries,
             cache_generation: step.cache_generation,
+            cache_hits: step.cache.hits,
+            cache_misses: step.cache.misses,
             reports: step.reports,
             left_out: step.left_out.clone(),
         }

@@ -2,16 +2,20 @@
 
 use std::path::Path;
 
-use coxswain_proto::ids::{Generation, Seat, Step};
+use coxswain_proto::{
+    cache_plan::Decided,
+    ids::{Generation, Seat, Step},
+};
 use redb::{ReadTransaction, ReadableTable, TableDefinition, TableError};
 use serde::de::DeserializeOwned;
 
 use super::{
     Identity, JournalError, LedgerEntry,
-    rows::{CHECKPOINTS, FACTS, FAILURES, GENERATIONS, NODES, STEPS, WORKERS},
+    rows::{CACHES, CHECKPOINTS, FACTS, FAILURES, GENERATIONS, NODES, STEPS, TURNS, WORKERS},
 };
 use crate::core::{
     action::{Orders, Spent},
+    cache::GenerationEntry,
     checkpoints::CheckpointEntry,
     event::DataSet,
     failure::Failure,
@@ -49,6 +53,10 @@ pub struct Contents {
     pub checkpoints: Vec<(u64, CheckpointEntry)>,
     /// In order.
     pub failures: Vec<(u64, Failure)>,
+    /// By step.
+    pub turns: Vec<(u64, Decided)>,
+    /// By number.
+    pub caches: Vec<(u64, GenerationEntry)>,
 }
 
 impl Contents {
@@ -68,6 +76,8 @@ impl Contents {
             committed: committed.or(started.map(|(first, _)| first)),
             checkpoints: self.checkpoints.into_iter().map(|(_, entry)| (entry.step, entry)).collect(),
             fault: self.failures.into_iter().next_back().map(|(_, failure)| failure.into()),
+            turns: self.turns.into_iter().map(|(first, decided)| (Step(first), decided)).collect(),
+            caches: self.caches.into_iter().collect(),
             end: self.end,
         }
     }
@@ -107,6 +117,8 @@ impl<'a> Reader<'a> {
             generations: self.rows("generations", GENERATIONS)?,
             checkpoints: self.rows("checkpoints", CHECKPOINTS)?,
             failures: self.rows("failures", FAILURES)?,
+            turns: self.rows("turns", TURNS)?,
+            caches: self.rows("caches", CACHES)?,
             steps,
         })
     }

@@ -8,6 +8,8 @@
 //! steps         step -> JSON      the ledger
 //! checkpoints   step -> JSON
 //! failures      number -> JSON    faults, in order
+//! turns         step -> JSON      from which steps on which generation of the feature cache serves
+//! caches        number -> JSON    generations of the feature cache
 //! ```
 
 use redb::{ReadableTable, TableDefinition, WriteTransaction};
@@ -26,6 +28,8 @@ pub const WORKERS: TableDefinition<u64, &str> = TableDefinition::new("workers");
 pub const GENERATIONS: TableDefinition<u64, &str> = TableDefinition::new("generations");
 pub const FAILURES: TableDefinition<u64, &str> = TableDefinition::new("failures");
 pub const STEPS: TableDefinition<u64, &str> = TableDefinition::new("steps");
+pub const TURNS: TableDefinition<u64, &str> = TableDefinition::new("turns");
+pub const CACHES: TableDefinition<u64, &str> = TableDefinition::new("caches");
 pub const CHECKPOINTS: TableDefinition<u64, &str> = TableDefinition::new("checkpoints");
 
 /// Writes one record's effect.
@@ -78,6 +82,11 @@ pub fn append(write: &WriteTransaction, record: &Record) -> Result<(), redb::Err
         }
         Record::Step(step) => row(STEPS, step.step.0, json(&LedgerEntry::from(step.as_ref()))),
         Record::Checkpoint(entry) => row(CHECKPOINTS, entry.step.0, json(entry)),
+        Record::CacheTurn(decided) => {
+            write.open_table(TURNS)?.retain_in(decided.first.0.., |_, _| false)?;
+            row(TURNS, decided.first.0, json(decided))
+        }
+        Record::CacheGeneration(entry) => row(CACHES, entry.number, json(entry)),
         Record::Failure(failure) => {
             let mut failures = write.open_table(FAILURES)?;
             let last = failures.last()?.map(|(number, row)| (number.value(), row.value().to_owned()));

@@ -157,7 +157,7 @@ mod tests {
     use coxswain_proto::ids::{Bytes, Generation, Seat, Step};
 
     use super::*;
-    use crate::core::report::{PhasePeak, StepTimes, Totals};
+    use crate::core::report::{CacheUse, PhasePeak, StepTimes, Totals};
 
     fn committed(number: u64, loss: f64) -> CommittedStep {
         CommittedStep {
@@ -180,6 +180,7 @@ mod tests {
             memory_peak_seat: Seat(1),
             retries: 0,
             cache_generation: 0,
+            cache: CacheUse::default(),
             reports: 2,
             left_out: Vec::new(),
         }

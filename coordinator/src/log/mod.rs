@@ -3,9 +3,11 @@
 //! Every event has a target `coxswain::TAG`, a message that is a finished, aligned line, and the same facts as fields. [`Human`]
 //! prints time, tag and line; a JSON subscriber keeps the fields.
 
+mod cache_lines;
 mod human_format;
 mod lines;
 
+pub(crate) use cache_lines::{line as cache_line, why};
 use coxswain_proto::ids::Step;
 pub use human_format::Human;
 pub(crate) use lines::{rolled_back, sample};
@@ -90,6 +92,7 @@ impl Log {
             News::Consequence(failure) => {
                 debug!(target: "coxswain::fail", rank = failure.seat.map(|seat| seat.0), "then {failure}");
             }
+            News::Cache(news) => cache_lines::write(news),
             News::Note(seat, text) => {
                 let rank = seat.0;
                 info!(target: "coxswain::note", rank, "rank {rank}: {text}");

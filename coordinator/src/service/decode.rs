@@ -17,7 +17,7 @@ use crate::{
         },
         failure::Failure,
         quarantine::EpochPositions,
-        report::{PhasePeak, StateSource, StepReport, StepTimes, Totals, WorkerPhase},
+        report::{CacheUse, PhasePeak, StateSource, StepReport, StepTimes, Totals, WorkerPhase},
     },
     options::CauseKind,
 };
@@ -31,12 +31,12 @@ pub struct FieldError {
 }
 
 impl FieldError {
-    fn new(field: impl Into<String>, problem: impl Into<String>) -> Self {
+    pub(super) fn new(field: impl Into<String>, problem: impl Into<String>) -> Self {
         Self { field: field.into(), problem: problem.into() }
     }
 
     /// The same error, seen from a message that contains this one.
-    fn below(self, field: impl std::fmt::Display) -> Self {
+    pub(super) fn below(self, field: impl std::fmt::Display) -> Self {
         Self { field: format!("{field}.{}", self.field), ..self }
     }
 }
@@ -47,7 +47,7 @@ impl From<FieldError> for Status {
     }
 }
 
-type Decoded<T> = Result<T, FieldError>;
+pub(super) type Decoded<T> = Result<T, FieldError>;
 
 impl From<v1::JoinNodeRequest> for Ask {
     fn from(wire: v1::JoinNodeRequest) -> Self {
@@ -251,6 +251,7 @@ fn step_report(wire: v1::StepReport) -> Decoded<StepReport> {
         memory_peak: Bytes(wire.memory_peak),
         retries: wire.retries,
         cache_generation: wire.cache_generation,
+        cache: wire.cache.map_or(Ok(CacheUse::default()), super::cache::cache_use)?,
     })
 }
 

@@ -8,7 +8,7 @@ use coxswain_proto::{
 };
 use tonic::Status;
 
-use super::RunFacts;
+use super::{RunFacts, cache};
 use crate::{
     core::{
         action::{Assignment, Directive, News},
@@ -40,6 +40,9 @@ impl From<Denied> for Status {
                 | Refusal::OtherDataSet { .. }
                 | Refusal::Fenced { .. }
                 | Refusal::Stale { .. }
+                | Refusal::NoCache
+                | Refusal::ExactCache
+                | Refusal::NoCachedStep { .. }
                 | Refusal::Over(_) => Self::failed_precondition(text),
                 Refusal::NodeRankTaken { .. } | Refusal::RankTaken { .. } => Self::already_exists(text),
                 Refusal::NodesComplete { .. } => Self::resource_exhausted(text),
@@ -89,6 +92,7 @@ pub fn directive(directive: Directive) -> v1::Directive {
             end_step: lease.end.0,
             slice: lease.slice.0,
             slices: lease.slices,
+            turn: Some(cache::turn(lease.turn)),
         }),
         Directive::Pause => Kind::Pause(v1::Pause {}),
         Directive::Resume => Kind::Resume(v1::Resume {}),
@@ -151,6 +155,7 @@ pub fn status(status: RunStatus, facts: &RunFacts) -> v1::GetStatusResponse {
         restarts: status.spent.restarts,
         max_restarts: status.max_restarts,
         rescales: status.spent.rescales,
+        cache: status.cache.map(cache::status),
     }
 }
 
@@ -188,6 +193,8 @@ pub fn ledger(entries: &[LedgerEntry], next: Option<u64>) -> v1::GetLedgerRespon
             .map(|hole| v1::SampleRange { begin: hole.start, end: hole.end })
             .collect(),
         world_size: entry.world,
+        cache_hits: entry.cache_hits,
+        cache_misses: entry.cache_misses,
         ranks: (0..entry.world)
             .map(|rank| {
                 let consumed = plan::without(entry.of_rank(Rank(rank)), &entry.left_out);
@@ -225,6 +232,7 @@ pub fn watch_event(dated: &Dated) -> Option<v1::WatchEvent> {
         }),
         News::Checkpoint(entry) => Kind::Checkpoint(checkpoint(entry)),
         News::Failure(failure, _) => Kind::Failure(self::failure(failure, dated.unix_ms)),
+        News::Cache(news) => Kind::Cache(cache::changed(news)),
         News::Note(seat, text) => Kind::Note(v1::Note { rank: seat.0, text: text.clone() }),
         News::Sample(at, verdict, failure) => Kind::Note(v1::Note {
             rank: failure.seat.map_or(0, |seat| seat.0),
@@ -267,6 +275,8 @@ fn committed(step: &CommittedStep) -> v1::StepCommitted {
         times: Some(times(&step.times)),
         memory_peak: step.memory_peak.0,
         memory_peak_rank: step.memory_peak_seat.0,
+        cache_generation: step.cache_generation,
+        cache: Some(cache::used(&step.cache)),
     }
 }
 

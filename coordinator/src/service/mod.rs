@@ -1,6 +1,7 @@
 //! The two gRPC services: decode, ask, encode. Nothing is decided here.
 
 mod auth;
+mod cache;
 mod decode;
 mod encode;
 mod people;

@@ -54,6 +54,16 @@ impl Control for Service {
         Ok(Response::new(v1::CheckpointResponse { step: None }))
     }
 
+    async fn rebuild_cache(&self, _: Request<v1::RebuildCacheRequest>) -> Answer<v1::RebuildCacheResponse> {
+        match self.handle.ask(Ask::RebuildCache).await? {
+            Reply::Rebuild(decided) => Ok(Response::new(v1::RebuildCacheResponse {
+                generation: decided.generation.number,
+                from_step: decided.first.0,
+            })),
+            other => Err(mismatch(&other)),
+        }
+    }
+
     async fn stop_run(&self, request: Request<v1::StopRunRequest>) -> Answer<v1::StopRunResponse> {
         let reason = request.into_inner().reason;
         Ok(Response::new(v1::StopRunResponse { phase: self.phase_after(Ask::Stop { reason }).await? }))

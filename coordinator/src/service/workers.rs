@@ -115,6 +115,14 @@ impl Coordinator for Service {
         Ok(Response::new(v1::ReportCheckpointResponse {}))
     }
 
+    async fn report_cache(
+        &self,
+        request: Request<v1::ReportCacheRequest>,
+    ) -> Answer<v1::ReportCacheResponse> {
+        self.handle.ask(request.into_inner().try_into()?).await?;
+        Ok(Response::new(v1::ReportCacheResponse {}))
+    }
+
     async fn report_note(&self, request: Request<v1::ReportNoteRequest>) -> Answer<v1::ReportNoteResponse> {
         self.handle.ask(request.into_inner().into()).await?;
         Ok(Response::new(v1::ReportNoteResponse {}))

@@ -65,6 +65,7 @@ pub fn line(event: &WatchEvent) -> String {
             format!("{} of {} workers: {}", changed.present, changed.world_size, changed.what)
         }
         Some(Kind::Failure(failed)) => format!("failure: {}", status::failure(failed)),
+        Some(Kind::Cache(changed)) => format!("cache: {}", changed.what),
         Some(Kind::Note(note)) => format!("rank {}: {}", note.rank, note.text),
         Some(Kind::Missed(count)) => format!("{count} events were missed: this reader is too slow"),
         None => "an event of a newer version".to_owned(),

@@ -148,6 +148,9 @@ pub fn event(event: &WatchEvent) -> Value {
             }),
         ),
         Some(Kind::Failure(failed)) => ("failure", failure(failed)),
+        Some(Kind::Cache(changed)) => {
+            ("cache", json!({"generation": changed.generation, "step": changed.step, "what": changed.what}))
+        }
         Some(Kind::Note(note)) => ("note", json!({"rank": note.rank, "text": note.text})),
         Some(Kind::Missed(count)) => ("missed", json!(count)),
         None => ("unknown", Value::Null),

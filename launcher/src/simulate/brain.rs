@@ -18,7 +18,7 @@ use coxswain_coordinator::{
 };
 use coxswain_proto::{
     ids::WorkerId,
-    run_spec::{Recompute, Train},
+    run_spec::{Cache, Recompute, Train},
 };
 
 use super::{
@@ -97,6 +97,7 @@ fn config(script: &Script) -> Config {
             log_every: 1,
             resume: true,
         },
+        cache: Cache::default(),
         world: Nodes {
             min_nodes: script.min_nodes.unwrap_or(script.nodes),
             max_nodes: script.nodes,

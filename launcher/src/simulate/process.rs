@@ -16,7 +16,7 @@ use coxswain_proto::{
     limits::HEARTBEAT_INTERVAL,
 };
 use coxswain_worker::{
-    link::{Assignment, LinkError},
+    link::{Assignment, CacheTurn, LinkError},
     session::standing::{Lease, Standing, Told},
     zero::Versions,
 };
@@ -417,6 +417,7 @@ impl World {
                 steps: lease.first.0..lease.end.0,
                 slice: lease.slice,
                 slices: lease.slices,
+                turn: CacheTurn::LIVE,
             }),
             Directive::Pause => Told::Pause,
             Directive::Resume => Told::Resume,

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use coxswain_coordinator::core::{
     event::{Ask, CheckpointReport, CheckpointState, StartReport},
-    report::{StateSource, StepReport, StepTimes, Totals},
+    report::{CacheUse, StateSource, StepReport, StepTimes, Totals},
 };
 use coxswain_proto::{
     ids::{Bytes, Generation, Step},
@@ -319,6 +319,7 @@ impl World {
             memory_peak: Bytes(0),
             retries: 0,
             cache_generation: 0,
+            cache: CacheUse::default(),
         };
         self.say(pid, Call::Steps(vec![report]));
     }

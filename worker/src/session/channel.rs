@@ -3,10 +3,7 @@
 //! The session writes what it was told into a shared [`Standing`]; the trainer reads it, and sleeps on a condition variable where it
 //! has to wait. The other way goes a bounded queue of reports.
 
-use std::{
-    ops::Range,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, atomic::Ordering},
-};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, atomic::Ordering};
 
 use coxswain_proto::{
     ids::{Generation, Rank, Step},
@@ -14,10 +11,10 @@ use coxswain_proto::{
 };
 use tokio::sync::mpsc;
 
-use super::standing::{Standing, Told};
+use super::standing::{Lease, Standing, Told};
 use crate::{
     collective::{AbortHandle, Progress},
-    link::{Assignment, Commands, Link, LinkError, Phase, Report},
+    link::{Assignment, Commands, Leased, Link, LinkError, Phase, Report},
 };
 
 /// The standing, and everything heartbeats need.
@@ -156,9 +153,14 @@ impl Link for ChannelLink {
         Ok(assignment)
     }
 
-    fn lease(&mut self, step: Step, samples: u64) -> Result<Range<u64>, LinkError> {
+    fn lease(&mut self, step: Step, samples: u64) -> Result<Leased, LinkError> {
         let lease = self.shared.wait(|standing| standing.lease(step))?;
-        Ok(plan::slice(samples, lease.slice, lease.slices))
+        Ok(share(lease, samples))
+    }
+
+    fn lease_ahead(&mut self, step: Step, samples: u64) -> Result<Option<Leased>, LinkError> {
+        let lease = self.shared.lock().standing.lease(step).transpose()?;
+        Ok(lease.map(|lease| share(lease, samples)))
     }
 
     fn connected(&mut self, abort: Arc<dyn AbortHandle>, progress: Arc<Progress>) {
@@ -191,10 +193,19 @@ impl Link for ChannelLink {
     }
 }
 
+/// A lease's part of a batch of `samples` samples.
+fn share(lease: Lease, samples: u64) -> Leased {
+    Leased { slice: plan::slice(samples, lease.slice, lease.slices), turn: lease.turn }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::ops::Range;
+
+    use coxswain_proto::cache_plan::CacheGeneration;
+
     use super::*;
-    use crate::session::standing::Lease;
+    use crate::link::{CacheSpace, CacheTurn};
 
     fn link() -> (Arc<Shared>, ChannelLink, mpsc::Receiver<Said>) {
         let shared = Arc::new(Shared::default());
@@ -214,7 +225,8 @@ mod tests {
     }
 
     fn grant(shared: &Shared, steps: Range<u64>) {
-        shared.told(Told::Grant(Lease { generation: Generation(1), steps, slice: Rank(1), slices: 2 }));
+        let turn = CacheTurn::LIVE;
+        shared.told(Told::Grant(Lease { generation: Generation(1), steps, slice: Rank(1), slices: 2, turn }));
     }
 
     #[test]
@@ -227,7 +239,29 @@ mod tests {
         });
         grant(&shared, 0..32);
         grant(&shared, 32..64);
-        assert_eq!(trainer.join().expect("no panic"), Ok(3..7));
+        let leased = Leased { slice: 3..7, turn: CacheTurn::LIVE };
+        assert_eq!(trainer.join().expect("no panic"), Ok(leased));
+    }
+
+    #[test]
+    fn a_step_is_asked_for_ahead_without_waiting_and_a_newer_lease_of_it_says_more_of_its_turn() {
+        let (shared, mut link, _queue) = link();
+        assign(&shared);
+        link.assignment(None).expect("there is a place");
+        grant(&shared, 0..4);
+        assert_eq!(link.lease_ahead(Step(4), 7), Ok(None));
+        let generation = CacheGeneration { number: 1, since: Step(4) };
+        for (steps, space) in [(4..8, None), (5..8, Some("5f".to_owned()))] {
+            let turn = CacheTurn::Cached(CacheSpace { generation, space });
+            let generation = Generation(1);
+            shared.told(Told::Grant(Lease { generation, steps, slice: Rank(1), slices: 2, turn }));
+        }
+        let mut space = |step| match link.lease_ahead(Step(step), 7) {
+            Ok(Some(Leased { turn: CacheTurn::Cached(space), .. })) => space.space,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!((space(4), space(5)), (None, Some("5f".into())));
+        assert!(matches!(link.lease(Step(4), 7), Ok(Leased { slice, .. }) if slice == (3..7)));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use coxswain_proto::{
+    cache_plan::CacheGeneration,
     ids::{Bytes, Generation, Rank, Step},
     limits,
     v1::{self, directive::Kind},
@@ -15,8 +16,8 @@ use super::{
 };
 use crate::{
     link::{
-        Assignment, CheckpointNews, EpochPositions, Phase, PhaseMemory, Start, StateSource, StepDone,
-        StepTimes,
+        Assignment, CacheReport, CacheSpace, CacheTurn, CacheUse, CheckpointNews, EpochPositions, Phase,
+        PhaseMemory, Start, StateSource, StepDone, StepTimes,
     },
     trainer::{FailureKind, TrainerFailure},
 };
@@ -78,7 +79,48 @@ pub(super) fn lease(wire: v1::ShardLease) -> Result<Lease, String> {
         steps: wire.first_step..wire.end_step,
         slice: Rank(wire.slice),
         slices: wire.slices,
+        turn: turn(wire.turn.unwrap_or_default())?,
     })
+}
+
+fn turn(wire: v1::CacheTurn) -> Result<CacheTurn, String> {
+    let space = |field: &str, wire: v1::CacheGeneration| {
+        if wire.number == 0 {
+            return Err(format!("lease.turn.{field}.number: is 0, and generations count from 1"));
+        }
+        let generation = CacheGeneration { number: wire.number, since: Step(wire.since_step) };
+        Ok(CacheSpace { generation, space: (!wire.space.is_empty()).then_some(wire.space) })
+    };
+    Ok(match wire.serving {
+        Some(serving) => CacheTurn::Cached(space("serving", serving)?),
+        None => CacheTurn::Live { kept: wire.kept.map(|kept| space("kept", kept)).transpose()? },
+    })
+}
+
+fn cache_use(of: &CacheUse) -> v1::CacheUse {
+    v1::CacheUse { hits: of.hits, misses: of.misses, read_ms: ms(of.read), fill_ms: ms(of.fill) }
+}
+
+/// What rank 0 knows of the feature cache.
+pub(super) fn cache(report: CacheReport) -> v1::CacheReport {
+    v1::CacheReport {
+        generation: report.generation,
+        space: report.space,
+        stored: report.stored,
+        total: report.total,
+        bytes: report.bytes.0,
+        fill_batch: report.fill_batch,
+        damaged: report.damaged,
+        drift: report.drift.map(|measured| v1::CacheDrift {
+            at_step: measured.at.0,
+            relative_l2: measured.drift.relative_l2,
+            cosine: measured.drift.cosine,
+            loss_fresh: measured.drift.loss_fresh,
+            loss_cached: measured.drift.loss_cached,
+            probes: measured.probes,
+        }),
+        stale_unavailable: report.stale_unavailable,
+    }
 }
 
 pub(super) fn phase(phase: Phase) -> v1::WorkerPhase {
@@ -136,10 +178,11 @@ pub(super) fn step(done: StepDone, generation: Generation, rank: Rank) -> v1::St
         micro_batch: done.micro_batch,
         accumulation: done.accumulation,
         memory_peak: done.memory_peak.0,
-        cache_generation: 0,
+        cache_generation: done.cache_generation,
         vote: v1::StepVote::Ok.into(),
         paused: false,
         retries: done.retries,
+        cache: Some(cache_use(&done.cache)),
     }
 }
 

@@ -254,6 +254,14 @@ impl Voice {
                 })
                 .await?;
             }
+            Report::Cache(report) => {
+                let request = v1::ReportCacheRequest { worker_id, report: Some(convert::cache(report)) };
+                persist(&self.options, || {
+                    let (mut client, request) = (self.client.clone(), request.clone());
+                    async move { client.report_cache(request).await }
+                })
+                .await?;
+            }
             Report::Note(text) => self.note(text, notes).await?,
         }
         Ok(())

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use coxswain_proto::ids::{Generation, Rank, Step};
 
-use crate::link::{Assignment, Commands, LinkError};
+use crate::link::{Assignment, CacheTurn, Commands, LinkError};
 
 /// The right to run a slice of the batches of some steps.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +21,8 @@ pub struct Lease {
     pub slice: Rank,
     /// Of how many.
     pub slices: u32,
+    /// Where all of the steps take their features from.
+    pub turn: CacheTurn,
 }
 
 /// One thing a worker is told.
@@ -146,8 +148,9 @@ impl Standing {
         }
         let entered = self.entered;
         self.leases.retain(|lease| lease.generation > entered || lease.steps.end > step.0);
-        let found =
-            self.leases.iter().find(|lease| lease.generation == entered && lease.steps.contains(&step.0));
+        // Steps are granted again with the line, and then the newest word counts: it may know more of the step's turn.
+        let mut newest_first = self.leases.iter().rev();
+        let found = newest_first.find(|lease| lease.generation == entered && lease.steps.contains(&step.0));
         found.map(|lease| Ok(lease.clone()))
     }
 
@@ -189,7 +192,13 @@ mod tests {
     }
 
     fn lease(generation: u64, steps: Range<u64>) -> Told {
-        Told::Grant(Lease { generation: Generation(generation), steps, slice: Rank(0), slices: 2 })
+        Told::Grant(Lease {
+            generation: Generation(generation),
+            steps,
+            slice: Rank(0),
+            slices: 2,
+            turn: CacheTurn::LIVE,
+        })
     }
 
     fn entered(generation: u64) -> Standing {

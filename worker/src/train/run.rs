@@ -223,7 +223,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         while self.requested < until {
             let step = self.requested;
             let batch = self.plan.batch(step);
-            let slice = self.link.lease(step, batch.len())?;
+            let slice = self.link.lease(step, batch.len())?.slice;
             let begin = batch.positions.start;
             let of_epoch = self.assignment.quarantined.iter().filter(|bad| bad.epoch == batch.epoch);
             let skipped: Vec<_> = of_epoch.map(|bad| bad.positions.clone()).collect();

@@ -34,7 +34,7 @@ use super::{
 use crate::{
     batch::MicroBatch,
     kernels::Tape,
-    link::{Phase, Report, StepDone, StepTimes},
+    link::{CacheUse, Phase, Report, StepDone, StepTimes},
     memory::{self, Attempt, Category, Held},
     model::policy::{MicroLoss, Pass, StageClock},
     zero::StepInput,
@@ -304,6 +304,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             accumulation: share.micro_batches,
             retries: 0,
             memory_peak,
+            cache_generation: 0,
+            cache: CacheUse::default(),
         }
     }
 }

@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use coxswain_proto::{ids::Step, limits};
+use coxswain_proto::{
+    ids::{Step, WorkerId},
+    limits,
+};
 
 use super::{Machine, Refresh, Refusal, Reply, Ticket, Timestamp};
 use crate::core::{
@@ -133,11 +136,11 @@ impl Machine {
             spent: self.spent,
             max_restarts: self.config.budgets.restarts,
             sizes: self.plan.map(|plan| (plan.samples(), plan.global_batch())),
+            cache: self.cache_status(),
         }
     }
 
     fn rank_statuses(&self, now: Timestamp) -> Vec<RankStatus> {
-        let (lease_first, lease_end) = self.lease();
         let statuses = self.roster.workers().map(|worker| RankStatus {
             seat: worker.seat(),
             worker: worker.id,
@@ -149,8 +152,8 @@ impl Machine {
             phase: worker.phase,
             step: worker.step,
             silent: now.since(worker.last_seen),
-            lease_first,
-            lease_end,
+            lease_first: self.progress.committed,
+            lease_end: self.lease_end(worker.id),
             times: worker.times,
             memory_peak: self.memory.peak(worker.seat()),
         });
@@ -168,16 +171,15 @@ impl Machine {
         );
     }
 
-    /// Steps that ranks may run now: from here, up to here.
-    fn lease(&self) -> (Step, Step) {
-        let committed = self.progress.committed;
-        match &self.phase {
-            Phase::Running(running) => match running.training() {
-                Some(training) => (committed, training.course.leases.end().max(committed)),
-                None => (committed, committed),
-            },
-            Phase::Gathering(_) | Phase::Over(_) => (committed, committed),
-        }
+    /// The first step that a worker may not run now.
+    fn lease_end(&self, worker: WorkerId) -> Step {
+        let held = match &self.phase {
+            Phase::Running(running) => running.training().and_then(|training| {
+                Some(training.course.leases.end_of(training.course.ledger.rank_of(worker)?))
+            }),
+            Phase::Gathering(_) | Phase::Over(_) => None,
+        };
+        held.unwrap_or_default().max(self.progress.committed)
     }
 
     /// The fault that is being dealt with, or else the newest one that was.
@@ -195,7 +197,7 @@ impl Machine {
             && self.reason != Reason::StepsDone
     }
 
-    fn must_go_on(&self) -> Result<(), Refusal> {
+    pub(super) fn must_go_on(&self) -> Result<(), Refusal> {
         match self.phase {
             Phase::Over(_) => Err(Refusal::Over(self.reason.clone())),
             Phase::Gathering(_) | Phase::Running(_) => Ok(()),

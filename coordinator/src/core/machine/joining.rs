@@ -10,7 +10,7 @@ use crate::core::{
     action::{Action, Directive, MemberChange, News, Record},
     event::{NodeClaim, Origin, StreamId, WorkerClaim},
     nodes::Placed,
-    phase::{Phase, Stage},
+    phase::Phase,
     reason::Reason,
     refusal::Witness,
 };
@@ -122,6 +122,7 @@ impl Machine {
             self.dataset = Some(dataset);
         }
         self.plan = Some(plan);
+        self.cache.planned(&plan);
         out.push(Action::Record(Record::Worker(id, claim)));
         self.watch_for_loss(now.after(self.config.patience.hang));
         self.announce(MemberChange::Registered { seat, host, pid, device }, out);
@@ -188,6 +189,8 @@ impl Machine {
 
     /// Tells a worker whose line was opened everything that still applies.
     pub(super) fn replay(&mut self, id: WorkerId, stream: StreamId, out: &mut Vec<Action>) {
+        let rank = self.phase.training_mut().and_then(|training| training.course.ledger.rank_of(id));
+        let leases = rank.map_or_else(Vec::new, |rank| self.held_by(rank));
         let Ok(worker) = self.roster.get_mut(id) else { return };
         let (generation, ready, asked_before) = (worker.generation, worker.ready, worker.asked_before);
         let mut tell = |directive| out.push(Action::Tell(stream, directive));
@@ -197,12 +200,7 @@ impl Machine {
             Phase::Running(running) if running.rank_of(id).is_some() => {
                 let rank = running.rank_of(id).unwrap_or_default();
                 tell(Directive::Assignment(running.assignment.clone(), rank));
-                if let Stage::Training(training) = &mut running.stage {
-                    let committed = training.course.ledger.committed();
-                    if let Some(lease) = training.course.leases.replay(rank, committed) {
-                        tell(Directive::Lease(lease));
-                    }
-                }
+                leases.into_iter().for_each(|lease| tell(Directive::Lease(lease)));
                 if running.regroup {
                     tell(Directive::Regroup(running.assignment.generation));
                 }

@@ -2,13 +2,15 @@
 //!
 //! [`Machine::handle`] never waits, reads no clock and cannot fail for a reason outside the machine; the driver hands in the time
 //! and carries out the actions. One file each: `joining` (places and lines), `forming` (who is in the next generation), `starting`
-//! (where it starts), `recalling` (after a restart of the coordinator), `working` (what workers report), `losing` (faults), `standstill` (hangs), `ending` (the end), `asking` (what people want),
+//! (where it starts), `recalling` (after a restart of the coordinator), `working` (what workers report), `leasing` (how far ranks may go), `caching` (the feature cache), `losing` (faults), `standstill` (hangs), `ending` (the end), `asking` (what people want),
 //! `transitions` (the only one that changes the phase).
 
 mod asking;
+mod caching;
 mod ending;
 mod forming;
 mod joining;
+mod leasing;
 mod losing;
 mod recalling;
 mod sampling;
@@ -22,11 +24,12 @@ use std::{collections::BTreeSet, sync::Arc};
 use coxswain_proto::{
     ids::{Generation, Seat, Step},
     plan::Plan,
-    run_spec::Train,
+    run_spec::{Cache, Train},
 };
 
 use super::{
     action::{Action, Directive, News, Orders, Record, Reply, Spent},
+    cache::CacheBook,
     checkpoints::{CheckpointEntry, Checkpoints},
     event::{Ask, DataSet, Event, Ticket},
     failure::{Failure, Incident},
@@ -54,6 +57,8 @@ pub struct Config {
     pub version: String,
     /// How long, in which batches.
     pub train: Train,
+    /// Where features come from.
+    pub cache: Cache,
     /// How many workers.
     pub world: World,
     /// Bounds on waiting.
@@ -84,6 +89,9 @@ pub struct Machine {
     pub(super) spent: Spent,
     pub(super) quarantine: Quarantine,
     pub(super) generation: Generation,
+    pub(super) cache: CacheBook,
+    /// When a measurement of drift that everybody waits for is given up.
+    drift_by: Option<Timestamp>,
     /// The newest fault that was survived.
     survived: Option<Arc<Failure>>,
     dataset: Option<(DataSet, Witness)>,
@@ -122,7 +130,10 @@ impl Machine {
         let committed = past.committed.unwrap_or_else(|| checkpoints.newest_complete());
         let plan =
             past.dataset.as_ref().and_then(|dataset| Plan::new(&config.train, dataset.training_samples).ok());
+        let cache = CacheBook::new(&config.cache, plan.as_ref(), past.turns.values(), past.caches.values());
         let mut machine = Self {
+            cache,
+            drift_by: None,
             roster: Roster::new(world.size(), config.life),
             nodes: Nodes::new(world),
             phase: Phase::Gathering(Box::new(Gathering {
@@ -186,7 +197,8 @@ impl Machine {
             Phase::Over(over) => (!over.expired).then_some(over.deadline),
         };
         let refresh = self.refreshes.iter().map(|refresh| refresh.deadline).min();
-        [phase, self.next_loss, refresh].into_iter().flatten().min()
+        let drift = self.drift_by.filter(|_| self.waits_for_drift().is_some());
+        [phase, self.next_loss, refresh, drift].into_iter().flatten().min()
     }
 
     /// How the run ended, once there is nobody left to say good-bye to.
@@ -254,6 +266,8 @@ impl Machine {
             Ask::Steps(worker, reports) => self.steps(now, worker, reports, out),
             Ask::Memory(worker, peaks) => self.memory(now, worker, &peaks, out),
             Ask::Checkpoint(worker, report) => self.checkpoint(now, worker, report, out),
+            Ask::Cache(worker, report) => self.cache_report(now, worker, report, out),
+            Ask::RebuildCache => self.rebuild_cache(now, out),
             Ask::Note { worker, sequence, text } => self.note(now, worker, sequence, text, out),
             Ask::Failure { run_id, worker, failure, sample } => {
                 self.same_run(&run_id).and_then(|()| match (worker, sample) {
@@ -287,6 +301,7 @@ impl Machine {
         if self.next_loss.is_some_and(|at| at <= now) {
             self.look_for_losses(now, out);
         }
+        self.look_for_drift(now, out);
         self.phase_deadline(now, out);
     }
 

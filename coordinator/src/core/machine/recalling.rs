@@ -63,6 +63,9 @@ impl Machine {
         }
         let losses = [self.roster.next_loss(&self.config.patience), self.nodes.next_loss()];
         self.next_loss = losses.into_iter().flatten().min();
+        if self.waits_for_drift().is_some() {
+            self.drift_by = Some(now.after(reunion + self.config.patience.drift));
+        }
     }
 
     fn recall_phase(&mut self, now: Timestamp, past: &Past, plan: Plan) {
@@ -131,7 +134,10 @@ impl Machine {
         let members: Vec<_> = past.members.iter().map(|(_, worker)| *worker).collect();
         let (committed, total) = (self.progress.committed, Step(plan.total_steps()));
         let mut leases = LeaseWindow::new(generation, members.len() as u32, committed, total);
-        leases.prolong(committed);
+        let target = leases.target(committed);
+        // What was leased was decided before.
+        leases.extend(self.cache.turns().undecided(committed, target).unwrap_or(target));
+        leases.assume_all_held();
         let ledger = StepLedger::new(plan, generation, &members, committed).without(&self.quarantine);
         Course { ledger, leases }
     }

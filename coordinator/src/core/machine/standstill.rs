@@ -27,6 +27,8 @@ impl Machine {
         let Phase::Running(running) = &self.phase else { return None };
         let expected = self.progress.pace.expected()?;
         let training = running.training().is_some() && !running.done() && !running.regroup;
+        // Nobody has a step to do while a measurement of drift is waited for, which has its own deadline.
+        let training = training && self.waits_for_drift().is_none();
         training.then(|| self.progress.at.after(expected * 3 + self.config.patience.standstill))
     }
 

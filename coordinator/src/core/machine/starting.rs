@@ -13,7 +13,7 @@ use coxswain_proto::ids::Step;
 use super::{Machine, Refusal, Reply, Timestamp};
 use crate::{
     core::{
-        action::{Action, Directive, News, Record, Recovery},
+        action::{Action, News, Record, Recovery},
         event::StartReport,
         failure::Failure,
         leases::LeaseWindow,
@@ -105,12 +105,16 @@ impl Machine {
         }
         // A complete checkpoint of this step proves the steps before it, even if those who did them are gone with their reports.
         let saved = source == StateSource::Checkpoint && self.checkpoints.has(first);
+        let turns = self.cache.turns();
+        let cache_generation = |step| turns.turn(step).map_or(0, |turn| turn.number());
         let steps = match self.phase.course_mut() {
             Some(course) => {
                 let leased = first <= course.leases.end();
-                course.ledger.settle(first, saved || (blind && leased))
+                course.ledger.settle(first, saved || (blind && leased), cache_generation)
             }
-            None if saved => StepLedger::new(plan, self.generation, &[], committed).settle(first, true),
+            None if saved => {
+                StepLedger::new(plan, self.generation, &[], committed).settle(first, true, cache_generation)
+            }
             None => None,
         };
         let Some(steps) = steps else { return Ok(false) };
@@ -126,18 +130,17 @@ impl Machine {
         let members = running.assignment.workers();
         let ledger = StepLedger::new(plan, generation, &members, first_step).without(&self.quarantine);
         let total = Step(plan.total_steps());
-        let mut leases = LeaseWindow::new(generation, members.len() as u32, first_step, total);
-        let granted = leases.prolong(first_step);
+        let leases = LeaseWindow::new(generation, members.len() as u32, first_step, total);
         let done = ledger.done();
         self.train(Course { ledger, leases }, first_step);
         out.push(Action::Record(Record::Started { generation, first_step, source }));
-        self.progress.at = now;
+        (self.progress.at, self.drift_by) = (now, None);
         let committed = std::mem::replace(&mut self.progress.committed, first_step);
         if first_step < committed {
             out.push(Action::Publish(News::RolledBack { from: committed, to: first_step }));
         }
         self.say(Reason::Started { generation, first_step, source }, out);
-        self.grant(granted, out);
+        self.grant_all(now, out);
         self.recovered(now, first_step, source, out);
         if done {
             self.say(Reason::StepsDone, out);
@@ -145,15 +148,6 @@ impl Machine {
             self.say(Reason::StopAsked(reason), out);
         } else if self.orders.pause {
             self.say(Reason::Pausing, out);
-        }
-    }
-
-    /// Sends leases, in rank order, to their ranks.
-    pub(super) fn grant(&self, leases: Option<Vec<crate::core::action::Lease>>, out: &mut Vec<Action>) {
-        let (Some(leases), Phase::Running(running)) = (leases, &self.phase) else { return };
-        for (member, lease) in running.assignment.members.iter().zip(leases) {
-            let line = self.roster.living_at(member.seat).and_then(|worker| worker.line);
-            out.extend(line.map(|stream| Action::Tell(stream, Directive::Lease(lease))));
         }
     }
 

@@ -11,8 +11,7 @@ use crate::{
         checkpoints::EntryState,
         event::{Beat, CheckpointReport},
         failure::Failure,
-        ledger::Fault,
-        phase::{Phase, Stage},
+        ledger::{Due, Fault},
         reason::Reason,
         report::{CommittedStep, PhasePeak, StepReport, WorkerPhase},
     },
@@ -45,8 +44,9 @@ impl Machine {
         for report in &reports {
             let Some(course) = self.phase.course_mut() else { break };
             let Some(rank) = course.ledger.rank_of(id) else { break };
-            let end = course.leases.end();
-            if let Err(fault) = course.ledger.report((rank, seat), report, end) {
+            let cache_generation = self.cache.turns().turn(report.step).map_or(0, |turn| turn.number());
+            let due = Due { lease_end: course.leases.end_of(rank), cache_generation };
+            if let Err(fault) = course.ledger.report((rank, seat), report, due) {
                 if matches!(fault, Fault::Gap { .. }) && self.config.life > 1 {
                     // An earlier life had heard what is missing; on its new line the worker says it again, and this, too.
                     break;
@@ -57,6 +57,10 @@ impl Machine {
         }
         self.commit(now, out);
         self.try_start(now, out);
+        if let Some(rank) = self.phase.training_mut().and_then(|training| training.course.ledger.rank_of(id))
+        {
+            self.grant_to(now, rank, out);
+        }
         Ok(Reply::Committed(self.progress.committed))
     }
 
@@ -114,7 +118,7 @@ impl Machine {
         Ok(Reply::Done)
     }
 
-    /// Commits every step that all ranks have reported, and prolongs the leases.
+    /// Commits every step that all ranks have reported.
     fn commit(&mut self, now: Timestamp, out: &mut Vec<Action>) {
         let before = self.progress.committed;
         while let Some(step) = self.phase.course_mut().and_then(|course| course.ledger.commit()) {
@@ -125,11 +129,9 @@ impl Machine {
             return;
         }
         self.progress.at = now;
-        let Phase::Running(running) = &mut self.phase else { return };
-        let Stage::Training(training) = &mut running.stage else { return };
+        let Some(training) = self.phase.training_mut() else { return };
         let done = training.course.ledger.done();
-        let leases = training.course.leases.prolong(committed);
-        self.grant(leases, out);
+        self.grant_dry(now, out);
         match self.reason {
             _ if done => self.say(Reason::StepsDone, out),
             Reason::Started { .. } | Reason::Recalled { .. } | Reason::Resumed => {
@@ -149,6 +151,7 @@ impl Machine {
         if self.quarantine.consumed(step.epoch, &step.positions) {
             out.push(Action::Record(Record::Quarantine(self.quarantine.clone())));
         }
+        self.note_turn(step, out);
         // Of a step that nobody could report there is nothing to show.
         if step.reports > 0 {
             self.progress.pace.take(step);

@@ -15,7 +15,7 @@ use std::time::Duration;
 use coxswain_proto::{
     ids::{Bytes, Generation, Rank, Seat, Step, WorkerId},
     plan::Plan,
-    run_spec::{Recompute, Train},
+    run_spec::{Cache, Recompute, Train},
 };
 
 use super::{
@@ -27,7 +27,7 @@ use super::{
     past::Past,
     reason::RunPhase,
     refusal::Refusal,
-    report::{StateSource, StepReport, StepTimes, Totals, WorkerPhase},
+    report::{CacheUse, StateSource, StepReport, StepTimes, Totals, WorkerPhase},
     time::Timestamp,
 };
 use crate::options::{Budgets, Patience, World};
@@ -60,6 +60,7 @@ fn config(world: u32) -> Config {
         run_id: RUN.into(),
         version: VERSION.into(),
         train: train(),
+        cache: Cache::default(),
         world: World::fixed(1, world),
         patience: Patience {
             rendezvous: Duration::from_secs(60),
@@ -70,6 +71,7 @@ fn config(world: u32) -> Config {
             reunion: Duration::from_secs(10),
             respawn: Duration::from_secs(5),
             standstill: Duration::from_secs(10),
+            drift: Duration::from_secs(20),
             farewell: Duration::from_secs(20),
         },
         budgets: Budgets { restarts: 3, rescales: None },
@@ -293,7 +295,8 @@ impl Run {
             tokens: 10,
             memory_peak: Bytes(u64::from(rank) << 20),
             retries: 0,
-            cache_generation: 0,
+            cache_generation: self.machine.cache.turns().turn(Step(step)).map_or(0, |turn| turn.number()),
+            cache: CacheUse::default(),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::core::{
-    action::{Lease, Record},
+    action::{Lease, LeaseTurn, Record},
     checkpoints::{CheckpointEntry, EntryState},
     past::PastGeneration,
     refusal::Witness,
@@ -82,7 +82,8 @@ fn leases_follow_when_a_rank_says_where_the_generation_starts() {
     run.get_ready(1, 0, "");
     let (_, actions) = run.start(1, 0, StateSource::Fresh);
     let (id, generation, first, end) = (LeaseId(1), Generation(1), Step(0), Step(32));
-    let lease = Lease { id, generation, first, end, slice: Rank(0), slices: 2 };
+    let turn = LeaseTurn::Live { kept: None };
+    let lease = Lease { id, generation, first, end, slice: Rank(0), slices: 2, turn };
     assert_eq!(told(&actions, 0), [&Directive::Lease(lease)]);
     let source = StateSource::Fresh;
     assert!(actions.contains(&Action::Record(Record::Started { generation, first_step: first, source })));

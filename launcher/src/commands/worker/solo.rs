@@ -1,7 +1,6 @@
 //! A world of one: no coordinator, the same trainer. Steps are logged here, and a signal ends training in good order.
 
 use std::{
-    ops::Range,
     path::Path,
     sync::{
         Arc,
@@ -11,7 +10,7 @@ use std::{
 
 use coxswain_proto::{ids::Step, run_spec::RunSpec};
 use coxswain_worker::{
-    link::{Assignment, CheckpointNews, Commands, Link, LinkError, Phase, Report, SoloLink},
+    link::{Assignment, CheckpointNews, Commands, Leased, Link, LinkError, Phase, Report, SoloLink},
     train::checkpoint::Store,
     trainer::{Trainer, TrainerFailure, TrainerOutcome},
 };
@@ -30,7 +29,7 @@ pub fn train(spec: &RunSpec, mut trainer: impl Trainer) -> Outcome {
     let plan = coxswain_proto::plan::Plan::new(&spec.train, facts.training_samples).map_err(Failed::usage)?;
     let first_step = first_step(spec)?;
     let link = LoggingLink {
-        solo: SoloLink { first_step },
+        solo: SoloLink::new(first_step).with_cache(&spec.cache, &plan),
         log_every: spec.train.log_every,
         total_steps: plan.total_steps(),
         signal: Arc::clone(&signal),
@@ -107,8 +106,12 @@ impl Link for LoggingLink {
         self.solo.has_generations()
     }
 
-    fn lease(&mut self, step: Step, samples: u64) -> Result<Range<u64>, LinkError> {
+    fn lease(&mut self, step: Step, samples: u64) -> Result<Leased, LinkError> {
         self.solo.lease(step, samples)
+    }
+
+    fn lease_ahead(&mut self, step: Step, samples: u64) -> Result<Option<Leased>, LinkError> {
+        self.solo.lease_ahead(step, samples)
     }
 
     fn commands(&mut self) -> Commands {

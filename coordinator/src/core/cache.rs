@@ -1,0 +1,299 @@
+//! What the coordinator knows of the feature cache: where steps take their features from, how far each generation is, how far features
+//! have drifted.
+//!
+//! ```text
+//! building ── all samples are stored ──▶ complete ── a newer generation is decided ──▶ retired
+//!     └──────────────────── a newer generation is decided ─────────────────────────────▶ retired
+//! ```
+//!
+//! A generation serves from its first step on, complete or not: what is missing is computed when it is needed. So nothing here ever waits
+//! for a build; the one thing that is waited for is a measurement of drift, where it decides whether a generation is kept. Turns, and
+//! what leases need of a generation, outlive the coordinator; counts are said again by rank 0.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use coxswain_proto::{
+    cache_plan::{CacheGeneration, Decided, Drift, Evidence, StepTurn, TurnTable, Why},
+    ids::{Bytes, Step},
+    limits::MAX_LISTED_CACHE,
+    plan::Plan,
+    run_spec::{Cache, CacheMode},
+};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    action::{CacheKey, LeaseTurn},
+    report::CacheUse,
+};
+
+/// The cache of one run.
+#[derive(Clone, Debug)]
+pub struct CacheBook {
+    cache: Cache,
+    turns: TurnTable,
+    generations: BTreeMap<u64, GenerationEntry>,
+    drifts: VecDeque<DriftEntry>,
+}
+
+/// One generation.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GenerationEntry {
+    /// Counts from 1.
+    pub number: u64,
+    /// Its adapter is the one before this step.
+    pub since: Step,
+    /// Why it was begun; none in mode `exact`, where there is no other.
+    pub why: Option<Why>,
+    /// Its directory in the store, once it is known.
+    pub space: Option<String>,
+    /// Samples whose features are stored.
+    pub stored: u64,
+    /// Samples in all; 0 before rank 0 has reported.
+    pub total: u64,
+    /// Bytes they take.
+    pub bytes: Bytes,
+    /// Records that were damaged, and computed again.
+    pub damaged: u64,
+    /// Samples of one forward pass when missing features are computed.
+    pub fill_batch: u32,
+    /// Its adapter cannot be had any more.
+    pub lost: bool,
+    /// Over the committed steps that it served. Not durable.
+    #[serde(skip)]
+    pub used: CacheUse,
+}
+
+/// How far a generation is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GenerationState {
+    /// Features of some samples are missing.
+    Building,
+    /// Those of all samples are stored.
+    Complete,
+    /// A newer one serves.
+    Retired,
+}
+
+/// A measurement of drift, and what followed from it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DriftEntry {
+    /// What the features were compared with.
+    pub generation: u64,
+    /// The step before which it was measured.
+    pub at: Step,
+    /// What came out.
+    pub drift: Drift,
+    /// On how many probes.
+    pub probes: u32,
+}
+
+/// What rank 0 reports of a generation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CacheReport {
+    /// Which.
+    pub generation: u64,
+    /// Its directory in the store; empty if it is not known.
+    pub space: String,
+    /// Samples whose features are stored.
+    pub stored: u64,
+    /// Samples in all.
+    pub total: u64,
+    /// Bytes they take.
+    pub bytes: Bytes,
+    /// Samples of one forward pass when missing features are computed.
+    pub fill_batch: u32,
+    /// Records that were damaged, and computed again.
+    pub damaged: u64,
+    /// How far features have moved.
+    pub drift: Option<DriftEntry>,
+    /// Its adapter cannot be had any more.
+    pub lost: bool,
+}
+
+/// What a report changed.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Changed {
+    /// Something that outlives the coordinator.
+    pub durable: bool,
+    /// All samples are stored now, and were not before.
+    pub completed: bool,
+    /// The adapter is lost now, and was not before.
+    pub lost: bool,
+    /// The first report of this drift.
+    pub drift: Option<DriftEntry>,
+}
+
+impl GenerationEntry {
+    fn new(number: u64, since: Step, why: Option<Why>) -> Self {
+        Self {
+            number,
+            since,
+            why,
+            space: None,
+            stored: 0,
+            total: 0,
+            bytes: Bytes(0),
+            damaged: 0,
+            fill_batch: 0,
+            lost: false,
+            used: CacheUse::default(),
+        }
+    }
+
+    /// Whether the features of all samples are stored.
+    pub fn complete(&self) -> bool {
+        self.total > 0 && self.stored >= self.total
+    }
+}
+
+impl CacheBook {
+    /// The book of a run whose earlier lives have decided `turns` and recorded `generations`.
+    pub fn new<'a>(
+        cache: &Cache,
+        plan: Option<&Plan>,
+        turns: impl Iterator<Item = &'a Decided>,
+        generations: impl Iterator<Item = &'a GenerationEntry>,
+    ) -> Self {
+        let mut table = TurnTable::new(cache, plan);
+        turns.for_each(|decided| table.insert(*decided));
+        let mut generations: BTreeMap<_, _> =
+            generations.map(|entry| (entry.number, entry.clone())).collect();
+        if let Some(newest) = generations.keys().next_back() {
+            table.used(*newest);
+        }
+        if cache.mode == CacheMode::Exact {
+            generations.entry(1).or_insert_with(|| GenerationEntry::new(1, Step(0), None));
+        }
+        Self { cache: cache.clone(), turns: table, generations, drifts: VecDeque::new() }
+    }
+
+    /// As configured.
+    pub fn config(&self) -> &Cache {
+        &self.cache
+    }
+
+    /// Where steps take their features from.
+    pub fn turns(&self) -> &TurnTable {
+        &self.turns
+    }
+
+    /// The plan is known now.
+    pub fn planned(&mut self, plan: &Plan) {
+        self.turns.planned(plan);
+    }
+
+    /// A step's turn as a lease says it, and where it ends; none if it is not decided.
+    pub fn lease_turn(&self, step: Step) -> Option<(LeaseTurn, Step)> {
+        let key = |generation: CacheGeneration| CacheKey {
+            generation,
+            space: self.generations.get(&generation.number).and_then(|entry| entry.space.clone()),
+        };
+        let turn = match self.turns.turn(step)? {
+            StepTurn::Live { kept } => LeaseTurn::Live { kept: kept.map(key) },
+            StepTurn::Cached(generation) => LeaseTurn::Cached(key(generation)),
+        };
+        Some((turn, self.turns.end(step)))
+    }
+
+    /// Decides about the cached steps from `at` on; nothing if a drift must be waited for.
+    pub fn decide(&mut self, at: Step, given_up: bool) -> Option<Decided> {
+        let kept = self.kept(at);
+        let measured =
+            self.drifts.iter().rev().find(|entry| entry.at == at && Some(entry.generation) == kept);
+        let lost = kept.and_then(|kept| self.generations.get(&kept)).is_some_and(|entry| entry.lost);
+        let evidence = Evidence { drift: measured.map(|entry| entry.drift), lost, given_up };
+        let decided = self.turns.decide(at, &evidence)?;
+        self.begun(&decided);
+        Some(decided)
+    }
+
+    /// Somebody asks for a new generation; see [`TurnTable::ask`].
+    pub fn ask(&mut self, committed: Step, from: Step, total: Step) -> Option<(Decided, bool)> {
+        let (decided, new) = self.turns.ask(committed, from, total)?;
+        if new {
+            self.begun(&decided);
+        }
+        Some((decided, new))
+    }
+
+    /// The entry that a decision concerns.
+    pub fn entry(&self, number: u64) -> Option<&GenerationEntry> {
+        self.generations.get(&number)
+    }
+
+    /// The newest ones, oldest first.
+    pub fn newest(&self) -> impl Iterator<Item = &GenerationEntry> {
+        let surplus = self.generations.len().saturating_sub(MAX_LISTED_CACHE);
+        self.generations.values().skip(surplus)
+    }
+
+    /// The newest measurements, oldest first.
+    pub fn drifts(&self) -> impl Iterator<Item = &DriftEntry> {
+        self.drifts.iter()
+    }
+
+    /// How far a generation is, when `step` is next.
+    pub fn state(&self, entry: &GenerationEntry, step: Step) -> GenerationState {
+        let serving = match self.turns.turn(step) {
+            Some(StepTurn::Cached(generation)) => Some(generation.number),
+            Some(StepTurn::Live { kept }) => kept.map(|kept| kept.number),
+            None => self.kept(step),
+        };
+        match serving {
+            Some(serving) if serving > entry.number => GenerationState::Retired,
+            _ if entry.complete() => GenerationState::Complete,
+            _ => GenerationState::Building,
+        }
+    }
+
+    /// Takes a report in; nothing if no such generation was ever begun.
+    pub fn take(&mut self, report: CacheReport) -> Option<Changed> {
+        let entry = self.generations.get_mut(&report.generation)?;
+        let (complete, lost) = (entry.complete(), entry.lost);
+        let mut changed = Changed::default();
+        if !report.space.is_empty() && entry.space.as_deref() != Some(report.space.as_str()) {
+            entry.space = Some(report.space);
+            changed.durable = true;
+        }
+        (entry.stored, entry.total, entry.bytes) = (report.stored, report.total, report.bytes);
+        (entry.damaged, entry.fill_batch) = (report.damaged, report.fill_batch);
+        entry.lost |= report.lost;
+        changed.completed = entry.complete() && !complete;
+        changed.lost = entry.lost && !lost;
+        changed.durable |= changed.lost || entry.complete() != complete;
+        let known = |drift: &DriftEntry| {
+            self.drifts.iter().any(|old| (old.generation, old.at) == (drift.generation, drift.at))
+        };
+        if let Some(drift) = report.drift.filter(|drift| !known(drift)) {
+            self.drifts.push_back(drift);
+            if self.drifts.len() > MAX_LISTED_CACHE {
+                self.drifts.pop_front();
+            }
+            changed.drift = Some(drift);
+        }
+        Some(changed)
+    }
+
+    /// A committed step was served.
+    pub fn used(&mut self, number: u64, by_step: &CacheUse) {
+        if let Some(entry) = self.generations.get_mut(&number) {
+            entry.used.add(by_step);
+        }
+    }
+
+    /// The generation that served last before `at`.
+    fn kept(&self, at: Step) -> Option<u64> {
+        self.turns.before(at).map(|decided| decided.generation.number)
+    }
+
+    fn begun(&mut self, decided: &Decided) {
+        let number = decided.generation.number;
+        if decided.begins() {
+            let entry = GenerationEntry::new(number, decided.first, Some(decided.why));
+            self.generations.insert(number, entry);
+        }
+        while self.generations.len() > 2 * MAX_LISTED_CACHE {
+            self.generations.pop_first();
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! How far ranks may go: leases are granted ahead of the commits, and no further than it is decided where features come from.
+
+use coxswain_proto::ids::{Rank, Step};
+
+use super::{Machine, Timestamp};
+use crate::core::{
+    action::{Action, Directive, Lease},
+    phase::{Phase, Stage, Training},
+};
+
+impl Machine {
+    /// Grants a rank that has reported what it is due.
+    pub(super) fn grant_to(&mut self, now: Timestamp, rank: Rank, out: &mut Vec<Action>) {
+        let committed = self.progress.committed;
+        if self.training_now().is_some_and(|training| training.course.leases.due(rank, committed)) {
+            self.grant(now, &[rank], out);
+        }
+    }
+
+    /// Grants those that have nothing left to run, and nothing to report that would remind us of them.
+    pub(super) fn grant_dry(&mut self, now: Timestamp, out: &mut Vec<Action>) {
+        let Some(training) = self.training_now() else { return };
+        let dry = training.course.leases.dry(training.course.ledger.all_owed());
+        if !dry.is_empty() {
+            self.grant(now, &dry, out);
+        }
+    }
+
+    /// Grants every rank of a generation that has just started.
+    pub(super) fn grant_all(&mut self, now: Timestamp, out: &mut Vec<Action>) {
+        let Some(training) = self.training_now() else { return };
+        let ranks: Vec<_> = (0..training.course.ledger.all_owed().count() as u32).map(Rank).collect();
+        self.grant(now, &ranks, out);
+    }
+
+    /// What a rank holds, for a line that was opened again.
+    pub(super) fn held_by(&mut self, rank: Rank) -> Vec<Lease> {
+        let (cache, committed) = (&self.cache, self.progress.committed);
+        match self.phase.training_mut() {
+            Some(training) => training.course.leases.replay(rank, committed, |step| cache.lease_turn(step)),
+            None => Vec::new(),
+        }
+    }
+
+    /// The step that no lease reaches because nobody knows yet where its features come from.
+    pub(super) fn waits_for_drift(&self) -> Option<Step> {
+        let training = self.training_now()?;
+        let (end, total) = (training.course.leases.end(), self.plan?.total_steps());
+        (end.0 < total && self.cache.turns().turn(end).is_none()).then_some(end)
+    }
+
+    /// A measurement of drift is overdue: nobody is measuring, and it has not come.
+    pub(super) fn look_for_drift(&mut self, now: Timestamp, out: &mut Vec<Action>) {
+        let Some(by) = self.drift_by.filter(|by| *by <= now) else { return };
+        let measuring = self.roster.living().any(|worker| super::losing::takes_long(worker.phase));
+        if self.waits_for_drift().is_none() {
+            self.drift_by = None;
+        } else if measuring || self.orders.pause {
+            self.drift_by = Some(now.after(self.config.patience.drift));
+        } else {
+            self.drift_by = Some(by);
+            self.grant_dry(now, out);
+        }
+    }
+
+    fn grant(&mut self, now: Timestamp, ranks: &[Rank], out: &mut Vec<Action>) {
+        self.extend_window(now, out);
+        let cache = &self.cache;
+        let Phase::Running(running) = &mut self.phase else { return };
+        let Stage::Training(training) = &mut running.stage else { return };
+        for rank in ranks {
+            let leases = training.course.leases.grant(*rank, |step| cache.lease_turn(step));
+            let member = running.assignment.members.get(rank.0 as usize);
+            let line = member.and_then(|member| self.roster.living_at(member.seat)?.line);
+            if let Some(stream) = line {
+                out.extend(leases.into_iter().map(|lease| Action::Tell(stream, Directive::Lease(lease))));
+            }
+        }
+    }
+
+    /// Moves the end of the window to where it should be, and decides about turns on the way.
+    fn extend_window(&mut self, now: Timestamp, out: &mut Vec<Action>) {
+        let committed = self.progress.committed;
+        let Some(window) = self.training_now().map(|training| &training.course.leases) else { return };
+        let (end, mut target) = (window.end(), window.target(committed));
+        let given_up = self.drift_by.is_some_and(|by| by <= now);
+        while let Some(at) = self.cache.turns().undecided(end, target) {
+            let Some(decided) = self.cache.decide(at, given_up) else {
+                if committed == at && self.drift_by.is_none() {
+                    self.drift_by = Some(now.after(self.config.patience.drift));
+                }
+                target = at;
+                break;
+            };
+            self.record_turn(&decided, out);
+            if end == at {
+                // Everybody has waited for this, and not stood still.
+                (self.drift_by, self.progress.at) = (None, now);
+            }
+        }
+        if let Some(training) = self.phase.training_mut() {
+            training.course.leases.extend(target);
+        }
+    }
+
+    fn training_now(&self) -> Option<&Training> {
+        match &self.phase {
+            Phase::Running(running) => running.training(),
+            Phase::Gathering(_) | Phase::Over(_) => None,
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! News of the feature cache as sentences, for the log and for watchers.
+
+use coxswain_proto::cache_plan::{Decided, Why};
+use tracing::{info, warn};
+
+use crate::{
+    core::{
+        action::CacheNews,
+        cache::{DriftEntry, GenerationEntry},
+    },
+    human,
+};
+
+/// Why a generation serves, as a clause: `drift 0.08 is above 0.05`.
+pub fn why(why: &Why) -> String {
+    match why {
+        Why::First => "the first one".into(),
+        Why::Schedule => "every cached phase has its own".into(),
+        Why::Moved { drift, threshold } => format!("drift {} is above {threshold}", short(*drift)),
+        Why::Stayed { drift, threshold } => format!("drift {} is not above {threshold}", short(*drift)),
+        Why::Unmeasured => "nobody has measured how far the old one has drifted".into(),
+        Why::Lost => "the old one's adapter cannot be had any more".into(),
+        Why::Asked => "asked for".into(),
+    }
+}
+
+/// One sentence: `features of generation 2 from step 120 on: drift 0.08 is above 0.05`.
+pub fn line(news: &CacheNews) -> String {
+    match news {
+        CacheNews::Decided(decided) => self::decided(decided),
+        CacheNews::Live(step, Some(kept)) => {
+            format!("everything trains from step {step} on; features of generation {kept} rest")
+        }
+        CacheNews::Live(step, None) => format!("everything trains from step {step} on"),
+        CacheNews::Reported(entry, changed) if changed.lost => lost(entry),
+        CacheNews::Reported(entry, _) => complete(entry),
+        CacheNews::Drift(entry) => drift(entry),
+    }
+}
+
+fn decided(decided: &Decided) -> String {
+    let (number, first) = (decided.generation.number, decided.first);
+    let still = if decided.begins() { "" } else { "still " };
+    format!("{still}features of generation {number} from step {first} on: {}", why(&decided.why))
+}
+
+fn complete(entry: &GenerationEntry) -> String {
+    let size = human::bytes(entry.bytes);
+    format!("generation {} is complete: features of {} samples, {size}", entry.number, entry.stored)
+}
+
+fn lost(entry: &GenerationEntry) -> String {
+    format!(
+        "the adapter of generation {} cannot be had any more: what is missing is computed with the present one, and the next cached \
+         phase begins a new generation",
+        entry.number
+    )
+}
+
+fn drift(entry: &DriftEntry) -> String {
+    let of = &entry.drift;
+    format!(
+        "features of generation {} before step {}: drift {}, cosine {:.4}, loss {} with them and {} with fresh ones ({} probes)",
+        entry.generation,
+        entry.at,
+        short(of.relative_l2),
+        of.cosine,
+        short(of.loss_cached),
+        short(of.loss_fresh),
+        entry.probes
+    )
+}
+
+/// Three significant digits, without zeros that say nothing.
+fn short(value: f64) -> String {
+    if !value.is_finite() || value == 0.0 {
+        return value.to_string();
+    }
+    let digits = (2 - value.abs().log10().floor() as i32).clamp(0, 12) as usize;
+    let text = format!("{value:.digits$}");
+    match text.contains('.') {
+        true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
+        false => text,
+    }
+}
+
+/// Writes news of the cache to the log.
+pub(super) fn write(news: &CacheNews) {
+    let line = line(news);
+    match news {
+        CacheNews::Decided(decided) => {
+            let (generation, step) = (decided.generation.number, decided.first.0);
+            let (since, begins) = (decided.generation.since.0, decided.begins());
+            match decided.why {
+                Why::Unmeasured | Why::Lost => {
+                    warn!(target: "coxswain::cache", generation, step, since, begins, "{line}");
+                }
+                _ => info!(target: "coxswain::cache", generation, step, since, begins, "{line}"),
+            }
+        }
+        CacheNews::Live(step, kept) => {
+            info!(target: "coxswain::cache", generation = 0, step = step.0, kept, "{line}");
+        }
+        CacheNews::Reported(entry, changed) => {
+            let GenerationEntry { number: generation, stored, total, .. } = entry;
+            match changed.lost {
+                true => warn!(target: "coxswain::cache", generation, "{line}"),
+                false => {
+                    info!(target: "coxswain::cache", generation, stored, total, bytes = entry.bytes.0, "{line}")
+                }
+            }
+        }
+        CacheNews::Drift(entry) => {
+            let of = &entry.drift;
+            info!(
+                target: "coxswain::cache",
+                generation = entry.generation,
+                step = entry.at.0,
+                relative_l2 = of.relative_l2,
+                cosine = of.cosine,
+                loss_fresh = of.loss_fresh,
+                loss_cached = of.loss_cached,
+                probes = entry.probes,
+                "{line}"
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use coxswain_proto::{cache_plan::CacheGeneration, ids::Step};
+
+    use super::*;
+
+    #[test]
+    fn a_decision_says_from_when_on_and_why() {
+        let generation = CacheGeneration { number: 2, since: Step(120) };
+        let why = Why::Moved { drift: 0.080_04, threshold: 0.05 };
+        let moved = Decided { first: Step(120), generation, why };
+        assert_eq!(
+            line(&CacheNews::Decided(moved)),
+            "features of generation 2 from step 120 on: drift 0.08 is above 0.05"
+        );
+        let why = Why::Stayed { drift: 0.0123, threshold: 0.05 };
+        let stayed = Decided { first: Step(240), generation, why };
+        assert_eq!(
+            line(&CacheNews::Decided(stayed)),
+            "still features of generation 2 from step 240 on: drift 0.0123 is not above 0.05"
+        );
+    }
+
+    #[test]
+    fn numbers_are_short() {
+        let shown: Vec<_> = [0.08, 0.123_456, 12.0, 12_345.6, 0.0, f64::NAN, 1e-9].map(short).into();
+        assert_eq!(shown, ["0.08", "0.123", "12", "12346", "0", "NaN", "0.000000001"]);
+    }
+}

@@ -1,0 +1,202 @@
+//! The feature cache on the wire, both ways.
+
+use std::time::Duration;
+
+use coxswain_proto::{
+    cache_plan::Drift,
+    ids::{Bytes, Step, WorkerId},
+    run_spec::{CacheMode, Tap},
+    v1,
+};
+
+use super::decode::{Decoded, FieldError};
+use crate::{
+    core::{
+        action::{CacheKey, CacheNews, LeaseTurn},
+        cache::{CacheReport, DriftEntry, GenerationEntry, GenerationState},
+        event::Ask,
+        report::CacheUse,
+        status::CacheStatus,
+    },
+    log::{cache_line, why},
+};
+
+impl TryFrom<v1::ReportCacheRequest> for Ask {
+    type Error = FieldError;
+
+    fn try_from(wire: v1::ReportCacheRequest) -> Decoded<Self> {
+        let report = wire.report.ok_or_else(|| FieldError::new("report", "is missing"))?;
+        let report = self::report(report).map_err(|error| error.below("report"))?;
+        Ok(Self::Cache(WorkerId(wire.worker_id), report))
+    }
+}
+
+fn report(wire: v1::CacheReport) -> Decoded<CacheReport> {
+    if wire.generation == 0 {
+        return Err(FieldError::new("generation", "is 0, and generations of the cache count from 1"));
+    }
+    if wire.stored > wire.total {
+        let problem = format!("is {}, and there are {} samples", wire.stored, wire.total);
+        return Err(FieldError::new("stored", problem));
+    }
+    if wire.space.len() > MAX_SPACE {
+        return Err(FieldError::new("space", format!("is longer than {MAX_SPACE} bytes")));
+    }
+    Ok(CacheReport {
+        generation: wire.generation,
+        space: wire.space,
+        stored: wire.stored,
+        total: wire.total,
+        bytes: Bytes(wire.bytes),
+        fill_batch: wire.fill_batch,
+        damaged: wire.damaged,
+        drift: wire.drift.map(|measured| drift(wire.generation, measured)).transpose()?,
+        lost: wire.stale_unavailable,
+    })
+}
+
+/// The name of a directory is half of this.
+const MAX_SPACE: usize = 64;
+
+/// A loss that is not a number is told as it is; so is a drift, which then decides for a new generation.
+fn drift(generation: u64, wire: v1::CacheDrift) -> Decoded<DriftEntry> {
+    if wire.relative_l2 < 0.0 {
+        return Err(FieldError::new(
+            "drift.relative_l2",
+            format!("is {}, and a norm is not", wire.relative_l2),
+        ));
+    }
+    let v1::CacheDrift { at_step, relative_l2, cosine, loss_fresh, loss_cached, probes } = wire;
+    let drift = Drift { relative_l2, cosine, loss_fresh, loss_cached };
+    Ok(DriftEntry { generation, at: Step(at_step), drift, probes })
+}
+
+/// What the cache did for one rank in one step.
+pub fn cache_use(wire: v1::CacheUse) -> Decoded<CacheUse> {
+    let time = |field: &str, ms: f64| {
+        Duration::try_from_secs_f64(ms / 1e3)
+            .map_err(|_| FieldError::new(format!("cache.{field}"), format!("{ms} ms is no duration")))
+    };
+    let (read, fill) = (time("read_ms", wire.read_ms)?, time("fill_ms", wire.fill_ms)?);
+    Ok(CacheUse { hits: wire.hits, misses: wire.misses, read, fill })
+}
+
+/// Where the steps of a lease take their features from.
+pub fn turn(turn: LeaseTurn) -> v1::CacheTurn {
+    let generation = |key: CacheKey| v1::CacheGeneration {
+        number: key.generation.number,
+        since_step: key.generation.since.0,
+        space: key.space.unwrap_or_default(),
+    };
+    match turn {
+        LeaseTurn::Live { kept } => v1::CacheTurn { serving: None, kept: kept.map(generation) },
+        LeaseTurn::Cached(key) => v1::CacheTurn { serving: Some(generation(key)), kept: None },
+    }
+}
+
+/// What the cache did in a step.
+pub fn used(of: &CacheUse) -> v1::CacheUse {
+    let ms = |time: Duration| time.as_secs_f64() * 1e3;
+    v1::CacheUse { hits: of.hits, misses: of.misses, read_ms: ms(of.read), fill_ms: ms(of.fill) }
+}
+
+/// News of the cache.
+pub fn changed(news: &CacheNews) -> v1::CacheChanged {
+    let (generation, step) = match news {
+        CacheNews::Decided(decided) => (decided.generation.number, decided.first),
+        CacheNews::Live(step, kept) => (kept.unwrap_or(0), *step),
+        CacheNews::Reported(entry, _) => (entry.number, entry.since),
+        CacheNews::Drift(entry) => (entry.generation, entry.at),
+    };
+    v1::CacheChanged { generation, step: step.0, what: cache_line(news) }
+}
+
+/// The cache at one moment.
+pub fn status(status: CacheStatus) -> v1::CacheStatus {
+    let mode = match status.mode {
+        CacheMode::Off => v1::CacheMode::Off,
+        CacheMode::Exact => v1::CacheMode::Exact,
+        CacheMode::Periodic => v1::CacheMode::Periodic,
+    };
+    let drifts = status.drifts.into_iter().map(|(entry, then)| v1::CacheDriftRecord {
+        generation: entry.generation,
+        drift: Some(v1::CacheDrift {
+            at_step: entry.at.0,
+            relative_l2: entry.drift.relative_l2,
+            cosine: entry.drift.cosine,
+            loss_fresh: entry.drift.loss_fresh,
+            loss_cached: entry.drift.loss_cached,
+            probes: entry.probes,
+        }),
+        then: then.map_or(0, |decided| decided.generation.number),
+        why: then.map_or_else(String::new, |decided| why(&decided.why)),
+    });
+    v1::CacheStatus {
+        mode: mode.into(),
+        tap: match status.tap {
+            Tap::Auto => "auto".into(),
+            Tap::Vision => "vision".into(),
+            Tap::Final => "final".into(),
+            Tap::Layer(layer) => format!("layer {layer}"),
+        },
+        serving: status.serving,
+        turn_ends: status.turn_ends.map(|step| step.0),
+        waits_at: status.waits_at.map(|step| step.0),
+        generations: status.generations.iter().map(generation).collect(),
+        drifts: drifts.collect(),
+    }
+}
+
+fn generation((entry, state): &(GenerationEntry, GenerationState)) -> v1::CacheGenerationRecord {
+    let state = match state {
+        GenerationState::Building => v1::CacheState::Building,
+        GenerationState::Complete => v1::CacheState::Complete,
+        GenerationState::Retired => v1::CacheState::Retired,
+    };
+    v1::CacheGenerationRecord {
+        number: entry.number,
+        since_step: entry.since.0,
+        state: state.into(),
+        stored: entry.stored,
+        total: entry.total,
+        bytes: entry.bytes.0,
+        hits: entry.used.hits,
+        misses: entry.used.misses,
+        damaged: entry.damaged,
+        fill_batch: entry.fill_batch,
+        space: entry.space.clone().unwrap_or_default(),
+        why: entry.why.as_ref().map_or_else(String::new, why),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(report: v1::CacheReport) -> Result<Ask, String> {
+        Ask::try_from(v1::ReportCacheRequest { worker_id: 1, report: Some(report) })
+            .map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_with_its_field() {
+        let none = v1::CacheReport::default();
+        assert_eq!(
+            asked(none).unwrap_err(),
+            "report.generation: is 0, and generations of the cache count from 1"
+        );
+        let surplus = v1::CacheReport { generation: 1, stored: 5, total: 4, ..Default::default() };
+        assert_eq!(asked(surplus).unwrap_err(), "report.stored: is 5, and there are 4 samples");
+        let drift = Some(v1::CacheDrift { relative_l2: -0.5, ..Default::default() });
+        let negative = v1::CacheReport { generation: 1, drift, ..Default::default() };
+        assert!(asked(negative).unwrap_err().starts_with("report.drift.relative_l2: is -0.5"));
+        let missing = Ask::try_from(v1::ReportCacheRequest::default()).unwrap_err();
+        assert_eq!(missing.to_string(), "report: is missing");
+    }
+
+    #[test]
+    fn times_that_are_no_times_are_refused() {
+        let wire = v1::CacheUse { fill_ms: f64::NAN, ..Default::default() };
+        assert!(cache_use(wire).unwrap_err().to_string().starts_with("cache.fill_ms: NaN ms"));
+    }
+}

@@ -1,0 +1,190 @@
+//! The link's null object: a world of one, without a coordinator. It owns every sample, takes no commands, and drops its reports, but
+//! for those that decide where features come from: it keeps the same table of turns as a coordinator would.
+
+use coxswain_proto::{
+    cache_plan::{CacheGeneration, Evidence, StepTurn, TurnTable},
+    ids::{Generation, Rank, Step},
+    plan::Plan,
+    run_spec::Cache,
+};
+
+use super::{
+    Assignment, CacheReport, CacheSpace, CacheTurn, Commands, Leased, Link, LinkError, Phase, Report,
+};
+
+/// A world of one, without a coordinator.
+#[derive(Clone, Debug)]
+pub struct SoloLink {
+    first_step: Step,
+    turns: TurnTable,
+    /// What was reported last of the generation that is kept.
+    measured: Option<CacheReport>,
+    /// Where the newest generation lies.
+    space: (u64, String),
+}
+
+impl SoloLink {
+    /// Training that starts at `first_step`: 0, or the step of a checkpoint. Without a cache.
+    pub fn new(first_step: Step) -> Self {
+        let turns = TurnTable::new(&Cache::default(), None);
+        Self { first_step, turns, measured: None, space: (0, String::new()) }
+    }
+
+    /// The same with a cache. Turns before `first_step` are forgotten: a cached phase that is resumed within begins its own generation,
+    /// whose adapter is the same, because adapters rest in cached phases.
+    pub fn with_cache(self, cache: &Cache, plan: &Plan) -> Self {
+        Self { turns: TurnTable::new(cache, Some(plan)), ..self }
+    }
+
+    /// Decides about a step if that is possible now; with `given_up`, in any case.
+    fn decide(&mut self, step: Step, given_up: bool) {
+        let measured = self.measured.as_ref();
+        let drift = measured.and_then(|report| report.drift).filter(|drift| drift.at == step);
+        let lost = measured.is_some_and(|report| report.stale_unavailable);
+        let evidence = Evidence { drift: drift.map(|drift| drift.drift), lost, given_up };
+        if let Some(decided) = self.turns.decide(step, &evidence) {
+            let number = decided.generation.number;
+            tracing::info!(step = step.0, number, why = ?decided.why, "features of generation {number}");
+        }
+    }
+
+    fn leased(&self, step: Step, samples: u64) -> Option<Leased> {
+        let space = |generation: CacheGeneration| {
+            let known = self.space.0 == generation.number && !self.space.1.is_empty();
+            CacheSpace { generation, space: known.then(|| self.space.1.clone()) }
+        };
+        let turn = match self.turns.turn(step)? {
+            StepTurn::Live { kept } => CacheTurn::Live { kept: kept.map(space) },
+            StepTurn::Cached(generation) => CacheTurn::Cached(space(generation)),
+        };
+        Some(Leased { slice: 0..samples, turn })
+    }
+}
+
+impl Link for SoloLink {
+    fn assignment(&mut self, _why: Option<&str>) -> Result<Assignment, LinkError> {
+        Ok(Assignment {
+            generation: Generation(1),
+            rank: Rank(0),
+            world: 1,
+            next: String::new(),
+            quarantined: Vec::new(),
+            checkpoint_step: self.first_step,
+        })
+    }
+
+    fn has_generations(&self) -> bool {
+        false
+    }
+
+    fn lease(&mut self, step: Step, samples: u64) -> Result<Leased, LinkError> {
+        self.decide(step, true);
+        let undecided = || LinkError::Lost(format!("nobody has decided about the features of step {step}"));
+        self.leased(step, samples).ok_or_else(undecided)
+    }
+
+    fn lease_ahead(&mut self, step: Step, samples: u64) -> Result<Option<Leased>, LinkError> {
+        self.decide(step, false);
+        Ok(self.leased(step, samples))
+    }
+
+    fn commands(&mut self) -> Commands {
+        Commands::default()
+    }
+
+    fn wait_while_paused(&mut self) -> Result<(), LinkError> {
+        Ok(())
+    }
+
+    fn at(&mut self, _phase: Phase, _step: Step) {}
+
+    fn report(&mut self, report: Report) -> Result<(), LinkError> {
+        if let Report::Cache(report) = report {
+            if !report.space.is_empty() && report.generation >= self.space.0 {
+                self.space = (report.generation, report.space.clone());
+            }
+            self.measured = Some(report);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use coxswain_proto::{
+        cache_plan::Drift,
+        run_spec::{CacheMode, Span, Train},
+    };
+
+    use super::*;
+    use crate::link::CacheDrift;
+
+    fn link(rebuild_above: Option<f64>) -> SoloLink {
+        let steps = |steps| Span { epochs: None, steps: Some(steps) };
+        let cache = Cache {
+            mode: CacheMode::Periodic,
+            interval: steps(4),
+            live: steps(2),
+            rebuild_above,
+            ..Cache::default()
+        };
+        let train: Train =
+            serde_json::from_value(serde_json::json!({"steps": 100, "global_batch": 4, "micro_batch": 1}))
+                .expect("complete");
+        SoloLink::new(Step(0)).with_cache(&cache, &Plan::new(&train, 16).expect("possible"))
+    }
+
+    fn turns(link: &mut SoloLink, steps: std::ops::Range<u64>) -> Vec<u64> {
+        let number = |step| link.lease(Step(step), 4).expect("alone").turn.number();
+        steps.map(number).collect()
+    }
+
+    fn drift(generation: u64, at: u64, relative_l2: f64) -> Report {
+        let drift = Drift { relative_l2, cosine: 1.0, loss_fresh: 1.0, loss_cached: 1.0 };
+        let drift = Some(CacheDrift { at: Step(at), drift, probes: 4 });
+        Report::Cache(CacheReport { generation, drift, ..CacheReport::default() })
+    }
+
+    #[test]
+    fn without_a_cache_every_step_is_live() {
+        let mut link = SoloLink::new(Step(7));
+        assert_eq!(link.lease(Step(7), 4), Ok(Leased { slice: 0..4, turn: CacheTurn::LIVE }));
+    }
+
+    #[test]
+    fn every_cached_phase_has_its_generation_if_drift_does_not_matter() {
+        assert_eq!(turns(&mut link(None), 0..12), [0, 0, 1, 1, 0, 0, 2, 2, 0, 0, 3, 3]);
+    }
+
+    #[test]
+    fn a_step_that_depends_on_drift_is_not_leased_ahead_of_it() {
+        let mut link = link(Some(0.1));
+        assert_eq!(turns(&mut link, 0..6), [0, 0, 1, 1, 0, 0]);
+        assert_eq!(link.lease_ahead(Step(6), 4), Ok(None));
+        link.report(drift(1, 6, 0.05)).expect("nobody is told");
+        assert_eq!(
+            link.lease_ahead(Step(6), 4).map(|leased| leased.map(|leased| leased.turn.number())),
+            Ok(Some(1))
+        );
+        assert_eq!(turns(&mut link, 6..10), [1, 1, 0, 0]);
+        link.report(drift(1, 10, 0.5)).expect("nobody is told");
+        assert_eq!(turns(&mut link, 10..12), [2, 2]);
+    }
+
+    #[test]
+    fn nobody_waits_for_a_drift_that_was_not_measured() {
+        let mut link = link(Some(0.1));
+        assert_eq!(turns(&mut link, 0..8), [0, 0, 1, 1, 0, 0, 2, 2]);
+    }
+
+    #[test]
+    fn a_live_turn_names_what_served_before_and_where_it_lies() {
+        let mut link = link(None);
+        turns(&mut link, 0..4);
+        let space = CacheReport { generation: 1, space: "5f".into(), ..CacheReport::default() };
+        link.report(Report::Cache(space)).expect("nobody is told");
+        let generation = CacheGeneration { number: 1, since: Step(2) };
+        let kept = Some(CacheSpace { generation, space: Some("5f".into()) });
+        assert_eq!(link.lease(Step(4), 4).map(|leased| leased.turn), Ok(CacheTurn::Live { kept }));
+    }
+}
