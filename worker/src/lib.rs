@@ -7,6 +7,7 @@
 //!   link trainer     the two channels between session and trainer, as a trait; `Solo` is its null object
 //! train              the trainer thread: loop, step transaction, checkpoint, export; never sees tonic
 //! zero model lora data memory collective
+//! vl_cache           features of frozen extractors, kept by content; knows files and bytes
 //! params kernels     trainables in one flat space; fused operations on burn tensors
 //! batch rng          plain data
 //! ```
@@ -27,4 +28,5 @@ pub mod rng;
 pub mod session;
 pub mod train;
 pub mod trainer;
+pub mod vl_cache;
 pub mod zero;

@@ -31,21 +31,21 @@ struct Numeric {
     normalizer: Normalizer,
 }
 
-struct Camera {
-    name: String,
+pub(super) struct Camera {
+    pub(super) name: String,
     size: (usize, usize),
 }
 
 /// An opened data set. Shared between threads; reading a sample needs no lock beyond that of the cache.
 pub struct Dataset {
-    catalog: Catalog,
-    rows: RowStore,
+    pub(super) catalog: Catalog,
+    pub(super) rows: RowStore,
     state: Numeric,
     sensor: Option<Numeric>,
     action: Numeric,
-    cameras: Vec<Camera>,
-    images: ImageProcessor,
-    prompt: PromptEncoder,
+    pub(super) cameras: Vec<Camera>,
+    pub(super) images: ImageProcessor,
+    pub(super) prompt: PromptEncoder,
     dims: SampleDims,
     training: Arc<TrainingSamples>,
     holdout: BTreeSet<u64>,

@@ -6,7 +6,7 @@
 //! prompt     task text to token ids                   order           position to sample
 //! dataset    all of it as samples of a run            collate, prefetch   samples to micro-batches, ahead of the trainer
 //! inspect    a data set, described                    sample_file     one sample, written out
-//! outline    sizes of its samples, from metadata alone
+//! outline    sizes of its samples, from metadata alone     keys            names of samples by content, for the feature store
 //! ```
 //!
 //! Memory: metadata (40 bytes an episode), a cache of fixed size, and the micro-batches of the prefetch bound. It grows neither
@@ -16,6 +16,7 @@ mod collate;
 mod dataset;
 mod error;
 mod inspect;
+mod keys;
 pub mod lerobot;
 mod normalize;
 mod order;
@@ -30,6 +31,7 @@ pub use collate::collate;
 pub use dataset::Dataset;
 pub use error::DataError;
 pub use inspect::{FeatureReport, Report, Role, inspect};
+pub use keys::SampleKeys;
 pub use lerobot::Fingerprint;
 pub use normalize::Normalizer;
 pub use order::{SampleOrder, TrainingSamples};

@@ -137,17 +137,28 @@ impl PromptEncoder {
         self.pad
     }
 
+    /// The prompt for `task` as text, with one placeholder for each image.
+    pub fn render(&self, task: &str) -> String {
+        let text = self.template.replace("{task}", task);
+        format!("{}{text}<|im_end|>\n<|im_start|>assistant\n", self.head)
+    }
+
+    /// What stands around the task in every prompt: `data.prompt` between the turns of the chat.
+    pub fn template(&self) -> String {
+        self.render("{task}")
+    }
+
     /// Token ids of the prompt for `task` with images of these grids.
     pub fn encode(&self, task: &str, grids: &[[u32; 3]]) -> Result<Vec<u32>, String> {
-        let text = self.template.replace("{task}", task);
-        let prompt = format!("{}{text}<|im_end|>\n<|im_start|>assistant\n", self.head);
+        let prompt = self.render(task);
         let encoding = self.tokenizer.encode_fast(prompt, false).map_err(|e| e.to_string())?;
         let ids = encoding.get_ids();
         let placeholders = ids.iter().filter(|id| **id == self.facts.image_token).count();
         if placeholders != grids.len() {
             return Err(format!(
-                "the prompt has {placeholders} image placeholders for {} images; remove <|image_pad|> from text {text:?}",
-                grids.len()
+                "the prompt has {placeholders} image placeholders for {} images; remove <|image_pad|> from text {:?}",
+                grids.len(),
+                self.template.replace("{task}", task)
             ));
         }
         if let Some(id) = ids.iter().find(|id| **id as usize >= self.facts.vocab) {

@@ -129,6 +129,21 @@ impl ImageProcessor {
         Ok(Self { shape, min_pixels, max_pixels, table: Box::new(table) })
     }
 
+    /// All that decides what an image becomes, in words; a change of any of it changes the text.
+    pub fn describe(&self) -> String {
+        let PatchShape { patch, merge, frames } = self.shape;
+        let values: &[[f32; 256]] = &*self.table;
+        let table = blake3::hash(bytemuck::cast_slice(values));
+        format!(
+            "smart_resize to multiples of {}, {} to {} pixels; bicubic as Pillow's; values of table {}; patches of {patch} x {patch} x {frames}, \
+             merged by {merge}",
+            patch * merge,
+            self.min_pixels,
+            self.max_pixels,
+            &table.to_hex()[..16],
+        )
+    }
+
     /// The grid of patches of an image of `height * width` pixels.
     pub fn grid(&self, height: usize, width: usize) -> Result<[u32; 3], String> {
         let factor = self.shape.patch * self.shape.merge;

@@ -1,0 +1,238 @@
+//! What a person asks of a store: what is in it, whether it is sound, and what can go.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
+
+use coxswain_proto::run_spec::CacheDtype;
+
+use super::{
+    coverage::{self, Coverage},
+    digest::SpaceKey,
+    error::{Damaged, StoreError},
+    part::Part,
+    space::part_names,
+    space_file::{self, SpaceDescription},
+    store::{Store, files_below},
+    usage,
+};
+
+/// A space as it lies on disk.
+#[derive(Clone, Debug)]
+pub struct SpaceReport {
+    /// Its directory.
+    pub dir: PathBuf,
+    /// Its name.
+    pub key: SpaceKey,
+    /// What its records share.
+    pub description: SpaceDescription,
+    /// Different samples stored.
+    pub samples: u64,
+    /// Parts.
+    pub parts: u64,
+    /// Parts that are being written, or that were when their writer died.
+    pub unfinished: u64,
+    /// Bytes of all its files.
+    pub bytes: u64,
+    /// When it was last opened or left.
+    pub last_used: Option<SystemTime>,
+    /// Whether a living process has it open.
+    pub in_use: bool,
+    /// Relative L2 error of storing; 0 for float32.
+    pub rounding_error: f64,
+    /// What runs have noted about it.
+    pub coverage: Vec<Coverage>,
+    /// Parts that cannot be used at all.
+    pub unusable: Vec<String>,
+}
+
+/// What reading everything has shown.
+#[derive(Clone, Debug, Default)]
+pub struct Verified {
+    /// Records read and found sound.
+    pub records: u64,
+    /// Bytes read.
+    pub bytes: u64,
+    /// Records and parts that are not what was written.
+    pub damaged: Vec<Damaged>,
+    /// Files that cannot be used for another reason: newer, foreign, unreadable.
+    pub unusable: Vec<String>,
+}
+
+/// What was removed, or would be.
+#[derive(Clone, Debug, Default)]
+pub struct Collected {
+    /// Parts of writers that died.
+    pub unfinished: Vec<PathBuf>,
+    /// Parts that cannot be used.
+    pub unusable: Vec<PathBuf>,
+    /// Spaces over the budget.
+    pub spaces: Vec<PathBuf>,
+    /// Bytes freed by all of it.
+    pub bytes: u64,
+}
+
+/// A younger unfinished file may be one whose writer has made it and not locked it yet.
+const SETTLED: std::time::Duration = std::time::Duration::from_secs(10);
+
+impl Store {
+    /// All spaces, the one used last first, and directories that cannot be read as spaces, each with the reason.
+    pub fn list(&self) -> Result<(Vec<SpaceReport>, Vec<String>), StoreError> {
+        let (mut spaces, mut strange) = (Vec::new(), Vec::new());
+        for dir in self.space_dirs()? {
+            match space_file::read(&dir) {
+                Ok(Some((key, description))) => spaces.push(report(dir, key, description)?),
+                Ok(None) => {
+                    strange.push(format!("{}: has no space.json; `cox cache gc` removes it", dir.display()))
+                }
+                Err(error) => strange.push(error.to_string()),
+            }
+        }
+        spaces.sort_by(|a, b| b.last_used.cmp(&a.last_used));
+        Ok((spaces, strange))
+    }
+
+    /// Reads every record of every part.
+    pub fn verify(&self) -> Result<Verified, StoreError> {
+        let mut verified = Verified::default();
+        for dir in self.space_dirs()? {
+            match space_file::read(&dir) {
+                Ok(Some((key, description))) => {
+                    for name in part_names(&dir)? {
+                        verified.part(&dir.join(name), &key, description.dtype, description.width);
+                    }
+                }
+                Ok(None) => verified.unusable.push(format!("{}: has no space.json", dir.display())),
+                Err(error) => verified.unusable.push(error.to_string()),
+            }
+        }
+        Ok(verified)
+    }
+
+    /// Removes what nobody can use: parts of dead writers, damaged parts, and, with a budget, spaces beyond it that no living process has
+    /// open. With `dry_run` it only says what it would remove.
+    pub fn gc(&self, budget: Option<u64>, dry_run: bool) -> Result<Collected, StoreError> {
+        let mut collected = Collected::default();
+        let mut remove = |path: &Path, list: fn(&mut Collected) -> &mut Vec<PathBuf>| {
+            let metadata = fs::metadata(path);
+            let is_dir = metadata.as_ref().is_ok_and(fs::Metadata::is_dir);
+            collected.bytes += if is_dir { files_below(path) } else { metadata.map_or(0, |m| m.len()) };
+            list(&mut collected).push(path.to_path_buf());
+            match (dry_run, is_dir) {
+                (true, _) => Ok(()),
+                (false, true) => fs::remove_dir_all(path).map_err(StoreError::io("remove", path)),
+                (false, false) => fs::remove_file(path).map_err(StoreError::io("remove", path)),
+            }
+        };
+        for path in entries(self.dir(), |name| name.starts_with(usage::TRASH))? {
+            remove(&path, |c| &mut c.unfinished)?;
+        }
+        let mut dirs = self.space_dirs()?;
+        dirs.extend([self.dir().to_path_buf(), self.keys_dir()]);
+        for dir in dirs.iter().filter(|dir| dir.is_dir()) {
+            for path in unfinished(dir)?.into_iter().filter(|path| is_abandoned(path)) {
+                remove(&path, |c| &mut c.unfinished)?;
+            }
+            let Ok(Some((key, description))) = space_file::read(dir) else { continue };
+            for path in part_names(dir)?.into_iter().map(|name| dir.join(name)) {
+                let part = Part::open(&path, &key, description.dtype, description.width);
+                if matches!(part, Err(StoreError::Damaged(_) | StoreError::Foreign { .. })) {
+                    remove(&path, |c| &mut c.unusable)?;
+                }
+            }
+        }
+        let Some(budget) = budget else { return Ok(collected) };
+        let over = match dry_run {
+            false => self.evict_down_to(budget, None)?,
+            true => {
+                let mut used = self.bytes()?.saturating_sub(collected.bytes);
+                let mut unused = self.unused(None)?;
+                unused.retain(|(_, bytes)| {
+                    let goes = used > budget;
+                    used = used.saturating_sub(if goes { *bytes } else { 0 });
+                    goes
+                });
+                unused
+            }
+        };
+        collected.bytes += over.iter().map(|(_, bytes)| bytes).sum::<u64>();
+        collected.spaces = over.into_iter().map(|(dir, _)| dir).collect();
+        Ok(collected)
+    }
+}
+
+impl Verified {
+    /// Whether everything is as it was written.
+    pub fn is_sound(&self) -> bool {
+        self.damaged.is_empty() && self.unusable.is_empty()
+    }
+
+    fn part(&mut self, path: &Path, key: &SpaceKey, dtype: CacheDtype, width: u32) {
+        let part = match Part::open(path, key, dtype, width) {
+            Ok(part) => part,
+            Err(StoreError::Damaged(damage)) => return self.damaged.push(damage),
+            Err(error) => return self.unusable.push(error.to_string()),
+        };
+        self.bytes += part.bytes();
+        for record in 0..part.len() {
+            match part.lead(record).and_then(|_| part.values(record)) {
+                Ok(_) => self.records += 1,
+                Err(damage) => self.damaged.push(damage),
+            }
+        }
+    }
+}
+
+fn report(dir: PathBuf, key: SpaceKey, description: SpaceDescription) -> Result<SpaceReport, StoreError> {
+    let (mut samples, mut unusable) = (std::collections::HashSet::new(), Vec::new());
+    let (mut error, mut norm) = (0.0, 0.0);
+    let names = part_names(&dir)?;
+    for name in &names {
+        match Part::open(&dir.join(name), &key, description.dtype, description.width) {
+            Ok(part) => {
+                samples.extend((0..part.len()).map(|record| part.entry(record).key));
+                error += part.rounding.squared_error;
+                norm += part.rounding.squared_norm;
+            }
+            Err(fault) => unusable.push(fault.to_string()),
+        }
+    }
+    let (last_used, in_use) = usage::last_use(&dir);
+    Ok(SpaceReport {
+        samples: samples.len() as u64,
+        parts: names.len() as u64,
+        unfinished: unfinished(&dir)?.len() as u64,
+        bytes: files_below(&dir),
+        rounding_error: if norm > 0.0 { f64::sqrt(error / norm) } else { 0.0 },
+        coverage: coverage::read(&dir),
+        dir,
+        key,
+        description,
+        last_used,
+        in_use,
+        unusable,
+    })
+}
+
+/// Files that are being written, or were when their writer died.
+fn unfinished(dir: &Path) -> Result<Vec<PathBuf>, StoreError> {
+    entries(dir, |name| name.starts_with("open-") && name.ends_with(".tmp"))
+}
+
+fn is_abandoned(path: &Path) -> bool {
+    let age = fs::metadata(path).and_then(|m| m.modified()).map(|at| SystemTime::now().duration_since(at));
+    matches!(age, Ok(Ok(age)) if age > SETTLED) && !usage::writer_lives(path)
+}
+
+fn entries(dir: &Path, wanted: fn(&str) -> bool) -> Result<Vec<PathBuf>, StoreError> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir).map_err(StoreError::io("read", dir))? {
+        let entry = entry.map_err(StoreError::io("read", dir))?;
+        if entry.file_name().to_str().is_some_and(wanted) {
+            found.push(entry.path());
+        }
+    }
+    Ok(found)
+}

@@ -1,0 +1,164 @@
+//! Values as bytes: float32, bfloat16, or int8 with a scale for each token.
+//!
+//! ```text
+//! float32   bytes of each value, little endian                                                   exact
+//! bfloat16  its upper 16 bits, rounded to nearest even                                           relative error up to 2^-8
+//! int8      tokens x scale (float32), then tokens x width x q;   x = q * scale, q in -127..=127   up to scale / 2
+//!           scale = largest magnitude of the token / 127, rounded up to 17 bits of mantissa
+//! ```
+//!
+//! Seventeen bits times seven make the product exact, so rounding what was rounded before changes nothing:
+//! `round_trip(round_trip(x)) == round_trip(x)`, bit for bit. A token with a value that is not finite becomes NaN as a whole in int8;
+//! the other two keep such values. The loops are written without branches, so that the compiler vectorises them.
+
+use coxswain_proto::run_spec::CacheDtype;
+
+/// The smallest scale: tokens that small become zeros or few distinct values, and no division meets a zero or a subnormal.
+const SMALLEST_SCALE: f32 = f32::from_bits(27 << 23); // 2^-100
+/// Adding and subtracting it rounds a float of magnitude below 2^22 to the nearest integer, ties to even.
+const ROUNDER: f32 = 12_582_912.0;
+
+/// What a value becomes by being stored as `dtype` and read again; `values` are tokens of `width` each.
+///
+/// A miss must give the same bits as the hit after it, so what is computed goes through this before it is used.
+pub fn round_trip(dtype: CacheDtype, width: usize, values: &mut [f32]) {
+    match dtype {
+        CacheDtype::Float32 => {}
+        CacheDtype::Bfloat16 => values.iter_mut().for_each(|x| *x = from_bf16(to_bf16(*x))),
+        CacheDtype::Int8 => {
+            let mut quantised = vec![0; width];
+            for token in values.chunks_exact_mut(width.max(1)) {
+                let scale = quantise(token, &mut quantised);
+                dequantise(&quantised, scale, token);
+            }
+        }
+    }
+}
+
+/// The dtype's number in file headers and keys.
+pub(super) fn code(dtype: CacheDtype) -> u32 {
+    match dtype {
+        CacheDtype::Float32 => 0,
+        CacheDtype::Bfloat16 => 1,
+        CacheDtype::Int8 => 2,
+    }
+}
+
+/// Bytes of `tokens * width` values.
+pub(super) fn encoded_len(dtype: CacheDtype, tokens: usize, width: usize) -> usize {
+    match dtype {
+        CacheDtype::Float32 => tokens * width * 4,
+        CacheDtype::Bfloat16 => tokens * width * 2,
+        CacheDtype::Int8 => tokens * (4 + width),
+    }
+}
+
+/// Appends the bytes of `values`, tokens of `width` each, to `out`.
+pub(super) fn encode(dtype: CacheDtype, width: usize, values: &[f32], out: &mut Vec<u8>) {
+    match dtype {
+        CacheDtype::Float32 => out.extend(values.iter().flat_map(|x| x.to_le_bytes())),
+        CacheDtype::Bfloat16 => out.extend(values.iter().flat_map(|x| to_bf16(*x).to_le_bytes())),
+        CacheDtype::Int8 => {
+            let scales = out.len();
+            let tokens = values.len() / width.max(1);
+            out.resize(scales + tokens * 4, 0);
+            let mut quantised = vec![0; width];
+            for (token, values) in values.chunks_exact(width.max(1)).enumerate() {
+                let scale = quantise(values, &mut quantised);
+                out[scales + token * 4..][..4].copy_from_slice(&scale.to_le_bytes());
+                out.extend_from_slice(bytemuck::cast_slice(&quantised));
+            }
+        }
+    }
+}
+
+/// The values of `bytes`, which are as [`encode`] made them, and of the length that [`encoded_len`] gives.
+pub(super) fn decode(dtype: CacheDtype, width: usize, bytes: &[u8], out: &mut [f32]) {
+    match dtype {
+        CacheDtype::Float32 => {
+            for (x, bytes) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {
+                *x = f32::from_le_bytes(*bytes);
+            }
+        }
+        CacheDtype::Bfloat16 => {
+            for (x, bytes) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
+                *x = from_bf16(u16::from_le_bytes(*bytes));
+            }
+        }
+        CacheDtype::Int8 => {
+            let width = width.max(1);
+            let (scales, quantised) = bytes.split_at(out.len() / width * 4);
+            let quantised: &[i8] = bytemuck::cast_slice(quantised);
+            let tokens = out.chunks_exact_mut(width).zip(quantised.chunks_exact(width));
+            for ((out, quantised), scale) in tokens.zip(scales.as_chunks::<4>().0) {
+                dequantise(quantised, f32::from_le_bytes(*scale), out);
+            }
+        }
+    }
+}
+
+/// Squared difference of `values` and what storing makes of them, and their squared norm.
+pub(super) fn squared_error(dtype: CacheDtype, width: usize, values: &[f32], bytes: &[u8]) -> (f64, f64) {
+    if dtype == CacheDtype::Float32 {
+        return (0.0, 0.0);
+    }
+    let mut stored = vec![0.0; values.len()];
+    decode(dtype, width, bytes, &mut stored);
+    let (mut error, mut norm) = (0.0, 0.0);
+    for (tokens, stored) in values.chunks(width.max(1)).zip(stored.chunks(width.max(1))) {
+        // In f32 within a token, in f64 over tokens: exact enough for a figure with two digits.
+        error += tokens.iter().zip(stored).map(|(x, y)| (x - y) * (x - y)).sum::<f32>() as f64;
+        norm += tokens.iter().map(|x| x * x).sum::<f32>() as f64;
+    }
+    (error, norm)
+}
+
+fn to_bf16(x: f32) -> u16 {
+    let bits = x.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1));
+    // A NaN whose payload lies in the lower half alone would round to infinity.
+    let kept = if x.is_nan() { bits | 0x0040_0000 } else { rounded };
+    (kept >> 16) as u16
+}
+
+fn from_bf16(bits: u16) -> f32 {
+    f32::from_bits(u32::from(bits) << 16)
+}
+
+/// Quantises one token; returns its scale, NaN if a value is not finite.
+fn quantise(values: &[f32], out: &mut [i8]) -> f32 {
+    let mut largest = 0.0f32;
+    let mut finite = true;
+    for x in values {
+        largest = if x.abs() > largest { x.abs() } else { largest };
+        finite &= x.is_finite();
+    }
+    if !finite {
+        out.fill(0);
+        return f32::NAN;
+    }
+    let scale = scale_of(largest);
+    for (q, x) in out.iter_mut().zip(values) {
+        let rounded = (x / scale + ROUNDER) - ROUNDER;
+        *q = rounded.clamp(-127.0, 127.0) as i8;
+    }
+    scale
+}
+
+/// `largest / 127`, rounded up to 17 bits of mantissa unless 127 times that would overflow.
+fn scale_of(largest: f32) -> f32 {
+    let bits = (largest / 127.0).to_bits();
+    let (up, down) = (f32::from_bits((bits + 0x7f) & !0x7f), f32::from_bits(bits & !0x7f));
+    let scale = if (up * 127.0).is_finite() { up } else { down };
+    scale.max(SMALLEST_SCALE)
+}
+
+fn dequantise(quantised: &[i8], scale: f32, out: &mut [f32]) {
+    if scale.is_nan() {
+        out.fill(f32::NAN);
+        return;
+    }
+    for (x, q) in out.iter_mut().zip(quantised) {
+        *x = f32::from(*q) * scale;
+    }
+}

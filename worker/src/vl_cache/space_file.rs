@@ -1,0 +1,100 @@
+//! `space.json`: what all records of a space share, in words. The space's key is a digest of exactly these ingredients.
+
+use std::path::Path;
+
+use coxswain_proto::run_spec::CacheDtype;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    codec,
+    digest::{Digest, Hasher, SpaceKey},
+    error::StoreError,
+    store::FORMAT,
+    usage,
+};
+
+/// Everything that a feature depends on, besides its sample. A change of any of them makes another space.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ingredients {
+    /// Frozen weights below the tap.
+    pub weights: Digest,
+    /// The adapter below the tap ([`adapter_digest`](super::adapter_digest)); none if nothing trainable lies there.
+    pub adapter: Option<Digest>,
+    /// How images become the model's input: resampling, bounds of pixels, normalisation, patches.
+    pub preprocessing: String,
+    /// The prompt's template.
+    pub prompt: String,
+    /// The tokenizer.
+    pub tokenizer: Digest,
+    /// What the forward pass computes in: backend, dtype of weights, version of the computation.
+    pub compute: String,
+}
+
+/// A space, described.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SpaceDescription {
+    /// Where features are taken, with pre- or post-norm: `final, after the norm`.
+    pub tap: String,
+    /// How values are stored.
+    pub dtype: CacheDtype,
+    /// Values of one token.
+    pub width: u32,
+    /// What the features depend on.
+    pub ingredients: Ingredients,
+    /// The run that makes it. Not part of the key: others may use and extend it.
+    pub made_by: String,
+}
+
+impl SpaceDescription {
+    /// The space's name.
+    pub fn key(&self) -> SpaceKey {
+        let Self { tap, dtype, width, ingredients, made_by: _ } = self;
+        let Ingredients { weights, adapter, preprocessing, prompt, tokenizer, compute } = ingredients;
+        let mut hash = Hasher::new("coxswain vl cache space v1");
+        hash.named("format", &FORMAT.to_le_bytes());
+        hash.named("tap", tap.as_bytes());
+        hash.named("dtype", &codec::code(*dtype).to_le_bytes());
+        hash.named("width", &width.to_le_bytes());
+        hash.named("weights", &weights.0);
+        hash.named("adapter", adapter.as_ref().map_or(&[], |adapter| &adapter.0));
+        hash.named("preprocessing", preprocessing.as_bytes());
+        hash.named("prompt", prompt.as_bytes());
+        hash.named("tokenizer", &tokenizer.0);
+        hash.named("compute", compute.as_bytes());
+        SpaceKey(hash.finish())
+    }
+}
+
+/// The file: the description, and what the directory's name stands for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct File {
+    format: u64,
+    key: Digest,
+    #[serde(flatten)]
+    description: SpaceDescription,
+}
+
+/// Writes the description of the space in `dir`, whole or not at all.
+pub(super) fn write(dir: &Path, description: &SpaceDescription) -> Result<(), StoreError> {
+    let file = File { format: FORMAT.into(), key: description.key().0, description: description.clone() };
+    usage::write_json(&dir.join(NAME), &file)
+}
+
+/// Reads and checks the description of the space in `dir`; none if there is no such file.
+pub(super) fn read(dir: &Path) -> Result<Option<(SpaceKey, SpaceDescription)>, StoreError> {
+    let path = dir.join(NAME);
+    let Some(value) = usage::read_json(&path)? else { return Ok(None) };
+    usage::check_format(&path, &value)?;
+    let foreign = |detail: String| StoreError::Foreign { path: path.clone(), detail };
+    let file: File = serde_json::from_value(value).map_err(|error| {
+        foreign(format!("is not a description of a space: {error}; remove the directory"))
+    })?;
+    let key = file.description.key();
+    if key.0 != file.key {
+        let detail = format!("its ingredients give the key {key}, not {}; remove the directory", file.key);
+        return Err(foreign(detail));
+    }
+    Ok(Some((key, file.description)))
+}
+
+const NAME: &str = "space.json";

@@ -1,0 +1,166 @@
+//! Files that appear whole or not at all, and locks that say who is alive: the store's dealings with the file system.
+//!
+//! A lock is `flock`'s: it belongs to an open file and ends with its process, however that ends. So "in use" needs no process ids,
+//! no clocks and no cleaning up. On a network file system it works as far as that one supports `flock` between nodes.
+
+use std::{
+    fs::{self, File, TryLockError},
+    io::{self, Write},
+    os::unix::fs::MetadataExt,
+    path::Path,
+    sync::atomic::{AtomicU64, Ordering},
+    time::SystemTime,
+};
+
+use serde::Serialize;
+use serde_json::Value;
+
+use super::{digest::Digest, error::StoreError, store::FORMAT};
+
+/// Name of the lock in a space's directory. Its time of change is when the space was last opened or left.
+pub(super) const LOCK: &str = "in-use.lock";
+
+/// The sign that a process uses a space: a shared lock, and a time.
+pub(super) struct InUse {
+    file: File,
+}
+
+impl InUse {
+    /// Makes the directory if there is none, and keeps evictors out of it.
+    pub fn enter(dir: &Path) -> Result<Self, StoreError> {
+        let path = dir.join(LOCK);
+        loop {
+            fs::create_dir_all(dir).map_err(StoreError::io("create", dir))?;
+            let file = match File::options().read(true).append(true).create(true).open(&path) {
+                Ok(file) => file,
+                // Evicted between the two calls.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                Err(error) => return Err(StoreError::io("open", &path)(error)),
+            };
+            // Waits only while somebody evicts, which is a rename.
+            file.lock_shared().map_err(StoreError::io("lock", &path))?;
+            let same = |there: fs::Metadata, here: fs::Metadata| {
+                (there.dev(), there.ino()) == (here.dev(), here.ino())
+            };
+            if let (Ok(there), Ok(here)) = (fs::metadata(&path), file.metadata())
+                && same(there, here)
+            {
+                let entered = Self { file };
+                entered.touch();
+                return Ok(entered);
+            }
+        }
+    }
+
+    /// Notes that the space was used now. A store that cannot be written is still read; it is then evicted by older times.
+    fn touch(&self) {
+        let _ = self.file.set_modified(SystemTime::now());
+    }
+}
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        self.touch();
+    }
+}
+
+/// When the space in `dir` was last opened or left, and whether a living process has it open.
+pub(super) fn last_use(dir: &Path) -> (Option<SystemTime>, bool) {
+    let Ok(file) = File::open(dir.join(LOCK)) else { return (None, false) };
+    let used = matches!(file.try_lock(), Err(TryLockError::WouldBlock));
+    (file.metadata().and_then(|metadata| metadata.modified()).ok(), used)
+}
+
+/// Removes a space that nobody uses; false if somebody does. It is gone for everybody at once, by a rename.
+pub(super) fn evict(dir: &Path) -> Result<bool, StoreError> {
+    let path = dir.join(LOCK);
+    let file = File::options().read(true).append(true).create(true).open(&path);
+    let file = file.map_err(StoreError::io("open", &path))?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => return Ok(false),
+        Err(TryLockError::Error(error)) => return Err(StoreError::io("lock", &path)(error)),
+    }
+    let trash = dir.with_file_name(format!("{TRASH}{}", unique()));
+    fs::rename(dir, &trash).map_err(StoreError::io("evict", dir))?;
+    drop(file);
+    fs::remove_dir_all(&trash).map_err(StoreError::io("remove", &trash))?;
+    Ok(true)
+}
+
+/// Beginning of the name of a directory that is being removed.
+pub(super) const TRASH: &str = ".evicted-";
+
+/// Whether the writer of the unfinished file at `path` still lives.
+pub(super) fn writer_lives(path: &Path) -> bool {
+    File::open(path).is_ok_and(|file| matches!(file.try_lock(), Err(TryLockError::WouldBlock)))
+}
+
+/// A name that no other writer on any machine has.
+pub(super) fn unique() -> String {
+    static COUNTER: AtomicU64 = AtomicU64::new(0);
+    let host = nix::unistd::gethostname().unwrap_or_default();
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let words =
+        [u128::from(std::process::id()), now.as_nanos(), COUNTER.fetch_add(1, Ordering::Relaxed).into()];
+    let words: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let host = std::os::unix::ffi::OsStrExt::as_bytes(host.as_os_str());
+    let digest = Digest::of("coxswain vl cache file name v1", [("host", host), ("words", &words[..])]);
+    // By time first, so that a listing is in order of age.
+    format!("{:012x}-{}", now.as_millis() as u64, &digest.to_string()[..8])
+}
+
+/// Brings a directory's entries to the disk.
+pub(super) fn sync_dir(dir: &Path) -> Result<(), StoreError> {
+    File::open(dir).and_then(|dir| dir.sync_all()).map_err(StoreError::io("sync", dir))
+}
+
+/// Writes a file that is there whole or not at all.
+pub(super) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
+    let staged = path.with_file_name(format!("open-{}.tmp", unique()));
+    let write = || {
+        let mut file = File::create_new(&staged)?;
+        file.lock()?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(&staged, path)
+    };
+    write().map_err(|error: io::Error| {
+        // Whatever is left of it is invisible.
+        let _ = fs::remove_file(&staged);
+        StoreError::io("write", path)(error)
+    })?;
+    path.parent().map_or(Ok(()), sync_dir)
+}
+
+/// Writes a value as readable JSON, whole or not at all.
+pub(super) fn write_json(path: &Path, value: &impl Serialize) -> Result<(), StoreError> {
+    let text = serde_json::to_string_pretty(value).map_err(|error| StoreError::Foreign {
+        path: path.to_path_buf(),
+        detail: format!("cannot be written as JSON: {error}"),
+    })?;
+    write_whole(path, (text + "\n").as_bytes())
+}
+
+/// Reads a JSON file; none if there is none.
+pub(super) fn read_json(path: &Path) -> Result<Option<Value>, StoreError> {
+    let text = match fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(StoreError::io("read", path)(error)),
+    };
+    serde_json::from_str(&text).map(Some).map_err(|error| StoreError::Foreign {
+        path: path.to_path_buf(),
+        detail: format!("is not JSON ({error}); remove it"),
+    })
+}
+
+/// Refuses a file whose `format` is newer than ours.
+pub(super) fn check_format(path: &Path, value: &Value) -> Result<(), StoreError> {
+    let path = path.to_path_buf();
+    match value.get("format").and_then(Value::as_u64) {
+        Some(found) if found > FORMAT.into() => Err(StoreError::Newer { path, found, known: FORMAT }),
+        Some(_) => Ok(()),
+        None => Err(StoreError::Foreign { path, detail: "names no format; is this a store?".into() }),
+    }
+}
