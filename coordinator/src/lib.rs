@@ -10,6 +10,7 @@
 
 #![forbid(unsafe_code)]
 
+mod aside;
 mod clock;
 pub mod core;
 mod driver;
@@ -25,6 +26,7 @@ use std::{future::Future, net::SocketAddr};
 pub use crate::core::{failure::Failure, report::StateSource};
 use coxswain_proto::limits;
 
+pub use aside::set_aside;
 pub use journal::JournalError;
 pub use options::{Budgets, CauseKind, FirstCause, Options, Outcome, Patience, World};
 pub use startup::StartError;

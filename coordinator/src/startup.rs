@@ -13,6 +13,7 @@ use coxswain_proto::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    aside,
     core::{
         checkpoints::{CheckpointEntry, EntryState},
         machine::Config,
@@ -93,10 +94,15 @@ pub fn prepare(options: &Options) -> Result<Start, StartError> {
     let fresh = fresh_run_id(&options.spec.run.name);
     let (journal, identity, memory) = open_journal(options, &fresh)?;
     let output = Path::new(&options.spec.run.output_dir);
-    let checkpoints = match options.spec.train.resume || options.restarted {
-        true => scan(&output.join("checkpoints"), &identity.spec_digest)?,
-        false => Vec::new(),
-    };
+    // The journal is ours by now: nobody else trains in this directory.
+    if !options.spec.train.resume && !options.restarted {
+        aside::set_aside(output).map_err(|source| StartError::Io {
+            action: "set aside the earlier checkpoints in",
+            path: output.to_path_buf(),
+            source,
+        })?;
+    }
+    let checkpoints = scan(&output.join("checkpoints"), &identity.spec_digest)?;
     write_run_file(output, &identity)?;
     let spawned = JournalThread::spawn(journal).map_err(|source| StartError::Io {
         action: "start the journal's thread of",

@@ -3,8 +3,8 @@
 use nix::sys::signal::Signal;
 
 use crate::support::{
-    free_endpoint,
-    processes::{signal, wait_for_worker, worker_of},
+    cox, free_endpoint,
+    processes::{signal, wait_for_worker, wait_until_gone, worker_of},
     read_json,
     tiny::{Tiny, audit},
 };
@@ -37,9 +37,7 @@ fn a_world_grows_when_a_machine_comes_and_shrinks_when_it_goes() {
     assert_eq!(status.code(), Some(143), "{printed}");
     let audit = audit(&tiny.output());
     assert_eq!((&audit["missing"], &audit["duplicate"]), (&0.into(), &0.into()), "{audit:#}\n{printed}");
-    let worlds: Vec<_> =
-        audit["generations"].as_array().expect("an array").iter().map(|g| &g["workers"]).collect();
-    assert_eq!(worlds, [1, 2, 1], "{audit:#}\n{printed}");
+    assert_eq!(worlds(&audit), [1, 2, 1], "{audit:#}\n{printed}");
 }
 
 #[test]
@@ -57,4 +55,65 @@ fn sigterm_after_a_restart_still_drains_and_leaves_a_checkpoint() {
     assert!(stopped_at >= 2, "{printed}");
     let checkpoint = tiny.output().join(format!("checkpoints/step-{stopped_at:08}/manifest.json"));
     assert!(checkpoint.exists(), "{}\n{printed}", checkpoint.display());
+}
+
+#[test]
+fn a_launcher_that_gets_sigterm_takes_its_node_out_and_the_rest_trains_on() {
+    let tiny = Tiny::new(100_000, 0);
+    let endpoint = free_endpoint();
+    let node = |address: &str| {
+        let flags = [
+            "--nnodes=1:2",
+            "--nproc-per-node=2",
+            "--rdzv-endpoint",
+            &endpoint,
+            "--rdzv-conf=last_call_timeout=0",
+            "--local-addr",
+            address,
+        ];
+        tiny.start(&flags)
+    };
+    let mut first = node("127.0.0.1");
+    first.wait_for("2/100000");
+    let mut second = node("127.0.0.2");
+    first.wait_for("generation 2: 4 of 4 workers");
+    first.wait_for("/100000");
+    let stays = [0, 1].map(|rank| worker_of(first.pid(), rank).expect("it lives"));
+    let goes = [2, 3].map(|rank| worker_of(second.pid(), rank).expect("it lives"));
+
+    signal(second.pid() as i32, Signal::SIGTERM);
+    second.wait_for("this node leaves the run; the others train on");
+    let (status, printed) = second.finish();
+    assert_eq!(status.code(), Some(143), "{printed}");
+    wait_until_gone(&goes);
+    first.wait_for("generation 3: 2 of 4 workers");
+    first.wait_for("/100000");
+
+    // It comes back, and goes again because a person says so.
+    let third = node("127.0.0.2");
+    first.wait_for("generation 4: 4 of 4 workers");
+    first.wait_for("/100000");
+    let said = cox(&["drain", "--node=1", "--endpoint", &endpoint]).output().expect("cox was built");
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    let (status, printed) = third.finish();
+    assert_eq!(status.code(), Some(0), "{printed}");
+    first.wait_for("generation 5: 2 of 4 workers");
+    first.wait_for("/100000");
+    assert_eq!(stays, [0, 1].map(|rank| worker_of(first.pid(), rank).expect("it lives")), "processes stay");
+
+    let said = cox(&["drain", "--node=0", "--endpoint", &endpoint]).output().expect("cox was built");
+    assert!(!said.status.success() && String::from_utf8_lossy(&said.stderr).contains("stop the run instead"));
+    signal(first.pid() as i32, Signal::SIGTERM);
+    let (status, printed) = first.finish();
+    assert_eq!(status.code(), Some(143), "{printed}");
+    assert!(!printed.contains("rolled back") && !printed.contains("restarts 1"), "{printed}");
+    let audit = audit(&tiny.output());
+    assert_eq!((&audit["missing"], &audit["duplicate"]), (&0.into(), &0.into()), "{audit:#}\n{printed}");
+    assert_eq!(worlds(&audit), [2, 4, 2, 4, 2], "{audit:#}\n{printed}");
+}
+
+/// Workers of each generation.
+fn worlds(audit: &serde_json::Value) -> Vec<u64> {
+    let generations = audit["generations"].as_array().expect("an array").iter();
+    generations.map(|generation| generation["workers"].as_u64().expect("a number")).collect()
 }

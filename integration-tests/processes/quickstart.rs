@@ -1,5 +1,6 @@
 //! The quickstart as a user runs it: a coordinator and two workers, real model, real data, an adapter at the end.
 
+mod anew;
 mod chaos;
 mod elastic;
 mod faults;

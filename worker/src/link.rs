@@ -80,6 +80,8 @@ pub struct Commands {
     pub memory_reports: u32,
     /// Leave this generation together, to form another one.
     pub regroup: bool,
+    /// With `regroup`: write a checkpoint first, for some will not be in the next one.
+    pub hand_over: bool,
 }
 
 /// What a worker is doing, for heartbeats, memory peaks and failure reports.
@@ -274,6 +276,9 @@ pub enum LinkError {
     /// The run is over for everyone.
     #[error("the run is over: {0}")]
     Over(String),
+    /// The run goes on without this worker, which ends in good order.
+    #[error("not needed any more: {0}")]
+    Dismissed(String),
     /// The coordinator is not coming back, or refused us.
     #[error("control plane lost: {0}")]
     Lost(String),

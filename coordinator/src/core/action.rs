@@ -1,6 +1,10 @@
 //! What the driver must do: the core's decisions as values.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use coxswain_proto::{
     cache_plan::{CacheGeneration, Decided},
@@ -66,6 +70,8 @@ pub enum Reply {
     Phase(RunPhase),
     /// To `RebuildCache`.
     Rebuild(Decided),
+    /// To `Drain`: the node's place.
+    Drained(u32),
     /// To `ShowMemory`, by rank.
     Memory(Arc<Vec<RankMemory>>),
 }
@@ -97,7 +103,14 @@ pub enum Directive {
         over: bool,
     },
     /// Leave the generation together, at the next boundary.
-    Regroup(Generation),
+    Regroup {
+        /// Which.
+        generation: Generation,
+        /// After a checkpoint, because some of its workers are to go.
+        checkpoint: bool,
+    },
+    /// Leave, in good order, though the run goes on.
+    Dismiss(String),
 }
 
 /// One membership, as its workers are told.
@@ -284,6 +297,9 @@ pub struct Orders {
     pub checkpoints: u32,
     /// Memory reports asked for so far.
     pub memory_reports: u32,
+    /// Nodes that are to go, by place.
+    #[serde(default)]
+    pub draining: BTreeSet<u32>,
 }
 
 /// What a run has used of its budgets.
@@ -408,6 +424,15 @@ pub enum MemberChange {
         /// Its machine.
         host: String,
     },
+    /// A node is to go.
+    NodeDrained {
+        /// The node.
+        node_rank: u32,
+        /// Its machine.
+        host: String,
+        /// Why.
+        reason: String,
+    },
     /// A worker is there.
     Registered {
         /// Its seat.
@@ -445,6 +470,9 @@ impl std::fmt::Display for MemberChange {
         match self {
             Self::NodeJoined { node_rank, host } => write!(f, "node {node_rank} joined from {host}"),
             Self::NodeGone { node_rank, host } => write!(f, "node {node_rank} on {host} is gone"),
+            Self::NodeDrained { node_rank, host, reason } => {
+                write!(f, "node {node_rank} on {host} leaves at the next step boundary: {reason}")
+            }
             Self::Registered { seat, host, pid, device } => {
                 write!(f, "rank {seat} joined from {host} (process {pid}, {device})")
             }

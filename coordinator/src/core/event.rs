@@ -127,11 +127,27 @@ pub enum Ask {
         /// For the log.
         reason: String,
     },
+    /// A node is to go, and the rest trains on.
+    Drain {
+        /// Which.
+        node: NodeName,
+        /// For the log.
+        reason: String,
+    },
     /// The memory table.
     ShowMemory {
         /// Ask the workers for a new report first.
         refresh: bool,
     },
+}
+
+/// What a node is called by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NodeName {
+    /// Its place.
+    Place(u32),
+    /// Its launcher.
+    Launcher(String),
 }
 
 /// Where a caller comes from.

@@ -46,6 +46,8 @@ pub struct Gathering {
     pub earlier: Option<Course>,
     /// Why the last generation ended, if it did so without a committed step.
     pub fruitless: Option<String>,
+    /// The members of the last generation left it with all state in a checkpoint, so that those who are to go can.
+    pub relieved: bool,
 }
 
 /// How long an elastic world waits for more than its fewest nodes.
@@ -75,6 +77,8 @@ pub struct Running {
     pub assignment: Arc<Assignment>,
     /// Its workers were asked to leave it at the next boundary.
     pub regroup: bool,
+    /// And to write a checkpoint before, since some of them are to go.
+    pub hand_over: bool,
     /// Where it is.
     pub stage: Stage,
 }

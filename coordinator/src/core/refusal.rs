@@ -126,6 +126,19 @@ pub enum Refusal {
         /// Steps below this one are leased.
         leased: Step,
     },
+    /// Nobody has this place, or nobody any more.
+    #[error("there is no node {0} in this run (any more)")]
+    NoNodeThere(u32),
+    /// A node that the run cannot go on without.
+    #[error(
+        "node {node_rank} cannot leave by itself: {why}; stop the run instead, which leaves a checkpoint"
+    )]
+    Needed {
+        /// Its place.
+        node_rank: u32,
+        /// Why not.
+        why: String,
+    },
     /// Nothing can be asked of a run that is over.
     #[error("the run is over: {0}")]
     Over(Reason),

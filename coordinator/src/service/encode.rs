@@ -43,13 +43,16 @@ impl From<Denied> for Status {
                 | Refusal::NoCache
                 | Refusal::ExactCache
                 | Refusal::NoCachedStep { .. }
+                | Refusal::Needed { .. }
                 | Refusal::Over(_) => Self::failed_precondition(text),
                 Refusal::NodeRankTaken { .. } | Refusal::RankTaken { .. } => Self::already_exists(text),
                 Refusal::NodesComplete { .. } => Self::resource_exhausted(text),
                 Refusal::NodeRankOutside { .. } | Refusal::RankOutside { .. } | Refusal::Plan(_) => {
                     Self::invalid_argument(text)
                 }
-                Refusal::UnknownWorker(_) | Refusal::UnknownNode(_) => Self::not_found(text),
+                Refusal::UnknownWorker(_) | Refusal::UnknownNode(_) | Refusal::NoNodeThere(_) => {
+                    Self::not_found(text)
+                }
             },
         }
     }
@@ -102,7 +105,10 @@ pub fn directive(directive: Directive) -> v1::Directive {
         Directive::Abort { generation, reason, over } => {
             Kind::Abort(v1::Abort { generation: generation.0, reason, over })
         }
-        Directive::Regroup(generation) => Kind::Regroup(v1::Regroup { generation: generation.0 }),
+        Directive::Regroup { generation, checkpoint } => {
+            Kind::Regroup(v1::Regroup { generation: generation.0, checkpoint })
+        }
+        Directive::Dismiss(reason) => Kind::Dismiss(v1::Dismiss { reason }),
     };
     v1::Directive { kind: Some(kind) }
 }

@@ -16,7 +16,10 @@ use tonic::{Request, Response, Status};
 use super::{Service, encode, mismatch};
 use crate::{
     clock,
-    core::{action::Reply, event::Ask},
+    core::{
+        action::Reply,
+        event::{Ask, NodeName},
+    },
 };
 
 type Answer<T> = Result<Response<T>, Status>;
@@ -67,6 +70,20 @@ impl Control for Service {
     async fn stop_run(&self, request: Request<v1::StopRunRequest>) -> Answer<v1::StopRunResponse> {
         let reason = request.into_inner().reason;
         Ok(Response::new(v1::StopRunResponse { phase: self.phase_after(Ask::Stop { reason }).await? }))
+    }
+
+    async fn drain_node(&self, request: Request<v1::DrainNodeRequest>) -> Answer<v1::DrainNodeResponse> {
+        use v1::drain_node_request::Node;
+        let v1::DrainNodeRequest { node, reason } = request.into_inner();
+        let node = match node {
+            Some(Node::NodeRank(place)) => NodeName::Place(place),
+            Some(Node::NodeId(node_id)) => NodeName::Launcher(node_id),
+            None => return Err(Status::invalid_argument("node: a node's rank or id is needed")),
+        };
+        match self.handle.ask(Ask::Drain { node, reason }).await? {
+            Reply::Drained(node_rank) => Ok(Response::new(v1::DrainNodeResponse { node_rank })),
+            other => Err(mismatch(&other)),
+        }
     }
 
     async fn get_memory(&self, request: Request<v1::GetMemoryRequest>) -> Answer<v1::GetMemoryResponse> {

@@ -1,7 +1,10 @@
-//! `cox pause`, `resume`, `checkpoint`, `stop`: one call each, safe to repeat.
+//! `cox pause`, `resume`, `checkpoint`, `drain`, `stop`: one call each, safe to repeat.
 
 use clap::Args;
-use coxswain_proto::v1::{CheckpointRequest, PauseRequest, ResumeRequest, StopRunRequest};
+use coxswain_proto::v1::{
+    CheckpointRequest, DrainNodeRequest, PauseRequest, ResumeRequest, StopRunRequest,
+    drain_node_request::Node,
+};
 
 use super::block_on;
 use crate::{
@@ -30,6 +33,19 @@ pub struct ResumeArgs {
 pub struct CheckpointArgs {
     #[command(flatten)]
     target: Target,
+}
+
+/// Flags of `cox drain`.
+#[derive(Args, Debug)]
+pub struct DrainArgs {
+    #[command(flatten)]
+    target: Target,
+    /// Which node, as numbered by --node-rank
+    #[arg(long, value_name = "N")]
+    node: u32,
+    /// Kept in the run's log
+    #[arg(long, default_value = "asked for with cox drain")]
+    reason: String,
 }
 
 /// Flags of `cox stop`.
@@ -76,6 +92,18 @@ pub fn checkpoint(args: &CheckpointArgs) -> Outcome {
             Some(step) => say(format_args!("a checkpoint will be written at step {step}")),
             None => say("a checkpoint will be written at the next step boundary"),
         };
+        Ok(())
+    })
+}
+
+/// Lets one node of an elastic world go.
+pub fn drain(args: &DrainArgs) -> Outcome {
+    block_on(async {
+        let access = args.target.access()?;
+        let (node, reason) = (Some(Node::NodeRank(args.node)), args.reason.clone());
+        let request = prompt(DrainNodeRequest { node, reason });
+        let answer = access.control().drain_node(request).await.map_err(|s| access.explain(&s))?;
+        say(format_args!("node {} leaves at the next step boundary", answer.into_inner().node_rank));
         Ok(())
     })
 }

@@ -65,6 +65,8 @@ enum Command {
     Resume(control::ResumeArgs),
     /// Write a checkpoint at the next step boundary
     Checkpoint(control::CheckpointArgs),
+    /// Let one node of an elastic world go at the next step boundary; the rest trains on
+    Drain(control::DrainArgs),
     /// Finish the step in flight, write a checkpoint, export the adapter, end
     Stop(control::StopArgs),
     /// Prove that every sample was consumed exactly once, whatever happened
@@ -94,6 +96,7 @@ pub fn execute(cli: Cli) -> Outcome {
         Command::Pause(args) => control::pause(&args),
         Command::Resume(args) => control::resume(&args),
         Command::Checkpoint(args) => control::checkpoint(&args),
+        Command::Drain(args) => control::drain(&args),
         Command::Stop(args) => control::stop(&args),
         Command::Audit(args) => audit::execute(&args),
         Command::Memory(args) => status::memory(&args),

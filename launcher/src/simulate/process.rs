@@ -429,7 +429,8 @@ impl World {
                 return self.poke(pid);
             }
             Directive::Abort { generation, reason, over: false } => Told::Abort(generation, reason),
-            Directive::Regroup(generation) => Told::Regroup(generation),
+            Directive::Regroup { generation, checkpoint } => Told::Regroup { generation, checkpoint },
+            Directive::Dismiss(reason) => Told::Dismiss(reason),
         };
         process.standing.told(told);
         if !process.hung {

@@ -73,8 +73,8 @@ impl World {
         self.poke(pid);
     }
 
-    fn cut_off(&mut self, pid: usize, _: &LinkError) {
-        self.leave(pid, 4);
+    fn cut_off(&mut self, pid: usize, why: &LinkError) {
+        self.leave(pid, if matches!(why, LinkError::Dismissed(_)) { 0 } else { 4 });
     }
 
     /// A ring with a member less is no ring: the others see their connections end, one after another.

@@ -9,13 +9,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use coxswain_proto::v1::{JoinNodeRequest, RunPhase, StopRunRequest, WatchEvent, watch_event::Kind};
+use coxswain_proto::v1::{JoinNodeRequest, RunPhase, WatchEvent, watch_event::Kind};
 use tokio::sync::mpsc;
 
 use super::{
     child::Program,
     console::{Console, Terminal},
     exits::Exits,
+    going::{self, Going, Granted},
     host::{self, Host},
     keeper::{self, Keeper, Output, Sink},
     machine::{Action, Ended, Event, Machine},
@@ -24,7 +25,7 @@ use super::{
     signals, watcher,
 };
 use crate::{
-    control::{Access, prompt},
+    control::Access,
     exit::Exit,
     launch::{plan, streams::Route, worker_env::Common},
     render::events,
@@ -345,10 +346,16 @@ impl Voyage<'_> {
 
     fn ask_stop(&self, signal: i32) {
         let (access, refused) = (self.contacts.access.clone(), self.refusals.0.clone());
+        let terminal = Arc::clone(&self.contacts.terminal);
         let reason = format!("{} at the launcher on {}", signals::name(signal), self.crew.host);
+        let alone = signal == nix::libc::SIGTERM && self.contacts.coordinator.is_none();
+        let going = Going { reason, node_id: alone.then(|| self.crew.join.node_id.clone()) };
         tokio::spawn(async move {
-            if let Err(status) = access.control().stop_run(prompt(StopRunRequest { reason })).await {
-                let _ = refused.send(status.message().to_owned()).await;
+            match going::ask(&access, &going).await {
+                Ok(Granted::Drained) => terminal.line("this node leaves the run; the others train on"),
+                Ok(Granted::Stopping) => {}
+                // A launcher that no longer listens has ended.
+                Err(why) => drop(refused.send(why).await),
             }
         });
     }

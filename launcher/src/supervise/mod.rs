@@ -13,6 +13,7 @@ pub mod console;
 pub mod crew;
 pub mod exits;
 pub mod failure_file;
+mod going;
 pub mod host;
 pub mod keeper;
 pub mod machine;

@@ -62,7 +62,10 @@ pub(super) fn told(directive: v1::Directive) -> Result<Told, String> {
         Some(Kind::Stop(_)) => Told::Stop,
         Some(Kind::Abort(abort)) if abort.over => Told::Over(abort.reason),
         Some(Kind::Abort(abort)) => Told::Abort(Generation(abort.generation), abort.reason),
-        Some(Kind::Regroup(regroup)) => Told::Regroup(Generation(regroup.generation)),
+        Some(Kind::Regroup(regroup)) => {
+            Told::Regroup { generation: Generation(regroup.generation), checkpoint: regroup.checkpoint }
+        }
+        Some(Kind::Dismiss(dismiss)) => Told::Dismiss(dismiss.reason),
         None => return Err("directive.kind: missing, or unknown to this version".into()),
     })
 }

@@ -47,7 +47,14 @@ pub enum Told {
     /// The run is over.
     Over(String),
     /// A generation is to be left at the next boundary.
-    Regroup(Generation),
+    Regroup {
+        /// Which.
+        generation: Generation,
+        /// After a checkpoint.
+        checkpoint: bool,
+    },
+    /// This worker is not needed any more.
+    Dismiss(String),
 }
 
 /// Where a worker stands.
@@ -59,8 +66,8 @@ pub struct Standing {
     entered: Generation,
     /// The newest generation known to be over, and why.
     over: (Generation, String),
-    /// The newest generation that is to be left.
-    regroup: Generation,
+    /// The newest generation that is to be left, and whether after a checkpoint.
+    regroup: (Generation, bool),
     leases: Vec<Lease>,
     commands: Commands,
     /// Set once, for good.
@@ -80,7 +87,11 @@ impl Standing {
                 self.commands.memory_reports = self.commands.memory_reports.max(count);
             }
             Told::Stop => self.commands.stop = true,
-            Told::Regroup(generation) => self.regroup = self.regroup.max(generation),
+            Told::Regroup { generation, checkpoint } => {
+                self.regroup = self.regroup.max((generation, checkpoint));
+            }
+            // Between generations it is waiting; within one, a place was given before the word.
+            Told::Dismiss(reason) => self.cut(LinkError::Dismissed(reason)),
             Told::Over(reason) => {
                 self.cut(LinkError::Over(reason));
                 return true;
@@ -167,7 +178,9 @@ impl Standing {
 
     /// What people want, now.
     pub fn commands(&self) -> Commands {
-        Commands { regroup: self.regroup == self.entered && self.regroup > Generation(0), ..self.commands }
+        let (generation, checkpoint) = self.regroup;
+        let regroup = generation == self.entered && generation > Generation(0);
+        Commands { regroup, hand_over: regroup && checkpoint, ..self.commands }
     }
 
     /// The generation that the trainer is in, or was last.
@@ -248,7 +261,7 @@ mod tests {
     #[test]
     fn regroup_concerns_its_generation_alone() {
         let mut standing = entered(1);
-        standing.told(Told::Regroup(Generation(1)));
+        standing.told(Told::Regroup { generation: Generation(1), checkpoint: false });
         assert!(standing.commands().regroup);
         standing.told(Told::Pause);
         assert!(matches!(standing.unpaused(), Some(Err(LinkError::Aborted(_)))));

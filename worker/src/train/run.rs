@@ -33,7 +33,7 @@ use crate::{
     collective::{Collective, Membership, Ring, RingAbort, RingListener, Solo},
     data::{DataError, Dataset, Prefetcher, StepRequest},
     kernels::Tape,
-    link::{Assignment, Commands, EpochPositions, Link, Phase, Report, StateSource},
+    link::{Assignment, Commands, EpochPositions, Link, LinkError, Phase, Report, StateSource},
     memory::{Meter, prediction::outcome::Sightings},
     model::policy::{GradientWatch, Policy},
     params::{FlatGrads, Trainables},
@@ -105,7 +105,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let mut why = None;
         loop {
             match self.join(listener, why.take()).and_then(|()| self.run()) {
-                Ok(Ended::Done) => return Ok(()),
+                Ok(Ended::Done) | Err(TrainError::Link(LinkError::Dismissed(_))) => return Ok(()),
                 Ok(Ended::Regroup) => {}
                 Err(error) if !self.link.has_generations() => return Err(error),
                 Err(error) if is_the_generations(&error) => {
@@ -244,7 +244,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         }
         let every = self.spec.train.checkpoint_every;
         let due = every > 0 && self.next.0.is_multiple_of(every);
-        if due || agreed.checkpoints > self.obeyed.checkpoints {
+        if due || agreed.hand_over || agreed.checkpoints > self.obeyed.checkpoints {
             self.save()?;
         }
         self.obeyed = agreed;

@@ -70,7 +70,7 @@ impl Ballot {
             f64::from(commands.memory_reports),
             self.loss_sum,
             self.valid_count,
-            f64::from(u8::from(commands.regroup)),
+            f64::from(u8::from(commands.regroup) + u8::from(commands.hand_over)),
             f64::from(u8::from(self.pressed)),
         ]
     }
@@ -105,6 +105,7 @@ fn count(ballots: &[f64]) -> Verdict {
         verdict.loss_sum += ballot[5];
         verdict.valid_count += ballot[6];
         verdict.commands.regroup |= ballot[7] != 0.0;
+        verdict.commands.hand_over |= ballot[7] > 1.0;
         if ballot[8] != 0.0 {
             verdict.pressed = verdict.pressed.or(Some(Rank(rank as u32)));
         }
@@ -139,8 +140,14 @@ mod tests {
     #[test]
     fn a_command_that_reached_one_rank_counts_for_all() {
         let mut second = ballot(Fared::Ok);
-        second.commands =
-            Commands { pause: true, checkpoints: 3, stop: false, memory_reports: 1, regroup: true };
+        second.commands = Commands {
+            pause: true,
+            checkpoints: 3,
+            stop: false,
+            memory_reports: 1,
+            regroup: true,
+            hand_over: true,
+        };
         let verdict = count_all(&[ballot(Fared::Ok), second]);
         assert_eq!(verdict.commands, second.commands);
         assert_eq!((verdict.loss_sum, verdict.valid_count), (3.0, 4.0));

@@ -40,6 +40,8 @@ impl Machine {
         };
         if in_order {
             self.finish(now, out);
+        } else if exit_code == 0 && self.drained(seat) && !self.is_member(seat) {
+            // It was to go.
         } else if exit_code == 0 && self.config.world.elastic() {
             self.shrink(now, seat, &reason, out);
         } else {

@@ -17,6 +17,7 @@ use crate::{
         event::Readiness,
         failure::Incident,
         phase::{LastCall, Phase},
+        roster::Worker,
     },
     options::CauseKind,
 };
@@ -51,6 +52,7 @@ impl Machine {
             Phase::Gathering(_) if !ready.reason.is_empty() => self.complained(seat, &ready.reason),
             Phase::Gathering(_) | Phase::Over(_) => {}
         }
+        self.dismiss(ready.worker, out);
         self.try_form(now, out);
         Ok(Reply::Done)
     }
@@ -86,6 +88,7 @@ impl Machine {
         let Some(members) = members else { return };
         if self.blame_victims(now, out) && self.still_hopeful(now, out) {
             self.form(&members, out);
+            self.let_go(now, out);
         }
     }
 
@@ -98,7 +101,8 @@ impl Machine {
     /// The seats of those who are there, if nobody else is to be waited for.
     fn elastic_members(&mut self, now: Timestamp) -> Option<Vec<Seat>> {
         let world = self.config.world;
-        let ready: Vec<_> = (0..self.roster.size()).map(Seat).filter(|seat| self.assignable(*seat)).collect();
+        let stays = |seat: &Seat| self.assignable(*seat) && !self.may_go(*seat);
+        let ready: Vec<_> = (0..self.roster.size()).map(Seat).filter(stays).collect();
         let (full, enough) = (ready.len() == world.size() as usize, ready.len() >= world.least() as usize);
         let waits_for_more = !full && self.last_call(now, enough);
         // Whoever is still leaving the old generation has its part of the state.
@@ -120,10 +124,11 @@ impl Machine {
         gathering.last_call != LastCall::Over
     }
 
-    /// Seats of nodes that are there, without a worker that can be assigned.
+    /// Seats of nodes that are there to stay, without a worker that can be assigned.
     fn missing(&self) -> impl Iterator<Item = Seat> {
         let world = self.config.world;
-        let seats = self.nodes.living().flat_map(move |place| world.seats_of(place));
+        let places = self.nodes.living().filter(|place| !self.orders.draining.contains(place));
+        let seats = places.flat_map(move |place| world.seats_of(place));
         seats.filter(|seat| !self.assignable(*seat))
     }
 
@@ -139,12 +144,14 @@ impl Machine {
     /// A worker is ready that is not in the generation that runs: the world grows, once all that came are ready.
     fn widen(&mut self, now: Timestamp, out: &mut Vec<Action>) {
         let Phase::Running(running) = &self.phase else { return };
-        let outside = || self.roster.living().filter(|worker| running.rank_of(worker.id).is_none());
+        let outside = |worker: &&Worker| running.rank_of(worker.id).is_none() && !self.drained(worker.seat());
+        let newcomers = || self.roster.living().filter(outside);
         let within_budget = self.config.budgets.rescales.is_none_or(|most| self.spent.rescales < most);
-        if running.regroup || running.done() || !within_budget || !outside().all(|worker| worker.ready) {
+        let all_ready = newcomers().next().is_some() && newcomers().all(|worker| worker.ready);
+        if running.regroup || running.done() || !within_budget || !all_ready {
             return;
         }
-        self.regroup(now, out);
+        self.regroup(now, false, out);
     }
 
     fn form(&mut self, seats: &[Seat], out: &mut Vec<Action>) {

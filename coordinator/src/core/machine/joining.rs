@@ -33,6 +33,7 @@ impl Machine {
             for seat in self.config.world.seats_of(place) {
                 self.roster.forget_respawn(seat);
             }
+            self.forget_drain(place, out);
             if matches!(placed, Placed::Instead(_)) {
                 self.relaunch(now, out);
             }
@@ -202,7 +203,8 @@ impl Machine {
                 tell(Directive::Assignment(running.assignment.clone(), rank));
                 leases.into_iter().for_each(|lease| tell(Directive::Lease(lease)));
                 if running.regroup {
-                    tell(Directive::Regroup(running.assignment.generation));
+                    let (generation, checkpoint) = (running.assignment.generation, running.hand_over);
+                    tell(Directive::Regroup { generation, checkpoint });
                 }
             }
             Phase::Over(_) => tell(Directive::Abort { generation: self.generation, reason, over }),
@@ -223,6 +225,7 @@ impl Machine {
         if let Some(reason) = &orders.stop {
             tell(Directive::Stop(reason.clone()));
         }
+        self.dismiss(id, out);
     }
 
     pub(super) fn line_closed(

@@ -26,6 +26,9 @@ impl Machine {
         if failure.kind.is_final() {
             return self.fatal(now, failure, out);
         }
+        if self.drained(seat) {
+            return self.lose_drained(now, seat, failure, out);
+        }
         if matches!(self.phase, Phase::Running(_)) && !self.is_member(seat) {
             // The generation goes on without it.
             if self.afford(now, &failure, out) {
@@ -120,6 +123,7 @@ impl Machine {
                 self.lose_silently(now, seat, message, out);
             }
         }
+        self.forget_drain(place, out);
     }
 
     /// Members of the old generation that have not left it are lost, unless they do what takes long.
@@ -217,7 +221,7 @@ impl Machine {
         out.push(Action::Record(Record::Lost { seat, respawn: None }));
     }
 
-    fn is_member(&self, seat: Seat) -> bool {
+    pub(super) fn is_member(&self, seat: Seat) -> bool {
         let Phase::Running(running) = &self.phase else { return false };
         self.roster.at(seat).is_some_and(|worker| running.rank_of(worker.id).is_some())
     }

@@ -2,11 +2,12 @@
 //!
 //! [`Machine::handle`] never waits, reads no clock and cannot fail for a reason outside the machine; the driver hands in the time
 //! and carries out the actions. One file each: `joining` (places and lines), `forming` (who is in the next generation), `starting`
-//! (where it starts), `recalling` (after a restart of the coordinator), `working` (what workers report), `leasing` (how far ranks may go), `caching` (the feature cache), `losing` (faults), `standstill` (hangs), `ending` (the end), `asking` (what people want),
+//! (where it starts), `recalling` (after a restart of the coordinator), `working` (what workers report), `leasing` (how far ranks may go), `caching` (the feature cache), `losing` (faults), `standstill` (hangs), `ending` (the end), `draining` (nodes that are to go), `asking` (what people want),
 //! `transitions` (the only one that changes the phase).
 
 mod asking;
 mod caching;
+mod draining;
 mod ending;
 mod forming;
 mod joining;
@@ -143,6 +144,7 @@ impl Machine {
                 last_call: LastCall::Closed,
                 earlier: None,
                 fruitless: None,
+                relieved: false,
             })),
             reason: Reason::Incomplete { present: 0, world: world.size() },
             orders: past.orders.clone(),
@@ -285,6 +287,7 @@ impl Machine {
             Ask::Resume => self.resume(out),
             Ask::CheckpointNow => self.checkpoint_now(out),
             Ask::Stop { reason } => self.stop(now, reason, out),
+            Ask::Drain { node, reason } => self.drain(now, node, reason, out),
             Ask::ShowMemory { refresh: false } => Ok(Reply::Memory(self.memory_table())),
             Ask::ShowMemory { refresh: true } => return self.refresh_memory(now, ticket, out),
         };

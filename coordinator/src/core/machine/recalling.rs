@@ -92,8 +92,14 @@ impl Machine {
                 (Stage::Connecting(connecting), Reason::Formed { generation, workers })
             }
         };
-        self.phase =
-            Phase::Running(Box::new(Running { assignment: assignment.into(), regroup: false, stage }));
+        // Those who were to go still are.
+        let leaving = assignment.members.iter().any(|member| self.drained(member.seat));
+        self.phase = Phase::Running(Box::new(Running {
+            assignment: assignment.into(),
+            regroup: leaving,
+            hand_over: leaving,
+            stage,
+        }));
         self.reason = reason;
     }
 
@@ -106,6 +112,7 @@ impl Machine {
             last_call: LastCall::Over,
             earlier,
             fruitless: None,
+            relieved: false,
         }));
         let because = "the coordinator was restarted while its workers were getting ready".to_owned();
         self.reason = Reason::Regathering { generation, because };
@@ -160,6 +167,7 @@ impl Machine {
             last_call: LastCall::Closed,
             earlier: None,
             fruitless: None,
+            relieved: false,
         };
         let earlier = match std::mem::replace(&mut self.phase, Phase::Gathering(Box::new(fresh))) {
             Phase::Running(running) => {

@@ -40,6 +40,7 @@ impl Machine {
         self.phase = Phase::Running(Box::new(Running {
             assignment: assignment.clone(),
             regroup: false,
+            hand_over: false,
             stage: Stage::Connecting(Connecting { earlier, ..Connecting::default() }),
         }));
         self.say(Reason::Formed { generation, workers }, out);
@@ -67,6 +68,7 @@ impl Machine {
             last_call: LastCall::Over,
             earlier: None,
             fruitless: None,
+            relieved: running.hand_over && !abort,
         };
         let old = std::mem::replace(&mut self.phase, Phase::Gathering(Box::new(gathering)));
         if let (Phase::Running(running), Phase::Gathering(gathering)) = (old, &mut self.phase) {
@@ -83,16 +85,18 @@ impl Machine {
         }
     }
 
-    /// Asks the members to leave their generation at the next boundary, because the world is to change.
-    pub(super) fn regroup(&mut self, now: Timestamp, out: &mut Vec<Action>) {
+    /// Asks the members to leave their generation at the next boundary, because the world is to change; after a checkpoint, if some of
+    /// them are to go.
+    pub(super) fn regroup(&mut self, now: Timestamp, hand_over: bool, out: &mut Vec<Action>) {
         let Phase::Running(running) = &mut self.phase else { return };
-        running.regroup = true;
+        (running.regroup, running.hand_over) = (true, hand_over);
         let assignment = running.assignment.clone();
         let incident = self.incident.get_or_insert_with(|| Incident::new(now));
         incident.on_purpose = true;
         self.spend(|spent| spent.rescales += 1, out);
         let lines = assignment.members.iter().filter_map(|member| self.roster.living_at(member.seat)?.line);
-        out.extend(lines.map(|line| Action::Tell(line, Directive::Regroup(assignment.generation))));
+        let directive = Directive::Regroup { generation: assignment.generation, checkpoint: hand_over };
+        out.extend(lines.map(|line| Action::Tell(line, directive.clone())));
     }
 
     /// To Over, for a failure that nothing can be done about.

@@ -3,13 +3,13 @@
 use super::*;
 
 /// Two nodes at most, one at least, two workers each.
-fn elastic() -> Run {
+pub(super) fn elastic() -> Run {
     let mut config = config(2);
     config.world = World { min_nodes: 1, max_nodes: 2, nproc_per_node: 2 };
     Run::new(config)
 }
 
-fn join(run: &mut Run, node: u32) {
+pub(super) fn join(run: &mut Run, node: u32) {
     let node_id = format!("node-{node}");
     run.tell(Ask::JoinNode(NodeClaim {
         origin: origin(),
@@ -21,13 +21,13 @@ fn join(run: &mut Run, node: u32) {
     run.tell(Ask::FollowNode { node_id, stream: StreamId(6000 + u64::from(node)) });
 }
 
-fn come(run: &mut Run, rank: u32) -> Vec<Action> {
+pub(super) fn come(run: &mut Run, rank: u32) -> Vec<Action> {
     run.tell(Ask::Register(claim(rank)));
     drop(run.follow(rank, u64::from(rank)));
     run.get_ready(rank, 0, "")
 }
 
-fn members(run: &Run) -> Vec<u32> {
+pub(super) fn members(run: &Run) -> Vec<u32> {
     match &run.machine.phase {
         crate::core::phase::Phase::Running(running) => {
             running.assignment.members.iter().map(|member| member.seat.0).collect()
@@ -49,8 +49,12 @@ fn one_node() -> Run {
     run
 }
 
+pub(super) fn regroup(generation: u64, checkpoint: bool) -> Directive {
+    Directive::Regroup { generation: Generation(generation), checkpoint }
+}
+
 /// Seconds in which everyone heartbeats.
-fn pass(run: &mut Run, seconds: u64) {
+pub(super) fn pass(run: &mut Run, seconds: u64) {
     for _ in 0..seconds {
         run.wait(Duration::from_secs(1));
         for rank in 0..4 {
@@ -83,7 +87,7 @@ fn a_node_that_joins_is_taken_in_at_a_boundary() {
     run.steps(0, 0..5);
     run.steps(1, 0..5);
     join(&mut run, 1);
-    assert_eq!(told(&come(&mut run, 2), 0), [&Directive::Regroup(Generation(1))]);
+    assert_eq!(told(&come(&mut run, 2), 0), [&regroup(1, false)]);
     come(&mut run, 3);
     run.get_ready(0, 1, "");
     assert_eq!(members(&run), [0u32; 0]);
@@ -127,7 +131,7 @@ fn a_lost_worker_is_waited_for_and_then_done_without() {
     // Its successor comes late, and is taken in.
     run.steps(0, 0..1);
     let actions = run.replace(1, 1);
-    assert_eq!(told(&actions, 0), [&Directive::Regroup(Generation(2))]);
+    assert_eq!(told(&actions, 0), [&regroup(2, false)]);
 }
 
 #[test]

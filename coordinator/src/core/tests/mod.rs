@@ -1,6 +1,7 @@
 //! Transcripts of the core: events in, expected actions out. No clock but the one in `At`.
 
 mod control;
+mod draining;
 mod elastic;
 mod failures;
 mod random;

@@ -55,10 +55,12 @@ pub fn train(spec: &RunSpec, mut trainer: impl Trainer) -> Outcome {
 
 /// Where the newest complete checkpoint says that training goes on.
 fn first_step(spec: &RunSpec) -> Result<Step, Failed> {
+    let output = Path::new(&spec.run.output_dir);
     if !spec.train.resume {
+        coxswain_coordinator::set_aside(output).map_err(|error| Failed::new(Exit::Internal, error))?;
         return Ok(Step(0));
     }
-    let complete = Store::new(Path::new(&spec.run.output_dir)).complete();
+    let complete = Store::new(output).complete();
     let newest = complete.map_err(|error| Failed::new(Exit::BadInput, error))?.pop();
     Ok(Step(newest.map_or(0, |found| found.manifest.step)))
 }

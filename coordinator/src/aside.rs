@@ -1,0 +1,48 @@
+//! Checkpoints of an earlier run, out of the way of one that begins anew in the same directory (`train.resume=false`).
+//!
+//! They carry higher steps than those to come: whoever looks for the newest one, a restarted coordinator or the pruning of old ones, would
+//! take them for this run's future. They are moved, not removed: `checkpoints` becomes `checkpoints.earlier-1`, or the next free number.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+/// Moves what is in `OUTPUT_DIR/checkpoints` aside; returns where to, if there was anything.
+pub fn set_aside(output: &Path) -> io::Result<Option<PathBuf>> {
+    let checkpoints = output.join("checkpoints");
+    let mut entries = match fs::read_dir(&checkpoints) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    if entries.next().is_none() {
+        return Ok(None);
+    }
+    let place = (1u32..).map(|number| output.join(format!("checkpoints.earlier-{number}")));
+    let place =
+        place.into_iter().find(|place| !place.exists()).expect("a directory holds fewer than 2^32 others");
+    fs::rename(&checkpoints, &place)?;
+    tracing::info!(to = %place.display(), "checkpoints of an earlier run are set aside");
+    Ok(Some(place))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_earlier_run_has_a_place_of_its_own() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(set_aside(dir.path()).unwrap(), None);
+        for number in 1..=2 {
+            let step = dir.path().join("checkpoints/step-00000004");
+            fs::create_dir_all(&step).unwrap();
+            let place = dir.path().join(format!("checkpoints.earlier-{number}"));
+            assert_eq!(set_aside(dir.path()).unwrap(), Some(place.clone()));
+            assert!(!step.exists() && place.join("step-00000004").exists());
+        }
+        fs::create_dir(dir.path().join("checkpoints")).unwrap();
+        assert_eq!(set_aside(dir.path()).unwrap(), None, "nothing to keep");
+    }
+}
