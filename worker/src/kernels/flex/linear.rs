@@ -1,8 +1,8 @@
 //! Linear layers with the weight as checkpoints store it, `[o, i]`, and their low-rank updates.
 //!
 //! Every output is made in panels of columns, one task each: a panel of `x w^T` reads `PANEL` rows of the weight, a panel of
-//! `g w` reads `PANEL` columns. A task adds everything that belongs to its panel (bias, low-rank update) while the panel is
-//! in its core's cache. A bf16 weight is converted panel by panel and never kept as f32.
+//! `g w` reads `PANEL` columns. A task adds everything that belongs to its panel (bias, then low-rank update) while the panel is
+//! in its core's cache, always after the product and in this order. A bf16 weight is converted panel by panel and never kept as f32.
 //!
 //! The `gemm` crate is as fast as vendor libraries where the operand it reads by vectors, here the weight, is contiguous along
 //! the output's columns. In `g w` it is. In `x w^T` it is not, and the crate would gather it element by element: a tenth of
@@ -15,7 +15,7 @@ use std::ops::Range;
 use half::bf16;
 
 use super::{
-    matrix::{self, Mat, MatMut, Onto, Unwritten, product},
+    matrix::{self, Mat, MatMut, Onto, product},
     parallel::{self, Work},
     scratch, simd,
 };
@@ -64,7 +64,7 @@ pub struct Update<'a> {
     pub outer_rc: Mat<'a>,
 }
 
-/// `x w^T + bias (+ update)`, `[n, o]`.
+/// `x w^T + bias (+ update)`, `[n, o]`. A row depends on its row of `x` alone, whichever way the product is computed.
 pub fn forward(
     x_ni: Dense<'_>,
     w_oi: Weight<'_>,
@@ -76,68 +76,33 @@ pub fn forward(
     let few = tokens <= FEW;
     let x_in = if few { transposed(x_ni) } else { Vec::new() };
     matrix::build([tokens, outputs], PANEL, work(tokens, w_oi.len()), |panel, out| {
-        let begun = begin(out, panel.clone(), bias_o, update);
-        if few {
-            w_oi.with_rows(panel, inputs, tokens, |w_pi, y_pn| {
-                few_panel(begun, w_pi, x_in_mat(&x_in, x_ni.shape), y_pn)
+        let width = panel.len();
+        let mut out = if few {
+            w_oi.with_rows(panel.clone(), inputs, tokens, |w_pi, y_pn| {
+                let x_in = Mat::new(&x_in, [inputs, tokens], tokens);
+                product(&mut MatMut::new(y_pn, [width, tokens]), Onto::Fresh, 1.0, w_pi, x_in);
+                out.transposed(y_pn)
             })
         } else {
-            w_oi.with_rows_transposed(panel, inputs, |w_ip| finish(begun, x_ni.mat(), w_ip))
-        }
+            w_oi.with_rows_transposed(panel.clone(), inputs, |w_ip| out.panel_product(x_ni.mat(), w_ip))
+        };
+        add_bias(&mut out, bias_o.map(|bias| &bias[panel.clone()]));
+        add_update(&mut out, panel, update);
+        out
     })
 }
 
-/// A panel that already holds its bias and update, or nothing yet.
-enum Begun<'a> {
-    Nothing(Unwritten<'a>),
-    Terms(MatMut<'a>),
-}
-
-fn begin<'a>(
-    out: Unwritten<'a>,
-    panel: Range<usize>,
-    bias: Option<&[f32]>,
-    update: Option<Update<'_>>,
-) -> Begun<'a> {
-    let update = update.map(|update| (update.inner_nr.mat(), update.outer_rc.cols(panel.clone())));
-    match (bias, update) {
-        (None, None) => Begun::Nothing(out),
-        (None, Some((inner, outer))) => Begun::Terms(out.product(1.0, inner, outer)),
-        (Some(bias), update) => {
-            let mut out = out.repeated(&bias[panel]);
-            if let Some((inner, outer)) = update {
-                product(&mut out, Onto::Sum, 1.0, inner, outer);
-            }
-            Begun::Terms(out)
-        }
+fn add_bias(out: &mut MatMut<'_>, bias: Option<&[f32]>) {
+    let Some(bias) = bias else { return };
+    for n in 0..out.shape()[0] {
+        out.row(n).iter_mut().zip(bias).for_each(|(y, b)| *y += b);
     }
 }
 
-fn finish<'a>(begun: Begun<'a>, a: Mat<'_>, b: Mat<'_>) -> MatMut<'a> {
-    match begun {
-        Begun::Nothing(out) => out.panel_product(a, b),
-        Begun::Terms(mut out) => {
-            matrix::panel_product(&mut out, Onto::Sum, a, b);
-            out
-        }
+fn add_update(out: &mut MatMut<'_>, panel: Range<usize>, update: Option<Update<'_>>) {
+    if let Some(Update { inner_nr, outer_rc }) = update {
+        product(out, Onto::Sum, 1.0, inner_nr.mat(), outer_rc.cols(panel));
     }
-}
-
-/// `w x^T` into `y_pn`, then its transpose to where it belongs.
-fn few_panel<'a>(begun: Begun<'a>, w_pi: Mat<'_>, x_in: Mat<'_>, y_pn: &mut [f32]) -> MatMut<'a> {
-    let shape = [w_pi.height(), x_in.width()];
-    let [width, tokens] = shape;
-    product(&mut MatMut::new(y_pn, shape), Onto::Fresh, 1.0, w_pi, x_in);
-    let mut out = match begun {
-        Begun::Nothing(out) => out.filled(0.0),
-        Begun::Terms(out) => out,
-    };
-    for n in 0..tokens {
-        for (p, y) in out.row(n).iter_mut().enumerate().take(width) {
-            *y += y_pn[p * tokens + n];
-        }
-    }
-    out
 }
 
 fn transposed(x: Dense<'_>) -> Vec<f32> {
@@ -146,23 +111,20 @@ fn transposed(x: Dense<'_>) -> Vec<f32> {
     out
 }
 
-fn x_in_mat(x_in: &[f32], [tokens, inputs]: [usize; 2]) -> Mat<'_> {
-    Mat::new(x_in, [inputs, tokens], tokens)
-}
-
 /// `g w (+ update)`, `[n, i]`: the gradient of the input.
 pub fn input_gradient(g_no: Dense<'_>, w_oi: Weight<'_>, update: Option<Update<'_>>) -> Vec<f32> {
     let [tokens, outputs] = g_no.shape;
     let inputs = w_oi.len() / outputs.max(1);
     matrix::build([tokens, inputs], PANEL, work(tokens, w_oi.len()), |panel, out| {
-        let begun = begin(out, panel.clone(), None, update);
-        match w_oi {
+        let mut out = match w_oi {
             // A copy pays when it is read many times.
             Weight::F32(w) if tokens <= FEW => {
-                finish(begun, g_no.mat(), Mat::new(w, [outputs, inputs], inputs).cols(panel))
+                out.panel_product(g_no.mat(), Mat::new(w, [outputs, inputs], inputs).cols(panel.clone()))
             }
-            _ => w_oi.with_cols(panel, [outputs, inputs], |w| finish(begun, g_no.mat(), w)),
-        }
+            _ => w_oi.with_cols(panel.clone(), [outputs, inputs], |w| out.panel_product(g_no.mat(), w)),
+        };
+        add_update(&mut out, panel, update);
+        out
     })
 }
 

@@ -6,6 +6,11 @@
 //!
 //! Products run on one thread each: work is cut in a way that depends on its shape alone ([`build`], or the caller), because
 //! the `gemm` crate's own threading packs a transposed operand on one thread while the others wait.
+//!
+//! An element of a product depends on its row of the one factor, its column of the other and the inner dimension alone, bit for bit,
+//! as long as that is at least 3: not on how many other rows and columns there are. The crate's tiles all add in the order of the inner
+//! dimension; what would add otherwise is kept from it: cuts of the inner dimension that depend on the other two ([`DEPTH`]),
+//! matrix-vector products ([`doubled`]), and very small ones ([`FEW`]).
 
 use std::{marker::PhantomData, ops::Range};
 
@@ -46,16 +51,6 @@ impl<'a> Mat<'a> {
         assert!(range.start <= range.end && range.end <= self.rows, "rows outside a matrix view");
         let start = (range.start * self.row_stride).min(self.data.len());
         Self { data: &self.data[start..], rows: range.len(), ..self }
-    }
-
-    /// How many rows it has.
-    pub fn height(&self) -> usize {
-        self.rows
-    }
-
-    /// How many columns it has.
-    pub fn width(&self) -> usize {
-        self.cols
     }
 
     /// From its first element on.
@@ -181,13 +176,13 @@ impl<'a> Unwritten<'a> {
         self.0
     }
 
-    /// Every row a copy of `row`.
-    pub fn repeated(self, row: &[f32]) -> MatMut<'a> {
-        assert_eq!(row.len(), self.0.cols, "a row to repeat must be as wide as the matrix");
+    /// The transpose of `from`, which is contiguous.
+    pub fn transposed(self, from: &[f32]) -> MatMut<'a> {
+        assert_eq!(from.len(), self.0.rows * self.0.cols, "a transpose has as many elements");
         for i in 0..self.0.rows {
-            // SAFETY: row `i` lies within the view and is as long as `row`, which it cannot overlap.
-            unsafe {
-                row.as_ptr().copy_to_nonoverlapping(self.0.pointer.add(i * self.0.row_stride), row.len());
+            for j in 0..self.0.cols {
+                // SAFETY: within the view, whose elements may be written before they are read.
+                unsafe { self.0.pointer.add(i * self.0.row_stride + j).write(from[j * self.0.rows + i]) };
             }
         }
         self.0
@@ -237,10 +232,60 @@ pub enum Onto {
     Sum,
 }
 
+/// Inner dimension of what the crate is given at once: up to here it never cuts it itself.
+const DEPTH: usize = 512;
+
+/// Elements of a product up to which the crate adds in another order, if both factors are contiguous along the inner dimension.
+const FEW: usize = 256;
+
 /// `dst = scale * a b`, or `dst += scale * a b`, on the calling thread.
 pub fn product(dst: &mut MatMut<'_>, onto: Onto, scale: f32, a: Mat<'_>, b: Mat<'_>) {
     assert_eq!([a.rows, b.cols], dst.shape(), "a product and its destination differ in shape");
     assert_eq!(a.cols, b.rows, "the factors of a product do not fit");
+    if a.rows == 1 || b.cols == 1 {
+        return doubled(dst, onto, scale, a, b);
+    }
+    if a.rows * b.cols <= FEW && a.col_stride == 1 && b.row_stride == 1 {
+        let mut copy = vec![0.0; b.rows * b.cols];
+        for (k, row) in copy.chunks_exact_mut(b.cols).enumerate() {
+            row.iter_mut().enumerate().for_each(|(j, value)| *value = b.data[j * b.col_stride + k]);
+        }
+        return product(dst, onto, scale, a, Mat::new(&copy, [b.rows, b.cols], b.cols));
+    }
+    let (mut onto, mut start) = (onto, 0);
+    loop {
+        let end = (start + DEPTH).min(a.cols);
+        piece(dst, onto, scale, a.cols(start..end), b.rows(start..end));
+        if end == a.cols {
+            return;
+        }
+        (onto, start) = (Onto::Sum, end);
+    }
+}
+
+/// A product of one row or one column: the crate has routines for these that add in another order, so it is given two alike.
+fn doubled(dst: &mut MatMut<'_>, onto: Onto, scale: f32, a: Mat<'_>, b: Mat<'_>) {
+    let [rows, cols] = dst.shape();
+    let two = |n: usize| if n == 1 { 2 } else { n };
+    let shape = [two(rows), two(cols)];
+    // A stride of 0 reads the same row twice.
+    let a = Mat { rows: shape[0], row_stride: if rows == 1 { 0 } else { a.row_stride }, ..a };
+    let b = Mat { cols: shape[1], col_stride: if cols == 1 { 0 } else { b.col_stride }, ..b };
+    let mut values = vec![0.0; shape[0] * shape[1]];
+    let of = |i: usize, n: usize| if n == 1 { 0 } else { i };
+    if onto == Onto::Sum {
+        for (i, row) in values.chunks_exact_mut(shape[1]).enumerate() {
+            let from = dst.row(of(i, rows));
+            row.iter_mut().enumerate().for_each(|(j, value)| *value = from[of(j, cols)]);
+        }
+    }
+    product(&mut MatMut::new(&mut values, shape), onto, scale, a, b);
+    for (i, row) in values.chunks_exact(shape[1]).enumerate().take(rows) {
+        dst.row(i).copy_from_slice(&row[..cols]);
+    }
+}
+
+fn piece(dst: &mut MatMut<'_>, onto: Onto, scale: f32, a: Mat<'_>, b: Mat<'_>) {
     let read = onto == Onto::Sum;
     // SAFETY: every element of the three matrices lies within the memory that its view borrows (checked when the views were
     // made, and kept by cutting them), the destination is borrowed mutably and so overlaps neither factor, and elements
@@ -309,10 +354,44 @@ mod tests {
     #[test]
     fn a_buffer_is_built_by_blocks_of_columns() {
         let row: Vec<f32> = (0..10).map(|x| x as f32).collect();
-        let built = build([3, 10], 4, Work::values(30), |range, block| block.repeated(&row[range]));
+        let thrice: Vec<f32> = row.iter().flat_map(|&x| [x; 3]).collect();
+        let built = build([3, 10], 4, Work::values(30), |range, block| {
+            block.transposed(&thrice[3 * range.start..3 * range.end])
+        });
         assert_eq!(built, row.repeat(3));
         assert_eq!(build([2, 3], 8, Work::values(6), |_, block| block.filled(5.0)), [5.0; 6]);
         assert!(build([0, 3], 8, Work::values(0), |_, block| block.filled(5.0)).is_empty());
+    }
+
+    #[test]
+    fn an_element_does_not_depend_on_its_neighbours() {
+        let value = |i: usize| ((i * 7919) % 1000) as f32 / 311.0 - 1.5;
+        for depth in [3, 16, 511, 512, 513, 1500] {
+            let (rows, cols) = (67, 50);
+            let a: Vec<f32> = (0..rows * depth).map(value).collect();
+            let b: Vec<f32> = (0..cols * depth).map(value).collect();
+            let (a, b) = (Mat::new(&a, [rows, depth], depth), Mat::new(&b, [cols, depth], depth).t());
+            let of = |onto, rows: Range<usize>, cols: Range<usize>| {
+                let shape = [rows.len(), cols.len()];
+                let mut dst = vec![0.25; shape[0] * shape[1]];
+                product(&mut MatMut::new(&mut dst, shape), onto, 1.0, a.rows(rows), b.cols(cols));
+                dst
+            };
+            for onto in [Onto::Fresh, Onto::Sum] {
+                let whole = of(onto, 0..rows, 0..cols);
+                for (row, col) in [(0, 0), (13, 49), (66, 7)] {
+                    let expected = [whole[row * cols + col]];
+                    assert_eq!(of(onto, row..row + 1, col..col + 1), expected, "{depth} alone");
+                    assert_eq!(of(onto, row..row + 1, 0..cols)[col..][..1], expected, "{depth} in its row");
+                    assert_eq!(
+                        of(onto, 0..rows, col..col + 1)[row..][..1],
+                        expected,
+                        "{depth} in its column"
+                    );
+                    assert_eq!(of(onto, row..rows, col..cols)[..1], expected, "{depth} first of a part");
+                }
+            }
+        }
     }
 
     #[test]

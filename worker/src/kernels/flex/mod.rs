@@ -4,7 +4,9 @@
 //! that are already contiguous (nearly all) are read in place; attention reads strided ones in place, too. Anything that
 //! is not f32 goes to the [`reference`](super::reference), except a bf16 weight of a linear layer.
 //!
-//! The result of an operation depends on its inputs alone, bit for bit: not on the number of threads, nor on their order.
+//! The result of an operation depends on its inputs alone, bit for bit: not on the number of threads, nor on their order. What a
+//! forward pass makes of a token depends on that token and those it attends to alone: not on who else is in the batch, nor on how
+//! far a row is padded on the left. The cache of features rests on it (`model::policy::features`).
 
 mod attention;
 mod linear;

@@ -2,7 +2,8 @@
 //!
 //! Under every mask a query sees one interval of keys. Consecutive queries are put into blocks of at most [`QUERY_BLOCK`];
 //! a block computes scores against the union of its intervals only, so a causal mask costs half and a windowed one a
-//! fraction. Blocks whose keys are shared form a [`Component`]; components touch disjoint keys, which is what lets the
+//! fraction. Queries that see nothing (left padding) have blocks of their own, so that a row's blocks begin with its first token however
+//! far it is padded. Blocks whose keys are shared form a [`Component`]; components touch disjoint keys, which is what lets the
 //! backward pass run them at once and still add up every key's gradient in one order.
 //!
 //! What it does not do: look at any value.
@@ -57,7 +58,11 @@ pub fn blocks(mask: &AttentionMask, b: usize, queries: usize, keys: usize) -> Ve
     for q in 0..queries {
         let span = span(mask, b, q, keys);
         match blocks.last_mut() {
-            Some(block) if block.queries.len() < QUERY_BLOCK && joins(&block.keys, &span) => {
+            Some(block)
+                if block.queries.len() < QUERY_BLOCK
+                    && block.keys.is_empty() == span.is_empty()
+                    && joins(&block.keys, &span) =>
+            {
                 block.queries.end = q + 1;
                 block.keys = union(&block.keys, &span);
             }
@@ -160,6 +165,20 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn padding_moves_blocks_and_changes_none() {
+        let of = |padding: usize| {
+            let mask = AttentionMask::Causal([padding as u32..padding as u32 + 150].into());
+            let blocks = blocks(&mask, 0, padding + 150, padding + 150);
+            let seeing = blocks.into_iter().filter(|block| !block.keys.is_empty());
+            let back = |range: Range<usize>| range.start - padding..range.end - padding;
+            seeing
+                .map(|block| Block { queries: back(block.queries), keys: back(block.keys) })
+                .collect::<Vec<_>>()
+        };
+        assert!((1..130).all(|padding| of(padding) == of(0)));
     }
 
     #[test]

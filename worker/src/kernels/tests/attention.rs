@@ -82,6 +82,24 @@ proptest! {
     }
 
     #[test]
+    fn padding_and_company_change_no_bit_of_a_causal_row(length in 1usize..700, padding in 0usize..150) {
+        let seq = padding + length;
+        let mask = AttentionMask::Causal([0..seq as u32, padding as u32..seq as u32].into());
+        let shapes = [[2, seq, 4, 8], [2, seq, 2, 8], [2, seq, 2, 8]];
+        let inputs = [0, 1, 2].map(|i| values(shapes[i], 10 + i as u64, 1.0));
+        let [q, k, v] = inputs.clone();
+        let padded = <F as ModelBackend>::attention(q, k, v, &mask, 0.3);
+        let row = |x: &Tensor<F, 4>| {
+            let x = x.clone().narrow(0, 1, 1).narrow(1, padding, length).into_data();
+            Tensor::<F, 4>::from_data(x, &Default::default())
+        };
+        let [q, k, v] = inputs.each_ref().map(row);
+        let alone = AttentionMask::Causal([0..length as u32].into());
+        let alone = <F as ModelBackend>::attention(q, k, v, &alone, 0.3);
+        prop_assert!(bits(row(&padded)) == bits(alone));
+    }
+
+    #[test]
     fn cross_attention_equals_its_reference(queries in 1usize..30, keys in 1usize..200, group in 1usize..3) {
         let ranges = [0..keys as u32, (keys / 2) as u32..keys as u32];
         let mask = AttentionMask::Keys(ranges.into());

@@ -55,8 +55,41 @@ fn check_lora([tokens, inputs, outputs]: [usize; 3], rank: usize, biased: bool, 
     }
 }
 
+/// Rows of a larger input, as an input of their own.
+fn rows(x: &Tensor<F, 2>, range: std::ops::Range<usize>) -> Tensor<F, 2> {
+    let width = x.dims()[1];
+    let values = x.to_data().to_vec::<f32>().expect("f32");
+    let values = values[range.start * width..range.end * width].to_vec();
+    Tensor::from_data(TensorData::new(values, [range.len(), width]), &Default::default())
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn a_row_depends_on_itself_alone(
+        (tokens, first, count) in (1usize..200).prop_flat_map(|tokens| (Just(tokens), 0..tokens))
+            .prop_flat_map(|(tokens, first)| (Just(tokens), Just(first), 1..=tokens - first)),
+        [inputs, outputs] in [3usize..1100, 2usize..140],
+        rank in 1usize..17,
+        biased: bool,
+        half: bool,
+    ) {
+        let (x, w) = (values([tokens, inputs], 1, 1.0), values([outputs, inputs], 2, 1.0));
+        let w = if half { w.cast(DType::BF16) } else { w };
+        let bias = biased.then(|| values([outputs], 3, 1.0));
+        let (a_ri, b_or) = (values([rank, inputs], 4, 1.0), values([outputs, rank], 5, 1.0));
+        let of = |x: Tensor<F, 2>| {
+            let update = LowRank { a_ri: a_ri.clone(), b_or: b_or.clone(), scale: 0.7 };
+            let plain = <F as ModelBackend>::linear(x.clone(), w.clone(), bias.clone());
+            [plain, F::lora_linear(x, w.clone(), bias.clone(), update)]
+        };
+        let range = first..first + count;
+        let part = of(rows(&x, range.clone()));
+        for (whole, part) in of(x).into_iter().zip(part) {
+            prop_assert!(bits(rows(&whole, range.clone())) == bits(part));
+        }
+    }
 
     #[test]
     fn linear_equals_its_reference(shape in [1usize..70, 1usize..150, 1usize..300], biased: bool, half: bool) {

@@ -11,6 +11,8 @@ use crate::{
     rng::{Key, Purpose},
 };
 
+mod cached;
+
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs/assets/tiny-vla");
 const DIMS: SampleDims = SampleDims { state: 3, sensor_window: 4, sensor_channels: 2, horizon: 4, action: 2 };
 /// Adapters in both towers and the merger.
