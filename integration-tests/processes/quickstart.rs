@@ -1,6 +1,7 @@
 //! The quickstart as a user runs it: a coordinator and two workers, real model, real data, an adapter at the end.
 
 mod anew;
+mod cache;
 mod chaos;
 mod elastic;
 mod faults;

@@ -112,7 +112,8 @@ pub fn audit(output: &Path) -> Value {
     audit
 }
 
-fn results(output: &Path) -> Vec<Vec<u8>> {
+/// What a run has learned.
+pub fn results(output: &Path) -> Vec<Vec<u8>> {
     let read =
         |name: &&str| std::fs::read(output.join(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
     RESULTS.iter().map(read).collect()

@@ -1,29 +1,32 @@
 //! Samples side by side: a micro-batch, padded on the left to its longest prompt.
 
+use std::borrow::Borrow;
+
 use coxswain_proto::ids::Step;
 
 use crate::batch::{MicroBatch, Sample};
 
 /// One micro-batch of these samples, in this order.
-pub fn collate(step: Step, samples: &[Sample], pad: u32) -> MicroBatch {
-    let seq_len = samples.iter().map(|s| s.input_ids.len()).max().unwrap_or(0);
-    let total = |size: fn(&Sample) -> usize| samples.iter().map(size).sum();
+pub fn collate(step: Step, samples: &[impl Borrow<Sample>], pad: u32) -> MicroBatch {
+    let samples = || samples.iter().map(Borrow::borrow);
+    let seq_len = samples().map(|s| s.input_ids.len()).max().unwrap_or(0);
+    let total = |size: fn(&Sample) -> usize| samples().map(size).sum();
     let mut batch = MicroBatch {
         step,
-        sample_indices: samples.iter().map(|s| s.index).collect(),
-        input_ids: Vec::with_capacity(samples.len() * seq_len),
-        valid: Vec::with_capacity(samples.len()),
+        sample_indices: samples().map(|s| s.index).collect(),
+        input_ids: Vec::with_capacity(samples().len() * seq_len),
+        valid: Vec::with_capacity(samples().len()),
         seq_len,
         pixel_values: Vec::with_capacity(total(|s| s.pixel_values.len())),
         image_grids: Vec::with_capacity(total(|s| s.image_grids.len())),
-        images_per_row: samples.iter().map(|s| s.image_grids.len() as u32).collect(),
+        images_per_row: samples().map(|s| s.image_grids.len() as u32).collect(),
         state: Vec::with_capacity(total(|s| s.state.len())),
         sensor: Vec::with_capacity(total(|s| s.sensor.len())),
         actions: Vec::with_capacity(total(|s| s.actions.len())),
         action_valid: Vec::with_capacity(total(|s| s.action_is_pad.len())),
         features: None,
     };
-    for sample in samples {
+    for sample in samples() {
         let padding = seq_len - sample.input_ids.len();
         batch.input_ids.extend(std::iter::repeat_n(pad, padding));
         batch.input_ids.extend_from_slice(&sample.input_ids);
@@ -71,6 +74,7 @@ mod tests {
 
     #[test]
     fn no_samples_make_an_empty_batch() {
-        assert!(collate(Step(0), &[], 0).is_empty());
+        let none: [Sample; 0] = [];
+        assert!(collate(Step(0), &none, 0).is_empty());
     }
 }

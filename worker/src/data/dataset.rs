@@ -158,6 +158,11 @@ impl Dataset {
         self.training.len()
     }
 
+    /// The training sample that has so many before it in the data set.
+    pub fn training_sample(&self, rank: u64) -> Option<u64> {
+        self.training.get(rank)
+    }
+
     /// Samples of held-out episodes, in order.
     pub fn holdout(&self) -> impl Iterator<Item = u64> + '_ {
         self.holdout.iter().filter_map(|e| self.episode(*e).ok()).flat_map(|e| e.start..e.end())

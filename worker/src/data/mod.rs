@@ -5,6 +5,7 @@
 //! normalize  numbers to model range and back          resize, vision  images to patches
 //! prompt     task text to token ids                   order           position to sample
 //! dataset    all of it as samples of a run            collate, prefetch   samples to micro-batches, ahead of the trainer
+//! rows       a micro-batch with features that were kept, and what is missing of them
 //! inspect    a data set, described                    sample_file     one sample, written out
 //! outline    sizes of its samples, from metadata alone     keys            names of samples by content, for the feature store
 //! ```
@@ -24,6 +25,7 @@ mod outline;
 mod prefetch;
 mod prompt;
 mod resize;
+mod rows;
 mod sample_file;
 mod vision;
 
@@ -38,8 +40,9 @@ pub use order::{SampleOrder, TrainingSamples};
 pub use outline::{Outline, PromptLength};
 pub use prefetch::{Prefetcher, StepRequest};
 pub use prompt::{ModelFacts, PromptEncoder};
+pub use rows::{FeatureShape, KeptFeatures, Missing, Prepared};
 pub use sample_file::write_sample;
 pub use vision::{DEFAULT_MAX_PIXELS, ImageProcessor, PatchShape, Patches, smart_resize};
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

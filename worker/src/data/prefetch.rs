@@ -22,17 +22,16 @@ use std::{
 
 use coxswain_proto::ids::Step;
 
-use super::collate::collate;
 use super::dataset::Dataset;
 use super::error::DataError;
 use super::order::SampleOrder;
-use crate::batch::MicroBatch;
+use super::rows::{KeptFeatures, Prepared};
 
 /// Steps on record at once. Requests are a few words each; more than this means that nobody takes batches.
 pub const MAX_REQUESTS: usize = 256;
 
 /// What this rank consumes in one step.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct StepRequest {
     /// The step.
     pub step: Step,
@@ -42,6 +41,8 @@ pub struct StepRequest {
     pub positions: Vec<Range<u64>>,
     /// Samples per micro-batch; the last one may be smaller.
     pub micro_batch: usize,
+    /// Where features come from, in a step that does not compute its own.
+    pub kept: Option<KeptFeatures>,
 }
 
 impl StepRequest {
@@ -94,7 +95,7 @@ struct State {
     planned: u64,
     started: u64,
     taken: u64,
-    done: BTreeMap<u64, Result<MicroBatch, DataError>>,
+    done: BTreeMap<u64, Result<Prepared, DataError>>,
     /// Rises with every replan; what older jobs bring is dropped.
     plan: u64,
     stop: bool,
@@ -144,7 +145,7 @@ impl Prefetcher {
     }
 
     /// The next micro-batch of `step`; `None` after its last. Asking for a later step than before forgets the earlier ones.
-    pub fn next(&mut self, step: Step) -> Result<Option<MicroBatch>, DataError> {
+    pub fn next(&mut self, step: Step) -> Result<Option<Prepared>, DataError> {
         let mut state = self.shared.lock();
         while state.requests.front().is_some_and(|(_, r)| r.step < step) {
             state.requests.pop_front();
@@ -230,6 +231,7 @@ struct Job {
     step: Step,
     epoch: u64,
     positions: Vec<u64>,
+    kept: Option<KeptFeatures>,
 }
 
 impl Shared {
@@ -273,6 +275,7 @@ impl Shared {
                         step: request.step,
                         epoch: request.epoch,
                         positions: request.part(number - first).collect(),
+                        kept: request.kept.clone(),
                     });
                 }
             } else {
@@ -281,20 +284,19 @@ impl Shared {
         }
     }
 
-    fn make(&self, job: &Job) -> Result<MicroBatch, DataError> {
-        let mut samples = Vec::with_capacity(job.positions.len());
-        for position in &job.positions {
-            let sample = self.order.sample(job.epoch, *position).ok_or(DataError::OutOfRange {
+    fn make(&self, job: &Job) -> Result<Prepared, DataError> {
+        let sample = |&position: &u64| {
+            let found = self.order.sample(job.epoch, position);
+            found.ok_or(DataError::OutOfRange {
                 what: "training position",
-                index: *position,
+                index: position,
                 len: self.order.len(),
-            })?;
-            let found = self.dataset.sample(sample).map_err(|source| {
-                let (epoch, position, source) = (job.epoch, *position, Box::new(source));
-                DataError::AtPosition { epoch, position, source }
-            });
-            samples.push(found?);
-        }
-        Ok(collate(job.step, &samples, self.dataset.pad_token()))
+            })
+        };
+        let indices = job.positions.iter().map(sample).collect::<Result<Vec<_>, _>>()?;
+        self.dataset.prepare(job.step, &indices, job.kept.as_ref()).map_err(|(place, source)| {
+            let (epoch, position, source) = (job.epoch, job.positions[place], Box::new(source));
+            DataError::AtPosition { epoch, position, source }
+        })
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! The meter is told which phase begins and keeps the peaks of the one that ended, over the run and since the last step. A phase that went
 //! over `memory.capacity` leaves an [`OutOfMemory`] with the meter; the step asks for it ([`Meter::take_overrun`]) before it votes.
-//! Evaluation is left out of that: it halves its own batches, without the others; and checkpoints are: one that does not fit is given up.
+//! Evaluation and the filling of the feature cache are left out of that: they halve their own batches, without the others; and checkpoints are: one that does not fit is given up.
 //! It also keeps what the step wants to know before it runs a micro-batch ([`Demand`]), and writes the [`Timeline`].
 
 use std::{collections::BTreeMap, path::Path};
@@ -52,6 +52,9 @@ pub struct Attempt {
     pub cells: usize,
     /// Whether a smaller micro-batch is possible: if not, it runs whatever is predicted.
     pub divisible: bool,
+    /// Whether it does what micro-batches do, so that what it takes says something about others. One whose features are kept and
+    /// whose adapter rests takes a fraction.
+    pub representative: bool,
 }
 
 /// Keeps the peaks of every phase of one worker. Lives on the trainer thread, whose ceiling it sets.
@@ -139,7 +142,7 @@ impl Meter {
         let found = self.out_of_memory(ended, peak, before);
         match ended {
             Phase::Loading => return Err(found),
-            Phase::Evaluation | Phase::Checkpoint => {}
+            Phase::Evaluation | Phase::Checkpoint | Phase::CacheBuild => {}
             _ => {
                 self.overrun.get_or_insert(found);
             }
@@ -161,7 +164,9 @@ impl Meter {
         self.attempt_peak = 0;
         let now = allocator::in_use();
         match (self.capacity, self.demand.predict(attempt.cells)) {
-            (Some(capacity), Some(more)) if attempt.divisible && now + more > capacity => {
+            (Some(capacity), Some(more))
+                if attempt.divisible && attempt.representative && now + more > capacity =>
+            {
                 let found = self.out_of_memory(Phase::Forward, now + more, now);
                 Err(OutOfMemory { predicted: true, ..found })
             }
@@ -175,7 +180,8 @@ impl Meter {
         let booked = self.overrun.take();
         match (overrun, booked) {
             (None, None) => {
-                let cells = attempt.map_or(0, |attempt| attempt.cells);
+                let cells =
+                    attempt.filter(|attempt| attempt.representative).map_or(0, |attempt| attempt.cells);
                 self.last_took = self.attempt_peak.saturating_sub(before);
                 self.demand.observe(cells, self.last_took);
                 Ok(())
@@ -305,7 +311,7 @@ mod tests {
     }
 
     fn attempt(cells: usize, divisible: bool) -> Attempt {
-        Attempt { rank: Rank(0), step: Step(0), samples: 1, cells, divisible }
+        Attempt { rank: Rank(0), step: Step(0), samples: 1, cells, divisible, representative: true }
     }
 
     #[test]

@@ -34,6 +34,10 @@ impl<B: Tape<Base = B>> Training<'_, B> {
                 mib(bytes.redundancy.0)
             ));
         }
+        if let Some(features) = &self.features {
+            lines.extend(self.policy.describe_tap().into_iter().flatten());
+            lines.push(features.words_of_store());
+        }
         lines.push(format!("a checkpoint takes {:.1} MiB on disk", mib(self.checkpoint_bytes().0)));
         if self.next.0 > 0 {
             lines.push(format!("resumed from the checkpoint of step {}", self.next));

@@ -9,8 +9,12 @@ use crate::{
     link::LinkError,
     lora::LoraError,
     memory::OutOfMemory,
-    model::policy::{PolicyError, SilentTrainables, StepError},
+    model::{
+        policy::{PolicyError, SilentTrainables, StepError},
+        qwen::error::ModelError,
+    },
     trainer::FailureKind,
+    vl_cache::StoreError,
     zero,
 };
 
@@ -38,6 +42,12 @@ pub enum TrainError {
     /// A checkpoint that training cannot start from.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
+    /// The store of features cannot be opened.
+    #[error(transparent)]
+    Features(#[from] StoreError),
+    /// The model's weights cannot be read again, to name what is computed with them.
+    #[error(transparent)]
+    Weights(#[from] ModelError),
     /// A collective did not finish.
     #[error(transparent)]
     Collective(#[from] CollectiveError),
@@ -87,13 +97,18 @@ impl TrainError {
     /// The kind under which the coordinator files it.
     pub fn kind(&self) -> FailureKind {
         match self {
-            Self::Data(_) | Self::Policy(_) | Self::NoGradient(_) | Self::Plan(_) => FailureKind::BadInput,
+            Self::Data(_) | Self::Policy(_) | Self::NoGradient(_) | Self::Plan(_) | Self::Weights(_) => {
+                FailureKind::BadInput
+            }
+            Self::Features(StoreError::Newer { .. } | StoreError::Foreign { .. }) => FailureKind::BadInput,
             Self::Step(_) | Self::Optimizer(zero::StepError::NonFinite { .. }) => FailureKind::Numeric,
             Self::DoesNotFit { .. } | Self::Exhausted { .. } => FailureKind::OutOfMemory,
             Self::Collective(CollectiveError::PeerLost { .. }) | Self::PeerFailed(_) => FailureKind::PeerLost,
-            Self::Checkpoint(_) | Self::OptimizerState(_) | Self::Lora(_) | Self::Io { .. } => {
-                FailureKind::Io
-            }
+            Self::Checkpoint(_)
+            | Self::OptimizerState(_)
+            | Self::Lora(_)
+            | Self::Features(_)
+            | Self::Io { .. } => FailureKind::Io,
             Self::Optimizer(zero::StepError::Collective(_)) => FailureKind::PeerLost,
             Self::Optimizer(_) | Self::Collective(_) | Self::Link(_) => FailureKind::Internal,
         }

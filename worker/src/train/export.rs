@@ -21,7 +21,10 @@ use std::{
 use coxswain_proto::{VERSION, ids::Step};
 use serde::{Deserialize, Serialize};
 
-use super::{TrainError, checkpoint::FileEntry, evaluate::ActionError, run::Training, save::write_tensors};
+use super::{
+    TrainError, checkpoint::FileEntry, evaluate::ActionError, features::CacheSummary, run::Training,
+    save::write_tensors,
+};
 use crate::{
     collective::Buf,
     collective::BufMut,
@@ -67,6 +70,9 @@ pub struct Summary {
     /// Rank 0's memory, predicted and measured.
     #[serde(default)]
     pub memory: Option<Outcome>,
+    /// What the feature cache did; none if it was off.
+    #[serde(default)]
+    pub cache: Option<CacheSummary>,
     #[serde(skip)]
     tokens: u64,
     #[serde(skip)]
@@ -123,6 +129,7 @@ impl Summary {
             tokens_per_second: 0.0,
             peak_memory: Vec::new(),
             memory: None,
+            cache: None,
             tokens: 0,
             samples: 0,
         }
@@ -209,7 +216,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
 
     fn gather(&mut self, summary: &mut Summary) -> Result<(), TrainError> {
         const PEAKS: usize = SCOPES * Phase::ALL.len();
-        const FIELDS: usize = PEAKS + 2;
+        const CACHE: usize = PEAKS + 2;
+        const FIELDS: usize = CACHE + 4;
         let peaks = self.meter.report();
         let mut own = [0.0; FIELDS];
         for (place, phase) in own.chunks_exact_mut(SCOPES).zip(Phase::ALL) {
@@ -217,11 +225,18 @@ impl<B: Tape<Base = B>> Training<'_, B> {
                 place.copy_from_slice(&[peak.in_use.0 as f64, peak.reserved.0 as f64, peak.driver.0 as f64]);
             }
         }
-        own[PEAKS..].copy_from_slice(&[summary.samples as f64, summary.tokens as f64]);
+        own[PEAKS..CACHE].copy_from_slice(&[summary.samples as f64, summary.tokens as f64]);
+        if let Some(features) = &self.features {
+            own[CACHE..].copy_from_slice(&features.sums());
+        }
         let mut all = vec![0.0; FIELDS * self.comm.world()];
         self.comm.all_gather(Buf::F64(&own), BufMut::F64(&mut all))?;
         let ranks = all.chunks_exact(FIELDS).zip(0..);
         summary.peak_memory = ranks.clone().map(|(x, rank)| RankPeak::new(rank, &x[..PEAKS])).collect();
+        if let Some(features) = &mut self.features {
+            let sum = |field: usize| all.chunks_exact(FIELDS).map(|x| x[CACHE + field]).sum::<f64>();
+            summary.cache = Some(features.summary([0, 1, 2, 3].map(sum)));
+        }
         let seconds = summary.train_seconds.max(f64::MIN_POSITIVE);
         summary.samples_per_second = ranks.clone().map(|(x, _)| x[PEAKS]).sum::<f64>() / seconds;
         summary.tokens_per_second = ranks.map(|(x, _)| x[PEAKS + 1]).sum::<f64>() / seconds;

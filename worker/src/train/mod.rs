@@ -5,9 +5,11 @@
 //! run          ... the loop: generation after generation, step after step, until the end, a stop, or an error
 //!   recovery   where a generation starts: state kept by living ranks, mirrored, or from a checkpoint
 //!   autobatch  the largest micro-batch that fits, found by trying
+//!   ahead      what the next steps consume, leased and asked of the data threads
 //!   step       one step as a transaction: accumulate, vote, then update or shrink or end
 //!     vote     the one small all-gather in which all ranks decide
 //!     fit      what to change when one sample at a time does not fit
+//!   features   kept features: turns, generations, what is missing, drift
 //!   save       checkpoints written and read by all ranks together (`checkpoint` knows the files)
 //!   evaluate   held-out action error, every rank a part
 //!   export     what a user takes away: PEFT directory, expert, sensor encoder, statistics, summary
@@ -16,6 +18,7 @@
 //!
 //! One OS thread runs all of this. It sees the control plane only as a [`Link`](crate::link::Link), and never sees tonic.
 
+mod ahead;
 mod announce;
 mod autobatch;
 pub mod check;
@@ -24,6 +27,7 @@ mod compare;
 mod error;
 mod evaluate;
 mod export;
+mod features;
 mod fit;
 pub mod recovery;
 mod run;
@@ -36,4 +40,5 @@ pub use self::check::{CheckReport, check};
 pub use error::TrainError;
 pub use evaluate::{ActionError, evaluate_run};
 pub use export::Summary;
+pub use features::{CacheSummary, DriftRecord, Mark};
 pub use trainer::{PolicyTrainer, TrainerOptions};

@@ -10,7 +10,6 @@
 
 use std::{
     collections::VecDeque,
-    ops::Range,
     path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
@@ -18,7 +17,7 @@ use std::{
 
 use coxswain_proto::{
     ids::{Rank, Step},
-    plan::{self, Plan},
+    plan::Plan,
     run_spec::RunSpec,
 };
 
@@ -27,11 +26,12 @@ use super::{
     checkpoint::Store,
     evaluate::ActionError,
     export::Summary,
+    features::{Claim, Features},
     recovery::{Held, is_the_generations},
 };
 use crate::{
     collective::{Collective, Membership, Ring, RingAbort, RingListener, Solo},
-    data::{DataError, Dataset, Prefetcher, StepRequest},
+    data::{DataError, Dataset, Prefetcher},
     kernels::Tape,
     link::{Assignment, Commands, EpochPositions, Link, LinkError, Phase, Report, StateSource},
     memory::{Meter, prediction::outcome::Sightings},
@@ -42,9 +42,6 @@ use crate::{
 
 /// How long ranks look for each other once all are assigned. The coordinator's abort ends it sooner if one of them is gone.
 const RING_PATIENCE: Duration = Duration::from_secs(60);
-
-/// Steps whose samples are requested ahead of the one that runs, so that data threads never wait for a lease.
-const REQUESTS_AHEAD: u64 = 4;
 
 /// Everything one rank trains with. Built by [`PolicyTrainer`](super::PolicyTrainer); lives on the trainer thread.
 pub(super) struct Training<'a, B: Tape<Base = B>> {
@@ -75,8 +72,10 @@ pub(super) struct Training<'a, B: Tape<Base = B>> {
     pub(super) obeyed: Commands,
     /// Steps whose samples have been requested.
     pub(super) requested: Step,
-    /// Positions that this rank consumes in the steps from `next` to `requested`.
-    pub(super) claimed: VecDeque<Vec<Range<u64>>>,
+    /// What this rank consumes in the steps from `next` to `requested`.
+    pub(super) claimed: VecDeque<Claim>,
+    /// Features that are kept; none if the cache is off.
+    pub(super) features: Option<Features<B>>,
     /// The step of the newest checkpoint of this run.
     pub(super) saved: Option<Step>,
     /// The held-out error before the first step, once it has been looked at.
@@ -187,9 +186,11 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             self.link.report(Report::Step(done))?;
             self.obey(verdict.commands)?;
             if verdict.commands.regroup && !self.stopped {
+                self.publish_all()?;
                 return Ok(Ended::Regroup);
             }
         }
+        self.publish_all()?;
         if self.saved != Some(self.next) {
             self.save()?;
         }
@@ -215,25 +216,6 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     pub(super) fn enter(&mut self, phase: Phase, step: Step) -> Result<(), TrainError> {
         self.link.at(phase, step);
         self.meter.enter(phase).map_err(|source| TrainError::DoesNotFit { step, source })
-    }
-
-    /// Leases the next steps' samples and puts the data threads to work on them.
-    fn request_ahead(&mut self, total: Step) -> Result<(), TrainError> {
-        let until = Step((self.next.0 + 1 + REQUESTS_AHEAD).min(total.0));
-        while self.requested < until {
-            let step = self.requested;
-            let batch = self.plan.batch(step);
-            let slice = self.link.lease(step, batch.len())?.slice;
-            let begin = batch.positions.start;
-            let of_epoch = self.assignment.quarantined.iter().filter(|bad| bad.epoch == batch.epoch);
-            let skipped: Vec<_> = of_epoch.map(|bad| bad.positions.clone()).collect();
-            let positions = plan::without(begin + slice.start..begin + slice.end, &skipped);
-            self.claimed.push_back(positions.clone());
-            let (epoch, micro_batch) = (batch.epoch, self.micro_batch);
-            self.prefetch.request(StepRequest { step, epoch, positions, micro_batch })?;
-            self.requested = Step(step.0 + 1);
-        }
-        Ok(())
     }
 
     /// Does what all ranks have agreed was asked for, at this boundary.

@@ -44,6 +44,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     /// Writes the checkpoint of the steps done so far. What the file system refuses is reported and survived.
     pub(super) fn save(&mut self) -> Result<(), TrainError> {
         let step = self.next;
+        self.publish_all()?;
         self.enter(Phase::Checkpoint, step)?;
         let path = format!("checkpoints/step-{:08}", step.0);
         let news = match self.write_together()? {
@@ -145,6 +146,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             version: VERSION.to_owned(),
             dataset_fingerprint: self.dataset.fingerprint().to_string(),
             micro_batch: self.micro_batch,
+            cache: self.cache_mark(),
             files: Default::default(),
         };
         let found = staging.publish(manifest)?;
@@ -173,6 +175,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             false => self.spec.train.micro_batch.min(found.manifest.micro_batch),
         };
         self.saved = Some(step);
+        self.resume_cache(found.manifest.cache);
         Ok(Bytes(found.bytes()))
     }
 

@@ -24,19 +24,23 @@ use std::{
 use coxswain_proto::{
     ids::{Bytes, Rank, Step},
     plan::Batch,
+    run_spec::CacheMode,
 };
 
 use super::{
-    TrainError, fit,
+    TrainError,
+    features::Claim,
+    fit,
     run::Training,
     vote::{self, Ballot, Fared, Verdict},
 };
 use crate::{
     batch::MicroBatch,
     kernels::Tape,
-    link::{CacheUse, Phase, Report, StepDone, StepTimes},
+    link::{CacheTurn, CacheUse, Phase, Report, StepDone, StepTimes},
     memory::{self, Attempt, Category, Held},
     model::policy::{MicroLoss, Pass, StageClock},
+    params::Group,
     zero::StepInput,
 };
 
@@ -50,6 +54,7 @@ struct Share {
     valid_count: f64,
     tokens: u64,
     micro_batches: u32,
+    cache: CacheUse,
 }
 
 impl<B: Tape<Base = B>> Training<'_, B> {
@@ -115,9 +120,10 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         loop {
             self.enter(Phase::Data, step)?;
             let waiting = Instant::now();
-            let micro_batch = self.prefetch.next(step)?;
+            let prepared = self.prefetch.next(step)?;
             times.data += waiting.elapsed();
-            let Some(micro_batch) = micro_batch else { break };
+            let Some(prepared) = prepared else { break };
+            let micro_batch = self.complete(step, prepared, &mut share.cache)?;
             // The optimizer makes its buffers in the first step; later ones begin with everything there.
             if self.summary.losses.len() < STEPS_SIGHTED {
                 self.sightings.ready = memory::in_use();
@@ -128,7 +134,9 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             share.tokens += micro_batch.tokens();
             share.micro_batches += 1;
         }
-        if !self.gradients.all_heard() {
+        self.publish_features(step)?;
+        // Where LoRA rests, that it has no gradient means nothing.
+        if self.resting().is_none() && !self.gradients.all_heard() {
             self.gradients.observe(self.trainables.layout(), &self.grads);
         }
         Ok(())
@@ -148,6 +156,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             samples: micro_batch.len(),
             cells: micro_batch.len() * micro_batch.seq_len,
             divisible: self.micro_batch > 1,
+            representative: micro_batch.features.is_none() || self.resting().is_none(),
         };
         self.meter.expect(attempt).map_err(does_not_fit)?;
         let before = self.meter.in_use();
@@ -264,7 +273,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let input = StepInput {
             scale: 1.0 / verdict.valid_count.max(1.0),
             rates: self.rates.rates(step.0),
-            resting: None,
+            resting: self.resting(),
         };
         let mut weights = self.trainables.take();
         let held = self.held.as_mut().expect("a generation begins with a state");
@@ -274,6 +283,12 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         times.communication += communication;
         times.optimizer += updating.elapsed().saturating_sub(communication);
         Ok(outcome?.grad_norm)
+    }
+
+    /// What stays as it is in the step that runs: the adapter, where features come from a generation that it made.
+    fn resting(&self) -> Option<Group> {
+        let cached = matches!(self.claimed.front(), Some(Claim { turn: CacheTurn::Cached(_), .. }));
+        (cached && self.spec.cache.mode == CacheMode::Periodic).then_some(Group::Lora)
     }
 
     /// Time spent in collectives so far.
@@ -289,11 +304,16 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         times: StepTimes,
         (verdict, grad_norm): (&Verdict, f64),
     ) -> StepDone {
-        let positions = self.claimed.pop_front().unwrap_or_default();
+        let claim = self.claimed.pop_front();
+        if let Some(features) = &mut self.features {
+            features.book(&share.cache, &times);
+        }
         StepDone {
             step,
             epoch: batch.epoch,
-            positions,
+            cache_generation: claim.as_ref().map_or(0, |claim| claim.turn.number()),
+            cache: share.cache,
+            positions: claim.map_or(Vec::new(), |claim| claim.positions),
             loss_sum: verdict.loss_sum,
             valid_count: verdict.valid_count,
             grad_norm,
@@ -304,8 +324,6 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             accumulation: share.micro_batches,
             retries: 0,
             memory_peak,
-            cache_generation: 0,
-            cache: CacheUse::default(),
         }
     }
 }

@@ -9,7 +9,7 @@ use coxswain_proto::{
     run_spec::RunSpec,
 };
 
-use super::{TrainError, checkpoint::Store, export::Summary, fit, run::Training};
+use super::{TrainError, checkpoint::Store, export::Summary, features::Features, fit, run::Training};
 use crate::{
     collective::{RingListener, Solo},
     data::{Dataset, Prefetcher},
@@ -64,6 +64,7 @@ impl<B: Tape<Base = B>> PolicyTrainer<B> {
         let mut sightings = Sightings { opened: memory::in_use(), ..Sightings::default() };
         let (policy, layout, initial) = Policy::<B>::load(spec, dataset.dims(), &self.options.device)?;
         sightings.loaded = memory::in_use();
+        let features = Features::open(spec, &dataset, &policy, &self.options.device)?;
         let too_large = |source: memory::OutOfMemory| TrainError::Exhausted {
             step: Step(0),
             source: source.into(),
@@ -91,6 +92,7 @@ impl<B: Tape<Base = B>> PolicyTrainer<B> {
             next: Step(0),
             requested: Step(0),
             claimed: Default::default(),
+            features,
             obeyed: Commands::default(),
             saved: None,
             before: None,
@@ -141,7 +143,8 @@ where
             Err(error) => {
                 let mut failure = failure(&error, training.meter.phase(), training.next);
                 failure.memory_in_use = training.meter.in_use();
-                failure.positions = training.claimed.front().cloned().unwrap_or_default();
+                failure.positions =
+                    training.claimed.front().map_or(Vec::new(), |claim| claim.positions.clone());
                 ended(&error, failure)
             }
         }

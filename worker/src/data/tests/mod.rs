@@ -5,7 +5,7 @@ mod golden;
 mod layout;
 mod pipeline;
 mod real;
-mod recording;
+pub mod recording;
 
 use std::path::{Path, PathBuf};
 

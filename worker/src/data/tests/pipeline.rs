@@ -13,11 +13,11 @@ fn dataset() -> Arc<Dataset> {
 }
 
 fn request(step: u64, positions: std::ops::Range<u64>, micro_batch: usize) -> StepRequest {
-    StepRequest { step: Step(step), epoch: 0, positions: vec![positions], micro_batch }
+    StepRequest { step: Step(step), epoch: 0, positions: vec![positions], micro_batch, kept: None }
 }
 
 fn take(prefetcher: &mut Prefetcher, step: u64) -> Vec<MicroBatch> {
-    std::iter::from_fn(|| prefetcher.next(Step(step)).unwrap()).collect()
+    std::iter::from_fn(|| prefetcher.next(Step(step)).unwrap()).map(|prepared| prepared.batch).collect()
 }
 
 fn indices(batches: &[MicroBatch]) -> Vec<u64> {
@@ -52,7 +52,7 @@ fn a_retried_step_brings_the_same_samples_in_smaller_batches() {
     prefetcher.replan(Step(0), 2).unwrap();
     let again = take(&mut prefetcher, 0);
     assert_eq!(again.iter().map(MicroBatch::len).collect::<Vec<_>>(), [2, 2, 2, 2]);
-    assert_eq!(indices(&again[..2]), first.sample_indices);
+    assert_eq!(indices(&again[..2]), first.batch.sample_indices);
     prefetcher.replan(Step(0), 1).unwrap();
     assert_eq!(indices(&take(&mut prefetcher, 0)), indices(&again));
     assert_eq!(take(&mut prefetcher, 1).len(), 8);

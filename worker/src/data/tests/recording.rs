@@ -24,6 +24,8 @@ pub struct Recording {
     pub poison: Option<(&'static str, usize, f32)>,
     /// Replaces the encoded image of a sample.
     pub image: Option<(usize, Option<Vec<u8>>)>,
+    /// The task of an episode, by its number.
+    pub episode_task: fn(usize) -> String,
     /// Replaces the task index of a sample.
     pub task: Option<(usize, i64)>,
     /// Elements actually written for the state.
@@ -43,6 +45,7 @@ impl Default for Recording {
             cameras: vec![("observation.images.front", 30, 40), ("observation.images.wrist", 28, 28)],
             poison: None,
             image: None,
+            episode_task: task,
             task: None,
             state_width: 3,
             properties: WriterProperties::default(),
@@ -191,7 +194,7 @@ impl Recording {
         ];
         write_table(&meta.join("episodes/chunk-000/file-000.parquet"), episodes);
         let texts: ArrayRef =
-            Arc::new((0..self.episodes.len()).map(|n| Some(task(n))).collect::<StringArray>());
+            Arc::new((0..self.episodes.len()).map(|n| Some((self.episode_task)(n))).collect::<StringArray>());
         write_table(&meta.join("tasks.parquet"), [("task_index", of(&|n, _| n)), ("task", texts)]);
         let vector = |n: usize| json!({"dtype": "float32", "shape": [n], "names": null});
         let mut features = json!({

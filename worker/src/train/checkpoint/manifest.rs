@@ -4,6 +4,8 @@ use std::{collections::BTreeMap, fs::File, io, path::Path};
 
 use serde::{Deserialize, Serialize};
 
+use crate::train::features::Mark;
+
 /// `manifest.json`: written last, so that its presence means the checkpoint is whole.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
@@ -23,6 +25,9 @@ pub struct Manifest {
     pub dataset_fingerprint: String,
     /// Samples per forward pass in force, which an out-of-memory may have lowered.
     pub micro_batch: usize,
+    /// The generation of kept features that served, or had served last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache: Option<Mark>,
     /// Every other file of the directory.
     pub files: BTreeMap<String, FileEntry>,
 }

@@ -275,6 +275,7 @@ mod tests {
             version: "v".into(),
             dataset_fingerprint: "f".into(),
             micro_batch: 1,
+            cache: None,
             files: Default::default(),
         }
     }

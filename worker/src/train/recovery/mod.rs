@@ -76,6 +76,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             saved: self.saved,
             before: self.before,
             stopped: self.stopped,
+            cache: self.cache_mark(),
         }
     }
 
@@ -88,6 +89,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         if !restored {
             self.micro_batch = carried.micro_batch as usize;
             self.saved = carried.saved;
+            self.resume_cache(carried.cache);
         }
     }
 

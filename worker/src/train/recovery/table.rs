@@ -1,11 +1,15 @@
 //! The table that ranks of a new generation show each other: one row of numbers each, gathered once.
 
-use coxswain_proto::ids::{Generation, Rank, Step};
+use coxswain_proto::{
+    cache_plan::CacheGeneration,
+    ids::{Generation, Rank, Step},
+};
 
 use super::choice::Holding;
 use crate::{
     collective::{Buf, BufMut, Collective, CollectiveError},
-    train::evaluate::ActionError,
+    train::{evaluate::ActionError, features::Mark},
+    vl_cache::Digest,
     zero::Versions,
 };
 
@@ -24,6 +28,8 @@ pub(in crate::train) struct Carried {
     pub before: Option<Option<ActionError>>,
     /// Whether all had agreed to stop.
     pub stopped: bool,
+    /// The generation of kept features that serves, or served last.
+    pub cache: Option<Mark>,
 }
 
 impl Carried {
@@ -36,12 +42,14 @@ impl Carried {
             saved: a.saved.max(b.saved),
             before: a.before.or(b.before),
             stopped: a.stopped || b.stopped,
+            // One may have begun a generation that the others have not come to.
+            cache: [a.cache, b.cache].into_iter().flatten().max_by_key(|mark| mark.generation.number),
         })
         .unwrap_or(own)
     }
 }
 
-const FIELDS: usize = 16;
+const FIELDS: usize = 26;
 /// Stands for "none" where a count is expected.
 const NONE: f64 = -1.0;
 
@@ -70,6 +78,12 @@ fn encode(held: Option<&Holding>, carried: &Carried) -> Row {
         Some(None) => 0.0,
         Some(Some(_)) => 1.0,
     };
+    if let Some(Mark { generation, space }) = carried.cache {
+        (row[16], row[17]) = (generation.number as f64, generation.since.0 as f64);
+        for (field, bytes) in row[18..].iter_mut().zip(space.0.as_chunks::<4>().0) {
+            *field = f64::from(u32::from_le_bytes(*bytes));
+        }
+    }
     if let Some(Some(error)) = carried.before {
         row[12..15].copy_from_slice(&[error.samples as f64, error.mse_normalized, error.mae]);
     }
@@ -87,7 +101,16 @@ fn decode(row: &[f64]) -> (Option<Holding>, Carried) {
         mirror: some(row[5]).map(|newest| versions(newest, row[6])),
     });
     let error = ActionError { samples: row[12] as u64, mse_normalized: row[13], mae: row[14] };
+    let cache = some(row[16]).map(|number| {
+        let mut space = [0; 32];
+        for (bytes, field) in space.as_chunks_mut::<4>().0.iter_mut().zip(&row[18..]) {
+            *bytes = (*field as u32).to_le_bytes();
+        }
+        let generation = CacheGeneration { number: number as u64, since: Step(row[17] as u64) };
+        Mark { generation, space: Digest(space) }
+    });
     let carried = Carried {
+        cache,
         checkpoints: row[7] as u32,
         memory_reports: row[8] as u32,
         micro_batch: row[9] as u32,
@@ -116,6 +139,11 @@ pub(in crate::train) fn exchange(
 mod tests {
     use super::*;
 
+    fn mark(number: u64) -> Mark {
+        let generation = CacheGeneration { number, since: Step(10 * number) };
+        Mark { generation, space: Digest(std::array::from_fn(|i| 255 - 7 * i as u8)) }
+    }
+
     #[test]
     fn a_row_says_everything() {
         let held = Holding {
@@ -133,9 +161,10 @@ mod tests {
             saved: Some(Step(9)),
             before,
             stopped: true,
+            cache: Some(mark(3)),
         };
         assert_eq!(decode(&encode(Some(&held), &carried)), (Some(held), carried));
-        let fresh = Carried { saved: None, before: None, ..carried };
+        let fresh = Carried { saved: None, before: None, cache: None, ..carried };
         assert_eq!(decode(&encode(None, &fresh)), (None, fresh));
     }
 
@@ -148,8 +177,16 @@ mod tests {
             saved: Some(Step(9)),
             before: Some(None),
             stopped: true,
+            cache: Some(mark(2)),
         };
-        let behind = Carried { checkpoints: 1, micro_batch: 4, saved: None, stopped: false, ..old };
+        let behind = Carried {
+            checkpoints: 1,
+            micro_batch: 4,
+            saved: None,
+            stopped: false,
+            cache: Some(mark(1)),
+            ..old
+        };
         let fresh = Carried {
             checkpoints: 0,
             memory_reports: 0,
@@ -157,6 +194,7 @@ mod tests {
             saved: None,
             before: None,
             stopped: false,
+            cache: None,
         };
         assert_eq!(Carried::merge([behind, old].into_iter(), fresh), old);
         assert_eq!(Carried::merge(std::iter::empty(), fresh), fresh);

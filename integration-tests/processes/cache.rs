@@ -1,0 +1,162 @@
+//! Kept features with real processes: whoever dies wherever, the bits are those of the undisturbed run, and nothing half written is served.
+
+use std::{
+    collections::HashMap,
+    path::Path,
+    sync::{Mutex, PoisonError},
+};
+
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use crate::support::{
+    Running,
+    processes::{coordinator_of, signal, wait_for_coordinator, worker_of},
+    read_json,
+    tiny::{Tiny, audit, results},
+};
+
+const STEPS: u64 = 8;
+const CHECKPOINT_EVERY: u64 = 3;
+
+/// Two live steps, two cached ones, and so on: generation 1 serves steps 2 and 3, the next one steps 6 and 7.
+const PERIODIC: [&str; 4] =
+    ["cache.mode=periodic", "cache.interval.steps=4", "cache.live.steps=2", "cache.probe_samples=4"];
+/// The same, but generation 1 goes on serving, whatever the drift.
+const KEPT: [&str; 5] = [PERIODIC[0], PERIODIC[1], PERIODIC[2], PERIODIC[3], "cache.rebuild_above=1000.0"];
+
+/// Where rank 1 stands when something happens to it: in a live step, at the turn, while it computes features, in a cached step, in the
+/// live step after that, and where the second cached phase begins.
+const PLACES: [(&str, u64); 6] = [
+    ("backward", 1),
+    ("cachebuild", 2),
+    ("communication", 2),
+    ("backward", 3),
+    ("forward", 5),
+    ("cachebuild", 6),
+];
+
+fn tiny() -> Tiny {
+    Tiny::new(STEPS, CHECKPOINT_EVERY)
+}
+
+/// What the run leaves when nothing happens; trained once for all tests of this process.
+fn undisturbed(flags: &[&str]) -> Vec<Vec<u8>> {
+    static TRAINED: Mutex<Option<HashMap<String, Vec<Vec<u8>>>>> = Mutex::new(None);
+    let mut trained = TRAINED.lock().unwrap_or_else(PoisonError::into_inner);
+    let train = || {
+        let tiny = tiny();
+        let (status, printed) = tiny.start(flags).finish();
+        assert!(status.success(), "{printed}");
+        results(&tiny.output())
+    };
+    trained.get_or_insert_default().entry(flags.concat()).or_insert_with(train).clone()
+}
+
+/// Waits for the end; everything learned must be as without the fault, and no sample lost or trained on twice.
+fn assert_as_undisturbed(tiny: &Tiny, running: Running, flags: &[&str], what: &str) -> String {
+    let (status, printed) = running.finish();
+    assert!(status.success(), "{what}: {status}\n{printed}");
+    assert!(results(&tiny.output()) == undisturbed(flags), "{what}: something else was learned\n{printed}");
+    let audit = audit(&tiny.output());
+    assert_eq!(
+        (&audit["missing"], &audit["duplicate"]),
+        (&0.into(), &0.into()),
+        "{what}: {audit:#}\n{printed}"
+    );
+    printed
+}
+
+fn cache(output: &Path) -> Value {
+    read_json(&output.join("summary.json"))["cache"].clone()
+}
+
+#[test]
+fn two_processes_with_exact_features_learn_what_two_without_learn() {
+    let tiny = tiny();
+    tiny.assert_undisturbed(tiny.start(&["cache.mode=exact"]), "exact");
+    let cache = cache(&tiny.output());
+    assert_eq!(cache["hits"].as_u64().zip(cache["misses"].as_u64()), Some((0, 32)), "{cache:#}");
+}
+
+#[test]
+fn a_second_launch_finds_what_the_first_has_computed() {
+    let (first, second) = (tiny(), tiny());
+    let store = format!("cache.dir={}", first.output().join("store").display());
+    let flags = [&PERIODIC[..], &[&store]].concat();
+    let printed = assert_as_undisturbed(&first, first.start(&flags), &PERIODIC, "the first");
+    for line in ["step 2: cached: features of generation 1", "step 4: live", "features have moved by"] {
+        assert!(printed.contains(line), "{line}:\n{printed}");
+    }
+    assert_as_undisturbed(&second, second.start(&flags), &PERIODIC, "the second");
+    let (first, second) = (cache(&first.output()), cache(&second.output()));
+    assert_eq!((&first["hits"], &first["misses"]), (&0.into(), &16.into()), "{first:#}");
+    assert_eq!((&second["hits"], &second["misses"]), (&16.into(), &0.into()), "{second:#}");
+    assert_eq!(first["drift"], second["drift"]);
+}
+
+#[test]
+fn a_worker_killed_at_any_turn_costs_nothing() {
+    for flags in [&PERIODIC[..], &KEPT] {
+        for (phase, step) in PLACES {
+            let what =
+                format!("kill -9 in {phase} of step {step}, {}", flags.last().expect("there are some"));
+            let tiny = tiny();
+            let held = tiny.hold(1, phase, step);
+            let mut running = tiny.start(flags);
+            held.wait(&mut running);
+            signal(worker_of(running.pid(), 1).expect("it lives"), Signal::SIGKILL);
+            assert_as_undisturbed(&tiny, running, flags, &what);
+        }
+    }
+}
+
+#[test]
+fn both_workers_killed_at_once_find_their_generation_in_checkpoint_and_store() {
+    for flags in [&PERIODIC[..], &KEPT] {
+        for (phase, step) in [("backward", 3), ("forward", 5), ("cachebuild", 6), ("backward", 7)] {
+            let what = format!("both killed in {phase} of step {step}");
+            let tiny = tiny();
+            let held = tiny.hold(1, phase, step);
+            let mut running = tiny.start(flags);
+            held.wait(&mut running);
+            for rank in [0, 1] {
+                signal(worker_of(running.pid(), rank).expect("it lives"), Signal::SIGKILL);
+            }
+            assert_as_undisturbed(&tiny, running, flags, &what);
+        }
+    }
+}
+
+#[test]
+fn a_coordinator_killed_at_a_turn_decides_as_before() {
+    for flags in [&PERIODIC[..], &KEPT] {
+        for (phase, step) in [("cachebuild", 2), ("cachebuild", 6)] {
+            let tiny = tiny();
+            let held = tiny.hold(1, phase, step);
+            let mut running = tiny.start(flags);
+            held.wait(&mut running);
+            let coordinator = coordinator_of(running.pid()).expect("it lives");
+            signal(coordinator, Signal::SIGKILL);
+            wait_for_coordinator(running.pid(), coordinator);
+            held.release();
+            let what = format!("kill -9 of the coordinator in {phase} of step {step}");
+            assert_as_undisturbed(&tiny, running, flags, &what);
+        }
+    }
+}
+
+#[test]
+fn a_worker_killed_while_it_computes_features_leaves_nothing_half_written_behind() {
+    let tiny = tiny();
+    let store = tiny.output().join("store");
+    let flag = format!("cache.dir={}", store.display());
+    let flags = ["cache.mode=exact", &flag];
+    let held = tiny.hold(1, "cachebuild", 1);
+    let mut running = tiny.start(&flags);
+    held.wait(&mut running);
+    signal(worker_of(running.pid(), 1).expect("it lives"), Signal::SIGKILL);
+    tiny.assert_undisturbed(running, "kill -9 while features are computed");
+    let verified = crate::support::cox(&["cache", "verify"]).arg(&store).output().expect("cox was built");
+    assert!(verified.status.success(), "{}", String::from_utf8_lossy(&verified.stdout));
+}

@@ -1,0 +1,133 @@
+//! Two ranks in two threads over one store: what one computes the other finds, and the bits are those of two ranks without a cache.
+
+use std::{
+    ops::Range,
+    path::Path,
+    sync::{Arc, Barrier, Mutex},
+    thread,
+};
+
+use burn_flex::Flex;
+use coxswain_proto::{
+    ids::{Generation, Rank, Step},
+    plan::{self, Plan},
+    run_spec::RunSpec,
+};
+use coxswain_worker::{
+    collective::RingListener,
+    link::{Assignment, Commands, Leased, Link, LinkError, Phase, Report, SoloLink},
+    train::{PolicyTrainer, TrainerOptions},
+    trainer::{Trainer, TrainerOutcome},
+};
+
+use super::{BATCH, EPOCH, Heard, Run, SAMPLES, UPPER_LAYERS, collected, spec};
+
+const WORLD: u32 = 2;
+
+/// One rank of a world without a coordinator. Turns follow the schedule alone, so every rank may keep a table of its own.
+struct RankLink {
+    turns: SoloLink,
+    rank: Rank,
+    next: String,
+    heard: Option<Heard>,
+}
+
+impl RankLink {
+    fn cut(&self, leased: Leased, samples: u64) -> Leased {
+        let slice: Range<u64> = plan::slice(samples, self.rank, WORLD);
+        Leased { slice, ..leased }
+    }
+}
+
+impl Link for RankLink {
+    fn assignment(&mut self, why: Option<&str>) -> Result<Assignment, LinkError> {
+        let (rank, next) = (self.rank, self.next.clone());
+        let alone = self.turns.assignment(why)?;
+        Ok(Assignment { generation: Generation(1), rank, world: WORLD, next, ..alone })
+    }
+    fn has_generations(&self) -> bool {
+        false
+    }
+    fn lease(&mut self, step: Step, samples: u64) -> Result<Leased, LinkError> {
+        self.turns.lease(step, samples).map(|leased| self.cut(leased, samples))
+    }
+    fn lease_ahead(&mut self, step: Step, samples: u64) -> Result<Option<Leased>, LinkError> {
+        Ok(self.turns.lease_ahead(step, samples)?.map(|leased| self.cut(leased, samples)))
+    }
+    fn commands(&mut self) -> Commands {
+        self.turns.commands()
+    }
+    fn wait_while_paused(&mut self) -> Result<(), LinkError> {
+        self.turns.wait_while_paused()
+    }
+    fn at(&mut self, _phase: Phase, _step: Step) {}
+    fn report(&mut self, report: Report) -> Result<(), LinkError> {
+        if let Some(heard) = &self.heard {
+            heard.0.lock().expect("nobody panics with it").push(report.clone());
+        }
+        self.turns.report(report)
+    }
+}
+
+/// Trains two ranks to the end; what is heard is rank 0's.
+fn pair(spec: &RunSpec) -> Run {
+    let heard = Heard::default();
+    let (addresses, ready) =
+        (Arc::new(Mutex::new(vec![String::new(); WORLD as usize])), Barrier::new(WORLD as usize));
+    thread::scope(|scope| {
+        let ranks: Vec<_> = (0..WORLD)
+            .map(|rank| {
+                let (addresses, ready, heard) = (addresses.clone(), &ready, heard.clone());
+                scope.spawn(move || {
+                    let listener = RingListener::bind("127.0.0.1:0").expect("a free port");
+                    addresses.lock().expect("unpoisoned")[rank as usize] = listener.address().to_owned();
+                    ready.wait();
+                    let next = addresses.lock().expect("unpoisoned")[((rank + 1) % WORLD) as usize].clone();
+                    let options = TrainerOptions { device: Default::default(), listener: Some(listener) };
+                    let mut trainer = PolicyTrainer::<Flex>::new(options);
+                    let facts = trainer.open(spec).expect("the data set opens");
+                    let plan = Plan::new(&spec.train, facts.training_samples).expect("a possible plan");
+                    let turns = SoloLink::new(Step(0)).with_cache(&spec.cache, &plan);
+                    let heard = (rank == 0).then_some(heard);
+                    trainer.train(spec, Box::new(RankLink { turns, rank: Rank(rank), next, heard }))
+                })
+            })
+            .collect();
+        for rank in ranks {
+            assert_eq!(rank.join().expect("no rank panics"), TrainerOutcome::Done);
+        }
+    });
+    collected(spec, &heard)
+}
+
+fn run(dir: &Path, name: &str, more: &[&str]) -> Run {
+    let store = format!("cache.dir={}", dir.join("store").display());
+    let steps = format!("train.steps={}", 2 * EPOCH);
+    pair(&spec(&dir.join(name), &[&[steps.as_str(), &store, UPPER_LAYERS], more].concat()))
+}
+
+#[test]
+fn two_ranks_give_the_bits_of_two_ranks_without_a_cache_and_share_what_they_compute() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let off = run(dir.path(), "off", &[]);
+    let cold = run(dir.path(), "cold", &["cache.mode=exact"]);
+    let warm = run(dir.path(), "warm", &["cache.mode=exact"]);
+    off.assert_same(&cold);
+    off.assert_same(&warm);
+    assert_eq!(cold.used(), (SAMPLES, SAMPLES), "over both ranks every sample is computed once");
+    assert_eq!(warm.used(), (2 * SAMPLES, 0));
+}
+
+#[test]
+fn two_ranks_take_turns_together() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let periodic =
+        ["cache.mode=periodic", "cache.interval.steps=4", "cache.live.steps=2", "cache.probe_samples=5"];
+    let cold = run(dir.path(), "cold", &periodic);
+    let warm = run(dir.path(), "warm", &periodic);
+    cold.assert_same(&warm);
+    assert_eq!(cold.generations(), [0, 0, 1, 1, 0, 0, 2, 2]);
+    assert_eq!(warm.used(), (4 * BATCH, 0));
+    assert_eq!(cold.cache().drift, warm.cache().drift);
+    assert_eq!(cold.cache().drift.len(), 1);
+}

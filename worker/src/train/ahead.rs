@@ -1,0 +1,45 @@
+//! Which samples this rank consumes in the next steps: leased, and asked of the data threads, a few steps ahead.
+//!
+//! Requests stop before a step whose turn is not known yet: where drift is measured first, and where a generation of kept features begins,
+//! since what names its space is the adapter as the step before leaves it.
+
+use coxswain_proto::{ids::Step, plan};
+
+use super::{TrainError, features::Claim, run::Training};
+use crate::{data::StepRequest, kernels::Tape};
+
+/// Steps whose samples are requested ahead of the one that runs, so that data threads never wait for a lease.
+const REQUESTS_AHEAD: u64 = 4;
+
+impl<B: Tape<Base = B>> Training<'_, B> {
+    /// Leases the next steps' samples and puts the data threads to work on them.
+    pub(super) fn request_ahead(&mut self, total: Step) -> Result<(), TrainError> {
+        let until = Step((self.next.0 + 1 + REQUESTS_AHEAD).min(total.0));
+        while self.requested < until {
+            let step = self.requested;
+            let batch = self.plan.batch(step);
+            let leased = match step == self.next {
+                true => self.lease_next(batch.len())?,
+                false if self.waits_for_turn(step) => break,
+                false => match self.link.lease_ahead(step, batch.len())? {
+                    Some(leased) => leased,
+                    None => break,
+                },
+            };
+            let Some(kept) = self.source(&leased.turn) else { break };
+            let begin = batch.positions.start;
+            let of_epoch = self.assignment.quarantined.iter().filter(|bad| bad.epoch == batch.epoch);
+            let skipped: Vec<_> = of_epoch.map(|bad| bad.positions.clone()).collect();
+            let positions = plan::without(begin + leased.slice.start..begin + leased.slice.end, &skipped);
+            self.claimed.push_back(Claim { positions: positions.clone(), turn: leased.turn });
+            let (epoch, micro_batch) = (batch.epoch, self.micro_batch);
+            self.prefetch.request(StepRequest { step, epoch, positions, micro_batch, kept })?;
+            self.requested = Step(step.0 + 1);
+        }
+        // A step that was requested ahead takes its turn when it is due.
+        match self.claimed.front().map(|claim| claim.turn.clone()) {
+            Some(turn) => self.take_turn(&turn),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,319 @@
+//! What the cache has done so far: for the log, for the run's summary, and what went wrong and is to be told once.
+
+use std::{collections::BTreeSet, fmt::Display, time::Duration};
+
+use coxswain_proto::{
+    cache_plan::{CacheGeneration, Drift},
+    ids::Step,
+};
+use serde::{Deserialize, Serialize};
+
+use super::Features;
+use crate::{
+    kernels::Tape,
+    link::{CacheDrift, CacheTurn, CacheUse, StepTimes},
+    memory::human,
+};
+
+/// Samples of either kind after which reading and computing are compared.
+const ENOUGH: u64 = 16;
+
+/// The cache in a run's summary.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CacheSummary {
+    /// `exact` or `periodic`.
+    pub mode: String,
+    /// Where features were taken, in words.
+    pub tap: String,
+    /// Generations that served in this process's life.
+    pub generations: Vec<u64>,
+    /// Samples whose features were there, over all ranks.
+    pub hits: u64,
+    /// Samples whose features were computed, over all ranks.
+    pub misses: u64,
+    /// Seconds spent on reading, over all ranks, by data threads.
+    pub read_seconds: f64,
+    /// Seconds spent on computing and storing, over all ranks.
+    pub fill_seconds: f64,
+    /// Steps that took features from the cache, in this process's life.
+    pub cached_steps: u64,
+    /// Seconds of these steps, on rank 0.
+    pub cached_seconds: f64,
+    /// Of these, spent waiting for data and kept features.
+    pub cached_waiting_seconds: f64,
+    /// Samples of the serving generation that are stored.
+    pub stored: u64,
+    /// Different samples that are trained on.
+    pub total: u64,
+    /// Bytes of the serving generation.
+    pub bytes: u64,
+    /// Relative L2 error of storing values as `cache.dtype`.
+    pub rounding_error: f64,
+    /// What was measured where live phases ended.
+    pub drift: Vec<DriftRecord>,
+}
+
+/// One measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DriftRecord {
+    /// Before which step.
+    pub step: u64,
+    /// The generation compared with.
+    pub generation: u64,
+    /// Norm of the difference over the norm of the fresh features.
+    pub relative_l2: f64,
+    /// Mean cosine.
+    pub cosine: f64,
+    /// Loss with fresh features.
+    pub loss_fresh: f64,
+    /// Loss with kept ones.
+    pub loss_cached: f64,
+    /// Samples compared.
+    pub probes: u32,
+}
+
+/// Sums of this process, and what is still to be told.
+#[derive(Debug, Default)]
+pub(super) struct Account {
+    /// Different samples that are trained on.
+    pub total: u64,
+    whole: CacheUse,
+    /// Since the last line about it.
+    recent: CacheUse,
+    generations: BTreeSet<u64>,
+    drift: Vec<DriftRecord>,
+    complaints: Vec<String>,
+    told: BTreeSet<String>,
+    news: bool,
+    compared: bool,
+    cached_steps: u64,
+    cached_time: Duration,
+    cached_waiting: Duration,
+}
+
+impl Account {
+    pub fn new(total: u64) -> Self {
+        Self { total, ..Self::default() }
+    }
+
+    /// Something went wrong that training survives; the same is told once.
+    pub fn complain(&mut self, what: impl Display) {
+        let what = what.to_string();
+        if self.told.insert(what.clone()) {
+            tracing::warn!("{what}");
+            self.complaints.push(what);
+        }
+    }
+
+    pub fn take_complaints(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.complaints)
+    }
+
+    pub fn begins(&mut self, generation: CacheGeneration) {
+        self.generations.insert(generation.number);
+        self.news = true;
+    }
+
+    pub fn published(&mut self, records: usize) {
+        self.news |= records > 0;
+    }
+
+    /// Whether the coordinator's picture is out of date.
+    pub fn has_news(&mut self) -> bool {
+        std::mem::take(&mut self.news)
+    }
+
+    pub fn filled(&self) -> bool {
+        self.whole.misses > 0
+    }
+
+    /// Time of storing that belongs to no step.
+    pub fn fill_time(&mut self, took: Duration) {
+        self.whole.fill += took;
+        self.recent.fill += took;
+    }
+
+    /// One step's use.
+    pub fn book(&mut self, used: &CacheUse) {
+        for sums in [&mut self.whole, &mut self.recent] {
+            sums.hits += used.hits;
+            sums.misses += used.misses;
+            sums.read += used.read;
+            sums.fill += used.fill;
+        }
+        if self.compared || self.whole.hits < ENOUGH || self.whole.misses < ENOUGH {
+            return;
+        }
+        self.compared = true;
+        let (read, fill) = (each(self.whole.read, self.whole.hits), each(self.whole.fill, self.whole.misses));
+        if read > fill {
+            self.complain(format!(
+                "reading kept features takes {read:.2} ms a sample, computing them {fill:.2} ms: without the cache this run would be faster; set cache.mode: off, or put cache.dir on a faster disk"
+            ));
+        }
+    }
+
+    pub fn measured(&mut self, generation: u64, drift: Option<CacheDrift>) {
+        let Some(CacheDrift { at, drift, probes }) = drift else { return };
+        let Drift { relative_l2, cosine, loss_fresh, loss_cached } = drift;
+        let step = at.0;
+        self.drift.retain(|record| record.step < step);
+        self.drift.push(DriftRecord {
+            step,
+            generation,
+            relative_l2,
+            cosine,
+            loss_fresh,
+            loss_cached,
+            probes,
+        });
+    }
+
+    /// This rank's sums: hits, misses, seconds of reading and of filling.
+    pub fn sums(&self) -> [f64; 4] {
+        let CacheUse { hits, misses, read, fill } = self.whole;
+        [hits as f64, misses as f64, read.as_secs_f64(), fill.as_secs_f64()]
+    }
+}
+
+fn each(time: Duration, samples: u64) -> f64 {
+    1e3 * time.as_secs_f64() / samples.max(1) as f64
+}
+
+impl<B: Tape<Base = B>> Features<B> {
+    /// What the step that is done took from the cache, on this rank.
+    pub(in crate::train) fn book(&mut self, used: &CacheUse, times: &StepTimes) {
+        self.account.book(used);
+        if used.hits + used.misses > 0 {
+            self.account.cached_steps += 1;
+            self.account.cached_time += times.total;
+            self.account.cached_waiting += times.data;
+        }
+    }
+
+    /// This rank's sums for [`Features::summary`].
+    pub(in crate::train) fn sums(&self) -> [f64; 4] {
+        self.account.sums()
+    }
+
+    /// The run's summary; `sums` are those of all ranks together.
+    pub(in crate::train) fn summary(&mut self, sums: [f64; 4]) -> CacheSummary {
+        let report = self.report().unwrap_or_default();
+        let space = self.serving.as_ref().and_then(|serving| serving.space.as_ref());
+        CacheSummary {
+            mode: format!("{:?}", self.mode).to_lowercase(),
+            tap: self.tap.to_string(),
+            generations: self.account.generations.iter().copied().collect(),
+            hits: sums[0] as u64,
+            misses: sums[1] as u64,
+            read_seconds: sums[2],
+            fill_seconds: sums[3],
+            cached_steps: self.account.cached_steps,
+            cached_seconds: self.account.cached_time.as_secs_f64(),
+            cached_waiting_seconds: self.account.cached_waiting.as_secs_f64(),
+            stored: report.stored,
+            total: self.account.total,
+            bytes: report.bytes.0,
+            rounding_error: space.map_or(0.0, |space| space.rounding_error()),
+            drift: self.account.drift.clone(),
+        }
+    }
+
+    /// Where features lie and how, for people.
+    pub(in crate::train) fn words_of_store(&self) -> String {
+        let space = self.serving.as_ref().and_then(|serving| serving.space.as_ref());
+        let there = space.map(|space| {
+            let stored = self.training.iter().filter(|key| space.contains(key)).count();
+            format!("; {stored} of {} samples are there", self.training.len())
+        });
+        format!(
+            "features are kept in {} as {}{}",
+            self.store.dir().display(),
+            format!("{:?}", self.dtype).to_lowercase(),
+            there.unwrap_or_default()
+        )
+    }
+
+    /// What happens from this step on, for people.
+    pub(super) fn words_of_turn(&mut self, step: Step, turn: &CacheTurn) -> String {
+        let used = self.words_of_use().map_or(String::new(), |used| format!("; until here {used}"));
+        match turn {
+            CacheTurn::Live { .. } => {
+                format!("step {step}: live: features are computed in the step, LoRA trains{used}")
+            }
+            CacheTurn::Cached(space) => format!(
+                "step {step}: cached: features of generation {}, made with the adapter before step {}; LoRA rests{used}",
+                space.generation.number, space.generation.since
+            ),
+        }
+    }
+
+    /// How the cache did since it was last said, if it was used.
+    pub(super) fn words_of_epoch(&mut self) -> Option<String> {
+        let complete = self.report().is_some_and(|report| report.stored >= report.total);
+        let used = self.words_of_use()?;
+        Some(format!("cache: {used}{}", if complete { "; every sample is stored" } else { "" }))
+    }
+
+    fn words_of_use(&mut self) -> Option<String> {
+        let CacheUse { hits, misses, read, fill } = std::mem::take(&mut self.account.recent);
+        let bytes =
+            self.serving.as_ref().and_then(|serving| serving.space.as_ref()).map(|space| space.bytes());
+        (hits + misses > 0).then(|| {
+            format!(
+                "features of {hits} of {} samples were there ({:.0} %); reading took {:.2} ms a sample, computing {:.2} ms; {} on disk",
+                hits + misses,
+                100.0 * hits as f64 / (hits + misses) as f64,
+                each(read, hits),
+                each(fill, misses),
+                human(bytes.unwrap_or_default())
+            )
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn used(hits: u64, misses: u64, read_ms: u64, fill_ms: u64) -> CacheUse {
+        let ms = Duration::from_millis;
+        CacheUse { hits, misses, read: ms(read_ms), fill: ms(fill_ms) }
+    }
+
+    #[test]
+    fn reading_that_is_slower_than_computing_is_told_once() {
+        let mut account = Account::new(100);
+        account.book(&used(20, 10, 2000, 100));
+        assert!(account.take_complaints().is_empty(), "too early to say");
+        account.book(&used(20, 10, 2000, 100));
+        let complaints = account.take_complaints();
+        assert!(matches!(&complaints[..], [line] if line.contains("cache.mode: off")), "{complaints:?}");
+        account.book(&used(20, 10, 2000, 100));
+        assert!(account.take_complaints().is_empty());
+    }
+
+    #[test]
+    fn what_goes_wrong_the_same_way_is_told_once() {
+        let mut account = Account::new(1);
+        account.complain("disk full");
+        account.complain("disk full");
+        account.complain("disk gone");
+        assert_eq!(account.take_complaints(), ["disk full", "disk gone"]);
+        account.complain("disk full");
+        assert!(account.take_complaints().is_empty());
+    }
+
+    #[test]
+    fn a_measurement_that_is_repeated_after_a_rollback_replaces_what_came_after() {
+        let mut account = Account::new(1);
+        let drift = |at, relative_l2| {
+            let drift = Drift { relative_l2, cosine: 1.0, loss_fresh: 1.0, loss_cached: 1.0 };
+            Some(CacheDrift { at: Step(at), drift, probes: 4 })
+        };
+        account.measured(1, drift(10, 0.1));
+        account.measured(1, drift(20, 0.2));
+        account.measured(1, drift(10, 0.3));
+        assert_eq!(account.drift.iter().map(|r| (r.step, r.relative_l2)).collect::<Vec<_>>(), [(10, 0.3)]);
+    }
+}

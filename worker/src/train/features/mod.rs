@@ -1,0 +1,218 @@
+//! Features that are kept instead of computed again, as training sees them: a memo of the model below the tap.
+//!
+//! ```text
+//! turn     where the next step takes its features from; a generation begins, or an older one goes on
+//! fill     computes what a micro-batch lacks, rounds it as the store does, appends it to a part, publishes parts
+//! drift    how far the features of the probes have moved since the generation began
+//! adapter  a generation's adapter, in the store and back
+//! account  hits, misses, times; what the run's summary and its log say of them
+//! ```
+//!
+//! What is kept changes the time of a step, never its result: a feature that is missing, damaged or evicted is computed from the same
+//! weights and rounded in the same way. So nothing here waits for a build, and no fault of the store ends a run: what cannot be read is
+//! computed, what cannot be written is told once and computed again next time.
+//!
+//! What this module does not do: decide about turns (the link), know files (`vl_cache`), or know what lies below a tap (`model::policy`).
+
+mod account;
+mod adapter;
+mod drift;
+mod fill;
+#[cfg(test)]
+mod tests;
+mod turn;
+
+use std::{path::Path, sync::Arc};
+
+use coxswain_proto::{
+    cache_plan::CacheGeneration,
+    ids::Step,
+    run_spec::{CacheDtype, CacheMode, RunSpec},
+};
+
+use self::account::Account;
+pub(super) use self::turn::Claim;
+pub use self::{
+    account::{CacheSummary, DriftRecord},
+    turn::Mark,
+};
+use super::TrainError;
+use crate::{
+    data::{Dataset, FeatureShape, KeptFeatures, SampleKeys},
+    kernels::Tape,
+    model::policy::{AdapterSnapshot, Policy, Tap},
+    params::Trainables,
+    vl_cache::{
+        Digest, Ingredients, PartWriter, SampleKey, Space, SpaceDescription, SpaceKey, Store, StoreError,
+        adapter_digest,
+    },
+};
+
+/// Raised when the computation of features changes other than by the model's kernels, which have a version of their own.
+const COMPUTE: &str = "coxswain 1";
+/// The store's directory, below the run's output directory, if the run file names none.
+const DEFAULT_DIR: &str = "vl-cache";
+
+/// What a run keeps of its features, and how.
+pub(super) struct Features<B: Tape<Base = B>> {
+    tap: Tap,
+    mode: CacheMode,
+    dtype: CacheDtype,
+    shape: FeatureShape,
+    store: Store,
+    keys: Arc<SampleKeys>,
+    /// Those of the samples that are trained on, each once.
+    training: Vec<SampleKey>,
+    /// What every space of the run shares: all but the adapter.
+    base: SpaceDescription,
+    device: B::Device,
+    /// The generation that serves, or has served last.
+    serving: Option<Serving<B>>,
+    /// Samples of one forward pass when features are computed; an out-of-memory lowers it.
+    fill_batch: usize,
+    /// The generation of the turn that was made ready last, 0 if live; none if that has to be looked at again.
+    phase: Option<u64>,
+    /// The step for which that was.
+    taken: Option<Step>,
+    /// Where drift was measured last in this generation of workers.
+    measured: Option<Step>,
+    account: Account,
+}
+
+/// The generation that serves, or has served last.
+struct Serving<B: Tape<Base = B>> {
+    generation: CacheGeneration,
+    /// Names its space.
+    key: SpaceKey,
+    /// None if the store has no place for it: then everything is computed, every time.
+    space: Option<Space>,
+    source: KeptFeatures,
+    /// The adapter it was made with; none if none lies below the tap.
+    adapter: Option<AdapterSnapshot>,
+    /// That adapter, ready to compute with, where it is another than the present one.
+    older: Option<Trainables<B>>,
+    /// The adapter it was made with cannot be had; this is the one that was there instead.
+    stale: bool,
+    /// Being written.
+    part: Option<PartWriter>,
+    /// Nothing more is written.
+    full: bool,
+}
+
+impl<B: Tape<Base = B>> Features<B> {
+    /// Opens the store of a run; none if its cache is off. Reads all frozen weights below the tap once, and, the first time, all images.
+    pub(super) fn open(
+        spec: &RunSpec,
+        dataset: &Dataset,
+        policy: &Policy<B>,
+        device: &B::Device,
+    ) -> Result<Option<Self>, TrainError> {
+        let (cache, Some(tap)) = (&spec.cache, policy.tap()) else { return Ok(None) };
+        let dir = match &cache.dir {
+            Some(dir) => Path::new(dir).to_path_buf(),
+            None => Path::new(&spec.run.output_dir).join(DEFAULT_DIR),
+        };
+        let store = Store::open(&dir, cache.budget)?;
+        let keys = Arc::new(dataset.sample_keys(&store)?);
+        let training = training_keys(dataset, &keys);
+        let width = policy.tap_width();
+        let base = SpaceDescription {
+            tap: tap.to_string(),
+            dtype: cache.dtype,
+            width: width as u32,
+            ingredients: ingredients(spec, dataset, Digest(policy.weights_below(tap)?.0))?,
+            made_by: spec.run.name.clone(),
+        };
+        let merged_patches = (tap == Tap::Vision).then(|| policy.model().config.vision.merge_unit());
+        let mut features = Self {
+            tap,
+            mode: cache.mode,
+            dtype: cache.dtype,
+            shape: FeatureShape { width, merged_patches },
+            account: Account::new(training.len() as u64),
+            store,
+            keys,
+            training,
+            base,
+            device: device.clone(),
+            serving: None,
+            fill_batch: cache.encoder_batch.unwrap_or(spec.train.micro_batch).max(1),
+            phase: None,
+            taken: None,
+            measured: None,
+        };
+        if features.mode == CacheMode::Exact {
+            features.begin(CacheGeneration { number: 1, since: Step(0) }, None);
+        }
+        Ok(Some(features))
+    }
+
+    /// From now on this generation serves, made with this adapter.
+    fn begin(&mut self, generation: CacheGeneration, adapter: Option<AdapterSnapshot>) {
+        let description = self.described(adapter.as_ref());
+        let space = self.store.space(&description);
+        let space = space.inspect_err(|error| self.account.complain(error)).ok();
+        if let (Some(space), Some(adapter)) = (&space, &adapter) {
+            // Needed only by a worker that comes when the adapter has moved on.
+            let saved = space.save_adapter(&adapter::tensors(adapter));
+            let _ = saved.inspect_err(|error| self.account.complain(error));
+        }
+        let source = KeptFeatures { space: space.clone(), keys: self.keys.clone(), shape: self.shape };
+        self.serving = Some(Serving {
+            generation,
+            key: description.key(),
+            space,
+            source,
+            adapter,
+            older: None,
+            stale: false,
+            part: None,
+            full: false,
+        });
+        self.account.begins(generation);
+    }
+
+    /// The space of features made with this adapter.
+    fn described(&self, adapter: Option<&AdapterSnapshot>) -> SpaceDescription {
+        let adapter = adapter.map(|adapter| adapter_digest(&adapter::tensors(adapter)));
+        let ingredients = Ingredients { adapter, ..self.base.ingredients.clone() };
+        SpaceDescription { ingredients, ..self.base.clone() }
+    }
+
+    /// Whether steps of a generation leave LoRA as it is.
+    fn rests(&self) -> bool {
+        self.mode == CacheMode::Periodic
+    }
+}
+
+impl<B: Tape<Base = B>> Serving<B> {
+    /// Stops writing, with the reason.
+    fn give_up(&mut self, account: &mut Account, error: &StoreError) {
+        self.full = true;
+        account.complain(error);
+    }
+}
+
+/// What features depend on besides sample and adapter.
+fn ingredients(spec: &RunSpec, dataset: &Dataset, weights: Digest) -> Result<Ingredients, StoreError> {
+    let path = Path::new(&spec.model.path).join("tokenizer.json");
+    let tokenizer = Digest::of_file(&path);
+    let tokenizer = tokenizer.map_err(|source| StoreError::Io { action: "read", path, source })?;
+    Ok(Ingredients {
+        weights,
+        adapter: None,
+        preprocessing: dataset.preprocessing(),
+        prompt: dataset.prompt_template(),
+        tokenizer,
+        compute: COMPUTE.into(),
+    })
+}
+
+/// Keys of the samples that are trained on, each once: equal frames share a record.
+fn training_keys(dataset: &Dataset, keys: &SampleKeys) -> Vec<SampleKey> {
+    let samples = (0..dataset.training_len()).filter_map(|rank| dataset.training_sample(rank));
+    let mut training: Vec<_> = samples.filter_map(|sample| keys.get(sample)).collect();
+    training.sort_unstable();
+    training.dedup();
+    training
+}

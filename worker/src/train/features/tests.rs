@@ -1,0 +1,131 @@
+//! What a change of data, prompt or model costs: exactly the features that it changes.
+
+use std::{io::Cursor, path::Path};
+
+use burn::backend::Flex;
+use coxswain_proto::{
+    ids::Step,
+    plan::Plan,
+    run_spec::{CacheMode, RunSpec},
+};
+
+use crate::{
+    data::tests::recording::{Recording, png},
+    link::SoloLink,
+    train::{CacheSummary, PolicyTrainer, Summary, TrainerOptions},
+    trainer::{Trainer, TrainerOutcome},
+};
+
+/// Frames of the recording, all different.
+const SAMPLES: u64 = 17;
+
+/// Trains an epoch on a recording with a store beside it; what the cache did.
+fn train(recording: &Recording, store: &Path, change: impl FnOnce(&mut RunSpec)) -> CacheSummary {
+    let (data, output) = (recording.write(), tempfile::tempdir().expect("a temporary directory"));
+    let mut spec = recording.spec(data.path());
+    spec.run.output_dir = output.path().display().to_string();
+    spec.train.steps = Some(5);
+    spec.cache.mode = CacheMode::Exact;
+    spec.cache.dir = Some(store.display().to_string());
+    change(&mut spec);
+    let mut trainer =
+        PolicyTrainer::<Flex>::new(TrainerOptions { device: Default::default(), listener: None });
+    let facts = trainer.open(&spec).expect("the recording is sound");
+    assert_eq!(facts.training_samples, SAMPLES);
+    let plan = Plan::new(&spec.train, SAMPLES).expect("a possible plan");
+    let link = SoloLink::new(Step(0)).with_cache(&spec.cache, &plan);
+    assert_eq!(trainer.train(&spec, Box::new(link)), TrainerOutcome::Done);
+    let text = std::fs::read_to_string(output.path().join("summary.json")).expect("a summary");
+    let summary: Summary = serde_json::from_str(&text).expect("of the right shape");
+    summary.cache.expect("the cache was on")
+}
+
+/// Samples that are computed when a recording that is stored comes back changed.
+fn misses(recording: &Recording, change: impl FnOnce(&mut RunSpec)) -> u64 {
+    let store = tempfile::tempdir().expect("a temporary directory");
+    let first = train(&Recording::default(), store.path(), |_| {});
+    assert_eq!((first.hits, first.misses), (0, SAMPLES));
+    let again = train(recording, store.path(), change);
+    assert_eq!(again.hits + again.misses, SAMPLES);
+    again.misses
+}
+
+#[test]
+fn the_same_recording_somewhere_else_is_all_there() {
+    assert_eq!(misses(&Recording::default(), |_| {}), 0);
+}
+
+#[test]
+fn one_pixel_of_one_image_is_one_sample() {
+    let (name, height, width) = Recording::default().cameras[0];
+    assert_eq!(name, "observation.images.front");
+    let mut image = image::load_from_memory(&png(60, height, width)).expect("a png").to_rgb8();
+    image.put_pixel(3, 4, image::Rgb([61, 60, 60]));
+    let mut bytes = Cursor::new(Vec::new());
+    image.write_to(&mut bytes, image::ImageFormat::Png).expect("a png in memory");
+    let changed = Recording { image: Some((6, Some(bytes.into_inner()))), ..Recording::default() };
+    assert_eq!(misses(&changed, |_| {}), 1);
+}
+
+#[test]
+fn one_word_of_one_task_is_the_samples_of_that_task() {
+    let changed = Recording {
+        episode_task: |n| format!("{} {n}", if n == 2 { "job of" } else { "task of episode" }),
+        ..Recording::default()
+    };
+    assert_eq!(misses(&changed, |_| {}), 7, "the third episode has seven frames");
+}
+
+#[test]
+fn the_template_and_the_pixel_limit_are_everything() {
+    let recording = Recording::default();
+    assert_eq!(misses(&recording, |spec| spec.data.prompt.push('.')), SAMPLES);
+    let limited = misses(&recording, |spec| spec.data.max_pixels = Some(28 * 28));
+    assert_eq!(limited, SAMPLES);
+}
+
+/// The model that ships with the repository, with one bit of a tensor inverted.
+fn with_one_weight_changed(from: &str, tensor: &str) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    for entry in std::fs::read_dir(from).expect("the model is there") {
+        let path = entry.expect("readable").path();
+        std::fs::copy(&path, dir.path().join(path.file_name().expect("a file"))).expect("copied");
+    }
+    let file = dir.path().join("model.safetensors");
+    let mut bytes = std::fs::read(&file).expect("it has weights");
+    let (header, metadata) = safetensors::SafeTensors::read_metadata(&bytes).expect("safetensors");
+    let begin = 8 + header + metadata.info(tensor).expect("the tensor is there").data_offsets.0;
+    bytes[begin] ^= 1;
+    std::fs::write(&file, bytes).expect("written");
+    dir
+}
+
+#[test]
+fn one_frozen_weight_below_the_tap_is_everything_and_one_above_it_nothing() {
+    let recording = Recording::default();
+    for (tensor, expected) in
+        [("visual.blocks.0.attn.qkv.weight", SAMPLES), ("model.layers.5.mlp.up_proj.weight", SAMPLES)]
+    {
+        let mut kept = None;
+        let found = misses(&recording, |spec| {
+            let model = with_one_weight_changed(&spec.model.path, tensor);
+            spec.model.path = model.path().display().to_string();
+            kept = Some(model);
+        });
+        assert_eq!(found, expected, "{tensor} lies below the final states");
+    }
+    let store = tempfile::tempdir().expect("a temporary directory");
+    let upper = |spec: &mut RunSpec| {
+        let lora = serde_json::json!({"rank": 2, "targets": r"model\.language_model\.layers\.[45]\..*proj"});
+        spec.lora = Some(serde_json::from_value(lora).expect("adapters"));
+    };
+    train(&recording, store.path(), upper);
+    let mut kept = None;
+    let above = train(&recording, store.path(), |spec| {
+        upper(spec);
+        let model = with_one_weight_changed(&spec.model.path, "model.layers.5.mlp.up_proj.weight");
+        spec.model.path = model.path().display().to_string();
+        kept = Some(model);
+    });
+    assert_eq!((above.hits, above.misses), (SAMPLES, 0), "layer 5 lies above the input of layer 4");
+}
