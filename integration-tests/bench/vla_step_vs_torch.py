@@ -167,4 +167,5 @@ def main():
               f"fastest steps {least:.2f}), peak memory {memory:.2f}", flush=True)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -11,6 +11,9 @@
 //! `MIMALLOC_PURGE_DELAY=-1` keeps freed memory as the launcher has workers do. Prints JSON: milliseconds of each step, where they
 //! went, sizes, and the peak resident set.
 
+#[path = "support/prompts.rs"]
+mod prompts;
+
 use std::{path::Path, time::Instant};
 
 use anyhow::{Context, Result, bail};
@@ -20,7 +23,6 @@ use coxswain_proto::{
     run_spec::{LearningRates, Optimizer, RunSpec},
 };
 use coxswain_worker::{
-    batch::{MicroBatch, SampleDims},
     collective::Solo,
     kernels::pool,
     model::{
@@ -28,31 +30,14 @@ use coxswain_worker::{
         qwen::config::QwenConfig,
     },
     params::{FlatGrads, Trainables},
-    rng::{Draws, Key, Purpose},
     zero::{ShardedAdamW, StepInput},
 };
+use prompts::{DIMS, Flags, Prompts};
 use serde_json::{Value, json};
 
 /// As the `cox` binary has it.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
-const DIMS: SampleDims =
-    SampleDims { state: 8, sensor_window: 0, sensor_channels: 0, horizon: 16, action: 7 };
-
-/// `--name value` pairs of the command line.
-struct Flags(Vec<String>);
-
-impl Flags {
-    fn text(&self, name: &str, default: &str) -> String {
-        let at = self.0.iter().position(|arg| arg == name).and_then(|at| self.0.get(at + 1));
-        at.map_or(default, String::as_str).to_owned()
-    }
-
-    fn number(&self, name: &str, default: usize) -> Result<usize> {
-        self.text(name, &default.to_string()).parse().with_context(|| format!("{name} wants a number"))
-    }
-}
 
 fn main() -> Result<()> {
     let flags = Flags(std::env::args().collect());
@@ -72,11 +57,12 @@ fn main() -> Result<()> {
     let rates = LearningRates { lora: 1e-4, expert: 1e-4, sensor: 1e-4 };
     let (warmup, steps) = (flags.number("--warmup", 2)?, flags.number("--steps", 8)?);
     let config = QwenConfig::read(Path::new(&model))?;
+    let prompts = Prompts::from_flags(&flags, &config)?;
 
     let (mut step_ms, mut parts_ms, mut loss) = (Vec::new(), Vec::new(), 0.0);
     let mut tokens = 0;
     for step in 0..warmup + steps {
-        let batch = batch(&flags, &config, Step(step as u64))?;
+        let batch = prompts.batch(&config, Step(step as u64));
         tokens = batch.seq_len;
         let begin = Instant::now();
         grads.zero();
@@ -129,45 +115,6 @@ fn spec(flags: &Flags, model: &str) -> Result<RunSpec> {
         "data": {"path": "unused", "cameras": ["unused"]},
         "train": {"steps": 1, "global_batch": batch, "micro_batch": batch, "recompute": recompute},
     }))?)
-}
-
-/// The same prompt in every row: images first, then text.
-fn batch(flags: &Flags, config: &QwenConfig, step: Step) -> Result<MicroBatch> {
-    let (rows, images) = (flags.number("--batch", 2)?, flags.number("--images", 2)?);
-    let (side, text) = (flags.number("--size", 224)? / config.vision.patch_size, flags.number("--text", 60)?);
-    let mut draws = Key { seed: 0, purpose: Purpose::Init, step: step.0, sample: 1, repeat: 0 }.draws();
-    let unit = config.vision.merge_unit();
-    let mut prompt = Vec::new();
-    for _ in 0..images {
-        prompt.push(config.tokens.vision_start);
-        prompt.extend(std::iter::repeat_n(config.tokens.image, side * side / unit));
-        prompt.push(config.tokens.vision_end);
-    }
-    let ordinary = config.text.vocab_size as u64 - 16;
-    prompt.extend((0..text).map(|_| (draws.word() % ordinary) as u32));
-    let patches = rows * images * side * side;
-    let dims = DIMS;
-    Ok(MicroBatch {
-        step,
-        sample_indices: (0..rows as u64).collect(),
-        input_ids: prompt.repeat(rows),
-        valid: vec![0..prompt.len() as u32; rows],
-        seq_len: prompt.len(),
-        pixel_values: normal(&mut draws, patches * config.vision.patch_values()),
-        image_grids: vec![[1, side as u32, side as u32]; rows * images],
-        images_per_row: vec![images as u32; rows],
-        state: normal(&mut draws, rows * dims.state),
-        sensor: vec![],
-        actions: normal(&mut draws, rows * dims.horizon * dims.action),
-        action_valid: vec![1.0; rows * dims.horizon],
-        features: None,
-    })
-}
-
-fn normal(draws: &mut Draws, len: usize) -> Vec<f32> {
-    let mut values = vec![0.0; len];
-    draws.normal(&mut values);
-    values
 }
 
 fn round(milliseconds: f64) -> f64 {

@@ -3,6 +3,7 @@
 pub mod block;
 pub mod dense;
 pub mod expert;
+pub mod flops;
 pub mod flow;
 pub mod policy;
 pub mod qwen;

@@ -44,7 +44,7 @@ pub use self::{
     tap::{Adapted, Tap},
 };
 use super::{
-    expert::{ActionExpert, Conditioning, Draws},
+    expert::{ActionExpert, Conditioning, Draws, ExpertShape},
     flow::{self, CleanActions, FlowKeys},
     qwen::{QwenVl, error::TokenError},
     recompute::segment::{Input, Recorded, Segment},
@@ -115,6 +115,11 @@ impl<B: Tape<Base = B>> Policy<B> {
     /// Its adapters, if it has any.
     pub fn lora(&self) -> Option<&LoraPlan> {
         self.lora.as_ref()
+    }
+
+    /// Sizes of its expert.
+    pub fn expert_shape(&self) -> &ExpertShape {
+        self.expert.shape()
     }
 
     /// Sizes of a sample.

@@ -1,0 +1,300 @@
+//! Training steps from kept features next to the steps that compute them, each beside the speed-up that arithmetic allows.
+//!
+//! ```text
+//! cargo bench --bench cached_step -- --model DIR [--torch PYTHON] [--rounds 5] [--batch 2] [--images 2] [--size 224] [--text 60]
+//!     [--rank 16] [--expert-layers 4] [--expert-width 384] [--repeats 1,4] [--only NAME]
+//! ```
+//!
+//! | case | LoRA | kept |
+//! |---|---|---|
+//! | `top-quarter` | the highest quarter of the decoder layers | the input of the first of them |
+//! | `frozen` | none | the final hidden states |
+//! | `vision` | all decoder layers | the image features |
+//! | `periodic` | all decoder layers; at rest in cached steps | the final hidden states |
+//!
+//! Live and cached steps take turns in one process, and so do PyTorch's where `--torch` names a Python with torch, transformers and peft
+//! (`integration-tests/bench/cached_step_torch.py`, in a process of its own that waits in between). A step is everything from the batch in
+//! memory to the updated weights, AdamW included. `limit` is the ratio of multiplications and additions (`model::flops`), which leaves out
+//! everything else that both steps do. Threads: `RAYON_NUM_THREADS`.
+
+#[path = "support/prompts.rs"]
+mod prompts;
+
+use std::{
+    io::{BufRead, BufReader, Write},
+    path::Path,
+    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    time::Instant,
+};
+
+use anyhow::{Context, Result};
+use burn::backend::Flex;
+use coxswain_proto::{
+    ids::{Rank, Step},
+    run_spec::{LearningRates, Optimizer, RunSpec},
+};
+use coxswain_worker::{
+    batch::{CachedFeatures, MicroBatch},
+    collective::Solo,
+    kernels::pool,
+    model::{
+        flops::Workload,
+        policy::{Policy, StageClock, Tap},
+        qwen::config::QwenConfig,
+    },
+    params::{FlatGrads, Group, Trainables},
+    zero::{ShardedAdamW, StepInput},
+};
+use prompts::{DIMS, Flags, Prompts};
+use serde_json::{Value, json};
+
+/// As the `cox` binary has it.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Steps of either kind that do not count: the optimizer makes its buffers, the allocator keeps what it is given back.
+const WARMUP: usize = 2;
+/// Cached steps for each live one.
+const CACHED: usize = 3;
+
+fn main() -> Result<()> {
+    let flags = Flags(std::env::args().collect());
+    let model = flags.text("--model", "");
+    if model.is_empty() {
+        // `cargo bench` and `cargo test --benches` run every benchmark; without a checkpoint there is nothing to time.
+        println!("cached_step: no --model, skipped");
+        return Ok(());
+    }
+    // As the trainer's thread does.
+    pool::join();
+    let config = QwenConfig::read(Path::new(&model))?;
+    let prompts = Prompts::from_flags(&flags, &config)?;
+    let (only, layers) = (flags.text("--only", ""), config.text.num_layers);
+    let top: Vec<String> = (layers - layers / 4..layers).map(|layer| layer.to_string()).collect();
+    let linears = r".*(q|k|v|o|gate|up|down)_proj";
+    let cases = [
+        ("top-quarter", Some(format!(r".*language_model\.layers\.({})\.{linears}", top.join("|"))), "exact"),
+        ("frozen", None, "exact"),
+        ("vision", Some(format!(r".*language_model{linears}")), "exact"),
+        ("periodic", Some(format!(r".*language_model{linears}")), "periodic"),
+    ];
+    for repeats in flags.text("--repeats", "1,4").split(',') {
+        let repeats = repeats.parse().context("--repeats wants numbers")?;
+        for (name, targets, mode) in cases.iter().filter(|(name, ..)| only.is_empty() || only == *name) {
+            let spec = spec(&flags, &model, repeats, (targets.as_deref(), mode))?;
+            let mut torch = match (flags.text("--torch", "").as_str(), *mode) {
+                ("", _) | (_, "exact") => None,
+                (python, _) => Some(Torch::start(python, &flags, &model, repeats)?),
+            };
+            let mut bench = Bench::new(&spec, &config, prompts)?;
+            let report = bench.run(flags.number("--rounds", 5)?, torch.as_mut())?;
+            println!("{}", json!({"case": name, "repeats": repeats, "report": report}));
+        }
+    }
+    Ok(())
+}
+
+fn spec(
+    flags: &Flags,
+    model: &str,
+    repeats: usize,
+    (targets, mode): (Option<&str>, &str),
+) -> Result<RunSpec> {
+    let (rank, width) = (flags.number("--rank", 16)?, flags.number("--expert-width", 384)?);
+    let batch = flags.number("--batch", 2)?;
+    Ok(serde_json::from_value(json!({
+        "run": {"name": "bench", "output_dir": "unused"},
+        "model": {"path": model},
+        "lora": targets.map(|targets| json!({"rank": rank, "alpha": rank as f64, "targets": targets})),
+        "expert": {"width": width, "heads": (width / 64).max(1), "layers": flags.number("--expert-layers", 4)?,
+            "repeated_noise": repeats},
+        "data": {"path": "unused", "cameras": ["unused"]},
+        "train": {"steps": 1, "global_batch": batch, "micro_batch": batch},
+        "cache": {"mode": mode},
+    }))?)
+}
+
+/// A policy with its optimizer, and a batch with and without features.
+struct Bench<'a> {
+    policy: Policy<Flex>,
+    trainables: Trainables<Flex>,
+    grads: FlatGrads,
+    optimizer: ShardedAdamW,
+    config: &'a QwenConfig,
+    prompts: Prompts,
+    features: CachedFeatures,
+    tap: Tap,
+    repeats: usize,
+    /// The group that rests in cached steps.
+    resting: Option<Group>,
+    /// Of live steps and of cached ones.
+    times: [Vec<Times>; 2],
+    step: u64,
+}
+
+/// Milliseconds of a step: all of it, vision, language, expert, optimizer.
+type Times = [f64; 5];
+
+impl<'a> Bench<'a> {
+    fn new(spec: &RunSpec, config: &'a QwenConfig, prompts: Prompts) -> Result<Self> {
+        let (policy, layout, values) = Policy::<Flex>::load(spec, DIMS, &Default::default())?;
+        let trainables = Trainables::new(layout.clone(), values, &Default::default());
+        let tap = policy.tap().context("the case has a cache")?;
+        let features = policy.features_below(&trainables, &prompts.batch(config, Step(0)))?;
+        let resting = (tap == Tap::Final).then_some(Group::Lora);
+        let grads = FlatGrads::new(layout.len());
+        let optimizer = ShardedAdamW::new(&layout, 1, Rank(0), &Optimizer::default());
+        let repeats = spec.expert.repeated_noise;
+        let (times, step) = ([vec![], vec![]], 0);
+        Ok(Self {
+            policy,
+            trainables,
+            grads,
+            optimizer,
+            config,
+            prompts,
+            features,
+            tap,
+            repeats,
+            resting,
+            times,
+            step,
+        })
+    }
+
+    fn run(&mut self, rounds: usize, mut torch: Option<&mut Torch>) -> Result<Value> {
+        let mut peer = [vec![], vec![]];
+        for round in 0..WARMUP + rounds {
+            let counts = round >= WARMUP;
+            for cached in std::iter::once(false).chain([true; CACHED]) {
+                let batch = self.batch(cached);
+                let times = self.step(&batch)?;
+                let torch = torch.as_mut().map(|torch| torch.step(cached)).transpose()?;
+                if counts {
+                    self.times[usize::from(cached)].push(times);
+                    peer[usize::from(cached)].extend(torch);
+                }
+            }
+        }
+        let [live, cached] = self.times.each_ref().map(|times| median(times.iter().map(|times| times[0])));
+        let limit = self.limit();
+        let speedup = live / cached;
+        let parts = self.times.each_ref().map(|times| {
+            let part = |part: usize| round(median(times.iter().map(|times| times[part])));
+            json!({"vision": part(1), "language": part(2), "expert": part(3), "optimizer": part(4)})
+        });
+        let mut report = json!({
+            "tap": self.tap.to_string(), "live_ms": round(live), "cached_ms": round(cached), "speedup": round(speedup),
+            "limit": round(limit), "share_of_limit": (100.0 * speedup / limit).round() / 100.0,
+            "live_parts_ms": parts[0], "cached_parts_ms": parts[1],
+        });
+        if torch.is_some() {
+            let [live, cached_peer] = peer.map(|times| median(times.into_iter()));
+            report["torch"] = json!({
+                "live_ms": round(live), "cached_ms": round(cached_peer), "speedup": round(live / cached_peer),
+                "cached_ours_over_theirs": (100.0 * cached / cached_peer).round() / 100.0,
+            });
+        }
+        Ok(report)
+    }
+
+    fn batch(&mut self, cached: bool) -> MicroBatch {
+        let batch = self.prompts.batch(self.config, Step(self.step));
+        self.step += 1;
+        match cached {
+            true => MicroBatch { features: Some(self.features.clone()), pixel_values: vec![], ..batch },
+            false => batch,
+        }
+    }
+
+    fn step(&mut self, batch: &MicroBatch) -> Result<Times> {
+        let rates = LearningRates { lora: 1e-4, expert: 1e-4, sensor: 1e-4 };
+        let resting = self.resting.filter(|_| batch.features.is_some());
+        let begin = Instant::now();
+        self.grads.zero();
+        let mut clock = StageClock::default();
+        let micro = self.policy.forward_backward(&self.trainables, batch, &mut self.grads, &mut clock)?;
+        let updating = Instant::now();
+        let mut weights = self.trainables.take();
+        let input = StepInput { scale: 1.0 / micro.valid, rates, resting };
+        self.optimizer.step(self.grads.values_mut(), &mut weights, &input, &mut Solo::default())?;
+        self.trainables.set(weights);
+        let (end, times) = (Instant::now(), clock.times());
+        let parts = [end - begin, times.vision, times.language, times.expert, end - updating];
+        Ok(parts.map(|part| part.as_secs_f64() * 1e3))
+    }
+
+    /// The speed-up that arithmetic allows.
+    fn limit(&self) -> f64 {
+        let Prompts { images, side, .. } = self.prompts;
+        let batch = self.prompts.batch(self.config, Step(0));
+        let work = Workload {
+            config: self.config,
+            lora: self.policy.lora(),
+            expert: *self.policy.expert_shape(),
+            rows: batch.len(),
+            tokens: batch.seq_len,
+            grids: &vec![[1, side as u32, side as u32]; images],
+            repeats: self.repeats,
+        };
+        work.step(None).total() as f64 / work.step(Some(self.tap)).total() as f64
+    }
+}
+
+/// PyTorch's steps, in a process that runs one at a time.
+struct Torch {
+    child: Child,
+    orders: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Torch {
+    fn start(python: &str, flags: &Flags, model: &str, repeats: usize) -> Result<Self> {
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../integration-tests/bench/cached_step_torch.py");
+        let numbers = [
+            ("--batch", 2),
+            ("--images", 2),
+            ("--size", 224),
+            ("--text", 60),
+            ("--rank", 16),
+            ("--expert-layers", 4),
+            ("--expert-width", 384),
+        ];
+        let mut command = Command::new(python);
+        command.arg(script).arg(model).args(["--repeats", &repeats.to_string()]);
+        command.args(["--threads", &rayon::current_num_threads().to_string()]);
+        for (name, default) in numbers {
+            command.args([name, &flags.number(name, default)?.to_string()]);
+        }
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().context(script)?;
+        let (orders, answers) = (child.stdin.take(), child.stdout.take());
+        let answers = BufReader::new(answers.context("the child's output is a pipe")?);
+        Ok(Self { child, orders: orders.context("the child's input is a pipe")?, answers })
+    }
+
+    /// One step; milliseconds.
+    fn step(&mut self, cached: bool) -> Result<f64> {
+        writeln!(self.orders, "{}", if cached { "cached" } else { "live" })?;
+        let mut line = String::new();
+        self.answers.read_line(&mut line)?;
+        line.trim().parse().with_context(|| format!("PyTorch's process answered `{line}`"))
+    }
+}
+
+impl Drop for Torch {
+    fn drop(&mut self) {
+        // It may have ended already, with an error of its own on the terminal.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_unstable_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+fn round(value: f64) -> f64 {
+    (value * 10.0).round() / 10.0
+}
