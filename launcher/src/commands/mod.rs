@@ -13,6 +13,7 @@ mod eval;
 mod gpu;
 mod model;
 mod plan;
+mod rebuild_cache;
 mod run;
 mod simulate;
 mod status;
@@ -67,6 +68,8 @@ enum Command {
     Checkpoint(control::CheckpointArgs),
     /// Let one node of an elastic world go at the next step boundary; the rest trains on
     Drain(control::DrainArgs),
+    /// Begin a generation of the feature cache with the present adapter
+    RebuildCache(rebuild_cache::RebuildCacheArgs),
     /// Finish the step in flight, write a checkpoint, export the adapter, end
     Stop(control::StopArgs),
     /// Prove that every sample was consumed exactly once, whatever happened
@@ -97,6 +100,7 @@ pub fn execute(cli: Cli) -> Outcome {
         Command::Resume(args) => control::resume(&args),
         Command::Checkpoint(args) => control::checkpoint(&args),
         Command::Drain(args) => control::drain(&args),
+        Command::RebuildCache(args) => rebuild_cache::execute(&args),
         Command::Stop(args) => control::stop(&args),
         Command::Audit(args) => audit::execute(&args),
         Command::Memory(args) => status::memory(&args),

@@ -2,7 +2,7 @@
 
 use coxswain_proto::v1::{StepCommitted, StepTimes, WatchEvent, watch_event::Kind};
 
-use super::{names, status, units};
+use super::{cache, names, status, units};
 
 /// The text beside the bar: loss, speed, what is left, where the time goes, the largest peak.
 pub fn beside_bar(step: &StepCommitted) -> String {
@@ -16,6 +16,10 @@ pub fn beside_bar(step: &StepCommitted) -> String {
     }
     if let Some(times) = &step.times {
         parts.push(split(times));
+    }
+    if step.cache_generation > 0 {
+        let used = step.cache.unwrap_or_default();
+        parts.push(format!("cache {}, {} hits", step.cache_generation, cache::hit_rate(used.hits, used.misses)));
     }
     if step.memory_peak > 0 {
         parts.push(format!("peak {}", units::bytes(step.memory_peak)));

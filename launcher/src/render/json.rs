@@ -6,7 +6,7 @@ use coxswain_proto::v1::{
 };
 use serde_json::{Value, json};
 
-use super::names;
+use super::{cache, names};
 
 /// A run's status.
 pub fn status(status: &GetStatusResponse) -> Value {
@@ -34,6 +34,7 @@ pub fn status(status: &GetStatusResponse) -> Value {
         "rescales": status.rescales,
         "ranks": status.ranks.iter().map(rank).collect::<Vec<_>>(),
         "checkpoints": status.checkpoints.iter().map(checkpoint).collect::<Vec<_>>(),
+        "cache": status.cache.as_ref().map(cache::json),
         "first_failure": status.first_failure.as_ref().map(failure),
     })
 }
@@ -126,6 +127,8 @@ fn step(step: &StepCommitted) -> Value {
         "times": step.times.as_ref().map(times),
         "memory_peak": step.memory_peak,
         "memory_peak_rank": step.memory_peak_rank,
+        "cache_generation": step.cache_generation,
+        "cache": step.cache.as_ref().map(cache::used_json),
     })
 }
 

@@ -1,6 +1,7 @@
 //! Answers of the coordinator as text for people and as JSON for programs.
 
 pub mod audit;
+pub mod cache;
 pub mod events;
 pub mod gpu;
 pub mod json;

@@ -1,6 +1,6 @@
 //! Enumerations of the wire contract in plain words.
 
-use coxswain_proto::v1::{CheckpointState, FailureKind, RunPhase, WorkerPhase};
+use coxswain_proto::v1::{CacheMode, CacheState, CheckpointState, FailureKind, RunPhase, WorkerPhase};
 
 /// A run's phase.
 pub fn run_phase(phase: i32) -> String {
@@ -15,6 +15,16 @@ pub fn worker_phase(phase: i32) -> String {
 /// A checkpoint's state.
 pub fn checkpoint_state(state: i32) -> String {
     word(CheckpointState::try_from(state).ok().map(|state| state.as_str_name()), "CHECKPOINT_STATE_")
+}
+
+/// How features are kept.
+pub fn cache_mode(mode: i32) -> String {
+    word(CacheMode::try_from(mode).ok().map(|mode| mode.as_str_name()), "CACHE_MODE_")
+}
+
+/// How far a generation of the feature cache is.
+pub fn cache_state(state: i32) -> String {
+    word(CacheState::try_from(state).ok().map(|state| state.as_str_name()), "CACHE_STATE_")
 }
 
 /// A kind of failure.

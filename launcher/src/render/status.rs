@@ -2,7 +2,7 @@
 
 use coxswain_proto::v1::{CheckpointRecord, Failure, GetMemoryResponse, GetStatusResponse, RankStatus};
 
-use super::{names, table::table, units};
+use super::{cache, names, table::table, units};
 
 /// The whole status, several lines.
 pub fn status(status: &GetStatusResponse) -> String {
@@ -17,6 +17,10 @@ pub fn status(status: &GetStatusResponse) -> String {
     if !status.checkpoints.is_empty() {
         parts.push(String::new());
         parts.extend(status.checkpoints.iter().map(checkpoint));
+    }
+    if let Some(cache) = &status.cache {
+        parts.push(String::new());
+        parts.push(cache::text(cache));
     }
     if let Some(first) = &status.first_failure {
         parts.push(String::new());

@@ -1,0 +1,184 @@
+//! The feature cache of a run, as text and as JSON.
+
+use coxswain_proto::v1::{CacheDrift, CacheDriftRecord, CacheGenerationRecord, CacheStatus, CacheUse};
+use serde_json::{Value, json};
+
+use super::{names, table::table, units};
+
+/// The section of `cox status`: what serves, how far each generation is, how far features have drifted.
+pub fn text(status: &CacheStatus) -> String {
+    let mut parts = vec![headline(status)];
+    if !status.generations.is_empty() {
+        let rows: Vec<_> = status.generations.iter().map(row).collect();
+        let head = ["generation", "from step", "state", "stored", "bytes", "hits", "damaged", "because"];
+        parts.push(table(head, &rows));
+    }
+    parts.extend(status.drifts.iter().map(drift));
+    parts.join("\n")
+}
+
+fn headline(status: &CacheStatus) -> String {
+    let mode = names::cache_mode(status.mode);
+    let mut parts = vec![format!("cache {mode}, tap {}", status.tap)];
+    parts.push(match (status.serving, status.waits_at) {
+        (_, Some(step)) => format!("waits for the drift at step {step}"),
+        (0, None) => "everything trains".to_owned(),
+        (serving, None) => format!("generation {serving} serves"),
+    });
+    if let Some(end) = status.turn_ends.filter(|_| status.waits_at.is_none()) {
+        parts.push(format!("until step {end}"));
+    }
+    parts.join(" · ")
+}
+
+fn row(record: &CacheGenerationRecord) -> [String; 8] {
+    [
+        record.number.to_string(),
+        record.since_step.to_string(),
+        names::cache_state(record.state),
+        match record.total {
+            0 => "-".to_owned(),
+            total => format!("{} of {total}", record.stored),
+        },
+        units::bytes(record.bytes),
+        hit_rate(record.hits, record.misses),
+        record.damaged.to_string(),
+        record.why.clone(),
+    ]
+}
+
+/// Share of samples whose features were there: `97 %`.
+pub fn hit_rate(hits: u64, misses: u64) -> String {
+    match hits + misses {
+        0 => "-".to_owned(),
+        all => format!("{:.0} %", 100.0 * hits as f64 / all as f64),
+    }
+}
+
+fn drift(record: &CacheDriftRecord) -> String {
+    let of = record.drift.unwrap_or_default();
+    let then = match record.then {
+        0 => String::new(),
+        then => format!(" · then generation {then}: {}", record.why),
+    };
+    format!(
+        "drift of generation {} before step {}: {:.4}, cosine {:.4}, loss {:.4} with its features and {:.4} with fresh ones{then}",
+        record.generation, of.at_step, of.relative_l2, of.cosine, of.loss_cached, of.loss_fresh
+    )
+}
+
+/// The same for programs.
+pub fn json(status: &CacheStatus) -> Value {
+    let generations = status.generations.iter().map(|record| {
+        json!({
+            "number": record.number,
+            "since_step": record.since_step,
+            "state": names::cache_state(record.state),
+            "stored": record.stored,
+            "total": record.total,
+            "bytes": record.bytes,
+            "hits": record.hits,
+            "misses": record.misses,
+            "damaged": record.damaged,
+            "fill_batch": record.fill_batch,
+            "space": record.space,
+            "why": record.why,
+        })
+    });
+    let drifts = status.drifts.iter().map(|record| {
+        json!({
+            "generation": record.generation,
+            "drift": record.drift.as_ref().map(drift_json),
+            "then": record.then,
+            "why": record.why,
+        })
+    });
+    json!({
+        "mode": names::cache_mode(status.mode),
+        "tap": status.tap,
+        "serving": status.serving,
+        "turn_ends": status.turn_ends,
+        "waits_at": status.waits_at,
+        "generations": generations.collect::<Vec<_>>(),
+        "drifts": drifts.collect::<Vec<_>>(),
+    })
+}
+
+fn drift_json(drift: &CacheDrift) -> Value {
+    json!({
+        "at_step": drift.at_step,
+        "relative_l2": drift.relative_l2,
+        "cosine": drift.cosine,
+        "loss_fresh": drift.loss_fresh,
+        "loss_cached": drift.loss_cached,
+        "probes": drift.probes,
+    })
+}
+
+/// What the cache did in a step.
+pub fn used_json(used: &CacheUse) -> Value {
+    json!({"hits": used.hits, "misses": used.misses, "read_ms": used.read_ms, "fill_ms": used.fill_ms})
+}
+
+#[cfg(test)]
+mod tests {
+    use coxswain_proto::v1::{CacheMode, CacheState};
+
+    use super::*;
+
+    fn status() -> CacheStatus {
+        let record = |number, state: CacheState, stored| CacheGenerationRecord {
+            number,
+            since_step: number * 100,
+            state: state.into(),
+            stored,
+            total: 40,
+            bytes: 3 << 20,
+            hits: 30,
+            misses: 10,
+            why: "drift 0.08 is above 0.05".into(),
+            ..Default::default()
+        };
+        let drift = CacheDrift { at_step: 200, relative_l2: 0.08, cosine: 0.99, ..Default::default() };
+        CacheStatus {
+            mode: CacheMode::Periodic.into(),
+            tap: "auto".into(),
+            serving: 2,
+            turn_ends: Some(300),
+            waits_at: None,
+            generations: vec![record(1, CacheState::Retired, 40), record(2, CacheState::Building, 12)],
+            drifts: vec![CacheDriftRecord {
+                generation: 1,
+                drift: Some(drift),
+                then: 2,
+                why: "drift 0.08 is above 0.05".into(),
+            }],
+        }
+    }
+
+    #[test]
+    fn the_section_says_what_serves_how_far_it_is_and_why() {
+        assert_eq!(
+            text(&status()),
+            "cache periodic, tap auto · generation 2 serves · until step 300\n\
+             generation  from step     state    stored    bytes  hits  damaged                   because\n         \
+             1        100   retired  40 of 40  3.0 MiB  75 %        0  drift 0.08 is above 0.05\n         \
+             2        200  building  12 of 40  3.0 MiB  75 %        0  drift 0.08 is above 0.05\n\
+             drift of generation 1 before step 200: 0.0800, cosine 0.9900, loss 0.0000 with its features and 0.0000 with fresh \
+             ones · then generation 2: drift 0.08 is above 0.05"
+        );
+    }
+
+    #[test]
+    fn waiting_is_said() {
+        let waiting = CacheStatus { waits_at: Some(200), generations: vec![], drifts: vec![], ..status() };
+        assert_eq!(text(&waiting), "cache periodic, tap auto · waits for the drift at step 200");
+    }
+
+    #[test]
+    fn programs_get_the_names_of_the_contract() {
+        let shown = json(&status());
+        assert_eq!((&shown["mode"], &shown["generations"][1]["state"]), (&"periodic".into(), &"building".into()));
+        assert_eq!(shown["drifts"][0]["drift"]["at_step"], 200);
+    }
+}
