@@ -32,6 +32,10 @@ pub fn step(step: &CommittedStep) -> String {
     write!(line, "  {:>5} samples/s  {:>6} tokens/s", speed.0, speed.1).expect("strings take everything");
     write!(line, "  {:>8}", human::time(step.times.total)).expect("strings take everything");
     write!(line, " ({})", split(step)).expect("strings take everything");
+    if step.cache_generation > 0 {
+        let (hits, all) = (step.cache.hits, step.cache.hits + step.cache.misses);
+        write!(line, "  cache {}: {hits} of {all}", step.cache_generation).expect("strings take everything");
+    }
     write!(line, "  {:>8} on rank {}", human::bytes(step.memory_peak), step.memory_peak_seat)
         .expect("strings take everything");
     line
@@ -194,6 +198,9 @@ mod tests {
              (ms: vision 120, language 4.2)   512 MiB on rank 1"
         );
         assert_eq!(step(&committed(98, 0.5)).find("samples"), step(&committed(9, 12.5)).find("samples"));
+        let cache = CacheUse { hits: 6, misses: 2, ..CacheUse::default() };
+        let served = CommittedStep { cache_generation: 3, cache, ..committed(8, 0.5) };
+        assert!(step(&served).contains("  cache 3: 6 of 8  "), "{}", step(&served));
     }
 
     #[test]

@@ -144,6 +144,9 @@ impl Log {
             expert_ms = ms(times.expert),
             optimizer_ms = ms(times.optimizer),
             communication_ms = ms(times.communication),
+            cache_generation = step.cache_generation,
+            cache_hits = step.cache.hits,
+            cache_misses = step.cache.misses,
             memory_peak = step.memory_peak.0,
             memory_peak_rank = step.memory_peak_seat.0,
             "{}", lines::step(step)

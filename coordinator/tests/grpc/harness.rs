@@ -154,6 +154,8 @@ pub struct FakeWorker {
     pub generation: u64,
     pub world: u32,
     pub directives: Streaming<v1::Directive>,
+    /// What its reports say of the feature cache.
+    pub cache_generation: u64,
     plan: Plan,
 }
 
@@ -167,7 +169,17 @@ impl FakeWorker {
         let id = client.register(request).await?.into_inner().worker_id;
         let follow = v1::FollowRequest { worker_id: id, incarnation: incarnation.clone() };
         let directives = client.follow(follow).await?.into_inner();
-        let mut worker = Self { client, id, rank, incarnation, generation: 0, world: 0, directives, plan };
+        let mut worker = Self {
+            client,
+            id,
+            rank,
+            incarnation,
+            generation: 0,
+            world: 0,
+            directives,
+            plan,
+            cache_generation: 0,
+        };
         worker.ready(0, "").await?;
         Ok(worker)
     }
@@ -230,6 +242,7 @@ impl FakeWorker {
             grad_norm: 1.0,
             times: Some(v1::StepTimes { total_ms: 10.0, ..Default::default() }),
             tokens: 10,
+            cache_generation: self.cache_generation,
             vote: v1::StepVote::Ok.into(),
             ..Default::default()
         }
@@ -286,5 +299,19 @@ pub fn impatient() -> Patience {
         hang: Duration::from_secs(20),
         farewell: Duration::from_millis(500),
         ..Patience::default()
+    }
+}
+
+/// A coordinator in the place of one that was killed; its journal may take a moment to be let go.
+pub async fn successor(options: impl Fn() -> Options) -> Sandbox {
+    let deadline = tokio::time::Instant::now() + TEST_LIMIT;
+    loop {
+        let mut options = options();
+        options.restarted = true;
+        let mut sandbox = Sandbox::start(options).await;
+        match sandbox.serves().await {
+            true => return sandbox,
+            false => assert!(tokio::time::Instant::now() < deadline, "the journal is never let go"),
+        }
     }
 }

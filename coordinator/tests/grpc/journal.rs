@@ -6,7 +6,7 @@ use coxswain_coordinator::{JournalError, Options, ServeError, StartError, journa
 use coxswain_proto::{document, v1};
 use tokio::net::TcpListener;
 
-use crate::harness::{FakeWorker, Sandbox, options, register, spec};
+use crate::harness::{FakeWorker, Sandbox, options, register, spec, successor};
 
 fn journaled(directory: &Path) -> Options {
     let mut options = options(spec(directory, 100), 1);
@@ -28,20 +28,6 @@ fn write_checkpoint(directory: &Path, step: u64, digest: &str) {
         "files": {"trainables.safetensors": {"bytes": 10, "blake3": "00"}},
     });
     fs::write(path.join("manifest.json"), manifest.to_string()).unwrap();
-}
-
-/// A coordinator in the place of one that was killed; its journal may take a moment to be let go.
-async fn successor(options: impl Fn() -> Options) -> Sandbox {
-    let deadline = tokio::time::Instant::now() + std::time::Duration::from_secs(20);
-    loop {
-        let mut options = options();
-        options.restarted = true;
-        let mut sandbox = Sandbox::start(options).await;
-        match sandbox.serves().await {
-            true => return sandbox,
-            false => assert!(tokio::time::Instant::now() < deadline, "the journal is never let go"),
-        }
-    }
 }
 
 #[tokio::test]

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a helper that cannot set its test up has failed it")]
 
+mod cache;
 mod control;
 mod harness;
 mod journal;

@@ -52,6 +52,25 @@ pub struct CommittedStep {
     pub quarantined: Vec<Range<u64>>,
     /// Times it was voted down before.
     pub retries: u32,
+    /// The generation of the feature cache that it took its features from; 0 for none.
+    pub cache_generation: u64,
+    /// Samples whose features were there.
+    pub cache_hits: u64,
+    /// Samples whose features were computed.
+    pub cache_misses: u64,
+}
+
+/// Steps in a row that took their features from the same place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CacheRange {
+    /// The steps.
+    pub steps: Range<u64>,
+    /// The generation of the feature cache; 0 for none.
+    pub generation: u64,
+    /// Samples whose features were there.
+    pub hits: u64,
+    /// Samples whose features were computed.
+    pub misses: u64,
 }
 
 /// One generation.
@@ -98,6 +117,28 @@ pub struct EpochAccount {
 }
 
 impl Books {
+    /// Where features came from, range by range; nothing if no step took any from a cache.
+    pub fn cache_ranges(&self) -> Vec<CacheRange> {
+        let mut ranges: Vec<CacheRange> = Vec::new();
+        for step in &self.steps {
+            match ranges.last_mut() {
+                Some(last) if last.generation == step.cache_generation && last.steps.end == step.step => {
+                    last.steps.end += 1;
+                    last.hits += step.cache_hits;
+                    last.misses += step.cache_misses;
+                }
+                _ => ranges.push(CacheRange {
+                    steps: step.step..step.step + 1,
+                    generation: step.cache_generation,
+                    hits: step.cache_hits,
+                    misses: step.cache_misses,
+                }),
+            }
+        }
+        let cached = ranges.iter().any(|range| range.generation > 0);
+        if cached { ranges } else { Vec::new() }
+    }
+
     /// Accounts for every epoch that has begun.
     pub fn audit(&self) -> Vec<EpochAccount> {
         // Consumed, and left out.
@@ -205,6 +246,19 @@ mod tests {
         assert_eq!(wrong(&books), [(0, 0, 0)]);
         books.steps[0].positions = vec![0..4];
         assert_eq!(wrong(&books), [(0, 0, 1)]);
+    }
+
+    #[test]
+    fn steps_are_laid_together_by_where_their_features_came_from() {
+        let mut books = books(6);
+        assert_eq!(books.cache_ranges(), [], "there is no cache");
+        for (step, generation) in books.steps.iter_mut().zip([0, 1, 1, 0, 2, 2]) {
+            (step.cache_generation, step.cache_hits) = (generation, 3 * generation);
+        }
+        let ranges: Vec<_> = books.cache_ranges();
+        let shown: Vec<_> =
+            ranges.iter().map(|range| (range.steps.clone(), range.generation, range.hits)).collect();
+        assert_eq!(shown, [(0..1, 0, 0), (1..3, 1, 6), (3..4, 0, 0), (4..6, 2, 12)]);
     }
 
     #[test]

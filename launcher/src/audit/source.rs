@@ -19,7 +19,7 @@ use crate::{
     render::{names, status},
 };
 
-/// The books of the run in `output_dir`. While it goes on they are its coordinator's to tell, which keeps memberships to itself.
+/// The books of the run in `output_dir`. While it goes on they are its coordinator's to tell.
 pub async fn of_run(output_dir: &Path) -> Result<Books, Failed> {
     match journal::read(&output_dir.join("coordinator")) {
         Ok(chronicle) => Ok(left_behind(chronicle)),
@@ -39,6 +39,9 @@ fn left_behind(chronicle: Chronicle) -> Books {
         positions: plan::without(row.positions, &row.left_out),
         quarantined: row.left_out,
         retries: row.retries,
+        cache_generation: row.cache_generation,
+        cache_hits: row.cache_hits,
+        cache_misses: row.cache_misses,
     });
     let generations = chronicle.generations.into_iter().map(|membership| Membership {
         generation: membership.generation.0,
@@ -86,16 +89,29 @@ fn kind(kind: CauseKind) -> &'static str {
 async fn living(access: &Access) -> Result<Books, Failed> {
     let explain = |status| access.explain(&status);
     let now = access.control().get_status(prompt(GetStatusRequest {})).await.map_err(explain)?.into_inner();
-    let mut steps = Vec::new();
+    let (mut steps, mut generations) = (Vec::new(), Vec::new());
     let mut next = Some(0);
     while let Some(first_step) = next {
         let request = GetLedgerRequest { first_step, limit: 0 };
         let page = access.control().get_ledger(prompt(request)).await.map_err(explain)?.into_inner();
         steps.extend(page.steps.iter().map(committed));
+        page.steps.iter().for_each(|row| add_membership(&mut generations, row));
         // A page that does not get on would never end.
         next = page.next_step.filter(|next| *next > first_step);
     }
-    Ok(Books { steps, ..of_status(now) })
+    Ok(Books { steps, generations, ..of_status(now) })
+}
+
+/// The memberships of a run that goes on, as its steps show them: those that committed one. Where their state came from is in the
+/// journal, which is its coordinator's.
+fn add_membership(generations: &mut Vec<Membership>, row: &LedgerStep) {
+    if generations.last().is_none_or(|last| last.generation != row.generation) {
+        generations.push(Membership {
+            generation: row.generation,
+            workers: row.world_size,
+            started: Some((row.step, "not told while it runs".to_owned())),
+        });
+    }
 }
 
 fn of_status(now: GetStatusResponse) -> Books {
@@ -129,5 +145,8 @@ fn committed(row: &LedgerStep) -> CommittedStep {
         positions: row.ranks.iter().flat_map(|rank| &rank.samples).map(range).collect(),
         quarantined: row.quarantined.iter().map(range).collect(),
         retries: row.retries,
+        cache_generation: row.cache_generation,
+        cache_hits: row.cache_hits,
+        cache_misses: row.cache_misses,
     }
 }

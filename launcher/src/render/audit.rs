@@ -4,11 +4,13 @@ use std::ops::Range;
 
 use serde_json::{Value, json};
 
-use super::table::table;
-use crate::audit::{Books, EpochAccount, count};
+use super::{cache::hit_rate, table::table};
+use crate::audit::{Books, CacheRange, EpochAccount, count};
 
 /// Ranges shown of many.
 const SHOWN: usize = 8;
+/// Ranges of steps shown with where their features came from.
+const MOST_RANGES: usize = 16;
 
 /// The whole audit, several lines.
 pub fn text(books: &Books, accounts: &[EpochAccount]) -> String {
@@ -25,6 +27,11 @@ pub fn text(books: &Books, accounts: &[EpochAccount]) -> String {
     if !books.generations.is_empty() {
         parts.push(String::new());
         parts.push(generations(books));
+    }
+    let ranges = books.cache_ranges();
+    if !ranges.is_empty() {
+        parts.push(String::new());
+        parts.push(cache(&ranges));
     }
     parts.push(String::new());
     parts.push(match books.faults.len() {
@@ -87,6 +94,27 @@ fn generations(books: &Books) -> String {
     table(["generation", "workers", "from step", "steps", "state from"], &rows)
 }
 
+/// Where features came from, range by range; the newest if there are many.
+fn cache(ranges: &[CacheRange]) -> String {
+    let rows = ranges.iter().rev().take(MOST_RANGES).rev().map(|range| {
+        let generation = match range.generation {
+            0 => "computed".to_owned(),
+            generation => format!("generation {generation}"),
+        };
+        [
+            format!("{}..{}", range.steps.start, range.steps.end),
+            generation,
+            hit_rate(range.hits, range.misses),
+        ]
+    });
+    let rows: Vec<_> = rows.collect();
+    let mut shown = table(["steps", "features", "hits"], &rows);
+    if let Some(more) = ranges.len().checked_sub(MOST_RANGES + 1) {
+        shown.push_str(&format!("\n({} earlier ranges are not shown)", more + 1));
+    }
+    shown
+}
+
 /// The same for programs.
 pub fn json(books: &Books, accounts: &[EpochAccount]) -> Value {
     let ranges =
@@ -130,7 +158,18 @@ pub fn json(books: &Books, accounts: &[EpochAccount]) -> Value {
         "duplicate": duplicate,
         "epochs": epochs.collect::<Vec<_>>(),
         "generations": generations.collect::<Vec<_>>(),
+        "cache": books.cache_ranges().iter().map(cache_range).collect::<Vec<_>>(),
         "faults": faults.collect::<Vec<_>>(),
+    })
+}
+
+fn cache_range(range: &CacheRange) -> Value {
+    json!({
+        "first_step": range.steps.start,
+        "end_step": range.steps.end,
+        "generation": range.generation,
+        "hits": range.hits,
+        "misses": range.misses,
     })
 }
 
@@ -186,5 +225,22 @@ mod tests {
         assert_eq!((&json["missing"], &json["duplicate"]), (&4.into(), &0.into()));
         assert_eq!(json["epochs"][0]["missing"], json!([[4, 8]]));
         assert_eq!(json["generations"][1]["source"], "mirror");
+        assert_eq!(json["cache"], json!([]));
+    }
+
+    #[test]
+    fn where_features_came_from_is_a_row_for_each_turn() {
+        let mut books = books();
+        books.steps[1] = CommittedStep {
+            step: 1,
+            cache_generation: 3,
+            cache_hits: 3,
+            cache_misses: 1,
+            ..books.steps[1].clone()
+        };
+        let shown = text(&books, &books.audit());
+        for line in ["steps  features      hits", "0..1   computed      -", "1..2   generation 3  75 %"] {
+            assert!(shown.lines().any(|shown| shown == line), "{line}\n  in\n{shown}");
+        }
     }
 }

@@ -178,7 +178,10 @@ mod tests {
     #[test]
     fn programs_get_the_names_of_the_contract() {
         let shown = json(&status());
-        assert_eq!((&shown["mode"], &shown["generations"][1]["state"]), (&"periodic".into(), &"building".into()));
+        assert_eq!(
+            (&shown["mode"], &shown["generations"][1]["state"]),
+            (&"periodic".into(), &"building".into())
+        );
         assert_eq!(shown["drifts"][0]["drift"]["at_step"], 200);
     }
 }

@@ -19,7 +19,11 @@ pub fn beside_bar(step: &StepCommitted) -> String {
     }
     if step.cache_generation > 0 {
         let used = step.cache.unwrap_or_default();
-        parts.push(format!("cache {}, {} hits", step.cache_generation, cache::hit_rate(used.hits, used.misses)));
+        parts.push(format!(
+            "cache {}, {} hits",
+            step.cache_generation,
+            cache::hit_rate(used.hits, used.misses)
+        ));
     }
     if step.memory_peak > 0 {
         parts.push(format!("peak {}", units::bytes(step.memory_peak)));

@@ -102,7 +102,7 @@ impl Machine {
     }
 
     /// What `status` shows of it; nothing if there is none.
-    pub(super) fn cache_status(&self) -> Option<CacheStatus> {
+    pub(in crate::core) fn cache_status(&self) -> Option<CacheStatus> {
         let (book, next) = (&self.cache, self.progress.committed);
         if book.config().mode == CacheMode::Off {
             return None;

@@ -43,7 +43,7 @@ impl Machine {
     }
 
     /// The step that no lease reaches because nobody knows yet where its features come from.
-    pub(super) fn waits_for_drift(&self) -> Option<Step> {
+    pub(in crate::core) fn waits_for_drift(&self) -> Option<Step> {
         let training = self.training_now()?;
         let (end, total) = (training.course.leases.end(), self.plan?.total_steps());
         (end.0 < total && self.cache.turns().turn(end).is_none()).then_some(end)
@@ -83,9 +83,9 @@ impl Machine {
         let committed = self.progress.committed;
         let Some(window) = self.training_now().map(|training| &training.course.leases) else { return };
         let (end, mut target) = (window.end(), window.target(committed));
-        let given_up = self.drift_by.is_some_and(|by| by <= now);
+        let overdue = self.drift_by.is_some_and(|by| by <= now);
         while let Some(at) = self.cache.turns().undecided(end, target) {
-            let Some(decided) = self.cache.decide(at, given_up) else {
+            let Some(decided) = self.cache.decide(at, overdue && at == end) else {
                 if committed == at && self.drift_by.is_none() {
                     self.drift_by = Some(now.after(self.config.patience.drift));
                 }

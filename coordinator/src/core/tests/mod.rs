@@ -1,5 +1,6 @@
 //! Transcripts of the core: events in, expected actions out. No clock but the one in `At`.
 
+mod cache;
 mod control;
 mod draining;
 mod elastic;

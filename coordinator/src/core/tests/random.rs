@@ -1,9 +1,17 @@
 //! Any sequence of events keeps the invariants, answers every call, and never loses or repeats a step.
 
+use coxswain_proto::{cache_plan::Drift, run_spec::CacheMode};
 use proptest::prelude::*;
 
 use super::*;
-use crate::core::{action::Record, event::Ended, failure::Failure, invariants, phase::Phase};
+use crate::core::{
+    action::{Lease, LeaseTurn, Record},
+    cache::{CacheReport, DriftEntry},
+    event::Ended,
+    failure::Failure,
+    invariants,
+    phase::Phase,
+};
 use crate::options::CauseKind;
 
 /// What a careless world may do.
@@ -25,6 +33,8 @@ enum Move {
     Stop,
     CheckpointNow,
     Memory,
+    Rebuild,
+    Drift { rank: u32, relative_l2: f64 },
     Fail { rank: u32, victim: bool },
     Leave(u32),
     Exit(u32),
@@ -50,6 +60,8 @@ fn moves(world: u32) -> impl Strategy<Value = Move> {
         1 => Just(Move::Resume),
         1 => Just(Move::CheckpointNow),
         1 => Just(Move::Memory),
+        1 => Just(Move::Rebuild),
+        4 => (rank.clone(), 0.0f64..0.2).prop_map(|(rank, relative_l2)| Move::Drift { rank, relative_l2 }),
         1 => rank.clone().prop_map(Move::Leave),
         1 => prop_oneof![
             Just(Move::Stop),
@@ -133,6 +145,8 @@ fn play(run: &mut Run, next: &Move, owed: &mut [u64]) -> Vec<Action> {
         Move::Resume => Ask::Resume,
         Move::Stop => Ask::Stop { reason: "enough".into() },
         Move::CheckpointNow => Ask::CheckpointNow,
+        Move::Rebuild => Ask::RebuildCache,
+        Move::Drift { rank, relative_l2 } => Ask::Cache(id(rank), drift_report(run, relative_l2)),
         Move::Memory => Ask::ShowMemory { refresh: true },
         Move::Fail { rank, victim } => {
             let kind = if victim { CauseKind::PeerLost } else { CauseKind::Io };
@@ -161,6 +175,7 @@ fn restart(run: &mut Run, past: &Past) -> Result<(), TestCaseError> {
     prop_assert_eq!(run.machine.generation, before.generation);
     prop_assert_eq!(run.machine.spent, before.spent);
     prop_assert_eq!(&run.machine.orders, &before.orders);
+    prop_assert_eq!(run.machine.cache.turns(), before.cache.turns());
     let over = |machine: &Machine| matches!(machine.phase, Phase::Over(_));
     prop_assert_eq!(over(&run.machine), over(&before));
     let seats = |machine: &Machine| -> Vec<_> {
@@ -168,6 +183,43 @@ fn restart(run: &mut Run, past: &Past) -> Result<(), TestCaseError> {
     };
     prop_assert_eq!(seats(&run.machine), seats(&before));
     Ok(())
+}
+
+/// What is measured where everybody waits for it, or else at some boundary.
+fn drift_report(run: &Run, relative_l2: f64) -> CacheReport {
+    let at = run.machine.waits_for_drift().unwrap_or(Step(8));
+    let generation = run.machine.cache.turns().before(at).map_or(1, |decided| decided.generation.number);
+    let drift = Drift { relative_l2, cosine: 1.0, loss_fresh: 1.0, loss_cached: 1.0 };
+    CacheReport {
+        generation,
+        space: String::new(),
+        stored: 0,
+        total: 1,
+        bytes: Bytes(0),
+        fill_batch: 1,
+        damaged: 0,
+        drift: Some(DriftEntry { generation, at, drift, probes: 1 }),
+        lost: false,
+    }
+}
+
+fn caches() -> impl Strategy<Value = Cache> {
+    prop_oneof![
+        2 => Just(Cache::default()),
+        1 => Just(Cache { mode: CacheMode::Exact, ..Cache::default() }),
+        3 => (1u64..8, 1u64..12, prop::option::of(0.05f64..0.15))
+            .prop_map(|(live, rest, above)| super::cache::periodic(live, live + rest, above)),
+    ]
+}
+
+/// Every step of a lease takes the turn that it names.
+fn lies_in_one_turn(machine: &Machine, lease: &Lease) -> bool {
+    let named = match &lease.turn {
+        LeaseTurn::Live { .. } => 0,
+        LeaseTurn::Cached(key) => key.generation.number,
+    };
+    let turn = |step| machine.cache.turns().turn(Step(step)).map(|turn| turn.number());
+    lease.first < lease.end && (lease.first.0..lease.end.0).all(|step| turn(step) == Some(named))
 }
 
 /// The next step that a seat's worker has to report.
@@ -189,9 +241,9 @@ proptest! {
 
     #[test]
     fn any_history_keeps_the_invariants_and_commits_each_step_once(
-        world in 1u32..4, history in prop::collection::vec(moves(3), 1..120),
+        world in 1u32..4, cache in caches(), history in prop::collection::vec(moves(3), 1..120),
     ) {
-        let mut run = Run::new(config(world));
+        let mut run = Run::new(Config { cache, ..config(world) });
         run.ticket = 1;
         let mut owed = vec![0; 3];
         let mut next_commit = 0;
@@ -211,6 +263,8 @@ proptest! {
                 match action {
                     Action::Record(Record::Step(step)) => {
                         prop_assert_eq!(step.step.0, next_commit, "steps commit in order, once");
+                        let turn = run.machine.cache.turns().turn(step.step).map(|turn| turn.number());
+                        prop_assert_eq!(turn, Some(step.cache_generation), "a step has the turn it was leased");
                         next_commit += 1;
                     }
                     Action::Record(Record::Started { first_step, .. }) => {
@@ -222,6 +276,9 @@ proptest! {
                     Action::Record(Record::Generation { generation: formed, .. }) => {
                         prop_assert!(*formed > generation, "generations grow");
                         generation = *formed;
+                    }
+                    Action::Tell(_, Directive::Lease(lease)) => {
+                        prop_assert!(lies_in_one_turn(&run.machine, lease), "{:?}", lease);
                     }
                     Action::Reply(ticket, _) => {
                         prop_assert!(answers.insert(*ticket), "{:?} was answered twice", ticket);
