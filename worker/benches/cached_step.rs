@@ -1,7 +1,7 @@
 //! Training steps from kept features next to the steps that compute them, each beside the speed-up that arithmetic allows.
 //!
 //! ```text
-//! cargo bench --bench cached_step -- --model DIR [--torch PYTHON] [--rounds 5] [--batch 2] [--images 2] [--size 224] [--text 60]
+//! cargo bench --bench cached_step -- --model DIR [--torch PYTHON] [--rounds 5] [--cached 3] [--batch 2] [--images 2] [--size 224] [--text 60]
 //!     [--rank 16] [--expert-layers 4] [--expert-width 384] [--repeats 1,4] [--only NAME]
 //! ```
 //!
@@ -37,6 +37,8 @@ use coxswain_worker::{
     batch::{CachedFeatures, MicroBatch},
     collective::Solo,
     kernels::pool,
+    link::Phase,
+    memory::{self, CountingAllocator, Meter},
     model::{
         flops::Workload,
         policy::{Policy, StageClock, Tap},
@@ -50,12 +52,10 @@ use serde_json::{Value, json};
 
 /// As the `cox` binary has it.
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: CountingAllocator<mimalloc::MiMalloc> = CountingAllocator(mimalloc::MiMalloc);
 
 /// Steps of either kind that do not count: the optimizer makes its buffers, the allocator keeps what it is given back.
 const WARMUP: usize = 2;
-/// Cached steps for each live one.
-const CACHED: usize = 3;
 
 fn main() -> Result<()> {
     let flags = Flags(std::env::args().collect());
@@ -87,7 +87,8 @@ fn main() -> Result<()> {
                 (python, _) => Some(Torch::start(python, &flags, &model, repeats)?),
             };
             let mut bench = Bench::new(&spec, &config, prompts)?;
-            let report = bench.run(flags.number("--rounds", 5)?, torch.as_mut())?;
+            let rounds = [flags.number("--rounds", 5)?, flags.number("--cached", 3)?];
+            let report = bench.run(rounds, torch.as_mut())?;
             println!("{}", json!({"case": name, "repeats": repeats, "report": report}));
         }
     }
@@ -129,6 +130,8 @@ struct Bench<'a> {
     resting: Option<Group>,
     /// Of live steps and of cached ones.
     times: [Vec<Times>; 2],
+    /// The most that one of them took beyond what was there before it, in bytes.
+    peaks: [u64; 2],
     step: u64,
 }
 
@@ -145,7 +148,7 @@ impl<'a> Bench<'a> {
         let grads = FlatGrads::new(layout.len());
         let optimizer = ShardedAdamW::new(&layout, 1, Rank(0), &Optimizer::default());
         let repeats = spec.expert.repeated_noise;
-        let (times, step) = ([vec![], vec![]], 0);
+        let (times, peaks, step) = ([vec![], vec![]], [0; 2], 0);
         Ok(Self {
             policy,
             trainables,
@@ -158,15 +161,17 @@ impl<'a> Bench<'a> {
             repeats,
             resting,
             times,
+            peaks,
             step,
         })
     }
 
-    fn run(&mut self, rounds: usize, mut torch: Option<&mut Torch>) -> Result<Value> {
+    /// `rounds` of one live step and `cached` cached ones.
+    fn run(&mut self, [rounds, cached]: [usize; 2], mut torch: Option<&mut Torch>) -> Result<Value> {
         let mut peer = [vec![], vec![]];
         for round in 0..WARMUP + rounds {
             let counts = round >= WARMUP;
-            for cached in std::iter::once(false).chain([true; CACHED]) {
+            for cached in std::iter::once(false).chain(std::iter::repeat_n(true, cached)) {
                 let batch = self.batch(cached);
                 let times = self.step(&batch)?;
                 let torch = torch.as_mut().map(|torch| torch.step(cached)).transpose()?;
@@ -187,6 +192,7 @@ impl<'a> Bench<'a> {
             "tap": self.tap.to_string(), "live_ms": round(live), "cached_ms": round(cached), "speedup": round(speedup),
             "limit": round(limit), "share_of_limit": (100.0 * speedup / limit).round() / 100.0,
             "live_parts_ms": parts[0], "cached_parts_ms": parts[1],
+            "live_activations_mib": self.peaks[0] >> 20, "cached_activations_mib": self.peaks[1] >> 20,
         });
         if torch.is_some() {
             let [live, cached_peer] = peer.map(|times| median(times.into_iter()));
@@ -210,11 +216,14 @@ impl<'a> Bench<'a> {
     fn step(&mut self, batch: &MicroBatch) -> Result<Times> {
         let rates = LearningRates { lora: 1e-4, expert: 1e-4, sensor: 1e-4 };
         let resting = self.resting.filter(|_| batch.features.is_some());
+        let (mut meter, before) = (Meter::new(Phase::Forward, None), memory::in_use());
         let begin = Instant::now();
         self.grads.zero();
         let mut clock = StageClock::default();
         let micro = self.policy.forward_backward(&self.trainables, batch, &mut self.grads, &mut clock)?;
         let updating = Instant::now();
+        let peak = &mut self.peaks[usize::from(batch.features.is_some())];
+        *peak = (*peak).max(meter.take_step_peak().0 - before);
         let mut weights = self.trainables.take();
         let input = StepInput { scale: 1.0 / micro.valid, rates, resting };
         self.optimizer.step(self.grads.values_mut(), &mut weights, &input, &mut Solo::default())?;

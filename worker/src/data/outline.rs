@@ -44,6 +44,8 @@ pub struct Outline {
     pub prompt_tokens: usize,
     /// How that is known.
     pub prompt_length: PromptLength,
+    /// Frames of the data set.
+    pub frames: u64,
     /// Bytes of all data files.
     pub data_bytes: u64,
     /// Bytes of the tokenizer's file; 0 if there is none.
@@ -100,8 +102,8 @@ impl Outline {
                 (tokens, PromptLength::Estimated)
             }
         };
-        let data_bytes = catalog.data_bytes;
-        Ok(Self { dims, grids, prompt_tokens, prompt_length, data_bytes, tokenizer_bytes })
+        let (frames, data_bytes) = (info.frames, catalog.data_bytes);
+        Ok(Self { dims, grids, prompt_tokens, prompt_length, frames, data_bytes, tokenizer_bytes })
     }
 
     /// Patches of one sample's images.

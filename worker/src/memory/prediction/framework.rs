@@ -38,9 +38,10 @@ fn sample_bytes(subject: &Subject) -> u64 {
     let (outline, vision) = (&subject.outline, &subject.config.vision);
     let dims = outline.dims;
     let numbers = dims.state + dims.sensor_window * dims.sensor_channels + dims.horizon * (dims.action + 1);
-    let values =
-        outline.patches() * vision.patch_values() as u64 + outline.prompt_tokens as u64 + numbers as u64;
-    4 * values
+    let pixels = outline.patches() * vision.patch_values() as u64;
+    // Rows whose features are kept bring these instead; the first epoch still brings pixels.
+    let features = subject.tap().map_or(0, |tap| subject.feature_values(tap));
+    4 * (pixels.max(features) + outline.prompt_tokens as u64 + numbers as u64)
 }
 
 /// What the process takes by itself.

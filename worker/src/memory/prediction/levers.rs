@@ -63,6 +63,7 @@ impl Subject {
             let remark = "fewer draws for each forward pass of the model";
             add("one draw a sample", "expert.repeated_noise=1".into(), remark, peak);
         }
+        levers.extend(self.cache_levers(ask));
         levers.extend(self.partition(ask));
         levers
     }

@@ -7,6 +7,7 @@
 //! framework       what is neither weights nor activations   shadow   a step with sizes in place of tensors
 //! fit             which micro-batches fit a capacity        levers   what each setting would save
 //! truth           predicted against measured, and what is learned from it       outcome   the end of a run
+//! cache           steps from kept features: what they take, how much faster they can be, what the store takes
 //! ```
 //!
 //! | category | bytes on a rank, `n` trainables, `W` ranks |
@@ -22,6 +23,7 @@
 //!
 //! Frozen and trained weights are never mixed: LoRA's point is that only a hundredth of the model has gradients and moments.
 
+mod cache;
 mod counts;
 pub mod fit;
 mod framework;
@@ -35,7 +37,7 @@ pub mod truth;
 
 use std::path::{Path, PathBuf};
 
-use coxswain_proto::run_spec::{RunSpec, WeightsDtype};
+use coxswain_proto::run_spec::{CacheMode, RunSpec, WeightsDtype};
 
 use super::Category;
 use crate::{
@@ -50,6 +52,7 @@ use crate::{
     },
 };
 
+pub use cache::CacheOutlook;
 pub use counts::{Counts, Elements};
 pub use levers::Lever;
 
@@ -170,7 +173,7 @@ impl Subject {
     pub fn predict(&self, ask: Ask) -> Prediction {
         let n = self.counts.trainable();
         let shard = chunk(n as usize, ask.world.max(1) as usize, ask.rank as usize).len() as u64;
-        let micro = shadow::run(&shape::step(self, ask.micro_batch));
+        let micro = self.micro(ask.micro_batch);
         let shadow::Micro { forward, kept, backward, .. } = micro;
         let mut prediction = Prediction { forward, kept, backward, ..Prediction::default() };
         prediction.set(Category::FrozenWeights, self.frozen_bytes(ask.place));
@@ -183,6 +186,20 @@ impl Subject {
         prediction.set(Category::Input, framework::input_bytes(self, ask));
         prediction.set(Category::Framework, framework::framework_bytes(self, ask, &micro));
         prediction
+    }
+
+    /// The step that takes most: where a cache is exact every step begins with kept features, once they have been computed.
+    fn micro(&self, micro_batch: u64) -> shadow::Micro {
+        let exact = self.spec.cache.mode == CacheMode::Exact;
+        let entry = self.tap().filter(|_| exact);
+        let micro = shadow::run(&shape::step(self, micro_batch, entry));
+        match entry {
+            None => micro,
+            Some(tap) => {
+                let fill = self.fill_peak(tap, micro_batch);
+                shadow::Micro { forward: micro.forward.max(fill), ..micro }
+            }
+        }
     }
 
     /// Bytes of frozen weights.

@@ -4,20 +4,40 @@ use coxswain_proto::run_spec::WeightsDtype;
 
 use super::{
     Subject,
-    shadow::{BlockShape, ExpertShape, Linear, Projections, SensorShape, StepShape, VlShape, Weight},
+    shadow::{BlockShape, Entry, ExpertShape, Linear, Projections, SensorShape, StepShape, VlShape, Weight},
 };
+use crate::model::policy::Tap;
 
 /// Bytes of an activation's element: products accumulate in fp32 and are kept so, whatever the weights are.
-const ACTIVATION_BYTES: u64 = 4;
+pub(super) const ACTIVATION_BYTES: u64 = 4;
 
-/// The shapes of a micro-batch of `batch` longest samples.
-pub(super) fn step(subject: &Subject, batch: u64) -> StepShape {
+/// The shapes of a micro-batch of `batch` longest samples that begins with kept features at `entry`, or with pixels.
+pub(super) fn step(subject: &Subject, batch: u64, entry: Option<Tap>) -> StepShape {
+    let entry = match entry {
+        None => Entry::Pixels,
+        Some(Tap::Vision) => Entry::Images,
+        Some(Tap::Layer(layer)) => Entry::Layer(layer),
+        Some(Tap::Final) => Entry::Hidden,
+    };
     StepShape {
-        vl: vl(subject, batch),
+        vl: VlShape { entry, ..vl(subject, batch) },
         expert: expert(subject, batch),
         recompute: subject.spec.train.recompute,
         each: ACTIVATION_BYTES,
     }
+}
+
+/// The part of the model below a tap, without a trace.
+pub(super) fn below(subject: &Subject, batch: u64, tap: Tap) -> VlShape {
+    let frozen = Subject { lora: None, ..subject.clone() };
+    let mut shape = vl(&frozen, batch);
+    let layers = match tap {
+        Tap::Vision => 0,
+        Tap::Layer(layer) => layer,
+        Tap::Final => shape.text.len(),
+    };
+    shape.text.truncate(layers);
+    shape
 }
 
 fn vl(subject: &Subject, batch: u64) -> VlShape {
@@ -62,6 +82,7 @@ fn vl(subject: &Subject, batch: u64) -> VlShape {
         }
     };
     VlShape {
+        entry: Entry::Pixels,
         patches: batch * subject.outline.patches(),
         patch_values: vision.patch_values() as u64,
         vision_head: vision.head_dim as u64,

@@ -26,5 +26,5 @@ mod vl;
 
 pub(super) use expert::{ExpertShape, SensorShape};
 pub(super) use ops::{Linear, Weight};
-pub(super) use step::{Micro, StepShape, run};
-pub(super) use vl::{BlockShape, Projections, VlShape};
+pub(super) use step::{Micro, StepShape, run, run_below};
+pub(super) use vl::{BlockShape, Entry, Projections, VlShape};

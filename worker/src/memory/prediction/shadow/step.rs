@@ -67,3 +67,14 @@ pub(in crate::memory::prediction) fn run(shape: &StepShape) -> Micro {
     drop((noised, loss));
     Micro { forward, kept, backward: heap.peak(), scratch: heap.largest_scratch() }
 }
+
+/// Runs the vision-language model forward alone: the peak of computing features at the end of `vl`, and of holding them in host memory.
+pub(in crate::memory::prediction) fn run_below(vl: &VlShape, each: u64) -> u64 {
+    let heap = Rc::new(Heap::default());
+    let ground = Ground { heap: Rc::clone(&heap), each };
+    let (hidden, trace) = VlRun { ground: &ground, shape: vl, mode: Recompute::None }.forward();
+    drop(trace);
+    let kept = heap.take(each * vl.tokens * vl.width);
+    drop((hidden, kept));
+    heap.peak()
+}

@@ -36,9 +36,24 @@ pub(in crate::memory::prediction) enum Projections {
     Together(Linear),
 }
 
+/// What a pass begins with: the counterpart of `model::policy`'s entries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::memory::prediction) enum Entry {
+    /// Pixels.
+    Pixels,
+    /// Kept image features.
+    Images,
+    /// The kept input of a decoder layer.
+    Layer(usize),
+    /// Kept hidden states.
+    Hidden,
+}
+
 /// Both towers on one micro-batch.
 #[derive(Clone, Debug)]
 pub(in crate::memory::prediction) struct VlShape {
+    /// Where it begins.
+    pub entry: Entry,
     /// Patches of all images.
     pub patches: u64,
     /// Values of one patch.
@@ -137,19 +152,32 @@ impl VlRun<'_> {
     /// The hidden states, and what is kept.
     pub fn forward(&self) -> (Matrix, VlTrace) {
         let (shape, tape) = (self.shape, self.ground.plain());
-        let tables = vec![
-            tape.matrix(shape.tokens, 2 * shape.head),
-            tape.matrix(shape.patches, 2 * shape.vision_head),
-        ];
-        let (features, vision) = self.vision(&tape);
-        // A bf16 table's rows are selected as they are, then widened.
-        let narrow = shape.narrow_table.then(|| self.ground.heap.take(2 * shape.tokens * shape.width));
-        let rows = tape.matrix(shape.tokens, shape.width);
-        drop(narrow);
-        let x = self.scatter(&tape, rows, features);
+        if shape.entry == Entry::Hidden {
+            let hidden = tape.matrix(shape.tokens, shape.width);
+            return (hidden, VlTrace { vision: None, text: None, _tables: Vec::new() });
+        }
+        let mut tables = vec![tape.matrix(shape.tokens, 2 * shape.head)];
+        let (first, x, vision) = match shape.entry {
+            Entry::Layer(first) => (first, tape.matrix(shape.tokens, shape.width), None),
+            entry => {
+                let (features, vision) = match entry {
+                    Entry::Pixels => {
+                        tables.push(tape.matrix(shape.patches, 2 * shape.vision_head));
+                        self.vision(&tape)
+                    }
+                    _ => (Some(tape.matrix(self.image_tokens(), shape.width)), None),
+                };
+                // A bf16 table's rows are selected as they are, then widened.
+                let narrow =
+                    shape.narrow_table.then(|| self.ground.heap.take(2 * shape.tokens * shape.width));
+                let rows = tape.matrix(shape.tokens, shape.width);
+                drop(narrow);
+                (0, self.scatter(&tape, rows, features), vision)
+            }
+        };
         let below = vision.is_some();
-        let (x, layers) = self.text_tower().forward(x, below);
-        let trains = below || shape.text.iter().any(Layer::trains);
+        let (x, layers) = self.text_tower(first).forward(x, below);
+        let trains = below || shape.text[first..].iter().any(Layer::trains);
         let (hidden, text) = match trains {
             true => {
                 let input = Input { value: x, tracked: true };
@@ -166,7 +194,8 @@ impl VlRun<'_> {
         let VlTrace { vision, text, _tables } = trace;
         let Some((layers, norm)) = text else { return };
         let Some(dx) = norm.backward(dhidden).into_iter().next().flatten() else { return };
-        let (dx, _) = self.text_tower().backward(layers, dx);
+        let first = if let Entry::Layer(first) = self.shape.entry { first } else { 0 };
+        let (dx, _) = self.text_tower(first).backward(layers, dx);
         let (Some((blocks, merger)), Some(dx)) = (vision, dx) else { return };
         let dfeatures = self.ground.heap.take(self.ground.each * self.image_tokens() * self.shape.width);
         let dpatches = merger.backward(dfeatures).into_iter().next().flatten();
@@ -219,8 +248,8 @@ impl VlRun<'_> {
         self.tower(&self.shape.vision)
     }
 
-    fn text_tower(&self) -> Tower<'_, BlockShape> {
-        self.tower(&self.shape.text)
+    fn text_tower(&self, first: usize) -> Tower<'_, BlockShape> {
+        self.tower(&self.shape.text[first..])
     }
 
     fn tower(&self, layers: &[BlockShape]) -> Tower<'_, BlockShape> {
