@@ -3,6 +3,7 @@
 mod anew;
 mod cache;
 mod chaos;
+mod deploy;
 mod elastic;
 mod faults;
 mod launch;

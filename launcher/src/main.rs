@@ -1,5 +1,6 @@
 //! `cox`: launches, coordinates, trains, and answers questions about runs. This file only wires.
 
+mod accelerator;
 mod audit;
 mod commands;
 mod control;

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 pub use self::{
     cache::{Cache, CacheDtype, CacheMode, Span, Tap},
     data::{Data, NormMode, Normalization},
-    resources::{Faults, Launch, Memory},
+    resources::{Collectives, DeviceChoice, Faults, Launch, Memory},
     trainables::{Expert, FlowConvention, Lora, LoraTargets, Sensor},
     training::{Eval, LearningRates, Optimizer, Recompute, Schedule, Train},
 };

@@ -5,6 +5,7 @@
 //! ```text
 //! session            gRPC and the worker's state machine; never sees a tensor
 //!   link trainer     the two channels between session and trainer, as a trait; `Solo` is its null object
+//! selftest device    what a node can do; what to compute on
 //! train              the trainer thread: loop, step transaction, checkpoint, export; never sees tonic
 //! zero model lora data memory collective
 //! vl_cache           features of frozen extractors, kept by content; knows files and bytes
@@ -18,6 +19,7 @@
 pub mod batch;
 pub mod collective;
 pub mod data;
+pub mod device;
 pub mod kernels;
 pub mod link;
 pub mod lora;
@@ -25,6 +27,7 @@ pub mod memory;
 pub mod model;
 pub mod params;
 pub mod rng;
+pub mod selftest;
 pub mod session;
 pub mod train;
 pub mod trainer;

@@ -20,7 +20,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use burn::tensor::{Tensor, TensorData, backend::AutodiffBackend};
+use burn::tensor::{Tensor, TensorData, Transaction, backend::AutodiffBackend};
 
 use self::notes::Notebook;
 pub use self::notes::{Keep, LinearInputs, Notes};
@@ -337,12 +337,19 @@ impl<'a, T: Tape + AutodiffBackend<InnerBackend = <T as Tape>::Base>> ParamScope
     pub fn collect(self, grads: &mut T::Gradients, into: &mut FlatGrads) {
         let mut leaves: Vec<_> = self.leaves.into_inner().into_iter().collect();
         leaves.sort_by_key(|(id, _)| *id);
+        // One transaction for all of them: a device is waited for once a block, not once a parameter.
+        let mut read = Transaction::default();
+        let mut reached = Vec::with_capacity(leaves.len());
         for (id, leaf) in leaves {
             if let Some(grad) = leaf.grad_remove(grads) {
-                let grad = grad.into_data();
-                let grad = grad.as_slice::<f32>().expect("gradients of fp32 leaves are fp32");
-                into.slot(self.trainables.layout.get(id)).add(grad);
+                read = read.register(grad);
+                reached.push(id);
             }
+        }
+        let values = if reached.is_empty() { Vec::new() } else { read.execute() };
+        for (id, grad) in reached.into_iter().zip(values) {
+            let grad = grad.as_slice::<f32>().expect("gradients of fp32 leaves are fp32");
+            into.slot(self.trainables.layout.get(id)).add(grad);
         }
         let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
         for LeftGradient { weight, dy_no, x_ni } in left.drain(..) {

@@ -3,12 +3,13 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use coxswain_worker::data;
+use coxswain_proto::run_spec::WeightsDtype;
+use coxswain_worker::{data, model::qwen::random::RandomCheckpoint};
 
 use super::SpecArgs;
 use crate::{
     exit::{Exit, Failed, Outcome},
-    render::say,
+    render::{say, units},
 };
 
 /// Subcommands of `cox data`.
@@ -18,6 +19,8 @@ pub enum DataCommand {
     Inspect(InspectArgs),
     /// Write one sample as training sees it to a safetensors file
     Sample(SampleArgs),
+    /// Make a checkpoint with random weights and the exact shapes of another model, to measure speed and memory with
+    MakeCheckpoint(MakeCheckpointArgs),
 }
 
 /// Flags of `cox data inspect`.
@@ -44,6 +47,35 @@ pub struct SampleArgs {
     out: PathBuf,
 }
 
+/// Flags of `cox data make-checkpoint`.
+#[derive(Args, Debug)]
+pub struct MakeCheckpointArgs {
+    /// Directory whose config.json gives the shapes; its tokenizer and preprocessor are copied
+    #[arg(long, value_name = "DIR")]
+    like: PathBuf,
+    /// Directory of the tokenizer if it is not there; config.json then gets its special token ids
+    #[arg(long, value_name = "DIR")]
+    tokenizer: Option<PathBuf>,
+    /// Directory to make
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// Type of the weights in the files
+    #[arg(long, value_enum, value_name = "TYPE", default_value_t = Dtype::Bf16)]
+    dtype: Dtype,
+    /// Keys every draw
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+}
+
+/// Types of weights.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Dtype {
+    /// bfloat16, 2 bytes.
+    Bf16,
+    /// float32, 4 bytes.
+    F32,
+}
+
 /// Runs one of them.
 pub fn execute(command: &DataCommand) -> Outcome {
     let bad = |error: data::DataError| Failed::new(Exit::BadInput, error);
@@ -59,6 +91,25 @@ pub fn execute(command: &DataCommand) -> Outcome {
             let spec = args.spec.load()?;
             data::write_sample(&spec, args.index, &args.out).map_err(bad)?;
             say(format_args!("sample {} written to {}", args.index, args.out.display()));
+        }
+        DataCommand::MakeCheckpoint(args) => {
+            let dtype = match args.dtype {
+                Dtype::Bf16 => WeightsDtype::Bfloat16,
+                Dtype::F32 => WeightsDtype::Float32,
+            };
+            let tokenizer = args.tokenizer.as_deref();
+            let wanted =
+                RandomCheckpoint { like: &args.like, tokenizer, out: &args.out, dtype, seed: args.seed };
+            let made = wanted.write().map_err(|error| Failed::new(Exit::BadInput, error))?;
+            say(format_args!(
+                "{}: {} parameters in {} tensors, {} in {} file{}",
+                args.out.display(),
+                made.parameters,
+                made.tensors,
+                units::bytes(made.bytes),
+                made.shards,
+                if made.shards == 1 { "" } else { "s" }
+            ));
         }
     }
     Ok(())

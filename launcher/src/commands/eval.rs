@@ -2,12 +2,12 @@
 
 use std::path::PathBuf;
 
-use burn_flex::Flex;
 use clap::Args;
-use coxswain_proto::run_spec::RunSpec;
-use coxswain_worker::train;
+use coxswain_proto::run_spec::{DeviceChoice, RunSpec};
+use coxswain_worker::device;
 
 use crate::{
+    accelerator::accelerator,
     endpoint,
     exit::{Exit, Failed, Outcome},
     render::say,
@@ -22,6 +22,9 @@ pub struct EvalArgs {
     /// Changes to the run as it was trained: eval.samples=0 looks at no sample, data.path=... at another place
     #[arg(value_name = "KEY=VALUE")]
     overrides: Vec<String>,
+    /// What to compute on: auto, cpu or cuda [default: launch.device]
+    #[arg(long, value_name = "auto|cpu|cuda")]
+    device: Option<DeviceChoice>,
     /// One JSON object instead of text
     #[arg(long)]
     json: bool,
@@ -41,7 +44,10 @@ pub fn execute(args: &EvalArgs) -> Outcome {
     let mut overrides = vec![format!("run.output_dir={}", serde_json::json!(args.run_dir))];
     overrides.extend(args.overrides.iter().cloned());
     let spec = RunSpec::load(&file, &overrides)?;
-    let (step, error) = train::evaluate_run::<Flex>(&spec, &Default::default())?;
+    let wanted = args.device.unwrap_or(spec.launch.device);
+    let device = device::choose(wanted, 0, accelerator())
+        .map_err(|missing| Failed::usage(format!("device {wanted}: {missing}")))?;
+    let (step, error) = device::evaluate(&spec, device, accelerator())?;
     let Some(error) = error else {
         return Err(Failed::new(
             Exit::Usage,

@@ -15,6 +15,7 @@ mod model;
 mod plan;
 mod rebuild_cache;
 mod run;
+mod selftest;
 mod simulate;
 mod status;
 mod watch;
@@ -48,6 +49,8 @@ enum Command {
     Plan(plan::PlanArgs),
     /// Show this machine's graphics cards, once or live
     Gpu(gpu::GpuArgs),
+    /// Test this node: driver, bandwidth, every collective, a small training step against known numbers
+    Selftest(selftest::SelftestArgs),
     /// Measure the held-out action error of a run's newest checkpoint
     Eval(eval::EvalArgs),
     /// Describe a data set, or write out one of its samples
@@ -91,6 +94,7 @@ pub fn execute(cli: Cli) -> Outcome {
         Command::Check(args) => check::execute(&args),
         Command::Plan(args) => plan::execute(&args),
         Command::Gpu(args) => gpu::execute(&args),
+        Command::Selftest(args) => selftest::execute(&args),
         Command::Eval(args) => eval::execute(&args),
         Command::Data(command) => data::execute(&command),
         Command::Model(command) => model::execute(&command),

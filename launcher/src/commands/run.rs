@@ -7,6 +7,7 @@ use coxswain_proto::{run_spec::RunSpec, v1::JoinNodeRequest};
 
 use super::{SpecArgs, block_on};
 use crate::{
+    accelerator::accelerator,
     control::Access,
     endpoint::Published,
     exit::{Exit, Failed, Outcome},
@@ -57,8 +58,13 @@ struct Launch<'a> {
 pub fn execute(args: &RunArgs, log: &LogFlags) -> Outcome {
     let spec = args.spec.load()?;
     let machine = Machine::this();
-    let plan =
-        Plan::resolve(&Sources { flags: &args.launch, env: &process_env, spec: &spec, machine: &machine })?;
+    let plan = Plan::resolve(&Sources {
+        flags: &args.launch,
+        env: &process_env,
+        spec: &spec,
+        machine: &machine,
+        cards: &|| accelerator().probe().map(|cards| cards.count),
+    })?;
     refuse_what_cannot_fit(&spec, &plan)?;
     let token = process_env("COX_TOKEN");
     let terminal = Arc::new(Terminal::new());
@@ -183,6 +189,7 @@ impl Launch<'_> {
             master_port: port,
             token: self.token.clone(),
             local_addr: rendezvous::local_addr(&self.plan, &self.machine, port),
+            device: self.plan.device,
             threads,
             purge_delay: worker_env::purge_delay(&process_env),
             max_restarts: self.plan.budgets.restarts,

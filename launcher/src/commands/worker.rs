@@ -7,21 +7,21 @@ mod solo;
 
 use std::{path::PathBuf, sync::Arc};
 
-use burn_flex::Flex;
 use clap::Args;
 use coxswain_proto::{
     ids::{Bytes, Rank},
-    run_spec::RunSpec,
+    run_spec::{DeviceChoice, RunSpec},
 };
 use coxswain_worker::{
     collective::RingListener,
+    device::{self, ChosenTrainer},
     memory,
     session::{self, SessionError, SessionOptions},
-    train::{PolicyTrainer, TrainerOptions},
 };
 
 use super::block_on;
 use crate::{
+    accelerator::accelerator,
     exit::{Exit, Failed, Outcome},
     launch::{
         inputs::{Env, Given, process_env},
@@ -35,6 +35,9 @@ pub struct WorkerArgs {
     /// Train alone, without a coordinator
     #[arg(long, value_name = "CONFIG")]
     config: Option<PathBuf>,
+    /// What to compute on: `cuda` (the card that LOCAL_RANK picks), `cpu`, or `auto` [default: COX_DEVICE, or launch.device]
+    #[arg(long, value_name = "auto|cpu|cuda")]
+    device: Option<String>,
     /// Changes to the configuration: section.key=value
     #[arg(value_name = "KEY=VALUE", requires = "config")]
     overrides: Vec<String>,
@@ -44,9 +47,13 @@ pub struct WorkerArgs {
 pub fn execute(args: &WorkerArgs) -> Outcome {
     if let Some(config) = &args.config {
         let spec = RunSpec::load(config, &args.overrides)?;
-        return solo::train(&spec, trainer(None));
+        let wanted = args.device(&process_env)?.unwrap_or(spec.launch.device);
+        refuse_what_is_not_here(wanted)?;
+        return solo::train(&spec, ChosenTrainer::new(accelerator(), Some(wanted), 0, None));
     }
     let seat = Seat::from_env(&process_env)?;
+    let wanted = args.device(&process_env)?;
+    wanted.map_or(Ok(()), refuse_what_is_not_here)?;
     // A world of one has no ring, but every worker registers where it could be called.
     let address = format!("{}:0", seat.local_addr);
     let listener = RingListener::bind(&address).map_err(|error| Failed::new(Exit::Rendezvous, error))?;
@@ -62,7 +69,9 @@ pub fn execute(args: &WorkerArgs) -> Outcome {
         memory_in_use: Arc::new(|| Bytes(memory::in_use())),
         ..SessionOptions::new(seat.coordinator)
     };
-    block_on(session::run(options, trainer(Some(listener)))).map_err(|error| {
+    let local_rank = usize::try_from(seat.local_rank).unwrap_or(0);
+    let trainer = ChosenTrainer::new(accelerator(), wanted, local_rank, Some(listener));
+    block_on(session::run(options, trainer)).map_err(|error| {
         let exit = match &error {
             SessionError::Refused { .. } => Exit::Rendezvous,
             SessionError::Lost { .. } => Exit::CoordinatorLost,
@@ -74,8 +83,20 @@ pub fn execute(args: &WorkerArgs) -> Outcome {
     })
 }
 
-fn trainer(listener: Option<RingListener>) -> PolicyTrainer<Flex> {
-    PolicyTrainer::new(TrainerOptions { device: Default::default(), listener })
+impl WorkerArgs {
+    /// What the command line or the launcher says; the run file has the last word where neither does.
+    fn device(&self, env: Env<'_>) -> Result<Option<DeviceChoice>, Failed> {
+        let flag = self.device.as_ref();
+        let given = flag.map(|text| Given { text: text.clone(), source: "--device".to_owned() });
+        let given = given.or_else(|| Given::variable("COX_DEVICE", env));
+        given.map(|given| given.parse("auto, cpu or cuda")).transpose()
+    }
+}
+
+/// A card that was asked for and cannot be used ends a worker before it has met anybody.
+fn refuse_what_is_not_here(wanted: DeviceChoice) -> Outcome {
+    let chosen = device::choose(wanted, 0, accelerator());
+    chosen.map(|_| ()).map_err(|missing| Failed::usage(format!("device {wanted}: {missing}")))
 }
 
 /// A worker's place, from `torchrun`'s variables.
@@ -146,6 +167,21 @@ mod tests {
         };
         assert_eq!(seat(&variables), Ok(expected));
         assert_eq!(seat(&[("MASTER_ADDR", "n3"), ("MASTER_PORT", "7")]).unwrap().coordinator, "n3:7");
+    }
+
+    #[test]
+    fn a_flag_beats_the_launchers_word_on_the_device() {
+        let env = |name: &str| (name == "COX_DEVICE").then(|| "cpu".to_owned());
+        let args = |device: Option<&str>| WorkerArgs {
+            config: None,
+            device: device.map(str::to_owned),
+            overrides: Vec::new(),
+        };
+        assert_eq!(args(Some("cuda")).device(&env).unwrap(), Some(DeviceChoice::Cuda));
+        assert_eq!(args(None).device(&env).unwrap(), Some(DeviceChoice::Cpu));
+        assert_eq!(args(None).device(&|_| None).unwrap(), None);
+        let error = args(Some("gpu")).device(&env).unwrap_err().message.unwrap();
+        assert_eq!(error, "--device gpu: expected auto, cpu or cuda");
     }
 
     #[test]

@@ -14,6 +14,9 @@ pub struct LaunchFlags {
     /// Worker processes on each machine: a number, `cpu` (one per core), `gpu` (one per device) or `auto`
     #[arg(long, alias = "nproc_per_node", value_name = "N|auto|gpu|cpu")]
     pub nproc_per_node: Option<String>,
+    /// What workers compute on: `cuda` (one card each), `cpu`, or `auto` [default: launch.device]
+    #[arg(long, value_name = "auto|cpu|cuda")]
+    pub device: Option<String>,
     /// This machine's place among the machines; given out in order of arrival if absent
     #[arg(long, alias = "node_rank", value_name = "N")]
     pub node_rank: Option<String>,

@@ -8,7 +8,11 @@ use std::{
     time::Duration,
 };
 
-use coxswain_proto::{limits, run_spec::RunSpec};
+use coxswain_proto::{
+    limits,
+    run_spec::{DeviceChoice, RunSpec},
+};
+use coxswain_worker::device::NoCards;
 
 use super::{
     flags::LaunchFlags,
@@ -35,6 +39,8 @@ pub struct Plan {
     pub nnodes: Nodes,
     /// Workers this launcher starts; the same on all launchers.
     pub nproc_per_node: u32,
+    /// What they compute on.
+    pub device: DeviceChoice,
     /// This launcher's place, if it is fixed.
     pub node_rank: Option<u32>,
     /// The run's id, if it is fixed.
@@ -102,6 +108,8 @@ pub struct Sources<'a> {
     pub spec: &'a RunSpec,
     /// Where we are.
     pub machine: &'a Machine,
+    /// Cards that workers here could use; asked only if that matters, because the driver takes a while to start.
+    pub cards: &'a dyn Fn() -> Result<usize, NoCards>,
 }
 
 impl Plan {
@@ -118,9 +126,11 @@ impl Plan {
         let node_rank = from.node_rank(step.as_ref(), nnodes)?;
         let conf = from.rdzv_conf()?;
         let endpoint = from.endpoint(step.as_ref(), nnodes)?;
+        let device = from.device()?;
         let plan = Self {
             nnodes,
-            nproc_per_node: from.nproc_per_node(step.as_ref())?,
+            nproc_per_node: from.nproc_per_node(step.as_ref(), device)?,
+            device,
             node_rank,
             run_id: from
                 .given("rdzv-id", from.flags.rdzv_id.as_ref())
@@ -195,15 +205,35 @@ impl Sources<'_> {
         Ok(nodes)
     }
 
-    fn nproc_per_node(&self, step: Option<&slurm::Step>) -> Result<u32, Failed> {
+    /// What workers compute on; cards that were asked for must be here.
+    fn device(&self) -> Result<DeviceChoice, Failed> {
+        let (device, source) = match self.given("device", self.flags.device.as_ref()) {
+            None => (self.spec.launch.device, "launch.device".to_owned()),
+            Some(given) => (given.parse("auto, cpu or cuda")?, given.source),
+        };
+        if device == DeviceChoice::Cuda {
+            (self.cards)().map_err(|missing| Failed::usage(format!("{source} cuda: {missing}")))?;
+        }
+        Ok(device)
+    }
+
+    fn nproc_per_node(&self, step: Option<&slurm::Step>, device: DeviceChoice) -> Result<u32, Failed> {
         let Some(given) = self.given("nproc-per-node", self.flags.nproc_per_node.as_ref()) else {
             let one_each = step.and_then(|step| step.share).map(|_| 1);
             let configured = self.spec.launch.nproc_per_node.and_then(|workers| u32::try_from(workers).ok());
             return Ok(one_each.or(configured).unwrap_or(1));
         };
+        let count = |workers: usize| u32::try_from(workers).unwrap_or(1);
+        let cores = count(self.machine.cores);
         match given.text.trim() {
-            "auto" | "cpu" => Ok(u32::try_from(self.machine.cores).unwrap_or(1)),
-            "gpu" => Err(given.wrong("workers compute on the CPU in this build; use `cpu` or a number")),
+            "auto" if device == DeviceChoice::Cpu => Ok(cores),
+            "auto" => Ok((self.cards)().map_or(cores, count)),
+            "cpu" => Ok(cores),
+            "gpu" if device == DeviceChoice::Cpu => {
+                Err(given
+                    .wrong("workers compute on the CPU (--device, launch.device); use `cpu` or a number"))
+            }
+            "gpu" => (self.cards)().map(count).map_err(|missing| given.wrong(missing)),
             _ => match given.parse("a number of at least 1, auto, cpu or gpu")? {
                 0 => Err(given.wrong("at least one worker is needed")),
                 workers => Ok(workers),

@@ -190,7 +190,10 @@ mod tests {
                     train: {steps: 1, global_batch: 9, micro_batch: 1}}";
         let spec = RunSpec::from_yaml(text, "a", &[]).unwrap();
         let machine = Machine { host: "here".into(), cores: 1, addresses: vec![] };
-        Plan::resolve(&Sources { flags: &flags, env: &|_| None, spec: &spec, machine: &machine }).unwrap()
+        let cards = || Err(coxswain_worker::device::NoCards::NoDriver);
+        let sources =
+            Sources { flags: &flags, env: &|_| None, spec: &spec, machine: &machine, cards: &cards };
+        Plan::resolve(&sources).unwrap()
     }
 
     fn two_nodes(endpoint: &str, node_rank: Option<&str>) -> Plan {

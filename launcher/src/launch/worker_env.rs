@@ -1,5 +1,7 @@
 //! The environment a worker starts with: `torchrun`'s names for its place, ours for the coordinator.
 
+use coxswain_proto::run_spec::DeviceChoice;
+
 use super::inputs::Env;
 
 /// A launcher's place in the world, as the coordinator gave it.
@@ -36,6 +38,8 @@ pub struct Common {
     pub token: Option<String>,
     /// Address under which other machines reach this machine's workers.
     pub local_addr: String,
+    /// What workers compute on.
+    pub device: DeviceChoice,
     /// Compute threads of each worker.
     pub threads: usize,
     /// Milliseconds after which the allocator gives freed memory back; -1 is never.
@@ -69,6 +73,7 @@ impl Common {
             ("MIMALLOC_PURGE_DELAY", self.purge_delay.clone()),
             ("COX_COORDINATOR", format!("{}:{}", self.master_addr, self.master_port)),
             ("COX_LOCAL_ADDR", self.local_addr.clone()),
+            ("COX_DEVICE", self.device.to_string()),
         ];
         if let Some(token) = &self.token {
             variables.push(("COX_TOKEN", token.clone()));
@@ -115,6 +120,7 @@ mod tests {
             master_port: 29400,
             token: Some("secret".into()),
             local_addr: "10.0.0.4".into(),
+            device: DeviceChoice::Cuda,
             threads: 2,
             purge_delay: "-1".into(),
             max_restarts: 3,
@@ -133,6 +139,7 @@ mod tests {
             ("TORCHELASTIC_RUN_ID", "r"),
             ("TORCHELASTIC_RESTART_COUNT", "1"),
             ("TORCHELASTIC_MAX_RESTARTS", "3"),
+            ("COX_DEVICE", "cuda"),
             ("OMP_NUM_THREADS", "2"),
             ("MIMALLOC_PURGE_DELAY", "-1"),
             ("COX_COORDINATOR", "n3:29400"),

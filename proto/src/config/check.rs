@@ -6,8 +6,8 @@ use super::error::{ConfigError, Problem};
 use crate::{
     limits::MAX_WORLD,
     run_spec::{
-        CacheMode, Data, Expert, Launch, Lora, LoraTargets, Memory, Model, Optimizer, Recompute, Run,
-        RunSpec, Sensor, Tap, Train,
+        CacheMode, Collectives, Data, DeviceChoice, Expert, Launch, Lora, LoraTargets, Memory, Model,
+        Optimizer, Recompute, Run, RunSpec, Sensor, Tap, Train,
     },
 };
 
@@ -330,6 +330,12 @@ fn check_launch(launch: &Launch, memory: &Memory, f: &mut Findings) {
         "launch.nproc_per_node",
         format_args!("{workers} workers are out of range"),
         &format!("start 1 to {MAX_WORLD}"),
+    );
+    f.require(
+        launch.device != DeviceChoice::Cpu || launch.collectives != Collectives::Nccl,
+        "launch.collectives",
+        "is `nccl`, and `launch.device` is `cpu`",
+        "NCCL connects cards: use `auto` or `ring`, or another device",
     );
     if let Some(listen) = &launch.listen {
         let port =

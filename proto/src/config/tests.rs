@@ -372,6 +372,7 @@ fn every_rule_has_a_case() {
         ("launch.nproc_per_node=0", "launch.nproc_per_node"),
         ("launch.threads_per_worker=0", "launch.threads_per_worker"),
         ("launch.listen=nowhere", "launch.listen"),
+        ("launch={device: cpu, collectives: nccl}", "launch.collectives"),
     ] {
         let error = read(SMALL, &[given]).expect_err(given);
         assert!(error.problems().iter().any(|p| p.path == field), "{given}: {error}");

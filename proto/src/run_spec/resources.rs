@@ -31,8 +31,58 @@ impl Default for Faults {
 pub struct Launch {
     /// Worker processes on each node.
     pub nproc_per_node: Option<usize>,
+    /// What workers compute on.
+    pub device: DeviceChoice,
+    /// What carries gradients and weights between workers.
+    pub collectives: Collectives,
     /// Compute threads of each worker; cores divided by workers when absent.
     pub threads_per_worker: Option<usize>,
     /// Where the coordinator listens; a free loopback port when absent.
     pub listen: Option<String>,
+}
+
+/// What workers compute on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DeviceChoice {
+    /// NVIDIA cards where the driver and what it needs are there, else the CPU.
+    #[default]
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// NVIDIA cards; a machine that cannot is refused.
+    Cuda,
+}
+
+impl std::fmt::Display for DeviceChoice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::Cpu => "cpu",
+            Self::Cuda => "cuda",
+        })
+    }
+}
+
+impl std::str::FromStr for DeviceChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let known = [Self::Auto, Self::Cpu, Self::Cuda];
+        let found = known.into_iter().find(|choice| choice.to_string() == text.trim());
+        found.ok_or_else(|| format!("`{text}` is no device; expected auto, cpu or cuda"))
+    }
+}
+
+/// What carries gradients and weights between workers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Collectives {
+    /// NCCL if every worker has a card and the library, else the ring.
+    #[default]
+    Auto,
+    /// The TCP ring.
+    Ring,
+    /// NCCL; a world that cannot is refused.
+    Nccl,
 }

@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use coxswain_proto::ids::Rank;
 
-use super::{Buf, BufMut, Collective, CollectiveError, Reduce, Solo, chunk, loopback};
+use super::{
+    Buf, BufMut, Collective, CollectiveError, Reduce, Solo, carried::over_another_ring, chunk, loopback,
+};
 use crate::rng::{Key, Purpose};
 
 /// Makes one rank's communicator, on the thread that will use it.
@@ -310,6 +312,14 @@ fn ring(world: usize) -> Vec<Recipe> {
         .collect()
 }
 
+/// A ring beside a fabric that is another ring: buffers above 64 bytes go the other way.
+fn carried(world: usize) -> Vec<Recipe> {
+    over_another_ring(world)
+        .into_iter()
+        .map(|connect| Box::new(move || Box::new(connect()) as Box<dyn Collective>) as Recipe)
+        .collect()
+}
+
 /// One test per behaviour, each in every world size given.
 macro_rules! suite {
     ($name:ident, $team:expr, $worlds:expr, [$($behaviour:ident),* $(,)?]) => {
@@ -366,5 +376,31 @@ suite!(
     a_ring_of_several,
     super::ring,
     2..=5,
+    [a_dead_rank_ends_the_collective_of_all_others, ranks_in_different_collectives_are_told]
+);
+
+suite!(
+    a_ring_beside_a_fabric,
+    super::carried,
+    [1, 2, 3],
+    [
+        every_rank_gets_the_sum_and_the_maximum,
+        reduce_scatter_leaves_each_rank_its_chunk,
+        all_gather_gives_every_rank_all_shards,
+        in_place_operations_cut_any_length,
+        a_shift_brings_the_chunk_of_the_rank_before,
+        broadcast_works_from_every_root,
+        nobody_leaves_a_barrier_before_all_have_come,
+        a_repeated_run_gives_the_same_bits_on_all_ranks,
+        operations_follow_each_other_in_any_mix,
+        wrong_lengths_are_refused_and_harm_nothing,
+        an_abort_ends_the_collective_in_flight_and_all_later_ones,
+    ]
+);
+
+suite!(
+    a_ring_of_several_beside_a_fabric,
+    super::carried,
+    [2, 3],
     [a_dead_rank_ends_the_collective_of_all_others, ranks_in_different_collectives_are_told]
 );

@@ -1,10 +1,10 @@
-//! What ranks say to each other: the collectives, as a trait with three implementations in view.
+//! What ranks say to each other: the collectives, as a trait with three implementations.
 //!
 //! | | for |
 //! |---|---|
 //! | [`Solo`] | a world of one: every operation is the identity |
 //! | [`Ring`] | ranks on CPUs, a TCP ring |
-//! | NCCL | ranks on GPUs (not there yet) |
+//! | [`Carried`] | ranks on cards: a ring for votes and control, a [`Fabric`] (NCCL, in a crate of its own) for everything large |
 //!
 //! All ranks call the same operations in the same order with the same sizes. Reductions add in an order that depends on the
 //! world size and on an element's place in the buffer alone, so a repeated run gives the same bits. A communicator lives on
@@ -12,8 +12,10 @@
 //!
 //! Every implementation passes the same suite (`conformance`).
 
+mod carried;
 #[cfg(test)]
 mod conformance;
+mod fabric;
 mod ring;
 mod solo;
 
@@ -21,6 +23,8 @@ use std::{ops::Range, sync::Arc};
 
 use coxswain_proto::ids::Rank;
 
+pub use carried::{Carried, join};
+pub use fabric::{Fabric, FabricError, FabricId, FabricSource, Movement, Offer, Place, Transfer};
 #[cfg(test)]
 pub(crate) use ring::loopback;
 pub use ring::{JoinError, Membership, Ring, RingAbort, RingListener};
@@ -89,6 +93,19 @@ pub enum CollectiveError {
     /// The ring could not be formed.
     #[error("cannot connect the ring: {0}")]
     Connect(#[from] JoinError),
+    /// What carries large buffers has failed in a collective.
+    #[error("collective {sequence} ({operation}) failed: {detail}")]
+    Fabric {
+        /// Which collective of this communicator's life.
+        sequence: u64,
+        /// Which operation.
+        operation: &'static str,
+        /// What the library said.
+        detail: String,
+    },
+    /// What was asked for to carry large buffers is not there on all ranks.
+    #[error("launch.collectives nccl: {0}; use `auto` or `ring`, or make it available on every machine")]
+    NoFabric(String),
     /// A buffer has the wrong length.
     #[error("{operation}: {detail}")]
     Size {

@@ -5,6 +5,7 @@
 //! plan             each collective as spans of a buffer
 //! pump             moves one stream out and one stream in, at the same time
 //! abort            ends a ring from another thread
+//! control          the ring as the control line of something faster
 //! handshake        who may join
 //! join             how the ring is formed, in two halves: call and welcome
 //! ```
@@ -27,6 +28,7 @@
 
 mod abort;
 mod call;
+mod control;
 mod element;
 mod handshake;
 mod join;
@@ -46,11 +48,12 @@ use coxswain_proto::ids::Rank;
 pub use abort::RingAbort;
 pub use join::{JoinError, Membership, RingListener};
 
+pub(super) use self::{element::Element, wire::Operation};
 use self::{
-    element::{Element, combine},
+    element::combine,
     plan::Plan,
     pump::{Broken, PIECE, Pump},
-    wire::{Header, Operation},
+    wire::Header,
 };
 use super::{
     AbortHandle, Buf, BufMut, Collective, CollectiveError, Progress, Reduce, check_root, chunk, size_error,
@@ -108,32 +111,51 @@ impl Ring {
         Ok(ring)
     }
 
-    /// Runs one collective: checks that the ring is whole, numbers the collective, and remembers a failure.
+    /// Runs one collective.
     fn run<T: Element>(&mut self, call: &Call, plan: &mut Plan<'_, T>) -> Result<(), CollectiveError> {
+        let entered = self.enter::<T>(call)?;
+        self.pump(&entered.header, call.reduce.unwrap_or(Reduce::Sum), plan)?;
+        self.leave(&entered);
+        Ok(())
+    }
+
+    /// Numbers a collective, if the ring is whole.
+    fn enter<T: Element>(&mut self, call: &Call) -> Result<Entered, CollectiveError> {
         let operation = call.operation.name();
         let began = Instant::now();
         let sequence = self.progress.entered.fetch_add(1, Ordering::Relaxed) + 1;
         if let Some(reason) = self.abort.reason().or_else(|| self.failed.clone()) {
             return Err(CollectiveError::Aborted { sequence, operation, reason });
         }
-        if let Some((next, previous)) = &self.sockets {
-            let header = Header {
-                operation: call.operation,
-                kind: T::KIND,
-                reduce: call.reduce,
-                root: call.root,
-                world: self.world as u32,
-                sequence,
-                length: call.length as u64,
-            };
-            let mut pump = Pump { next, previous, scratch: &mut self.scratch };
-            if let Err(broken) = pump.run(&header, call.reduce.unwrap_or(Reduce::Sum), plan) {
-                return Err(self.fail(&header, broken));
-            }
-        }
-        self.progress.finished.store(sequence, Ordering::Relaxed);
-        self.progress.busy_nanos.fetch_add(began.elapsed().as_nanos() as u64, Ordering::Relaxed);
-        Ok(())
+        let header = Header {
+            operation: call.operation,
+            kind: T::KIND,
+            reduce: call.reduce,
+            root: call.root,
+            world: self.world as u32,
+            sequence,
+            length: call.length as u64,
+        };
+        Ok(Entered { header, began })
+    }
+
+    /// Moves data around, if there is anybody else, and remembers a failure.
+    fn pump<T: Element>(
+        &mut self,
+        header: &Header,
+        reduce: Reduce,
+        plan: &mut Plan<'_, T>,
+    ) -> Result<(), CollectiveError> {
+        let Some((next, previous)) = &self.sockets else { return Ok(()) };
+        let mut pump = Pump { next, previous, scratch: &mut self.scratch };
+        pump.run(header, reduce, plan).map_err(|broken| self.fail(header, broken))
+    }
+
+    /// The collective is over.
+    pub(in crate::collective) fn leave(&mut self, entered: &Entered) {
+        self.progress.finished.store(entered.header.sequence, Ordering::Relaxed);
+        let busy = entered.began.elapsed().as_nanos() as u64;
+        self.progress.busy_nanos.fetch_add(busy, Ordering::Relaxed);
     }
 
     /// Leaves the ring for good.
@@ -232,11 +254,26 @@ impl Ring {
 }
 
 /// What a collective is, apart from its buffers.
-struct Call {
-    operation: Operation,
-    reduce: Option<Reduce>,
-    root: u32,
-    length: usize,
+#[derive(Clone, Copy, Debug)]
+pub(in crate::collective) struct Call {
+    pub operation: Operation,
+    pub reduce: Option<Reduce>,
+    pub root: u32,
+    /// Elements of the whole buffer.
+    pub length: usize,
+}
+
+/// A collective that this rank is in.
+pub(in crate::collective) struct Entered {
+    header: Header,
+    began: Instant,
+}
+
+impl Entered {
+    /// Its number.
+    pub(in crate::collective) fn sequence(&self) -> u64 {
+        self.header.sequence
+    }
 }
 
 impl Collective for Ring {

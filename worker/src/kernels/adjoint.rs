@@ -85,13 +85,24 @@ pub fn lora_linear<B: Backend>(
     dy_no: Tensor<B, 2>,
     wants_dx: bool,
 ) -> LowRankGradients<B> {
-    let LowRankSaved { x_ni, down_nr, w_oi, update } = saved;
+    let dense = wants_dx.then(|| linear_input(dy_no.clone(), saved.w_oi.clone()));
+    let update = low_rank(saved, dy_no, wants_dx);
+    LowRankGradients { dx_ni: dense.zip(update.dx_ni).map(|(dense, low)| dense + low), ..update }
+}
+
+/// The same without the weight: what the update alone adds to the gradient of `x`, and its own gradients.
+pub fn low_rank<B: Backend>(
+    saved: LowRankSaved<B>,
+    dy_no: Tensor<B, 2>,
+    wants_dx: bool,
+) -> LowRankGradients<B> {
+    let LowRankSaved { x_ni, down_nr, update, .. } = saved;
     let dtype = dy_no.dtype();
     let a_ri = reference::same_dtype(update.a_ri, dtype);
     let b_or = reference::same_dtype(update.b_or, dtype);
     let ddown_nr = dy_no.clone().matmul(b_or) * update.scale;
     LowRankGradients {
-        dx_ni: wants_dx.then(|| linear_input(dy_no.clone(), w_oi) + ddown_nr.clone().matmul(a_ri)),
+        dx_ni: wants_dx.then(|| ddown_nr.clone().matmul(a_ri)),
         da_ri: linear_weight(ddown_nr, x_ni),
         db_or: linear_weight(dy_no, down_nr),
     }

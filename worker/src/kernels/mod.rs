@@ -2,14 +2,16 @@
 //!
 //! [`ModelBackend`] is burn's `Backend` plus those operations, forward and backward. Each has a reference written with
 //! burn's own tensor operations ([`reference`], and its derivatives in [`adjoint`]), which any backend gets for nothing,
-//! and which its fused version is tested against; `flex` has the fused versions for the CPU. Under autodiff every
+//! and which its fused version is tested against; `flex` has the fused versions for the CPU, `fused` what differs on an accelerator. Under autodiff every
 //! operation is one node (`autodiff`) whose backward pass calls the backward method of the backend underneath.
 //!
 //! What this module does not do: know any model. Shapes are in the docs; frozen arguments (gains, rotary tables) get no gradient.
 
 pub mod adjoint;
 mod autodiff;
+pub mod blocked;
 mod flex;
+mod fused;
 pub mod pool;
 pub mod reference;
 #[cfg(test)]

@@ -30,7 +30,7 @@ use super::{
     recovery::{Held, is_the_generations},
 };
 use crate::{
-    collective::{Collective, Membership, Ring, RingAbort, RingListener, Solo},
+    collective::{self, Collective, FabricSource, Membership, Ring, RingAbort, RingListener, Solo},
     data::{DataError, Dataset, Prefetcher},
     kernels::Tape,
     link::{Assignment, Commands, EpochPositions, Link, LinkError, Phase, Report, StateSource},
@@ -52,6 +52,8 @@ pub(super) struct Training<'a, B: Tape<Base = B>> {
     pub(super) plan: Plan,
     pub(super) link: Box<dyn Link + Send>,
     pub(super) comm: Box<dyn Collective>,
+    /// What may carry large buffers beside the ring.
+    pub(super) fabric: Option<Box<dyn FabricSource>>,
     pub(super) dataset: Arc<Dataset>,
     pub(super) prefetch: Prefetcher,
     pub(super) policy: Policy<B>,
@@ -165,9 +167,11 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             world: *world as usize,
             next,
         };
-        let ring = Ring::connect(listener, &membership, Instant::now() + RING_PATIENCE, &abort)?;
+        let deadline = Instant::now() + RING_PATIENCE;
+        let ring = Ring::connect(listener, &membership, deadline, &abort)?;
         self.link.connected(ring.abort_handle(), ring.progress());
-        Ok(Box::new(ring))
+        let source = self.fabric.as_mut().map(|source| source.as_mut());
+        Ok(collective::join(ring, source, self.spec.launch.collectives, deadline)?)
     }
 
     /// Runs steps to the end of the run or of the generation; at the end of the run saves, evaluates and exports.

@@ -11,7 +11,7 @@ use coxswain_proto::{
 
 use super::{TrainError, checkpoint::Store, export::Summary, features::Features, fit, run::Training};
 use crate::{
-    collective::{RingListener, Solo},
+    collective::{FabricSource, RingListener, Solo},
     data::{Dataset, Prefetcher},
     kernels::{Tape, pool},
     link::{Assignment, Commands, Link, LinkError, Phase},
@@ -33,13 +33,19 @@ pub struct TrainerOptions<B: Tape<Base = B>> {
 /// Trains the policy of a run spec on backend `B`.
 pub struct PolicyTrainer<B: Tape<Base = B>> {
     options: TrainerOptions<B>,
+    fabric: Option<Box<dyn FabricSource>>,
     dataset: Option<Arc<Dataset>>,
 }
 
 impl<B: Tape<Base = B>> PolicyTrainer<B> {
     /// A trainer that has read nothing yet.
     pub fn new(options: TrainerOptions<B>) -> Self {
-        Self { options, dataset: None }
+        Self { options, fabric: None, dataset: None }
+    }
+
+    /// Large buffers may take another way than the ring.
+    pub fn with_fabric(self, fabric: Box<dyn FabricSource>) -> Self {
+        Self { fabric: Some(fabric), ..self }
     }
 
     fn dataset(&mut self, spec: &RunSpec) -> Result<Arc<Dataset>, TrainError> {
@@ -109,6 +115,7 @@ impl<B: Tape<Base = B>> PolicyTrainer<B> {
                 checkpoint_step: Step(0),
             },
             comm: Box::new(Solo::default()),
+            fabric: self.fabric.take(),
             held: None,
             link,
             dataset,

@@ -15,6 +15,7 @@ struct Case<'a> {
     flags: LaunchFlags,
     env: &'a [(&'a str, &'a str)],
     spec: &'a [&'a str],
+    cards: Option<usize>,
 }
 
 fn machine() -> Machine {
@@ -26,7 +27,8 @@ fn resolve(case: &Case<'_>) -> Result<Plan, String> {
     let spec = RunSpec::from_yaml(SPEC, "run.yaml", &overrides).unwrap();
     let env = |name: &str| case.env.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned());
     let machine = machine();
-    Plan::resolve(&Sources { flags: &case.flags, env: &env, spec: &spec, machine: &machine })
+    let cards = || case.cards.ok_or(NoCards::NoDriver);
+    Plan::resolve(&Sources { flags: &case.flags, env: &env, spec: &spec, machine: &machine, cards: &cards })
         .map_err(|failed| failed.message.unwrap())
 }
 
@@ -277,4 +279,42 @@ fn a_range_of_machines_makes_an_elastic_world_with_two_budgets() {
     assert_eq!(plan.budgets, Budgets { restarts: 7, rescales: Some(9) });
     assert_eq!(plan.hosting, Hosting::IfFree);
     assert_eq!(plan.last_call, Duration::from_secs(30));
+}
+
+#[test]
+fn workers_are_counted_by_cards_where_there_are_cards_and_by_cores_elsewhere() {
+    let workers = |nproc: &str, device: &str, cards: Option<usize>| {
+        let flags = LaunchFlags { nproc_per_node: text(nproc), device: text(device), ..Default::default() };
+        resolve(&Case { flags, cards, ..Case::default() }).map(|plan| plan.nproc_per_node)
+    };
+    for (nproc, device, cards, expected) in [
+        ("auto", "auto", Some(4), 4),
+        ("auto", "auto", None, 8),
+        ("auto", "cpu", Some(4), 8),
+        ("gpu", "cuda", Some(2), 2),
+        ("gpu", "auto", Some(3), 3),
+        ("cpu", "auto", Some(3), 8),
+        ("5", "cuda", Some(1), 5),
+    ] {
+        assert_eq!(workers(nproc, device, cards), Ok(expected), "{nproc} on {device} with {cards:?}");
+    }
+    let error = workers("gpu", "auto", None).unwrap_err();
+    assert!(error.starts_with("--nproc-per-node gpu: no NVIDIA driver"), "{error}");
+    let error = workers("gpu", "cpu", Some(2)).unwrap_err();
+    assert!(error.contains("compute on the CPU"), "{error}");
+}
+
+#[test]
+fn cards_that_are_asked_for_and_not_here_are_refused_by_whoever_asked() {
+    let flags = || LaunchFlags { device: text("cuda"), ..Default::default() };
+    let error = resolve(&Case { flags: flags(), ..Case::default() }).unwrap_err();
+    assert!(error.starts_with("--device cuda: no NVIDIA driver (libcuda.so.1"), "{error}");
+    let spec: &[&str] = &["launch.device=cuda"];
+    let error = resolve(&Case { spec, ..Case::default() }).unwrap_err();
+    assert!(error.starts_with("launch.device cuda: no NVIDIA driver"), "{error}");
+    let plan = resolve(&Case { flags: flags(), cards: Some(1), ..Case::default() }).unwrap();
+    assert_eq!(plan.device, DeviceChoice::Cuda);
+    let flags = LaunchFlags { device: text("tpu"), ..Default::default() };
+    let error = resolve(&Case { flags, ..Case::default() }).unwrap_err();
+    assert_eq!(error, "--device tpu: expected auto, cpu or cuda");
 }

@@ -5,7 +5,7 @@
 use crate::collective::Reduce;
 
 /// A number the ring can carry.
-pub(super) trait Element: bytemuck::Pod {
+pub(in crate::collective) trait Element: bytemuck::Pod {
     /// Name on the wire and in messages.
     const KIND: Kind;
 
@@ -18,7 +18,7 @@ pub(super) trait Element: bytemuck::Pod {
 
 /// Element types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(in crate::collective) enum Kind {
     F32,
     F64,
 }

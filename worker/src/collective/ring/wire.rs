@@ -19,7 +19,7 @@ const MAGIC: [u8; 4] = *b"CXcl";
 
 /// Operations, as they appear on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Operation {
+pub(in crate::collective) enum Operation {
     AllReduce = 1,
     ReduceScatter,
     AllGather,
@@ -29,7 +29,7 @@ pub(super) enum Operation {
 }
 
 impl Operation {
-    pub(super) fn name(self) -> &'static str {
+    pub(in crate::collective) fn name(self) -> &'static str {
         match self {
             Self::AllReduce => "all_reduce",
             Self::ReduceScatter => "reduce_scatter",

@@ -1,6 +1,8 @@
 //! Turns tensors of a checkpoint into layers on a device, registering adapters on the way.
 
-use burn::tensor::Tensor;
+use std::cell::Cell;
+
+use burn::tensor::{Tensor, TensorData};
 use coxswain_proto::run_spec::WeightsDtype;
 
 use super::{checkpoint::Checkpoint, error::ModelError};
@@ -9,6 +11,10 @@ use crate::{
     lora::{LoraLinear, LoraPlan, linear::frozen},
     params::TrainableLayout,
 };
+
+/// Bytes handed to a device between two moments at which it has taken them over. A device copies in its own time, and keeps what it
+/// was given in host memory until then: without this a fast disk would bring the whole model there.
+const IN_FLIGHT: usize = 256 << 20;
 
 /// What all layers need while they are loaded.
 pub struct Loader<'a, B: ModelBackend> {
@@ -22,6 +28,8 @@ pub struct Loader<'a, B: ModelBackend> {
     pub layout: &'a mut TrainableLayout,
     /// Where weights go.
     pub device: &'a B::Device,
+    /// Bytes that the device may not have taken over yet.
+    pub in_flight: Cell<usize>,
 }
 
 impl<B: ModelBackend> Loader<'_, B> {
@@ -39,7 +47,7 @@ impl<B: ModelBackend> Loader<'_, B> {
 
     /// A matrix, by the tensor's full name.
     pub fn matrix(&self, name: &str, shape: [usize; 2]) -> Result<Tensor<B, 2>, ModelError> {
-        Ok(frozen(self.checkpoint.matrix(name, &shape, &shape, self.dtype)?, self.device))
+        Ok(self.placed(self.checkpoint.matrix(name, &shape, &shape, self.dtype)?))
     }
 
     /// A tensor of any shape in the file, as a matrix with the same elements.
@@ -49,11 +57,24 @@ impl<B: ModelBackend> Loader<'_, B> {
         expected: &[usize],
         shape: [usize; 2],
     ) -> Result<Tensor<B, 2>, ModelError> {
-        Ok(frozen(self.checkpoint.matrix(name, expected, &shape, self.dtype)?, self.device))
+        Ok(self.placed(self.checkpoint.matrix(name, expected, &shape, self.dtype)?))
     }
 
     /// A bias or a gain, by the tensor's full name.
     pub fn vector(&self, name: &str, len: usize) -> Result<Tensor<B, 1>, ModelError> {
-        Ok(frozen(self.checkpoint.vector(name, len)?, self.device))
+        Ok(self.placed(self.checkpoint.vector(name, len)?))
+    }
+
+    /// A tensor on the device. Waits for the device now and then; on the CPU there is nothing to wait for.
+    fn placed<const D: usize>(&self, data: TensorData) -> Tensor<B, D> {
+        let in_flight = self.in_flight.get() + data.bytes.len();
+        let tensor = frozen(data, self.device);
+        self.in_flight.set(in_flight);
+        if in_flight >= IN_FLIGHT {
+            self.in_flight.set(0);
+            // What a device has to say of a failure it says again to whoever uses the tensor.
+            let _ = B::sync(self.device);
+        }
+        tensor
     }
 }

@@ -6,6 +6,7 @@
 //! windows · rope       host integers and tables: window order, positions on three axes
 //! vision · text · mlp · embed      the two towers
 //! modules              the names that PEFT knows
+//! random · tokens      a checkpoint of these shapes with random weights
 //! forward · inputs     `cox model forward`: everything at once, for comparison with other implementations
 //! ```
 //!
@@ -23,10 +24,12 @@ mod loader;
 mod mapping;
 mod mlp;
 pub mod modules;
+pub mod random;
 pub mod rope;
 #[cfg(test)]
 mod tests;
 pub mod text;
+mod tokens;
 pub mod vision;
 pub mod windows;
 
@@ -92,7 +95,9 @@ impl<B: ModelBackend> QwenVl<B> {
         let options = options.into();
         let config = QwenConfig::read(dir)?;
         let checkpoint = Checkpoint::open(dir)?;
-        let mut loader = Loader { checkpoint: &checkpoint, dtype: options.dtype, lora, layout, device };
+        let in_flight = Default::default();
+        let mut loader =
+            Loader { checkpoint: &checkpoint, dtype: options.dtype, lora, layout, device, in_flight };
         let vision = VisionTower::load(&mut loader, &config.vision)?;
         let embedding = Embedding::load(&loader, &config)?;
         let text = TextModel::load(&mut loader, &config.text)?;

@@ -15,7 +15,6 @@ pub fn modules(config: &QwenConfig) -> Vec<Module> {
 
 /// Names of the frozen tensors that training loads, and whether each is a matrix. An LM head of its own is not among them.
 pub fn frozen_tensors(config: &QwenConfig) -> Vec<(String, bool)> {
-    let norm = |name: &str| name.ends_with("norm") || name.ends_with("norm1") || name.ends_with("norm2");
     let mut tensors = Vec::new();
     for Module { name, kind, .. } in modules(config) {
         match kind {
@@ -27,13 +26,18 @@ pub fn frozen_tensors(config: &QwenConfig) -> Vec<(String, bool)> {
                 }
             }
             ModuleKind::Convolution | ModuleKind::Embedding => tensors.push((format!("{name}.weight"), true)),
-            ModuleKind::Other if norm(&name) || name.ends_with("ln_q") => {
+            ModuleKind::Other if is_norm(&name) => {
                 tensors.push((format!("{name}.weight"), false));
             }
             ModuleKind::Other => {}
         }
     }
     tensors
+}
+
+/// Whether a module is a norm, whose only tensor is its gain.
+pub fn is_norm(module: &str) -> bool {
+    ["norm", "norm1", "norm2", "ln_q"].iter().any(|end| module.ends_with(end))
 }
 
 /// Whether a linear has a bias: all of the vision tower's, and query, key and value of the language model.

@@ -163,7 +163,10 @@ pub(super) fn is_the_generations(error: &TrainError) -> bool {
     let of_ring = |error: &CollectiveError| {
         matches!(
             error,
-            CollectiveError::PeerLost { .. } | CollectiveError::Aborted { .. } | CollectiveError::Connect(_)
+            CollectiveError::PeerLost { .. }
+                | CollectiveError::Aborted { .. }
+                | CollectiveError::Connect(_)
+                | CollectiveError::Fabric { .. }
         )
     };
     match error {

@@ -1,0 +1,99 @@
+//! Coxswain on NVIDIA cards: whether they can be used, and the one place where training is instantiated for them.
+//!
+//! ```text
+//! libraries   the driver and NVRTC, asked before anybody needs them
+//! nccl        NCCL as the fabric between cards
+//! here        the worker's generic code, once, for burn's CUDA backend
+//! ```
+//!
+//! burn's CUDA backend is generic down to the launches of its kernels, so whoever names it builds all of it. This crate does, once;
+//! none of its functions is generic, and it is built without optimisation in dev.
+//!
+//! Building needs no CUDA toolkit. At run time the driver, NVRTC, CUDA's headers and, between cards, NCCL are loaded; what is
+//! missing is said in words ([`NoCards`]).
+
+mod libraries;
+mod nccl;
+#[cfg(test)]
+mod tests;
+
+use std::sync::OnceLock;
+
+use burn_cuda::{Cuda, CudaDevice};
+use coxswain_proto::{ids::Step, run_spec::RunSpec};
+use coxswain_worker::{
+    collective::{FabricError, FabricSource, RingListener},
+    device::{Accelerator, Cards, NoCards, Version},
+    selftest::{self, Finding, Losses, Sizes, Width},
+    train::{ActionError, PolicyTrainer, TrainError, TrainerOptions, evaluate_run},
+    trainer::Trainer,
+};
+
+use self::{libraries::NoDriver, nccl::NcclFabric};
+
+/// cubecl writes `__tanhf` into its kernels whatever the compiler; this version is the first to know it.
+const NEEDED: Version = Version { major: 12, minor: 8 };
+/// The header that every kernel begins with.
+const HEADER: &str = "cuda_runtime.h";
+
+/// NVIDIA's cards.
+#[derive(Clone, Copy, Debug)]
+pub struct Nvidia;
+
+impl Accelerator for Nvidia {
+    fn probe(&self) -> Result<Cards, NoCards> {
+        static FOUND: OnceLock<Result<Cards, NoCards>> = OnceLock::new();
+        FOUND.get_or_init(look).clone()
+    }
+
+    fn nccl(&self) -> Result<u32, FabricError> {
+        nccl::version()
+    }
+
+    fn trainer(&self, card: usize, listener: Option<RingListener>) -> Box<dyn Trainer> {
+        let options = TrainerOptions { device: CudaDevice::new(card), listener };
+        Box::new(PolicyTrainer::<Cuda>::new(options).with_fabric(self.fabric(card)))
+    }
+
+    fn evaluate(&self, spec: &RunSpec, card: usize) -> Result<(Step, Option<ActionError>), TrainError> {
+        evaluate_run::<Cuda>(spec, &CudaDevice::new(card))
+    }
+
+    fn fabric(&self, card: usize) -> Box<dyn FabricSource> {
+        Box::new(NcclFabric::new(card))
+    }
+
+    fn measure(&self, card: usize) -> Vec<Finding> {
+        let sizes = Sizes { copy: 512 << 20, side: 8192, rounds: 5, bf16: true };
+        selftest::speed::<Cuda>(&CudaDevice::new(card), sizes)
+    }
+
+    fn step(&self, card: usize, width: Width) -> Losses {
+        selftest::step::<Cuda>(&CudaDevice::new(card), width)
+    }
+}
+
+fn look() -> Result<Cards, NoCards> {
+    let driver = libraries::driver().map_err(|error| match error {
+        NoDriver::Absent => NoCards::NoDriver,
+        NoDriver::Refuses(call, code) => NoCards::Refused { call, code },
+    })?;
+    if driver.cards == 0 {
+        return Err(NoCards::NoCard);
+    }
+    let nvrtc = libraries::nvrtc().ok_or(NoCards::NoCompiler)?;
+    if nvrtc < NEEDED {
+        return Err(NoCards::OldCompiler { found: nvrtc, needed: NEEDED });
+    }
+    // Where cubecl will look; it panics if there is no such place.
+    let home = cubecl::cuda::install::cuda_path();
+    let headers = home.as_ref().map(|home| home.join("include"));
+    let headers =
+        headers.filter(|include| include.join(HEADER).is_file()).ok_or_else(|| NoCards::NoHeaders {
+            looked_at: home.map_or_else(
+                || "CUDA_PATH is not set, and there is no /usr/local/cuda".to_owned(),
+                |home| format!("{} is not there", home.join("include").join(HEADER).display()),
+            ),
+        })?;
+    Ok(Cards { count: driver.cards, driver: driver.cuda, nvrtc, headers })
+}

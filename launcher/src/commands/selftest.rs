@@ -1,0 +1,114 @@
+//! `cox selftest`: does this node work? One page and an exit code.
+
+use clap::Args;
+use coxswain_proto::run_spec::DeviceChoice;
+use coxswain_worker::{
+    device::{self, Device},
+    selftest::{self, Finding, Verdict},
+};
+
+use crate::{
+    accelerator::accelerator,
+    exit::{Exit, Failed, Outcome},
+    gpu::Driver,
+    render::{say, table::table, units},
+};
+
+/// Flags of `cox selftest`.
+#[derive(Args, Debug)]
+pub struct SelftestArgs {
+    /// What to test: `cpu`, `cuda` (the first card that this process sees), or `auto`
+    #[arg(long, value_name = "auto|cpu|cuda", default_value_t = DeviceChoice::Auto)]
+    device: DeviceChoice,
+    /// One JSON object instead of text
+    #[arg(long)]
+    json: bool,
+}
+
+/// Tests this node.
+pub fn execute(args: &SelftestArgs) -> Outcome {
+    let device = device::choose(args.device, 0, accelerator())
+        .map_err(|missing| Failed::usage(format!("--device {}: {missing}", args.device)))?;
+    let mut findings = if device == Device::Cpu { Vec::new() } else { cards() };
+    findings.extend(selftest::run(device, accelerator()));
+    let failed = findings.iter().filter(|finding| finding.failed()).count();
+    match args.json {
+        true => {
+            say(serde_json::json!({"device": device.to_string(), "failed": failed, "findings": findings}))
+        }
+        false => say(page(device, &findings, failed)),
+    };
+    match failed {
+        0 => Ok(()),
+        _ => Err(Failed::silent(Exit::Internal)),
+    }
+}
+
+/// The cards in the driver's words.
+fn cards() -> Vec<Finding> {
+    let found = Driver::load().and_then(|driver| Ok((driver.version(), driver.cards()?)));
+    let (version, cards) = match found {
+        Ok(found) => found,
+        Err(missing) => return vec![Finding::told("machine", "driver", missing)],
+    };
+    let driver = version.map(|version| Finding::told("machine", "driver", version));
+    let card = |card: &crate::gpu::Gpu| {
+        let memory = format!("{} free of {}", units::bytes(card.free), units::bytes(card.total));
+        Finding::told("machine", format_args!("card {}", card.index), format!("{}, {memory}", card.name))
+    };
+    driver.into_iter().chain(cards.iter().map(card)).collect()
+}
+
+fn page(device: Device, findings: &[Finding], failed: usize) -> String {
+    let verdict = |finding: &Finding| match finding.verdict {
+        Verdict::Passed => "ok",
+        Verdict::Failed => "FAILED",
+        Verdict::Told => "",
+    };
+    let rows: Vec<[String; 4]> = findings
+        .iter()
+        .map(|finding| {
+            [
+                finding.section.to_owned(),
+                finding.what.clone(),
+                verdict(finding).to_owned(),
+                finding.found.clone(),
+            ]
+        })
+        .collect();
+    let checked = findings.iter().filter(|finding| finding.verdict != Verdict::Told).count();
+    let conclusion = match failed {
+        0 => format!("{device}: all {checked} checks passed"),
+        failed => format!("{device}: {failed} of {checked} checks failed"),
+    };
+    format!("{}\n\n{conclusion}", table(["", "what", "", "found"], &rows))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_has_every_finding_and_ends_with_the_verdict() {
+        let findings = [
+            Finding::told("machine", "cores", 2),
+            Finding::checked("training", "CPU", Ok("loss 1".into())),
+            Finding::checked("training", "card", Err("losses are off".into())),
+        ];
+        let page = page(Device::Cuda(0), &findings, 1);
+        for part in ["cores", "ok", "loss 1", "FAILED", "losses are off"] {
+            assert!(page.contains(part), "{part}: {page}");
+        }
+        assert!(page.ends_with("cuda:0: 1 of 2 checks failed"), "{page}");
+    }
+
+    #[test]
+    fn a_card_that_is_not_here_is_refused_before_anything_is_tested() {
+        if accelerator().probe().is_err() {
+            let args = SelftestArgs { device: DeviceChoice::Cuda, json: false };
+            let failed = execute(&args).unwrap_err();
+            assert_eq!(failed.exit, Exit::Usage);
+            assert!(failed.message.unwrap().starts_with("--device cuda: "));
+        }
+    }
+}

@@ -1,0 +1,352 @@
+//! A ring and a fabric as one communicator.
+//!
+//! ```text
+//! ring     votes, barriers and everything small; the header of every large collective; who is there and who has left
+//! fabric   the data of large collectives
+//! ```
+//!
+//! A large collective begins with its header on the ring, without data: ranks that are in different collectives are told, as on the
+//! ring alone, instead of waiting for each other for ever. While the fabric moves data the ring is watched: an abort or a neighbour
+//! that is gone ends the fabric at once, so nobody needs a timeout to notice a dead rank, and nobody needs the coordinator.
+//!
+//! **How it is formed** ([`join`]). The ring of the generation exists first, with its handshake and its fences. Over it all ranks
+//! learn what each could bring; if that is the same everywhere, rank 0 makes an id and broadcasts it, all connect, and tell each
+//! other whether it worked. Only then is the fabric used; otherwise the ring carries everything, and one line says why.
+//!
+//! Which way a buffer takes depends on its size alone, so all ranks agree. Reductions of a fabric add in an order of its own; a
+//! repeated run gives the same bits as long as the fabric chooses the same algorithm.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use coxswain_proto::{ids::Rank, run_spec::Collectives};
+
+use super::{
+    AbortHandle, Buf, BufMut, Collective, CollectiveError, Fabric, FabricError, FabricId, FabricSource,
+    Movement, Offer, Place, Progress, Reduce, Ring, Transfer, check_root, chunk,
+    ring::{Call, Element, Entered, Operation},
+    size_error,
+};
+
+/// Buffers of at most this many bytes stay on the ring: a vote takes less time there than its way to a card and back.
+const SMALL: usize = 64 << 10;
+/// A neighbour that has left may have finished the same collective first. Ours is given this long to finish as well.
+const LINGER: Duration = Duration::from_secs(2);
+/// Between two looks at a transfer in flight.
+const PAUSE: Duration = Duration::from_micros(50);
+
+/// A rank's place in a ring and a fabric.
+pub struct Carried {
+    ring: Ring,
+    fabric: Box<dyn Fabric>,
+    small: usize,
+}
+
+/// What the ranks of `ring` communicate over: a fabric beside it if `wanted` and possible on all ranks, else the ring itself.
+pub fn join(
+    mut ring: Ring,
+    source: Option<&mut (dyn FabricSource + 'static)>,
+    wanted: Collectives,
+    deadline: Instant,
+) -> Result<Box<dyn Collective>, CollectiveError> {
+    if wanted == Collectives::Ring {
+        return Ok(Box::new(ring));
+    }
+    // On a machine without cards there is nothing to explain.
+    let expected = source.is_some();
+    match connect(&mut ring, source, deadline)? {
+        Ok(fabric) => Ok(Box::new(Carried { ring, fabric, small: SMALL })),
+        Err(why) if wanted == Collectives::Nccl => Err(CollectiveError::NoFabric(why)),
+        Err(why) => {
+            if expected {
+                tracing::warn!("gradients and weights go over TCP: {why}");
+            }
+            Ok(Box::new(ring))
+        }
+    }
+}
+
+/// A fabric, or why there is none; the same on all ranks.
+fn connect(
+    ring: &mut Ring,
+    source: Option<&mut (dyn FabricSource + 'static)>,
+    deadline: Instant,
+) -> Result<Result<Box<dyn Fabric>, String>, CollectiveError> {
+    let Some(source) = source else { return Ok(Err(missing(&exchange(ring, None)?))) };
+    let own = source.offer();
+    if let Err(why) = &own {
+        tracing::warn!("{why}");
+    }
+    let offers = exchange(ring, own.ok())?;
+    let Some(first) = offers[0].filter(|first| agree(&offers, *first)) else {
+        return Ok(Err(missing(&offers)));
+    };
+    let (rank, world) = (ring.rank(), ring.world());
+    let mut parcel = [0.0f64; 1 + size_of::<FabricId>()];
+    if rank.0 == 0
+        && let Ok(id) = source.id()
+    {
+        parcel[0] = 1.0;
+        parcel[1..].iter_mut().zip(id).for_each(|(slot, byte)| *slot = f64::from(byte));
+    }
+    ring.broadcast(BufMut::F64(&mut parcel), Rank(0))?;
+    if parcel[0] == 0.0 {
+        return Ok(Err("rank 0 cannot make an id".to_owned()));
+    }
+    let place = Place { rank, world, id: std::array::from_fn(|i| parcel[i + 1] as u8), deadline };
+    let fabric = source.connect(&place, &mut || ring.aborted().is_none() && ring.departed().is_none());
+    if let Err(why) = &fabric {
+        tracing::warn!("{why}");
+    }
+    let mut joined = vec![0.0; world];
+    joined[rank.0 as usize] = if fabric.is_ok() { 1.0 } else { 0.0 };
+    ring.all_gather_in_place(BufMut::F64(&mut joined))?;
+    match fabric {
+        Ok(fabric) if joined.iter().all(|ok| *ok == 1.0) => {
+            tracing::info!(version = first.version, "gradients and weights go over NCCL");
+            Ok(Ok(fabric))
+        }
+        unused => {
+            // The ranks that it would wait for are not there.
+            unused.into_iter().for_each(|mut fabric| fabric.abort());
+            Ok(Err(format!("NCCL did not connect on {}{}", ranks(&joined, 0.0), sharing(&offers))))
+        }
+    }
+}
+
+/// Everybody's offer, by rank.
+fn exchange(ring: &mut Ring, own: Option<Offer>) -> Result<Vec<Option<Offer>>, CollectiveError> {
+    let mut all = vec![0.0; 3 * ring.world()];
+    let at = 3 * ring.rank().0 as usize;
+    if let Some(Offer { version, card }) = own {
+        all[at..at + 3].copy_from_slice(&[1.0, f64::from(version), f64::from(card)]);
+    }
+    ring.all_gather_in_place(BufMut::F64(&mut all))?;
+    let offer = |of: &[f64]| (of[0] == 1.0).then(|| Offer { version: of[1] as u32, card: of[2] as u32 });
+    Ok(all.chunks_exact(3).map(offer).collect())
+}
+
+fn agree(offers: &[Option<Offer>], first: Offer) -> bool {
+    offers.iter().all(|offer| offer.is_some_and(|offer| offer.version == first.version))
+}
+
+/// Why these offers make no fabric.
+fn missing(offers: &[Option<Offer>]) -> String {
+    let there: Vec<f64> = offers.iter().map(|offer| if offer.is_some() { 1.0 } else { 0.0 }).collect();
+    if there.contains(&0.0) {
+        return format!("no card with NCCL on {}", ranks(&there, 0.0));
+    }
+    let mut versions: Vec<_> = offers.iter().flatten().map(|offer| offer.version).collect();
+    versions.sort_unstable();
+    versions.dedup();
+    format!("NCCL is of different versions: {versions:?}")
+}
+
+/// Ranks of one card, as a half-sentence: NCCL refuses them unless it takes them for different hosts.
+fn sharing(offers: &[Option<Offer>]) -> String {
+    let shares = |a: usize| {
+        (0..a).find(|b| offers[a].is_some() && offers[*b].map(|o| o.card) == offers[a].map(|o| o.card))
+    };
+    match (0..offers.len()).find_map(|a| shares(a).map(|b| (b, a))) {
+        Some((b, a)) => {
+            format!(" (ranks {b} and {a} share a card, which NCCL refuses: start one worker a card)")
+        }
+        None => String::new(),
+    }
+}
+
+/// `rank 1`, `ranks 0, 2`: those with this value.
+fn ranks(values: &[f64], wanted: f64) -> String {
+    let of: Vec<_> =
+        (0..values.len()).filter(|rank| values[*rank] == wanted).map(|rank| rank.to_string()).collect();
+    format!("{} {}", if of.len() == 1 { "rank" } else { "ranks" }, of.join(", "))
+}
+
+impl Carried {
+    /// Moves one large buffer.
+    fn carry<T: Element>(&mut self, buffer: &mut [T], movement: Movement) -> Result<(), CollectiveError> {
+        let (operation, reduce, root) = match movement {
+            Movement::AllReduce(reduce) => (Operation::AllReduce, Some(reduce), 0),
+            Movement::ReduceScatter(reduce) => (Operation::ReduceScatter, Some(reduce), 0),
+            Movement::AllGather => (Operation::AllGather, None, 0),
+            Movement::Shift => (Operation::Shift, None, 0),
+            Movement::Broadcast(root) => (Operation::Broadcast, None, root.0),
+        };
+        let call = Call { operation, reduce, root, length: buffer.len() };
+        let entered = self.ring.announce::<T>(&call)?;
+        let transfer = Transfer { movement, length: buffer.len(), width: size_of::<T>() };
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(buffer);
+        self.fabric.start(&transfer, bytes).map_err(|error| self.broken(&entered, operation, &error))?;
+        self.wait(&entered, operation)?;
+        self.fabric.finish(&transfer, bytes).map_err(|error| self.broken(&entered, operation, &error))?;
+        self.ring.leave(&entered);
+        Ok(())
+    }
+
+    /// Waits for the transfer in flight, with an eye on the ring.
+    fn wait(&mut self, entered: &Entered, operation: Operation) -> Result<(), CollectiveError> {
+        let (sequence, name) = (entered.sequence(), operation.name());
+        let mut departed: Option<(Rank, Instant)> = None;
+        loop {
+            match self.fabric.poll() {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(error) => return Err(self.broken(entered, operation, &error)),
+            }
+            if let Some(reason) = self.ring.aborted() {
+                self.fabric.abort();
+                return Err(CollectiveError::Aborted { sequence, operation: name, reason });
+            }
+            match departed {
+                None => departed = self.ring.departed().map(|peer| (peer, Instant::now())),
+                Some((peer, since)) if since.elapsed() > LINGER => {
+                    self.fabric.abort();
+                    self.ring.give_up(format!("rank {peer} is gone"));
+                    let source = std::io::Error::new(
+                        std::io::ErrorKind::ConnectionReset,
+                        "its control connection is closed, and the transfer does not end",
+                    );
+                    return Err(CollectiveError::PeerLost { peer, sequence, operation: name, source });
+                }
+                Some(_) => {}
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// Leaves the communicator for good.
+    fn broken(&mut self, entered: &Entered, operation: Operation, error: &FabricError) -> CollectiveError {
+        self.fabric.abort();
+        self.ring.give_up(format!("the fabric has failed before: {error}"));
+        CollectiveError::Fabric {
+            sequence: entered.sequence(),
+            operation: operation.name(),
+            detail: error.to_string(),
+        }
+    }
+
+    /// Whether a buffer of so many bytes stays on the ring.
+    fn stays(&self, bytes: usize) -> bool {
+        bytes <= self.small
+    }
+}
+
+/// Moves a large buffer as `$movement` says, a small one by `$small` on the ring.
+macro_rules! either_way {
+    ($self:ident, $buffer:ident, $movement:expr, $small:expr) => {
+        match $buffer {
+            BufMut::F32(values) if !$self.stays(size_of_val(values)) => $self.carry(values, $movement),
+            BufMut::F64(values) if !$self.stays(size_of_val(values)) => $self.carry(values, $movement),
+            $buffer => $small(&mut $self.ring, $buffer),
+        }
+    };
+}
+
+impl Collective for Carried {
+    fn rank(&self) -> Rank {
+        self.ring.rank()
+    }
+
+    fn world(&self) -> usize {
+        self.ring.world()
+    }
+
+    fn all_reduce(&mut self, buffer: BufMut<'_>, reduce: Reduce) -> Result<(), CollectiveError> {
+        let small = |ring: &mut Ring, buffer: BufMut<'_>| ring.all_reduce(buffer, reduce);
+        either_way!(self, buffer, Movement::AllReduce(reduce), small)
+    }
+
+    fn reduce_scatter(
+        &mut self,
+        input: BufMut<'_>,
+        output: BufMut<'_>,
+        reduce: Reduce,
+    ) -> Result<(), CollectiveError> {
+        let own = chunk(input.len(), self.world(), self.rank().0 as usize);
+        let fits = output.len().checked_mul(self.world()) == Some(input.len());
+        match (input, output) {
+            (BufMut::F32(input), BufMut::F32(output)) if fits && !self.stays(size_of_val(input)) => {
+                self.carry(input, Movement::ReduceScatter(reduce))?;
+                output.copy_from_slice(&input[own]);
+                Ok(())
+            }
+            (BufMut::F64(input), BufMut::F64(output)) if fits && !self.stays(size_of_val(input)) => {
+                self.carry(input, Movement::ReduceScatter(reduce))?;
+                output.copy_from_slice(&input[own]);
+                Ok(())
+            }
+            (input, output) => self.ring.reduce_scatter(input, output, reduce),
+        }
+    }
+
+    fn all_gather(&mut self, shard: Buf<'_>, output: BufMut<'_>) -> Result<(), CollectiveError> {
+        if shard.len().checked_mul(self.world()) != Some(output.len()) {
+            return self.ring.all_gather(shard, output);
+        }
+        let own = chunk(output.len(), self.world(), self.rank().0 as usize);
+        match (shard, output) {
+            (Buf::F32(shard), BufMut::F32(output)) => {
+                output[own].copy_from_slice(shard);
+                self.all_gather_in_place(BufMut::F32(output))
+            }
+            (Buf::F64(shard), BufMut::F64(output)) => {
+                output[own].copy_from_slice(shard);
+                self.all_gather_in_place(BufMut::F64(output))
+            }
+            (shard, output) => Err(size_error("all_gather", shard, output.as_buf())),
+        }
+    }
+
+    fn reduce_scatter_in_place(&mut self, buffer: BufMut<'_>, reduce: Reduce) -> Result<(), CollectiveError> {
+        let small = |ring: &mut Ring, buffer: BufMut<'_>| ring.reduce_scatter_in_place(buffer, reduce);
+        either_way!(self, buffer, Movement::ReduceScatter(reduce), small)
+    }
+
+    fn all_gather_in_place(&mut self, buffer: BufMut<'_>) -> Result<(), CollectiveError> {
+        let small = |ring: &mut Ring, buffer: BufMut<'_>| ring.all_gather_in_place(buffer);
+        either_way!(self, buffer, Movement::AllGather, small)
+    }
+
+    fn shift_in_place(&mut self, buffer: BufMut<'_>) -> Result<(), CollectiveError> {
+        let small = |ring: &mut Ring, buffer: BufMut<'_>| ring.shift_in_place(buffer);
+        either_way!(self, buffer, Movement::Shift, small)
+    }
+
+    fn broadcast(&mut self, buffer: BufMut<'_>, root: Rank) -> Result<(), CollectiveError> {
+        check_root("broadcast", root, self.world())?;
+        let small = |ring: &mut Ring, buffer: BufMut<'_>| ring.broadcast(buffer, root);
+        either_way!(self, buffer, Movement::Broadcast(root), small)
+    }
+
+    fn barrier(&mut self) -> Result<(), CollectiveError> {
+        self.ring.barrier()
+    }
+
+    fn abort_handle(&self) -> Arc<dyn AbortHandle> {
+        self.ring.abort_handle()
+    }
+
+    fn progress(&self) -> Arc<Progress> {
+        self.ring.progress()
+    }
+
+    fn buffer_bytes(&self) -> usize {
+        self.ring.buffer_bytes() + self.fabric.buffer_bytes()
+    }
+}
+
+impl Drop for Carried {
+    /// A rank that was told to leave does not wait for others to let it go.
+    fn drop(&mut self) {
+        if self.ring.aborted().is_some() {
+            self.fabric.abort();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+pub(super) use tests::over_another_ring;

@@ -1,0 +1,281 @@
+//! A fabric that is a second ring on a thread of its own: what the two do together, and what happens when either fails. The
+//! collectives' values are tested by `collective::conformance`.
+
+use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
+
+use super::*;
+use crate::collective::loopback;
+
+type Job = (Transfer, Vec<u8>);
+
+/// Carries by another ring, asynchronously.
+struct OtherRing {
+    jobs: Sender<Job>,
+    done: Receiver<Result<Vec<u8>, CollectiveError>>,
+    abort: Arc<dyn AbortHandle>,
+    result: Vec<u8>,
+}
+
+impl OtherRing {
+    fn new(mut ring: Ring) -> Self {
+        let (jobs, todo) = mpsc::channel::<Job>();
+        let (results, done) = mpsc::channel();
+        let abort = ring.abort_handle();
+        std::thread::spawn(move || {
+            while let Ok((transfer, bytes)) = todo.recv() {
+                let moved = match transfer.width {
+                    4 => run(&mut ring, &transfer, bytemuck::pod_collect_to_vec(&bytes), |values| {
+                        BufMut::F32(values)
+                    }),
+                    _ => run(&mut ring, &transfer, bytemuck::pod_collect_to_vec(&bytes), |values| {
+                        BufMut::F64(values)
+                    }),
+                };
+                if results.send(moved).is_err() {
+                    return;
+                }
+            }
+        });
+        Self { jobs, done, abort, result: Vec::new() }
+    }
+}
+
+fn run<T: Element>(
+    ring: &mut Ring,
+    transfer: &Transfer,
+    mut values: Vec<T>,
+    as_buffer: impl for<'a> Fn(&'a mut [T]) -> BufMut<'a>,
+) -> Result<Vec<u8>, CollectiveError> {
+    let buffer = as_buffer(&mut values);
+    match transfer.movement {
+        Movement::AllReduce(reduce) => ring.all_reduce(buffer, reduce),
+        Movement::ReduceScatter(reduce) => ring.reduce_scatter_in_place(buffer, reduce),
+        Movement::AllGather => ring.all_gather_in_place(buffer),
+        Movement::Shift => ring.shift_in_place(buffer),
+        Movement::Broadcast(root) => ring.broadcast(buffer, root),
+    }?;
+    Ok(bytemuck::cast_slice(&values).to_vec())
+}
+
+impl Fabric for OtherRing {
+    fn start(&mut self, transfer: &Transfer, bytes: &[u8]) -> Result<(), FabricError> {
+        self.jobs.send((*transfer, bytes.to_vec())).map_err(|_| FabricError("the thread is gone".into()))
+    }
+
+    fn poll(&mut self) -> Result<bool, FabricError> {
+        match self.done.try_recv() {
+            Ok(Ok(bytes)) => {
+                self.result = bytes;
+                Ok(true)
+            }
+            Ok(Err(error)) => Err(FabricError(error.to_string())),
+            Err(TryRecvError::Empty) => Ok(false),
+            Err(TryRecvError::Disconnected) => Err(FabricError("the thread is gone".into())),
+        }
+    }
+
+    fn finish(&mut self, _transfer: &Transfer, bytes: &mut [u8]) -> Result<(), FabricError> {
+        bytes.copy_from_slice(&self.result);
+        Ok(())
+    }
+
+    fn abort(&mut self) {
+        self.abort.abort("the fabric was ended");
+    }
+
+    fn buffer_bytes(&self) -> usize {
+        self.result.capacity()
+    }
+}
+
+/// Recipes for ranks whose buffers above 64 bytes go another way.
+pub(in crate::collective) fn over_another_ring(world: usize) -> Vec<Box<dyn FnOnce() -> Carried + Send>> {
+    let pairs = loopback(world).into_iter().zip(loopback(world));
+    pairs
+        .map(|(control, data)| {
+            Box::new(move || {
+                let ring = control();
+                Carried { ring, fabric: Box::new(OtherRing::new(data())), small: 64 }
+            }) as Box<dyn FnOnce() -> Carried + Send>
+        })
+        .collect()
+}
+
+/// A fabric that never ends, or fails at once.
+struct Broken {
+    error: Option<&'static str>,
+}
+
+impl Fabric for Broken {
+    fn start(&mut self, _: &Transfer, _: &[u8]) -> Result<(), FabricError> {
+        Ok(())
+    }
+
+    fn poll(&mut self) -> Result<bool, FabricError> {
+        self.error.map_or(Ok(false), |error| Err(FabricError(error.into())))
+    }
+
+    fn finish(&mut self, _: &Transfer, _: &mut [u8]) -> Result<(), FabricError> {
+        Ok(())
+    }
+
+    fn abort(&mut self) {}
+
+    fn buffer_bytes(&self) -> usize {
+        0
+    }
+}
+
+/// Runs every rank of a loopback ring on its own thread.
+fn on_all<R: Send>(world: usize, body: impl Fn(Ring) -> R + Sync) -> Vec<R> {
+    std::thread::scope(|scope| {
+        let body = &body;
+        let ranks: Vec<_> =
+            loopback(world).into_iter().map(|connect| scope.spawn(move || body(connect()))).collect();
+        ranks.into_iter().map(|rank| rank.join().expect("no rank panics")).collect()
+    })
+}
+
+fn large(comm: &mut dyn Collective) -> Result<(), CollectiveError> {
+    comm.all_reduce(BufMut::F32(&mut vec![1.0; 1 << 16]), Reduce::Sum)
+}
+
+#[test]
+fn a_fabric_that_fails_ends_the_communicator_with_what_it_said() {
+    for outcome in on_all(3, |ring| {
+        let fabric = Box::new(Broken { error: Some("unhandled system error") });
+        let mut comm = Carried { ring, fabric, small: SMALL };
+        (large(&mut comm), comm.barrier())
+    }) {
+        let error = outcome.0.expect_err("the fabric fails").to_string();
+        assert!(error.contains("unhandled system error") && error.contains("all_reduce"), "{error}");
+        assert!(outcome.1.is_err(), "what has failed stays failed");
+    }
+}
+
+#[test]
+fn a_transfer_that_stands_still_ends_with_an_abort() {
+    for outcome in on_all(2, |ring| {
+        let handle = ring.abort_handle();
+        let progress = ring.progress();
+        let mut comm = Carried { ring, fabric: Box::new(Broken { error: None }), small: SMALL };
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                while progress.entered.load(std::sync::atomic::Ordering::Relaxed) == 0 {
+                    std::thread::yield_now();
+                }
+                handle.abort("told to");
+            });
+            large(&mut comm)
+        })
+    }) {
+        let error = outcome.expect_err("nobody finishes");
+        let ended = matches!(error, CollectiveError::Aborted { .. } | CollectiveError::PeerLost { .. });
+        assert!(ended, "{error}");
+    }
+}
+
+#[test]
+fn a_rank_that_dies_in_a_transfer_is_noticed_without_a_coordinator() {
+    let outcomes = on_all(3, |ring| {
+        let rank = ring.rank().0;
+        let mut comm = Carried { ring, fabric: Box::new(Broken { error: None }), small: SMALL };
+        if rank == 0 {
+            // It has announced the collective and is gone before it ends.
+            let call =
+                Call { operation: Operation::AllReduce, reduce: Some(Reduce::Sum), root: 0, length: 1 << 16 };
+            comm.ring.announce::<f32>(&call).expect("all are here");
+            return None;
+        }
+        Some(large(&mut comm))
+    });
+    for outcome in outcomes.into_iter().flatten() {
+        let error = outcome.expect_err("rank 0 is gone");
+        assert!(matches!(error, CollectiveError::PeerLost { .. }), "{error}");
+    }
+}
+
+/// Offers what it is told to, and connects to a fabric that fails when it is used.
+struct Scripted {
+    offer: Result<Offer, FabricError>,
+    connects: bool,
+}
+
+impl FabricSource for Scripted {
+    fn offer(&mut self) -> Result<Offer, FabricError> {
+        self.offer.clone()
+    }
+
+    fn id(&mut self) -> Result<FabricId, FabricError> {
+        Ok(std::array::from_fn(|i| i as u8))
+    }
+
+    fn connect(
+        &mut self,
+        place: &Place,
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> Result<Box<dyn Fabric>, FabricError> {
+        assert!(place.id.iter().enumerate().all(|(i, byte)| *byte == i as u8), "the id arrives whole");
+        assert!(go_on(), "nobody has left");
+        match self.connects {
+            true => Ok(Box::new(Broken { error: Some("scripted") })),
+            false => Err(FabricError("invalid usage".into())),
+        }
+    }
+}
+
+/// What all ranks end up with: true is a fabric. `source` makes each rank's.
+fn joined(
+    wanted: Collectives,
+    source: impl Fn(u32) -> Option<Scripted> + Sync,
+) -> Vec<Result<bool, CollectiveError>> {
+    on_all(3, |ring| {
+        let mut source = source(ring.rank().0);
+        let source = source.as_mut().map(|source| source as &mut (dyn FabricSource + 'static));
+        let mut comm = join(ring, source, wanted, Instant::now() + Duration::from_secs(30))?;
+        comm.barrier()?;
+        match large(comm.as_mut()) {
+            Ok(()) => Ok(false),
+            Err(CollectiveError::Fabric { .. }) => Ok(true),
+            Err(error) => Err(error),
+        }
+    })
+}
+
+fn offer(version: u32, card: u32) -> Result<Offer, FabricError> {
+    Ok(Offer { version, card })
+}
+
+#[test]
+fn a_fabric_is_used_only_if_all_ranks_can() {
+    let all = |rank| Some(Scripted { offer: offer(22_800, rank), connects: true });
+    assert!(joined(Collectives::Auto, all).into_iter().all(|used| used.expect("joined")));
+    assert!(joined(Collectives::Ring, all).into_iter().all(|used| !used.expect("joined")));
+    let one_without = |rank| (rank != 1).then(|| Scripted { offer: offer(22_800, rank), connects: true });
+    assert!(joined(Collectives::Auto, one_without).into_iter().all(|used| !used.expect("joined")));
+    let one_fails = |rank| Some(Scripted { offer: offer(22_800, rank), connects: rank != 2 });
+    assert!(joined(Collectives::Auto, one_fails).into_iter().all(|used| !used.expect("joined")));
+}
+
+#[test]
+fn what_was_asked_for_and_cannot_be_is_refused_with_the_ranks_and_the_reason() {
+    type Source = fn(u32) -> Option<Scripted>;
+    let cases: [(Source, &str); 4] = [
+        (|_| None, "no card with NCCL on ranks 0, 1, 2"),
+        (|rank| (rank != 1).then(|| Scripted { offer: offer(1, rank), connects: true }), "on rank 1"),
+        (
+            |rank| Some(Scripted { offer: offer(1 + rank, rank), connects: true }),
+            "different versions: [1, 2, 3]",
+        ),
+        (
+            |rank| Some(Scripted { offer: offer(1, rank / 2), connects: rank == 2 }),
+            "ranks 0 and 1 share a card",
+        ),
+    ];
+    for (source, expected) in cases {
+        for outcome in joined(Collectives::Nccl, source) {
+            let error = outcome.expect_err("refused on every rank").to_string();
+            assert!(error.contains(expected) && error.contains("launch.collectives"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! The ring as the control line of something faster: who is here, in which collective, and who has left.
+
+use std::{io::ErrorKind, net::TcpStream};
+
+use coxswain_proto::ids::Rank;
+
+use super::{Call, Element, Entered, Ring, plan};
+use crate::collective::{CollectiveError, Reduce};
+
+impl Ring {
+    /// Begins a collective whose data something else carries: its header goes round without data, so that all ranks have come to the
+    /// same one, or somebody is told. Ends with [`Ring::leave`], or with [`Ring::give_up`].
+    pub(in crate::collective) fn announce<T: Element>(
+        &mut self,
+        call: &Call,
+    ) -> Result<Entered, CollectiveError> {
+        let entered = self.enter::<T>(call)?;
+        let mut tokens = vec![0.0f32; self.world];
+        let (world, rank) = (self.world, self.rank);
+        self.pump(&entered.header, Reduce::Sum, &mut plan::all_gather(&mut tokens, world, rank))?;
+        Ok(entered)
+    }
+
+    /// Ends the ring because what carried the data of a collective has failed.
+    pub(in crate::collective) fn give_up(&mut self, why: String) {
+        self.failed = Some(why);
+        self.abort.close();
+    }
+
+    /// Why the ring was aborted, if it was.
+    pub(in crate::collective) fn aborted(&self) -> Option<String> {
+        self.abort.reason()
+    }
+
+    /// A neighbour that has closed its side: it has left, or died.
+    pub(in crate::collective) fn departed(&self) -> Option<Rank> {
+        let (next, previous) = self.sockets.as_ref()?;
+        // A byte that is waiting is the beginning of a later collective: whoever sent it was alive, and the neighbour on its other
+        // side will notice if it is not any more.
+        let left = |socket: &TcpStream| match socket.peek(&mut [0]) {
+            Ok(count) => count == 0,
+            Err(error) => !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted),
+        };
+        let world = self.world;
+        let next = left(next).then_some((self.rank + 1) % world);
+        next.or_else(|| left(previous).then_some((self.rank + world - 1) % world))
+            .map(|rank| Rank(rank as u32))
+    }
+}

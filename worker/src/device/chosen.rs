@@ -1,0 +1,74 @@
+//! A trainer that is made when the run is known: what to compute on may be the run file's to say.
+
+use coxswain_proto::{
+    ids::{Bytes, Step},
+    run_spec::{DeviceChoice, RunSpec},
+};
+
+use super::{Accelerator, Device, choose};
+use crate::{
+    collective::RingListener,
+    link::{Link, Phase},
+    train::{PolicyTrainer, TrainerOptions},
+    trainer::{DataSetFacts, FailureKind, Trainer, TrainerFailure, TrainerOutcome},
+};
+
+/// Trains on what the run file, or somebody above it, says.
+pub struct ChosenTrainer {
+    accelerator: &'static dyn Accelerator,
+    wanted: Option<DeviceChoice>,
+    local_rank: usize,
+    listener: Option<RingListener>,
+    inner: Option<Box<dyn Trainer>>,
+}
+
+impl ChosenTrainer {
+    /// The trainer of the `local_rank`-th worker on this machine. `wanted` wins over the run file; `listener` accepts the ring's
+    /// neighbour, none for a world of one.
+    pub fn new(
+        accelerator: &'static dyn Accelerator,
+        wanted: Option<DeviceChoice>,
+        local_rank: usize,
+        listener: Option<RingListener>,
+    ) -> Self {
+        Self { accelerator, wanted, local_rank, listener, inner: None }
+    }
+
+    fn inner(&mut self, spec: &RunSpec) -> Result<&mut Box<dyn Trainer>, TrainerFailure> {
+        if self.inner.is_none() {
+            let wanted = self.wanted.unwrap_or(spec.launch.device);
+            let device =
+                choose(wanted, self.local_rank, self.accelerator).map_err(|missing| TrainerFailure {
+                    kind: FailureKind::BadInput,
+                    phase: Phase::Loading,
+                    step: Step(0),
+                    positions: Vec::new(),
+                    memory_in_use: Bytes(0),
+                    message: format!("launch.device {wanted}: {missing}"),
+                })?;
+            tracing::info!(%device, "computing on");
+            let listener = self.listener.take();
+            self.inner = Some(match device {
+                Device::Cpu => Box::new(PolicyTrainer::<burn::backend::Flex>::new(TrainerOptions {
+                    device: Default::default(),
+                    listener,
+                })),
+                Device::Cuda(card) => self.accelerator.trainer(card, listener),
+            });
+        }
+        Ok(self.inner.as_mut().expect("made above"))
+    }
+}
+
+impl Trainer for ChosenTrainer {
+    fn open(&mut self, spec: &RunSpec) -> Result<DataSetFacts, TrainerFailure> {
+        self.inner(spec)?.open(spec)
+    }
+
+    fn train(&mut self, spec: &RunSpec, link: Box<dyn Link + Send>) -> TrainerOutcome {
+        match self.inner(spec) {
+            Ok(inner) => inner.train(spec, link),
+            Err(failure) => TrainerOutcome::Failed(failure),
+        }
+    }
+}

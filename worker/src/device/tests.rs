@@ -1,0 +1,85 @@
+//! Choices on machines with and without cards.
+
+use coxswain_proto::run_spec::DeviceChoice;
+
+use super::*;
+
+/// A machine of so many cards, or of one obstacle.
+struct Machine(Result<usize, NoCards>);
+
+impl Accelerator for Machine {
+    fn probe(&self) -> Result<Cards, NoCards> {
+        let version = Version { major: 13, minor: 0 };
+        let cards = |count| Cards { count, driver: version, nvrtc: version, headers: "/cuda/include".into() };
+        self.0.clone().map(cards)
+    }
+
+    fn nccl(&self) -> Result<u32, FabricError> {
+        Absent.nccl()
+    }
+
+    fn trainer(&self, card: usize, listener: Option<RingListener>) -> Box<dyn Trainer> {
+        Absent.trainer(card, listener)
+    }
+
+    fn evaluate(&self, spec: &RunSpec, card: usize) -> Result<(Step, Option<ActionError>), TrainError> {
+        Absent.evaluate(spec, card)
+    }
+
+    fn fabric(&self, card: usize) -> Box<dyn FabricSource> {
+        Absent.fabric(card)
+    }
+
+    fn measure(&self, card: usize) -> Vec<Finding> {
+        Absent.measure(card)
+    }
+
+    fn step(&self, card: usize, width: Width) -> Losses {
+        Absent.step(card, width)
+    }
+}
+
+fn obstacles() -> Vec<NoCards> {
+    let version = |major| Version { major, minor: 0 };
+    vec![
+        NoCards::NotBuilt,
+        NoCards::NoDriver,
+        NoCards::Refused { call: "cuInit", code: 803 },
+        NoCards::NoCard,
+        NoCards::NoCompiler,
+        NoCards::OldCompiler { found: version(11), needed: version(12) },
+        NoCards::NoHeaders { looked_at: "CUDA_PATH is not set".into() },
+    ]
+}
+
+#[test]
+fn the_local_rank_picks_a_card_and_ranks_beyond_the_cards_share() {
+    let four = Machine(Ok(4));
+    for (rank, card) in [(0, 0), (3, 3), (4, 0), (9, 1)] {
+        for wanted in [DeviceChoice::Cuda, DeviceChoice::Auto] {
+            assert_eq!(choose(wanted, rank, &four), Ok(Device::Cuda(card)));
+        }
+        assert_eq!(choose(DeviceChoice::Cpu, rank, &four), Ok(Device::Cpu));
+    }
+}
+
+#[test]
+fn every_obstacle_refuses_cuda_with_a_remedy_and_sends_auto_to_the_cpu() {
+    for obstacle in obstacles() {
+        let machine = Machine(Err(obstacle.clone()));
+        assert_eq!(choose(DeviceChoice::Auto, 0, &machine), Ok(Device::Cpu));
+        assert_eq!(choose(DeviceChoice::Cpu, 0, &machine), Ok(Device::Cpu));
+        let refused = choose(DeviceChoice::Cuda, 0, &machine).expect_err("there is no card");
+        assert_eq!(refused, obstacle);
+        let said = refused.to_string();
+        let remedies = ["install", "check", "build", "newer"];
+        assert!(remedies.iter().any(|remedy| said.contains(remedy)), "{said}");
+    }
+}
+
+#[test]
+fn devices_and_versions_are_named_as_everywhere() {
+    assert_eq!(Device::Cpu.to_string(), "cpu");
+    assert_eq!(Device::Cuda(3).to_string(), "cuda:3");
+    assert_eq!(Version { major: 12, minor: 8 }.to_string(), "12.8");
+}

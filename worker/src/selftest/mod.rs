@@ -1,0 +1,95 @@
+//! What a platform engineer wants to know of a new node, in one page: `cox selftest`.
+//!
+//! ```text
+//! findings   what was found, line by line, with a verdict where there is one
+//! speed      bandwidth to and from the device, and its rate in matrix products
+//! links      every collective between ranks of this machine: verified, then timed
+//! step       a small model trained for a few steps, against the CPU's numbers
+//! ```
+//!
+//! It brings everything along: no model, no data set, no network beyond the loopback interface, nothing left behind. It takes
+//! seconds, so it says whether a node works, not how fast a run will be.
+
+mod findings;
+mod links;
+mod speed;
+mod step;
+
+pub use self::{
+    findings::{Finding, Verdict},
+    speed::{Sizes, speed},
+    step::{Losses, Width, step},
+};
+use crate::device::{self, Accelerator, Device};
+
+/// Runs everything that this device can do. A failure is among the findings.
+pub fn run(device: Device, accelerator: &dyn Accelerator) -> Vec<Finding> {
+    let mut found = environment(accelerator);
+    found.extend(device::measure(device, accelerator));
+    found.extend(links::links(device, accelerator));
+    let reference = step::<burn::backend::Flex>(&Default::default(), Width::Float32);
+    found.extend(step::compared_with_stored(&reference));
+    if let Device::Cuda(card) = device {
+        for width in [Width::Float32, Width::Bfloat16] {
+            found.push(step::compared(width, &reference, &accelerator.step(card, width)));
+        }
+    }
+    found
+}
+
+/// What this machine brings, on whatever it will compute.
+fn environment(accelerator: &dyn Accelerator) -> Vec<Finding> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut found = vec![
+        Finding::told("machine", "cox", env!("CARGO_PKG_VERSION")),
+        Finding::told("machine", "processor", format!("{cores} cores for this process, {}", vectors())),
+        Finding::told("machine", "compute threads", rayon::current_num_threads()),
+    ];
+    match accelerator.probe() {
+        Ok(cards) => found.extend([
+            Finding::told("machine", "cards", cards.count),
+            Finding::told("machine", "CUDA of the driver", cards.driver),
+            Finding::told("machine", "NVRTC", cards.nvrtc),
+            Finding::told("machine", "CUDA headers", cards.headers.display()),
+        ]),
+        Err(missing) => found.push(Finding::told("machine", "cards", format!("none usable: {missing}"))),
+    }
+    found.push(match accelerator.nccl() {
+        Ok(version) => {
+            let (major, minor, patch) = (version / 10_000, version / 100 % 100, version % 100);
+            Finding::told("machine", "NCCL", format!("{major}.{minor}.{patch}"))
+        }
+        Err(missing) => Finding::told("machine", "NCCL", format!("none usable: {missing}")),
+    });
+    found
+}
+
+/// The widest vector instructions that kernels here choose between.
+fn vectors() -> &'static str {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if is_x86_feature_detected!("avx512f") {
+            return "AVX-512";
+        }
+        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            return "AVX2";
+        }
+    }
+    "baseline vector instructions"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cpu_passes_and_says_so_line_by_line() {
+        let found = run(Device::Cpu, &device::Absent);
+        let failed: Vec<_> = found.iter().filter(|finding| finding.failed()).collect();
+        assert!(failed.is_empty(), "{failed:?}");
+        for section in ["machine", "speed", "collectives", "training"] {
+            assert!(found.iter().any(|finding| finding.section == section), "{section}");
+        }
+        assert!(found.iter().filter(|finding| finding.verdict == Verdict::Passed).count() >= 14);
+    }
+}
