@@ -1,7 +1,7 @@
 //! News of the feature cache as sentences, for the log and for watchers.
 
 use coxswain_proto::cache_plan::{Decided, Why};
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use crate::{
     core::{
@@ -111,8 +111,9 @@ pub(super) fn write(news: &CacheNews) {
             }
         }
         CacheNews::Drift(entry) => {
+            // The rank that measured has its own line; the decision has one, too.
             let of = &entry.drift;
-            info!(
+            debug!(
                 target: "coxswain::cache",
                 generation = entry.generation,
                 step = entry.at.0,

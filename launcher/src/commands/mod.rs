@@ -162,6 +162,13 @@ mod tests {
     }
 
     #[test]
+    fn a_rebuild_of_the_cache_can_be_asked_for() {
+        let cli =
+            Cli::try_parse_from(["cox", "rebuild-cache", "--json"]).unwrap_or_else(|error| panic!("{error}"));
+        assert!(matches!(cli.command, Command::RebuildCache(_)));
+    }
+
+    #[test]
     fn torchruns_spellings_are_taken_with_dashes_and_underscores() {
         for flag in [
             "nproc-per-node",

@@ -239,8 +239,10 @@ mod tests {
             ..books.steps[1].clone()
         };
         let shown = text(&books, &books.audit());
-        for line in ["steps  features      hits", "0..1   computed      -", "1..2   generation 3  75 %"] {
-            assert!(shown.lines().any(|shown| shown == line), "{line}\n  in\n{shown}");
+        let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+        let shown: Vec<_> = shown.lines().map(words).collect();
+        for line in ["steps features hits", "0..1 computed -", "1..2 generation 3 75 %"] {
+            assert!(shown.iter().any(|shown| shown == line), "{line}\n  in\n{shown:#?}");
         }
     }
 }

@@ -161,8 +161,8 @@ mod tests {
         assert_eq!(
             text(&status()),
             "cache periodic, tap auto · generation 2 serves · until step 300\n\
-             generation  from step     state    stored    bytes  hits  damaged                   because\n         \
-             1        100   retired  40 of 40  3.0 MiB  75 %        0  drift 0.08 is above 0.05\n         \
+             generation  from step  state       stored    bytes  hits  damaged  because\n         \
+             1        100  retired   40 of 40  3.0 MiB  75 %        0  drift 0.08 is above 0.05\n         \
              2        200  building  12 of 40  3.0 MiB  75 %        0  drift 0.08 is above 0.05\n\
              drift of generation 1 before step 200: 0.0800, cosine 0.9900, loss 0.0000 with its features and 0.0000 with fresh \
              ones · then generation 2: drift 0.08 is above 0.05"

@@ -33,8 +33,12 @@ impl Machine {
         }
         if let Some(drift) = changed.drift {
             out.push(Action::Publish(News::Cache(CacheNews::Drift(drift))));
-            // Decided at once, whatever the generation is doing: a coordinator that is restarted would not hear of it again.
-            self.decide(now, drift.at, out);
+        }
+        // Decided at once, whatever the generation is doing: a coordinator that is restarted would not hear of it again. A generation whose
+        // adapter is lost has no drift, and no use.
+        let lost = self.waits_for_drift().filter(|_| entry.lost);
+        if let Some(at) = changed.drift.map(|drift| drift.at).or(lost) {
+            self.decide(now, at, out);
         }
         if changed.completed || changed.lost {
             out.push(Action::Publish(News::Cache(CacheNews::Reported(entry, changed))));

@@ -389,9 +389,10 @@ fn a_generation_is_complete_once_and_retired_by_the_next() {
 fn a_generation_whose_adapter_is_lost_is_not_kept() {
     let mut kept = Kept::started(periodic(2, 6, Some(0.05)));
     kept.train(0..8);
-    let lost = CacheReport { lost: true, ..drift_of(1, 8, 0.0) };
+    let lost = CacheReport { lost: true, ..report_of(1) };
     let actions = kept.report(lost);
     assert_eq!(decided(&actions).iter().map(|decided| decided.why).collect::<Vec<_>>(), [Why::Lost]);
+    assert_eq!(leases(&actions).len(), 4, "nobody waits for a drift that cannot be measured");
 }
 
 #[test]
