@@ -174,3 +174,28 @@ fn steps_from_kept_features_take_less_by_what_they_skip_as_predicted() {
         (outlook.live_activations - outlook.cached_activations.max(outlook.fill_activations)) as f64;
     assert!(live - cached > 0.8 * skipped, "{live} and {cached}: {skipped} less expected");
 }
+
+#[test]
+fn features_that_do_not_fit_together_are_computed_in_smaller_batches_and_nothing_else_changes() {
+    let _turn = turn();
+    let dir = tempfile::tempdir().unwrap();
+    let all =
+        ["cache.mode=exact", "lora=null", "train.steps=3", "train.global_batch=16", "train.micro_batch=16"];
+    let small = ["expert.width=32", "expert.layers=1", "expert.repeated_noise=1", "train.checkpoint_every=0"];
+    let large = ["data.min_pixels=50176", "data.max_pixels=50176", "data.prefetch=1"];
+    let keys = strings(&[&all[..], &small, &large].concat());
+    let (free, _) = train(&spec(&dir.path().join("a"), &keys), 0);
+    let phases = &free.peak_memory[0].phases;
+    let filling = phases["cache build"].in_use;
+    let rest = phases.iter().filter(|(name, _)| *name != "cache build").map(|(_, peak)| peak.in_use);
+    let rest = rest.max().expect("there are other phases");
+    assert!(filling > rest + (8 << 20), "16 samples at once take more than any step: {filling}, {rest}");
+    let capacity = (filling + rest) / 2;
+    let bound = [&keys[..], &[format!("memory.capacity={capacity}")]].concat();
+    let (tight, lines) = train(&spec(&dir.path().join("b"), &bound), 0);
+    assert!(tight.peak_memory[0].phases["cache build"].in_use > capacity, "it went over at first");
+    assert_eq!(tight.losses, free.losses);
+    for line in &lines {
+        assert_eq!((&line["micro_batch"], &line["attempts"]), (&16.into(), &1.into()), "steps do not notice");
+    }
+}

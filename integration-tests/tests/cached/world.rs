@@ -20,7 +20,7 @@ use coxswain_worker::{
     trainer::{Trainer, TrainerOutcome},
 };
 
-use super::{BATCH, EPOCH, Heard, Run, SAMPLES, UPPER_LAYERS, collected, spec};
+use super::{BATCH, EPOCH, Heard, Run, SAMPLES, UPPER_LAYERS, collected, solo, spec};
 
 const WORLD: u32 = 2;
 
@@ -69,8 +69,8 @@ impl Link for RankLink {
     }
 }
 
-/// Trains two ranks to the end; what is heard is rank 0's.
-fn pair(spec: &RunSpec) -> Run {
+/// Trains two ranks from the checkpoint of `first_step`, or afresh, to the end; what is heard is rank 0's.
+fn pair(spec: &RunSpec, first_step: u64) -> Run {
     let heard = Heard::default();
     let (addresses, ready) =
         (Arc::new(Mutex::new(vec![String::new(); WORLD as usize])), Barrier::new(WORLD as usize));
@@ -87,7 +87,7 @@ fn pair(spec: &RunSpec) -> Run {
                     let mut trainer = PolicyTrainer::<Flex>::new(options);
                     let facts = trainer.open(spec).expect("the data set opens");
                     let plan = Plan::new(&spec.train, facts.training_samples).expect("a possible plan");
-                    let turns = SoloLink::new(Step(0)).with_cache(&spec.cache, &plan);
+                    let turns = SoloLink::new(Step(first_step)).with_cache(&spec.cache, &plan);
                     let heard = (rank == 0).then_some(heard);
                     trainer.train(spec, Box::new(RankLink { turns, rank: Rank(rank), next, heard }))
                 })
@@ -103,7 +103,7 @@ fn pair(spec: &RunSpec) -> Run {
 fn run(dir: &Path, name: &str, more: &[&str]) -> Run {
     let store = format!("cache.dir={}", dir.join("store").display());
     let steps = format!("train.steps={}", 2 * EPOCH);
-    pair(&spec(&dir.join(name), &[&[steps.as_str(), &store, UPPER_LAYERS], more].concat()))
+    pair(&spec(&dir.join(name), &[&[steps.as_str(), &store, UPPER_LAYERS], more].concat()), 0)
 }
 
 #[test]
@@ -130,4 +130,22 @@ fn two_ranks_take_turns_together() {
     assert_eq!(warm.used(), (4 * BATCH, 0));
     assert_eq!(cold.cache().drift, warm.cache().drift);
     assert_eq!(cold.cache().drift.len(), 1);
+}
+
+#[test]
+fn another_world_goes_on_in_the_space_of_the_generation_that_it_finds() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let periodic =
+        ["cache.mode=periodic", "cache.interval.steps=8", "cache.live.steps=2", "cache.probe_samples=5"];
+    let every = ["train.steps=8", "train.checkpoint_every=1", "train.keep_checkpoints=99"];
+    let spec = spec(dir.path(), &[&periodic[..], &every].concat());
+    let alone = solo(&spec);
+    assert_eq!(alone.used(), (6 * BATCH - SAMPLES, SAMPLES));
+    for step in [3, 7] {
+        let two = pair(&spec, step);
+        assert_eq!(two.used(), ((8 - step) * BATCH, 0), "LoRA rests, so its digest is the one of step 2");
+        for (a, b) in alone.summary.losses[step as usize..].iter().zip(&two.summary.losses) {
+            assert!((a - b).abs() <= 1e-5 * a.abs(), "two ranks add up in another order: {a} and {b}");
+        }
+    }
 }

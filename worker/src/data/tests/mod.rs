@@ -2,6 +2,7 @@
 
 mod broken;
 mod golden;
+mod kept;
 mod layout;
 mod pipeline;
 mod real;

@@ -15,6 +15,8 @@ use crate::{
     memory::human,
 };
 
+/// Damaged records that are named; a part that is damaged throughout has thousands.
+const DAMAGES_NAMED: u64 = 8;
 /// Samples of either kind after which reading and computing are compared.
 const ENOUGH: u64 = 16;
 
@@ -84,6 +86,7 @@ pub(super) struct Account {
     drift: Vec<DriftRecord>,
     complaints: Vec<String>,
     told: BTreeSet<String>,
+    damaged: u64,
     news: bool,
     compared: bool,
     cached_steps: u64,
@@ -102,6 +105,16 @@ impl Account {
         if self.told.insert(what.clone()) {
             tracing::warn!("{what}");
             self.complaints.push(what);
+        }
+    }
+
+    /// A record that cannot be used, and is computed again.
+    pub fn damage(&mut self, what: impl Display) {
+        self.damaged += 1;
+        if self.damaged <= DAMAGES_NAMED {
+            self.complain(what);
+        } else if self.damaged == DAMAGES_NAMED + 1 {
+            self.complain("more records of the cache are damaged, and computed again; `cox cache verify` names them all");
         }
     }
 
@@ -302,6 +315,15 @@ mod tests {
         assert_eq!(account.take_complaints(), ["disk full", "disk gone"]);
         account.complain("disk full");
         assert!(account.take_complaints().is_empty());
+    }
+
+    #[test]
+    fn of_many_damages_a_few_are_named() {
+        let mut account = Account::new(1);
+        (0..1000).for_each(|record| account.damage(format!("record {record}")));
+        let complaints = account.take_complaints();
+        assert_eq!(complaints.len() as u64, DAMAGES_NAMED + 1);
+        assert!(complaints[8].contains("cox cache verify"), "{complaints:?}");
     }
 
     #[test]

@@ -37,8 +37,9 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             return Ok(batch);
         }
         used.read += read;
-        for damage in damaged {
-            self.link.report(Report::Note(format!("rank {}: {damage}", self.assignment.rank)))?;
+        if let Some(features) = self.features.as_mut().filter(|_| !damaged.is_empty()) {
+            damaged.into_iter().for_each(|damage| features.account.damage(damage));
+            self.tell_complaints()?;
         }
         if !missing.is_empty() {
             self.enter(Phase::CacheBuild, step)?;
@@ -113,16 +114,21 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         self.tell_cache(false)
     }
 
-    /// Says what has gone wrong, and how far the generation is.
-    fn tell_cache(&mut self, epoch_ends: bool) -> Result<(), TrainError> {
-        let rank = self.assignment.rank;
+    /// Says what has gone wrong since the last call.
+    pub(super) fn tell_complaints(&mut self) -> Result<(), TrainError> {
         let Some(features) = &mut self.features else { return Ok(()) };
         for line in features.account.take_complaints() {
-            self.link.report(Report::Note(format!("rank {rank}: {line}")))?;
+            self.link.report(Report::Note(format!("rank {}: {line}", self.assignment.rank)))?;
         }
-        if rank.0 > 0 {
+        Ok(())
+    }
+
+    /// Says what has gone wrong, and how far the generation is.
+    fn tell_cache(&mut self, epoch_ends: bool) -> Result<(), TrainError> {
+        self.tell_complaints()?;
+        let Some(features) = self.features.as_mut().filter(|_| self.assignment.rank.0 == 0) else {
             return Ok(());
-        }
+        };
         if epoch_ends && let Some(line) = features.words_of_epoch() {
             self.link.report(Report::Note(line))?;
         }

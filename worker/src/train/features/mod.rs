@@ -43,8 +43,8 @@ use crate::{
     model::policy::{AdapterSnapshot, Policy, Tap},
     params::Trainables,
     vl_cache::{
-        Digest, Ingredients, PartWriter, SampleKey, Space, SpaceDescription, SpaceKey, Store, StoreError,
-        adapter_digest,
+        AdapterTensor, Digest, Ingredients, PartWriter, SampleKey, Space, SpaceDescription, SpaceKey, Store,
+        StoreError, adapter_digest,
     },
 };
 
@@ -149,13 +149,13 @@ impl<B: Tape<Base = B>> Features<B> {
 
     /// From now on this generation serves, made with this adapter.
     fn begin(&mut self, generation: CacheGeneration, adapter: Option<AdapterSnapshot>) {
-        let description = self.described(adapter.as_ref());
+        let tensors = adapter.as_ref().map(adapter::tensors);
+        let description = self.described(tensors.as_deref());
         let space = self.store.space(&description);
         let space = space.inspect_err(|error| self.account.complain(error)).ok();
-        if let (Some(space), Some(adapter)) = (&space, &adapter) {
+        if let (Some(space), Some(tensors)) = (&space, &tensors) {
             // Needed only by a worker that comes when the adapter has moved on.
-            let saved = space.save_adapter(&adapter::tensors(adapter));
-            let _ = saved.inspect_err(|error| self.account.complain(error));
+            let _ = space.save_adapter(tensors).inspect_err(|error| self.account.complain(error));
         }
         let source = KeptFeatures { space: space.clone(), keys: self.keys.clone(), shape: self.shape };
         self.serving = Some(Serving {
@@ -173,9 +173,9 @@ impl<B: Tape<Base = B>> Features<B> {
     }
 
     /// The space of features made with this adapter.
-    fn described(&self, adapter: Option<&AdapterSnapshot>) -> SpaceDescription {
-        let adapter = adapter.map(|adapter| adapter_digest(&adapter::tensors(adapter)));
-        let ingredients = Ingredients { adapter, ..self.base.ingredients.clone() };
+    fn described(&self, adapter: Option<&[AdapterTensor]>) -> SpaceDescription {
+        let ingredients =
+            Ingredients { adapter: adapter.map(adapter_digest), ..self.base.ingredients.clone() };
         SpaceDescription { ingredients, ..self.base.clone() }
     }
 

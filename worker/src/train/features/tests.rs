@@ -25,6 +25,8 @@ fn train(recording: &Recording, store: &Path, change: impl FnOnce(&mut RunSpec))
     let mut spec = recording.spec(data.path());
     spec.run.output_dir = output.path().display().to_string();
     spec.train.steps = Some(5);
+    (spec.sensor.tokens, spec.sensor.width) = (2, 8);
+    (spec.expert.width, spec.expert.layers, spec.expert.heads) = (16, 1, 2);
     spec.cache.mode = CacheMode::Exact;
     spec.cache.dir = Some(store.display().to_string());
     change(&mut spec);

@@ -86,9 +86,14 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         (features.phase, features.taken) = (Some(turn.number()), Some(step));
         features.publish();
         match turn {
-            CacheTurn::Live { kept: None } => {}
-            CacheTurn::Live { kept: Some(kept) } => {
-                if kept.space.is_some() && !features.serves(&kept.generation) {
+            CacheTurn::Live { kept } => {
+                if let Some(serving) = &mut features.serving {
+                    serving.older = None;
+                }
+                if let Some(kept) = kept
+                    && kept.space.is_some()
+                    && !features.serves(&kept.generation)
+                {
                     features.recall(kept, &self.trainables);
                 }
             }
@@ -99,16 +104,11 @@ impl<B: Tape<Base = B>> Training<'_, B> {
 
     /// One line for people, and for the coordinator what serves now.
     fn tell_turn(&mut self, turn: &CacheTurn) -> Result<(), TrainError> {
-        let (step, rank) = (self.next, self.assignment.rank);
-        let Some(features) = &mut self.features else { return Ok(()) };
-        let lines = features.account.take_complaints();
-        for line in lines {
-            self.link.report(Report::Note(format!("rank {rank}: {line}")))?;
-        }
-        if rank.0 != 0 {
+        self.tell_complaints()?;
+        let Some(features) = self.features.as_mut().filter(|_| self.assignment.rank.0 == 0) else {
             return Ok(());
-        }
-        self.link.report(Report::Note(features.words_of_turn(step, turn)))?;
+        };
+        self.link.report(Report::Note(features.words_of_turn(self.next, turn)))?;
         if matches!(turn, CacheTurn::Cached(_))
             && let Some(report) = features.report()
         {
@@ -167,7 +167,7 @@ impl<B: Tape<Base = B>> Features<B> {
     fn recall(&mut self, wanted: &CacheSpace, trainables: &Trainables<B>) {
         let present = AdapterSnapshot::of(trainables);
         let key = wanted.space.as_ref().and_then(|key| key.parse::<Digest>().ok()).map(SpaceKey);
-        let here = self.described(Some(&present)).key();
+        let here = self.described(Some(&adapter::tensors(&present))).key();
         if key.is_none_or(|key| key == here) {
             self.begin(wanted.generation, Some(present));
             return;
@@ -200,7 +200,7 @@ impl<B: Tape<Base = B>> Features<B> {
         };
         let snapshot = adapter::snapshot(trainables.layout(), &tensors);
         let snapshot = snapshot.inspect_err(|error| self.account.complain(error)).ok()?;
-        (self.described(Some(&snapshot)).key() == *key).then_some(snapshot)
+        (self.described(Some(&tensors)).key() == *key).then_some(snapshot)
     }
 
     /// The levels of the generation that serves, for the coordinator.
