@@ -171,3 +171,25 @@ fn a_running_run_answers_pauses_and_stops() {
     assert_eq!(status.code(), Some(0), "{printed}");
     assert!(output.join("adapter/adapter_model.safetensors").exists());
 }
+
+#[test]
+fn a_launch_with_bad_input_ends_with_its_coordinator() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = dir.path().join("run");
+    let output_dir = output_dir(&output);
+    let (status, printed) =
+        Running::start(&run_arguments(&output_dir, &["data.path=configs/assets/tiny-vla"])).finish();
+    assert_eq!(status.code(), Some(3), "{printed}");
+    let failure = read_json(&output.join("failure.json"));
+    assert_eq!(
+        (&failure["exit_code"], &failure["first_cause"]["fatal"]),
+        (&3.into(), &true.into()),
+        "{failure:#}"
+    );
+    // The other worker has the same to say, and nobody to say it to: it would look for three seconds.
+    for rank in ["rank0000", "rank0001"] {
+        let log =
+            std::fs::read_to_string(output.join("logs").join(rank).join("stderr.log")).unwrap_or_default();
+        assert!(!log.contains("could not tell the coordinator"), "{log}");
+    }
+}

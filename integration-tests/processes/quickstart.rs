@@ -8,8 +8,10 @@ mod elastic;
 mod faults;
 mod launch;
 mod memory;
+mod network;
 mod prediction;
 mod samples;
+mod standstill;
 mod support;
 
 use nix::sys::signal::Signal;

@@ -226,6 +226,11 @@ impl StepLedger {
         Some(self.committed_from(open))
     }
 
+    /// Whether a rank has reported every step of the run.
+    pub fn has_reported_all(&self, Rank(rank): Rank) -> bool {
+        self.owed.get(rank as usize).is_some_and(|owed| owed.0 >= self.plan.total_steps())
+    }
+
     /// Commits all steps before `until`, which every rank has done, from the reports that are there; nothing if a step has none.
     /// With `blind`, steps without any report are committed, too: their totals stay unknown, and `cache_generation` says where their
     /// features were from.

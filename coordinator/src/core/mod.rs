@@ -19,6 +19,7 @@ pub mod leases;
 pub mod ledger;
 pub mod machine;
 pub mod memory;
+pub mod motion;
 pub mod nodes;
 pub mod past;
 pub mod phase;

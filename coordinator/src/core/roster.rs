@@ -31,10 +31,8 @@ struct Slot {
     attempts: u32,
     /// The process whose end its launcher has reported last.
     exited: Option<u32>,
-    /// The process that the respawn replaces may live, and its end by our own hand is still to be told.
-    replacing: bool,
-    /// The end of the process was told.
-    buried: bool,
+    /// The process that takes the seat next is there already.
+    refilled: bool,
     /// A failure of a process that had not registered yet.
     unheard: Option<Failure>,
 }
@@ -178,7 +176,7 @@ impl Roster {
             self.seats.remove(&old.id);
         }
         self.seats.insert(worker.id, worker.seat());
-        (slot.respawn, slot.unheard, slot.replacing) = (None, None, false);
+        (slot.respawn, slot.unheard, slot.refilled) = (None, None, false);
         slot.worker.insert(worker)
     }
 
@@ -257,11 +255,10 @@ impl Roster {
         self.living().map(|worker| worker.lost_at(patience)).min()
     }
 
-    /// Asks for a new process at a seat; `replacing` one that may live.
-    pub fn ask_respawn(&mut self, seat: Seat, reason: String, replacing: bool) -> Option<&Respawn> {
+    /// Asks for a new process at a seat.
+    pub fn ask_respawn(&mut self, seat: Seat, reason: String) -> Option<&Respawn> {
         let slot = self.slots.get_mut(seat.0 as usize)?;
         slot.attempts = slot.attempts.saturating_add(1);
-        slot.replacing = replacing;
         let attempt = slot.attempts;
         Some(slot.respawn.insert(Respawn { seat, attempt, reason }))
     }
@@ -282,13 +279,13 @@ impl Roster {
     /// A new launcher starts all of its workers by itself.
     pub fn forget_respawn(&mut self, seat: Seat) {
         if let Some(slot) = self.slots.get_mut(seat.0 as usize) {
-            slot.respawn = None;
+            (slot.respawn, slot.exited) = (None, None);
         }
     }
 
-    /// A process ended. False when that is no news: it was reported before, is known to be gone, was replaced because it was asked
-    /// for, or another has the seat by now.
-    pub fn exited(&mut self, seat: Seat, pid: Option<u32>, killed: bool) -> bool {
+    /// A process ended. False when that is no news: it was reported before, is known to be gone, or another has the seat by now. A
+    /// launcher says nothing of a process that it ends because it was asked for another.
+    pub fn exited(&mut self, seat: Seat, pid: Option<u32>) -> bool {
         let Some(slot) = self.slots.get_mut(seat.0 as usize) else { return false };
         let told = pid.is_some() && std::mem::replace(&mut slot.exited, pid) == pid;
         let news = match (&slot.worker, pid) {
@@ -297,21 +294,19 @@ impl Roster {
             (Some(worker), None) => worker.gone.is_none() || slot.respawn.is_some(),
             (Some(worker), Some(pid)) => (worker.claim.pid == pid) == worker.gone.is_none(),
         };
-        // A launcher that is asked for another process ends the one it has, be it one that we have never heard of.
-        let replaced = killed && slot.respawn.is_some() && std::mem::take(&mut slot.replacing);
-        news && !told && !replaced
+        news && !told
     }
 
-    /// The seat's process is known to have ended, until it is asked for again.
-    pub fn bury(&mut self, seat: Seat) {
+    /// A process came to the seat by itself, and takes it: no other need be asked for.
+    pub fn refill(&mut self, seat: Seat) {
         if let Some(slot) = self.slots.get_mut(seat.0 as usize) {
-            slot.buried = true;
+            slot.refilled = true;
         }
     }
 
-    /// Whether the seat's process is known to have ended; asked once.
-    pub fn buried(&mut self, seat: Seat) -> bool {
-        self.slots.get_mut(seat.0 as usize).is_some_and(|slot| std::mem::take(&mut slot.buried))
+    /// Whether the seat has been refilled; asked once.
+    pub fn refilled(&mut self, seat: Seat) -> bool {
+        self.slots.get_mut(seat.0 as usize).is_some_and(|slot| std::mem::take(&mut slot.refilled))
     }
 
     /// Whether another process than the seat's worker has ended there since.

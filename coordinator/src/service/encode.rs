@@ -300,6 +300,13 @@ fn checkpoint(entry: &CheckpointEntry) -> v1::CheckpointRecord {
     }
 }
 
+/// As it was recorded: the journal keeps no time of day.
+impl From<&Failure> for v1::Failure {
+    fn from(recorded: &Failure) -> Self {
+        failure(recorded, 0)
+    }
+}
+
 fn failure(failure: &Failure, unix_ms: u64) -> v1::Failure {
     let samples = failure.positions.iter().map(|p| v1::SampleRange { begin: p.start, end: p.end });
     let Bytes(memory_in_use) = failure.memory_in_use;

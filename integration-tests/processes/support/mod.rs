@@ -16,6 +16,7 @@ use std::{
 use serde_json::Value;
 
 pub mod processes;
+pub mod proxy;
 pub mod tiny;
 
 /// Longer than anything here takes on a loaded machine; reached only when something hangs.

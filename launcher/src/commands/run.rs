@@ -3,7 +3,11 @@
 use std::{net::TcpListener, path::Path, sync::Arc};
 
 use clap::Args;
-use coxswain_proto::{run_spec::RunSpec, v1::JoinNodeRequest};
+use coxswain_coordinator::journal;
+use coxswain_proto::{
+    run_spec::RunSpec,
+    v1::{Failure, JoinNodeRequest},
+};
 
 use super::{SpecArgs, block_on};
 use crate::{
@@ -123,9 +127,12 @@ impl Launch<'_> {
         let crew = self.crew(place, port, request);
         let (coordinator, _published) = hosted.map(|Hosted { host, published }| (host, published)).unzip();
         let contacts = Contacts { access, coordinator, signals, terminal: Arc::clone(&self.terminal) };
-        let report = crew::run(&crew, contacts)
+        let mut report = crew::run(&crew, contacts)
             .await
             .map_err(|error| Failed::new(Exit::Internal, format!("cannot start the workers: {error}")))?;
+        if hosting && report.first_cause.as_ref().is_none_or(|cause| !cause.fatal) {
+            report.first_cause = self.recorded_end().or(report.first_cause);
+        }
         self.conclude(&report, hosting)
     }
 
@@ -223,6 +230,13 @@ impl Launch<'_> {
             access.address(),
             self.logs(),
         ));
+    }
+
+    /// The failure that ended the run, as our coordinator wrote it down: what it said last may not have been heard.
+    fn recorded_end(&self) -> Option<Failure> {
+        let journal = Path::new(&self.spec.run.output_dir).join("coordinator");
+        let chronicle = journal::read(&journal).ok()?;
+        chronicle.failures.last().filter(|failure| failure.fatal).map(Failure::from)
     }
 
     fn conclude(&self, report: &Report, hosting: bool) -> Outcome {

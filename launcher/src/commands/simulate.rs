@@ -19,17 +19,21 @@ pub struct SimulateArgs {
     /// Another seed than the script's; without a script, the run and its faults are drawn from it
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
+    /// Tell who comes and goes, and the run's phases
+    #[arg(long)]
+    verbose: bool,
 }
 
 /// Plays the script and prints what happened.
 pub fn execute(args: &SimulateArgs) -> Outcome {
-    let script = match &args.script {
+    let mut script = match &args.script {
         Some(path) => {
             let script = Script::load(path).map_err(Failed::usage)?;
             Script { seed: args.seed.unwrap_or(script.seed), ..script }
         }
         None => Script::drawn(args.seed.unwrap_or_default()),
     };
+    script.verbose = args.verbose;
     let report = play(&script);
     say(report.to_string());
     match report.violations.is_empty() {

@@ -55,7 +55,7 @@ pub fn execute(args: &WorkerArgs) -> Outcome {
     let wanted = args.device(&process_env)?;
     wanted.map_or(Ok(()), refuse_what_is_not_here)?;
     // A world of one has no ring, but every worker registers where it could be called.
-    let address = format!("{}:0", seat.local_addr);
+    let address = format!("{}:{}", seat.local_addr, seat.data_port);
     let listener = RingListener::bind(&address).map_err(|error| Failed::new(Exit::Rendezvous, error))?;
     let options = SessionOptions {
         token: process_env("COX_TOKEN"),
@@ -65,7 +65,7 @@ pub fn execute(args: &WorkerArgs) -> Outcome {
         node_rank: seat.node_rank,
         world_size: seat.world_size,
         host: Machine::this().host,
-        data_address: listener.address().to_owned(),
+        data_address: seat.advertise.unwrap_or_else(|| listener.address().to_owned()),
         memory_in_use: Arc::new(|| Bytes(memory::in_use())),
         ..SessionOptions::new(seat.coordinator)
     };
@@ -108,6 +108,10 @@ struct Seat {
     node_rank: u32,
     world_size: u32,
     local_addr: String,
+    /// Where its neighbour may call; 0 for any free port.
+    data_port: u16,
+    /// Where its neighbour is told to call, if that is elsewhere: a port that leads here.
+    advertise: Option<String>,
 }
 
 impl Seat {
@@ -127,15 +131,41 @@ impl Seat {
                 "RANK {rank}: WORLD_SIZE is {world_size}, and ranks count from 0"
             )));
         }
+        let local_rank = number("LOCAL_RANK", rank)?;
+        // One launcher's workers inherit one environment: each takes the port of its number.
+        let data_port = match number("COX_DATA_PORT", 0)? {
+            0 => 0,
+            first => port(u64::from(first), local_rank, "COX_DATA_PORT")?,
+        };
+        let advertise = env("COX_ADVERTISE").map(|text| advertised(&text, local_rank)).transpose()?;
         Ok(Self {
             coordinator,
             rank,
-            local_rank: number("LOCAL_RANK", rank)?,
+            local_rank,
             node_rank: number("GROUP_RANK", 0)?,
             world_size,
             local_addr: env("COX_LOCAL_ADDR").unwrap_or_else(|| "127.0.0.1".to_owned()),
+            data_port,
+            advertise,
         })
     }
+}
+
+/// The port of a worker, by its number on its machine.
+fn port(first: u64, local_rank: u32, name: &str) -> Result<u16, Failed> {
+    u16::try_from(first + u64::from(local_rank)).map_err(|_| {
+        Failed::usage(format!(
+            "{name} {first}: with the worker's number on its machine, {local_rank}, it is no port"
+        ))
+    })
+}
+
+/// `HOST:PORT` of a worker, from that of its machine's first.
+fn advertised(text: &str, local_rank: u32) -> Result<String, Failed> {
+    let parts = text.rsplit_once(':').and_then(|(host, first)| Some((host, first.parse().ok()?)));
+    let (host, first) =
+        parts.ok_or_else(|| Failed::usage(format!("COX_ADVERTISE {text}: expected HOST:PORT")))?;
+    Ok(format!("{host}:{}", port(first, local_rank, "COX_ADVERTISE")?))
 }
 
 #[cfg(test)]
@@ -164,8 +194,13 @@ mod tests {
             node_rank: 1,
             world_size: 4,
             local_addr: "10.0.0.4".into(),
+            data_port: 0,
+            advertise: None,
         };
         assert_eq!(seat(&variables), Ok(expected));
+        let mapped = [("COX_DATA_PORT", "7000"), ("COX_ADVERTISE", "gate:9000")];
+        let mapped = seat(&[&variables[..], &mapped[..]].concat()).unwrap();
+        assert_eq!((mapped.data_port, mapped.advertise.as_deref()), (7001, Some("gate:9001")));
         assert_eq!(seat(&[("MASTER_ADDR", "n3"), ("MASTER_PORT", "7")]).unwrap().coordinator, "n3:7");
     }
 
@@ -191,5 +226,9 @@ mod tests {
         assert_eq!(beyond, "RANK 2: WORLD_SIZE is 2, and ranks count from 0");
         let text = seat(&[("COX_COORDINATOR", "a:1"), ("WORLD_SIZE", "two")]).unwrap_err();
         assert_eq!(text, "WORLD_SIZE two: expected a whole number");
+        let text = seat(&[("COX_COORDINATOR", "a:1"), ("COX_ADVERTISE", "gate")]).unwrap_err();
+        assert_eq!(text, "COX_ADVERTISE gate: expected HOST:PORT");
+        let text = seat(&[("COX_COORDINATOR", "a:1"), ("COX_DATA_PORT", "70000")]).unwrap_err();
+        assert!(text.starts_with("COX_DATA_PORT 70000"), "{text}");
     }
 }

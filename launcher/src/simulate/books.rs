@@ -39,6 +39,7 @@ pub struct Books {
     repeated: u64,
     restarts: u32,
     faults: usize,
+    verbose: bool,
     pub violations: Vec<String>,
 }
 
@@ -98,6 +99,7 @@ impl Books {
             repeated: 0,
             restarts: 0,
             faults: 0,
+            verbose: script.verbose,
             violations: Vec::new(),
         }
     }
@@ -189,6 +191,10 @@ impl Books {
                 let lost = from.0 - to.0;
                 self.lines
                     .push((now, format!("rolled back from step {from} to {to}: {lost} steps are repeated")));
+            }
+            News::Member { change, .. } if self.verbose => self.lines.push((now, change.to_string())),
+            News::Phase(phase, reason) if self.verbose => {
+                self.lines.push((now, format!("{phase}: {reason}")))
             }
             _ => {}
         }

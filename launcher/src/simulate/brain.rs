@@ -41,6 +41,8 @@ pub struct Brain {
     tickets: HashMap<Ticket, Caller>,
     last: u64,
     streams: BTreeMap<StreamId, Caller>,
+    /// The launchers that opened lines, by the name they had then.
+    launchers: HashMap<StreamId, String>,
     /// When the last directive of a line arrives: a line keeps their order.
     arrivals: HashMap<StreamId, Duration>,
     ticks: Option<Duration>,
@@ -61,6 +63,7 @@ impl Brain {
             tickets: HashMap::new(),
             last: 0,
             streams: BTreeMap::new(),
+            launchers: HashMap::new(),
             arrivals: HashMap::new(),
             ticks: None,
             events: 0,
@@ -120,6 +123,9 @@ impl World {
         }
         self.brain.last += 1;
         let (ticket, line) = (Ticket(self.brain.last), StreamId(self.brain.last));
+        if let Ask::FollowNode { node_id, .. } = &ask {
+            self.brain.launchers.insert(line, node_id.clone());
+        }
         match &mut ask {
             Ask::Follow { stream, .. } | Ask::FollowNode { stream, .. } => {
                 *stream = line;
@@ -147,8 +153,10 @@ impl World {
                     self.deliver(Event::LineClosed(worker, stream));
                 }
             }
-            Caller::Node(node, _) => {
-                self.deliver(Event::NodeLineClosed(self.nodes[node].id.clone(), stream));
+            Caller::Node(..) => {
+                if let Some(launcher) = self.brain.launchers.remove(&stream) {
+                    self.deliver(Event::NodeLineClosed(launcher, stream));
+                }
             }
         }
     }

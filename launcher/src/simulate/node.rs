@@ -139,6 +139,7 @@ impl World {
                 if respawn.attempt > *newest {
                     *newest = respawn.attempt;
                     if let Some(pid) = self.seats[respawn.seat.0 as usize] {
+                        self.processes[pid].replaced = true;
                         self.end_process(pid, Ended::Signal(9));
                     }
                     self.after(SPAWN, Happening::Node(node, ToNode::Spawn(respawn.seat)));

@@ -41,6 +41,8 @@ pub struct Process {
     pub node: usize,
     pub alive: bool,
     pub frozen: bool,
+    /// Its launcher was asked for another in its place.
+    pub replaced: bool,
     pub deferred: Vec<ToProcess>,
     /// Its trainer stands still for ever.
     pub hung: bool,
@@ -114,6 +116,7 @@ impl Process {
             node,
             alive: true,
             frozen: false,
+            replaced: false,
             deferred: Vec::new(),
             hung: false,
             slow: (Duration::ZERO, 1.0),
@@ -144,6 +147,14 @@ impl Process {
 
     fn incarnation(&self) -> String {
         format!("process-{}", self.pid)
+    }
+
+    /// Whether it waits in a collective.
+    pub fn in_ring(&self) -> bool {
+        matches!(
+            self.at,
+            At::Exchanging | At::Settling | At::Voting | At::Shifting | At::Gathering | At::Publishing
+        )
     }
 
     fn phase(&self) -> WorkerPhase {
@@ -223,8 +234,11 @@ impl World {
         let (seat, node, generation) = (process.seat, process.node, process.standing.generation());
         self.close_streams(|caller| matches!(caller, Caller::Process(of, _) if of == pid));
         self.break_ring(generation, Some(pid));
-        let delay = self.delay();
-        self.after(delay, Happening::Node(node, ToNode::Exited(seat, pid, ended)));
+        // Of a process that its launcher replaces the launcher says nothing: it was asked to.
+        if !self.processes[pid].replaced {
+            let delay = self.delay();
+            self.after(delay, Happening::Node(node, ToNode::Exited(seat, pid, ended)));
+        }
     }
 
     /// Queues a call.
@@ -392,7 +406,7 @@ impl World {
             generation: process.standing.generation(),
             phase: process.phase(),
             step: Step(process.own.newest),
-            collective: (process.entered, process.entered),
+            collective: (process.entered, process.entered - u64::from(process.in_ring())),
             memory_in_use: Bytes(0),
         };
         let (number, factor) = (process.last, process.beat_factor);

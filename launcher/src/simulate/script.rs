@@ -56,6 +56,9 @@ pub struct Script {
     /// What happens, in any order.
     #[serde(default)]
     pub faults: Vec<Fault>,
+    /// Whether everybody's coming and going is told, too.
+    #[serde(skip)]
+    pub verbose: bool,
 }
 
 /// Delays and losses.
@@ -222,6 +225,7 @@ impl Script {
                 lost_answers: 0.1 * random.unit() * random.unit(),
             },
             faults,
+            verbose: false,
         }
     }
 }

@@ -8,14 +8,25 @@ use super::{
 };
 
 /// Seeds that failed once. They stay here, so that what was mended stays so.
-const FAILED_ONCE: [u64; 0] = [];
+///
+/// ```text
+/// 35 38 1530 2716      a rank that was cut off while the others finished: nobody could commit the last steps
+/// 1403 1791 2545       a process killed while it loaded in the place of another was taken for the one that it replaced
+/// 188 458 853 1425 1845 2796 2905   a process that came by itself was replaced, and its successor as well, without end
+/// 1296 2335            workers that had left in order were waited for
+/// ```
+const FAILED_ONCE: [u64; 16] =
+    [35, 38, 188, 458, 853, 1296, 1403, 1425, 1530, 1791, 1845, 2335, 2545, 2716, 2796, 2905];
 
 fn play_seeds(seeds: impl IntoIterator<Item = u64>) -> (u64, u64) {
     let (mut finished, mut repeated) = (0, 0);
     for seed in seeds {
         let report = play(&Script::drawn(seed));
         assert!(report.violations.is_empty(), "seed {seed}:\n{report}");
-        finished += u64::from(matches!(report.outcome, Some(Outcome::Finished { .. })));
+        // A handful of faults is far below the budget of a hundred, and every launcher that dies is followed by another: whatever the
+        // faults were, the run must come to its end.
+        assert!(matches!(report.outcome, Some(Outcome::Finished { .. })), "seed {seed}:\n{report}");
+        finished += 1;
         repeated += report.repeated;
     }
     (finished, repeated)
@@ -29,8 +40,7 @@ fn seeds_that_failed_once_do_not_fail_again() {
 #[test]
 fn no_seed_of_the_first_thousand_breaks_what_must_hold() {
     let (finished, repeated) = play_seeds(0..1000);
-    // Budgets, generations without progress and rendezvous end some of the roughest in order.
-    assert!(finished > 950, "only {finished} of 1000 runs came to their end");
+    assert_eq!(finished, 1000);
     assert!(repeated > 0, "some of them must have lost neighbours together");
 }
 
@@ -42,6 +52,11 @@ fn no_seed_of_the_second_thousand_breaks_what_must_hold() {
 #[test]
 fn no_seed_of_the_third_thousand_breaks_what_must_hold() {
     play_seeds(2000..3000);
+}
+
+#[test]
+fn no_seed_of_the_next_two_thousand_breaks_what_must_hold() {
+    play_seeds(3000..5000);
 }
 
 fn quiet(seed: u64, nodes: u32, workers_per_node: u32, steps: u64) -> Script {
@@ -62,6 +77,7 @@ fn quiet(seed: u64, nodes: u32, workers_per_node: u32, steps: u64) -> Script {
         mirror: true,
         network: Network::default(),
         faults: Vec::new(),
+        verbose: false,
     }
 }
 

@@ -91,11 +91,7 @@ impl World {
 
     pub fn peer_lost(&mut self, pid: usize, generation: Generation) {
         let process = &self.processes[pid];
-        let in_ring = matches!(
-            process.at,
-            At::Exchanging | At::Settling | At::Voting | At::Shifting | At::Gathering | At::Publishing
-        );
-        if in_ring && process.standing.generation() == generation {
+        if process.in_ring() && process.standing.generation() == generation {
             self.wait_for_another(pid, format!("a peer is gone (collective {})", process.collective));
         }
     }
@@ -111,7 +107,7 @@ impl World {
         });
         let (generation, rank, saved) = (assignment.generation, assignment.rank, process.saved);
         process.assignment = Some(assignment);
-        process.collective = 0;
+        (process.collective, process.entered) = (0, 0);
         let Some(ring) = self.rings.get_mut(&generation) else { return };
         ring.holdings[rank.0 as usize] = held;
         ring.saved = ring.saved.max(saved);

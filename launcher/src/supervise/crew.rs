@@ -253,7 +253,7 @@ impl Voyage<'_> {
         self.report.coordinator = Some(how);
         match host::died(how) && !self.machine.finished() {
             true => Event::CoordinatorLost,
-            false => Event::RunOver,
+            false => Event::CoordinatorEnded,
         }
     }
 

@@ -3,7 +3,7 @@
 //! ```text
 //! worker ends  ─▶ tell the coordinator; it orders another in its place, or ends the run
 //! order        ─▶ kill what is left of the worker ─▶ start it again
-//! run is over  ─▶ patience ─▶ SIGTERM ─▶ patience ─▶ SIGKILL
+//! run is over  ─▶ patience ─▶ SIGTERM ─▶ patience ─▶ SIGKILL       our coordinator has ended with it: the first patience is short
 //! signal       ─▶ ask the run to stop ─▶ patience ─▶ SIGTERM ─▶ patience ─▶ SIGKILL
 //!
 //! a second signal: SIGKILL at once
@@ -20,6 +20,9 @@ use std::{
 /// How long a worker may take to leave when the run is over: the coordinator's word reaches it within a heartbeat, and the failed
 /// rank's error must be written first.
 pub const LEAVE_PATIENCE: Duration = Duration::from_secs(10);
+/// How long a worker may still be there when our coordinator has ended: it waited for those that wanted to tell it something, so who is
+/// left looks for it in vain, or writes down its error.
+pub const ORPHAN_PATIENCE: Duration = Duration::from_millis(500);
 /// How long a worker may take to die of SIGTERM.
 pub const TERM_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -76,6 +79,8 @@ pub enum Event {
     StopRefused,
     /// The run has ended, well or not.
     RunOver,
+    /// Our coordinator has ended with the run.
+    CoordinatorEnded,
     /// The coordinator is gone and does not come back, or has given our place to another.
     CoordinatorLost,
     /// Time has passed.
@@ -160,6 +165,14 @@ impl Machine {
                 self.run_over = true;
                 // A worker that is still there has been told, or will not be.
                 self.deadline.get_or_insert(now + LEAVE_PATIENCE);
+                Vec::new()
+            }
+            Event::CoordinatorEnded => {
+                self.run_over = true;
+                if self.sent.is_none() {
+                    let soon = now + ORPHAN_PATIENCE;
+                    self.deadline = Some(self.deadline.map_or(soon, |deadline| deadline.min(soon)));
+                }
                 Vec::new()
             }
             Event::CoordinatorLost => {

@@ -150,6 +150,8 @@ impl Link for ChannelLink {
             Err(error) => Some(standing.alive().and(Err(error.clone()))),
         })?;
         self.place = (assignment.generation, assignment.rank);
+        // How far it had come in the old ring says nothing about where it is in the new one.
+        self.shared.lock().communicator = None;
         Ok(assignment)
     }
 

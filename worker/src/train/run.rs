@@ -11,7 +11,7 @@
 use std::{
     collections::VecDeque,
     path::PathBuf,
-    sync::Arc,
+    sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
 };
 
@@ -30,7 +30,7 @@ use super::{
     recovery::{Held, is_the_generations},
 };
 use crate::{
-    collective::{self, Collective, FabricSource, Membership, Ring, RingAbort, RingListener, Solo},
+    collective::{self, Collective, FabricSource, Membership, Progress, Ring, RingAbort, RingListener, Solo},
     data::{DataError, Dataset, Prefetcher},
     kernels::Tape,
     link::{Assignment, Commands, EpochPositions, Link, LinkError, Phase, Report, StateSource},
@@ -159,7 +159,10 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             return Ok(Box::new(solo));
         };
         let abort = RingAbort::new();
-        self.link.connected(abort.clone(), Arc::default());
+        // Waiting for one's neighbours is waiting as in a collective: who has not come this far keeps the others.
+        let waiting = Progress::default();
+        waiting.entered.store(1, Relaxed);
+        self.link.connected(abort.clone(), waiting.into());
         let membership = Membership {
             run: &self.spec_digest,
             generation: *generation,

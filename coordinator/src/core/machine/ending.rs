@@ -1,6 +1,6 @@
 //! The end of a run: good-byes, failures that would come again, a world that is never complete.
 
-use coxswain_proto::ids::{Seat, WorkerId};
+use coxswain_proto::ids::{Rank, Seat, Step, WorkerId};
 
 use super::{Machine, Refusal, Reply, Timestamp};
 use crate::{
@@ -33,7 +33,13 @@ impl Machine {
         let seat = worker.seat();
         out.push(Action::Record(Record::Left { seat, exit_code }));
         self.announce(MemberChange::Left { seat, exit_code, reason: reason.clone() }, out);
+        if exit_code == 0 && self.orders.stop.is_none() {
+            self.settle_all(id, out);
+        }
         let in_order = match &self.phase {
+            Phase::Gathering(_) if exit_code == 0 && self.all_done() => {
+                return Ok(self.left_between(now, out));
+            }
             Phase::Gathering(_) => false,
             Phase::Running(running) => exit_code == 0 && (running.done() || self.orders.stop.is_some()),
             Phase::Over(_) => true,
@@ -50,6 +56,40 @@ impl Machine {
         }
         self.try_form(now, out);
         Ok(Reply::Done)
+    }
+
+    /// Whoever leaves in order has come to the end, and with it all others: the last step has collectives. What its peers could not
+    /// report of the last steps, because they are lost or cut off, is committed from its own reports.
+    fn settle_all(&mut self, id: WorkerId, out: &mut Vec<Action>) {
+        let (Some(plan), Some(course)) = (self.plan, self.phase.course_mut()) else { return };
+        if course.ledger.rank_of(id).is_none_or(|rank| !course.ledger.has_reported_all(rank)) {
+            return;
+        }
+        // Nothing is committed blindly: its reports cover every step that is left.
+        let steps = course.ledger.settle(Step(plan.total_steps()), false, |_| 0).unwrap_or_default();
+        for step in steps {
+            self.committed_step(&step, out);
+        }
+    }
+
+    /// Every step is committed, of a generation that runs or has just ended.
+    pub(super) fn all_done(&self) -> bool {
+        self.phase.course().is_some_and(|course| course.ledger.done())
+    }
+
+    /// A generation has ended after its last step, and one of its workers has come to the end all the same. If that is rank 0, which
+    /// writes the results, the run has; otherwise it is waited for, unless it needs the others once more.
+    fn left_between(&mut self, now: Timestamp, out: &mut Vec<Action>) -> Reply {
+        let ledger = self.phase.course().map(|course| &course.ledger);
+        let first = ledger.and_then(|ledger| {
+            self.roster.workers().find(|worker| ledger.rank_of(worker.id) == Some(Rank(0)))
+        });
+        match first.map(|worker| (worker.gone, worker.ready)) {
+            Some((Some(Gone::Left(0)), _)) => self.end(now, End::Finished(self.progress.committed), out),
+            Some((None, false)) => {}
+            _ => self.call_back_those_who_left(out),
+        }
+        Reply::Done
     }
 
     /// A worker of an elastic world was taken away on purpose: the others go on.

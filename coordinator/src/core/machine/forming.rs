@@ -53,6 +53,10 @@ impl Machine {
             Phase::Gathering(_) | Phase::Over(_) => {}
         }
         self.dismiss(ready.worker, out);
+        if self.all_done() {
+            // It has not come to the end with those who have left by now.
+            self.call_back_those_who_left(out);
+        }
         self.try_form(now, out);
         Ok(Reply::Done)
     }
@@ -88,6 +92,7 @@ impl Machine {
         let Some(members) = members else { return };
         if self.blame_victims(now, out) && self.still_hopeful(now, out) {
             self.form(&members, out);
+            self.motion.begin(now);
             self.let_go(now, out);
         }
     }

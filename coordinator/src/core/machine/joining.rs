@@ -155,6 +155,7 @@ impl Machine {
             }
             None => {
                 let message = "its line closed, and another process came in its place".to_owned();
+                self.roster.refill(seat);
                 self.lose_silently(now, seat, message, out);
                 match self.phase {
                     Phase::Over(_) => Err(Refusal::Over(self.reason.clone())),

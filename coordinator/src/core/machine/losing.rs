@@ -52,6 +52,7 @@ impl Machine {
         self.call_back(seat, failure.message.clone(), out);
         let because = format!("rank {seat} is lost: {}", failure.message);
         self.break_up(now, &because, true, out);
+        self.call_back_those_who_left(out);
     }
 
     /// As [`Machine::lose`], for a worker that said nothing.
@@ -78,10 +79,9 @@ impl Machine {
         if seat.0 >= world {
             return Err(Refusal::RankOutside { seat, world });
         }
-        if !self.roster.exited(seat, pid, ended == Ended::Signal(9)) {
+        if !self.roster.exited(seat, pid) {
             return Ok(Reply::Done);
         }
-        self.roster.bury(seat);
         // The exit codes of this program: the same configuration or data would end the next process, too.
         let kind = match ended {
             Ended::Code(2 | 3) => CauseKind::BadInput,
@@ -185,10 +185,9 @@ impl Machine {
         let respawn = match since {
             // Its launcher is gone, too; the one in its place has started a process already, which may be loading.
             Some(_) if left_over && !self.roster.newcomer_died(seat) => None,
-            Some(_) => {
-                let replacing = !self.roster.buried(seat);
-                self.roster.ask_respawn(seat, reason, replacing).cloned()
-            }
+            // To ask for another would end the one that is just coming.
+            Some(_) if self.roster.refilled(seat) => None,
+            Some(_) => self.roster.ask_respawn(seat, reason).cloned(),
             None => None,
         };
         out.push(Action::Record(Record::Lost { seat, respawn: respawn.clone() }));

@@ -29,6 +29,7 @@ impl Machine {
     pub(super) fn recall(&mut self, now: Timestamp, past: &Past) {
         let reunion = self.config.patience.reunion;
         self.progress.at = now.after(reunion);
+        self.motion.begin(now.after(reunion));
         for (place, node) in &past.nodes {
             self.nodes.recall(now, *place, node.clone(), reunion);
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use coxswain_proto::{
-    ids::{Generation, Seat, Step},
+    ids::{Generation, Step},
     limits,
 };
 
@@ -14,7 +14,7 @@ use crate::{
         failure::{Failure, Incident},
         phase::{Connecting, Course, End, Gathering, LastCall, Over, Phase, Running, Stage, Training},
         reason::Reason,
-        roster::Gone,
+        roster::{Gone, Worker},
     },
     options::CauseKind,
 };
@@ -79,7 +79,7 @@ impl Machine {
             self.tell_members(&assignment, because, out);
         }
         self.say(Reason::Regathering { generation, because: because.to_owned() }, out);
-        self.call_back_those_who_left(&assignment, out);
+        self.call_back_those_who_left(out);
         if let (true, Phase::Gathering(gathering)) = (fruitless, &mut self.phase) {
             gathering.fruitless = Some(because.to_owned());
         }
@@ -179,15 +179,20 @@ impl Machine {
         }));
     }
 
-    /// Members that had left in order are needed again, in a world that cannot do without them.
-    fn call_back_those_who_left(&mut self, assignment: &Assignment, out: &mut Vec<Action>) {
-        if self.config.world.elastic() {
+    /// Workers that had left in order are needed again, because somebody was lost before the results were written.
+    pub(super) fn call_back_those_who_left(&mut self, out: &mut Vec<Action>) {
+        // An elastic world can do without those who went before the end.
+        let needed = !self.config.world.elastic() || self.all_done();
+        if !matches!(self.phase, Phase::Gathering(_)) || !needed {
             return;
         }
-        let left = |seat: &Seat| matches!(self.roster.at(*seat), Some(worker) if matches!(worker.gone, Some(Gone::Left(_))));
-        let seats: Vec<_> = assignment.members.iter().map(|member| member.seat).filter(left).collect();
+        let left =
+            |worker: &&Worker| matches!(worker.gone, Some(Gone::Left(_))) && !self.drained(worker.seat());
+        let seats: Vec<_> = self.roster.workers().filter(left).map(Worker::seat).collect();
         for seat in seats {
-            self.call_back(seat, "it had left, but the run goes on".into(), out);
+            if self.roster.respawn(seat).is_none() {
+                self.call_back(seat, "it had left, but the run goes on".into(), out);
+            }
         }
     }
 

@@ -20,7 +20,9 @@ use crate::{
 
 impl Machine {
     pub(super) fn heartbeat(&mut self, now: Timestamp, beat: &Beat, out: &mut Vec<Action>) -> bool {
+        let before = self.doing(beat.worker);
         let known = self.roster.heard(now, beat);
+        self.has_moved(now, beat.worker, before);
         if known && self.reason == Reason::Pausing {
             self.all_paused(out);
         }
@@ -129,6 +131,7 @@ impl Machine {
             return;
         }
         self.progress.at = now;
+        self.motion.begin(now);
         let Some(training) = self.phase.training_mut() else { return };
         let done = training.course.ledger.done();
         self.grant_dry(now, out);

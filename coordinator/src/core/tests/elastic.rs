@@ -37,7 +37,7 @@ pub(super) fn members(run: &Run) -> Vec<u32> {
 }
 
 /// A run of one node that trains, because the last call was over before another came.
-fn one_node() -> Run {
+pub(super) fn one_node() -> Run {
     let mut run = elastic();
     join(&mut run, 0);
     come(&mut run, 0);

@@ -4,12 +4,14 @@ mod cache;
 mod control;
 mod draining;
 mod elastic;
+mod ends;
 mod failures;
 mod random;
 mod recall;
 mod recovery;
 mod rendezvous;
 mod samples;
+mod standstill;
 mod training;
 
 use std::time::Duration;
@@ -267,13 +269,17 @@ impl Run {
     }
 
     fn beat(&mut self, rank: u32, phase: WorkerPhase) -> Vec<Action> {
+        self.beat_at(rank, phase, (3, 2))
+    }
+
+    fn beat_at(&mut self, rank: u32, phase: WorkerPhase, collective: (u64, u64)) -> Vec<Action> {
         let (reply, actions) = self.ask(Ask::Heartbeat(Beat {
             worker: self.worker(rank),
             incarnation: self.incarnation(rank),
             generation: self.machine.generation,
             phase,
             step: Step(0),
-            collective: (3, 2),
+            collective,
             memory_in_use: Bytes(1 << 20),
         }));
         assert_eq!(reply, Ok(Reply::Known(true)));

@@ -6,7 +6,7 @@ use crate::core::{
 };
 use crate::options::{CauseKind, Outcome};
 
-fn survived(actions: &[Action]) -> Option<String> {
+pub(super) fn survived(actions: &[Action]) -> Option<String> {
     news(actions).into_iter().find_map(|news| match news {
         News::Failure(failure, _) if !failure.fatal => Some(failure.to_string()),
         _ => None,
@@ -21,7 +21,7 @@ fn recovery(actions: &[Action]) -> Option<String> {
 }
 
 /// Two workers that have committed steps 0..10; rank 1 has the seat of the victim-to-be.
-fn at_step_ten() -> Run {
+pub(super) fn at_step_ten() -> Run {
     let mut run = Run::started(2);
     run.steps(0, 0..10);
     run.steps(1, 0..10);
@@ -446,53 +446,4 @@ fn status_says_what_was_survived() {
     let respawn =
         Respawn { seat, attempt: 1, reason: run.machine.roster.respawn(seat).unwrap().reason.clone() };
     assert_eq!(run.machine.roster.respawn(seat), Some(&respawn));
-}
-
-/// Seconds in which rank 0 waits in a collective and rank 1 is in a phase.
-fn stand_still(run: &mut Run, seconds: u64, phase: WorkerPhase) -> Vec<Action> {
-    let mut actions = Vec::new();
-    for _ in 0..seconds {
-        actions.extend(run.wait(Duration::from_secs(1)));
-        for (rank, phase) in [(0, WorkerPhase::Communication), (1, phase)] {
-            if run.machine.roster.living_at(Seat(rank)).is_some() {
-                actions.extend(run.beat(rank, phase));
-            }
-        }
-    }
-    actions
-}
-
-#[test]
-fn a_rank_that_stands_still_is_named_with_its_phase() {
-    let mut run = at_step_ten();
-    let actions = stand_still(&mut run, 12, WorkerPhase::Backward);
-    let text = survived(&actions).unwrap();
-    assert!(
-        text.starts_with("rank 1 on node-a") && text.contains("stands still: backward of step 0"),
-        "{text}"
-    );
-    assert!(text.contains("while 1 ranks wait in collective 3"), "{text}");
-    assert_eq!(respawns(&actions), [(1, 1)]);
-}
-
-#[test]
-fn what_may_last_is_not_a_standstill() {
-    for phase in [WorkerPhase::Checkpoint, WorkerPhase::Evaluation, WorkerPhase::CacheBuild] {
-        let mut run = at_step_ten();
-        assert_eq!(survived(&stand_still(&mut run, 120, phase)), None, "{phase}");
-    }
-    let mut run = at_step_ten();
-    run.tell(Ask::Pause);
-    assert_eq!(survived(&stand_still(&mut run, 120, WorkerPhase::Paused)), None);
-}
-
-#[test]
-fn a_stuck_network_makes_all_ranks_try_again() {
-    let mut run = at_step_ten();
-    let actions = stand_still(&mut run, 12, WorkerPhase::Communication);
-    assert!(matches!(told(&actions, 0)[..], [Directive::Abort { over: false, .. }]), "{actions:?}");
-    assert_eq!(respawns(&actions), []);
-    run.get_ready(0, 1, "");
-    let formed = run.get_ready(1, 1, "");
-    assert_eq!(survived(&formed).unwrap(), "all ranks wait in collective 3, and nothing moves");
 }

@@ -118,6 +118,26 @@ fn when_the_run_is_over_the_others_get_time_to_leave() {
 }
 
 #[test]
+fn workers_that_outlive_our_coordinator_are_not_waited_for() {
+    let machine = transcript(
+        2,
+        &[
+            (0, Event::RunOver, &[]),
+            (1, Event::CoordinatorEnded, &[]),
+            (1, Event::WorkerEnded(0, Ended::Code(3)), &[Action::ReportExit(0, Ended::Code(3))]),
+            (2, Event::Tick, &[Action::SignalAll(SIGTERM)]),
+            (
+                2,
+                Event::WorkerEnded(1, Ended::Signal(SIGTERM)),
+                &[Action::ReportExit(1, Ended::Signal(SIGTERM))],
+            ),
+        ],
+    );
+    assert_eq!(machine.first_failure(), Some((0, Ended::Code(3))));
+    assert!(machine.finished());
+}
+
+#[test]
 fn the_first_signal_stops_gracefully_and_the_second_kills() {
     let machine = transcript(
         1,

@@ -1,0 +1,72 @@
+//! Workers that are lost when everything is done, and processes that end before they are anybody.
+
+use super::*;
+use crate::{core::event::Ended, options::Outcome};
+
+/// Two workers that have done every step; rank 1 could not report the last one.
+fn done_but_for_a_report() -> Run {
+    let mut run = Run::started(2);
+    for step in 0..100 {
+        run.steps(0, step..step + 1);
+        if step < 99 {
+            run.steps(1, step..step + 1);
+        }
+    }
+    assert_eq!(run.committed(), 99);
+    run
+}
+
+fn leave(run: &mut Run, rank: u32) -> Vec<Action> {
+    run.tell(Ask::Leave { worker: run.worker(rank), exit_code: 0, reason: "done".into() })
+}
+
+const FINISHED: Option<Outcome> = Some(Outcome::Finished { steps: Step(100) });
+
+#[test]
+fn whoever_leaves_in_order_proves_the_last_steps() {
+    let mut run = done_but_for_a_report();
+    leave(&mut run, 0);
+    assert_eq!((run.committed(), run.machine.outcome()), (100, None));
+    run.event(Event::LineClosed(id(1), StreamId(1)));
+    let actions = run.wait(Duration::from_secs(1));
+    assert_eq!(respawns(&actions), [], "there is nothing left to do");
+    assert_eq!(run.machine.outcome(), FINISHED);
+}
+
+#[test]
+fn a_run_whose_results_are_written_is_over_whoever_is_lost() {
+    let mut run = done_but_for_a_report();
+    run.kill(1);
+    leave(&mut run, 0);
+    run.kill(1);
+    run.wait(Duration::from_secs(21));
+    assert_eq!(run.machine.outcome(), FINISHED);
+}
+
+#[test]
+fn who_left_is_called_back_if_the_one_that_writes_the_results_is_lost() {
+    let mut run = done_but_for_a_report();
+    run.steps(1, 99..100);
+    leave(&mut run, 1);
+    assert_eq!(respawns(&run.kill(0)), [(0, 1), (1, 1)]);
+}
+
+#[test]
+fn a_process_that_dies_before_it_registers_is_replaced() {
+    let mut run = Run::started(2);
+    run.wait(Duration::from_millis(2900));
+    run.beat(0, WorkerPhase::Communication);
+    let actions = run.wait(Duration::from_millis(200));
+    assert_eq!(respawns(&actions), [(1, 1)], "rank 1 is frozen");
+    let ended = Ask::Exit { node_id: NODE.into(), seat: Seat(1), pid: Some(4711), ended: Ended::Signal(9) };
+    assert_eq!(respawns(&run.tell(ended)), [(1, 2)]);
+}
+
+#[test]
+fn a_process_that_comes_by_itself_is_not_replaced() {
+    let mut run = Run::started(2);
+    run.event(Event::LineClosed(id(1), StreamId(1)));
+    let (reply, actions) = run.ask(Ask::Register(successor(1, 1)));
+    assert!(matches!(reply, Ok(Reply::Registered(_))), "{reply:?}");
+    assert_eq!(respawns(&actions), []);
+}
