@@ -54,6 +54,14 @@ impl Prompts {
 
     /// Images first, then text; random words, pixels and actions.
     pub fn batch(&self, config: &QwenConfig, step: Step) -> MicroBatch {
+        let Self { rows, images, side, .. } = *self;
+        let mut draws = Key { seed: 1, purpose: Purpose::Init, step: step.0, sample: 1, repeat: 0 }.draws();
+        let values = rows * images * side * side * config.vision.patch_values();
+        MicroBatch { pixel_values: normal(&mut draws, values), ..self.without_pixels(config, step) }
+    }
+
+    /// The same with features to come in place of the pixels.
+    pub fn without_pixels(&self, config: &QwenConfig, step: Step) -> MicroBatch {
         let Self { rows, images, side, text } = *self;
         let mut draws = Key { seed: 0, purpose: Purpose::Init, step: step.0, sample: 1, repeat: 0 }.draws();
         let unit = config.vision.merge_unit();
@@ -65,14 +73,13 @@ impl Prompts {
         }
         let ordinary = config.text.vocab_size as u64 - 16;
         prompt.extend((0..text).map(|_| (draws.word() % ordinary) as u32));
-        let patches = rows * images * side * side;
         MicroBatch {
             step,
             sample_indices: (0..rows as u64).collect(),
             input_ids: prompt.repeat(rows),
             valid: vec![0..prompt.len() as u32; rows],
             seq_len: prompt.len(),
-            pixel_values: normal(&mut draws, patches * config.vision.patch_values()),
+            pixel_values: vec![],
             image_grids: vec![[1, side as u32, side as u32]; rows * images],
             images_per_row: vec![images as u32; rows],
             state: normal(&mut draws, rows * DIMS.state),
