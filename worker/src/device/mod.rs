@@ -230,7 +230,7 @@ pub(crate) fn measure(device: Device, accelerator: &dyn Accelerator) -> Vec<Find
     match device {
         Device::Cpu => {
             let sizes = Sizes { copy: 64 << 20, side: 768, rounds: 3, bf16: false };
-            selftest::speed::<burn::backend::Flex>(&Default::default(), sizes)
+            selftest::speed_in_host_memory::<burn::backend::Flex>(&Default::default(), sizes)
         }
         Device::Cuda(card) => accelerator.measure(card),
     }

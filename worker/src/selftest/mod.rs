@@ -15,6 +15,7 @@ mod links;
 mod speed;
 mod step;
 
+pub(crate) use self::speed::speed_in_host_memory;
 pub use self::{
     findings::{Finding, Verdict},
     speed::{Sizes, speed},
@@ -90,6 +91,6 @@ mod tests {
         for section in ["machine", "speed", "collectives", "training"] {
             assert!(found.iter().any(|finding| finding.section == section), "{section}");
         }
-        assert!(found.iter().filter(|finding| finding.verdict == Verdict::Passed).count() >= 14);
+        assert!(found.iter().filter(|finding| finding.verdict == Verdict::Passed).count() >= 8);
     }
 }

@@ -21,8 +21,37 @@ pub struct Sizes {
     pub bf16: bool,
 }
 
-/// Measures a device.
+/// Measures a device with memory of its own.
 pub fn speed<B: Tape<Base = B>>(device: &B::Device, sizes: Sizes) -> Vec<Finding> {
+    let mut found = vec![copies::<B>(device, sizes)];
+    found.extend(rates::<B>(device, sizes));
+    found
+}
+
+/// Measures a device that computes in host memory: tensors are not copied to it, so a copy within that memory stands in.
+pub(crate) fn speed_in_host_memory<B: Tape<Base = B>>(device: &B::Device, sizes: Sizes) -> Vec<Finding> {
+    let from = vec![1u8; sizes.copy];
+    let mut to = vec![0u8; sizes.copy];
+    let mut best = Duration::MAX;
+    for _ in 0..=sizes.rounds {
+        let begin = Instant::now();
+        to.copy_from_slice(&from);
+        best = best.min(begin.elapsed());
+    }
+    let outcome = match to == from {
+        true => Ok(format!("{} on one thread ({} MiB)", rate(sizes.copy, best), sizes.copy >> 20)),
+        false => Err("a copy is not what was copied".to_owned()),
+    };
+    let mut found = vec![Finding::checked("speed", "copies in memory", outcome)];
+    found.extend(rates::<B>(device, sizes));
+    found
+}
+
+fn rate(bytes: usize, time: Duration) -> String {
+    format!("{:.1} GB/s", bytes as f64 / 1e9 / time.as_secs_f64().max(1e-9))
+}
+
+fn copies<B: Tape<Base = B>>(device: &B::Device, sizes: Sizes) -> Finding {
     let values = vec![1.0f32; sizes.copy / 4];
     let (mut up, mut down) = (Duration::MAX, Duration::MAX);
     let mut whole = true;
@@ -34,17 +63,25 @@ pub fn speed<B: Tape<Base = B>>(device: &B::Device, sizes: Sizes) -> Vec<Finding
         let (copied, begin) = (begin.elapsed(), Instant::now());
         let back = there.into_data();
         let returned = begin.elapsed();
-        whole &= back.as_slice::<f32>().is_ok_and(|back| back.len() == values.len() && back[0] == 1.0);
+        whole &= back.as_slice::<f32>().is_ok_and(|back| back == values);
         if round > 0 {
             (up, down) = (up.min(copied), down.min(returned));
         }
     }
-    let rate = |time: Duration| format!("{:.1} GB/s", sizes.copy as f64 / 1e9 / time.as_secs_f64().max(1e-9));
-    let copies = match whole {
-        true => Ok(format!("{} to the device, {} back ({} MiB)", rate(up), rate(down), sizes.copy >> 20)),
+    let outcome = match whole {
+        true => Ok(format!(
+            "{} to the device, {} back ({} MiB)",
+            rate(sizes.copy, up),
+            rate(sizes.copy, down),
+            sizes.copy >> 20
+        )),
         false => Err("what came back is not what was sent".to_owned()),
     };
-    let mut found = vec![Finding::checked("speed", "copies", copies)];
+    Finding::checked("speed", "copies", outcome)
+}
+
+fn rates<B: Tape<Base = B>>(device: &B::Device, sizes: Sizes) -> Vec<Finding> {
+    let mut found = Vec::new();
     let types = [(DType::F32, "float32"), (DType::BF16, "bfloat16")];
     for (dtype, name) in types.into_iter().filter(|(dtype, _)| *dtype == DType::F32 || sizes.bf16) {
         found.push(Finding::checked(
