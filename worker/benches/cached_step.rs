@@ -89,8 +89,14 @@ fn main() -> Result<()> {
             };
             let mut bench = Bench::new(&spec, &config, prompts)?;
             let rounds = [flags.number("--rounds", 5)?, flags.number("--cached", 3)?];
+            let hashing = Instant::now();
+            bench.policy.weights_below(bench.tap)?;
+            let hashing_ms = round(hashing.elapsed().as_secs_f64() * 1e3);
             let report = bench.run(rounds, torch.as_mut())?;
-            println!("{}", json!({"case": name, "repeats": repeats, "report": report}));
+            println!(
+                "{}",
+                json!({"case": name, "repeats": repeats, "weights_digest_ms": hashing_ms, "report": report})
+            );
         }
     }
     Ok(())
