@@ -27,9 +27,10 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     clock::{self, Clock},
     core::{
-        action::{Action, Directive, News, Record, Reply},
+        action::{Action, Directive, Record, Reply},
         event::{Ask, Event, StreamId, Ticket},
         machine::{Config, Machine},
+        news::News,
         refusal::Refusal,
         roster::Respawn,
     },

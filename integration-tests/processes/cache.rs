@@ -160,3 +160,31 @@ fn a_worker_killed_while_it_computes_features_leaves_nothing_half_written_behind
     let verified = crate::support::cox(&["cache", "verify"]).arg(&store).output().expect("cox was built");
     assert!(verified.status.success(), "{}", String::from_utf8_lossy(&verified.stdout));
 }
+
+#[test]
+fn a_rebuild_that_is_asked_for_begins_where_the_leases_end_and_is_in_the_books() {
+    let tiny = tiny();
+    // Rank 1 stands still in the live phase; what follows it waits for a drift, so nobody holds a lease of it.
+    let held = tiny.hold(1, "backward", 4);
+    let mut running = tiny.start(&KEPT);
+    held.wait(&mut running);
+    let ask = |arguments: &[&str]| -> Value {
+        let answer =
+            crate::support::cox(arguments).arg("--run").arg(tiny.output()).output().expect("cox was built");
+        assert!(answer.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&answer.stderr));
+        serde_json::from_slice(&answer.stdout).expect("one JSON object")
+    };
+    let asked = ask(&["rebuild-cache", "--json"]);
+    assert_eq!((&asked["generation"], &asked["from_step"]), (&2.into(), &6.into()), "{asked}");
+    assert_eq!(ask(&["rebuild-cache", "--json"]), asked, "asking twice is asking once");
+    let status = ask(&["status", "--json"])["cache"].clone();
+    assert_eq!(status["generations"].as_array().map(Vec::len), Some(2), "{status:#}");
+    held.release();
+    let (ended, printed) = running.finish();
+    assert!(ended.success(), "{printed}");
+    assert!(printed.contains("features of generation 2 from step 6 on: asked for"), "{printed}");
+    let ranges = audit(&tiny.output())["cache"].clone();
+    let turns: Vec<_> =
+        ranges.as_array().expect("an array").iter().map(|range| range["generation"].clone()).collect();
+    assert_eq!(turns, [0, 1, 0, 2], "{ranges:#}");
+}

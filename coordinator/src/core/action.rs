@@ -3,7 +3,6 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
-    time::Duration,
 };
 
 use coxswain_proto::{
@@ -13,14 +12,15 @@ use coxswain_proto::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    cache::{Changed, DriftEntry, GenerationEntry},
+    cache::GenerationEntry,
     checkpoints::CheckpointEntry,
     event::{DataSet, StreamId, Ticket, WorkerClaim},
     failure::Failure,
     memory::RankMemory,
+    news::News,
     phase::End,
-    quarantine::{EpochPositions, Quarantine, Verdict},
-    reason::{Reason, RunPhase},
+    quarantine::{EpochPositions, Quarantine},
+    reason::RunPhase,
     refusal::Refusal,
     report::{CommittedStep, StateSource},
     roster::Respawn,
@@ -311,177 +311,4 @@ pub struct Spent {
     pub rescales: u32,
     /// Generations in a row that ended without a committed step.
     pub barren: u32,
-}
-
-/// What watchers and the log are told.
-#[derive(Clone, Debug, PartialEq)]
-pub enum News {
-    /// A step is committed.
-    Step(Arc<CommittedStep>),
-    /// The run is in another phase, or in the same one for another reason.
-    Phase(RunPhase, Reason),
-    /// Someone came or went.
-    Member {
-        /// The membership, 0 while it is forming.
-        generation: Generation,
-        /// Workers there now.
-        present: u32,
-        /// Workers wanted.
-        world: u32,
-        /// Who.
-        change: MemberChange,
-    },
-    /// A checkpoint got on.
-    Checkpoint(CheckpointEntry),
-    /// The first cause of a fault; of the end, if it is fatal.
-    Failure(Arc<Failure>, Spent),
-    /// A sample failed on a worker that is well, and what follows.
-    Sample(EpochPositions, Verdict, Arc<Failure>),
-    /// Training goes on after a fault.
-    Recovered(Recovery),
-    /// Committed steps are lost, and will be repeated.
-    RolledBack {
-        /// Steps below this one were committed.
-        from: Step,
-        /// Steps below this one still are.
-        to: Step,
-    },
-    /// A failure that followed from another one.
-    Consequence(Arc<Failure>),
-    /// The feature cache got on.
-    Cache(CacheNews),
-    /// A worker's line for people.
-    Note(Seat, String),
-    /// Peaks of every rank: at the end, and when asked for.
-    Memory(Arc<Vec<RankMemory>>),
-    /// A claim was turned down.
-    Refused(Refusal),
-}
-
-/// What happened to the feature cache.
-#[derive(Clone, Debug, PartialEq)]
-pub enum CacheNews {
-    /// It was decided which generation serves from a step on.
-    Decided(Decided),
-    /// A live phase begins at this step, and the generation that served before rests.
-    Live(Step, Option<u64>),
-    /// A report changed what is known of a generation.
-    Reported(GenerationEntry, Changed),
-    /// How far features have moved, where nothing depends on it.
-    Drift(DriftEntry),
-}
-
-/// How training went on after a fault.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Recovery {
-    /// The new membership.
-    pub generation: Generation,
-    /// Its workers.
-    pub members: u32,
-    /// Workers wanted.
-    pub world: u32,
-    /// Where it starts.
-    pub first_step: Step,
-    /// Where its state came from.
-    pub source: StateSource,
-    /// Since the first sign of the fault.
-    pub took: Duration,
-    /// What had happened, as a clause.
-    pub what: String,
-    /// Budget used.
-    pub spent: Spent,
-    /// Budget given.
-    pub max_restarts: u32,
-}
-
-impl std::fmt::Display for Recovery {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { generation, members, world, first_step, source, took, what, spent, max_restarts } = self;
-        write!(
-            f,
-            "generation {generation}: {members} of {world} workers, from step {first_step} ({source}), {:.2} s after {what}; \
-             restarts {} of {max_restarts}",
-            took.as_secs_f64(),
-            spent.restarts
-        )
-    }
-}
-
-/// Who came or went.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum MemberChange {
-    /// A launcher has its place.
-    NodeJoined {
-        /// The node.
-        node_rank: u32,
-        /// Its machine.
-        host: String,
-    },
-    /// A launcher is gone.
-    NodeGone {
-        /// The node.
-        node_rank: u32,
-        /// Its machine.
-        host: String,
-    },
-    /// A node is to go.
-    NodeDrained {
-        /// The node.
-        node_rank: u32,
-        /// Its machine.
-        host: String,
-        /// Why.
-        reason: String,
-    },
-    /// A worker is there.
-    Registered {
-        /// Its seat.
-        seat: Seat,
-        /// Its machine.
-        host: String,
-        /// Its process.
-        pid: u32,
-        /// Its device.
-        device: String,
-    },
-    /// A worker's line is closed; it may be gone.
-    LineClosed {
-        /// Its seat.
-        seat: Seat,
-    },
-    /// A worker's line is open again.
-    LineOpened {
-        /// Its seat.
-        seat: Seat,
-    },
-    /// A worker ended in order.
-    Left {
-        /// Its seat.
-        seat: Seat,
-        /// Its exit code.
-        exit_code: i32,
-        /// Why.
-        reason: String,
-    },
-}
-
-impl std::fmt::Display for MemberChange {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::NodeJoined { node_rank, host } => write!(f, "node {node_rank} joined from {host}"),
-            Self::NodeGone { node_rank, host } => write!(f, "node {node_rank} on {host} is gone"),
-            Self::NodeDrained { node_rank, host, reason } => {
-                write!(f, "node {node_rank} on {host} leaves at the next step boundary: {reason}")
-            }
-            Self::Registered { seat, host, pid, device } => {
-                write!(f, "rank {seat} joined from {host} (process {pid}, {device})")
-            }
-            Self::LineClosed { seat } => write!(f, "rank {seat} closed its line; it may be gone"),
-            Self::LineOpened { seat } => write!(f, "rank {seat} is connected again"),
-            Self::Left { seat, exit_code: 0, reason } => write!(f, "rank {seat} left: {reason}"),
-            Self::Left { seat, exit_code, reason } => {
-                write!(f, "rank {seat} left with exit code {exit_code}: {reason}")
-            }
-        }
-    }
 }

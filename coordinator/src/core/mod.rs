@@ -20,6 +20,7 @@ pub mod ledger;
 pub mod machine;
 pub mod memory;
 pub mod motion;
+pub mod news;
 pub mod nodes;
 pub mod past;
 pub mod phase;

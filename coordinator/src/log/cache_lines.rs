@@ -5,8 +5,8 @@ use tracing::{debug, info, warn};
 
 use crate::{
     core::{
-        action::CacheNews,
         cache::{DriftEntry, GenerationEntry},
+        news::CacheNews,
     },
     human,
 };

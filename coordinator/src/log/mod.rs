@@ -14,10 +14,11 @@ pub(crate) use lines::{rolled_back, sample};
 use tracing::{debug, error, info, warn};
 
 use crate::core::{
-    action::{MemberChange, News, Spent},
+    action::Spent,
     checkpoints::{CheckpointEntry, EntryState},
     failure::Failure,
     memory::RankMemory,
+    news::{MemberChange, News},
     reason::{Reason, RunPhase},
     report::CommittedStep,
 };

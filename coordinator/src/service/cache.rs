@@ -12,9 +12,10 @@ use coxswain_proto::{
 use super::decode::{Decoded, FieldError};
 use crate::{
     core::{
-        action::{CacheKey, CacheNews, LeaseTurn},
+        action::{CacheKey, LeaseTurn},
         cache::{CacheReport, DriftEntry, GenerationEntry, GenerationState},
         event::Ask,
+        news::CacheNews,
         report::CacheUse,
         status::CacheStatus,
     },

@@ -11,10 +11,11 @@ use tonic::Status;
 use super::{RunFacts, cache};
 use crate::{
     core::{
-        action::{Assignment, Directive, News},
+        action::{Assignment, Directive},
         checkpoints::{CheckpointEntry, EntryState},
         failure::Failure,
         memory::RankMemory,
+        news::News,
         quarantine::EpochPositions,
         reason::RunPhase,
         refusal::Refusal,

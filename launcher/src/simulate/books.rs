@@ -8,11 +8,7 @@ use std::{
 
 use coxswain_coordinator::{
     Outcome,
-    core::{
-        action::{News, Record},
-        machine::Machine,
-        report::CommittedStep,
-    },
+    core::{action::Record, machine::Machine, news::News, report::CommittedStep},
 };
 use coxswain_proto::{
     ids::{Generation, Step},

@@ -44,6 +44,7 @@ pub(super) struct Position {
 
 /// One thing that the trainer says, in the order in which it says it.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "nearly all of them are reports of steps, the largest variant")]
 pub(super) enum Said {
     /// It can take a place; it has left this generation, and found out why by itself if there is a reason.
     Ready { left: Generation, why: String },

@@ -9,9 +9,10 @@ use coxswain_proto::{
 
 use super::{Machine, Refresh, Refusal, Reply, Ticket, Timestamp};
 use crate::core::{
-    action::{Action, Directive, News},
+    action::{Action, Directive},
     failure::Failure,
     memory::RankMemory,
+    news::News,
     phase::{End, Phase},
     reason::Reason,
     status::{RankStatus, Status},

@@ -8,8 +8,9 @@ use coxswain_proto::{
 
 use super::{Machine, Refusal, Reply, Timestamp};
 use crate::core::{
-    action::{Action, CacheNews, News, Record},
+    action::{Action, Record},
     cache::CacheReport,
+    news::{CacheNews, News},
     phase::Phase,
     report::CommittedStep,
     status::CacheStatus,

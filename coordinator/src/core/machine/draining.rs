@@ -17,9 +17,10 @@ use coxswain_proto::ids::{Seat, WorkerId};
 
 use super::{Machine, Refusal, Reply, Timestamp};
 use crate::core::{
-    action::{Action, Directive, MemberChange, News, Record},
+    action::{Action, Directive, Record},
     event::NodeName,
     failure::{Failure, Incident},
+    news::{MemberChange, News},
     phase::Phase,
 };
 

@@ -5,8 +5,9 @@ use coxswain_proto::ids::{Rank, Seat, Step, WorkerId};
 use super::{Machine, Refusal, Reply, Timestamp};
 use crate::{
     core::{
-        action::{Action, MemberChange, Record},
+        action::{Action, Record},
         failure::{Failure, Incident},
+        news::MemberChange,
         phase::{End, Phase},
         roster::Gone,
     },

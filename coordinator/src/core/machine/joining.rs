@@ -7,8 +7,9 @@ use coxswain_proto::{
 
 use super::{Machine, Refusal, Reply, Timestamp};
 use crate::core::{
-    action::{Action, Directive, MemberChange, News, Record},
+    action::{Action, Directive, Record},
     event::{NodeClaim, Origin, StreamId, WorkerClaim},
+    news::{MemberChange, News},
     nodes::Placed,
     phase::Phase,
     reason::Reason,

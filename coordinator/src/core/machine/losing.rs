@@ -5,9 +5,10 @@ use coxswain_proto::ids::{Seat, WorkerId};
 use super::{Machine, Refusal, Reply, Timestamp};
 use crate::{
     core::{
-        action::{Action, MemberChange, News, Record, Spent},
+        action::{Action, Record, Spent},
         event::Ended,
         failure::{Failure, Incident},
+        news::{MemberChange, News},
         phase::Phase,
         report::WorkerPhase,
         roster::{Gone, Worker},

@@ -29,7 +29,7 @@ use coxswain_proto::{
 };
 
 use super::{
-    action::{Action, Directive, News, Orders, Record, Reply, Spent},
+    action::{Action, Directive, Orders, Record, Reply, Spent},
     cache::CacheBook,
     checkpoints::{CheckpointEntry, Checkpoints},
     event::{Ask, DataSet, Event, Ticket},
@@ -37,6 +37,7 @@ use super::{
     invariants,
     memory::MemoryLedger,
     motion::Motion,
+    news::News,
     nodes::Nodes,
     past::Past,
     phase::{End, Gathering, LastCall, Phase, Stage},

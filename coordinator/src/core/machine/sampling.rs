@@ -6,8 +6,9 @@ use coxswain_proto::ids::WorkerId;
 
 use super::{Machine, Refusal, Reply, Timestamp};
 use crate::core::{
-    action::{Action, News, Record},
+    action::{Action, Record},
     failure::{Failure, Incident},
+    news::News,
     phase::Phase,
     quarantine::{EpochPositions, Verdict},
 };

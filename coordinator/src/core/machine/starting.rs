@@ -13,11 +13,12 @@ use coxswain_proto::ids::Step;
 use super::{Machine, Refusal, Reply, Timestamp};
 use crate::{
     core::{
-        action::{Action, News, Record, Recovery},
+        action::{Action, Record},
         event::StartReport,
         failure::Failure,
         leases::LeaseWindow,
         ledger::StepLedger,
+        news::{News, Recovery},
         phase::{Connecting, Course, Phase, Stage},
         reason::Reason,
         report::StateSource,

@@ -10,8 +10,9 @@ use coxswain_proto::{
 use super::{Machine, Timestamp};
 use crate::{
     core::{
-        action::{Action, Assignment, Directive, News, Record},
+        action::{Action, Assignment, Directive, Record},
         failure::{Failure, Incident},
+        news::News,
         phase::{Connecting, Course, End, Gathering, LastCall, Over, Phase, Running, Stage, Training},
         reason::Reason,
         roster::{Gone, Worker},

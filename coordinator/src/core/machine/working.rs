@@ -7,11 +7,12 @@ use coxswain_proto::ids::{Bytes, Seat, Step, WorkerId};
 use super::{Machine, Refusal, Reply, Timestamp};
 use crate::{
     core::{
-        action::{Action, News, Record},
+        action::{Action, Record},
         checkpoints::EntryState,
         event::{Beat, CheckpointReport},
         failure::Failure,
         ledger::{Due, Fault},
+        news::News,
         reason::Reason,
         report::{CommittedStep, PhasePeak, StepReport, WorkerPhase},
     },

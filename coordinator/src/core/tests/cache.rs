@@ -7,9 +7,10 @@ use coxswain_proto::{
 
 use super::*;
 use crate::core::{
-    action::{CacheKey, CacheNews, Lease, LeaseTurn, Record},
+    action::{CacheKey, Lease, LeaseTurn, Record},
     cache::{CacheReport, DriftEntry, GenerationState},
     failure::Failure,
+    news::CacheNews,
 };
 
 /// A periodic cache in steps.

@@ -23,11 +23,12 @@ use coxswain_proto::{
 };
 
 use super::{
-    action::{Action, Directive, News, Reply},
+    action::{Action, Directive, Reply},
     event::{
         Ask, Beat, DataSet, Event, NodeClaim, Origin, Readiness, StartReport, StreamId, Ticket, WorkerClaim,
     },
     machine::{Config, Machine},
+    news::News,
     past::Past,
     reason::RunPhase,
     refusal::Refusal,

@@ -140,11 +140,11 @@ proptest! {
                 copy.insert(decided);
             };
             let (from, until) = (Step(committed), Step(committed + ahead));
-            if kind == 0 {
-                if let Some((decided, true)) = table.ask(from, until, Step(1000)) {
-                    prop_assert!(decided.first >= until);
-                    record(decided, &mut newest);
-                }
+            if kind == 0
+                && let Some((decided, true)) = table.ask(from, until, Step(1000))
+            {
+                prop_assert!(decided.first >= until);
+                record(decided, &mut newest);
             }
             while let Some(at) = table.undecided(from, until) {
                 let now = Evidence { given_up: kind == 1, lost: kind == 2, ..evidence(drift) };
