@@ -5,6 +5,7 @@ use clap::{Parser, Subcommand};
 use crate::{exit::Outcome, telemetry};
 
 mod audit;
+mod cache;
 mod check;
 mod control;
 mod coordinator;
@@ -56,6 +57,9 @@ enum Command {
     /// Describe a data set, or write out one of its samples
     #[command(subcommand)]
     Data(data::DataCommand),
+    /// Show, verify or tidy a store of features
+    #[command(subcommand)]
+    Cache(cache::CacheCommand),
     /// Run the model by itself, to compare it with another implementation
     #[command(subcommand)]
     Model(model::ModelCommand),
@@ -97,6 +101,7 @@ pub fn execute(cli: Cli) -> Outcome {
         Command::Selftest(args) => selftest::execute(&args),
         Command::Eval(args) => eval::execute(&args),
         Command::Data(command) => data::execute(&command),
+        Command::Cache(command) => cache::execute(&command),
         Command::Model(command) => model::execute(&command),
         Command::Status(args) => status::status(&args),
         Command::Watch(args) => watch::execute(&args),

@@ -8,6 +8,7 @@ pub mod json;
 pub mod names;
 pub mod plan;
 pub mod status;
+pub mod store;
 pub mod summary;
 pub mod table;
 pub mod units;

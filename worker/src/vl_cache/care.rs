@@ -90,7 +90,7 @@ impl Store {
                 Err(error) => strange.push(error.to_string()),
             }
         }
-        spaces.sort_by(|a, b| b.last_used.cmp(&a.last_used));
+        spaces.sort_by_key(|space| std::cmp::Reverse(space.last_used));
         Ok((spaces, strange))
     }
 
@@ -135,7 +135,17 @@ impl Store {
             for path in unfinished(dir)?.into_iter().filter(|path| is_abandoned(path)) {
                 remove(&path, |c| &mut c.unfinished)?;
             }
-            let Ok(Some((key, description))) = space_file::read(dir) else { continue };
+            let (key, description) = match space_file::read(dir) {
+                Ok(Some(space)) => space,
+                // Whoever made the directory died before describing it; if somebody is about to, it is in use.
+                Ok(None) if dir.parent() == Some(self.dir()) && *dir != self.keys_dir() => {
+                    if !usage::last_use(dir).1 {
+                        remove(dir, |c| &mut c.unfinished)?;
+                    }
+                    continue;
+                }
+                _ => continue,
+            };
             for path in part_names(dir)?.into_iter().map(|name| dir.join(name)) {
                 let part = Part::open(&path, &key, description.dtype, description.width);
                 if matches!(part, Err(StoreError::Damaged(_) | StoreError::Foreign { .. })) {

@@ -9,9 +9,7 @@ use super::{error::StoreError, space::Space, usage};
 pub struct Coverage {
     /// The run.
     pub run: String,
-    /// Fingerprint of its data set.
-    pub dataset: String,
-    /// Samples that it trains on.
+    /// Different samples that it trains on.
     pub total: u64,
     /// How many of them are stored.
     pub stored: u64,
@@ -25,11 +23,14 @@ impl Coverage {
 }
 
 impl Space {
-    /// Notes how far this run is.
+    /// Notes how far this run is; nothing is written if that is known already.
     pub fn note_coverage(&self, coverage: &Coverage) -> Result<(), StoreError> {
         let name: String =
             coverage.run.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
-        usage::write_json(&self.dir().join(format!("{PREFIX}{name}.json")), coverage)
+        let path = self.dir().join(format!("{PREFIX}{name}.json"));
+        let known =
+            usage::read_json(&path).ok().flatten().and_then(|value| serde_json::from_value(value).ok());
+        if known.as_ref() == Some(coverage) { Ok(()) } else { usage::write_json(&path, coverage) }
     }
 }
 

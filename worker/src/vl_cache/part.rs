@@ -12,8 +12,8 @@
 //!
 //! All numbers are little endian. `values` is coded as `codec` says, `tokens * width` of them. Three checksums, all BLAKE3 cut short:
 //! the footer's digest is compared when a part is opened, a record's `lead` (ids and grids) when it is found, its `values` each time it is
-//! read. Both of a record's include its key and counts, so bytes never pass for those of another record. A CRC of 32 bits would be as
-//! fast, but misses one in four thousand million damages, and a store outlives many.
+//! read. Both of a record's include its key and counts, so bytes never pass for those of another record. A CRC of 32 bits would
+//! take a tenth of the time, and lets one in four thousand million damages pass; this one reads 6 GB/s on a core, several times a disk.
 
 use std::path::{Path, PathBuf};
 
@@ -82,6 +82,11 @@ impl Counts {
     pub fn span(self, dtype: CacheDtype, width: usize) -> usize {
         (self.values_at() + codec::encoded_len(dtype, self.tokens as usize, width)).next_multiple_of(ALIGN)
     }
+}
+
+/// Bytes of index and footer at most, for so many records.
+pub(super) fn end_len(records: usize) -> usize {
+    records * TABLE_ENTRY + FOOTER
 }
 
 impl Entry {

@@ -138,8 +138,10 @@ impl Store {
     pub(super) fn make_room(&self, keep: &Path) -> Result<u64, StoreError> {
         let Some(budget) = self.budget else { return Ok(u64::MAX) };
         let mut used = self.bytes()?;
-        if used.saturating_add(PART_BYTES) > budget {
-            let evicted = self.evict_down_to(budget.saturating_sub(PART_BYTES), Some(keep))?;
+        // A whole part, unless that were most of a small budget.
+        let reserve = PART_BYTES.min(budget / 8);
+        if used.saturating_add(reserve) > budget {
+            let evicted = self.evict_down_to(budget - reserve, Some(keep))?;
             used = used.saturating_sub(evicted.iter().map(|(_, bytes)| bytes).sum());
         }
         match budget.saturating_sub(used) {

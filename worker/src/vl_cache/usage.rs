@@ -106,8 +106,8 @@ pub(super) fn unique() -> String {
     let words: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     let host = std::os::unix::ffi::OsStrExt::as_bytes(host.as_os_str());
     let digest = Digest::of("coxswain vl cache file name v1", [("host", host), ("words", &words[..])]);
-    // By time first, so that a listing is in order of age.
-    format!("{:012x}-{}", now.as_millis() as u64, &digest.to_string()[..8])
+    // By time first, so that a listing is in order of age; 64 bits of nanoseconds last until 2554.
+    format!("{:016x}-{}", now.as_nanos() as u64, &digest.to_string()[..8])
 }
 
 /// Brings a directory's entries to the disk.

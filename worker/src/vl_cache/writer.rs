@@ -54,6 +54,8 @@ pub struct PartWriter {
     rounding: Rounding,
     scratch: Vec<u8>,
     published: bool,
+    /// A write failed, so the file is not what `entries` say.
+    failed: bool,
 }
 
 impl PartWriter {
@@ -77,6 +79,7 @@ impl PartWriter {
             rounding: Rounding::default(),
             scratch: Vec::new(),
             published: false,
+            failed: false,
         };
         writer.write(&header)?;
         Ok(writer)
@@ -100,7 +103,8 @@ impl PartWriter {
             grids: record.image_grids.len() as u32,
         };
         let span = counts.span(dtype, width);
-        if self.at + span as u64 > self.allowance {
+        let end = part::end_len(self.entries.len() + 1);
+        if self.at + (span + end) as u64 > self.allowance {
             return Err(self.space.over_budget());
         }
         let mut bytes = std::mem::take(&mut self.scratch);
@@ -157,8 +161,14 @@ impl PartWriter {
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
+        if self.failed {
+            let detail = "a write to it failed before; nothing of it is published".into();
+            return Err(StoreError::Foreign { path: self.open.clone(), detail });
+        }
+        // Until it has succeeded.
+        self.failed = true;
         self.file.write_all(bytes).map_err(StoreError::io("write", &self.open))?;
-        self.at += bytes.len() as u64;
+        (self.failed, self.at) = (false, self.at + bytes.len() as u64);
         Ok(())
     }
 }

@@ -3,6 +3,7 @@
 mod broken;
 mod golden;
 mod kept;
+mod keys;
 mod layout;
 mod pipeline;
 mod real;

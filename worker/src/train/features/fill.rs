@@ -21,7 +21,7 @@ use crate::{
     link::{CacheUse, Phase, Report},
     memory::{self, OutOfMemory},
     train::{TrainError, run::Training},
-    vl_cache::{Record, round_trip},
+    vl_cache::{Coverage, Record, round_trip},
 };
 
 impl<B: Tape<Base = B>> Training<'_, B> {
@@ -132,6 +132,9 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         if epoch_ends && let Some(line) = features.words_of_epoch() {
             self.link.report(Report::Note(line))?;
         }
+        if epoch_ends {
+            features.note_coverage();
+        }
         if features.account.has_news()
             && let Some(report) = features.report()
         {
@@ -174,6 +177,20 @@ impl<B: Tape<Base = B>> Features<B> {
             place.copy_from_slice(own);
             round_trip(self.dtype, self.shape.width, place);
         }
+    }
+
+    /// Leaves word in the space of how far this run is, for `cox cache list`.
+    fn note_coverage(&mut self) {
+        let Some(space) = self.serving.as_ref().and_then(|serving| serving.space.as_ref()) else { return };
+        let noted = space.refresh().and_then(|_| {
+            let stored = self.training.iter().filter(|key| space.contains(key)).count() as u64;
+            space.note_coverage(&Coverage {
+                run: self.base.made_by.clone(),
+                total: self.account.total,
+                stored,
+            })
+        });
+        let _ = noted.inspect_err(|error| self.account.complain(error));
     }
 
     /// Makes what was appended so far visible to everybody.

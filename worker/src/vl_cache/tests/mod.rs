@@ -1,5 +1,8 @@
 //! Tests of the store on real files.
 
+mod budget;
+mod faults;
+mod names;
 mod round_trip;
 mod sharing;
 
@@ -7,7 +10,7 @@ use std::path::Path;
 
 use coxswain_proto::run_spec::CacheDtype;
 
-use super::{Digest, Ingredients, PartWriter, Record, SampleKey, Space, SpaceDescription, Store};
+use super::{Digest, Ingredients, PartWriter, Record, SampleKey, Space, SpaceDescription, Store, StoreError};
 
 const WIDTH: u32 = 24;
 

@@ -1,0 +1,183 @@
+//! `cox cache`: what is in a store of features, whether it is sound, and what can go.
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Subcommand};
+use coxswain_worker::vl_cache::{Store, StoreError};
+
+use crate::{
+    exit::{Exit, Failed, Outcome},
+    render::{say, store},
+};
+
+/// Subcommands of `cox cache`.
+#[derive(Debug, Subcommand)]
+pub enum CacheCommand {
+    /// Show every space: tap, dtype, samples, bytes, last use, who made it
+    List(StoreArgs),
+    /// Read every record and name what is damaged; exit code 3 if anything is
+    Verify(StoreArgs),
+    /// Remove parts of writers that died, damaged parts, and spaces over a budget that nobody uses
+    Gc(GcArgs),
+}
+
+/// Which store, and how to answer.
+#[derive(Args, Debug)]
+pub struct StoreArgs {
+    /// The store (`cache.dir`), or the output directory of a run that keeps its own
+    #[arg(value_name = "DIR", default_value = ".")]
+    dir: PathBuf,
+    /// One JSON object instead of text
+    #[arg(long)]
+    json: bool,
+}
+
+/// Flags of `cox cache gc`.
+#[derive(Args, Debug)]
+pub struct GcArgs {
+    #[command(flatten)]
+    store: StoreArgs,
+    /// Bytes that may stay: 500000, 20GiB, 1.5TB. Without it no sound space is removed
+    #[arg(long, value_name = "BYTES", value_parser = byte_count)]
+    budget: Option<u64>,
+    /// Say what would be removed, and remove nothing
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// Runs one of them.
+pub fn execute(command: &CacheCommand) -> Outcome {
+    match command {
+        CacheCommand::List(args) => list(args),
+        CacheCommand::Verify(args) => verify(args),
+        CacheCommand::Gc(args) => gc(args),
+    }
+}
+
+fn list(args: &StoreArgs) -> Outcome {
+    let opened = args.open()?;
+    let (spaces, strange) = opened.list().map_err(bad)?;
+    let whole = opened.bytes().map_err(bad)?;
+    match args.json {
+        true => say(format_args!("{:#}", store::list_json(opened.dir(), whole, &spaces, &strange))),
+        false => say(store::list(opened.dir(), whole, &spaces, &strange)),
+    };
+    Ok(())
+}
+
+fn verify(args: &StoreArgs) -> Outcome {
+    let verified = args.open()?.verify().map_err(bad)?;
+    match args.json {
+        true => say(format_args!("{:#}", store::verified_json(&verified))),
+        false => say(store::verified(&verified)),
+    };
+    match verified.is_sound() {
+        true => Ok(()),
+        false => {
+            let text = format!(
+                "{} records or parts are damaged, {} files cannot be used; training computes them again, `cox cache gc` removes whole parts",
+                verified.damaged.len(),
+                verified.unusable.len()
+            );
+            Err(Failed::new(Exit::BadInput, text))
+        }
+    }
+}
+
+fn gc(args: &GcArgs) -> Outcome {
+    let opened = args.store.open()?;
+    let collected = opened.gc(args.budget, args.dry_run).map_err(bad)?;
+    let left = opened.bytes().map_err(bad)?;
+    match args.store.json {
+        true => say(format_args!("{:#}", store::collected_json(&collected, args.dry_run, left))),
+        false => say(store::collected(&collected, args.dry_run, left)),
+    };
+    match args.budget.filter(|budget| left > *budget && !args.dry_run) {
+        Some(budget) => {
+            let text = format!("{left} bytes are left of a budget of {budget}: the other spaces are in use");
+            Err(Failed::new(Exit::NoProgress, text))
+        }
+        None => Ok(()),
+    }
+}
+
+impl StoreArgs {
+    /// The store in the directory named, or in the `vl-cache` below it.
+    fn open(&self) -> Result<Store, Failed> {
+        for dir in [self.dir.clone(), self.dir.join(BESIDE_A_RUN)] {
+            if let Some(store) = Store::existing(&dir).map_err(bad)? {
+                return Ok(store);
+            }
+        }
+        Err(Failed::usage(no_store(&self.dir)))
+    }
+}
+
+/// Where a run without `cache.dir` keeps its store, below its output directory.
+const BESIDE_A_RUN: &str = "vl-cache";
+
+fn no_store(dir: &Path) -> String {
+    format!(
+        "{}: neither it nor the {BESIDE_A_RUN} below it is a store of features (no store.json); name a run's cache.dir or its output directory",
+        dir.display()
+    )
+}
+
+fn bad(error: StoreError) -> Failed {
+    Failed::new(Exit::BadInput, error)
+}
+
+/// `500000`, `20GiB`, `1.5 TB`: powers of 1024 with an `i`, of 1000 without.
+fn byte_count(text: &str) -> Result<u64, String> {
+    let bad = || format!("`{text}` is not a number of bytes such as 500000, 20GiB or 1.5TB");
+    let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let factor = match unit.to_ascii_lowercase().as_str() {
+        "" | "b" => 1.0,
+        "kb" => 1e3,
+        "mb" => 1e6,
+        "gb" => 1e9,
+        "tb" => 1e12,
+        "kib" => 1024.0,
+        "mib" => 1024.0 * 1024.0,
+        "gib" => 1024.0 * 1024.0 * 1024.0,
+        "tib" => 1024.0 * 1024.0 * 1024.0 * 1024.0,
+        _ => return Err(bad()),
+    };
+    let number: f64 = number.trim().parse().map_err(|_| bad())?;
+    let bytes = number * factor;
+    // Up to 2^53 every whole number of bytes is itself as f64.
+    if (0.0..=9e15).contains(&bytes) { Ok(bytes.round() as u64) } else { Err(bad()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn budgets_are_read_with_and_without_units() {
+        for (text, bytes) in [
+            ("0", 0),
+            ("500000", 500_000),
+            ("20GiB", 20 << 30),
+            ("1.5 TB", 1_500_000_000_000),
+            ("2kib", 2048),
+        ] {
+            assert_eq!(byte_count(text), Ok(bytes));
+        }
+        for text in ["", "GiB", "-1", "1e99", "3 parsecs", "NaN"] {
+            assert!(byte_count(text).unwrap_err().contains("not a number of bytes"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_directory_without_a_store_is_refused_with_the_remedy() {
+        let dir = tempfile::tempdir().unwrap();
+        let args = StoreArgs { dir: dir.path().into(), json: false };
+        let failed = args.open().unwrap_err();
+        assert_eq!(failed.exit, Exit::Usage);
+        assert!(failed.message.unwrap().contains("cache.dir"));
+        Store::open(&dir.path().join("vl-cache"), None).unwrap();
+        assert_eq!(args.open().unwrap().dir(), dir.path().join("vl-cache"));
+    }
+}

@@ -1,0 +1,266 @@
+//! A store of features as text and as JSON.
+
+use std::{
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime},
+};
+
+use coxswain_worker::vl_cache::{Collected, Coverage, SpaceReport, Verified};
+use serde_json::{Value, json};
+
+use super::{table::table, units};
+
+/// All spaces of the store at `dir`, which takes `whole` bytes.
+pub fn list(dir: &Path, whole: u64, spaces: &[SpaceReport], strange: &[String]) -> String {
+    let mut parts = vec![format!("{}: {}, {}", dir.display(), spaces_of(spaces.len()), units::bytes(whole))];
+    let now = SystemTime::now();
+    let rows: Vec<_> = spaces.iter().map(|space| row(space, now)).collect();
+    if !rows.is_empty() {
+        parts.push(String::new());
+        let head = [
+            "space",
+            "tap",
+            "dtype",
+            "samples",
+            "complete",
+            "bytes",
+            "parts",
+            "error",
+            "last used",
+            "made by",
+        ];
+        parts.push(table(head, &rows));
+    }
+    let faults = spaces.iter().flat_map(|space| &space.unusable).chain(strange);
+    let faults: Vec<_> = faults.map(|fault| format!("unusable: {fault}")).collect();
+    if !faults.is_empty() {
+        parts.push(String::new());
+        parts.extend(faults);
+    }
+    parts.join("\n")
+}
+
+fn row(space: &SpaceReport, now: SystemTime) -> [String; 10] {
+    let open = if space.unfinished > 0 { format!(" + {} open", space.unfinished) } else { String::new() };
+    [
+        space.key.to_string()[..12].to_owned(),
+        space.description.tap.clone(),
+        dtype(space),
+        space.samples.to_string(),
+        complete(&space.coverage),
+        units::bytes(space.bytes),
+        format!("{}{open}", space.parts),
+        error(space.rounding_error),
+        last_use(space, now),
+        space.description.made_by.clone(),
+    ]
+}
+
+fn dtype(space: &SpaceReport) -> String {
+    json!(space.description.dtype).as_str().unwrap_or_default().to_owned()
+}
+
+/// Of the run that lacks most: whoever has everything does not say that the others have.
+fn complete(coverage: &[Coverage]) -> String {
+    let missing = |c: &&Coverage| c.total.saturating_sub(c.stored);
+    match coverage.iter().max_by_key(missing) {
+        None => "unknown".into(),
+        Some(coverage) if coverage.is_complete() => "yes".into(),
+        Some(Coverage { run, total, stored, .. }) => format!("no, {stored} of {total} of {run}"),
+    }
+}
+
+/// Relative L2 of rounding to the storage dtype.
+fn error(relative: f64) -> String {
+    if relative == 0.0 { "exact".into() } else { format!("{:.2} %", relative * 100.0) }
+}
+
+fn last_use(space: &SpaceReport, now: SystemTime) -> String {
+    let ago = |at| now.duration_since(at).unwrap_or(Duration::ZERO);
+    match (space.in_use, space.last_used) {
+        (true, _) => "in use".into(),
+        (false, Some(at)) => format!("{} ago", units::duration(ago(at))),
+        (false, None) => "unknown".into(),
+    }
+}
+
+fn spaces_of(count: usize) -> String {
+    if count == 1 { "1 space".into() } else { format!("{count} spaces") }
+}
+
+/// [`list`] for programs.
+pub fn list_json(dir: &Path, whole: u64, spaces: &[SpaceReport], strange: &[String]) -> Value {
+    let seconds = |at: SystemTime| at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+    let space = |space: &SpaceReport| {
+        json!({
+            "key": space.key.to_string(),
+            "dir": space.dir,
+            "description": space.description,
+            "samples": space.samples,
+            "coverage": space.coverage,
+            "complete": (!space.coverage.is_empty()).then(|| space.coverage.iter().all(Coverage::is_complete)),
+            "bytes": space.bytes,
+            "parts": space.parts,
+            "unfinished_parts": space.unfinished,
+            "relative_l2_error": space.rounding_error,
+            "in_use": space.in_use,
+            "last_used_unix_seconds": space.last_used.map(seconds),
+            "unusable": space.unusable,
+        })
+    };
+    json!({ "dir": dir, "bytes": whole, "spaces": spaces.iter().map(space).collect::<Vec<_>>(), "unusable": strange })
+}
+
+/// What reading everything has shown.
+pub fn verified(verified: &Verified) -> String {
+    let damaged = verified.damaged.iter().map(|damage| format!("damaged: {damage}"));
+    let unusable = verified.unusable.iter().map(|fault| format!("unusable: {fault}"));
+    let mut parts: Vec<_> = damaged.chain(unusable).collect();
+    parts.push(format!(
+        "{} records sound, {} damaged, {} files unusable; {} read",
+        verified.records,
+        verified.damaged.len(),
+        verified.unusable.len(),
+        units::bytes(verified.bytes)
+    ));
+    parts.join("\n")
+}
+
+/// [`verified`] for programs.
+pub fn verified_json(verified: &Verified) -> Value {
+    let damaged = verified
+        .damaged
+        .iter()
+        .map(|damage| json!({ "path": damage.path, "record": damage.record, "detail": damage.detail }));
+    json!({
+        "sound": verified.is_sound(),
+        "records": verified.records,
+        "bytes": verified.bytes,
+        "damaged": damaged.collect::<Vec<_>>(),
+        "unusable": verified.unusable,
+    })
+}
+
+/// What was removed, or would be, and the bytes that are there now.
+pub fn collected(collected: &Collected, dry_run: bool, left: u64) -> String {
+    let did = if dry_run { "would remove" } else { "removed" };
+    let lines = |what: &str, paths: &[PathBuf]| {
+        paths.iter().map(|path| format!("{did} {what} {}", path.display())).collect::<Vec<_>>()
+    };
+    let mut parts = lines("unfinished", &collected.unfinished);
+    parts.extend(lines("unusable", &collected.unusable));
+    parts.extend(lines("unused space", &collected.spaces));
+    let then = if dry_run { left.saturating_sub(collected.bytes) } else { left };
+    parts.push(format!("{did} {}; {} left", units::bytes(collected.bytes), units::bytes(then)));
+    parts.join("\n")
+}
+
+/// [`collected`] for programs.
+pub fn collected_json(collected: &Collected, dry_run: bool, left: u64) -> Value {
+    json!({
+        "dry_run": dry_run,
+        "unfinished": collected.unfinished,
+        "unusable": collected.unusable,
+        "spaces": collected.spaces,
+        "bytes": collected.bytes,
+        "bytes_now": left,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use coxswain_proto::run_spec::CacheDtype;
+    use coxswain_worker::vl_cache::{Damaged, Digest, Ingredients, SpaceDescription};
+
+    use super::*;
+
+    fn space() -> SpaceReport {
+        let description = SpaceDescription {
+            tap: "final".into(),
+            dtype: CacheDtype::Int8,
+            width: 8,
+            ingredients: Ingredients {
+                weights: Digest([1; 32]),
+                adapter: None,
+                preprocessing: "none".into(),
+                prompt: "{task}".into(),
+                tokenizer: Digest([2; 32]),
+                compute: "float32".into(),
+            },
+            made_by: "demo".into(),
+        };
+        SpaceReport {
+            dir: "/store/0".into(),
+            key: description.key(),
+            description,
+            samples: 812,
+            parts: 3,
+            unfinished: 1,
+            bytes: 3 << 20,
+            last_used: None,
+            in_use: false,
+            rounding_error: 0.0062,
+            coverage: vec![Coverage { run: "demo".into(), total: 1000, stored: 812 }],
+            unusable: vec!["part-1.vlc: cut short".into()],
+        }
+    }
+
+    #[test]
+    fn a_space_is_one_line_and_nothing_is_promised_that_is_not_known() {
+        let mut space = space();
+        let shown = list(Path::new("/store"), 4 << 20, &[space.clone()], &[]);
+        for says in [
+            "/store: 1 space, 4.0 MiB",
+            "int8",
+            "no, 812 of 1000 of demo",
+            "3 + 1 open",
+            "0.62 %",
+            "unusable: part-1.vlc",
+        ] {
+            assert!(shown.contains(says), "{says}\n  in\n{shown}");
+        }
+        space.coverage.clear();
+        assert!(list(Path::new("/store"), 0, &[space.clone()], &[]).contains("unknown"));
+        space.in_use = true;
+        let json = list_json(Path::new("/store"), 0, &[space], &["x".into()]);
+        assert_eq!(
+            (&json["spaces"][0]["complete"], &json["spaces"][0]["in_use"]),
+            (&Value::Null, &true.into())
+        );
+        assert_eq!(json["spaces"][0]["description"]["ingredients"]["prompt"], "{task}");
+    }
+
+    #[test]
+    fn every_damaged_record_is_named() {
+        let damage = |record| Damaged { path: "p.vlc".into(), record, detail: "values: checksum".into() };
+        let found = Verified {
+            records: 5,
+            bytes: 2048,
+            damaged: vec![damage(Some(7)), damage(None)],
+            unusable: vec!["q.vlc: newer".into()],
+        };
+        let shown = verified(&found);
+        for says in [
+            "damaged: p.vlc: record 7: values",
+            "damaged: p.vlc: values",
+            "unusable: q.vlc",
+            "5 records sound, 2 damaged",
+        ] {
+            assert!(shown.contains(says), "{says}\n  in\n{shown}");
+        }
+        assert_eq!(verified_json(&found)["sound"], false);
+    }
+
+    #[test]
+    fn a_dry_run_says_what_would_happen() {
+        let found = Collected { spaces: vec!["/store/1".into()], bytes: 1024, ..Collected::default() };
+        assert_eq!(
+            collected(&found, true, 4096),
+            "would remove unused space /store/1\nwould remove 1.0 KiB; 3.0 KiB left"
+        );
+        assert_eq!(
+            collected(&found, false, 3072),
+            "removed unused space /store/1\nremoved 1.0 KiB; 3.0 KiB left"
+        );
+    }
+}

@@ -1,0 +1,168 @@
+//! What makes another space, another sample, another adapter; and what does not.
+
+use std::{collections::HashSet, fs};
+
+use super::{
+    super::{AdapterTensor, Coverage, adapter_digest},
+    *,
+};
+
+#[test]
+fn every_ingredient_makes_another_space_and_the_maker_does_not() {
+    let base = description(CacheDtype::Float32);
+    let changes: [fn(&mut SpaceDescription); 10] = [
+        |d| d.ingredients.weights.0[31] ^= 1,
+        |d| d.ingredients.adapter = Some(Digest([0; 32])),
+        |d| d.ingredients.adapter = Some(Digest([1; 32])),
+        |d| d.ingredients.preprocessing.push('.'),
+        |d| d.ingredients.prompt.push(' '),
+        |d| d.ingredients.tokenizer.0[0] ^= 1,
+        |d| d.ingredients.compute = "bfloat16".into(),
+        |d| d.tap = "vision".into(),
+        |d| d.dtype = CacheDtype::Int8,
+        |d| d.width += 1,
+    ];
+    let mut keys = HashSet::from([base.key()]);
+    for change in changes {
+        let mut changed = base.clone();
+        change(&mut changed);
+        assert!(keys.insert(changed.key()), "{changed:?} has the key of another space");
+    }
+    let renamed = SpaceDescription { made_by: "somebody else".into(), ..base.clone() };
+    assert_eq!(renamed.key(), base.key());
+}
+
+#[test]
+fn a_space_is_found_by_its_key_and_described_in_words() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path(), None).unwrap();
+    let key = filled(dir.path(), 0..3, 2).key();
+    let found = store.find(&key).unwrap().unwrap();
+    assert_eq!((found.description(), found.known()), (&description(CacheDtype::Float32), 3));
+    let hex: Digest = key.to_string().parse().unwrap();
+    assert_eq!(hex, key.0);
+    assert!(store.find(&super::super::SpaceKey(Digest([9; 32]))).unwrap().is_none());
+    let text = fs::read_to_string(found.dir().join("space.json")).unwrap();
+    for says in [
+        "\"tap\": \"final, after the norm\"",
+        "\"dtype\": \"float32\"",
+        "\"prompt\": \"{task}\"",
+        "\"made_by\"",
+    ] {
+        assert!(text.contains(says), "{says} in {text}");
+    }
+    // Ingredients that do not give the name of their directory are not believed.
+    fs::write(found.dir().join("space.json"), text.replace("{task}", "{task}!")).unwrap();
+    assert!(store.find(&key).err().unwrap().to_string().contains("its ingredients give the key"));
+}
+
+#[test]
+fn samples_are_named_by_images_in_order_and_prompt() {
+    let image = |bytes: &[u8]| Digest::of_image(bytes);
+    let all = [
+        SampleKey::new(&[image(b"a"), image(b"b")], "go"),
+        SampleKey::new(&[image(b"b"), image(b"a")], "go"),
+        SampleKey::new(&[image(b"a")], "go"),
+        SampleKey::new(&[image(b"ab")], "go"),
+        SampleKey::new(&[image(b"a"), image(b"b")], "stop"),
+        SampleKey::new(&[], "go"),
+    ];
+    assert_eq!(HashSet::from(all).len(), all.len());
+}
+
+fn adapter() -> Vec<AdapterTensor> {
+    let tensor = |name: &str, shape: [usize; 2], from: f32| AdapterTensor {
+        name: name.into(),
+        shape: shape.to_vec(),
+        values: (0..shape[0] * shape[1]).map(|i| from + i as f32).collect(),
+    };
+    vec![tensor("b", [2, 3], 0.5), tensor("a", [4, 1], -1.0)]
+}
+
+#[test]
+fn one_weight_makes_another_adapter_and_order_does_not() {
+    let base = adapter();
+    let reversed: Vec<_> = base.iter().rev().cloned().collect();
+    assert_eq!(adapter_digest(&base), adapter_digest(&reversed));
+    let changes: [fn(&mut Vec<AdapterTensor>); 4] = [
+        |a| a[1].values[3] = f32::from_bits(a[1].values[3].to_bits() + 1),
+        |a| a[0].shape = vec![3, 2],
+        |a| a[0].name = "c".into(),
+        |a| a.truncate(1),
+    ];
+    let mut digests = HashSet::from([adapter_digest(&base)]);
+    for change in changes {
+        let mut changed = base.clone();
+        change(&mut changed);
+        assert!(digests.insert(adapter_digest(&changed)));
+    }
+}
+
+#[test]
+fn the_adapter_of_a_space_is_kept_whole_and_no_other_is_taken_for_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path(), None).unwrap();
+    let mut description = description(CacheDtype::Float32);
+    description.ingredients.adapter = Some(adapter_digest(&adapter()));
+    let space = store.space(&description).unwrap();
+    assert!(space.load_adapter().unwrap().is_none());
+    space.save_adapter(&adapter()).unwrap();
+    space.save_adapter(&adapter()).unwrap();
+    let mut loaded = space.load_adapter().unwrap().unwrap();
+    loaded.sort_by(|a, b| b.name.cmp(&a.name));
+    assert_eq!(loaded, adapter());
+
+    let mut changed = adapter();
+    changed[0].values[0] += 1.0;
+    assert!(space.save_adapter(&changed).unwrap_err().to_string().contains("this space is of"));
+    let path = space.dir().join("adapter.safetensors");
+    let mut bytes = fs::read(&path).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    fs::write(&path, &bytes).unwrap();
+    assert!(space.load_adapter().unwrap_err().to_string().contains("not this space's adapter"));
+    fs::write(&path, &bytes[..20]).unwrap();
+    assert!(space.load_adapter().unwrap_err().to_string().contains("not safetensors"));
+}
+
+#[test]
+fn coverage_is_listed_with_everything_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let space = filled(dir.path(), 0..3, 2);
+    let coverage = Coverage { run: "run/1".into(), total: 4, stored: 3 };
+    space.note_coverage(&coverage).unwrap();
+    space.note_coverage(&Coverage { stored: 4, ..coverage.clone() }).unwrap();
+    let (spaces, strange) = Store::existing(dir.path()).unwrap().unwrap().list().unwrap();
+    let [report] = &spaces[..] else { panic!("{spaces:?}") };
+    assert_eq!((report.samples, report.parts, report.unfinished, report.in_use), (3, 1, 0, true));
+    assert!(report.coverage.len() == 1 && report.coverage[0].is_complete() && !coverage.is_complete());
+    assert!(strange.is_empty() && report.unusable.is_empty() && report.rounding_error == 0.0);
+    assert_eq!(report.bytes, super::super::store::files_below(space.dir()));
+}
+
+#[test]
+fn a_file_is_read_again_only_if_it_has_changed() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(&dir.path().join("store"), None).unwrap();
+    // A file that has not changed for longer than the clock's resolution: this program.
+    let program = std::env::current_exe().unwrap();
+    let digest = store.file_digest(&program).unwrap();
+    assert_eq!(digest, Digest::of_file(&program).unwrap());
+    let memo = dir.path().join("store/keys/files.memo");
+    let written = fs::metadata(&memo).unwrap().modified().unwrap();
+    assert_eq!(store.file_digest(&program).unwrap(), digest);
+    assert_eq!(fs::metadata(&memo).unwrap().modified().unwrap(), written, "it was read again");
+
+    // One weight, changed at once and under the same size: not remembered, so not confused.
+    let weights = dir.path().join("weights");
+    fs::write(&weights, 1.0f32.to_le_bytes()).unwrap();
+    let before = store.file_digest(&weights).unwrap();
+    fs::write(&weights, 1.5f32.to_le_bytes()).unwrap();
+    assert_ne!(store.file_digest(&weights).unwrap(), before);
+
+    // A damaged memo costs a reading.
+    let mut bytes = fs::read(&memo).unwrap();
+    bytes[40] ^= 1;
+    fs::write(&memo, bytes).unwrap();
+    assert_eq!(store.file_digest(&program).unwrap(), digest);
+}
