@@ -181,7 +181,7 @@ fn features_that_do_not_fit_together_are_computed_in_smaller_batches_and_nothing
     let dir = tempfile::tempdir().unwrap();
     let all =
         ["cache.mode=exact", "lora=null", "train.steps=3", "train.global_batch=16", "train.micro_batch=16"];
-    let small = ["expert.width=32", "expert.layers=1", "expert.repeated_noise=1", "train.checkpoint_every=0"];
+    let small = ["expert.width=32", "expert.layers=2", "expert.repeated_noise=1", "train.checkpoint_every=0"];
     let large = ["data.min_pixels=50176", "data.max_pixels=50176", "data.prefetch=1"];
     let keys = strings(&[&all[..], &small, &large].concat());
     let (free, _) = train(&spec(&dir.path().join("a"), &keys), 0);

@@ -26,7 +26,7 @@ fn train(recording: &Recording, store: &Path, change: impl FnOnce(&mut RunSpec))
     spec.run.output_dir = output.path().display().to_string();
     spec.train.steps = Some(5);
     (spec.sensor.tokens, spec.sensor.width) = (2, 8);
-    (spec.expert.width, spec.expert.layers, spec.expert.heads) = (16, 1, 2);
+    (spec.expert.width, spec.expert.layers, spec.expert.heads) = (16, 2, 2);
     spec.cache.mode = CacheMode::Exact;
     spec.cache.dir = Some(store.display().to_string());
     change(&mut spec);
@@ -82,7 +82,7 @@ fn one_word_of_one_task_is_the_samples_of_that_task() {
 fn the_template_and_the_pixel_limit_are_everything() {
     let recording = Recording::default();
     assert_eq!(misses(&recording, |spec| spec.data.prompt.push('.')), SAMPLES);
-    let limited = misses(&recording, |spec| spec.data.max_pixels = Some(28 * 28));
+    let limited = misses(&recording, |spec| spec.data.max_pixels = Some(4 * 56 * 56));
     assert_eq!(limited, SAMPLES);
 }
 
