@@ -92,11 +92,11 @@ fn folded(text: &str, width: usize) -> String {
         // The blank that follows the last word with room belongs to the line, too.
         let fits = &rest[..over + usize::from(rest.as_bytes()[over] == b' ')];
         let words = || fits.char_indices().filter(|(at, c)| *c == ' ' && !fits[..*at].trim().is_empty());
-        let columns = words().filter(|(at, _)| rest[*at..].starts_with("  "));
+        let mut columns = words().filter(|(at, _)| rest[*at..].starts_with("  "));
         let at = columns
-            .last()
+            .next_back()
             .filter(|(at, _)| 2 * at > over)
-            .or_else(|| words().last())
+            .or_else(|| words().next_back())
             .map_or(over, |(at, _)| at);
         lines += rest[..at].trim_end();
         lines.push('\n');
