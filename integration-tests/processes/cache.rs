@@ -160,7 +160,8 @@ fn a_worker_killed_while_it_computes_features_leaves_nothing_half_written_behind
     let again = self::tiny();
     again.assert_undisturbed(again.start(&flags), "a launch on the store that was left behind");
     let cache = cache(&again.output());
-    assert_eq!((&cache["hits"], &cache["misses"]), (&32.into(), &0.into()), "{cache:#}");
+    // Of the part that the worker had begun nothing is left: the two samples of its first step, and no others, are computed again.
+    assert_eq!((&cache["hits"], &cache["misses"]), (&30.into(), &2.into()), "{cache:#}");
 }
 
 #[test]

@@ -60,9 +60,9 @@ impl Placed {
 }
 
 impl Node {
-    /// When it counts as gone unless its line is opened again.
+    /// When it counts as gone unless its line is opened: again, or at all.
     fn gone_at(&self) -> Option<Timestamp> {
-        (self.followed && self.line.is_none() && !self.gone).then(|| self.closed_at.after(self.reopen_within))
+        (self.line.is_none() && !self.gone).then(|| self.closed_at.after(self.reopen_within))
     }
 
     fn gives_way_to(&self, claim: &NodeClaim) -> bool {

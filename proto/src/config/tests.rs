@@ -49,12 +49,13 @@ fn configs() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs")
 }
 
-/// Fault scripts are loaded by the simulation's tests.
+/// Fault scripts and deployment files are read by tests of their own.
 #[test]
 fn every_run_file_in_configs_loads() {
     let mut files = Vec::new();
     yaml_files(&configs(), &mut files);
-    files.retain(|file| !file.starts_with(configs().join("faults")));
+    let others = [configs().join("faults"), configs().join("deploy")];
+    files.retain(|file| !others.iter().any(|other| file.starts_with(other)));
     assert!(files.len() >= 3, "no configurations found");
     for file in files {
         RunSpec::load(&file, &[]).unwrap_or_else(|error| panic!("{error}"));

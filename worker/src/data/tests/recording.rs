@@ -22,7 +22,7 @@ pub struct Recording {
     pub cameras: Vec<(&'static str, usize, usize)>,
     /// Replaces element 0 of a numeric feature in a sample.
     pub poison: Option<(&'static str, usize, f32)>,
-    /// Replaces the encoded image of a sample.
+    /// Replaces what the first camera has of a sample.
     pub image: Option<(usize, Option<Vec<u8>>)>,
     /// The task of an episode, by its number.
     pub episode_task: fn(usize) -> String,
@@ -167,7 +167,7 @@ impl Recording {
         ];
         for (number, (name, height, width)) in self.cameras.iter().enumerate() {
             let encode = |f: &&Frame| match &self.image {
-                Some((sample, bytes)) if *sample == f.sample => bytes.clone(),
+                Some((sample, bytes)) if *sample == f.sample && number == 0 => bytes.clone(),
                 _ => Some(png((f.sample * 10 + number) as u8, *height, *width)),
             };
             columns.push((name.to_string(), images(frames.iter().map(encode))));
