@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What `cache.mode: periodic` makes of a whole run: time and held-out error next to `off`. Real `cox run`s, in turns: off, periodic, off, ...
 
-    cache_run.py COX [--rounds 3] [--epochs 10] [--interval 5] [--ranks 2] [CONFIG] [KEY=VALUE ...]
+    cache_run.py COX [CONFIG] [KEY=VALUE ...] [--rounds 3] [--epochs 10] [--interval 5] [--ranks 2]
 
 CONFIG is configs/quickstart.yaml if not given, with images of 224 x 224 pixels, one draw of noise a sample, and an expert of 64 instead of
 128 values (a twelfth of the model, where pi0's is a tenth). What can be gained is bounded by the expert's share: with V and E the time of the
