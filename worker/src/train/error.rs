@@ -43,7 +43,7 @@ pub enum TrainError {
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
     /// The store of features cannot be opened.
-    #[error(transparent)]
+    #[error("cache.dir: {0}; name a directory that can be written, or set `cache.mode: off`")]
     Features(#[from] StoreError),
     /// The model's weights cannot be read again, to name what is computed with them.
     #[error(transparent)]
@@ -97,18 +97,18 @@ impl TrainError {
     /// The kind under which the coordinator files it.
     pub fn kind(&self) -> FailureKind {
         match self {
-            Self::Data(_) | Self::Policy(_) | Self::NoGradient(_) | Self::Plan(_) | Self::Weights(_) => {
-                FailureKind::BadInput
-            }
-            Self::Features(StoreError::Newer { .. } | StoreError::Foreign { .. }) => FailureKind::BadInput,
+            Self::Data(_)
+            | Self::Policy(_)
+            | Self::NoGradient(_)
+            | Self::Plan(_)
+            | Self::Weights(_)
+            | Self::Features(_) => FailureKind::BadInput,
             Self::Step(_) | Self::Optimizer(zero::StepError::NonFinite { .. }) => FailureKind::Numeric,
             Self::DoesNotFit { .. } | Self::Exhausted { .. } => FailureKind::OutOfMemory,
             Self::Collective(CollectiveError::PeerLost { .. }) | Self::PeerFailed(_) => FailureKind::PeerLost,
-            Self::Checkpoint(_)
-            | Self::OptimizerState(_)
-            | Self::Lora(_)
-            | Self::Features(_)
-            | Self::Io { .. } => FailureKind::Io,
+            Self::Checkpoint(_) | Self::OptimizerState(_) | Self::Lora(_) | Self::Io { .. } => {
+                FailureKind::Io
+            }
             Self::Optimizer(zero::StepError::Collective(_)) => FailureKind::PeerLost,
             Self::Optimizer(_) | Self::Collective(_) | Self::Link(_) => FailureKind::Internal,
         }
