@@ -1,11 +1,11 @@
-//! Collectives of the TCP ring on the loopback interface, one process per rank.
+//! Collectives of the ring on one machine, one process per rank.
 //!
 //! ```text
-//! cargo bench --bench collectives                     a table for 2 and 4 ranks
+//! cargo bench --bench collectives                     a table for 2 and 4 ranks, in shared memory and over sockets, turn by turn
 //! python integration-tests/bench/collectives.py       the same next to Gloo, turn by turn
 //! ```
 //!
-//! As a rank (`--rank R --world W`) it prints its address, reads the addresses of all ranks (one line, separated by spaces), then
+//! As a rank (`--rank R --world W`, over sockets with `--sockets`) it prints its address, reads the addresses of all ranks (one line, separated by spaces), then
 //! commands `operation bytes repeats`, and answers each with the seconds that one repeat took. The table and the Python
 //! driver speak this protocol. Bytes are those of the whole buffer.
 
@@ -21,17 +21,21 @@ use coxswain_worker::collective::{
     Buf, BufMut, Collective, Membership, Reduce, Ring, RingAbort, RingListener,
 };
 
+const SOCKETS: &str = "--sockets";
+
 fn main() -> Result<()> {
     let args: Vec<String> = std::env::args().collect();
     let value = |flag: &str| args.iter().position(|arg| arg == flag).and_then(|at| args.get(at + 1));
     match (value("--rank"), value("--world")) {
-        (Some(rank), Some(world)) => be_a_rank(rank.parse()?, world.parse()?),
+        (Some(rank), Some(world)) => {
+            be_a_rank(rank.parse()?, world.parse()?, !args.iter().any(|arg| arg == SOCKETS))
+        }
         _ => table(),
     }
 }
 
-fn be_a_rank(rank: u32, world: usize) -> Result<()> {
-    let listener = RingListener::bind("127.0.0.1:0")?;
+fn be_a_rank(rank: u32, world: usize, shared_memory: bool) -> Result<()> {
+    let listener = RingListener::bind("127.0.0.1:0")?.with_shared_memory(shared_memory);
     println!("{}", listener.address());
     let mut lines = std::io::stdin().lines();
     let peers: Vec<String> =
@@ -95,9 +99,10 @@ struct Worker {
 }
 
 impl Worker {
-    fn start(rank: usize, world: usize) -> Result<(Self, String)> {
+    fn start(rank: usize, world: usize, over: &[&str]) -> Result<(Self, String)> {
         let mut child = Command::new(std::env::current_exe()?)
             .args(["--rank", &rank.to_string(), "--world", &world.to_string()])
+            .args(over)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
@@ -116,30 +121,47 @@ impl Worker {
 }
 
 fn table() -> Result<()> {
-    println!("{:<24} {:>5} {:>10} {:>10} {:>8}", "operation", "ranks", "bytes", "median ms", "GB/s");
+    println!(
+        "{:<24} {:>5} {:>10} {:>10} {:>8} {:>12} {:>16}",
+        "operation", "ranks", "bytes", "median ms", "GB/s", "sockets ms", "sockets / shared"
+    );
     for world in [2, 4] {
-        let started = (0..world).map(|rank| Worker::start(rank, world)).collect::<Result<Vec<_>>>()?;
-        let (mut workers, addresses): (Vec<_>, Vec<_>) = started.into_iter().unzip();
-        for worker in &mut workers {
-            writeln!(worker.input, "{}", addresses.join(" "))?;
-        }
+        let mut teams = [team(world, &[])?, team(world, &[SOCKETS])?];
         for (operation, bytes, repeats) in cases() {
-            let mut seconds = Vec::new();
+            let mut seconds = [Vec::new(), Vec::new()];
             for _ in 0..9 {
-                seconds.push(once(&mut workers, &format!("{operation} {bytes} {repeats}"))?);
+                for (team, seconds) in teams.iter_mut().zip(&mut seconds) {
+                    seconds.push(once(team, &format!("{operation} {bytes} {repeats}"))?);
+                }
             }
-            seconds.sort_by(f64::total_cmp);
-            let median = seconds[seconds.len() / 2];
-            let rate = bytes as f64 / median / 1e9;
-            println!("{operation:<24} {world:>5} {bytes:>10} {:>10.3} {rate:>8.2}", median * 1e3);
+            let [shared, sockets] = seconds.map(|mut seconds| {
+                seconds.sort_by(f64::total_cmp);
+                seconds[seconds.len() / 2]
+            });
+            let rate = bytes as f64 / shared / 1e9;
+            println!(
+                "{operation:<24} {world:>5} {bytes:>10} {:>10.3} {rate:>8.2} {:>12.3} {:>16.2}",
+                shared * 1e3,
+                sockets * 1e3,
+                sockets / shared
+            );
         }
-        for worker in workers {
-            let Worker { mut child, input, .. } = worker;
+        for Worker { mut child, input, .. } in teams.into_iter().flatten() {
             drop(input);
             child.wait()?;
         }
     }
     Ok(())
+}
+
+/// Ranks that have found each other.
+fn team(world: usize, over: &[&str]) -> Result<Vec<Worker>> {
+    let started = (0..world).map(|rank| Worker::start(rank, world, over)).collect::<Result<Vec<_>>>()?;
+    let (mut workers, addresses): (Vec<_>, Vec<_>) = started.into_iter().unzip();
+    for worker in &mut workers {
+        writeln!(worker.input, "{}", addresses.join(" "))?;
+    }
+    Ok(workers)
 }
 
 /// Runs one command on all ranks; the slowest one's seconds.

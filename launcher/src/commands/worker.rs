@@ -57,6 +57,7 @@ pub fn execute(args: &WorkerArgs) -> Outcome {
     // A world of one has no ring, but every worker registers where it could be called.
     let address = format!("{}:{}", seat.local_addr, seat.data_port);
     let listener = RingListener::bind(&address).map_err(|error| Failed::new(Exit::Rendezvous, error))?;
+    let listener = listener.with_shared_memory(process_env("COX_RING_SHARED_MEMORY").as_deref() != Some("0"));
     let options = SessionOptions {
         token: process_env("COX_TOKEN"),
         run_id: process_env("TORCHELASTIC_RUN_ID").unwrap_or_default(),

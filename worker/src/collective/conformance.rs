@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use coxswain_proto::ids::Rank;
 
 use super::{
-    Buf, BufMut, Collective, CollectiveError, Reduce, Solo, carried::over_another_ring, chunk, loopback,
+    Buf, BufMut, Collective, CollectiveError, Reduce, Solo, carried::over_another_ring, chunk, loopback_over,
 };
 use crate::rng::{Key, Purpose};
 
@@ -305,8 +305,16 @@ fn solo(world: usize) -> Vec<Recipe> {
     vec![Box::new(|| Box::new(Solo::default()))]
 }
 
-fn ring(world: usize) -> Vec<Recipe> {
-    loopback(world)
+fn shared_ring(world: usize) -> Vec<Recipe> {
+    ring(world, true)
+}
+
+fn socket_ring(world: usize) -> Vec<Recipe> {
+    ring(world, false)
+}
+
+fn ring(world: usize, shared_memory: bool) -> Vec<Recipe> {
+    loopback_over(world, shared_memory)
         .into_iter()
         .map(|connect| Box::new(move || Box::new(connect()) as Box<dyn Collective>) as Recipe)
         .collect()
@@ -353,54 +361,36 @@ suite!(
     ]
 );
 
-suite!(
-    a_ring,
-    super::ring,
-    1..=5,
-    [
-        every_rank_gets_the_sum_and_the_maximum,
-        reduce_scatter_leaves_each_rank_its_chunk,
-        all_gather_gives_every_rank_all_shards,
-        in_place_operations_cut_any_length,
-        a_shift_brings_the_chunk_of_the_rank_before,
-        broadcast_works_from_every_root,
-        nobody_leaves_a_barrier_before_all_have_come,
-        a_repeated_run_gives_the_same_bits_on_all_ranks,
-        operations_follow_each_other_in_any_mix,
-        wrong_lengths_are_refused_and_harm_nothing,
-        an_abort_ends_the_collective_in_flight_and_all_later_ones,
-    ]
-);
+/// All behaviours of one implementation for several ranks.
+macro_rules! suites {
+    ($of_any:ident, $of_several:ident, $team:expr, $any:expr, $several:expr) => {
+        suite!(
+            $of_any,
+            $team,
+            $any,
+            [
+                every_rank_gets_the_sum_and_the_maximum,
+                reduce_scatter_leaves_each_rank_its_chunk,
+                all_gather_gives_every_rank_all_shards,
+                in_place_operations_cut_any_length,
+                a_shift_brings_the_chunk_of_the_rank_before,
+                broadcast_works_from_every_root,
+                nobody_leaves_a_barrier_before_all_have_come,
+                a_repeated_run_gives_the_same_bits_on_all_ranks,
+                operations_follow_each_other_in_any_mix,
+                wrong_lengths_are_refused_and_harm_nothing,
+                an_abort_ends_the_collective_in_flight_and_all_later_ones,
+            ]
+        );
+        suite!(
+            $of_several,
+            $team,
+            $several,
+            [a_dead_rank_ends_the_collective_of_all_others, ranks_in_different_collectives_are_told]
+        );
+    };
+}
 
-suite!(
-    a_ring_of_several,
-    super::ring,
-    2..=5,
-    [a_dead_rank_ends_the_collective_of_all_others, ranks_in_different_collectives_are_told]
-);
-
-suite!(
-    a_ring_beside_a_fabric,
-    super::carried,
-    [1, 2, 3],
-    [
-        every_rank_gets_the_sum_and_the_maximum,
-        reduce_scatter_leaves_each_rank_its_chunk,
-        all_gather_gives_every_rank_all_shards,
-        in_place_operations_cut_any_length,
-        a_shift_brings_the_chunk_of_the_rank_before,
-        broadcast_works_from_every_root,
-        nobody_leaves_a_barrier_before_all_have_come,
-        a_repeated_run_gives_the_same_bits_on_all_ranks,
-        operations_follow_each_other_in_any_mix,
-        wrong_lengths_are_refused_and_harm_nothing,
-        an_abort_ends_the_collective_in_flight_and_all_later_ones,
-    ]
-);
-
-suite!(
-    a_ring_of_several_beside_a_fabric,
-    super::carried,
-    [2, 3],
-    [a_dead_rank_ends_the_collective_of_all_others, ranks_in_different_collectives_are_told]
-);
+suites!(a_ring_over_sockets, several_over_sockets, super::socket_ring, 1..=5, 2..=5);
+suites!(a_ring_in_shared_memory, several_in_shared_memory, super::shared_ring, 1..=5, 2..=5);
+suites!(a_ring_beside_a_fabric, several_beside_a_fabric, super::carried, 1..=3, 2..=3);

@@ -25,9 +25,9 @@ use coxswain_proto::ids::Rank;
 
 pub use carried::{Carried, join};
 pub use fabric::{Fabric, FabricError, FabricId, FabricSource, Movement, Offer, Place, Transfer};
-#[cfg(test)]
-pub(crate) use ring::loopback;
 pub use ring::{JoinError, Membership, Ring, RingAbort, RingListener};
+#[cfg(test)]
+pub(crate) use ring::{loopback, loopback_over};
 pub use solo::Solo;
 
 /// How values of different ranks become one.

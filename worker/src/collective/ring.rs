@@ -1,4 +1,5 @@
-//! The TCP ring: collectives of ranks on CPUs, each connected to the next one and to the previous one.
+//! The ring: collectives of ranks on CPUs, each connected to the next one and to the previous one, by TCP or, within a machine, by shared
+//! memory.
 //!
 //! ```text
 //! element, wire    numbers and headers
@@ -7,7 +8,8 @@
 //! abort            ends a ring from another thread
 //! control          the ring as the control line of something faster
 //! handshake        who may join
-//! join             how the ring is formed, in two halves: call and welcome
+//! join             how the ring is formed, in two halves: call and welcome; then offer
+//! lane, shared     the way to a neighbour: a socket, or memory that both have mapped
 //! ```
 //!
 //! **Bandwidth.** A buffer of `n` bytes is cut in `W` chunks. Reduce-scatter sends a chunk in each of `W - 1` rounds, adding what
@@ -32,13 +34,15 @@ mod control;
 mod element;
 mod handshake;
 mod join;
+mod lane;
+mod offer;
 mod plan;
 mod pump;
+mod shared;
 mod welcome;
 mod wire;
 
 use std::{
-    net::TcpStream,
     sync::{Arc, atomic::Ordering},
     time::Instant,
 };
@@ -51,6 +55,7 @@ pub use join::{JoinError, Membership, RingListener};
 pub(super) use self::{element::Element, wire::Operation};
 use self::{
     element::combine,
+    lane::{Inbound, Outbound},
     plan::Plan,
     pump::{Broken, PIECE, Pump},
     wire::Header,
@@ -62,13 +67,13 @@ use super::{
 /// An all-reduce is small if everybody's values together have at most this many bytes.
 const SMALL: usize = 32 << 10;
 
-/// A rank's place in a TCP ring.
+/// A rank's place in a ring.
 #[derive(Debug)]
 pub struct Ring {
     rank: usize,
     world: usize,
-    /// Next and previous; none in a world of one.
-    sockets: Option<(Arc<TcpStream>, Arc<TcpStream>)>,
+    /// To the next rank and from the previous one; none in a world of one.
+    lanes: Option<(Outbound, Inbound)>,
     abort: Arc<RingAbort>,
     progress: Arc<Progress>,
     scratch: Vec<u64>,
@@ -91,7 +96,7 @@ impl Ring {
         let mut ring = Self {
             rank,
             world,
-            sockets: None,
+            lanes: None,
             abort: abort.clone(),
             progress: Arc::default(),
             scratch: Vec::new(),
@@ -99,13 +104,12 @@ impl Ring {
         };
         if world > 1 {
             let neighbours = join::join(listener, membership, deadline, abort)?;
-            let Some(join::Neighbours { next, previous }) = neighbours else {
+            let Some(join::Neighbours { sockets, next, previous }) = neighbours else {
                 let reason = abort.reason().unwrap_or_default();
                 return Err(CollectiveError::Aborted { sequence: 0, operation: "connect", reason });
             };
-            abort.watch(&next);
-            abort.watch(&previous);
-            ring.sockets = Some((next, previous));
+            sockets.iter().for_each(|socket| abort.watch(socket));
+            ring.lanes = Some((next, previous));
             ring.scratch = vec![0; PIECE / size_of::<u64>()];
         }
         Ok(ring)
@@ -146,7 +150,7 @@ impl Ring {
         reduce: Reduce,
         plan: &mut Plan<'_, T>,
     ) -> Result<(), CollectiveError> {
-        let Some((next, previous)) = &self.sockets else { return Ok(()) };
+        let Some((next, previous)) = &mut self.lanes else { return Ok(()) };
         let mut pump = Pump { next, previous, scratch: &mut self.scratch };
         pump.run(header, reduce, plan).map_err(|broken| self.fail(header, broken))
     }
@@ -382,4 +386,4 @@ impl Drop for Ring {
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
-pub(crate) use tests::loopback;
+pub(crate) use tests::{loopback, loopback_over};

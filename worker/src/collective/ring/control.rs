@@ -1,7 +1,5 @@
 //! The ring as the control line of something faster: who is here, in which collective, and who has left.
 
-use std::{io::ErrorKind, net::TcpStream};
-
 use coxswain_proto::ids::Rank;
 
 use super::{Call, Element, Entered, Ring, plan};
@@ -33,17 +31,11 @@ impl Ring {
     }
 
     /// A neighbour that has closed its side: it has left, or died.
-    pub(in crate::collective) fn departed(&self) -> Option<Rank> {
-        let (next, previous) = self.sockets.as_ref()?;
-        // A byte that is waiting is the beginning of a later collective: whoever sent it was alive, and the neighbour on its other
-        // side will notice if it is not any more.
-        let left = |socket: &TcpStream| match socket.peek(&mut [0]) {
-            Ok(count) => count == 0,
-            Err(error) => !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted),
-        };
-        let world = self.world;
-        let next = left(next).then_some((self.rank + 1) % world);
-        next.or_else(|| left(previous).then_some((self.rank + world - 1) % world))
+    pub(in crate::collective) fn departed(&mut self) -> Option<Rank> {
+        let (rank, world) = (self.rank, self.world);
+        let (next, previous) = self.lanes.as_mut()?;
+        let next = next.has_ended().then_some((rank + 1) % world);
+        next.or_else(|| previous.has_ended().then_some((rank + world - 1) % world))
             .map(|rank| Rank(rank as u32))
     }
 }

@@ -1,7 +1,7 @@
 //! Forming a ring: every rank calls the next one and waits for the call of the previous one, at the same time.
 //!
 //! Here are what both halves share: the membership, the listening socket, how long to wait, and how sockets are set up. The halves
-//! are `call` and `welcome`.
+//! are `call` and `welcome`; `offer` follows when both are done.
 
 use std::{
     io::{self, ErrorKind},
@@ -18,7 +18,14 @@ use coxswain_proto::ids::{Generation, Rank};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
-use super::{abort::RingAbort, call::call, handshake::Hello, welcome::await_call};
+use super::{
+    abort::RingAbort,
+    call::call,
+    handshake::Hello,
+    lane::{Inbound, Outbound},
+    offer::{self, Lost},
+    welcome::await_call,
+};
 
 /// Send buffer of a connection within one machine. What is in flight then stays in the L2 cache: measured on loopback, an
 /// all-reduce takes half the processor time that it takes with 4 MiB. Less than three packets of the loopback device (64 KiB) must
@@ -85,6 +92,14 @@ pub enum JoinError {
         /// Connections turned away.
         refused: usize,
     },
+    /// A neighbour that had been found left again.
+    #[error("rank {peer} left while the ring was formed: {source}")]
+    Left {
+        /// The neighbour.
+        peer: Rank,
+        /// How it was noticed.
+        source: io::Error,
+    },
     /// The sockets could not be waited for.
     #[error("cannot wait for sockets: {0}")]
     Wait(io::Error),
@@ -119,6 +134,7 @@ impl<'a> Membership<'a> {
 pub struct RingListener {
     pub(super) listener: TcpListener,
     address: String,
+    shared_memory: bool,
 }
 
 impl RingListener {
@@ -137,7 +153,12 @@ impl RingListener {
         let with_context = |source| JoinError::Listen { address: address.to_owned(), source };
         let listener = open().map_err(with_context)?;
         let address = listener.local_addr().map_err(with_context)?.to_string();
-        Ok(Self { listener, address })
+        Ok(Self { listener, address, shared_memory: true })
+    }
+
+    /// Whether neighbours on the same machine may use shared memory; they do if this is not called.
+    pub fn with_shared_memory(self, allowed: bool) -> Self {
+        Self { shared_memory: allowed, ..self }
     }
 
     /// The address to register: the one bound to, with the port that was given.
@@ -155,10 +176,11 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     Ok(socket.into())
 }
 
-/// Both neighbours, connected.
+/// Both neighbours, connected, and the ways to them.
 pub(super) struct Neighbours {
-    pub next: Arc<TcpStream>,
-    pub previous: Arc<TcpStream>,
+    pub sockets: [Arc<TcpStream>; 2],
+    pub next: Outbound,
+    pub previous: Inbound,
 }
 
 /// Why waiting ended without what was waited for.
@@ -202,8 +224,28 @@ pub(super) fn join(
     let called = called.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     match (called, came) {
         (Err(Some(error)), _) | (_, Err(Some(error))) => Err(error),
-        (Ok(next), Ok(previous)) => {
-            Ok(Some(Neighbours { next: Arc::new(next), previous: Arc::new(previous) }))
+        (Ok(called), Ok(came)) => {
+            let lost = match offer::agree(&called, &came, listener.shared_memory, &patience) {
+                Ok((writer, reader)) => {
+                    let (called, came) = (Arc::new(called), Arc::new(came));
+                    return Ok(Some(Neighbours {
+                        sockets: [called.clone(), came.clone()],
+                        next: Outbound::new(called, writer),
+                        previous: Inbound::new(came, reader),
+                    }));
+                }
+                Err(lost) => lost,
+            };
+            let (peer, stop) = match lost {
+                Lost::Next(stop) => (next, stop),
+                Lost::Previous(stop) => (previous, stop),
+            };
+            let peer = Rank(peer as u32);
+            match stop {
+                Stop::GivenUp => Ok(None),
+                Stop::Broken(source) => Err(JoinError::Left { peer, source }),
+                Stop::Deadline => Err(JoinError::Left { peer, source: ErrorKind::TimedOut.into() }),
+            }
         }
         _ => Ok(None),
     }

@@ -1,5 +1,5 @@
 //! The engine of the ring: one stream out to the next rank, one stream in from the previous one, moved at the same time by
-//! one thread on non-blocking sockets.
+//! one thread that never blocks on either.
 //!
 //! Every collective is a [`Plan`]: two lists of spans of one buffer. What a rank sends in round `i + 1` is what it received in
 //! round `i`, so one number says how far the outgoing stream may go:
@@ -8,21 +8,16 @@
 //! bytes that may be sent = head (what depends on nothing) + bytes received and reduced so far
 //! ```
 //!
-//! That single rule pipelines a collective at the grain of a socket read: a piece travels on as soon as it has been reduced,
+//! That single rule pipelines a collective at the grain of a read: a piece travels on as soon as it has been reduced,
 //! while it is still in the cache. Reduced spans arrive in a scratch buffer that fits the L2 cache; stored spans arrive in place.
 //!
-//! Nothing here has a timeout: a slow neighbour is waited for. Sockets that were shut down by an abort end every call at once.
+//! Nothing here has a timeout: a slow neighbour is waited for. Sockets that were shut down by an abort end every wait at once.
 
-use std::{
-    io::{self, ErrorKind, Read, Write},
-    net::TcpStream,
-    os::fd::AsFd,
-};
-
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use std::io;
 
 use super::{
     element::{Element, combine, combine_to},
+    lane::{Inbound, Outbound, sleep},
     plan::{Action, Plan},
     wire::{HEADER, Header},
 };
@@ -46,10 +41,10 @@ pub(super) enum Broken {
     OtherCollective(Option<Header>),
 }
 
-/// Both neighbours' sockets (non-blocking) and the buffer that reductions go through, 8-byte aligned.
+/// Both neighbours, and the buffer that reductions go through, 8-byte aligned.
 pub(super) struct Pump<'a> {
-    pub next: &'a TcpStream,
-    pub previous: &'a TcpStream,
+    pub next: &'a mut Outbound,
+    pub previous: &'a mut Inbound,
     pub scratch: &'a mut [u64],
 }
 
@@ -80,19 +75,11 @@ impl Pump<'_> {
         }
     }
 
-    /// Blocks until a socket can move.
-    fn wait(&self, sending: bool, receiving: bool) -> Result<(), Broken> {
-        let mut sockets = Vec::with_capacity(2);
-        if sending {
-            sockets.push(PollFd::new(self.next.as_fd(), PollFlags::POLLOUT));
-        }
-        if receiving {
-            sockets.push(PollFd::new(self.previous.as_fd(), PollFlags::POLLIN));
-        }
-        match poll(&mut sockets, PollTimeout::NONE) {
-            Ok(_) | Err(nix::errno::Errno::EINTR) => Ok(()),
-            Err(error) => Err(Broken::Previous(error.into())),
-        }
+    /// Blocks until a neighbour can be written to or read from.
+    fn wait(&mut self, sending: bool, receiving: bool) -> Result<(), Broken> {
+        let next = sending.then_some(&mut *self.next);
+        let previous = receiving.then_some(&mut *self.previous);
+        sleep(next, previous).map_err(Broken::Previous)
     }
 }
 
@@ -135,13 +122,13 @@ impl Outgoing {
     /// Sends up to one piece, if at least `worth` bytes (or all that is left) may go. False if nothing went.
     fn advance<T: Element>(
         &mut self,
-        socket: &TcpStream,
+        next: &mut Outbound,
         plan: &Plan<'_, T>,
         limit: usize,
         worth: usize,
     ) -> Result<bool, Broken> {
         if self.prefix_sent < self.prefix.len() {
-            let count = write(socket, &self.prefix[self.prefix_sent..])?;
+            let count = next.write(&self.prefix[self.prefix_sent..]).map_err(Broken::Next)?;
             self.prefix_sent += count;
             return Ok(count > 0);
         }
@@ -157,7 +144,7 @@ impl Outgoing {
         }
         let bytes: &[u8] = bytemuck::cast_slice(&plan.buffer[spans[self.span].clone()]);
         let end = bytes.len().min(self.offset + ready.min(PIECE));
-        let count = write(socket, &bytes[self.offset..end])?;
+        let count = next.write(&bytes[self.offset..end]).map_err(Broken::Next)?;
         self.offset += count;
         self.sent += count;
         Ok(count > 0)
@@ -201,7 +188,7 @@ impl Incoming {
     /// Reads up to one piece. False if nothing was there.
     fn advance<T: Element>(
         &mut self,
-        socket: &TcpStream,
+        previous: &mut Inbound,
         plan: &mut Plan<'_, T>,
         scratch: &mut [u64],
     ) -> Result<bool, Broken> {
@@ -211,7 +198,7 @@ impl Incoming {
         let scratch: &mut [u8] = bytemuck::cast_slice_mut(scratch);
         if !self.greeted {
             let end = scratch.len().min(HEADER + self.total);
-            let count = read(socket, &mut scratch[self.pending..end])?;
+            let count = previous.read(&mut scratch[self.pending..end]).map_err(Broken::Previous)?;
             self.pending += count;
             if self.pending >= HEADER {
                 self.check_header(scratch)?;
@@ -228,14 +215,14 @@ impl Incoming {
         if action == Action::Store {
             let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut plan.buffer[span]);
             let end = bytes.len().min(self.offset + PIECE);
-            let count = read(socket, &mut bytes[self.offset..end])?;
+            let count = previous.read(&mut bytes[self.offset..end]).map_err(Broken::Previous)?;
             self.offset += count;
             self.done += count;
             return Ok(count > 0);
         }
         let left = span.len() * size_of::<T>() - self.offset;
         let end = scratch.len().min(left);
-        let count = read(socket, &mut scratch[self.pending..end])?;
+        let count = previous.read(&mut scratch[self.pending..end]).map_err(Broken::Previous)?;
         self.pending += count;
         self.consume(plan, scratch, 0);
         Ok(count > 0)
@@ -285,28 +272,5 @@ impl Incoming {
         }
         scratch.copy_within(from..self.pending, 0);
         self.pending -= from;
-    }
-}
-
-/// Writes what the socket takes now; 0 if it takes nothing.
-fn write(mut socket: &TcpStream, bytes: &[u8]) -> Result<usize, Broken> {
-    match socket.write(bytes) {
-        Ok(count) => Ok(count),
-        Err(error) if error.kind() == ErrorKind::WouldBlock || error.kind() == ErrorKind::Interrupted => {
-            Ok(0)
-        }
-        Err(error) => Err(Broken::Next(error)),
-    }
-}
-
-/// Reads what is there now; 0 if nothing is.
-fn read(mut socket: &TcpStream, bytes: &mut [u8]) -> Result<usize, Broken> {
-    match socket.read(bytes) {
-        Ok(0) => Err(Broken::Previous(io::Error::new(ErrorKind::UnexpectedEof, "connection closed"))),
-        Ok(count) => Ok(count),
-        Err(error) if error.kind() == ErrorKind::WouldBlock || error.kind() == ErrorKind::Interrupted => {
-            Ok(0)
-        }
-        Err(error) => Err(Broken::Previous(error)),
     }
 }

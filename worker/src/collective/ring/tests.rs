@@ -14,7 +14,15 @@ use super::*;
 
 /// Recipes for the ranks of a ring on the loopback interface.
 pub(crate) fn loopback(world: usize) -> Vec<impl FnOnce() -> Ring + Send + 'static> {
-    let listeners: Vec<_> = (0..world).map(|_| listener()).collect();
+    loopback_over(world, true)
+}
+
+/// The same, with or without shared memory.
+pub(crate) fn loopback_over(
+    world: usize,
+    shared_memory: bool,
+) -> Vec<impl FnOnce() -> Ring + Send + 'static> {
+    let listeners: Vec<_> = (0..world).map(|_| listener().with_shared_memory(shared_memory)).collect();
     let peers: Arc<Vec<String>> = Arc::new(listeners.iter().map(|l| l.address().to_owned()).collect());
     listeners
         .into_iter()
@@ -48,6 +56,24 @@ fn connect(
 
 fn addresses(listeners: &[&RingListener]) -> Vec<String> {
     listeners.iter().map(|l| l.address().to_owned()).collect()
+}
+
+#[test]
+fn shared_memory_is_used_where_both_sides_allow_it() {
+    for allowed in [[true, true], [true, false], [false, false]] {
+        let [a, b] = allowed.map(|allowed| listener().with_shared_memory(allowed));
+        let peers = addresses(&[&a, &b]);
+        let shared = |ring: &Ring| {
+            ring.lanes.as_ref().map(|(next, previous)| [next.is_shared(), previous.is_shared()])
+        };
+        thread::scope(|scope| {
+            let other = scope.spawn(|| connect(&b, "run", 1, 1, &peers).map(|ring| shared(&ring)));
+            let ring = connect(&a, "run", 1, 0, &peers).expect("rank 0 joins");
+            let both = allowed == [true, true];
+            assert_eq!(shared(&ring), Some([both; 2]));
+            assert_eq!(other.join().expect("no panic").expect("rank 1 joins"), Some([both; 2]));
+        });
+    }
 }
 
 #[test]

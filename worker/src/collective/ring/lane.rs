@@ -1,0 +1,184 @@
+//! The two directions of a ring, as the pump sees them: write what goes, read what is there, sleep until one of them can move.
+//!
+//! A lane is the socket to a neighbour, or shared memory beside it if the neighbour is on the same machine. The socket then carries nothing
+//! but wake-up calls, and its end, which is how either side learns that the other is gone.
+
+use std::{
+    io::{self, ErrorKind, Read, Write},
+    net::TcpStream,
+    os::fd::AsFd,
+    sync::Arc,
+};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::shared::{Reader, Writer};
+
+/// To the next rank.
+#[derive(Debug)]
+pub(super) struct Outbound {
+    socket: Arc<TcpStream>,
+    shared: Option<Writer>,
+    ended: Option<io::Error>,
+}
+
+/// From the previous rank.
+#[derive(Debug)]
+pub(super) struct Inbound {
+    socket: Arc<TcpStream>,
+    shared: Option<Reader>,
+    ended: Option<io::Error>,
+}
+
+impl Outbound {
+    pub fn new(socket: Arc<TcpStream>, shared: Option<Writer>) -> Self {
+        Self { socket, shared, ended: None }
+    }
+
+    /// Whether it goes through memory.
+    #[cfg(test)]
+    pub fn is_shared(&self) -> bool {
+        self.shared.is_some()
+    }
+
+    /// Writes what goes now; 0 if nothing does.
+    pub fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let Some(shared) = &mut self.shared else { return now((&*self.socket).write(bytes)) };
+        // What nobody will read need not be written.
+        if let Some(error) = self.ended.take() {
+            return Err(error);
+        }
+        let count = shared.write(bytes)?;
+        if count > 0 && shared.must_wake() {
+            wake(&self.socket);
+        }
+        Ok(count)
+    }
+
+    /// Whether the neighbour has closed its side.
+    pub fn has_ended(&mut self) -> bool {
+        has_ended(&self.socket, self.shared.is_some(), &mut self.ended)
+    }
+
+    /// What to wait for; nothing if there is room by now.
+    fn awaits(&self) -> io::Result<Option<PollFlags>> {
+        match &self.shared {
+            None => Ok(Some(PollFlags::POLLOUT)),
+            Some(shared) => Ok(shared.may_sleep()?.then_some(PollFlags::POLLIN)),
+        }
+    }
+}
+
+impl Inbound {
+    pub fn new(socket: Arc<TcpStream>, shared: Option<Reader>) -> Self {
+        Self { socket, shared, ended: None }
+    }
+
+    /// Whether it comes through memory.
+    #[cfg(test)]
+    pub fn is_shared(&self) -> bool {
+        self.shared.is_some()
+    }
+
+    /// Reads what is there now; 0 if nothing is.
+    pub fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let Some(shared) = &mut self.shared else {
+            return match (&*self.socket).read(bytes) {
+                Ok(0) => Err(closed()),
+                other => now(other),
+            };
+        };
+        let count = shared.read(bytes)?;
+        if count > 0 && shared.must_wake() {
+            wake(&self.socket);
+        }
+        // A neighbour that has left may have left something behind.
+        match self.ended.take() {
+            Some(error) if count == 0 => Err(error),
+            ended => {
+                self.ended = ended;
+                Ok(count)
+            }
+        }
+    }
+
+    /// Whether the neighbour has closed its side.
+    pub fn has_ended(&mut self) -> bool {
+        has_ended(&self.socket, self.shared.is_some(), &mut self.ended)
+    }
+
+    fn awaits(&self) -> io::Result<Option<PollFlags>> {
+        match &self.shared {
+            None => Ok(Some(PollFlags::POLLIN)),
+            Some(shared) => Ok(shared.may_sleep()?.then_some(PollFlags::POLLIN)),
+        }
+    }
+}
+
+/// Sleeps until one of the given lanes can move, or is at its end.
+pub(super) fn sleep(mut next: Option<&mut Outbound>, mut previous: Option<&mut Inbound>) -> io::Result<()> {
+    let mut sockets = Vec::with_capacity(2);
+    if let Some(lane) = &next {
+        let Some(flags) = lane.awaits()? else { return Ok(()) };
+        sockets.push(PollFd::new(lane.socket.as_fd(), flags));
+    }
+    if let Some(lane) = &previous {
+        let Some(flags) = lane.awaits()? else { return Ok(()) };
+        sockets.push(PollFd::new(lane.socket.as_fd(), flags));
+    }
+    match poll(&mut sockets, PollTimeout::NONE) {
+        Ok(_) | Err(nix::errno::Errno::EINTR) => {}
+        Err(error) => return Err(error.into()),
+    }
+    drop(sockets);
+    if let Some(lane) = next.as_mut().filter(|lane| lane.shared.is_some() && lane.ended.is_none()) {
+        lane.ended = heard(&lane.socket);
+    }
+    if let Some(lane) = previous.as_mut().filter(|lane| lane.shared.is_some() && lane.ended.is_none()) {
+        lane.ended = heard(&lane.socket);
+    }
+    Ok(())
+}
+
+/// Whether a socket is at its end. On one that carries data a byte that is waiting is the beginning of a later collective: whoever sent it
+/// was alive, and the neighbour on its other side will notice if it is not any more.
+fn has_ended(socket: &TcpStream, shared: bool, ended: &mut Option<io::Error>) -> bool {
+    if shared {
+        *ended = ended.take().or_else(|| heard(socket));
+        return ended.is_some();
+    }
+    match socket.peek(&mut [0]) {
+        Ok(count) => count == 0,
+        Err(error) => !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted),
+    }
+}
+
+/// Takes wake-up calls off a socket; the error if that is all that will come.
+fn heard(mut socket: &TcpStream) -> Option<io::Error> {
+    loop {
+        match socket.read(&mut [0; 64]) {
+            Ok(0) => return Some(closed()),
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return None,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Some(error),
+        }
+    }
+}
+
+/// Wakes the neighbour. One that is gone, or has a full queue of calls already, need not be.
+fn wake(mut socket: &TcpStream) {
+    let _ = socket.write(&[1]);
+}
+
+fn closed() -> io::Error {
+    io::Error::new(ErrorKind::UnexpectedEof, "connection closed")
+}
+
+/// A call that would block has moved nothing.
+fn now(result: io::Result<usize>) -> io::Result<usize> {
+    match result {
+        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(0),
+        other => other,
+    }
+}
