@@ -30,7 +30,12 @@ impl InUse {
     pub fn enter(dir: &Path) -> Result<Self, StoreError> {
         let path = dir.join(LOCK);
         loop {
-            fs::create_dir_all(dir).map_err(StoreError::io("create", dir))?;
+            match fs::create_dir_all(dir) {
+                Ok(()) => {}
+                // Evicted between being found there and being looked at.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists && !dir.is_file() => continue,
+                Err(error) => return Err(StoreError::io("create", dir)(error)),
+            }
             let file = match File::options().read(true).append(true).create(true).open(&path) {
                 Ok(file) => file,
                 // Evicted between the two calls.
