@@ -42,6 +42,8 @@ impl Cluster {
             let mut command = tiny.command(&all);
             let port = targets[rank].rsplit(':').next().expect("HOST:PORT");
             command.env("COX_DATA_PORT", port).env("COX_ADVERTISE", &data[rank].address);
+            // What two ranks of one machine share no network can cut.
+            command.env("COX_RING_SHARED_MEMORY", "0");
             Running::of(command)
         };
         let mut first = node(&coordinator, 0, "is_host=true,last_call_timeout=0");
