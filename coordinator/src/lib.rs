@@ -1,7 +1,8 @@
 //! The coordinator: membership, leases, ledgers and control of one run, over gRPC. It never links burn and reads no data.
 //!
 //! ```text
-//! service     gRPC: decode, ask, encode                workers.rs  people.rs
+//! service     gRPC: decode, ask, encode                workers.rs  people.rs  metrics.rs
+//! tensorboard the same news as scalars on disk
 //! driver      the one task that owns the core          clock.rs reads the time, journal/ keeps the records, log/ writes
 //! core        decisions as values: handle(now, event) -> actions
 //! ```
@@ -20,8 +21,9 @@ pub mod log;
 mod options;
 mod service;
 mod startup;
+mod tensorboard;
 
-use std::{future::Future, net::SocketAddr};
+use std::{future::Future, net::SocketAddr, path::Path};
 
 pub use crate::core::{failure::Failure, report::StateSource};
 use coxswain_proto::limits;
@@ -35,7 +37,7 @@ use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::server::Router;
 
-use crate::{driver::Driver, service::RunFacts};
+use crate::{driver::Driver, service::RunFacts, tensorboard::Scalars};
 
 /// Why a coordinator did not serve, or stopped serving.
 #[derive(Debug, thiserror::Error)]
@@ -103,9 +105,13 @@ pub async fn serve(
     let journal = start.journal.clone();
     let log = log::Log::new(options.spec.train.log_every);
     let (driver, handle) = Driver::new(start.config, start.journal, log);
+    let news = handle.subscribe().expect("the driver has just been made");
+    let scalars =
+        Scalars::follow(news, Path::new(&options.spec.run.output_dir), options.spec.train.log_every);
     let router = service::router(handle, facts, options.token.as_deref()).await?;
     let outcome = run(listener, driver, router, shutdown).await;
     journal.close().await;
+    scalars.finished().await;
     outcome
 }
 

@@ -1,4 +1,4 @@
-//! The bearer token that guards both services off loopback.
+//! The bearer token that guards both services and the metrics off loopback.
 
 use tonic::{Request, Status, service::Interceptor};
 
@@ -13,23 +13,23 @@ impl Guard {
     pub fn new(token: Option<&str>) -> Self {
         Self { token: token.map(Into::into) }
     }
+
+    /// Whether a caller with this `authorization` header may pass; if not, what to do.
+    pub fn admit(&self, authorization: Option<&str>) -> Result<(), &'static str> {
+        let Some(token) = &self.token else { return Ok(()) };
+        match authorization.and_then(|value| value.strip_prefix("Bearer ")) {
+            Some(presented) if equal(presented.as_bytes(), token.as_bytes()) => Ok(()),
+            Some(_) => Err("the token is not this coordinator's; check COX_TOKEN"),
+            None => Err("this coordinator wants `authorization: Bearer TOKEN`; give --token or COX_TOKEN"),
+        }
+    }
 }
 
 impl Interceptor for Guard {
     fn call(&mut self, request: Request<()>) -> Result<Request<()>, Status> {
-        let Some(token) = &self.token else { return Ok(request) };
-        let presented = request
-            .metadata()
-            .get("authorization")
-            .and_then(|value| value.to_str().ok())
-            .and_then(|value| value.strip_prefix("Bearer "));
-        match presented {
-            Some(presented) if equal(presented.as_bytes(), token.as_bytes()) => Ok(request),
-            Some(_) => Err(Status::unauthenticated("the token is not this coordinator's; check COX_TOKEN")),
-            None => Err(Status::unauthenticated(
-                "this coordinator wants `authorization: Bearer TOKEN`; give --token or COX_TOKEN",
-            )),
-        }
+        let presented = request.metadata().get("authorization").and_then(|value| value.to_str().ok());
+        self.admit(presented).map_err(Status::unauthenticated)?;
+        Ok(request)
     }
 }
 

@@ -1,9 +1,10 @@
-//! The two gRPC services: decode, ask, encode. Nothing is decided here.
+//! The two gRPC services, and the run's metrics on the same port: decode, ask, encode. Nothing is decided here.
 
 mod auth;
 mod cache;
 mod decode;
 mod encode;
+mod metrics;
 mod people;
 mod workers;
 
@@ -48,14 +49,14 @@ struct Service {
 /// Why reflection could not be set up.
 pub type ReflectionError = tonic_reflection::server::Error;
 
-/// A server with both services, health and reflection.
+/// A server with both services, health, reflection, and `GET /metrics` over HTTP/1 and 2.
 pub async fn router(handle: Handle, facts: RunFacts, token: Option<&str>) -> Result<Router, ReflectionError> {
     let service = Service { handle, facts: Arc::new(facts) };
     let guard = auth::Guard::new(token);
     let workers = CoordinatorServer::new(service.clone())
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
-    let people = ControlServer::new(service)
+    let people = ControlServer::new(service.clone())
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
     let (reporter, health) = tonic_health::server::health_reporter();
@@ -67,15 +68,19 @@ pub async fn router(handle: Handle, facts: RunFacts, token: Option<&str>) -> Res
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
     let routes = Routes::new(tonic::service::interceptor::InterceptedService::new(workers, guard.clone()))
-        .add_service(tonic::service::interceptor::InterceptedService::new(people, guard))
+        .add_service(tonic::service::interceptor::InterceptedService::new(people, guard.clone()))
         .add_service(health)
         .add_service(descriptors().build_v1()?)
-        .add_service(descriptors().build_v1alpha()?);
+        .add_service(descriptors().build_v1alpha()?)
+        .into_axum_router()
+        .route("/metrics", axum::routing::get(metrics::scrape).with_state((service, guard)));
     Ok(Server::builder()
+        // Prometheus scrapes with it.
+        .accept_http1(true)
         .tcp_nodelay(true)
         .http2_keepalive_interval(Some(HEARTBEAT_INTERVAL * 5))
         .http2_keepalive_timeout(Some(HEARTBEAT_INTERVAL * 10))
-        .add_routes(routes))
+        .add_routes(routes.into()))
 }
 
 /// The core answered another question: a defect.

@@ -6,6 +6,7 @@ mod cache;
 mod control;
 mod harness;
 mod journal;
+mod monitoring;
 mod recovery;
 mod training;
 mod transport;

@@ -1,0 +1,219 @@
+//! `GET /metrics`: the run's status for Prometheus, on the port of the gRPC services.
+//!
+//! Every scrape asks the core for the status that `cox status` shows and renders it as OpenMetrics text; nothing is counted here, so a
+//! restarted coordinator goes on where its journal is. Names begin with `coxswain_`, units are base units and stand at their end. A value
+//! that is not known yet is left out.
+
+use std::{fmt, sync::Arc};
+
+use axum::{
+    extract::State,
+    http::{HeaderMap, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeMetric, text},
+    metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
+    registry::{Registry, Unit},
+};
+
+use super::{RunFacts, Service, auth::Guard};
+use crate::core::{
+    action::Reply,
+    event::Ask,
+    status::{CacheStatus, RankStatus, Status},
+};
+
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Answers a scrape.
+pub async fn scrape(State((service, guard)): State<(Service, Guard)>, headers: HeaderMap) -> Response {
+    let presented = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    if let Err(refused) = guard.admit(presented) {
+        return (StatusCode::UNAUTHORIZED, format!("{refused}\n")).into_response();
+    }
+    let status = match service.handle.ask(Ask::Status).await {
+        Ok(Reply::Status(status)) => *status,
+        Ok(other) => return unavailable(&super::mismatch(&other)),
+        Err(denied) => return unavailable(&denied),
+    };
+    match exposition(status, service.facts) {
+        Ok(text) => ([(header::CONTENT_TYPE, OPEN_METRICS)], text).into_response(),
+        Err(error) => unavailable(&error),
+    }
+}
+
+fn unavailable(why: &dyn fmt::Display) -> Response {
+    (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")).into_response()
+}
+
+/// The status as OpenMetrics text.
+fn exposition(status: Status, facts: Arc<RunFacts>) -> Result<String, fmt::Error> {
+    let mut registry = Registry::with_prefix("coxswain");
+    registry.register_collector(Box::new(Snapshot { status, facts }));
+    let mut out = String::new();
+    text::encode(&mut out, &registry)?;
+    Ok(out)
+}
+
+/// A run at one moment.
+#[derive(Debug)]
+struct Snapshot {
+    status: Status,
+    facts: Arc<RunFacts>,
+}
+
+impl Collector for Snapshot {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut sheet = Sheet(encoder);
+        run(&mut sheet, &self.status, &self.facts)?;
+        newest_step(&mut sheet, &self.status)?;
+        ranks(&mut sheet, &self.status.ranks)?;
+        match &self.status.cache {
+            Some(cache) => kept_features(&mut sheet, cache),
+            None => Ok(()),
+        }
+    }
+}
+
+fn run(sheet: &mut Sheet<'_>, status: &Status, facts: &RunFacts) -> fmt::Result {
+    let phase = status.phase.to_string();
+    let labels = [
+        ("run_id", facts.run_id.as_str()),
+        ("run_name", &facts.run_name),
+        ("version", &facts.version),
+        ("phase", &phase),
+    ];
+    sheet.family(
+        "run",
+        "The run that this coordinator serves, and the phase it is in",
+        None,
+        [(labels, 1.0)],
+    )?;
+    sheet.gauge(
+        "generation",
+        "The membership: counts every change of it",
+        None,
+        status.generation.0 as f64,
+    )?;
+    sheet.gauge("world_size", "Workers wanted", None, f64::from(status.world))?;
+    sheet.gauge("workers", "Workers there now", None, status.ranks.len() as f64)?;
+    sheet.gauge("steps_committed", "Steps that count", None, status.committed.0 as f64)?;
+    if let Some(total) = status.total {
+        sheet.gauge("steps_planned", "Steps of the whole run", None, total as f64)?;
+    }
+    sheet.gauge("epoch", "The epoch of the next step", None, status.epoch as f64)?;
+    if let Some(eta) = status.eta {
+        sheet.gauge("eta", "To the end at the present speed", Some(Unit::Seconds), eta.as_secs_f64())?;
+    }
+    sheet.counter("restarts", "Faults survived", status.spent.restarts.into())?;
+    sheet.counter("rescales", "Changes of the world on purpose", status.spent.rescales.into())?;
+    if let Some(newest) = status.checkpoints.last() {
+        sheet.gauge("checkpoint_step", "Where the newest checkpoint resumes", None, newest.step.0 as f64)?;
+        sheet.gauge("checkpoint_size", "Of the newest one", Some(Unit::Bytes), newest.bytes.0 as f64)?;
+    }
+    Ok(())
+}
+
+/// What the last committed step said; nothing before the first one.
+fn newest_step(sheet: &mut Sheet<'_>, status: &Status) -> fmt::Result {
+    let Some(step) = &status.last else { return Ok(()) };
+    sheet.gauge("loss", "Mean loss of a valid element", None, step.totals.loss())?;
+    sheet.gauge("grad_norm", "Of the global gradient, before clipping", None, step.totals.grad_norm)?;
+    sheet.gauge("learning_rate", "Of the expert's group", None, step.learning_rate)?;
+    sheet.gauge("samples_per_second", "Of all ranks", None, step.samples_per_second())?;
+    sheet.gauge("tokens_per_second", "Of all ranks", None, step.tokens_per_second())?;
+    let times = &step.times;
+    sheet.gauge(
+        "step_time",
+        "Of the last step, mean over ranks",
+        Some(Unit::Seconds),
+        times.total.as_secs_f64(),
+    )?;
+    let parts = [
+        ("data", times.data),
+        ("vision", times.vision),
+        ("language", times.language),
+        ("expert", times.expert),
+        ("optimizer", times.optimizer),
+        ("communication", times.communication),
+    ];
+    let rows = parts.map(|(part, time)| ([("part", part)], time.as_secs_f64()));
+    sheet.family("step_part_time", "Where it went, mean over ranks", Some(Unit::Seconds), rows)
+}
+
+fn ranks(sheet: &mut Sheet<'_>, ranks: &[RankStatus]) -> fmt::Result {
+    let names: Vec<_> = ranks.iter().map(|rank| rank.seat.0.to_string()).collect();
+    let mut each = |name, help, unit, value: fn(&RankStatus) -> f64| {
+        let labelled = ranks.iter().zip(&names);
+        let rows = labelled.map(|(rank, name)| {
+            ([("rank", name.as_str()), ("host", &rank.host), ("device", &rank.device)], value(rank))
+        });
+        sheet.family(name, help, unit, rows)
+    };
+    each("rank_memory_peak", "Largest peak of a rank", Some(Unit::Bytes), |rank| rank.memory_peak.0 as f64)?;
+    each("rank_step", "The step that a rank was in when last heard of", None, |rank| rank.step.0 as f64)?;
+    each("rank_silence", "Since a rank was last heard of", Some(Unit::Seconds), |rank| {
+        rank.silent.as_secs_f64()
+    })
+}
+
+fn kept_features(sheet: &mut Sheet<'_>, cache: &CacheStatus) -> fmt::Result {
+    sheet.gauge(
+        "cache_serving",
+        "Generation that serves the next step; 0: live",
+        None,
+        cache.serving as f64,
+    )?;
+    if let Some((newest, _)) = cache.generations.last() {
+        sheet.gauge("cache_stored", "Samples of the newest generation", None, newest.stored as f64)?;
+        sheet.gauge("cache_samples", "Samples that it can have", None, newest.total as f64)?;
+        sheet.gauge("cache_size", "Of the newest generation", Some(Unit::Bytes), newest.bytes.0 as f64)?;
+    }
+    let sum = |count: fn(&crate::core::cache::GenerationEntry) -> u64| {
+        cache.generations.iter().map(|(generation, _)| count(generation)).sum::<u64>()
+    };
+    sheet.gauge("cache_hits", "Of the listed generations", None, sum(|entry| entry.used.hits) as f64)?;
+    sheet.gauge("cache_misses", "Of the listed generations", None, sum(|entry| entry.used.misses) as f64)?;
+    sheet.gauge(
+        "cache_damaged",
+        "Records of the listed generations",
+        None,
+        sum(|entry| entry.damaged) as f64,
+    )?;
+    if let Some((newest, _)) = cache.drifts.last() {
+        sheet.gauge("cache_drift", "Relative L2 at the last measurement", None, newest.drift.relative_l2)?;
+    }
+    Ok(())
+}
+
+/// Writes metrics one by one.
+struct Sheet<'a>(DescriptorEncoder<'a>);
+
+impl Sheet<'_> {
+    fn gauge(&mut self, name: &str, help: &str, unit: Option<Unit>, value: f64) -> fmt::Result {
+        let metric = self.0.encode_descriptor(name, help, unit.as_ref(), MetricType::Gauge)?;
+        ConstGauge::new(value).encode(metric)
+    }
+
+    fn counter(&mut self, name: &str, help: &str, count: u64) -> fmt::Result {
+        let metric = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
+        ConstCounter::new(count).encode(metric)
+    }
+
+    /// One gauge for each row of labels.
+    fn family<'l, const N: usize>(
+        &mut self,
+        name: &str,
+        help: &str,
+        unit: Option<Unit>,
+        rows: impl IntoIterator<Item = ([(&'l str, &'l str); N], f64)>,
+    ) -> fmt::Result {
+        let mut metric = self.0.encode_descriptor(name, help, unit.as_ref(), MetricType::Gauge)?;
+        for (labels, value) in rows {
+            ConstGauge::new(value).encode(metric.encode_family(&labels)?)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,99 @@
+//! What monitoring systems read: `/metrics` beside the gRPC services, scalars for TensorBoard on disk.
+
+use std::fs;
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+
+use crate::harness::{Sandbox, options, spec};
+
+/// What `curl` would show: the status line, headers and body of a plain HTTP/1.1 request.
+async fn get(sandbox: &Sandbox, path: &str, header: &str) -> String {
+    let address = sandbox.endpoint.strip_prefix("http://").unwrap();
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n{header}\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    answer
+}
+
+#[tokio::test]
+async fn metrics_tell_where_the_run_is_on_the_same_port() {
+    let directory = tempfile::tempdir().unwrap();
+    let sandbox = Sandbox::start(options(spec(directory.path(), 4), 2)).await;
+    let before = get(&sandbox, "/metrics", "").await;
+    assert!(before.contains("application/openmetrics-text"), "{before}");
+    assert!(before.contains("\ncoxswain_steps_committed 0"), "{before}");
+    assert!(before.contains("phase=\"waiting for workers\""), "{before}");
+    assert!(!before.contains("\ncoxswain_loss "), "nothing is known of a loss yet: {before}");
+
+    let mut crew = sandbox.crew(2).await;
+    for worker in &mut crew {
+        worker.begin().await;
+        worker.steps(0..3).await.unwrap();
+    }
+    let during = get(&sandbox, "/metrics", "").await;
+    for line in [
+        "coxswain_steps_committed 3",
+        "coxswain_steps_planned 4",
+        "coxswain_world_size 2",
+        "coxswain_workers 2",
+        "coxswain_restarts_total 0",
+        "coxswain_loss ",
+        "coxswain_step_part_time_seconds{part=\"language\"}",
+        "coxswain_rank_memory_peak_bytes{rank=\"1\",host=\"node-a\",device=",
+    ] {
+        assert!(during.contains(&format!("\n{line}")), "{line} is not in {during}");
+    }
+    assert!(during.contains("# EOF"), "{during}");
+    drop(crew);
+    sandbox.shut_down().await.unwrap();
+}
+
+#[tokio::test]
+async fn metrics_want_the_token_that_calls_want() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut options = options(spec(directory.path(), 4), 1);
+    options.token = Some("secret".into());
+    let sandbox = Sandbox::start(options).await;
+    let refused = get(&sandbox, "/metrics", "").await;
+    assert!(refused.starts_with("HTTP/1.1 401") && refused.contains("COX_TOKEN"), "{refused}");
+    let refused = get(&sandbox, "/metrics", "Authorization: Bearer other\r\n").await;
+    assert!(refused.starts_with("HTTP/1.1 401"), "{refused}");
+    let answered = get(&sandbox, "/metrics", "Authorization: Bearer secret\r\n").await;
+    assert!(answered.starts_with("HTTP/1.1 200") && answered.contains("coxswain_"), "{answered}");
+    sandbox.shut_down().await.unwrap();
+}
+
+#[tokio::test]
+async fn scalars_of_every_committed_step_are_on_disk_when_the_run_is_over() {
+    let directory = tempfile::tempdir().unwrap();
+    let sandbox = Sandbox::start(options(spec(directory.path(), 3), 1)).await;
+    let mut crew = sandbox.crew(1).await;
+    crew[0].begin().await;
+    crew[0].steps(0..3).await.unwrap();
+    crew[0].leave(0).await;
+    sandbox.outcome().await.unwrap();
+    let written = directory.path().join("out/tensorboard");
+    let files: Vec<_> = fs::read_dir(&written).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let [file] = &files[..] else { panic!("one file a life: {files:?}") };
+    let bytes = fs::read(file).unwrap();
+    let count = |needle: &[u8]| bytes.windows(needle.len()).filter(|window| *window == needle).count();
+    assert_eq!((count(b"brain.Event:2"), count(b"train/loss")), (1, 3));
+}
+
+#[tokio::test]
+async fn a_directory_that_cannot_be_written_costs_scalars_and_nothing_else() {
+    let directory = tempfile::tempdir().unwrap();
+    fs::create_dir_all(directory.path().join("out")).unwrap();
+    fs::write(directory.path().join("out/tensorboard"), "in the way").unwrap();
+    let sandbox = Sandbox::start(options(spec(directory.path(), 2), 1)).await;
+    let mut crew = sandbox.crew(1).await;
+    crew[0].begin().await;
+    crew[0].steps(0..2).await.unwrap();
+    crew[0].leave(0).await;
+    sandbox.outcome().await.unwrap();
+}
