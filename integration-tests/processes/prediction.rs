@@ -6,12 +6,12 @@
 
 use std::path::{Path, PathBuf};
 
-use coxswain_proto::run_spec::RunSpec;
+use coxswain_proto::{memory::relative, run_spec::RunSpec};
 use coxswain_worker::{
     lora::ModuleKind,
     memory::prediction::{
         Ask, Place, Subject,
-        truth::{Calibration, Record, relative},
+        truth::{Calibration, Record},
     },
     model::qwen::{config::QwenConfig, modules::modules},
 };

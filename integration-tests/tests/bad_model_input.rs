@@ -7,7 +7,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use coxswain_worker::model::qwen::forward;
+use burn_flex::Flex;
+use coxswain_proto::run_spec::WeightsDtype;
+use coxswain_worker::model::qwen::forward::{self, Job};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -63,13 +65,14 @@ impl Copy {
     fn error(&self, adapter: bool) -> String {
         let adapter_dir = self.path("adapter");
         let out = self.path("out.safetensors");
-        let error = forward::run(
-            &self.path("model"),
-            adapter.then_some(adapter_dir.as_path()),
-            &self.path("inputs.safetensors"),
-            &out,
-        )
-        .expect_err("the input is broken");
+        let job = Job {
+            model: &self.path("model"),
+            adapter: adapter.then_some(adapter_dir.as_path()),
+            inputs: &self.path("inputs.safetensors"),
+            out: &out,
+            dtype: WeightsDtype::Float32,
+        };
+        let error = forward::run::<Flex>(&job, &Default::default()).expect_err("the input is broken");
         assert!(!out.exists(), "a failed pass must write nothing");
         error.to_string()
     }

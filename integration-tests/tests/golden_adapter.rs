@@ -10,15 +10,22 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use burn_flex::Flex;
+use coxswain_integration_tests::fixture;
+use coxswain_proto::run_spec::WeightsDtype;
 use coxswain_worker::{
     lora::{AdapterConfig, Module, ModuleKind, PeftAdapter, write_adapter},
-    model::qwen::{config::QwenConfig, forward, modules::modules},
+    model::qwen::{
+        config::QwenConfig,
+        forward::{self, Job},
+        modules::modules,
+    },
     params::{Group, Init, TrainableLayout},
 };
 use serde_json::Value;
 
 fn golden(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/golden").join(path)
+    fixture("golden").join(path)
 }
 
 fn json(path: &Path) -> Value {
@@ -119,7 +126,9 @@ fn a_written_adapter_holds_the_tensors_and_the_meaning_of_the_one_it_was_read_fr
         let [ours, theirs] =
             [("written", dir.clone()), ("read", golden(case).join("adapter"))].map(|(name, adapter)| {
                 let out = dir.with_file_name(format!("{case}.{name}.safetensors"));
-                forward::run(&model, Some(&adapter), &inputs, &out).unwrap();
+                let dtype = WeightsDtype::Float32;
+                let job = Job { model: &model, adapter: Some(&adapter), inputs: &inputs, out: &out, dtype };
+                forward::run::<Flex>(&job, &Default::default()).unwrap();
                 fs::read(out).unwrap()
             });
         assert!(ours == theirs, "{case}: the written adapter computes something else");

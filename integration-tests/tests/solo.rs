@@ -1,43 +1,13 @@
 //! Training from a run spec alone: a world of one, in this process, without a coordinator.
 
-use std::path::{Path, PathBuf};
-
 use burn_flex::Flex;
-use coxswain_proto::{ids::Step, plan::Plan, run_spec::RunSpec};
-use coxswain_worker::{
-    link::SoloLink,
-    train::{PolicyTrainer, Summary, TrainerOptions},
-    trainer::{Trainer, TrainerOutcome},
-};
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace's root").to_path_buf()
-}
-
-fn spec(output: &Path, overrides: &[&str]) -> RunSpec {
-    let root = root();
-    let path = |relative: &str| root.join(relative).display().to_string();
-    let mut all = vec![
-        format!("run.output_dir={}", output.display()),
-        format!("model.path={}", path("configs/assets/tiny-vla")),
-        format!("data.path={}", path("configs/assets/metaworld-mini")),
-        "eval.samples=4".to_owned(),
-        "optimizer.warmup_steps=2".to_owned(),
-    ];
-    all.extend(overrides.iter().map(ToString::to_string));
-    RunSpec::load(&root.join("configs/quickstart.yaml"), &all).expect("the quickstart is valid")
-}
+use coxswain_integration_tests::solo::{self, quickstart as spec};
+use coxswain_proto::run_spec::RunSpec;
+use coxswain_worker::train::{PolicyTrainer, Summary, TrainerOptions};
 
 fn train(spec: &RunSpec, first_step: u64) -> Summary {
-    let mut trainer =
-        PolicyTrainer::<Flex>::new(TrainerOptions { device: Default::default(), listener: None });
-    let facts = trainer.open(spec).expect("the data set opens");
-    let plan = Plan::new(&spec.train, facts.training_samples).expect("the plan is possible");
-    let link = SoloLink::new(Step(first_step)).with_cache(&spec.cache, &plan);
-    let outcome = trainer.train(spec, Box::new(link));
-    assert_eq!(outcome, TrainerOutcome::Done);
-    let text = std::fs::read_to_string(Path::new(&spec.run.output_dir).join("summary.json"));
-    serde_json::from_str(&text.expect("a summary was written")).expect("of the right shape")
+    let options = TrainerOptions { device: Default::default(), listener: None };
+    solo::train(&mut PolicyTrainer::<Flex>::new(options), spec, first_step)
 }
 
 fn bits(losses: &[f64]) -> Vec<u64> {

@@ -8,6 +8,7 @@ pub mod config;
 pub mod document;
 pub mod ids;
 pub mod limits;
+pub mod memory;
 pub mod plan;
 pub mod run_spec;
 

@@ -5,7 +5,10 @@
 
 use std::{ops::Range, sync::Arc, time::Duration};
 
-use coxswain_proto::ids::{Bytes, Generation, Rank, Step};
+use coxswain_proto::{
+    ids::{Bytes, Generation, Rank, Step},
+    memory::Comparison,
+};
 
 use crate::collective::{AbortHandle, Progress};
 
@@ -239,8 +242,8 @@ pub enum Report {
     Started(Start),
     /// A finished step.
     Step(StepDone),
-    /// Peaks by phase.
-    Memory(Vec<PhaseMemory>),
+    /// Peaks by phase, and predicted beside measured where there is something to compare.
+    Memory(Vec<PhaseMemory>, Option<Comparison>),
     /// A checkpoint.
     Checkpoint {
         /// At which step.

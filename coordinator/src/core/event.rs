@@ -8,8 +8,9 @@ use serde::{Deserialize, Serialize};
 use super::{
     cache::CacheReport,
     failure::Failure,
+    memory::MemoryReport,
     quarantine::EpochPositions,
-    report::{PhasePeak, StateSource, StepReport, WorkerPhase},
+    report::{StateSource, StepReport, WorkerPhase},
 };
 
 /// Names one call, so that its answer finds the caller.
@@ -67,7 +68,7 @@ pub enum Ask {
     /// A worker finished steps.
     Steps(WorkerId, Vec<StepReport>),
     /// A worker reports its peaks.
-    Memory(WorkerId, Vec<PhasePeak>),
+    Memory(WorkerId, MemoryReport),
     /// A worker reports a checkpoint.
     Checkpoint(WorkerId, CheckpointReport),
     /// A worker knows something of the feature cache.

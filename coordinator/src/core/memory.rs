@@ -1,8 +1,11 @@
-//! The memory ledger: peaks of every rank by phase.
+//! The memory ledger: peaks of every rank by phase, and each rank's prediction beside them.
 
 use std::collections::BTreeMap;
 
-use coxswain_proto::ids::{Bytes, Seat};
+use coxswain_proto::{
+    ids::{Bytes, Seat},
+    memory::Comparison,
+};
 
 use super::report::{PhasePeak, WorkerPhase};
 
@@ -10,6 +13,16 @@ use super::report::{PhasePeak, WorkerPhase};
 #[derive(Clone, Debug, Default)]
 pub struct MemoryLedger {
     seats: BTreeMap<Seat, BTreeMap<WorkerPhase, PhasePeak>>,
+    comparisons: BTreeMap<Seat, Comparison>,
+}
+
+/// What a rank says of its memory.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct MemoryReport {
+    /// Peaks by phase.
+    pub peaks: Vec<PhasePeak>,
+    /// Predicted beside measured, where there is something to compare.
+    pub comparison: Option<Comparison>,
 }
 
 /// Peaks of one rank, in phase order.
@@ -21,6 +34,8 @@ pub struct RankMemory {
     pub host: String,
     /// By phase.
     pub phases: Vec<PhasePeak>,
+    /// Predicted beside measured.
+    pub comparison: Option<Comparison>,
 }
 
 impl RankMemory {
@@ -31,12 +46,13 @@ impl RankMemory {
 }
 
 impl MemoryLedger {
-    /// Takes a report: the last one of a (rank, phase) counts.
-    pub fn take(&mut self, seat: Seat, peaks: &[PhasePeak]) {
-        let phases = self.seats.entry(seat).or_default();
-        for peak in peaks {
-            phases.insert(peak.phase, *peak);
+    /// Takes a report: the last one of a (rank, phase) counts, and the last comparison.
+    pub fn take(&mut self, seat: Seat, report: MemoryReport) {
+        if let Some(comparison) = report.comparison {
+            self.comparisons.insert(seat, comparison);
         }
+        let phases = self.seats.entry(seat).or_default();
+        phases.extend(report.peaks.into_iter().map(|peak| (peak.phase, peak)));
     }
 
     /// The largest peak in use of a rank.
@@ -48,6 +64,11 @@ impl MemoryLedger {
     /// What a rank has reported, in phase order.
     pub fn phases(&self, seat: Seat) -> Vec<PhasePeak> {
         self.seats.get(&seat).map(|phases| phases.values().copied().collect()).unwrap_or_default()
+    }
+
+    /// What a rank has laid beside its prediction.
+    pub fn comparison(&self, seat: Seat) -> Option<Comparison> {
+        self.comparisons.get(&seat).cloned()
     }
 
     /// True when nobody has reported.

@@ -7,14 +7,11 @@ use coxswain_proto::{ids::Step, limits};
 use crate::{
     core::{
         failure::Failure,
-        memory::RankMemory,
         quarantine::{EpochPositions, Verdict},
-        report::{CommittedStep, WorkerPhase},
+        report::CommittedStep,
     },
     human,
 };
-
-const COLUMN: usize = 12;
 
 /// `  12/400  epoch 0  loss 0.8123  grad 1.234  lr 1.00e-4  12.3 samples/s  4.1k tokens/s  480 ms (data 2, ...)  512 MiB on rank 1`.
 pub fn step(step: &CommittedStep) -> String {
@@ -76,51 +73,6 @@ fn real(value: f64) -> String {
     }
 }
 
-/// Phases that some rank has reported, in order of a step.
-pub fn columns(table: &[RankMemory]) -> Vec<WorkerPhase> {
-    let phases: std::collections::BTreeSet<_> =
-        table.iter().flat_map(|row| row.phases.iter().map(|peak| peak.phase)).collect();
-    phases.into_iter().collect()
-}
-
-/// The ranks with the largest peaks, at most `limit`, in rank order.
-pub fn largest(table: &[RankMemory], limit: usize) -> Vec<&RankMemory> {
-    let mut rows: Vec<_> = table.iter().collect();
-    rows.sort_by_key(|row| std::cmp::Reverse(row.peak().map(|peak| peak.in_use)));
-    rows.truncate(limit);
-    rows.sort_by_key(|row| row.seat);
-    rows
-}
-
-/// Heading of the memory table.
-pub fn memory_head(phases: &[WorkerPhase]) -> String {
-    let mut line = format!("{:>4}  {:<16}", "rank", "peak in use");
-    for phase in phases {
-        let name = if *phase == WorkerPhase::Communication { "comm" } else { phase.name() };
-        write!(line, " {name:>COLUMN$}").expect("strings take everything");
-    }
-    line + &format!(" {:>COLUMN$} {:>COLUMN$} {:>COLUMN$}", "largest", "reserved", "driver")
-}
-
-/// One rank of the memory table.
-pub fn memory_row(row: &RankMemory, phases: &[WorkerPhase]) -> String {
-    let mut line = format!("{:>4}  {:<16.16}", row.seat, row.host);
-    for phase in phases {
-        let peak = row.phases.iter().find(|peak| peak.phase == *phase);
-        let cell = peak.map_or_else(|| "-".into(), |peak| human::bytes(peak.in_use));
-        write!(line, " {cell:>COLUMN$}").expect("strings take everything");
-    }
-    let most = |scope: fn(&crate::core::report::PhasePeak) -> coxswain_proto::ids::Bytes| {
-        human::bytes(row.phases.iter().map(scope).max().unwrap_or_default())
-    };
-    line + &format!(
-        " {:>COLUMN$} {:>COLUMN$} {:>COLUMN$}",
-        most(|peak| peak.in_use),
-        most(|peak| peak.reserved),
-        most(|peak| peak.driver)
-    )
-}
-
 /// `rolled back from step 57 to 40: 17 committed steps are repeated`.
 pub fn rolled_back(from: Step, to: Step) -> String {
     let lost = from.0.saturating_sub(to.0);
@@ -161,7 +113,7 @@ mod tests {
     use coxswain_proto::ids::{Bytes, Generation, Seat, Step};
 
     use super::*;
-    use crate::core::report::{CacheUse, PhasePeak, StepTimes, Totals};
+    use crate::core::report::{CacheUse, StepTimes, Totals};
 
     fn committed(number: u64, loss: f64) -> CommittedStep {
         CommittedStep {
@@ -201,53 +153,6 @@ mod tests {
         let cache = CacheUse { hits: 6, misses: 2, ..CacheUse::default() };
         let served = CommittedStep { cache_generation: 3, cache, ..committed(8, 0.5) };
         assert!(step(&served).contains("  cache 3: 6 of 8  "), "{}", step(&served));
-    }
-
-    #[test]
-    fn the_memory_table_has_a_column_for_each_phase_that_was_reported() {
-        let peak = |phase, mib: u64| PhasePeak {
-            phase,
-            in_use: Bytes(mib << 20),
-            reserved: Bytes((2 * mib) << 20),
-            driver: Bytes((3 * mib) << 20),
-        };
-        let table = vec![
-            RankMemory {
-                seat: Seat(0),
-                host: "node-a".into(),
-                phases: vec![peak(WorkerPhase::Loading, 10), peak(WorkerPhase::Forward, 20)],
-            },
-            RankMemory { seat: Seat(1), host: "node-b".into(), phases: vec![peak(WorkerPhase::Loading, 11)] },
-        ];
-        let phases = columns(&table);
-        let lines: Vec<_> = std::iter::once(memory_head(&phases))
-            .chain(largest(&table, 64).into_iter().map(|row| memory_row(row, &phases)))
-            .collect();
-        assert_eq!(
-            lines,
-            [
-                "rank  peak in use              load      forward      largest     reserved       driver",
-                "   0  node-a                 10 MiB       20 MiB       20 MiB       40 MiB       60 MiB",
-                "   1  node-b                 11 MiB            -       11 MiB       22 MiB       33 MiB",
-            ]
-        );
-    }
-
-    #[test]
-    fn a_crowd_is_cut_to_the_largest_peaks() {
-        let row = |rank, mib: u64| RankMemory {
-            seat: Seat(rank),
-            host: String::new(),
-            phases: vec![PhasePeak {
-                phase: WorkerPhase::Forward,
-                in_use: Bytes(mib << 20),
-                reserved: Bytes(0),
-                driver: Bytes(0),
-            }],
-        };
-        let table = vec![row(0, 5), row(1, 9), row(2, 7)];
-        let kept: Vec<_> = largest(&table, 2).iter().map(|row| row.seat).collect();
-        assert_eq!(kept, [Seat(1), Seat(2)]);
     }
 
     #[test]

@@ -6,6 +6,7 @@
 mod cache_lines;
 mod human_format;
 mod lines;
+mod memory;
 
 pub(crate) use cache_lines::{line as cache_line, why};
 use coxswain_proto::ids::Step;
@@ -200,18 +201,22 @@ fn first_cause(failure: &Failure, spent: Spent) {
 }
 
 fn memory(table: &[RankMemory]) {
-    let phases = lines::columns(table);
-    info!(target: "coxswain::memory", "{}", lines::memory_head(&phases));
-    for row in lines::largest(table, CROWD as usize) {
+    info!(target: "coxswain::memory", "{}", memory::rank_head());
+    for row in memory::largest(table, CROWD as usize) {
         let (rank, host) = (row.seat.0, row.host.as_str());
-        let peak = row.peak();
+        let (peak, comparison) = (row.peak(), row.comparison.as_ref());
         info!(
             target: "coxswain::memory",
             rank,
             host,
             peak_in_use = peak.map(|peak| peak.in_use.0),
             peak_phase = peak.map(|peak| peak.phase.name()),
-            "{}", lines::memory_row(row, &phases)
+            predicted = comparison.map(|comparison| comparison.predicted),
+            measured = comparison.map(|comparison| comparison.measured),
+            "{}", memory::rank(row)
         );
+    }
+    for line in memory::phases(table).into_iter().chain(memory::prediction(table)) {
+        info!(target: "coxswain::memory", "{line}");
     }
 }

@@ -16,6 +16,7 @@ use crate::{
             StartReport, WorkerClaim,
         },
         failure::Failure,
+        memory::MemoryReport,
         quarantine::EpochPositions,
         report::{CacheUse, PhasePeak, StateSource, StepReport, StepTimes, Totals, WorkerPhase},
     },
@@ -158,7 +159,9 @@ impl TryFrom<v1::ReportMemoryRequest> for Ask {
                 driver: Bytes(peak.peak_driver),
             })
         });
-        Ok(Self::Memory(WorkerId(wire.worker_id), peaks.collect::<Decoded<_>>()?))
+        let peaks = peaks.collect::<Decoded<_>>()?;
+        let comparison = wire.comparison.map(Into::into);
+        Ok(Self::Memory(WorkerId(wire.worker_id), MemoryReport { peaks, comparison }))
     }
 }
 

@@ -181,6 +181,7 @@ pub fn memory(table: &[RankMemory]) -> v1::GetMemoryResponse {
                 peak_driver: peak.driver.0,
             })
             .collect(),
+        comparison: row.comparison.as_ref().map(Into::into),
     });
     v1::GetMemoryResponse { ranks: ranks.collect() }
 }

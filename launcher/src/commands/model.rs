@@ -3,9 +3,11 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use coxswain_worker::model::qwen::forward;
+use coxswain_proto::run_spec::{DeviceChoice, WeightsDtype};
+use coxswain_worker::{device, model::qwen::forward::Job};
 
 use crate::{
+    accelerator::accelerator,
     exit::{Exit, Failed, Outcome},
     render::say,
 };
@@ -32,13 +34,27 @@ pub struct ForwardArgs {
     /// safetensors: image_features, lm.layer{i}, last_hidden_state, logits, position_ids, loss, grad.*
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
+    /// Where to compute: `cpu`, `cuda` (the first card that this process sees), or `auto`
+    #[arg(long, value_name = "auto|cpu|cuda", default_value_t = DeviceChoice::Cpu)]
+    device: DeviceChoice,
+    /// Keep the model's matrices in bfloat16 instead of float32
+    #[arg(long)]
+    bfloat16: bool,
 }
 
 /// Runs one of them.
 pub fn execute(command: &ModelCommand) -> Outcome {
     let ModelCommand::Forward(args) = command;
-    forward::run(&args.model, args.adapter.as_deref(), &args.inputs, &args.out)
-        .map_err(|error| Failed::new(Exit::BadInput, error))?;
+    let device = device::choose(args.device, 0, accelerator())
+        .map_err(|missing| Failed::usage(format!("--device {}: {missing}", args.device)))?;
+    let job = Job {
+        model: &args.model,
+        adapter: args.adapter.as_deref(),
+        inputs: &args.inputs,
+        out: &args.out,
+        dtype: if args.bfloat16 { WeightsDtype::Bfloat16 } else { WeightsDtype::Float32 },
+    };
+    device::forward(&job, device, accelerator()).map_err(|error| Failed::new(Exit::BadInput, error))?;
     say(format_args!("written to {}", args.out.display()));
     Ok(())
 }

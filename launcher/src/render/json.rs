@@ -1,8 +1,11 @@
 //! Answers of the coordinator as JSON: the names of the wire contract, enumerations as plain words.
 
-use coxswain_proto::v1::{
-    CheckpointRecord, Failure, GetMemoryResponse, GetStatusResponse, RankStatus, StepCommitted, StepTimes,
-    WatchEvent, watch_event::Kind,
+use coxswain_proto::{
+    memory::Comparison,
+    v1::{
+        CheckpointRecord, Failure, GetMemoryResponse, GetStatusResponse, RankStatus, StepCommitted,
+        StepTimes, WatchEvent, watch_event::Kind,
+    },
 };
 use serde_json::{Value, json};
 
@@ -109,9 +112,28 @@ pub fn memory(memory: &GetMemoryResponse) -> Value {
                 "peak_driver": phase.peak_driver,
             })
         });
-        json!({"rank": rank.rank, "host": rank.host, "phases": phases.collect::<Vec<_>>()})
+        json!({
+            "rank": rank.rank,
+            "host": rank.host,
+            "phases": phases.collect::<Vec<_>>(),
+            "comparison": rank.comparison.clone().map(|comparison| compared(&comparison.into())),
+        })
     });
     json!({"ranks": ranks.collect::<Vec<_>>()})
+}
+
+/// Predicted beside measured, in bytes; errors are signed and relative to what was measured.
+fn compared(comparison: &Comparison) -> Value {
+    let categories = comparison.categories.iter().map(|of| {
+        json!({"category": of.category, "predicted": of.predicted, "measured": of.measured, "error": of.error()})
+    });
+    json!({
+        "predicted": comparison.predicted,
+        "measured": comparison.measured,
+        "error": comparison.error(),
+        "earlier_runs": comparison.runs,
+        "categories": categories.collect::<Vec<_>>(),
+    })
 }
 
 fn step(step: &StepCommitted) -> Value {

@@ -1,6 +1,11 @@
 //! A run's status and memory as text.
 
-use coxswain_proto::v1::{CheckpointRecord, Failure, GetMemoryResponse, GetStatusResponse, RankStatus};
+use std::collections::BTreeMap;
+
+use coxswain_proto::{
+    memory::Comparison,
+    v1::{CheckpointRecord, Failure, GetMemoryResponse, GetStatusResponse, PhaseMemory, RankStatus},
+};
 
 use super::{cache, names, table::table, units};
 
@@ -96,32 +101,85 @@ pub fn failure(failure: &Failure) -> String {
     format!("{}: {}{victims}", parts.join(", "), failure.message.trim())
 }
 
-/// Peaks of every rank by phase.
+/// Every rank's largest peaks beside its prediction, each phase's, and the categories of the fullest rank: 80 columns.
 pub fn memory(memory: &GetMemoryResponse) -> String {
+    if memory.ranks.iter().all(|rank| rank.phases.is_empty()) {
+        return "no rank has reported its memory yet; --refresh asks them all".to_owned();
+    }
+    let mut parts = vec![ranks_memory(memory), phases_memory(memory)];
+    let compared = memory.ranks.iter().filter_map(|rank| Some((rank, rank.comparison.as_ref()?)));
+    if let Some((rank, comparison)) = compared.max_by_key(|(_, comparison)| comparison.measured) {
+        let mut lines = Comparison::from(comparison.clone()).table();
+        // The heading's first column is free.
+        let title = format!("rank {}", rank.rank);
+        lines[0].replace_range(..title.len(), &title);
+        parts.push(lines.join("\n"));
+    }
+    parts.join("\n\n")
+}
+
+/// A row for each rank.
+fn ranks_memory(memory: &GetMemoryResponse) -> String {
     let rows: Vec<_> = memory
         .ranks
         .iter()
-        .flat_map(|rank| rank.phases.iter().map(move |phase| (rank, phase)))
-        .map(|(rank, phase)| {
+        .map(|rank| {
+            let most = |scope: fn(&PhaseMemory) -> u64| rank.phases.iter().map(scope).max();
+            let shown = |bytes: Option<u64>| bytes.map_or_else(|| "-".to_owned(), units::bytes);
+            let fullest = rank.phases.iter().max_by_key(|phase| phase.peak_in_use);
+            let error = rank.comparison.clone().and_then(|comparison| Comparison::from(comparison).error());
             [
                 rank.rank.to_string(),
-                rank.host.clone(),
+                rank.host.chars().take(HOST).collect(),
+                shown(most(|phase| phase.peak_in_use)),
+                fullest.map_or_else(|| "-".to_owned(), |phase| short_phase(phase.phase)),
+                shown(most(|phase| phase.peak_reserved)),
+                shown(most(|phase| phase.peak_driver)),
+                shown(rank.comparison.as_ref().map(|comparison| comparison.predicted)),
+                error.map_or_else(|| "-".to_owned(), |error| format!("{:+.1} %", 100.0 * error)),
+            ]
+        })
+        .collect();
+    table(["rank", "host", "in use", "phase", "reserved", "resident", "predicted", "error"], &rows)
+}
+
+/// A row for each phase: the rank with most in use.
+fn phases_memory(memory: &GetMemoryResponse) -> String {
+    let mut most = BTreeMap::<i32, (u32, &PhaseMemory)>::new();
+    for (rank, phase) in
+        memory.ranks.iter().flat_map(|rank| rank.phases.iter().map(move |it| (rank.rank, it)))
+    {
+        let kept = most.entry(phase.phase).or_insert((rank, phase));
+        if phase.peak_in_use > kept.1.peak_in_use {
+            *kept = (rank, phase);
+        }
+    }
+    let rows: Vec<_> = most
+        .into_values()
+        .map(|(rank, phase)| {
+            [
                 names::worker_phase(phase.phase),
                 units::bytes(phase.peak_in_use),
+                rank.to_string(),
                 units::bytes(phase.peak_reserved),
                 units::bytes(phase.peak_driver),
             ]
         })
         .collect();
-    match rows.is_empty() {
-        true => "no rank has reported its memory yet".to_owned(),
-        false => table(["rank", "host", "phase", "in use", "reserved", "resident"], &rows),
-    }
+    table(["phase", "in use", "on rank", "reserved", "resident"], &rows)
+}
+
+/// Characters of a host's name that a table of 80 columns has room for.
+const HOST: usize = 12;
+
+fn short_phase(phase: i32) -> String {
+    let name = names::worker_phase(phase);
+    if name == "communication" { "comm".to_owned() } else { name }
 }
 
 #[cfg(test)]
 mod tests {
-    use coxswain_proto::v1::{FailureKind, PhaseMemory, RankMemory, RunPhase, WorkerPhase};
+    use coxswain_proto::v1::{self, FailureKind, RankMemory, RunPhase, WorkerPhase};
 
     use super::*;
 
@@ -175,15 +233,33 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_a_row_for_each_rank_and_phase() {
+    fn memory_is_shown_by_rank_by_phase_and_beside_its_prediction_in_eighty_columns() {
         assert!(memory(&GetMemoryResponse::default()).contains("no rank has reported"));
-        let phases = vec![PhaseMemory {
-            phase: WorkerPhase::Loading as i32,
-            peak_in_use: 1 << 20,
-            ..Default::default()
-        }];
-        let ranks = vec![RankMemory { rank: 0, host: "n4".into(), phases }];
-        let shown = memory(&GetMemoryResponse { ranks });
-        assert!(shown.lines().nth(1).unwrap().contains("loading  1.0 MiB"), "{shown}");
+        let phase = |phase: WorkerPhase, mib: u64| PhaseMemory {
+            phase: phase as i32,
+            peak_in_use: mib << 20,
+            peak_reserved: 1000 << 30,
+            peak_driver: 1000 << 30,
+        };
+        let of = v1::CategoryMemory { category: 1, predicted: 9 << 20, measured: Some(10 << 20) };
+        let comparison =
+            v1::MemoryComparison { predicted: 9 << 20, measured: 10 << 20, runs: 0, categories: vec![of] };
+        let rank = |rank, phases, comparison| RankMemory {
+            rank,
+            host: "a-host-of-a-long-name".into(),
+            phases,
+            comparison,
+        };
+        let shown = memory(&GetMemoryResponse {
+            ranks: vec![
+                rank(0, vec![phase(WorkerPhase::Loading, 3), phase(WorkerPhase::Communication, 8)], None),
+                rank(1, vec![phase(WorkerPhase::Communication, 10)], Some(comparison)),
+            ],
+        });
+        let lines: Vec<&str> = shown.lines().collect();
+        assert!(lines.iter().all(|line| line.chars().count() <= 80), "{shown}");
+        assert!(lines[2].contains("10.0 MiB  comm") && lines[2].ends_with("9.0 MiB  -10.0 %"), "{shown}");
+        assert!(lines[5].starts_with("loading") && lines[6].contains("10.0 MiB        1"), "{shown}");
+        assert!(lines[8].starts_with("rank 1 ") && lines[9].starts_with("frozen weights"), "{shown}");
     }
 }

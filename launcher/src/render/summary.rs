@@ -4,6 +4,7 @@
 
 use std::path::Path;
 
+use coxswain_proto::memory::Comparison;
 use serde_json::Value;
 
 use super::units;
@@ -18,6 +19,7 @@ pub fn of_run(output_dir: &Path) -> String {
         lines.extend(change(&summary["error_before"][field], &summary["error_after"][field], name));
     }
     lines.extend(peaks(&summary["peak_memory"]));
+    lines.extend(compared(&summary["memory"]));
     let adapter = output_dir.join("adapter");
     let left = if adapter.is_dir() { adapter } else { output_dir.to_owned() };
     lines.push(format!("{:<26}{}", "written", left.display()));
@@ -42,6 +44,21 @@ fn peaks(ranks: &Value) -> Option<String> {
     Some(format!("{:<26}{}", "peak memory", shown.collect::<Vec<_>>().join(", ")))
 }
 
+/// Rank 0's peak beside its prediction.
+fn compared(memory: &Value) -> Option<String> {
+    let (predicted, measured) = (memory["predicted"].as_u64()?, memory["measured"].as_u64()?);
+    let runs = memory["calibration"]["records"].as_u64().unwrap_or(0) as u32;
+    let comparison = Comparison { predicted, measured, runs, categories: Vec::new() };
+    Some(format!(
+        "{:<26}{} predicted {}, {} measured: {:+.1} %",
+        "rank 0 in steps",
+        units::bytes(predicted),
+        comparison.basis(),
+        units::bytes(measured),
+        100.0 * comparison.error()?
+    ))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -58,13 +75,15 @@ mod tests {
             "error_before": {"mae": 0.9},
             "error_after": {"mae": 0.5},
             "peak_memory": [{"rank": 0, "in_use": 1 << 20, "reserved": 0, "driver": 3 << 20}],
+            "memory": {"predicted": 11 << 20, "measured": 10 << 20, "calibration": {"records": 1}},
         });
         std::fs::write(dir.path().join("summary.json"), summary.to_string()).unwrap();
         assert_eq!(
             of_run(dir.path()),
             format!(
                 "  loss                      1.5000 -> 0.2500\n  held-out error, absolute  0.9000 -> 0.5000\n  \
-                 peak memory               rank 0 3.0 MiB\n  written                   {at}/adapter\n"
+                 peak memory               rank 0 3.0 MiB\n  rank 0 in steps           11.0 MiB predicted with 1 earlier run, \
+                 10.0 MiB measured: +10.0 %\n  written                   {at}/adapter\n"
             )
         );
     }

@@ -24,6 +24,10 @@ use coxswain_proto::{ids::Step, run_spec::RunSpec};
 use coxswain_worker::{
     collective::{FabricError, FabricSource, RingListener},
     device::{Accelerator, Cards, NoCards, Version},
+    model::qwen::{
+        error::ModelError,
+        forward::{self, Job},
+    },
     selftest::{self, Finding, Losses, Sizes, Width},
     train::{ActionError, PolicyTrainer, TrainError, TrainerOptions, evaluate_run},
     trainer::Trainer,
@@ -52,11 +56,15 @@ impl Accelerator for Nvidia {
 
     fn trainer(&self, card: usize, listener: Option<RingListener>) -> Box<dyn Trainer> {
         let options = TrainerOptions { device: CudaDevice::new(card), listener };
-        Box::new(PolicyTrainer::<Cuda>::new(options).with_fabric(self.fabric(card)))
+        Box::new(PolicyTrainer::<Cuda>::new(options).on_card(self.fabric(card)))
     }
 
     fn evaluate(&self, spec: &RunSpec, card: usize) -> Result<(Step, Option<ActionError>), TrainError> {
         evaluate_run::<Cuda>(spec, &CudaDevice::new(card))
+    }
+
+    fn forward(&self, job: &Job<'_>, card: usize) -> Result<(), ModelError> {
+        forward::run::<Cuda>(job, &CudaDevice::new(card))
     }
 
     fn fabric(&self, card: usize) -> Box<dyn FabricSource> {

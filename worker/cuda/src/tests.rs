@@ -1,11 +1,15 @@
 //! Operations on a card against their references on the CPU. Without a card each test says so and passes.
 
+use std::io::Write;
+
 use burn::{
     backend::{Autodiff, Flex},
     tensor::{Tensor, TensorData, backend::Backend},
 };
 
 use burn_cuda::{Cuda, CudaDevice};
+use coxswain_integration_tests::expert;
+use coxswain_proto::run_spec::Recompute;
 use coxswain_worker::{
     device::Accelerator,
     kernels::{AttentionMask, LowRank, ModelBackend},
@@ -18,7 +22,8 @@ fn card() -> Option<CudaDevice> {
     match Nvidia.probe() {
         Ok(_) => Some(CudaDevice::new(0)),
         Err(missing) => {
-            eprintln!("skipped: {missing}");
+            // A stderr that is closed loses a line, and nothing else.
+            let _ = writeln!(std::io::stderr(), "skipped: operations on a card: {missing}");
             None
         }
     }
@@ -91,5 +96,13 @@ fn a_block_agrees_with_the_cpu_in_float32_and_in_bfloat16() {
         for (i, (found, expected)) in block::<Cuda>(&card, bf16).iter().zip(&expected).enumerate() {
             assert_close(&format!("value {i}, bf16 {bf16}"), found, expected, tolerance);
         }
+    }
+}
+
+#[test]
+fn the_expert_on_a_card_computes_what_pytorch_computes() {
+    let Some(card) = card() else { return };
+    for case in expert::CASES {
+        expert::hold::<Cuda>(case, Recompute::Full, &card, 1e-3);
     }
 }

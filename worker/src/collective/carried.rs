@@ -24,8 +24,9 @@ use std::{
 use coxswain_proto::{ids::Rank, run_spec::Collectives};
 
 use super::{
-    AbortHandle, Buf, BufMut, Collective, CollectiveError, Fabric, FabricError, FabricId, FabricSource,
-    Movement, Offer, Place, Progress, Reduce, Ring, Transfer, check_root, chunk,
+    AbortHandle, Buf, BufMut, Collective, CollectiveError, Computes, Fabric, FabricError, FabricId,
+    FabricSource, Movement, Offer, Place, Progress, Reduce, Ring, Transfer, check_root, chunk,
+    mixture::{self, named},
     ring::{Call, Element, Entered, Operation},
     size_error,
 };
@@ -44,19 +45,39 @@ pub struct Carried {
     small: usize,
 }
 
+/// What a rank brings to the others of a ring that has formed.
+pub struct Brings<'a> {
+    /// What it computes on.
+    pub computes: Computes,
+    /// Makes its end of a fabric.
+    pub source: Option<&'a mut (dyn FabricSource + 'static)>,
+    /// Until when all must have connected.
+    pub deadline: Instant,
+}
+
 /// What the ranks of `ring` communicate over: a fabric beside it if `wanted` and possible on all ranks, else the ring itself.
+///
+/// Refuses, on all ranks alike, a world that mixes CPUs and cards by mistake.
 pub fn join(
     mut ring: Ring,
-    source: Option<&mut (dyn FabricSource + 'static)>,
     wanted: Collectives,
-    deadline: Instant,
+    brings: Brings<'_>,
 ) -> Result<Box<dyn Collective>, CollectiveError> {
+    let mut source = brings.source.filter(|_| wanted != Collectives::Ring);
+    let own =
+        source.as_mut().and_then(|source| source.offer().inspect_err(|why| tracing::warn!("{why}")).ok());
+    let (computes, offers): (Vec<_>, Vec<_>) = exchange(&mut ring, brings.computes, own)?.into_iter().unzip();
+    mixture::refuse(&computes)?;
     if wanted == Collectives::Ring {
         return Ok(Box::new(ring));
     }
     // On a machine without cards there is nothing to explain.
     let expected = source.is_some();
-    match connect(&mut ring, source, deadline)? {
+    let fabric = match source {
+        Some(source) => connect(&mut ring, source, &offers, brings.deadline)?,
+        None => Err(missing(&offers)),
+    };
+    match fabric {
         Ok(fabric) => Ok(Box::new(Carried { ring, fabric, small: SMALL })),
         Err(why) if wanted == Collectives::Nccl => Err(CollectiveError::NoFabric(why)),
         Err(why) => {
@@ -71,17 +92,12 @@ pub fn join(
 /// A fabric, or why there is none; the same on all ranks.
 fn connect(
     ring: &mut Ring,
-    source: Option<&mut (dyn FabricSource + 'static)>,
+    source: &mut (dyn FabricSource + 'static),
+    offers: &[Option<Offer>],
     deadline: Instant,
 ) -> Result<Result<Box<dyn Fabric>, String>, CollectiveError> {
-    let Some(source) = source else { return Ok(Err(missing(&exchange(ring, None)?))) };
-    let own = source.offer();
-    if let Err(why) = &own {
-        tracing::warn!("{why}");
-    }
-    let offers = exchange(ring, own.ok())?;
-    let Some(first) = offers[0].filter(|first| agree(&offers, *first)) else {
-        return Ok(Err(missing(&offers)));
+    let Some(first) = offers[0].filter(|first| agree(offers, *first)) else {
+        return Ok(Err(missing(offers)));
     };
     let (rank, world) = (ring.rank(), ring.world());
     let mut parcel = [0.0f64; 1 + size_of::<FabricId>()];
@@ -111,21 +127,31 @@ fn connect(
         unused => {
             // The ranks that it would wait for are not there.
             unused.into_iter().for_each(|mut fabric| fabric.abort());
-            Ok(Err(format!("NCCL did not connect on {}{}", ranks(&joined, 0.0), sharing(&offers))))
+            let absent: Vec<_> = (0..world).filter(|rank| joined[*rank] == 0.0).collect();
+            Ok(Err(format!("NCCL did not connect on {}{}", named(&absent), sharing(offers))))
         }
     }
 }
 
-/// Everybody's offer, by rank.
-fn exchange(ring: &mut Ring, own: Option<Offer>) -> Result<Vec<Option<Offer>>, CollectiveError> {
-    let mut all = vec![0.0; 3 * ring.world()];
-    let at = 3 * ring.rank().0 as usize;
+/// What everybody computes on and offers, by rank.
+fn exchange(
+    ring: &mut Ring,
+    computes: Computes,
+    own: Option<Offer>,
+) -> Result<Vec<(Computes, Option<Offer>)>, CollectiveError> {
+    const WIDTH: usize = 4;
+    let mut all = vec![0.0; WIDTH * ring.world()];
+    let at = WIDTH * ring.rank().0 as usize;
+    all[at] = computes.code();
     if let Some(Offer { version, card }) = own {
-        all[at..at + 3].copy_from_slice(&[1.0, f64::from(version), f64::from(card)]);
+        all[at + 1..at + WIDTH].copy_from_slice(&[1.0, f64::from(version), f64::from(card)]);
     }
     ring.all_gather_in_place(BufMut::F64(&mut all))?;
-    let offer = |of: &[f64]| (of[0] == 1.0).then(|| Offer { version: of[1] as u32, card: of[2] as u32 });
-    Ok(all.chunks_exact(3).map(offer).collect())
+    let told = |of: &[f64]| {
+        let offer = (of[1] == 1.0).then(|| Offer { version: of[2] as u32, card: of[3] as u32 });
+        (Computes::of_code(of[0]), offer)
+    };
+    Ok(all.chunks_exact(WIDTH).map(told).collect())
 }
 
 fn agree(offers: &[Option<Offer>], first: Offer) -> bool {
@@ -134,9 +160,9 @@ fn agree(offers: &[Option<Offer>], first: Offer) -> bool {
 
 /// Why these offers make no fabric.
 fn missing(offers: &[Option<Offer>]) -> String {
-    let there: Vec<f64> = offers.iter().map(|offer| if offer.is_some() { 1.0 } else { 0.0 }).collect();
-    if there.contains(&0.0) {
-        return format!("no card with NCCL on {}", ranks(&there, 0.0));
+    let without: Vec<_> = (0..offers.len()).filter(|rank| offers[*rank].is_none()).collect();
+    if !without.is_empty() {
+        return format!("no card with NCCL on {}", named(&without));
     }
     let mut versions: Vec<_> = offers.iter().flatten().map(|offer| offer.version).collect();
     versions.sort_unstable();
@@ -155,13 +181,6 @@ fn sharing(offers: &[Option<Offer>]) -> String {
         }
         None => String::new(),
     }
-}
-
-/// `rank 1`, `ranks 0, 2`: those with this value.
-fn ranks(values: &[f64], wanted: f64) -> String {
-    let of: Vec<_> =
-        (0..values.len()).filter(|rank| values[*rank] == wanted).map(|rank| rank.to_string()).collect();
-    format!("{} {}", if of.len() == 1 { "rank" } else { "ranks" }, of.join(", "))
 }
 
 impl Carried {
@@ -349,4 +368,4 @@ impl Drop for Carried {
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
-pub(super) use tests::over_another_ring;
+pub(super) use tests::{beside_nothing, over_another_ring};

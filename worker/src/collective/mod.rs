@@ -10,12 +10,12 @@
 //! world size and on an element's place in the buffer alone, so a repeated run gives the same bits. A communicator lives on
 //! one thread; only its [`AbortHandle`] and its [`Progress`] may leave it.
 //!
-//! Every implementation passes the same suite (`conformance`).
+//! Every implementation passes the same suite ([`conformance`]).
 
 mod carried;
-#[cfg(test)]
-mod conformance;
+pub mod conformance;
 mod fabric;
+mod mixture;
 mod ring;
 mod solo;
 
@@ -23,8 +23,9 @@ use std::{ops::Range, sync::Arc};
 
 use coxswain_proto::ids::Rank;
 
-pub use carried::{Carried, join};
+pub use carried::{Brings, Carried, join};
 pub use fabric::{Fabric, FabricError, FabricId, FabricSource, Movement, Offer, Place, Transfer};
+pub use mixture::Computes;
 pub use ring::{JoinError, Membership, Ring, RingAbort, RingListener};
 #[cfg(test)]
 pub(crate) use ring::{loopback, loopback_over};
@@ -106,6 +107,18 @@ pub enum CollectiveError {
     /// What was asked for to carry large buffers is not there on all ranks.
     #[error("launch.collectives nccl: {0}; use `auto` or `ring`, or make it available on every machine")]
     NoFabric(String),
+    /// Some ranks compute on cards, and others would have.
+    #[error(
+        "{stranded} would compute on the CPU for want of a card, and {on_cards} on cards: everybody would wait for the CPU in every step; \
+         `cox selftest --device cuda` on that machine says what is missing; if it is meant, start those workers with --device cpu \
+         (or COX_DEVICE=cpu), or all with launch.device=cpu"
+    )]
+    MixedDevices {
+        /// Ranks without a card.
+        stranded: String,
+        /// Ranks with one.
+        on_cards: String,
+    },
     /// A buffer has the wrong length.
     #[error("{operation}: {detail}")]
     Size {

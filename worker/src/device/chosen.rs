@@ -49,10 +49,14 @@ impl ChosenTrainer {
             tracing::info!(%device, "computing on");
             let listener = self.listener.take();
             self.inner = Some(match device {
-                Device::Cpu => Box::new(PolicyTrainer::<burn::backend::Flex>::new(TrainerOptions {
-                    device: Default::default(),
-                    listener,
-                })),
+                Device::Cpu => {
+                    let options = TrainerOptions { device: Default::default(), listener };
+                    let trainer = PolicyTrainer::<burn::backend::Flex>::new(options);
+                    match wanted {
+                        DeviceChoice::Auto => Box::new(trainer.for_want_of_card()),
+                        DeviceChoice::Cpu | DeviceChoice::Cuda => Box::new(trainer),
+                    }
+                }
                 Device::Cuda(card) => self.accelerator.trainer(card, listener),
             });
         }

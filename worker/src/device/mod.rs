@@ -26,6 +26,10 @@ use coxswain_proto::{
 pub use self::chosen::ChosenTrainer;
 use crate::{
     collective::{FabricError, FabricSource, RingListener},
+    model::qwen::{
+        error::ModelError,
+        forward::{self, Job},
+    },
     selftest::{self, Finding, Losses, Sizes, Width},
     train::{self, ActionError, TrainError},
     trainer::Trainer,
@@ -142,6 +146,9 @@ pub trait Accelerator: Sync {
     /// See [`evaluate`].
     fn evaluate(&self, spec: &RunSpec, card: usize) -> Result<(Step, Option<ActionError>), TrainError>;
 
+    /// See [`forward`].
+    fn forward(&self, job: &Job<'_>, card: usize) -> Result<(), ModelError>;
+
     /// What carries large buffers between cards.
     fn fabric(&self, card: usize) -> Box<dyn FabricSource>;
 
@@ -170,6 +177,10 @@ impl Accelerator for Absent {
     }
 
     fn evaluate(&self, _spec: &RunSpec, card: usize) -> Result<(Step, Option<ActionError>), TrainError> {
+        never(card)
+    }
+
+    fn forward(&self, _job: &Job<'_>, card: usize) -> Result<(), ModelError> {
         never(card)
     }
 
@@ -222,6 +233,14 @@ pub fn evaluate(
     match device {
         Device::Cpu => train::evaluate_run::<burn::backend::Flex>(spec, &Default::default()),
         Device::Cuda(card) => accelerator.evaluate(spec, card),
+    }
+}
+
+/// One forward pass from file to file, computed on `device`.
+pub fn forward(job: &Job<'_>, device: Device, accelerator: &dyn Accelerator) -> Result<(), ModelError> {
+    match device {
+        Device::Cpu => forward::run::<burn::backend::Flex>(job, &Default::default()),
+        Device::Cuda(card) => accelerator.forward(job, card),
     }
 }
 

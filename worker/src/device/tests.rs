@@ -26,6 +26,10 @@ impl Accelerator for Machine {
         Absent.evaluate(spec, card)
     }
 
+    fn forward(&self, job: &Job<'_>, card: usize) -> Result<(), ModelError> {
+        Absent.forward(job, card)
+    }
+
     fn fabric(&self, card: usize) -> Box<dyn FabricSource> {
         Absent.fabric(card)
     }

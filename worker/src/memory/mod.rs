@@ -14,7 +14,6 @@
 //! coming. Each rank's [peaks over time](timeline) are a file in the run's directory. Nothing here knows of GPUs yet.
 
 mod allocator;
-mod category;
 mod ceiling;
 mod demand;
 pub mod fault;
@@ -25,11 +24,12 @@ mod pressure;
 mod resident;
 pub mod timeline;
 
+pub use coxswain_proto::memory::{Category, human};
+
 pub use allocator::{CountingAllocator, in_use};
-pub use category::Category;
 pub use ceiling::{Overrun, check, guarded};
 pub use demand::Demand;
 pub use meter::{Attempt, Meter, PhasePeak};
-pub use overrun::{Held, OutOfMemory, human};
+pub use overrun::{Held, OutOfMemory};
 pub use pressure::Pressure;
 pub use resident::Resident;

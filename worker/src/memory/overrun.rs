@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use coxswain_proto::ids::Bytes;
+use coxswain_proto::{ids::Bytes, memory::human};
 
 use super::{Category, Overrun};
 use crate::link::Phase;
@@ -51,12 +51,6 @@ pub struct Held {
     pub what: Category,
     /// How much.
     pub bytes: Bytes,
-}
-
-/// Bytes for people: `1.50 GiB`, `12.0 MiB`.
-pub fn human(bytes: u64) -> String {
-    let mib = bytes as f64 / f64::from(1 << 20);
-    if mib >= 1024.0 { format!("{:.2} GiB", mib / 1024.0) } else { format!("{mib:.1} MiB") }
 }
 
 impl fmt::Display for OutOfMemory {

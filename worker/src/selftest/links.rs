@@ -10,8 +10,8 @@ use coxswain_proto::{
 use super::Finding;
 use crate::{
     collective::{
-        self, BufMut, Collective, CollectiveError, FabricSource, Membership, Reduce, Ring, RingAbort,
-        RingListener, chunk,
+        self, Brings, BufMut, Collective, CollectiveError, Computes, FabricSource, Membership, Reduce, Ring,
+        RingAbort, RingListener, chunk,
     },
     device::{Accelerator, Device},
 };
@@ -66,7 +66,8 @@ fn over(
                 let mut source = source(rank);
                 let wanted = if source.is_some() { Collectives::Nccl } else { Collectives::Ring };
                 let source = source.as_mut().map(|source| source.as_mut());
-                let mut comm = collective::join(ring, source, wanted, deadline)?;
+                let brings = Brings { computes: Computes::default(), source, deadline };
+                let mut comm = collective::join(ring, wanted, brings)?;
                 OPERATIONS
                     .iter()
                     .map(|operation| measured(comm.as_mut(), *operation))

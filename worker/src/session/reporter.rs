@@ -212,8 +212,9 @@ impl Voice {
         let (worker_id, rank) = (self.worker_id, rank.0);
         match report {
             Report::Step(_) | Report::Started(_) => {}
-            Report::Memory(peaks) => {
-                let request = v1::ReportMemoryRequest { worker_id, rank, phases: convert::memory(peaks) };
+            Report::Memory(peaks, comparison) => {
+                let (phases, comparison) = (convert::memory(peaks), comparison.as_ref().map(Into::into));
+                let request = v1::ReportMemoryRequest { worker_id, rank, phases, comparison };
                 persist(&self.options, || {
                     let (mut client, request) = (self.client.clone(), request.clone());
                     async move { client.report_memory(request).await }

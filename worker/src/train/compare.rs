@@ -1,10 +1,14 @@
-//! A run's memory laid beside its prediction, once it is over.
+//! A run's memory laid beside its prediction: for the tables while it goes, and for `summary.json` and later predictions at its end.
 
-use super::run::Training;
+use super::{TrainError, run::Training};
 use crate::{
+    collective::Computes,
     kernels::Tape,
-    link::Phase,
-    memory::prediction::outcome::{Finished, Outcome},
+    link::{Phase, Report},
+    memory::prediction::{
+        PredictionError,
+        outcome::{Finished, Outcome},
+    },
 };
 
 /// The phases of a step: their peak is what a prediction is about.
@@ -12,13 +16,29 @@ const STEP: [Phase; 5] =
     [Phase::Data, Phase::Forward, Phase::Backward, Phase::Communication, Phase::Optimizer];
 
 impl<B: Tape<Base = B>> Training<'_, B> {
-    /// Predicts this rank as it went, compares, and keeps the result for the next prediction on this machine. None when there is
-    /// nothing to compare: no step was taken, the micro-batch changed under way, or nobody counts allocations.
-    pub(super) fn compare_memory(&mut self) -> Option<Outcome> {
+    /// Says what this rank's memory has come to, by phase and beside its prediction.
+    pub(super) fn report_memory(&mut self) -> Result<(), TrainError> {
+        let comparison = self.beside_prediction(|finished| finished.compare());
+        let peaks = self.meter.report();
+        Ok(self.link.report(Report::Memory(peaks, comparison.as_ref().map(Into::into)))?)
+    }
+
+    /// The comparison of a run that is over, kept for the next prediction on this machine.
+    pub(super) fn conclude_memory(&mut self) -> Option<Outcome> {
+        self.beside_prediction(|finished| finished.conclude())
+    }
+
+    /// None when there is nothing to compare: no step was taken, the micro-batch changed under way, nobody counts allocations, or
+    /// what was predicted is on a card, whose allocator does not tell its peaks.
+    fn beside_prediction(
+        &mut self,
+        compare: impl FnOnce(&Finished<'_>) -> Result<Outcome, PredictionError>,
+    ) -> Option<Outcome> {
         let peaks = self.meter.report();
         let of_steps = peaks.iter().filter(|peak| STEP.contains(&peak.phase));
         let peak = of_steps.map(|peak| peak.in_use.0).max().filter(|&peak| peak > 0)?;
-        if self.micro_batch != self.spec.train.micro_batch || self.sightings.ready == 0 {
+        let changed = self.micro_batch != self.spec.train.micro_batch;
+        if changed || self.sightings.ready == 0 || self.computes == Computes::OnCard {
             return None;
         }
         let world = u64::from(self.world());
@@ -32,12 +52,9 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             peak,
             measured: self.sightings.measured(&zero, peak),
         };
-        match finished.compare() {
-            Ok(outcome) => Some(outcome),
-            Err(error) => {
-                tracing::warn!(%error, "memory cannot be compared with its prediction");
-                None
-            }
-        }
+        let compared = compare(&finished);
+        compared
+            .inspect_err(|error| tracing::warn!(%error, "memory cannot be compared with its prediction"))
+            .ok()
     }
 }

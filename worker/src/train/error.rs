@@ -109,6 +109,9 @@ impl TrainError {
             Self::Checkpoint(_) | Self::OptimizerState(_) | Self::Lora(_) | Self::Io { .. } => {
                 FailureKind::Io
             }
+            Self::Collective(CollectiveError::NoFabric(_) | CollectiveError::MixedDevices { .. }) => {
+                FailureKind::BadInput
+            }
             Self::Optimizer(zero::StepError::Collective(_)) => FailureKind::PeerLost,
             Self::Optimizer(_) | Self::Collective(_) | Self::Link(_) => FailureKind::Internal,
         }

@@ -192,7 +192,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         self.gather(&mut summary)?;
         summary.conclude();
         if self.rank().0 == 0 {
-            summary.memory = self.compare_memory();
+            summary.memory = self.conclude_memory();
             self.write_export(&summary)?;
             if let Some(memory) = &summary.memory {
                 self.link.report(Report::Note(memory.to_string()))?;

@@ -28,9 +28,13 @@ use super::{
     export::Summary,
     features::{Claim, Features},
     recovery::{Held, is_the_generations},
+    step::STEPS_SIGHTED,
 };
 use crate::{
-    collective::{self, Collective, FabricSource, Membership, Progress, Ring, RingAbort, RingListener, Solo},
+    collective::{
+        self, Brings, Collective, Computes, FabricSource, Membership, Progress, Ring, RingAbort,
+        RingListener, Solo,
+    },
     data::{DataError, Dataset, Prefetcher},
     kernels::Tape,
     link::{Assignment, Commands, EpochPositions, Link, LinkError, Phase, Report, StateSource},
@@ -52,6 +56,8 @@ pub(super) struct Training<'a, B: Tape<Base = B>> {
     pub(super) plan: Plan,
     pub(super) link: Box<dyn Link + Send>,
     pub(super) comm: Box<dyn Collective>,
+    /// What this rank computes on.
+    pub(super) computes: Computes,
     /// What may carry large buffers beside the ring.
     pub(super) fabric: Option<Box<dyn FabricSource>>,
     pub(super) dataset: Arc<Dataset>,
@@ -174,7 +180,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let ring = Ring::connect(listener, &membership, deadline, &abort)?;
         self.link.connected(ring.abort_handle(), ring.progress());
         let source = self.fabric.as_mut().map(|source| source.as_mut());
-        Ok(collective::join(ring, source, self.spec.launch.collectives, deadline)?)
+        let brings = Brings { computes: self.computes, source, deadline };
+        Ok(collective::join(ring, self.spec.launch.collectives, brings)?)
     }
 
     /// Runs steps to the end of the run or of the generation; at the end of the run saves, evaluates and exports.
@@ -191,6 +198,9 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             self.gradients.verdict(self.trainables.layout())?;
             self.summary.book(&done);
             self.link.report(Report::Step(done))?;
+            if self.summary.losses.len() == STEPS_SIGHTED {
+                self.report_memory()?;
+            }
             self.obey(verdict.commands)?;
             if verdict.commands.regroup && !self.stopped {
                 self.publish_all()?;
@@ -202,9 +212,9 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             self.save()?;
         }
         let after = self.evaluate()?;
+        // Before this run is among those that the prediction learns from.
+        self.report_memory()?;
         self.export(after)?;
-        let peaks = self.meter.report();
-        self.link.report(Report::Memory(peaks))?;
         self.link.at(Phase::Done, self.next);
         Ok(Ended::Done)
     }
@@ -228,8 +238,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     /// Does what all ranks have agreed was asked for, at this boundary.
     fn obey(&mut self, agreed: Commands) -> Result<(), TrainError> {
         if agreed.memory_reports > self.obeyed.memory_reports {
-            let peaks = self.meter.report();
-            self.link.report(Report::Memory(peaks))?;
+            self.report_memory()?;
         }
         let every = self.spec.train.checkpoint_every;
         let due = every > 0 && self.next.0.is_multiple_of(every);

@@ -45,7 +45,7 @@ use crate::{
 };
 
 /// Steps after which every buffer that steps keep has been made.
-const STEPS_SIGHTED: usize = 2;
+pub(super) const STEPS_SIGHTED: usize = 2;
 
 /// Sums over this rank's micro-batches.
 #[derive(Clone, Copy, Debug, Default)]

@@ -11,7 +11,7 @@ use coxswain_proto::{
 
 use super::{TrainError, checkpoint::Store, export::Summary, features::Features, fit, run::Training};
 use crate::{
-    collective::{FabricSource, RingListener, Solo},
+    collective::{Computes, FabricSource, RingListener, Solo},
     data::{Dataset, Prefetcher},
     kernels::{Tape, pool},
     link::{Assignment, Commands, Link, LinkError, Phase},
@@ -33,6 +33,7 @@ pub struct TrainerOptions<B: Tape<Base = B>> {
 /// Trains the policy of a run spec on backend `B`.
 pub struct PolicyTrainer<B: Tape<Base = B>> {
     options: TrainerOptions<B>,
+    computes: Computes,
     fabric: Option<Box<dyn FabricSource>>,
     dataset: Option<Arc<Dataset>>,
 }
@@ -40,12 +41,17 @@ pub struct PolicyTrainer<B: Tape<Base = B>> {
 impl<B: Tape<Base = B>> PolicyTrainer<B> {
     /// A trainer that has read nothing yet.
     pub fn new(options: TrainerOptions<B>) -> Self {
-        Self { options, fabric: None, dataset: None }
+        Self { options, computes: Computes::default(), fabric: None, dataset: None }
     }
 
-    /// Large buffers may take another way than the ring.
-    pub fn with_fabric(self, fabric: Box<dyn FabricSource>) -> Self {
-        Self { fabric: Some(fabric), ..self }
+    /// Computes on a card: large buffers may take another way than the ring.
+    pub fn on_card(self, fabric: Box<dyn FabricSource>) -> Self {
+        Self { fabric: Some(fabric), computes: Computes::OnCard, ..self }
+    }
+
+    /// Computes on the CPU only because there is no card.
+    pub fn for_want_of_card(self) -> Self {
+        Self { computes: Computes::OnCpuForWantOfCard, ..self }
     }
 
     fn dataset(&mut self, spec: &RunSpec) -> Result<Arc<Dataset>, TrainError> {
@@ -115,6 +121,7 @@ impl<B: Tape<Base = B>> PolicyTrainer<B> {
                 checkpoint_step: Step(0),
             },
             comm: Box::new(Solo::default()),
+            computes: self.computes,
             fabric: self.fabric.take(),
             held: None,
             link,

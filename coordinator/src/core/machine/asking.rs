@@ -108,6 +108,7 @@ impl Machine {
             seat: worker.seat(),
             host: worker.claim.host.clone(),
             phases: self.memory.phases(worker.seat()),
+            comparison: self.memory.comparison(worker.seat()),
         });
         Arc::new(table.collect())
     }

@@ -270,7 +270,7 @@ impl Machine {
             Ask::Start(report) => self.reported_start(now, report, out),
             Ask::Heartbeat(beat) => Ok(Reply::Known(self.heartbeat(now, &beat, out))),
             Ask::Steps(worker, reports) => self.steps(now, worker, reports, out),
-            Ask::Memory(worker, peaks) => self.memory(now, worker, &peaks, out),
+            Ask::Memory(worker, report) => self.memory(now, worker, report, out),
             Ask::Checkpoint(worker, report) => self.checkpoint(now, worker, report, out),
             Ask::Cache(worker, report) => self.cache_report(now, worker, report, out),
             Ask::RebuildCache => self.rebuild_cache(now, out),

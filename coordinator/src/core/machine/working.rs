@@ -12,9 +12,10 @@ use crate::{
         event::{Beat, CheckpointReport},
         failure::Failure,
         ledger::{Due, Fault},
+        memory::MemoryReport,
         news::News,
         reason::Reason,
-        report::{CommittedStep, PhasePeak, StepReport, WorkerPhase},
+        report::{CommittedStep, StepReport, WorkerPhase},
     },
     options::CauseKind,
 };
@@ -71,13 +72,13 @@ impl Machine {
         &mut self,
         now: Timestamp,
         id: WorkerId,
-        peaks: &[PhasePeak],
+        report: MemoryReport,
         out: &mut Vec<Action>,
     ) -> Result<Reply, Refusal> {
         let worker = self.roster.living_mut(id)?;
         worker.last_seen = now;
         let seat = worker.seat();
-        self.memory.take(seat, peaks);
+        self.memory.take(seat, report);
         for refresh in &mut self.refreshes {
             refresh.missing.remove(&seat);
         }

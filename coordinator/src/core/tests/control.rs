@@ -117,9 +117,9 @@ fn a_memory_refresh_is_answered_when_every_rank_has_reported() {
     assert_eq!(told(&asked, 1), [&Directive::MemoryReport(1)]);
     let peak =
         PhasePeak { phase: WorkerPhase::Forward, in_use: Bytes(1), reserved: Bytes(2), driver: Bytes(3) };
-    let first = run.ask(Ask::Memory(id(0), vec![peak])).1;
+    let first = run.ask(Ask::Memory(id(0), peaks(vec![peak]))).1;
     assert_eq!(first, vec![]);
-    let second = run.ask(Ask::Memory(id(1), vec![peak])).1;
+    let second = run.ask(Ask::Memory(id(1), peaks(vec![peak]))).1;
     assert!(matches!(second[..], [Action::Publish(News::Memory(_)), Action::Reply(to, _)] if to == ticket));
 }
 

@@ -28,6 +28,7 @@ use super::{
         Ask, Beat, DataSet, Event, NodeClaim, Origin, Readiness, StartReport, StreamId, Ticket, WorkerClaim,
     },
     machine::{Config, Machine},
+    memory::MemoryReport,
     news::News,
     past::Past,
     reason::RunPhase,
@@ -364,4 +365,9 @@ fn phases(actions: &[Action]) -> Vec<RunPhase> {
         _ => None,
     });
     phases.collect()
+}
+
+/// A report of peaks, with nothing to compare them to.
+fn peaks(peaks: Vec<super::report::PhasePeak>) -> MemoryReport {
+    MemoryReport { peaks, comparison: None }
 }

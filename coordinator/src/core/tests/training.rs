@@ -7,6 +7,7 @@ use crate::core::{
     report::PhasePeak,
 };
 use crate::options::CauseKind;
+use coxswain_proto::memory::Comparison;
 
 fn committed(actions: &[Action]) -> Vec<u64> {
     let steps = actions.iter().filter_map(|action| match action {
@@ -185,10 +186,14 @@ fn the_last_memory_report_of_a_phase_counts() {
         reserved: Bytes(bytes),
         driver: Bytes(bytes),
     };
-    run.tell(Ask::Memory(id(0), vec![peak(WorkerPhase::Forward, 5), peak(WorkerPhase::Backward, 9)]));
-    run.tell(Ask::Memory(id(0), vec![peak(WorkerPhase::Forward, 7)]));
+    run.tell(Ask::Memory(id(0), peaks(vec![peak(WorkerPhase::Forward, 5), peak(WorkerPhase::Backward, 9)])));
+    let comparison = Some(Comparison { predicted: 11, measured: 10, ..Comparison::default() });
+    let newer = MemoryReport { peaks: vec![peak(WorkerPhase::Forward, 7)], comparison: comparison.clone() };
+    run.tell(Ask::Memory(id(0), newer));
+    run.tell(Ask::Memory(id(0), MemoryReport::default()));
     let (Ok(Reply::Memory(table)), _) = run.ask(Ask::ShowMemory { refresh: false }) else { panic!() };
     assert_eq!(table[0].phases, [peak(WorkerPhase::Forward, 7), peak(WorkerPhase::Backward, 9)]);
+    assert_eq!(table[0].comparison, comparison);
 }
 
 #[test]

@@ -89,30 +89,49 @@ impl Fabric for OtherRing {
 }
 
 /// Recipes for ranks whose buffers above 64 bytes go another way.
-pub(in crate::collective) fn over_another_ring(world: usize) -> Vec<Box<dyn FnOnce() -> Carried + Send>> {
+pub(in crate::collective) fn over_another_ring(world: usize) -> Vec<impl FnOnce() -> Carried + Send> {
     let pairs = loopback(world).into_iter().zip(loopback(world));
-    pairs
-        .map(|(control, data)| {
-            Box::new(move || {
-                let ring = control();
-                Carried { ring, fabric: Box::new(OtherRing::new(data())), small: 64 }
-            }) as Box<dyn FnOnce() -> Carried + Send>
-        })
-        .collect()
+    let beside = |(control, data): (_, _)| {
+        move || {
+            let ring = connected(control);
+            Carried { ring, fabric: Box::new(OtherRing::new(connected(data))), small: 64 }
+        }
+    };
+    pairs.map(beside).collect()
 }
 
-/// A fabric that never ends, or fails at once.
-struct Broken {
-    error: Option<&'static str>,
+/// Recipes for ranks whose buffers above 64 bytes go nowhere, in the best of order.
+pub(in crate::collective) fn beside_nothing(world: usize) -> Vec<impl FnOnce() -> Carried + Send> {
+    let beside =
+        |control| move || Carried { ring: connected(control), fabric: Box::new(Scripted::Idle), small: 64 };
+    loopback(world).into_iter().map(beside).collect()
 }
 
-impl Fabric for Broken {
+fn connected(connect: impl FnOnce() -> Ring) -> Ring {
+    connect()
+}
+
+/// A fabric that moves nothing.
+enum Scripted {
+    /// Says that it has.
+    Idle,
+    /// Never ends.
+    Stuck,
+    /// Fails at once.
+    Fails(&'static str),
+}
+
+impl Fabric for Scripted {
     fn start(&mut self, _: &Transfer, _: &[u8]) -> Result<(), FabricError> {
         Ok(())
     }
 
     fn poll(&mut self) -> Result<bool, FabricError> {
-        self.error.map_or(Ok(false), |error| Err(FabricError(error.into())))
+        match self {
+            Self::Idle => Ok(true),
+            Self::Stuck => Ok(false),
+            Self::Fails(words) => Err(FabricError((*words).into())),
+        }
     }
 
     fn finish(&mut self, _: &Transfer, _: &mut [u8]) -> Result<(), FabricError> {
@@ -143,7 +162,7 @@ fn large(comm: &mut dyn Collective) -> Result<(), CollectiveError> {
 #[test]
 fn a_fabric_that_fails_ends_the_communicator_with_what_it_said() {
     for outcome in on_all(3, |ring| {
-        let fabric = Box::new(Broken { error: Some("unhandled system error") });
+        let fabric = Box::new(Scripted::Fails("unhandled system error"));
         let mut comm = Carried { ring, fabric, small: SMALL };
         (large(&mut comm), comm.barrier())
     }) {
@@ -158,7 +177,7 @@ fn a_transfer_that_stands_still_ends_with_an_abort() {
     for outcome in on_all(2, |ring| {
         let handle = ring.abort_handle();
         let progress = ring.progress();
-        let mut comm = Carried { ring, fabric: Box::new(Broken { error: None }), small: SMALL };
+        let mut comm = Carried { ring, fabric: Box::new(Scripted::Stuck), small: SMALL };
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 while progress.entered.load(std::sync::atomic::Ordering::Relaxed) == 0 {
@@ -179,7 +198,7 @@ fn a_transfer_that_stands_still_ends_with_an_abort() {
 fn a_rank_that_dies_in_a_transfer_is_noticed_without_a_coordinator() {
     let outcomes = on_all(3, |ring| {
         let rank = ring.rank().0;
-        let mut comm = Carried { ring, fabric: Box::new(Broken { error: None }), small: SMALL };
+        let mut comm = Carried { ring, fabric: Box::new(Scripted::Stuck), small: SMALL };
         if rank == 0 {
             // It has announced the collective and is gone before it ends.
             let call =
@@ -196,12 +215,12 @@ fn a_rank_that_dies_in_a_transfer_is_noticed_without_a_coordinator() {
 }
 
 /// Offers what it is told to, and connects to a fabric that fails when it is used.
-struct Scripted {
+struct Source {
     offer: Result<Offer, FabricError>,
     connects: bool,
 }
 
-impl FabricSource for Scripted {
+impl FabricSource for Source {
     fn offer(&mut self) -> Result<Offer, FabricError> {
         self.offer.clone()
     }
@@ -218,7 +237,7 @@ impl FabricSource for Scripted {
         assert!(place.id.iter().enumerate().all(|(i, byte)| *byte == i as u8), "the id arrives whole");
         assert!(go_on(), "nobody has left");
         match self.connects {
-            true => Ok(Box::new(Broken { error: Some("scripted") })),
+            true => Ok(Box::new(Scripted::Fails("scripted"))),
             false => Err(FabricError("invalid usage".into())),
         }
     }
@@ -227,12 +246,13 @@ impl FabricSource for Scripted {
 /// What all ranks end up with: true is a fabric. `source` makes each rank's.
 fn joined(
     wanted: Collectives,
-    source: impl Fn(u32) -> Option<Scripted> + Sync,
+    source: impl Fn(u32) -> Option<Source> + Sync,
 ) -> Vec<Result<bool, CollectiveError>> {
     on_all(3, |ring| {
         let mut source = source(ring.rank().0);
         let source = source.as_mut().map(|source| source as &mut (dyn FabricSource + 'static));
-        let mut comm = join(ring, source, wanted, Instant::now() + Duration::from_secs(30))?;
+        let deadline = Instant::now() + Duration::from_secs(30);
+        let mut comm = join(ring, wanted, Brings { computes: Computes::OnCard, source, deadline })?;
         comm.barrier()?;
         match large(comm.as_mut()) {
             Ok(()) => Ok(false),
@@ -248,27 +268,27 @@ fn offer(version: u32, card: u32) -> Result<Offer, FabricError> {
 
 #[test]
 fn a_fabric_is_used_only_if_all_ranks_can() {
-    let all = |rank| Some(Scripted { offer: offer(22_800, rank), connects: true });
+    let all = |rank| Some(Source { offer: offer(22_800, rank), connects: true });
     assert!(joined(Collectives::Auto, all).into_iter().all(|used| used.expect("joined")));
     assert!(joined(Collectives::Ring, all).into_iter().all(|used| !used.expect("joined")));
-    let one_without = |rank| (rank != 1).then(|| Scripted { offer: offer(22_800, rank), connects: true });
+    let one_without = |rank| (rank != 1).then(|| Source { offer: offer(22_800, rank), connects: true });
     assert!(joined(Collectives::Auto, one_without).into_iter().all(|used| !used.expect("joined")));
-    let one_fails = |rank| Some(Scripted { offer: offer(22_800, rank), connects: rank != 2 });
+    let one_fails = |rank| Some(Source { offer: offer(22_800, rank), connects: rank != 2 });
     assert!(joined(Collectives::Auto, one_fails).into_iter().all(|used| !used.expect("joined")));
 }
 
 #[test]
 fn what_was_asked_for_and_cannot_be_is_refused_with_the_ranks_and_the_reason() {
-    type Source = fn(u32) -> Option<Scripted>;
-    let cases: [(Source, &str); 4] = [
+    type Choice = fn(u32) -> Option<Source>;
+    let cases: [(Choice, &str); 4] = [
         (|_| None, "no card with NCCL on ranks 0, 1, 2"),
-        (|rank| (rank != 1).then(|| Scripted { offer: offer(1, rank), connects: true }), "on rank 1"),
+        (|rank| (rank != 1).then(|| Source { offer: offer(1, rank), connects: true }), "on rank 1"),
         (
-            |rank| Some(Scripted { offer: offer(1 + rank, rank), connects: true }),
+            |rank| Some(Source { offer: offer(1 + rank, rank), connects: true }),
             "different versions: [1, 2, 3]",
         ),
         (
-            |rank| Some(Scripted { offer: offer(1, rank / 2), connects: rank == 2 }),
+            |rank| Some(Source { offer: offer(1, rank / 2), connects: rank == 2 }),
             "ranks 0 and 1 share a card",
         ),
     ];
@@ -276,6 +296,22 @@ fn what_was_asked_for_and_cannot_be_is_refused_with_the_ranks_and_the_reason() {
         for outcome in joined(Collectives::Nccl, source) {
             let error = outcome.expect_err("refused on every rank").to_string();
             assert!(error.contains(expected) && error.contains("launch.collectives"), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_world_that_mixes_devices_by_mistake_is_refused_on_every_rank() {
+    for wanted in [Collectives::Auto, Collectives::Ring] {
+        let outcomes = on_all(3, |ring| {
+            let stranded = ring.rank().0 == 1;
+            let computes = if stranded { Computes::OnCpuForWantOfCard } else { Computes::OnCard };
+            let deadline = Instant::now() + Duration::from_secs(30);
+            join(ring, wanted, Brings { computes, source: None, deadline }).map(drop)
+        });
+        for outcome in outcomes {
+            let error = outcome.expect_err("refused").to_string();
+            assert!(error.contains("rank 1 would") && error.contains("ranks 0, 2 on cards"), "{error}");
         }
     }
 }

@@ -122,7 +122,12 @@ fn a_rank_ahead_of_its_neighbour_waits_for_it_to_catch_up() {
             let membership = Membership::among("run", Generation(1), Rank(0), &peers);
             let first = Ring::connect(&a, &membership, soon(), &abort).map(drop);
             ready.send(()).expect("the test listens");
-            assert!(matches!(first, Err(CollectiveError::Aborted { .. })), "{first:?}");
+            // If it has reached the other one before the abort, it was told that it is behind.
+            let over = matches!(
+                first,
+                Err(CollectiveError::Aborted { .. } | CollectiveError::Connect(JoinError::Refused { .. }))
+            );
+            assert!(over, "{first:?}");
             connect(&a, "run", 2, 0, &peers).expect("rank 0 joins").barrier()
         });
         let ahead = scope.spawn(|| connect(&b, "run", 2, 1, &peers).expect("rank 1 joins").barrier());

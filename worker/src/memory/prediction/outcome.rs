@@ -1,18 +1,21 @@
-//! The end of a run: its memory, predicted and measured, kept for the next prediction and told in one line.
+//! A run's memory beside its prediction: while it goes, and at its end, when it is kept for the next prediction.
 //!
 //! Categories cannot be told apart by an allocator. Some are known to the byte ([`ZeroBytes`]); the others are differences between
 //! [`Sightings`] at moments when one thing has just been made.
 
 use std::fmt;
 
-use coxswain_proto::run_spec::RunSpec;
+use coxswain_proto::{
+    memory::{Category, Compared, Comparison, relative},
+    run_spec::RunSpec,
+};
 use serde::{Deserialize, Serialize};
 
 use super::{
     Ask, Place, PredictionError, Subject,
-    truth::{Calibration, Compared, Record, Truth, relative},
+    truth::{Calibration, Record, Truth},
 };
-use crate::{memory::Category, zero::ZeroBytes};
+use crate::zero::ZeroBytes;
 
 /// Bytes in use at moments of a worker's life.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,7 +44,7 @@ impl Sightings {
     }
 }
 
-/// What a finished run measured on one rank.
+/// What a run has measured on one rank so far.
 #[derive(Clone, Debug)]
 pub struct Finished<'a> {
     /// The run.
@@ -74,8 +77,23 @@ pub struct Outcome {
 }
 
 impl Finished<'_> {
-    /// Predicts the run as it went, compares, and adds it to this machine's records.
-    pub fn compare(self) -> Result<Outcome, PredictionError> {
+    /// Predicts the run as it goes, and compares.
+    pub fn compare(&self) -> Result<Outcome, PredictionError> {
+        self.beside_prediction().map(|(outcome, ..)| outcome)
+    }
+
+    /// The same at the end of the run, and adds it to this machine's records.
+    pub fn conclude(&self) -> Result<Outcome, PredictionError> {
+        let (outcome, record, truth) = self.beside_prediction()?;
+        if let Some(mut truth) = truth
+            && let Err(error) = truth.add(record)
+        {
+            tracing::warn!(path = %truth.path().display(), %error, "memory records cannot be kept");
+        }
+        Ok(outcome)
+    }
+
+    fn beside_prediction(&self) -> Result<(Outcome, Record, Option<Truth>), PredictionError> {
         let threads = rayon::current_num_threads() as u64;
         let place = Place::Host { threads };
         let subject = Subject::read(self.spec)?;
@@ -92,12 +110,14 @@ impl Finished<'_> {
             calibration,
             categories: record.categories.clone(),
         };
-        if let Some(mut truth) = truth
-            && let Err(error) = truth.add(record)
-        {
-            tracing::warn!(path = %truth.path().display(), %error, "memory records cannot be kept");
-        }
-        Ok(outcome)
+        Ok((outcome, record, truth))
+    }
+}
+
+impl From<&Outcome> for Comparison {
+    fn from(of: &Outcome) -> Self {
+        let runs = of.calibration.map_or(0, |calibration| calibration.records as u32);
+        Self { predicted: of.predicted, measured: of.measured, runs, categories: of.categories.clone() }
     }
 }
 

@@ -14,10 +14,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use coxswain_proto::memory::{Category, Compared};
 use serde::{Deserialize, Serialize};
 
 use super::{Ask, Place, Prediction, Subject};
-use crate::memory::Category;
 
 /// Records kept per machine and model.
 const KEPT: usize = 64;
@@ -45,29 +45,6 @@ pub struct Record {
     pub measured: u64,
     /// By category: predicted, and measured where a category can be told apart.
     pub categories: Vec<Compared>,
-}
-
-/// A category, predicted and measured.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Compared {
-    /// Which.
-    pub category: Category,
-    /// Bytes predicted.
-    pub predicted: u64,
-    /// Bytes measured.
-    pub measured: Option<u64>,
-}
-
-impl Compared {
-    /// Signed error of the prediction, relative to what was measured.
-    pub fn error(&self) -> Option<f64> {
-        self.measured.filter(|&measured| measured > 0).map(|measured| relative(self.predicted, measured))
-    }
-}
-
-/// How far `predicted` is from `measured`, relative to the latter.
-pub fn relative(predicted: u64, measured: u64) -> f64 {
-    (predicted as f64 - measured as f64) / measured as f64
 }
 
 impl Record {

@@ -21,7 +21,7 @@ use std::{
 };
 
 use burn::{
-    backend::{Autodiff, Flex, flex::FlexDevice},
+    backend::Autodiff,
     tensor::{Int, Tensor, TensorData, activation},
 };
 use coxswain_proto::run_spec::WeightsDtype;
@@ -32,7 +32,7 @@ use super::{
     modules::modules, rope::RopeIndex,
 };
 use crate::{
-    kernels::{Tape, pool},
+    kernels::{ModelBackend, Tape, pool},
     lora::{PeftAdapter, peft},
     model::block::Block,
     params::{FlatGrads, ParamScope, TrainableLayout, Trainables},
@@ -41,31 +41,45 @@ use crate::{
 /// Labels of this value are not predicted.
 const IGNORED_LABEL: i64 = -100;
 
+/// What to read, and where to write.
+#[derive(Clone, Copy, Debug)]
+pub struct Job<'a> {
+    /// Directory of the model.
+    pub model: &'a Path,
+    /// PEFT directory of an adapter.
+    pub adapter: Option<&'a Path>,
+    /// File of the inputs.
+    pub inputs: &'a Path,
+    /// File of the results.
+    pub out: &'a Path,
+    /// Type in which the model's matrices are kept.
+    pub dtype: WeightsDtype,
+}
+
 /// Reads a model, an optional PEFT adapter and inputs; writes every intermediate result.
-pub fn run(model: &Path, adapter: Option<&Path>, inputs: &Path, out: &Path) -> Result<(), ModelError> {
+pub fn run<B: Tape<Base = B>>(job: &Job<'_>, device: &B::Device) -> Result<(), ModelError> {
     pool::join();
-    let device = FlexDevice;
-    let config = QwenConfig::read(model)?;
-    let batch = ForwardInputs::read(inputs, config.vision.patch_values())?;
-    let adapter = adapter.map(|dir| PeftAdapter::read(dir, &modules(&config))).transpose()?;
+    let config = QwenConfig::read(job.model)?;
+    let batch = ForwardInputs::read(job.inputs, config.vision.patch_values())?;
+    let adapter = job.adapter.map(|dir| PeftAdapter::read(dir, &modules(&config))).transpose()?;
     let mut layout = TrainableLayout::default();
-    let options = LoadOptions { dtype: WeightsDtype::Float32, head: true };
+    let options = LoadOptions { dtype: job.dtype, head: true };
     let plan = adapter.as_ref().map(PeftAdapter::plan);
-    let model = QwenVl::<Flex>::load(model, options, plan, &mut layout, &device)?;
+    let model = QwenVl::<B>::load(job.model, options, plan, &mut layout, device)?;
     let index = model.rope_index(&batch.input_ids, &batch.valid, &batch.grids)?;
-    let targets = Targets::new(&batch, config.text.vocab_size, inputs)?;
+    let targets = Targets::new(&batch, config.text.vocab_size, job.inputs)?;
     let pass = Pass { model: &model, batch: &batch, index: &index, targets: targets.as_ref() };
 
     let mut values = layout.initial_values(0);
     if let Some(adapter) = &adapter {
         adapter.fill(&layout, &mut values);
     }
-    let trainables = Trainables::new(layout, values, &device);
+    let trainables = Trainables::new(layout, values, device);
     let results = match (&adapter, &targets) {
         (Some(_), Some(_)) => pass.with_gradients(&trainables)?,
-        _ => pass.run(&ParamScope::<Flex>::frozen(&trainables))?.into_results(&batch),
+        _ => pass.run(&ParamScope::<B>::frozen(&trainables))?.into_results(&batch),
     };
-    results.write(out)
+    results.write(job.out)
 }
 
 /// The tokens to predict: rows of the flattened sequence and the ids that follow them.
@@ -110,8 +124,8 @@ impl Targets {
 }
 
 /// One forward pass, on whichever tape.
-struct Pass<'a> {
-    model: &'a QwenVl<Flex>,
+struct Pass<'a, B: ModelBackend> {
+    model: &'a QwenVl<B>,
     batch: &'a ForwardInputs,
     index: &'a RopeIndex,
     targets: Option<&'a Targets>,
@@ -127,8 +141,8 @@ struct Trace<T: Tape> {
     loss: Option<Tensor<T, 1>>,
 }
 
-impl Pass<'_> {
-    fn run<T: Tape<Base = Flex>>(&self, params: &ParamScope<'_, T>) -> Result<Trace<T>, ModelError> {
+impl<B: Tape<Base = B>> Pass<'_, B> {
+    fn run<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>) -> Result<Trace<T>, ModelError> {
         let (model, batch) = (self.model, self.batch);
         let mut x_nd = T::lift(model.embed_tokens(&batch.input_ids));
         let mut image_features = None;
@@ -152,7 +166,7 @@ impl Pass<'_> {
         Ok(Trace { position_ids, image_features, layers, last_hidden, logits, loss })
     }
 
-    fn image_features<T: Tape<Base = Flex>>(
+    fn image_features<T: Tape<Base = B>>(
         &self,
         params: &ParamScope<'_, T>,
     ) -> Result<Tensor<T, 2>, ModelError> {
@@ -167,8 +181,8 @@ impl Pass<'_> {
     }
 
     /// The same pass, recorded, and the gradient of its loss for every trainable.
-    fn with_gradients(&self, trainables: &Trainables<Flex>) -> Result<Results, ModelError> {
-        let params = ParamScope::<Autodiff<Flex>>::tracked(trainables);
+    fn with_gradients(&self, trainables: &Trainables<B>) -> Result<Results, ModelError> {
+        let params = ParamScope::<Autodiff<B>>::tracked(trainables);
         let trace = self.run(&params)?;
         let mut gradients = trace.loss.as_ref().expect("gradients are asked for only with labels").backward();
         let layout = trainables.layout();
@@ -214,7 +228,7 @@ struct Results(BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>);
 
 impl Results {
     fn tensor<T: Tape, const D: usize>(&mut self, name: &str, tensor: Tensor<T, D>, shape: Vec<usize>) {
-        let values = tensor.into_data().into_vec::<f32>().expect("activations are fp32 by construction");
+        let values = tensor.into_data().convert::<f32>().into_vec::<f32>().expect("converted to f32");
         self.floats(name, values, shape);
     }
 

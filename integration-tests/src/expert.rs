@@ -1,0 +1,140 @@
+//! The action expert and the sensor encoder against the PyTorch module of `fixtures/make_expert_fixtures.py`: values, loss, and the
+//! gradient of every weight. Relative error is the norm of the difference over the norm of the reference.
+
+use std::{collections::HashMap, fs};
+
+use burn::tensor::{Tensor, TensorData};
+use coxswain_proto::run_spec::Recompute;
+use coxswain_worker::{
+    kernels::{AttentionMask, Tape},
+    model::{
+        expert::{ActionExpert, Conditioning, Draws, ExpertShape},
+        flow::{CleanActions, squared_error},
+        recompute::segment::{Input, Recorded},
+        sensor::{SensorEncoder, SensorShape},
+    },
+    params::{FlatGrads, TrainableLayout, Trainables},
+};
+use safetensors::SafeTensors;
+
+use crate::{fixture, relative_error};
+
+/// All cases.
+pub const CASES: [&str; 2] = ["plain", "repeated-sensor-padded"];
+const GRADIENT_TOLERANCE: f64 = 1e-3;
+
+/// A case: its sizes and its tensors, flat.
+struct Case {
+    sizes: HashMap<String, String>,
+    tensors: HashMap<String, Vec<f32>>,
+}
+
+impl Case {
+    fn read(name: &str) -> Self {
+        let bytes = fs::read(fixture("expert").join(format!("{name}.safetensors"))).unwrap();
+        let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
+        let tensors = SafeTensors::deserialize(&bytes).unwrap().tensors().into_iter().map(|(name, view)| {
+            let values = view.data().chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap()));
+            (name, values.collect())
+        });
+        Self { sizes: header.metadata().clone().unwrap(), tensors: tensors.collect() }
+    }
+
+    fn size(&self, name: &str) -> usize {
+        self.sizes[name].parse().unwrap()
+    }
+
+    fn get(&self, name: &str) -> &[f32] {
+        self.tensors.get(name).unwrap_or_else(|| panic!("the fixture has no `{name}`"))
+    }
+
+    fn tensor<B: Tape>(&self, name: &str, columns: usize, device: &B::Device) -> Tensor<B, 2> {
+        upload(self.get(name), columns, device)
+    }
+
+    fn register(&self, layout: &mut TrainableLayout) -> (Option<SensorEncoder>, ActionExpert) {
+        let width = self.size("width");
+        let sensor = (self.size("window") > 0).then(|| {
+            let shape = SensorShape {
+                window: self.size("window"),
+                channels: self.size("channels"),
+                tokens: self.size("sensor_tokens"),
+                width: self.size("sensor_width"),
+                outputs: width,
+            };
+            SensorEncoder::register(layout, shape)
+        });
+        let shape = ExpertShape {
+            width,
+            layers: self.size("layers"),
+            heads: self.size("heads"),
+            context: self.size("context"),
+            state: self.size("state"),
+            sensor_tokens: self.size("sensor_tokens"),
+            horizon: self.size("horizon"),
+            action: self.size("action"),
+        };
+        (sensor, ActionExpert::register(layout, shape))
+    }
+}
+
+fn upload<B: Tape>(values: &[f32], columns: usize, device: &B::Device) -> Tensor<B, 2> {
+    Tensor::from_data(TensorData::new(values.to_vec(), [values.len() / columns, columns]), device)
+}
+
+fn download<B: Tape>(x: Tensor<B, 2>) -> Vec<f32> {
+    x.into_data().convert::<f32>().into_vec().unwrap()
+}
+
+fn doubles(values: &[f32]) -> Vec<f64> {
+    values.iter().map(|&value| f64::from(value)).collect()
+}
+
+/// Holds a case: values within `tolerance`, gradients of every weight within 1e-3.
+pub fn hold<B: Tape<Base = B>>(name: &str, mode: Recompute, device: &B::Device, tolerance: f64) {
+    let case = Case::read(name);
+    let mut layout = TrainableLayout::default();
+    let (sensor, expert) = case.register(&mut layout);
+    let values =
+        layout.params().iter().flat_map(|p| case.get(&format!("param.{}", p.name)).to_vec()).collect();
+    let trainables = Trainables::<B>::new(layout.clone(), values, device);
+    let check = |what: &str, ours: &[f32], tolerance: f64| {
+        let error = relative_error(&doubles(ours), &doubles(case.get(what)));
+        assert!(error <= tolerance, "{name}: {what} is off by {error:.2e}");
+    };
+
+    let sensor = sensor
+        .as_ref()
+        .map(|sensor| Recorded::run(&sensor.segment(case.get("in.window"), device), &trainables, vec![]));
+    if let Some(sensor) = &sensor {
+        check("out.sensor", &download(sensor.output()), tolerance);
+    }
+    let ranges: Vec<_> = case.get("in.valid").chunks(2).map(|r| r[0] as u32..r[1] as u32).collect();
+    let conditioning = Conditioning {
+        state_bc: case.tensor("in.state", case.size("state"), device),
+        sensor: sensor.as_ref().map(|sensor| Input::tracked(sensor.output())),
+        hidden: Input::tracked(case.tensor("in.hidden", case.size("context"), device)),
+        mask: AttentionMask::Keys(ranges.into()),
+    };
+    let action = case.size("action");
+    let draws = Draws { times: case.get("in.times"), noisy_nc: case.tensor("in.noisy", action, device) };
+    let (velocity, trace) = expert.forward(&trainables, mode, conditioning, draws);
+    let velocity = download(velocity);
+    check("out.velocity", &velocity, tolerance);
+
+    let samples: Vec<u64> = (0..case.size("batch") as u64).collect();
+    let clean = CleanActions { samples: &samples, actions: &[], valid: case.get("in.counts"), action };
+    let loss = squared_error(&velocity, case.get("in.target"), clean);
+    check("out.loss", &[loss.sum() as f32], tolerance);
+
+    let mut grads = FlatGrads::new(layout.len());
+    let gradient = ActionExpert::backward(trace, upload(&loss.gradient, action, device), &mut grads);
+    check("grad.in.hidden", &download(gradient.hidden.unwrap()), GRADIENT_TOLERANCE);
+    if let (Some(sensor), Some(dtokens)) = (sensor, gradient.sensor) {
+        sensor.backward(dtokens, &mut grads);
+    }
+    for param in layout.params() {
+        let ours = &grads.values()[param.offset..param.offset + param.len()];
+        check(&format!("grad.{}", param.name), ours, GRADIENT_TOLERANCE);
+    }
+}

@@ -1,0 +1,119 @@
+//! One rank in a process of its own: this test binary again, told who it is by its environment and what to do by its stdin.
+//!
+//! ```text
+//! parent                                       rank
+//!                                        ◀──   at ADDRESS
+//! suite GENERATION COUNT ADDRESS,..      ──▶   the first COUNT behaviours, each in a generation of its own
+//!                                        ◀──   seen NAME ..  done
+//! endure GENERATION ADDRESS,..           ──▶   all-reduces until one fails
+//!                                        ◀──   moving  ended WHY
+//! ```
+//!
+//! Answers begin with [`MARK`]: what the test runner and NCCL print goes past them.
+
+use std::{
+    io::{BufRead, stdin},
+    time::{Duration, Instant},
+};
+
+use coxswain_cuda::Nvidia;
+use coxswain_proto::{
+    ids::{Generation, Rank},
+    run_spec::Collectives,
+};
+use coxswain_worker::{
+    collective::{
+        self, Brings, BufMut, Collective, CollectiveError, Computes, Membership, Reduce, Ring, RingAbort,
+        RingListener, conformance::Behaviour,
+    },
+    device::Accelerator,
+};
+
+/// Names the environment variable `RANK WORLD ring|nccl` of such a process.
+pub const SEAT: &str = "COX_TEST_SEAT";
+/// The test below.
+pub const TEST: &str = "rank::a_rank_that_its_parent_started_does_as_it_is_told";
+/// Before every answer.
+pub const MARK: &str = "@@ ";
+/// How long a rank looks for the others.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Elements that are moved until somebody is lost: 16 MiB.
+const ENDURED: usize = 4 << 20;
+
+struct Seat {
+    rank: usize,
+    world: usize,
+    over: Collectives,
+    listener: RingListener,
+}
+
+impl Seat {
+    fn from_environment() -> Option<Self> {
+        let seat = std::env::var(SEAT).ok()?;
+        let parts: Vec<&str> = seat.split(' ').collect();
+        let number = |at: usize| parts[at].parse::<usize>().expect("a number");
+        let over = if parts[2] == "nccl" { Collectives::Nccl } else { Collectives::Ring };
+        let listener = RingListener::bind("127.0.0.1:0").expect("loopback has free ports");
+        Some(Self { rank: number(0), world: number(1), over, listener })
+    }
+
+    /// Joins the others in a generation.
+    fn join(&self, generation: u64, addresses: &[String]) -> Result<Box<dyn Collective>, CollectiveError> {
+        let deadline = Instant::now() + PATIENCE;
+        let membership = Membership::among("test", Generation(generation), Rank(self.rank as u32), addresses);
+        let ring = Ring::connect(&self.listener, &membership, deadline, &RingAbort::new())?;
+        let cards = Nvidia.probe().map_or(1, |cards| cards.count);
+        let mut source = (self.over == Collectives::Nccl).then(|| Nvidia.fabric(self.rank % cards));
+        let source = source.as_mut().map(|source| source.as_mut());
+        collective::join(ring, self.over, Brings { computes: Computes::default(), source, deadline })
+    }
+
+    fn suite(&self, generation: u64, count: usize, addresses: &[String]) {
+        let behaviours = Behaviour::of_world(self.world, self.over == Collectives::Ring).take(count);
+        for (behaviour, generation) in behaviours.zip(generation..) {
+            let seen = self.join(generation, addresses).map_err(|error| error.to_string());
+            let seen = seen.and_then(|mut comm| behaviour.run(comm.as_mut()).map_err(|it| it.to_string()));
+            match seen {
+                Ok(true) => say(format_args!("seen {}", behaviour.name)),
+                Ok(false) => {}
+                Err(why) => return say(format_args!("failed {}: {why}", behaviour.name)),
+            }
+        }
+        say("done");
+    }
+
+    fn endure(&self, generation: u64, addresses: &[String]) {
+        let mut comm = match self.join(generation, addresses) {
+            Ok(comm) => comm,
+            Err(error) => return say(format_args!("failed to join: {error}")),
+        };
+        let mut buffer = vec![0.0f32; ENDURED];
+        for round in 0.. {
+            match comm.all_reduce(BufMut::F32(&mut buffer), Reduce::Max) {
+                Ok(()) if round == 0 => say("moving"),
+                Ok(()) => {}
+                Err(error) => return say(format_args!("ended {error}")),
+            }
+        }
+    }
+}
+
+fn say(what: impl std::fmt::Display) {
+    // The runner has begun a line of its own.
+    println!("\n{MARK}{what}");
+}
+
+#[test]
+fn a_rank_that_its_parent_started_does_as_it_is_told() {
+    let Some(seat) = Seat::from_environment() else { return };
+    say(format_args!("at {}", seat.listener.address()));
+    for line in stdin().lock().lines().map_while(Result::ok) {
+        let words: Vec<&str> = line.split(' ').collect();
+        let generation = words[1].parse().expect("a generation");
+        let addresses: Vec<String> = words[words.len() - 1].split(',').map(ToOwned::to_owned).collect();
+        match words[0] {
+            "suite" => seat.suite(generation, words[2].parse().expect("a count"), &addresses),
+            _ => seat.endure(generation, &addresses),
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! What operations leave in buffers, compared element by element, bit for bit.
+//!
+//! Values are whole numbers small enough that sums of any world here are exact in any order; only where the order itself is looked at
+//! are they of all magnitudes.
+
+use std::{
+    sync::atomic::Ordering,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use coxswain_proto::ids::Rank;
+
+use super::{Violation, hold};
+use crate::{
+    collective::{Buf, BufMut, Collective, CollectiveError, Reduce, chunk},
+    rng::{Key, Purpose},
+};
+
+type Seen = Result<bool, Violation>;
+
+/// Around every border of the implementations: nothing, less than a world, odd, small, one piece, many pieces.
+const LENGTHS: [usize; 8] = [0, 1, 3, 64, 1027, 9001, 131_072, 500_009];
+/// How late one rank comes to a barrier.
+const LATE: Duration = Duration::from_millis(1);
+
+fn place(comm: &dyn Collective) -> (usize, usize) {
+    (comm.rank().0 as usize, comm.world())
+}
+
+/// A rank's values: different on every rank.
+fn values(rank: usize, len: usize) -> Vec<f32> {
+    (0..len).map(|at| ((rank * 31 + at * 7) % 1009) as f32 - 500.0).collect()
+}
+
+/// The same, in need of more than 24 bits.
+fn doubles(values: &[f32]) -> Vec<f64> {
+    values.iter().map(|&value| f64::from(value) * (1.0 + f64::from(2f32.powi(-30)))).collect()
+}
+
+/// Values of all magnitudes, so that the order of additions shows.
+fn uneven(rank: usize, len: usize, seed: u64) -> Vec<f32> {
+    let key = Key { seed, purpose: Purpose::FlowNoise, step: rank as u64, sample: 0, repeat: 0 };
+    let mut draws = key.draws();
+    (0..len).map(|_| (draws.uniform() - 0.5) * (draws.uniform() * 20.0).exp2()).collect()
+}
+
+/// The reduction of all ranks' values in the order `c + 1, c + 2, .., c` for chunk `c`.
+fn reduced<T: Copy>(all: &[Vec<T>], join: impl Fn(T, T) -> T) -> Vec<T> {
+    let (world, len) = (all.len(), all[0].len());
+    let mut out = all[0].clone();
+    for owner in 0..world {
+        for at in chunk(len, world, owner) {
+            out[at] = (2..=world)
+                .fold(all[(owner + 1) % world][at], |sum, step| join(sum, all[(owner + step) % world][at]));
+        }
+    }
+    out
+}
+
+fn of_all(world: usize, len: usize) -> Vec<Vec<f32>> {
+    (0..world).map(|rank| values(rank, len)).collect()
+}
+
+pub(super) fn all_reduce(comm: &mut dyn Collective) -> Seen {
+    let (rank, world) = place(comm);
+    for len in LENGTHS {
+        let all = of_all(world, len);
+        let mut buffer = all[rank].clone();
+        comm.all_reduce(BufMut::F32(&mut buffer), Reduce::Sum)?;
+        hold!(buffer == reduced(&all, |a, b| a + b), "sum of {len}");
+        buffer.copy_from_slice(&all[rank]);
+        comm.all_reduce(BufMut::F32(&mut buffer), Reduce::Max)?;
+        hold!(buffer == reduced(&all, f32::max), "maximum of {len}");
+        let all: Vec<_> = all.iter().map(|values| doubles(values)).collect();
+        let mut buffer = all[rank].clone();
+        comm.all_reduce(BufMut::F64(&mut buffer), Reduce::Sum)?;
+        hold!(buffer == reduced(&all, |a, b| a + b), "float64 sum of {len}");
+    }
+    Ok(true)
+}
+
+pub(super) fn order_of_additions(comm: &mut dyn Collective) -> Seen {
+    let (rank, world) = place(comm);
+    for len in LENGTHS {
+        let all: Vec<_> = (0..world).map(|rank| uneven(rank, len, 1)).collect();
+        let sum = reduced(&all, |a, b| a + b);
+        let mut buffer = all[rank].clone();
+        comm.all_reduce(BufMut::F32(&mut buffer), Reduce::Sum)?;
+        hold!(buffer == sum, "all-reduce of {len}");
+        buffer.copy_from_slice(&all[rank]);
+        comm.reduce_scatter_in_place(BufMut::F32(&mut buffer), Reduce::Sum)?;
+        let own = chunk(len, world, rank);
+        hold!(buffer[own.clone()] == sum[own], "reduce-scatter of {len}");
+        let all: Vec<_> = all.iter().map(|values| doubles(values)).collect();
+        let mut buffer = all[rank].clone();
+        comm.all_reduce(BufMut::F64(&mut buffer), Reduce::Sum)?;
+        hold!(buffer == reduced(&all, |a, b| a + b), "float64 all-reduce of {len}");
+    }
+    Ok(true)
+}
+
+pub(super) fn reduce_scatter(comm: &mut dyn Collective) -> Seen {
+    let (rank, world) = place(comm);
+    for len in LENGTHS {
+        let all = of_all(world, len * world);
+        let own = len * rank..len * (rank + 1);
+        let (mut input, mut output) = (all[rank].clone(), vec![f32::NAN; len]);
+        comm.reduce_scatter(BufMut::F32(&mut input), BufMut::F32(&mut output), Reduce::Sum)?;
+        hold!(output == reduced(&all, |a, b| a + b)[own.clone()], "{len} of float32");
+        let all: Vec<_> = all.iter().map(|values| doubles(values)).collect();
+        let (mut input, mut output) = (all[rank].clone(), vec![f64::NAN; len]);
+        comm.reduce_scatter(BufMut::F64(&mut input), BufMut::F64(&mut output), Reduce::Max)?;
+        hold!(output == reduced(&all, f64::max)[own], "{len} of float64");
+    }
+    Ok(true)
+}
+
+pub(super) fn all_gather(comm: &mut dyn Collective) -> Seen {
+    let (rank, world) = place(comm);
+    for len in LENGTHS {
+        let all = of_all(world, len);
+        let mut output = vec![f32::NAN; len * world];
+        comm.all_gather(Buf::F32(&all[rank]), BufMut::F32(&mut output))?;
+        hold!(output == all.concat(), "{len} of float32");
+        let mut output = vec![f64::NAN; len * world];
+        comm.all_gather(Buf::F64(&doubles(&all[rank])), BufMut::F64(&mut output))?;
+        hold!(output == doubles(&all.concat()), "{len} of float64");
+    }
+    Ok(true)
+}
+
+pub(super) fn in_place(comm: &mut dyn Collective) -> Seen {
+    let (rank, world) = place(comm);
+    for len in LENGTHS {
+        let all = of_all(world, len);
+        let sum = reduced(&all, |a, b| a + b);
+        let mut buffer = all[rank].clone();
+        comm.reduce_scatter_in_place(BufMut::F32(&mut buffer), Reduce::Sum)?;
+        let own = chunk(len, world, rank);
+        hold!(buffer[own.clone()] == sum[own.clone()], "reduce-scatter of {len}");
+        buffer[..own.start].fill(f32::NAN);
+        buffer[own.end..].fill(f32::NAN);
+        comm.all_gather_in_place(BufMut::F32(&mut buffer))?;
+        hold!(buffer == sum, "all-gather of {len}");
+    }
+    Ok(true)
+}
+
+pub(super) fn shift(comm: &mut dyn Collective) -> Seen {
+    let (rank, world) = place(comm);
+    let previous = (rank + world - 1) % world;
+    for len in LENGTHS {
+        let mut buffer = vec![f32::NAN; len];
+        let mut due = buffer.clone();
+        for owner in [rank, previous] {
+            let part = chunk(len, world, owner);
+            due[part.clone()].copy_from_slice(&values(owner, len)[part]);
+        }
+        let own = chunk(len, world, rank);
+        buffer[own.clone()].copy_from_slice(&due[own]);
+        comm.shift_in_place(BufMut::F32(&mut buffer))?;
+        let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+        hold!(bits(&buffer) == bits(&due), "{len}");
+    }
+    Ok(true)
+}
+
+pub(super) fn broadcast(comm: &mut dyn Collective) -> Seen {
+    let (rank, world) = place(comm);
+    for len in LENGTHS {
+        let own = values(rank, len);
+        for root in 0..world {
+            let due = values(root, len);
+            let mut buffer = own.clone();
+            comm.broadcast(BufMut::F32(&mut buffer), Rank(root as u32))?;
+            hold!(buffer == due, "{len} of float32 from {root}");
+            let mut buffer = doubles(&own);
+            comm.broadcast(BufMut::F64(&mut buffer), Rank(root as u32))?;
+            hold!(buffer == doubles(&due), "{len} of float64 from {root}");
+        }
+    }
+    Ok(true)
+}
+
+/// Ranks of one machine share its clock: what each saw on it is gathered and laid side by side.
+pub(super) fn barrier(comm: &mut dyn Collective) -> Seen {
+    let (rank, world) = place(comm);
+    let micros =
+        || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_micros() as f64);
+    for round in 0..20 {
+        if rank == round % world {
+            std::thread::sleep(LATE);
+        }
+        let mut times = vec![0.0; 2 * world];
+        times[2 * rank] = micros();
+        comm.barrier()?;
+        times[2 * rank + 1] = micros();
+        comm.all_gather_in_place(BufMut::F64(&mut times))?;
+        let came = times.iter().step_by(2).copied().fold(f64::MIN, f64::max);
+        let left = times.iter().skip(1).step_by(2).copied().fold(f64::MAX, f64::min);
+        hold!(left >= came, "round {round}: somebody left {} us before somebody came", came - left);
+    }
+    Ok(true)
+}
+
+pub(super) fn repeated(comm: &mut dyn Collective) -> Seen {
+    let (rank, world) = place(comm);
+    for len in [7, 5000, 70_001] {
+        let mut digests = [0.0; 2];
+        for digest in &mut digests {
+            let mut buffer = uneven(rank, len, 7);
+            comm.all_reduce(BufMut::F32(&mut buffer), Reduce::Sum)?;
+            let hash = blake3::hash(bytemuck::cast_slice(&buffer));
+            *digest = f64::from(u32::from_le_bytes(std::array::from_fn(|i| hash.as_bytes()[i])));
+        }
+        hold!(digests[0] == digests[1], "{len} gave other bits the second time");
+        let mut all = vec![0.0; world];
+        comm.all_gather(Buf::F64(&digests[..1]), BufMut::F64(&mut all))?;
+        hold!(all.iter().all(|digest| *digest == digests[0]), "{len} gave other bits on another rank");
+    }
+    Ok(true)
+}
+
+pub(super) fn mixed(comm: &mut dyn Collective) -> Seen {
+    let (rank, world) = place(comm);
+    let progress = comm.progress();
+    let counts = || [&progress.entered, &progress.finished].map(|count| count.load(Ordering::Relaxed));
+    let before = counts();
+    for round in 0..60usize {
+        let mut buffer = vec![(rank + round) as f32; (round * 7919) % 20_000];
+        let mut vote = [rank as f64, 1.0];
+        comm.all_reduce(BufMut::F64(&mut vote), Reduce::Sum)?;
+        hold!(vote == [(world * (world - 1) / 2) as f64, world as f64], "vote {vote:?} in round {round}");
+        match round % 4 {
+            0 => comm.all_reduce(BufMut::F32(&mut buffer), Reduce::Max)?,
+            1 => comm.broadcast(BufMut::F32(&mut buffer), Rank((round % world) as u32))?,
+            2 => comm.reduce_scatter_in_place(BufMut::F32(&mut buffer), Reduce::Sum)?,
+            _ => comm.barrier()?,
+        }
+    }
+    let after = counts();
+    hold!(after == before.map(|count| count + 120), "progress went from {before:?} to {after:?} in 120");
+    Ok(true)
+}
+
+pub(super) fn wrong_lengths(comm: &mut dyn Collective) -> Seen {
+    let world = comm.world();
+    let (mut whole, mut part, mut doubles) = (vec![0.0f32; 4 * world], vec![0.0f32; 5], vec![0.0f64; 4]);
+    let refusals = [
+        comm.reduce_scatter(BufMut::F32(&mut whole), BufMut::F32(&mut part), Reduce::Sum),
+        comm.all_gather(Buf::F32(&part), BufMut::F32(&mut whole)),
+        comm.reduce_scatter(BufMut::F32(&mut whole), BufMut::F64(&mut doubles), Reduce::Sum),
+        comm.broadcast(BufMut::F32(&mut whole), Rank(world as u32)),
+    ];
+    for refusal in refusals {
+        hold!(matches!(refusal, Err(CollectiveError::Size { .. })), "not refused for its size: {refusal:?}");
+    }
+    comm.barrier()?;
+    Ok(true)
+}
