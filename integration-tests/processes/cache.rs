@@ -90,7 +90,9 @@ fn a_second_launch_finds_what_the_first_has_computed() {
     }
     assert_as_undisturbed(&second, second.start(&flags), &PERIODIC, "the second");
     let (first, second) = (cache(&first.output()), cache(&second.output()));
-    assert_eq!((&first["hits"], &first["misses"]), (&0.into(), &16.into()), "{first:#}");
+    // Probes that generation 2 begins with are there when a step needs them.
+    let used = first["hits"].as_u64().zip(first["misses"].as_u64()).expect("counts");
+    assert!(used.0 + used.1 == 16 && used.0 <= 4, "{first:#}");
     assert_eq!((&second["hits"], &second["misses"]), (&16.into(), &0.into()), "{second:#}");
     assert_eq!(first["drift"], second["drift"]);
 }

@@ -4,8 +4,8 @@ use std::{fs, path::Path};
 
 use coxswain_proto::{ids::Step, plan::Plan, run_spec::RunSpec};
 use coxswain_worker::{
-    link::SoloLink,
-    train::Summary,
+    link::{Link, SoloLink},
+    train::{Summary, checkpoint::Store},
     trainer::{Trainer, TrainerOutcome},
 };
 
@@ -26,13 +26,30 @@ pub fn quickstart(output: &Path, overrides: &[&str]) -> RunSpec {
     RunSpec::load(&root.join("configs/quickstart.yaml"), &all).expect("the quickstart is valid")
 }
 
-/// Trains to the end; what the run's `summary.json` says.
-pub fn train(trainer: &mut dyn Trainer, spec: &RunSpec, first_step: u64) -> Summary {
+/// Trains from the checkpoint of `first_step`, or afresh, over whatever `link` makes of the null object.
+pub fn outcome(
+    trainer: &mut dyn Trainer,
+    spec: &RunSpec,
+    first_step: u64,
+    link: impl FnOnce(SoloLink, &Plan) -> Box<dyn Link + Send>,
+) -> TrainerOutcome {
     let facts = trainer.open(spec).expect("the data set opens");
     let plan = Plan::new(&spec.train, facts.training_samples).expect("the plan is possible");
-    let link = SoloLink::new(Step(first_step)).with_cache(&spec.cache, &plan);
-    let outcome = trainer.train(spec, Box::new(link));
-    assert_eq!(outcome, TrainerOutcome::Done);
+    let complete = Store::new(Path::new(&spec.run.output_dir)).complete().expect("readable");
+    let from = complete.into_iter().find(|found| found.manifest.step == first_step);
+    let decided = from.and_then(|found| found.manifest.turn);
+    let solo = SoloLink::new(Step(first_step)).with_cache(&spec.cache, &plan, decided);
+    trainer.train(spec, link(solo, &plan))
+}
+
+/// Trains to the end; what the run's `summary.json` says.
+pub fn train(trainer: &mut dyn Trainer, spec: &RunSpec, first_step: u64) -> Summary {
+    assert_eq!(outcome(trainer, spec, first_step, |link, _| Box::new(link)), TrainerOutcome::Done);
+    summary(spec)
+}
+
+/// What a run has left.
+pub fn summary(spec: &RunSpec) -> Summary {
     let text = fs::read_to_string(Path::new(&spec.run.output_dir).join("summary.json"));
     serde_json::from_str(&text.expect("a summary was written")).expect("of the right shape")
 }

@@ -4,20 +4,19 @@
 
 use std::{
     alloc::System,
-    path::{Path, PathBuf},
+    path::Path,
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use burn_flex::Flex;
-use coxswain_proto::{ids::Step, plan::Plan, run_spec::RunSpec};
+use coxswain_integration_tests::solo;
+use coxswain_proto::run_spec::RunSpec;
 use coxswain_worker::{
-    link::SoloLink,
     memory::{
         CountingAllocator,
         prediction::{Ask, Place, Subject},
     },
     train::{PolicyTrainer, Summary, TrainerOptions},
-    trainer::{Trainer, TrainerOutcome},
 };
 use serde_json::Value;
 
@@ -31,33 +30,19 @@ fn turn() -> MutexGuard<'static, ()> {
 }
 
 fn spec(output: &Path, overrides: &[String]) -> RunSpec {
-    let root: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace's root").into();
-    let path = |relative: &str| root.join(relative).display().to_string();
-    let mut all = vec![
-        format!("run.output_dir={}", output.display()),
-        format!("model.path={}", path("configs/assets/tiny-vla")),
-        format!("data.path={}", path("configs/assets/metaworld-mini")),
-        "eval.samples=0".to_owned(),
-        "optimizer.warmup_steps=2".to_owned(),
-    ];
-    all.extend(overrides.iter().cloned());
-    RunSpec::load(&root.join("configs/quickstart.yaml"), &all).expect("the quickstart is valid")
+    let overrides: Vec<&str> =
+        ["eval.samples=0"].into_iter().chain(overrides.iter().map(String::as_str)).collect();
+    solo::quickstart(output, &overrides)
 }
 
 /// Trains a world of one; returns its summary and the lines of its timeline.
 fn train(spec: &RunSpec, first_step: u64) -> (Summary, Vec<Value>) {
-    let mut trainer =
-        PolicyTrainer::<Flex>::new(TrainerOptions { device: Default::default(), listener: None });
-    let facts = trainer.open(spec).expect("the data set opens");
-    let plan = Plan::new(&spec.train, facts.training_samples).expect("the plan is possible");
-    let link = SoloLink::new(Step(first_step)).with_cache(&spec.cache, &plan);
-    let outcome = trainer.train(spec, Box::new(link));
-    assert_eq!(outcome, TrainerOutcome::Done);
-    let read =
-        |file: &str| std::fs::read_to_string(Path::new(&spec.run.output_dir).join(file)).expect("written");
-    let lines = read("memory/rank-0000.jsonl");
+    let options = TrainerOptions { device: Default::default(), listener: None };
+    let summary = solo::train(&mut PolicyTrainer::<Flex>::new(options), spec, first_step);
+    let lines = std::fs::read_to_string(Path::new(&spec.run.output_dir).join("memory/rank-0000.jsonl"));
+    let lines = lines.expect("written");
     let lines = lines.lines().map(|line| serde_json::from_str(line).expect("one JSON object a line"));
-    (serde_json::from_str(&read("summary.json")).expect("of the right shape"), lines.collect())
+    (summary, lines.collect())
 }
 
 /// Largest bytes in use in a step.

@@ -17,8 +17,10 @@ use crate::{
     run_spec::{Cache, CacheMode},
 };
 
+mod report;
 mod turns;
 
+pub use report::{CacheDrift, CacheReport, CacheUse};
 pub use turns::{CacheGeneration, Decided, Evidence, StepTurn, TurnTable, Why};
 
 /// Where a step's features come from.

@@ -6,6 +6,7 @@
 use std::{ops::Range, sync::Arc, time::Duration};
 
 use coxswain_proto::{
+    cache_plan::{CacheReport, CacheUse, Decided},
     ids::{Bytes, Generation, Rank, Step},
     memory::Comparison,
 };
@@ -15,7 +16,7 @@ use crate::collective::{AbortHandle, Progress};
 mod cache;
 mod solo;
 
-pub use cache::{CacheDrift, CacheReport, CacheSpace, CacheTurn, CacheUse, Leased};
+pub use cache::{CacheSpace, CacheTurn, Leased};
 pub use solo::SoloLink;
 
 /// A rank's place in one generation.
@@ -308,6 +309,11 @@ pub trait Link {
 
     /// As [`Link::lease`], but nothing if the step is not leased yet. Never blocks.
     fn lease_ahead(&mut self, step: Step, samples: u64) -> Result<Option<Leased>, LinkError>;
+
+    /// The newest decision about the features of steps before `step`, where nobody but this link keeps it: it goes into checkpoints.
+    fn decided(&self, _step: Step) -> Option<Decided> {
+        None
+    }
 
     /// Shows the generation's communicator to the control plane as soon as there is one: an abort from the coordinator ends the
     /// collective in flight through `abort`, and heartbeats carry `progress`.

@@ -13,7 +13,10 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use coxswain_proto::{
-    cache_plan::{CacheGeneration, Decided, Drift, Evidence, StepTurn, TurnTable, Why},
+    cache_plan::{
+        CacheDrift, CacheGeneration, CacheReport, CacheUse, Decided, Drift, Evidence, StepTurn, TurnTable,
+        Why,
+    },
     ids::{Bytes, Step},
     limits::MAX_LISTED_CACHE,
     plan::Plan,
@@ -21,10 +24,7 @@ use coxswain_proto::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{
-    action::{CacheKey, LeaseTurn},
-    report::CacheUse,
-};
+use super::action::{CacheKey, LeaseTurn};
 
 /// The cache of one run.
 #[derive(Clone, Debug)]
@@ -61,6 +61,9 @@ pub struct GenerationEntry {
     /// Over the committed steps that it served. Not durable.
     #[serde(skip)]
     pub used: CacheUse,
+    /// Samples that were stored when that was first heard of. Not durable.
+    #[serde(skip)]
+    found: Option<u64>,
 }
 
 /// How far a generation is.
@@ -87,29 +90,6 @@ pub struct DriftEntry {
     pub probes: u32,
 }
 
-/// What rank 0 reports of a generation.
-#[derive(Clone, Debug, PartialEq)]
-pub struct CacheReport {
-    /// Which.
-    pub generation: u64,
-    /// Its directory in the store; empty if it is not known.
-    pub space: String,
-    /// Samples whose features are stored.
-    pub stored: u64,
-    /// Samples in all.
-    pub total: u64,
-    /// Bytes they take.
-    pub bytes: Bytes,
-    /// Samples of one forward pass when missing features are computed.
-    pub fill_batch: u32,
-    /// Records that were damaged, and computed again.
-    pub damaged: u64,
-    /// How far features have moved.
-    pub drift: Option<DriftEntry>,
-    /// Its adapter cannot be had any more.
-    pub lost: bool,
-}
-
 /// What a report changed.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Changed {
@@ -121,6 +101,13 @@ pub struct Changed {
     pub lost: bool,
     /// The first report of this drift.
     pub drift: Option<DriftEntry>,
+}
+
+impl DriftEntry {
+    fn of(generation: u64, measured: CacheDrift) -> Self {
+        let CacheDrift { at, drift, probes } = measured;
+        Self { generation, at, drift, probes }
+    }
 }
 
 impl GenerationEntry {
@@ -137,10 +124,18 @@ impl GenerationEntry {
             fill_batch: 0,
             lost: false,
             used: CacheUse::default(),
+            found: None,
         }
     }
 
-    /// Whether the features of all samples are stored.
+    /// Samples whose features are stored, as far as that is known between two reports: those that were found, and those that steps have
+    /// written since. Two ranks may write the same sample, so it is bounded by what there is.
+    pub fn stored_so_far(&self) -> u64 {
+        let written = self.found.unwrap_or(0).saturating_add(self.used.kept);
+        self.stored.max(written.min(self.total))
+    }
+
+    /// Whether the features of all samples are stored, and can be seen.
     pub fn complete(&self) -> bool {
         self.total > 0 && self.stored >= self.total
     }
@@ -255,6 +250,7 @@ impl CacheBook {
             entry.space = Some(report.space);
             changed.durable = true;
         }
+        entry.found.get_or_insert(report.stored);
         (entry.stored, entry.total, entry.bytes) = (report.stored, report.total, report.bytes);
         (entry.damaged, entry.fill_batch) = (report.damaged, report.fill_batch);
         entry.lost |= report.lost;
@@ -264,7 +260,8 @@ impl CacheBook {
         let known = |drift: &DriftEntry| {
             self.drifts.iter().any(|old| (old.generation, old.at) == (drift.generation, drift.at))
         };
-        if let Some(drift) = report.drift.filter(|drift| !known(drift)) {
+        let measured = report.drift.map(|drift| DriftEntry::of(report.generation, drift));
+        if let Some(drift) = measured.filter(|drift| !known(drift)) {
             self.drifts.push_back(drift);
             if self.drifts.len() > MAX_LISTED_CACHE {
                 self.drifts.pop_front();
@@ -295,5 +292,34 @@ impl CacheBook {
         while self.generations.len() > 2 * MAX_LISTED_CACHE {
             self.generations.pop_first();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(stored: u64) -> CacheReport {
+        CacheReport { generation: 1, stored, total: 30, ..CacheReport::default() }
+    }
+
+    #[test]
+    fn a_generation_grows_with_the_steps_that_write_it_and_never_beyond_all_samples() {
+        let cache = Cache { mode: CacheMode::Exact, ..Cache::default() };
+        let mut book = CacheBook::new(&cache, None, [].iter(), [].iter());
+        let so_far = |book: &CacheBook| book.entry(1).map(GenerationEntry::stored_so_far);
+        let step = CacheUse { misses: 8, kept: 8, ..CacheUse::default() };
+        book.used(1, &step);
+        assert_eq!(so_far(&book), Some(0), "nobody has said yet how many samples there are");
+        book.take(report(2));
+        assert_eq!(so_far(&book), Some(10), "two were found, and a step has written eight");
+        book.used(1, &step);
+        assert_eq!(so_far(&book), Some(18));
+        book.take(report(20));
+        assert_eq!(so_far(&book), Some(20), "what rank 0 sees counts");
+        book.used(1, &step);
+        book.used(1, &step);
+        assert_eq!(so_far(&book), Some(30), "of two ranks that write the same sample one counts");
+        assert!(book.entry(1).is_some_and(|entry| !entry.complete()), "some of it cannot be seen yet");
     }
 }

@@ -2,11 +2,13 @@
 
 use std::{fmt, time::Duration};
 
-use coxswain_proto::ids::{Bytes, Generation, Seat, Step, WorkerId};
+use coxswain_proto::{
+    cache_plan::CacheReport,
+    ids::{Bytes, Generation, Seat, Step, WorkerId},
+};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    cache::CacheReport,
     failure::Failure,
     memory::MemoryReport,
     quarantine::EpochPositions,

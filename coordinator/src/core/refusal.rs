@@ -118,6 +118,11 @@ pub enum Refusal {
     /// A new generation of a cache that needs none.
     #[error("cache.mode is exact: its features never go stale, so there is nothing to rebuild")]
     ExactCache,
+    /// A new generation of a run whose steps nobody knows yet.
+    #[error(
+        "the run has not begun: until a worker has opened the data set nobody knows where its epochs end; the first generation of the cache begins by itself"
+    )]
+    NotPlanned,
     /// A new generation that nobody would use.
     #[error(
         "no cached step is left to rebuild the cache for: steps below {leased} are leased already, and what follows is live"

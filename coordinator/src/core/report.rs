@@ -2,6 +2,7 @@
 
 use std::{fmt, ops::Range, time::Duration};
 
+pub use coxswain_proto::cache_plan::CacheUse;
 use coxswain_proto::ids::{Bytes, Generation, Seat, Step};
 use serde::{Deserialize, Serialize};
 
@@ -115,35 +116,6 @@ pub struct StepReport {
     pub cache_generation: u64,
     /// What the cache did for this rank.
     pub cache: CacheUse,
-}
-
-/// What the feature cache did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CacheUse {
-    /// Samples whose features were there.
-    pub hits: u64,
-    /// Samples whose features were computed.
-    pub misses: u64,
-    /// Spent on reading.
-    pub read: Duration,
-    /// Spent on computing and storing what was missing.
-    pub fill: Duration,
-}
-
-impl CacheUse {
-    /// Adds another rank's, or step's.
-    pub fn add(&mut self, other: &Self) {
-        self.hits += other.hits;
-        self.misses += other.misses;
-        self.read += other.read;
-        self.fill += other.fill;
-    }
-
-    /// All samples of `ranks` ranks that were added up, and the mean of their times.
-    pub fn mean_of(self, ranks: u32) -> Self {
-        let n = ranks.max(1);
-        Self { read: self.read / n, fill: self.fill / n, ..self }
-    }
 }
 
 /// Sums over all ranks, agreed in the step's collective: every rank must report the same bits.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use coxswain_proto::{
-    cache_plan::Drift,
+    cache_plan::{CacheDrift, CacheReport, CacheUse, Drift},
     ids::{Bytes, Step, WorkerId},
     run_spec::{CacheMode, Tap},
     v1,
@@ -13,10 +13,9 @@ use super::decode::{Decoded, FieldError};
 use crate::{
     core::{
         action::{CacheKey, LeaseTurn},
-        cache::{CacheReport, DriftEntry, GenerationEntry, GenerationState},
+        cache::{GenerationEntry, GenerationState},
         event::Ask,
         news::CacheNews,
-        report::CacheUse,
         status::CacheStatus,
     },
     log::{cache_line, why},
@@ -51,7 +50,7 @@ fn report(wire: v1::CacheReport) -> Decoded<CacheReport> {
         bytes: Bytes(wire.bytes),
         fill_batch: wire.fill_batch,
         damaged: wire.damaged,
-        drift: wire.drift.map(|measured| drift(wire.generation, measured)).transpose()?,
+        drift: wire.drift.map(drift).transpose()?,
         lost: wire.stale_unavailable,
     })
 }
@@ -60,7 +59,7 @@ fn report(wire: v1::CacheReport) -> Decoded<CacheReport> {
 const MAX_SPACE: usize = 64;
 
 /// A loss that is not a number is told as it is; so is a drift, which then decides for a new generation.
-fn drift(generation: u64, wire: v1::CacheDrift) -> Decoded<DriftEntry> {
+fn drift(wire: v1::CacheDrift) -> Decoded<CacheDrift> {
     if wire.relative_l2 < 0.0 {
         return Err(FieldError::new(
             "drift.relative_l2",
@@ -69,7 +68,7 @@ fn drift(generation: u64, wire: v1::CacheDrift) -> Decoded<DriftEntry> {
     }
     let v1::CacheDrift { at_step, relative_l2, cosine, loss_fresh, loss_cached, probes } = wire;
     let drift = Drift { relative_l2, cosine, loss_fresh, loss_cached };
-    Ok(DriftEntry { generation, at: Step(at_step), drift, probes })
+    Ok(CacheDrift { at: Step(at_step), drift, probes })
 }
 
 /// What the cache did for one rank in one step.
@@ -79,7 +78,8 @@ pub fn cache_use(wire: v1::CacheUse) -> Decoded<CacheUse> {
             .map_err(|_| FieldError::new(format!("cache.{field}"), format!("{ms} ms is no duration")))
     };
     let (read, fill) = (time("read_ms", wire.read_ms)?, time("fill_ms", wire.fill_ms)?);
-    Ok(CacheUse { hits: wire.hits, misses: wire.misses, read, fill })
+    let v1::CacheUse { hits, misses, kept, .. } = wire;
+    Ok(CacheUse { hits, misses, kept, read, fill })
 }
 
 /// Where the steps of a lease take their features from.
@@ -98,7 +98,8 @@ pub fn turn(turn: LeaseTurn) -> v1::CacheTurn {
 /// What the cache did in a step.
 pub fn used(of: &CacheUse) -> v1::CacheUse {
     let ms = |time: Duration| time.as_secs_f64() * 1e3;
-    v1::CacheUse { hits: of.hits, misses: of.misses, read_ms: ms(of.read), fill_ms: ms(of.fill) }
+    let CacheUse { hits, misses, kept, read, fill } = *of;
+    v1::CacheUse { hits, misses, read_ms: ms(read), fill_ms: ms(fill), kept }
 }
 
 /// News of the cache.
@@ -158,7 +159,7 @@ fn generation((entry, state): &(GenerationEntry, GenerationState)) -> v1::CacheG
         number: entry.number,
         since_step: entry.since.0,
         state: state.into(),
-        stored: entry.stored,
+        stored: entry.stored_so_far(),
         total: entry.total,
         bytes: entry.bytes.0,
         hits: entry.used.hits,

@@ -43,6 +43,7 @@ impl From<Denied> for Status {
                 | Refusal::Stale { .. }
                 | Refusal::NoCache
                 | Refusal::ExactCache
+                | Refusal::NotPlanned
                 | Refusal::NoCachedStep { .. }
                 | Refusal::Needed { .. }
                 | Refusal::Over(_) => Self::failed_precondition(text),

@@ -8,7 +8,7 @@ use std::{
 
 use coxswain_proto::run_spec::RunSpec;
 
-use super::{EPOCH, Run, SAMPLES, UPPER_LAYERS, parts, solo, spec, use_of, watched};
+use super::{EPOCH, Run, SAMPLES, UPPER_LAYERS, outcome, parts, solo, spec, trainer, use_of, watched};
 
 fn exact(output: &Path, store: &Path, more: &[&str]) -> RunSpec {
     let (dir, steps) = (format!("cache.dir={}", store.display()), format!("train.steps={}", 2 * EPOCH));
@@ -132,23 +132,14 @@ fn a_part_without_its_end_is_never_served() {
 
 #[test]
 fn a_store_of_a_newer_version_is_refused() {
-    use coxswain_proto::{ids::Step, plan::Plan};
-    use coxswain_worker::{
-        link::SoloLink,
-        train::{PolicyTrainer, TrainerOptions},
-        trainer::{FailureKind, Trainer, TrainerOutcome},
-    };
+    use coxswain_worker::trainer::{FailureKind, TrainerOutcome};
     let dir = tempfile::tempdir().expect("a temporary directory");
     let store = dir.path().join("store");
     fs::create_dir(&store).expect("new");
     fs::write(store.join("store.json"), r#"{"format": 999, "what": "of tomorrow"}"#).expect("written");
     let spec = exact(&dir.path().join("run"), &store, &[]);
-    let options = TrainerOptions { device: Default::default(), listener: None };
-    let mut trainer = PolicyTrainer::<burn_flex::Flex>::new(options);
-    let facts = trainer.open(&spec).expect("the data set opens");
-    let plan = Plan::new(&spec.train, facts.training_samples).expect("a possible plan");
-    let link = SoloLink::new(Step(0)).with_cache(&spec.cache, &plan);
-    let TrainerOutcome::Failed(failure) = trainer.train(&spec, Box::new(link)) else { panic!("refused") };
+    let outcome = outcome(&mut trainer(None), &spec, 0, |link, _| Box::new(link));
+    let TrainerOutcome::Failed(failure) = outcome else { panic!("refused") };
     assert_eq!(failure.kind, FailureKind::BadInput);
     assert!(failure.message.contains("999") && failure.message.contains("cache.dir"), "{}", failure.message);
 }

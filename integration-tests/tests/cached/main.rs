@@ -14,11 +14,17 @@ use std::{
 };
 
 use burn_flex::Flex;
-use coxswain_proto::{ids::Step, plan::Plan, run_spec::RunSpec};
+use coxswain_integration_tests::solo::{outcome, quickstart, summary};
+use coxswain_proto::{
+    cache_plan::{CacheUse, Decided},
+    ids::Step,
+    run_spec::RunSpec,
+};
 use coxswain_worker::{
-    link::{Assignment, CacheUse, Commands, Leased, Link, LinkError, Phase, Report, SoloLink},
+    collective::RingListener,
+    link::{Assignment, Commands, Leased, Link, LinkError, Phase, Report, SoloLink},
     train::{CacheSummary, PolicyTrainer, Summary, TrainerOptions},
-    trainer::{Trainer, TrainerOutcome},
+    trainer::TrainerOutcome,
 };
 
 /// Samples of the data set's first episode, the only one that these tests train on.
@@ -32,31 +38,20 @@ const EPOCH: u64 = SAMPLES / BATCH;
 const UPPER_LAYERS: &str =
     r"lora.targets=model\.language_model\.layers\.[45]\.(self_attn\.(q|k|v|o)_proj|mlp\.(gate|up|down)_proj)";
 
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace's root").to_path_buf()
-}
-
 /// A run of the tiny policy over the first episode. `overrides` come last.
 fn spec(output: &Path, overrides: &[&str]) -> RunSpec {
-    let root = root();
-    let path = |relative: &str| root.join(relative).display().to_string();
-    let mut all = vec![
-        format!("run.output_dir={}", output.display()),
-        format!("model.path={}", path("configs/assets/tiny-vla")),
-        format!("data.path={}", path("configs/assets/metaworld-mini")),
-        "data.holdout_episodes=[1,2,3]".to_owned(),
-        "eval.samples=4".to_owned(),
-        format!("train.global_batch={BATCH}"),
-        "train.micro_batch=4".to_owned(),
-        "train.checkpoint_every=0".to_owned(),
-        "expert.layers=2".to_owned(),
-        "expert.repeated_noise=1".to_owned(),
-        "optimizer.warmup_steps=2".to_owned(),
+    let batch = format!("train.global_batch={BATCH}");
+    let own = [
+        "data.holdout_episodes=[1,2,3]",
+        &batch,
+        "train.micro_batch=4",
+        "train.checkpoint_every=0",
+        "expert.layers=2",
+        "expert.repeated_noise=1",
         // So that the adapter and its features move visibly within a few steps.
-        "optimizer.lr.lora=1e-3".to_owned(),
+        "optimizer.lr.lora=1e-3",
     ];
-    all.extend(overrides.iter().map(ToString::to_string));
-    RunSpec::load(&root.join("configs/quickstart.yaml"), &all).expect("the run file is valid")
+    quickstart(output, &[&own[..], overrides].concat())
 }
 
 /// What a run left behind.
@@ -136,6 +131,9 @@ impl Link for Listening {
     fn lease_ahead(&mut self, step: Step, samples: u64) -> Result<Option<Leased>, LinkError> {
         self.inner.lease_ahead(step, samples)
     }
+    fn decided(&self, step: Step) -> Option<Decided> {
+        self.inner.decided(step)
+    }
     fn commands(&mut self) -> Commands {
         self.inner.commands()
     }
@@ -154,6 +152,11 @@ impl Link for Listening {
     }
 }
 
+/// One rank; `listener` is where its neighbour calls, if it has one.
+fn trainer(listener: Option<RingListener>) -> PolicyTrainer<Flex> {
+    PolicyTrainer::new(TrainerOptions { device: Default::default(), listener })
+}
+
 fn solo(spec: &RunSpec) -> Run {
     resumed(spec, 0)
 }
@@ -165,22 +168,17 @@ fn resumed(spec: &RunSpec, first_step: u64) -> Run {
 
 /// Trains, and calls `before` in every step when its gradients are there and nothing has been updated.
 fn watched(spec: &RunSpec, first_step: u64, before: Before) -> Run {
-    let mut trainer =
-        PolicyTrainer::<Flex>::new(TrainerOptions { device: Default::default(), listener: None });
-    let facts = trainer.open(spec).expect("the data set opens");
-    let plan = Plan::new(&spec.train, facts.training_samples).expect("a possible plan");
-    assert_eq!(plan.steps_per_epoch(), EPOCH);
-    let inner = SoloLink::new(Step(first_step)).with_cache(&spec.cache, &plan);
     let heard = Heard::default();
-    let outcome = trainer.train(spec, Box::new(Listening { inner, heard: heard.clone(), before }));
+    let outcome = outcome(&mut trainer(None), spec, first_step, |inner, plan| {
+        assert_eq!(plan.steps_per_epoch(), EPOCH);
+        Box::new(Listening { inner, heard: heard.clone(), before })
+    });
     assert_eq!(outcome, TrainerOutcome::Done);
     collected(spec, &heard)
 }
 
 fn collected(spec: &RunSpec, heard: &Heard) -> Run {
-    let output = PathBuf::from(&spec.run.output_dir);
-    let text = std::fs::read_to_string(output.join("summary.json")).expect("a summary was written");
-    let summary = serde_json::from_str(&text).expect("of the right shape");
+    let (output, summary) = (PathBuf::from(&spec.run.output_dir), summary(spec));
     let (mut notes, mut steps) = (Vec::new(), Vec::new());
     for report in heard.0.lock().expect("nobody panics with it").drain(..) {
         match report {

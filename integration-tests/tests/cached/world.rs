@@ -7,20 +7,19 @@ use std::{
     thread,
 };
 
-use burn_flex::Flex;
 use coxswain_proto::{
+    cache_plan::Decided,
     ids::{Generation, Rank, Step},
-    plan::{self, Plan},
+    plan,
     run_spec::RunSpec,
 };
 use coxswain_worker::{
     collective::RingListener,
     link::{Assignment, Commands, Leased, Link, LinkError, Phase, Report, SoloLink},
-    train::{PolicyTrainer, TrainerOptions},
-    trainer::{Trainer, TrainerOutcome},
+    trainer::TrainerOutcome,
 };
 
-use super::{BATCH, EPOCH, Heard, Run, SAMPLES, UPPER_LAYERS, collected, solo, spec};
+use super::{BATCH, EPOCH, Heard, Run, SAMPLES, UPPER_LAYERS, collected, outcome, solo, spec, trainer};
 
 const WORLD: u32 = 2;
 
@@ -54,6 +53,9 @@ impl Link for RankLink {
     fn lease_ahead(&mut self, step: Step, samples: u64) -> Result<Option<Leased>, LinkError> {
         Ok(self.turns.lease_ahead(step, samples)?.map(|leased| self.cut(leased, samples)))
     }
+    fn decided(&self, step: Step) -> Option<Decided> {
+        self.turns.decided(step)
+    }
     fn commands(&mut self) -> Commands {
         self.turns.commands()
     }
@@ -83,13 +85,10 @@ fn pair(spec: &RunSpec, first_step: u64) -> Run {
                     addresses.lock().expect("unpoisoned")[rank as usize] = listener.address().to_owned();
                     ready.wait();
                     let next = addresses.lock().expect("unpoisoned")[((rank + 1) % WORLD) as usize].clone();
-                    let options = TrainerOptions { device: Default::default(), listener: Some(listener) };
-                    let mut trainer = PolicyTrainer::<Flex>::new(options);
-                    let facts = trainer.open(spec).expect("the data set opens");
-                    let plan = Plan::new(&spec.train, facts.training_samples).expect("a possible plan");
-                    let turns = SoloLink::new(Step(first_step)).with_cache(&spec.cache, &plan);
                     let heard = (rank == 0).then_some(heard);
-                    trainer.train(spec, Box::new(RankLink { turns, rank: Rank(rank), next, heard }))
+                    outcome(&mut trainer(Some(listener)), spec, first_step, |turns, _| {
+                        Box::new(RankLink { turns, rank: Rank(rank), next, heard })
+                    })
                 })
             })
             .collect();

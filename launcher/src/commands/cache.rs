@@ -15,9 +15,9 @@ use crate::{
 pub enum CacheCommand {
     /// Show every space: tap, dtype, samples, bytes, last use, who made it
     List(StoreArgs),
-    /// Read every record and name what is damaged; exit code 3 if anything is
-    Verify(StoreArgs),
-    /// Remove parts of writers that died, damaged parts, and spaces over a budget that nobody uses
+    /// Read every record and name what is damaged; exit code 3 if anything is left damaged
+    Verify(VerifyArgs),
+    /// Remove parts of writers that died, parts that cannot be used at all, and spaces over a budget that nobody uses
     Gc(GcArgs),
 }
 
@@ -30,6 +30,16 @@ pub struct StoreArgs {
     /// One JSON object instead of text
     #[arg(long)]
     json: bool,
+}
+
+/// Flags of `cox cache verify`.
+#[derive(Args, Debug)]
+pub struct VerifyArgs {
+    #[command(flatten)]
+    store: StoreArgs,
+    /// Write parts again without their damaged records; runs that need these compute them again
+    #[arg(long)]
+    repair: bool,
 }
 
 /// Flags of `cox cache gc`.
@@ -65,23 +75,25 @@ fn list(args: &StoreArgs) -> Outcome {
     Ok(())
 }
 
-fn verify(args: &StoreArgs) -> Outcome {
-    let verified = args.open()?.verify().map_err(bad)?;
-    match args.json {
-        true => say(format_args!("{:#}", store::verified_json(&verified))),
-        false => say(store::verified(&verified)),
+fn verify(args: &VerifyArgs) -> Outcome {
+    let opened = args.store.open()?;
+    let verified = opened.verify().map_err(bad)?;
+    let repaired = if args.repair { opened.repair(&verified.damaged).map_err(bad)? } else { Vec::new() };
+    match args.store.json {
+        true => say(format_args!("{:#}", store::verified_json(&verified, &repaired))),
+        false => say(store::verified(&verified, &repaired)),
     };
-    match verified.is_sound() {
-        true => Ok(()),
-        false => {
-            let text = format!(
-                "{} records or parts are damaged, {} files cannot be used; training computes them again, `cox cache gc` removes whole parts",
-                verified.damaged.len(),
-                verified.unusable.len()
-            );
-            Err(Failed::new(Exit::BadInput, text))
-        }
-    }
+    let (damaged, unusable) = (verified.damaged.len(), verified.unusable.len());
+    let left = if args.repair { 0 } else { damaged };
+    let text = match (left, unusable) {
+        (0, 0) => return Ok(()),
+        (0, _) => format!("{unusable} files cannot be used; `cox cache gc` removes those that are ours"),
+        _ => format!(
+            "{damaged} records or parts are damaged, {unusable} files cannot be used; runs compute again what they need of it; \
+             `cox cache verify --repair` writes the parts again without it"
+        ),
+    };
+    Err(Failed::new(Exit::BadInput, text))
 }
 
 fn gc(args: &GcArgs) -> Outcome {

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use coxswain_worker::vl_cache::{Collected, Coverage, SpaceReport, Verified};
+use coxswain_worker::vl_cache::{Collected, Coverage, Repaired, SpaceReport, Verified};
 use serde_json::{Value, json};
 
 use super::{table::table, units};
@@ -111,11 +111,15 @@ pub fn list_json(dir: &Path, whole: u64, spaces: &[SpaceReport], strange: &[Stri
     json!({ "dir": dir, "bytes": whole, "spaces": spaces.iter().map(space).collect::<Vec<_>>(), "unusable": strange })
 }
 
-/// What reading everything has shown.
-pub fn verified(verified: &Verified) -> String {
+/// What reading everything has shown, and what was done about it.
+pub fn verified(verified: &Verified, repaired: &[Repaired]) -> String {
     let damaged = verified.damaged.iter().map(|damage| format!("damaged: {damage}"));
     let unusable = verified.unusable.iter().map(|fault| format!("unusable: {fault}"));
-    let mut parts: Vec<_> = damaged.chain(unusable).collect();
+    let repairs = repaired.iter().map(|Repaired { path, kept }| match kept {
+        0 => format!("removed: {}: nothing in it was sound", path.display()),
+        kept => format!("repaired: {}: has its {kept} sound records alone", path.display()),
+    });
+    let mut parts: Vec<_> = damaged.chain(unusable).chain(repairs).collect();
     parts.push(format!(
         "{} records sound, {} damaged, {} files unusable; {} read",
         verified.records,
@@ -127,7 +131,7 @@ pub fn verified(verified: &Verified) -> String {
 }
 
 /// [`verified`] for programs.
-pub fn verified_json(verified: &Verified) -> Value {
+pub fn verified_json(verified: &Verified, repaired: &[Repaired]) -> Value {
     let damaged = verified
         .damaged
         .iter()
@@ -138,6 +142,7 @@ pub fn verified_json(verified: &Verified) -> Value {
         "bytes": verified.bytes,
         "damaged": damaged.collect::<Vec<_>>(),
         "unusable": verified.unusable,
+        "repaired": repaired.iter().map(|part| json!({ "path": part.path, "kept": part.kept })).collect::<Vec<_>>(),
     })
 }
 
@@ -239,16 +244,19 @@ mod tests {
             damaged: vec![damage(Some(7)), damage(None)],
             unusable: vec!["q.vlc: newer".into()],
         };
-        let shown = verified(&found);
+        let repaired = [(4, "p.vlc"), (0, "r.vlc")].map(|(kept, path)| Repaired { path: path.into(), kept });
+        let shown = verified(&found, &repaired);
         for says in [
             "damaged: p.vlc: record 7: values",
             "damaged: p.vlc: values",
             "unusable: q.vlc",
             "5 records sound, 2 damaged",
+            "repaired: p.vlc: has its 4 sound",
+            "removed: r.vlc",
         ] {
             assert!(shown.contains(says), "{says}\n  in\n{shown}");
         }
-        assert_eq!(verified_json(&found)["sound"], false);
+        assert_eq!(verified_json(&found, &[])["sound"], false);
     }
 
     #[test]

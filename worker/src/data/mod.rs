@@ -38,7 +38,7 @@ pub use lerobot::Fingerprint;
 pub use normalize::Normalizer;
 pub use order::{SampleOrder, TrainingSamples};
 pub use outline::{Outline, PromptLength};
-pub use prefetch::{Prefetcher, StepRequest};
+pub use prefetch::{Prefetcher, StepRequest, Upcoming};
 pub use prompt::{ModelFacts, PromptEncoder};
 pub use rows::{FeatureShape, KeptFeatures, Missing, Prepared};
 pub use sample_file::write_sample;

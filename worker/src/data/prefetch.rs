@@ -10,6 +10,8 @@
 //! did not fit [`Prefetcher::replan`] starts it again with smaller micro-batches, from the same samples. Failures come through
 //! [`Prefetcher::next`] as values. Dropping the prefetcher stops and joins its threads.
 //!
+//! Where features are kept, rows of micro-batches that wait can be completed before their turn (`upcoming`).
+//!
 //! What it does not do: decide which positions a rank owns, or when a step ends.
 
 use std::{
@@ -26,6 +28,10 @@ use super::dataset::Dataset;
 use super::error::DataError;
 use super::order::SampleOrder;
 use super::rows::{KeptFeatures, Prepared};
+
+mod upcoming;
+
+pub use upcoming::Upcoming;
 
 /// Steps on record at once. Requests are a few words each; more than this means that nobody takes batches.
 pub const MAX_REQUESTS: usize = 256;
@@ -86,7 +92,7 @@ struct Shared {
     wanted: Condvar,
 }
 
-/// Jobs are numbered through all requests on record. `taken <= started <= taken + depth`.
+/// Jobs are numbered through all requests on record. `taken <= started <= taken + depth`, or further where features are kept.
 #[derive(Default)]
 struct State {
     /// Steps not yet finished, with the number of their first job.
@@ -98,6 +104,8 @@ struct State {
     done: BTreeMap<u64, Result<Prepared, DataError>>,
     /// Rises with every replan; what older jobs bring is dropped.
     plan: u64,
+    /// Samples that are kept ready where features may be missing, if that is more than `depth` micro-batches.
+    kept_ahead: usize,
     stop: bool,
 }
 
@@ -234,6 +242,14 @@ struct Job {
     kept: Option<KeptFeatures>,
 }
 
+impl State {
+    /// Micro-batches of a request that may be ready at once for the sake of features that are missing.
+    fn ahead_of(&self, request: &StepRequest) -> u64 {
+        let size = request.micro_batch.max(1);
+        request.kept.as_ref().map_or(0, |_| self.kept_ahead.div_ceil(size) as u64)
+    }
+}
+
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -262,24 +278,31 @@ impl Shared {
             if state.stop {
                 return None;
             }
-            if state.started < state.planned && state.started < state.taken + self.depth {
-                let number = state.started;
-                let holds =
-                    |(first, r): &&(u64, StepRequest)| (*first..*first + r.micro_batches()).contains(&number);
-                state.started += 1;
-                // Without an owner the step was left early, and nobody wants the batch.
-                if let Some((first, request)) = state.requests.iter().find(holds) {
-                    return Some(Job {
-                        plan: state.plan,
-                        number,
-                        step: request.step,
-                        epoch: request.epoch,
-                        positions: request.part(number - first).collect(),
-                        kept: request.kept.clone(),
-                    });
-                }
-            } else {
+            if state.started >= state.planned {
                 state = self.wanted.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            let number = state.started;
+            let holds =
+                |(first, r): &&(u64, StepRequest)| (*first..*first + r.micro_batches()).contains(&number);
+            let owner = state.requests.iter().find(holds);
+            let bound = owner.map_or(self.depth, |(_, request)| self.depth.max(state.ahead_of(request)));
+            if number >= state.taken + bound {
+                state = self.wanted.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            let job = owner.map(|(first, request)| Job {
+                plan: state.plan,
+                number,
+                step: request.step,
+                epoch: request.epoch,
+                positions: request.part(number - first).collect(),
+                kept: request.kept.clone(),
+            });
+            state.started += 1;
+            // Without an owner the step was left early, and nobody wants the batch.
+            if job.is_some() {
+                return job;
             }
         }
     }

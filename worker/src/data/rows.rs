@@ -71,6 +71,8 @@ pub struct Prepared {
     pub batch: MicroBatch,
     /// Rows whose features are to be computed, in order.
     pub missing: Vec<Missing>,
+    /// Rows whose features were computed while the micro-batch waited.
+    pub computed_ahead: usize,
     /// Time spent reading features.
     pub read: Duration,
     /// What was found damaged, for people.

@@ -2,15 +2,13 @@
 //! for those that decide where features come from: it keeps the same table of turns as a coordinator would.
 
 use coxswain_proto::{
-    cache_plan::{CacheGeneration, Evidence, StepTurn, TurnTable},
+    cache_plan::{CacheGeneration, CacheReport, Decided, Evidence, StepTurn, TurnTable},
     ids::{Generation, Rank, Step},
     plan::Plan,
     run_spec::Cache,
 };
 
-use super::{
-    Assignment, CacheReport, CacheSpace, CacheTurn, Commands, Leased, Link, LinkError, Phase, Report,
-};
+use super::{Assignment, CacheSpace, CacheTurn, Commands, Leased, Link, LinkError, Phase, Report};
 
 /// A world of one, without a coordinator.
 #[derive(Clone, Debug)]
@@ -30,17 +28,19 @@ impl SoloLink {
         Self { first_step, turns, measured: None, space: (0, String::new()) }
     }
 
-    /// The same with a cache. Turns before `first_step` are forgotten: a cached phase that is resumed within begins its own generation,
-    /// whose adapter is the same, because adapters rest in cached phases.
-    pub fn with_cache(self, cache: &Cache, plan: &Plan) -> Self {
-        Self { turns: TurnTable::new(cache, Some(plan)), ..self }
+    /// The same with a cache. `decided` is what the checkpoint of `first_step` says was decided last: without a coordinator nobody else
+    /// remembers which generation serves, or is to be compared with.
+    pub fn with_cache(self, cache: &Cache, plan: &Plan, decided: Option<Decided>) -> Self {
+        let mut turns = TurnTable::new(cache, Some(plan));
+        decided.into_iter().for_each(|decided| turns.insert(decided));
+        Self { turns, ..self }
     }
 
     /// Decides about a step if that is possible now; with `given_up`, in any case.
     fn decide(&mut self, step: Step, given_up: bool) {
         let measured = self.measured.as_ref();
         let drift = measured.and_then(|report| report.drift).filter(|drift| drift.at == step);
-        let lost = measured.is_some_and(|report| report.stale_unavailable);
+        let lost = measured.is_some_and(|report| report.lost);
         let evidence = Evidence { drift: drift.map(|drift| drift.drift), lost, given_up };
         if let Some(decided) = self.turns.decide(step, &evidence) {
             let number = decided.generation.number;
@@ -88,6 +88,10 @@ impl Link for SoloLink {
         Ok(self.leased(step, samples))
     }
 
+    fn decided(&self, step: Step) -> Option<Decided> {
+        self.turns.before(step).copied()
+    }
+
     fn commands(&mut self) -> Commands {
         Commands::default()
     }
@@ -112,12 +116,11 @@ impl Link for SoloLink {
 #[cfg(test)]
 mod tests {
     use coxswain_proto::{
-        cache_plan::Drift,
+        cache_plan::{CacheDrift, Drift},
         run_spec::{CacheMode, Span, Train},
     };
 
     use super::*;
-    use crate::link::CacheDrift;
 
     fn link(rebuild_above: Option<f64>) -> SoloLink {
         let steps = |steps| Span { epochs: None, steps: Some(steps) };
@@ -131,7 +134,7 @@ mod tests {
         let train: Train =
             serde_json::from_value(serde_json::json!({"steps": 100, "global_batch": 4, "micro_batch": 1}))
                 .expect("complete");
-        SoloLink::new(Step(0)).with_cache(&cache, &Plan::new(&train, 16).expect("possible"))
+        SoloLink::new(Step(0)).with_cache(&cache, &Plan::new(&train, 16).expect("possible"), None)
     }
 
     fn turns(link: &mut SoloLink, steps: std::ops::Range<u64>) -> Vec<u64> {
@@ -186,5 +189,19 @@ mod tests {
         let generation = CacheGeneration { number: 1, since: Step(2) };
         let kept = Some(CacheSpace { generation, space: Some("5f".into()) });
         assert_eq!(link.lease(Step(4), 4).map(|leased| leased.turn), Ok(CacheTurn::Live { kept }));
+    }
+
+    #[test]
+    fn what_a_checkpoint_remembers_goes_on_and_is_compared_with() {
+        let mut before = link(Some(0.1));
+        assert_eq!(turns(&mut before, 0..5), [0, 0, 1, 1, 0]);
+        let remembered = before.decided(Step(5));
+        assert_eq!(remembered.map(|decided| decided.generation.number), Some(1));
+        assert_eq!(before.decided(Step(2)), None, "the first cached phase begins at step 2");
+        let mut resumed = link(Some(0.1));
+        remembered.into_iter().for_each(|decided| resumed.turns.insert(decided));
+        assert_eq!(resumed.lease_ahead(Step(6), 4), Ok(None), "drift decides, as it did before");
+        resumed.report(drift(1, 6, 0.05)).expect("nobody is told");
+        assert_eq!(turns(&mut resumed, 6..8), [1, 1]);
     }
 }

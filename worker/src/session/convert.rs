@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use coxswain_proto::{
-    cache_plan::CacheGeneration,
+    cache_plan::{CacheGeneration, CacheReport, CacheUse},
     ids::{Bytes, Generation, Rank, Step},
     limits,
     v1::{self, directive::Kind},
@@ -16,8 +16,8 @@ use super::{
 };
 use crate::{
     link::{
-        Assignment, CacheReport, CacheSpace, CacheTurn, CacheUse, CheckpointNews, EpochPositions, Phase,
-        PhaseMemory, Start, StateSource, StepDone, StepTimes,
+        Assignment, CacheSpace, CacheTurn, CheckpointNews, EpochPositions, Phase, PhaseMemory, Start,
+        StateSource, StepDone, StepTimes,
     },
     trainer::{FailureKind, TrainerFailure},
 };
@@ -101,7 +101,8 @@ fn turn(wire: v1::CacheTurn) -> Result<CacheTurn, String> {
 }
 
 fn cache_use(of: &CacheUse) -> v1::CacheUse {
-    v1::CacheUse { hits: of.hits, misses: of.misses, read_ms: ms(of.read), fill_ms: ms(of.fill) }
+    let CacheUse { hits, misses, kept, read, fill } = *of;
+    v1::CacheUse { hits, misses, read_ms: ms(read), fill_ms: ms(fill), kept }
 }
 
 /// What rank 0 knows of the feature cache.
@@ -122,7 +123,7 @@ pub(super) fn cache(report: CacheReport) -> v1::CacheReport {
             loss_cached: measured.drift.loss_cached,
             probes: measured.probes,
         }),
-        stale_unavailable: report.stale_unavailable,
+        stale_unavailable: report.lost,
     }
 }
 

@@ -3,18 +3,19 @@
 //! Requests stop before a step whose turn is not known yet: where drift is measured first, and where a generation of kept features begins,
 //! since what names its space is the adapter as the step before leaves it.
 
-use coxswain_proto::{ids::Step, plan};
+use coxswain_proto::{ids::Step, limits::LEASE_STEPS, plan};
 
 use super::{TrainError, features::Claim, run::Training};
 use crate::{data::StepRequest, kernels::Tape};
 
-/// Steps whose samples are requested ahead of the one that runs, so that data threads never wait for a lease.
+/// Steps whose samples are requested ahead of the one that runs, so that data threads never wait for a lease. More where an encoder batch
+/// reaches further.
 const REQUESTS_AHEAD: u64 = 4;
 
 impl<B: Tape<Base = B>> Training<'_, B> {
     /// Leases the next steps' samples and puts the data threads to work on them.
     pub(super) fn request_ahead(&mut self, total: Step) -> Result<(), TrainError> {
-        let until = Step((self.next.0 + 1 + REQUESTS_AHEAD).min(total.0));
+        let until = Step((self.next.0 + 1 + self.steps_ahead()).min(total.0));
         while self.requested < until {
             let step = self.requested;
             let batch = self.plan.batch(step);
@@ -41,5 +42,12 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             Some(turn) => self.take_turn(&turn),
             None => Ok(()),
         }
+    }
+
+    /// Steps after the next one whose samples are asked for.
+    fn steps_ahead(&self) -> u64 {
+        let share = self.plan.batch(self.next).len().div_ceil(u64::from(self.world().max(1))).max(1);
+        let wanted = self.features.as_ref().map_or(0, |features| features.encoder_batch() as u64);
+        wanted.div_ceil(share).clamp(REQUESTS_AHEAD, LEASE_STEPS)
     }
 }

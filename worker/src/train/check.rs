@@ -1,12 +1,12 @@
 //! Everything that can be found out before training, for `cox check`: the data set opens, samples read, the checkpoint has every
-//! tensor in the right shape, adapters find their targets, the output directory can be written.
+//! tensor in the right shape, adapters find their targets, the output directory and the store of features can be written.
 
-use std::{fmt, fs, path::Path};
+use std::{fmt, fs, io, path::Path};
 
 use coxswain_proto::{ids::Step, plan::Plan, run_spec::RunSpec};
 use serde::Serialize;
 
-use super::{TrainError, announce::describe, checkpoint::Store};
+use super::{TrainError, announce::describe, checkpoint::Store, features};
 use crate::{
     data::Dataset,
     kernels::Tape,
@@ -33,6 +33,8 @@ pub struct CheckReport {
     pub trainable: u64,
     /// Bytes of one checkpoint.
     pub checkpoint_bytes: u64,
+    /// Where features are kept, and what is there; none if the cache is off.
+    pub features: Option<String>,
     /// The step a complete checkpoint would be resumed at.
     pub resumes_at: Option<u64>,
 }
@@ -50,7 +52,9 @@ pub fn check<B: Tape<Base = B>>(spec: &RunSpec, device: &B::Device) -> Result<Ch
     }
     let (policy, layout, _) = Policy::<B>::load(spec, dataset.dims(), device)?;
     let output_dir = Path::new(&spec.run.output_dir);
-    check_writable(output_dir)?;
+    let io = |source| TrainError::Io { action: "write below", path: output_dir.to_path_buf(), source };
+    check_writable(output_dir).map_err(io)?;
+    let features = features::check(spec)?;
     let resumes_at = Store::new(output_dir).complete()?.pop().map(|found| found.manifest.step);
     Ok(CheckReport {
         training_samples: dataset.training_len(),
@@ -61,18 +65,17 @@ pub fn check<B: Tape<Base = B>>(spec: &RunSpec, device: &B::Device) -> Result<Ch
         modules: policy.trainable_report(&layout, spec.model.weights_dtype),
         trainable: layout.len() as u64,
         checkpoint_bytes: 3 * 4 * layout.len() as u64,
+        features,
         resumes_at: resumes_at.filter(|_| spec.train.resume),
     })
 }
 
-/// The nearest directory above `output_dir` that exists must take a file.
-fn check_writable(output_dir: &Path) -> Result<(), TrainError> {
-    let absolute = std::path::absolute(output_dir);
-    let io = |source| TrainError::Io { action: "write below", path: output_dir.to_path_buf(), source };
-    let absolute = absolute.map_err(io)?;
+/// `dir`, or the nearest directory above it that exists, must take a file.
+pub(super) fn check_writable(dir: &Path) -> io::Result<()> {
+    let absolute = std::path::absolute(dir)?;
     let existing = absolute.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("/"));
     let probe = existing.join(format!(".cox-check-{}", std::process::id()));
-    fs::write(&probe, b"").and_then(|()| fs::remove_file(&probe)).map_err(io)
+    fs::write(&probe, b"").and_then(|()| fs::remove_file(&probe))
 }
 
 impl fmt::Display for CheckReport {
@@ -88,6 +91,9 @@ impl fmt::Display for CheckReport {
         }
         writeln!(f, "trains    {} parameters", self.trainable)?;
         write!(f, "on disk   {:.1} MiB a checkpoint", self.checkpoint_bytes as f64 / f64::from(1 << 20))?;
+        if let Some(features) = &self.features {
+            write!(f, "\nfeatures  {features}")?;
+        }
         match self.resumes_at {
             Some(step) => write!(f, "\nresumes   at step {step}"),
             None => Ok(()),

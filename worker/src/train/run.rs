@@ -201,6 +201,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             if self.summary.losses.len() == STEPS_SIGHTED {
                 self.report_memory()?;
             }
+            self.tell_features(step)?;
             self.obey(verdict.commands)?;
             if verdict.commands.regroup && !self.stopped {
                 self.publish_all()?;

@@ -147,6 +147,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             dataset_fingerprint: self.dataset.fingerprint().to_string(),
             micro_batch: self.micro_batch,
             cache: self.cache_mark(),
+            turn: self.link.decided(self.next),
             files: Default::default(),
         };
         let found = staging.publish(manifest)?;

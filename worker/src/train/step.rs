@@ -22,6 +22,7 @@ use std::{
 };
 
 use coxswain_proto::{
+    cache_plan::CacheUse,
     ids::{Bytes, Rank, Step},
     plan::Batch,
     run_spec::CacheMode,
@@ -37,7 +38,7 @@ use super::{
 use crate::{
     batch::MicroBatch,
     kernels::Tape,
-    link::{CacheTurn, CacheUse, Phase, Report, StepDone, StepTimes},
+    link::{CacheTurn, Phase, Report, StepDone, StepTimes},
     memory::{self, Attempt, Category, Held},
     model::policy::{MicroLoss, Pass, StageClock},
     params::Group,
@@ -85,6 +86,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
                 ((Fared::Failed, rank), Ok(())) => return Err(TrainError::PeerFailed(rank)),
             }
         };
+        self.settle_features(step);
         let (grad_norm, broken) = match self.update(step, &verdict, &mut times) {
             Ok(norm) => (norm, None),
             Err(error) => match self.held.as_ref().filter(|held| held.optimizer.versions().0.newest > step.0)
@@ -134,7 +136,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             share.tokens += micro_batch.tokens();
             share.micro_batches += 1;
         }
-        self.publish_features(step)?;
+        self.publish_features(step);
         // Where LoRA rests, that it has no gradient means nothing.
         if self.resting().is_none() && !self.gradients.all_heard() {
             self.gradients.observe(self.trainables.layout(), &self.grads);
@@ -305,14 +307,15 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         (verdict, grad_norm): (&Verdict, f64),
     ) -> StepDone {
         let claim = self.claimed.pop_front();
-        if let Some(features) = &mut self.features {
-            features.book(&share.cache, &times);
-        }
+        let cache = match &mut self.features {
+            Some(features) => features.book(share.cache, &times),
+            None => share.cache,
+        };
         StepDone {
             step,
             epoch: batch.epoch,
             cache_generation: claim.as_ref().map_or(0, |claim| claim.turn.number()),
-            cache: share.cache,
+            cache,
             positions: claim.map_or(Vec::new(), |claim| claim.positions),
             loss_sum: verdict.loss_sum,
             valid_count: verdict.valid_count,

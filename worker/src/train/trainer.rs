@@ -84,7 +84,8 @@ impl<B: Tape<Base = B>> PolicyTrainer<B> {
         };
         meter.enter(Phase::Connecting).map_err(too_large)?;
         let output_dir = PathBuf::from(&spec.run.output_dir);
-        let prefetch = Prefetcher::start(dataset.clone(), spec.data.prefetch, 1)?;
+        let mut prefetch = Prefetcher::start(dataset.clone(), spec.data.prefetch, 1)?;
+        prefetch.keep_ahead(features.as_ref().map_or(0, Features::encoder_batch));
         Ok(Training {
             spec,
             spec_digest: document::digest(spec),

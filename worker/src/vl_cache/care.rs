@@ -111,7 +111,7 @@ impl Store {
         Ok(verified)
     }
 
-    /// Removes what nobody can use: parts of dead writers, damaged parts, and, with a budget, spaces beyond it that no living process has
+    /// Removes what nobody can use: parts of dead writers, parts that are damaged as a whole, and, with a budget, spaces beyond it that no living process has
     /// open. With `dry_run` it only says what it would remove.
     pub fn gc(&self, budget: Option<u64>, dry_run: bool) -> Result<Collected, StoreError> {
         let mut collected = Collected::default();

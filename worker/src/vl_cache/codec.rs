@@ -15,10 +15,10 @@ use coxswain_proto::run_spec::CacheDtype;
 
 /// The smallest scale: tokens that small become zeros or few distinct values, and no division meets a zero or a subnormal.
 const SMALLEST_SCALE: f32 = f32::from_bits(27 << 23); // 2^-100
-/// Adding and subtracting it rounds a float of magnitude below 2^22 to the nearest integer, ties to even.
+/// Adding it rounds a float of magnitude below 2^22 to the nearest integer, ties to even, and leaves that in the lowest bits.
 const ROUNDER: f32 = 12_582_912.0;
 /// Sums kept side by side, so that they are added in vectors.
-const LANES: usize = 16;
+const LANES: usize = 8;
 
 /// What a value becomes by being stored as `dtype` and read again; `values` are tokens of `width` each.
 ///
@@ -109,26 +109,54 @@ pub(super) fn decode(dtype: CacheDtype, width: usize, bytes: &[u8], out: &mut [f
 
 /// Squared difference of `values` and what storing makes of them, and their squared norm.
 pub(super) fn squared_error(dtype: CacheDtype, width: usize, values: &[f32], bytes: &[u8]) -> (f64, f64) {
-    if dtype == CacheDtype::Float32 {
-        return (0.0, 0.0);
-    }
-    let mut stored = vec![0.0; values.len()];
-    decode(dtype, width, bytes, &mut stored);
+    let width = width.max(1);
+    // Token by token, so that what is decoded stays in the nearest cache.
+    let mut stored = vec![0.0; width];
     let mut sums = (0.0, 0.0);
-    // In float32 lanes within a token, in float64 over tokens: exact enough for a figure of two digits.
-    for (token, stored) in values.chunks(width.max(1)).zip(stored.chunks(width.max(1))) {
-        let mut lanes = [[0.0f32; LANES]; 2];
-        for (x, y) in token.chunks(LANES).zip(stored.chunks(LANES)) {
-            for (lane, (x, y)) in x.iter().zip(y).enumerate() {
-                lanes[0][lane] += (x - y) * (x - y);
-                lanes[1][lane] += x * x;
+    let mut add = |token: &[f32], stored: &[f32]| {
+        let (error, norm) = squares(token, stored);
+        sums = (sums.0 + error, sums.1 + norm);
+    };
+    match dtype {
+        CacheDtype::Float32 => {}
+        CacheDtype::Bfloat16 => {
+            for (token, bytes) in values.chunks_exact(width).zip(bytes.chunks_exact(2 * width)) {
+                decode(dtype, width, bytes, &mut stored);
+                add(token, &stored);
             }
         }
-        let [error, norm] = lanes.map(|lanes| lanes.iter().map(|sum| f64::from(*sum)).sum::<f64>());
-        sums = (sums.0 + error, sums.1 + norm);
+        CacheDtype::Int8 => {
+            let (scales, quantised) = bytes.split_at(values.len() / width * 4);
+            let quantised: &[i8] = bytemuck::cast_slice(quantised);
+            let tokens = values.chunks_exact(width).zip(quantised.chunks_exact(width));
+            for ((token, quantised), scale) in tokens.zip(scales.as_chunks::<4>().0) {
+                dequantise(quantised, f32::from_le_bytes(*scale), &mut stored);
+                add(token, &stored);
+            }
+        }
     }
     sums
 }
+
+/// Squared difference of a token and what is stored of it, and its squared norm. In float32 lanes within a token, in float64 over lanes: exact
+/// enough for a figure of two digits.
+fn squares(token: &[f32], stored: &[f32]) -> (f64, f64) {
+    let add = |(mut error, mut norm): Sums, x: &[f32], y: &[f32]| {
+        for ((error, norm), (x, y)) in error.iter_mut().zip(&mut norm).zip(x.iter().zip(y)) {
+            *error += (x - y) * (x - y);
+            *norm += x * x;
+        }
+        (error, norm)
+    };
+    let ((tokens, token_rest), (all, rest)) = (token.as_chunks::<LANES>(), stored.as_chunks::<LANES>());
+    let sums = tokens.iter().zip(all).fold(Sums::default(), |sums, (x, y)| add(sums, x, y));
+    let (error, norm) = add(sums, token_rest, rest);
+    let sum = |lanes: [f32; LANES]| lanes.iter().map(|sum| f64::from(*sum)).sum();
+    (sum(error), sum(norm))
+}
+
+/// Sums that are added side by side: of squared differences, and of squares.
+type Sums = ([f32; LANES], [f32; LANES]);
 
 fn to_bf16(x: f32) -> u16 {
     let bits = x.to_bits();
@@ -153,8 +181,8 @@ fn quantise(values: &[f32], out: &mut [i8]) -> f32 {
     }
     let scale = scale_of(largest);
     for (q, x) in out.iter_mut().zip(values) {
-        let rounded = (x / scale + ROUNDER) - ROUNDER;
-        *q = rounded.clamp(-127.0, 127.0) as i8;
+        // The sum's lowest bits are the integer, in two's complement: no conversion that saturates, which is not vectorised.
+        *q = ((x / scale).clamp(-127.0, 127.0) + ROUNDER).to_bits() as i8;
     }
     scale
 }

@@ -8,7 +8,7 @@
 //!        in-use.lock                shared lock of every process that has it open; its time is when that was last so
 //!        adapter.safetensors        the adapter it was made with, if one lies below the tap
 //!        coverage-<run>.json        how much of a run's data set is stored, as that run last knew
-//!        part-<unique>.vlc          records; never changed after it has got this name
+//!        part-<unique>.vlc          records; never changed after it has got this name, replaced only by a repair
 //!        open-<unique>.tmp          a part being written, locked by its writer
 //! ```
 //!
@@ -30,6 +30,7 @@ mod error;
 mod map;
 mod memo;
 mod part;
+mod repair;
 mod space;
 mod space_file;
 mod store;
@@ -43,6 +44,7 @@ pub use coverage::Coverage;
 pub use digest::{Digest, SampleKey, SpaceKey};
 pub use error::{Damaged, StoreError};
 pub use memo::{Memo, Stamp};
+pub use repair::Repaired;
 pub use space::{RecordRef, Space};
 pub use space_file::{Ingredients, SpaceDescription};
 pub use store::{FORMAT, Store};

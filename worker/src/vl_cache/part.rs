@@ -84,6 +84,13 @@ impl Counts {
     }
 }
 
+impl Rounding {
+    /// A share of it.
+    pub fn scaled(self, share: f64) -> Self {
+        Self { squared_error: self.squared_error * share, squared_norm: self.squared_norm * share }
+    }
+}
+
 /// Bytes of index and footer at most, for so many records.
 pub(super) fn end_len(records: usize) -> usize {
     records * TABLE_ENTRY + FOOTER
@@ -279,6 +286,14 @@ impl Part {
         let bytes = self.values(record)?;
         codec::decode(self.dtype, self.width, bytes, out);
         Ok(())
+    }
+
+    /// A record's line of the index and all its bytes, padding included, after comparing both of its checksums.
+    pub fn sound(&self, record: usize) -> Result<(Entry, &[u8]), Damaged> {
+        let (entry, _) = self.lead(record)?;
+        self.values(record)?;
+        let bytes = self.slice(record, entry.offset, entry.counts.span(self.dtype, self.width))?;
+        Ok((entry, bytes))
     }
 
     /// The coded values of `record`, after comparing their checksum.

@@ -26,7 +26,7 @@ pub struct Ingredients {
     pub prompt: String,
     /// The tokenizer.
     pub tokenizer: Digest,
-    /// What the forward pass computes in: backend, dtype of weights, version of the computation.
+    /// What computes: version of the computation, and kind of device, since another kind's bits differ.
     pub compute: String,
 }
 

@@ -8,6 +8,7 @@
 //! publishing removes the file. Errors leave what is published as it is.
 
 use std::{
+    collections::HashSet,
     fs::{self, File},
     io::{BufWriter, Write},
     path::PathBuf,
@@ -48,6 +49,8 @@ pub struct PartWriter {
     file: BufWriter<File>,
     header: [u8; HEADER],
     entries: Vec<Entry>,
+    /// Theirs: equal frames of one part are stored once.
+    keys: HashSet<SampleKey>,
     at: u64,
     /// Bytes that the budget leaves.
     allowance: u64,
@@ -74,6 +77,7 @@ impl PartWriter {
             target,
             header,
             entries: Vec::new(),
+            keys: HashSet::new(),
             at: 0,
             allowance,
             rounding: Rounding::default(),
@@ -85,7 +89,7 @@ impl PartWriter {
         Ok(writer)
     }
 
-    /// Adds a record; false if the space has it already. After an error the part can still be published as it was before, if the
+    /// Adds a record; false if the space, or this part, has it already. After an error the part can still be published as it was before, if the
     /// error is [`StoreError::OverBudget`]; after another one it must be dropped.
     pub fn append(&mut self, key: SampleKey, record: &Record<'_>) -> Result<bool, StoreError> {
         let (dtype, width) = (self.space.description.dtype, self.space.description.width as usize);
@@ -94,7 +98,7 @@ impl PartWriter {
             let detail = format!("{} values are not tokens of {width}", record.values.len());
             return Err(StoreError::Foreign { path: self.open.clone(), detail });
         }
-        if self.space.holds(&key) {
+        if self.keys.contains(&key) || self.space.holds(&key) {
             return Ok(false);
         }
         let counts = Counts {
@@ -123,6 +127,7 @@ impl PartWriter {
         written?;
         self.rounding.squared_error += error;
         self.rounding.squared_norm += norm;
+        self.keys.insert(key);
         self.entries.push(entry);
         Ok(true)
     }

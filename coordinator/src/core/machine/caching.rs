@@ -1,7 +1,7 @@
 //! The feature cache: what workers report of it, and what people ask.
 
 use coxswain_proto::{
-    cache_plan::Decided,
+    cache_plan::{CacheReport, Decided},
     ids::{Step, WorkerId},
     run_spec::CacheMode,
 };
@@ -9,7 +9,6 @@ use coxswain_proto::{
 use super::{Machine, Refusal, Reply, Timestamp};
 use crate::core::{
     action::{Action, Record},
-    cache::CacheReport,
     news::{CacheNews, News},
     phase::Phase,
     report::CommittedStep,
@@ -56,7 +55,7 @@ impl Machine {
         }
         let committed = self.progress.committed;
         let leased = self.phase.course().map_or(committed, |course| course.leases.end().max(committed));
-        let total = self.plan.map_or(Step(0), |plan| Step(plan.total_steps()));
+        let total = Step(self.plan.ok_or(Refusal::NotPlanned)?.total_steps());
         let waited = self.waits_for_drift();
         let Some((decided, new)) = self.cache.ask(committed, leased, total) else {
             return Err(Refusal::NoCachedStep { leased });

@@ -1,14 +1,14 @@
 //! Where features come from: turns in leases, decisions that wait for a drift, requests, reports.
 
 use coxswain_proto::{
-    cache_plan::{CacheGeneration, Decided, Drift, Why},
+    cache_plan::{CacheDrift, CacheGeneration, CacheReport, Decided, Drift, Why},
     run_spec::{Cache, CacheMode, Span},
 };
 
 use super::*;
 use crate::core::{
     action::{CacheKey, Lease, LeaseTurn, Record},
-    cache::{CacheReport, DriftEntry, GenerationState},
+    cache::GenerationState,
     failure::Failure,
     news::CacheNews,
 };
@@ -119,22 +119,12 @@ impl Kept {
 }
 
 fn report_of(generation: u64) -> CacheReport {
-    CacheReport {
-        generation,
-        space: String::new(),
-        stored: 0,
-        total: 30,
-        bytes: Bytes(0),
-        fill_batch: 4,
-        damaged: 0,
-        drift: None,
-        lost: false,
-    }
+    CacheReport { generation, total: 30, fill_batch: 4, ..CacheReport::default() }
 }
 
 fn drift_of(generation: u64, at: u64, relative_l2: f64) -> CacheReport {
     let drift = Drift { relative_l2, cosine: 0.9, loss_fresh: 1.0, loss_cached: 1.1 };
-    let drift = Some(DriftEntry { generation, at: Step(at), drift, probes: 8 });
+    let drift = Some(CacheDrift { at: Step(at), drift, probes: 8 });
     CacheReport { drift, ..report_of(generation) }
 }
 
@@ -359,6 +349,8 @@ fn a_request_is_refused_where_it_has_no_meaning() {
     let worker = Some(over.run.worker(0));
     over.run.tell(Ask::Failure { run_id: RUN.into(), worker, failure, sample: None });
     assert!(matches!(over.rebuild().0, Err(Refusal::Over(_))));
+    let mut early = Run::new(cached(2, periodic(2, 6, None)));
+    assert_eq!(early.ask(Ask::RebuildCache).0, Err(Refusal::NotPlanned), "no worker has come");
 }
 
 #[test]

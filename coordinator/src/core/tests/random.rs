@@ -1,12 +1,14 @@
 //! Any sequence of events keeps the invariants, answers every call, and never loses or repeats a step.
 
-use coxswain_proto::{cache_plan::Drift, run_spec::CacheMode};
+use coxswain_proto::{
+    cache_plan::{CacheDrift, CacheReport, Drift},
+    run_spec::CacheMode,
+};
 use proptest::prelude::*;
 
 use super::*;
 use crate::core::{
     action::{Lease, LeaseTurn, Record},
-    cache::{CacheReport, DriftEntry},
     event::Ended,
     failure::Failure,
     invariants,
@@ -190,17 +192,8 @@ fn drift_report(run: &Run, relative_l2: f64) -> CacheReport {
     let at = run.machine.waits_for_drift().unwrap_or(Step(8));
     let generation = run.machine.cache.turns().before(at).map_or(1, |decided| decided.generation.number);
     let drift = Drift { relative_l2, cosine: 1.0, loss_fresh: 1.0, loss_cached: 1.0 };
-    CacheReport {
-        generation,
-        space: String::new(),
-        stored: 0,
-        total: 1,
-        bytes: Bytes(0),
-        fill_batch: 1,
-        damaged: 0,
-        drift: Some(DriftEntry { generation, at, drift, probes: 1 }),
-        lost: false,
-    }
+    let drift = Some(CacheDrift { at, drift, probes: 1 });
+    CacheReport { generation, total: 1, fill_batch: 1, drift, ..CacheReport::default() }
 }
 
 fn caches() -> impl Strategy<Value = Cache> {

@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use coxswain_proto::{ids::Step, run_spec::RunSpec};
+use coxswain_proto::{cache_plan::Decided, ids::Step, run_spec::RunSpec};
 use coxswain_worker::{
     link::{Assignment, CheckpointNews, Commands, Leased, Link, LinkError, Phase, Report, SoloLink},
     train::checkpoint::Store,
@@ -27,9 +27,9 @@ pub fn train(spec: &RunSpec, mut trainer: impl Trainer) -> Outcome {
     let signal = catch_signal()?;
     let facts = trainer.open(spec).map_err(failed)?;
     let plan = coxswain_proto::plan::Plan::new(&spec.train, facts.training_samples).map_err(Failed::usage)?;
-    let first_step = first_step(spec)?;
+    let (first_step, decided) = first_step(spec)?;
     let link = LoggingLink {
-        solo: SoloLink::new(first_step).with_cache(&spec.cache, &plan),
+        solo: SoloLink::new(first_step).with_cache(&spec.cache, &plan, decided),
         log_every: spec.train.log_every,
         total_steps: plan.total_steps(),
         signal: Arc::clone(&signal),
@@ -53,16 +53,16 @@ pub fn train(spec: &RunSpec, mut trainer: impl Trainer) -> Outcome {
     }
 }
 
-/// Where the newest complete checkpoint says that training goes on.
-fn first_step(spec: &RunSpec) -> Result<Step, Failed> {
+/// Where the newest complete checkpoint says that training goes on, and what it remembers of kept features.
+fn first_step(spec: &RunSpec) -> Result<(Step, Option<Decided>), Failed> {
     let output = Path::new(&spec.run.output_dir);
     if !spec.train.resume {
         coxswain_coordinator::set_aside(output).map_err(|error| Failed::new(Exit::Internal, error))?;
-        return Ok(Step(0));
+        return Ok((Step(0), None));
     }
     let complete = Store::new(output).complete();
     let newest = complete.map_err(|error| Failed::new(Exit::BadInput, error))?.pop();
-    Ok(Step(newest.map_or(0, |found| found.manifest.step)))
+    Ok(newest.map_or((Step(0), None), |found| (Step(found.manifest.step), found.manifest.turn)))
 }
 
 /// The first signal that arrives, 0 until then; the second ends the process.
@@ -114,6 +114,10 @@ impl Link for LoggingLink {
 
     fn lease_ahead(&mut self, step: Step, samples: u64) -> Result<Option<Leased>, LinkError> {
         self.solo.lease_ahead(step, samples)
+    }
+
+    fn decided(&self, step: Step) -> Option<Decided> {
+        self.solo.decided(step)
     }
 
     fn commands(&mut self) -> Commands {

@@ -1,12 +1,16 @@
 //! The prefetch pipeline against the samples it should bring.
 
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use coxswain_proto::ids::Step;
 
 use super::{mini, spec};
 use crate::batch::MicroBatch;
-use crate::data::{DataError, Dataset, Prefetcher, StepRequest};
+use crate::data::{DataError, Dataset, FeatureShape, KeptFeatures, Prefetcher, StepRequest};
+use crate::vl_cache::Store;
 
 fn dataset() -> Arc<Dataset> {
     Arc::new(Dataset::open(&spec(&mini())).unwrap())
@@ -103,4 +107,45 @@ fn dropping_the_pipeline_joins_its_threads_while_they_wait() {
     prefetcher.next(Step(0)).unwrap();
     drop(prefetcher);
     assert_eq!(Arc::strong_count(&dataset), 1);
+}
+
+#[test]
+fn rows_of_micro_batches_that_wait_are_completed_ahead_within_a_bound() {
+    let (dataset, dir) = (dataset(), tempfile::tempdir().unwrap());
+    let keys = dataset.sample_keys(&Store::open(dir.path(), None).unwrap()).unwrap();
+    let shape = FeatureShape { width: 1, merged_patches: None };
+    let kept = Some(KeptFeatures { space: None, keys: Arc::new(keys), shape });
+    let mut prefetcher = Prefetcher::start(dataset, 1, 1).unwrap();
+    prefetcher.keep_ahead(6);
+    for step in 0..4 {
+        let request = request(step, step * 4..step * 4 + 4, 2);
+        prefetcher.request(StepRequest { kept: kept.clone(), ..request }).unwrap();
+    }
+    let due = prefetcher.next(Step(0)).unwrap().unwrap();
+    assert_eq!((due.missing.len(), due.computed_ahead), (2, 0));
+    let mut rows = prefetcher.upcoming(0);
+    assert!(rows.is_empty());
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while rows.len() < 5 && Instant::now() < deadline {
+        rows.extend(prefetcher.upcoming(5 - rows.len()));
+        std::thread::yield_now();
+    }
+    assert_eq!(rows.len(), 5, "six samples may be ready, in three micro-batches");
+    for row in &rows {
+        let values = vec![row.missing.seen.index as f32; row.missing.place.len()];
+        prefetcher.put_back(row, &values, row.missing.seen.index != rows[0].missing.seen.index);
+    }
+    let made: Vec<_> = [0, 1, 1].map(|step| prefetcher.next(Step(step)).unwrap().unwrap()).into();
+    let ahead: Vec<_> = made.iter().map(|made| (made.missing.len(), made.computed_ahead)).collect();
+    assert_eq!(
+        ahead,
+        [(0, 1), (0, 2), (1, 1)],
+        "the first was found and not computed, the last is still missing"
+    );
+    for (made, rows) in made.iter().zip(rows.chunks(2)) {
+        let values = &made.batch.features.as_ref().unwrap().values;
+        for row in rows {
+            assert!(values[row.missing.place.clone()].iter().all(|x| *x == row.missing.seen.index as f32));
+        }
+    }
 }

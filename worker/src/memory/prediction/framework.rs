@@ -28,7 +28,9 @@ pub(super) fn input_bytes(subject: &Subject, ask: Ask) -> u64 {
         Place::Host { .. } => {
             let ahead = subject.spec.data.prefetch.max(1) as u64 + 1;
             let batch = ask.micro_batch.min(subject.spec.train.global_batch as u64);
-            ahead * batch * sample + ROW_CACHE.min(subject.outline.data_bytes)
+            // Where features may be missing, an encoder batch is kept ready.
+            let encoder_batch = subject.tap().and(subject.spec.cache.encoder_batch).unwrap_or(0) as u64;
+            (ahead * batch).max(encoder_batch + batch) * sample + ROW_CACHE.min(subject.outline.data_bytes)
         }
     }
 }

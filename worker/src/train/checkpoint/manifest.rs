@@ -2,12 +2,13 @@
 
 use std::{collections::BTreeMap, fs::File, io, path::Path};
 
+use coxswain_proto::cache_plan::Decided;
 use serde::{Deserialize, Serialize};
 
 use crate::train::features::Mark;
 
 /// `manifest.json`: written last, so that its presence means the checkpoint is whole.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
     /// Layout of the directory; readers refuse numbers they do not know.
     pub format: u32,
@@ -28,6 +29,9 @@ pub struct Manifest {
     /// The generation of kept features that served, or had served last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<Mark>,
+    /// What was decided last about kept features, where no coordinator's journal has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turn: Option<Decided>,
     /// Every other file of the directory.
     pub files: BTreeMap<String, FileEntry>,
 }

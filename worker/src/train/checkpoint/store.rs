@@ -276,6 +276,7 @@ mod tests {
             dataset_fingerprint: "f".into(),
             micro_batch: 1,
             cache: None,
+            turn: None,
             files: Default::default(),
         }
     }

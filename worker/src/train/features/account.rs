@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, fmt::Display, time::Duration};
 
 use coxswain_proto::{
-    cache_plan::{CacheGeneration, Drift},
+    cache_plan::{CacheDrift, CacheGeneration, CacheUse, Drift},
     ids::Step,
 };
 use serde::{Deserialize, Serialize};
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::Features;
 use crate::{
     kernels::Tape,
-    link::{CacheDrift, CacheTurn, CacheUse, StepTimes},
+    link::{CacheTurn, StepTimes},
     memory::human,
 };
 
@@ -35,7 +35,7 @@ pub struct CacheSummary {
     pub misses: u64,
     /// Seconds spent on reading, over all ranks, by data threads.
     pub read_seconds: f64,
-    /// Seconds spent on computing and storing, over all ranks.
+    /// Seconds spent on computing, and on waiting until what was computed is stored, over all ranks.
     pub fill_seconds: f64,
     /// Steps that took features from the cache, in this process's life.
     pub cached_steps: u64,
@@ -87,6 +87,7 @@ pub(super) struct Account {
     complaints: Vec<String>,
     told: BTreeSet<String>,
     damaged: u64,
+    kept: u64,
     news: bool,
     compared: bool,
     cached_steps: u64,
@@ -114,7 +115,7 @@ impl Account {
         if self.damaged <= DAMAGES_NAMED {
             self.complain(what);
         } else if self.damaged == DAMAGES_NAMED + 1 {
-            self.complain("more records of the cache are damaged, and computed again; `cox cache verify` names them all");
+            self.complain("more records of the cache are damaged, and computed again; `cox cache verify` names them all, with --repair it removes them");
         }
     }
 
@@ -127,8 +128,15 @@ impl Account {
         self.news = true;
     }
 
-    pub fn published(&mut self, records: usize) {
-        self.news |= records > 0;
+    /// Records that were appended to parts, and records that were published.
+    pub fn kept(&mut self, appended: u64, published: usize) {
+        self.kept += appended;
+        self.news |= published > 0;
+    }
+
+    /// Records appended since the last call.
+    pub fn take_kept(&mut self) -> u64 {
+        std::mem::take(&mut self.kept)
     }
 
     /// Whether the coordinator's picture is out of date.
@@ -140,7 +148,7 @@ impl Account {
         self.whole.misses > 0
     }
 
-    /// Time of storing that belongs to no step.
+    /// Time of waiting for the store.
     pub fn fill_time(&mut self, took: Duration) {
         self.whole.fill += took;
         self.recent.fill += took;
@@ -184,7 +192,7 @@ impl Account {
 
     /// This rank's sums: hits, misses, seconds of reading and of filling.
     pub fn sums(&self) -> [f64; 4] {
-        let CacheUse { hits, misses, read, fill } = self.whole;
+        let CacheUse { hits, misses, read, fill, .. } = self.whole;
         [hits as f64, misses as f64, read.as_secs_f64(), fill.as_secs_f64()]
     }
 }
@@ -194,14 +202,17 @@ fn each(time: Duration, samples: u64) -> f64 {
 }
 
 impl<B: Tape<Base = B>> Features<B> {
-    /// What the step that is done took from the cache, on this rank.
-    pub(in crate::train) fn book(&mut self, used: &CacheUse, times: &StepTimes) {
-        self.account.book(used);
+    /// What the step that is done took from the cache, on this rank; returns it with what was stored since the step before.
+    pub(in crate::train) fn book(&mut self, used: CacheUse, times: &StepTimes) -> CacheUse {
+        self.hear();
+        let used = CacheUse { kept: self.account.take_kept(), ..used };
+        self.account.book(&used);
         if used.hits + used.misses > 0 {
             self.account.cached_steps += 1;
             self.account.cached_time += times.total;
             self.account.cached_waiting += times.data;
         }
+        used
     }
 
     /// This rank's sums for [`Features::summary`].
@@ -269,7 +280,7 @@ impl<B: Tape<Base = B>> Features<B> {
     }
 
     fn words_of_use(&mut self) -> Option<String> {
-        let CacheUse { hits, misses, read, fill } = std::mem::take(&mut self.account.recent);
+        let CacheUse { hits, misses, read, fill, .. } = std::mem::take(&mut self.account.recent);
         let bytes =
             self.serving.as_ref().and_then(|serving| serving.space.as_ref()).map(|space| space.bytes());
         (hits + misses > 0).then(|| {
@@ -291,7 +302,7 @@ mod tests {
 
     fn used(hits: u64, misses: u64, read_ms: u64, fill_ms: u64) -> CacheUse {
         let ms = Duration::from_millis;
-        CacheUse { hits, misses, read: ms(read_ms), fill: ms(fill_ms) }
+        CacheUse { hits, misses, kept: 0, read: ms(read_ms), fill: ms(fill_ms) }
     }
 
     #[test]

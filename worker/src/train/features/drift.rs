@@ -6,21 +6,24 @@
 //! gathered  |fresh - kept| / |fresh|,  cosine by probe,  loss with either under the same noise
 //! ```
 //!
-//! Both are rounded as the store rounds, since that is what training would see. All ranks gather the same numbers, so all could decide; the
+//! What is fresh is kept until the turn is known: if a generation begins here, these are its first records. Both are rounded as the store rounds, since that is what training would see. All ranks gather the same numbers, so all could decide; the
 //! link does. Ranks measure at the same steps: where a cached phase begins and a generation has served before.
 
 use coxswain_proto::{
-    cache_plan::Drift,
+    cache_plan::{CacheDrift, CacheReport, Drift},
     ids::{Rank, Step},
 };
 
-use super::{Features, Serving};
+use super::{
+    Features, Serving,
+    keeper::{Made, MadeRow},
+};
 use crate::{
-    batch::{CachedFeatures, MicroBatch},
+    batch::{CachedFeatures, MicroBatch, Sample},
     collective::{Buf, BufMut},
     data::{DataError, collate},
     kernels::Tape,
-    link::{CacheDrift, CacheReport, Phase, Report},
+    link::{Phase, Report},
     memory::{self, OutOfMemory},
     params::Trainables,
     train::{TrainError, run::Training},
@@ -151,7 +154,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             )))?;
         }
         if let Some(report) = report {
-            self.link.report(Report::Cache(CacheReport { drift, stale_unavailable: lost, ..report }))?;
+            self.link.report(Report::Cache(CacheReport { drift, lost, ..report }))?;
         }
         Ok(())
     }
@@ -169,12 +172,14 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         };
         let older = serving.adapter.as_ref().map(|adapter| adapter.trainables(&features.device));
         let (mut sums, mut done, mut size) = (Sums::default(), 0, features.fill_batch);
+        let mut made = Made::default();
         while done < mine.len() {
             let indices = &mine[done..mine.len().min(done + size)];
             let before = memory::in_use();
             match memory::guarded(|| self.compare(step, indices, older.as_ref())) {
                 Ok(part) => {
-                    let part = part?;
+                    let (part, fresh) = part?;
+                    made.append(fresh);
                     sums = Sums::total(&[sums.row(WELL), part.row(WELL)].concat());
                     done += indices.len();
                 }
@@ -186,15 +191,19 @@ impl<B: Tape<Base = B>> Training<'_, B> {
                 }
             }
         }
+        if let Some(features) = &mut self.features {
+            features.probed = Some((step, made));
+        }
         Ok(Some(sums))
     }
 
+    /// Compares some samples; returns their fresh features, too.
     fn compare(
         &self,
         step: Step,
         indices: &[u64],
         older: Option<&Trainables<B>>,
-    ) -> Result<Sums, TrainError> {
+    ) -> Result<(Sums, Made), TrainError> {
         let samples =
             indices.iter().map(|&i| self.dataset.sample(i)).collect::<Result<Vec<_>, DataError>>()?;
         let batch = collate(step, &samples, self.dataset.pad_token());
@@ -204,7 +213,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             round_trip(features.dtype, made.width, &mut made.values);
             made
         };
-        let fresh = rounded(self.policy.features_below(&self.trainables, &batch)?);
+        let unrounded = self.policy.features_below(&self.trainables, &batch)?;
+        let fresh = rounded(unrounded.clone());
         let rows: Vec<usize> =
             self.policy.tap_tokens(&batch).into_iter().map(|tokens| tokens * fresh.width).collect();
         let kept = match features.read_probes(serving, indices, &rows) {
@@ -212,22 +222,24 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             None => rounded(self.policy.features_below(older.unwrap_or(&self.trainables), &batch)?),
         };
         let mut sums = Sums::default();
+        let mut made = Made { rows: Vec::with_capacity(rows.len()), values: unrounded.values };
         let mut at = 0;
-        for row in rows {
-            sums.compare(&fresh.values[at..at + row], &kept.values[at..at + row]);
-            at += row;
+        for (row, sample) in rows.into_iter().zip(samples) {
+            let place = at..at + row;
+            at = place.end;
+            sums.compare(&fresh.values[place.clone()], &kept.values[place.clone()]);
+            if let Some(key) = features.keys.get(sample.index) {
+                let Sample { input_ids, image_grids, .. } = sample;
+                made.rows.push(MadeRow { key, input_ids, image_grids, place });
+            }
         }
         let loss = |made: CachedFeatures| {
             let batch = MicroBatch { features: Some(made), pixel_values: Vec::new(), ..batch.clone() };
             self.policy.loss(&self.trainables, &batch)
         };
         let (with_fresh, with_kept) = (loss(fresh)?, loss(kept)?);
-        Ok(Sums {
-            loss_fresh: with_fresh.loss_sum,
-            loss_kept: with_kept.loss_sum,
-            valid: with_fresh.valid,
-            ..sums
-        })
+        let (loss_fresh, loss_kept) = (with_fresh.loss_sum, with_kept.loss_sum);
+        Ok((Sums { loss_fresh, loss_kept, valid: with_fresh.valid, ..sums }, made))
     }
 }
 

@@ -1,28 +1,71 @@
-//! Filling: the features that a micro-batch lacks are computed, rounded as the store rounds, and stored.
+//! Filling: the features that a micro-batch lacks are computed, rounded as the store rounds, and handed to the store.
 //!
 //! ```text
+//! gather          rows that are due, and rows of micro-batches that wait, up to `cache.encoder_batch` samples
 //! look again      a part may have appeared since the data threads looked
-//! compute         `cache.encoder_batch` samples at a time, no tape; an out-of-memory halves that, on this rank alone
+//! compute         that many at a time, no tape; an out-of-memory halves that, on this rank alone
 //! round           through the storage format, so that a hit later has the same bits
-//! append          to the open part; published when it is full, at an epoch's end, at a turn, with a checkpoint
+//! keep            to a thread that appends and publishes (`keeper`)
 //! ```
 //!
 //! A feature depends on its own sample alone, so it does not matter with which others it is computed, and no vote is needed.
 
 use std::time::Instant;
 
-use coxswain_proto::ids::Step;
+use coxswain_proto::{cache_plan::CacheUse, ids::Step};
 
-use super::{Features, Serving};
+use super::{
+    Features,
+    keeper::{Made, MadeRow, News},
+};
 use crate::{
     batch::{MicroBatch, Sample},
-    data::{Missing, Prepared, collate},
+    data::{Missing, Prefetcher, Prepared, Upcoming, collate},
     kernels::Tape,
-    link::{CacheUse, Phase, Report},
+    link::{Phase, Report},
     memory::{self, OutOfMemory},
     train::{TrainError, run::Training},
-    vl_cache::{Coverage, Record, round_trip},
+    vl_cache::round_trip,
 };
+
+/// A row without features.
+enum Row {
+    /// Of the micro-batch that is due.
+    Due(Missing),
+    /// Of one that waits.
+    Later(Upcoming),
+}
+
+impl Row {
+    fn missing(&self) -> &Missing {
+        match self {
+            Self::Due(missing) => missing,
+            Self::Later(upcoming) => &upcoming.missing,
+        }
+    }
+}
+
+/// Where rows get their features.
+struct Target<'a> {
+    batch: &'a mut MicroBatch,
+    waiting: &'a mut Prefetcher,
+    /// Rows of the micro-batch that is due that were computed.
+    computed: usize,
+}
+
+impl Target<'_> {
+    fn put(&mut self, row: &Row, values: &[f32], computed: bool) {
+        match row {
+            Row::Due(missing) => {
+                let features =
+                    self.batch.features.as_mut().expect("a row can only be missing among features");
+                features.values[missing.place.clone()].copy_from_slice(values);
+                self.computed += usize::from(computed);
+            }
+            Row::Later(upcoming) => self.waiting.put_back(upcoming, values, computed),
+        }
+    }
+}
 
 impl<B: Tape<Base = B>> Training<'_, B> {
     /// The micro-batch with the features that it lacks, in a step that takes them from the cache; any other as it is.
@@ -32,7 +75,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         prepared: Prepared,
         used: &mut CacheUse,
     ) -> Result<MicroBatch, TrainError> {
-        let Prepared { mut batch, mut missing, read, damaged } = prepared;
+        let Prepared { mut batch, missing, computed_ahead, read, damaged } = prepared;
         if batch.features.is_none() {
             return Ok(batch);
         }
@@ -41,40 +84,50 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             damaged.into_iter().for_each(|damage| features.account.damage(damage));
             self.tell_complaints()?;
         }
+        let mut computed = computed_ahead;
         if !missing.is_empty() {
             self.enter(Phase::CacheBuild, step)?;
             let began = Instant::now();
-            self.features
-                .as_ref()
-                .expect("who asks for features has a store")
-                .look_again(&mut batch, &mut missing);
-            used.misses += missing.len() as u64;
-            let filled = self.fill(step, &mut batch, &missing);
+            let filled = self.fill(step, &mut batch, missing);
             used.fill += began.elapsed();
             self.enter(Phase::Data, step)?;
-            filled?;
+            computed += filled?;
         }
-        used.hits += (batch.len() - missing.len()) as u64;
+        used.misses += computed as u64;
+        used.hits += (batch.len() - computed) as u64;
         Ok(batch)
     }
 
-    fn fill(&mut self, step: Step, batch: &mut MicroBatch, missing: &[Missing]) -> Result<(), TrainError> {
-        let mut left = missing;
+    /// Returns how many rows of `batch` were computed.
+    fn fill(
+        &mut self,
+        step: Step,
+        batch: &mut MicroBatch,
+        missing: Vec<Missing>,
+    ) -> Result<usize, TrainError> {
+        let features = self.features.as_mut().expect("who asks for features has a store");
+        let room = missing.len().next_multiple_of(features.fill_batch) - missing.len();
+        let ahead = self.prefetch.upcoming(room);
+        let mut rows: Vec<Row> = missing.into_iter().map(Row::Due).collect();
+        rows.extend(ahead.into_iter().map(Row::Later));
+        let mut target = Target { batch, waiting: &mut self.prefetch, computed: 0 };
+        features.look_again(&mut rows, &mut target);
+        let mut left = &rows[..];
         while !left.is_empty() {
-            let features = self.features.as_mut().expect("who asks for features has a store");
             let (now, later) = left.split_at(left.len().min(features.fill_batch));
-            let samples: Vec<&Sample> = now.iter().map(|missing| &missing.seen).collect();
+            let samples: Vec<&Sample> = now.iter().map(|row| &row.missing().seen).collect();
             let pixels = collate(step, &samples, self.dataset.pad_token());
             let serving = features.serving.as_ref();
             let below = serving.and_then(|serving| serving.older.as_ref()).unwrap_or(&self.trainables);
             let before = memory::in_use();
             match memory::guarded(|| self.policy.features_below(below, &pixels)) {
                 Ok(made) => {
-                    features.keep(batch, now, made?.values);
+                    features.keep(&mut target, now, made?.values);
                     left = later;
                 }
                 Err(_) if now.len() > 1 => {
                     features.fill_batch = now.len().div_ceil(2);
+                    target.waiting.keep_ahead(features.fill_batch);
                     let line = format!(
                         "rank {}: out of memory while computing features: {} samples at a time from now on; steps are not affected",
                         self.assignment.rank, features.fill_batch
@@ -90,33 +143,53 @@ impl<B: Tape<Base = B>> Training<'_, B> {
                 }
             }
         }
-        Ok(())
+        Ok(target.computed)
     }
 
-    /// Publishes what was stored by the end of `step`, if that is the time; before the vote, so that after it all ranks can see it.
-    pub(in crate::train) fn publish_features(&mut self, step: Step) -> Result<(), TrainError> {
-        let epoch_ends = (step.0 + 1).is_multiple_of(self.plan.steps_per_epoch());
-        let Some(features) = &mut self.features else { return Ok(()) };
-        let full = features.serving.as_ref().is_some_and(Serving::part_is_full);
-        if !full && !epoch_ends {
-            return Ok(());
+    /// Lets the features of an epoch be published where its last step has computed them; training goes on meanwhile.
+    pub(in crate::train) fn publish_features(&self, step: Step) {
+        if let Some(features) = self.features.as_ref().filter(|_| self.ends_epoch(step)) {
+            features.keeper.publish();
         }
-        let began = Instant::now();
-        features.publish();
-        features.account.fill_time(began.elapsed());
-        self.tell_cache(epoch_ends)
+    }
+
+    /// Where an epoch ends, waits until its features are published: called before a collective, so that after it all ranks can see them.
+    pub(in crate::train) fn settle_features(&mut self, step: Step) {
+        let epoch_ends = self.ends_epoch(step);
+        if let Some(features) = self.features.as_mut().filter(|_| epoch_ends) {
+            features.settle();
+        }
+    }
+
+    /// Says what the step that is done has brought.
+    pub(in crate::train) fn tell_features(&mut self, step: Step) -> Result<(), TrainError> {
+        let first = self.assignment.rank.0 == 0;
+        let epoch_ends = self.ends_epoch(step);
+        if let Some(features) = self.features.as_mut().filter(|_| first && epoch_ends) {
+            let Features { keeper, base, training, .. } = features;
+            keeper.note(&base.made_by, training);
+            if let Some(line) = features.words_of_epoch() {
+                self.link.report(Report::Note(line))?;
+            }
+        }
+        self.tell_cache()
+    }
+
+    fn ends_epoch(&self, step: Step) -> bool {
+        (step.0 + 1).is_multiple_of(self.plan.steps_per_epoch())
     }
 
     /// Publishes everything: where a run or a generation ends, and with every checkpoint.
     pub(in crate::train) fn publish_all(&mut self) -> Result<(), TrainError> {
         let Some(features) = &mut self.features else { return Ok(()) };
         features.publish();
-        self.tell_cache(false)
+        self.tell_cache()
     }
 
     /// Says what has gone wrong since the last call.
     pub(super) fn tell_complaints(&mut self) -> Result<(), TrainError> {
         let Some(features) = &mut self.features else { return Ok(()) };
+        features.hear();
         for line in features.account.take_complaints() {
             self.link.report(Report::Note(format!("rank {}: {line}", self.assignment.rank)))?;
         }
@@ -124,17 +197,11 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     }
 
     /// Says what has gone wrong, and how far the generation is.
-    fn tell_cache(&mut self, epoch_ends: bool) -> Result<(), TrainError> {
+    fn tell_cache(&mut self) -> Result<(), TrainError> {
         self.tell_complaints()?;
         let Some(features) = self.features.as_mut().filter(|_| self.assignment.rank.0 == 0) else {
             return Ok(());
         };
-        if epoch_ends && let Some(line) = features.words_of_epoch() {
-            self.link.report(Report::Note(line))?;
-        }
-        if epoch_ends {
-            features.note_coverage();
-        }
         if features.account.has_news()
             && let Some(report) = features.report()
         {
@@ -145,85 +212,66 @@ impl<B: Tape<Base = B>> Training<'_, B> {
 }
 
 impl<B: Tape<Base = B>> Features<B> {
-    /// Reads what has appeared since the data threads looked.
-    fn look_again(&self, batch: &mut MicroBatch, missing: &mut Vec<Missing>) {
-        let space = self.serving.as_ref().and_then(|serving| serving.space.as_ref());
-        let (Some(space), Some(features)) = (space, &mut batch.features) else { return };
+    /// Reads what has appeared since the data threads looked; what is left is to be computed.
+    fn look_again(&self, rows: &mut Vec<Row>, target: &mut Target<'_>) {
+        let Some(space) = self.serving.as_ref().and_then(|serving| serving.space.as_ref()) else { return };
         if let Err(error) = space.refresh() {
             tracing::debug!(%error, "the cache's directory cannot be read");
         }
-        missing.retain(|missing| {
-            let out = &mut features.values[missing.place.clone()];
-            let record =
-                missing.key.and_then(|key| space.get(&key)).filter(|r| r.tokens() * r.width() == out.len());
-            record.is_none_or(|record| record.read_f32(out).is_err())
-        });
-    }
-
-    /// Puts computed features in their places, rounded, and stores them.
-    fn keep(&mut self, batch: &mut MicroBatch, made: &[Missing], values: Vec<f32>) {
-        let features = batch.features.as_mut().expect("a row can only be missing among features");
-        let mut rest = &values[..];
-        for missing in made {
-            let place = &mut features.values[missing.place.clone()];
-            let (own, others) = rest.split_at(place.len());
-            rest = others;
-            let Sample { input_ids, image_grids, .. } = &missing.seen;
-            if let Some(serving) = &mut self.serving {
-                // Unrounded, so that the part knows what rounding costs; its bytes are the same.
-                let record = Record { input_ids, image_grids, values: own };
-                serving.store(missing, &record, &mut self.account);
+        let mut values = Vec::new();
+        rows.retain(|row| {
+            let Missing { key, place, .. } = row.missing();
+            let record = key.and_then(|key| space.get(&key));
+            let Some(record) = record.filter(|r| r.tokens() * r.width() == place.len()) else { return true };
+            values.resize(place.len(), 0.0);
+            let found = record.read_f32(&mut values).is_ok();
+            if found {
+                target.put(row, &values, false);
             }
-            place.copy_from_slice(own);
-            round_trip(self.dtype, self.shape.width, place);
-        }
-    }
-
-    /// Leaves word in the space of how far this run is, for `cox cache list`.
-    fn note_coverage(&mut self) {
-        let Some(space) = self.serving.as_ref().and_then(|serving| serving.space.as_ref()) else { return };
-        let noted = space.refresh().and_then(|_| {
-            let stored = self.training.iter().filter(|key| space.contains(key)).count() as u64;
-            space.note_coverage(&Coverage {
-                run: self.base.made_by.clone(),
-                total: self.account.total,
-                stored,
-            })
+            !found
         });
-        let _ = noted.inspect_err(|error| self.account.complain(error));
     }
 
-    /// Makes what was appended so far visible to everybody.
+    /// Puts computed features in their places, rounded, and lets them be stored.
+    fn keep(&self, target: &mut Target<'_>, rows: &[Row], values: Vec<f32>) {
+        let mut made = Made { rows: Vec::with_capacity(rows.len()), values };
+        let (mut rounded, mut begin) = (Vec::new(), 0);
+        for row in rows {
+            let Missing { key, place, seen } = row.missing();
+            let own = begin..begin + place.len();
+            begin = own.end;
+            rounded.clear();
+            rounded.extend_from_slice(&made.values[own.clone()]);
+            round_trip(self.dtype, self.shape.width, &mut rounded);
+            target.put(row, &rounded, true);
+            if let Some(key) = *key {
+                let Sample { input_ids, image_grids, .. } = seen;
+                let (input_ids, image_grids) = (input_ids.clone(), image_grids.clone());
+                made.rows.push(MadeRow { key, input_ids, image_grids, place: own });
+            }
+        }
+        // Unrounded, so that the part knows what rounding costs; its bytes are the same.
+        self.keeper.keep(made);
+    }
+
+    /// Makes what was stored so far visible to everybody.
     pub(super) fn publish(&mut self) {
-        let Some(serving) = &mut self.serving else { return };
-        let Some(part) = serving.part.take() else { return };
-        match part.publish() {
-            Ok(records) => self.account.published(records),
-            Err(error) => serving.give_up(&mut self.account, &error),
-        }
-    }
-}
-
-impl<B: Tape<Base = B>> Serving<B> {
-    fn part_is_full(&self) -> bool {
-        self.part.as_ref().is_some_and(|part| part.is_full())
+        self.keeper.publish();
+        self.settle();
     }
 
-    fn store(&mut self, missing: &Missing, record: &Record<'_>, account: &mut super::Account) {
-        let (false, Some(space), Some(key)) = (self.full, &self.space, missing.key) else { return };
-        if self.part.is_none() {
-            match space.writer() {
-                Ok(part) => self.part = Some(part),
-                Err(error) => return self.give_up(account, &error),
-            }
-        }
-        let Some(part) = &mut self.part else { return };
-        if let Err(error) = part.append(key, record) {
-            // Within the budget's error the part is still sound, and is published in its time.
-            if !matches!(error, crate::vl_cache::StoreError::OverBudget { .. }) {
-                self.part = None;
-            }
-            self.give_up(account, &error);
-        }
+    /// Waits until everything that was handed to the store is there.
+    pub(super) fn settle(&mut self) {
+        let began = Instant::now();
+        self.keeper.settle();
+        self.account.fill_time(began.elapsed());
+        self.hear();
+    }
+
+    /// Takes in what the storing thread has to tell.
+    pub(super) fn hear(&mut self) {
+        let News { kept, published, complaints } = self.keeper.news();
+        complaints.into_iter().for_each(|line| self.account.complain(line));
+        self.account.kept(kept, published);
     }
 }

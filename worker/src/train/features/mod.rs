@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! turn     where the next step takes its features from; a generation begins, or an older one goes on
-//! fill     computes what a micro-batch lacks, rounds it as the store does, appends it to a part, publishes parts
+//! fill     computes what micro-batches lack, and rounds it as the store does
+//! keeper   appends it to parts and publishes these, on a thread of its own
 //! drift    how far the features of the probes have moved since the generation began
 //! adapter  a generation's adapter, in the store and back
 //! account  hits, misses, times; what the run's summary and its log say of them
@@ -18,11 +19,15 @@ mod account;
 mod adapter;
 mod drift;
 mod fill;
+mod keeper;
 #[cfg(test)]
 mod tests;
 mod turn;
 
-use std::{path::Path, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use coxswain_proto::{
     cache_plan::CacheGeneration,
@@ -30,21 +35,25 @@ use coxswain_proto::{
     run_spec::{CacheDtype, CacheMode, RunSpec},
 };
 
-use self::account::Account;
 pub(super) use self::turn::Claim;
+use self::{
+    account::Account,
+    keeper::{Keeper, Made},
+};
 pub use self::{
     account::{CacheSummary, DriftRecord},
     turn::Mark,
 };
-use super::TrainError;
+use super::{TrainError, check::check_writable};
 use crate::{
     data::{Dataset, FeatureShape, KeptFeatures, SampleKeys},
     kernels::Tape,
+    memory::human,
     model::policy::{AdapterSnapshot, Policy, Tap},
     params::Trainables,
     vl_cache::{
-        AdapterTensor, Digest, Ingredients, PartWriter, SampleKey, Space, SpaceDescription, SpaceKey, Store,
-        StoreError, adapter_digest,
+        AdapterTensor, Digest, Ingredients, SampleKey, Space, SpaceDescription, SpaceKey, Store, StoreError,
+        adapter_digest,
     },
 };
 
@@ -62,7 +71,9 @@ pub(super) struct Features<B: Tape<Base = B>> {
     store: Store,
     keys: Arc<SampleKeys>,
     /// Those of the samples that are trained on, each once.
-    training: Vec<SampleKey>,
+    training: Arc<[SampleKey]>,
+    /// Stores beside training.
+    keeper: Keeper,
     /// What every space of the run shares: all but the adapter.
     base: SpaceDescription,
     device: B::Device,
@@ -76,6 +87,8 @@ pub(super) struct Features<B: Tape<Base = B>> {
     taken: Option<Step>,
     /// Where drift was measured last in this generation of workers.
     measured: Option<Step>,
+    /// What was computed for that, before this step: the first records of a generation that begins there.
+    probed: Option<(Step, Made)>,
     account: Account,
 }
 
@@ -93,10 +106,6 @@ struct Serving<B: Tape<Base = B>> {
     older: Option<Trainables<B>>,
     /// The adapter it was made with cannot be had; this is the one that was there instead.
     stale: bool,
-    /// Being written.
-    part: Option<PartWriter>,
-    /// Nothing more is written.
-    full: bool,
 }
 
 impl<B: Tape<Base = B>> Features<B> {
@@ -108,11 +117,7 @@ impl<B: Tape<Base = B>> Features<B> {
         device: &B::Device,
     ) -> Result<Option<Self>, TrainError> {
         let (cache, Some(tap)) = (&spec.cache, policy.tap()) else { return Ok(None) };
-        let dir = match &cache.dir {
-            Some(dir) => Path::new(dir).to_path_buf(),
-            None => Path::new(&spec.run.output_dir).join(DEFAULT_DIR),
-        };
-        let store = Store::open(&dir, cache.budget)?;
+        let store = Store::open(&store_dir(spec), cache.budget)?;
         let keys = Arc::new(dataset.sample_keys(&store)?);
         let training = training_keys(dataset, &keys);
         let width = policy.tap_width();
@@ -120,7 +125,10 @@ impl<B: Tape<Base = B>> Features<B> {
             tap: tap.to_string(),
             dtype: cache.dtype,
             width: width as u32,
-            ingredients: ingredients(spec, dataset, Digest(policy.weights_below(tap)?.0))?,
+            ingredients: Ingredients {
+                compute: format!("{COMPUTE} on {}", device_kind(&B::name(device))),
+                ..ingredients(spec, dataset, Digest(policy.weights_below(tap)?.0))?
+            },
             made_by: spec.run.name.clone(),
         };
         let merged_patches = (tap == Tap::Vision).then(|| policy.model().config.vision.merge_unit());
@@ -130,6 +138,7 @@ impl<B: Tape<Base = B>> Features<B> {
             dtype: cache.dtype,
             shape: FeatureShape { width, merged_patches },
             account: Account::new(training.len() as u64),
+            keeper: Keeper::start(&store)?,
             store,
             keys,
             training,
@@ -140,11 +149,17 @@ impl<B: Tape<Base = B>> Features<B> {
             phase: None,
             taken: None,
             measured: None,
+            probed: None,
         };
         if features.mode == CacheMode::Exact {
             features.begin(CacheGeneration { number: 1, since: Step(0) }, None);
         }
         Ok(Some(features))
+    }
+
+    /// Samples of one forward pass when features are computed.
+    pub(super) fn encoder_batch(&self) -> usize {
+        self.fill_batch
     }
 
     /// From now on this generation serves, made with this adapter.
@@ -153,9 +168,15 @@ impl<B: Tape<Base = B>> Features<B> {
         let description = self.described(tensors.as_deref());
         let space = self.store.space(&description);
         let space = space.inspect_err(|error| self.account.complain(error)).ok();
-        if let (Some(space), Some(tensors)) = (&space, &tensors) {
+        self.keeper.begin(space.clone());
+        let probed = self.probed.take().filter(|(step, _)| *step == generation.since);
+        if let Some((_, made)) = probed {
+            self.keeper.keep(made);
+            self.publish();
+        }
+        if let Some(tensors) = tensors {
             // Needed only by a worker that comes when the adapter has moved on.
-            let _ = space.save_adapter(tensors).inspect_err(|error| self.account.complain(error));
+            self.keeper.save_adapter(tensors);
         }
         let source = KeptFeatures { space: space.clone(), keys: self.keys.clone(), shape: self.shape };
         self.serving = Some(Serving {
@@ -166,8 +187,6 @@ impl<B: Tape<Base = B>> Features<B> {
             adapter,
             older: None,
             stale: false,
-            part: None,
-            full: false,
         });
         self.account.begins(generation);
     }
@@ -185,15 +204,32 @@ impl<B: Tape<Base = B>> Features<B> {
     }
 }
 
-impl<B: Tape<Base = B>> Serving<B> {
-    /// Stops writing, with the reason.
-    fn give_up(&mut self, account: &mut Account, error: &StoreError) {
-        self.full = true;
-        account.complain(error);
+/// What kind of device computes, as far as its bits may differ from another kind's: a card rounds otherwise than a processor, and a processor
+/// adds in vectors as wide as it has them. Ranks of different kinds do not share records; each finds its own.
+fn device_kind(backend: &str) -> String {
+    match backend {
+        "flex" => format!("cpu {}", vector_unit()),
+        card => card.to_owned(),
     }
 }
 
-/// What features depend on besides sample and adapter.
+#[cfg(target_arch = "x86_64")]
+fn vector_unit() -> &'static str {
+    if is_x86_feature_detected!("avx512f") {
+        "x86_64 avx512"
+    } else if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+        "x86_64 avx2"
+    } else {
+        "x86_64"
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn vector_unit() -> &'static str {
+    std::env::consts::ARCH
+}
+
+/// What features depend on besides sample, adapter and device.
 fn ingredients(spec: &RunSpec, dataset: &Dataset, weights: Digest) -> Result<Ingredients, StoreError> {
     let path = Path::new(&spec.model.path).join("tokenizer.json");
     let tokenizer = Digest::of_file(&path);
@@ -204,15 +240,43 @@ fn ingredients(spec: &RunSpec, dataset: &Dataset, weights: Digest) -> Result<Ing
         preprocessing: dataset.preprocessing(),
         prompt: dataset.prompt_template(),
         tokenizer,
-        compute: COMPUTE.into(),
+        compute: String::new(),
     })
 }
 
+/// Where a run keeps features.
+fn store_dir(spec: &RunSpec) -> PathBuf {
+    match &spec.cache.dir {
+        Some(dir) => dir.into(),
+        None => Path::new(&spec.run.output_dir).join(DEFAULT_DIR),
+    }
+}
+
+/// The store that a run would open, in words, after finding out that it can be: of a version known here, and taking files. None if the run
+/// keeps nothing.
+pub(super) fn check(spec: &RunSpec) -> Result<Option<String>, TrainError> {
+    if spec.cache.mode == CacheMode::Off {
+        return Ok(None);
+    }
+    let dir = store_dir(spec);
+    let found = Store::existing(&dir)?;
+    check_writable(&dir).map_err(|source| StoreError::Io {
+        action: "write below",
+        path: dir.clone(),
+        source,
+    })?;
+    let there = match found {
+        Some(store) => format!("has {} already", human(store.bytes()?)),
+        None => "is new".to_owned(),
+    };
+    Ok(Some(format!("{} {there}", dir.display())))
+}
+
 /// Keys of the samples that are trained on, each once: equal frames share a record.
-fn training_keys(dataset: &Dataset, keys: &SampleKeys) -> Vec<SampleKey> {
+fn training_keys(dataset: &Dataset, keys: &SampleKeys) -> Arc<[SampleKey]> {
     let samples = (0..dataset.training_len()).filter_map(|rank| dataset.training_sample(rank));
     let mut training: Vec<_> = samples.filter_map(|sample| keys.get(sample)).collect();
     training.sort_unstable();
     training.dedup();
-    training
+    training.into()
 }

@@ -35,7 +35,7 @@ fn train(recording: &Recording, store: &Path, change: impl FnOnce(&mut RunSpec))
     let facts = trainer.open(&spec).expect("the recording is sound");
     assert_eq!(facts.training_samples, SAMPLES);
     let plan = Plan::new(&spec.train, SAMPLES).expect("a possible plan");
-    let link = SoloLink::new(Step(0)).with_cache(&spec.cache, &plan);
+    let link = SoloLink::new(Step(0)).with_cache(&spec.cache, &plan, None);
     assert_eq!(trainer.train(&spec, Box::new(link)), TrainerOutcome::Done);
     let text = std::fs::read_to_string(output.path().join("summary.json")).expect("a summary");
     let summary: Summary = serde_json::from_str(&text).expect("of the right shape");
@@ -130,4 +130,14 @@ fn one_frozen_weight_below_the_tap_is_everything_and_one_above_it_nothing() {
         kept = Some(model);
     });
     assert_eq!((above.hits, above.misses), (SAMPLES, 0), "layer 5 lies above the input of layer 4");
+}
+
+#[test]
+fn a_space_says_which_kind_of_device_it_is_of() {
+    let store = tempfile::tempdir().expect("a temporary directory");
+    train(&Recording::default(), store.path(), |_| {});
+    let opened = crate::vl_cache::Store::existing(store.path()).expect("readable").expect("it is there");
+    let (spaces, _) = opened.list().expect("readable");
+    let compute: Vec<_> = spaces.iter().map(|space| &space.description.ingredients.compute).collect();
+    assert!(matches!(&compute[..], [one] if one.contains(" on cpu ")), "{compute:?}");
 }

@@ -14,7 +14,7 @@
 use std::ops::Range;
 
 use coxswain_proto::{
-    cache_plan::{CacheGeneration, CacheSchedule},
+    cache_plan::{CacheGeneration, CacheReport, CacheSchedule},
     ids::Step,
 };
 use serde::{Deserialize, Serialize};
@@ -23,7 +23,7 @@ use super::{Features, adapter};
 use crate::{
     data::KeptFeatures,
     kernels::Tape,
-    link::{CacheReport, CacheSpace, CacheTurn, Leased, Report},
+    link::{CacheSpace, CacheTurn, Leased, Report},
     model::policy::AdapterSnapshot,
     params::Trainables,
     train::{TrainError, run::Training},
@@ -126,8 +126,13 @@ impl<B: Tape<Base = B>> Training<'_, B> {
 
     /// Takes over what a generation of workers has agreed on: the state that it starts with was left with this mark.
     pub(in crate::train) fn resume_cache(&mut self, mark: Option<Mark>) {
-        let Some(features) = self.features.as_mut().filter(|features| features.rests()) else { return };
-        (features.phase, features.taken, features.measured) = (None, None, None);
+        let Some(features) = self.features.as_mut() else { return };
+        // What the last generation of workers computed and nobody could see yet.
+        features.publish();
+        if !features.rests() {
+            return;
+        }
+        (features.phase, features.taken, features.measured, features.probed) = (None, None, None, None);
         let Some(mark) = mark else {
             features.serving = None;
             return;
@@ -198,9 +203,9 @@ impl<B: Tape<Base = B>> Features<B> {
                 return None;
             }
         };
+        // The space may be another kind of device's: then its adapter is what is wanted, and its records are not.
         let snapshot = adapter::snapshot(trainables.layout(), &tensors);
-        let snapshot = snapshot.inspect_err(|error| self.account.complain(error)).ok()?;
-        (self.described(Some(&tensors)).key() == *key).then_some(snapshot)
+        snapshot.inspect_err(|error| self.account.complain(error)).ok()
     }
 
     /// The levels of the generation that serves, for the coordinator.
@@ -222,7 +227,7 @@ impl<B: Tape<Base = B>> Features<B> {
             fill_batch: if self.account.filled() { self.fill_batch as u32 } else { 0 },
             damaged,
             drift: None,
-            stale_unavailable: serving.stale,
+            lost: serving.stale,
         })
     }
 }

@@ -70,6 +70,9 @@ fn what_is_known_already_is_not_stored_again() {
     let record = Record { input_ids: &ids, image_grids: &[], values: &values };
     assert!(!writer.append(key(2), &record).unwrap());
     assert!(writer.is_empty());
+    assert!(append(&mut writer, 3, 2));
+    assert!(!append(&mut writer, 3, 2), "equal frames of one part are one record");
+    assert_eq!(writer.publish().unwrap(), 1);
 }
 
 /// Not a test by itself: the process that the next one kills while it writes.

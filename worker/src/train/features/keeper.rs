@@ -1,0 +1,367 @@
+//! Storing beside training: a thread of its own appends records, publishes parts, and leaves word in spaces.
+//!
+//! ```text
+//! trainer:  Begin(space) ─▶ Keep(records) ─▶ Keep ─▶ Publish ─▶ ..      at most WAITING orders; then the trainer waits
+//! thread:   append, publish at 64 MiB, at Publish, at the next Begin, at the end
+//! back:     what was written, what went wrong: news, looked at by the trainer between steps
+//! ```
+//!
+//! Encoding, checksums, writes and fsync cost the trainer nothing, but for the memory of the orders that wait. [`Keeper::settle`] is the one
+//! place that waits: where others may count on a part, which is when an epoch, a turn, or the run ends, and before a checkpoint. What fails ends
+//! storing in this space, never training.
+
+use std::{
+    ops::Range,
+    sync::{
+        Arc, Mutex, PoisonError,
+        mpsc::{Receiver, SyncSender, sync_channel},
+    },
+    thread::JoinHandle,
+};
+
+use crate::vl_cache::{AdapterTensor, Coverage, PartWriter, Record, SampleKey, Space, Store, StoreError};
+
+/// Orders that wait at most; each holds the features of one encoder batch or less.
+const WAITING: usize = 2;
+
+/// Features of some samples, computed and not rounded, on their way to the store.
+#[derive(Debug, Default)]
+pub(super) struct Made {
+    /// What they belong to.
+    pub rows: Vec<MadeRow>,
+    /// All values, row after row.
+    pub values: Vec<f32>,
+}
+
+/// One sample among them.
+#[derive(Debug)]
+pub(super) struct MadeRow {
+    pub key: SampleKey,
+    pub input_ids: Vec<u32>,
+    pub image_grids: Vec<[u32; 3]>,
+    /// Its place among the values.
+    pub place: Range<usize>,
+}
+
+impl Made {
+    /// These after those.
+    pub fn append(&mut self, other: Self) {
+        let begin = self.values.len();
+        self.values.extend(other.values);
+        let moved = |row: MadeRow| MadeRow { place: row.place.start + begin..row.place.end + begin, ..row };
+        self.rows.extend(other.rows.into_iter().map(moved));
+    }
+}
+
+/// What the thread has to tell.
+#[derive(Debug, Default)]
+pub(super) struct News {
+    /// Records appended to parts, published or not.
+    pub kept: u64,
+    /// Records that others can see now.
+    pub published: usize,
+    /// What went wrong, for people.
+    pub complaints: Vec<String>,
+}
+
+/// The trainer's end.
+pub(super) struct Keeper {
+    orders: Option<SyncSender<Order>>,
+    news: Arc<Mutex<News>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+enum Order {
+    /// What follows belongs to this space; nothing is stored if there is none.
+    Begin(Option<Space>),
+    Keep(Made),
+    Publish,
+    SaveAdapter(Vec<AdapterTensor>),
+    /// Says in the space how many of a run's samples are stored.
+    Note {
+        run: String,
+        samples: Arc<[SampleKey]>,
+    },
+    Settle(SyncSender<()>),
+}
+
+impl Keeper {
+    /// Starts the thread.
+    pub fn start(store: &Store) -> Result<Self, StoreError> {
+        let (orders, taken) = sync_channel(WAITING);
+        let news = Arc::<Mutex<News>>::default();
+        let mut storing = Storing { space: None, part: None, full: false, news: news.clone() };
+        let thread = std::thread::Builder::new().name("store".into()).spawn(move || storing.work(&taken));
+        let thread = thread.map_err(|source| StoreError::Io {
+            action: "start a thread for",
+            path: store.dir().to_path_buf(),
+            source,
+        })?;
+        Ok(Self { orders: Some(orders), news, thread: Some(thread) })
+    }
+
+    /// What follows belongs to this space; what came before is published.
+    pub fn begin(&self, space: Option<Space>) {
+        self.order(Order::Begin(space));
+    }
+
+    /// Stores features in the space. Waits only while earlier ones wait.
+    pub fn keep(&self, made: Made) {
+        if !made.rows.is_empty() {
+            self.order(Order::Keep(made));
+        }
+    }
+
+    /// Makes what was appended so far visible to everybody.
+    pub fn publish(&self) {
+        self.order(Order::Publish);
+    }
+
+    /// Leaves the adapter that the space was made with beside its records.
+    pub fn save_adapter(&self, tensors: Vec<AdapterTensor>) {
+        self.order(Order::SaveAdapter(tensors));
+    }
+
+    /// Leaves word in the space of how many of these samples it has.
+    pub fn note(&self, run: &str, samples: &Arc<[SampleKey]>) {
+        self.order(Order::Note { run: run.to_owned(), samples: samples.clone() });
+    }
+
+    /// Waits until everything that was ordered is done.
+    pub fn settle(&self) {
+        let (done, wait) = sync_channel(1);
+        self.order(Order::Settle(done));
+        // An error says that the thread is gone; so is what it was to do.
+        let _ = wait.recv();
+    }
+
+    /// What has happened since the last call.
+    pub fn news(&self) -> News {
+        std::mem::take(&mut *self.news.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn order(&self, order: Order) {
+        let sent = self.orders.as_ref().map(|orders| orders.send(order));
+        if !matches!(sent, Some(Ok(()))) {
+            let mut news = self.news.lock().unwrap_or_else(PoisonError::into_inner);
+            news.complaints.push("features are not stored any more: the thread that did it is gone".into());
+        }
+    }
+}
+
+impl Drop for Keeper {
+    /// What was computed is kept, however training ended.
+    fn drop(&mut self) {
+        self.orders = None;
+        if let Some(thread) = self.thread.take() {
+            // A thread that panicked has said so, and there is nobody left to tell.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The thread's end.
+struct Storing {
+    space: Option<Space>,
+    /// Being written.
+    part: Option<PartWriter>,
+    /// Nothing more is written to this space.
+    full: bool,
+    news: Arc<Mutex<News>>,
+}
+
+impl Storing {
+    fn work(&mut self, orders: &Receiver<Order>) {
+        while let Ok(order) = orders.recv() {
+            let done = match order {
+                Order::Begin(space) => {
+                    let published = self.publish();
+                    (self.space, self.full) = (space, false);
+                    published
+                }
+                Order::Keep(made) => self.keep(&made),
+                Order::Publish => self.publish(),
+                Order::SaveAdapter(tensors) => {
+                    self.space.as_ref().map_or(Ok(()), |s| s.save_adapter(&tensors))
+                }
+                Order::Note { run, samples } => {
+                    self.space.as_ref().map_or(Ok(()), |s| note(s, run, &samples))
+                }
+                Order::Settle(done) => {
+                    // Who has stopped waiting needs no answer.
+                    let _ = done.send(());
+                    Ok(())
+                }
+            };
+            self.tell(done);
+        }
+        let done = self.publish();
+        self.tell(done);
+    }
+
+    fn tell(&self, done: Result<(), StoreError>) {
+        if let Err(error) = done {
+            self.news(|news| news.complaints.push(error.to_string()));
+        }
+    }
+
+    fn news(&self, tell: impl FnOnce(&mut News)) {
+        tell(&mut self.news.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    fn keep(&mut self, made: &Made) -> Result<(), StoreError> {
+        for row in &made.rows {
+            let (false, Some(space)) = (self.full, &self.space) else { return Ok(()) };
+            // Whatever fails, one attempt is enough: the next space has another.
+            let part = match &mut self.part {
+                Some(part) => part,
+                None => self.part.insert(space.writer().inspect_err(|_| self.full = true)?),
+            };
+            let MadeRow { key, input_ids, image_grids, place } = row;
+            let record = Record { input_ids, image_grids, values: &made.values[place.clone()] };
+            match part.append(*key, &record) {
+                Ok(new) => self.news(|news| news.kept += u64::from(new)),
+                Err(error) => {
+                    self.full = true;
+                    // Within the budget's error the part is still sound, and is published in its time.
+                    if !matches!(error, StoreError::OverBudget { .. }) {
+                        self.part = None;
+                    }
+                    return Err(error);
+                }
+            }
+            if self.part.as_ref().is_some_and(PartWriter::is_full) {
+                self.publish()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn publish(&mut self) -> Result<(), StoreError> {
+        let Some(part) = self.part.take() else { return Ok(()) };
+        let published = part.publish().inspect_err(|_| self.full = true)?;
+        self.news(|news| news.published += published);
+        Ok(())
+    }
+}
+
+fn note(space: &Space, run: String, samples: &[SampleKey]) -> Result<(), StoreError> {
+    space.refresh()?;
+    let stored = samples.iter().filter(|key| space.contains(key)).count() as u64;
+    space.note_coverage(&Coverage { run, total: samples.len() as u64, stored })
+}
+
+#[cfg(test)]
+mod tests {
+    use coxswain_proto::run_spec::CacheDtype;
+
+    use super::*;
+    use crate::vl_cache::{Digest, Ingredients, SpaceDescription};
+
+    const TOKENS: usize = 4;
+    const WIDTH: usize = 8;
+
+    fn space(store: &Store) -> Space {
+        let digest = Digest([0; 32]);
+        let text = String::new;
+        let ingredients = Ingredients {
+            weights: digest,
+            adapter: None,
+            preprocessing: text(),
+            prompt: text(),
+            tokenizer: digest,
+            compute: text(),
+        };
+        let dtype = CacheDtype::Float32;
+        let width = WIDTH as u32;
+        let description = SpaceDescription { tap: text(), dtype, width, ingredients, made_by: "t".into() };
+        store.space(&description).expect("a new space")
+    }
+
+    fn key(sample: u8) -> SampleKey {
+        SampleKey(Digest([sample; 32]))
+    }
+
+    fn made(samples: Range<u8>) -> Made {
+        let mut all = Made::default();
+        for sample in samples {
+            let values = vec![f32::from(sample); TOKENS * WIDTH];
+            let (input_ids, image_grids) = (vec![1; TOKENS], Vec::new());
+            let row = MadeRow { key: key(sample), input_ids, image_grids, place: 0..values.len() };
+            all.append(Made { rows: vec![row], values });
+        }
+        all
+    }
+
+    fn stored(store: &Store) -> Vec<u8> {
+        let space = space(store);
+        let mut values = [0.0; TOKENS * WIDTH];
+        let right = |sample: &u8| {
+            let found = space.get(&key(*sample)).map(|record| record.read_f32(&mut values));
+            assert!(!matches!(found, Some(Err(_))), "sample {sample} is damaged");
+            found.is_some() && values == [f32::from(*sample); TOKENS * WIDTH]
+        };
+        (0..100).filter(right).collect()
+    }
+
+    #[test]
+    fn what_is_kept_can_be_seen_once_publishing_has_settled() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path(), None).unwrap();
+        let keeper = Keeper::start(&store).unwrap();
+        keeper.begin(Some(space(&store)));
+        keeper.keep(made(0..3));
+        keeper.settle();
+        assert!(stored(&store).is_empty(), "a part appears whole, when it is asked for");
+        keeper.keep(made(3..4));
+        keeper.publish();
+        keeper.settle();
+        assert_eq!(stored(&store), [0, 1, 2, 3]);
+        let News { kept, published, complaints } = keeper.news();
+        assert_eq!((kept, published, complaints.len()), (4, 4, 0));
+        assert_eq!(keeper.news().kept, 0, "news are told once");
+    }
+
+    #[test]
+    fn whatever_ends_training_what_was_computed_is_published() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path(), None).unwrap();
+        let keeper = Keeper::start(&store).unwrap();
+        keeper.begin(Some(space(&store)));
+        keeper.keep(made(5..7));
+        drop(keeper);
+        assert_eq!(stored(&store), [5, 6]);
+    }
+
+    #[test]
+    fn a_budget_ends_storing_in_one_space_with_one_complaint_and_keeps_what_fitted() {
+        let dir = tempfile::tempdir().unwrap();
+        let generous = Store::open(dir.path(), None).unwrap();
+        let room = generous.bytes().unwrap() + 4000;
+        let store = Store::open(dir.path(), Some(room)).unwrap();
+        let keeper = Keeper::start(&store).unwrap();
+        keeper.begin(Some(space(&store)));
+        keeper.keep(made(0..50));
+        keeper.keep(made(50..90));
+        keeper.publish();
+        keeper.settle();
+        let kept = stored(&generous);
+        assert!(!kept.is_empty() && kept.len() < 50, "{kept:?}");
+        let news = keeper.news();
+        assert!(matches!(&news.complaints[..], [one] if one.contains("budget")), "{:?}", news.complaints);
+        assert_eq!((news.kept, news.published), (kept.len() as u64, kept.len()));
+    }
+
+    #[test]
+    fn without_a_space_nothing_is_stored_and_nothing_is_wrong() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path(), None).unwrap();
+        let keeper = Keeper::start(&store).unwrap();
+        keeper.begin(None);
+        keeper.keep(made(0..3));
+        keeper.publish();
+        keeper.settle();
+        assert!(keeper.news().complaints.is_empty());
+        assert!(stored(&store).is_empty());
+    }
+}
