@@ -1,0 +1,246 @@
+//! The values of everything that trains, and parameters as one tape sees them.
+//!
+//! [`Trainables`] owns the flat tensor; a parameter is a view of it. A [`ParamScope`] lends views to the blocks of the model: as
+//! constants, or as leaves whose gradients it adds to the flat sums when their block's backward pass is done.
+//!
+//! What this file does not do: update values (`zero`), or know which parameters a block has.
+
+use std::{
+    cell::RefCell,
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use burn::tensor::{Tensor, TensorData, Transaction, backend::AutodiffBackend};
+
+use super::{
+    FlatGrads, ParamId, TrainableLayout,
+    notes::{Keep, LinearInputs, Notebook, Notes},
+};
+use crate::kernels::{ModelBackend, Tape};
+
+/// The current values, on a device: one flat tensor; parameters are views of it.
+pub struct Trainables<B: ModelBackend> {
+    layout: TrainableLayout,
+    flat: Tensor<B, 1>,
+}
+
+impl<B: ModelBackend> Trainables<B> {
+    /// Takes over `values`, which must have the layout's length.
+    pub fn new(layout: TrainableLayout, values: Vec<f32>, device: &B::Device) -> Self {
+        assert_eq!(layout.len(), values.len(), "flat values do not fit the layout");
+        let len = values.len();
+        Self { layout, flat: Tensor::from_data(TensorData::new(values, [len]), device) }
+    }
+
+    /// The layout.
+    pub fn layout(&self) -> &TrainableLayout {
+        &self.layout
+    }
+
+    /// Replaces all values.
+    pub fn set(&mut self, values: Vec<f32>) {
+        assert_eq!(self.layout.len(), values.len(), "flat values do not fit the layout");
+        let (len, device) = (values.len(), self.flat.device());
+        self.flat = Tensor::from_data(TensorData::new(values, [len]), &device);
+    }
+
+    /// Takes all values out, without a copy if they are in host memory and no view of them is alive. Nothing may use the
+    /// trainables until [`Trainables::set`] puts values back: this pair is how the optimizer updates them in place.
+    pub fn take(&mut self) -> Vec<f32> {
+        let nothing = Tensor::from_data(TensorData::new(Vec::<f32>::new(), [0]), &self.flat.device());
+        let flat = std::mem::replace(&mut self.flat, nothing);
+        flat.into_data().into_vec().expect("trainables are fp32 by construction")
+    }
+
+    /// Lends all values, to be written to a file. Without a copy where [`Trainables::take`] makes none: an expert's are half a
+    /// gigabyte and more.
+    pub fn lend<R>(&mut self, read: impl FnOnce(&TrainableLayout, &[f32]) -> R) -> R {
+        let values = self.take();
+        let result = read(&self.layout, &values);
+        self.set(values);
+        result
+    }
+
+    /// A copy of all values in host memory.
+    pub fn to_vec(&self) -> Vec<f32> {
+        self.flat.clone().into_data().into_vec().expect("trainables are fp32 by construction")
+    }
+
+    /// A copy of the first `len` values in host memory.
+    pub fn leading_values(&self, len: usize) -> Vec<f32> {
+        let leading = self.flat.clone().narrow(0, 0, len);
+        leading.into_data().into_vec().expect("trainables are fp32 by construction")
+    }
+
+    /// A parameter as a matrix, without a copy; one of a single axis is a row.
+    fn view(&self, id: ParamId) -> Tensor<B, 2> {
+        let param = self.layout.get(id);
+        let shape = match param.shape[..] {
+            [rows, cols] => [rows, cols],
+            _ => [1, param.len()],
+        };
+        B::matrix_view(self.flat.clone(), param.offset, shape)
+    }
+}
+
+/// The parameters as one tape sees them: constants on a plain backend, leaves under autodiff.
+///
+/// Made for one block at a time: leaves are created when first asked for, and [`ParamScope::collect`] sums their
+/// gradients into the flat buffer after that block's backward pass.
+pub struct ParamScope<'a, T: Tape> {
+    trainables: &'a Trainables<T::Base>,
+    tracked: fn(ParamView<T>) -> ParamView<T>,
+    leaves: RefCell<HashMap<ParamId, ParamView<T>>>,
+    left: Arc<Mutex<Vec<LeftGradient<T::Base>>>>,
+    notebook: Notebook<T::Base>,
+}
+
+/// What the gradient of a linear layer's weight is made of, left by the backward pass for [`ParamScope::collect`].
+struct LeftGradient<B: ModelBackend> {
+    weight: ParamId,
+    dy_no: Tensor<B, 2>,
+    x_ni: Tensor<B, 2>,
+}
+
+/// A parameter on a tape, as [`Trainables::view`] gives it; anything but a matrix is shaped on use.
+type ParamView<T> = Tensor<T, 2>;
+
+impl<'a, T: Tape> ParamScope<'a, T> {
+    /// Parameters as constants.
+    pub fn frozen(trainables: &'a Trainables<T::Base>) -> Self {
+        Self::new(trainables, |view| view)
+    }
+
+    fn new(trainables: &'a Trainables<T::Base>, tracked: fn(ParamView<T>) -> ParamView<T>) -> Self {
+        let notebook = Notebook::Closed;
+        Self { trainables, tracked, leaves: RefCell::default(), left: Arc::default(), notebook }
+    }
+
+    /// One linear layer, computed or, where this scope reads notes, recalled from them.
+    pub fn noted_linear(&self, keep: Keep, layer: LinearInputs<T>) -> Tensor<T, 2> {
+        self.notebook.linear(keep, layer)
+    }
+
+    /// The parameter as a tensor of `D` axes.
+    ///
+    /// Panics if the parameter has another number of axes: a programming error, not an input error.
+    pub fn get<const D: usize>(&self, id: ParamId) -> Tensor<T, D> {
+        let param = self.trainables.layout.get(id);
+        let shape: [usize; D] = param.shape.clone().try_into().unwrap_or_else(|shape: Vec<usize>| {
+            panic!("parameter {} has {} axes, asked for with {D}", param.name, shape.len())
+        });
+        let leaf = self.leaf(id);
+        match D {
+            2 => Tensor::from_primitive(leaf.into_primitive()),
+            _ => leaf.reshape(shape),
+        }
+    }
+
+    /// `x w^T + bias` with parameters of this scope. `x_ni`; returns `[n, o]`.
+    ///
+    /// The weight's gradient never exists as a tensor of the tape: [`ParamScope::collect`] makes it where it is summed.
+    pub fn linear(&self, x_ni: Tensor<T, 2>, weight: ParamId, bias: Option<ParamId>) -> Tensor<T, 2> {
+        let left = Arc::clone(&self.left);
+        let bias = bias.map(|bias| self.get(bias));
+        T::linear_leaving_weight(x_ni, self.get(weight), bias, move |dy_no, x_ni| {
+            let mut left = left.lock().unwrap_or_else(PoisonError::into_inner);
+            left.push(LeftGradient { weight, dy_no, x_ni });
+        })
+    }
+
+    fn leaf(&self, id: ParamId) -> ParamView<T> {
+        let mut leaves = self.leaves.borrow_mut();
+        leaves.entry(id).or_insert_with(|| (self.tracked)(T::lift(self.trainables.view(id)))).clone()
+    }
+}
+
+impl<'a, B: Tape<Base = B>> ParamScope<'a, B> {
+    /// Parameters as constants, and notes taken of the linear layers: of their outputs only if `outputs`.
+    pub fn noting(trainables: &'a Trainables<B>, outputs: bool) -> Self {
+        let notebook = Notebook::Writing { outputs, notes: RefCell::default() };
+        Self { notebook, ..Self::frozen(trainables) }
+    }
+
+    /// The notes taken.
+    pub fn into_notes(self) -> Notes<B> {
+        match self.notebook {
+            Notebook::Writing { notes, .. } => notes.into_inner(),
+            Notebook::Closed | Notebook::Reading(_) => Notes::default(),
+        }
+    }
+}
+
+impl<'a, T: Tape + AutodiffBackend<InnerBackend = <T as Tape>::Base>> ParamScope<'a, T> {
+    /// Parameters as leaves that gather gradients.
+    pub fn tracked(trainables: &'a Trainables<<T as Tape>::Base>) -> Self {
+        Self::new(trainables, |view| view.require_grad())
+    }
+
+    /// The same for a block that has run before: its linear layers are recalled from `notes` where they are in there.
+    pub fn recalling(trainables: &'a Trainables<<T as Tape>::Base>, notes: Notes<T::Base>) -> Self {
+        Self { notebook: Notebook::Reading(RefCell::new(notes)), ..Self::tracked(trainables) }
+    }
+
+    /// Adds the gradients of every leaf that was used to `into`.
+    pub fn collect(self, grads: &mut T::Gradients, into: &mut FlatGrads) {
+        let mut leaves: Vec<_> = self.leaves.into_inner().into_iter().collect();
+        leaves.sort_by_key(|(id, _)| *id);
+        // One transaction for all of them: a device is waited for once a block, not once a parameter.
+        let mut read = Transaction::default();
+        let mut reached = Vec::with_capacity(leaves.len());
+        for (id, leaf) in leaves {
+            if let Some(grad) = leaf.grad_remove(grads) {
+                read = read.register(grad);
+                reached.push(id);
+            }
+        }
+        let values = if reached.is_empty() { Vec::new() } else { read.execute() };
+        for (id, grad) in reached.into_iter().zip(values) {
+            let grad = grad.as_slice::<f32>().expect("gradients of fp32 leaves are fp32");
+            into.slot(self.trainables.layout.get(id)).add(grad);
+        }
+        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        for LeftGradient { weight, dy_no, x_ni } in left.drain(..) {
+            let slot = into.slot(self.trainables.layout.get(weight));
+            T::Base::add_linear_weight_gradient(dy_no, x_ni, slot);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::backend::Flex;
+
+    use super::*;
+    use crate::params::{Group, Init};
+
+    #[test]
+    fn a_parameter_is_a_view_of_the_flat_space() {
+        let mut layout = TrainableLayout::default();
+        layout.add("a".into(), &[5], Group::Expert, true, Init::Zeros);
+        let id = layout.add("b".into(), &[2, 3], Group::Expert, true, Init::Zeros);
+        let values: Vec<f32> = (0..11).map(|x| x as f32).collect();
+        let (begin, end) = (values.as_ptr() as usize, values.as_ptr_range().end as usize);
+        let trainables = Trainables::<Flex>::new(layout, values, &Default::default());
+        let matrix = ParamScope::<Flex>::frozen(&trainables).get::<2>(id);
+        let primitive = matrix.clone().into_primitive().tensor();
+        let stored = primitive.bytes().as_ptr() as usize;
+        assert!((begin..end).contains(&stored), "a copy was made");
+        assert_eq!(matrix.into_data().into_vec::<f32>().unwrap(), [5.0, 6.0, 7.0, 8.0, 9.0, 10.0]);
+    }
+
+    #[test]
+    fn taking_the_values_out_and_putting_them_back_copies_nothing() {
+        let mut layout = TrainableLayout::default();
+        let id = layout.add("w".into(), &[1000], Group::Expert, true, Init::Zeros);
+        let values = vec![1.5f32; 1000];
+        let at = values.as_ptr();
+        let mut trainables = Trainables::<Flex>::new(layout, values, &Default::default());
+        drop(trainables.view(id));
+        let taken = trainables.take();
+        assert!(taken.as_ptr() == at && taken == vec![1.5; 1000]);
+        trainables.set(taken);
+        assert_eq!(trainables.to_vec(), vec![1.5; 1000]);
+    }
+}

@@ -1,0 +1,130 @@
+//! State that is written and read again, at any world size, and files that are not what they should be.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::zero::StateError;
+
+fn files(ranks: &[ShardedAdamW]) -> Vec<Vec<u8>> {
+    ranks.iter().map(ShardedAdamW::export).collect()
+}
+
+fn views(files: &[Vec<u8>]) -> Vec<&[u8]> {
+    files.iter().map(Vec::as_slice).collect()
+}
+
+/// What `world` ranks hold after reading `files`.
+fn resharded(files: &[Vec<u8>], world: usize) -> Vec<ShardedAdamW> {
+    (0..world)
+        .map(|rank| {
+            let mut optimizer = ShardedAdamW::new(&layout(), world, Rank(rank as u32), &settings());
+            optimizer.import(&views(files)).expect("the files are whole");
+            optimizer
+        })
+        .collect()
+}
+
+#[test]
+fn a_resumed_run_gives_the_bits_of_an_uninterrupted_one() {
+    for world in 1..=3 {
+        let whole = trained(world, 6);
+        let resumed = on_ring(world, |rank, comm| {
+            let mut first = ShardedAdamW::new(&layout(), world, Rank(rank as u32), &settings());
+            let mut weights = noise(layout().len(), 0);
+            run(&mut first, comm, &mut weights, 0..3);
+            (first.export(), weights)
+        });
+        let saved: Vec<_> = resumed.iter().map(|(file, _)| file.clone()).collect();
+        let resumed = on_ring(world, |rank, comm| {
+            let mut second = ShardedAdamW::new(&layout(), world, Rank(rank as u32), &settings());
+            second.import(&views(&saved)).expect("the files are whole");
+            let mut weights = resumed[rank].1.clone();
+            run(&mut second, comm, &mut weights, 3..6);
+            (second, weights)
+        });
+        for ((whole, weights), (second, resumed)) in whole.iter().zip(&resumed) {
+            assert!(weights == resumed);
+            assert!(whole.export() == second.export());
+            assert_eq!(second.steps(), 6);
+        }
+    }
+}
+
+#[test]
+fn a_state_survives_any_change_of_world_bit_for_bit() {
+    let two: Vec<_> = trained(2, 3).into_iter().map(|(optimizer, _)| optimizer).collect();
+    let three = resharded(&files(&two), 3);
+    let one = resharded(&files(&three), 1);
+    let many = resharded(&files(&one), 7);
+    let back = resharded(&files(&many), 2);
+    for ranks in [&three, &one, &many, &back] {
+        assert!(moments(ranks) == moments(&two));
+        assert!(ranks.iter().all(|optimizer| optimizer.steps() == 3));
+    }
+    assert!(files(&back) == files(&two));
+}
+
+#[test]
+fn a_state_fits_a_layout_in_another_order() {
+    let trained = trained(2, 2);
+    let mut reversed = TrainableLayout::default();
+    for param in layout().params().iter().rev() {
+        reversed.add(param.name.clone(), &param.shape, param.group, param.decay, Init::Zeros);
+    }
+    let ranks: Vec<_> = trained.into_iter().map(|(optimizer, _)| optimizer).collect();
+    let mut optimizer = ShardedAdamW::new(&reversed, 1, Rank(0), &settings());
+    optimizer.import(&views(&files(&ranks))).expect("names decide");
+    let whole = moments(&ranks).0;
+    for param in layout().params() {
+        let there = reversed.get(reversed.find(&param.name).expect("the same names")).offset;
+        assert_eq!(whole[param.offset..][..param.len()], optimizer.exp_avg[there..][..param.len()]);
+    }
+}
+
+#[test]
+fn files_that_do_not_make_up_one_checkpoint_are_refused_and_named() {
+    let good: Vec<_> = trained(2, 1).into_iter().map(|(optimizer, _)| optimizer).collect();
+    let (good, later) = (files(&good), files(&trained(2, 2).into_iter().map(|(o, _)| o).collect::<Vec<_>>()));
+    let import = |files: &[&[u8]]| {
+        let mut optimizer = ShardedAdamW::new(&layout(), 1, Rank(0), &settings());
+        let error = optimizer.import(files).expect_err("not one checkpoint");
+        assert!(optimizer.steps() == 0 && optimizer.exp_avg.iter().all(|m| *m == 0.0), "nothing has changed");
+        error
+    };
+    assert!(matches!(import(&[]), StateError::Unreadable { .. }));
+    assert!(matches!(import(&[&good[0]]), StateError::Coverage { copies: 0, .. }));
+    assert!(matches!(import(&[&good[0], &good[1], &good[1]]), StateError::Coverage { copies: 2, .. }));
+    assert!(matches!(import(&[&good[0], &later[1]]), StateError::Steps { file: 1, expected: 1, found: 2 }));
+    assert!(matches!(
+        import(&[&good[0], &good[1][..good[1].len() - 1]]),
+        StateError::Unreadable { file: 1, .. }
+    ));
+    assert!(matches!(import(&[b"not a file at all"]), StateError::Unreadable { file: 0, .. }));
+}
+
+#[test]
+fn a_state_of_another_model_is_refused_with_the_name_of_the_tensor() {
+    let mut other = TrainableLayout::default();
+    other.add("lora.a".into(), &[5, 8], Group::Lora, true, Init::Zeros);
+    let file = ShardedAdamW::new(&other, 1, Rank(0), &settings()).export();
+    let mut optimizer = ShardedAdamW::new(&layout(), 1, Rank(0), &settings());
+    let error = optimizer.import(&[&file]).expect_err("lora.a has another size");
+    assert!(error.to_string().contains("exp_avg.lora.a[0..]"), "{error}");
+    let mut unknown = TrainableLayout::default();
+    unknown.add("lora.z".into(), &[5], Group::Lora, true, Init::Zeros);
+    let file = ShardedAdamW::new(&unknown, 1, Rank(0), &settings()).export();
+    let error = optimizer.import(&[&file]).expect_err("lora.z is unknown");
+    assert!(error.to_string().contains("lora.z"), "{error}");
+}
+
+proptest! {
+    #[test]
+    fn garbled_files_are_errors_and_never_panics(at in any::<prop::sample::Index>(), byte in any::<u8>()) {
+        let mut file = ShardedAdamW::new(&layout(), 1, Rank(0), &settings()).export();
+        let at = at.index(file.len());
+        file[at] = byte;
+        let mut optimizer = ShardedAdamW::new(&layout(), 1, Rank(0), &settings());
+        let _ = optimizer.import(&[&file]);
+        let _ = optimizer.import(&[&file[..at]]);
+    }
+}
