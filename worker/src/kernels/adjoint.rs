@@ -85,9 +85,8 @@ pub fn lora_linear<B: Backend>(
     dy_no: Tensor<B, 2>,
     wants_dx: bool,
 ) -> LowRankGradients<B> {
-    let dense = wants_dx.then(|| linear_input(dy_no.clone(), saved.w_oi.clone()));
-    let update = low_rank(saved, dy_no, wants_dx);
-    LowRankGradients { dx_ni: dense.zip(update.dx_ni).map(|(dense, low)| dense + low), ..update }
+    let dense_ni = wants_dx.then(|| linear_input(dy_no.clone(), saved.w_oi.clone()));
+    low_rank(saved, dy_no, wants_dx).beside(dense_ni)
 }
 
 /// The same without the weight: what the update alone adds to the gradient of `x`, and its own gradients.

@@ -17,22 +17,9 @@
 use burn::tensor::{DType, Tensor, backend::Backend};
 use burn_fusion::{Fusion, FusionBackend};
 
-use super::{
-    AttentionMask, AttentionOutput, AttentionSaved, LowRank, LowRankGradients, LowRankSaved, ModelBackend,
-    Tape, adjoint, blocked, reference,
-};
+use super::{AttentionMask, AttentionOutput, AttentionSaved, ModelBackend, Tape, blocked, reference};
 
 impl<F: FusionBackend> ModelBackend for Fusion<F> {
-    fn attention(
-        q_bshk: Tensor<Self, 4>,
-        k_bshk: Tensor<Self, 4>,
-        v_bshk: Tensor<Self, 4>,
-        mask: &AttentionMask,
-        scale: f64,
-    ) -> Tensor<Self, 4> {
-        blocked::attention(q_bshk, k_bshk, v_bshk, mask, scale).out_bshk
-    }
-
     fn attention_saving(
         q_bshk: Tensor<Self, 4>,
         k_bshk: Tensor<Self, 4>,
@@ -68,30 +55,6 @@ impl<F: FusionBackend> ModelBackend for Fusion<F> {
     fn linear_input_gradient(dy_no: Tensor<Self, 2>, w_oi: Tensor<Self, 2>) -> Tensor<Self, 2> {
         product(dy_no, w_oi)
     }
-
-    fn lora_linear_saving(
-        x_ni: Tensor<Self, 2>,
-        w_oi: Tensor<Self, 2>,
-        bias_o: Option<Tensor<Self, 1>>,
-        update: &LowRank<Self>,
-    ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
-        let dtype = x_ni.dtype();
-        let a_ri = reference::same_dtype(update.a_ri.clone(), dtype);
-        let b_or = reference::same_dtype(update.b_or.clone(), dtype);
-        let down_nr = x_ni.clone().matmul(a_ri.transpose()) * update.scale;
-        let y_no = <Self as ModelBackend>::linear(x_ni, w_oi, bias_o);
-        (y_no + down_nr.clone().matmul(b_or.transpose()), down_nr)
-    }
-
-    fn lora_linear_backward(
-        saved: LowRankSaved<Self>,
-        dy_no: Tensor<Self, 2>,
-        wants_dx: bool,
-    ) -> LowRankGradients<Self> {
-        let dense = wants_dx.then(|| product(dy_no.clone(), saved.w_oi.clone()));
-        let low_rank = adjoint::low_rank(saved, dy_no, wants_dx);
-        LowRankGradients { dx_ni: dense.zip(low_rank.dx_ni).map(|(dense, low)| dense + low), ..low_rank }
-    }
 }
 
 /// `x w` in the type of `x`. Where `w` is narrower, `x` is rounded to its type: the weight of a layer is read once and copied never.
@@ -107,15 +70,6 @@ impl<F: FusionBackend> Tape for Fusion<F> {
 
     fn lift<const D: usize>(tensor: Tensor<Self, D>) -> Tensor<Self, D> {
         tensor
-    }
-
-    fn linear_leaving_weight(
-        x_ni: Tensor<Self, 2>,
-        w_oi: Tensor<Self, 2>,
-        bias_o: Option<Tensor<Self, 1>>,
-        _leave: impl FnOnce(Tensor<Self, 2>, Tensor<Self, 2>) + Send + 'static,
-    ) -> Tensor<Self, 2> {
-        <Self as ModelBackend>::linear(x_ni, w_oi, bias_o)
     }
 
     fn lower<const D: usize>(tensor: Tensor<Self, D>) -> Tensor<Self, D> {

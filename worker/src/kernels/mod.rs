@@ -92,6 +92,13 @@ pub struct LowRankGradients<B: Backend> {
     pub db_or: Tensor<B, 2>,
 }
 
+impl<B: Backend> LowRankGradients<B> {
+    /// With the weight's own part of the input's gradient.
+    fn beside(self, dense_ni: Option<Tensor<B, 2>>) -> Self {
+        Self { dx_ni: dense_ni.zip(self.dx_ni).map(|(dense_ni, low_ni)| dense_ni + low_ni), ..self }
+    }
+}
+
 /// Where a gradient goes that is summed in host memory.
 #[derive(Debug)]
 pub struct GradientSlot<'a> {
@@ -178,7 +185,7 @@ pub trait ModelBackend: Backend {
         mask: &AttentionMask,
         scale: f64,
     ) -> Tensor<Self, 4> {
-        reference::attention(q_bshk, k_bshk, v_bshk, mask, scale)
+        Self::attention_saving(q_bshk, k_bshk, v_bshk, mask, scale).out_bshk
     }
 
     /// [`attention`](Self::attention), and what its backward pass needs besides the inputs.
@@ -189,10 +196,8 @@ pub trait ModelBackend: Backend {
         mask: &AttentionMask,
         scale: f64,
     ) -> AttentionOutput<Self> {
-        AttentionOutput {
-            out_bshk: <Self as ModelBackend>::attention(q_bshk, k_bshk, v_bshk, mask, scale),
-            lse_bsh: None,
-        }
+        let out_bshk = reference::attention(q_bshk, k_bshk, v_bshk, mask, scale);
+        AttentionOutput { out_bshk, lse_bsh: None }
     }
 
     /// The gradients of q, k and v under [`attention`](Self::attention).
@@ -278,7 +283,8 @@ pub trait ModelBackend: Backend {
         bias_o: Option<Tensor<Self, 1>>,
         update: &LowRank<Self>,
     ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
-        reference::lora_linear_saving(x_ni, w_oi, bias_o, update)
+        let (low_no, down_nr) = reference::low_rank(x_ni.clone(), update);
+        (<Self as ModelBackend>::linear(x_ni, w_oi, bias_o) + low_no, down_nr)
     }
 
     /// The gradients of `x` (if `wants_dx`), `a` and `b` under [`lora_linear`](Self::lora_linear).
@@ -287,7 +293,8 @@ pub trait ModelBackend: Backend {
         dy_no: Tensor<Self, 2>,
         wants_dx: bool,
     ) -> LowRankGradients<Self> {
-        adjoint::lora_linear(saved, dy_no, wants_dx)
+        let dense_ni = wants_dx.then(|| Self::linear_input_gradient(dy_no.clone(), saved.w_oi.clone()));
+        adjoint::low_rank(saved, dy_no, wants_dx).beside(dense_ni)
     }
 
     /// Layer norm without gain or bias, then `* (1 + scale) + shift` with one scale and shift per batch row (AdaLN).
@@ -343,13 +350,16 @@ pub trait Tape: ModelBackend {
     fn lift<const D: usize>(tensor: Tensor<Self::Base, D>) -> Tensor<Self, D>;
 
     /// [`linear`](ModelBackend::linear) with a weight that is a leaf. Its gradient is not computed in the backward pass:
-    /// `leave` is given what it is made of, `dy` and `x` of [`linear_weight_gradient`](ModelBackend::linear_weight_gradient).
+    /// `leave` is given what it is made of, `dy` and `x` of [`linear_weight_gradient`](ModelBackend::linear_weight_gradient). A tape
+    /// that records nothing leaves nothing.
     fn linear_leaving_weight(
         x_ni: Tensor<Self, 2>,
         w_oi: Tensor<Self, 2>,
         bias_o: Option<Tensor<Self, 1>>,
-        leave: impl FnOnce(Tensor<Self::Base, 2>, Tensor<Self::Base, 2>) + Send + 'static,
-    ) -> Tensor<Self, 2>;
+        _leave: impl FnOnce(Tensor<Self::Base, 2>, Tensor<Self::Base, 2>) + Send + 'static,
+    ) -> Tensor<Self, 2> {
+        <Self as ModelBackend>::linear(x_ni, w_oi, bias_o)
+    }
 
     /// The values of a tensor of this tape, shared.
     fn lower<const D: usize>(tensor: Tensor<Self, D>) -> Tensor<Self::Base, D>;
@@ -360,15 +370,6 @@ impl Tape for Flex {
 
     fn lift<const D: usize>(tensor: Tensor<Flex, D>) -> Tensor<Flex, D> {
         tensor
-    }
-
-    fn linear_leaving_weight(
-        x_ni: Tensor<Flex, 2>,
-        w_oi: Tensor<Flex, 2>,
-        bias_o: Option<Tensor<Flex, 1>>,
-        _leave: impl FnOnce(Tensor<Flex, 2>, Tensor<Flex, 2>) + Send + 'static,
-    ) -> Tensor<Flex, 2> {
-        <Flex as ModelBackend>::linear(x_ni, w_oi, bias_o)
     }
 
     fn lower<const D: usize>(tensor: Tensor<Flex, D>) -> Tensor<Flex, D> {

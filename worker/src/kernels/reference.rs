@@ -112,11 +112,17 @@ pub fn lora_linear_saving<B: Backend>(
     bias_o: Option<Tensor<B, 1>>,
     update: &LowRank<B>,
 ) -> (Tensor<B, 2>, Tensor<B, 2>) {
+    let (low_no, down_nr) = low_rank(x_ni.clone(), update);
+    (linear(x_ni, w_oi, bias_o) + low_no, down_nr)
+}
+
+/// The same without the weight: what the update alone adds, `[n, o]`, and `scale * x a^T`.
+pub fn low_rank<B: Backend>(x_ni: Tensor<B, 2>, update: &LowRank<B>) -> (Tensor<B, 2>, Tensor<B, 2>) {
     let dtype = x_ni.dtype();
     let a_ri = same_dtype(update.a_ri.clone(), dtype);
     let b_or = same_dtype(update.b_or.clone(), dtype);
-    let down_nr = x_ni.clone().matmul(a_ri.transpose()) * update.scale;
-    (linear(x_ni, w_oi, bias_o) + down_nr.clone().matmul(b_or.transpose()), down_nr)
+    let down_nr = x_ni.matmul(a_ri.transpose()) * update.scale;
+    (down_nr.clone().matmul(b_or.transpose()), down_nr)
 }
 
 /// `w`, converted if it has to be.

@@ -1,14 +1,14 @@
 //! The fused operations on the CPU backend, in f32.
 //!
-//! This file is the border to burn: it takes slices out of tensors, checks that shapes agree, and wraps results. Tensors
-//! that are already contiguous (nearly all) are read in place; attention reads strided ones in place, too. Anything that
-//! is not f32 goes to the [`reference`](super::reference), except a bf16 weight of a linear layer.
+//! This file takes slices out of tensors ([`border`]), checks that shapes agree, and wraps results. Anything that is not f32 goes
+//! to the [`reference`](super::reference), except a bf16 weight of a linear layer.
 //!
 //! The result of an operation depends on its inputs alone, bit for bit: not on the number of threads, nor on their order. What a
 //! forward pass makes of a token depends on that token and those it attends to alone: not on who else is in the batch, nor on how
 //! far a row is padded on the left. The cache of features rests on it (`model::policy::features`).
 
 mod attention;
+mod border;
 mod linear;
 mod matrix;
 mod norm;
@@ -21,11 +21,11 @@ mod spans;
 
 use burn::{
     backend::Flex,
-    tensor::{DType, Shape, Tensor, TensorData, TensorPrimitive},
+    tensor::{Shape, Tensor, TensorPrimitive},
 };
-use burn_flex::{FlexTensor, Layout};
-use half::bf16;
+use burn_flex::Layout;
 
+use self::border::{Strided, Values, WeightValues, has_weight_path, is_f32, primitive, tensor};
 use super::{
     AttentionMask, AttentionOutput, AttentionSaved, GradientSlot, LowRank, LowRankGradients, LowRankSaved,
     ModelBackend, adjoint, reference,
@@ -105,16 +105,6 @@ impl ModelBackend for Flex {
             return adjoint::rotary(dy_bshk, cos_bsk, sin_bsk);
         }
         rotate(dy_bshk, cos_bsk, sin_bsk, true)
-    }
-
-    fn attention(
-        q_bshk: Tensor<Self, 4>,
-        k_bshk: Tensor<Self, 4>,
-        v_bshk: Tensor<Self, 4>,
-        mask: &AttentionMask,
-        scale: f64,
-    ) -> Tensor<Self, 4> {
-        Self::attention_saving(q_bshk, k_bshk, v_bshk, mask, scale).out_bshk
     }
 
     fn attention_saving(
@@ -327,94 +317,6 @@ impl ModelBackend for Flex {
         }
         let shape = x_nf.dims();
         tensor(pointwise::gelu_tanh_backward(Values::of(x_nf).get(), Values::of(dy_nf).get()), shape)
-    }
-}
-
-fn is_f32<const D: usize>(x: &Tensor<Flex, D>) -> bool {
-    x.dtype() == DType::F32
-}
-
-/// Whether a linear layer of these types is computed here.
-fn has_weight_path(x: &Tensor<Flex, 2>, w: &Tensor<Flex, 2>) -> bool {
-    is_f32(x) && matches!(w.dtype(), DType::F32 | DType::BF16)
-}
-
-fn primitive<const D: usize>(x: Tensor<Flex, D>) -> FlexTensor {
-    x.into_primitive().tensor()
-}
-
-/// A tensor of new values.
-fn tensor<const D: usize>(values: Vec<f32>, shape: [usize; D]) -> Tensor<Flex, D> {
-    let primitive = FlexTensor::from_data(TensorData::new(values, shape));
-    Tensor::from_primitive(TensorPrimitive::Float(primitive))
-}
-
-/// The values of a tensor as contiguous f32: in place where they are so already.
-struct Values(FlexTensor);
-
-impl Values {
-    fn of<const D: usize>(x: Tensor<Flex, D>) -> Self {
-        let x = if is_f32(&x) { x } else { x.cast(DType::F32) };
-        let x = primitive(x);
-        Self(if x.layout().contiguous_offsets().is_some() { x } else { x.to_contiguous() })
-    }
-
-    fn get(&self) -> &[f32] {
-        self.0.as_slice().expect("the constructor made it contiguous f32")
-    }
-
-    fn dense(&self, shape: [usize; 2]) -> linear::Dense<'_> {
-        linear::Dense { data: self.get(), shape }
-    }
-}
-
-/// The values of a weight, f32 or bf16.
-enum WeightValues {
-    F32(Values),
-    Bf16(FlexTensor),
-}
-
-impl WeightValues {
-    fn of(w: Tensor<Flex, 2>) -> Self {
-        if is_f32(&w) {
-            return Self::F32(Values::of(w));
-        }
-        let w = primitive(w);
-        Self::Bf16(if w.layout().contiguous_offsets().is_some() { w } else { w.to_contiguous() })
-    }
-
-    fn get(&self) -> linear::Weight<'_> {
-        match self {
-            Self::F32(values) => linear::Weight::F32(values.get()),
-            Self::Bf16(w) => {
-                linear::Weight::Bf16(w.as_slice::<bf16>().expect("the constructor made it contiguous bf16"))
-            }
-        }
-    }
-}
-
-/// A `[b, s, h, k]` tensor whose last axis is contiguous.
-struct Strided {
-    tensor: FlexTensor,
-    shape: [usize; 4],
-}
-
-impl Strided {
-    fn of(x: Tensor<Flex, 4>) -> Self {
-        let shape = x.dims();
-        let x = primitive(if is_f32(&x) { x } else { x.cast(DType::F32) });
-        let in_place = x.layout().strides()[3] == 1 && x.layout().strides().iter().all(|&stride| stride >= 0);
-        Self { tensor: if in_place { x } else { x.to_contiguous() }, shape }
-    }
-
-    fn heads(&self) -> attention::Heads<'_> {
-        let layout = self.tensor.layout();
-        let strides = layout.strides();
-        attention::Heads {
-            data: &self.tensor.storage::<f32>()[layout.start_offset()..],
-            shape: self.shape,
-            strides: std::array::from_fn(|axis| strides[axis].unsigned_abs()),
-        }
     }
 }
 

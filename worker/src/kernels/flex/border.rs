@@ -1,0 +1,112 @@
+//! The border to burn: slices out of tensors, and tensors of new values.
+//!
+//! Tensors that are already contiguous (nearly all) are read in place; attention reads strided ones in place, too.
+
+use burn::{
+    backend::Flex,
+    tensor::{DType, Tensor, TensorData, TensorPrimitive},
+};
+use burn_flex::FlexTensor;
+use half::bf16;
+
+use super::{attention, linear};
+
+/// Whether these values are computed on here.
+pub fn is_f32<const D: usize>(x: &Tensor<Flex, D>) -> bool {
+    x.dtype() == DType::F32
+}
+
+/// Whether a linear layer of these types is computed here.
+pub fn has_weight_path(x: &Tensor<Flex, 2>, w: &Tensor<Flex, 2>) -> bool {
+    is_f32(x) && matches!(w.dtype(), DType::F32 | DType::BF16)
+}
+
+/// What a tensor consists of.
+pub fn primitive<const D: usize>(x: Tensor<Flex, D>) -> FlexTensor {
+    x.into_primitive().tensor()
+}
+
+/// A tensor of new values.
+pub fn tensor<const D: usize>(values: Vec<f32>, shape: [usize; D]) -> Tensor<Flex, D> {
+    let primitive = FlexTensor::from_data(TensorData::new(values, shape));
+    Tensor::from_primitive(TensorPrimitive::Float(primitive))
+}
+
+/// The values of a tensor as contiguous f32: in place where they are so already.
+pub struct Values(FlexTensor);
+
+impl Values {
+    /// Converted and copied where it has to be.
+    pub fn of<const D: usize>(x: Tensor<Flex, D>) -> Self {
+        let x = if is_f32(&x) { x } else { x.cast(DType::F32) };
+        let x = primitive(x);
+        Self(if x.layout().contiguous_offsets().is_some() { x } else { x.to_contiguous() })
+    }
+
+    /// The values, row-major.
+    pub fn get(&self) -> &[f32] {
+        self.0.as_slice().expect("the constructor made it contiguous f32")
+    }
+
+    /// As a matrix.
+    pub fn dense(&self, shape: [usize; 2]) -> linear::Dense<'_> {
+        linear::Dense { data: self.get(), shape }
+    }
+}
+
+/// The values of a weight, f32 or bf16.
+pub enum WeightValues {
+    /// Single precision.
+    F32(Values),
+    /// Half precision.
+    Bf16(FlexTensor),
+}
+
+impl WeightValues {
+    /// Copied where it has to be, never converted.
+    pub fn of(w: Tensor<Flex, 2>) -> Self {
+        if is_f32(&w) {
+            return Self::F32(Values::of(w));
+        }
+        let w = primitive(w);
+        Self::Bf16(if w.layout().contiguous_offsets().is_some() { w } else { w.to_contiguous() })
+    }
+
+    /// As a layer takes it.
+    pub fn get(&self) -> linear::Weight<'_> {
+        match self {
+            Self::F32(values) => linear::Weight::F32(values.get()),
+            Self::Bf16(w) => {
+                linear::Weight::Bf16(w.as_slice::<bf16>().expect("the constructor made it contiguous bf16"))
+            }
+        }
+    }
+}
+
+/// A `[b, s, h, k]` tensor whose last axis is contiguous.
+pub struct Strided {
+    tensor: FlexTensor,
+    /// `[b, s, h, k]`.
+    pub shape: [usize; 4],
+}
+
+impl Strided {
+    /// Converted and copied where it has to be.
+    pub fn of(x: Tensor<Flex, 4>) -> Self {
+        let shape = x.dims();
+        let x = primitive(if is_f32(&x) { x } else { x.cast(DType::F32) });
+        let in_place = x.layout().strides()[3] == 1 && x.layout().strides().iter().all(|&stride| stride >= 0);
+        Self { tensor: if in_place { x } else { x.to_contiguous() }, shape }
+    }
+
+    /// As attention reads it.
+    pub fn heads(&self) -> attention::Heads<'_> {
+        let layout = self.tensor.layout();
+        let strides = layout.strides();
+        attention::Heads {
+            data: &self.tensor.storage::<f32>()[layout.start_offset()..],
+            shape: self.shape,
+            strides: std::array::from_fn(|axis| strides[axis].unsigned_abs()),
+        }
+    }
+}
