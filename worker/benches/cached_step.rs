@@ -48,6 +48,10 @@ use coxswain_worker::{
     params::{FlatGrads, Group, Trainables},
     zero::{ShardedAdamW, StepInput},
 };
+use nix::sys::{
+    resource::{UsageWho, getrusage},
+    time::TimeValLike,
+};
 use prompts::{DIMS, Flags, Prompts};
 use serde_json::{Value, json};
 
@@ -142,8 +146,8 @@ struct Bench<'a> {
     step: u64,
 }
 
-/// Milliseconds of a step: all of it, vision, language, expert, optimizer.
-type Times = [f64; 5];
+/// Milliseconds of a step: all of it, vision, language, expert, optimizer, and of all processors together.
+type Times = [f64; 6];
 
 impl<'a> Bench<'a> {
     fn new(spec: &RunSpec, config: &'a QwenConfig, prompts: Prompts) -> Result<Self> {
@@ -199,7 +203,7 @@ impl<'a> Bench<'a> {
         let beside_optimizer = live / ((live - optimizer) / limit + optimizer);
         let parts = self.times.each_ref().map(|times| {
             let part = |part: usize| round(median(times.iter().map(|times| times[part])));
-            json!({"vision": part(1), "language": part(2), "expert": part(3), "optimizer": part(4)})
+            json!({"vision": part(1), "language": part(2), "expert": part(3), "optimizer": part(4), "processors": part(5)})
         });
         let mut report = json!({
             "tap": self.tap.to_string(), "live_ms": round(live), "cached_ms": round(cached), "speedup": round(speedup),
@@ -238,7 +242,7 @@ impl<'a> Bench<'a> {
         let rates = LearningRates { lora: 1e-4, expert: 1e-4, sensor: 1e-4 };
         let resting = self.resting.filter(|_| batch.features.is_some());
         let (mut meter, before) = (Meter::new(Phase::Forward, None), memory::in_use());
-        let begin = Instant::now();
+        let (begin, busy) = (Instant::now(), processor_ms()?);
         self.grads.zero();
         let mut clock = StageClock::default();
         let micro = self.policy.forward_backward(&self.trainables, batch, &mut self.grads, &mut clock)?;
@@ -247,11 +251,13 @@ impl<'a> Bench<'a> {
         *peak = (*peak).max(meter.take_step_peak().0 - before);
         let mut weights = self.trainables.take();
         let input = StepInput { scale: 1.0 / micro.valid, rates, resting };
-        self.optimizer.step(self.grads.values_mut(), &mut weights, &input, &mut Solo::default())?;
+        let grads = self.grads.values_but(resting, self.trainables.layout());
+        self.optimizer.step(grads, &mut weights, &input, &mut Solo::default())?;
         self.trainables.set(weights);
         let (end, times) = (Instant::now(), clock.times());
         let parts = [end - begin, times.vision, times.language, times.expert, end - updating];
-        Ok(parts.map(|part| part.as_secs_f64() * 1e3))
+        let [all, vision, language, expert, optimizer] = parts.map(|part| part.as_secs_f64() * 1e3);
+        Ok([all, vision, language, expert, optimizer, processor_ms()? - busy])
     }
 
     /// The speed-up that arithmetic allows.
@@ -317,6 +323,13 @@ impl Drop for Torch {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Processor time of this process so far, in milliseconds.
+fn processor_ms() -> Result<f64> {
+    let usage = getrusage(UsageWho::RUSAGE_SELF)?;
+    let times = [usage.user_time(), usage.system_time()];
+    Ok(times.iter().map(|time| time.num_microseconds() as f64 / 1e3).sum())
 }
 
 fn median(values: impl Iterator<Item = f64>) -> f64 {

@@ -19,6 +19,7 @@ mod tests;
 
 use std::{ops::Range, sync::Arc};
 
+pub(crate) use self::flex::vectorised;
 use burn::backend::{Autodiff, Flex};
 use burn::tensor::{Tensor, backend::Backend};
 

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use super::ParamSpec;
+use super::{Group, ParamSpec, TrainableLayout};
 use crate::kernels::GradientSlot;
 
 /// Gradients of the flat space, summed over the micro-batches of a step, in host memory.
@@ -39,9 +39,22 @@ impl FlatGrads {
 
     /// The gradients, for scaling or in-place reduction.
     pub fn values_mut(&mut self) -> &mut Vec<f32> {
+        let kept = self.touched.clone();
+        self.zero_between(kept)
+    }
+
+    /// The same for a step in which a group rests: what its elements hold is left as it is, and means nothing.
+    pub fn values_but(&mut self, resting: Option<Group>, layout: &TrainableLayout) -> &mut Vec<f32> {
+        let resting = layout.params().iter().filter(|param| Some(param.group) == resting);
+        let mut kept = self.touched.clone();
+        kept.extend(resting.map(|param| (param.range().start, param.range().end)));
+        self.zero_between(kept)
+    }
+
+    fn zero_between(&mut self, kept: BTreeMap<usize, usize>) -> &mut Vec<f32> {
         if std::mem::take(&mut self.stale) {
             let mut start = 0;
-            for (&offset, &end) in &self.touched {
+            for (offset, end) in kept {
                 self.values[start..offset].fill(0.0);
                 start = end;
             }
@@ -66,7 +79,7 @@ impl FlatGrads {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::params::{Group, Init, TrainableLayout};
+    use crate::params::Init;
 
     #[test]
     fn a_new_step_forgets_the_last_one_without_a_sweep() {
@@ -87,5 +100,21 @@ mod tests {
         assert_eq!(grads.values_mut()[..], [0.0, 0.0, 3.0, 3.0, 0.0, 0.0]);
         grads.zero();
         assert_eq!(grads.values_mut()[..], [0.0; 6]);
+    }
+
+    #[test]
+    fn what_rests_is_not_swept() {
+        let mut layout = TrainableLayout::default();
+        let mut add = |name: &str, group| layout.add(name.into(), &[2], group, true, Init::Zeros);
+        let ids =
+            [add("a", Group::Lora), add("b", Group::Expert), add("c", Group::Expert), add("d", Group::Lora)];
+        let mut grads = FlatGrads::new(layout.len());
+        grads.values_mut().fill(9.0);
+        grads.zero();
+        grads.slot(layout.get(ids[1])).add(&[1.0, 2.0]);
+        let swept = [9.0, 9.0, 1.0, 2.0, 0.0, 0.0, 9.0, 9.0];
+        assert_eq!(grads.values_but(Some(Group::Lora), &layout)[..], swept);
+        grads.zero();
+        assert_eq!(grads.values_but(None, &layout)[..], [0.0; 8]);
     }
 }

@@ -272,14 +272,13 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     fn update(&mut self, step: Step, verdict: &Verdict, times: &mut StepTimes) -> Result<f64, TrainError> {
         self.enter(Phase::Optimizer, step)?;
         let (updating, busy) = (Instant::now(), self.communicating());
-        let input = StepInput {
-            scale: 1.0 / verdict.valid_count.max(1.0),
-            rates: self.rates.rates(step.0),
-            resting: self.resting(),
-        };
+        let resting = self.resting();
+        let scale = 1.0 / verdict.valid_count.max(1.0);
+        let input = StepInput { scale, rates: self.rates.rates(step.0), resting };
         let mut weights = self.trainables.take();
         let held = self.held.as_mut().expect("a generation begins with a state");
-        let outcome = held.optimizer.step(self.grads.values_mut(), &mut weights, &input, self.comm.as_mut());
+        let grads = self.grads.values_but(resting, self.trainables.layout());
+        let outcome = held.optimizer.step(grads, &mut weights, &input, self.comm.as_mut());
         self.trainables.set(weights);
         let communication = self.communicating() - busy;
         times.communication += communication;

@@ -7,9 +7,11 @@
 //! ```
 //!
 //! the order of operations of `torch.optim.AdamW`. Coefficients are computed in f64 and used in f32, as there. Seven streams of
-//! memory and one square root and division per element: the memory is the limit, so plain loops that vectorise are enough.
+//! memory and one square root and division per element: with the widest registers the memory is the limit.
 
 use rayon::prelude::*;
+
+use crate::kernels::vectorised;
 
 /// Elements given to a thread at once: four streams of 64 KiB stay in the L2 cache, and a task's cost does not count.
 const TASK: usize = 16 << 10;
@@ -74,12 +76,17 @@ pub(super) fn update(runs: Vec<(Streams<'_>, Coefficients)>) {
 }
 
 fn update_run(streams: Streams<'_>, c: Coefficients) {
-    let moments = streams.exp_avg.iter_mut().zip(streams.exp_avg_sq.iter_mut());
-    for ((w, &g), (m, v)) in streams.weights.iter_mut().zip(streams.grads).zip(moments) {
-        let g = g * c.factor;
-        *m += c.one_minus_beta1 * (g - *m);
-        *v = *v * c.beta2 + c.one_minus_beta2 * (g * g);
-        let root = v.sqrt() * c.root_factor + c.eps;
-        *w = *w * c.keep - c.step_size * (*m / root);
-    }
+    vectorised(
+        #[inline(always)]
+        || {
+            let moments = streams.exp_avg.iter_mut().zip(streams.exp_avg_sq.iter_mut());
+            for ((w, &g), (m, v)) in streams.weights.iter_mut().zip(streams.grads).zip(moments) {
+                let g = g * c.factor;
+                *m += c.one_minus_beta1 * (g - *m);
+                *v = *v * c.beta2 + c.one_minus_beta2 * (g * g);
+                let root = v.sqrt() * c.root_factor + c.eps;
+                *w = *w * c.keep - c.step_size * (*m / root);
+            }
+        },
+    );
 }

@@ -8,7 +8,7 @@
 //! the output's columns. In `g w` it is. In `x w^T` it is not, and the crate would gather it element by element: a tenth of
 //! the time at some hundred tokens, half of it at thirty. So a panel of the weight is transposed by registers first; and for
 //! few tokens the product is turned around (`w x^T`, the small output transposed), which reads the weight as it is.
-//! Panels are as wide as the crate's tile, so that it takes them as they are.
+//! Panels are as wide as the crate's tile, or as high as it reads the other factor in place, so that it copies neither.
 
 use std::ops::Range;
 
@@ -23,6 +23,9 @@ use crate::kernels::GradientSlot;
 
 /// Columns of a task: the width of the `gemm` crate's tile with the widest registers, and some tenths of a millisecond.
 const PANEL: usize = 64;
+
+/// Rows of the weight that a task of the product turned around reads, and rows of a weight gradient's task.
+const ROW_PANEL: usize = matrix::UNCOPIED;
 
 /// Tokens up to which turning the product around is faster than transposing the weight.
 const FEW: usize = 64;
@@ -74,14 +77,16 @@ pub fn forward(
     let [tokens, inputs] = x_ni.shape;
     let outputs = w_oi.len() / inputs.max(1);
     let few = tokens <= FEW;
-    let x_in = if few { transposed(x_ni) } else { Vec::new() };
-    matrix::build([tokens, outputs], PANEL, work(tokens, w_oi.len()), |panel, out| {
-        let width = panel.len();
+    // Columns beyond the tokens are zeros: with them rows are whole registers.
+    let columns = tokens.next_multiple_of(matrix::REGISTER);
+    let x_in = if few { transposed(x_ni, columns) } else { Vec::new() };
+    let width = if few { ROW_PANEL } else { PANEL };
+    matrix::build([tokens, outputs], width, work(tokens, w_oi.len()), |panel, out| {
         let mut out = if few {
-            w_oi.with_rows(panel.clone(), inputs, tokens, |w_pi, y_pn| {
-                let x_in = Mat::new(&x_in, [inputs, tokens], tokens);
-                product(&mut MatMut::new(y_pn, [width, tokens]), Onto::Fresh, 1.0, w_pi, x_in);
-                out.transposed(y_pn)
+            w_oi.with_rows(panel.clone(), inputs, columns, |w_pi, y_pn| {
+                let x_in = Mat::new(&x_in, [inputs, columns], columns);
+                product(&mut MatMut::new(y_pn, [panel.len(), columns]), Onto::Fresh, 1.0, w_pi, x_in);
+                out.transposed(y_pn, columns)
             })
         } else {
             w_oi.with_rows_transposed(panel.clone(), inputs, |w_ip| out.panel_product(x_ni.mat(), w_ip))
@@ -105,9 +110,10 @@ fn add_update(out: &mut MatMut<'_>, panel: Range<usize>, update: Option<Update<'
     }
 }
 
-fn transposed(x: Dense<'_>) -> Vec<f32> {
-    let mut out = vec![0.0; x.data.len()];
-    simd::transpose(x.data, x.shape, x.shape[1], &mut out);
+/// The transpose, with zeros behind its rows until they have `columns` values.
+fn transposed(x: Dense<'_>, columns: usize) -> Vec<f32> {
+    let mut out = vec![0.0; x.shape[1] * columns];
+    simd::transpose(x.data, x.shape, x.shape[1], &mut out, columns);
     out
 }
 
@@ -140,7 +146,7 @@ pub fn weight_gradient(g_no: Dense<'_>, x_ni: Dense<'_>) -> Vec<f32> {
 pub fn add_weight_gradient(g_no: Dense<'_>, x_ni: Dense<'_>, sum: GradientSlot<'_>) {
     let [outputs, inputs] = [g_no.shape[1], x_ni.shape[1]];
     let onto = if sum.stale { Onto::Fresh } else { Onto::Sum };
-    let rows = ROWS.min(outputs.max(1));
+    let rows = ROW_PANEL.min(outputs.max(1));
     let blocks = sum.values.chunks_mut((rows * inputs).max(1)).enumerate().collect();
     let work = work(g_no.shape[0], outputs * inputs);
     parallel::for_each(blocks, work, |(i, block): (usize, &mut [f32])| {
@@ -179,9 +185,9 @@ pub fn column_sums(g_no: Dense<'_>) -> Vec<f32> {
     })
 }
 
-/// Of the product of a `[n, i]` and a weight.
+/// Of the product of a `[n, i]` and a weight: its multiplications and additions, or, of a few tokens, reading the weight.
 fn work(tokens: usize, weights: usize) -> Work {
-    Work::products(2 * tokens * weights)
+    Work::products(2 * tokens * weights).max(Work::streamed(4 * weights))
 }
 
 /// Rows of a task of [`by_rows`].
@@ -242,7 +248,7 @@ impl Weight<'_> {
     ) -> R {
         let width = range.len();
         self.with_rows(range, inputs, inputs, |rows, buffer| {
-            simd::transpose(rows.data(), [width, inputs], inputs, buffer);
+            simd::transpose(rows.data(), [width, inputs], inputs, buffer, width);
             op(Mat::new(buffer, [inputs, width], width))
         })
     }

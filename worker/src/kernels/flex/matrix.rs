@@ -176,13 +176,13 @@ impl<'a> Unwritten<'a> {
         self.0
     }
 
-    /// The transpose of `from`, which is contiguous.
-    pub fn transposed(self, from: &[f32]) -> MatMut<'a> {
-        assert_eq!(from.len(), self.0.rows * self.0.cols, "a transpose has as many elements");
+    /// The transpose of `from`, whose rows are `stride` apart.
+    pub fn transposed(self, from: &[f32], stride: usize) -> MatMut<'a> {
+        assert!(self.0.rows <= stride, "the rows of a matrix overlap");
         for i in 0..self.0.rows {
             for j in 0..self.0.cols {
                 // SAFETY: within the view, whose elements may be written before they are read.
-                unsafe { self.0.pointer.add(i * self.0.row_stride + j).write(from[j * self.0.rows + i]) };
+                unsafe { self.0.pointer.add(i * self.0.row_stride + j).write(from[j * stride + i]) };
             }
         }
         self.0
@@ -231,6 +231,13 @@ pub enum Onto {
     /// Adds to it.
     Sum,
 }
+
+/// Rows of a product up to which the crate reads a `b` of contiguous rows where it lies, as long as their length is a multiple of
+/// [`REGISTER`]: `DEFAULT_LHS_PACKING_THRESHOLD_SINGLE_THREAD` times the height of its tile. Beyond, it copies `b` first.
+pub const UNCOPIED: usize = 48;
+
+/// Values of the widest register.
+pub const REGISTER: usize = 16;
 
 /// Inner dimension of what the crate is given at once: up to here it never cuts it itself.
 const DEPTH: usize = 512;
@@ -317,12 +324,10 @@ fn piece(dst: &mut MatMut<'_>, onto: Onto, scale: f32, a: Mat<'_>, b: Mat<'_>) {
 
 /// [`product`] with a `b` whose rows are contiguous and as wide as the crate's register tile, read where it lies.
 ///
-/// The `gemm` crate copies such a `b` into panels of the layout it already has, unless the product has at most 48 rows
-/// (`DEFAULT_LHS_PACKING_THRESHOLD_SINGLE_THREAD` times the tile's other side): so it gets 48 rows at a time.
+/// It gets [`UNCOPIED`] rows at a time.
 pub fn panel_product(dst: &mut MatMut<'_>, onto: Onto, a: Mat<'_>, b: Mat<'_>) {
-    const HEIGHT: usize = 48;
-    for start in (0..a.rows).step_by(HEIGHT) {
-        let rows = start..(start + HEIGHT).min(a.rows);
+    for start in (0..a.rows).step_by(UNCOPIED) {
+        let rows = start..(start + UNCOPIED).min(a.rows);
         product(&mut dst.part(rows.clone()), onto, 1.0, a.rows(rows), b);
     }
 }
@@ -356,7 +361,7 @@ mod tests {
         let row: Vec<f32> = (0..10).map(|x| x as f32).collect();
         let thrice: Vec<f32> = row.iter().flat_map(|&x| [x; 3]).collect();
         let built = build([3, 10], 4, Work::values(30), |range, block| {
-            block.transposed(&thrice[3 * range.start..3 * range.end])
+            block.transposed(&thrice[3 * range.start..3 * range.end], 3)
         });
         assert_eq!(built, row.repeat(3));
         assert_eq!(build([2, 3], 8, Work::values(6), |_, block| block.filled(5.0)), [5.0; 6]);

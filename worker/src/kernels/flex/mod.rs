@@ -26,6 +26,7 @@ use burn::{
 use burn_flex::Layout;
 
 use self::border::{Strided, Values, WeightValues, has_weight_path, is_f32, primitive, tensor};
+pub(crate) use self::simd::vectorised;
 use super::{
     AttentionMask, AttentionOutput, AttentionSaved, GradientSlot, LowRank, LowRankGradients, LowRankSaved,
     ModelBackend, adjoint, reference,

@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 
 /// What tasks take together on one thread, roughly: it decides whether other threads are worth waking, never a result.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Work {
     nanoseconds: usize,
 }
@@ -16,6 +16,11 @@ impl Work {
     /// Multiplications and additions of matrix products, at two thirds of what a core with AVX-512 does.
     pub fn products(flops: usize) -> Self {
         Self { nanoseconds: flops / 64 }
+    }
+
+    /// Bytes that come from beyond the core's caches, or go there, at what one core moves.
+    pub fn streamed(bytes: usize) -> Self {
+        Self { nanoseconds: bytes / 12 }
     }
 
     /// Values that are read, computed and written.

@@ -128,23 +128,24 @@ fn fold(mut lanes: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> f32 {
     lanes[0]
 }
 
-/// Writes the transpose of a `[rows, cols]` matrix, whose rows are `stride` apart, to `to`: `[cols, rows]`, contiguous.
-pub fn transpose(from: &[f32], [rows, cols]: [usize; 2], stride: usize, to: &mut [f32]) {
-    assert!(
-        rows == 0 || cols == 0 || (rows - 1) * stride + cols <= from.len(),
-        "a matrix reaches past its data"
-    );
-    assert_eq!(to.len(), rows * cols, "a transpose has as many elements");
+/// Writes the transpose of a `[rows, cols]` matrix, whose rows are `stride` apart, to `to`: `[cols, rows]`, rows `to_stride` apart.
+pub fn transpose(from: &[f32], [rows, cols]: [usize; 2], stride: usize, to: &mut [f32], to_stride: usize) {
+    let reaches = |rows: usize, cols: usize, stride: usize| (rows - 1) * stride + cols;
+    if rows == 0 || cols == 0 {
+        return;
+    }
+    assert!(reaches(rows, cols, stride) <= from.len(), "a matrix reaches past its data");
+    assert!(rows <= to_stride && reaches(cols, rows, to_stride) <= to.len(), "a transpose does not fit");
     let tiled = [rows - rows % TILE, cols - cols % TILE];
     for r in (0..tiled[0]).step_by(TILE) {
         for c in (0..tiled[1]).step_by(TILE) {
-            transpose_tile(&from[r * stride + c..], stride, &mut to[c * rows + r..], rows);
+            transpose_tile(&from[r * stride + c..], stride, &mut to[c * to_stride + r..], to_stride);
         }
     }
     for r in 0..rows {
         let first = if r < tiled[0] { tiled[1] } else { 0 };
         for c in first..cols {
-            to[c * rows + r] = from[r * stride + c];
+            to[c * to_stride + r] = from[r * stride + c];
         }
     }
 }
@@ -241,10 +242,14 @@ mod tests {
             [(16, 16, 16), (33, 50, 64), (1, 40, 40), (40, 1, 1), (0, 3, 3), (128, 48, 50)]
         {
             let from: Vec<f32> = (0..rows * stride).map(|x| x as f32).collect();
-            let mut to = vec![0.0; rows * cols];
-            transpose(&from, [rows, cols], stride, &mut to);
-            for (i, &x) in to.iter().enumerate() {
-                assert_eq!(x as usize, i % rows * stride + i / rows);
+            for padding in [0, 3] {
+                let to_stride = rows + padding;
+                let mut to = vec![-1.0; to_stride * cols];
+                transpose(&from, [rows, cols], stride, &mut to, to_stride);
+                for (i, &x) in to.iter().enumerate() {
+                    let (c, r) = (i / to_stride, i % to_stride);
+                    assert_eq!(x, if r < rows { (r * stride + c) as f32 } else { -1.0 });
+                }
             }
         }
     }
