@@ -17,6 +17,10 @@ use crate::{fixture, relative_error};
 pub const CASES: [&str; 6] =
     ["flat-gqa-left", "nested-tied-right", "mqa-sharded-bf16", "rslora-patterns", "text-only-f16", "frozen"];
 
+/// Those whose weights are bfloat16 in the file. Of the others rounding the weights alone moves gradients by a tenth to more than
+/// themselves (these are small models with random weights; Transformers does the same), so that in bfloat16 they say nothing.
+pub const IN_BFLOAT16: [&str; 1] = ["mqa-sharded-bf16"];
+
 /// How far results may be from the reference, relatively.
 #[derive(Clone, Copy, Debug)]
 pub struct Tolerance {

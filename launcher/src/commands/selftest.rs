@@ -11,7 +11,11 @@ use crate::{
     accelerator::accelerator,
     exit::{Exit, Failed, Outcome},
     gpu::Driver,
-    render::{say, table::table, units},
+    render::{
+        say,
+        table::{remarked, width},
+        units,
+    },
 };
 
 /// Flags of `cox selftest`.
@@ -65,23 +69,16 @@ fn page(device: Device, findings: &[Finding], failed: usize) -> String {
         Verdict::Failed => "FAILED",
         Verdict::Told => "",
     };
-    let rows: Vec<[String; 4]> = findings
-        .iter()
-        .map(|finding| {
-            [
-                finding.section.to_owned(),
-                finding.what.clone(),
-                verdict(finding).to_owned(),
-                finding.found.clone(),
-            ]
-        })
-        .collect();
+    let row =
+        |finding: &Finding| [finding.section.to_owned(), finding.what.clone(), verdict(finding).to_owned()];
+    let rows: Vec<[String; 3]> = findings.iter().map(row).collect();
+    let found: Vec<_> = findings.iter().map(|finding| finding.found.clone()).collect();
     let checked = findings.iter().filter(|finding| finding.verdict != Verdict::Told).count();
     let conclusion = match failed {
         0 => format!("{device}: all {checked} checks passed"),
         failed => format!("{device}: {failed} of {checked} checks failed"),
     };
-    format!("{}\n\n{conclusion}", table(["", "what", "", "found"], &rows))
+    format!("{}\n\n{conclusion}", remarked(["", "what", ""], &rows, &found, width()))
 }
 
 #[cfg(test)]

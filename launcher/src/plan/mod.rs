@@ -48,6 +48,8 @@ pub struct Outlook {
     pub verdict: Verdict,
     /// Bytes by category at that micro-batch.
     pub categories: Vec<(Category, u64)>,
+    /// On a card: bytes that are held in host memory beside it.
+    pub beside_card: u64,
     /// Of the activations: what the forward pass keeps for the backward pass.
     pub activations_kept: u64,
     /// What fits.
@@ -124,6 +126,8 @@ impl Question {
         let samples = self.samples();
         let peak = |micro_batch| peak_of(&self.subject.predict(self.ask(memory, micro_batch)));
         let now = self.subject.predict(self.ask(memory, self.micro_batch()));
+        let beside = self.subject.kept_on_host(self.ask(memory, self.micro_batch()));
+        let beside = beside.into_iter().map(|(_, bytes)| bytes).sum();
         let fit = Fit::find(memory.capacity(), samples, peak);
         let option = |micro_batch| {
             let split = fit::split(samples, micro_batch, peak(micro_batch));
@@ -138,6 +142,7 @@ impl Question {
             current: fit::split(samples, self.micro_batch(), peak_of(&now)),
             verdict: Verdict::of(peak_of(&now), memory.capacity()),
             categories: Category::ALL.map(|category| (category, now.of(category))).into(),
+            beside_card: if memory.is_card { beside } else { 0 },
             activations_kept: now.kept,
             fit,
             options: within.map(option).collect(),

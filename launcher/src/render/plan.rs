@@ -10,7 +10,10 @@ use coxswain_worker::{
 };
 use serde_json::{Value, json};
 
-use super::{table::table, units};
+use super::{
+    table::{remarked, table, width, words},
+    units,
+};
 use crate::plan::{Basis, Choice, Outlook, Question, capacity::Memory};
 
 /// Everything about the run in each memory.
@@ -19,7 +22,7 @@ pub fn outlooks(question: &Question, outlooks: &[Outlook]) -> String {
     for outlook in outlooks {
         parts.push(of_memory(question, outlook));
     }
-    parts.push(basis(outlooks));
+    parts.push(words(&basis(outlooks), width()).join("\n"));
     parts.join("\n\n")
 }
 
@@ -53,7 +56,9 @@ pub fn overview(question: &Question, outlooks: &[Outlook]) -> String {
         question.world,
         if question.world == 1 { "" } else { "s" }
     );
-    [subject(question), table(head, &rows), legend, basis(outlooks)].join("\n\n")
+    let legend = words(&legend, width()).join("\n");
+    let basis = words(&basis(outlooks), width()).join("\n");
+    [subject(question), table(head, &rows), legend, basis].join("\n\n")
 }
 
 /// The run: model, what trains, the longest sample.
@@ -138,7 +143,14 @@ fn categories(question: &Question, outlook: &Outlook) -> String {
     }
     rows.push(row("peak".into(), outlook.current.peak));
     let head = format!("at micro-batch {}", question.micro_batch());
-    table([head.as_str(), "bytes", "of what is free"], &rows)
+    let shown = table([head.as_str(), "bytes", "of what is free"], &rows);
+    match outlook.beside_card {
+        0 => shown,
+        beside => format!(
+            "{shown}\nin host memory beside it: {} of gradients, moments and mirror",
+            units::bytes(beside)
+        ),
+    }
 }
 
 fn fits(question: &Question, outlook: &Outlook) -> String {
@@ -171,11 +183,10 @@ fn fits(question: &Question, outlook: &Outlook) -> String {
 }
 
 fn savings(levers: &[Lever]) -> String {
-    let rows: Vec<_> = levers
-        .iter()
-        .map(|lever| [lever.what.clone(), lever.setting.clone(), signed(lever.saves), lever.remark.clone()])
-        .collect();
-    table(["what would help", "setting", "saves", "but"], &rows)
+    let rows: Vec<_> =
+        levers.iter().map(|lever| [signed(lever.saves), lever.what.clone(), lever.setting.clone()]).collect();
+    let remarks: Vec<_> = levers.iter().map(|lever| lever.remark.clone()).collect();
+    remarked(["saves", "what would help", "setting"], &rows, &remarks, width())
 }
 
 fn basis(outlooks: &[Outlook]) -> String {

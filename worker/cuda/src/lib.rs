@@ -3,6 +3,7 @@
 //! ```text
 //! libraries   the driver and NVRTC, asked before anybody needs them
 //! nccl        NCCL as the fabric between cards
+//! gauge       memory of a card, as its allocator and its driver tell it
 //! here        the worker's generic code, once, for burn's CUDA backend
 //! ```
 //!
@@ -12,6 +13,7 @@
 //! Building needs no CUDA toolkit. At run time the driver, NVRTC, CUDA's headers and, between cards, NCCL are loaded; what is
 //! missing is said in words ([`NoCards`]).
 
+mod gauge;
 mod libraries;
 mod nccl;
 #[cfg(test)]
@@ -33,7 +35,7 @@ use coxswain_worker::{
     trainer::Trainer,
 };
 
-use self::{libraries::NoDriver, nccl::NcclFabric};
+use self::{gauge::CardGauge, libraries::NoDriver, nccl::NcclFabric};
 
 /// cubecl writes `__tanhf` into its kernels whatever the compiler; this version is the first to know it.
 const NEEDED: Version = Version { major: 12, minor: 8 };
@@ -56,7 +58,8 @@ impl Accelerator for Nvidia {
 
     fn trainer(&self, card: usize, listener: Option<RingListener>) -> Box<dyn Trainer> {
         let options = TrainerOptions { device: CudaDevice::new(card), listener };
-        Box::new(PolicyTrainer::<Cuda>::new(options).on_card(self.fabric(card)))
+        let gauge = Box::new(CardGauge::new(card));
+        Box::new(PolicyTrainer::<Cuda>::new(options).on_card(self.fabric(card), gauge))
     }
 
     fn evaluate(&self, spec: &RunSpec, card: usize) -> Result<(Step, Option<ActionError>), TrainError> {

@@ -28,7 +28,6 @@ use super::{
     FabricSource, Movement, Offer, Place, Progress, Reduce, Ring, Transfer, check_root, chunk,
     mixture::{self, named},
     ring::{Call, Element, Entered, Operation},
-    size_error,
 };
 
 /// Buffers of at most this many bytes stay on the ring: a vote takes less time there than its way to a card and back.
@@ -279,43 +278,27 @@ impl Collective for Carried {
 
     fn reduce_scatter(
         &mut self,
-        input: BufMut<'_>,
-        output: BufMut<'_>,
+        mut input: BufMut<'_>,
+        mut output: BufMut<'_>,
         reduce: Reduce,
     ) -> Result<(), CollectiveError> {
-        let own = chunk(input.len(), self.world(), self.rank().0 as usize);
-        let fits = output.len().checked_mul(self.world()) == Some(input.len());
-        match (input, output) {
-            (BufMut::F32(input), BufMut::F32(output)) if fits && !self.stays(size_of_val(input)) => {
-                self.carry(input, Movement::ReduceScatter(reduce))?;
-                output.copy_from_slice(&input[own]);
-                Ok(())
-            }
-            (BufMut::F64(input), BufMut::F64(output)) if fits && !self.stays(size_of_val(input)) => {
-                self.carry(input, Movement::ReduceScatter(reduce))?;
-                output.copy_from_slice(&input[own]);
-                Ok(())
-            }
-            (input, output) => self.ring.reduce_scatter(input, output, reduce),
+        let (whole, part) = (input.as_buf(), output.as_buf());
+        let fits =
+            part.len().checked_mul(self.world()) == Some(whole.len()) && part.element() == whole.element();
+        if !fits || self.stays(whole.bytes()) {
+            return self.ring.reduce_scatter(input, output, reduce);
         }
+        self.reduce_scatter_in_place(input.lent(), reduce)?;
+        let own = chunk(input.len(), self.world(), self.rank().0 as usize);
+        output.put("reduce_scatter", 0..own.len(), input.as_buf().part(own))
     }
 
-    fn all_gather(&mut self, shard: Buf<'_>, output: BufMut<'_>) -> Result<(), CollectiveError> {
+    fn all_gather(&mut self, shard: Buf<'_>, mut output: BufMut<'_>) -> Result<(), CollectiveError> {
         if shard.len().checked_mul(self.world()) != Some(output.len()) {
             return self.ring.all_gather(shard, output);
         }
-        let own = chunk(output.len(), self.world(), self.rank().0 as usize);
-        match (shard, output) {
-            (Buf::F32(shard), BufMut::F32(output)) => {
-                output[own].copy_from_slice(shard);
-                self.all_gather_in_place(BufMut::F32(output))
-            }
-            (Buf::F64(shard), BufMut::F64(output)) => {
-                output[own].copy_from_slice(shard);
-                self.all_gather_in_place(BufMut::F64(output))
-            }
-            (shard, output) => Err(size_error("all_gather", shard, output.as_buf())),
-        }
+        output.put("all_gather", chunk(output.len(), self.world(), self.rank().0 as usize), shard)?;
+        self.all_gather_in_place(output)
     }
 
     fn reduce_scatter_in_place(&mut self, buffer: BufMut<'_>, reduce: Reduce) -> Result<(), CollectiveError> {

@@ -26,6 +26,7 @@ use coxswain_proto::ids::Rank;
 pub use carried::{Brings, Carried, join};
 pub use fabric::{Fabric, FabricError, FabricId, FabricSource, Movement, Offer, Place, Transfer};
 pub use mixture::Computes;
+pub(crate) use ring::PIECE;
 pub use ring::{JoinError, Membership, Ring, RingAbort, RingListener};
 #[cfg(test)]
 pub(crate) use ring::{loopback, loopback_over};
@@ -223,11 +224,27 @@ fn check_root(operation: &'static str, root: Rank, world: usize) -> Result<(), C
     Err(CollectiveError::Size { operation, detail: format!("root {root} in a world of {world}") })
 }
 
-impl Buf<'_> {
+impl<'a> Buf<'a> {
     fn element(&self) -> &'static str {
         match self {
             Self::F32(_) => "f32",
             Self::F64(_) => "f64",
+        }
+    }
+
+    /// Some of its elements.
+    fn part(self, at: Range<usize>) -> Buf<'a> {
+        match self {
+            Self::F32(x) => Buf::F32(&x[at]),
+            Self::F64(x) => Buf::F64(&x[at]),
+        }
+    }
+
+    /// Bytes of all elements.
+    fn bytes(&self) -> usize {
+        match self {
+            Self::F32(x) => size_of_val(*x),
+            Self::F64(x) => size_of_val(*x),
         }
     }
 
@@ -254,12 +271,32 @@ impl BufMut<'_> {
         }
     }
 
+    /// The same buffer, lent to somebody else who writes to it.
+    fn lent(&mut self) -> BufMut<'_> {
+        match self {
+            Self::F32(x) => BufMut::F32(x),
+            Self::F64(x) => BufMut::F64(x),
+        }
+    }
+
+    /// Copies `from` to these elements; refuses other lengths and other elements.
+    fn put(
+        &mut self,
+        operation: &'static str,
+        at: Range<usize>,
+        from: Buf<'_>,
+    ) -> Result<(), CollectiveError> {
+        match (&mut *self, from) {
+            (Self::F32(to), Buf::F32(from)) if at.len() == from.len() => to[at].copy_from_slice(from),
+            (Self::F64(to), Buf::F64(from)) if at.len() == from.len() => to[at].copy_from_slice(from),
+            _ => return Err(size_error(operation, from, self.as_buf())),
+        }
+        Ok(())
+    }
+
     /// Elements.
     pub fn len(&self) -> usize {
-        match self {
-            Self::F32(x) => x.len(),
-            Self::F64(x) => x.len(),
-        }
+        self.as_buf().len()
     }
 
     /// True without elements.

@@ -51,13 +51,14 @@ use coxswain_proto::ids::Rank;
 
 pub use abort::RingAbort;
 pub use join::{JoinError, Membership, RingListener};
+pub(crate) use pump::PIECE;
 
 pub(super) use self::{element::Element, wire::Operation};
 use self::{
     element::combine,
     lane::{Inbound, Outbound},
     plan::Plan,
-    pump::{Broken, PIECE, Pump},
+    pump::{Broken, Pump},
     wire::Header,
 };
 use super::{
@@ -310,20 +311,10 @@ impl Collective for Ring {
         }
     }
 
-    fn all_gather(&mut self, shard: Buf<'_>, output: BufMut<'_>) -> Result<(), CollectiveError> {
+    fn all_gather(&mut self, shard: Buf<'_>, mut output: BufMut<'_>) -> Result<(), CollectiveError> {
         self.check("all_gather", output.as_buf(), shard)?;
-        let own = chunk(output.len(), self.world, self.rank);
-        match (shard, output) {
-            (Buf::F32(shard), BufMut::F32(output)) => {
-                output[own].copy_from_slice(shard);
-                self.all_gather_of(output)
-            }
-            (Buf::F64(shard), BufMut::F64(output)) => {
-                output[own].copy_from_slice(shard);
-                self.all_gather_of(output)
-            }
-            (shard, output) => Err(size_error("all_gather", shard, output.as_buf())),
-        }
+        output.put("all_gather", chunk(output.len(), self.world, self.rank), shard)?;
+        self.all_gather_in_place(output)
     }
 
     fn reduce_scatter_in_place(&mut self, buffer: BufMut<'_>, reduce: Reduce) -> Result<(), CollectiveError> {

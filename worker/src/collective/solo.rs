@@ -54,15 +54,15 @@ impl Collective for Solo {
     fn reduce_scatter(
         &mut self,
         input: BufMut<'_>,
-        output: BufMut<'_>,
+        mut output: BufMut<'_>,
         _reduce: Reduce,
     ) -> Result<(), CollectiveError> {
-        copy("reduce_scatter", input.as_buf(), output)?;
+        output.put("reduce_scatter", 0..output.len(), input.as_buf())?;
         self.pass("reduce_scatter")
     }
 
-    fn all_gather(&mut self, shard: Buf<'_>, output: BufMut<'_>) -> Result<(), CollectiveError> {
-        copy("all_gather", shard, output)?;
+    fn all_gather(&mut self, shard: Buf<'_>, mut output: BufMut<'_>) -> Result<(), CollectiveError> {
+        output.put("all_gather", 0..output.len(), shard)?;
         self.pass("all_gather")
     }
 
@@ -102,13 +102,4 @@ impl Collective for Solo {
     fn buffer_bytes(&self) -> usize {
         0
     }
-}
-
-fn copy(operation: &'static str, from: Buf<'_>, to: BufMut<'_>) -> Result<(), CollectiveError> {
-    match (from, to) {
-        (Buf::F32(from), BufMut::F32(to)) if from.len() == to.len() => to.copy_from_slice(from),
-        (Buf::F64(from), BufMut::F64(to)) if from.len() == to.len() => to.copy_from_slice(from),
-        (from, to) => return Err(super::size_error(operation, from, to.as_buf())),
-    }
-    Ok(())
 }

@@ -37,15 +37,14 @@ impl ChosenTrainer {
     fn inner(&mut self, spec: &RunSpec) -> Result<&mut Box<dyn Trainer>, TrainerFailure> {
         if self.inner.is_none() {
             let wanted = self.wanted.unwrap_or(spec.launch.device);
-            let device =
-                choose(wanted, self.local_rank, self.accelerator).map_err(|missing| TrainerFailure {
-                    kind: FailureKind::BadInput,
-                    phase: Phase::Loading,
-                    step: Step(0),
-                    positions: Vec::new(),
-                    memory_in_use: Bytes(0),
-                    message: format!("launch.device {wanted}: {missing}"),
-                })?;
+            let device = choose(wanted, self.local_rank, self.accelerator)
+                .map_err(|missing| refused(format!("launch.device {wanted}: {missing}")))?;
+            if device != Device::Cpu && spec.train.auto_micro_batch {
+                return Err(refused(format!(
+                    "train.auto_micro_batch measures what passes take of host memory, and this rank computes on {device}: give \
+                     train.micro_batch (`cox plan` says which fits), or compute on the CPU"
+                )));
+            }
             tracing::info!(%device, "computing on");
             let listener = self.listener.take();
             self.inner = Some(match device {
@@ -61,6 +60,18 @@ impl ChosenTrainer {
             });
         }
         Ok(self.inner.as_mut().expect("made above"))
+    }
+}
+
+/// Nothing has begun yet.
+fn refused(message: String) -> TrainerFailure {
+    TrainerFailure {
+        kind: FailureKind::BadInput,
+        phase: Phase::Loading,
+        step: Step(0),
+        positions: Vec::new(),
+        memory_in_use: Bytes(0),
+        message,
     }
 }
 

@@ -7,7 +7,8 @@
 //!
 //! Layers do not return errors: their only failure is memory, and on an accelerator that failure comes as a panic from inside a
 //! kernel's allocation. So both take the same way: [`guarded`] catches the unwinding, everything the pass held is dropped on the way, and the
-//! caller gets a value. The unwinding that [`check`] starts runs no panic hook and prints nothing. Any other panic goes on.
+//! caller gets a value. The unwinding that [`check`] starts runs no panic hook and prints nothing. Any other panic goes on. What a device
+//! refuses on a thread of its own is heard by `refusal`.
 //!
 //! The ceiling belongs to a thread, the trainer's: tests run several in one process. What this file does not do: bound allocations
 //! themselves. A layer may overshoot before the next check; the ceiling counts what was asked for, it does not refuse.
@@ -18,7 +19,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
 };
 
-use super::allocator;
+use super::{allocator, refusal};
 
 thread_local! {
     static CEILING: Cell<u64> = const { Cell::new(u64::MAX) };
@@ -39,9 +40,8 @@ pub(super) fn set(bytes: Option<u64>) {
     CEILING.set(bytes.unwrap_or(u64::MAX));
 }
 
-/// Ends the [`guarded`] work around the call if it has gone through the ceiling. Called between layers, so it is a sign of motion, too.
+/// Ends the [`guarded`] work around the call if it has gone through the ceiling. Called between layers; costs two loads.
 pub fn check() {
-    crate::pulse::beat();
     if GUARDED.get() && allocator::guard_peak() > CEILING.get() {
         resume_unwind(Box::new(Overrun { in_use: allocator::guard_peak(), device: None }));
     }
@@ -51,14 +51,21 @@ pub fn check() {
 /// may be half-written.
 pub fn guarded<R>(work: impl FnOnce() -> R) -> Result<R, Overrun> {
     allocator::restart_guard_peak();
+    refusal::take();
     let outer = GUARDED.replace(true);
     let result = catch_unwind(AssertUnwindSafe(work));
     GUARDED.set(outer);
-    match result {
-        Ok(result) if allocator::guard_peak() <= CEILING.get() => Ok(result),
-        Ok(_) => Err(Overrun { in_use: allocator::guard_peak(), device: None }),
-        Err(payload) => Err(overrun_of(payload)),
+    let heard = refusal::take();
+    let outcome = match (heard, result) {
+        (Some(words), _) => Err(Overrun { in_use: allocator::guard_peak(), device: Some(words) }),
+        (None, Ok(result)) if allocator::guard_peak() <= CEILING.get() => Ok(result),
+        (None, Ok(_)) => Err(Overrun { in_use: allocator::guard_peak(), device: None }),
+        (None, Err(payload)) => Err(overrun_of(payload)),
+    };
+    if matches!(&outcome, Err(Overrun { device: Some(_), .. })) {
+        refusal::set_in_order();
     }
+    outcome
 }
 
 /// The overrun that a panic stands for; goes on panicking if it stands for something else.
@@ -69,16 +76,10 @@ fn overrun_of(payload: Box<dyn Any + Send>) -> Overrun {
     };
     let words = payload.downcast_ref::<String>().map(String::as_str);
     let words = words.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or_default();
-    if !is_out_of_memory(words) {
+    if !refusal::is_out_of_memory(words) {
         resume_unwind(payload);
     }
-    Overrun { in_use: allocator::guard_peak(), device: Some(words.to_owned()) }
-}
-
-/// Drivers and runtimes agree on the words, not on how they are written.
-fn is_out_of_memory(words: &str) -> bool {
-    let letters: String = words.chars().filter(char::is_ascii_alphabetic).collect();
-    letters.to_ascii_lowercase().contains("outofmemory")
+    Overrun { in_use: allocator::guard_peak(), device: Some(refusal::first_line(words).to_owned()) }
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use coxswain_proto::ids::{Bytes, Rank, Step};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Demand, Held, OutOfMemory, Overrun, Pressure, Resident, allocator, ceiling,
+    Demand, Gauge, Held, OutOfMemory, Overrun, Pressure, Resident, allocator, ceiling,
     fault::Fault,
     timeline::{Line, Timeline},
 };
@@ -80,6 +80,7 @@ pub struct Meter {
     attempt_peak: u64,
     last_took: u64,
     ballast: Vec<u8>,
+    gauge: Option<Box<dyn Gauge>>,
 }
 
 impl Meter {
@@ -108,7 +109,20 @@ impl Meter {
             attempt_peak: 0,
             last_took: 0,
             ballast: Vec::new(),
+            gauge: None,
         }
+    }
+
+    /// Keeps books of a card instead of the host. `memory.capacity` then bounds what the card's allocator has handed out.
+    pub fn on_card(self, gauge: Box<dyn Gauge>) -> Self {
+        // The host's allocations are not what may not grow.
+        ceiling::set(None);
+        let began = gauge.read().in_use;
+        Self { gauge: Some(gauge), began, ..self }
+    }
+
+    fn now(&self) -> u64 {
+        self.gauge.as_ref().map_or_else(allocator::in_use, |gauge| gauge.read().in_use)
     }
 
     /// Says what holds memory through the whole run, for messages, and where the timeline goes.
@@ -132,7 +146,7 @@ impl Meter {
         let (ended, before) = (self.phase, self.began);
         self.ballast = Vec::new();
         let peak = self.settle();
-        (self.phase, self.began) = (next, allocator::in_use());
+        (self.phase, self.began) = (next, self.now());
         if let (Some(fault), Some(place)) = (&self.fault, self.place) {
             self.ballast = fault.ballast(place, next, self.attempt.map_or(1, |attempt| attempt.samples));
         }
@@ -153,7 +167,7 @@ impl Meter {
     /// Sets another bound, until the next call.
     pub fn bound(&mut self, capacity: Option<u64>) {
         self.capacity = capacity;
-        ceiling::set(capacity);
+        ceiling::set(capacity.filter(|_| self.gauge.is_none()));
     }
 
     /// Before a micro-batch: refuses it if what earlier ones took says that it will not fit.
@@ -162,7 +176,7 @@ impl Meter {
         self.place = Some((attempt.rank, attempt.step));
         self.settle();
         self.attempt_peak = 0;
-        let now = allocator::in_use();
+        let now = self.now();
         match (self.capacity, self.demand.predict(attempt.cells)) {
             (Some(capacity), Some(more))
                 if attempt.divisible && attempt.representative && now + more > capacity =>
@@ -221,6 +235,21 @@ impl Meter {
 
     /// Books the peaks of the current phase so far, and starts it again. Returns its peak in use.
     fn settle(&mut self) -> u64 {
+        let on_card = self.gauge.as_ref().map(|gauge| gauge.read());
+        let peak = on_card.unwrap_or_else(|| self.on_host());
+        for peaks in [&mut self.peaks, &mut self.step_peaks] {
+            let booked = peaks.entry(self.phase).or_default();
+            *booked = booked.or(peak);
+        }
+        // Without the counting allocator the resident set is the best that is known.
+        self.attempt_peak = self.attempt_peak.max(peak.in_use);
+        self.step_peak = self.step_peak.max(if peak.in_use > 0 { peak.in_use } else { peak.driver });
+        allocator::restart_peak();
+        peak.in_use
+    }
+
+    /// The host's peaks since the last call.
+    fn on_host(&mut self) -> PhasePeak {
         let in_use = allocator::peak();
         let seen = Resident::now();
         let raised = seen.high_water > self.high_water;
@@ -228,16 +257,7 @@ impl Meter {
         // Pages beyond the resident set at the end were anonymous: files stay mapped through a phase.
         let reserved = seen.anonymous + (driver - seen.total.min(driver));
         self.high_water = seen.high_water;
-        let peak = PhasePeak { in_use, reserved, driver };
-        for peaks in [&mut self.peaks, &mut self.step_peaks] {
-            let booked = peaks.entry(self.phase).or_default();
-            *booked = booked.or(peak);
-        }
-        // Without the counting allocator the resident set is the best that is known.
-        self.attempt_peak = self.attempt_peak.max(in_use);
-        self.step_peak = self.step_peak.max(if in_use > 0 { in_use } else { driver });
-        allocator::restart_peak();
-        in_use
+        PhasePeak { in_use, reserved, driver }
     }
 
     /// Peak bytes in use since the last call: once a step.
@@ -256,9 +276,9 @@ impl Meter {
     pub fn end_step(&mut self, step: Step, micro_batch: usize, attempts: u32) -> Bytes {
         let peak = self.take_step_peak();
         let phases = std::mem::take(&mut self.step_peaks);
+        let in_use = self.now();
         if let Some(timeline) = &mut self.timeline {
             let phases = phases.iter().map(|(phase, peak)| (phase.name(), *peak)).collect();
-            let in_use = allocator::in_use();
             timeline.write(&Line { micro_batch, attempts, in_use, ..Line::new(step, phases) });
         }
         self.pressed |= self.pressure.step_ended(Resident::now().swapped);
@@ -289,7 +309,7 @@ impl Meter {
 
     /// Bytes in use now.
     pub fn in_use(&self) -> Bytes {
-        Bytes(allocator::in_use())
+        Bytes(self.now())
     }
 }
 
@@ -323,6 +343,33 @@ mod tests {
         assert!(refused.predicted && refused.to_string().contains("is expected to want"), "{refused}");
         assert_eq!(meter.expect(attempt(2000, false)), Ok(()));
         ceiling::set(None);
+    }
+
+    /// Holds more whenever it is read.
+    #[derive(Debug, Default)]
+    struct Growing(std::sync::atomic::AtomicU64);
+
+    impl Gauge for Growing {
+        fn read(&self) -> PhasePeak {
+            let in_use = self.0.fetch_add(1 << 30, std::sync::atomic::Ordering::Relaxed);
+            PhasePeak { in_use, reserved: 2 * in_use, driver: 3 * in_use }
+        }
+    }
+
+    #[test]
+    fn on_a_card_the_books_are_the_cards() {
+        let mut meter =
+            Meter::new(Phase::Loading, Some(Bytes(4 << 30))).on_card(Box::new(Growing::default()));
+        meter.enter(Phase::Forward).expect("loading stayed below 4 GiB");
+        meter.enter(Phase::Backward).expect("a step says so when it votes");
+        meter.enter(Phase::Optimizer).expect("a step says so when it votes");
+        let peaks = meter.report();
+        let forward = peaks.iter().find(|peak| peak.phase == Phase::Forward).expect("entered");
+        assert_eq!(forward.reserved.0, 2 * forward.in_use.0);
+        assert_eq!(forward.driver.0, 3 * forward.in_use.0);
+        assert!(forward.in_use.0 >= 1 << 30 && peaks.iter().all(|peak| peak.in_use.0 < 1 << 40), "{peaks:?}");
+        let found = meter.take_overrun().expect("backward went over 4 GiB");
+        assert_eq!((found.phase, found.capacity), (Phase::Backward, Some(Bytes(4 << 30))));
     }
 
     #[test]

@@ -1,26 +1,28 @@
 //! Peak memory, measured: what this process holds, by phase, in three scopes.
 //!
-//! | scope | on a CPU |
-//! |---|---|
-//! | in use | bytes handed out by the [`allocator`](CountingAllocator), exact |
-//! | reserved | anonymous pages the allocator holds from the operating system |
-//! | driver | resident set of the process, mapped files included |
+//! | scope | on a CPU | on a card (a [`Gauge`]) |
+//! |---|---|---|
+//! | in use | bytes handed out by the [`allocator`](CountingAllocator), exact | bytes its allocator has handed out, at the ends of phases |
+//! | reserved | anonymous pages the allocator holds from the operating system | what that allocator holds from the driver |
+//! | driver | resident set of the process, mapped files included | what is taken of the card, by whomever |
 //!
 //! A [`Meter`] is told which phase begins; it keeps the peak of each. Peaks between two sightings are exact for `in use`;
 //! for the other two they are exact whenever the phase raised the process's high-water mark, and otherwise what was seen at
 //! its end. What a run will take before it is launched is [`prediction`]'s to say.
 //!
 //! [`guarded`] work that goes over `memory.capacity`, or whose device refuses, ends as a value; [`Demand`] and [`Pressure`] see it
-//! coming. Each rank's [peaks over time](timeline) are a file in the run's directory. Nothing here knows of GPUs yet.
+//! coming. Each rank's [peaks over time](timeline) are a file in the run's directory.
 
 mod allocator;
 mod ceiling;
 mod demand;
 pub mod fault;
+mod gauge;
 mod meter;
 mod overrun;
 pub mod prediction;
 mod pressure;
+mod refusal;
 mod resident;
 pub mod timeline;
 
@@ -29,7 +31,9 @@ pub use coxswain_proto::memory::{Category, human};
 pub use allocator::{CountingAllocator, in_use};
 pub use ceiling::{Overrun, check, guarded};
 pub use demand::Demand;
+pub use gauge::Gauge;
 pub use meter::{Attempt, Meter, PhasePeak};
 pub use overrun::{Held, OutOfMemory};
 pub use pressure::Pressure;
+pub use refusal::{after_refusal, listen};
 pub use resident::Resident;

@@ -11,11 +11,15 @@
 //! backward pass, and in the block of that adapter none beyond it; keys and values of constant hidden states need no input gradient.
 //! Norms, activations, the optimizer and layer recompute are left out, so a ratio of these numbers is a bound, not a promise.
 
-use super::{expert::ExpertShape, policy::Tap, qwen::config::QwenConfig};
+use super::{
+    expert::{ExpertShape, TIME_WIDTH},
+    policy::Tap,
+    qwen::config::QwenConfig,
+};
 use crate::lora::LoraPlan;
 
 /// Width of the expert's time embedding.
-const TIME: u64 = 256;
+const TIME: u64 = TIME_WIDTH as u64;
 
 /// A micro-batch and what runs on it.
 #[derive(Clone, Copy, Debug)]

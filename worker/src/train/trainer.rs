@@ -11,13 +11,14 @@ use coxswain_proto::{
 
 use super::{TrainError, checkpoint::Store, export::Summary, features::Features, fit, run::Training};
 use crate::{
+    batch::SampleDims,
     collective::{Computes, FabricSource, RingListener, Solo},
     data::{Dataset, Prefetcher},
     kernels::{Tape, pool},
     link::{Assignment, Commands, Link, LinkError, Phase},
-    memory::{self, Meter, prediction::outcome::Sightings},
+    memory::{self, Gauge, Meter, OutOfMemory, prediction::outcome::Sightings},
     model::policy::{GradientWatch, Policy},
-    params::{FlatGrads, Trainables},
+    params::{FlatGrads, TrainableLayout, Trainables},
     trainer::{DataSetFacts, Trainer, TrainerFailure, TrainerOutcome},
     zero::LearningRateSchedule,
 };
@@ -35,18 +36,19 @@ pub struct PolicyTrainer<B: Tape<Base = B>> {
     options: TrainerOptions<B>,
     computes: Computes,
     fabric: Option<Box<dyn FabricSource>>,
+    gauge: Option<Box<dyn Gauge>>,
     dataset: Option<Arc<Dataset>>,
 }
 
 impl<B: Tape<Base = B>> PolicyTrainer<B> {
     /// A trainer that has read nothing yet.
     pub fn new(options: TrainerOptions<B>) -> Self {
-        Self { options, computes: Computes::default(), fabric: None, dataset: None }
+        Self { options, computes: Computes::default(), fabric: None, gauge: None, dataset: None }
     }
 
-    /// Computes on a card: large buffers may take another way than the ring.
-    pub fn on_card(self, fabric: Box<dyn FabricSource>) -> Self {
-        Self { fabric: Some(fabric), computes: Computes::OnCard, ..self }
+    /// Computes on a card: large buffers may take another way than the ring, and it is the card's memory that runs out.
+    pub fn on_card(self, fabric: Box<dyn FabricSource>, gauge: Box<dyn Gauge>) -> Self {
+        Self { fabric: Some(fabric), gauge: Some(gauge), computes: Computes::OnCard, ..self }
     }
 
     /// Computes on the CPU only because there is no card.
@@ -63,6 +65,41 @@ impl<B: Tape<Base = B>> PolicyTrainer<B> {
         Ok(dataset)
     }
 
+    /// Keeps books of whatever memory the model will be in. Called on the trainer thread, before anything is on a device.
+    fn meter(&mut self, spec: &RunSpec) -> Meter {
+        let meter = Meter::new(Phase::Loading, spec.memory.capacity.map(Bytes));
+        let Some(gauge) = self.gauge.take() else { return meter };
+        memory::listen();
+        let device = self.options.device.clone();
+        memory::after_refusal(move || {
+            if let Err(error) = B::sync(&device) {
+                tracing::debug!(?error, "what was left of the refused work");
+            }
+            B::memory_cleanup(&device);
+        });
+        meter.on_card(gauge)
+    }
+
+    /// Loads the model, as far as memory goes.
+    fn load(&self, spec: &RunSpec, dims: SampleDims, meter: &Meter) -> Result<Loaded<B>, TrainError> {
+        let (device, before) = (&self.options.device, meter.in_use());
+        let loaded = memory::guarded(|| {
+            let loaded = Policy::<B>::load(spec, dims, device);
+            // A device may not have begun with what it was told; that it cannot shows now.
+            if let Err(error) = B::sync(device) {
+                tracing::warn!(?error, "the device has not taken the model in good order");
+            }
+            loaded
+        });
+        match loaded {
+            Ok(loaded) => Ok(loaded?),
+            Err(overrun) => {
+                let found = meter.out_of_memory(Phase::Loading, overrun.in_use, before.0);
+                Err(too_large(spec, OutOfMemory { device: overrun.device, ..found }))
+            }
+        }
+    }
+
     /// Loads the model while the world gathers.
     fn prepare<'a>(
         &mut self,
@@ -70,19 +107,14 @@ impl<B: Tape<Base = B>> PolicyTrainer<B> {
         mut link: Box<dyn Link + Send>,
     ) -> Result<Training<'a, B>, TrainError> {
         link.at(Phase::Loading, Step(0));
-        let mut meter = Meter::new(Phase::Loading, spec.memory.capacity.map(Bytes));
+        let mut meter = self.meter(spec);
         let dataset = self.dataset(spec)?;
         let plan = Plan::new(&spec.train, dataset.training_len())?;
         let mut sightings = Sightings { opened: memory::in_use(), ..Sightings::default() };
-        let (policy, layout, initial) = Policy::<B>::load(spec, dataset.dims(), &self.options.device)?;
+        let (policy, layout, initial) = self.load(spec, dataset.dims(), &meter)?;
         sightings.loaded = memory::in_use();
         let features = Features::open(spec, &dataset, &policy, &self.options.device)?;
-        let too_large = |source: memory::OutOfMemory| TrainError::Exhausted {
-            step: Step(0),
-            source: source.into(),
-            advice: fit::advice(spec),
-        };
-        meter.enter(Phase::Connecting).map_err(too_large)?;
+        meter.enter(Phase::Connecting).map_err(|source| too_large(spec, source))?;
         let output_dir = PathBuf::from(&spec.run.output_dir);
         let mut prefetch = Prefetcher::start(dataset.clone(), spec.data.prefetch, 1)?;
         prefetch.keep_ahead(features.as_ref().map_or(0, Features::encoder_batch));
@@ -133,6 +165,14 @@ impl<B: Tape<Base = B>> PolicyTrainer<B> {
             sightings,
         })
     }
+}
+
+/// A model, its trainables, and their first values.
+type Loaded<B> = (Policy<B>, TrainableLayout, Vec<f32>);
+
+/// What loads and does not fit has nothing to make smaller.
+fn too_large(spec: &RunSpec, source: OutOfMemory) -> TrainError {
+    TrainError::Exhausted { step: Step(0), source: source.into(), advice: fit::advice(spec) }
 }
 
 impl<B: Tape<Base = B>> Trainer for PolicyTrainer<B>

@@ -47,7 +47,8 @@ fn assert_close(what: &str, losses: &[f64], reference: &[f64], tolerance: f64) {
 fn weights_in_bfloat16_learn_the_curve_of_float32_on_the_cpu() {
     const FEW: usize = 8;
     let [float32, bfloat16] = ["float32", "bfloat16"].map(|dtype| losses(DeviceChoice::Cpu, dtype, FEW));
-    assert_close("cpu, bfloat16", &bfloat16, &float32, 2e-2);
+    // They are bfloat16 in the file, and a CPU computes in float32 with them.
+    assert_close("cpu, bfloat16", &bfloat16, &float32, 1e-6);
     assert!(distance(&[f64::NAN], &[1.0]).is_nan(), "not a number is never close");
 }
 

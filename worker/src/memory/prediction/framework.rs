@@ -1,11 +1,14 @@
 //! What is held besides weights and activations: read-ahead, caches, scratch, and what the process takes by itself.
 
+use coxswain_proto::run_spec::Collectives;
+
 use super::{Ask, Place, Subject, shadow::Micro};
+use crate::collective;
 
 /// Rows of the data set kept decoded, at most (`data::lerobot::rows::Limits`).
 const ROW_CACHE: u64 = 128 << 20;
-/// What the ring keeps to receive into (`collective::ring::pump::PIECE`).
-const RING_SCRATCH: u64 = 128 << 10;
+/// What the ring keeps to receive into.
+const RING_SCRATCH: u64 = collective::PIECE as u64;
 /// A process without model and data: runtime, telemetry, connections, metadata. Measured: 2.7 to 2.8 MiB.
 const PROCESS: u64 = 2800 << 10;
 /// A second-level cache where the system does not tell its size.
@@ -15,9 +18,15 @@ const TOKENIZER: u64 = 8;
 /// A CUDA context with its libraries' workspaces, and the unused ends of the allocator's pages.
 const CARD: u64 = 768 << 20;
 
-/// What the communicator holds for itself.
-pub(super) fn collective_bytes(world: u64) -> u64 {
-    if world > 1 { RING_SCRATCH } else { 0 }
+/// What the communicator holds for itself: where it lies is where it counts.
+pub(super) fn collective_bytes(subject: &Subject, ask: Ask) -> u64 {
+    match ask.place {
+        _ if ask.world <= 1 => 0,
+        Place::Host { .. } => RING_SCRATCH,
+        Place::Card if subject.spec.launch.collectives == Collectives::Ring => 0,
+        // The largest buffer that travels, padded to equal parts.
+        Place::Card => 4 * subject.counts.trainable().next_multiple_of(ask.world),
+    }
 }
 
 /// Read-ahead and row cache. On a card only the micro-batch that runs is there, and its pixels are counted with the activations.

@@ -6,7 +6,7 @@
 use coxswain_proto::run_spec::{Recompute, WeightsDtype};
 use serde::Serialize;
 
-use super::{Ask, Category, Subject};
+use super::{Ask, Category, Place, Subject};
 
 /// A setting, and what it would do to a rank's peak.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -39,8 +39,9 @@ impl Subject {
             add("frozen weights in bf16", setting, "rounds the frozen weights", peak);
         }
         for (mode, setting, remark) in MODES {
-            if self.spec.train.recompute != mode {
-                let peak = changed(&|spec| spec.train.recompute = mode);
+            let peak = changed(&|spec| spec.train.recompute = mode);
+            // One that takes more is no help; neither is what the run has.
+            if peak.is_some_and(|peak| (peak as i64) < now) {
                 add("layer recompute", format!("train.recompute={setting}"), remark, peak);
             }
         }
@@ -71,6 +72,14 @@ impl Subject {
     /// What more ranks would save, or what the ranks there are hold for each other.
     fn partition(&self, ask: Ask) -> Vec<Lever> {
         let now = self.predict(ask);
+        if ask.world > 1 && ask.place == Place::Card {
+            return vec![Lever {
+                what: format!("optimizer partitioned over {} ranks", ask.world),
+                setting: "(always on)".into(),
+                saves: 0,
+                remark: "moments and mirror are in host memory".into(),
+            }];
+        }
         if ask.world > 1 {
             let moments = 8 * self.counts.trainable();
             let mut levers = vec![Lever {
@@ -94,11 +103,14 @@ impl Subject {
             what: "optimizer partitioned over 8 ranks".into(),
             setting: "--nproc-per-node 8".into(),
             saves: now.peak() as i64 - eight.peak() as i64,
-            remark: if eight.of(Category::Mirror) > 0 {
-                "a mirror of the neighbour's part comes with it".into()
-            } else {
-                "moments only; gradients and weights stay whole".into()
-            },
+            remark: match ask.place {
+                Place::Card => "moments are in host memory; a buffer for NCCL comes with it",
+                Place::Host { .. } if eight.of(Category::Mirror) > 0 => {
+                    "a mirror of the neighbour's part comes with it"
+                }
+                Place::Host { .. } => "moments only; gradients and weights stay whole",
+            }
+            .into(),
         }]
     }
 }

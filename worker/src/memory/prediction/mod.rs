@@ -13,11 +13,12 @@
 //! | category | bytes on a rank, `n` trainables, `W` ranks |
 //! |---|---|
 //! | frozen weights | elements times 4 or 2 (vectors always 4); on a host only what is not used in place in the mapped files |
-//! | trainables, gradients | `4 n` each |
-//! | optimizer shard | `8 n / W` |
-//! | mirror | `12 n / W` when a neighbour's shard is kept, see [`MIRROR_BYTES`] |
+//! | trainables | `4 n` |
+//! | gradients | `4 n`, in host memory |
+//! | optimizer shard | `8 n / W`, in host memory |
+//! | mirror | `12 n / W` when a neighbour's shard is kept, see [`MIRROR_BYTES`]; in host memory |
 //! | activations | the shadow step's peak |
-//! | collective buffers | the ring's receive buffer when `W > 1` |
+//! | collective buffers | when `W > 1`: on a host the ring's receive buffer, on a card `4 n` that NCCL works in |
 //! | input | prefetched micro-batches, and the row cache |
 //! | framework | process, tokenizer and scratch of the compute threads; a context on a card |
 //!
@@ -172,20 +173,28 @@ impl Subject {
     /// Predicts one rank.
     pub fn predict(&self, ask: Ask) -> Prediction {
         let n = self.counts.trainable();
-        let shard = chunk(n as usize, ask.world.max(1) as usize, ask.rank as usize).len() as u64;
         let micro = self.micro(ask.micro_batch);
         let shadow::Micro { forward, kept, backward, .. } = micro;
         let mut prediction = Prediction { forward, kept, backward, ..Prediction::default() };
         prediction.set(Category::FrozenWeights, self.frozen_bytes(ask.place));
         prediction.set(Category::Trainables, 4 * n);
-        prediction.set(Category::Gradients, 4 * n);
-        prediction.set(Category::OptimizerShard, 8 * shard);
-        prediction.set(Category::Mirror, if self.mirrored(ask.world) { MIRROR_BYTES * shard } else { 0 });
+        if ask.place != Place::Card {
+            let kept = self.kept_on_host(ask);
+            kept.into_iter().for_each(|(category, bytes)| prediction.set(category, bytes));
+        }
         prediction.set(Category::Activations, micro.forward.max(micro.backward));
-        prediction.set(Category::CollectiveBuffers, framework::collective_bytes(ask.world));
+        prediction.set(Category::CollectiveBuffers, framework::collective_bytes(self, ask));
         prediction.set(Category::Input, framework::input_bytes(self, ask));
         prediction.set(Category::Framework, framework::framework_bytes(self, ask, &micro));
         prediction
+    }
+
+    /// What is held in host memory whatever computes: the flat gradients, this rank's moments, and its copy of the neighbour's part.
+    pub fn kept_on_host(&self, ask: Ask) -> [(Category, u64); 3] {
+        let n = self.counts.trainable();
+        let shard = chunk(n as usize, ask.world.max(1) as usize, ask.rank as usize).len() as u64;
+        let mirror = if self.mirrored(ask.world) { MIRROR_BYTES * shard } else { 0 };
+        [(Category::Gradients, 4 * n), (Category::OptimizerShard, 8 * shard), (Category::Mirror, mirror)]
     }
 
     /// The step that takes most: where a cache is exact every step begins with kept features, once they have been computed.

@@ -105,7 +105,8 @@ fn frozen_weights_on_a_card_are_the_model_without_a_head_of_its_own() {
 fn only_moments_shrink_with_the_world() {
     let subject = subject("qwen2.5-vl-3b.yaml");
     let n = subject.counts.trainable();
-    let [one, four] = [1, 4].map(|world| subject.predict(card(2, world)));
+    let place = Place::Host { threads: 2 };
+    let [one, four] = [1, 4].map(|world| subject.predict(Ask { micro_batch: 2, world, rank: 0, place }));
     assert_eq!(one.of(Category::OptimizerShard), 8 * n);
     assert_eq!(four.of(Category::OptimizerShard), 8 * n.div_ceil(4));
     for category in
@@ -113,6 +114,25 @@ fn only_moments_shrink_with_the_world() {
     {
         assert_eq!(one.of(category), four.of(category), "{category}");
     }
+}
+
+#[test]
+fn a_card_holds_what_is_on_it_and_the_host_the_rest() {
+    let subject = subject("qwen2.5-vl-3b.yaml");
+    let n = subject.counts.trainable();
+    let [one, four] = [1, 4].map(|world| subject.predict(card(2, world)));
+    for category in [Category::Gradients, Category::OptimizerShard, Category::Mirror] {
+        assert_eq!((one.of(category), four.of(category)), (0, 0), "{category}");
+    }
+    assert_eq!(one.of(Category::Trainables), 4 * n);
+    assert_eq!(one.of(Category::CollectiveBuffers), 0);
+    assert_eq!(four.of(Category::CollectiveBuffers), 4 * n.next_multiple_of(4));
+    let over_tcp = subject
+        .changed(|spec| spec.launch.collectives = coxswain_proto::run_spec::Collectives::Ring)
+        .expect("no new names");
+    assert_eq!(over_tcp.predict(card(2, 4)).of(Category::CollectiveBuffers), 0);
+    let beside: u64 = subject.kept_on_host(card(2, 4)).into_iter().map(|(_, bytes)| bytes).sum();
+    assert_eq!(beside, 4 * n + (8 + MIRROR_BYTES) * n.div_ceil(4));
 }
 
 #[test]

@@ -17,7 +17,7 @@ use crate::{
 use super::{ExpertShape, block::Rows};
 
 /// Width of the sinusoidal time embedding.
-const TIME_WIDTH: usize = 256;
+pub(crate) const TIME_WIDTH: usize = 256;
 /// Of the last layer norm.
 const EPS: f64 = 1e-6;
 /// Standard deviation of positions and of the time embedding's layers, as DiT has it.

@@ -28,6 +28,7 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 use coxswain_proto::run_spec::Recompute;
 
+pub(crate) use self::ends::TIME_WIDTH;
 use self::{
     block::{Attended, DitBlock, DitLayer, Rows},
     ends::{Head, HeadSegment, TimeEmbedding, TimeSegment, TokenEmbedding, TokenSegment, sinusoids},

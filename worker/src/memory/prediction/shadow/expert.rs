@@ -7,9 +7,7 @@ use super::{
     tape::{Matrix, Tape, Value},
     tower::{Ground, Input, Layer, Recorded, Tower, Trace},
 };
-
-/// Width of the sinusoidal features of the flow time (`model::expert::ends`).
-const TIME_WIDTH: u64 = 256;
+use crate::model::expert::TIME_WIDTH;
 
 /// The expert and the sensor encoder on one micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -157,7 +155,7 @@ impl<'a> ExpertRun<'a> {
 
     fn time(&self, tape: &Tape) -> Matrix {
         let width = self.shape.width;
-        let sinusoids = tape.matrix(self.shape.draws(), TIME_WIDTH);
+        let sinusoids = tape.matrix(self.shape.draws(), TIME_WIDTH as u64);
         let h = tape.linear_of(sinusoids, dense(width));
         let h = tape.silu(h);
         let h = tape.linear_of(h, dense(width));

@@ -1,0 +1,104 @@
+//! Allocations that a device refuses on a thread of its own.
+//!
+//! An accelerator's runtime takes orders on one thread and carries them out on another. There an allocation that the driver refuses
+//! panics, and the runtime catches that by itself; who gave the order is told later, if at all, of its consequence (a buffer that is not
+//! there), in words that say nothing of memory. So the panic itself is heard, where every panic of a process passes by: in the panic
+//! hook. [`guarded`](super::guarded) work takes what was heard meanwhile for its own failure, whatever it fails with, and even if it
+//! seems to have gone well: its results are not there.
+//!
+//! After a refusal the device is set in order before anybody goes on ([`after_refusal`]): what failed orders left behind fails now, and
+//! what its allocator keeps for later sizes is given back.
+//!
+//! One card in a process, one trainer: what is heard belongs to who is guarded. What this file does not do: make anything fail, or know
+//! a device. A process that never calls [`listen`] hears nothing.
+
+use std::{
+    cell::RefCell,
+    panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind, set_hook, take_hook},
+    sync::{Mutex, Once, PoisonError},
+};
+
+/// The first refusal since the last [`take`].
+static HEARD: Mutex<Option<String>> = Mutex::new(None);
+
+thread_local! {
+    static ORDER: RefCell<Option<Box<dyn Fn()>>> = const { RefCell::new(None) };
+}
+
+/// From now on refusals on any thread are heard, and not printed; other panics go to the hook there was. Once in a process.
+pub fn listen() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let before = take_hook();
+        set_hook(Box::new(move |panic| match refused(panic) {
+            Some(words) => hear(words),
+            None => before(panic),
+        }));
+    });
+}
+
+fn refused(panic: &PanicHookInfo<'_>) -> Option<String> {
+    let words = panic.payload_as_str()?;
+    is_out_of_memory(words).then(|| first_line(words).to_owned())
+}
+
+fn hear(words: String) {
+    HEARD.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(words);
+}
+
+/// What was heard since the last call.
+pub(super) fn take() -> Option<String> {
+    HEARD.lock().unwrap_or_else(PoisonError::into_inner).take()
+}
+
+/// What sets this thread's device in order after a refusal. It may panic.
+pub fn after_refusal(order: impl Fn() + 'static) {
+    ORDER.set(Some(Box::new(order)));
+}
+
+/// Sets this thread's device in order. What that is refused in turn says nothing new.
+pub(super) fn set_in_order() {
+    ORDER.with_borrow(|order| {
+        if let Some(order) = order
+            && catch_unwind(AssertUnwindSafe(order)).is_err()
+        {
+            tracing::warn!("the device is not in order after a refused allocation; the next step will show");
+        }
+    });
+    take();
+}
+
+/// Whether a message stands for memory that was refused. Drivers and runtimes agree on the words `out of memory`, not on how they are
+/// written; cubecl 0.10 calls the driver's answer a buffer that it cannot allocate.
+pub(super) fn is_out_of_memory(words: &str) -> bool {
+    let letters: String = words.chars().filter(char::is_ascii_alphabetic).collect();
+    let letters = letters.to_ascii_lowercase();
+    ["outofmemory", "cantallocatebuffer"].iter().any(|sign| letters.contains(sign))
+}
+
+/// What follows is a backtrace.
+pub(super) fn first_line(words: &str) -> &str {
+    words.lines().next().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_devices_say_of_memory_is_told_from_everything_else() {
+        for words in [
+            "CUDA_ERROR_OUT_OF_MEMORY",
+            "An out-of-memory error happened during launch",
+            "called `Result::unwrap()` on an `Err` value: can't allocate buffer of size: 1073741824\nbacktrace",
+            "IoError::OutOfMemory { size: 8 }",
+        ] {
+            assert!(is_out_of_memory(words), "{words}");
+        }
+        for words in
+            ["index out of bounds", "couldn't find resource for that handle", "CUDA_ERROR_NO_DEVICE", ""]
+        {
+            assert!(!is_out_of_memory(words), "{words}");
+        }
+    }
+}
