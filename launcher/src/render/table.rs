@@ -47,7 +47,11 @@ pub fn remarked<const N: usize>(
             lines.extend(parts.map(|part| format!("{:taken$}{part}", "")));
         } else {
             lines.push(row.to_owned());
-            lines.extend(words(remark, width.saturating_sub(BELOW)).into_iter().map(|part| format!("{:BELOW$}{part}", "")));
+            lines.extend(
+                words(remark, width.saturating_sub(BELOW))
+                    .into_iter()
+                    .map(|part| format!("{:BELOW$}{part}", "")),
+            );
         }
     }
     lines.join("\n")
