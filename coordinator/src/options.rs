@@ -138,8 +138,10 @@ pub struct Patience {
     pub reunion: Duration,
     /// For a lost worker's successor, in an elastic world, before training goes on without it.
     pub respawn: Duration,
-    /// For a rank that stands still, beyond the time that a step is expected to take.
+    /// For a rank that stands still, beyond the time that its work is expected to take.
     pub standstill: Duration,
+    /// For one that was named and may be waiting for a disk.
+    pub disk: Duration,
     /// For a measurement of drift that everybody waits for, while nobody measures.
     pub drift: Duration,
     /// For workers to leave after the run is over.
@@ -157,6 +159,7 @@ impl Default for Patience {
             reunion: limits::REUNION_TIMEOUT,
             respawn: limits::RESPAWN_TIMEOUT,
             standstill: limits::STANDSTILL_TIMEOUT,
+            disk: limits::DISK_TIMEOUT,
             drift: limits::DRIFT_TIMEOUT,
             farewell: limits::FAREWELL_TIMEOUT,
         }

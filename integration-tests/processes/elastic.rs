@@ -112,6 +112,49 @@ fn a_launcher_that_gets_sigterm_takes_its_node_out_and_the_rest_trains_on() {
     assert_eq!(worlds(&audit), [2, 4, 2, 4, 2], "{audit:#}\n{printed}");
 }
 
+#[test]
+fn the_node_of_the_coordinator_leaves_and_its_launcher_stays() {
+    let tiny = Tiny::new(100_000, 0);
+    let endpoint = free_endpoint();
+    let node = |address: &str| {
+        let flags = [
+            "--nnodes=1:2",
+            "--nproc-per-node=1",
+            "--rdzv-endpoint",
+            &endpoint,
+            "--rdzv-conf=last_call_timeout=0",
+            "--local-addr",
+            address,
+        ];
+        tiny.start(&flags)
+    };
+    let mut first = node("127.0.0.1");
+    first.wait_for("2/100000");
+    let second = node("127.0.0.2");
+    first.wait_for("generation 2: 2 of 2 workers");
+    first.wait_for("/100000");
+    let goes = worker_of(first.pid(), 0).expect("it lives");
+
+    let said = cox(&["drain", "--node=0", "--endpoint", &endpoint]).output().expect("cox was built");
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    first.wait_for("its launcher stays, for it hosts the coordinator");
+    wait_until_gone(&[goes]);
+    first.wait_for("generation 3: 1 of 2 workers");
+    first.wait_for("/100000");
+
+    // Its machine goes away altogether: that ends the run, in order.
+    signal(first.pid() as i32, Signal::SIGTERM);
+    let (status, printed) = first.finish();
+    assert_eq!(status.code(), Some(143), "{printed}");
+    let (status, rest) = second.finish();
+    assert_eq!(status.code(), Some(0), "{rest}");
+    let audit = audit(&tiny.output());
+    assert_eq!((&audit["missing"], &audit["duplicate"]), (&0.into(), &0.into()), "{audit:#}\n{printed}");
+    assert_eq!(worlds(&audit), [1, 2, 1], "{audit:#}\n{printed}");
+    let stopped_at = audit["committed_steps"].as_u64().expect("a number");
+    assert_eq!(read_json(&tiny.output().join("summary.json"))["steps"], stopped_at, "{printed}");
+}
+
 /// Workers of each generation.
 fn worlds(audit: &serde_json::Value) -> Vec<u64> {
     let generations = audit["generations"].as_array().expect("an array").iter();

@@ -36,8 +36,19 @@ pub const REUNION_TIMEOUT: Duration = Duration::from_secs(10);
 pub const RESPAWN_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long an elastic world waits for more nodes when the fewest are there; as `torchrun`'s last call.
 pub const LAST_CALL_TIMEOUT: Duration = Duration::from_secs(30);
-/// A rank that heartbeats but stands still is lost after the time of three expected steps and this.
-pub const STANDSTILL_TIMEOUT: Duration = Duration::from_secs(10);
+/// A rank that heartbeats but stands still is named this long after three times of what its work has ever taken. With the second between
+/// heartbeats and the second between looks it is named within 10 s.
+pub const STANDSTILL_TIMEOUT: Duration = Duration::from_secs(7);
+/// Where a rank may be waiting for a disk it is given up only so long after it was named: file systems of clusters stall.
+pub const DISK_TIMEOUT: Duration = Duration::from_secs(20);
+/// A rank that shows no sign of motion for this long is named though nothing is known of how long its work takes.
+pub const STILL_NAMED: Duration = Duration::from_secs(60);
+/// A rank that shows no sign of motion for this long is given up, whatever it may be waiting for.
+pub const STILL_TIMEOUT: Duration = Duration::from_secs(300);
+/// The same where most ranks stand still alike.
+pub const STILL_ALL_TIMEOUT: Duration = Duration::from_secs(1800);
+/// Between two looks at whether all ranks move.
+pub const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// Faults that a run survives unless `--max-restarts` says otherwise.
 pub const MAX_RESTARTS: u32 = 3;
 /// Different workers that a sample must fail on before it is left out.
@@ -76,4 +87,5 @@ pub const MAX_CONFIG_NODES: usize = 100_000;
 pub const MAX_CONFIG_DEPTH: usize = 32;
 
 const _: () = assert!(HANG_TIMEOUT.as_millis() >= 3 * HEARTBEAT_INTERVAL.as_millis());
+const _: () = assert!(STILL_TIMEOUT.as_millis() < RENDEZVOUS_TIMEOUT.as_millis());
 const _: () = assert!(REUNION_TIMEOUT.as_millis() >= HANG_TIMEOUT.as_millis());

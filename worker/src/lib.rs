@@ -10,7 +10,7 @@
 //! zero model lora data memory collective
 //! vl_cache           features of frozen extractors, kept by content; knows files and bytes
 //! params kernels     trainables in one flat space; fused operations on burn tensors
-//! batch rng          plain data
+//! batch rng pulse    plain data; signs that the trainer moves
 //! ```
 //!
 //! Tensor names carry their axes as a suffix: `b` batch, `s` sequence, `n` tokens (`b * s`), `d` hidden, `h` heads, `k` head
@@ -26,6 +26,7 @@ pub mod lora;
 pub mod memory;
 pub mod model;
 pub mod params;
+pub mod pulse;
 pub mod rng;
 pub mod selftest;
 pub mod session;

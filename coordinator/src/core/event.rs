@@ -265,6 +265,14 @@ pub struct Beat {
     pub collective: (u64, u64),
     /// Bytes in use.
     pub memory_in_use: Bytes,
+    /// How long its trainer has shown no sign of motion beyond what its present work may take.
+    pub still: Duration,
+    /// How long it has been in this phase.
+    pub in_phase: Duration,
+    /// Its trainer waits for us, for as long as it is still.
+    pub waits: bool,
+    /// Of phases that it has been through, the longest time between two signs of motion.
+    pub paces: Vec<(WorkerPhase, Duration)>,
 }
 
 /// What a worker says of a checkpoint.

@@ -1,78 +1,313 @@
-//! Whether anything moves in a generation, as heartbeats show it: how a rank that stands still is told from one that is slow while no
-//! step's time is known.
+//! Whether ranks move: how one that stands still is told from one that is slow, and from one that waits.
 //!
 //! ```text
-//! began ────── busy ──────▶ moved ────────── quiet ──────────▶
-//! overdue = moved + 3 x busy + patience
+//! quiet = time without a sign of motion     expected = what the same work has taken
+//! named:     quiet > 3 x expected + patience.standstill
+//! given up:  at once; where a disk may be waited for, patience.disk later
 //! ```
 //!
-//! The ranks that wait show how long their own work took (`busy`); whoever takes more than three times as long again, and the
-//! patience on top, is not slow. It says nothing while nobody waits: then all are at work.
+//! What is expected of a phase is the longest time that anybody of this run was ever quiet in it, once somebody has been through it. Before,
+//! ranks that wait are the clock: they have done the same work since the rank in question entered its phase. While nobody waits and
+//! nobody has been through, nothing is expected, so a model whose first pass takes minutes is no hang: after a minute it is said.
+//!
+//! Ranks that are quiet in the same phase are in one boat. If that is most of the run, what they wait for is not theirs (a file system, a
+//! machine that sleeps): it is said once, and nobody is given up. A rank that is alone has only its own earlier times to be held against.
+//! Five minutes without a sign of motion are too long for anything, and half an hour for everybody.
+//!
+//! What this file does not do: look for all ranks waiting for each other in a collective, which nobody's pulse shows
+//! (`machine/standstill.rs`).
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
-use super::time::Timestamp;
+use coxswain_proto::{
+    ids::Seat,
+    limits::{STILL_ALL_TIMEOUT, STILL_NAMED, STILL_TIMEOUT},
+};
 
-/// When a generation's members were seen to move.
-#[derive(Clone, Copy, Debug, Default)]
+use super::{report::WorkerPhase, time::Timestamp};
+use crate::options::Patience;
+
+/// Whether a worker's trainer moved, as of its last heartbeat.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pulse {
+    /// When that came.
+    pub at: Timestamp,
+    /// How long there had been no sign of motion.
+    pub still: Duration,
+    /// How long it had been in its phase.
+    pub in_phase: Duration,
+    /// It waited for us, for as long as it was still.
+    pub waits: bool,
+}
+
+impl Pulse {
+    /// Nothing is known yet.
+    pub fn moving(now: Timestamp) -> Self {
+        Self { at: now, still: Duration::ZERO, in_phase: Duration::ZERO, waits: false }
+    }
+
+    /// The last sign of motion.
+    pub fn still_since(&self) -> Timestamp {
+        self.at.before(self.still)
+    }
+
+    fn phase_since(&self) -> Timestamp {
+        self.at.before(self.in_phase)
+    }
+}
+
+/// A worker, as far as its motion goes.
+#[derive(Clone, Copy, Debug)]
+pub struct Member {
+    /// Who.
+    pub seat: Seat,
+    /// What it does.
+    pub phase: WorkerPhase,
+    /// Whether it waits for others, or has nothing to do.
+    pub waits: bool,
+    /// Whether it moves.
+    pub pulse: Pulse,
+}
+
+/// What is known of how long work takes in this run.
+#[derive(Clone, Debug, Default)]
 pub struct Motion {
     /// Since when what is done now has been done: the generation was formed, has started, or a step was committed.
-    began: Timestamp,
-    /// When a member was last seen in another phase, or in another collective.
-    moved: Timestamp,
-    /// When it was last looked at in vain.
-    looked: Timestamp,
+    pub began: Timestamp,
+    /// When to look next.
+    pub look_at: Timestamp,
+    /// Of phases that somebody has been through: the longest time between two signs of motion.
+    longest: BTreeMap<WorkerPhase, Duration>,
+}
+
+/// All members at one moment.
+#[derive(Clone, Debug, Default)]
+pub struct Scene {
+    members: usize,
+    waiting: usize,
+    /// When the last of those who wait began to.
+    waiting_since: Timestamp,
+    boats: BTreeMap<WorkerPhase, Boat>,
+}
+
+/// Members that are quiet in one phase.
+#[derive(Clone, Copy, Debug)]
+struct Boat {
+    members: usize,
+    /// The one that has been for longest, and since when.
+    first: (Timestamp, Seat),
+}
+
+/// A rank that stands still.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Still {
+    /// Without a sign of motion.
+    pub quiet: Duration,
+    /// What its work was expected to take, if that is known.
+    pub expected: Option<Duration>,
+    /// Ranks that wait meanwhile.
+    pub waiting: usize,
+    /// What is to be done about it.
+    pub verdict: Verdict,
+}
+
+/// What is to be done about a rank that stands still.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is given up.
+    GiveUp,
+    /// It is named, and given up in this time unless it moves.
+    Name(Duration),
+    /// It is named for all that stand still as it does, which are most.
+    NameAll(usize),
+    /// Another one is named for all.
+    Ignore,
 }
 
 impl Motion {
     /// Something else begins.
     pub fn begin(&mut self, now: Timestamp) {
-        *self = Self { began: now, moved: now, looked: now };
+        self.began = now;
     }
 
-    /// A member has moved.
-    pub fn moved(&mut self, now: Timestamp) {
-        self.moved = self.moved.max(now);
+    /// What a worker has seen of its phases.
+    pub fn learn(&mut self, paces: &[(WorkerPhase, Duration)]) {
+        for (phase, longest) in paces {
+            let known = self.longest.entry(*phase).or_default();
+            *known = (*known).max(*longest);
+        }
     }
 
-    /// It was looked at; again after as long.
-    pub fn looked(&mut self, now: Timestamp) {
-        self.looked = now;
+    /// Whether a member stands still.
+    pub fn judge(&self, who: &Member, scene: &Scene, patience: &Patience) -> Option<Still> {
+        if who.waits {
+            return None;
+        }
+        let quiet = who.pulse.still;
+        // How long of it counts, and what is expected.
+        let measure = match self.longest.get(&who.phase) {
+            Some(longest) => Some((quiet, *longest)),
+            None if scene.waiting > 0 => {
+                let since = who.pulse.still_since().max(scene.waiting_since);
+                Some((who.pulse.at.since(since), scene.waiting_since.since(who.pulse.phase_since())))
+            }
+            None => None,
+        };
+        let left = match measure {
+            Some((counted, expected)) => {
+                let due = expected.saturating_mul(3).saturating_add(patience.standstill);
+                let over = counted.checked_sub(due).filter(|over| !over.is_zero())?;
+                let grace = if may_wait_for_disk(who.phase) { patience.disk } else { Duration::ZERO };
+                grace.saturating_sub(over)
+            }
+            None if quiet > STILL_NAMED => STILL_TIMEOUT.saturating_sub(quiet),
+            None => return None,
+        };
+        let verdict = match scene.boats.get(&who.phase).filter(|boat| scene.is_most(boat)) {
+            _ if quiet >= STILL_ALL_TIMEOUT => Verdict::GiveUp,
+            Some(boat) if boat.first.1 == who.seat => Verdict::NameAll(boat.members),
+            Some(_) => Verdict::Ignore,
+            None if left.is_zero() || quiet >= STILL_TIMEOUT => Verdict::GiveUp,
+            None => Verdict::Name(left),
+        };
+        Some(Still {
+            quiet,
+            expected: measure.map(|(_, expected)| expected),
+            waiting: scene.waiting,
+            verdict,
+        })
+    }
+}
+
+impl Scene {
+    /// What all members do.
+    pub fn of(members: impl Iterator<Item = Member>, patience: &Patience) -> Self {
+        let mut scene = Self::default();
+        for member in members {
+            scene.members += 1;
+            let since = member.pulse.still_since();
+            if member.waits {
+                scene.waiting += 1;
+                scene.waiting_since = scene.waiting_since.max(since);
+            } else if member.pulse.still > patience.standstill {
+                let first = (since, member.seat);
+                let boat = scene.boats.entry(member.phase).or_insert(Boat { members: 0, first });
+                (boat.members, boat.first) = (boat.members + 1, boat.first.min(first));
+            }
+        }
+        scene
     }
 
-    /// When whoever is waited for is overdue.
-    pub fn overdue_at(&self, patience: Duration) -> Timestamp {
-        let busy = self.moved.since(self.began);
-        self.moved.max(self.looked).after(busy * 3 + patience)
+    /// Whether those in a boat are most of the run, which has more than one.
+    fn is_most(&self, boat: &Boat) -> bool {
+        self.members > 1 && boat.members * 2 > self.members
     }
+}
 
-    /// How long nothing has moved.
-    pub fn quiet(&self, now: Timestamp) -> Duration {
-        now.since(self.moved)
-    }
+/// Phases in which a rank may be waiting for a disk.
+pub fn may_wait_for_disk(phase: WorkerPhase) -> bool {
+    matches!(
+        phase,
+        WorkerPhase::Loading
+            | WorkerPhase::Data
+            | WorkerPhase::Checkpoint
+            | WorkerPhase::CacheBuild
+            | WorkerPhase::Evaluation
+    )
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn at(seconds: u64) -> Timestamp {
-        Timestamp::at(Duration::from_secs(seconds))
+    fn s(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    fn patience() -> Patience {
+        Patience { standstill: s(7), disk: s(20), ..Patience::default() }
+    }
+
+    /// A member, as of second 10,000.
+    fn member(seat: u32, phase: WorkerPhase, still: u64, in_phase: u64) -> Member {
+        let pulse =
+            Pulse { at: Timestamp::at(s(10_000)), still: s(still), in_phase: s(in_phase), waits: false };
+        Member { seat: Seat(seat), phase, waits: phase == WorkerPhase::Communication, pulse }
+    }
+
+    fn judged(motion: &Motion, members: &[Member], who: usize) -> Option<Verdict> {
+        let scene = Scene::of(members.iter().copied(), &patience());
+        motion.judge(&members[who], &scene, &patience()).map(|still| still.verdict)
+    }
+
+    const WAITS: WorkerPhase = WorkerPhase::Communication;
+
+    #[test]
+    fn ranks_that_wait_are_the_clock_while_nobody_has_been_through_a_phase() {
+        let motion = Motion::default();
+        // Rank 0 did the same work in 5 s, and has waited for 20: three times that, and seven seconds, are not over.
+        let pair = |waited| {
+            [member(0, WAITS, waited, waited), member(1, WorkerPhase::Forward, waited + 5, waited + 5)]
+        };
+        assert_eq!(judged(&motion, &pair(20), 1), None);
+        assert_eq!(judged(&motion, &pair(23), 1), Some(Verdict::GiveUp));
+        // Nobody waits: all are at work.
+        let busy = [0, 1].map(|seat| member(seat, WorkerPhase::Forward, 60, 60));
+        assert_eq!(judged(&motion, &busy, 1), None);
+        // It works, in small steps.
+        assert_eq!(
+            judged(&motion, &[member(0, WAITS, 600, 600), member(1, WorkerPhase::Loading, 2, 600)], 1),
+            None
+        );
     }
 
     #[test]
-    fn whoever_takes_far_longer_than_the_others_took_is_overdue() {
+    fn what_a_phase_has_taken_is_what_it_may_take_three_times_over() {
         let mut motion = Motion::default();
-        motion.begin(at(100));
-        assert_eq!(motion.overdue_at(Duration::from_secs(10)), at(110));
-        motion.moved(at(105));
-        assert_eq!(
-            motion.overdue_at(Duration::from_secs(10)),
-            at(130),
-            "five seconds' work, three times again, and ten"
-        );
-        assert_eq!(motion.quiet(at(108)), Duration::from_secs(3));
-        motion.looked(at(130));
-        assert_eq!(motion.overdue_at(Duration::from_secs(10)), at(155));
+        motion.learn(&[(WorkerPhase::Forward, s(4)), (WorkerPhase::Forward, s(2))]);
+        let alone = |still| [member(0, WorkerPhase::Forward, still, 100)];
+        assert_eq!(judged(&motion, &alone(19), 0), None);
+        assert_eq!(judged(&motion, &alone(20), 0), Some(Verdict::GiveUp), "a rank that is alone, too");
+    }
+
+    #[test]
+    fn a_rank_that_may_wait_for_a_disk_is_named_before_it_is_given_up() {
+        let mut motion = Motion::default();
+        motion.learn(&[(WorkerPhase::Checkpoint, s(0))]);
+        let pair = |still| [member(0, WAITS, still, still), member(1, WorkerPhase::Checkpoint, still, still)];
+        assert_eq!(judged(&motion, &pair(7), 1), None);
+        assert_eq!(judged(&motion, &pair(8), 1), Some(Verdict::Name(s(19))));
+        assert_eq!(judged(&motion, &pair(27), 1), Some(Verdict::GiveUp));
+    }
+
+    #[test]
+    fn where_most_stand_still_alike_one_is_named_for_all_and_nobody_is_given_up() {
+        let mut motion = Motion::default();
+        motion.learn(&[(WorkerPhase::Checkpoint, s(0))]);
+        let stuck = |seat| member(seat, WorkerPhase::Checkpoint, 600 + u64::from(seat), 700);
+        let all = [stuck(0), stuck(1), member(2, WAITS, 9, 9)];
+        assert_eq!(judged(&motion, &all, 0), Some(Verdict::Ignore));
+        assert_eq!(judged(&motion, &all, 1), Some(Verdict::NameAll(2)), "the first that stood still");
+        let half = [stuck(0), stuck(1), member(2, WAITS, 9, 9), member(3, WAITS, 9, 9)];
+        assert_eq!(judged(&motion, &half, 0), Some(Verdict::GiveUp));
+    }
+
+    #[test]
+    fn what_nothing_is_known_of_is_said_after_a_minute_and_given_up_after_five() {
+        let motion = Motion::default();
+        let alone = |still| [member(0, WorkerPhase::Loading, still, still)];
+        assert_eq!(judged(&motion, &alone(60), 0), None);
+        assert_eq!(judged(&motion, &alone(100), 0), Some(Verdict::Name(s(200))));
+        assert_eq!(judged(&motion, &alone(300), 0), Some(Verdict::GiveUp));
+        let all = |still| [0, 1].map(|seat| member(seat, WorkerPhase::Loading, still, still));
+        assert_eq!(judged(&motion, &all(300), 0), Some(Verdict::NameAll(2)));
+        assert_eq!(judged(&motion, &all(1800), 0), Some(Verdict::GiveUp));
+    }
+
+    #[test]
+    fn who_waits_does_not_stand_still() {
+        let mut motion = Motion::default();
+        motion.learn(&[(WAITS, s(0))]);
+        assert_eq!(judged(&motion, &[member(0, WAITS, 6000, 6000), member(1, WAITS, 1, 1)], 0), None);
     }
 }

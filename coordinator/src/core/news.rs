@@ -41,6 +41,8 @@ pub enum News {
     Checkpoint(CheckpointEntry),
     /// The first cause of a fault; of the end, if it is fatal.
     Failure(Arc<Failure>, Spent),
+    /// A worker that is in no generation was lost: it is asked to come back, and nobody else is disturbed.
+    LostOutside(Arc<Failure>, Spent),
     /// A sample failed on a worker that is well, and what follows.
     Sample(EpochPositions, Verdict, Arc<Failure>),
     /// Training goes on after a fault.
@@ -58,6 +60,8 @@ pub enum News {
     Cache(CacheNews),
     /// A worker's line for people.
     Note(Seat, String),
+    /// A worker stands still and may be given up, or moves again: as a clause.
+    Standstill(Seat, String),
     /// Peaks of every rank: at the end, and when asked for.
     Memory(Arc<Vec<RankMemory>>),
     /// A claim was turned down.

@@ -8,7 +8,8 @@
 //!     └────── budget used up, a failure that would come again, stop ────────────────────────────────────────┘
 //! ```
 //!
-//! Connecting and Training are the two stages of [`Running`]. Only `machine/transitions.rs` moves from one phase to another.
+//! Connecting and Training are the two stages of [`Running`]. Only `machine/transitions.rs` moves from one phase to another;
+//! `machine/recalling.rs` begins in the one that an earlier life was in.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -17,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     action::Assignment, failure::Failure, leases::LeaseWindow, ledger::StepLedger, report::StateSource,
-    time::Timestamp,
+    status::Rhythm, time::Timestamp,
 };
 
 /// Where a run is.
@@ -48,6 +49,21 @@ pub struct Gathering {
     pub fruitless: Option<String>,
     /// The members of the last generation left it with all state in a checkpoint, so that those who are to go can.
     pub relieved: bool,
+}
+
+impl Gathering {
+    /// Of a run that begins.
+    pub fn new(deadline: Timestamp) -> Self {
+        Self {
+            deadline,
+            settle_by: None,
+            respawn_by: None,
+            last_call: LastCall::Closed,
+            earlier: None,
+            fruitless: None,
+            relieved: false,
+        }
+    }
 }
 
 /// How long an elastic world waits for more than its fewest nodes.
@@ -110,6 +126,8 @@ pub struct Training {
     pub course: Course,
     /// Where it started.
     pub first_step: Step,
+    /// How long its steps take.
+    pub rhythm: Rhythm,
 }
 
 impl Running {

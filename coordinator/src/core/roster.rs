@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     event::{Beat, StreamId, WorkerClaim},
     failure::Failure,
+    motion::{Member, Pulse},
     refusal::Refusal,
     report::{StepTimes, WorkerPhase},
     time::Timestamp,
@@ -67,6 +68,10 @@ pub struct Worker {
     pub memory_in_use: Bytes,
     /// Last sign of life.
     pub last_seen: Timestamp,
+    /// Whether its trainer moved, as of its last heartbeat.
+    pub pulse: Pulse,
+    /// It was named for standing still, and has not moved since.
+    pub named: bool,
     /// Its open line, if there is one.
     pub line: Option<StreamId>,
     /// Lines opened so far.
@@ -108,6 +113,8 @@ impl Worker {
             collective: (0, 0),
             memory_in_use: Bytes(0),
             last_seen: now,
+            pulse: Pulse::moving(now),
+            named: false,
             line: None,
             lines: 0,
             asked_before: 0,
@@ -129,6 +136,17 @@ impl Worker {
     /// True when it can be assigned: ready, and within reach.
     pub fn assignable(&self) -> bool {
         self.gone.is_none() && self.ready && self.line.is_some()
+    }
+
+    /// Whether it waits for other ranks: in a collective, or for its neighbours while the ring is formed.
+    pub fn waits_for_ranks(&self) -> bool {
+        self.phase == WorkerPhase::Communication || self.collective.0 > self.collective.1
+    }
+
+    /// As far as its motion goes.
+    pub fn motion(&self) -> Member {
+        let waits = self.phase == WorkerPhase::Done || self.pulse.waits || self.waits_for_ranks();
+        Member { seat: self.seat(), phase: self.phase, waits, pulse: self.pulse }
     }
 
     /// When it counts as lost unless it is heard of again.
@@ -209,6 +227,8 @@ impl Roster {
                 worker.step = beat.step;
                 worker.collective = beat.collective;
                 worker.memory_in_use = beat.memory_in_use;
+                let Beat { still, in_phase, waits, .. } = *beat;
+                worker.pulse = Pulse { at: now, still, in_phase, waits };
                 true
             }
             _ => false,

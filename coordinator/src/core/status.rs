@@ -129,8 +129,8 @@ impl Pace {
         });
     }
 
-    /// The time that a step is expected to take, once some have been seen.
-    pub fn expected(&self) -> Option<Duration> {
+    /// The mean, once some have been seen.
+    fn expected(&self) -> Option<Duration> {
         self.mean.filter(|_| self.seen >= Self::ENOUGH)
     }
 
@@ -138,5 +138,25 @@ impl Pace {
     pub fn time_for(&self, steps: u64) -> Option<Duration> {
         let seconds = self.mean?.as_secs_f64() * steps as f64;
         Duration::try_from_secs_f64(seconds).ok()
+    }
+}
+
+/// How long the steps of one generation take: a cached step is many times as fast as a live one, and says nothing about it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Rhythm {
+    live: Pace,
+    cached: Pace,
+}
+
+impl Rhythm {
+    /// Takes a committed step's time.
+    pub fn take(&mut self, step: &CommittedStep) {
+        let pace = if step.cache_generation > 0 { &mut self.cached } else { &mut self.live };
+        pace.take(step);
+    }
+
+    /// The time that a step of this kind is expected to take, once some have been seen.
+    pub fn expected(&self, cached: bool) -> Option<Duration> {
+        if cached { self.cached.expected() } else { self.live.expected() }
     }
 }

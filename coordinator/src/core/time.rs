@@ -22,6 +22,11 @@ impl Timestamp {
         Self(self.0.saturating_add(wait))
     }
 
+    /// The moment `time` earlier; the driver's start if that is before it.
+    pub fn before(self, time: Duration) -> Self {
+        Self(self.0.saturating_sub(time))
+    }
+
     /// From `earlier` to here; nothing if it is later.
     pub fn since(self, earlier: Self) -> Duration {
         self.0.saturating_sub(earlier.0)

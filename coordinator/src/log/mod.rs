@@ -86,6 +86,7 @@ impl Log {
                 self.recovering = !failure.fatal;
                 first_cause(failure, *spent);
             }
+            News::LostOutside(failure, spent) => first_cause(failure, *spent),
             News::Sample(at, verdict, failure) => {
                 let (epoch, position) = (at.epoch, at.begin);
                 let line = lines::sample(at, *verdict, failure);
@@ -98,6 +99,10 @@ impl Log {
             News::Note(seat, text) => {
                 let rank = seat.0;
                 info!(target: "coxswain::note", rank, "rank {rank}: {text}");
+            }
+            News::Standstill(seat, text) => {
+                let rank = seat.0;
+                warn!(target: "coxswain::crew", rank, "rank {rank} {text}");
             }
             News::Memory(table) => memory(table),
             News::Refused(refusal) => warn!(target: "coxswain::refuse", "{refusal}"),

@@ -132,8 +132,27 @@ impl TryFrom<v1::HeartbeatRequest> for Ask {
             step: Step(wire.step),
             collective: (wire.collective_entered, wire.collective_finished),
             memory_in_use: Bytes(wire.memory_in_use),
+            still: Duration::from_millis(wire.still_ms),
+            in_phase: Duration::from_millis(wire.in_phase_ms),
+            paces: paces(&wire.paces)?,
+            waits: wire.waits_for_coordinator,
         }))
     }
+}
+
+/// A phase each: more than there are is nonsense.
+fn paces(wire: &[v1::PhasePace]) -> Decoded<Vec<(WorkerPhase, Duration)>> {
+    let most = v1::WorkerPhase::Done as usize;
+    if wire.len() > most {
+        return Err(FieldError::new("paces", format!("{} phases, there are {most}", wire.len())));
+    }
+    let paces = wire.iter().enumerate();
+    paces
+        .map(|(i, pace)| {
+            let phase = phase(&format!("paces[{i}].phase"), pace.phase)?;
+            Ok((phase, Duration::from_millis(pace.longest_ms)))
+        })
+        .collect()
 }
 
 impl TryFrom<v1::ReportStepsRequest> for Ask {

@@ -240,9 +240,13 @@ pub fn watch_event(dated: &Dated) -> Option<v1::WatchEvent> {
             reason: crate::log::rolled_back(*from, *to),
         }),
         News::Checkpoint(entry) => Kind::Checkpoint(checkpoint(entry)),
-        News::Failure(failure, _) => Kind::Failure(self::failure(failure, dated.unix_ms)),
+        News::Failure(failure, _) | News::LostOutside(failure, _) => {
+            Kind::Failure(self::failure(failure, dated.unix_ms))
+        }
         News::Cache(news) => Kind::Cache(cache::changed(news)),
-        News::Note(seat, text) => Kind::Note(v1::Note { rank: seat.0, text: text.clone() }),
+        News::Note(seat, text) | News::Standstill(seat, text) => {
+            Kind::Note(v1::Note { rank: seat.0, text: text.clone() })
+        }
         News::Sample(at, verdict, failure) => Kind::Note(v1::Note {
             rank: failure.seat.map_or(0, |seat| seat.0),
             text: crate::log::sample(at, *verdict, failure),

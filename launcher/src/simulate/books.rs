@@ -172,7 +172,9 @@ impl Books {
             News::Failure(failure, _) if failure.fatal => {
                 self.lines.push((now, format!("the end: {failure}")))
             }
-            News::Failure(failure, _) => self.lines.push((now, format!("lost: {failure}"))),
+            News::Failure(failure, _) | News::LostOutside(failure, _) => {
+                self.lines.push((now, format!("lost: {failure}")))
+            }
             News::Recovered(recovery) => {
                 self.recoveries.push(recovery.took);
                 self.lines.push((now, recovery.to_string()));
@@ -188,6 +190,7 @@ impl Books {
                 self.lines
                     .push((now, format!("rolled back from step {from} to {to}: {lost} steps are repeated")));
             }
+            News::Standstill(seat, text) => self.lines.push((now, format!("rank {seat} {text}"))),
             News::Member { change, .. } if self.verbose => self.lines.push((now, change.to_string())),
             News::Phase(phase, reason) if self.verbose => {
                 self.lines.push((now, format!("{phase}: {reason}")))
@@ -334,7 +337,11 @@ impl fmt::Display for Fault {
         match self.what {
             Kind::Kill => write!(f, "rank {rank} is killed"),
             Kind::Freeze => write!(f, "rank {rank} is frozen for {for_s:.1} s"),
-            Kind::Hang => write!(f, "rank {rank} stands still"),
+            Kind::Hang => match self.phase {
+                Some(place) => write!(f, "rank {rank} will stand still in {}", place.phase()),
+                None => write!(f, "rank {rank} stands still"),
+            },
+            Kind::Drain => write!(f, "node {node} is drained; it comes back after {for_s:.1} s"),
             Kind::Slow => write!(f, "rank {rank} is {factor:.1} times as slow for {for_s:.1} s"),
             Kind::Skew => write!(f, "rank {rank} heartbeats every {factor:.1} s"),
             Kind::Partition => write!(f, "rank {rank} cannot reach the coordinator for {for_s:.1} s"),

@@ -153,6 +153,7 @@ impl World {
                     self.deliver(Event::LineClosed(worker, stream));
                 }
             }
+            Caller::Person => {}
             Caller::Node(..) => {
                 if let Some(launcher) = self.brain.launchers.remove(&stream) {
                     self.deliver(Event::NodeLineClosed(launcher, stream));
@@ -279,6 +280,7 @@ impl World {
                             Happening::Node(node, ToNode::Opened(number, line))
                         }
                         Caller::Node(node, number) => Happening::Node(node, ToNode::Answer(number, reply)),
+                        Caller::Person => return,
                     },
                 );
             }
@@ -328,6 +330,7 @@ impl World {
             match caller {
                 Caller::Process(pid, _) => Happening::Process(pid, ToProcess::LineLost(stream)),
                 Caller::Node(node, _) => Happening::Node(node, ToNode::LineLost(stream)),
+                Caller::Person => return,
             },
         );
     }
@@ -336,13 +339,14 @@ impl World {
         match caller {
             Caller::Process(pid, _) => self.processes[pid].alive,
             Caller::Node(node, number) => self.nodes[node].made(number),
+            Caller::Person => true,
         }
     }
 
     fn reachable(&self, caller: Caller) -> bool {
         match caller {
             Caller::Process(pid, _) => self.processes[pid].unreachable_until <= self.now,
-            Caller::Node(..) => true,
+            Caller::Node(..) | Caller::Person => true,
         }
     }
 }

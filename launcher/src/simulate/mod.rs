@@ -4,7 +4,7 @@
 //! script     what happens to the run, as a person writes it; or drawn from a seed
 //! world      the event queue: delays, lost answers, dead processes; owns everything below
 //!   brain      the real coordinator core, its records, its lines; killed and recalled
-//!   process    one worker: the real standing and a session that repeats itself; `trainer`: the real choice of state, and waiting
+//!   process    one worker: the real standing; `session`: calls that repeat themselves; `trainer`: the real choice of state, and waiting
 //!   ring       the collectives of one generation: who has arrived, who is told
 //!   node       one launcher: starts processes, reports their ends, obeys respawns
 //! books      what must be true after every event, and what is told at the end
@@ -21,6 +21,7 @@ mod process;
 mod random;
 mod ring;
 pub mod script;
+mod session;
 #[cfg(test)]
 mod tests;
 mod trainer;

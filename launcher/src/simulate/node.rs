@@ -7,7 +7,7 @@ use std::{
 
 use coxswain_coordinator::core::{
     action::Reply,
-    event::{Ask, Ended, NodeClaim, Origin, StreamId},
+    event::{Ask, Ended, NodeClaim, NodeName, Origin, StreamId},
     refusal::Refusal,
 };
 use coxswain_proto::ids::Seat;
@@ -39,6 +39,8 @@ pub struct Node {
     line: Option<StreamId>,
     /// The newest respawn of each seat.
     attempts: BTreeMap<Seat, u32>,
+    /// It was asked to drain, and another launcher comes so long after it has gone.
+    drained: Option<Duration>,
 }
 
 impl Node {
@@ -54,6 +56,7 @@ impl Node {
             before: 0,
             line: None,
             attempts: BTreeMap::new(),
+            drained: None,
         }
     }
 }
@@ -91,6 +94,25 @@ impl World {
         };
         launcher.calls.push_back(Ask::JoinNode(claim));
         self.next_node_call(node);
+    }
+
+    /// Somebody asks for a node to be drained.
+    pub fn drain(&mut self, place: u32, back_after: Duration) {
+        self.nodes[place as usize].drained = Some(back_after);
+        let ask = Ask::Drain { node: NodeName::Place(place), reason: "asked to".into() };
+        self.call(Caller::Person, ask);
+    }
+
+    /// A launcher whose workers have all left in order while the run goes on is not needed: it ends as soon as it has said so.
+    fn end_drained(&mut self, node: usize) {
+        let seats = self.seats_of(node);
+        let left = |pid: &usize| !self.processes[*pid].alive && self.processes[*pid].left_in_order();
+        let all_left = seats.iter().all(|seat| self.seats[seat.0 as usize].as_ref().is_some_and(left));
+        if let Some(back_after) =
+            self.nodes[node].drained.filter(|_| all_left && self.nodes[node].calls.is_empty())
+        {
+            self.kill_launcher(node, back_after);
+        }
     }
 
     pub fn kill_launcher(&mut self, node: usize, for_time: Duration) {
@@ -178,6 +200,7 @@ impl World {
             _ => {}
         }
         self.next_node_call(node);
+        self.end_drained(node);
     }
 
     fn open_node_line(&mut self, node: usize) {

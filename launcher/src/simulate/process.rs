@@ -1,37 +1,33 @@
-//! One worker process: its session, which makes one call after another, and its trainer, which waits.
-//!
-//! The session is modelled on the real one: it repeats a call until it is answered, keeps step reports until they are committed, and
-//! says them, and that it is ready, again on every new line. What a directive means is decided by the real [`Standing`].
+//! One worker process: what it is, and what reaches it. Its calls are `session`'s, its steps `trainer`'s; what a directive means is
+//! decided by the real [`Standing`].
 
-use std::{collections::VecDeque, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
 use coxswain_coordinator::core::{
-    action::{Directive, Reply},
-    event::{Ask, Beat, DataSet, Ended, Origin, Readiness, StreamId, WorkerClaim},
-    refusal::Refusal,
-    report::{StepReport, WorkerPhase},
+    action::Directive,
+    event::{Ended, StreamId},
+    report::WorkerPhase,
 };
-use coxswain_proto::{
-    ids::{Bytes, Generation, Rank, Seat, Step, WorkerId},
-    limits::HEARTBEAT_INTERVAL,
-};
+use coxswain_proto::ids::{Generation, Rank, Seat, WorkerId};
 use coxswain_worker::{
     link::{Assignment, CacheTurn, LinkError},
     session::standing::{Lease, Standing, Told},
     zero::Versions,
 };
 
-use super::world::{Caller, Happening, ToNode, ToProcess, World};
+use super::{
+    session::{Call, Session},
+    world::{Caller, Happening, ToNode, ToProcess, World},
+};
 
-const RETRY: Duration = Duration::from_millis(250);
 const BACKOFF: Duration = Duration::from_millis(20);
 /// How long a worker tries to say good-bye.
 const GOOD_BYE: Duration = Duration::from_secs(2);
-/// Exit codes as the launcher knows them.
+/// Its exit code as the launcher knows it.
 const WORKER_FAILED: i32 = 4;
-const NOT_LET_IN: i32 = 6;
-/// Tries to have the last steps committed before the last word.
-const SETTLE_TRIES: u32 = 100;
+
+/// The part of loading that comes before a worker makes itself known.
+pub const OPENING: f64 = 0.3;
 
 /// One process.
 #[derive(Debug)]
@@ -46,6 +42,9 @@ pub struct Process {
     pub deferred: Vec<ToProcess>,
     /// Its trainer stands still for ever.
     pub hung: bool,
+    /// It will, once it comes to this phase.
+    pub hangs_in: Option<WorkerPhase>,
+    pub signs: Signs,
     pub slow: (Duration, f64),
     pub beat_factor: f64,
     pub unreachable_until: Duration,
@@ -53,14 +52,7 @@ pub struct Process {
     pub id: Option<WorkerId>,
     pub line: Option<StreamId>,
     pub standing: Standing,
-    calls: VecDeque<Call>,
-    waiting: Option<u64>,
-    last: u64,
-    following: Option<u64>,
-    unsettled: Vec<StepReport>,
-    ready: Option<Readiness>,
-    exit_code: i32,
-    settling: u32,
+    pub session: Session,
 
     pub at: At,
     /// Names the newest thing the trainer waits for by itself.
@@ -92,19 +84,37 @@ pub enum At {
     Gathering,
     Saving,
     Publishing,
+    Evaluating,
+    /// Nobody leaves before the results are on disk.
+    Exporting,
     Leaving,
 }
 
-/// One call of the session's queue.
-#[derive(Clone, Debug)]
-pub enum Call {
-    Register,
-    /// What is not settled is said again.
-    Repeat,
-    Steps(Vec<StepReport>),
-    Ready(Readiness),
-    Other(Ask),
-    Leave(i32),
+/// Signs that a trainer moves, as the real one has them: here whatever changes what it does.
+#[derive(Debug, Default)]
+pub struct Signs {
+    doing: Option<(At, u64, u64)>,
+    phase: Option<WorkerPhase>,
+    pub since: Duration,
+    pub phase_since: Duration,
+    /// The longest time without one in this visit of the phase, and in each phase that was left.
+    most: Duration,
+    pub longest: BTreeMap<WorkerPhase, Duration>,
+}
+
+impl Signs {
+    fn look(&mut self, now: Duration, phase: WorkerPhase, doing: (At, u64, u64)) {
+        if self.doing.replace(doing) == Some(doing) {
+            return;
+        }
+        self.most = self.most.max(now - self.since);
+        self.since = now;
+        if let Some(left) = self.phase.replace(phase).filter(|left| *left != phase) {
+            let longest = self.longest.entry(left).or_default();
+            *longest = (*longest).max(self.most);
+            (self.phase_since, self.most) = (now, Duration::ZERO);
+        }
+    }
 }
 
 impl Process {
@@ -119,20 +129,15 @@ impl Process {
             replaced: false,
             deferred: Vec::new(),
             hung: false,
+            hangs_in: None,
+            signs: Signs::default(),
             slow: (Duration::ZERO, 1.0),
             beat_factor: 1.0,
             unreachable_until: Duration::ZERO,
             id: None,
             line: None,
             standing: Standing::default(),
-            calls: VecDeque::new(),
-            waiting: None,
-            last: 0,
-            following: None,
-            unsettled: Vec::new(),
-            ready: None,
-            exit_code: 0,
-            settling: 0,
+            session: Session::default(),
             at: At::Loading,
             waits: 0,
             assignment: None,
@@ -145,19 +150,35 @@ impl Process {
         }
     }
 
-    fn incarnation(&self) -> String {
+    pub fn incarnation(&self) -> String {
         format!("process-{}", self.pid)
+    }
+
+    /// Whether its last word was that all is well.
+    pub fn left_in_order(&self) -> bool {
+        self.at == At::Leaving && self.session.exit_code == 0
     }
 
     /// Whether it waits in a collective.
     pub fn in_ring(&self) -> bool {
         matches!(
             self.at,
-            At::Exchanging | At::Settling | At::Voting | At::Shifting | At::Gathering | At::Publishing
+            At::Exchanging
+                | At::Settling
+                | At::Voting
+                | At::Shifting
+                | At::Gathering
+                | At::Publishing
+                | At::Exporting
         )
     }
 
-    fn phase(&self) -> WorkerPhase {
+    /// Whether its trainer waits for the coordinator. One that hangs does not, though it may have begun to.
+    pub fn waits_for_coordinator(&self) -> bool {
+        !self.hung && matches!(self.at, At::Waiting | At::Leasing)
+    }
+
+    pub fn phase(&self) -> WorkerPhase {
         match self.at {
             At::Loading => WorkerPhase::Loading,
             At::Waiting => WorkerPhase::Joining,
@@ -166,6 +187,8 @@ impl Process {
             At::Computing => WorkerPhase::Forward,
             At::Voting | At::Shifting | At::Gathering | At::Publishing => WorkerPhase::Communication,
             At::Saving => WorkerPhase::Checkpoint,
+            At::Evaluating => WorkerPhase::Evaluation,
+            At::Exporting => WorkerPhase::Checkpoint,
             At::Leaving => WorkerPhase::Done,
         }
     }
@@ -173,11 +196,12 @@ impl Process {
 
 impl World {
     pub fn boot(&mut self, pid: usize) {
-        let load = Duration::from_secs_f64(self.script.load_ms / 1e3);
-        let load = load.mul_f64(0.8 + 0.4 * self.random.unit());
-        self.after(load, Happening::Process(pid, ToProcess::Booted));
+        let opened = Duration::from_secs_f64(self.script.load_ms * OPENING / 1e3);
+        let opened = opened.mul_f64(0.8 + 0.4 * self.random.unit());
+        self.after(opened, Happening::Process(pid, ToProcess::Booted));
     }
 
+    /// Something reaches a process, and perhaps moves its trainer.
     pub fn deliver_to_process(&mut self, pid: usize, message: ToProcess) {
         let process = &mut self.processes[pid];
         if !process.alive {
@@ -186,20 +210,31 @@ impl World {
         if process.frozen {
             return process.deferred.push(message);
         }
+        self.take_message(pid, message);
+        let process = &mut self.processes[pid];
+        let doing = (process.at, process.entered, process.own.newest);
+        process.signs.look(self.now, process.phase(), doing);
+        if process.hangs_in == Some(process.phase()) {
+            (process.hung, process.hangs_in) = (true, None);
+        }
+    }
+
+    fn take_message(&mut self, pid: usize, message: ToProcess) {
+        let process = &mut self.processes[pid];
         match message {
             ToProcess::Booted => self.say(pid, Call::Register),
             ToProcess::Answer(number, reply) => self.answered(pid, number, reply),
             ToProcess::Opened(number, stream) => {
-                if process.following == Some(number) {
-                    process.following = None;
+                if process.session.following == Some(number) {
+                    process.session.following = None;
                     process.line = process.line.max(Some(stream));
                     self.line_opened(pid);
                 }
             }
             ToProcess::Retry(number) => {
-                if process.waiting == Some(number) {
+                if process.session.waits_for(number) {
                     self.next_call(pid);
-                } else if process.following == Some(number) {
+                } else if process.session.following == Some(number) {
                     self.follow(pid);
                 }
             }
@@ -239,180 +274,6 @@ impl World {
             let delay = self.delay();
             self.after(delay, Happening::Node(node, ToNode::Exited(seat, pid, ended)));
         }
-    }
-
-    /// Queues a call.
-    pub fn say(&mut self, pid: usize, call: Call) {
-        self.processes[pid].calls.push_back(call);
-        if self.processes[pid].waiting.is_none() {
-            self.next_call(pid);
-        }
-    }
-
-    /// The trainer is ready for a generation after the one it left.
-    pub fn say_ready(&mut self, pid: usize, reason: String) {
-        let process = &mut self.processes[pid];
-        let (incarnation, left) = (process.incarnation(), process.standing.generation());
-        let worker = process.id.unwrap_or_default();
-        self.say(pid, Call::Ready(Readiness { worker, incarnation, left, reason }));
-    }
-
-    fn next_call(&mut self, pid: usize) {
-        let process = &mut self.processes[pid];
-        process.waiting = None;
-        while let Some(Call::Repeat) = process.calls.front() {
-            process.calls.pop_front();
-            let ready = process.ready.take().filter(|ready| !process.standing.has_place_after(ready.left));
-            if let Some(ready) = ready {
-                process.calls.push_front(Call::Ready(ready));
-            }
-            let unsettled = std::mem::take(&mut process.unsettled);
-            if !unsettled.is_empty() {
-                process.calls.push_front(Call::Steps(unsettled));
-            }
-        }
-        // Steps that have gathered go together.
-        while let [Call::Steps(_), Call::Steps(_), ..] = process.calls.make_contiguous() {
-            let (Some(Call::Steps(mut first)), Some(Call::Steps(second))) =
-                (process.calls.pop_front(), process.calls.pop_front())
-            else {
-                unreachable!("both were looked at")
-            };
-            first.extend(second);
-            process.calls.push_front(Call::Steps(first));
-        }
-        let leaves = matches!(process.calls.front(), Some(Call::Leave(0)));
-        if leaves && !process.unsettled.is_empty() && process.settling < SETTLE_TRIES {
-            // The last word comes after the last step is committed.
-            process.settling += 1;
-            let unsettled = std::mem::take(&mut process.unsettled);
-            process.calls.push_front(Call::Steps(unsettled));
-        }
-        let Some(call) = process.calls.front().cloned() else { return };
-        let worker = process.id.unwrap_or_default();
-        let ask = match call {
-            Call::Repeat => return,
-            Call::Register => Ask::Register(self.claim(pid)),
-            Call::Steps(reports) => Ask::Steps(worker, reports),
-            Call::Ready(ready) => Ask::Ready(ready),
-            Call::Other(ask) => ask,
-            Call::Leave(exit_code) => Ask::Leave { worker, exit_code, reason: "its end".into() },
-        };
-        let process = &mut self.processes[pid];
-        process.last += 1;
-        let number = process.last;
-        process.waiting = Some(number);
-        let delay = self.delay();
-        self.after(delay, Happening::Call(Caller::Process(pid, number), ask));
-        self.after(RETRY + delay * 4, Happening::Process(pid, ToProcess::Retry(number)));
-    }
-
-    fn claim(&self, pid: usize) -> WorkerClaim {
-        let process = &self.processes[pid];
-        WorkerClaim {
-            origin: Origin { version: String::new(), run_id: String::new() },
-            incarnation: process.incarnation(),
-            seat: process.seat,
-            local_rank: process.seat.0 % self.script.workers_per_node,
-            node_rank: process.node as u32,
-            host: format!("host-{}", process.node),
-            pid: pid as u32,
-            data_address: format!("host-{}:{pid}", process.node),
-            device: "none".into(),
-            dataset: DataSet { training_samples: self.script.samples, fingerprint: "simulated".into() },
-        }
-    }
-
-    fn answered(&mut self, pid: usize, number: u64, reply: Result<Reply, Refusal>) {
-        let process = &mut self.processes[pid];
-        if process.following == Some(number) {
-            process.following = None;
-            return self.fenced(pid);
-        }
-        if let Ok(Reply::Known(known)) = reply {
-            return if known {
-            } else {
-                self.fenced(pid)
-            };
-        }
-        if process.waiting != Some(number) {
-            return;
-        }
-        process.waiting = None;
-        let Some(call) = process.calls.pop_front() else { return };
-        match (call, reply) {
-            (Call::Register, Ok(Reply::Registered(id))) => {
-                process.id = Some(id);
-                self.follow(pid);
-                self.beat(pid);
-                self.processes[pid].at = At::Waiting;
-                self.say_ready(pid, String::new());
-            }
-            (Call::Register, _) => return self.end_process(pid, Ended::Code(NOT_LET_IN)),
-            (Call::Steps(reports), Ok(Reply::Committed(committed))) => {
-                process.unsettled.extend(reports);
-                process.unsettled.retain(|report| report.step >= committed);
-            }
-            (Call::Ready(ready), Ok(_)) => process.ready = Some(ready),
-            (Call::Other(Ask::Start(start)), Ok(_)) => {
-                process.unsettled.retain(|report| report.generation >= start.generation);
-            }
-            (Call::Other(_) | Call::Repeat, _) => {}
-            (Call::Leave(_), _) => {
-                let code = process.exit_code;
-                return self.end_process(pid, Ended::Code(code));
-            }
-            (Call::Steps(_) | Call::Ready(_), _) => return self.fenced(pid),
-        }
-        self.next_call(pid);
-    }
-
-    /// The coordinator does not know this process any more.
-    fn fenced(&mut self, pid: usize) {
-        self.end_process(pid, Ended::Code(WORKER_FAILED));
-    }
-
-    fn follow(&mut self, pid: usize) {
-        let process = &mut self.processes[pid];
-        let Some(worker) = process.id else { return };
-        let incarnation = process.incarnation();
-        process.last += 1;
-        let number = process.last;
-        process.following = Some(number);
-        let delay = self.delay();
-        let ask = Ask::Follow { worker, incarnation, stream: StreamId(0) };
-        self.after(delay, Happening::Call(Caller::Process(pid, number), ask));
-        self.after(RETRY + delay * 4, Happening::Process(pid, ToProcess::Retry(number)));
-    }
-
-    /// A coordinator may have forgotten what was not durable.
-    fn line_opened(&mut self, pid: usize) {
-        let process = &mut self.processes[pid];
-        // After the call that is under way.
-        let next = usize::from(process.waiting.is_some()).min(process.calls.len());
-        process.calls.insert(next, Call::Repeat);
-        if process.waiting.is_none() {
-            self.next_call(pid);
-        }
-    }
-
-    fn beat(&mut self, pid: usize) {
-        let process = &mut self.processes[pid];
-        let Some(worker) = process.id else { return };
-        process.last += 1;
-        let beat = Beat {
-            worker,
-            incarnation: process.incarnation(),
-            generation: process.standing.generation(),
-            phase: process.phase(),
-            step: Step(process.own.newest),
-            collective: (process.entered, process.entered - u64::from(process.in_ring())),
-            memory_in_use: Bytes(0),
-        };
-        let (number, factor) = (process.last, process.beat_factor);
-        let delay = self.delay();
-        self.after(delay, Happening::Call(Caller::Process(pid, number), Ask::Heartbeat(beat)));
-        self.after(HEARTBEAT_INTERVAL.mul_f64(factor), Happening::Process(pid, ToProcess::Beat));
     }
 
     fn told(&mut self, pid: usize, directive: Directive) {
@@ -456,7 +317,7 @@ impl World {
     pub fn leave(&mut self, pid: usize, exit_code: i32) {
         let process = &mut self.processes[pid];
         process.at = At::Leaving;
-        process.exit_code = exit_code;
+        process.session.exit_code = exit_code;
         self.say(pid, Call::Leave(exit_code));
         if exit_code != 0 {
             self.after(GOOD_BYE, Happening::Process(pid, ToProcess::GiveUp));

@@ -2,6 +2,7 @@
 
 use std::{path::Path, time::Duration};
 
+use coxswain_coordinator::core::report::WorkerPhase;
 use coxswain_proto::config::{self, ConfigError};
 use serde::Deserialize;
 
@@ -44,6 +45,9 @@ pub struct Script {
     /// Milliseconds to write a checkpoint.
     #[serde(default = "save_ms")]
     pub save_ms: f64,
+    /// Milliseconds of evaluation after the last step.
+    #[serde(default = "eval_ms")]
+    pub eval_ms: f64,
     /// Faults that may be survived.
     #[serde(default = "max_restarts")]
     pub max_restarts: u32,
@@ -99,6 +103,9 @@ pub struct Fault {
     /// How much slower, for those that slow down.
     #[serde(default = "factor")]
     pub factor: f64,
+    /// In which phase, for a trainer that is to stand still; at once if absent.
+    #[serde(default)]
+    pub phase: Option<Place>,
 }
 
 /// What can happen.
@@ -109,7 +116,7 @@ pub enum Kind {
     Kill,
     /// SIGSTOP of a worker, and SIGCONT after `for_s`.
     Freeze,
-    /// A worker's trainer stands still for ever, though its process lives.
+    /// A worker's trainer stands still for ever, though its process lives, in `phase` once it comes there.
     Hang,
     /// A worker computes `factor` times as long for `for_s`.
     Slow,
@@ -125,6 +132,44 @@ pub enum Kind {
     KillCoordinator,
     /// `kill -9` of a launcher and with it of its workers; another one comes after `for_s`.
     KillLauncher,
+    /// `cox drain --node`: the node's workers leave at a boundary, its launcher with them, and another one comes after `for_s`. Nothing
+    /// happens where the run cannot do without the node.
+    Drain,
+}
+
+/// Where a trainer may stand still.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Place {
+    /// Reading the model.
+    Load,
+    /// Forming the ring, and moving state.
+    Connect,
+    /// Computing a step.
+    Forward,
+    /// In a collective.
+    Communication,
+    /// Writing a checkpoint.
+    Checkpoint,
+    /// After the last step.
+    Evaluation,
+}
+
+impl Place {
+    const ALL: [Self; 6] =
+        [Self::Load, Self::Connect, Self::Forward, Self::Communication, Self::Checkpoint, Self::Evaluation];
+
+    /// As heartbeats have it.
+    pub fn phase(self) -> WorkerPhase {
+        match self {
+            Self::Load => WorkerPhase::Loading,
+            Self::Connect => WorkerPhase::Connecting,
+            Self::Forward => WorkerPhase::Forward,
+            Self::Communication => WorkerPhase::Communication,
+            Self::Checkpoint => WorkerPhase::Checkpoint,
+            Self::Evaluation => WorkerPhase::Evaluation,
+        }
+    }
 }
 
 impl Script {
@@ -168,6 +213,7 @@ impl Script {
             ("load_ms", self.load_ms),
             ("move_ms", self.move_ms),
             ("save_ms", self.save_ms),
+            ("eval_ms", self.eval_ms),
             ("network.delay_ms", self.network.delay_ms),
             ("network.jitter_ms", self.network.jitter_ms),
         ];
@@ -202,8 +248,12 @@ impl Script {
         let step_ms = 20.0 + 100.0 * random.unit();
         let length = 3.0 + steps as f64 * step_ms / 1000.0;
         let count = random.below(6);
-        let faults = (0..count).map(|_| Fault::drawn(&mut random, length, (nodes, workers_per_node)));
-        let faults = faults.collect();
+        let shape = (nodes, workers_per_node);
+        let mut faults: Vec<_> = (0..count).map(|_| Fault::drawn(&mut random, length, shape)).collect();
+        // From a stream of their own, so that what was drawn before there were such faults stays what it was.
+        let mut more = Random::new(!seed);
+        let count = more.below(3);
+        faults.extend((0..count).map(|_| Fault::drawn_later(&mut more, length, shape)));
         Self {
             seed: random.next(),
             min_nodes: elastic.then(|| 1 + random.below(u64::from(nodes)) as u32),
@@ -217,6 +267,7 @@ impl Script {
             move_ms: 50.0 * random.unit(),
             checkpoint_every: [0, 5, 16][random.below(3) as usize],
             save_ms: 200.0 * random.unit(),
+            eval_ms: 100.0,
             max_restarts: 100,
             mirror: random.chance(0.8),
             network: Network {
@@ -252,6 +303,22 @@ impl Fault {
             node: random.below(u64::from(nodes)) as u32,
             for_s: 6.0 * random.unit() * random.unit(),
             factor: 1.0 + 2.0 * random.unit() * random.unit(),
+            phase: None,
+        }
+    }
+
+    /// A hang, somewhere or at once, or a node that is drained.
+    fn drawn_later(random: &mut Random, length: f64, (nodes, workers): (u32, u32)) -> Self {
+        let what = if random.chance(0.7) { Kind::Hang } else { Kind::Drain };
+        let place = random.below(Place::ALL.len() as u64 + 1) as usize;
+        Self {
+            at_s: length * random.unit(),
+            what,
+            rank: random.below(u64::from(nodes * workers)) as u32,
+            node: random.below(u64::from(nodes)) as u32,
+            for_s: 6.0 * random.unit() * random.unit(),
+            factor: factor(),
+            phase: Place::ALL.get(place).copied(),
         }
     }
 
@@ -301,6 +368,9 @@ fn move_ms() -> f64 {
     20.0
 }
 fn save_ms() -> f64 {
+    100.0
+}
+fn eval_ms() -> f64 {
     100.0
 }
 fn max_restarts() -> u32 {

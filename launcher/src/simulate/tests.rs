@@ -74,6 +74,7 @@ fn quiet(seed: u64, nodes: u32, workers_per_node: u32, steps: u64) -> Script {
         move_ms: 10.0,
         checkpoint_every: 0,
         save_ms: 50.0,
+        eval_ms: 50.0,
         max_restarts: 20,
         mirror: true,
         network: Network::default(),
@@ -83,7 +84,7 @@ fn quiet(seed: u64, nodes: u32, workers_per_node: u32, steps: u64) -> Script {
 }
 
 fn fault(at_s: f64, what: Kind, rank: u32) -> Fault {
-    Fault { at_s, what, rank, node: 0, for_s: 1.0, factor: 2.0 }
+    Fault { at_s, what, rank, node: 0, for_s: 1.0, factor: 2.0, phase: None }
 }
 
 #[test]

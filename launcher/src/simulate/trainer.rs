@@ -25,7 +25,8 @@ use coxswain_worker::{
 };
 
 use super::{
-    process::{At, Call},
+    process::{At, OPENING},
+    session::Call,
     world::{Happening, ToProcess, World},
 };
 
@@ -46,14 +47,20 @@ impl World {
             | At::Voting
             | At::Shifting
             | At::Gathering
-            | At::Publishing => {
+            | At::Publishing
+            | At::Exporting => {
                 if let Err(why) = process.standing.alive() {
                     self.abandon(pid, &why);
                 }
             }
             // Looked at when the computing or writing is done.
-            At::Loading | At::Computing | At::Saving | At::Leaving => {}
+            At::Loading | At::Computing | At::Saving | At::Evaluating | At::Leaving => {}
         }
+    }
+
+    /// Loads the model, once the worker has its seat.
+    pub fn load(&mut self, pid: usize) {
+        self.pause(pid, At::Loading, self.script.load_ms * (1.0 - OPENING));
     }
 
     /// The generation is over for this rank, because it was told so, or because its peers are gone.
@@ -177,6 +184,7 @@ impl World {
                 process.collective += 1;
                 self.published(pid);
             }
+            At::Exporting => self.leave(pid, 0),
             _ => {}
         }
     }
@@ -195,6 +203,9 @@ impl World {
     /// Something that took time is done.
     pub fn waited(&mut self, pid: usize) {
         let process = &mut self.processes[pid];
+        if process.at == At::Loading {
+            return self.wait_for_another(pid, String::new());
+        }
         if let Err(why) = process.standing.alive() {
             return self.abandon(pid, &why);
         }
@@ -210,6 +221,7 @@ impl World {
                 self.enter(pid, At::Voting);
             }
             At::Saving => self.enter(pid, At::Publishing),
+            At::Evaluating => self.enter(pid, At::Exporting),
             _ => {}
         }
     }
@@ -257,7 +269,7 @@ impl World {
             return self.pause(pid, At::Saving, self.script.save_ms);
         }
         if step >= total {
-            return self.leave(pid, 0);
+            return self.pause(pid, At::Evaluating, self.script.eval_ms);
         }
         process.at = At::Leasing;
         self.lease(pid);

@@ -74,6 +74,8 @@ pub enum Happening {
 pub enum Caller {
     Process(usize, u64),
     Node(usize, u64),
+    /// Somebody at a terminal, who does not wait for the answer.
+    Person,
 }
 
 /// What reaches a process.
@@ -189,13 +191,17 @@ impl World {
         match (fault.what, victim) {
             (Kind::KillCoordinator, _) => self.kill_coordinator(fault.lasts()),
             (Kind::KillLauncher, _) => self.kill_launcher(fault.node as usize, fault.lasts()),
+            (Kind::Drain, _) => self.drain(fault.node, fault.lasts()),
             (_, None) => return,
             (Kind::Kill, Some(pid)) => self.end_process(pid, Ended::Signal(9)),
             (Kind::Freeze, Some(pid)) => {
                 self.processes[pid].frozen = true;
                 self.after(fault.lasts(), Happening::Thaw(pid));
             }
-            (Kind::Hang, Some(pid)) => self.processes[pid].hung = true,
+            (Kind::Hang, Some(pid)) => match fault.phase {
+                Some(place) => self.processes[pid].hangs_in = Some(place.phase()),
+                None => self.processes[pid].hung = true,
+            },
             (Kind::Slow, Some(pid)) => self.processes[pid].slow = (until, fault.factor),
             (Kind::Skew, Some(pid)) => self.processes[pid].beat_factor = fault.factor,
             (Kind::Partition, Some(pid)) => self.processes[pid].unreachable_until = until,

@@ -33,6 +33,8 @@ use crate::{
 
 /// News waiting for the launcher: watch events are the most frequent, a few for each step.
 const NEWS: usize = 256;
+/// How long after this machine's workers the coordinator is taken to be needed by others.
+const HOSTS_ONLY: Duration = Duration::from_secs(1);
 /// How long the coordinator may take to end after this machine's workers have, once the run has gone wrong or is alone here.
 const FAREWELL: Duration = coxswain_proto::limits::FAREWELL_TIMEOUT.saturating_add(Duration::from_secs(5));
 
@@ -98,6 +100,9 @@ struct Voyage<'a> {
     report: Report,
     /// When a coordinator that does not end is ended.
     farewell: Option<Instant>,
+    /// When to say that only the coordinator is left here: at the end of a run that is so for a moment.
+    hosts_from: Option<Instant>,
+    hosts_said: bool,
 }
 
 /// Starts the workers and returns when they, and a coordinator of ours, have ended.
@@ -126,6 +131,8 @@ pub async fn run(crew: &Crew, contacts: Contacts) -> io::Result<Report> {
         refusals: mpsc::channel(4),
         report: Report::default(),
         farewell: None,
+        hosts_from: None,
+        hosts_said: false,
     };
     while !voyage.over() {
         let news = voyage.next().await;
@@ -187,7 +194,8 @@ impl Voyage<'_> {
     }
 
     async fn next(&mut self) -> News {
-        let deadline = [self.machine.next_deadline(), self.farewell].into_iter().flatten().min();
+        let hosts_from = self.hosts_from.filter(|_| !self.hosts_said);
+        let deadline = [self.machine.next_deadline(), self.farewell, hosts_from].into_iter().flatten().min();
         let tick = async {
             match deadline {
                 Some(at) => tokio::time::sleep_until(at.into()).await,
@@ -380,7 +388,21 @@ impl Voyage<'_> {
         let others_may_run =
             place.nnodes > 1 && self.report.worker.is_none() && self.report.interrupted.is_none();
         match self.farewell {
-            None if others_may_run => {}
+            None if others_may_run => {
+                let from = *self.hosts_from.get_or_insert(now + HOSTS_ONLY);
+                if now >= from && !std::mem::replace(&mut self.hosts_said, true) {
+                    let line =
+                        "this node's workers have left; its launcher stays, for it hosts the coordinator";
+                    self.contacts.terminal.line(line);
+                }
+            }
+            // Others have as long as ours would have had.
+            None if self.report.interrupted.is_some()
+                && place.nnodes > 1
+                && self.report.run_end.is_none() =>
+            {
+                self.farewell = Some(now + FAREWELL.max(self.crew.stop_patience));
+            }
             None => self.farewell = Some(now + FAREWELL),
             Some(at) if now >= at => {
                 host.dismiss();

@@ -40,8 +40,9 @@ pub(super) fn set(bytes: Option<u64>) {
     CEILING.set(bytes.unwrap_or(u64::MAX));
 }
 
-/// Ends the [`guarded`] work around the call if it has gone through the ceiling. Called between layers; costs two loads.
+/// Ends the [`guarded`] work around the call if it has gone through the ceiling. Called between layers, so it is a sign of motion, too.
 pub fn check() {
+    crate::pulse::beat();
     if GUARDED.get() && allocator::guard_peak() > CEILING.get() {
         resume_unwind(Box::new(Overrun { in_use: allocator::guard_peak(), device: None }));
     }

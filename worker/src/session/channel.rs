@@ -15,6 +15,7 @@ use super::standing::{Lease, Standing, Told};
 use crate::{
     collective::{AbortHandle, Progress},
     link::{Assignment, Commands, Leased, Link, LinkError, Phase, Report},
+    pulse::Pulse,
 };
 
 /// The standing, and everything heartbeats need.
@@ -30,6 +31,8 @@ struct State {
 pub(super) struct Shared {
     state: Mutex<State>,
     changed: Condvar,
+    /// Whether the trainer moves.
+    pub pulse: Arc<Pulse>,
 }
 
 /// Where the trainer is, for a heartbeat.
@@ -112,13 +115,15 @@ impl Shared {
 
     /// Blocks until `ready` has an answer.
     fn wait<V>(&self, mut ready: impl FnMut(&mut Standing) -> Option<V>) -> V {
-        let mut state = self.lock();
-        loop {
-            if let Some(value) = ready(&mut state.standing) {
-                return value;
+        self.pulse.waiting(|| {
+            let mut state = self.lock();
+            loop {
+                if let Some(value) = ready(&mut state.standing) {
+                    return value;
+                }
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
+        })
     }
 }
 
@@ -137,7 +142,7 @@ impl ChannelLink {
 
     fn say(&self, said: Said) -> Result<(), LinkError> {
         let closed = || LinkError::Lost("the session has ended".into());
-        self.said.blocking_send(said).map_err(|_| closed())
+        self.shared.pulse.waiting(|| self.said.blocking_send(said)).map_err(|_| closed())
     }
 }
 
@@ -187,6 +192,7 @@ impl Link for ChannelLink {
 
     fn at(&mut self, phase: Phase, step: Step) {
         self.shared.lock().at = Some((phase, step));
+        self.shared.pulse.enter(phase);
         super::hold::at(phase, step);
     }
 

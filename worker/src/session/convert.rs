@@ -19,6 +19,7 @@ use crate::{
         Assignment, CacheSpace, CacheTurn, CheckpointNews, EpochPositions, Phase, PhaseMemory, Start,
         StateSource, StepDone, StepTimes,
     },
+    pulse::Longest,
     trainer::{FailureKind, TrainerFailure},
 };
 
@@ -144,6 +145,22 @@ pub(super) fn phase(phase: Phase) -> v1::WorkerPhase {
         Phase::Data => W::Data,
         Phase::Done => W::Done,
     }
+}
+
+/// Of phases that were left, what the coordinator has not been told.
+pub(super) fn paces(told: &Longest, longest: &Longest) -> Vec<v1::PhasePace> {
+    let phases = Phase::ALL.into_iter().zip(told.iter().zip(longest));
+    let news = phases.filter(|(_, (told, longest))| longest > told);
+    news.map(|(of, (_, longest))| v1::PhasePace {
+        phase: phase(of).into(),
+        longest_ms: whole_ms(longest.unwrap_or_default()),
+    })
+    .collect()
+}
+
+/// Whole milliseconds, rounded down.
+pub(super) fn whole_ms(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn ranges(positions: &[std::ops::Range<u64>]) -> Vec<v1::SampleRange> {

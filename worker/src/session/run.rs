@@ -27,6 +27,7 @@ use super::{
 };
 use crate::{
     link::{Link, LinkError, Phase},
+    pulse::{Longest, Pulse},
     trainer::{DataSetFacts, FailureKind, Trainer, TrainerFailure, TrainerOutcome},
 };
 
@@ -40,7 +41,8 @@ pub async fn run(options: SessionOptions, trainer: impl Trainer) -> Result<(), S
     let client = client(&options)?;
     let run = get_run(&options, &client).await?;
     let spec = read_spec(&options, &run)?;
-    let thread = TrainerThread::start(spec, trainer)?;
+    let shared = Arc::<Shared>::default();
+    let thread = TrainerThread::start(spec, trainer, shared.pulse.clone())?;
     let (thread, facts) = thread.facts().await;
     let mut session = Session {
         options,
@@ -48,7 +50,7 @@ pub async fn run(options: SessionOptions, trainer: impl Trainer) -> Result<(), S
         run_id: run.run_id,
         incarnation,
         worker_id: None,
-        shared: Arc::default(),
+        shared,
         lines: watch::Sender::new(0),
     };
     let facts = match facts {
@@ -275,9 +277,15 @@ impl Session {
     async fn beat(&self, worker_id: u64) -> SessionError {
         let mut clock = tokio::time::interval(limits::HEARTBEAT_INTERVAL);
         clock.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let (mut told, mut line) = (Longest::default(), 0);
         loop {
             clock.tick().await;
-            let at = self.shared.position();
+            let opened = *self.lines.borrow();
+            if std::mem::replace(&mut line, opened) != opened {
+                // Another coordinator may have forgotten it.
+                told = Longest::default();
+            }
+            let (at, pulse) = (self.shared.position(), self.shared.pulse.reading());
             let request = v1::HeartbeatRequest {
                 worker_id,
                 incarnation: self.incarnation.clone(),
@@ -287,15 +295,19 @@ impl Session {
                 collective_entered: at.entered,
                 collective_finished: at.finished,
                 memory_in_use: (self.options.memory_in_use)().0,
+                still_ms: convert::whole_ms(pulse.still),
+                in_phase_ms: convert::whole_ms(pulse.in_phase),
+                paces: convert::paces(&told, &pulse.longest),
+                waits_for_coordinator: pulse.waits,
             };
             // A coordinator that does not answer is the stream's affair; one that has given this worker up is ours.
-            if let Ok(answer) = self.client.clone().heartbeat(request).await
-                && !answer.get_ref().known
-            {
+            let Ok(answer) = self.client.clone().heartbeat(request).await else { continue };
+            if !answer.get_ref().known {
                 let endpoint = self.options.endpoint.clone();
                 let reason = "it has declared this worker lost".to_owned();
                 return SessionError::Refused { endpoint, reason };
             }
+            told = pulse.longest;
         }
     }
 }
@@ -317,11 +329,12 @@ struct TrainerThread {
 }
 
 impl TrainerThread {
-    fn start(spec: RunSpec, mut trainer: impl Trainer) -> Result<Self, SessionError> {
+    fn start(spec: RunSpec, mut trainer: impl Trainer, pulse: Arc<Pulse>) -> Result<Self, SessionError> {
         let (tell_facts, facts) = oneshot::channel();
         let (link, get_link) = oneshot::channel::<Box<dyn Link + Send>>();
         let (tell_outcome, outcome) = oneshot::channel();
         let body = move || {
+            pulse.install();
             let opened = catch_unwind(AssertUnwindSafe(|| trainer.open(&spec)));
             let _ = tell_facts.send(opened.unwrap_or_else(|panic| Err(panicked(panic.as_ref()))));
             // No link comes when the session has ended already.

@@ -32,6 +32,7 @@ use crate::{
     link::{Phase, Report, StepDone},
     memory::{PhasePeak, prediction::outcome::Outcome},
     params::{Group, TrainableLayout},
+    pulse,
 };
 
 const SPEC_FILE: &str = "run_spec.json";
@@ -254,6 +255,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             }
             Ok(files)
         };
+        pulse::allow(self.checkpoint_bytes().0);
         let mut files = self.trainables.lend(weights)?;
         let texts = [
             ("stats.json", "normalisation statistics", self.dataset.stats().to_json()),
@@ -325,7 +327,11 @@ fn replace(path: &Path, write: impl FnOnce(&Path) -> std::io::Result<()>) -> Res
     name.push(".tmp");
     let staged: PathBuf = path.with_file_name(name);
     let result = write(&staged)
-        .and_then(|()| fs::File::open(&staged)?.sync_all())
+        .and_then(|()| {
+            let file = fs::File::open(&staged)?;
+            pulse::allow(file.metadata()?.len());
+            file.sync_all()
+        })
         .and_then(|()| fs::rename(&staged, path));
     result.map_err(|source| {
         let _ = fs::remove_file(&staged);

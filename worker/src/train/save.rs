@@ -27,6 +27,7 @@ use crate::{
     link::{CheckpointNews, Phase, Report},
     memory::{self, OutOfMemory},
     params::TrainableLayout,
+    pulse,
 };
 
 const TRAINABLES: &str = "trainables.safetensors";
@@ -121,6 +122,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let name = optimizer_file(self.rank().0, self.comm.world());
         let path = staging.file(&name);
         let optimizer = &self.held.as_ref().expect("a generation begins with a state").optimizer;
+        pulse::allow(self.checkpoint_bytes().0);
         File::create(&path)
             .map(|file| BufWriter::with_capacity(1 << 20, file))
             .and_then(|mut file| optimizer.write_to(&mut file).and_then(|_| file.flush()))
@@ -128,6 +130,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let mut bytes = staging.sync(&name)?;
         if self.rank().0 == 0 {
             let path = staging.file(TRAINABLES);
+            pulse::allow(self.checkpoint_bytes().0);
             self.trainables
                 .lend(|layout, values| write_tensors(&path, layout, values, |_| true))
                 .map_err(io_error("write", &path))?;
@@ -164,7 +167,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let mut states = Vec::new();
         for rank in 0..found.manifest.world_size as u32 {
             let path = found.verified(&optimizer_file(rank, found.manifest.world_size))?;
-            states.push(fs::read(&path).map_err(io_error("read", &path))?);
+            states.push(read_whole(&path)?);
         }
         let states: Vec<&[u8]> = states.iter().map(Vec::as_slice).collect();
         let mut optimizer = self.empty_optimizer();
@@ -216,11 +219,19 @@ pub(super) fn write_tensors(
     safetensors::serialize_to_file(views, Some(metadata), path).map_err(std::io::Error::other)
 }
 
+/// Reads a file into memory, with time for its size.
+fn read_whole(path: &Path) -> Result<Vec<u8>, CheckpointError> {
+    pulse::allow(fs::metadata(path).map_or(0, |about| about.len()));
+    let bytes = fs::read(path).map_err(io_error("read", path));
+    pulse::beat();
+    bytes
+}
+
 /// Reads the flat values of a checkpoint back, by name.
 pub(super) fn read_trainables(found: &Found, layout: &TrainableLayout) -> Result<Vec<f32>, CheckpointError> {
     let path = found.verified(TRAINABLES)?;
     let damaged = |detail: String| CheckpointError::Damaged { path: path.clone(), detail };
-    let bytes = fs::read(&path).map_err(io_error("read", &path))?;
+    let bytes = read_whole(&path)?;
     let tensors = SafeTensors::deserialize(&bytes).map_err(|error| damaged(error.to_string()))?;
     let mut flat = vec![0.0; layout.len()];
     for param in layout.params() {

@@ -23,6 +23,7 @@ use super::{
     space::Shared,
     usage,
 };
+use crate::pulse;
 
 /// A part of this many bytes should be published: what a crash costs at most, and small enough to sync in under a second.
 pub const PART_BYTES: u64 = 64 << 20;
@@ -157,6 +158,7 @@ impl PartWriter {
         let end = part::index_and_footer(&self.header, &self.entries, self.at, stride, self.rounding);
         self.write(&end)?;
         self.file.flush().map_err(StoreError::io("write", &self.open))?;
+        pulse::allow(self.at);
         self.file.get_ref().sync_all().map_err(StoreError::io("write", &self.open))?;
         fs::rename(&self.open, &self.target).map_err(StoreError::io("publish", &self.target))?;
         self.published = true;

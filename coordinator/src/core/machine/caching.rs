@@ -80,7 +80,7 @@ impl Machine {
     fn decided(&mut self, now: Timestamp, decided: &Decided, waited: Option<Step>, out: &mut Vec<Action>) {
         self.record_turn(decided, out);
         if waited == Some(decided.first) {
-            (self.drift_by, self.progress.at) = (None, now);
+            self.drift_by = None;
             self.grant_dry(now, out);
         }
     }

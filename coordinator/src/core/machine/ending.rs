@@ -1,6 +1,6 @@
 //! The end of a run: good-byes, failures that would come again, a world that is never complete.
 
-use coxswain_proto::ids::{Rank, Seat, Step, WorkerId};
+use coxswain_proto::ids::{Seat, Step, WorkerId};
 
 use super::{Machine, Refusal, Reply, Timestamp};
 use crate::{
@@ -37,12 +37,15 @@ impl Machine {
         if exit_code == 0 && self.orders.stop.is_none() {
             self.settle_all(id, out);
         }
+        let at_the_end = self.all_done() || self.orders.stop.is_some();
         let in_order = match &self.phase {
-            Phase::Gathering(_) if exit_code == 0 && self.all_done() => {
-                return Ok(self.left_between(now, out));
+            Phase::Gathering(_) if exit_code == 0 && at_the_end && !self.drained(seat) => {
+                // Nobody leaves in order before the results are on disk, whatever ended the generation after that.
+                self.end(now, self.end_in_order(), out);
+                return Ok(Reply::Done);
             }
             Phase::Gathering(_) => false,
-            Phase::Running(running) => exit_code == 0 && (running.done() || self.orders.stop.is_some()),
+            Phase::Running(_) => exit_code == 0 && at_the_end,
             Phase::Over(_) => true,
         };
         if in_order {
@@ -76,21 +79,6 @@ impl Machine {
     /// Every step is committed, of a generation that runs or has just ended.
     pub(super) fn all_done(&self) -> bool {
         self.phase.course().is_some_and(|course| course.ledger.done())
-    }
-
-    /// A generation has ended after its last step, and one of its workers has come to the end all the same. If that is rank 0, which
-    /// writes the results, the run has; otherwise it is waited for, unless it needs the others once more.
-    fn left_between(&mut self, now: Timestamp, out: &mut Vec<Action>) -> Reply {
-        let ledger = self.phase.course().map(|course| &course.ledger);
-        let first = ledger.and_then(|ledger| {
-            self.roster.workers().find(|worker| ledger.rank_of(worker.id) == Some(Rank(0)))
-        });
-        match first.map(|worker| (worker.gone, worker.ready)) {
-            Some((Some(Gone::Left(0)), _)) => self.end(now, End::Finished(self.progress.committed), out),
-            Some((None, false)) => {}
-            _ => self.call_back_those_who_left(out),
-        }
-        Reply::Done
     }
 
     /// A worker of an elastic world was taken away on purpose: the others go on.
@@ -136,15 +124,18 @@ impl Machine {
     /// Running to Over, once every worker has left.
     pub(super) fn finish(&mut self, now: Timestamp, out: &mut Vec<Action>) {
         let Phase::Running(running) = &self.phase else { return };
-        let (done, members) = (running.done(), &running.assignment.members);
-        if members.iter().any(|member| self.roster.living_at(member.seat).is_some()) {
+        if running.assignment.members.iter().any(|member| self.roster.living_at(member.seat).is_some()) {
             return;
         }
+        self.end(now, self.end_in_order(), out);
+    }
+
+    /// The end of a run whose results are there.
+    pub(super) fn end_in_order(&self) -> End {
         let steps = self.progress.committed;
-        let end = match &self.orders.stop {
-            Some(reason) if !done => End::Stopped(steps, reason.clone()),
+        match &self.orders.stop {
+            Some(reason) if !self.all_done() => End::Stopped(steps, reason.clone()),
             _ => End::Finished(steps),
-        };
-        self.end(now, end, out);
+        }
     }
 }

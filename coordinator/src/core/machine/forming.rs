@@ -45,6 +45,10 @@ impl Machine {
         worker.ready = true;
         let seat = worker.seat();
         match &self.phase {
+            Phase::Running(_) if self.is_member(seat) && self.result_is_safe() => {
+                // Whoever has left in order was its neighbour, and that is all that it lost.
+                self.end(now, self.end_in_order(), out);
+            }
             Phase::Running(running) if running.rank_of(ready.worker).is_some() => {
                 self.deserted(now, seat, &ready.reason, out);
             }
@@ -53,10 +57,6 @@ impl Machine {
             Phase::Gathering(_) | Phase::Over(_) => {}
         }
         self.dismiss(ready.worker, out);
-        if self.all_done() {
-            // It has not come to the end with those who have left by now.
-            self.call_back_those_who_left(out);
-        }
         self.try_form(now, out);
         Ok(Reply::Done)
     }

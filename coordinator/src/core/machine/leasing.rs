@@ -6,6 +6,7 @@ use super::{Machine, Timestamp};
 use crate::core::{
     action::{Action, Directive, Lease},
     phase::{Phase, Stage, Training},
+    report::WorkerPhase,
 };
 
 impl Machine {
@@ -49,13 +50,16 @@ impl Machine {
         (end.0 < total && self.cache.turns().turn(end).is_none()).then_some(end)
     }
 
+    /// When the measurement is given up that everybody waits for: while there are steps to do before it, nobody does.
+    pub(super) fn drift_deadline(&self) -> Option<Timestamp> {
+        self.drift_by.filter(|_| self.waits_for_drift() == Some(self.progress.committed))
+    }
+
     /// A measurement of drift is overdue: nobody is measuring, and it has not come.
     pub(super) fn look_for_drift(&mut self, now: Timestamp, out: &mut Vec<Action>) {
-        let Some(by) = self.drift_by.filter(|by| *by <= now) else { return };
-        let measuring = self.roster.living().any(|worker| super::losing::takes_long(worker.phase));
-        if self.waits_for_drift().is_none() {
-            self.drift_by = None;
-        } else if measuring || self.orders.pause {
+        let Some(by) = self.drift_deadline().filter(|by| *by <= now) else { return };
+        let measuring = self.roster.living().any(|worker| may_measure(worker.phase));
+        if measuring || self.orders.pause {
             self.drift_by = Some(now.after(self.config.patience.drift));
         } else {
             self.drift_by = Some(by);
@@ -95,7 +99,7 @@ impl Machine {
             self.record_turn(&decided, out);
             if end == at {
                 // Everybody has waited for this, and not stood still.
-                (self.drift_by, self.progress.at) = (None, now);
+                self.drift_by = None;
             }
         }
         if let Some(training) = self.phase.training_mut() {
@@ -109,4 +113,12 @@ impl Machine {
             Phase::Gathering(_) | Phase::Over(_) => None,
         }
     }
+}
+
+/// Phases in which drift is measured, or that may come before it.
+fn may_measure(phase: WorkerPhase) -> bool {
+    matches!(
+        phase,
+        WorkerPhase::Loading | WorkerPhase::Checkpoint | WorkerPhase::CacheBuild | WorkerPhase::Evaluation
+    )
 }

@@ -8,9 +8,9 @@ use crate::{
         action::{Action, Record, Spent},
         event::Ended,
         failure::{Failure, Incident},
+        motion::may_wait_for_disk,
         news::{MemberChange, News},
         phase::Phase,
-        report::WorkerPhase,
         roster::{Gone, Worker},
     },
     options::CauseKind,
@@ -35,7 +35,7 @@ impl Machine {
             if self.afford(now, &failure, out) {
                 let failure = std::sync::Arc::new(failure);
                 out.push(Action::Record(Record::Failure(failure.clone())));
-                out.push(Action::Publish(News::Failure(failure.clone(), self.spent)));
+                out.push(Action::Publish(News::LostOutside(failure.clone(), self.spent)));
                 self.call_back(seat, failure.message.clone(), out);
             }
             return;
@@ -53,7 +53,6 @@ impl Machine {
         self.call_back(seat, failure.message.clone(), out);
         let because = format!("rank {seat} is lost: {}", failure.message);
         self.break_up(now, &because, true, out);
-        self.call_back_those_who_left(out);
     }
 
     /// As [`Machine::lose`], for a worker that said nothing.
@@ -127,20 +126,19 @@ impl Machine {
         self.forget_drain(place, out);
     }
 
-    /// Members of the old generation that have not left it are lost, unless they do what takes long.
+    /// Members of the old generation that have not left it in time are lost, unless they move, or may be waiting for a disk: those are lost
+    /// once they stand still.
     pub(super) fn look_for_stragglers(&mut self, now: Timestamp, out: &mut Vec<Action>) {
-        let stuck = |worker: &&Worker| worker.generation.0 > 0 && !worker.ready;
+        let patience = self.config.patience.standstill;
+        let stays = |worker: &&Worker| worker.generation.0 > 0 && !worker.ready;
+        let stuck = |worker: &Worker| worker.pulse.still > patience && !may_wait_for_disk(worker.phase);
         let late: Vec<_> =
-            self.roster.living().filter(stuck).map(|worker| (worker.seat(), worker.phase)).collect();
-        let again = now.after(self.config.patience.standstill);
+            self.roster.living().filter(stays).map(|worker| (worker.seat(), stuck(worker))).collect();
         let Phase::Gathering(gathering) = &mut self.phase else { return };
-        gathering.settle_by = late.iter().any(|(_, phase)| takes_long(*phase)).then_some(again);
-        for (seat, phase) in late {
-            if !takes_long(phase) {
-                let message =
-                    format!("it did not leave generation {} in time: it stands still", self.generation);
-                self.lose_silently(now, seat, message, out);
-            }
+        gathering.settle_by = late.iter().any(|(_, stuck)| !stuck).then_some(now.after(patience));
+        for (seat, _) in late.into_iter().filter(|(_, stuck)| *stuck) {
+            let message = format!("it did not leave generation {} in time: it stands still", self.generation);
+            self.lose_silently(now, seat, message, out);
         }
     }
 
@@ -226,11 +224,13 @@ impl Machine {
         self.roster.at(seat).is_some_and(|worker| running.rank_of(worker.id).is_some())
     }
 
-    /// Every step is committed, and rank 0, which writes the results, has left in order: a loss changes nothing any more.
-    fn result_is_safe(&self) -> bool {
+    /// A member has left in order: nobody does before the results are on disk, so a loss changes nothing any more.
+    pub(super) fn result_is_safe(&self) -> bool {
         let Phase::Running(running) = &self.phase else { return false };
-        let first = running.assignment.members.first().and_then(|member| self.roster.at(member.seat));
-        running.done() && first.is_some_and(|worker| worker.gone == Some(Gone::Left(0)))
+        let at_the_end = running.done() || self.orders.stop.is_some();
+        let left = |seat| self.roster.at(seat).is_some_and(|worker| worker.gone == Some(Gone::Left(0)));
+        at_the_end
+            && running.assignment.members.iter().any(|member| left(member.seat) && !self.drained(member.seat))
     }
 
     /// A failure that a worker reports of itself.
@@ -274,14 +274,6 @@ impl Machine {
         }
         Reply::Done
     }
-}
-
-/// Phases in which a worker may stay for minutes.
-pub(super) fn takes_long(phase: WorkerPhase) -> bool {
-    matches!(
-        phase,
-        WorkerPhase::Loading | WorkerPhase::Checkpoint | WorkerPhase::CacheBuild | WorkerPhase::Evaluation
-    )
 }
 
 fn loss(worker: &Worker, now: Timestamp) -> String {

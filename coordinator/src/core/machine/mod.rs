@@ -3,7 +3,7 @@
 //! [`Machine::handle`] never waits, reads no clock and cannot fail for a reason outside the machine; the driver hands in the time
 //! and carries out the actions. One file each: `joining` (places and lines), `forming` (who is in the next generation), `starting`
 //! (where it starts), `recalling` (after a restart of the coordinator), `working` (what workers report), `leasing` (how far ranks may go), `caching` (the feature cache), `losing` (faults), `standstill` (hangs), `ending` (the end), `draining` (nodes that are to go), `asking` (what people want),
-//! `transitions` (the only one that changes the phase).
+//! `transitions` (the only one that moves from one phase to another).
 
 mod asking;
 mod caching;
@@ -91,6 +91,8 @@ pub struct Machine {
     pub(super) motion: Motion,
     pub(super) incident: Option<Incident>,
     pub(super) spent: Spent,
+    /// Who was lost with the last generation that ended without a step.
+    barren_seats: BTreeSet<Seat>,
     pub(super) quarantine: Quarantine,
     pub(super) generation: Generation,
     pub(super) cache: CacheBook,
@@ -113,8 +115,6 @@ pub(super) struct Progress {
     pub(super) committed: Step,
     pub(super) last: Option<Arc<CommittedStep>>,
     pub(super) pace: Pace,
-    /// When something was committed last, or training was found in order though nothing was.
-    pub(super) at: Timestamp,
 }
 
 /// People who wait for fresh memory reports.
@@ -140,21 +140,14 @@ impl Machine {
             drift_by: None,
             roster: Roster::new(world.size(), config.life),
             nodes: Nodes::new(world),
-            phase: Phase::Gathering(Box::new(Gathering {
-                deadline: now.after(config.patience.rendezvous),
-                settle_by: None,
-                respawn_by: None,
-                last_call: LastCall::Closed,
-                earlier: None,
-                fruitless: None,
-                relieved: false,
-            })),
+            phase: Phase::Gathering(Box::new(Gathering::new(now.after(config.patience.rendezvous)))),
             reason: Reason::Incomplete { present: 0, world: world.size() },
             orders: past.orders.clone(),
-            progress: Progress { committed, last: None, pace: Pace::default(), at: now },
+            progress: Progress { committed, last: None, pace: Pace::default() },
             motion: Motion::default(),
             incident: None,
             spent: past.spent,
+            barren_seats: BTreeSet::new(),
             quarantine: past.quarantine.clone(),
             generation: past.newest().map_or(Generation(0), |(generation, _)| generation),
             survived: past.fault.clone(),
@@ -199,12 +192,11 @@ impl Machine {
                 let others = [gathering.settle_by, gathering.respawn_by, last_call];
                 others.into_iter().flatten().chain([gathering.deadline]).min()
             }
-            Phase::Running(_) => self.overdue_at(),
+            Phase::Running(_) => None,
             Phase::Over(over) => (!over.expired).then_some(over.deadline),
         };
         let refresh = self.refreshes.iter().map(|refresh| refresh.deadline).min();
-        let drift = self.drift_by.filter(|_| self.waits_for_drift().is_some());
-        [phase, self.next_loss, refresh, drift].into_iter().flatten().min()
+        [phase, self.next_look(), self.next_loss, refresh, self.drift_deadline()].into_iter().flatten().min()
     }
 
     /// How the run ended, once there is nobody left to say good-bye to.
@@ -309,6 +301,7 @@ impl Machine {
             self.look_for_losses(now, out);
         }
         self.look_for_drift(now, out);
+        self.look_for_standstill(now, out);
         self.phase_deadline(now, out);
     }
 

@@ -22,14 +22,15 @@ use crate::core::{
     phase::{Connecting, Course, Gathering, LastCall, Over, Phase, Running, Stage, Training},
     reason::Reason,
     roster::{Gone, Worker},
+    status::Rhythm,
 };
 
 impl Machine {
     /// Takes over nodes, seats and the phase of an earlier life.
     pub(super) fn recall(&mut self, now: Timestamp, past: &Past) {
         let reunion = self.config.patience.reunion;
-        self.progress.at = now.after(reunion);
         self.motion.begin(now.after(reunion));
+        self.motion.look_at = now.after(reunion);
         for (place, node) in &past.nodes {
             self.nodes.recall(now, *place, node.clone(), reunion);
         }
@@ -64,7 +65,7 @@ impl Machine {
         }
         let losses = [self.roster.next_loss(&self.config.patience), self.nodes.next_loss()];
         self.next_loss = losses.into_iter().flatten().min();
-        if self.waits_for_drift().is_some() {
+        if self.waits_for_drift() == Some(self.progress.committed) {
             self.drift_by = Some(now.after(reunion + self.config.patience.drift));
         }
     }
@@ -85,7 +86,7 @@ impl Machine {
                     None if self.orders.pause => Reason::Pausing,
                     None => Reason::Recalled { generation, committed: self.progress.committed },
                 };
-                (Stage::Training(Training { course, first_step }), reason)
+                (Stage::Training(Training { course, first_step, rhythm: Rhythm::default() }), reason)
             }
             (_, earlier) => {
                 let workers = assignment.world();
@@ -107,18 +108,17 @@ impl Machine {
     fn recall_gathering(&mut self, now: Timestamp, generation: Generation, earlier: Option<Course>) {
         let patience = self.config.patience;
         self.phase = Phase::Gathering(Box::new(Gathering {
-            deadline: now.after(patience.rendezvous),
             settle_by: Some(now.after(patience.reunion + patience.standstill)),
             respawn_by: Some(now.after(patience.reunion.max(patience.respawn))),
             last_call: LastCall::Over,
             earlier,
-            fruitless: None,
-            relieved: false,
+            ..Gathering::new(now.after(patience.rendezvous))
         }));
         let because = "the coordinator was restarted while its workers were getting ready".to_owned();
         self.reason = Reason::Regathering { generation, because };
         let mut incident = Incident::new(now);
-        incident.cause = self.survived.clone();
+        // A fault of an earlier generation has been paid for, and is not what ended this one.
+        incident.cause = self.survived.clone().filter(|fault| fault.generation == generation);
         incident.lost.extend(incident.cause.as_ref().and_then(|cause| cause.seat));
         self.incident = Some(incident);
     }
@@ -161,26 +161,7 @@ impl Machine {
             self.roster.clear(seat);
             out.push(Action::Record(Record::Lost { seat, respawn: None }));
         }
-        let fresh = Gathering {
-            deadline: now.after(self.config.patience.rendezvous),
-            settle_by: None,
-            respawn_by: None,
-            last_call: LastCall::Closed,
-            earlier: None,
-            fruitless: None,
-            relieved: false,
-        };
-        let earlier = match std::mem::replace(&mut self.phase, Phase::Gathering(Box::new(fresh))) {
-            Phase::Running(running) => {
-                out.push(Action::Record(Record::Broken { generation: running.assignment.generation }));
-                running.into_course()
-            }
-            Phase::Gathering(gathering) => gathering.earlier,
-            Phase::Over(_) => None,
-        };
-        if let Phase::Gathering(gathering) = &mut self.phase {
-            gathering.earlier = earlier;
-        }
+        self.gather(Gathering::new(now.after(self.config.patience.rendezvous)), out);
         self.incident = None;
         self.spend(|spent| *spent = Default::default(), out);
         self.order(|orders| *orders = Default::default(), out);

@@ -1,25 +1,30 @@
-//! Hangs: everybody heartbeats, and no step is committed.
+//! Hangs: everybody heartbeats, and nobody gets on.
 //!
 //! ```text
-//! a step's time is known   overdue = last commit + 3 x expected time of a step + patience.standstill
-//! connecting, first steps  overdue = last sign of motion + 3 x what came before it + patience.standstill (see `motion`)
+//! a rank that shows no sign of motion and does not wait     see `motion`: named, then given up
+//! nothing moves at all, and a step's time is known          last motion + 3 x that time + patience.standstill
+//! all wait, and it is not                                   last motion + 3 x what came before it + patience.standstill
 //! ```
 //!
-//! The second rule needs somebody who waits: a rank that is alone has nobody to be compared with. A generation that is asked to end at
-//! the next boundary is watched as any other, for it may not get there.
+//! A step has collectives, so one rank that stands still keeps all others waiting in one. Where nothing moves the culprit is whoever is
+//! not in a collective; if all are, whoever has entered the fewest; and if all have entered the same, the network between them has lost
+//! something. A step's time is that of steps of its kind (live or cached) in this generation, of which some must have been committed:
+//! other worlds, and processes that have only come, take longer.
 //!
-//! A step has collectives, so one rank that stands still keeps all others waiting in one. The culprit is whoever is not in a collective;
-//! if all are, whoever has entered the fewest. Phases that may last (checkpoint, evaluation, ...) excuse everybody, as a pause does.
+//! All of it is looked at once a second, and by what heartbeats have said: a coordinator that was away itself knows nothing.
 
 use std::time::Duration;
 
-use coxswain_proto::ids::{Seat, WorkerId};
+use coxswain_proto::{ids::Seat, limits::LOOK_INTERVAL};
 
-use super::{Machine, Timestamp, losing::takes_long};
+use super::{Machine, Timestamp};
 use crate::{
     core::{
         action::Action,
+        event::Beat,
         failure::{Failure, Incident},
+        motion::{Scene, Still, Verdict, may_wait_for_disk},
+        news::News,
         phase::Phase,
         report::WorkerPhase,
         roster::Worker,
@@ -27,66 +32,118 @@ use crate::{
     options::CauseKind,
 };
 
-/// A worker's phase and its last collectives.
-pub(super) type Doing = (WorkerPhase, (u64, u64));
-
 impl Machine {
-    /// When the ranks must have got on, if they are expected to.
-    pub(super) fn overdue_at(&self) -> Option<Timestamp> {
-        let Phase::Running(running) = &self.phase else { return None };
-        // Nobody has a step to do while a measurement of drift is waited for, which has its own deadline.
-        if running.done() || self.waits_for_drift().is_some() {
-            return None;
-        }
-        let patience = self.config.patience.standstill;
-        Some(match self.expected_step() {
-            Some(expected) => self.progress.at.after(expected * 3 + patience),
-            None => self.motion.overdue_at(patience),
-        })
+    /// When to look next whether all move, while somebody should.
+    pub(super) fn next_look(&self) -> Option<Timestamp> {
+        (!matches!(self.phase, Phase::Over(_))).then_some(self.motion.look_at)
     }
 
-    /// How long a step takes, if one is being done and that is known.
-    fn expected_step(&self) -> Option<Duration> {
-        let Phase::Running(running) = &self.phase else { return None };
-        running.training().and_then(|_| self.progress.pace.expected())
-    }
-
-    /// If a step is overdue, whoever holds it up is lost.
+    /// Whoever stands still is named, or lost.
     pub(super) fn look_for_standstill(&mut self, now: Timestamp, out: &mut Vec<Action>) {
-        if self.overdue_at().is_none_or(|at| at > now) {
+        if self.next_look().is_none_or(|at| at > now) {
             return;
         }
-        let pace_is_known = self.expected_step().is_some();
-        let since = match pace_is_known {
-            true => now.since(self.progress.at),
-            false => self.motion.quiet(now),
+        self.motion.look_at = now.after(LOOK_INTERVAL);
+        let patience = self.config.patience;
+        let scene = Scene::of(self.roster.living().map(Worker::motion), &patience);
+        let judged =
+            |worker: &Worker| Some((worker.seat(), self.motion.judge(&worker.motion(), &scene, &patience)?));
+        let still: Vec<_> = self.roster.living().filter_map(judged).collect();
+        let lost = still.iter().find(|(_, still)| still.verdict == Verdict::GiveUp);
+        if let Some((seat, still)) = lost {
+            let message = self.standing_still(*seat, still);
+            return self.lose_silently(now, *seat, message, out);
+        }
+        for (seat, still) in still {
+            self.name_still(seat, &still, out);
+        }
+        self.look_for_late_step(now, out);
+    }
+
+    /// Says once of a rank that it stands still.
+    fn name_still(&mut self, seat: Seat, still: &Still, out: &mut Vec<Action>) {
+        let follows = match still.verdict {
+            Verdict::Ignore | Verdict::GiveUp => return,
+            Verdict::Name(left) => format!("given up in {:.0} s unless it moves", left.as_secs_f64()),
+            Verdict::NameAll(boat) => {
+                let others =
+                    if boat == 2 { "so does 1 other rank" } else { &format!("so do {} others", boat - 1) };
+                format!("{others}: a file system or a machine that does not answer? Nobody is given up")
+            }
         };
-        // Looked at again after as long, whatever comes of it.
-        self.progress.at = now;
-        self.motion.looked(now);
-        let excused = |worker: &Worker| takes_long(worker.phase) || worker.phase == WorkerPhase::Paused;
-        if self.orders.pause || self.members_now().any(excused) {
-            return;
+        let text = self.standing_still(seat, still);
+        let text = format!("{}; {follows}", text.trim_start_matches("it "));
+        let Some(id) = self.roster.at(seat).map(|worker| worker.id) else { return };
+        let Ok(worker) = self.roster.get_mut(id) else { return };
+        if !std::mem::replace(&mut worker.named, true) {
+            out.push(Action::Publish(News::Standstill(seat, text)));
         }
-        let furthest = self.members_now().map(|worker| worker.collective.0).max().unwrap_or(0);
-        let others = self.members_now().filter(waiting).count();
-        if !pace_is_known && others == 0 {
+    }
+
+    fn standing_still(&self, seat: Seat, still: &Still) -> String {
+        let Still { quiet, expected, waiting, .. } = still;
+        let (phase, step, entered) = match self.roster.at(seat) {
+            Some(worker) => (worker.phase, worker.step, worker.collective.0),
+            None => Default::default(),
+        };
+        let usual = match expected {
+            Some(expected) => format!("{:.1} s are usual", expected.as_secs_f64()),
+            None => "nobody knows how long it takes".into(),
+        };
+        let wait = match waiting {
+            0 => String::new(),
+            1 => ", while 1 rank waits".into(),
+            many => format!(", while {many} ranks wait"),
+        };
+        format!(
+            "it stands still: {phase} of step {step}, collective {entered} entered, no sign of motion for {:.1} s \
+             ({usual}){wait}",
+            quiet.as_secs_f64(),
+        )
+    }
+
+    /// If nothing moves and a step is overdue, whoever holds it up is lost.
+    fn look_for_late_step(&mut self, now: Timestamp, out: &mut Vec<Action>) {
+        let patience = self.config.patience.standstill;
+        let (mut members, mut waiting, mut furthest) = (0, 0, 0);
+        let mut last = self.motion.began;
+        for worker in self.members_now() {
+            // Phases outside of steps have no step's time to be held against; what waits for us is not overdue.
+            let excused = worker.pulse.waits || may_wait_for_disk(worker.phase);
+            if worker.pulse.still <= patience || excused {
+                return;
+            }
+            members += 1;
+            waiting += usize::from(worker.waits_for_ranks());
+            furthest = furthest.max(worker.collective.0);
+            last = last.max(worker.pulse.still_since());
+        }
+        let expected = self.expected_step();
+        let due = match expected {
+            // While nobody waits all are at work.
+            Some(expected) if waiting > 0 || members == 1 => expected,
+            None if waiting == members && members > 0 => last.since(self.motion.began),
+            _ => return,
+        };
+        if self.orders.pause || last.after(due.saturating_mul(3).saturating_add(patience)) > now {
             return;
         }
         let culprit = self
             .members_now()
-            .filter(|worker| !waiting(worker) || worker.collective.0 < furthest)
-            .min_by_key(|worker| (waiting(worker), worker.collective.0));
+            .filter(|worker| !worker.waits_for_ranks() || worker.collective.0 < furthest)
+            .min_by_key(|worker| (worker.waits_for_ranks(), worker.collective.0));
         let Some(culprit) = culprit else { return self.nobody_gets_on(now, furthest, out) };
-        let (seat, phase, step) = (culprit.seat(), culprit.phase, culprit.step);
-        let what = if pace_is_known { "no step committed" } else { "nothing moved" };
-        let message = format!(
-            "it stands still: {phase} of step {step}, collective {} entered, {what} for {:.1} s, while {others} \
-             ranks wait in collective {furthest}",
-            culprit.collective.0,
-            since.as_secs_f64(),
-        );
+        let (seat, quiet, verdict) = (culprit.seat(), culprit.pulse.still, Verdict::GiveUp);
+        let message = self.standing_still(seat, &Still { quiet, expected, waiting, verdict });
         self.lose_silently(now, seat, message, out);
+    }
+
+    /// How long the next step takes, if that is known of its kind.
+    fn expected_step(&self) -> Option<Duration> {
+        let Phase::Running(running) = &self.phase else { return None };
+        let turn = self.cache.turns().turn(self.progress.committed)?;
+        let training = running.training().filter(|_| !running.done())?;
+        training.rhythm.expected(turn.number() > 0)
     }
 
     /// All ranks wait in the same collective: the network between them has lost something. They try again.
@@ -100,16 +157,17 @@ impl Machine {
         self.break_up(now, &message, true, out);
     }
 
-    /// A heartbeat has come, of a worker that did something else before.
-    pub(super) fn has_moved(&mut self, now: Timestamp, id: WorkerId, before: Option<Doing>) {
-        if before != self.doing(id) {
-            self.motion.moved(now);
+    /// What a heartbeat says of a worker's motion.
+    pub(super) fn felt(&mut self, beat: &Beat, out: &mut Vec<Action>) {
+        self.motion.learn(&beat.paces);
+        let patience = self.config.patience.standstill;
+        if let Ok(worker) = self.roster.get_mut(beat.worker)
+            && worker.named
+            && beat.still <= patience
+        {
+            worker.named = false;
+            out.push(Action::Publish(News::Standstill(worker.seat(), "moves again".into())));
         }
-    }
-
-    /// What a worker was doing when last heard of.
-    pub(super) fn doing(&mut self, id: WorkerId) -> Option<Doing> {
-        self.roster.get_mut(id).ok().map(|worker| (worker.phase, worker.collective))
     }
 
     /// Members of the generation that are not gone.
@@ -120,14 +178,5 @@ impl Machine {
         };
         let seats = members.iter().map(|member| member.seat);
         seats.filter_map(|seat: Seat| self.roster.living_at(seat))
-    }
-}
-
-/// Whether a worker waits for the others: in a collective, or for its neighbours while the ring is formed.
-fn waiting(worker: &&Worker) -> bool {
-    match worker.phase {
-        WorkerPhase::Communication => true,
-        WorkerPhase::Connecting => worker.collective.0 > worker.collective.1,
-        _ => false,
     }
 }

@@ -135,7 +135,7 @@ impl Machine {
         let done = ledger.done();
         self.train(Course { ledger, leases }, first_step);
         out.push(Action::Record(Record::Started { generation, first_step, source }));
-        (self.progress.at, self.drift_by) = (now, None);
+        self.drift_by = None;
         self.motion.begin(now);
         let committed = std::mem::replace(&mut self.progress.committed, first_step);
         if first_step < committed {

@@ -1,4 +1,4 @@
-//! The only file that changes the phase.
+//! The only file that moves from one phase to another.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::{
         news::News,
         phase::{Connecting, Course, End, Gathering, LastCall, Over, Phase, Running, Stage, Training},
         reason::Reason,
-        roster::{Gone, Worker},
+        status::Rhythm,
     },
     options::CauseKind,
 };
@@ -51,7 +51,7 @@ impl Machine {
     /// Connecting to Training: the ranks have agreed where to start.
     pub(super) fn train(&mut self, course: Course, first_step: Step) {
         if let Phase::Running(running) = &mut self.phase {
-            running.stage = Stage::Training(Training { course, first_step });
+            running.stage = Stage::Training(Training { course, first_step, rhythm: Rhythm::default() });
         }
     }
 
@@ -63,26 +63,34 @@ impl Machine {
         let fruitless = running.training().is_none_or(|at| at.course.ledger.committed() <= at.first_step);
         let standstill = self.config.patience.standstill + self.progress.pace.time_for(3).unwrap_or_default();
         let gathering = Gathering {
-            deadline: now.after(self.config.patience.rendezvous),
             settle_by: Some(now.after(standstill)),
             respawn_by: Some(now.after(self.config.patience.respawn)),
             last_call: LastCall::Over,
-            earlier: None,
-            fruitless: None,
             relieved: running.hand_over && !abort,
+            ..Gathering::new(now.after(self.config.patience.rendezvous))
         };
-        let old = std::mem::replace(&mut self.phase, Phase::Gathering(Box::new(gathering)));
-        if let (Phase::Running(running), Phase::Gathering(gathering)) = (old, &mut self.phase) {
-            gathering.earlier = running.into_course();
-        }
-        out.push(Action::Record(Record::Broken { generation }));
+        self.gather(gathering, out);
         if abort {
             self.tell_members(&assignment, because, out);
         }
         self.say(Reason::Regathering { generation, because: because.to_owned() }, out);
-        self.call_back_those_who_left(out);
         if let (true, Phase::Gathering(gathering)) = (fruitless, &mut self.phase) {
             gathering.fruitless = Some(because.to_owned());
+        }
+    }
+
+    /// To Gathering. What may still be reported of the newest generation that has started goes along.
+    pub(super) fn gather(&mut self, gathering: Gathering, out: &mut Vec<Action>) {
+        let earlier = match std::mem::replace(&mut self.phase, Phase::Gathering(Box::new(gathering))) {
+            Phase::Running(running) => {
+                out.push(Action::Record(Record::Broken { generation: running.assignment.generation }));
+                running.into_course()
+            }
+            Phase::Gathering(gathering) => gathering.earlier,
+            Phase::Over(_) => None,
+        };
+        if let Phase::Gathering(gathering) = &mut self.phase {
+            gathering.earlier = earlier;
         }
     }
 
@@ -156,8 +164,7 @@ impl Machine {
                 self.try_form(now, out);
             }
             Phase::Over(over) if over.deadline <= now => over.expired = true,
-            Phase::Running(_) => self.look_for_standstill(now, out),
-            Phase::Over(_) => {}
+            Phase::Running(_) | Phase::Over(_) => {}
         }
     }
 
@@ -180,23 +187,6 @@ impl Machine {
         }));
     }
 
-    /// Workers that had left in order are needed again, because somebody was lost before the results were written.
-    pub(super) fn call_back_those_who_left(&mut self, out: &mut Vec<Action>) {
-        // An elastic world can do without those who went before the end.
-        let needed = !self.config.world.elastic() || self.all_done();
-        if !matches!(self.phase, Phase::Gathering(_)) || !needed {
-            return;
-        }
-        let left =
-            |worker: &&Worker| matches!(worker.gone, Some(Gone::Left(_))) && !self.drained(worker.seat());
-        let seats: Vec<_> = self.roster.workers().filter(left).map(Worker::seat).collect();
-        for seat in seats {
-            if self.roster.respawn(seat).is_none() {
-                self.call_back(seat, "it had left, but the run goes on".into(), out);
-            }
-        }
-    }
-
     /// False if one generation too many has ended without a committed step, which ends the run. Asked when the next one is formed,
     /// for only then it is known what ended the last one: a change on purpose is expected to cost a generation, and a sample that failed
     /// will be left out, or not fail elsewhere.
@@ -207,7 +197,11 @@ impl Machine {
         if self.incident.as_ref().is_some_and(expected) {
             return true;
         }
-        self.spend(|spent| spent.barren += 1, out);
+        // Faults that have nothing to do with each other are no loop: one comes back to the same worker, or has none to blame.
+        let lost = self.incident.as_ref().map(|incident| incident.lost.clone()).unwrap_or_default();
+        let again = lost.is_empty() || self.barren_seats.is_empty() || !lost.is_disjoint(&self.barren_seats);
+        self.barren_seats = lost;
+        self.spend(|spent| spent.barren = if again { spent.barren + 1 } else { 1 }, out);
         let barren = self.spent.barren;
         if barren < limits::MAX_BARREN_GENERATIONS {
             return true;

@@ -22,9 +22,10 @@ use crate::{
 
 impl Machine {
     pub(super) fn heartbeat(&mut self, now: Timestamp, beat: &Beat, out: &mut Vec<Action>) -> bool {
-        let before = self.doing(beat.worker);
         let known = self.roster.heard(now, beat);
-        self.has_moved(now, beat.worker, before);
+        if known {
+            self.felt(beat, out);
+        }
         if known && self.reason == Reason::Pausing {
             self.all_paused(out);
         }
@@ -132,7 +133,6 @@ impl Machine {
         if committed == before {
             return;
         }
-        self.progress.at = now;
         self.motion.begin(now);
         let Some(training) = self.phase.training_mut() else { return };
         let done = training.course.ledger.done();
@@ -160,6 +160,9 @@ impl Machine {
         // Of a step that nobody could report there is nothing to show.
         if step.reports > 0 {
             self.progress.pace.take(step);
+            if let Some(training) = self.phase.training_mut() {
+                training.rhythm.take(step);
+            }
             self.progress.last = Some(step.clone());
             out.push(Action::Publish(News::Step(step.clone())));
         }

@@ -279,6 +279,20 @@ fn a_drift_that_nobody_repeats_to_a_restarted_coordinator_is_given_up_after_the_
 }
 
 #[test]
+fn a_coordinator_that_comes_back_in_sight_of_a_boundary_does_not_give_up_the_drift_before_it() {
+    let mut kept = Kept::started(periodic(20, 30, Some(0.05)));
+    kept.train(0..40);
+    kept.kill_coordinator();
+    kept.keep(|run| run.tell(Ask::FollowNode { node_id: NODE.into(), stream: NODE_LINE }));
+    assert_eq!(kept.run.machine.waits_for_drift(), Some(Step(50)));
+    let all = kept.live(50, WorkerPhase::Forward);
+    assert_eq!(decided(&all), []);
+    assert_eq!(decided(&kept.train(40..50)), [], "nothing but the steps before it is waited for");
+    let actions = kept.report(drift_of(1, 50, 0.01));
+    assert_eq!(decided(&actions).len(), 1);
+}
+
+#[test]
 fn steps_that_are_repeated_take_the_same_turns() {
     let mut kept = Kept::started(periodic(2, 6, Some(0.05)));
     kept.train(0..8);

@@ -194,3 +194,17 @@ fn the_budget_for_rescaling_is_its_own() {
     let actions = come(&mut run, 3);
     assert_eq!(told(&actions, 0), [] as [&Directive; 0]);
 }
+
+#[test]
+fn a_newcomer_that_is_lost_disturbs_nobody() {
+    let mut run = one_node();
+    join(&mut run, 1);
+    run.tell(Ask::Register(claim(2)));
+    drop(run.follow(2, 2));
+    let lost = run.event(Event::LineClosed(id(2), StreamId(2)));
+    let lost = [lost, run.wait(Duration::from_secs(1))].concat();
+    let told = |told: &&&News| matches!(told, News::LostOutside(..) | News::Failure(..));
+    let news = news(&lost);
+    assert!(matches!(news.iter().filter(told).collect::<Vec<_>>()[..], [News::LostOutside(..)]), "{news:?}");
+    assert_eq!(members(&run), [0, 1]);
+}

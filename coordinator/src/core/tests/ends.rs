@@ -1,6 +1,6 @@
 //! Workers that are lost when everything is done, and processes that end before they are anybody.
 
-use super::*;
+use super::{recovery::survived, *};
 use crate::{core::event::Ended, options::Outcome};
 
 /// Two workers that have done every step; rank 1 could not report the last one.
@@ -44,11 +44,32 @@ fn a_run_whose_results_are_written_is_over_whoever_is_lost() {
 }
 
 #[test]
-fn who_left_is_called_back_if_the_one_that_writes_the_results_is_lost() {
-    let mut run = done_but_for_a_report();
-    run.steps(1, 99..100);
-    leave(&mut run, 1);
-    assert_eq!(respawns(&run.kill(0)), [(0, 1), (1, 1)]);
+fn whoever_has_left_in_order_proves_that_the_results_are_there() {
+    // Rank 0 is killed, or loses its neighbour, between the last barrier and its own good-bye.
+    for killed in [true, false] {
+        let mut run = done_but_for_a_report();
+        run.steps(1, 99..100);
+        leave(&mut run, 1);
+        let actions = if killed { run.kill(0) } else { run.get_ready(0, 1, "rank 1 is gone") };
+        assert_eq!((respawns(&actions), survived(&actions)), (vec![], None));
+        run.wait(Duration::from_secs(21));
+        assert_eq!(run.machine.outcome(), FINISHED);
+    }
+}
+
+#[test]
+fn a_loss_after_a_stop_does_not_bring_the_run_back() {
+    for fragile in [false, true] {
+        let mut run = if fragile { Run::fragile(2) } else { Run::started(2) };
+        run.steps(0, 0..5);
+        run.steps(1, 0..5);
+        run.tell(Ask::Stop { reason: "enough".into() });
+        leave(&mut run, 0);
+        let actions = run.kill(1);
+        assert_eq!((respawns(&actions), survived(&actions)), (vec![], None));
+        run.wait(Duration::from_secs(21));
+        assert!(matches!(run.machine.outcome(), Some(Outcome::Stopped { steps: Step(5), .. })));
+    }
 }
 
 #[test]

@@ -108,11 +108,7 @@ fn a_lost_worker_must_not_go_on() {
     let beat = Beat {
         worker: id(1),
         incarnation: claim(1).incarnation,
-        generation: Generation(1),
-        phase: WorkerPhase::Forward,
-        step: Step(0),
-        collective: (0, 0),
-        memory_in_use: Bytes(0),
+        ..run.moving_beat(1, WorkerPhase::Forward, (0, 0))
     };
     assert_eq!(run.ask(Ask::Heartbeat(beat)).0, Ok(Reply::Known(false)));
     assert_eq!(run.follow(1, 8).0, Err(Refusal::UnknownWorker(id(1))));

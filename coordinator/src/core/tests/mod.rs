@@ -14,7 +14,7 @@ mod samples;
 mod standstill;
 mod training;
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use coxswain_proto::{
     ids::{Bytes, Generation, Rank, Seat, Step, WorkerId},
@@ -76,7 +76,8 @@ fn config(world: u32) -> Config {
             node: Duration::from_secs(3),
             reunion: Duration::from_secs(10),
             respawn: Duration::from_secs(5),
-            standstill: Duration::from_secs(10),
+            standstill: Duration::from_secs(7),
+            disk: Duration::from_secs(20),
             drift: Duration::from_secs(20),
             farewell: Duration::from_secs(20),
         },
@@ -121,12 +122,28 @@ struct Run {
     now: Duration,
     ticket: u64,
     plan: Plan,
+    /// What each rank's heartbeats have shown.
+    shown: BTreeMap<u32, Shown>,
+}
+
+/// What a rank's heartbeats have shown, as its pulse would have it.
+#[derive(Clone, Copy, Debug)]
+struct Shown {
+    doing: (WorkerPhase, (u64, u64)),
+    phase_since: Duration,
+    still_since: Duration,
 }
 
 impl Run {
     fn new(config: Config) -> Self {
         let plan = Plan::new(&config.train, dataset().training_samples).unwrap();
-        Self { machine: Machine::new(Timestamp::default(), config), now: Duration::ZERO, ticket: 0, plan }
+        Self {
+            machine: Machine::new(Timestamp::default(), config),
+            now: Duration::ZERO,
+            ticket: 0,
+            plan,
+            shown: BTreeMap::new(),
+        }
     }
 
     /// A world of `world` workers that train from step 0 on.
@@ -271,11 +288,36 @@ impl Run {
     }
 
     fn beat(&mut self, rank: u32, phase: WorkerPhase) -> Vec<Action> {
-        self.beat_at(rank, phase, (3, 2))
+        let waits = phase == WorkerPhase::Communication;
+        self.beat_at(rank, phase, (2 + u64::from(waits), 2))
     }
 
     fn beat_at(&mut self, rank: u32, phase: WorkerPhase, collective: (u64, u64)) -> Vec<Action> {
-        let (reply, actions) = self.ask(Ask::Heartbeat(Beat {
+        let now = self.now;
+        let fresh = Shown { doing: (phase, collective), phase_since: now, still_since: now };
+        let before = self.shown.get(&rank).copied().unwrap_or(fresh);
+        let mut shown = before;
+        if before.doing.0 != phase {
+            shown = fresh;
+        } else if before.doing != fresh.doing {
+            (shown.doing, shown.still_since) = (fresh.doing, now);
+        }
+        self.shown.insert(rank, shown);
+        let left = (before.doing.0 != phase).then(|| (before.doing.0, now - before.still_since));
+        let beat = Beat {
+            still: now - shown.still_since,
+            in_phase: now - shown.phase_since,
+            paces: left.into_iter().collect(),
+            ..self.moving_beat(rank, phase, collective)
+        };
+        let (reply, actions) = self.ask(Ask::Heartbeat(beat));
+        assert_eq!(reply, Ok(Reply::Known(true)));
+        actions
+    }
+
+    /// A heartbeat of somebody who moves.
+    fn moving_beat(&self, rank: u32, phase: WorkerPhase, collective: (u64, u64)) -> Beat {
+        Beat {
             worker: self.worker(rank),
             incarnation: self.incarnation(rank),
             generation: self.machine.generation,
@@ -283,9 +325,11 @@ impl Run {
             step: Step(0),
             collective,
             memory_in_use: Bytes(1 << 20),
-        }));
-        assert_eq!(reply, Ok(Reply::Known(true)));
-        actions
+            still: Duration::ZERO,
+            in_phase: Duration::ZERO,
+            waits: matches!(phase, WorkerPhase::Joining | WorkerPhase::Paused),
+            paces: Vec::new(),
+        }
     }
 
     /// What a seat's worker reports of a step of the generation that is reported now.

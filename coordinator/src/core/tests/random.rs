@@ -133,15 +133,11 @@ fn play(run: &mut Run, next: &Move, owed: &mut [u64]) -> Vec<Action> {
             let reports = (first..end).map(|step| run.report(rank, step)).collect();
             Ask::Steps(worker, reports)
         }
-        Move::Beat(rank, paused) => Ask::Heartbeat(Beat {
-            worker: id(rank),
-            incarnation: run.incarnation(rank),
-            generation: run.machine.generation,
-            phase: if paused { WorkerPhase::Paused } else { WorkerPhase::Forward },
-            step: Step(0),
-            collective: (0, 0),
-            memory_in_use: Bytes(0),
-        }),
+        Move::Beat(rank, paused) => {
+            let phase = if paused { WorkerPhase::Paused } else { WorkerPhase::Forward };
+            let beat = run.moving_beat(rank, phase, (0, 0));
+            Ask::Heartbeat(Beat { worker: id(rank), ..beat })
+        }
         Move::Wait(ms) => return run.wait(Duration::from_millis(ms)),
         Move::Pause => Ask::Pause,
         Move::Resume => Ask::Resume,

@@ -217,3 +217,16 @@ fn a_report_that_overtakes_those_that_were_forgotten_is_said_again() {
     mortal.keep(|run| run.steps(1, 10..13));
     assert_eq!(mortal.run.committed(), 13);
 }
+
+#[test]
+fn what_ends_a_generation_while_nobody_coordinates_is_not_blamed_on_an_older_fault() {
+    let mut mortal = Mortal::at_step_ten();
+    mortal.keep(|run| run.kill(1));
+    mortal.keep(|run| run.get_ready(0, 1, ""));
+    mortal.keep(|run| run.replace(1, 1));
+    mortal.keep(|run| run.start_all(2, 10, StateSource::Mirror));
+    mortal.keep(|run| run.get_ready(0, 2, "rank 1 is gone"));
+    mortal.kill_coordinator();
+    let incident = mortal.run.machine.incident.as_ref().expect("the generation is broken");
+    assert_eq!(incident.cause, None, "that fault was of generation 1");
+}

@@ -346,6 +346,24 @@ fn three_generations_without_a_step_end_the_run() {
 }
 
 #[test]
+fn faults_that_have_nothing_to_do_with_each_other_are_no_loop() {
+    let mut config = config(2);
+    config.budgets.restarts = 20;
+    let mut run = Run::started_with(config);
+    for life in 1..10 {
+        let (lost, stays) = (life % 2, (life + 1) % 2);
+        run.kill(lost);
+        run.get_ready(stays, life.into(), "");
+        let formed = run.replace(lost, life);
+        assert_eq!(
+            told(&formed, stays.into()).len() + told(&formed, (100 * (life - 1) + stays).into()).len(),
+            1
+        );
+        run.start_all(2, 0, StateSource::Mirror);
+    }
+}
+
+#[test]
 fn a_member_that_does_not_leave_its_generation_is_lost() {
     let mut run = at_step_ten();
     run.kill(1);
@@ -353,9 +371,9 @@ fn a_member_that_does_not_leave_its_generation_is_lost() {
     let mut actions = Vec::new();
     for _ in 0..12 {
         actions.extend(run.wait(Duration::from_secs(1)));
-        for rank in 0..2 {
+        for (rank, phase) in [(0, WorkerPhase::Backward), (1, WorkerPhase::Joining)] {
             if run.machine.roster.living_at(Seat(rank)).is_some() {
-                run.beat(rank, WorkerPhase::Backward);
+                run.beat(rank, phase);
             }
         }
     }
@@ -373,22 +391,6 @@ fn a_loss_after_the_results_are_written_changes_nothing() {
     run.tell(Ask::Leave { worker: id(0), exit_code: 0, reason: "done".into() });
     run.kill(1);
     assert_eq!(run.machine.outcome(), Some(Outcome::Finished { steps: Step(100) }));
-}
-
-#[test]
-fn those_who_left_too_early_are_called_back() {
-    let mut run = Run::started(2);
-    for step in 0..100 {
-        run.steps(0, step..step + 1);
-        run.steps(1, step..step + 1);
-    }
-    run.tell(Ask::Leave { worker: id(1), exit_code: 0, reason: "done".into() });
-    let lost = run.kill(0);
-    assert_eq!(respawns(&lost), [(0, 1), (1, 1)]);
-    run.replace(0, 1);
-    run.replace(1, 1);
-    run.start_all(2, 100, StateSource::Checkpoint);
-    assert_eq!(run.phase(), RunPhase::Stopping);
 }
 
 #[test]

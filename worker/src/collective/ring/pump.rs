@@ -21,7 +21,7 @@ use super::{
     plan::{Action, Plan},
     wire::{HEADER, Header},
 };
-use crate::collective::Reduce;
+use crate::{collective::Reduce, pulse};
 
 /// Bytes given to one read or write. Small enough that what one call brings is still in the L2 cache (1 to 2 MiB a core, shared by
 /// the ranks of a core) when it is added and sent on, large enough that the system call itself does not count. Measured on
@@ -66,6 +66,7 @@ impl Pump<'_> {
                 return Ok(());
             }
             if moved {
+                pulse::beat();
                 continue;
             }
             let limit = plan.head * size_of::<T>() + incoming.done;

@@ -21,6 +21,7 @@ use crate::{
     kernels::{ModelBackend, Tape},
     model::qwen::{checkpoint::Checkpoint, error::ModelError, modules::frozen_tensors},
     params::{Group, TrainableLayout, Trainables},
+    pulse,
 };
 
 /// What the digest of weights begins with; raised whenever a kernel gives other bits than before.
@@ -28,6 +29,8 @@ const ARITHMETIC: &str = "coxswain features 1";
 
 /// Bytes that one task hashes.
 const PIECE: usize = 4 << 20;
+/// Pieces between two signs of motion.
+const AT_ONCE: usize = 64;
 
 /// A BLAKE3 hash.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -65,10 +68,13 @@ impl<B: Tape<Base = B>> Policy<B> {
             all.update(format!("{name} {dtype:?} {shape:?}\n").as_bytes());
             pieces.extend(bytes.chunks(PIECE));
         }
-        let hashes: Vec<_> = pieces.into_par_iter().map(blake3::hash).collect();
-        hashes.iter().for_each(|hash| {
-            all.update(hash.as_bytes());
-        });
+        for pieces in pieces.chunks(AT_ONCE) {
+            pulse::beat();
+            let hashes: Vec<_> = pieces.par_iter().map(|piece| blake3::hash(piece)).collect();
+            hashes.iter().for_each(|hash| {
+                all.update(hash.as_bytes());
+            });
+        }
         Ok(Digest(*all.finalize().as_bytes()))
     }
 }

@@ -24,6 +24,7 @@ use safetensors::{Dtype, SafeTensorError, SafeTensors, tensor::Metadata};
 use serde_json::Value;
 
 use super::{error::ModelError, fields::Fields, mapping};
+use crate::pulse;
 
 /// Elements converted by one thread at a time: large enough to hide the hand-over, small enough to balance.
 const CONVERT_CHUNK: usize = 1 << 16;
@@ -287,6 +288,7 @@ fn convert<const N: usize, T: Copy + Default + Send>(
     bytes: &[u8],
     element: impl Fn([u8; N]) -> T + Sync,
 ) -> Vec<T> {
+    pulse::allow(bytes.len() as u64);
     let mut out = vec![T::default(); bytes.len() / N];
     out.par_chunks_mut(CONVERT_CHUNK).zip(bytes.par_chunks(CONVERT_CHUNK * N)).for_each(|(out, bytes)| {
         for (value, le) in out.iter_mut().zip(bytes.chunks_exact(N)) {

@@ -10,6 +10,7 @@ use crate::{
     kernels::ModelBackend,
     lora::{LoraLinear, LoraPlan, linear::frozen},
     params::TrainableLayout,
+    pulse,
 };
 
 /// Bytes handed to a device between two moments at which it has taken them over. A device copies in its own time, and keeps what it
@@ -67,6 +68,7 @@ impl<B: ModelBackend> Loader<'_, B> {
 
     /// A tensor on the device. Waits for the device now and then; on the CPU there is nothing to wait for.
     fn placed<const D: usize>(&self, data: TensorData) -> Tensor<B, D> {
+        pulse::beat();
         let in_flight = self.in_flight.get() + data.bytes.len();
         let tensor = frozen(data, self.device);
         self.in_flight.set(in_flight);

@@ -1,11 +1,19 @@
 //! The description of one checkpoint.
 
-use std::{collections::BTreeMap, fs::File, io, path::Path};
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io::{self, Read},
+    path::Path,
+};
 
 use coxswain_proto::cache_plan::Decided;
 use serde::{Deserialize, Serialize};
 
-use crate::train::features::Mark;
+use crate::{pulse, train::features::Mark};
+
+/// Bytes of a file that are read at a time.
+const PIECE: usize = 128 << 10;
 
 /// `manifest.json`: written last, so that its presence means the checkpoint is whole.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -55,8 +63,20 @@ pub struct FileEntry {
 impl FileEntry {
     /// Reads a file through and describes it.
     pub fn of(path: &Path) -> io::Result<Self> {
-        let mut hasher = blake3::Hasher::new();
-        let bytes = io::copy(&mut File::open(path)?, &mut hasher)?;
+        let (mut file, mut hasher) = (File::open(path)?, blake3::Hasher::new());
+        let (mut piece, mut bytes) = (vec![0; PIECE], 0);
+        loop {
+            pulse::beat();
+            match file.read(&mut piece) {
+                Ok(0) => break,
+                Ok(count) => {
+                    hasher.update(&piece[..count]);
+                    bytes += count as u64;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
         Ok(Self { bytes, blake3: hasher.finalize().to_hex().to_string() })
     }
 }

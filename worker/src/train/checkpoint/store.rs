@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{FileEntry, Manifest};
-use crate::memory::OutOfMemory;
+use crate::{memory::OutOfMemory, pulse};
 
 /// Why a checkpoint cannot be written or read.
 #[derive(Debug, thiserror::Error)]
@@ -174,6 +174,7 @@ impl Store {
     pub fn prune(&self, keep: usize) -> Result<(), CheckpointError> {
         let complete = self.complete()?;
         for old in &complete[..complete.len().saturating_sub(keep.max(1))] {
+            pulse::beat();
             fs::remove_dir_all(&old.path).map_err(io_error("remove", &old.path))?;
         }
         Ok(())
@@ -220,8 +221,11 @@ impl Staging {
     pub fn sync(&self, name: &str) -> Result<u64, CheckpointError> {
         let path = self.file(name);
         let file = File::open(&path).map_err(io_error("open", &path))?;
+        let bytes = file.metadata().map_err(io_error("read", &path))?.len();
+        pulse::allow(bytes);
         file.sync_all().map_err(io_error("write", &path))?;
-        Ok(file.metadata().map_err(io_error("read", &path))?.len())
+        pulse::beat();
+        Ok(bytes)
     }
 
     /// Describes every part, writes the manifest, and makes the checkpoint visible by one rename. Rank 0 only, after all parts.
