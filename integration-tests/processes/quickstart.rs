@@ -10,6 +10,7 @@ mod launch;
 mod memory;
 mod network;
 mod prediction;
+mod relaunch;
 mod samples;
 mod standstill;
 mod support;

@@ -16,7 +16,7 @@ use crate::{
     launch::inputs::process_env,
 };
 
-/// The run, in its output directory.
+/// The run with every key: in its output directory as it was trained, in its logs as it was launched last.
 pub const SPEC_FILE: &str = "run_spec.json";
 /// Below the run's logs.
 const FILE: &str = "endpoint";

@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cache_plan;
+pub mod calls;
 pub mod config;
 pub mod document;
 pub mod ids;

@@ -32,6 +32,8 @@ pub const HANG_TIMEOUT: Duration = Duration::from_secs(3);
 pub const NODE_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long a coordinator that was restarted waits for those it knew: their backoff is at most a second.
 pub const REUNION_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a launcher asks again for a place that another one has: so long may it take until a launcher that died is missed.
+pub const PLACE_PATIENCE: Duration = REUNION_TIMEOUT.saturating_add(NODE_TIMEOUT);
 /// How long an elastic world waits for a lost worker's successor before it trains without it.
 pub const RESPAWN_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long an elastic world waits for more nodes when the fewest are there; as `torchrun`'s last call.

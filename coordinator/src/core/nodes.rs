@@ -1,7 +1,8 @@
 //! Launchers: their places in the world, and their lines.
 //!
 //! A place belongs to a launcher process. When its line has been closed for too long the node counts as gone, and another launcher may
-//! take the place; at once if it comes from the same machine, where the old one must have died.
+//! take the place; at once if it comes from the same machine, where the old one must have died, or if a new launch claims the place of
+//! an earlier one. Until then the place is kept, and whoever wants it is told to ask again.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -17,6 +18,8 @@ use crate::options::World;
 #[derive(Clone, Debug)]
 pub struct Nodes {
     world: World,
+    /// Launchers of an earlier life of the coordinator are those of an earlier launch: most likely nobody of it lives.
+    new_launch: bool,
     nodes: BTreeMap<u32, Node>,
 }
 
@@ -33,6 +36,8 @@ pub struct Node {
     pub followed: bool,
     /// It has been missed for too long.
     pub gone: bool,
+    /// It is of an earlier life of the coordinator, and has not been heard of in this one.
+    pub recalled: bool,
     /// When it took its place.
     pub since: Timestamp,
     closed_at: Timestamp,
@@ -68,12 +73,17 @@ impl Node {
     fn gives_way_to(&self, claim: &NodeClaim) -> bool {
         self.gone || (self.followed && self.line.is_none() && self.host == claim.host)
     }
+
+    /// It was there and is not now; its place will be free unless it comes back.
+    fn is_missed(&self) -> bool {
+        self.followed && self.line.is_none() && !self.gone
+    }
 }
 
 impl Nodes {
-    /// Nobody is there yet.
-    pub fn new(world: World) -> Self {
-        Self { world, nodes: BTreeMap::new() }
+    /// Nobody is there yet. `new_launch`: whoever is recalled belongs to an earlier launch.
+    pub fn new(world: World, new_launch: bool) -> Self {
+        Self { world, new_launch, nodes: BTreeMap::new() }
     }
 
     /// Enters a node of an earlier life of the coordinator; it is missed after `reopen_within`.
@@ -85,6 +95,7 @@ impl Nodes {
             line: None,
             followed: true,
             gone: false,
+            recalled: true,
             since: now,
             closed_at: now,
             reopen_within,
@@ -114,12 +125,14 @@ impl Nodes {
                 return Err(Refusal::NodeRankOutside { node_rank, nnodes });
             }
             Some(node_rank) => match self.nodes.get(&node_rank) {
-                Some(node) if !node.gives_way_to(claim) => {
-                    return Err(Refusal::NodeRankTaken { node_rank, host: node.host.clone() });
+                Some(node) if self.is_free(node, claim) => node_rank,
+                Some(node) if node.is_missed() => {
+                    return Err(Refusal::PlaceKept { node_rank, host: node.host.clone() });
                 }
-                _ => node_rank,
+                Some(node) => return Err(Refusal::NodeRankTaken { node_rank, host: node.host.clone() }),
+                None => node_rank,
             },
-            None => self.free_place(claim).ok_or(Refusal::NodesComplete { nnodes })?,
+            None => self.free_place(claim)?,
         };
         let node = Node {
             node_id: claim.node_id.clone(),
@@ -127,6 +140,7 @@ impl Nodes {
             line: None,
             followed: false,
             gone: false,
+            recalled: false,
             since: now,
             closed_at: now,
             reopen_within: patience,
@@ -137,10 +151,22 @@ impl Nodes {
         })
     }
 
+    /// Whether a claim gets a node's place. Who names a place of an earlier launch, or wants the only one there is, replaces whoever had
+    /// it; who wants any of several might displace one that is about to come back.
+    fn is_free(&self, node: &Node, claim: &NodeClaim) -> bool {
+        let certain = claim.node_rank.is_some() || self.world.max_nodes == 1;
+        node.gives_way_to(claim) || (self.new_launch && node.recalled && node.is_missed() && certain)
+    }
+
     /// A place that nobody has, or else one that was a dead launcher's.
-    fn free_place(&self, claim: &NodeClaim) -> Option<u32> {
-        let free = (0..self.world.max_nodes).find(|place| !self.nodes.contains_key(place));
-        free.or_else(|| self.nodes.iter().find(|(_, node)| node.gives_way_to(claim)).map(|(place, _)| *place))
+    fn free_place(&self, claim: &NodeClaim) -> Result<u32, Refusal> {
+        let nnodes = self.world.max_nodes;
+        let unused = (0..nnodes).find(|place| !self.nodes.contains_key(place));
+        let left = || self.nodes.iter().find(|(_, node)| self.is_free(node, claim)).map(|(place, _)| *place);
+        unused.or_else(left).ok_or_else(|| match self.nodes.iter().find(|(_, node)| node.is_missed()) {
+            Some((place, node)) => Refusal::PlaceKept { node_rank: *place, host: node.host.clone() },
+            None => Refusal::NodesComplete { nnodes },
+        })
     }
 
     /// The place of a node that has joined.

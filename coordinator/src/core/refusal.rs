@@ -33,6 +33,14 @@ pub enum Refusal {
         /// Who has it.
         host: String,
     },
+    /// Another launcher had this place a moment ago, and may come back. Asking again helps.
+    #[error("the place of node {node_rank} is kept for the launcher on {host}, which is missed since a moment ago")]
+    PlaceKept {
+        /// The place.
+        node_rank: u32,
+        /// Whose it is.
+        host: String,
+    },
     /// More nodes than asked for.
     #[error("all {nnodes} nodes are there: raise --nnodes on the coordinator, or stop the surplus launcher")]
     NodesComplete {
@@ -147,6 +155,15 @@ pub enum Refusal {
     /// Nothing can be asked of a run that is over.
     #[error("the run is over: {0}")]
     Over(Reason),
+}
+
+impl Refusal {
+    /// Whether people should hear of it. Of what the order of things brings with it, and of callers that ask again, they need not.
+    pub fn is_news(&self) -> bool {
+        let usual =
+            matches!(self, Self::UnknownWorker(_) | Self::Over(_) | Self::Stale { .. } | Self::PlaceKept { .. });
+        !usual
+    }
 }
 
 /// Who saw the data set first.

@@ -20,6 +20,8 @@ use crate::options::Patience;
 pub struct Roster {
     slots: Vec<Slot>,
     seats: BTreeMap<WorkerId, Seat>,
+    /// Of this life of the coordinator.
+    first_id: u64,
     next_id: u64,
 }
 
@@ -168,11 +170,18 @@ impl Worker {
 impl Roster {
     /// Nobody is there yet. `life` counts the coordinator's starts of this run: worker ids of different lives differ.
     pub fn new(seats: u32, life: u32) -> Self {
+        let first_id = (u64::from(life) << 32) + 1;
         Self {
             slots: vec![Slot::default(); seats as usize],
             seats: BTreeMap::new(),
-            next_id: (u64::from(life) << 32) + 1,
+            first_id,
+            next_id: first_id,
         }
+    }
+
+    /// Whether a worker was entered in an earlier life of the coordinator.
+    pub fn is_recalled(&self, id: WorkerId) -> bool {
+        id.0 < self.first_id
     }
 
     /// Seats in all.

@@ -31,7 +31,8 @@ pub struct Durable {
 impl Durable {
     /// Opens the journal of a run, or begins one. Without a `run_id` of its own the run takes the journal's, or else `fresh`.
     ///
-    /// Refuses the journal of another run, one that is open elsewhere, and one that is damaged.
+    /// Refuses the journal of another run, one that is open elsewhere, and one that is damaged. What is learned makes a run another one, not
+    /// its id: that is a launch's, and a scheduler gives every job another.
     pub fn open(
         directory: &Path,
         spec: &RunSpec,
@@ -64,13 +65,10 @@ impl Durable {
     }
 
     fn must_be_ours(&self, theirs: Identity, ours: &Identity, spec: &RunSpec) -> Result<(), JournalError> {
-        if theirs.run_id == ours.run_id && theirs.spec_digest == ours.spec_digest {
+        if theirs.spec_digest == ours.spec_digest {
             return Ok(());
         }
         let difference = match serde_json::from_str::<RunSpec>(&theirs.spec) {
-            _ if theirs.spec_digest == ours.spec_digest => {
-                "the specification is the same, the run id is not".to_owned()
-            }
             Ok(other) => {
                 let differences = document::differences(&other, spec);
                 let told: Vec<_> = differences.iter().take(4).map(ToString::to_string).collect();

@@ -49,6 +49,7 @@ impl From<Denied> for Status {
                 | Refusal::Over(_) => Self::failed_precondition(text),
                 Refusal::NodeRankTaken { .. } | Refusal::RankTaken { .. } => Self::already_exists(text),
                 Refusal::NodesComplete { .. } => Self::resource_exhausted(text),
+                Refusal::PlaceKept { .. } => Self::unavailable(text),
                 Refusal::NodeRankOutside { .. } | Refusal::RankOutside { .. } | Refusal::Plan(_) => {
                     Self::invalid_argument(text)
                 }

@@ -211,11 +211,30 @@ async fn the_state_directory_of_another_run_is_refused_with_both_names() {
     {
         assert!(text.contains(part), "{text}");
     }
+}
 
-    let mut other = journaled(directory.path());
-    other.run_id = Some("tuesday".into());
-    let text = refused(other).await.to_string();
-    assert!(text.contains("monday") && text.contains("tuesday"), "{text}");
+#[tokio::test]
+async fn the_next_job_of_a_scheduler_goes_on_under_its_own_run_id() {
+    let directory = tempfile::tempdir().unwrap();
+    let job = |id: &str| {
+        let mut options = journaled(directory.path());
+        options.run_id = Some(id.into());
+        options
+    };
+    let sandbox = Sandbox::start(job("4711")).await;
+    let mut worker = sandbox.worker(0).await;
+    worker.begin().await;
+    worker.steps(0..6).await.unwrap();
+    sandbox.shut_down().await.unwrap();
+
+    let sandbox = Sandbox::start(job("4712")).await;
+    let status = sandbox.people().await.get_status(v1::GetStatusRequest {}).await.unwrap().into_inner();
+    assert_eq!((status.committed_steps, status.run_id.as_str()), (6, "4712"));
+    sandbox.shut_down().await.unwrap();
+
+    let sandbox = Sandbox::start(journaled(directory.path())).await;
+    let status = sandbox.people().await.get_status(v1::GetStatusRequest {}).await.unwrap().into_inner();
+    assert_eq!(status.run_id, "4712", "who names none goes on under the last one");
 }
 
 #[tokio::test]

@@ -48,12 +48,17 @@ impl Tiny {
 
     /// `cox run` of it.
     pub fn command(&self, flags: &[&str]) -> Command {
+        self.command_of("configs/quickstart.yaml", flags)
+    }
+
+    /// `cox run` of it with another file that says the same.
+    pub fn command_of(&self, config: &str, flags: &[&str]) -> Command {
         let output_dir = format!("run.output_dir={}", self.output().display());
         let (steps, every) = (
             format!("train.steps={}", self.steps),
             format!("train.checkpoint_every={}", self.checkpoint_every),
         );
-        let mut arguments = vec!["run", "configs/quickstart.yaml", &output_dir, &steps, &every];
+        let mut arguments = vec!["run", config, &output_dir, &steps, &every];
         arguments.extend(["train.global_batch=4", "eval.samples=2", "optimizer.warmup_steps=2"]);
         arguments.extend(flags);
         let mut command = cox(&arguments);
@@ -121,7 +126,7 @@ pub fn results(output: &Path) -> Vec<Vec<u8>> {
 
 /// Results of the run without faults; trained once for all tests of this process.
 fn undisturbed(steps: u64, checkpoint_every: u64) -> Vec<Vec<u8>> {
-    static TRAINED: Mutex<Option<HashMap<u64, Vec<Vec<u8>>>>> = Mutex::new(None);
+    static TRAINED: Mutex<Option<HashMap<(u64, u64), Vec<Vec<u8>>>>> = Mutex::new(None);
     // A test that failed while it trained leaves nothing half done.
     let mut trained = TRAINED.lock().unwrap_or_else(PoisonError::into_inner);
     let trained = trained.get_or_insert_default();
@@ -131,5 +136,5 @@ fn undisturbed(steps: u64, checkpoint_every: u64) -> Vec<Vec<u8>> {
         assert!(status.success(), "{printed}");
         results(&tiny.output())
     };
-    trained.entry(steps).or_insert_with(train).clone()
+    trained.entry((steps, checkpoint_every)).or_insert_with(train).clone()
 }

@@ -1,19 +1,23 @@
 //! `cox run`: from a configuration to a trained adapter.
 
-use std::{net::TcpListener, path::Path, sync::Arc};
+use std::{
+    net::TcpListener,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use clap::Args;
 use coxswain_coordinator::journal;
 use coxswain_proto::{
     run_spec::RunSpec,
-    v1::{Failure, JoinNodeRequest},
+    v1::{Failure, JoinNodeRequest, RunSpecDocument},
 };
 
 use super::{SpecArgs, block_on};
 use crate::{
     accelerator::accelerator,
     control::Access,
-    endpoint::Published,
+    endpoint::{self, Published},
     exit::{Exit, Failed, Outcome},
     launch::{
         flags::LaunchFlags,
@@ -140,17 +144,26 @@ impl Launch<'_> {
         let log_dir = &self.plan.output.log_dir;
         let published = Published::write(log_dir, &format!("{}:{port}", self.plan.endpoint.host))?;
         failure_file::remove(Path::new(&self.spec.run.output_dir));
-        let program = Program { path: this_program()?, args: self.coordinator_args(), env: Vec::new() };
+        let spec = self.keep_spec()?;
+        let program = Program { path: this_program()?, args: self.coordinator_args(&spec), env: Vec::new() };
         let console = Arc::clone(&self.terminal) as Arc<dyn Console>;
         let host = Host::start(Hosting { program, listener, log_dir: log_dir.clone(), console })
             .map_err(|error| Failed::new(Exit::Internal, format!("cannot start the coordinator: {error}")))?;
         Ok(Hosted { host, published })
     }
 
-    fn coordinator_args(&self) -> Vec<String> {
+    /// Writes down the run as it was launched. Every coordinator of this launch reads that: the user's file may be edited meanwhile.
+    fn keep_spec(&self) -> Result<PathBuf, Failed> {
+        let path = self.plan.output.log_dir.join(endpoint::SPEC_FILE);
+        let document = RunSpecDocument::from(&self.spec);
+        std::fs::write(&path, document.json)
+            .map_err(|error| Failed::usage(format!("{}: {error}", path.display())))?;
+        Ok(path)
+    }
+
+    fn coordinator_args(&self, spec: &Path) -> Vec<String> {
         let plan = &self.plan;
-        let mut args = vec!["coordinator".to_owned(), self.args.spec.config.display().to_string()];
-        args.extend(self.args.spec.changes());
+        let mut args = vec!["coordinator".to_owned(), spec.display().to_string()];
         args.extend(self.log.as_args());
         args.extend([
             "--listen-stdin".to_owned(),

@@ -2,6 +2,11 @@
 
 use std::net::{IpAddr, ToSocketAddrs};
 
+use super::inputs::process_env;
+
+/// What this machine is called, where its own name says nothing: that of a container, say.
+const NAME_VARIABLE: &str = "COX_HOST";
+
 /// What a launch needs to know about the machine; plain data, so that tests can make one up.
 #[derive(Clone, Debug)]
 pub struct Machine {
@@ -16,7 +21,8 @@ pub struct Machine {
 impl Machine {
     /// The machine this process runs on.
     pub fn this() -> Self {
-        let host = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok());
+        let own_name = || nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok());
+        let host = process_env(NAME_VARIABLE).or_else(own_name);
         let interfaces = nix::ifaddrs::getifaddrs().into_iter().flatten();
         let addresses = interfaces.filter_map(|interface| {
             let address = interface.address?;

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use coxswain_proto::{VERSION, v1::JoinNodeRequest};
+use coxswain_proto::{VERSION, calls, limits, v1::JoinNodeRequest};
 use tokio::time::Instant;
 use tonic::Code;
 
@@ -145,23 +145,40 @@ pub fn request(plan: &Plan, host: &str, node_id: String) -> JoinNodeRequest {
     }
 }
 
-/// Asks the coordinator for this launcher's place, and waits for a coordinator that is not there yet.
+/// Asks the coordinator for this launcher's place, and waits for a coordinator that is not there yet, and for a place that another
+/// launcher may have left.
 pub async fn join(access: &Access, plan: &Plan, request: &JoinNodeRequest) -> Result<Place, Failed> {
-    let give_up = Instant::now() + plan.join_timeout;
+    let begin = Instant::now();
+    let mut told = false;
     loop {
         let status = match access.coordinator().join_node(prompt(request.clone())).await {
             Ok(answer) => return Ok(place(plan, answer.into_inner())),
             Err(status) => status,
         };
-        let not_there_yet = matches!(status.code(), Code::Unavailable | Code::DeadlineExceeded);
-        if not_there_yet && Instant::now() < give_up {
+        let patience = patience(status.code(), plan);
+        let explained = access.explain(&status).message.unwrap_or_default();
+        if begin.elapsed() < patience {
+            if !std::mem::replace(&mut told, true) {
+                tracing::debug!("waiting for a place: {explained}");
+            }
             tokio::time::sleep(RETRY).await;
             continue;
         }
-        let explained = access.explain(&status).message.unwrap_or_default();
-        let waited =
-            if not_there_yet { format!(" after {} s", plan.join_timeout.as_secs()) } else { String::new() };
+        let waited = match patience {
+            Duration::ZERO => String::new(),
+            patience => format!(" after {} s", patience.as_secs()),
+        };
         return Err(Failed::new(Exit::Rendezvous, format!("rendezvous failed{waited}: {explained}")));
+    }
+}
+
+/// How long it helps to ask again after such an answer.
+fn patience(code: Code, plan: &Plan) -> Duration {
+    match code {
+        code if calls::may_answer_later(code) => plan.join_timeout,
+        // Another launcher has the place, or all are taken; it may have died unseen.
+        Code::AlreadyExists | Code::ResourceExhausted => plan.join_timeout.min(limits::PLACE_PATIENCE),
+        _ => Duration::ZERO,
     }
 }
 

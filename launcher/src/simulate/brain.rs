@@ -47,6 +47,8 @@ pub struct Brain {
     arrivals: HashMap<StreamId, Duration>,
     ticks: Option<Duration>,
     events: u64,
+    /// Who comes next is a new launch's, not one that its launcher starts again.
+    new_launch: bool,
     /// Processes by the name that the coordinator gave them.
     pub workers: HashMap<WorkerId, usize>,
 }
@@ -67,6 +69,7 @@ impl Brain {
             arrivals: HashMap::new(),
             ticks: None,
             events: 0,
+            new_launch: false,
             workers: HashMap::new(),
         }
     }
@@ -203,10 +206,17 @@ impl World {
         self.after(for_time, Happening::Recall);
     }
 
+    /// The launcher that keeps the coordinator has died, and another will be launched.
+    pub fn lose_coordinator(&mut self, for_time: Duration) {
+        self.brain.new_launch = true;
+        self.kill_coordinator(for_time);
+    }
+
     /// Another coordinator reads what the one before has recorded.
     pub fn recall(&mut self) {
         let mut config = self.brain.config.clone();
         (config.life, config.past) = (self.brain.life, self.brain.past.clone());
+        config.restarted = !std::mem::take(&mut self.brain.new_launch);
         let machine = Machine::new(Timestamp::at(self.now), config);
         self.books.recalled(&machine);
         self.brain.machine = Some(machine);

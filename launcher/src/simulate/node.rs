@@ -10,7 +10,7 @@ use coxswain_coordinator::core::{
     event::{Ask, Ended, NodeClaim, NodeName, Origin, StreamId},
     refusal::Refusal,
 };
-use coxswain_proto::ids::Seat;
+use coxswain_proto::{ids::Seat, limits};
 
 use super::{
     process::Process,
@@ -19,6 +19,8 @@ use super::{
 
 /// A call that nobody has answered is made again.
 const RETRY: Duration = Duration::from_millis(250);
+/// Whose launcher keeps the coordinator.
+const HOST: usize = 0;
 /// Starting a process.
 const SPAWN: Duration = Duration::from_millis(5);
 
@@ -27,6 +29,7 @@ const SPAWN: Duration = Duration::from_millis(5);
 pub struct Node {
     place: u32,
     alive: bool,
+    launched: Duration,
     lives: u32,
     /// Its name in every call.
     pub id: String,
@@ -48,6 +51,7 @@ impl Node {
         Self {
             place,
             alive: false,
+            launched: Duration::ZERO,
             lives: 0,
             id: String::new(),
             calls: VecDeque::new(),
@@ -71,7 +75,7 @@ impl Node {
 impl World {
     /// A launcher starts.
     pub fn launch(&mut self, node: usize) {
-        let workers = self.script.workers_per_node;
+        let (workers, now) = (self.script.workers_per_node, self.now);
         let launcher = &mut self.nodes[node];
         if launcher.alive {
             return;
@@ -79,6 +83,7 @@ impl World {
         let (place, lives, last) = (launcher.place, launcher.lives + 1, launcher.last);
         *launcher = Node {
             alive: true,
+            launched: now,
             lives,
             last,
             before: last,
@@ -88,7 +93,8 @@ impl World {
         let claim = NodeClaim {
             origin: Origin { version: String::new(), run_id: String::new() },
             node_id: launcher.id.clone(),
-            host: format!("host-{place}"),
+            // Every second time it is launched on another machine.
+            host: format!("host-{place}-{}", lives / 2),
             local_world: workers,
             node_rank: Some(place),
         };
@@ -125,6 +131,9 @@ impl World {
             if let Some(pid) = self.seats[seat.0 as usize] {
                 self.end_process(pid, Ended::Signal(9));
             }
+        }
+        if node == HOST {
+            self.lose_coordinator(for_time);
         }
         self.after(for_time, Happening::Launch(node));
     }
@@ -189,9 +198,12 @@ impl World {
                 }
                 self.open_node_line(node);
             }
-            // The place may become free.
-            (Some(call @ Ask::JoinNode(_)), Err(_)) => {
+            // The place may become free, for as long as a launcher that died may be taken to live.
+            (Some(call @ Ask::JoinNode(_)), Err(refusal)) => {
                 self.nodes[node].calls.push_front(call);
+                if !self.may_become_free(node, &refusal) {
+                    return self.books.violated(self.now, format!("node {node} gives up: {refusal}"));
+                }
                 self.nodes[node].last += 1;
                 let number = self.nodes[node].last;
                 self.nodes[node].waiting = Some(number);
@@ -201,6 +213,18 @@ impl World {
         }
         self.next_node_call(node);
         self.end_drained(node);
+    }
+
+    /// As the launcher's rendezvous has it: a place that is kept is waited for, one that is taken for a while.
+    fn may_become_free(&self, node: usize, refusal: &Refusal) -> bool {
+        match refusal {
+            Refusal::PlaceKept { .. } => true,
+            Refusal::NodeRankTaken { .. } | Refusal::NodesComplete { .. } => {
+                self.now <= self.nodes[node].launched + limits::PLACE_PATIENCE
+            }
+            // The run is over: whoever comes last finds nothing to do.
+            _ => true,
+        }
     }
 
     fn open_node_line(&mut self, node: usize) {

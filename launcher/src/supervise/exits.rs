@@ -5,10 +5,13 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use coxswain_proto::v1::{ReportExitRequest, report_exit_request};
+use coxswain_proto::{
+    calls,
+    v1::{ReportExitRequest, report_exit_request},
+};
 use tokio::task::AbortHandle;
 
-use super::{machine::Ended, orders::is_silence};
+use super::machine::Ended;
 use crate::control::{Access, prompt};
 
 /// Before a report that did not get through is sent again.
@@ -38,7 +41,7 @@ impl Exits {
         let access = self.access.clone();
         let task = tokio::spawn(async move {
             while let Err(status) = access.coordinator().report_exit(prompt(request.clone())).await {
-                if !is_silence(&status) {
+                if !calls::may_answer_later(status.code()) {
                     tracing::debug!(%status, "a worker's end was not taken");
                     return;
                 }

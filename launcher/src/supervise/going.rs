@@ -11,10 +11,12 @@
 
 use std::time::Duration;
 
-use coxswain_proto::v1::{DrainNodeRequest, StopRunRequest, drain_node_request::Node};
+use coxswain_proto::{
+    calls,
+    v1::{DrainNodeRequest, StopRunRequest, drain_node_request::Node},
+};
 use tonic::{Code, Status};
 
-use super::orders::is_silence;
 use crate::control::{Access, prompt};
 
 /// Before a call that nobody answered is made again: a coordinator that died is back within a second.
@@ -46,7 +48,7 @@ pub async fn ask(access: &Access, going: &Going) -> Result<Granted, String> {
     loop {
         match ask_once(access, going).await {
             Ok(granted) => return Ok(granted),
-            Err(status) if is_silence(&status) && tries < TRIES => tries += 1,
+            Err(status) if calls::may_answer_later(status.code()) && tries < TRIES => tries += 1,
             Err(status) => return Err(status.message().to_owned()),
         }
         tokio::time::sleep(RETRY).await;

@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use coxswain_proto::{
-    limits,
+    calls, limits,
     v1::{FollowNodeRequest, JoinNodeRequest, Respawn, node_directive::Kind},
 };
 use tokio::{sync::mpsc, task::JoinHandle};
@@ -40,7 +40,7 @@ impl Drop for Orders {
 
 /// Opens the line of the launcher that joined with `join` and was given `first_rank`; orders arrive at `orders`.
 pub fn follow(access: Access, join: JoinNodeRequest, first_rank: u32, orders: mpsc::Sender<Order>) -> Orders {
-    let line = Line { access, join, first_rank, orders };
+    let line = Line { access, join, first_rank, orders, patience: limits::COORDINATOR_PATIENCE };
     Orders(tokio::spawn(line.keep()))
 }
 
@@ -49,39 +49,34 @@ struct Line {
     join: JoinNodeRequest,
     first_rank: u32,
     orders: mpsc::Sender<Order>,
+    /// Silence after which nobody is taken to be there.
+    patience: Duration,
 }
 
 impl Line {
+    /// Opens the line again and again, until nobody listens to us or our place is another's. That nobody answers is said once in a while:
+    /// whether that is the end is for the launcher to say, whose own coordinator may only be slow.
     async fn keep(self) {
         let (mut wait, mut heard) = (RETRY.0, Instant::now());
         loop {
-            let last = match self.open_once().await {
-                Ok(true) => {
-                    (wait, heard) = (RETRY.0, Instant::now());
-                    None
-                }
+            match self.open_once().await {
+                Ok(true) => (wait, heard) = (RETRY.0, Instant::now()),
                 Ok(false) => return,
                 Err(status) if status.code() == Code::NotFound => match self.ask_place_back().await {
-                    Ok(()) => {
-                        heard = Instant::now();
-                        None
-                    }
-                    Err(last) => last,
+                    Ok(true) => heard = Instant::now(),
+                    Ok(false) => {}
+                    // A launcher that no longer listens is ending.
+                    Err(why) => return drop(self.orders.send(Order::Displaced(why)).await),
                 },
-                Err(status) => {
-                    // An answer, if not a welcome one: the run is over, say.
-                    if !is_silence(&status) {
-                        heard = Instant::now();
-                    }
-                    None
+                // An answer, if not a welcome one: the run is over, say.
+                Err(status) if !calls::may_answer_later(status.code()) => heard = Instant::now(),
+                Err(_) => {}
+            }
+            if heard.elapsed() > self.patience {
+                heard = Instant::now();
+                if self.orders.send(Order::Unreachable).await.is_err() {
+                    return;
                 }
-            };
-            let last = last
-                .or_else(|| (heard.elapsed() > limits::COORDINATOR_PATIENCE).then_some(Order::Unreachable));
-            if let Some(last) = last {
-                // A launcher that no longer listens is ending.
-                let _ = self.orders.send(last).await;
-                return;
             }
             tokio::time::sleep(wait).await;
             wait = (wait * 2).min(RETRY.1);
@@ -101,25 +96,39 @@ impl Line {
         Ok(true)
     }
 
-    /// Asks for our place again: ours still, not yet known, or (the error's value) another's.
-    async fn ask_place_back(&self) -> Result<(), Option<Order>> {
+    /// Asks for our place again. True: it is ours; false: not yet known. An error says that it is another's.
+    async fn ask_place_back(&self) -> Result<bool, String> {
         match self.access.coordinator().join_node(prompt(self.join.clone())).await {
-            Ok(answer) if answer.get_ref().first_rank == self.first_rank => Ok(()),
-            Ok(answer) => Err(Some(Order::Displaced(format!(
+            Ok(answer) if answer.get_ref().first_rank == self.first_rank => Ok(true),
+            Ok(answer) => Err(format!(
                 "this launcher was given up, and its place is another's: its first worker would now be rank {}, not {}",
                 answer.get_ref().first_rank,
                 self.first_rank
-            )))),
-            Err(status) if is_silence(&status) => Err(None),
-            Err(status) => Err(Some(Order::Displaced(format!(
-                "this launcher was given up and is not taken back: {}",
-                status.message()
-            )))),
+            )),
+            Err(status) if calls::may_answer_later(status.code()) => Ok(false),
+            Err(status) => {
+                Err(format!("this launcher was given up and is not taken back: {}", status.message()))
+            }
         }
     }
 }
 
-/// Whether nobody answered: the coordinator is away, or is just going.
-pub fn is_silence(status: &Status) -> bool {
-    matches!(status.code(), Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::Unknown)
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn silence_is_said_and_the_line_is_looked_for_all_the_same() {
+        let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let access = Access::new(&nobody.local_addr().unwrap().to_string(), None).unwrap();
+        drop(nobody);
+        let (orders, mut heard) = mpsc::channel(1);
+        let join = JoinNodeRequest::default();
+        let line = Line { access, join, first_rank: 0, orders, patience: Duration::ZERO };
+        let task = Orders(tokio::spawn(line.keep()));
+        for _ in 0..3 {
+            assert!(matches!(heard.recv().await, Some(Order::Unreachable)));
+        }
+        drop(task);
+    }
 }

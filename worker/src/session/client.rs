@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use coxswain_proto::{limits, v1::coordinator_client::CoordinatorClient};
+use coxswain_proto::{calls, limits, v1::coordinator_client::CoordinatorClient};
 use tonic::{
-    Code, Request, Status,
+    Request, Status,
     metadata::{Ascii, MetadataValue},
     service::{Interceptor, interceptor::InterceptedService},
     transport::{Channel, Endpoint},
@@ -51,14 +51,6 @@ pub(super) fn client(options: &SessionOptions) -> Result<Client, SessionError> {
     Ok(CoordinatorClient::with_interceptor(channel, Token(token))
         .max_decoding_message_size(limits::MAX_MESSAGE_BYTES)
         .max_encoding_message_size(limits::MAX_MESSAGE_BYTES))
-}
-
-/// Whether the coordinator might answer otherwise in a moment.
-pub(super) fn worth_another_try(status: &Status) -> bool {
-    matches!(
-        status.code(),
-        Code::Unavailable | Code::DeadlineExceeded | Code::Unknown | Code::Cancelled | Code::Internal
-    )
 }
 
 /// Pauses that grow, until patience ends.
@@ -113,7 +105,7 @@ where
             Ok(answer) => return Ok(Ok(answer.into_inner())),
             Err(status) => status,
         };
-        if !worth_another_try(&status) {
+        if !calls::may_answer_later(status.code()) {
             return Ok(Err(status));
         }
         if !backoff.pause().await {

@@ -10,7 +10,7 @@ use std::{
 };
 
 use coxswain_proto::{
-    VERSION,
+    VERSION, calls,
     ids::{Bytes, Step},
     limits,
     run_spec::RunSpec,
@@ -21,7 +21,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use super::{
     SessionError, SessionOptions,
     channel::{ChannelLink, Shared},
-    client::{Backoff, Client, client, persist, worth_another_try},
+    client::{Backoff, Client, client, persist},
     convert,
     reporter::{Reporter, Voice},
 };
@@ -242,7 +242,7 @@ impl Session {
                         Err(error) => return error,
                     }
                 }
-                Err(status) if worth_another_try(&status) => status.message().to_owned(),
+                Err(status) if calls::may_answer_later(status.code()) => status.message().to_owned(),
                 Err(status) => {
                     let (endpoint, reason) = (self.options.endpoint.clone(), status.message().to_owned());
                     return SessionError::Refused { endpoint, reason };

@@ -36,7 +36,7 @@ impl Machine {
             }
             self.forget_drain(place, out);
             if matches!(placed, Placed::Instead(_)) {
-                self.relaunch(now, out);
+                self.replace_launch(now, &[place], out);
             }
             out.push(Action::Record(Record::Node { place, node_id, host: host.clone() }));
             self.announce(MemberChange::NodeJoined { node_rank: place, host }, out);
@@ -52,6 +52,7 @@ impl Machine {
         out: &mut Vec<Action>,
     ) -> Result<Reply, Refusal> {
         let (_, node) = self.nodes.find(node_id)?;
+        self.reunited |= std::mem::take(&mut node.recalled);
         (node.followed, node.gone) = (true, false);
         if let Some(old) = node.line.replace(stream) {
             out.push(Action::Close(old));
@@ -174,10 +175,12 @@ impl Machine {
         stream: StreamId,
         out: &mut Vec<Action>,
     ) -> Result<Reply, Refusal> {
+        let recalled = self.roster.is_recalled(id);
         let worker = self.roster.living_mut(id)?;
         if worker.claim.incarnation != incarnation {
             return Err(Refusal::UnknownWorker(id));
         }
+        self.reunited |= recalled;
         let again = worker.lines > 0;
         worker.lines += 1;
         worker.last_seen = now;

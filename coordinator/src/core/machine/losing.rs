@@ -97,6 +97,7 @@ impl Machine {
 
     /// Every worker and node that has been missed for too long is lost.
     pub(super) fn look_for_losses(&mut self, now: Timestamp, out: &mut Vec<Action>) {
+        self.look_for_an_earlier_launch(now, out);
         while let Some(place) = self.nodes.lose_one(now) {
             self.lose_node(now, place, out);
         }

@@ -14,6 +14,7 @@ mod joining;
 mod leasing;
 mod losing;
 mod recalling;
+mod relaunching;
 mod sampling;
 mod standstill;
 mod starting;
@@ -84,6 +85,8 @@ pub struct Machine {
     pub(super) config: Config,
     pub(super) roster: Roster,
     pub(super) nodes: Nodes,
+    /// Somebody of an earlier life of the coordinator has been heard of in this one.
+    reunited: bool,
     pub(super) phase: Phase,
     pub(super) reason: Reason,
     pub(super) orders: Orders,
@@ -139,7 +142,8 @@ impl Machine {
             cache,
             drift_by: None,
             roster: Roster::new(world.size(), config.life),
-            nodes: Nodes::new(world),
+            nodes: Nodes::new(world, !config.restarted),
+            reunited: false,
             phase: Phase::Gathering(Box::new(Gathering::new(now.after(config.patience.rendezvous)))),
             reason: Reason::Incomplete { present: 0, world: world.size() },
             orders: past.orders.clone(),
@@ -288,7 +292,7 @@ impl Machine {
             Ask::ShowMemory { refresh: true } => return self.refresh_memory(now, ticket, out),
         };
         if let Err(refusal) = &reply
-            && !matches!(refusal, Refusal::UnknownWorker(_) | Refusal::Over(_) | Refusal::Stale { .. })
+            && refusal.is_news()
         {
             out.push(Action::Publish(News::Refused(refusal.clone())));
         }

@@ -14,7 +14,7 @@ use coxswain_proto::{
 
 use super::{Machine, Timestamp};
 use crate::core::{
-    action::{Action, Assignment, Member, Record},
+    action::{Assignment, Member},
     failure::Incident,
     leases::LeaseWindow,
     ledger::StepLedger,
@@ -148,23 +148,5 @@ impl Machine {
         leases.assume_all_held();
         let ledger = StepLedger::new(plan, generation, &members, committed).without(&self.quarantine);
         Course { ledger, leases }
-    }
-
-    /// A new launch in the place of one that is gone altogether: nobody of it is waited for or counted as lost.
-    pub(super) fn relaunch(&mut self, now: Timestamp, out: &mut Vec<Action>) {
-        let nobody = self.roster.living().all(|worker| worker.line.is_none()) && self.nodes.all_silent();
-        if self.config.restarted || !nobody || matches!(self.phase, Phase::Over(_)) {
-            return;
-        }
-        let seats: Vec<_> = self.roster.workers().map(Worker::seat).collect();
-        for seat in seats {
-            self.roster.clear(seat);
-            out.push(Action::Record(Record::Lost { seat, respawn: None }));
-        }
-        self.gather(Gathering::new(now.after(self.config.patience.rendezvous)), out);
-        self.incident = None;
-        self.spend(|spent| *spent = Default::default(), out);
-        self.order(|orders| *orders = Default::default(), out);
-        self.say(Reason::Incomplete { present: 0, world: self.config.world.size() }, out);
     }
 }

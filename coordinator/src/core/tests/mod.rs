@@ -9,6 +9,7 @@ mod failures;
 mod random;
 mod recall;
 mod recovery;
+mod relaunch;
 mod rendezvous;
 mod samples;
 mod standstill;

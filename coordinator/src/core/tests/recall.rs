@@ -4,14 +4,14 @@ use super::*;
 use crate::core::reason::Reason;
 
 /// A run that keeps its records, so that its coordinator can be killed.
-struct Mortal {
-    run: Run,
-    past: Past,
+pub(super) struct Mortal {
+    pub(super) run: Run,
+    pub(super) past: Past,
 }
 
 impl Mortal {
     /// Two workers that have committed steps 0..10.
-    fn at_step_ten() -> Self {
+    pub(super) fn at_step_ten() -> Self {
         let mut mortal = Self { run: Run::new(config(2)), past: Past::default() };
         mortal.ask(Ask::JoinNode(NodeClaim {
             origin: origin(),
@@ -32,7 +32,7 @@ impl Mortal {
         mortal
     }
 
-    fn keep(&mut self, act: impl FnOnce(&mut Run) -> Vec<Action>) -> Vec<Action> {
+    pub(super) fn keep(&mut self, act: impl FnOnce(&mut Run) -> Vec<Action>) -> Vec<Action> {
         let actions = act(&mut self.run);
         for action in &actions {
             if let Action::Record(record) = action {
@@ -42,11 +42,11 @@ impl Mortal {
         actions
     }
 
-    fn ask(&mut self, ask: Ask) -> Vec<Action> {
+    pub(super) fn ask(&mut self, ask: Ask) -> Vec<Action> {
         self.keep(|run| run.tell(ask))
     }
 
-    fn reopen(&mut self, rank: u32) -> Vec<Action> {
+    pub(super) fn reopen(&mut self, rank: u32) -> Vec<Action> {
         self.keep(|run| {
             run.ticket += 1;
             let stream = u64::from(rank) + 10 * run.ticket;
@@ -56,9 +56,14 @@ impl Mortal {
         })
     }
 
-    fn kill_coordinator(&mut self) {
+    pub(super) fn kill_coordinator(&mut self) {
+        self.begin_life(true);
+    }
+
+    /// The coordinator that comes next: started again by its launcher, or with a launch of its own.
+    pub(super) fn begin_life(&mut self, restarted: bool) {
         let mut config = self.run.machine.config.clone();
-        (config.life, config.restarted, config.past) = (config.life + 1, true, self.past.clone());
+        (config.life, config.restarted, config.past) = (config.life + 1, restarted, self.past.clone());
         self.run.machine = Machine::new(self.run.at(), config);
     }
 }
@@ -156,29 +161,6 @@ fn what_people_asked_for_is_remembered() {
     let told = mortal.reopen(0);
     assert!(told.iter().any(|action| matches!(action, Action::Tell(_, Directive::Pause))));
     assert!(told.iter().any(|action| matches!(action, Action::Tell(_, Directive::Checkpoint(1)))));
-}
-
-#[test]
-fn a_new_launch_in_the_old_place_begins_with_its_own_workers_and_budget() {
-    let mut mortal = Mortal::at_step_ten();
-    mortal.keep(|run| run.kill(1));
-    mortal.kill_coordinator();
-    mortal.run.machine.config.restarted = false;
-    mortal.ask(Ask::JoinNode(NodeClaim {
-        origin: origin(),
-        node_id: "tomorrow".into(),
-        host: "node-a".into(),
-        local_world: 2,
-        node_rank: None,
-    }));
-    mortal.ask(Ask::FollowNode { node_id: "tomorrow".into(), stream: NODE_LINE });
-    for rank in 0..2 {
-        mortal.keep(|run| run.replace(rank, 7));
-    }
-    let started = mortal.keep(|run| run.start_all(2, 4, StateSource::Checkpoint));
-    assert!(news(&started).contains(&&News::RolledBack { from: Step(10), to: Step(4) }));
-    assert_eq!((mortal.run.machine.spent.restarts, mortal.run.phase()), (0, RunPhase::Starting));
-    assert!(mortal.past.committed == Some(Step(4)));
 }
 
 #[test]
