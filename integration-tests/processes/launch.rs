@@ -1,8 +1,10 @@
 //! Launchers as people and schedulers use them: two machines, signals, `kill -9`, ports in use, questions about a run.
 
 use std::{
+    io::Write,
     net::TcpListener,
     path::Path,
+    process::Stdio,
     time::{Duration, Instant},
 };
 
@@ -13,8 +15,9 @@ use nix::{
 
 use crate::support::{
     Running, cox, free_endpoint,
-    processes::{children, wait_for_coordinator, wait_until_gone},
+    processes::{children, wait_for, wait_for_coordinator, wait_until_gone},
     read_json,
+    tiny::Tiny,
 };
 
 /// Few and small steps, nothing evaluated.
@@ -192,4 +195,23 @@ fn a_launch_with_bad_input_ends_with_its_coordinator() {
             std::fs::read_to_string(output.join("logs").join(rank).join("stderr.log")).unwrap_or_default();
         assert!(!log.contains("could not tell the coordinator"), "{log}");
     }
+}
+
+#[test]
+fn a_console_that_nobody_reads_stops_nothing() {
+    let tiny = Tiny::new(6, 2);
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    let mut full = writer.try_clone().expect("its other end");
+    // For as long as the test lasts: what is written there waits.
+    std::thread::spawn(move || while full.write_all(&[b'.'; 4096]).is_ok() {});
+    let mut command = tiny.command(&[]);
+    command.stdout(Stdio::null()).stderr(writer);
+    let mut launcher = command.spawn().expect("cox was built");
+    drop(command);
+    let status = wait_for("the end of the run", || launcher.try_wait().expect("a child can be asked"));
+    assert_eq!(status.code(), Some(0));
+    let log = std::fs::read_to_string(tiny.output().join("logs/coordinator.log")).expect("a log");
+    assert!(log.contains("6/6"), "the log has what the console has not:\n{log}");
+    assert!(tiny.output().join("adapter/adapter_model.safetensors").exists());
+    drop(reader);
 }

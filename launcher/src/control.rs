@@ -7,7 +7,7 @@ use coxswain_proto::{
     v1::{control_client::ControlClient, coordinator_client::CoordinatorClient},
 };
 use tonic::{
-    Code, Request, Status,
+    Code, Request, Response, Status,
     metadata::{Ascii, MetadataValue},
     service::{Interceptor, interceptor::InterceptedService},
     transport::{Channel, Endpoint},
@@ -17,8 +17,6 @@ use crate::exit::{Exit, Failed};
 
 /// How long to wait for a connection: coordinators answer from memory.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// How long to wait for an answer to a call that is not a stream.
-pub const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Adds `authorization: Bearer TOKEN` to every call.
 #[derive(Clone, Debug)]
@@ -78,6 +76,15 @@ impl Access {
             .max_decoding_message_size(limits::MAX_MESSAGE_BYTES)
     }
 
+    /// The answer to a person's question, or what its failure means for them.
+    pub async fn answer<T>(
+        &self,
+        call: impl AsyncFnOnce(Control) -> Result<Response<T>, Status>,
+    ) -> Result<T, Failed> {
+        let answer = call(self.control()).await;
+        answer.map(Response::into_inner).map_err(|status| self.explain(&status))
+    }
+
     /// What a refused or failed call means for the user.
     pub fn explain(&self, status: &Status) -> Failed {
         let address = &self.address;
@@ -89,6 +96,10 @@ impl Access {
                 Exit::CoordinatorLost,
                 format!("no coordinator answers at {address}: {}", status.message()),
             ),
+            // What was asked for cannot be had: of this run, or any more.
+            Code::FailedPrecondition | Code::NotFound | Code::InvalidArgument => {
+                Failed::usage(format!("the coordinator at {address} refuses: {}", status.message()))
+            }
             _ => Failed::new(
                 Exit::Internal,
                 format!("the coordinator at {address} refuses: {}", status.message()),
@@ -97,9 +108,37 @@ impl Access {
     }
 }
 
-/// A request that must be answered within [`CALL_TIMEOUT`].
+/// A request that must be answered within [`limits::CALL_TIMEOUT`].
 pub fn prompt<T>(message: T) -> Request<T> {
+    unhurried(message, Duration::ZERO)
+}
+
+/// A request whose answer the coordinator may keep back for so long.
+pub fn unhurried<T>(message: T, kept_back: Duration) -> Request<T> {
     let mut request = Request::new(message);
-    request.set_timeout(CALL_TIMEOUT);
+    request.set_timeout(kept_back + limits::CALL_TIMEOUT);
     request
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_refusal_is_the_users_error_and_silence_is_the_coordinators() {
+        let access = Access::new("127.0.0.1:1", None).unwrap();
+        let explained = |code| access.explain(&Status::new(code, "why")).exit;
+        for code in [Code::FailedPrecondition, Code::NotFound, Code::InvalidArgument, Code::Unauthenticated] {
+            assert_eq!(explained(code), Exit::Usage, "{code:?}");
+        }
+        assert_eq!(explained(Code::Unavailable), Exit::CoordinatorLost);
+        assert_eq!(explained(Code::Internal), Exit::Internal);
+    }
+
+    #[test]
+    fn an_answer_that_is_kept_back_is_waited_for() {
+        let timeout = |request: Request<()>| request.metadata().get("grpc-timeout").unwrap().to_str().unwrap().to_owned();
+        assert_eq!(timeout(prompt(())), "10000000u");
+        assert_eq!(timeout(unhurried((), limits::MEMORY_REFRESH_TIMEOUT)), "20000000u");
+    }
 }

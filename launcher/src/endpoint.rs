@@ -6,6 +6,7 @@ use std::{
     fs,
     io::{self, Write},
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use clap::Args;
@@ -22,6 +23,11 @@ pub const SPEC_FILE: &str = "run_spec.json";
 const FILE: &str = "endpoint";
 /// Where runs lie if nobody says otherwise.
 const RUNS: &str = "runs";
+
+/// How often a launcher tries to take its run's lock, and after which time.
+const LOCK_TRIES: usize = 5;
+/// See [`LOCK_TRIES`].
+const LOCK_RETRY: Duration = Duration::from_millis(10);
 
 /// Which run a command is for.
 #[derive(Args, Clone, Debug, Default)]
@@ -73,7 +79,7 @@ impl Published {
         let unusable = |error| Failed::usage(format!("{}: {error}", path.display()));
         let mut file =
             fs::OpenOptions::new().create(true).truncate(false).write(true).open(&path).map_err(unusable)?;
-        if let Err(fs::TryLockError::WouldBlock) = file.try_lock() {
+        if !locked(&file) {
             let holder = fs::read_to_string(&path).unwrap_or_default();
             return Err(Failed::usage(format!(
                 "{}: another launcher is running this run (coordinator at {}); stop it or choose another run.output_dir",
@@ -85,6 +91,22 @@ impl Published {
         file.set_len(0).and_then(|()| file.write_all(format!("{address}\n").as_bytes())).map_err(unusable)?;
         Ok(Self { path, _file: file })
     }
+}
+
+/// Whether the lock is ours now, or there are no locks here. Whoever asks about runs holds it for a moment: that much is waited for.
+fn locked(file: &fs::File) -> bool {
+    (0..LOCK_TRIES).any(|_| match file.try_lock() {
+        Err(fs::TryLockError::WouldBlock) => {
+            std::thread::sleep(LOCK_RETRY);
+            false
+        }
+        _ => true,
+    })
+}
+
+/// Whether a launcher holds the run of this file. Where there are no locks, the file itself has to do as a sign.
+fn is_held(path: &Path) -> bool {
+    fs::File::open(path).is_ok_and(|file| !matches!(file.try_lock_shared(), Ok(())))
 }
 
 impl Drop for Published {
@@ -109,7 +131,9 @@ fn read(run: &Path) -> Result<String, Failed> {
 fn newest(runs: &Path) -> Result<String, Failed> {
     let started = |run: &PathBuf| fs::metadata(file(&run.join("logs"))).and_then(|file| file.modified()).ok();
     let entries = fs::read_dir(runs).into_iter().flatten().flatten().map(|entry| entry.path());
-    let newest = entries.filter_map(|run| Some((started(&run)?, run))).max();
+    // A launcher that was killed leaves its file, without its lock.
+    let active = entries.filter(|run| is_held(&file(&run.join("logs"))));
+    let newest = active.filter_map(|run| Some((started(&run)?, run))).max();
     match newest {
         Some((_, run)) => read(&run),
         None => Err(Failed::new(
@@ -146,6 +170,11 @@ mod tests {
             twice.contains("another launcher is running this run (coordinator at 127.0.0.1:2)"),
             "{twice}"
         );
+        // A run whose launcher was killed a moment ago, and never ran long.
+        fs::create_dir_all(dir.path().join("d/logs")).unwrap();
+        fs::write(dir.path().join("d/logs/endpoint"), "127.0.0.1:4\n").unwrap();
+        assert_eq!(newest(dir.path()).unwrap(), "127.0.0.1:2");
         drop(b);
+        assert!(newest(dir.path()).is_err());
     }
 }

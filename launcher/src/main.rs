@@ -26,12 +26,12 @@ static ALLOCATOR: CountingAllocator<MiMalloc> = CountingAllocator(MiMalloc);
 
 fn main() -> ExitCode {
     let cli = commands::Cli::parse();
-    telemetry::start(&cli.log);
+    let logging = telemetry::start(&cli.log, cli.steers());
     match commands::execute(cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failed) => {
             if let Some(message) = failed.message {
-                eprintln!("error: {message}");
+                logging.last_word(&message);
             }
             ExitCode::from(failed.exit.code())
         }

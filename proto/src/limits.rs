@@ -63,6 +63,8 @@ pub const MAX_QUARANTINED: usize = 64;
 pub const MAX_BARREN_GENERATIONS: u32 = 3;
 /// How long the coordinator waits for workers to leave after the run is over, before it ends without them.
 pub const FAREWELL_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long a launcher, or a person, waits for an answer that is there at once.
+pub const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long `GetMemory` waits for fresh reports: ranks answer at a step boundary.
 pub const MEMORY_REFRESH_TIMEOUT: Duration = Duration::from_secs(10);
 /// Checkpoints shown by `status`, newest last.
@@ -73,8 +75,16 @@ pub const MAX_LEDGER_PAGE: usize = 1000;
 pub const LEDGER_KEPT: usize = 100_000;
 /// Calls waiting for the coordinator's core. A full queue holds callers back, never the data plane.
 pub const INBOX_QUEUE: usize = 4096;
+/// Lines that wait for a console that does not take them; more are dropped and counted. A table of all ranks fits.
+pub const CONSOLE_QUEUE: usize = 16_384;
+/// How long a process that ends waits for its console to take what is left.
+pub const CONSOLE_PATIENCE: Duration = Duration::from_secs(2);
 /// How long the last answers may take when a server shuts down.
 pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
+/// Times a coordinator may be started again within [`COORDINATOR_WINDOW`]: what dies faster than this dies of the same cause each time.
+pub const COORDINATOR_RESTARTS: usize = 5;
+/// See [`COORDINATOR_RESTARTS`].
+pub const COORDINATOR_WINDOW: Duration = Duration::from_secs(60);
 /// How long a worker looks for a coordinator that has gone before it gives up.
 pub const COORDINATOR_PATIENCE: Duration = Duration::from_secs(120);
 /// How long the rendezvous waits for the whole world.
@@ -91,3 +101,6 @@ pub const MAX_CONFIG_DEPTH: usize = 32;
 const _: () = assert!(HANG_TIMEOUT.as_millis() >= 3 * HEARTBEAT_INTERVAL.as_millis());
 const _: () = assert!(STILL_TIMEOUT.as_millis() < RENDEZVOUS_TIMEOUT.as_millis());
 const _: () = assert!(REUNION_TIMEOUT.as_millis() >= HANG_TIMEOUT.as_millis());
+const _: () = assert!(PLACE_PATIENCE.as_millis() < RENDEZVOUS_TIMEOUT.as_millis());
+// A call that was under way when the coordinator died fails, and is made again, while the coordinator is still looked for.
+const _: () = assert!(CALL_TIMEOUT.as_millis() * 2 < COORDINATOR_PATIENCE.as_millis());

@@ -3,12 +3,12 @@
 use std::{ops::Range, path::Path};
 
 use coxswain_coordinator::{
-    CauseKind, JournalError,
+    JournalError,
     journal::{self, Chronicle},
 };
 use coxswain_proto::{
     plan,
-    v1::{GetLedgerRequest, GetStatusRequest, GetStatusResponse, LedgerStep, RunPhase, SampleRange},
+    v1::{Failure, GetLedgerRequest, GetStatusRequest, GetStatusResponse, LedgerStep, RunPhase, SampleRange},
 };
 
 use super::{Books, CommittedStep, Fault, Membership};
@@ -52,7 +52,7 @@ fn left_behind(chronicle: Chronicle) -> Books {
         generation: failure.generation.0,
         rank: failure.seat.map(|seat| seat.0),
         victims: failure.victims.iter().map(|seat| seat.0).collect(),
-        kind: kind(failure.kind).to_owned(),
+        kind: names::failure_kind(Failure::from(&failure).kind),
         text: failure.to_string(),
     });
     Books {
@@ -69,31 +69,15 @@ fn left_behind(chronicle: Chronicle) -> Books {
     }
 }
 
-/// As `names::failure_kind` calls them.
-fn kind(kind: CauseKind) -> &'static str {
-    match kind {
-        CauseKind::OutOfMemory => "out_of_memory",
-        CauseKind::PeerLost => "peer_lost",
-        CauseKind::BadInput => "bad_input",
-        CauseKind::Numeric => "numeric",
-        CauseKind::Io => "io",
-        CauseKind::Internal => "internal",
-        CauseKind::WorkerLost => "worker_lost",
-        CauseKind::Disagreement => "disagreement",
-        CauseKind::Rendezvous => "rendezvous",
-        CauseKind::NoProgress => "no_progress",
-    }
-}
-
 /// The books of a run that is being served.
 async fn living(access: &Access) -> Result<Books, Failed> {
-    let explain = |status| access.explain(&status);
-    let now = access.control().get_status(prompt(GetStatusRequest {})).await.map_err(explain)?.into_inner();
+    let request = prompt(GetStatusRequest {});
+    let now = access.answer(async |mut people| people.get_status(request).await).await?;
     let (mut steps, mut generations) = (Vec::new(), Vec::new());
     let mut next = Some(0);
     while let Some(first_step) = next {
-        let request = GetLedgerRequest { first_step, limit: 0 };
-        let page = access.control().get_ledger(prompt(request)).await.map_err(explain)?.into_inner();
+        let request = prompt(GetLedgerRequest { first_step, limit: 0 });
+        let page = access.answer(async |mut people| people.get_ledger(request).await).await?;
         steps.extend(page.steps.iter().map(committed));
         page.steps.iter().for_each(|row| add_membership(&mut generations, row));
         // A page that does not get on would never end.

@@ -62,8 +62,8 @@ pub struct StopArgs {
 pub fn pause(args: &PauseArgs) -> Outcome {
     block_on(async {
         let access = args.target.access()?;
-        let answer = access.control().pause(prompt(PauseRequest {})).await.map_err(|s| access.explain(&s))?;
-        say(names::run_phase(answer.into_inner().phase));
+        let answer = access.answer(async |mut people| people.pause(prompt(PauseRequest {})).await).await?;
+        say(names::run_phase(answer.phase));
         Ok(())
     })
 }
@@ -72,9 +72,8 @@ pub fn pause(args: &PauseArgs) -> Outcome {
 pub fn resume(args: &ResumeArgs) -> Outcome {
     block_on(async {
         let access = args.target.access()?;
-        let answer =
-            access.control().resume(prompt(ResumeRequest {})).await.map_err(|s| access.explain(&s))?;
-        say(names::run_phase(answer.into_inner().phase));
+        let answer = access.answer(async |mut people| people.resume(prompt(ResumeRequest {})).await).await?;
+        say(names::run_phase(answer.phase));
         Ok(())
     })
 }
@@ -83,12 +82,9 @@ pub fn resume(args: &ResumeArgs) -> Outcome {
 pub fn checkpoint(args: &CheckpointArgs) -> Outcome {
     block_on(async {
         let access = args.target.access()?;
-        let answer = access
-            .control()
-            .checkpoint(prompt(CheckpointRequest {}))
-            .await
-            .map_err(|s| access.explain(&s))?;
-        match answer.into_inner().step {
+        let request = prompt(CheckpointRequest {});
+        let answer = access.answer(async |mut people| people.checkpoint(request).await).await?;
+        match answer.step {
             Some(step) => say(format_args!("a checkpoint will be written at step {step}")),
             None => say("a checkpoint will be written at the next step boundary"),
         };
@@ -102,8 +98,8 @@ pub fn drain(args: &DrainArgs) -> Outcome {
         let access = args.target.access()?;
         let (node, reason) = (Some(Node::NodeRank(args.node)), args.reason.clone());
         let request = prompt(DrainNodeRequest { node, reason });
-        let answer = access.control().drain_node(request).await.map_err(|s| access.explain(&s))?;
-        say(format_args!("node {} leaves at the next step boundary", answer.into_inner().node_rank));
+        let answer = access.answer(async |mut people| people.drain_node(request).await).await?;
+        say(format_args!("node {} leaves at the next step boundary", answer.node_rank));
         Ok(())
     })
 }
@@ -113,8 +109,8 @@ pub fn stop(args: &StopArgs) -> Outcome {
     block_on(async {
         let access = args.target.access()?;
         let request = prompt(StopRunRequest { reason: args.reason.clone() });
-        let answer = access.control().stop_run(request).await.map_err(|s| access.explain(&s))?;
-        say(names::run_phase(answer.into_inner().phase));
+        let answer = access.answer(async |mut people| people.stop_run(request).await).await?;
+        say(names::run_phase(answer.phase));
         Ok(())
     })
 }

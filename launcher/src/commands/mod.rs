@@ -91,6 +91,13 @@ enum Command {
     Worker(worker::WorkerArgs),
 }
 
+impl Cli {
+    /// Whether a run stands still while this process does.
+    pub fn steers(&self) -> bool {
+        matches!(self.command, Command::Run(_) | Command::Coordinator(_))
+    }
+}
+
 /// Runs the subcommand.
 pub fn execute(cli: Cli) -> Outcome {
     match cli.command {

@@ -21,8 +21,8 @@ pub struct RebuildCacheArgs {
 pub fn execute(args: &RebuildCacheArgs) -> Outcome {
     block_on(async {
         let access = args.target.access()?;
-        let answer = access.control().rebuild_cache(prompt(RebuildCacheRequest {})).await;
-        let answer = answer.map_err(|status| access.explain(&status))?.into_inner();
+        let request = prompt(RebuildCacheRequest {});
+        let answer = access.answer(async |mut people| people.rebuild_cache(request).await).await?;
         let (generation, from_step) = (answer.generation, answer.from_step);
         match args.json {
             true => say(json!({"generation": generation, "from_step": from_step})),

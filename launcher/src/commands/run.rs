@@ -53,7 +53,6 @@ pub struct RunArgs {
 
 /// One launch.
 struct Launch<'a> {
-    args: &'a RunArgs,
     log: &'a LogFlags,
     spec: RunSpec,
     plan: Plan,
@@ -76,7 +75,7 @@ pub fn execute(args: &RunArgs, log: &LogFlags) -> Outcome {
     refuse_what_cannot_fit(&spec, &plan)?;
     let token = process_env("COX_TOKEN");
     let terminal = Arc::new(Terminal::new());
-    let launch = Launch { args, log, spec, plan, machine, token, terminal };
+    let launch = Launch { log, spec, plan, machine, token, terminal };
     // Children are killed when the thread that started them ends: this one.
     block_on(launch.run())
 }
@@ -137,7 +136,7 @@ impl Launch<'_> {
         if hosting && report.first_cause.as_ref().is_none_or(|cause| !cause.fatal) {
             report.first_cause = self.recorded_end().or(report.first_cause);
         }
-        self.conclude(&report, hosting)
+        self.conclude(&report, hosting).await
     }
 
     fn start_coordinator(&self, listener: TcpListener, port: u16) -> Result<Hosted, Failed> {
@@ -252,12 +251,12 @@ impl Launch<'_> {
         chronicle.failures.last().filter(|failure| failure.fatal).map(Failure::from)
     }
 
-    fn conclude(&self, report: &Report, hosting: bool) -> Outcome {
+    async fn conclude(&self, report: &Report, hosting: bool) -> Outcome {
         match report.exit() {
             Exit::Done => {
                 if hosting {
-                    say(report.success_text());
-                    say(summary::of_run(Path::new(&self.spec.run.output_dir)).trim_end());
+                    let summary = summary::of_run(Path::new(&self.spec.run.output_dir));
+                    hand_over(format!("{}\n{}", report.success_text(), summary.trim_end())).await;
                 }
                 Ok(())
             }
@@ -269,6 +268,21 @@ impl Launch<'_> {
                 Err(Failed::silent(exit))
             }
         }
+    }
+}
+
+/// Prints the results for whoever waits for them; a signal ends that where nobody reads.
+async fn hand_over(results: String) {
+    let (done, handed) = tokio::sync::oneshot::channel();
+    // Not one of the runtime's threads, which would be waited for.
+    std::thread::spawn(move || {
+        say(results);
+        done.send(())
+    });
+    let Ok(mut signals) = signals::catch() else { return drop(handed.await) };
+    tokio::select! {
+        _ = handed => {}
+        _ = signals.recv() => {}
     }
 }
 

@@ -1,11 +1,16 @@
 //! `cox status` and `cox memory`: one question, one answer, as text or JSON.
 
+use std::time::Duration;
+
 use clap::Args;
-use coxswain_proto::v1::{GetMemoryRequest, GetStatusRequest};
+use coxswain_proto::{
+    limits,
+    v1::{GetMemoryRequest, GetStatusRequest},
+};
 
 use super::block_on;
 use crate::{
-    control::prompt,
+    control::{prompt, unhurried},
     endpoint::Target,
     exit::Outcome,
     render::{json, say, status as text},
@@ -38,9 +43,8 @@ pub struct MemoryArgs {
 pub fn status(args: &StatusArgs) -> Outcome {
     block_on(async {
         let access = args.target.access()?;
-        let answer =
-            access.control().get_status(prompt(GetStatusRequest {})).await.map_err(|s| access.explain(&s))?;
-        let answer = answer.into_inner();
+        let request = prompt(GetStatusRequest {});
+        let answer = access.answer(async |mut people| people.get_status(request).await).await?;
         match args.json {
             true => say(json::status(&answer)),
             false => say(text::status(&answer)),
@@ -53,9 +57,9 @@ pub fn status(args: &StatusArgs) -> Outcome {
 pub fn memory(args: &MemoryArgs) -> Outcome {
     block_on(async {
         let access = args.target.access()?;
-        let request = prompt(GetMemoryRequest { refresh: args.refresh });
-        let answer = access.control().get_memory(request).await.map_err(|s| access.explain(&s))?;
-        let answer = answer.into_inner();
+        let waits = if args.refresh { limits::MEMORY_REFRESH_TIMEOUT } else { Duration::ZERO };
+        let request = unhurried(GetMemoryRequest { refresh: args.refresh }, waits);
+        let answer = access.answer(async |mut people| people.get_memory(request).await).await?;
         match args.json {
             true => say(json::memory(&answer)),
             false => say(text::memory(&answer)),

@@ -1,14 +1,22 @@
 //! `cox watch`: events as they happen, until the run ends.
 
 use clap::Args;
-use coxswain_proto::v1::{RunPhase, WatchEvent, WatchRequest, watch_event::Kind};
+use coxswain_proto::{
+    limits,
+    v1::{GetStatusRequest, RunPhase, WatchEvent, watch_event::Kind},
+};
+use tokio::sync::mpsc;
 
 use super::block_on;
 use crate::{
+    control::prompt,
     endpoint::Target,
     exit::{Exit, Failed, Outcome},
     render::{events, json, say},
-    supervise::console::{Console, Terminal},
+    supervise::{
+        console::{Console, Terminal},
+        watcher,
+    },
 };
 
 /// Flags of `cox watch`.
@@ -21,34 +29,44 @@ pub struct WatchArgs {
     json: bool,
 }
 
-/// Follows a run. Ends when the run does; its failure is this command's failure.
+/// Follows a run. Ends when the run does; its failure is this command's failure. A coordinator that dies is looked for while it may be
+/// started again.
 pub fn execute(args: &WatchArgs) -> Outcome {
     block_on(async {
         let access = args.target.access()?;
-        let stream = access.control().watch(WatchRequest {}).await.map_err(|s| access.explain(&s))?;
-        let mut stream = stream.into_inner();
+        // Whoever cannot be reached at first is not waited for.
+        access.answer(async |mut people| people.get_status(prompt(GetStatusRequest {})).await).await?;
+        let (told, mut events) = mpsc::channel(limits::WATCH_QUEUE);
+        let _watcher = watcher::follow(access, told, limits::COORDINATOR_PATIENCE);
         let terminal = (!args.json).then(Terminal::new);
-        let mut last = RunPhase::Unspecified;
-        while let Some(event) = stream.message().await.map_err(|s| access.explain(&s))? {
-            last = phase(&event).unwrap_or(last);
-            match &terminal {
-                Some(terminal) => show(terminal, &event),
-                None if say(json::event(&event)) => {}
-                None => return Ok(()),
-            }
-            if matches!(last, RunPhase::Finished | RunPhase::Failed) {
-                break;
-            }
-        }
+        let last = follow(&mut events, terminal.as_ref()).await;
         if let Some(terminal) = terminal {
             terminal.finish();
         }
         match last {
-            RunPhase::Failed => Err(Failed::silent(Exit::WorkerFailed)),
-            RunPhase::Finished | RunPhase::Stopping => Ok(()),
-            _ => Err(Failed::new(Exit::CoordinatorLost, "the coordinator ended before the run did")),
+            None | Some(RunPhase::Finished | RunPhase::Stopping) => Ok(()),
+            Some(RunPhase::Failed) => Err(Failed::silent(Exit::WorkerFailed)),
+            Some(_) => Err(Failed::new(Exit::CoordinatorLost, "the coordinator ended before the run did")),
         }
     })
+}
+
+/// Shows events to the run's end, or until the coordinator has been away for too long; nothing if nobody wants to see more.
+async fn follow(events: &mut mpsc::Receiver<WatchEvent>, terminal: Option<&Terminal>) -> Option<RunPhase> {
+    let mut last = RunPhase::Unspecified;
+    // A run that stands still says nothing: its silence is no sign.
+    while let Some(event) = events.recv().await {
+        last = phase(&event).unwrap_or(last);
+        match terminal {
+            Some(terminal) => show(terminal, &event),
+            None if say(json::event(&event)) => {}
+            None => return None,
+        }
+        if matches!(last, RunPhase::Finished | RunPhase::Failed) {
+            break;
+        }
+    }
+    Some(last)
 }
 
 fn phase(event: &WatchEvent) -> Option<RunPhase> {

@@ -27,8 +27,6 @@ use crate::exit::Failed;
 
 /// `torchrun`'s port for the rendezvous.
 const DEFAULT_PORT: u16 = 29_400;
-/// `torchrun`'s time for more machines to come once there are enough.
-const LAST_CALL: Duration = Duration::from_secs(30);
 /// `torchrun`'s time for workers to leave after a signal.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -145,7 +143,7 @@ impl Plan {
                 from.given("max-rescales", from.flags.max_rescales.as_ref()),
             )?,
             join_timeout: conf.join_timeout.unwrap_or(limits::RENDEZVOUS_TIMEOUT),
-            last_call: conf.last_call.unwrap_or(LAST_CALL),
+            last_call: conf.last_call.unwrap_or(limits::LAST_CALL_TIMEOUT),
             shutdown_timeout: from.shutdown_timeout()?,
             output: from.output()?,
         };

@@ -1,8 +1,10 @@
-//! The user's console: lines, folded to a terminal's width, and a progress bar that stays below them.
+//! The user's console: lines, folded to a terminal's width, and a progress bar that stays below them. Nobody waits for it ([`super::outlet`]).
 
 use std::io::{IsTerminal, Write};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use super::outlet::{Outlet, Piece, Screen};
 
 /// Where a coordinator's line says something, after its time and topic: folded lines go on there.
 const MESSAGE_COLUMN: usize = 18;
@@ -17,13 +19,50 @@ pub trait Console: Send + Sync {
 
 /// Standard error, with a bar under the lines if it is a terminal. Results go to standard output, so that they can be piped.
 pub struct Terminal {
-    bar: Option<ProgressBar>,
+    has_bar: bool,
+    outlet: Outlet,
 }
 
 impl Terminal {
     /// The process's console.
     pub fn new() -> Self {
-        let bar = std::io::stderr().is_terminal().then(|| {
+        let has_bar = std::io::stderr().is_terminal();
+        Self { has_bar, outlet: Outlet::new(Stderr::new(has_bar)) }
+    }
+
+    /// Whether there is a bar to show progress on.
+    pub fn has_bar(&self) -> bool {
+        self.has_bar
+    }
+
+    /// Redraws the bar.
+    pub fn progress(&self, done: u64, total: u64, message: String) {
+        if self.has_bar {
+            self.outlet.put(Piece::Progress { done, total, message });
+        }
+    }
+
+    /// Takes the bar away; waits a moment for what is to be shown.
+    pub fn finish(&self) {
+        self.outlet.put(Piece::Finish);
+        self.outlet.flush();
+    }
+}
+
+impl Console for Terminal {
+    fn line(&self, text: &str) {
+        self.outlet.put(Piece::Line(text.to_owned()));
+    }
+}
+
+/// The far end of a terminal: the only one who waits for it.
+struct Stderr {
+    bar: Option<ProgressBar>,
+}
+
+impl Stderr {
+    fn new(has_bar: bool) -> Self {
+        let bar = has_bar.then(|| {
             // Until the first step there is nothing to show; `hidden` would lose lines printed above the bar.
             let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
             bar.set_style(
@@ -34,44 +73,66 @@ impl Terminal {
         Self { bar }
     }
 
-    /// Whether there is a bar to show progress on.
-    pub fn has_bar(&self) -> bool {
-        self.bar.is_some()
-    }
-
-    /// Redraws the bar.
-    pub fn progress(&self, done: u64, total: u64, message: String) {
-        if let Some(bar) = &self.bar {
-            if bar.length() != Some(total) {
-                let template = "{bar:28.cyan/blue} {pos}/{len} {wide_msg}";
-                if let Ok(style) = ProgressStyle::with_template(template) {
-                    bar.set_style(style);
-                }
-                bar.set_length(total);
+    fn progress(&self, (done, total): (u64, u64), message: String) {
+        let Some(bar) = &self.bar else { return };
+        if bar.length() != Some(total) {
+            let template = "{bar:28.cyan/blue} {pos}/{len} {wide_msg}";
+            if let Ok(style) = ProgressStyle::with_template(template) {
+                bar.set_style(style);
             }
-            bar.set_position(done);
-            bar.set_message(message);
+            bar.set_length(total);
         }
+        bar.set_position(done);
+        bar.set_message(message);
     }
 
-    /// Takes the bar away.
-    pub fn finish(&self) {
-        if let Some(bar) = &self.bar {
-            bar.finish_and_clear();
+    fn write(&self, text: &str) {
+        // A closed terminal must not end the run.
+        let write = || drop(std::io::stderr().lock().write_all(text.as_bytes()));
+        match &self.bar {
+            Some(bar) => bar.suspend(write),
+            None => write(),
         }
     }
 }
 
-impl Console for Terminal {
-    fn line(&self, text: &str) {
-        let write = |text: &str| {
-            // A closed terminal must not end the run.
-            let _ = writeln!(std::io::stderr().lock(), "{text}");
-        };
-        match &self.bar {
-            Some(bar) => bar.suspend(|| write(&folded(text, width()))),
-            None => write(text),
+impl Screen for Stderr {
+    fn show(&mut self, piece: Piece) {
+        match piece {
+            Piece::Line(text) if self.bar.is_some() => self.write(&(folded(&text, width()) + "\n")),
+            Piece::Line(text) => self.write(&(text + "\n")),
+            Piece::Text(text) => self.write(&text),
+            Piece::Progress { done, total, message } => self.progress((done, total), message),
+            Piece::Finish => self.bar.iter().for_each(ProgressBar::finish_and_clear),
         }
+    }
+}
+
+/// Standard error for a process's own log, which must not stop for a reader.
+#[derive(Clone)]
+pub struct LogOutlet(std::sync::Arc<Outlet>);
+
+impl LogOutlet {
+    /// With a thread of its own.
+    pub fn new() -> Self {
+        Self(std::sync::Arc::new(Outlet::new(Stderr::new(false))))
+    }
+
+    /// Waits a moment for what is to be shown.
+    pub fn flush(&self) {
+        self.0.flush();
+    }
+}
+
+impl Write for LogOutlet {
+    /// One event at a time, as the log writes them.
+    fn write(&mut self, event: &[u8]) -> std::io::Result<usize> {
+        self.0.put(Piece::Text(String::from_utf8_lossy(event).into_owned()));
+        Ok(event.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
     }
 }
 

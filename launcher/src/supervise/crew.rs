@@ -110,7 +110,7 @@ pub async fn run(crew: &Crew, contacts: Contacts) -> io::Result<Report> {
     let begin = Instant::now();
     let place = &crew.common.place;
     let (watched, events) = mpsc::channel(NEWS);
-    let _watcher = watcher::follow(contacts.access.clone(), watched);
+    let _watcher = watcher::follow(contacts.access.clone(), watched, Duration::MAX);
     let (ordered, orders) = mpsc::channel(NEWS);
     let _orders = orders::follow(contacts.access.clone(), crew.join.clone(), place.first_rank, ordered);
     let (ended, ends) = mpsc::channel(NEWS);

@@ -12,9 +12,10 @@ use std::{
     path::PathBuf,
     process::Stdio,
     sync::Arc,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
+use coxswain_proto::limits::{COORDINATOR_RESTARTS, COORDINATOR_WINDOW};
 use tokio::task::JoinHandle;
 
 use super::{
@@ -24,11 +25,6 @@ use super::{
     machine::Ended,
 };
 use crate::launch::streams::Route;
-
-/// Times a coordinator may be started again within [`WINDOW`]: what dies faster than this dies of the same cause each time.
-const RESTARTS: usize = 5;
-/// See [`RESTARTS`].
-const WINDOW: Duration = Duration::from_secs(60);
 
 /// What a coordinator runs with.
 pub struct Hosting {
@@ -75,8 +71,8 @@ impl Host {
             }
             let Some(count) = self.restarts.allow(Instant::now()) else {
                 self.hosting.console.line(&format!(
-                    "the coordinator died again ({how}), {RESTARTS} times within {} s: it is given up",
-                    WINDOW.as_secs()
+                    "the coordinator died again ({how}), {COORDINATOR_RESTARTS} times within {} s: it is given up",
+                    COORDINATOR_WINDOW.as_secs()
                 ));
                 return how;
             };
@@ -89,8 +85,8 @@ impl Host {
                 }
             }
             self.hosting.console.line(&format!(
-                "the coordinator died ({how}) and is started again ({count} of {RESTARTS} within {} s); workers train on",
-                WINDOW.as_secs()
+                "the coordinator died ({how}) and is started again ({count} of {COORDINATOR_RESTARTS} within {} s); workers train on",
+                COORDINATOR_WINDOW.as_secs()
             ));
         }
     }
@@ -109,9 +105,10 @@ impl Hosting {
 
     fn spawn(&self) -> io::Result<(Keeper, JoinHandle<Ended>)> {
         let path = self.log_dir.join("coordinator.log");
-        let sink = || Sink { route: Route { file: true, console: true }, path: path.clone() };
+        // Both streams write one file, which is shown once.
+        let sink = |console| Sink { route: Route { file: true, console }, path: path.clone() };
         let console = Arc::clone(&self.console);
-        let output = Output { stdout: sink(), stderr: sink(), console, prefix: String::new() };
+        let output = Output { stdout: sink(false), stderr: sink(true), console, prefix: String::new() };
         let socket = Stdio::from(OwnedFd::from(self.listener.try_clone()?));
         keeper::start(&self.program, socket, &output)
     }
@@ -129,10 +126,10 @@ struct Restarts(VecDeque<Instant>);
 impl Restarts {
     /// Books a restart and returns how many there were in the window; none if there were too many.
     fn allow(&mut self, now: Instant) -> Option<usize> {
-        while self.0.front().is_some_and(|at| now.duration_since(*at) >= WINDOW) {
+        while self.0.front().is_some_and(|at| now.duration_since(*at) >= COORDINATOR_WINDOW) {
             self.0.pop_front();
         }
-        if self.0.len() >= RESTARTS {
+        if self.0.len() >= COORDINATOR_RESTARTS {
             return None;
         }
         self.0.push_back(now);
@@ -142,6 +139,8 @@ impl Restarts {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::supervise::console::Recorder;
 
@@ -196,7 +195,7 @@ mod tests {
             (host.ended().await, console.lines())
         });
         assert!(died(how));
-        assert_eq!(lines.len(), RESTARTS + 1, "{lines:?}");
+        assert_eq!(lines.len(), COORDINATOR_RESTARTS + 1, "{lines:?}");
         let how = block_on(async {
             let (mut host, _) = host("exec sleep 1000", dir.path());
             host.dismiss();

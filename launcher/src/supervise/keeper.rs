@@ -14,7 +14,7 @@ use std::{
 
 use tokio::{
     process::Child,
-    sync::mpsc,
+    sync::{mpsc, watch},
     task::{JoinHandle, JoinSet},
 };
 
@@ -23,6 +23,7 @@ use super::{
     console::Console,
     machine::Ended,
     pump::{Shown, pump},
+    tail::Tail,
 };
 use crate::launch::streams::Route;
 
@@ -71,34 +72,35 @@ impl Keeper {
 
 /// Starts `program`; the second value completes when it has ended and its output is written.
 pub fn start(program: &Program, stdin: Stdio, output: &Output) -> io::Result<(Keeper, JoinHandle<Ended>)> {
-    let (stdout, stdout_file) = open(&output.stdout)?;
-    let (stderr, stderr_file) = open(&output.stderr)?;
+    let (stdout, stdout_tail) = open(&output.stdout)?;
+    let (stderr, stderr_tail) = open(&output.stderr)?;
     let mut process = child::spawn(program, Streams { stdin, stdout, stderr })?;
     let mut pumps = JoinSet::new();
-    let shown = |sink: &Sink| {
-        sink.route
-            .console
-            .then(|| Shown { console: Arc::clone(&output.console), prefix: output.prefix.clone() })
-    };
+    let shown = || Shown { console: Arc::clone(&output.console), prefix: output.prefix.clone() };
     if let Some(pipe) = process.stdout.take() {
-        pumps.spawn(pump(pipe, stdout_file, shown(&output.stdout)));
+        pumps.spawn(pump(pipe, shown()));
     }
     if let Some(pipe) = process.stderr.take() {
-        pumps.spawn(pump(pipe, stderr_file, shown(&output.stderr)));
+        pumps.spawn(pump(pipe, shown()));
+    }
+    let (writing, written) = watch::channel(());
+    for tail in [stdout_tail, stderr_tail].into_iter().flatten() {
+        pumps.spawn(tail.show(shown(), written.clone()));
     }
     let (signals, inbox) = mpsc::channel(SIGNALS);
     let pid = process.id().unwrap_or_default();
-    Ok((Keeper { pid, signals }, tokio::spawn(keep(process, inbox, pumps))))
+    Ok((Keeper { pid, signals }, tokio::spawn(keep(process, inbox, pumps, writing))))
 }
 
-/// A stream that only goes to a file is given the file itself; one that is shown goes through us.
-fn open(sink: &Sink) -> io::Result<(Stdio, Option<tokio::fs::File>)> {
-    let file = if sink.route.file { Some(append(&sink.path)?) } else { None };
-    Ok(match (sink.route.console, file) {
-        (true, file) => (Stdio::piped(), file.map(tokio::fs::File::from_std)),
-        (false, Some(file)) => (file.into(), None),
-        (false, None) => (Stdio::null(), None),
-    })
+/// A stream that goes to a file is given the file itself, and is shown from there; one that is only shown goes through a pipe.
+fn open(sink: &Sink) -> io::Result<(Stdio, Option<Tail>)> {
+    let Route { file, console } = sink.route;
+    if !file {
+        return Ok((if console { Stdio::piped() } else { Stdio::null() }, None));
+    }
+    let file = append(&sink.path)?;
+    let from = file.metadata()?.len();
+    Ok((file.into(), console.then(|| Tail { path: sink.path.clone(), from })))
 }
 
 /// Logs are continued, not replaced: a run that is started again keeps the log of its first failure.
@@ -109,7 +111,12 @@ fn append(path: &Path) -> io::Result<File> {
     OpenOptions::new().create(true).append(true).open(path)
 }
 
-async fn keep(mut process: Child, mut signals: mpsc::Receiver<i32>, mut pumps: JoinSet<()>) -> Ended {
+async fn keep(
+    mut process: Child,
+    mut signals: mpsc::Receiver<i32>,
+    mut pumps: JoinSet<()>,
+    writing: watch::Sender<()>,
+) -> Ended {
     let leader = process.id();
     let status = loop {
         tokio::select! {
@@ -119,6 +126,7 @@ async fn keep(mut process: Child, mut signals: mpsc::Receiver<i32>, mut pumps: J
     };
     // What the process started is of no use without it, and may hold what its successor needs.
     child::kill_leftovers(leader);
+    drop(writing);
     let drained = async { while pumps.join_next().await.is_some() {} };
     if tokio::time::timeout(DRAIN, drained).await.is_err() {
         tracing::debug!("a pipe is still open after its process has ended");

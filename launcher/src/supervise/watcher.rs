@@ -1,6 +1,6 @@
-//! Follows the run's events for as long as the launcher lives, across broken connections.
+//! Follows the run's events across broken connections.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coxswain_proto::v1::{WatchEvent, WatchRequest};
 use tokio::{sync::mpsc, task::JoinHandle};
@@ -20,10 +20,11 @@ impl Drop for Watcher {
     }
 }
 
-/// Starts to follow; events arrive at `events`.
-pub fn follow(access: Access, events: mpsc::Sender<WatchEvent>) -> Watcher {
+/// Starts to follow; events arrive at `events`, which ends when nobody has answered for `patience`.
+pub fn follow(access: Access, events: mpsc::Sender<WatchEvent>, patience: Duration) -> Watcher {
     Watcher(tokio::spawn(async move {
-        loop {
+        let mut heard = Instant::now();
+        while heard.elapsed() < patience {
             if let Ok(stream) = access.control().watch(WatchRequest {}).await {
                 let mut stream = stream.into_inner();
                 while let Ok(Some(event)) = stream.message().await {
@@ -31,6 +32,7 @@ pub fn follow(access: Access, events: mpsc::Sender<WatchEvent>) -> Watcher {
                         return;
                     }
                 }
+                heard = Instant::now();
             }
             tokio::time::sleep(RETRY).await;
         }
