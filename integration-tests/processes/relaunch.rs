@@ -55,7 +55,8 @@ fn the_next_slurm_job_goes_on_where_the_last_one_came_to() {
 fn a_file_that_is_edited_meanwhile_is_not_read_when_the_coordinator_dies() {
     let tiny = Tiny::new(6, 2);
     let config = tiny.output().with_file_name("my.yaml");
-    let text = std::fs::read_to_string(crate::support::root().join("configs/quickstart.yaml")).expect("a file");
+    let text =
+        std::fs::read_to_string(crate::support::root().join("configs/quickstart.yaml")).expect("a file");
     std::fs::write(&config, text).expect("a file");
     let held = tiny.hold(1, "backward", 3);
     let mut running = Running::of(tiny.command_of(&config.display().to_string(), &[]));

@@ -137,7 +137,9 @@ mod tests {
 
     #[test]
     fn an_answer_that_is_kept_back_is_waited_for() {
-        let timeout = |request: Request<()>| request.metadata().get("grpc-timeout").unwrap().to_str().unwrap().to_owned();
+        let timeout = |request: Request<()>| {
+            request.metadata().get("grpc-timeout").unwrap().to_str().unwrap().to_owned()
+        };
         assert_eq!(timeout(prompt(())), "10000000u");
         assert_eq!(timeout(unhurried((), limits::MEMORY_REFRESH_TIMEOUT)), "20000000u");
     }

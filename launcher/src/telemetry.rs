@@ -4,11 +4,7 @@ use std::io::Write;
 
 use clap::{Args, ValueEnum};
 use coxswain_coordinator::log::Human;
-use tracing_subscriber::{
-    EnvFilter,
-    fmt,
-    fmt::writer::BoxMakeWriter,
-};
+use tracing_subscriber::{EnvFilter, fmt, fmt::writer::BoxMakeWriter};
 
 use crate::{launch::inputs::process_env, supervise::console::LogOutlet};
 

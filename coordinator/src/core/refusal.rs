@@ -34,7 +34,9 @@ pub enum Refusal {
         host: String,
     },
     /// Another launcher had this place a moment ago, and may come back. Asking again helps.
-    #[error("the place of node {node_rank} is kept for the launcher on {host}, which is missed since a moment ago")]
+    #[error(
+        "the place of node {node_rank} is kept for the launcher on {host}, which is missed since a moment ago"
+    )]
     PlaceKept {
         /// The place.
         node_rank: u32,
@@ -160,8 +162,10 @@ pub enum Refusal {
 impl Refusal {
     /// Whether people should hear of it. Of what the order of things brings with it, and of callers that ask again, they need not.
     pub fn is_news(&self) -> bool {
-        let usual =
-            matches!(self, Self::UnknownWorker(_) | Self::Over(_) | Self::Stale { .. } | Self::PlaceKept { .. });
+        let usual = matches!(
+            self,
+            Self::UnknownWorker(_) | Self::Over(_) | Self::Stale { .. } | Self::PlaceKept { .. }
+        );
         !usual
     }
 }

@@ -5,13 +5,7 @@
 //! meanwhile. A coordinator that dies again and again is given up.
 
 use std::{
-    collections::VecDeque,
-    io,
-    net::TcpListener,
-    os::fd::OwnedFd,
-    path::PathBuf,
-    process::Stdio,
-    sync::Arc,
+    collections::VecDeque, io, net::TcpListener, os::fd::OwnedFd, path::PathBuf, process::Stdio, sync::Arc,
     time::Instant,
 };
 
