@@ -12,9 +12,9 @@ use std::{
 
 use burn_flex::Flex;
 use coxswain_integration_tests::fixture;
-use coxswain_proto::run_spec::WeightsDtype;
+use coxswain_proto::run_spec::{RunSpec, WeightsDtype};
 use coxswain_worker::{
-    lora::{AdapterConfig, Module, ModuleKind, PeftAdapter, write_adapter},
+    lora::{AdapterConfig, LoraPlan, Module, ModuleKind, PeftAdapter, write_adapter},
     model::qwen::{
         config::QwenConfig,
         forward::{self, Job},
@@ -64,9 +64,7 @@ fn a_configuration_means_the_modules_ranks_and_scales_that_it_means_to_peft() {
             assert!(ours.is_err(), "PEFT refuses {config}, we take it: {}", case["error"]);
             continue;
         };
-        let unsupported =
-            theirs.keys().any(|name| name.ends_with("patch_embed.proj") || name.ends_with("embed_tokens"));
-        if unsupported {
+        if adapts_more_than_linears(theirs) {
             let message = ours.unwrap_err().to_string();
             assert!(message.contains("only linear layers take an adapter"), "{config}: {message}");
             continue;
@@ -76,12 +74,62 @@ fn a_configuration_means_the_modules_ranks_and_scales_that_it_means_to_peft() {
             .adapters()
             .map(|(name, spec)| (name.to_owned(), (spec.rank as u64, spec.scale)))
             .collect();
-        let theirs: BTreeMap<String, (u64, f64)> = theirs
-            .iter()
-            .map(|(name, spec)| (name.clone(), (spec[0].as_u64().unwrap(), spec[1].as_f64().unwrap())))
-            .collect();
-        assert_eq!(ours, theirs, "{config}");
+        assert_eq!(ours, adapters_of(theirs), "{config}");
     }
+}
+
+/// The lines of a run file that say what a PEFT configuration says; none where it uses fields that run files do not have.
+fn run_file_lines(config: &Value) -> Option<Vec<String>> {
+    let fields = config.as_object().unwrap();
+    let lines = fields.iter().filter(|(field, _)| *field != "peft_type").map(|(field, value)| {
+        let key = match field.as_str() {
+            "target_modules" => "targets",
+            "r" => "rank",
+            "lora_alpha" => "alpha",
+            "use_rslora" => "rslora",
+            "rank_pattern" | "alpha_pattern" => field,
+            _ => return None,
+        };
+        // JSON is YAML.
+        Some(format!("lora.{key}={value}"))
+    });
+    // PEFT's own defaults; ours are others.
+    ["lora.rank=8", "lora.alpha=8"].map(|line| Some(line.to_owned())).into_iter().chain(lines).collect()
+}
+
+#[test]
+fn a_run_file_means_what_the_same_lines_mean_to_peft() {
+    let matching = json(&golden("matching.json"));
+    let modules = modules_of("nested-tied-right");
+    let rest = "{run: {name: a, output_dir: a}, model: {path: a}, lora: {}, data: {path: a, cameras: [a]}, \
+                train: {steps: 1, global_batch: 1, micro_batch: 1}}";
+    let mut compared = 0;
+    for case in matching["cases"].as_array().unwrap() {
+        let (config, Some(theirs)) = (&case["config"], case.get("adapters").and_then(Value::as_object))
+        else {
+            continue;
+        };
+        let Some(lines) = run_file_lines(config).filter(|_| !adapts_more_than_linears(theirs)) else {
+            continue;
+        };
+        let spec = RunSpec::from_yaml(rest, "run.yaml", &lines).unwrap_or_else(|e| panic!("{config}: {e}"));
+        let plan = LoraPlan::resolve(&spec.lora.unwrap(), &modules).unwrap();
+        let ours: BTreeMap<String, (u64, f64)> =
+            plan.adapters().map(|(name, spec)| (name.to_owned(), (spec.rank as u64, spec.scale))).collect();
+        assert_eq!(ours, adapters_of(theirs), "{config}");
+        compared += 1;
+    }
+    assert!(compared >= 12, "only {compared} configurations can be written in a run file");
+}
+
+fn adapts_more_than_linears(theirs: &serde_json::Map<String, Value>) -> bool {
+    theirs.keys().any(|name| name.ends_with("patch_embed.proj") || name.ends_with("embed_tokens"))
+}
+
+/// Rank and scale of each module, as PEFT gave them.
+fn adapters_of(theirs: &serde_json::Map<String, Value>) -> BTreeMap<String, (u64, f64)> {
+    let spec = |spec: &Value| (spec[0].as_u64().unwrap(), spec[1].as_f64().unwrap());
+    theirs.iter().map(|(name, found)| (name.clone(), spec(found))).collect()
 }
 
 /// The layout that loading a model with this adapter would give, without loading one.

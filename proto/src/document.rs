@@ -30,6 +30,9 @@ const OUTSIDE: &[&str] = &[
     "launch",                 // where
 ];
 
+/// Maps that are one value: which of their entries comes first decides what is learned.
+const ORDERED: &[&str] = &["lora.rank_pattern", "lora.alpha_pattern"];
+
 /// Why a document is not a run specification.
 #[derive(Debug, thiserror::Error)]
 pub enum DocumentError {
@@ -124,7 +127,9 @@ fn flatten(prefix: &str, map: &Map<String, Value>, into: &mut std::collections::
         let key = if prefix.is_empty() { name.clone() } else { format!("{prefix}.{name}") };
         match value {
             _ if OUTSIDE.contains(&key.as_str()) => {}
-            Value::Object(inner) => flatten(&key, inner, into),
+            Value::Object(inner) if inner.is_empty() || !ORDERED.contains(&key.as_str()) => {
+                flatten(&key, inner, into)
+            }
             Value::Null => {}
             leaf => {
                 into.insert(key, leaf.to_string());
@@ -187,5 +192,19 @@ mod tests {
         assert!(told.contains(&"train.global_batch (8 there, 16 here)".to_owned()), "{told:?}");
         assert!(told.contains(&"run.seed (7 there, 8 here)".to_owned()), "{told:?}");
         assert!(told.iter().any(|line| line.starts_with("lora.rank (16 there, (absent) here)")), "{told:?}");
+    }
+
+    #[test]
+    fn the_order_of_patterns_is_part_of_what_is_learned() {
+        let [one, other] = [["self_attn.q_proj", "q_proj"], ["q_proj", "self_attn.q_proj"]].map(|order| {
+            let mut spec = spec();
+            let lora = spec.lora.as_mut().unwrap();
+            lora.rank_pattern = order.map(|key| (key.to_owned(), key.len())).into_iter().collect();
+            spec
+        });
+        assert_ne!(digest(&one), digest(&other));
+        let [difference] = &differences(&one, &other)[..] else { panic!("{:?}", differences(&one, &other)) };
+        assert_eq!(difference.key, "lora.rank_pattern");
+        assert!(difference.left.starts_with(r#"{"self_attn.q_proj":16,"#), "{difference}");
     }
 }

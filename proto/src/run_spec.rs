@@ -8,6 +8,7 @@
 
 mod cache;
 mod data;
+mod patterns;
 mod resources;
 mod trainables;
 mod training;
@@ -17,6 +18,7 @@ use serde::{Deserialize, Serialize};
 pub use self::{
     cache::{Cache, CacheDtype, CacheMode, Span, Tap},
     data::{Data, NormMode, Normalization},
+    patterns::Patterns,
     resources::{Collectives, DeviceChoice, Faults, Launch, Memory},
     trainables::{Expert, FlowConvention, Lora, LoraTargets, Sensor},
     training::{Eval, LearningRates, Optimizer, Recompute, Schedule, Train},

@@ -106,7 +106,7 @@ fn check_lora(lora: &Lora, f: &mut Findings) {
         ),
         LoraTargets::Regex(pattern) => check_pattern("lora.targets", pattern, f),
     }
-    for (pattern, rank) in &lora.rank_pattern {
+    for (pattern, rank) in lora.rank_pattern.iter() {
         check_pattern("lora.rank_pattern", pattern, f);
         f.require(
             *rank >= 1,
@@ -115,7 +115,7 @@ fn check_lora(lora: &Lora, f: &mut Findings) {
             "remove it, or keep those modules out of `lora.targets`",
         );
     }
-    for (pattern, alpha) in &lora.alpha_pattern {
+    for (pattern, alpha) in lora.alpha_pattern.iter() {
         check_pattern("lora.alpha_pattern", pattern, f);
         f.in_range("lora.alpha_pattern", *alpha, *alpha > 0.0, "above 0");
     }
@@ -124,14 +124,15 @@ fn check_lora(lora: &Lora, f: &mut Findings) {
     }
 }
 
+/// Compiles as the adapters will: with `fancy-regex`, because PEFT's patterns are Python's.
 fn check_pattern(path: &str, pattern: &str, f: &mut Findings) {
-    if let Err(error) = regex::Regex::new(pattern) {
+    if let Err(error) = fancy_regex::Regex::new(pattern) {
         let first = error.to_string().lines().last().unwrap_or_default().trim().to_owned();
         f.require(
             false,
             path,
             format_args!("`{pattern}` is not a regular expression: {first}"),
-            "look-around and back-references are not supported; quote the pattern in YAML",
+            "write it as for Python's `re`, and quote it in YAML",
         );
     }
     f.named(path, pattern, "give a pattern");

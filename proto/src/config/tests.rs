@@ -225,8 +225,27 @@ fn overrides_set_add_and_take_back() {
     assert_eq!(spec.train.recompute, Recompute::Full);
     assert_eq!(spec.data.cameras, ["front", "wrist"]);
     assert_eq!(spec.data.sensor, None);
-    assert_eq!(spec.lora.unwrap().rank_pattern["layers\\.0\\."], 4);
+    assert_eq!(spec.lora.unwrap().rank_pattern.iter().collect::<Vec<_>>(), [("layers\\.0\\.", &4)]);
     assert_eq!(spec.run.name, "007");
+}
+
+#[test]
+fn patterns_keep_the_order_in_which_peft_asks_them() {
+    let given = ["lora={}", "lora.rank_pattern={'self_attn.q_proj': 4, q_proj: 16, down_proj: 2}"];
+    let written = [("self_attn.q_proj", &4), ("q_proj", &16), ("down_proj", &2)];
+    let spec = small(&given);
+    assert_eq!(spec.lora.as_ref().unwrap().rank_pattern.iter().collect::<Vec<_>>(), written);
+    let travelled = RunSpec::try_from(&crate::v1::RunSpecDocument::from(&spec)).unwrap();
+    assert_eq!(travelled.lora.unwrap().rank_pattern.iter().collect::<Vec<_>>(), written);
+}
+
+#[test]
+fn patterns_are_those_of_python() {
+    let spec = small(&["lora={}", r"lora.targets='^(?!.*visual).*\.(?P<kind>q|v)_proj$'"]);
+    assert!(matches!(spec.lora.unwrap().targets, LoraTargets::Regex(text) if text.starts_with("^(?!")));
+    let refused = RunSpec::from_yaml(SMALL, "run.yaml", &["lora={}".into(), "lora.targets='(?<=a'".into()]);
+    let told = refused.unwrap_err().to_string();
+    assert!(told.contains("lora.targets: `(?<=a` is not a regular expression"), "{told}");
 }
 
 #[test]

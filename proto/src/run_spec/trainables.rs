@@ -1,8 +1,8 @@
 //! What trains: the sections `lora`, `expert` and `sensor`.
 
-use std::collections::BTreeMap;
-
 use serde::{Deserialize, Serialize};
+
+use super::patterns::Patterns;
 
 /// LoRA in PEFT's terms (<https://huggingface.co/docs/peft>, `LoraConfig`).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -20,13 +20,14 @@ pub struct Lora {
     /// Which linears get an adapter.
     #[serde(default)]
     pub targets: LoraTargets,
-    /// Module-name pattern to rank, as PEFT's `rank_pattern`.
+    /// Module-name pattern to rank, as PEFT's `rank_pattern`: the first that matches a module decides.
     #[serde(default)]
-    pub rank_pattern: BTreeMap<String, usize>,
-    /// Module-name pattern to alpha, as PEFT's `alpha_pattern`.
+    pub rank_pattern: Patterns<usize>,
+    /// Module-name pattern to alpha, as PEFT's `alpha_pattern`: the first that matches a module decides.
     #[serde(default)]
-    pub alpha_pattern: BTreeMap<String, f64>,
-    /// A PEFT directory to start from instead of `A ~ U, B = 0`; rank, alpha and targets are then read from it and must agree.
+    pub alpha_pattern: Patterns<f64>,
+    /// A PEFT directory whose weights to start from instead of `A ~ U, B = 0`. Its rank, alpha and targets are not taken over: those of
+    /// this section must give every module the same adapter.
     #[serde(default)]
     pub init_from: Option<String>,
 }

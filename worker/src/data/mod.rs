@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! lerobot    metadata and rows as they lie on disk (v3.0, v2.1)
-//! normalize  numbers to model range and back          resize, vision  images to patches
+//! normalize  numbers to model range and back          preprocessor, resize, vision  images to patches
 //! prompt     task text to token ids                   order           position to sample
 //! dataset    all of it as samples of a run            collate, prefetch   samples to micro-batches, ahead of the trainer
 //! rows       a micro-batch with features that were kept, and what is missing of them
@@ -23,6 +23,7 @@ mod normalize;
 mod order;
 mod outline;
 mod prefetch;
+mod preprocessor;
 mod prompt;
 mod resize;
 mod rows;

@@ -100,9 +100,13 @@ impl PromptEncoder {
             let remedy = "model.path must be a Hugging Face directory with a fast tokenizer";
             return Err(DataError::invalid(&path, "(file)", "missing", remedy));
         }
-        let tokenizer = Tokenizer::from_file(&path).map_err(|e| {
+        let garbled = |e: tokenizers::Error| {
             DataError::invalid(&path, "(file)", e.to_string(), "download the checkpoint's tokenizer again")
-        })?;
+        };
+        let mut tokenizer = Tokenizer::from_file(&path).map_err(garbled)?;
+        // The file keeps the truncation and padding of whoever called the tokenizer before it was saved. Transformers sets both anew in
+        // every call, and prompts are encoded with neither.
+        tokenizer.with_truncation(None).map_err(garbled)?.with_padding(None);
         let id = |token: &str| {
             tokenizer.token_to_id(token).ok_or_else(|| {
                 let remedy = "use the tokenizer of a Qwen2.5-VL checkpoint";

@@ -13,9 +13,9 @@ use std::{io::Cursor, path::Path};
 
 use coxswain_proto::run_spec::Data;
 use image::{DynamicImage, ImageFormat, ImageReader, Limits};
-use serde::Deserialize;
 
-use super::error::{DataError, read_json};
+use super::error::DataError;
+use super::preprocessor::Preprocessor;
 use super::resize::{Rgb, resize};
 
 /// 1,280 tokens of 28 x 28 pixels: Transformers' default for the model family. `data.max_pixels` lifts it.
@@ -69,61 +69,25 @@ pub struct ImageProcessor {
     table: Box<[[f32; 256]; 3]>,
 }
 
-/// `preprocessor_config.json` in its published (`min_pixels`) and its newer (`size.shortest_edge`) form.
-#[derive(Debug, Deserialize)]
-struct Config {
-    min_pixels: Option<usize>,
-    max_pixels: Option<usize>,
-    #[serde(default)]
-    size: Size,
-    #[serde(default = "clip_mean")]
-    image_mean: [f64; 3],
-    #[serde(default = "clip_std")]
-    image_std: [f64; 3],
-    #[serde(default = "one_255th")]
-    rescale_factor: f64,
-}
-
-#[derive(Debug, Default, Deserialize)]
-struct Size {
-    shortest_edge: Option<usize>,
-    longest_edge: Option<usize>,
-}
-
-fn clip_mean() -> [f64; 3] {
-    [0.48145466, 0.4578275, 0.40821073]
-}
-fn clip_std() -> [f64; 3] {
-    [0.26862954, 0.26130258, 0.27577711]
-}
-fn one_255th() -> f64 {
-    1.0 / 255.0
-}
-
 impl ImageProcessor {
-    /// Reads `preprocessor_config.json` of the checkpoint at `model`; the run's bounds win over its.
+    /// With the settings of the checkpoint at `model`; the run's bounds win over its.
     pub fn open(model: &Path, shape: PatchShape, data: &Data) -> Result<Self, DataError> {
-        let path = model.join("preprocessor_config.json");
-        let config: Config = read_json(&path)?;
-        let own_max = config.max_pixels.or(config.size.longest_edge).unwrap_or(DEFAULT_MAX_PIXELS);
+        let own = Preprocessor::read(model, shape)?;
+        let own_max = own.max_pixels.unwrap_or(DEFAULT_MAX_PIXELS);
         let max_pixels = data.max_pixels.unwrap_or(own_max.min(DEFAULT_MAX_PIXELS));
-        let own_min = config.min_pixels.or(config.size.shortest_edge).unwrap_or(DEFAULT_MIN_PIXELS);
+        let own_min = own.min_pixels.unwrap_or(DEFAULT_MIN_PIXELS);
         let min_pixels = data.min_pixels.unwrap_or(own_min.min(max_pixels));
         let cell = (shape.patch * shape.merge).pow(2);
         if max_pixels < cell || min_pixels > max_pixels {
             let found = format!("between {min_pixels} and {max_pixels} pixels");
             let remedy =
                 format!("data.min_pixels <= data.max_pixels, and at least one token of {cell} pixels");
-            return Err(DataError::invalid(&path, "min_pixels, max_pixels", found, remedy));
-        }
-        if config.image_std.iter().any(|s| *s <= 0.0) {
-            let found = format!("{:?}", config.image_std);
-            return Err(DataError::invalid(&path, "image_std", found, "deviations are positive"));
+            return Err(DataError::invalid(&own.path, "min_pixels, max_pixels", found, remedy));
         }
         // The order of roundings is Transformers': f64 product rounded to f32, then f32 difference and quotient.
         let value = |channel: usize, byte: usize| {
-            let rescaled = (byte as f64 * config.rescale_factor) as f32;
-            (rescaled - config.image_mean[channel] as f32) / config.image_std[channel] as f32
+            let rescaled = (byte as f64 * own.rescale_factor) as f32;
+            (rescaled - own.mean[channel] as f32) / own.std[channel] as f32
         };
         let table = std::array::from_fn(|c| std::array::from_fn(|byte| value(c, byte)));
         Ok(Self { shape, min_pixels, max_pixels, table: Box::new(table) })

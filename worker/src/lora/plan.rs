@@ -78,8 +78,8 @@ impl From<&Lora> for Recipe {
             alpha: lora.alpha,
             rslora: lora.rslora,
             targets: lora.targets.clone(),
-            rank_pattern: lora.rank_pattern.iter().map(|(k, v)| (k.clone(), *v)).collect(),
-            alpha_pattern: lora.alpha_pattern.iter().map(|(k, v)| (k.clone(), *v)).collect(),
+            rank_pattern: lora.rank_pattern.iter().map(|(k, v)| (k.to_owned(), *v)).collect(),
+            alpha_pattern: lora.alpha_pattern.iter().map(|(k, v)| (k.to_owned(), *v)).collect(),
         }
     }
 }

@@ -286,7 +286,10 @@ fn a_checkpoint_without_what_prompts_and_images_need_is_refused() {
     let remove = |file: &'static str| move |d: &Path| std::fs::remove_file(d.join(file)).unwrap();
     refused_checkpoint(remove("tokenizer.json"), &["tokenizer.json", "missing", "model.path"]);
     refused_checkpoint(remove("config.json"), &["config.json", "cannot read"]);
-    refused_checkpoint(remove("preprocessor_config.json"), &["preprocessor_config.json", "cannot read"]);
+    refused_checkpoint(
+        remove("preprocessor_config.json"),
+        &["preprocessor_config.json", "missing", "no processor_config.json", "save_pretrained"],
+    );
     refused_checkpoint(
         |d| {
             let text = std::fs::read_to_string(d.join("tokenizer.json")).unwrap();
@@ -309,6 +312,32 @@ fn a_checkpoint_without_what_prompts_and_images_need_is_refused() {
     refused_checkpoint(
         |d| std::fs::write(d.join("tokenizer.json"), "{}").unwrap(),
         &["tokenizer.json", "again"],
+    );
+}
+
+#[test]
+fn image_settings_that_ask_for_other_images_are_refused_by_name() {
+    for (field, value) in [
+        ("do_resize", json!(false)),
+        ("do_rescale", json!(false)),
+        ("do_normalize", json!(false)),
+        ("resample", json!(2)),
+        ("patch_size", json!(16)),
+        ("merge_size", json!(1)),
+        ("temporal_patch_size", json!(1)),
+    ] {
+        refused_checkpoint(
+            |d| edit(d, "preprocessor_config.json", |c| c[field] = value),
+            &["preprocessor_config.json", field],
+        );
+    }
+    refused_checkpoint(
+        |d| {
+            let nested =
+                json!({"image_processor": {"resample": 0}, "processor_class": "Qwen2_5_VLProcessor"});
+            std::fs::write(d.join("processor_config.json"), nested.to_string()).unwrap();
+        },
+        &["processor_config.json", "resample", "bicubic"],
     );
 }
 

@@ -92,6 +92,36 @@ fn prompts_are_encoded_as_transformers_encodes_them() {
     }
 }
 
+/// `AutoProcessor.save_pretrained` after a call with truncation and padding, as it leaves a directory.
+#[test]
+fn a_checkpoint_saved_again_by_transformers_5_gives_the_same_samples() {
+    let resaved = fixtures().join("resaved");
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::copy(assets().join("tiny-vla/config.json"), dir.path().join("config.json")).unwrap();
+    for file in ["processor_config.json", "tokenizer_config.json", "chat_template.jinja"] {
+        std::fs::copy(resaved.join(file), dir.path().join(file)).unwrap();
+    }
+    // The vocabulary is the one that is here already; what the call has left in the file is not.
+    let read = |path: PathBuf| -> serde_json::Value {
+        serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+    };
+    let mut tokenizer = read(assets().join("tiny-vla/tokenizer.json"));
+    for (field, value) in read(resaved.join("tokenizer.call.json")).as_object().unwrap() {
+        tokenizer[field] = value.clone();
+    }
+    assert!(!tokenizer["padding"].is_null() && !tokenizer["truncation"].is_null());
+    std::fs::write(dir.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+
+    let mut spec = spec(&mini());
+    let published = Dataset::open(&spec).unwrap();
+    spec.model.path = dir.path().display().to_string();
+    let again = Dataset::open(&spec).unwrap();
+    let (ours, theirs) = (again.sample(7).unwrap(), published.sample(7).unwrap());
+    assert_eq!(ours.input_ids, theirs.input_ids);
+    assert_eq!(ours.pixel_values, theirs.pixel_values);
+    assert_eq!(ours.image_grids, theirs.image_grids);
+}
+
 #[test]
 fn a_v2_1_data_set_gives_the_samples_of_the_v3_0_one_it_was_made_from() {
     let root = fixtures().join("metaworld-v21");

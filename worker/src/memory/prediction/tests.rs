@@ -49,7 +49,7 @@ fn trainables_are_counted_as_the_layout_has_them() {
         |spec| {
             let lora = spec.lora.as_mut().expect("the quickstart has adapters");
             lora.targets = LoraTargets::Regex("all-linear".into());
-            lora.rank_pattern.insert("q_proj".into(), 3);
+            lora.rank_pattern = [("q_proj".into(), 3)].into_iter().collect();
         },
         |spec| {
             spec.data.sensor = None;

@@ -63,10 +63,11 @@ impl Checkpoint {
     pub fn open(dir: &Path) -> Result<Self, ModelError> {
         let single = dir.join("model.safetensors");
         let index = dir.join("model.safetensors.index.json");
-        let paths = if index.is_file() {
-            indexed_files(dir, &index)?
-        } else if single.is_file() {
+        // The order of Transformers: saving a model whole leaves the index of earlier shards behind.
+        let paths = if single.is_file() {
             vec![single]
+        } else if index.is_file() {
+            indexed_files(dir, &index)?
         } else {
             return Err(ModelError::Io {
                 path: single,

@@ -89,7 +89,7 @@ impl Reader<'_> {
                 values
                     .chunks_exact(3)
                     .map(|grid| {
-                        // A side of 2^16 patches is far beyond any image and keeps products within range.
+                        // A side of 2^16 patches is far beyond any image.
                         let side = |at: usize| u32::try_from(grid[at]).ok().filter(|side| *side < 1 << 16);
                         Some([side(0)?, side(1)?, side(2)?])
                     })

@@ -34,6 +34,14 @@ const CHUNK: usize = 1 << 16;
 const CHUNKS: usize = 64;
 /// Transformers' own default is 5 GB; this one leaves room in a 4 GiB `tmpfs`.
 const SHARD_BYTES: u64 = 3 << 30;
+/// Of the model it is like: how images and chats become its input, as any version of Transformers keeps it.
+const PROCESSOR_FILES: [&str; 5] = [
+    "preprocessor_config.json",
+    "processor_config.json",
+    "generation_config.json",
+    "chat_template.json",
+    "chat_template.jinja",
+];
 
 /// What to make.
 #[derive(Clone, Debug)]
@@ -117,7 +125,7 @@ impl RandomCheckpoint<'_> {
         fs::create_dir_all(dir).map_err(writable)?;
         let tokenizer = self.tokenizer.unwrap_or(self.like);
         for (from, names) in [
-            (self.like, &["preprocessor_config.json", "generation_config.json", "chat_template.json"][..]),
+            (self.like, &PROCESSOR_FILES[..]),
             (tokenizer, &["tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"][..]),
         ] {
             for file in names.iter().map(|name| from.join(name)).filter(|file| file.is_file()) {

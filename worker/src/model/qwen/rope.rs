@@ -83,8 +83,9 @@ impl RopeIndex {
                 |features| TokenError::ImageTokens { row, id: tokens.image, tokens: wanted, features };
             let &[t, h, w] = images.next().ok_or_else(|| mismatch(features))?;
             let (h, w) = (h / merge, w / merge);
-            let count = (t * h * w) as usize;
-            (features, used) = (features + count, used + 1);
+            let count =
+                [t, h, w].into_iter().fold(1, |cells: usize, side| cells.saturating_mul(side as usize));
+            (features, used) = (count.saturating_add(features), used + 1);
             if count == 0 || ids[i..].iter().take_while(|&&id| id == tokens.image).count() < count {
                 return Err(mismatch(features));
             }

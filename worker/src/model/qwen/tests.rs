@@ -74,6 +74,17 @@ fn weights_of_the_wanted_type_borrow_the_mapped_file() {
 }
 
 #[test]
+fn a_model_saved_whole_hides_the_index_of_earlier_shards() {
+    let dir = tempfile::tempdir().unwrap();
+    let whole = golden("flat-gqa-left").join("model.safetensors");
+    std::fs::copy(whole, dir.path().join("model.safetensors")).unwrap();
+    let stale = r#"{"weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"}}"#;
+    std::fs::write(dir.path().join("model.safetensors.index.json"), stale).unwrap();
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    assert!(checkpoint.contains("model.language_model.layers.0.self_attn.q_proj.weight"));
+}
+
+#[test]
 fn both_spellings_have_one_canonical_name() {
     for (name, canonical) in [
         ("visual.blocks.0.attn.qkv.weight", "model.visual.blocks.0.attn.qkv.weight"),
@@ -117,6 +128,10 @@ fn images_that_do_not_fit_the_tokens_are_refused() {
         index(&[1, image], &[[1, 4, 4]]),
         TokenError::ImageTokens { row: 0, id: image, tokens: 1, features: 4 }
     );
+    // 65535 * 32767^2 cells: more than 32 bits hold.
+    let absurd = index(&[1, image], &[[u16::MAX.into(); 3]]);
+    let features = 65535 * 32767 * 32767;
+    assert_eq!(absurd, TokenError::ImageTokens { row: 0, id: image, tokens: 1, features });
     assert_eq!(index(&[1, 2], &[[1, 2, 2]]), TokenError::ImageCount { given: 1, used: 0 });
     assert_eq!(
         index(&[1, image], &[]),
