@@ -22,6 +22,7 @@ const OUTSIDE: &[&str] = &[
     "train.log_every",        // likewise
     "train.resume",           // likewise
     "data.prefetch",          // speed
+    "data.threads",           // likewise
     "cache.dir",              // where
     "cache.budget",           // a bound
     "cache.encoder_batch",    // the same features, computed otherwise
@@ -177,6 +178,7 @@ mod tests {
         longer.run.output_dir = "/elsewhere".into();
         longer.launch.nproc_per_node = Some(4);
         longer.memory.capacity = Some(1 << 30);
+        longer.data.threads = Some(3);
         assert_eq!(digest(&longer), digest(&spec()));
         assert_eq!(differences(&longer, &spec()), vec![]);
     }

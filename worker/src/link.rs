@@ -294,6 +294,12 @@ pub trait Link {
     /// last generation if this worker found out by itself.
     fn assignment(&mut self, why: Option<&str>) -> Result<Assignment, LinkError>;
 
+    /// The run's id, which the coordinator gave it: tells it from other launches of the same file. Empty where nobody could be mistaken for
+    /// a member.
+    fn run_id(&self) -> &str {
+        ""
+    }
+
     /// Whether there can be another generation after this one; without, whatever ends it ends the run.
     fn has_generations(&self) -> bool {
         true

@@ -16,6 +16,8 @@ mod values;
 
 use std::{fmt, ops::Range};
 
+use coxswain_proto::run_spec::LearningRates;
+
 pub use self::{
     gradients::FlatGrads,
     notes::{Keep, LinearInputs, Notes},
@@ -36,6 +38,17 @@ pub enum Group {
     Expert,
     /// The sensor encoder.
     Sensor,
+}
+
+impl Group {
+    /// Its learning rate among those of all groups.
+    pub fn rate(self, rates: &LearningRates) -> f64 {
+        match self {
+            Self::Lora => rates.lora,
+            Self::Expert => rates.expert,
+            Self::Sensor => rates.sensor,
+        }
+    }
 }
 
 impl fmt::Display for Group {

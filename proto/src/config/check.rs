@@ -181,6 +181,7 @@ fn check_data(data: &Data, f: &mut Findings) {
         "name each once",
     );
     f.named("data.prompt", &data.prompt, "`{task}` alone is a good prompt");
+    f.at_least_one("data.threads", data.threads.unwrap_or(1));
     f.at_least_one("data.min_pixels", data.min_pixels.unwrap_or(1));
     f.at_least_one("data.max_pixels", data.max_pixels.unwrap_or(1));
     if let (Some(min), Some(max)) = (data.min_pixels, data.max_pixels) {
@@ -245,6 +246,12 @@ fn check_optimizer(optimizer: &Optimizer, f: &mut Findings) {
     for (path, value) in rates {
         f.in_range(path, value, value >= 0.0, "of at least 0");
     }
+    f.require(
+        optimizer.lr.expert != 0.0,
+        "optimizer.lr.expert",
+        "is 0, and then nothing trains at all: the expert's output layer starts at zero and passes no gradient on until it has moved",
+        "give it a small rate, for instance 1e-6",
+    );
     for beta in optimizer.betas {
         f.in_range("optimizer.betas", beta, (0.0..1.0).contains(&beta), "from 0 to below 1");
     }

@@ -40,6 +40,9 @@ pub struct Data {
     /// Micro-batches prepared ahead of the training thread.
     #[serde(default = "default_prefetch")]
     pub prefetch: usize,
+    /// Threads of each worker that read and decode samples; as many as it computes with, but at most 8, when absent.
+    #[serde(default)]
+    pub threads: Option<usize>,
 }
 
 fn default_state() -> String {

@@ -10,43 +10,43 @@ use coxswain_proto::run_spec::RunSpec;
 use super::error::DataError;
 use super::lerobot::episodes::Episode;
 use super::lerobot::info::{Feature, Info};
-use super::lerobot::rows::{Block, Columns, Limits, Part, RowStore};
+use super::lerobot::rows::{Columns, Limits, RowStore};
 use super::lerobot::stats::Stats;
 use super::lerobot::{Catalog, Fingerprint};
 use super::normalize::Normalizer;
 use super::order::{SampleOrder, TrainingSamples};
 use super::prompt::{ModelFacts, PromptEncoder};
-use super::vision::ImageProcessor;
-use crate::batch::{Sample, SampleDims};
+use super::vision::{ImageProcessor, image_size};
+use crate::batch::SampleDims;
 
 /// Footers of data files read while opening. Beyond this (v2.1 has one file per episode) the others are checked on first use.
 const FILES_CHECKED_AT_OPEN: u32 = 64;
 
 /// A numeric feature that the model sees.
-struct Numeric {
-    name: String,
+pub(super) struct Numeric {
+    pub(super) name: String,
     /// Its place among the columns of a numeric block.
-    column: usize,
-    width: usize,
-    normalizer: Normalizer,
+    pub(super) column: usize,
+    pub(super) width: usize,
+    pub(super) normalizer: Normalizer,
 }
 
 pub(super) struct Camera {
     pub(super) name: String,
-    size: (usize, usize),
+    pub(super) size: (usize, usize),
 }
 
 /// An opened data set. Shared between threads; reading a sample needs no lock beyond that of the cache.
 pub struct Dataset {
     pub(super) catalog: Catalog,
     pub(super) rows: RowStore,
-    state: Numeric,
-    sensor: Option<Numeric>,
-    action: Numeric,
+    pub(super) state: Numeric,
+    pub(super) sensor: Option<Numeric>,
+    pub(super) action: Numeric,
     pub(super) cameras: Vec<Camera>,
     pub(super) images: ImageProcessor,
     pub(super) prompt: PromptEncoder,
-    dims: SampleDims,
+    pub(super) dims: SampleDims,
     training: Arc<TrainingSamples>,
     holdout: BTreeSet<u64>,
     seed: u64,
@@ -124,7 +124,31 @@ impl Dataset {
             })?;
         }
         let files = self.catalog.episodes.files.len() as u32;
-        (0..files.min(FILES_CHECKED_AT_OPEN)).try_for_each(|f| self.rows.check_file(&self.catalog, f))
+        (0..files.min(FILES_CHECKED_AT_OPEN)).try_for_each(|f| self.rows.check_file(&self.catalog, f))?;
+        (0..self.cameras.len()).try_for_each(|camera| self.check_images(camera))
+    }
+
+    /// Images have the size that `info.json` says: some of them, from the whole of the data set. What cannot be read here is for the step
+    /// that needs it, and one image of another size for its sample; only if all differ is the metadata wrong.
+    fn check_images(&self, camera: usize) -> Result<(), DataError> {
+        let Camera { name, size } = &self.cameras[camera];
+        let last = self.len() - 1;
+        let seen =
+            [0, last / 2, last].map(|index| self.encoded_image(index, camera, image_size).ok().flatten());
+        match seen.iter().flatten().next() {
+            Some((height, width)) if !seen.contains(&Some(*size)) => {
+                let found =
+                    format!("{}x{} (height x width), its images are {height}x{width}", size.0, size.1);
+                let remedy = "correct the feature's shape; `names` says which of its axes is the channel";
+                Err(DataError::invalid(
+                    &self.catalog.info.path,
+                    format!("features.{name}.shape"),
+                    found,
+                    remedy,
+                ))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Sizes that all samples share.
@@ -205,43 +229,6 @@ impl Dataset {
         stats.map(|s| s.only(names.into_iter().flatten().map(|n| n.name.as_str()))).unwrap_or_default()
     }
 
-    /// Sample `index`, as training sees it.
-    pub fn sample(&self, index: u64) -> Result<Sample, DataError> {
-        let at = self.at(index)?;
-        let (mut sample, task) = at.unseen()?;
-        for (i, camera) in self.cameras.iter().enumerate() {
-            let block = at.block(at.row(), Part::Camera(i))?;
-            let encoded = block.image(at.row()).ok_or_else(|| {
-                at.error(
-                    &camera.name,
-                    "no image bytes in the row; re-export with images embedded in parquet".into(),
-                )
-            })?;
-            let patches =
-                self.images.process(encoded, camera.size).map_err(|fault| at.error(&camera.name, fault))?;
-            sample.image_grids.push(patches.grid);
-            match sample.pixel_values.is_empty() {
-                true => sample.pixel_values = patches.pixel_values,
-                false => sample.pixel_values.extend_from_slice(&patches.pixel_values),
-            }
-        }
-        sample.input_ids =
-            self.prompt.encode(task, &sample.image_grids).map_err(|fault| at.error("task", fault))?;
-        Ok(sample)
-    }
-
-    /// The numbers of sample `index`: all of it but prompt, pixels and grids, which are empty. Reads no image.
-    pub fn sample_unseen(&self, index: u64) -> Result<Sample, DataError> {
-        Ok(self.at(index)?.unseen()?.0)
-    }
-
-    fn at(&self, index: u64) -> Result<At<'_>, DataError> {
-        let found = self.catalog.episodes.of_sample(index);
-        let (number, episode) =
-            found.ok_or(DataError::OutOfRange { what: "sample", index, len: self.len() })?;
-        Ok(At { dataset: self, index, number, episode })
-    }
-
     fn episode(&self, number: u64) -> Result<Episode, DataError> {
         let episodes = &self.catalog.episodes.episodes;
         let len = episodes.len() as u64;
@@ -281,115 +268,4 @@ fn training_samples(catalog: &Catalog, holdout: &BTreeSet<u64>) -> Result<Traini
         return Err(DataError::invalid(&catalog.info.path, "total_episodes", found, remedy));
     }
     Ok(samples)
-}
-
-/// One sample being read.
-struct At<'a> {
-    dataset: &'a Dataset,
-    index: u64,
-    number: u64,
-    episode: Episode,
-}
-
-impl<'a> At<'a> {
-    fn row(&self) -> u64 {
-        self.episode.first_row + self.index - self.episode.start
-    }
-
-    fn error(&self, feature: &str, fault: String) -> DataError {
-        self.dataset.catalog.row_error(self.episode.file, self.row(), feature, fault)
-    }
-
-    fn block(&self, row: u64, part: Part) -> Result<Arc<Block>, DataError> {
-        self.dataset.rows.block(&self.dataset.catalog, self.episode.file, row, part)
-    }
-
-    /// Checks that the row is the frame that the metadata promises, and returns its task.
-    fn keys(&self, [episode, frame, task]: &[i64; 3]) -> Result<&'a str, DataError> {
-        let wanted = (self.number as i64, (self.index - self.episode.start) as i64);
-        if (*episode, *frame) != wanted {
-            let fault = format!(
-                "the row says episode {episode}, frame {frame}; metadata and data are of different recordings"
-            );
-            return Err(self.error("episode_index, frame_index", fault));
-        }
-        let text = usize::try_from(*task).ok().and_then(|t| self.dataset.catalog.tasks.get(t));
-        text.and_then(Option::as_deref).ok_or_else(|| {
-            let fault = format!("task {task} has no text in meta/tasks; restore the task list");
-            self.error("task_index", fault)
-        })
-    }
-
-    /// The sample without prompt and images, and the text of its task.
-    fn unseen(&self) -> Result<(Sample, &'a str), DataError> {
-        let dataset = self.dataset;
-        let numbers = self.block(self.row(), Part::Numbers)?;
-        let first = numbers.first_row;
-        let task = self.keys(&numbers.keys.each_ref().map(|k| k[(self.row() - first) as usize]))?;
-        let state = self.numbers(&dataset.state, &numbers)?;
-        let sensor =
-            dataset.sensor.as_ref().map_or(Ok(Vec::new()), |sensor| self.numbers(sensor, &numbers))?;
-        let (actions, action_is_pad) = self.actions(&numbers)?;
-        let sample = Sample {
-            index: self.index,
-            episode: self.number,
-            frame: self.index - self.episode.start,
-            input_ids: Vec::new(),
-            pixel_values: Vec::new(),
-            image_grids: Vec::with_capacity(dataset.cameras.len()),
-            state,
-            sensor,
-            actions,
-            action_is_pad,
-        };
-        Ok((sample, task))
-    }
-
-    /// This frame's value of a feature, checked and normalised.
-    fn numbers(&self, feature: &Numeric, block: &Block) -> Result<Vec<f32>, DataError> {
-        let mut values = Vec::with_capacity(feature.width);
-        self.append(feature, block, self.row(), &mut values)?;
-        feature.normalizer.apply(&mut values);
-        Ok(values)
-    }
-
-    /// The chunk of actions from this frame on; past the episode's end its last action repeats and counts as padding.
-    fn actions(&self, first: &Arc<Block>) -> Result<(Vec<f32>, Vec<bool>), DataError> {
-        let action = &self.dataset.action;
-        let horizon = self.dataset.dims.horizon;
-        let left = (self.episode.end() - self.index) as usize;
-        let mut values = Vec::with_capacity(horizon * action.width);
-        let mut block = first.clone();
-        for row in (self.row()..).take(horizon.min(left)) {
-            if !block.holds(row) {
-                block = self.block(row, Part::Numbers)?;
-            }
-            self.append(action, &block, row, &mut values)?;
-        }
-        for _ in left..horizon {
-            values.extend_from_within(values.len() - action.width..);
-        }
-        action.normalizer.apply(&mut values);
-        Ok((values, (0..horizon).map(|step| step >= left).collect()))
-    }
-
-    fn append(
-        &self,
-        feature: &Numeric,
-        block: &Block,
-        row: u64,
-        out: &mut Vec<f32>,
-    ) -> Result<(), DataError> {
-        let from = (row - block.first_row) as usize * feature.width;
-        let values = &block.numbers[feature.column][from..from + feature.width];
-        if let Some(element) = values.iter().position(|v| !v.is_finite()) {
-            let fault = format!(
-                "element {element} is {}; repair the recording or delete the episode",
-                values[element]
-            );
-            return Err(self.dataset.catalog.row_error(self.episode.file, row, &feature.name, fault));
-        }
-        out.extend_from_slice(values);
-        Ok(())
-    }
 }

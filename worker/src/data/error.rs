@@ -134,7 +134,12 @@ pub(crate) fn read_text(path: &Path) -> Result<String, DataError> {
 
 /// The whole file as one JSON value of type `T`.
 pub(crate) fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, DataError> {
-    serde_json::from_str(&read_text(path)?).map_err(|e| {
+    parse_json(path, &read_text(path)?)
+}
+
+/// The text of a file as one JSON value of type `T`.
+pub(crate) fn parse_json<T: serde::de::DeserializeOwned>(path: &Path, text: &str) -> Result<T, DataError> {
+    serde_json::from_str(text).map_err(|e| {
         DataError::invalid(path, format!("line {}", e.line()), e.to_string(), "repair or restore the file")
     })
 }

@@ -127,7 +127,8 @@ pub fn inspect(dir: &Path) -> Result<Report, DataError> {
 
 fn describe(catalog: &Catalog, name: &str, feature: &Feature) -> FeatureReport {
     let stats = catalog.stats.as_ref().and_then(|s| s.0.get(name));
-    let has = |stat: &str| stats.is_some_and(|s| s.contains_key(stat));
+    let finite = |values: &Vec<f64>| values.iter().all(|value| value.is_finite());
+    let has = |stat: &str| stats.and_then(|s| s.get(stat)).is_some_and(finite);
     let modes = [("mean_std", "mean", "std"), ("min_max", "min", "max"), ("quantiles", "q01", "q99")];
     let role = role(name, feature);
     let numeric = matches!(role, Role::Action | Role::Vector | Role::Window);

@@ -4,7 +4,8 @@
 //! lerobot    metadata and rows as they lie on disk (v3.0, v2.1)
 //! normalize  numbers to model range and back          preprocessor, resize, vision  images to patches
 //! prompt     task text to token ids                   order           position to sample
-//! dataset    all of it as samples of a run            collate, prefetch   samples to micro-batches, ahead of the trainer
+//! dataset    all of it, opened and checked for a run   reading         its samples, one by one
+//! collate, prefetch   samples to micro-batches, ahead of the trainer
 //! rows       a micro-batch with features that were kept, and what is missing of them
 //! inspect    a data set, described                    sample_file     one sample, written out
 //! outline    sizes of its samples, from metadata alone     keys            names of samples by content, for the feature store
@@ -25,6 +26,7 @@ mod outline;
 mod prefetch;
 mod preprocessor;
 mod prompt;
+mod reading;
 mod resize;
 mod rows;
 mod sample_file;
@@ -41,6 +43,7 @@ pub use order::{SampleOrder, TrainingSamples};
 pub use outline::{Outline, PromptLength};
 pub use prefetch::{Prefetcher, StepRequest, Upcoming};
 pub use prompt::{ModelFacts, PromptEncoder};
+pub use reading::Readable;
 pub use rows::{FeatureShape, KeptFeatures, Missing, Prepared};
 pub use sample_file::write_sample;
 pub use vision::{DEFAULT_MAX_PIXELS, ImageProcessor, PatchShape, Patches, smart_resize};

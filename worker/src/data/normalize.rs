@@ -45,13 +45,17 @@ impl Normalizer {
         let take = |stat: &str| -> Result<Vec<f32>, DataError> {
             let values = stats.get(stat);
             let values = values.ok_or_else(|| fail(format!("{feature}.{stat}"), "missing".into()))?;
-            match values.is_empty() || !width.is_multiple_of(values.len()) {
-                true => {
-                    let found = format!("{} values for a feature of {width} elements", values.len());
-                    Err(fail(format!("{feature}.{stat}"), found))
-                }
-                false => Ok(values.iter().map(|v| *v as f32).collect()),
+            if values.is_empty() || !width.is_multiple_of(values.len()) {
+                let found = format!("{} values for a feature of {width} elements", values.len());
+                return Err(fail(format!("{feature}.{stat}"), found));
             }
+            if let Some(element) = values.iter().position(|value| !value.is_finite()) {
+                return Err(fail(
+                    format!("{feature}.{stat}"),
+                    format!("element {element} is no finite number"),
+                ));
+            }
+            Ok(values.iter().map(|v| *v as f32).collect())
         };
         let (offset, second_values) = (take(first)?, take(second)?);
         if offset.len() != second_values.len() {

@@ -5,8 +5,8 @@
 //! trainer: next(step)                    ◄─  ready micro-batches, at most `depth` ahead, in order
 //! ```
 //!
-//! The trainer says which positions it owns, steps ahead of time; threads of this pipeline (their own: the training threads own
-//! rayon's pool) read, decode and collate. A step stays on record until the trainer asks for a later one, so after a step that
+//! The trainer says which positions it owns, steps ahead of time; threads of this pipeline (a pool of its own: compute threads have
+//! theirs) read and decode the samples of a micro-batch side by side, and collate. A step stays on record until the trainer asks for a later one, so after a step that
 //! did not fit [`Prefetcher::replan`] starts it again with smaller micro-batches, from the same samples. Failures come through
 //! [`Prefetcher::next`] as values. Dropping the prefetcher stops and joins its threads.
 //!
@@ -23,10 +23,12 @@ use std::{
 };
 
 use coxswain_proto::ids::Step;
+use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use super::dataset::Dataset;
 use super::error::DataError;
 use super::order::SampleOrder;
+use super::reading::words;
 use super::rows::{KeptFeatures, Prepared};
 
 mod upcoming;
@@ -78,11 +80,14 @@ impl StepRequest {
 /// The pipeline. One trainer drives it.
 pub struct Prefetcher {
     shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
+    /// One for each micro-batch that is made at the same time.
+    makers: Vec<JoinHandle<()>>,
 }
 
 struct Shared {
     dataset: Arc<Dataset>,
+    /// Reads and decodes.
+    readers: ThreadPool,
     order: SampleOrder,
     depth: u64,
     state: Mutex<State>,
@@ -110,24 +115,32 @@ struct State {
 }
 
 impl Prefetcher {
-    /// Starts `threads` threads that keep up to `depth` micro-batches ready.
+    /// Starts a pipeline that keeps up to `depth` micro-batches ready, with `threads` threads that read.
     pub fn start(dataset: Arc<Dataset>, depth: usize, threads: usize) -> Result<Self, DataError> {
+        let cannot_start =
+            |e: &dyn std::fmt::Display| DataError::Pipeline(format!("cannot start a thread: {e}"));
+        let readers = ThreadPoolBuilder::new()
+            .num_threads(threads.max(1))
+            .thread_name(|number| format!("data-{number}"))
+            .build()
+            .map_err(|e| cannot_start(&e))?;
         let shared = Arc::new(Shared {
             order: dataset.order(),
             dataset,
+            readers,
             depth: depth.max(1) as u64,
             state: Mutex::default(),
             ready: Condvar::new(),
             wanted: Condvar::new(),
         });
-        let mut prefetcher = Self { shared, threads: Vec::new() };
-        for number in 0..threads.max(1) {
+        let mut prefetcher = Self { shared, makers: Vec::new() };
+        for number in 0..threads.min(depth).max(1) {
             let shared = prefetcher.shared.clone();
             let thread = std::thread::Builder::new()
-                .name(format!("data-{number}"))
+                .name(format!("batch-{number}"))
                 .spawn(move || shared.work())
-                .map_err(|e| DataError::Pipeline(format!("cannot start a thread: {e}")))?;
-            prefetcher.threads.push(thread);
+                .map_err(|e| cannot_start(&e))?;
+            prefetcher.makers.push(thread);
         }
         Ok(prefetcher)
     }
@@ -180,9 +193,6 @@ impl Prefetcher {
                 self.shared.wanted.notify_all();
                 return result.map(Some);
             }
-            if state.stop {
-                return Err(DataError::Pipeline("a thread of the pipeline panicked".into()));
-            }
             state = self.shared.ready.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
@@ -225,8 +235,8 @@ impl Drop for Prefetcher {
     fn drop(&mut self) {
         self.shared.lock().stop = true;
         self.shared.wanted.notify_all();
-        for thread in self.threads.drain(..) {
-            // A thread that panicked has said so, and there is nobody left to tell.
+        for thread in self.makers.drain(..) {
+            // Panics are caught and told as errors.
             let _ = thread.join();
         }
     }
@@ -257,14 +267,15 @@ impl Shared {
 
     fn work(&self) {
         while let Some(job) = self.claim() {
+            // A decoder's panic names its sample (`reading`); what is left is a defect of ours, and costs this micro-batch.
             let made = std::panic::catch_unwind(AssertUnwindSafe(|| self.make(&job)));
+            let result = made.unwrap_or_else(|panic| {
+                let what = format!("a thread panicked over step {}: {}", job.step, words(panic.as_ref()));
+                Err(DataError::Pipeline(what))
+            });
             let mut state = self.lock();
-            match made {
-                Ok(result) if state.plan == job.plan && job.number >= state.taken => {
-                    state.done.insert(job.number, result);
-                }
-                Ok(_) => {}
-                Err(_) => state.stop = true,
+            if state.plan == job.plan && job.number >= state.taken {
+                state.done.insert(job.number, result);
             }
             drop(state);
             self.ready.notify_all();
@@ -317,7 +328,8 @@ impl Shared {
             })
         };
         let indices = job.positions.iter().map(sample).collect::<Result<Vec<_>, _>>()?;
-        self.dataset.prepare(job.step, &indices, job.kept.as_ref()).map_err(|(place, source)| {
+        let prepare = || self.dataset.prepare(job.step, &indices, job.kept.as_ref());
+        self.readers.install(prepare).map_err(|(place, source)| {
             let (epoch, position, source) = (job.epoch, job.positions[place], Box::new(source));
             DataError::AtPosition { epoch, position, source }
         })

@@ -17,6 +17,7 @@ use std::{
 };
 
 use coxswain_proto::ids::Step;
+use rayon::prelude::*;
 
 use super::collate::collate;
 use super::dataset::Dataset;
@@ -73,7 +74,7 @@ pub struct Prepared {
     pub missing: Vec<Missing>,
     /// Rows whose features were computed while the micro-batch waited.
     pub computed_ahead: usize,
-    /// Time spent reading features.
+    /// Time spent reading features, summed over threads.
     pub read: Duration,
     /// What was found damaged, for people.
     pub damaged: Vec<String>,
@@ -91,92 +92,102 @@ pub struct Missing {
 }
 
 impl Dataset {
-    /// The micro-batch of these samples, `indices` in order; with room for features if `kept` says where they are from. A sample that
-    /// cannot be used is named by its place in `indices`.
+    /// The micro-batch of these samples, `indices` in order; with room for features if `kept` says where they are from. Rows are read side
+    /// by side on the threads of the pool that this runs in. The first sample that cannot be used is named by its place in `indices`.
     pub fn prepare(
         &self,
         step: Step,
         indices: &[u64],
         kept: Option<&KeptFeatures>,
     ) -> Result<Prepared, (usize, DataError)> {
-        let Some(kept) = kept else {
-            let sample = |(place, &index)| self.sample(index).map_err(|error| (place, error));
-            let samples = indices.iter().enumerate().map(sample).collect::<Result<Vec<_>, _>>()?;
-            return Ok(Prepared { batch: collate(step, &samples, self.pad_token()), ..Prepared::default() });
+        let row = |&index: &u64| match kept {
+            Some(kept) => Row::read(self, index, kept),
+            None => Ok(Row::of(self.sample(index)?)),
         };
-        let mut rows = Rows::new(self, kept);
-        for (row, &index) in indices.iter().enumerate() {
-            rows.add(index).map_err(|error| (row, error))?;
-        }
-        Ok(rows.finish(step))
+        // All are read before the first error is looked for, so that it is the same one on any number of threads.
+        let read: Vec<_> = indices.par_iter().map(row).collect();
+        let rows = read.into_iter().enumerate().map(|(place, row)| row.map_err(|error| (place, error)));
+        let rows = rows.collect::<Result<Vec<_>, _>>()?;
+        Ok(put_together(step, rows, self.pad_token(), kept))
     }
 }
 
-/// Rows with features, as they come together.
-struct Rows<'a> {
-    dataset: &'a Dataset,
-    kept: &'a KeptFeatures,
-    samples: Vec<Sample>,
-    /// Features of the rows so far, zero where they are missing.
+/// One row of a micro-batch.
+struct Row {
+    sample: Sample,
+    /// Features, if they were read; zeros where they are missing.
     values: Vec<f32>,
-    prepared: Prepared,
+    /// What to compute them from, where they are missing; its place is within this row.
+    missing: Option<Missing>,
+    read: Duration,
+    damaged: Option<String>,
 }
 
-impl<'a> Rows<'a> {
-    fn new(dataset: &'a Dataset, kept: &'a KeptFeatures) -> Self {
-        Self { dataset, kept, samples: Vec::new(), values: Vec::new(), prepared: Prepared::default() }
+impl Row {
+    fn of(sample: Sample) -> Self {
+        Self { sample, values: Vec::new(), missing: None, read: Duration::ZERO, damaged: None }
     }
 
-    fn add(&mut self, index: u64) -> Result<(), DataError> {
-        let key = self.kept.keys.get(index);
-        let sample = match key.and_then(|key| self.read(&key)) {
-            Some((input_ids, image_grids)) => {
-                Sample { input_ids, image_grids, ..self.dataset.sample_unseen(index)? }
-            }
-            None => {
-                let mut sample = self.dataset.sample(index)?;
-                let tokens = self.kept.shape.tokens(&sample.input_ids, &sample.image_grids);
-                let place = self.make_room(tokens);
-                let seen = Sample {
-                    input_ids: sample.input_ids.clone(),
-                    image_grids: sample.image_grids.clone(),
-                    pixel_values: std::mem::take(&mut sample.pixel_values),
-                    ..sample.without_content()
-                };
-                self.prepared.missing.push(Missing { place, key, seen });
-                sample
-            }
+    /// With its features, or with all that it takes to compute them.
+    fn read(dataset: &Dataset, index: u64, kept: &KeptFeatures) -> Result<Self, DataError> {
+        let (key, began) = (kept.keys.get(index), Instant::now());
+        let (found, damaged) = match key.and_then(|key| read_record(kept, &key)) {
+            Some(Ok(found)) => (Some(found), None),
+            Some(Err(damaged)) => (None, Some(damaged)),
+            None => (None, None),
         };
-        self.samples.push(sample);
-        Ok(())
-    }
-
-    /// Reads the record of a sample to the end of the features, if there is one and it is sound. Returns its prompt and grids.
-    fn read(&mut self, key: &SampleKey) -> Option<(Vec<u32>, Vec<[u32; 3]>)> {
-        let began = Instant::now();
-        let record = self.kept.space.as_ref()?.get(key)?;
-        let place = self.make_room(record.tokens());
-        let read = record.read_f32(&mut self.values[place.clone()]);
-        self.prepared.read += began.elapsed();
-        match read {
-            Ok(()) => Some((record.input_ids().to_vec(), record.image_grids().to_vec())),
-            Err(damaged) => {
-                self.prepared.damaged.push(damaged.to_string());
-                self.values.truncate(place.start);
-                None
-            }
+        let read = began.elapsed();
+        if let Some(Record { input_ids, image_grids, values }) = found {
+            let sample = Sample { input_ids, image_grids, ..dataset.sample_unseen(index)? };
+            return Ok(Self { values, read, ..Self::of(sample) });
         }
+        let mut sample = dataset.sample(index)?;
+        let values = kept.shape.tokens(&sample.input_ids, &sample.image_grids) * kept.shape.width;
+        let seen = Sample {
+            input_ids: sample.input_ids.clone(),
+            image_grids: sample.image_grids.clone(),
+            pixel_values: std::mem::take(&mut sample.pixel_values),
+            ..sample.without_content()
+        };
+        let missing = Some(Missing { place: 0..values, key, seen });
+        Ok(Self { missing, read, damaged, ..Self::of(sample) })
     }
+}
 
-    fn make_room(&mut self, tokens: usize) -> Range<usize> {
-        let before = self.values.len();
-        self.values.resize(before + tokens * self.kept.shape.width, 0.0);
-        before..self.values.len()
-    }
+/// What the store has of a sample.
+struct Record {
+    input_ids: Vec<u32>,
+    image_grids: Vec<[u32; 3]>,
+    values: Vec<f32>,
+}
 
-    fn finish(self, step: Step) -> Prepared {
-        let batch = collate(step, &self.samples, self.dataset.pad_token());
-        let features = Some(CachedFeatures { width: self.kept.shape.width, values: self.values });
-        Prepared { batch: MicroBatch { features, ..batch }, ..self.prepared }
+/// The record of a sample, if there is one; in words, if it is damaged.
+fn read_record(kept: &KeptFeatures, key: &SampleKey) -> Option<Result<Record, String>> {
+    let record = kept.space.as_ref()?.get(key)?;
+    let mut values = vec![0.0; record.tokens() * kept.shape.width];
+    let read = record.read_f32(&mut values).map_err(|damaged| damaged.to_string());
+    let (input_ids, image_grids) = (record.input_ids().to_vec(), record.image_grids().to_vec());
+    Some(read.map(|()| Record { input_ids, image_grids, values }))
+}
+
+fn put_together(step: Step, rows: Vec<Row>, pad: u32, kept: Option<&KeptFeatures>) -> Prepared {
+    let (mut prepared, mut samples) = (Prepared::default(), Vec::with_capacity(rows.len()));
+    let len = |row: &Row| row.missing.as_ref().map_or(row.values.len(), |missing| missing.place.len());
+    let mut values: Vec<f32> = Vec::with_capacity(rows.iter().map(len).sum());
+    for row in rows {
+        let begin = values.len();
+        match row.missing {
+            Some(missing) => {
+                values.resize(begin + missing.place.len(), 0.0);
+                prepared.missing.push(Missing { place: begin..values.len(), ..missing });
+            }
+            None => values.extend_from_slice(&row.values),
+        }
+        prepared.read += row.read;
+        prepared.damaged.extend(row.damaged);
+        samples.push(row.sample);
     }
+    let batch = collate(step, &samples, pad);
+    let features = kept.map(|kept| CachedFeatures { width: kept.shape.width, values });
+    Prepared { batch: MicroBatch { features, ..batch }, ..prepared }
 }

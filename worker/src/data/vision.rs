@@ -155,6 +155,13 @@ impl ImageProcessor {
     }
 }
 
+/// Height and width that an encoded image says it has.
+pub(super) fn image_size(encoded: &[u8]) -> Option<(usize, usize)> {
+    let reader = ImageReader::new(Cursor::new(encoded)).with_guessed_format().ok()?;
+    let (width, height) = reader.into_dimensions().ok()?;
+    Some((height as usize, width as usize))
+}
+
 fn decode(encoded: &[u8]) -> Result<Rgb, String> {
     let mut reader = ImageReader::new(Cursor::new(encoded))
         .with_guessed_format()

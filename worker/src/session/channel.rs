@@ -131,13 +131,14 @@ impl Shared {
 pub(super) struct ChannelLink {
     shared: Arc<Shared>,
     said: mpsc::Sender<Said>,
+    run_id: String,
     /// Its place, for reports.
     place: (Generation, Rank),
 }
 
 impl ChannelLink {
-    pub fn new(shared: Arc<Shared>, said: mpsc::Sender<Said>) -> Self {
-        Self { shared, said, place: (Generation(0), Rank(0)) }
+    pub fn new(shared: Arc<Shared>, said: mpsc::Sender<Said>, run_id: String) -> Self {
+        Self { shared, said, run_id, place: (Generation(0), Rank(0)) }
     }
 
     fn say(&self, said: Said) -> Result<(), LinkError> {
@@ -147,6 +148,10 @@ impl ChannelLink {
 }
 
 impl Link for ChannelLink {
+    fn run_id(&self) -> &str {
+        &self.run_id
+    }
+
     fn assignment(&mut self, why: Option<&str>) -> Result<Assignment, LinkError> {
         let why = why.unwrap_or_default().to_owned();
         let said = self.say(Said::Ready { left: self.place.0, why });
@@ -219,7 +224,7 @@ mod tests {
     fn link() -> (Arc<Shared>, ChannelLink, mpsc::Receiver<Said>) {
         let shared = Arc::new(Shared::default());
         let (said, queue) = mpsc::channel(4);
-        (shared.clone(), ChannelLink::new(shared, said), queue)
+        (shared.clone(), ChannelLink::new(shared, said, "run-1".into()), queue)
     }
 
     fn assign(shared: &Shared) {

@@ -125,7 +125,7 @@ impl Session {
     async fn train(self, thread: TrainerThread) -> Result<(), SessionError> {
         let worker_id = self.worker_id.unwrap_or_default();
         let (reports, queue) = mpsc::channel(limits::REPORT_QUEUE);
-        let link = ChannelLink::new(self.shared.clone(), reports);
+        let link = ChannelLink::new(self.shared.clone(), reports, self.run_id.clone());
         let voice = Voice {
             client: self.client.clone(),
             options: self.options.clone(),

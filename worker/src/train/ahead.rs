@@ -3,6 +3,8 @@
 //! Requests stop before a step whose turn is not known yet: where drift is measured first, and where a generation of kept features begins,
 //! since what names its space is the adapter as the step before leaves it.
 
+use std::ops::Range;
+
 use coxswain_proto::{ids::Step, limits::LEASE_STEPS, plan};
 
 use super::{TrainError, features::Claim, run::Training};
@@ -29,9 +31,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             };
             let Some(kept) = self.source(&leased.turn) else { break };
             let begin = batch.positions.start;
-            let of_epoch = self.assignment.quarantined.iter().filter(|bad| bad.epoch == batch.epoch);
-            let skipped: Vec<_> = of_epoch.map(|bad| bad.positions.clone()).collect();
-            let positions = plan::without(begin + leased.slice.start..begin + leased.slice.end, &skipped);
+            let positions = self.usable(batch.epoch, begin + leased.slice.start..begin + leased.slice.end);
             self.claimed.push_back(Claim { positions: positions.clone(), turn: leased.turn });
             let (epoch, micro_batch) = (batch.epoch, self.micro_batch);
             self.prefetch.request(StepRequest { step, epoch, positions, micro_batch, kept })?;
@@ -49,5 +49,12 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let share = self.plan.batch(self.next).len().div_ceil(u64::from(self.world().max(1))).max(1);
         let wanted = self.features.as_ref().map_or(0, |features| features.encoder_batch() as u64);
         wanted.div_ceil(share).clamp(REQUESTS_AHEAD, LEASE_STEPS)
+    }
+
+    /// These positions without those whose samples nobody uses any more.
+    pub(super) fn usable(&self, epoch: u64, positions: Range<u64>) -> Vec<Range<u64>> {
+        let of_epoch = self.assignment.quarantined.iter().filter(|bad| bad.epoch == epoch);
+        let skipped: Vec<_> = of_epoch.map(|bad| bad.positions.clone()).collect();
+        plan::without(positions, &skipped)
     }
 }

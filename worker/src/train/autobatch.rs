@@ -9,14 +9,18 @@
 //! Every trial ends with one small all-gather: a size fits if it fits on all ranks, and the tightest rank decides what is tried next. All
 //! ranks therefore try the same sizes and end with the same one. Checkpoints carry it, so a resumed run does not search again.
 //!
+//! A rank that is lost in a trial, perhaps to the kernel because of it, ends the search. The next generation searches again, up to half the
+//! size that was being tried: what it finds is what the run goes on with, never the size of a trial.
+//!
 //! What a size takes includes the micro-batches of that size that are read ahead, and a tenth of the room is left free: later samples may be
 //! longer. The bound is `memory.capacity`; without one, most of what the machine has free, shared among its workers. What this module does not do:
 //! look for the *fastest* size. On a CPU a small micro-batch is often as fast.
 
-use coxswain_proto::ids::Rank;
+use coxswain_proto::ids::{Rank, Step};
 
 use super::{TrainError, fit, run::Training};
 use crate::{
+    batch::Sample,
     collective::{Buf, BufMut},
     data::{DataError, collate},
     kernels::Tape,
@@ -50,11 +54,12 @@ struct Search {
 }
 
 impl Search {
-    /// For ranks of at most `share` samples a step.
-    fn new(share: usize) -> Self {
+    /// For ranks of at most `share` samples a step; sizes above `most` are not tried.
+    fn new(share: usize, most: usize) -> Self {
         let mut rungs: Vec<usize> =
             std::iter::successors(Some(1), |passes| (passes * 2 <= share.max(1)).then_some(passes * 2))
                 .map(|passes| share.max(1).div_ceil(passes))
+                .filter(|size| *size <= most)
                 .collect();
         rungs.push(1);
         rungs.sort_unstable();
@@ -111,7 +116,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let capacity = self.spec.memory.capacity;
         let limit = capacity.unwrap_or_else(|| self.machines_share());
         self.meter.bound(Some(limit));
-        let found = self.search(limit);
+        let most = self.micro_batch;
+        let found = self.search(limit, most);
         self.meter.bound(capacity);
         self.meter.begin_step();
         let (search, last) = found?;
@@ -123,11 +129,15 @@ impl<B: Tape<Base = B>> Training<'_, B> {
                 advice: fit::advice(self.spec),
             });
         };
-        self.micro_batch = size;
+        (self.micro_batch, self.searched) = (size, true);
         if self.rank().0 == 0 {
             let share = self.share();
+            let bounded = match most < share {
+                true => format!(" (at most {most}: a rank was lost while more were tried)"),
+                false => String::new(),
+            };
             self.link.report(Report::Note(format!(
-                "micro-batch found: {size} samples at a time, {} passes a step on each rank, {} samples a step as configured; tried {}",
+                "micro-batch found: {size} samples at a time, {} passes a step on each rank, {} samples a step as configured; tried {}{bounded}",
                 share.div_ceil(size),
                 self.spec.train.global_batch,
                 search.told()
@@ -136,56 +146,86 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         Ok(())
     }
 
-    fn search(&mut self, limit: u64) -> Result<(Search, Option<OutOfMemory>), TrainError> {
-        let mut search = Search::new(self.share());
+    fn search(&mut self, limit: u64, most: usize) -> Result<(Search, Option<OutOfMemory>), TrainError> {
+        let mut search = Search::new(self.share(), most);
         let mut last = None;
         while let Some(size) = search.next() {
-            let before = self.meter.in_use().0;
-            let (own, failed) = match self.try_size(size) {
-                Ok(took) => ([took as f64, 0.0], None),
-                Err(TrainError::DoesNotFit { source, .. }) => {
-                    last = Some(source);
-                    ([0.0, 1.0], None)
+            let (trial, refused) = match self.trial(size, limit) {
+                Err(TrainError::Collective(error)) => {
+                    self.micro_batch = most.min(size / 2).max(1);
+                    tracing::warn!(size, %error, "a rank was lost while this many samples were tried at a time; half of it is the most that is tried next");
+                    return Err(error.into());
                 }
-                Err(other) => ([0.0, 2.0], Some(other)),
+                tried => tried?,
             };
-            let room = limit.saturating_sub(before) as f64;
-            let mut all = vec![0.0; 3 * self.comm.world()];
-            self.comm.all_gather(Buf::F64(&[own[0], own[1], room]), BufMut::F64(&mut all))?;
-            if let Some(error) = failed {
-                return Err(error);
-            }
-            let worst = |field: usize| all.chunks_exact(3).map(|row| row[field]).fold(0.0, f64::max);
-            if worst(1) == 2.0 {
-                let rank =
-                    all.chunks_exact(3).zip(0..).find(|(row, _)| row[1] == 2.0).map_or(0, |(_, rank)| rank);
-                return Err(TrainError::PeerFailed(Rank(rank)));
-            }
-            let took = (worst(1) == 0.0).then(|| worst(0));
-            let room = all.chunks_exact(3).map(|row| row[2]).fold(f64::INFINITY, f64::min);
-            search.trials.push(Trial { size, took, room });
+            last = refused.or(last);
+            search.trials.push(trial);
         }
         Ok((search, last))
+    }
+
+    /// Tries a size together with all ranks. Also returns why it does not fit, if it is this rank that it does not fit on.
+    fn trial(&mut self, size: usize, limit: u64) -> Result<(Trial, Option<OutOfMemory>), TrainError> {
+        let before = self.meter.in_use().0;
+        let (own, failed, refused) = match self.try_size(size) {
+            Ok(took) => ([took as f64, 0.0], None, None),
+            Err(TrainError::DoesNotFit { source, .. }) => ([0.0, 1.0], None, Some(source)),
+            Err(other) => ([0.0, 2.0], Some(other), None),
+        };
+        let room = limit.saturating_sub(before) as f64;
+        let mut all = vec![0.0; 3 * self.comm.world()];
+        self.comm.all_gather(Buf::F64(&[own[0], own[1], room]), BufMut::F64(&mut all))?;
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        if let Some((_, rank)) = all.chunks_exact(3).zip(0..).find(|(row, _)| row[1] == 2.0) {
+            return Err(TrainError::PeerFailed(Rank(rank)));
+        }
+        let worst = |field: usize| all.chunks_exact(3).map(|row| row[field]).fold(0.0, f64::max);
+        let took = (worst(1) == 0.0).then(|| worst(0));
+        let room = all.chunks_exact(3).map(|row| row[2]).fold(f64::INFINITY, f64::min);
+        Ok((Trial { size, took, room }, refused))
     }
 
     /// One guarded pass over `size` samples of the next step; returns the bytes it took.
     fn try_size(&mut self, size: usize) -> Result<u64, TrainError> {
         let step = self.next;
-        let batch = self.plan.batch(step);
-        let mine = batch.of_rank(self.rank(), self.world());
-        let positions = if mine.is_empty() { batch.positions } else { mine };
-        let order = self.dataset.order();
-        let positions = positions.cycle().take(size);
-        let indices = positions.filter_map(|position| order.sample(batch.epoch, position));
-        let samples =
-            indices.map(|index| self.dataset.sample(index)).collect::<Result<Vec<_>, DataError>>()?;
+        let samples = self.trial_samples(size)?;
+        if samples.is_empty() {
+            return Ok(0);
+        }
         let micro_batch = collate(step, &samples, self.dataset.pad_token());
         self.grads.zero();
         // One at a time is not refused on a prediction: that is what a trial is for.
-        self.micro_batch = 1;
-        self.pass(step, &micro_batch, &mut StepTimes::default())?;
+        let bound = std::mem::replace(&mut self.micro_batch, 1);
+        let passed = self.pass(step, &micro_batch, &mut StepTimes::default());
+        self.micro_batch = bound;
+        passed?;
         // In a step, the data threads hold others of its size meanwhile.
         Ok(self.meter.last_took() + micro_batch.bytes() * (1 + self.spec.data.prefetch as u64))
+    }
+
+    /// So many of the samples that this rank will train on first, again and again where they are fewer. One that cannot be used is for
+    /// another worker to try, as in a step.
+    fn trial_samples(&self, size: usize) -> Result<Vec<Sample>, TrainError> {
+        let order = self.dataset.order();
+        let usable = (self.next.0..self.plan.total_steps()).find_map(|step| {
+            let batch = self.plan.batch(Step(step));
+            let mine = batch.of_rank(self.rank(), self.world());
+            [mine, batch.positions].into_iter().find_map(|range| {
+                let positions: Vec<u64> = self.usable(batch.epoch, range).into_iter().flatten().collect();
+                (!positions.is_empty()).then_some((batch.epoch, positions))
+            })
+        });
+        let Some((epoch, positions)) = usable else { return Ok(Vec::new()) };
+        let chosen = positions.iter().cycle().take(size);
+        let indices = chosen.filter_map(|&position| Some((position, order.sample(epoch, position)?)));
+        let read = |(position, index)| {
+            self.dataset
+                .sample(index)
+                .map_err(|source| DataError::AtPosition { epoch, position, source: Box::new(source) }.into())
+        };
+        indices.map(read).collect()
     }
 
     /// Samples of the largest slice of a step.
@@ -207,7 +247,7 @@ mod tests {
 
     /// Searches where a size takes `fixed + each * size` bytes of `room`.
     fn found(share: usize, fixed: f64, each: f64, room: f64) -> (Option<usize>, usize) {
-        let mut search = Search::new(share);
+        let mut search = Search::new(share, share);
         while let Some(size) = search.next() {
             let takes = fixed + each * size as f64;
             search.trials.push(Trial { size, took: (takes <= room).then_some(takes), room });
@@ -217,9 +257,16 @@ mod tests {
 
     #[test]
     fn sizes_are_equal_cuts_of_a_ranks_slice() {
-        assert_eq!(Search::new(16).rungs, [1, 2, 4, 8, 16]);
-        assert_eq!(Search::new(12).rungs, [1, 2, 3, 6, 12]);
-        assert_eq!(Search::new(1).rungs, [1]);
+        assert_eq!(Search::new(16, 16).rungs, [1, 2, 4, 8, 16]);
+        assert_eq!(Search::new(12, 64).rungs, [1, 2, 3, 6, 12]);
+        assert_eq!(Search::new(1, 1).rungs, [1]);
+    }
+
+    #[test]
+    fn what_a_rank_was_lost_with_is_not_tried_again() {
+        assert_eq!(Search::new(16, 8).rungs, [1, 2, 4, 8]);
+        assert_eq!(Search::new(12, 5).rungs, [1, 2, 3]);
+        assert_eq!(Search::new(12, 1).rungs, [1]);
     }
 
     #[test]
@@ -231,7 +278,7 @@ mod tests {
                     let fits = |size: &usize| fixed + 10.0 * *size as f64 <= room;
                     // A size that would fill the margin is not tried.
                     let safe = |size: &usize| fixed + 10.0 * *size as f64 <= MARGIN * room;
-                    let rungs = Search::new(share).rungs;
+                    let rungs = Search::new(share, share).rungs;
                     assert!(trials <= TRIALS, "{share} {room} {fixed}");
                     assert!(
                         found >= rungs.iter().copied().filter(safe).max(),

@@ -44,12 +44,11 @@ pub fn check<B: Tape<Base = B>>(spec: &RunSpec, device: &B::Device) -> Result<Ch
     let dataset = Dataset::open(spec)?;
     let plan = Plan::new(&spec.train, dataset.training_len())?;
     let order = dataset.order();
-    let mut prompt_tokens = 0;
-    for position in plan.batch(Step(0)).positions {
-        if let Some(index) = order.sample(0, position) {
-            prompt_tokens = dataset.sample(index)?.input_ids.len();
-        }
-    }
+    let first = order.sample(0, plan.batch(Step(0)).positions.start);
+    let prompt_tokens = match first {
+        Some(index) => dataset.sample(index)?.input_ids.len(),
+        None => 0,
+    };
     let (policy, layout, _) = Policy::<B>::load(spec, dataset.dims(), device)?;
     let output_dir = Path::new(&spec.run.output_dir);
     let io = |source| TrainError::Io { action: "write below", path: output_dir.to_path_buf(), source };

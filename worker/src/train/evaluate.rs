@@ -16,7 +16,7 @@ use super::{TrainError, checkpoint::Store, fit, run::Training, save};
 use crate::{
     batch::MicroBatch,
     collective::{Buf, BufMut, Collective, Solo},
-    data::{DataError, Dataset, collate},
+    data::{Dataset, Readable, collate},
     kernels::{Tape, pool},
     link::Phase,
     memory::{self, OutOfMemory},
@@ -33,12 +33,20 @@ pub struct ActionError {
     pub mse_normalized: f64,
     /// Mean absolute error in the data set's own units.
     pub mae: f64,
+    /// Held-out samples that should have been looked at and cannot be read.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub unreadable: u64,
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 /// Sums that add up over samples and ranks.
 #[derive(Clone, Copy, Debug, Default)]
 struct ErrorSums {
     samples: f64,
+    unreadable: f64,
     values: f64,
     squared_normalized: f64,
     absolute: f64,
@@ -47,6 +55,7 @@ struct ErrorSums {
 impl ErrorSums {
     fn add(&mut self, part: Self) {
         self.samples += part.samples;
+        self.unreadable += part.unreadable;
         self.values += part.values;
         self.squared_normalized += part.squared_normalized;
         self.absolute += part.absolute;
@@ -55,7 +64,7 @@ impl ErrorSums {
 
 impl<B: Tape<Base = B>> Training<'_, B> {
     /// The held-out action error under the current trainables; every rank takes a part, every rank gets the whole.
-    /// None when nothing is held out or evaluation is switched off.
+    /// None when nothing is held out, evaluation is switched off, or nothing of it can be read.
     pub(super) fn evaluate(&mut self) -> Result<Option<ActionError>, TrainError> {
         self.enter(Phase::Evaluation, self.next)?;
         let evaluation = Evaluation {
@@ -102,23 +111,33 @@ impl<B: Tape<Base = B>> Evaluation<'_, B> {
         let own = self.sum(&mine);
         let sums = own.as_ref().copied().unwrap_or_default();
         let failed = f64::from(u8::from(own.is_err()));
-        let ballot = [sums.samples, sums.values, sums.squared_normalized, sums.absolute, failed];
+        let ballot =
+            [failed, sums.samples, sums.unreadable, sums.values, sums.squared_normalized, sums.absolute];
         let mut ballots = vec![0.0; ballot.len() * world];
         comm.all_gather(Buf::F64(&ballot), BufMut::F64(&mut ballots))?;
         own?;
-        let mut total = [0.0; 4];
+        let mut total = [0.0; 5];
         for (ballot, rank) in ballots.chunks_exact(ballot.len()).zip(0..) {
-            if ballot[4] != 0.0 {
+            if ballot[0] != 0.0 {
                 return Err(TrainError::PeerFailed(Rank(rank)));
             }
-            total.iter_mut().zip(ballot).for_each(|(total, own)| *total += own);
+            total.iter_mut().zip(&ballot[1..]).for_each(|(total, own)| *total += own);
         }
-        let [samples, values, squared, absolute] = total;
-        Ok(Some(ActionError {
+        let [samples, unreadable, values, squared, absolute] = total;
+        if rank == 0 && unreadable > 0.0 {
+            tracing::warn!(
+                unreadable,
+                samples,
+                "held-out samples cannot be read; the error is of the others"
+            );
+        }
+        let found = ActionError {
             samples: samples as u64,
             mse_normalized: squared / values,
             mae: absolute / values,
-        }))
+            unreadable: unreadable as u64,
+        };
+        Ok((values > 0.0).then_some(found))
     }
 
     /// This rank's part, in batches as large as fit.
@@ -155,9 +174,14 @@ impl<B: Tape<Base = B>> Evaluation<'_, B> {
         Ok(sums)
     }
 
+    /// Of those of these samples that can be read.
     fn errors(&self, indices: &[u64]) -> Result<ErrorSums, TrainError> {
-        let samples =
-            indices.iter().map(|index| self.dataset.sample(*index)).collect::<Result<Vec<_>, DataError>>()?;
+        let Readable { samples, faults } = self.dataset.readable(indices);
+        faults.iter().for_each(|error| tracing::warn!(%error, "a held-out sample is left out"));
+        let unreadable = faults.len() as f64;
+        if samples.is_empty() {
+            return Ok(ErrorSums { unreadable, ..ErrorSums::default() });
+        }
         let batch = collate(Step(0), &samples, self.dataset.pad_token());
         let mut sampled = self.policy.sample_actions(self.trainables, &batch, self.spec.run.seed)?;
         let mut recorded = batch.actions.clone();
@@ -166,7 +190,8 @@ impl<B: Tape<Base = B>> Evaluation<'_, B> {
         self.dataset.denormalize_actions(&mut sampled);
         self.dataset.denormalize_actions(&mut recorded);
         Ok(ErrorSums {
-            samples: indices.len() as f64,
+            samples: samples.len() as f64,
+            unreadable,
             values: batch.action_valid.iter().map(|&v| f64::from(v)).sum::<f64>() * width as f64,
             squared_normalized,
             absolute: masked_sum(&batch, width, &sampled, &recorded, f64::abs),

@@ -37,7 +37,7 @@ use crate::{
     },
     data::{DataError, Dataset, Prefetcher},
     kernels::Tape,
-    link::{Assignment, Commands, EpochPositions, Link, LinkError, Phase, Report, StateSource},
+    link::{Assignment, Commands, EpochPositions, Link, LinkError, Phase, Report},
     memory::{Meter, prediction::outcome::Sightings},
     model::policy::{GradientWatch, Policy},
     params::{FlatGrads, Trainables},
@@ -72,8 +72,10 @@ pub(super) struct Training<'a, B: Tape<Base = B>> {
     /// What was in use at moments that tell categories apart.
     pub(super) sightings: Sightings,
     pub(super) store: Store,
-    /// Samples per forward pass now in force; an out-of-memory lowers it.
+    /// Samples per forward pass now in force; an out-of-memory lowers it. Before the search for it is done, the most that it may try.
     pub(super) micro_batch: usize,
+    /// Whether `micro_batch` was searched for and found.
+    pub(super) searched: bool,
     /// The next step to run.
     pub(super) next: Step,
     /// Requests obeyed so far, to tell a new one from an old one.
@@ -141,7 +143,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         self.link.at(Phase::Connecting, self.next);
         self.comm = self.connect(listener)?;
         let start = self.settle()?;
-        if self.spec.train.auto_micro_batch && start.source == StateSource::Fresh {
+        if self.spec.train.auto_micro_batch && !self.searched {
             self.find_micro_batch()?;
         }
         self.summary.begin(self.next, self.world());
@@ -169,13 +171,10 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let waiting = Progress::default();
         waiting.entered.store(1, Relaxed);
         self.link.connected(abort.clone(), waiting.into());
-        let membership = Membership {
-            run: &self.spec_digest,
-            generation: *generation,
-            rank: *rank,
-            world: *world as usize,
-            next,
-        };
+        // Two launches of one file have equal digests, generations and places.
+        let run = format!("{} {}", self.link.run_id(), self.spec_digest);
+        let membership =
+            Membership { run: &run, generation: *generation, rank: *rank, world: *world as usize, next };
         let deadline = Instant::now() + RING_PATIENCE;
         let ring = Ring::connect(listener, &membership, deadline, &abort)?;
         self.link.connected(ring.abort_handle(), ring.progress());

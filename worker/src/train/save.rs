@@ -28,6 +28,7 @@ use crate::{
     memory::{self, OutOfMemory},
     params::TrainableLayout,
     pulse,
+    zero::{MirroredAdamW, StateError},
 };
 
 const TRAINABLES: &str = "trainables.safetensors";
@@ -154,7 +155,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             files: Default::default(),
         };
         let found = staging.publish(manifest)?;
-        self.store.prune(self.spec.train.keep_checkpoints)?;
+        self.store.prune(self.spec.train.keep_checkpoints);
         Ok(Bytes(found.bytes()))
     }
 
@@ -164,16 +165,10 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let found = self.store.open(step.0)?;
         self.check_origin(&found)?;
         let weights = read_trainables(&found, self.trainables.layout())?;
-        let mut states = Vec::new();
-        for rank in 0..found.manifest.world_size as u32 {
-            let path = found.verified(&optimizer_file(rank, found.manifest.world_size))?;
-            states.push(read_whole(&path)?);
-        }
-        let states: Vec<&[u8]> = states.iter().map(Vec::as_slice).collect();
-        let mut optimizer = self.empty_optimizer();
-        optimizer.import(&states, &weights)?;
+        let optimizer = self.read_optimizer(&found, &weights)?;
         self.trainables.set(weights);
         self.hold(optimizer, step);
+        self.searched = self.spec.train.auto_micro_batch;
         self.micro_batch = match self.spec.train.auto_micro_batch {
             true => found.manifest.micro_batch,
             false => self.spec.train.micro_batch.min(found.manifest.micro_batch),
@@ -181,6 +176,38 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         self.saved = Some(step);
         self.resume_cache(found.manifest.cache);
         Ok(Bytes(found.bytes()))
+    }
+
+    /// The optimizer with its moments from the files that have some of this rank's parts: as many bytes as these parts, not as all of them.
+    fn read_optimizer(&self, found: &Found, weights: &[f32]) -> Result<MirroredAdamW, TrainError> {
+        let world = found.manifest.world_size;
+        let mut optimizer = self.empty_optimizer();
+        let wanted = |rank: &usize| optimizer.keeps_of(&optimizer.part_in(world, *rank));
+        let read = |chosen: &dyn Fn(&usize) -> bool| -> Result<Vec<Vec<u8>>, CheckpointError> {
+            let file = |rank: usize| match chosen(&rank) {
+                true => {
+                    let path = found.verified(&optimizer_file(rank as u32, world))?;
+                    read_whole(&path)
+                }
+                false => Ok(Vec::new()),
+            };
+            (0..world).map(file).collect()
+        };
+        let mut files = read(&wanted)?;
+        fn views(files: &[Vec<u8>]) -> Vec<&[u8]> {
+            files.iter().map(Vec::as_slice).collect()
+        }
+        match optimizer.import(&views(&files), weights) {
+            // Written with the parameters in another order: their parts lie in other files.
+            Err(StateError::Coverage { .. } | StateError::Unreadable { .. })
+                if files.iter().any(Vec::is_empty) =>
+            {
+                drop(std::mem::take(&mut files));
+                optimizer.import(&views(&read(&|_| true)?), weights)?;
+            }
+            imported => imported?,
+        }
+        Ok(optimizer)
     }
 
     /// A checkpoint of another run or another data set would train on, and mean nothing.

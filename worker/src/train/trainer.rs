@@ -23,6 +23,10 @@ use crate::{
     zero::LearningRateSchedule,
 };
 
+/// Threads that read samples, unless `data.threads` says otherwise: as many as this rank computes with, since on a card those have little to
+/// do, up to where parquet windows that are decoded twice cost more than another thread brings.
+const MAX_DATA_THREADS: usize = 8;
+
 /// What a trainer is given besides the run spec.
 pub struct TrainerOptions<B: Tape<Base = B>> {
     /// Where tensors live.
@@ -116,7 +120,8 @@ impl<B: Tape<Base = B>> PolicyTrainer<B> {
         let features = Features::open(spec, &dataset, &policy, &self.options.device)?;
         meter.enter(Phase::Connecting).map_err(|source| too_large(spec, source))?;
         let output_dir = PathBuf::from(&spec.run.output_dir);
-        let mut prefetch = Prefetcher::start(dataset.clone(), spec.data.prefetch, 1)?;
+        let threads = spec.data.threads.unwrap_or_else(|| pool::join().min(MAX_DATA_THREADS));
+        let mut prefetch = Prefetcher::start(dataset.clone(), spec.data.prefetch, threads)?;
         prefetch.keep_ahead(features.as_ref().map_or(0, Features::encoder_batch));
         Ok(Training {
             spec,
@@ -126,14 +131,13 @@ impl<B: Tape<Base = B>> PolicyTrainer<B> {
             output_dir,
             plan,
             grads: FlatGrads::new(layout.len()),
-            gradients: GradientWatch::new(&layout),
+            gradients: GradientWatch::new(&layout, &spec.optimizer.lr),
             trainables: Trainables::new(layout, initial, &self.options.device),
-            // A rank that has not searched must not talk the others down.
-            micro_batch: if spec.train.auto_micro_batch {
-                spec.train.global_batch
-            } else {
-                spec.train.micro_batch
+            micro_batch: match spec.train.auto_micro_batch {
+                true => spec.train.global_batch,
+                false => spec.train.micro_batch,
             },
+            searched: false,
             next: Step(0),
             requested: Step(0),
             claimed: Default::default(),

@@ -142,6 +142,15 @@ impl MirroredAdamW {
         Ok(())
     }
 
+    /// Whether some of the elements `range` of the flat space are in a part that this rank keeps.
+    pub fn keeps_of(&self, range: &Range<usize>) -> bool {
+        let mirrored = self.mirror.as_ref().map(Mirror::range);
+        [Some(self.own.partition().own()), mirrored]
+            .into_iter()
+            .flatten()
+            .any(|part| !intersect(&part, range).is_empty())
+    }
+
     /// Takes moments of the elements `range` of the flat space, as far as they are in a part that this rank keeps.
     pub fn adopt(&mut self, range: &Range<usize>, state: &ShardState) {
         let shards = [Some(&mut self.own), self.mirror.as_mut().map(|mirror| &mut mirror.shard)];

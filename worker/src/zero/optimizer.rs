@@ -311,11 +311,7 @@ fn coefficients(
     segment: &Segment,
     Update { input, clip, .. }: &Update,
 ) -> Coefficients {
-    let lr = match segment.group {
-        Group::Lora => input.rates.lora,
-        Group::Expert => input.rates.expert,
-        Group::Sensor => input.rates.sensor,
-    };
+    let lr = segment.group.rate(&input.rates);
     let [beta1, beta2] = settings.betas;
     let decay = if segment.decay { settings.weight_decay } else { 0.0 };
     let power = |beta: f64| beta.powf(steps as f64);

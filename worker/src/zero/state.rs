@@ -50,7 +50,7 @@ pub enum StateError {
     },
     /// Files of different steps.
     #[error(
-        "optimizer file {file} is of step {found}, file 0 of step {expected}: they are not of one checkpoint"
+        "optimizer file {file} is of step {found}, those before it of step {expected}: they are not of one checkpoint"
     )]
     Steps {
         /// Its number in the list given.
@@ -109,12 +109,12 @@ impl ShardedAdamW {
         Ok(8 + header.len() as u64 + 4 * (self.exp_avg.len() + self.exp_avg_sq.len()) as u64)
     }
 
-    /// Takes over the state of a checkpoint, given the contents of all its ranks' files; they may come from any world size.
-    /// On an error nothing has changed.
+    /// Takes over the state of a checkpoint, given the contents of its ranks' files; they may come from any world size. Empty ones are passed
+    /// over: files that have nothing of this rank's part need not be read. On an error nothing has changed.
     pub fn import(&mut self, files: &[&[u8]]) -> Result<(), StateError> {
         let mut pieces = Vec::new();
         let mut steps = None;
-        for (file, bytes) in files.iter().enumerate() {
+        for (file, bytes) in files.iter().enumerate().filter(|(_, bytes)| !bytes.is_empty()) {
             let found = read_file(file, bytes, &self.layout, &mut pieces)?;
             let expected = *steps.get_or_insert(found);
             if found != expected {

@@ -60,11 +60,16 @@ impl Feature {
         )
     }
 
-    /// Height and width of an image feature; `names` says which axis is the channel, and last is LeRobot's default.
+    /// Height and width of an image feature. `names` says which axis is the channel; without names it is the first if that alone can be
+    /// one, and else the last, as LeRobot writes it.
     pub fn image_size(&self) -> Option<(usize, usize)> {
         let [a, b, c] = self.shape[..] else { return None };
-        let first = self.names.get(0).and_then(Value::as_str);
-        if matches!(first, Some("channel" | "channels")) { Some((b, c)) } else { Some((a, b)) }
+        let named = |axis: usize| {
+            matches!(self.names.get(axis).and_then(Value::as_str), Some("channel" | "channels"))
+        };
+        let channels = |size: usize| matches!(size, 1 | 3 | 4);
+        let first = named(0) || (!named(2) && channels(a) && !channels(c));
+        if first { Some((b, c)) } else { Some((a, b)) }
     }
 }
 
@@ -274,5 +279,19 @@ mod tests {
         let chw = feature(serde_json::json!(["channels", "height", "width"]), [3, 48, 64]);
         assert_eq!(hwc.image_size(), Some((48, 64)));
         assert_eq!(chw.image_size(), Some((48, 64)));
+    }
+
+    #[test]
+    fn without_names_the_channel_axis_is_the_one_that_can_be() {
+        let size = |shape: [usize; 3]| {
+            Feature { dtype: "image".into(), shape: shape.into(), names: Value::Null }.image_size()
+        };
+        assert_eq!(size([3, 480, 640]), Some((480, 640)));
+        assert_eq!(size([480, 640, 3]), Some((480, 640)));
+        assert_eq!(
+            size([3, 5, 4]),
+            Some((3, 5)),
+            "an image of three rows: both can be, and the last is LeRobot's"
+        );
     }
 }

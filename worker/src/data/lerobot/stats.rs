@@ -3,8 +3,13 @@
 //! Aggregation is LeRobot's: counts add up, minima and maxima envelop, means are weighted by count, variances follow the parallel
 //! formula `var = sum n_i (var_i + (mean_i - mean)^2) / sum n_i`, and quantiles are count-weighted means (an approximation).
 //! Values are flattened: nested lists such as an image's `[[[r]], [[g]], [[b]]]` become `[r, g, b]`.
+//!
+//! Statistics of features that nobody normalises (depth, text, constants) may be anything: Python writes `NaN` where it has divided by
+//! nothing, which is not even JSON. What is not a finite number is NaN here and refused by name where it is wanted
+//! ([`Normalizer`](crate::data::Normalizer)); what is no number at all is left out.
 
 use std::{
+    borrow::Cow,
     collections::BTreeMap,
     io::{BufRead, BufReader},
     path::Path,
@@ -13,7 +18,7 @@ use std::{
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use crate::data::error::{DataError, read_json};
+use crate::data::error::{DataError, parse_json, read_text};
 
 /// One feature's statistics by name (`mean`, `std`, `min`, `max`, `count`, `q01`, ...).
 pub type FeatureStats = BTreeMap<String, Vec<f64>>;
@@ -29,8 +34,8 @@ impl Stats {
         if !path.exists() {
             return Ok(None);
         }
-        let features: Map<String, Value> = read_json(path)?;
-        parse(path, &features).map(Some)
+        let features: Map<String, Value> = parse_json(path, &python_json(&read_text(path)?))?;
+        Ok(Some(parse(&features)))
     }
 
     /// Reads and aggregates an `episodes_stats.jsonl`, one line at a time; `None` if there is no such file.
@@ -48,9 +53,9 @@ impl Stats {
             let at = |e: &str| {
                 DataError::invalid(path, format!("line {}", number + 1), e, "repair or restore the file")
             };
-            let value: Value = serde_json::from_str(&line).map_err(|e| at(&e.to_string()))?;
+            let value: Value = serde_json::from_str(&python_json(&line)).map_err(|e| at(&e.to_string()))?;
             let features = value.get("stats").and_then(Value::as_object).ok_or_else(|| at("no `stats`"))?;
-            for (name, stats) in parse(path, features)?.0 {
+            for (name, stats) in parse(features).0 {
                 match sums.get_mut(&name) {
                     Some(sum) => sum.add(&stats).map_err(|e| at(&format!("{name}: {e}")))?,
                     None => {
@@ -68,50 +73,57 @@ impl Stats {
         Self(features.into_iter().filter_map(pick).collect())
     }
 
-    /// As JSON text.
+    /// As JSON text; null for what is not finite.
     pub fn to_json(&self) -> String {
-        serde_json::to_string_pretty(self).expect("string keys and finite numbers")
+        serde_json::to_string_pretty(self).expect("string keys and numbers")
     }
 }
 
-fn parse(path: &Path, features: &Map<String, Value>) -> Result<Stats, DataError> {
-    let mut out = BTreeMap::new();
-    for (name, stats) in features {
-        let Some(stats) = stats.as_object() else {
-            let field = name.clone();
-            return Err(DataError::invalid(path, field, "not an object", "recompute the statistics"));
+/// The literals of Python's `json` that JSON does not have, as null.
+fn python_json(text: &str) -> Cow<'_, str> {
+    let literals = ["-Infinity", "Infinity", "NaN"];
+    if !literals.iter().any(|literal| text.contains(literal)) {
+        return text.into();
+    }
+    let mut out = String::with_capacity(text.len());
+    let (mut rest, mut quoted) = (text, false);
+    while let Some(first) = rest.chars().next() {
+        let literal = literals.iter().find(|literal| !quoted && rest.starts_with(**literal));
+        let taken = match (first, literal) {
+            (_, Some(literal)) => literal.len(),
+            // An escaped character, a quote among them, ends nothing.
+            ('\\', None) => 1 + rest[1..].chars().next().map_or(0, char::len_utf8),
+            _ => first.len_utf8(),
         };
-        let mut feature = FeatureStats::new();
-        for (stat, value) in stats {
-            let mut flat = Vec::new();
-            if !flatten(value, &mut flat) {
-                let field = format!("{name}.{stat}");
-                return Err(DataError::invalid(
-                    path,
-                    field,
-                    "not finite numbers",
-                    "recompute the statistics",
-                ));
-            }
-            feature.insert(stat.clone(), flat);
-        }
-        out.insert(name.clone(), feature);
+        quoted ^= first == '"';
+        out.push_str(literal.map_or(&rest[..taken], |_| "null"));
+        rest = &rest[taken..];
     }
-    Ok(Stats(out))
+    out.into()
 }
 
+fn parse(features: &Map<String, Value>) -> Stats {
+    let statistics = |stats: &Map<String, Value>| -> FeatureStats {
+        let numbers = |value| {
+            let mut flat = Vec::new();
+            flatten(value, &mut flat).then_some(flat)
+        };
+        stats.iter().filter_map(|(stat, value)| Some((stat.clone(), numbers(value)?))).collect()
+    };
+    let feature = |(name, stats): (&String, &Value)| Some((name.clone(), statistics(stats.as_object()?)));
+    Stats(features.iter().filter_map(feature).collect())
+}
+
+/// False for what is no number, and no list of numbers.
 fn flatten(value: &Value, out: &mut Vec<f64>) -> bool {
     match value {
-        Value::Array(items) => items.iter().all(|item| flatten(item, out)),
-        Value::Bool(b) => {
-            out.push(f64::from(u8::from(*b)));
-            true
-        }
-        other => other.as_f64().filter(|x| x.is_finite()).is_some_and(|x| {
-            out.push(x);
-            true
-        }),
+        Value::Array(items) => return items.iter().all(|item| flatten(item, out)),
+        Value::Bool(b) => out.push(f64::from(u8::from(*b))),
+        Value::Number(x) => out.push(x.as_f64().filter(|x| x.is_finite()).unwrap_or(f64::NAN)),
+        Value::Null => out.push(f64::NAN),
+        Value::String(_) | Value::Object(_) => return false,
     }
+    true
 }
 
 /// A running aggregate: weighted sums of means and quantiles, and the second moment around the running mean.
@@ -131,8 +143,8 @@ impl Aggregate {
         self.count = n + m;
         let w = n / self.count;
         let means = self.stats.get("mean").cloned().zip(episode.get("mean").cloned());
-        // A statistic that some episode lacks cannot be aggregated.
-        self.stats.retain(|name, _| episode.contains_key(name));
+        // A statistic that some episode lacks cannot be aggregated, nor a deviation around a mean that nobody knows.
+        self.stats.retain(|name, _| episode.contains_key(name) && (name != "std" || means.is_some()));
         for (name, mine) in &mut self.stats {
             let theirs = &episode[name];
             if mine.len() != theirs.len() {
@@ -140,8 +152,9 @@ impl Aggregate {
             }
             for (i, (a, b)) in mine.iter_mut().zip(theirs).enumerate() {
                 *a = match name.as_str() {
-                    "min" => a.min(*b),
-                    "max" => a.max(*b),
+                    _ if b.is_nan() => f64::NAN,
+                    "min" if !a.is_nan() => a.min(*b),
+                    "max" if !a.is_nan() => a.max(*b),
                     "count" => *a + *b,
                     "std" => {
                         let apart = means.as_ref().map_or(0.0, |(x, y)| x[i] - y[i]);
@@ -159,8 +172,10 @@ impl Aggregate {
     }
 }
 
+/// Samples behind these statistics, as a weight; NaN, which then all statistics become, if nobody knows.
 fn count_of(stats: &FeatureStats) -> f64 {
-    stats.get("count").and_then(|c| c.first()).copied().unwrap_or(1.0).max(1.0)
+    let count = stats.get("count").and_then(|count| count.first()).copied().unwrap_or(1.0);
+    if count < 1.0 { 1.0 } else { count }
 }
 
 #[cfg(test)]
@@ -192,6 +207,33 @@ mod tests {
                 "{name}: {got} instead of {want:?}"
             );
         }
+    }
+
+    #[test]
+    fn what_python_writes_for_no_number_is_no_number() {
+        let text = r#"{"a": {"std": [NaN, 2.0, -Infinity], "mean": null}, "of \"NaN\\": {"max": Infinity, "unit": "NaN"}}"#;
+        let stats = parse(&serde_json::from_str(&python_json(text)).unwrap());
+        let a = &stats.0["a"];
+        assert!(a["std"][0].is_nan() && a["std"][1] == 2.0 && a["std"][2].is_nan() && a["mean"][0].is_nan());
+        assert_eq!(stats.0["of \"NaN\\"].keys().collect::<Vec<_>>(), ["max"]);
+        assert!(matches!(python_json("[1.0]"), Cow::Borrowed(_)));
+    }
+
+    #[test]
+    fn one_odd_episode_makes_what_it_touches_odd() {
+        let odd = |name: &str| {
+            let mut stats = stats_of(&[3.0]);
+            stats.insert(name.into(), vec![f64::NAN]);
+            let mut sum = Aggregate::new(stats_of(&[1.0, 2.0]));
+            sum.add(&stats).unwrap();
+            sum.finish()
+        };
+        let nan = |stats: &FeatureStats| -> Vec<String> {
+            stats.iter().filter(|(_, values)| values[0].is_nan()).map(|(name, _)| name.clone()).collect()
+        };
+        assert_eq!(nan(&odd("max")), ["max"]);
+        assert_eq!(nan(&odd("mean")), ["mean", "std"]);
+        assert_eq!(nan(&odd("count")), ["count", "mean", "std"]);
     }
 
     #[test]

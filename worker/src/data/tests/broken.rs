@@ -126,8 +126,18 @@ fn statistics_that_are_missing_or_of_another_length_are_named() {
     );
     refused_at_open(
         |d, _| edit(d, "meta/stats.json", |v| v["action"]["std"] = json!([1.0, null])),
-        &["action.std"],
+        &["stats.json", "action.std", "element 1 is no finite number"],
     );
+    // What nobody normalises may be anything, Python's `NaN` among it.
+    let opened = open_spoiled(&Recording::default(), |d, _| {
+        let path = d.join("meta/stats.json");
+        let text = std::fs::read_to_string(&path).unwrap();
+        let odd = r#"{"depth": {"std": [NaN], "min": null, "unit": "m"}, "comment": "by hand", "#;
+        std::fs::write(&path, text.replacen('{', odd, 1)).unwrap();
+        let report = inspect(d).unwrap();
+        assert_eq!(report.problems, Vec::<String>::new());
+    });
+    assert!(opened.is_ok_and(|d| d.sample(0).is_ok()));
     // Without normalisation nobody needs statistics.
     let opened = open_spoiled(&Recording::default(), |d, s| {
         std::fs::remove_file(d.join("meta/stats.json")).unwrap();
@@ -222,6 +232,44 @@ fn rows_that_do_not_have_the_promised_shape_are_named() {
         },
         &["parquet", "column ghost", "missing"],
     );
+}
+
+#[test]
+fn images_of_another_size_than_the_metadata_says_are_refused_at_open() {
+    let reshape = |shape: serde_json::Value, names: serde_json::Value| {
+        open_spoiled(&Recording::default(), move |d, _| {
+            edit(d, "meta/info.json", |i| {
+                i["features"]["observation.images.front"]["shape"] = shape;
+                i["features"]["observation.images.front"]["names"] = names;
+            })
+        })
+    };
+    // Channel first, and nobody says so.
+    assert!(reshape(json!([3, 30, 40]), json!(null)).is_ok_and(|d| d.sample(0).is_ok()));
+    refused(
+        reshape(json!([3, 30, 40]), json!(["height", "width", "channels"])),
+        &["info.json", "features.observation.images.front.shape", "3x30", "images are 30x40", "names"],
+    );
+    refused(reshape(json!([60, 80, 3]), json!(null)), &["60x80", "images are 30x40"]);
+}
+
+#[test]
+fn a_decoder_that_panics_is_a_fault_of_its_sample() {
+    let dataset = open_spoiled(&Recording::default(), |_, _| ()).unwrap();
+    let at = dataset.at(8).unwrap();
+    refused::<()>(
+        at.surviving(|| panic!("index out of bounds: {}", 7)),
+        &["file-001.parquet", "sample 8 (episode 2, frame 2)", "panicked (index out of bounds: 7)"],
+    );
+}
+
+#[test]
+fn who_can_do_without_a_sample_is_told_which_are_missing() {
+    let recording = Recording { image: Some((3, None)), ..Default::default() };
+    let readable = open_spoiled(&recording, |_, _| ()).unwrap().readable(&[2, 3, 4]);
+    assert_eq!(readable.samples.iter().map(|sample| sample.index).collect::<Vec<_>>(), [2, 4]);
+    assert_eq!(readable.faults.len(), 1);
+    assert!(readable.faults[0].to_string().contains("no image bytes"));
 }
 
 #[test]

@@ -100,6 +100,21 @@ fn misuse_and_positions_past_the_epoch_are_values() {
 }
 
 #[test]
+fn a_panic_costs_its_micro_batch_and_no_thread() {
+    let (dataset, dir) = (dataset(), tempfile::tempdir().unwrap());
+    let keys = dataset.sample_keys(&Store::open(dir.path(), None).unwrap()).unwrap();
+    // Between 16 and 127 tokens of this width are more than an allocation can be, and no overflow.
+    let shape = FeatureShape { width: 1 << 57, merged_patches: None };
+    let kept = Some(KeptFeatures { space: None, keys: Arc::new(keys), shape });
+    let mut prefetcher = Prefetcher::start(dataset, 1, 2).unwrap();
+    prefetcher.request(StepRequest { kept, ..request(0, 0..1, 1) }).unwrap();
+    prefetcher.request(request(1, 1..2, 1)).unwrap();
+    let error = prefetcher.next(Step(0)).unwrap_err();
+    assert!(error.to_string().contains("panicked over step 0: capacity overflow"), "{error}");
+    assert_eq!(take(&mut prefetcher, 1).len(), 1);
+}
+
+#[test]
 fn dropping_the_pipeline_joins_its_threads_while_they_wait() {
     let dataset = dataset();
     let mut prefetcher = Prefetcher::start(dataset.clone(), 1, 3).unwrap();

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use coxswain_proto::run_spec::WeightsDtype;
+use coxswain_proto::run_spec::{LearningRates, WeightsDtype};
 
 use super::Policy;
 use crate::{
@@ -115,8 +115,9 @@ fn part(name: &str) -> &'static str {
 /// Watches that every trainable gets a gradient, over the first steps of a run.
 ///
 /// Three steps must have been taken before silence means a fault: the expert's output layer and every `lora_B` start at zero, so
-/// in the first step only the output layer has a gradient, in the second everything but `lora_A`, in the third everything. (A
-/// step whose learning rate is zero, or whose actions are all padding, moves nothing and does not count.)
+/// in the first step only the output layer has a gradient, in the second everything but `lora_A`, in the third everything. Groups whose
+/// learning rate is 0 are not meant to train, and are not watched; the expert's is never 0, since nothing has a gradient before its output
+/// layer has moved.
 #[derive(Clone, Debug)]
 pub struct GradientWatch {
     /// Numbers of the parameters that had no gradient other than zero so far.
@@ -148,9 +149,10 @@ impl GradientWatch {
     /// Steps that have to be taken before [`GradientWatch::verdict`] may find a fault.
     pub const STEPS: usize = 3;
 
-    /// Nothing seen yet.
-    pub fn new(layout: &TrainableLayout) -> Self {
-        Self { silent: (0..layout.params().len()).collect(), steps: 0, seen: false }
+    /// Nothing seen yet of what has a rate other than 0 in `peak`.
+    pub fn new(layout: &TrainableLayout, peak: &LearningRates) -> Self {
+        let trains = |&number: &usize| layout.params()[number].group.rate(peak) > 0.0;
+        Self { silent: (0..layout.params().len()).filter(trains).collect(), steps: 0, seen: false }
     }
 
     /// Takes note of the gradients of one try of a step, before they are reduced over ranks or cleared. A step in which this rank had no

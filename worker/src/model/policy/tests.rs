@@ -1,7 +1,10 @@
 //! The policy on the small checkpoint that ships with the repository.
 
 use burn::backend::Flex;
-use coxswain_proto::{ids::Step, run_spec::RunSpec};
+use coxswain_proto::{
+    ids::Step,
+    run_spec::{LearningRates, RunSpec},
+};
 use serde_json::{Value, json};
 
 use super::*;
@@ -191,7 +194,7 @@ fn gradients_are_derivatives_in_every_group() {
 fn everything_trains_within_three_steps_of_the_zero_start() {
     let Fixture { policy, mut trainables } = load(&spec(&[]));
     let layout = trainables.layout().clone();
-    let mut watch = GradientWatch::new(&layout);
+    let mut watch = GradientWatch::new(&layout, &LearningRates::default());
     for step in 0..GradientWatch::STEPS as u64 {
         assert!(!watch.all_heard());
         let mut grads = FlatGrads::new(layout.len());
@@ -214,7 +217,7 @@ fn a_trainable_without_a_gradient_is_found_and_named() {
     policy
         .forward_backward(&trainables, &batch(&[0]), &mut grads, &mut StageClock::default())
         .expect("sound");
-    let mut watch = GradientWatch::new(trainables.layout());
+    let mut watch = GradientWatch::new(trainables.layout(), &LearningRates::default());
     for tries in 1..GradientWatch::STEPS {
         // However often a step is tried, it counts once.
         (0..=tries).for_each(|_| watch.observe(trainables.layout(), &grads));
@@ -224,6 +227,28 @@ fn a_trainable_without_a_gradient_is_found_and_named() {
     watch.observe(trainables.layout(), &grads);
     let silent = watch.verdict(trainables.layout()).expect_err("the adapters never got a gradient");
     assert!(silent.to_string().contains("lora_A"), "{silent}");
+}
+
+#[test]
+fn what_has_no_learning_rate_is_not_expected_to_train() {
+    let Fixture { policy, trainables } = load(&spec(&[]));
+    let mut grads = FlatGrads::new(trainables.layout().len());
+    policy
+        .forward_backward(&trainables, &batch(&[0]), &mut grads, &mut StageClock::default())
+        .expect("sound");
+    // A fresh adapter that rests: `lora_A` never gets a gradient, because `lora_B` stays zero.
+    let resting = LearningRates { lora: 0.0, ..LearningRates::default() };
+    let mut watch = GradientWatch::new(trainables.layout(), &resting);
+    // The expert's output layer has moved.
+    grads.values_mut().iter_mut().for_each(|g| *g += 1e-3);
+    for param in trainables.layout().params().iter().filter(|param| param.group == Group::Lora) {
+        grads.values_mut()[param.offset..param.offset + param.len()].fill(0.0);
+    }
+    for _ in 0..2 * GradientWatch::STEPS {
+        watch.observe(trainables.layout(), &grads);
+        assert_eq!(watch.verdict(trainables.layout()), Ok(()));
+    }
+    assert!(watch.all_heard());
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Checkpoints on disk: what is there, whether it is whole, and how a new one appears.
 //!
 //! ```text
-//! checkpoints/.tmp-step-00000040/   being written by all ranks
+//! checkpoints/.tmp-step-00000040/   being written by all ranks; other `.tmp-` directories are on their way out
 //! checkpoints/step-00000040/        complete: published by one rename, after every file is on disk and hashed
 //!     manifest.json                 what it is, and the size and BLAKE3 of every file
 //!     trainables.safetensors        all trainables, by name, fp32
@@ -9,9 +9,11 @@
 //! ```
 //!
 //! Only what cannot be had elsewhere is stored: trainables, optimizer shards, position. Frozen weights never are. All ranks need
-//! to see the same directory. A directory without a readable manifest does not count and is removed by the next save.
+//! to see the same directory. A directory without a readable manifest does not count; one without any manifest is what a crash left, and
+//! the next save removes it.
 
 mod manifest;
+mod remove;
 mod store;
 
 pub use manifest::{FileEntry, Manifest};

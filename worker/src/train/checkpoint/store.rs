@@ -6,7 +6,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{FileEntry, Manifest};
+use super::{
+    FileEntry, Manifest,
+    remove::{self, HIDDEN},
+};
 use crate::{memory::OutOfMemory, pulse};
 
 /// Why a checkpoint cannot be written or read.
@@ -152,32 +155,39 @@ impl Store {
         }
     }
 
-    /// Creates the staging directory of a step, removing what a crash may have left there.
+    /// Creates the staging directory of a step, and removes what crashes have left behind, of this step and others. Rank 0 only, between
+    /// two checkpoints.
     pub fn stage(&self, step: u64) -> Result<Staging, CheckpointError> {
         let staging = self.staging(step);
-        match fs::remove_dir_all(&staging.path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(io_error("clear", &staging.path)(error));
-            }
-            _ => {}
+        fs::create_dir_all(&self.root).map_err(io_error("create", &self.root))?;
+        for left in remove::leftovers(&self.root).map_err(io_error("read", &self.root))? {
+            remove::remove_hidden(&left);
         }
-        fs::create_dir_all(&staging.path).map_err(io_error("create", &staging.path))?;
+        if staging.path.exists() {
+            // Somebody has a file of it open.
+            remove::remove(&staging.path).map_err(io_error("clear", &staging.path))?;
+        }
+        fs::create_dir(&staging.path).map_err(io_error("create", &staging.path))?;
         Ok(staging)
     }
 
     /// The staging directory that rank 0 has created.
     pub fn staging(&self, step: u64) -> Staging {
-        Staging { path: self.root.join(format!(".tmp-step-{step:08}")), target: self.path(step) }
+        Staging { path: self.root.join(format!("{HIDDEN}step-{step:08}")), target: self.path(step) }
     }
 
-    /// Removes all but the newest `keep` checkpoints.
-    pub fn prune(&self, keep: usize) -> Result<(), CheckpointError> {
-        let complete = self.complete()?;
+    /// Removes all but the newest `keep` checkpoints. One that cannot be removed is said so and stays: nothing depends on it.
+    pub fn prune(&self, keep: usize) {
+        let complete = match self.complete() {
+            Ok(complete) => complete,
+            Err(error) => return tracing::warn!(%error, "old checkpoints stay"),
+        };
         for old in &complete[..complete.len().saturating_sub(keep.max(1))] {
             pulse::beat();
-            fs::remove_dir_all(&old.path).map_err(io_error("remove", &old.path))?;
+            if let Err(error) = remove::remove(&old.path) {
+                tracing::warn!(path = %old.path.display(), %error, "an old checkpoint stays");
+            }
         }
-        Ok(())
     }
 }
 
@@ -240,20 +250,35 @@ impl Staging {
         fs::write(&path, text).map_err(io_error("write", &path))?;
         self.sync(Manifest::FILE)?;
         sync_dir(&self.path)?;
-        // A checkpoint of the same step can only be an identical one, or one that a replaced directory left behind.
-        if self.target.exists() {
-            fs::remove_dir_all(&self.target).map_err(io_error("replace", &self.target))?;
-        }
-        fs::rename(&self.path, &self.target).map_err(io_error("publish", &self.target))?;
+        self.take_place().map_err(io_error("publish", &self.target))?;
         if let Some(root) = self.target.parent() {
             sync_dir(root)?;
         }
         Ok(Found { path: self.target.clone(), manifest })
     }
 
+    /// The rename that makes it visible. Where a checkpoint of the same step is (after a rollback over it), the two change places, so that
+    /// there is one at every moment.
+    fn take_place(&self) -> io::Result<()> {
+        if !self.target.exists() {
+            return fs::rename(&self.path, &self.target);
+        }
+        match remove::exchange(&self.path, &self.target) {
+            Ok(()) => {
+                remove::remove_hidden(&self.path);
+                Ok(())
+            }
+            Err(error) => {
+                tracing::debug!(%error, "the file system cannot exchange directories");
+                remove::remove(&self.target)?;
+                fs::rename(&self.path, &self.target)
+            }
+        }
+    }
+
     /// Removes everything written so far. What cannot be removed now is removed by the next attempt.
     pub fn abandon(&self) {
-        let _ = fs::remove_dir_all(&self.path);
+        remove::remove_hidden(&self.path);
     }
 }
 
@@ -319,21 +344,78 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::new(dir.path());
         (1..=4).for_each(|step| drop(write(&store, step, b"x")));
-        store.prune(2).unwrap();
+        store.prune(2);
         let steps =
             |store: &Store| store.complete().unwrap().iter().map(|c| c.manifest.step).collect::<Vec<_>>();
         assert_eq!(steps(&store), [3, 4]);
-        store.prune(0).unwrap();
+        store.prune(0);
         assert_eq!(steps(&store), [4]);
     }
 
     #[test]
-    fn what_a_crash_left_behind_is_cleared_by_the_next_attempt() {
+    fn what_crashes_left_behind_is_cleared_by_the_next_attempt() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::new(dir.path());
-        let staging = store.stage(2).unwrap();
-        fs::write(staging.file("stale"), b"x").unwrap();
-        let again = store.stage(2).unwrap();
-        assert!(!again.file("stale").exists());
+        let root = dir.path().join("checkpoints");
+        write(&store, 1, b"x");
+        // Saves that were broken off, of this step and of another; one that was being removed; one that lost its manifest.
+        for (left, file) in [
+            (".tmp-step-00000002", "stale"),
+            (".tmp-step-00000007", "part"),
+            (".tmp-gone-0-step-00000003", Manifest::FILE),
+            ("step-00000004", "part"),
+        ] {
+            fs::create_dir_all(root.join(left)).unwrap();
+            fs::write(root.join(left).join(file), b"x").unwrap();
+        }
+        // And one whose manifest is there but garbled.
+        fs::create_dir_all(root.join("step-00000005")).unwrap();
+        fs::write(root.join("step-00000005").join(Manifest::FILE), b"{").unwrap();
+        store.stage(2).unwrap();
+        let mut names: Vec<_> = fs::read_dir(&root)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        assert_eq!(names, [".tmp-step-00000002", "step-00000001", "step-00000005"]);
+        assert_eq!(fs::read_dir(root.join(".tmp-step-00000002")).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_step_saved_again_takes_the_place_of_the_one_before() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path());
+        write(&store, 3, b"before the rollback");
+        let found = write(&store, 3, b"after it");
+        assert_eq!(fs::read(found.verified("part").unwrap()).unwrap(), b"after it");
+        assert_eq!(fs::read_dir(dir.path().join("checkpoints")).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn two_directories_change_places_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let [one, two] = ["one", "two"].map(|name| dir.path().join(name));
+        for path in [&one, &two] {
+            fs::create_dir(path).unwrap();
+            fs::write(path.join(path.file_name().unwrap()), b"").unwrap();
+        }
+        // What file systems refuse is done in two steps; there is nothing to see here then.
+        if remove::exchange(&one, &two).is_ok() {
+            assert!(one.join("two").exists() && two.join("one").exists());
+        }
+    }
+
+    #[test]
+    fn an_old_checkpoint_that_cannot_be_emptied_is_out_of_sight_all_the_same() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path());
+        (1..=2).for_each(|step| drop(write(&store, step, b"x")));
+        // As after a crash between its rename and its last file.
+        let hidden = dir.path().join("checkpoints/.tmp-gone-0-step-00000001");
+        fs::rename(store.path(1), &hidden).unwrap();
+        assert_eq!(store.complete().unwrap().len(), 1);
+        write(&store, 1, b"again");
+        store.prune(1);
+        assert_eq!(store.complete().unwrap()[0].manifest.step, 2);
     }
 }

@@ -73,6 +73,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             checkpoints: self.obeyed.checkpoints,
             memory_reports: self.obeyed.memory_reports,
             micro_batch: self.micro_batch as u32,
+            searched: self.searched,
             saved: self.saved,
             before: self.before,
             stopped: self.stopped,
@@ -88,6 +89,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         // A checkpoint says for itself which step it is of, and which micro-batch fitted.
         if !restored {
             self.micro_batch = carried.micro_batch as usize;
+            self.searched = carried.searched;
             self.saved = carried.saved;
             self.resume_cache(carried.cache);
         }

@@ -20,8 +20,10 @@ pub(in crate::train) struct Carried {
     pub checkpoints: u32,
     /// Requests for memory reports obeyed so far.
     pub memory_reports: u32,
-    /// Samples per forward pass now in force.
+    /// Samples per forward pass now in force; before the search for it is done, the most that it may try.
     pub micro_batch: u32,
+    /// Whether the search is done. Whoever was in it when somebody was lost has not found anything.
+    pub searched: bool,
     /// The step of the newest checkpoint of this run.
     pub saved: Option<Step>,
     /// The held-out error before the first step, once it has been looked at.
@@ -38,7 +40,12 @@ impl Carried {
         rows.reduce(|a, b| Self {
             checkpoints: a.checkpoints.max(b.checkpoints),
             memory_reports: a.memory_reports.max(b.memory_reports),
-            micro_batch: a.micro_batch.min(b.micro_batch),
+            micro_batch: match (a.searched, b.searched) {
+                (true, false) => a.micro_batch,
+                (false, true) => b.micro_batch,
+                _ => a.micro_batch.min(b.micro_batch),
+            },
+            searched: a.searched || b.searched,
             saved: a.saved.max(b.saved),
             before: a.before.or(b.before),
             stopped: a.stopped || b.stopped,
@@ -49,7 +56,7 @@ impl Carried {
     }
 }
 
-const FIELDS: usize = 26;
+const FIELDS: usize = 28;
 /// Stands for "none" where a count is expected.
 const NONE: f64 = -1.0;
 
@@ -73,6 +80,7 @@ fn encode(held: Option<&Holding>, carried: &Carried) -> Row {
     row[9] = f64::from(carried.micro_batch);
     row[10] = carried.saved.map_or(NONE, |step| step.0 as f64);
     row[15] = f64::from(u8::from(carried.stopped));
+    row[26] = f64::from(u8::from(carried.searched));
     row[11] = match carried.before {
         None => NONE,
         Some(None) => 0.0,
@@ -80,12 +88,13 @@ fn encode(held: Option<&Holding>, carried: &Carried) -> Row {
     };
     if let Some(Mark { generation, space }) = carried.cache {
         (row[16], row[17]) = (generation.number as f64, generation.since.0 as f64);
-        for (field, bytes) in row[18..].iter_mut().zip(space.0.as_chunks::<4>().0) {
+        for (field, bytes) in row[18..26].iter_mut().zip(space.0.as_chunks::<4>().0) {
             *field = f64::from(u32::from_le_bytes(*bytes));
         }
     }
     if let Some(Some(error)) = carried.before {
         row[12..15].copy_from_slice(&[error.samples as f64, error.mse_normalized, error.mae]);
+        row[27] = error.unreadable as f64;
     }
     row
 }
@@ -100,10 +109,11 @@ fn decode(row: &[f64]) -> (Option<Holding>, Carried) {
         own: versions(row[3], row[4]),
         mirror: some(row[5]).map(|newest| versions(newest, row[6])),
     });
-    let error = ActionError { samples: row[12] as u64, mse_normalized: row[13], mae: row[14] };
+    let (samples, unreadable) = (row[12] as u64, row[27] as u64);
+    let error = ActionError { samples, mse_normalized: row[13], mae: row[14], unreadable };
     let cache = some(row[16]).map(|number| {
         let mut space = [0; 32];
-        for (bytes, field) in space.as_chunks_mut::<4>().0.iter_mut().zip(&row[18..]) {
+        for (bytes, field) in space.as_chunks_mut::<4>().0.iter_mut().zip(&row[18..26]) {
             *bytes = (*field as u32).to_le_bytes();
         }
         let generation = CacheGeneration { number: number as u64, since: Step(row[17] as u64) };
@@ -114,6 +124,7 @@ fn decode(row: &[f64]) -> (Option<Holding>, Carried) {
         checkpoints: row[7] as u32,
         memory_reports: row[8] as u32,
         micro_batch: row[9] as u32,
+        searched: row[26] > 0.0,
         saved: some(row[10]).map(|step| Step(step as u64)),
         before: some(row[11]).map(|looked| (looked > 0.0).then_some(error)),
         stopped: row[15] > 0.0,
@@ -153,11 +164,12 @@ mod tests {
             own: Versions { newest: 1 << 40, older: true },
             mirror: None,
         };
-        let before = Some(Some(ActionError { samples: 64, mse_normalized: 0.5, mae: 0.25 }));
+        let before = Some(Some(ActionError { samples: 64, mse_normalized: 0.5, mae: 0.25, unreadable: 3 }));
         let carried = Carried {
             checkpoints: 2,
             memory_reports: 0,
             micro_batch: 3,
+            searched: true,
             saved: Some(Step(9)),
             before,
             stopped: true,
@@ -174,6 +186,7 @@ mod tests {
             checkpoints: 2,
             memory_reports: 1,
             micro_batch: 2,
+            searched: true,
             saved: Some(Step(9)),
             before: Some(None),
             stopped: true,
@@ -191,6 +204,7 @@ mod tests {
             checkpoints: 0,
             memory_reports: 0,
             micro_batch: 8,
+            searched: false,
             saved: None,
             before: None,
             stopped: false,
@@ -198,5 +212,27 @@ mod tests {
         };
         assert_eq!(Carried::merge([behind, old].into_iter(), fresh), old);
         assert_eq!(Carried::merge(std::iter::empty(), fresh), fresh);
+    }
+
+    #[test]
+    fn a_micro_batch_that_was_found_outweighs_what_a_search_may_still_try() {
+        let [found, lowered, searching] =
+            [(6, true), (3, true), (1, false)].map(|(micro_batch, searched)| Carried {
+                checkpoints: 0,
+                memory_reports: 0,
+                micro_batch,
+                searched,
+                saved: None,
+                before: None,
+                stopped: false,
+                cache: None,
+            });
+        let merged = |rows: &[Carried]| {
+            let merged = Carried::merge(rows.iter().copied(), searching);
+            (merged.micro_batch, merged.searched)
+        };
+        assert_eq!(merged(&[searching, found]), (6, true));
+        assert_eq!(merged(&[found, searching, lowered]), (3, true));
+        assert_eq!(merged(&[searching, searching]), (1, false));
     }
 }

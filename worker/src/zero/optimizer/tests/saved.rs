@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::zero::StateError;
+use crate::zero::{Copy, MirroredAdamW, StateError};
 
 fn files(ranks: &[ShardedAdamW]) -> Vec<Vec<u8>> {
     ranks.iter().map(ShardedAdamW::export).collect()
@@ -78,6 +78,33 @@ fn a_state_fits_a_layout_in_another_order() {
     for param in layout().params() {
         let there = reversed.get(reversed.find(&param.name).expect("the same names")).offset;
         assert_eq!(whole[param.offset..][..param.len()], optimizer.exp_avg[there..][..param.len()]);
+    }
+}
+
+#[test]
+fn a_rank_needs_only_the_files_that_have_of_its_parts() {
+    let saved = files(&trained(4, 2).into_iter().map(|(optimizer, _)| optimizer).collect::<Vec<_>>());
+    let weights = vec![0.25; layout().len()];
+    for world in [2, 3, 4] {
+        for rank in 0..world as u32 {
+            let fresh = || MirroredAdamW::new(&layout(), world, Rank(rank), &settings(), true);
+            let import = |files: &[&[u8]]| {
+                let mut optimizer = fresh();
+                optimizer.import(files, &weights).expect("its parts are there");
+                let (mut bytes, everywhere) = (Vec::new(), 0..layout().len());
+                optimizer.write_to(&mut bytes).expect("to memory");
+                let mirrored = optimizer.state(Copy::Mirror, 2, &weights, &[]).expect("its own version");
+                assert!(optimizer.keeps_of(&everywhere));
+                (bytes, mirrored)
+            };
+            let parts = fresh();
+            let wanted: Vec<&[u8]> = (0..4)
+                .map(|of| if parts.keeps_of(&parts.part_in(4, of)) { saved[of].as_slice() } else { &[] })
+                .collect();
+            let read = wanted.iter().filter(|file| !file.is_empty()).count();
+            assert!(world != 4 || read == 2, "{read} files for rank {rank} of {world}");
+            assert!(import(&wanted) == import(&views(&saved)), "rank {rank} of {world}");
+        }
     }
 }
 
