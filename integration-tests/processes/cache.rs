@@ -4,6 +4,7 @@ use std::{
     collections::HashMap,
     path::Path,
     sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
 };
 
 use nix::sys::signal::Signal;
@@ -166,6 +167,38 @@ fn a_worker_killed_while_it_computes_features_leaves_nothing_half_written_behind
     assert_eq!((&cache["hits"], &cache["misses"]), (&30.into(), &2.into()), "{cache:#}");
 }
 
+/// What `cox` answers about a run that goes on.
+fn ask(tiny: &Tiny, arguments: &[&str]) -> Value {
+    let answer =
+        crate::support::cox(arguments).arg("--run").arg(tiny.output()).output().expect("cox was built");
+    assert!(answer.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&answer.stderr));
+    serde_json::from_slice(&answer.stdout).expect("one JSON object")
+}
+
+#[test]
+fn a_generation_is_seen_to_grow_while_it_is_filled() {
+    let tiny = tiny();
+    // Two steps of four samples are done, and no part is published before the epoch ends.
+    let held = tiny.hold(1, "communication", 2);
+    let mut running = tiny.start(&["cache.mode=exact"]);
+    held.wait(&mut running);
+    let deadline = Instant::now() + Duration::from_secs(30);
+    let generation = loop {
+        let generation = ask(&tiny, &["status", "--json"])["cache"]["generations"][0].clone();
+        if generation["stored"].as_u64() > Some(0) || Instant::now() > deadline {
+            break generation;
+        }
+    };
+    assert_eq!(
+        (&generation["state"], &generation["total"]),
+        (&"building".into(), &32.into()),
+        "{generation:#}"
+    );
+    assert!((1..=8).contains(&generation["stored"].as_u64().unwrap_or(0)), "{generation:#}");
+    held.release();
+    tiny.assert_undisturbed(running, "a run that was asked for its status");
+}
+
 #[test]
 fn a_rebuild_that_is_asked_for_begins_where_the_leases_end_and_is_in_the_books() {
     let tiny = tiny();
@@ -173,12 +206,7 @@ fn a_rebuild_that_is_asked_for_begins_where_the_leases_end_and_is_in_the_books()
     let held = tiny.hold(1, "backward", 4);
     let mut running = tiny.start(&KEPT);
     held.wait(&mut running);
-    let ask = |arguments: &[&str]| -> Value {
-        let answer =
-            crate::support::cox(arguments).arg("--run").arg(tiny.output()).output().expect("cox was built");
-        assert!(answer.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&answer.stderr));
-        serde_json::from_slice(&answer.stdout).expect("one JSON object")
-    };
+    let ask = |arguments: &[&str]| ask(&tiny, arguments);
     let asked = ask(&["rebuild-cache", "--json"]);
     assert_eq!((&asked["generation"], &asked["from_step"]), (&2.into(), &6.into()), "{asked}");
     assert_eq!(ask(&["rebuild-cache", "--json"]), asked, "asking twice is asking once");

@@ -5,7 +5,7 @@ use coxswain_proto::{
     run_spec::{Cache, CacheMode, Span},
 };
 
-use super::*;
+use super::{mortal::Mortal, *};
 use crate::core::{
     action::{CacheKey, Lease, LeaseTurn, Record},
     cache::GenerationState,
@@ -24,20 +24,14 @@ fn cached(world: u32, cache: Cache) -> Config {
     Config { cache, ..config(world) }
 }
 
-/// What was recorded is taken up, so that the coordinator can be killed.
-struct Kept {
-    run: Run,
-    past: Past,
-}
-
-impl Kept {
+impl Mortal {
     /// Two workers that train from step 0 on.
     fn started(cache: Cache) -> Self {
         Self::started_with(cached(2, cache)).0
     }
 
     fn started_with(config: Config) -> (Self, Vec<Action>) {
-        let mut kept = Self { run: Run::new(config), past: Past::default() };
+        let mut kept = Self::new(config);
         kept.run.gather(2);
         // Who came is not what these tests are about: they are recorded as a restarted coordinator would find them.
         for rank in 0..2 {
@@ -50,16 +44,6 @@ impl Kept {
         }
         let actions = kept.keep(|run| run.start_all(2, 0, StateSource::Fresh));
         (kept, actions)
-    }
-
-    fn keep(&mut self, act: impl FnOnce(&mut Run) -> Vec<Action>) -> Vec<Action> {
-        let actions = act(&mut self.run);
-        for action in &actions {
-            if let Action::Record(record) = action {
-                self.past.take(record);
-            }
-        }
-        actions
     }
 
     /// Both ranks do the steps of a range, one after the other.
@@ -98,16 +82,11 @@ impl Kept {
         (reply, actions)
     }
 
-    fn kill_coordinator(&mut self) {
-        let mut config = self.run.machine.config.clone();
-        (config.life, config.restarted, config.past) = (config.life + 1, true, self.past.clone());
-        self.run.machine = Machine::new(self.run.at(), config);
+    /// Another coordinator, whom both workers have found.
+    fn restart_coordinator(&mut self) {
+        self.kill_coordinator();
         for rank in 0..2 {
-            self.keep(|run| {
-                run.ticket += 1;
-                let stream = u64::from(rank) + 10 * run.ticket;
-                run.follow(rank, stream).1
-            });
+            self.reopen(rank);
         }
     }
 
@@ -155,7 +134,7 @@ fn decided(actions: &[Action]) -> Vec<Decided> {
 #[test]
 fn exact_features_come_from_one_generation_throughout() {
     let exact = Cache { mode: CacheMode::Exact, ..Cache::default() };
-    let (mut kept, actions) = Kept::started_with(cached(2, exact));
+    let (mut kept, actions) = Mortal::started_with(cached(2, exact));
     assert_eq!(leases(&actions), [(0, 0..32, 1), (1, 0..32, 1)]);
     kept.train(0..40);
     assert_eq!((decided(&kept.train(40..50)), kept.run.committed()), (vec![], 50));
@@ -166,7 +145,7 @@ fn exact_features_come_from_one_generation_throughout() {
 
 #[test]
 fn a_lease_ends_where_the_turn_does() {
-    let (mut kept, actions) = Kept::started_with(cached(2, periodic(4, 10, None)));
+    let (mut kept, actions) = Mortal::started_with(cached(2, periodic(4, 10, None)));
     let own: Vec<_> = leases(&actions).into_iter().filter(|(rank, ..)| *rank == 0).collect();
     let turns = [
         (0, 0..4, 0),
@@ -186,7 +165,7 @@ fn a_lease_ends_where_the_turn_does() {
 
 #[test]
 fn a_step_with_features_of_another_generation_ends_the_run() {
-    let mut kept = Kept::started(periodic(4, 10, None));
+    let mut kept = Mortal::started(periodic(4, 10, None));
     kept.train(0..4);
     let mut wrong = kept.run.report(0, 4);
     wrong.cache_generation = 0;
@@ -203,7 +182,7 @@ fn a_step_with_features_of_another_generation_ends_the_run() {
 
 #[test]
 fn what_depends_on_drift_is_not_leased_before_it_is_known() {
-    let mut kept = Kept::started(periodic(2, 6, Some(0.05)));
+    let mut kept = Mortal::started(periodic(2, 6, Some(0.05)));
     assert_eq!(kept.run.machine.waits_for_drift(), Some(Step(8)));
     let actions = kept.train(0..8);
     assert_eq!(leases(&actions), [], "nothing beyond step 8");
@@ -222,7 +201,7 @@ fn what_depends_on_drift_is_not_leased_before_it_is_known() {
 
 #[test]
 fn a_drift_that_comes_before_the_last_step_is_reported_decides_at_once() {
-    let mut kept = Kept::started(periodic(2, 6, Some(0.05)));
+    let mut kept = Mortal::started(periodic(2, 6, Some(0.05)));
     kept.train(0..7);
     kept.keep(|run| run.steps(0, 7..8));
     let actions = kept.report(drift_of(1, 8, 0.01));
@@ -233,7 +212,7 @@ fn a_drift_that_comes_before_the_last_step_is_reported_decides_at_once() {
 
 #[test]
 fn a_drift_that_does_not_come_is_not_waited_for_for_ever() {
-    let mut kept = Kept::started(periodic(2, 6, Some(0.05)));
+    let mut kept = Mortal::started(periodic(2, 6, Some(0.05)));
     kept.train(0..8);
     let mut all = kept.live(60, WorkerPhase::CacheBuild);
     assert_eq!(decided(&all), [], "somebody is measuring");
@@ -247,19 +226,19 @@ fn a_drift_that_does_not_come_is_not_waited_for_for_ever() {
 
 #[test]
 fn a_restarted_coordinator_knows_the_same_turns_and_waits_for_the_same_drift() {
-    let mut kept = Kept::started(periodic(2, 6, Some(0.05)));
+    let mut kept = Mortal::started(periodic(2, 6, Some(0.05)));
     kept.report(CacheReport { space: "5f".into(), ..report_of(1) });
     kept.train(0..8);
     kept.report(drift_of(1, 8, 0.01));
     kept.train(8..11);
     let before = kept.run.machine.cache.turns().clone();
-    kept.kill_coordinator();
+    kept.restart_coordinator();
     assert_eq!(*kept.run.machine.cache.turns(), before);
     let (turn, _) = kept.run.machine.cache.lease_turn(Step(9)).expect("decided");
     let generation = CacheGeneration { number: 1, since: Step(2) };
     assert_eq!(turn, LeaseTurn::Cached(CacheKey { generation, space: Some("5f".into()) }));
     kept.train(11..14);
-    kept.kill_coordinator();
+    kept.restart_coordinator();
     assert_eq!(kept.run.machine.waits_for_drift(), Some(Step(14)));
     let actions = kept.report(drift_of(1, 14, 0.5));
     assert_eq!(decided(&actions)[0].generation.number, 2);
@@ -269,9 +248,9 @@ fn a_restarted_coordinator_knows_the_same_turns_and_waits_for_the_same_drift() {
 
 #[test]
 fn a_drift_that_nobody_repeats_to_a_restarted_coordinator_is_given_up_after_the_reunion() {
-    let mut kept = Kept::started(periodic(2, 6, Some(0.05)));
+    let mut kept = Mortal::started(periodic(2, 6, Some(0.05)));
     kept.train(0..8);
-    kept.kill_coordinator();
+    kept.restart_coordinator();
     kept.keep(|run| run.tell(Ask::FollowNode { node_id: NODE.into(), stream: NODE_LINE }));
     let all = kept.live(31, WorkerPhase::Data);
     assert_eq!(decided(&all).len(), 1);
@@ -280,9 +259,9 @@ fn a_drift_that_nobody_repeats_to_a_restarted_coordinator_is_given_up_after_the_
 
 #[test]
 fn a_coordinator_that_comes_back_in_sight_of_a_boundary_does_not_give_up_the_drift_before_it() {
-    let mut kept = Kept::started(periodic(20, 30, Some(0.05)));
+    let mut kept = Mortal::started(periodic(20, 30, Some(0.05)));
     kept.train(0..40);
-    kept.kill_coordinator();
+    kept.restart_coordinator();
     kept.keep(|run| run.tell(Ask::FollowNode { node_id: NODE.into(), stream: NODE_LINE }));
     assert_eq!(kept.run.machine.waits_for_drift(), Some(Step(50)));
     let all = kept.live(50, WorkerPhase::Forward);
@@ -294,7 +273,7 @@ fn a_coordinator_that_comes_back_in_sight_of_a_boundary_does_not_give_up_the_dri
 
 #[test]
 fn steps_that_are_repeated_take_the_same_turns() {
-    let mut kept = Kept::started(periodic(2, 6, Some(0.05)));
+    let mut kept = Mortal::started(periodic(2, 6, Some(0.05)));
     kept.train(0..8);
     kept.report(drift_of(1, 8, 0.5));
     kept.train(8..10);
@@ -318,14 +297,14 @@ fn steps_that_are_repeated_take_the_same_turns() {
 
 #[test]
 fn a_request_begins_a_generation_where_nobody_holds_a_lease_yet() {
-    let mut kept = Kept::started(periodic(2, 60, None));
+    let mut kept = Mortal::started(periodic(2, 60, None));
     kept.train(0..5);
     let (reply, actions) = kept.rebuild();
     let Ok(Reply::Rebuild(asked)) = reply else { panic!("{reply:?}") };
     assert_eq!((asked.first, asked.generation.number, asked.why), (Step(32), 2, Why::Asked));
     assert_eq!(decided(&actions), [asked]);
     assert_eq!(kept.rebuild(), (Ok(Reply::Rebuild(asked)), vec![]), "asking twice is asking once");
-    kept.kill_coordinator();
+    kept.restart_coordinator();
     assert_eq!(kept.rebuild(), (Ok(Reply::Rebuild(asked)), vec![]), "also of another coordinator");
     kept.train(5..40);
     assert_eq!(kept.turns(30..34), [1, 1, 2, 2]);
@@ -335,7 +314,7 @@ fn a_request_begins_a_generation_where_nobody_holds_a_lease_yet() {
 
 #[test]
 fn a_request_ends_the_waiting_for_a_drift() {
-    let mut kept = Kept::started(periodic(2, 6, Some(0.05)));
+    let mut kept = Mortal::started(periodic(2, 6, Some(0.05)));
     kept.train(0..8);
     let (reply, actions) = kept.rebuild();
     let Ok(Reply::Rebuild(asked)) = reply else { panic!("{reply:?}") };
@@ -347,18 +326,17 @@ fn a_request_ends_the_waiting_for_a_drift() {
 
 #[test]
 fn a_request_is_refused_where_it_has_no_meaning() {
-    let mut refused = Vec::new();
-    for cache in
-        [Cache::default(), Cache { mode: CacheMode::Exact, ..Cache::default() }, periodic(90, 95, None)]
-    {
-        let mut kept = Kept::started(cache);
+    let exact = Cache { mode: CacheMode::Exact, ..Cache::default() };
+    let refused = [Cache::default(), exact, periodic(90, 95, None)].map(|cache| {
+        let mut kept = Mortal::started(cache);
         kept.train(0..70);
-        refused.push(kept.rebuild().0.expect_err("it is refused").to_string());
-    }
-    assert_eq!(refused[0], "there is no cache to rebuild: cache.mode is off");
-    assert!(refused[1].starts_with("cache.mode is exact"), "{refused:?}");
-    assert_eq!(refused.len(), 3);
-    let mut over = Kept::started(periodic(2, 6, None));
+        kept.rebuild().0.expect_err("it is refused")
+    });
+    assert!(
+        matches!(refused, [Refusal::NoCache, Refusal::ExactCache, Refusal::NoCachedStep { .. }]),
+        "{refused:?}"
+    );
+    let mut over = Mortal::started(periodic(2, 6, None));
     let failure = Failure::of_run(crate::options::CauseKind::BadInput, "broken".into());
     let worker = Some(over.run.worker(0));
     over.run.tell(Ask::Failure { run_id: RUN.into(), worker, failure, sample: None });
@@ -369,7 +347,7 @@ fn a_request_is_refused_where_it_has_no_meaning() {
 
 #[test]
 fn a_generation_is_complete_once_and_retired_by_the_next() {
-    let mut kept = Kept::started(periodic(2, 6, None));
+    let mut kept = Mortal::started(periodic(2, 6, None));
     let told = |actions: &[Action]| {
         let news = news(actions).into_iter();
         news.filter(|news| matches!(news, News::Cache(CacheNews::Reported(..)))).count()
@@ -379,8 +357,8 @@ fn a_generation_is_complete_once_and_retired_by_the_next() {
     assert_eq!(told(&kept.report(stored(30))), 1);
     assert_eq!(told(&kept.report(stored(30))), 0);
     assert_eq!(kept.report(report_of(99)), [], "nobody knows it");
-    kept.kill_coordinator();
-    let state = |kept: &Kept, number: u64| {
+    kept.restart_coordinator();
+    let state = |kept: &Mortal, number: u64| {
         let status = kept.run.machine.cache_status().expect("there is a cache");
         status.generations.iter().find(|(entry, _)| entry.number == number).map(|(_, state)| *state)
     };
@@ -394,7 +372,7 @@ fn a_generation_is_complete_once_and_retired_by_the_next() {
 
 #[test]
 fn a_generation_whose_adapter_is_lost_is_not_kept() {
-    let mut kept = Kept::started(periodic(2, 6, Some(0.05)));
+    let mut kept = Mortal::started(periodic(2, 6, Some(0.05)));
     kept.train(0..8);
     let lost = CacheReport { lost: true, ..report_of(1) };
     let actions = kept.report(lost);
@@ -404,7 +382,7 @@ fn a_generation_whose_adapter_is_lost_is_not_kept() {
 
 #[test]
 fn the_beginning_of_a_live_phase_is_told() {
-    let mut kept = Kept::started(periodic(2, 6, None));
+    let mut kept = Mortal::started(periodic(2, 6, None));
     let told: Vec<_> = kept
         .train(0..14)
         .iter()
@@ -418,7 +396,7 @@ fn the_beginning_of_a_live_phase_is_told() {
 
 #[test]
 fn what_the_cache_did_is_in_the_books() {
-    let mut kept = Kept::started(periodic(2, 6, None));
+    let mut kept = Mortal::started(periodic(2, 6, None));
     kept.train(0..2);
     let mut all = Vec::new();
     for rank in 0..2 {

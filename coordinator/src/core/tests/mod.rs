@@ -6,6 +6,7 @@ mod draining;
 mod elastic;
 mod ends;
 mod failures;
+mod mortal;
 mod random;
 mod recall;
 mod recovery;

@@ -1,18 +1,12 @@
 //! The coordinator dies, and another one goes on from its records.
 
-use super::*;
+use super::{mortal::Mortal, *};
 use crate::core::reason::Reason;
-
-/// A run that keeps its records, so that its coordinator can be killed.
-pub(super) struct Mortal {
-    pub(super) run: Run,
-    pub(super) past: Past,
-}
 
 impl Mortal {
     /// Two workers that have committed steps 0..10.
     pub(super) fn at_step_ten() -> Self {
-        let mut mortal = Self { run: Run::new(config(2)), past: Past::default() };
+        let mut mortal = Self::new(config(2));
         mortal.ask(Ask::JoinNode(NodeClaim {
             origin: origin(),
             node_id: NODE.into(),
@@ -32,39 +26,8 @@ impl Mortal {
         mortal
     }
 
-    pub(super) fn keep(&mut self, act: impl FnOnce(&mut Run) -> Vec<Action>) -> Vec<Action> {
-        let actions = act(&mut self.run);
-        for action in &actions {
-            if let Action::Record(record) = action {
-                self.past.take(record);
-            }
-        }
-        actions
-    }
-
     pub(super) fn ask(&mut self, ask: Ask) -> Vec<Action> {
         self.keep(|run| run.tell(ask))
-    }
-
-    pub(super) fn reopen(&mut self, rank: u32) -> Vec<Action> {
-        self.keep(|run| {
-            run.ticket += 1;
-            let stream = u64::from(rank) + 10 * run.ticket;
-            let (reply, actions) = run.follow(rank, stream);
-            assert_eq!(reply, Ok(Reply::Done));
-            actions
-        })
-    }
-
-    pub(super) fn kill_coordinator(&mut self) {
-        self.begin_life(true);
-    }
-
-    /// The coordinator that comes next: started again by its launcher, or with a launch of its own.
-    pub(super) fn begin_life(&mut self, restarted: bool) {
-        let mut config = self.run.machine.config.clone();
-        (config.life, config.restarted, config.past) = (config.life + 1, restarted, self.past.clone());
-        self.run.machine = Machine::new(self.run.at(), config);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::{
     elastic::{come, members},
-    recall::Mortal,
+    mortal::Mortal,
     *,
 };
 
@@ -59,7 +59,7 @@ fn a_new_launch_on_another_machine_gets_the_place_of_the_old_one() {
 fn two_nodes() -> Mortal {
     let mut config = config(1);
     (config.world, config.budgets.restarts) = (World::fixed(2, 1), 0);
-    let mut mortal = Mortal { run: Run::new(config), past: Past::default() };
+    let mut mortal = Mortal::new(config);
     for rank in 0..2 {
         let node_id = format!("node-{rank}");
         mortal.ask(wants(&node_id, &format!("host-{rank}"), Some(rank), 1));
@@ -137,7 +137,7 @@ fn an_elastic_world_that_is_launched_again_elsewhere_forgets_the_one_before() {
     let mut config = config(2);
     config.world = World { min_nodes: 1, max_nodes: 2, nproc_per_node: 2 };
     config.budgets.restarts = 0;
-    let mut mortal = Mortal { run: Run::new(config), past: Past::default() };
+    let mut mortal = Mortal::new(config);
     mortal.ask(wants("node-0", "host-0", None, 2));
     mortal.ask(Ask::FollowNode { node_id: "node-0".into(), stream: NODE_LINE });
     for rank in 0..2 {
