@@ -180,7 +180,6 @@ impl Worker {
         let start = v1::ReportStartRequest {
             worker_id,
             generation,
-            rank: self.rank,
             source: v1::StateSource::Fresh.into(),
             ..Default::default()
         };
@@ -242,7 +241,6 @@ impl Worker {
         let positions = batch.of_rank(Rank(self.rank), self.load.workers);
         v1::StepReport {
             generation,
-            rank: self.rank,
             step,
             epoch: batch.epoch,
             samples: vec![v1::SampleRange { begin: positions.start, end: positions.end }],
@@ -251,7 +249,6 @@ impl Worker {
             grad_norm: 1.0,
             times: Some(v1::StepTimes { total_ms: 1000.0, ..Default::default() }),
             tokens: 10,
-            vote: v1::StepVote::Ok.into(),
             ..Default::default()
         }
     }

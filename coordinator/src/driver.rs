@@ -8,6 +8,9 @@
 //!
 //! Calls that came in while the journal wrote are handled together, and their records share one transaction. Nothing here waits
 //! for a worker: a line whose queue is full is closed, and the worker opens it again and is told what still applies.
+//!
+//! Before a deadline counts, everything that was said until then is heard: a heartbeat that waits in the inbox is a sign of life. Time in
+//! which nobody could be heard does not count at all (see [`clock`](crate::clock)).
 
 use std::{
     collections::HashMap,
@@ -18,7 +21,7 @@ use std::{
 
 use coxswain_proto::{
     ids::{Step, WorkerId},
-    limits::{DIRECTIVE_QUEUE, INBOX_QUEUE, WATCH_QUEUE},
+    limits::{DIRECTIVE_QUEUE, HEARTBEAT_INTERVAL, INBOX_QUEUE, WATCH_QUEUE},
 };
 use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio_stream::Stream;
@@ -33,6 +36,7 @@ use crate::{
         news::News,
         refusal::Refusal,
         roster::Respawn,
+        time::Timestamp,
     },
     journal::{JournalError, JournalThread, LedgerEntry},
     log::Log,
@@ -215,17 +219,16 @@ impl Driver {
     pub async fn run(mut self, stop: CancellationToken) -> Result<Outcome, JournalError> {
         let mut calls = Vec::with_capacity(Self::BATCH);
         loop {
-            let deadline = self.machine.next_deadline().map(|at| self.clock.instant(at));
-            let events = tokio::select! {
-                count = self.inbox.recv_many(&mut calls, Self::BATCH) => match count {
-                    0 => return Ok(self.shut_down()),
-                    _ => calls.drain(..).filter_map(|call| self.accept(call)).collect(),
-                },
-                () = until(deadline) => vec![Event::Tick],
+            let next_round = self.clock.next_round(self.machine.next_deadline());
+            tokio::select! {
+                biased;
                 () = stop.cancelled() => return Ok(self.shut_down()),
-            };
-            let now = self.clock.now();
-            let actions = events.into_iter().flat_map(|event| self.machine.handle(now, event)).collect();
+                count = self.inbox.recv_many(&mut calls, Self::BATCH) => if count == 0 {
+                    return Ok(self.shut_down());
+                },
+                () = tokio::time::sleep_until(next_round) => {}
+            }
+            let actions = self.hear(&mut calls);
             self.carry_out(actions).await?;
             if let Some(outcome) = self.machine.outcome() {
                 return Ok(outcome);
@@ -233,20 +236,57 @@ impl Driver {
         }
     }
 
+    /// Hands in what was said, and then time, if it is still needed.
+    fn hear(&mut self, calls: &mut Vec<Call>) -> Vec<Action> {
+        let (now, deaf) = self.clock.come_round();
+        if deaf >= HEARTBEAT_INTERVAL {
+            let stood_still_ms = deaf.as_millis() as u64;
+            tracing::warn!(
+                target: "coxswain::run",
+                stood_still_ms,
+                "the coordinator stood still for {:.1} s, waiting for its disk or for a processor: that counts against nobody",
+                deaf.as_secs_f64()
+            );
+        }
+        let mut actions = self.hand_in(now, calls);
+        if self.is_due(now) {
+            // As many as there are now: under load more of them come without an end.
+            calls.extend((0..self.inbox.len()).map_while(|_| self.inbox.try_recv().ok()));
+            actions.extend(self.hand_in(now, calls));
+        }
+        if self.is_due(now) {
+            actions.extend(self.machine.handle(now, Event::Tick));
+        }
+        actions
+    }
+
+    fn is_due(&self, now: Timestamp) -> bool {
+        self.machine.next_deadline().is_some_and(|at| at <= now)
+    }
+
+    fn hand_in(&mut self, now: Timestamp, calls: &mut Vec<Call>) -> Vec<Action> {
+        let mut actions = Vec::new();
+        for call in calls.drain(..) {
+            let event = self.accept(call);
+            actions.extend(self.machine.handle(now, event));
+        }
+        actions
+    }
+
     fn shut_down(&self) -> Outcome {
         self.machine.outcome().unwrap_or(Outcome::ShutDown { steps: self.machine.committed() })
     }
 
     /// A call becomes an event; whoever waits for its answer is remembered.
-    fn accept(&mut self, call: Call) -> Option<Event> {
+    fn accept(&mut self, call: Call) -> Event {
         let (ask, waiting) = match call {
             Call::LineClosed(Owner::Worker(worker), stream) => {
                 self.lines.remove(&stream);
-                return Some(Event::LineClosed(worker, stream));
+                return Event::LineClosed(worker, stream);
             }
             Call::LineClosed(Owner::Node(node_id), stream) => {
                 self.node_lines.remove(&stream);
-                return Some(Event::NodeLineClosed(node_id, stream));
+                return Event::NodeLineClosed(node_id, stream);
             }
             Call::Ask(ask, answer) => (ask, Waiting::Answer(answer)),
             Call::Follow { worker, incarnation, line, opened } => {
@@ -263,7 +303,7 @@ impl Driver {
         self.last_ticket += 1;
         let ticket = Ticket(self.last_ticket);
         self.waiting.insert(ticket, waiting);
-        Some(Event::Asked(ticket, ask))
+        Event::Asked(ticket, ask)
     }
 
     fn next_stream(&mut self) -> StreamId {
@@ -331,9 +371,5 @@ fn tell<D>(lines: &mut HashMap<StreamId, mpsc::Sender<D>>, stream: StreamId, dir
     }
 }
 
-async fn until(deadline: Option<tokio::time::Instant>) {
-    match deadline {
-        Some(deadline) => tokio::time::sleep_until(deadline).await,
-        None => std::future::pending().await,
-    }
-}
+#[cfg(test)]
+mod tests;

@@ -117,6 +117,7 @@ pub fn prepare(options: &Options) -> Result<Start, StartError> {
         world: options.world,
         patience: options.patience,
         budgets: options.budgets,
+        seed: options.spec.run.seed,
         life: memory.lives + 1,
         restarted: options.restarted,
         past: memory.past,

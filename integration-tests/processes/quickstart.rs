@@ -6,6 +6,7 @@ mod chaos;
 mod deploy;
 mod elastic;
 mod faults;
+mod frozen;
 mod launch;
 mod memory;
 mod network;

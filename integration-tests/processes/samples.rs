@@ -1,4 +1,4 @@
-//! A sample that cannot be decoded: tried by another worker, then left out, and listed; the run goes on.
+//! A row that cannot be decoded: tried by another worker, then left out of every epoch, and listed; the run goes on.
 
 use std::{fs, path::Path};
 
@@ -28,7 +28,7 @@ fn garble(file: &Path, image: usize) {
 }
 
 #[test]
-fn a_sample_that_fails_everywhere_is_left_out_and_listed() {
+fn a_damaged_row_is_left_out_of_every_epoch_and_listed() {
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().join("data");
     copy_tree(&root().join("configs/assets/metaworld-mini"), &data);
@@ -36,13 +36,13 @@ fn a_sample_that_fails_everywhere_is_left_out_and_listed() {
     let output = dir.path().join("run");
     let (data_path, output_dir) =
         (format!("data.path={}", data.display()), format!("run.output_dir={}", output.display()));
-    // One epoch, so that the sample's turn comes.
+    // Two epochs and a little: the sample's turn comes twice, and it fails in the first only.
     let arguments = [
         "run",
         "configs/quickstart.yaml",
         &data_path,
         &output_dir,
-        "train.steps=26",
+        "train.steps=54",
         "eval.samples=0",
         "optimizer.warmup_steps=2",
     ];
@@ -51,11 +51,17 @@ fn a_sample_that_fails_everywhere_is_left_out_and_listed() {
     let told: Vec<&str> = printed.lines().filter(|line| line.contains("the sample at position")).collect();
     assert!(told.iter().any(|line| line.contains("another worker tries it")), "{printed}");
     assert!(told.iter().any(|line| line.contains("nobody tries it any more (quarantined)")), "{printed}");
-    assert_eq!(read_json(&output.join("summary.json"))["steps"], 26);
+    let failures = told.iter().filter(|line| line.contains("tries it")).count();
+    assert_eq!(failures, 2, "it is known in the second epoch: {told:#?}");
+    assert_eq!(read_json(&output.join("summary.json"))["steps"], 54);
 
     let run = output.display().to_string();
     let audit = cox(&["audit", &run, "--json"]).output().expect("cox was built");
     assert!(audit.status.success(), "{}", String::from_utf8_lossy(&audit.stderr));
     let audit: serde_json::Value = serde_json::from_slice(&audit.stdout).expect("one JSON object");
-    assert_eq!(audit["epochs"][0]["quarantined"].as_array().map(Vec::len), Some(1), "{audit:#}");
+    for epoch in 0..2 {
+        let left_out = &audit["epochs"][epoch]["quarantined"];
+        assert_eq!(left_out.as_array().map(Vec::len), Some(1), "{audit:#}");
+    }
+    assert_eq!(audit["missing"], 0, "{audit:#}");
 }

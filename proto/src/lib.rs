@@ -10,7 +10,9 @@ pub mod document;
 pub mod ids;
 pub mod limits;
 pub mod memory;
+pub mod order;
 pub mod plan;
+pub mod rng;
 pub mod run_spec;
 
 /// The wire contract, generated from `proto/coxswain/v1/*.proto`; read those for the meaning of each call and field.

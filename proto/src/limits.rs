@@ -53,12 +53,26 @@ pub const STILL_ALL_TIMEOUT: Duration = Duration::from_secs(1800);
 pub const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// Faults that a run survives unless `--max-restarts` says otherwise.
 pub const MAX_RESTARTS: u32 = 3;
-/// Different workers that a sample must fail on before it is left out.
+/// Failures of a row, on different workers or in different generations, before it is left out.
 pub const SAMPLE_TRIES: usize = 2;
-/// Samples that failed on one worker, and that no other has tried yet, before it is taken for the worker's fault.
+/// Rows that failed on one worker alone before it is taken for the worker's fault.
 pub const OPEN_SAMPLES: usize = 3;
-/// Samples that a run may leave out; more are a bad data set.
+/// Rows of the data set that a run may leave out; more are a bad data set.
 pub const MAX_QUARANTINED: usize = 64;
+/// Samples that may need one row of the data set: those whose chunk of actions reaches it.
+pub const MAX_SAMPLES_OF_ROW: u64 = 65_536;
+/// Memberships that the journal lists: years of a machine that comes and goes every hour.
+pub const MAX_GENERATIONS_KEPT: usize = 16_384;
+/// Faults that the journal lists, the newest; a run with as many restarts would have others to look at first.
+pub const MAX_FAULTS_KEPT: u64 = 16_384;
+/// Bytes of a name that a worker or launcher gives: host, address, device, path. The longest are paths, of 4,096.
+pub const MAX_NAME_BYTES: usize = 4096;
+/// Largest count that is taken from the wire: bytes, samples, tokens. The sum over the ranks of the largest world does not overflow.
+pub const MAX_COUNT: u64 = 1 << 48;
+/// Longest time of a step, or of a part of one, that is taken from the wire.
+pub const MAX_STEP_TIME: Duration = Duration::from_secs(24 * 60 * 60);
+/// Ranks' lines in one page of the ledger, some 30 bytes each: a page fits a message in the largest world, too.
+pub const MAX_LEDGER_RANKS: usize = 250_000;
 /// Generations in a row that may end without a committed step.
 pub const MAX_BARREN_GENERATIONS: u32 = 3;
 /// How long the coordinator waits for workers to leave after the run is over, before it ends without them.
@@ -100,6 +114,8 @@ pub const MAX_CONFIG_DEPTH: usize = 32;
 
 const _: () = assert!(HANG_TIMEOUT.as_millis() >= 3 * HEARTBEAT_INTERVAL.as_millis());
 const _: () = assert!(STILL_TIMEOUT.as_millis() < RENDEZVOUS_TIMEOUT.as_millis());
+const _: () = assert!(MAX_LEDGER_RANKS >= MAX_WORLD && MAX_LEDGER_RANKS * 60 <= MAX_MESSAGE_BYTES);
+const _: () = assert!(MAX_COUNT.checked_mul(MAX_WORLD as u64).is_some());
 const _: () = assert!(REUNION_TIMEOUT.as_millis() >= HANG_TIMEOUT.as_millis());
 const _: () = assert!(PLACE_PATIENCE.as_millis() < RENDEZVOUS_TIMEOUT.as_millis());
 // A call that was under way when the coordinator died fails, and is made again, while the coordinator is still looked for.

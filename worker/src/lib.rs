@@ -10,7 +10,7 @@
 //! zero model lora data memory collective
 //! vl_cache           features of frozen extractors, kept by content; knows files and bytes
 //! params kernels     trainables in one flat space; fused operations on burn tensors
-//! batch rng pulse    plain data; signs that the trainer moves
+//! batch pulse        plain data; signs that the trainer moves. Draws (`rng`) are the protocol's, which the coordinator counts with, too
 //! ```
 //!
 //! Tensor names carry their axes as a suffix: `b` batch, `s` sequence, `n` tokens (`b * s`), `d` hidden, `h` heads, `k` head
@@ -27,10 +27,11 @@ pub mod memory;
 pub mod model;
 pub mod params;
 pub mod pulse;
-pub mod rng;
 pub mod selftest;
 pub mod session;
 pub mod train;
 pub mod trainer;
 pub mod vl_cache;
 pub mod zero;
+
+pub use coxswain_proto::rng;

@@ -9,6 +9,7 @@ use coxswain_proto::{
     cache_plan::{CacheReport, CacheUse, Decided},
     ids::{Bytes, Generation, Rank, Step},
     memory::Comparison,
+    order::DamagedRow,
 };
 
 use crate::collective::{AbortHandle, Progress};
@@ -30,19 +31,25 @@ pub struct Assignment {
     pub world: u32,
     /// Where the next rank's listener accepts this one; empty in a world of one.
     pub next: String,
-    /// Positions that nobody consumes any more: their samples failed on several workers.
-    pub quarantined: Vec<EpochPositions>,
+    /// Rows of the data set that nobody uses any more: their samples failed again and again.
+    pub quarantined: Vec<DamagedRow>,
     /// The step of the newest complete checkpoint, 0 without one: where to start if no rank still has the training state.
     pub checkpoint_step: Step,
 }
 
-/// Positions of one epoch's order of samples.
+/// A sample that cannot be used, on a rank that is well.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EpochPositions {
-    /// The epoch.
+pub struct BadSample {
+    /// The step it belongs to.
+    pub step: Step,
+    /// The epoch in which it was asked for.
     pub epoch: u64,
-    /// Positions of its order.
-    pub positions: Range<u64>,
+    /// Its position there.
+    pub position: u64,
+    /// The row of the data set that is to blame, and the samples that need it.
+    pub row: DamagedRow,
+    /// What is wrong with it.
+    pub message: String,
 }
 
 /// Where the ranks of a generation had their state from.
@@ -228,8 +235,6 @@ pub struct PhaseMemory {
 /// How a checkpoint is getting on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CheckpointNews {
-    /// This rank's part is on disk.
-    PartWritten,
     /// Rank 0 has published the manifest.
     Complete,
     /// It was given up; training goes on.
@@ -251,20 +256,13 @@ pub enum Report {
         step: Step,
         /// Directory, relative to the output directory.
         path: String,
-        /// Bytes of this rank's part, or of the whole.
+        /// Bytes of the whole.
         bytes: Bytes,
         /// What happened.
         news: CheckpointNews,
     },
-    /// A sample cannot be used. This rank is well, and ready for a generation in which someone else tries it, or nobody.
-    BadSample {
-        /// The step it belongs to.
-        step: Step,
-        /// Where it stands.
-        at: EpochPositions,
-        /// What is wrong with it.
-        message: String,
-    },
+    /// A sample cannot be used. This rank is ready for a generation in which someone else tries it, or nobody.
+    BadSample(BadSample),
     /// What rank 0 knows of a generation of the feature cache, for all ranks.
     Cache(CacheReport),
     /// One line for people, shown in the coordinator's log.

@@ -34,6 +34,8 @@ pub struct DataSetFacts {
     pub training_samples: u64,
     /// Names the content as far as it decides the order of samples.
     pub fingerprint: String,
+    /// Keys the order of its samples.
+    pub order_key: u64,
 }
 
 /// How training ended on this rank.

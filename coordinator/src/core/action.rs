@@ -8,18 +8,18 @@ use std::{
 use coxswain_proto::{
     cache_plan::{CacheGeneration, Decided},
     ids::{Generation, LeaseId, Rank, Seat, Step, WorkerId},
+    order::DamagedRow,
 };
 use serde::{Deserialize, Serialize};
 
 use super::{
     cache::GenerationEntry,
-    checkpoints::CheckpointEntry,
     event::{DataSet, StreamId, Ticket, WorkerClaim},
     failure::Failure,
     memory::RankMemory,
     news::News,
     phase::End,
-    quarantine::{EpochPositions, Quarantine},
+    quarantine::Quarantine,
     reason::RunPhase,
     refusal::Refusal,
     report::{CommittedStep, StateSource},
@@ -122,8 +122,8 @@ pub struct Assignment {
     pub checkpoint: Step,
     /// By rank.
     pub members: Vec<Member>,
-    /// Samples that nobody tries.
-    pub left_out: Vec<EpochPositions>,
+    /// Rows of the data set that nobody uses.
+    pub left_out: Vec<DamagedRow>,
     /// Positions by worker: of `members`, the other way round.
     pub ranks: BTreeMap<WorkerId, Rank>,
 }
@@ -150,7 +150,7 @@ impl Assignment {
         quarantine: &Quarantine,
     ) -> Self {
         let ranks = members.iter().map(|member| member.worker).zip((0..).map(Rank)).collect();
-        let left_out = quarantine.left_out().cloned().collect();
+        let left_out = quarantine.left_out().copied().collect();
         Self { generation, checkpoint, members, left_out, ranks }
     }
 
@@ -268,8 +268,6 @@ pub enum Record {
     },
     /// A step is committed.
     Step(Arc<CommittedStep>),
-    /// A checkpoint can be resumed from.
-    Checkpoint(CheckpointEntry),
     /// What people want.
     Orders(Orders),
     /// What is used up.
@@ -295,6 +293,10 @@ pub struct Orders {
     pub stop: Option<String>,
     /// Checkpoints asked for so far.
     pub checkpoints: u32,
+    /// The last of them is to be of this step or a later one, and is not written yet. Forgotten when a generation starts: whoever was
+    /// asked may be gone.
+    #[serde(default)]
+    pub checkpoint_due: Option<Step>,
     /// Memory reports asked for so far.
     pub memory_reports: u32,
     /// Nodes that are to go, by place.

@@ -33,6 +33,8 @@ pub struct CacheBook {
     turns: TurnTable,
     generations: BTreeMap<u64, GenerationEntry>,
     drifts: VecDeque<DriftEntry>,
+    /// Before the furthest rollback: steps that were committed, and steps that were leased.
+    reached: (Step, Step),
 }
 
 /// One generation.
@@ -159,7 +161,13 @@ impl CacheBook {
         if cache.mode == CacheMode::Exact {
             generations.entry(1).or_insert_with(|| GenerationEntry::new(1, Step(0), None));
         }
-        Self { cache: cache.clone(), turns: table, generations, drifts: VecDeque::new() }
+        Self {
+            cache: cache.clone(),
+            turns: table,
+            generations,
+            drifts: VecDeque::new(),
+            reached: Default::default(),
+        }
     }
 
     /// As configured.
@@ -202,9 +210,16 @@ impl CacheBook {
         Some(decided)
     }
 
+    /// Steps up to here were committed, and leased, and will be repeated.
+    pub fn rolled_back(&mut self, committed: Step, leased: Step) {
+        let (reached, furthest) = self.reached;
+        self.reached = (reached.max(committed), furthest.max(leased));
+    }
+
     /// Somebody asks for a new generation; see [`TurnTable::ask`].
     pub fn ask(&mut self, committed: Step, from: Step, total: Step) -> Option<(Decided, bool)> {
-        let (decided, new) = self.turns.ask(committed, from, total)?;
+        let (reached, leased) = self.reached;
+        let (decided, new) = self.turns.ask(committed.max(reached), from.max(leased), total)?;
         if new {
             self.begun(&decided);
         }

@@ -1,45 +1,41 @@
-//! The checkpoint ledger: what is on disk, what is being written, what was given up.
+//! The checkpoint ledger: what is on disk, and what was given up.
+//!
+//! It begins with what lies in the output directory when the coordinator starts, and nothing else: that a checkpoint was there once does not
+//! help whoever is told to start from it. Workers keep as many as the run file says, and so does it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
-use coxswain_proto::ids::{Bytes, Seat, Step};
-use serde::{Deserialize, Serialize};
+use coxswain_proto::{
+    ids::{Bytes, Step},
+    limits::MAX_LISTED_CHECKPOINTS,
+};
 
 use super::event::{CheckpointReport, CheckpointState};
 
 /// Checkpoints of a run, by step.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Checkpoints {
-    entries: BTreeMap<Step, Progress>,
+    entries: BTreeMap<Step, CheckpointEntry>,
+    /// Complete ones that workers leave on disk.
+    keep: usize,
 }
 
-#[derive(Clone, Debug, Default)]
-struct Progress {
-    complete: Option<CheckpointEntry>,
-    failed: bool,
-    parts: BTreeSet<Seat>,
-    bytes: Bytes,
-    path: String,
-}
-
-/// One checkpoint as it is shown and remembered.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// One checkpoint as it is shown.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckpointEntry {
     /// At which step training resumes from it.
     pub step: Step,
     /// Relative to the output directory.
     pub path: String,
-    /// Of the whole, or of the parts so far.
+    /// Of the whole.
     pub bytes: Bytes,
-    /// How far it is.
+    /// Whether there is one.
     pub state: EntryState,
 }
 
-/// How far a checkpoint is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// What became of a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EntryState {
-    /// Some ranks' parts are on disk.
-    Writing,
     /// It can be resumed from.
     Complete,
     /// It was given up.
@@ -47,76 +43,105 @@ pub enum EntryState {
 }
 
 impl Checkpoints {
-    /// What was found on disk when the coordinator started.
-    pub fn found(entries: impl IntoIterator<Item = CheckpointEntry>) -> Self {
-        let entries = entries
-            .into_iter()
-            .map(|entry| (entry.step, Progress { complete: Some(entry), ..Progress::default() }))
-            .collect();
-        Self { entries }
+    /// What was found on disk when the coordinator started, in a run that keeps so many (`train.keep_checkpoints`).
+    pub fn found(entries: impl IntoIterator<Item = CheckpointEntry>, keep: usize) -> Self {
+        let entries = entries.into_iter().map(|entry| (entry.step, entry)).collect();
+        Self { entries, keep: keep.max(1) }
     }
 
     /// Takes a report; the entry when it is news for people (complete or failed, once each).
-    pub fn take(&mut self, seat: Seat, report: CheckpointReport) -> Option<CheckpointEntry> {
-        let progress = self.entries.entry(report.step).or_default();
-        match report.state {
-            CheckpointState::PartWritten => {
-                if progress.complete.is_none() && progress.parts.insert(seat) {
-                    progress.bytes.0 += report.bytes.0;
-                    progress.path = report.path;
-                    progress.failed = false;
-                }
-                None
-            }
-            CheckpointState::Complete => {
-                let entry = CheckpointEntry {
-                    step: report.step,
-                    path: report.path,
-                    bytes: report.bytes,
-                    state: EntryState::Complete,
-                };
-                let news = progress.complete.as_ref() != Some(&entry);
-                progress.complete = Some(entry.clone());
-                news.then_some(entry)
-            }
-            CheckpointState::Failed => {
-                if progress.failed || progress.complete.is_some() {
-                    return None;
-                }
-                progress.failed = true;
-                progress.path = report.path;
-                Some(progress.entry(report.step))
-            }
+    pub fn take(&mut self, report: CheckpointReport) -> Option<CheckpointEntry> {
+        let CheckpointReport { step, state, path, bytes } = report;
+        let state = match state {
+            CheckpointState::Complete => EntryState::Complete,
+            CheckpointState::Failed => EntryState::Failed,
+        };
+        let entry = CheckpointEntry { step, path, bytes, state };
+        match self.entries.get(&step) {
+            Some(known) if *known == entry => return None,
+            // What is on disk is not lost by a later try to write it.
+            Some(known) if state == EntryState::Failed && known.state == EntryState::Complete => return None,
+            _ => {}
         }
+        self.entries.insert(step, entry.clone());
+        self.forget_old();
+        Some(entry)
     }
 
     /// The step of the newest one that can be resumed from; 0 without one.
     pub fn newest_complete(&self) -> Step {
-        let complete = self.entries.iter().rev().find(|(_, progress)| progress.complete.is_some());
-        complete.map_or(Step(0), |(step, _)| *step)
+        self.complete().next_back().unwrap_or_default()
     }
 
     /// Whether one of this step can be resumed from.
     pub fn has(&self, step: Step) -> bool {
-        self.entries.get(&step).is_some_and(|progress| progress.complete.is_some())
+        self.entries.get(&step).is_some_and(|entry| entry.state == EntryState::Complete)
     }
 
     /// The newest `limit` checkpoints, in step order.
     pub fn newest(&self, limit: usize) -> Vec<CheckpointEntry> {
-        let mut newest: Vec<_> =
-            self.entries.iter().rev().take(limit).map(|(step, progress)| progress.entry(*step)).collect();
+        let mut newest: Vec<_> = self.entries.values().rev().take(limit).cloned().collect();
         newest.reverse();
         newest
     }
+
+    /// Steps that can be resumed from, in order.
+    fn complete(&self) -> impl DoubleEndedIterator<Item = Step> {
+        let complete = self.entries.values().filter(|entry| entry.state == EntryState::Complete);
+        complete.map(|entry| entry.step)
+    }
+
+    /// Workers remove the oldest when a new one is complete; of those that were given up some are shown.
+    fn forget_old(&mut self) {
+        let surplus = self.complete().count().saturating_sub(self.keep);
+        let pruned: Vec<_> = self.complete().take(surplus).collect();
+        self.entries.retain(|step, _| !pruned.contains(step));
+        let failed = self.entries.values().filter(|entry| entry.state == EntryState::Failed);
+        let failed: Vec<_> = failed.map(|entry| entry.step).collect();
+        for step in failed.iter().rev().skip(MAX_LISTED_CHECKPOINTS) {
+            self.entries.remove(step);
+        }
+    }
 }
 
-impl Progress {
-    fn entry(&self, step: Step) -> CheckpointEntry {
-        self.complete.clone().unwrap_or_else(|| CheckpointEntry {
-            step,
-            path: self.path.clone(),
-            bytes: self.bytes,
-            state: if self.failed { EntryState::Failed } else { EntryState::Writing },
-        })
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(step: u64, state: CheckpointState) -> CheckpointReport {
+        CheckpointReport {
+            step: Step(step),
+            state,
+            path: format!("checkpoints/step-{step}"),
+            bytes: Bytes(9),
+        }
+    }
+
+    fn steps(checkpoints: &Checkpoints) -> Vec<u64> {
+        checkpoints.newest(100).into_iter().map(|entry| entry.step.0).collect()
+    }
+
+    #[test]
+    fn what_workers_have_removed_is_not_listed() {
+        let mut checkpoints = Checkpoints::found([], 2);
+        for step in [10, 20, 30] {
+            assert!(checkpoints.take(report(step, CheckpointState::Complete)).is_some());
+        }
+        assert_eq!(steps(&checkpoints), [20, 30]);
+        assert_eq!((checkpoints.newest_complete(), checkpoints.has(Step(10))), (Step(30), false));
+    }
+
+    #[test]
+    fn a_report_is_news_once_and_failures_are_bounded() {
+        let mut checkpoints = Checkpoints::found([], 1);
+        assert!(checkpoints.take(report(5, CheckpointState::Complete)).is_some());
+        assert!(checkpoints.take(report(5, CheckpointState::Complete)).is_none());
+        assert!(checkpoints.take(report(5, CheckpointState::Failed)).is_none(), "it is there");
+        for step in 6..6 + 2 * MAX_LISTED_CHECKPOINTS as u64 {
+            assert!(checkpoints.take(report(step, CheckpointState::Failed)).is_some());
+        }
+        assert_eq!(steps(&checkpoints).len(), MAX_LISTED_CHECKPOINTS + 1);
+        assert_eq!(checkpoints.newest_complete(), Step(5));
+        assert!(checkpoints.take(report(6 + 64, CheckpointState::Complete)).is_some(), "a later try");
     }
 }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     failure::Failure,
     memory::MemoryReport,
-    quarantine::EpochPositions,
+    quarantine::BadSample,
     report::{StateSource, StepReport, WorkerPhase},
 };
 
@@ -95,7 +95,7 @@ pub enum Ask {
         /// What.
         failure: Failure,
         /// Set if a sample failed and the worker is well: which one.
-        sample: Option<EpochPositions>,
+        sample: Option<BadSample>,
     },
     /// A worker's last word.
     Leave {
@@ -226,10 +226,6 @@ pub struct StartReport {
     pub first_step: Step,
     /// Where the state came from.
     pub source: StateSource,
-    /// Bytes that this rank received or read to get there.
-    pub bytes: Bytes,
-    /// How long that took.
-    pub took: Duration,
 }
 
 /// A data set as far as the coordinator knows it.
@@ -239,6 +235,8 @@ pub struct DataSet {
     pub training_samples: u64,
     /// Names the content.
     pub fingerprint: String,
+    /// Keys the order of its samples.
+    pub order_key: u64,
 }
 
 impl fmt::Display for DataSet {
@@ -284,15 +282,13 @@ pub struct CheckpointReport {
     pub state: CheckpointState,
     /// Relative to the output directory.
     pub path: String,
-    /// Of this rank's part, or of the whole.
+    /// Of the whole.
     pub bytes: Bytes,
 }
 
 /// How a checkpoint is getting on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CheckpointState {
-    /// One rank's part is on disk.
-    PartWritten,
     /// It can be resumed from.
     Complete,
     /// It was given up.

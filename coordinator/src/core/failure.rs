@@ -9,7 +9,7 @@ use std::{collections::BTreeSet, fmt, ops::Range, sync::Arc};
 use coxswain_proto::ids::{Bytes, Generation, Seat, Step};
 use serde::{Deserialize, Serialize};
 
-use super::{quarantine::EpochPositions, report::WorkerPhase, time::Timestamp};
+use super::{quarantine::BadSample, report::WorkerPhase, time::Timestamp};
 use crate::options::{CauseKind, FirstCause};
 
 /// One failure, with everything needed to name it in a line.
@@ -106,7 +106,7 @@ pub struct Incident {
     /// Those who were lost.
     pub lost: BTreeSet<Seat>,
     /// The sample that failed, if it was one.
-    pub sample: Option<EpochPositions>,
+    pub sample: Option<BadSample>,
 }
 
 impl Incident {

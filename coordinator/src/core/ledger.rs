@@ -20,13 +20,11 @@ use std::{
 
 use coxswain_proto::{
     ids::{Bytes, Generation, Rank, Seat, Step, WorkerId},
-    plan::{self, Batch, Plan},
+    order::LeftOut,
+    plan::{self, Plan},
 };
 
-use super::{
-    quarantine::Quarantine,
-    report::{CacheUse, CommittedStep, StepReport, StepTimes, Totals},
-};
+use super::report::{CacheUse, CommittedStep, StepReport, StepTimes, Totals};
 
 /// Steps of one generation.
 #[derive(Clone, Debug)]
@@ -37,7 +35,7 @@ pub struct StepLedger {
     committed: Step,
     owed: Vec<Step>,
     open: VecDeque<OpenStep>,
-    left_out: BTreeMap<u64, Vec<Range<u64>>>,
+    left_out: LeftOut,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -145,22 +143,13 @@ impl StepLedger {
             committed: first_step,
             owed: vec![first_step; members.len()],
             open: VecDeque::new(),
-            left_out: BTreeMap::new(),
+            left_out: LeftOut::default(),
         }
     }
 
-    /// The same, of steps without the samples that nobody tries.
-    pub fn without(mut self, quarantine: &Quarantine) -> Self {
-        self.left_out = quarantine.by_epoch();
-        self
-    }
-
-    /// Positions of a step that nobody consumes.
-    fn left_out_of(&self, batch: &Batch) -> Vec<Range<u64>> {
-        let of_epoch = self.left_out.get(&batch.epoch).map_or(&[][..], Vec::as_slice);
-        let within =
-            |hole: &Range<u64>| hole.start.max(batch.positions.start)..hole.end.min(batch.positions.end);
-        of_epoch.iter().map(within).filter(|hole| !hole.is_empty()).collect()
+    /// The same, of steps without the positions that nobody consumes.
+    pub fn without(self, left_out: LeftOut) -> Self {
+        Self { left_out, ..self }
     }
 
     /// The membership whose steps these are.
@@ -261,7 +250,7 @@ impl StepLedger {
     fn committed_from(&mut self, open: OpenStep) -> Arc<CommittedStep> {
         let step = self.committed;
         let batch = self.plan.batch(step);
-        let left_out = self.left_out_of(&batch);
+        let left_out = self.left_out.of(&batch);
         self.committed = Step(step.0 + 1);
         Arc::new(CommittedStep {
             step,
@@ -288,10 +277,10 @@ impl StepLedger {
         self.owed.len() as u32
     }
 
-    fn check_positions(&self, rank: Rank, report: &StepReport) -> Result<(), Fault> {
+    fn check_positions(&mut self, rank: Rank, report: &StepReport) -> Result<(), Fault> {
         let batch = self.plan.batch(report.step);
         let due = batch.of_rank(rank, self.world());
-        let expected = plan::without(due.clone(), &self.left_out_of(&batch));
+        let expected = plan::without(due.clone(), &self.left_out.of(&batch));
         if joined(&report.positions) == expected && report.epoch == batch.epoch {
             return Ok(());
         }
@@ -322,7 +311,7 @@ impl StepLedger {
         }
         open.reported += 1;
         open.times.add(&report.times);
-        open.tokens += report.tokens;
+        open.tokens = open.tokens.saturating_add(report.tokens);
         open.retries = open.retries.max(report.retries);
         open.cache_generation = report.cache_generation;
         open.cache.add(&report.cache);

@@ -33,4 +33,4 @@ pub mod status;
 pub mod time;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

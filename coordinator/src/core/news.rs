@@ -13,7 +13,7 @@ use super::{
     checkpoints::CheckpointEntry,
     failure::Failure,
     memory::RankMemory,
-    quarantine::{EpochPositions, Verdict},
+    quarantine::{BadSample, Verdict},
     reason::{Reason, RunPhase},
     refusal::Refusal,
     report::{CommittedStep, StateSource},
@@ -44,7 +44,7 @@ pub enum News {
     /// A worker that is in no generation was lost: it is asked to come back, and nobody else is disturbed.
     LostOutside(Arc<Failure>, Spent),
     /// A sample failed on a worker that is well, and what follows.
-    Sample(EpochPositions, Verdict, Arc<Failure>),
+    Sample(BadSample, Verdict, Arc<Failure>),
     /// Training goes on after a fault.
     Recovered(Recovery),
     /// Committed steps are lost, and will be repeated.

@@ -8,13 +8,13 @@ use std::{collections::BTreeMap, sync::Arc};
 use coxswain_proto::{
     cache_plan::Decided,
     ids::{Generation, Seat, Step, WorkerId},
+    limits::MAX_GENERATIONS_KEPT,
 };
 use serde::{Deserialize, Serialize};
 
 use super::{
     action::{Orders, Record, Spent},
     cache::GenerationEntry,
-    checkpoints::CheckpointEntry,
     event::{DataSet, WorkerClaim},
     failure::Failure,
     phase::End,
@@ -36,12 +36,10 @@ pub struct Past {
     pub nodes: BTreeMap<u32, PastNode>,
     /// Workers, or what became of them, by seat.
     pub seats: BTreeMap<Seat, PastSeat>,
-    /// Memberships. Only the newest one and the newest that has started matter.
+    /// Memberships, the newest so many. Who was in them matters of the newest one and of the newest that has started.
     pub generations: BTreeMap<Generation, PastGeneration>,
     /// Steps below this one are committed; absent if none ever was, nor any generation started.
     pub committed: Option<Step>,
-    /// Checkpoints that can be resumed from.
-    pub checkpoints: BTreeMap<Step, CheckpointEntry>,
     /// Samples that failed.
     pub quarantine: Quarantine,
     /// From which steps on which generation of the feature cache serves.
@@ -87,12 +85,26 @@ impl PastSeat {
 /// A membership.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PastGeneration {
-    /// By rank.
+    /// How many were in it.
+    pub workers: u32,
+    /// By rank; forgotten when it does not matter any more.
     pub members: Vec<(Seat, WorkerId)>,
     /// Where it started, and where its state came from.
     pub started: Option<(Step, StateSource)>,
     /// It has ended.
     pub over: bool,
+}
+
+impl PastGeneration {
+    /// It has just been formed.
+    pub fn formed(members: &[(Seat, WorkerId)]) -> Self {
+        Self { workers: members.len() as u32, members: members.to_vec(), ..Self::default() }
+    }
+
+    /// Who was in it, and in all before it, does not matter any more.
+    pub fn is_forgotten(&self) -> bool {
+        self.started.is_some() && self.members.is_empty()
+    }
 }
 
 impl Past {
@@ -119,16 +131,19 @@ impl Past {
                 self.seats.entry(*seat).or_default().left = Some(*exit_code);
             }
             Record::Generation { generation, members } => {
-                let formed = PastGeneration { members: members.clone(), ..PastGeneration::default() };
-                self.generations.insert(*generation, formed);
+                self.forget_members(*generation, |past| past.started.is_none());
+                self.generations.insert(*generation, PastGeneration::formed(members));
+                while self.generations.len() > MAX_GENERATIONS_KEPT {
+                    self.generations.pop_first();
+                }
             }
             Record::Started { generation, first_step, source } => {
+                self.forget_members(*generation, |_| true);
                 self.generations.entry(*generation).or_default().started = Some((*first_step, *source));
                 self.committed = Some(*first_step);
             }
             Record::Broken { generation } => self.generations.entry(*generation).or_default().over = true,
             Record::Step(step) => self.committed = Some(Step(step.step.0 + 1)),
-            Record::Checkpoint(entry) => drop(self.checkpoints.insert(entry.step, entry.clone())),
             Record::Quarantine(quarantine) => self.quarantine = quarantine.clone(),
             Record::Failure(failure) => self.fault = Some(failure.clone()),
             Record::CacheTurn(decided) => {
@@ -136,6 +151,13 @@ impl Past {
                 self.turns.insert(decided.first, *decided);
             }
             Record::CacheGeneration(entry) => drop(self.caches.insert(entry.number, entry.clone())),
+        }
+    }
+
+    fn forget_members(&mut self, before: Generation, of: impl Fn(&PastGeneration) -> bool) {
+        let older = self.generations.range_mut(..before).map(|(_, past)| past).rev();
+        for past in older.take_while(|past| !past.is_forgotten()).filter(|past| of(past)) {
+            past.members.clear();
         }
     }
 
@@ -150,7 +172,7 @@ impl Past {
         started.next().map(|(generation, past)| (*generation, past))
     }
 
-    /// What remains when the run is begun again after its end: what was learned, not who was there.
+    /// What remains when the run is begun again after its end: what was learned, not who was there, nor what befell them.
     pub fn settled(self) -> Self {
         let generations = self
             .generations
@@ -160,7 +182,6 @@ impl Past {
             dataset: self.dataset,
             generations: generations.collect(),
             committed: self.committed,
-            checkpoints: self.checkpoints,
             quarantine: self.quarantine,
             turns: self.turns,
             caches: self.caches,

@@ -1,34 +1,39 @@
-//! Samples that cannot be used: who tried them, and which of them nobody tries any more.
+//! Rows of the data set that cannot be used: who tried them, and which of them nobody tries any more.
 //!
 //! A sample that fails on one worker may fail because of that worker's disk, so another one gets it: ranks move on by one seat, and
-//! with them their slices. What fails on [`TRIES`](limits::SAMPLE_TRIES) different workers is left out of every later step, and
-//! listed: in the log, in the status, in the books. Too many such samples are a bad data set, and end the run.
+//! with them their slices. What fails again, be it on another worker or in another generation, is left out of every later step of every epoch, and
+//! listed: in the log, in the status, in the books. Too many such rows are a bad data set, and end the run.
+//!
+//! What is left out is the row that is damaged, with all samples that need it (a row of actions belongs to every chunk that reaches it). At
+//! which positions of an epoch they stand is arithmetic that the workers do, too ([`coxswain_proto::order`]).
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt,
-    ops::Range,
+use std::{collections::BTreeSet, fmt, ops::Range};
+
+use coxswain_proto::{
+    ids::{Generation, Seat},
+    limits,
+    order::{DamagedRow, LeftOut, Order},
 };
-
-use coxswain_proto::{ids::Seat, limits};
 use serde::{Deserialize, Serialize};
 
-/// Positions of one epoch's order of samples.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct EpochPositions {
-    /// The epoch.
+/// A sample that failed, and the row that was to blame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct BadSample {
+    /// The epoch in which it was asked for.
     pub epoch: u64,
-    /// First position.
-    pub begin: u64,
-    /// One past the last.
-    pub end: u64,
+    /// Its position there.
+    pub position: u64,
+    /// What cannot be used.
+    pub row: DamagedRow,
 }
 
-impl fmt::Display for EpochPositions {
+impl fmt::Display for BadSample {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.end.saturating_sub(self.begin) {
-            1 => write!(f, "the sample at position {} of epoch {}", self.begin, self.epoch),
-            _ => write!(f, "the samples at positions {}..{} of epoch {}", self.begin, self.end, self.epoch),
+        let Self { epoch, position, row } = self;
+        write!(f, "the sample at position {position} of epoch {epoch} (row {} of the data set", row.row)?;
+        match row.end.saturating_sub(row.begin) {
+            0 | 1 => f.write_str(")"),
+            samples => write!(f, ", which {samples} samples need)"),
         }
     }
 }
@@ -42,39 +47,80 @@ pub enum Verdict {
     LeftOut,
     /// There are more of them than a run may leave out.
     TooMany,
-    /// It is the worker that cannot read its data: it fails where others have not tried, again and again.
+    /// It is the worker that cannot read its data: rows fail there and nowhere else.
     WorkerAtFault,
 }
 
-/// All such samples of a run.
+/// All such rows of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Quarantine {
-    /// Those that failed, and on whom, until they are left out.
-    tried: BTreeSet<(EpochPositions, Seat)>,
+    /// Those that failed, on whom and when, until they are left out.
+    tried: BTreeSet<Try>,
     /// Those that are left out, in order.
-    left_out: BTreeSet<EpochPositions>,
+    left_out: BTreeSet<LeftOutRow>,
     /// How many seats the ranks have moved on.
     turns: u32,
+    /// The generation that they moved on after.
+    turned: Generation,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+struct Try {
+    sample: BadSample,
+    seat: Seat,
+    generation: Generation,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+struct LeftOutRow {
+    row: DamagedRow,
+    /// The only worker that failed on it, if there is but one.
+    word_of: Option<Seat>,
 }
 
 impl Quarantine {
-    /// Takes a failure in, in a world of `workers`.
-    pub fn failed(&mut self, at: EpochPositions, seat: Seat, workers: u32) -> Verdict {
-        let again = !self.tried.insert((at.clone(), seat));
-        let open = self.tried.iter().filter(|(_, other)| *other == seat).count();
-        if workers > 1 && (again || open >= limits::OPEN_SAMPLES) {
-            return Verdict::WorkerAtFault;
+    /// Takes a failure in that a worker met in a generation of `workers`. Nothing follows from what it has said before, or what is left
+    /// out already.
+    pub fn failed(
+        &mut self,
+        sample: BadSample,
+        (seat, generation): (Seat, Generation),
+        workers: u32,
+    ) -> Option<Verdict> {
+        let row = sample.row;
+        let said = |tried: &Try| (tried.sample.row, tried.seat, tried.generation) == (row, seat, generation);
+        if self.left_out().any(|other| *other == row) || self.tried.iter().any(said) {
+            return None;
         }
-        let tries = self.tried.iter().filter(|(other, _)| *other == at).count();
-        if tries < limits::SAMPLE_TRIES.min(workers.max(1) as usize) {
-            self.turns = self.turns.wrapping_add(1);
-            return Verdict::TryAnother;
+        self.tried.insert(Try { sample, seat, generation });
+        let mine = self.tried.iter().filter(|tried| tried.seat == seat);
+        let open: BTreeSet<_> = mine.map(|tried| tried.sample.row).collect();
+        if workers > 1 && open.len() >= limits::OPEN_SAMPLES {
+            return Some(Verdict::WorkerAtFault);
         }
-        self.tried.retain(|(other, _)| *other != at);
-        self.left_out.insert(at);
-        match self.left_out.len() > limits::MAX_QUARANTINED {
-            true => Verdict::TooMany,
-            false => Verdict::LeftOut,
+        let tries: Vec<Seat> =
+            self.tried.iter().filter(|tried| tried.sample.row == row).map(|tried| tried.seat).collect();
+        if tries.len() < limits::SAMPLE_TRIES.min(workers.max(1) as usize) {
+            // Once a generation: two that failed in the same one would else come round to where they were.
+            if self.turned != generation {
+                (self.turns, self.turned) = (self.turns.wrapping_add(1), generation);
+            }
+            return Some(Verdict::TryAnother);
+        }
+        self.tried.retain(|tried| tried.sample.row != row);
+        let alone = tries.iter().all(|other| *other == seat);
+        self.left_out.insert(LeftOutRow { row, word_of: alone.then_some(seat) });
+        Some(self.judge(seat, workers))
+    }
+
+    /// What follows from one more row that is left out.
+    fn judge(&self, seat: Seat, workers: u32) -> Verdict {
+        let rows: BTreeSet<u64> = self.left_out().map(|row| row.row).collect();
+        let on_its_word = self.left_out.iter().filter(|left| left.word_of == Some(seat)).count();
+        match () {
+            () if workers > 1 && on_its_word >= limits::OPEN_SAMPLES => Verdict::WorkerAtFault,
+            () if rows.len() > limits::MAX_QUARANTINED => Verdict::TooMany,
+            () => Verdict::LeftOut,
         }
     }
 
@@ -82,22 +128,18 @@ impl Quarantine {
     pub fn consumed(&mut self, epoch: u64, positions: &Range<u64>) -> bool {
         let before = self.tried.len();
         self.tried
-            .retain(|(at, _)| at.epoch != epoch || at.begin < positions.start || at.end > positions.end);
+            .retain(|Try { sample, .. }| sample.epoch != epoch || !positions.contains(&sample.position));
         self.tried.len() < before
     }
 
     /// What is left out, in order.
-    pub fn left_out(&self) -> impl Iterator<Item = &EpochPositions> {
-        self.left_out.iter()
+    pub fn left_out(&self) -> impl Iterator<Item = &DamagedRow> {
+        self.left_out.iter().map(|left| &left.row)
     }
 
-    /// Left out of each epoch.
-    pub fn by_epoch(&self) -> BTreeMap<u64, Vec<Range<u64>>> {
-        let mut epochs: BTreeMap<u64, Vec<Range<u64>>> = BTreeMap::new();
-        for at in &self.left_out {
-            epochs.entry(at.epoch).or_default().push(at.begin..at.end);
-        }
-        epochs
+    /// What is left out, as positions of this order.
+    pub fn positions(&self, order: Order) -> LeftOut {
+        LeftOut::new(order, self.left_out().copied())
     }
 
     /// The seats of a generation in rank order.
@@ -112,31 +154,68 @@ impl Quarantine {
 mod tests {
     use super::*;
 
-    fn at(begin: u64) -> EpochPositions {
-        EpochPositions { epoch: 0, begin, end: begin + 1 }
+    fn bad(row: u64) -> BadSample {
+        BadSample { epoch: 0, position: row, row: DamagedRow { row, begin: row, end: row + 1 } }
+    }
+
+    fn on(seat: u32, generation: u64) -> (Seat, Generation) {
+        (Seat(seat), Generation(generation))
+    }
+
+    fn rows(quarantine: &Quarantine) -> Vec<u64> {
+        quarantine.left_out().map(|row| row.row).collect()
     }
 
     #[test]
-    fn a_sample_is_left_out_when_it_has_failed_on_different_workers() {
+    fn a_row_is_left_out_when_it_has_failed_on_different_workers() {
         let mut quarantine = Quarantine::default();
-        assert_eq!(quarantine.failed(at(4), Seat(1), 3), Verdict::TryAnother);
-        assert_eq!(quarantine.failed(at(9), Seat(2), 3), Verdict::TryAnother, "another sample");
-        assert_eq!(quarantine.failed(at(4), Seat(2), 3), Verdict::LeftOut);
-        assert_eq!(quarantine.by_epoch(), BTreeMap::from([(0, vec![4..5])]));
+        assert_eq!(quarantine.failed(bad(4), on(1, 1), 3), Some(Verdict::TryAnother));
+        assert_eq!(quarantine.failed(bad(9), on(2, 1), 3), Some(Verdict::TryAnother), "another row");
+        assert_eq!(quarantine.failed(bad(4), on(2, 2), 3), Some(Verdict::LeftOut));
+        assert_eq!(rows(&quarantine), [4]);
+        assert_eq!(quarantine.failed(bad(4), on(0, 2), 3), None, "everybody knows by now");
     }
 
     #[test]
-    fn a_worker_that_fails_again_or_on_many_samples_is_at_fault_itself() {
+    fn a_row_is_one_whichever_of_its_samples_fails() {
+        let row = DamagedRow { row: 40, begin: 25, end: 41 };
+        let sample = |position| BadSample { epoch: 0, position, row };
         let mut quarantine = Quarantine::default();
-        assert_eq!(quarantine.failed(at(4), Seat(1), 2), Verdict::TryAnother);
-        assert_eq!(quarantine.failed(at(4), Seat(1), 2), Verdict::WorkerAtFault);
+        assert_eq!(quarantine.failed(sample(3), on(0, 1), 2), Some(Verdict::TryAnother));
+        assert_eq!(quarantine.failed(sample(5), on(1, 1), 2), Some(Verdict::LeftOut));
+        assert_eq!(quarantine.left_out().collect::<Vec<_>>(), [&row]);
+    }
+
+    #[test]
+    fn what_is_said_twice_counts_once_in_a_generation() {
         let mut quarantine = Quarantine::default();
-        assert_eq!(quarantine.failed(at(4), Seat(1), 2), Verdict::TryAnother);
-        assert_eq!(quarantine.failed(at(0), Seat(1), 2), Verdict::TryAnother);
+        quarantine.failed(bad(4), on(1, 1), 2);
+        quarantine.failed(bad(7), on(0, 1), 2);
+        assert_eq!(quarantine.failed(bad(4), on(1, 1), 2), None);
+        assert_eq!(quarantine.failed(bad(7), on(0, 1), 2), None);
+        let mut seats = [0, 1];
+        quarantine.turn(&mut seats);
+        assert_eq!(seats, [1, 0], "one turn for one generation: each is tried by the other");
+    }
+
+    #[test]
+    fn a_worker_that_alone_fails_on_many_rows_is_at_fault_itself() {
+        let mut quarantine = Quarantine::default();
+        assert_eq!(quarantine.failed(bad(4), on(1, 1), 2), Some(Verdict::TryAnother));
+        assert_eq!(quarantine.failed(bad(0), on(1, 2), 2), Some(Verdict::TryAnother));
         assert!(quarantine.consumed(0, &(0..3)), "position 0 was read by another");
         assert!(!quarantine.consumed(0, &(5..9)));
-        assert_eq!(quarantine.failed(at(7), Seat(1), 2), Verdict::TryAnother);
-        assert_eq!(quarantine.failed(at(8), Seat(1), 2), Verdict::WorkerAtFault);
+        assert_eq!(quarantine.failed(bad(7), on(1, 3), 2), Some(Verdict::TryAnother));
+        assert_eq!(quarantine.failed(bad(8), on(1, 4), 2), Some(Verdict::WorkerAtFault));
+
+        let mut quarantine = Quarantine::default();
+        let again = |quarantine: &mut Quarantine, row| {
+            quarantine.failed(bad(row), on(1, 2 * row), 2);
+            quarantine.failed(bad(row), on(1, 2 * row + 1), 2)
+        };
+        assert_eq!(again(&mut quarantine, 1), Some(Verdict::LeftOut), "its word is enough for a row");
+        assert_eq!(again(&mut quarantine, 2), Some(Verdict::LeftOut));
+        assert_eq!(again(&mut quarantine, 3), Some(Verdict::WorkerAtFault), "but not for many");
     }
 
     #[test]
@@ -145,7 +224,7 @@ mod tests {
         let mut seats = [0, 1, 2];
         quarantine.turn(&mut seats);
         assert_eq!(seats, [0, 1, 2]);
-        quarantine.failed(at(4), Seat(1), 3);
+        quarantine.failed(bad(4), on(1, 1), 3);
         quarantine.turn(&mut seats);
         assert_eq!(seats, [1, 2, 0]);
         quarantine.turn::<u32>(&mut []);
@@ -154,10 +233,10 @@ mod tests {
     #[test]
     fn a_world_of_one_has_nobody_else_and_a_bad_data_set_is_said_to_be_one() {
         let mut quarantine = Quarantine::default();
-        let verdicts: Vec<_> =
-            (0..=limits::MAX_QUARANTINED as u64).map(|n| quarantine.failed(at(n), Seat(0), 1)).collect();
-        let (last, others) = verdicts.split_last().expect("some");
-        assert!(others.iter().all(|verdict| *verdict == Verdict::LeftOut));
-        assert_eq!(*last, Verdict::TooMany);
+        let mut verdicts: Vec<_> = (0..=limits::MAX_QUARANTINED as u64)
+            .map(|row| quarantine.failed(bad(row), on(0, row), 1))
+            .collect();
+        assert_eq!(verdicts.pop(), Some(Some(Verdict::TooMany)));
+        assert!(verdicts.iter().all(|verdict| *verdict == Some(Verdict::LeftOut)));
     }
 }

@@ -75,6 +75,14 @@ pub enum Refusal {
         /// Workers in all.
         world: u32,
     },
+    /// A rank of another node.
+    #[error("rank {seat} is not a worker of node {place}")]
+    RankElsewhere {
+        /// As claimed.
+        seat: Seat,
+        /// The caller's place.
+        place: u32,
+    },
     /// Two processes claim one rank.
     #[error("rank {seat} is taken by process {pid} on {host}: two workers claim one rank")]
     RankTaken {

@@ -232,12 +232,15 @@ impl Roster {
         match self.get_mut(beat.worker) {
             Ok(worker) if worker.claim.incarnation == beat.incarnation && worker.gone != Some(Gone::Lost) => {
                 worker.last_seen = now;
-                worker.phase = beat.phase;
-                worker.step = beat.step;
-                worker.collective = beat.collective;
                 worker.memory_in_use = beat.memory_in_use;
                 let Beat { still, in_phase, waits, .. } = *beat;
                 worker.pulse = Pulse { at: now, still, in_phase, waits };
+                // Of a generation that is over it tells nothing of the one that it was assigned to since.
+                if beat.generation >= worker.generation {
+                    worker.phase = beat.phase;
+                    worker.step = beat.step;
+                    worker.collective = beat.collective;
+                }
                 true
             }
             _ => false,

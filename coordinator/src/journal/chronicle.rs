@@ -4,12 +4,13 @@ use std::path::Path;
 
 use coxswain_proto::{
     ids::{Generation, Step},
+    order::DamagedRow,
     plan::Plan,
     run_spec::RunSpec,
 };
 
 use super::{JournalError, LedgerEntry, durable, reading::Contents};
-use crate::core::{failure::Failure, phase::End, quarantine::EpochPositions, report::StateSource};
+use crate::core::{failure::Failure, phase::End, report::StateSource};
 
 /// Everything that a run has committed, and what it survived.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -32,8 +33,8 @@ pub struct Chronicle {
     pub steps: Vec<LedgerEntry>,
     /// Memberships, in order.
     pub generations: Vec<Membership>,
-    /// Samples that nobody tries any more, because they failed on several workers.
-    pub quarantined: Vec<EpochPositions>,
+    /// Rows of the data set that nobody uses any more, because their samples failed again and again.
+    pub quarantined: Vec<DamagedRow>,
     /// Faults, in order; survived but for the last one of a run that failed.
     pub failures: Vec<Failure>,
 }
@@ -130,11 +131,11 @@ fn chronicle(contents: Contents) -> Chronicle {
             .into_iter()
             .map(|(number, of)| Membership {
                 generation: Generation(number),
-                workers: of.members.len() as u32,
+                workers: of.workers,
                 started: of.started,
             })
             .collect(),
-        quarantined: contents.quarantine.left_out().cloned().collect(),
+        quarantined: contents.quarantine.left_out().copied().collect(),
         failures,
     }
 }

@@ -16,7 +16,7 @@ use redb::{Builder, Database, DatabaseError, ReadableDatabase, WriteTransaction}
 use super::{
     Identity, Journal, JournalError, LedgerEntry,
     reading::{Contents, Reader},
-    rows::{self, CACHES, CHECKPOINTS, FACTS, FAILURES, GENERATIONS, NODES, STEPS, TURNS, WORKERS, json},
+    rows::{self, CACHES, FACTS, FAILURES, GENERATIONS, NODES, STEPS, TURNS, WORKERS, json},
 };
 use crate::core::{action::Record, past::Past};
 
@@ -54,14 +54,13 @@ impl Durable {
         }
         let lives = contents.lives;
         let past = contents.into_past();
-        let past = match life {
-            Life::Anew => past.forgotten(),
-            Life::Again if past.end.is_some() => past.settled(),
-            Life::Again | Life::Restarted => past,
+        let begins = match life {
+            Life::Anew => Begins::WithNothing(past.forgotten()),
+            Life::Again if past.end.is_some() => Begins::WithWhatWasLearned(past.settled()),
+            Life::Again | Life::Restarted => Begins::AsItWas(past),
         };
-        let (begins, anew) = (past.seats.is_empty() && past.end.is_none(), life == Life::Anew);
-        journal.begin_life(&ours, lives + 1, begins, anew)?;
-        Ok((journal, ours, Memory { lives, past }))
+        journal.begin_life(&ours, lives + 1, &begins)?;
+        Ok((journal, ours, Memory { lives, past: begins.into_past() }))
     }
 
     fn must_be_ours(&self, theirs: Identity, ours: &Identity, spec: &RunSpec) -> Result<(), JournalError> {
@@ -84,35 +83,28 @@ impl Durable {
         })
     }
 
-    /// Tables that describe who is there are emptied when nobody is, and the ledger when the run begins anew.
-    fn begin_life(
-        &mut self,
-        identity: &Identity,
-        life: u32,
-        begins: bool,
-        anew: bool,
-    ) -> Result<(), JournalError> {
+    /// What is remembered is what the tables say from here on, so that the next life remembers the same.
+    fn begin_life(&mut self, identity: &Identity, life: u32, begins: &Begins) -> Result<(), JournalError> {
         self.write(|write| {
-            let mut facts = write.open_table(FACTS)?;
-            facts.insert("identity", json(identity).as_str())?;
-            facts.insert("lives", json(&life).as_str())?;
-            for name in ["over", "orders", "spent"].into_iter().filter(|_| begins) {
-                facts.remove(name)?;
-            }
-            if anew {
-                facts.remove("dataset")?;
+            {
+                let mut facts = write.open_table(FACTS)?;
+                facts.insert("identity", json(identity).as_str())?;
+                facts.insert("lives", json(&life).as_str())?;
             }
             // Every table exists from here on.
-            for table in [GENERATIONS, STEPS, CHECKPOINTS, NODES, WORKERS, FAILURES, TURNS, CACHES] {
+            for table in [GENERATIONS, STEPS, NODES, WORKERS, FAILURES, TURNS, CACHES] {
                 write.open_table(table)?;
             }
-            for table in [NODES, WORKERS].into_iter().filter(|_| begins) {
-                write.open_table(table)?.retain(|_, _| false)?;
+            match begins {
+                Begins::AsItWas(_) => Ok(()),
+                Begins::WithWhatWasLearned(past) => rows::replace(write, past),
+                Begins::WithNothing(past) => {
+                    for books in [STEPS, FAILURES] {
+                        write.open_table(books)?.retain(|_, _| false)?;
+                    }
+                    rows::replace(write, past)
+                }
             }
-            for table in [STEPS, CHECKPOINTS, FAILURES, TURNS, CACHES].into_iter().filter(|_| anew) {
-                write.open_table(table)?.retain(|_, _| false)?;
-            }
-            Ok(())
         })
     }
 
@@ -157,6 +149,24 @@ pub enum Life {
     Restarted,
 }
 
+/// What a life begins with.
+enum Begins {
+    /// All that was recorded.
+    AsItWas(Past),
+    /// The run was over: what was learned, and the books.
+    WithWhatWasLearned(Past),
+    /// Numbers that must not be used twice; the books are empty.
+    WithNothing(Past),
+}
+
+impl Begins {
+    fn into_past(self) -> Past {
+        match self {
+            Self::AsItWas(past) | Self::WithWhatWasLearned(past) | Self::WithNothing(past) => past,
+        }
+    }
+}
+
 /// What earlier lives of the coordinator left behind.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Memory {
@@ -199,3 +209,6 @@ pub(super) fn open_whole(directory: &Path) -> Result<(Database, Contents), Journ
     }));
     opened.unwrap_or_else(|_| Err(store("read", "it is damaged beyond what the store can tell".into())))
 }
+
+#[cfg(test)]
+mod tests;

@@ -11,12 +11,11 @@ use serde::de::DeserializeOwned;
 
 use super::{
     Identity, JournalError, LedgerEntry,
-    rows::{CACHES, CHECKPOINTS, FACTS, FAILURES, GENERATIONS, NODES, STEPS, TURNS, WORKERS},
+    rows::{CACHES, FACTS, FAILURES, GENERATIONS, NODES, STEPS, TURNS, WORKERS},
 };
 use crate::core::{
     action::{Orders, Spent},
     cache::GenerationEntry,
-    checkpoints::CheckpointEntry,
     event::DataSet,
     failure::Failure,
     past::{Past, PastGeneration, PastNode, PastSeat},
@@ -49,8 +48,8 @@ pub struct Contents {
     pub generations: Vec<(u64, PastGeneration)>,
     /// In order, without a gap.
     pub steps: Vec<LedgerEntry>,
-    /// By step.
-    pub checkpoints: Vec<(u64, CheckpointEntry)>,
+    /// The newest fault that this launch of the run has survived.
+    pub fault: Option<Failure>,
     /// In order.
     pub failures: Vec<(u64, Failure)>,
     /// By step.
@@ -74,8 +73,7 @@ impl Contents {
             seats: self.seats.into_iter().map(|(seat, kept)| (Seat(seat as u32), kept)).collect(),
             generations: generations.collect(),
             committed: committed.or(started.map(|(first, _)| first)),
-            checkpoints: self.checkpoints.into_iter().map(|(_, entry)| (entry.step, entry)).collect(),
-            fault: self.failures.into_iter().next_back().map(|(_, failure)| failure.into()),
+            fault: self.fault.map(Into::into),
             turns: self.turns.into_iter().map(|(first, decided)| (Step(first), decided)).collect(),
             caches: self.caches.into_iter().collect(),
             end: self.end,
@@ -115,7 +113,7 @@ impl<'a> Reader<'a> {
             nodes: self.rows("nodes", NODES)?,
             seats: self.rows("workers", WORKERS)?,
             generations: self.rows("generations", GENERATIONS)?,
-            checkpoints: self.rows("checkpoints", CHECKPOINTS)?,
+            fault: self.fact("fault")?,
             failures: self.rows("failures", FAILURES)?,
             turns: self.rows("turns", TURNS)?,
             caches: self.rows("caches", CACHES)?,

@@ -1,17 +1,17 @@
 //! The journal's tables, and what each record writes to them.
 //!
 //! ```text
-//! facts         name -> JSON      identity, lives, dataset, orders, spent, quarantine, over
+//! facts         name -> JSON      identity, lives, dataset, orders, spent, quarantine, fault, over
 //! nodes         place -> JSON     launcher, host
 //! workers       seat -> JSON      id, claim; or what its launcher was asked to do
 //! generations   number -> JSON    members, where it started, whether it is over
 //! steps         step -> JSON      the ledger
-//! checkpoints   step -> JSON
-//! failures      number -> JSON    faults, in order
+//! failures      number -> JSON    faults, in order, the newest so many
 //! turns         step -> JSON      from which steps on which generation of the feature cache serves
 //! caches        number -> JSON    generations of the feature cache
 //! ```
 
+use coxswain_proto::limits::{MAX_FAULTS_KEPT, MAX_GENERATIONS_KEPT};
 use redb::{ReadableTable, TableDefinition, WriteTransaction};
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -19,7 +19,7 @@ use super::LedgerEntry;
 use crate::core::{
     action::Record,
     failure::Failure,
-    past::{PastGeneration, PastNode, PastSeat},
+    past::{Past, PastGeneration, PastNode, PastSeat},
 };
 
 pub const FACTS: TableDefinition<&str, &str> = TableDefinition::new("facts");
@@ -30,7 +30,6 @@ pub const FAILURES: TableDefinition<u64, &str> = TableDefinition::new("failures"
 pub const STEPS: TableDefinition<u64, &str> = TableDefinition::new("steps");
 pub const TURNS: TableDefinition<u64, &str> = TableDefinition::new("turns");
 pub const CACHES: TableDefinition<u64, &str> = TableDefinition::new("caches");
-pub const CHECKPOINTS: TableDefinition<u64, &str> = TableDefinition::new("checkpoints");
 
 /// Writes one record's effect.
 pub fn append(write: &WriteTransaction, record: &Record) -> Result<(), redb::Error> {
@@ -67,10 +66,13 @@ pub fn append(write: &WriteTransaction, record: &Record) -> Result<(), redb::Err
             change(write, WORKERS, seat.0.into(), |stored: &mut PastSeat| stored.left = Some(*exit_code))
         }
         Record::Generation { generation, members } => {
-            let stored = PastGeneration { members: members.clone(), ..PastGeneration::default() };
-            row(GENERATIONS, generation.0, json(&stored))
+            forget_members(write, generation.0, |past| past.started.is_none())?;
+            let oldest = generation.0.saturating_sub(MAX_GENERATIONS_KEPT as u64 - 1);
+            write.open_table(GENERATIONS)?.retain_in(..oldest, |_, _| false)?;
+            row(GENERATIONS, generation.0, json(&PastGeneration::formed(members)))
         }
         Record::Started { generation, first_step, source } => {
+            forget_members(write, generation.0, |_| true)?;
             change(write, GENERATIONS, generation.0, |stored: &mut PastGeneration| {
                 stored.started = Some((*first_step, *source));
             })?;
@@ -81,7 +83,6 @@ pub fn append(write: &WriteTransaction, record: &Record) -> Result<(), redb::Err
             change(write, GENERATIONS, generation.0, |stored: &mut PastGeneration| stored.over = true)
         }
         Record::Step(step) => row(STEPS, step.step.0, json(&LedgerEntry::from(step.as_ref()))),
-        Record::Checkpoint(entry) => row(CHECKPOINTS, entry.step.0, json(entry)),
         Record::CacheTurn(decided) => {
             write.open_table(TURNS)?.retain_in(decided.first.0.., |_, _| false)?;
             row(TURNS, decided.first.0, json(decided))
@@ -97,9 +98,70 @@ pub fn append(write: &WriteTransaction, record: &Record) -> Result<(), redb::Err
                 None => 0,
             };
             failures.insert(number, json(failure.as_ref()).as_str())?;
-            Ok(())
+            failures.retain_in(..number.saturating_sub(MAX_FAULTS_KEPT - 1), |_, _| false)?;
+            fact("fault", json(failure.as_ref()))
         }
     }
+}
+
+/// Writes all that a machine remembers in the place of what is there; the books (steps, faults) are left alone.
+pub fn replace(write: &WriteTransaction, past: &Past) -> Result<(), redb::Error> {
+    let mut facts = write.open_table(FACTS)?;
+    for (name, value) in [
+        ("dataset", past.dataset.as_ref().map(|dataset| json(dataset))),
+        ("orders", Some(json(&past.orders))),
+        ("spent", Some(json(&past.spent))),
+        ("quarantine", Some(json(&past.quarantine))),
+        ("fault", past.fault.as_ref().map(|fault| json(fault.as_ref()))),
+        ("over", past.end.as_ref().map(|end| json(end))),
+    ] {
+        match value {
+            Some(value) => facts.insert(name, value.as_str())?,
+            None => facts.remove(name)?,
+        };
+    }
+    refill(write, NODES, past.nodes.iter().map(|(place, node)| (u64::from(*place), json(node))))?;
+    refill(write, WORKERS, past.seats.iter().map(|(seat, kept)| (u64::from(seat.0), json(kept))))?;
+    refill(write, GENERATIONS, past.generations.iter().map(|(number, of)| (number.0, json(of))))?;
+    refill(write, TURNS, past.turns.iter().map(|(first, decided)| (first.0, json(decided))))?;
+    refill(write, CACHES, past.caches.iter().map(|(number, entry)| (*number, json(entry))))
+}
+
+fn refill(
+    write: &WriteTransaction,
+    table: TableDefinition<u64, &str>,
+    rows: impl Iterator<Item = (u64, String)>,
+) -> Result<(), redb::Error> {
+    let mut table = write.open_table(table)?;
+    table.retain(|_, _| false)?;
+    for (key, row) in rows {
+        table.insert(key, row.as_str())?;
+    }
+    Ok(())
+}
+
+/// As [`Past`] does: who was in older memberships does not matter any more.
+fn forget_members(
+    write: &WriteTransaction,
+    before: u64,
+    of: impl Fn(&PastGeneration) -> bool,
+) -> Result<(), redb::Error> {
+    let mut table = write.open_table(GENERATIONS)?;
+    let mut found = Vec::new();
+    for row in table.range(..before)?.rev() {
+        let (number, row) = row?;
+        let Ok(past) = serde_json::from_str::<PastGeneration>(row.value()) else { break };
+        if past.is_forgotten() {
+            break;
+        }
+        if of(&past) && !past.members.is_empty() {
+            found.push((number.value(), PastGeneration { members: Vec::new(), ..past }));
+        }
+    }
+    for (number, past) in found {
+        table.insert(number, json(&past).as_str())?;
+    }
+    Ok(())
 }
 
 /// Whether a row is of this failure, whoever suffered from it.

@@ -7,7 +7,7 @@ use coxswain_proto::{ids::Step, limits};
 use crate::{
     core::{
         failure::Failure,
-        quarantine::{EpochPositions, Verdict},
+        quarantine::{BadSample, Verdict},
         report::CommittedStep,
     },
     human,
@@ -92,17 +92,16 @@ pub fn one_line(text: &str) -> String {
     parts.join(" | ")
 }
 
-/// A sample that failed, and what follows: `the sample at position 4 of epoch 0 failed on rank 1; another worker tries it: MESSAGE`.
-pub fn sample(at: &EpochPositions, verdict: Verdict, failure: &Failure) -> String {
+/// A sample that failed, and what follows: `the sample at position 4 of epoch 0 (row 17 of the data set) failed on rank 1; another worker
+/// tries it: MESSAGE`.
+pub fn sample(at: &BadSample, verdict: Verdict, failure: &Failure) -> String {
     let rank = failure.seat.map_or_else(String::new, |seat| format!(" on rank {seat}"));
     let follows = match verdict {
         Verdict::TryAnother => "another worker tries it".to_owned(),
         Verdict::LeftOut => "nobody tries it any more (quarantined)".to_owned(),
-        Verdict::WorkerAtFault => {
-            "others have not tried, or have read, what fails there: its data is bad".to_owned()
-        }
+        Verdict::WorkerAtFault => "rows fail there and nowhere else: it cannot read its data".to_owned(),
         Verdict::TooMany => {
-            format!("more than {} are quarantined: repair the data set", limits::MAX_QUARANTINED)
+            format!("more than {} rows are quarantined: repair the data set", limits::MAX_QUARANTINED)
         }
     };
     one_line(&format!("{at} failed{rank}; {follows}: {}", failure.message))

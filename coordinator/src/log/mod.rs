@@ -88,9 +88,9 @@ impl Log {
             }
             News::LostOutside(failure, spent) => first_cause(failure, *spent),
             News::Sample(at, verdict, failure) => {
-                let (epoch, position) = (at.epoch, at.begin);
+                let (epoch, position, row) = (at.epoch, at.position, at.row.row);
                 let line = lines::sample(at, *verdict, failure);
-                warn!(target: "coxswain::sample", epoch, position, "{line}");
+                warn!(target: "coxswain::sample", epoch, position, row, "{line}");
             }
             News::Consequence(failure) => {
                 debug!(target: "coxswain::fail", rank = failure.seat.map(|seat| seat.0), "then {failure}");
@@ -172,7 +172,6 @@ fn checkpoint(entry: &CheckpointEntry) {
         EntryState::Failed => {
             warn!(target: "coxswain::save", step, path, "checkpoint at step {step} was given up; training goes on");
         }
-        EntryState::Writing => {}
     }
 }
 

@@ -9,7 +9,7 @@ use coxswain_proto::{
     v1,
 };
 
-use super::decode::{Decoded, FieldError};
+use super::fields::{Decoded, FieldError, count, milliseconds};
 use crate::{
     core::{
         action::{CacheKey, LeaseTurn},
@@ -46,10 +46,10 @@ fn report(wire: v1::CacheReport) -> Decoded<CacheReport> {
         generation: wire.generation,
         space: wire.space,
         stored: wire.stored,
-        total: wire.total,
-        bytes: Bytes(wire.bytes),
+        total: count("total", wire.total)?,
+        bytes: Bytes(count("bytes", wire.bytes)?),
         fill_batch: wire.fill_batch,
-        damaged: wire.damaged,
+        damaged: count("damaged", wire.damaged)?,
         drift: wire.drift.map(drift).transpose()?,
         lost: wire.stale_unavailable,
     })
@@ -73,13 +73,14 @@ fn drift(wire: v1::CacheDrift) -> Decoded<CacheDrift> {
 
 /// What the cache did for one rank in one step.
 pub fn cache_use(wire: v1::CacheUse) -> Decoded<CacheUse> {
-    let time = |field: &str, ms: f64| {
-        Duration::try_from_secs_f64(ms / 1e3)
-            .map_err(|_| FieldError::new(format!("cache.{field}"), format!("{ms} ms is no duration")))
-    };
-    let (read, fill) = (time("read_ms", wire.read_ms)?, time("fill_ms", wire.fill_ms)?);
-    let v1::CacheUse { hits, misses, kept, .. } = wire;
-    Ok(CacheUse { hits, misses, kept, read, fill })
+    let v1::CacheUse { hits, misses, kept, read_ms, fill_ms } = wire;
+    Ok(CacheUse {
+        hits: count("cache.hits", hits)?,
+        misses: count("cache.misses", misses)?,
+        kept: count("cache.kept", kept)?,
+        read: milliseconds("cache.read_ms", read_ms)?,
+        fill: milliseconds("cache.fill_ms", fill_ms)?,
+    })
 }
 
 /// Where the steps of a lease take their features from.

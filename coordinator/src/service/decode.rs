@@ -2,13 +2,7 @@
 
 use std::{ops::Range, time::Duration};
 
-use coxswain_proto::{
-    ids::{Bytes, Generation, Seat, Step, WorkerId},
-    limits::MAX_ERROR_TEXT,
-    v1,
-};
-use tonic::Status;
-
+use super::fields::{Decoded, FieldError, count, cut, filled, milliseconds, name, unknown};
 use crate::{
     core::{
         event::{
@@ -17,49 +11,34 @@ use crate::{
         },
         failure::Failure,
         memory::MemoryReport,
-        quarantine::EpochPositions,
+        quarantine::BadSample,
         report::{CacheUse, PhasePeak, StateSource, StepReport, StepTimes, Totals, WorkerPhase},
     },
     options::CauseKind,
 };
+use coxswain_proto::{
+    ids::{Bytes, Generation, Seat, Step, WorkerId},
+    limits::{MAX_ERROR_TEXT, MAX_SAMPLES_OF_ROW},
+    order::DamagedRow,
+    v1,
+};
 
-/// A field that cannot be what it says.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{field}: {problem}")]
-pub struct FieldError {
-    field: String,
-    problem: String,
-}
+impl TryFrom<v1::JoinNodeRequest> for Ask {
+    type Error = FieldError;
 
-impl FieldError {
-    pub(super) fn new(field: impl Into<String>, problem: impl Into<String>) -> Self {
-        Self { field: field.into(), problem: problem.into() }
-    }
-
-    /// The same error, seen from a message that contains this one.
-    pub(super) fn below(self, field: impl std::fmt::Display) -> Self {
-        Self { field: format!("{field}.{}", self.field), ..self }
-    }
-}
-
-impl From<FieldError> for Status {
-    fn from(error: FieldError) -> Self {
-        Self::invalid_argument(error.to_string())
-    }
-}
-
-pub(super) type Decoded<T> = Result<T, FieldError>;
-
-impl From<v1::JoinNodeRequest> for Ask {
-    fn from(wire: v1::JoinNodeRequest) -> Self {
-        Self::JoinNode(NodeClaim {
-            origin: Origin { version: wire.version, run_id: wire.run_id },
-            node_id: wire.node_id,
-            host: wire.host,
+    fn try_from(wire: v1::JoinNodeRequest) -> Decoded<Self> {
+        Ok(Self::JoinNode(NodeClaim {
+            origin: origin(wire.version, wire.run_id)?,
+            node_id: name("node_id", wire.node_id)?,
+            host: name("host", wire.host)?,
             local_world: wire.local_world_size,
             node_rank: wire.node_rank,
-        })
+        }))
     }
+}
+
+fn origin(version: String, run_id: String) -> Decoded<Origin> {
+    Ok(Origin { version: name("version", version)?, run_id: name("run_id", run_id)? })
 }
 
 impl TryFrom<v1::RegisterRequest> for Ask {
@@ -70,18 +49,19 @@ impl TryFrom<v1::RegisterRequest> for Ask {
         filled("data_address", &wire.data_address)?;
         filled("dataset_fingerprint", &wire.dataset_fingerprint)?;
         Ok(Self::Register(WorkerClaim {
-            origin: Origin { version: wire.version, run_id: wire.run_id },
-            incarnation: wire.incarnation,
+            origin: origin(wire.version, wire.run_id)?,
+            incarnation: name("incarnation", wire.incarnation)?,
             seat: Seat(wire.rank),
             local_rank: wire.local_rank,
             node_rank: wire.node_rank,
-            host: wire.host,
+            host: name("host", wire.host)?,
             pid: wire.pid,
-            data_address: wire.data_address,
-            device: wire.device,
+            data_address: name("data_address", wire.data_address)?,
+            device: name("device", wire.device)?,
             dataset: DataSet {
                 training_samples: wire.training_samples,
-                fingerprint: wire.dataset_fingerprint,
+                fingerprint: name("dataset_fingerprint", wire.dataset_fingerprint)?,
+                order_key: wire.order_key,
             },
         }))
     }
@@ -114,8 +94,6 @@ impl TryFrom<v1::ReportStartRequest> for Ask {
             generation: Generation(wire.generation),
             first_step: Step(wire.first_step),
             source,
-            bytes: Bytes(wire.bytes),
-            took: milliseconds("took_ms", wire.took_ms)?,
         }))
     }
 }
@@ -131,7 +109,7 @@ impl TryFrom<v1::HeartbeatRequest> for Ask {
             generation: Generation(wire.generation),
             step: Step(wire.step),
             collective: (wire.collective_entered, wire.collective_finished),
-            memory_in_use: Bytes(wire.memory_in_use),
+            memory_in_use: Bytes(count("memory_in_use", wire.memory_in_use)?),
             still: Duration::from_millis(wire.still_ms),
             in_phase: Duration::from_millis(wire.in_phase_ms),
             paces: paces(&wire.paces)?,
@@ -173,9 +151,9 @@ impl TryFrom<v1::ReportMemoryRequest> for Ask {
         let peaks = wire.phases.into_iter().enumerate().map(|(i, peak)| {
             Ok(PhasePeak {
                 phase: phase(&format!("phases[{i}].phase"), peak.phase)?,
-                in_use: Bytes(peak.peak_in_use),
-                reserved: Bytes(peak.peak_reserved),
-                driver: Bytes(peak.peak_driver),
+                in_use: Bytes(count("phases.peak_in_use", peak.peak_in_use)?),
+                reserved: Bytes(count("phases.peak_reserved", peak.peak_reserved)?),
+                driver: Bytes(count("phases.peak_driver", peak.peak_driver)?),
             })
         });
         let peaks = peaks.collect::<Decoded<_>>()?;
@@ -189,13 +167,12 @@ impl TryFrom<v1::ReportCheckpointRequest> for Ask {
 
     fn try_from(wire: v1::ReportCheckpointRequest) -> Decoded<Self> {
         let state = match v1::CheckpointState::try_from(wire.state) {
-            Ok(v1::CheckpointState::PartWritten) => CheckpointState::PartWritten,
             Ok(v1::CheckpointState::Complete) => CheckpointState::Complete,
             Ok(v1::CheckpointState::Failed) => CheckpointState::Failed,
             Ok(v1::CheckpointState::Unspecified) | Err(_) => return Err(unknown("state", wire.state)),
         };
-        let report =
-            CheckpointReport { step: Step(wire.step), state, path: wire.path, bytes: Bytes(wire.bytes) };
+        let (path, bytes) = (name("path", wire.path)?, Bytes(count("bytes", wire.bytes)?));
+        let report = CheckpointReport { step: Step(wire.step), state, path, bytes };
         Ok(Self::Checkpoint(WorkerId(wire.worker_id), report))
     }
 }
@@ -219,17 +196,24 @@ impl TryFrom<v1::ReportFailureRequest> for Ask {
             run_id: wire.run_id,
             worker: wire.worker_id.map(WorkerId),
             failure: self::failure(failure).map_err(|error| error.below("failure"))?,
-            sample: wire.bad_sample.map(epoch_positions).transpose()?,
+            sample: wire.bad_sample.map(bad_sample).transpose().map_err(|error| error.below("bad_sample"))?,
         })
     }
 }
 
-fn epoch_positions(wire: v1::EpochPositions) -> Decoded<EpochPositions> {
-    let v1::EpochPositions { epoch, begin, end } = wire;
+fn bad_sample(wire: v1::BadSample) -> Decoded<BadSample> {
+    let v1::DamagedRow { row, begin, end } = wire.row.ok_or_else(|| FieldError::new("row", "is missing"))?;
     if begin >= end {
-        return Err(FieldError::new("bad_sample", format!("begins at {begin}, not before its end {end}")));
+        return Err(FieldError::new(
+            "row",
+            format!("its samples begin at {begin}, not before their end {end}"),
+        ));
     }
-    Ok(EpochPositions { epoch, begin, end })
+    if end - begin > MAX_SAMPLES_OF_ROW {
+        let problem = format!("{} samples need it, of which {MAX_SAMPLES_OF_ROW} are possible", end - begin);
+        return Err(FieldError::new("row", problem));
+    }
+    Ok(BadSample { epoch: wire.epoch, position: wire.position, row: DamagedRow { row, begin, end } })
 }
 
 impl From<v1::LeaveRequest> for Ask {
@@ -257,10 +241,6 @@ impl TryFrom<v1::ReportExitRequest> for Ask {
 }
 
 fn step_report(wire: v1::StepReport) -> Decoded<StepReport> {
-    match v1::StepVote::try_from(wire.vote) {
-        Ok(v1::StepVote::Ok) => {}
-        _ => return Err(FieldError::new("vote", format!("{}: only steps voted OK are reported", wire.vote))),
-    }
     Ok(StepReport {
         generation: Generation(wire.generation),
         step: Step(wire.step),
@@ -269,8 +249,8 @@ fn step_report(wire: v1::StepReport) -> Decoded<StepReport> {
         totals: Totals { loss_sum: wire.loss_sum, valid_count: wire.valid_count, grad_norm: wire.grad_norm },
         learning_rate: wire.learning_rate,
         times: wire.times.map_or(Ok(StepTimes::default()), times)?,
-        tokens: wire.tokens,
-        memory_peak: Bytes(wire.memory_peak),
+        tokens: count("tokens", wire.tokens)?,
+        memory_peak: Bytes(count("memory_peak", wire.memory_peak)?),
         retries: wire.retries,
         cache_generation: wire.cache_generation,
         cache: wire.cache.map_or(Ok(CacheUse::default()), super::cache::cache_use)?,
@@ -310,7 +290,7 @@ fn failure(wire: v1::Failure) -> Decoded<Failure> {
     Ok(Failure {
         kind,
         seat: wire.rank.map(Seat),
-        host: wire.host,
+        host: name("host", wire.host)?,
         generation: Generation(wire.generation),
         phase: phase("phase", wire.phase)?,
         step: Step(wire.step),
@@ -354,26 +334,6 @@ fn phase(field: &str, wire: i32) -> Decoded<WorkerPhase> {
     })
 }
 
-fn milliseconds(field: &str, ms: f64) -> Decoded<Duration> {
-    Duration::try_from_secs_f64(ms / 1e3)
-        .map_err(|_| FieldError::new(field, format!("{ms} ms is no duration")))
-}
-
-fn filled(field: &str, value: &str) -> Decoded<()> {
-    if value.is_empty() { Err(FieldError::new(field, "is empty")) } else { Ok(()) }
-}
-
-fn unknown(field: &str, value: i32) -> FieldError {
-    FieldError::new(field, format!("{value} is not a value of this version"))
-}
-
-/// The first `limit` bytes of a text, at a character's border.
-fn cut(mut text: String, limit: usize) -> String {
-    let end = text.floor_char_boundary(limit);
-    text.truncate(end);
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -381,8 +341,6 @@ mod tests {
     #[test]
     fn an_error_names_the_field_inside_the_message() {
         let mut wire = v1::ReportStepsRequest { worker_id: 1, steps: vec![v1::StepReport::default(); 2] };
-        wire.steps[0].vote = v1::StepVote::Ok.into();
-        wire.steps[1].vote = v1::StepVote::Ok.into();
         wire.steps[1].samples = vec![v1::SampleRange { begin: 4, end: 3 }];
         let error = Ask::try_from(wire).unwrap_err();
         assert_eq!(error.to_string(), "steps[1].samples[0]: begins at 4, after its end 3");
@@ -398,18 +356,5 @@ mod tests {
         let wire = v1::ReportFailureRequest { failure: Some(failure), ..Default::default() };
         let error = Ask::try_from(wire).unwrap_err();
         assert_eq!(error.to_string(), "failure.kind: is the coordinator's to say");
-    }
-
-    #[test]
-    fn times_that_are_no_times_are_refused() {
-        for ms in [f64::NAN, -1.0, f64::INFINITY] {
-            assert!(milliseconds("total_ms", ms).is_err());
-        }
-    }
-
-    #[test]
-    fn long_texts_are_cut_at_a_character() {
-        assert_eq!(cut("añb".into(), 2), "a");
-        assert_eq!(cut("añb".into(), 9), "añb");
     }
 }

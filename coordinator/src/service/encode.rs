@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use coxswain_proto::{
     ids::{Bytes, Rank},
+    order::DamagedRow,
     plan, v1,
 };
 use tonic::Status;
@@ -16,7 +17,6 @@ use crate::{
         failure::Failure,
         memory::RankMemory,
         news::News,
-        quarantine::EpochPositions,
         reason::RunPhase,
         refusal::Refusal,
         report::{CommittedStep, StepTimes, WorkerPhase},
@@ -50,9 +50,10 @@ impl From<Denied> for Status {
                 Refusal::NodeRankTaken { .. } | Refusal::RankTaken { .. } => Self::already_exists(text),
                 Refusal::NodesComplete { .. } => Self::resource_exhausted(text),
                 Refusal::PlaceKept { .. } => Self::unavailable(text),
-                Refusal::NodeRankOutside { .. } | Refusal::RankOutside { .. } | Refusal::Plan(_) => {
-                    Self::invalid_argument(text)
-                }
+                Refusal::NodeRankOutside { .. }
+                | Refusal::RankOutside { .. }
+                | Refusal::RankElsewhere { .. }
+                | Refusal::Plan(_) => Self::invalid_argument(text),
                 Refusal::UnknownWorker(_) | Refusal::UnknownNode(_) | Refusal::NoNodeThere(_) => {
                     Self::not_found(text)
                 }
@@ -61,8 +62,8 @@ impl From<Denied> for Status {
     }
 }
 
-fn epoch_positions(at: &EpochPositions) -> v1::EpochPositions {
-    v1::EpochPositions { epoch: at.epoch, begin: at.begin, end: at.end }
+fn damaged_row(row: &DamagedRow) -> v1::DamagedRow {
+    v1::DamagedRow { row: row.row, begin: row.begin, end: row.end }
 }
 
 /// The members next to a rank on the ring; nobody in a world of one.
@@ -88,8 +89,7 @@ pub fn directive(directive: Directive) -> v1::Directive {
             world_size: assignment.world(),
             peers: neighbours(&assignment, rank),
             checkpoint_step: assignment.checkpoint.0,
-            quarantined: assignment.left_out.iter().map(epoch_positions).collect(),
-            communicator_id: Vec::new(),
+            quarantined: assignment.left_out.iter().map(damaged_row).collect(),
         }),
         Directive::Lease(lease) => Kind::Lease(v1::ShardLease {
             lease_id: lease.id.0,
@@ -296,7 +296,6 @@ fn committed(step: &CommittedStep) -> v1::StepCommitted {
 
 fn checkpoint(entry: &CheckpointEntry) -> v1::CheckpointRecord {
     let state = match entry.state {
-        EntryState::Writing => v1::CheckpointState::PartWritten,
         EntryState::Complete => v1::CheckpointState::Complete,
         EntryState::Failed => v1::CheckpointState::Failed,
     };

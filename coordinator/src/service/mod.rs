@@ -4,6 +4,7 @@ mod auth;
 mod cache;
 mod decode;
 mod encode;
+mod fields;
 mod metrics;
 mod people;
 mod workers;

@@ -4,7 +4,7 @@ use std::pin::Pin;
 
 use coxswain_proto::{
     ids::Step,
-    limits::MAX_LEDGER_PAGE,
+    limits::{MAX_LEDGER_PAGE, MAX_LEDGER_RANKS},
     v1::{self, control_server::Control, watch_event::Kind},
 };
 use tokio_stream::{
@@ -54,7 +54,7 @@ impl Control for Service {
     async fn checkpoint(&self, _: Request<v1::CheckpointRequest>) -> Answer<v1::CheckpointResponse> {
         self.handle.ask(Ask::CheckpointNow).await?;
         // Which boundary it will be is agreed by the ranks in their next vote.
-        Ok(Response::new(v1::CheckpointResponse { step: None }))
+        Ok(Response::new(v1::CheckpointResponse {}))
     }
 
     async fn rebuild_cache(&self, _: Request<v1::RebuildCacheRequest>) -> Answer<v1::RebuildCacheResponse> {
@@ -96,9 +96,10 @@ impl Control for Service {
 
     async fn get_ledger(&self, request: Request<v1::GetLedgerRequest>) -> Answer<v1::GetLedgerResponse> {
         let v1::GetLedgerRequest { first_step, limit } = request.into_inner();
+        let most = page_of(self.facts.world);
         let limit = match limit as usize {
-            0 => MAX_LEDGER_PAGE,
-            limit => limit.min(MAX_LEDGER_PAGE),
+            0 => most,
+            limit => limit.min(most),
         };
         // One more than asked for tells whether there is a next page.
         let mut entries = self.handle.ledger(Step(first_step), limit + 1).await?;
@@ -124,6 +125,21 @@ impl Service {
     }
 }
 
+/// Steps in a page of the ledger: each has a line for every rank.
+fn page_of(world: u32) -> usize {
+    (MAX_LEDGER_RANKS / world.max(1) as usize).clamp(1, MAX_LEDGER_PAGE)
+}
+
 fn event(kind: Kind) -> v1::WatchEvent {
     v1::WatchEvent { unix_ms: clock::unix_ms(), kind: Some(kind) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_of_the_ledger_fits_a_message_in_any_world() {
+        assert_eq!((page_of(1), page_of(250), page_of(10_000)), (1_000, 1_000, 25));
+    }
 }

@@ -21,7 +21,7 @@ type Answer<T> = Result<Response<T>, Status>;
 #[tonic::async_trait]
 impl Coordinator for Service {
     async fn join_node(&self, request: Request<v1::JoinNodeRequest>) -> Answer<v1::JoinNodeResponse> {
-        match self.handle.ask(request.into_inner().into()).await? {
+        match self.handle.ask(request.into_inner().try_into()?).await? {
             Reply::Placed { node_rank, first } => Ok(Response::new(v1::JoinNodeResponse {
                 node_rank,
                 first_rank: first.0,

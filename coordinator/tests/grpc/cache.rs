@@ -26,7 +26,14 @@ fn periodic(directory: &Path) -> Options {
 
 /// The next lease: its steps, and the generation that serves them.
 async fn leased(worker: &mut FakeWorker) -> (std::ops::Range<u64>, u64) {
-    let Kind::Lease(lease) = worker.told().await else { panic!("not a lease") };
+    let lease = loop {
+        match worker.told().await {
+            Kind::Lease(lease) => break lease,
+            // Whoever opens its line again is told that the run goes on.
+            Kind::Resume(_) => {}
+            other => panic!("{other:?} is not a lease"),
+        }
+    };
     let serving = lease.turn.and_then(|turn| turn.serving);
     (lease.first_step..lease.end_step, serving.map_or(0, |serving| serving.number))
 }

@@ -133,8 +133,7 @@ async fn the_memory_table_is_fresh_when_asked_for() {
         peak_reserved: 6,
         peak_driver: 7,
     };
-    let report =
-        v1::ReportMemoryRequest { worker_id: worker.id, rank: 0, phases: vec![peak], comparison: None };
+    let report = v1::ReportMemoryRequest { worker_id: worker.id, phases: vec![peak], comparison: None };
     worker.client.report_memory(report).await.unwrap();
     let table = asked.await.unwrap();
     assert_eq!(table.ranks[0].phases, [peak]);

@@ -196,10 +196,8 @@ impl FakeWorker {
         let request = v1::ReportStartRequest {
             worker_id: self.id,
             generation: self.generation,
-            rank: self.rank,
             first_step,
             source: source.into(),
-            ..Default::default()
         };
         self.client.report_start(request).await.expect("the generation is alive");
     }
@@ -233,7 +231,6 @@ impl FakeWorker {
         let positions = batch.of_rank(Rank(self.rank), self.world);
         v1::StepReport {
             generation: self.generation,
-            rank: self.rank,
             step,
             epoch: batch.epoch,
             samples: vec![v1::SampleRange { begin: positions.start, end: positions.end }],
@@ -243,7 +240,6 @@ impl FakeWorker {
             times: Some(v1::StepTimes { total_ms: 10.0, ..Default::default() }),
             tokens: 10,
             cache_generation: self.cache_generation,
-            vote: v1::StepVote::Ok.into(),
             ..Default::default()
         }
     }
@@ -276,12 +272,7 @@ impl FakeWorker {
     }
 
     pub async fn leave(&mut self, exit_code: i32) {
-        let request = v1::LeaveRequest {
-            worker_id: self.id,
-            incarnation: self.incarnation.clone(),
-            exit_code,
-            reason: "done".into(),
-        };
+        let request = v1::LeaveRequest { worker_id: self.id, exit_code, reason: "done".into() };
         self.client.leave(request).await.expect("everyone may leave");
     }
 }

@@ -83,11 +83,8 @@ pub fn checkpoint(args: &CheckpointArgs) -> Outcome {
     block_on(async {
         let access = args.target.access()?;
         let request = prompt(CheckpointRequest {});
-        let answer = access.answer(async |mut people| people.checkpoint(request).await).await?;
-        match answer.step {
-            Some(step) => say(format_args!("a checkpoint will be written at step {step}")),
-            None => say("a checkpoint will be written at the next step boundary"),
-        };
+        access.answer(async |mut people| people.checkpoint(request).await).await?;
+        say("a checkpoint will be written at the next step boundary");
         Ok(())
     })
 }

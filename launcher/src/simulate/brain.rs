@@ -9,6 +9,7 @@ use coxswain_coordinator::{
     Budgets, Outcome, Patience, World as Nodes,
     core::{
         action::{Action, Directive, Record},
+        checkpoints::{CheckpointEntry, EntryState},
         event::{Ask, Event, StreamId, Ticket},
         invariants,
         machine::{Config, Machine},
@@ -17,7 +18,7 @@ use coxswain_coordinator::{
     },
 };
 use coxswain_proto::{
-    ids::WorkerId,
+    ids::{Bytes, Step, WorkerId},
     run_spec::{Cache, Recompute, Train},
 };
 
@@ -87,6 +88,11 @@ impl Brain {
     }
 }
 
+fn on_disk(step: u64) -> CheckpointEntry {
+    let path = format!("checkpoints/step-{step}");
+    CheckpointEntry { step: Step(step), path, bytes: Bytes(0), state: EntryState::Complete }
+}
+
 fn config(script: &Script) -> Config {
     Config {
         run_id: "simulated".into(),
@@ -111,6 +117,7 @@ fn config(script: &Script) -> Config {
         },
         patience: Patience::default(),
         budgets: Budgets { restarts: script.max_restarts, rescales: None },
+        seed: 0,
         life: 1,
         restarted: true,
         past: Past::default(),
@@ -217,6 +224,7 @@ impl World {
         let mut config = self.brain.config.clone();
         (config.life, config.past) = (self.brain.life, self.brain.past.clone());
         config.restarted = !std::mem::take(&mut self.brain.new_launch);
+        config.checkpoints = self.disk.iter().copied().map(on_disk).collect();
         let machine = Machine::new(Timestamp::at(self.now), config);
         self.books.recalled(&machine);
         self.brain.machine = Some(machine);

@@ -138,7 +138,11 @@ impl World {
             pid: pid as u32,
             data_address: format!("host-{}:{pid}", process.node),
             device: "none".into(),
-            dataset: DataSet { training_samples: self.script.samples, fingerprint: "simulated".into() },
+            dataset: DataSet {
+                training_samples: self.script.samples,
+                fingerprint: "simulated".into(),
+                order_key: 0,
+            },
         }
     }
 

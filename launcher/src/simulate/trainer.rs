@@ -253,8 +253,6 @@ impl World {
             generation: assignment.generation,
             first_step: Step(version),
             source,
-            bytes: Bytes(0),
-            took: Duration::ZERO,
         };
         self.say(pid, Call::Other(Ask::Start(report)));
         self.next_step(pid);

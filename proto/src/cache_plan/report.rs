@@ -23,9 +23,9 @@ pub struct CacheUse {
 impl CacheUse {
     /// Adds another rank's, or step's.
     pub fn add(&mut self, other: &Self) {
-        self.hits += other.hits;
-        self.misses += other.misses;
-        self.kept += other.kept;
+        self.hits = self.hits.saturating_add(other.hits);
+        self.misses = self.misses.saturating_add(other.misses);
+        self.kept = self.kept.saturating_add(other.kept);
         self.read += other.read;
         self.fill += other.fill;
     }

@@ -204,11 +204,14 @@ impl TurnTable {
         Some(decided)
     }
 
-    /// Somebody asks for a new generation: it begins at `from`, the first step that nobody may run yet, or with the next cached phase.
+    /// Somebody asks for a new generation: it begins at `from`, the first step that nobody may ever have run, or with the next cached phase.
     /// One that was asked for and has not begun by `committed`, or that begins there anyway, is the answer again. The answer, and
-    /// whether it is news; nothing if no cached step is left before `total`.
+    /// whether it is news; nothing if no cached step is left before `total`. After a rollback `committed` and `from` are those of before:
+    /// steps that are repeated take the turns they took. What was decided last is not passed over either, whoever may have run it.
     pub fn ask(&mut self, committed: Step, from: Step, total: Step) -> Option<(Decided, bool)> {
         let schedule = self.schedule?;
+        let newest = self.decided.keys().next_back().copied().unwrap_or_default();
+        let from = from.max(newest);
         let asked = |decided: &&Decided| decided.why == Why::Asked;
         if let Some(pending) = self.decided.range(committed..).map(|(_, decided)| decided).find(asked) {
             return Some((*pending, false));

@@ -5,6 +5,7 @@
 
 use std::{collections::BTreeSet, path::Path, sync::Arc};
 
+use coxswain_proto::order::DamagedRow;
 use coxswain_proto::run_spec::RunSpec;
 
 use super::error::DataError;
@@ -227,6 +228,23 @@ impl Dataset {
         let names = [Some(&self.state), self.sensor.as_ref(), Some(&self.action)];
         let stats = self.catalog.stats.as_ref();
         stats.map(|s| s.only(names.into_iter().flatten().map(|n| n.name.as_str()))).unwrap_or_default()
+    }
+
+    /// What of the data set is to blame that sample `index` cannot be used, and which other samples need it: a row of actions is needed by
+    /// every sample whose chunk reaches it, anything else by its own sample alone.
+    pub fn damaged_row(&self, index: u64, fault: &DataError) -> DamagedRow {
+        let (row, of_actions) = match fault {
+            DataError::Sample { index: row, feature, .. } => (*row, *feature == self.action.name),
+            _ => (index, false),
+        };
+        let reach = if of_actions { self.dims.horizon.max(1) as u64 } else { 1 };
+        let start = self.catalog.episodes.of_sample(row).map_or(row, |(_, episode)| episode.start);
+        let first = (row + 1).saturating_sub(reach).max(start);
+        let number = |sample| self.training.number(sample);
+        // Episodes train as a whole; what is held out is asked for by nobody here.
+        let numbers = number(first.min(index)).zip(number(row.max(index)));
+        let (begin, last) = numbers.unwrap_or_default();
+        DamagedRow { row, begin, end: last + 1 }
     }
 
     fn episode(&self, number: u64) -> Result<Episode, DataError> {

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use coxswain_proto::order::DamagedRow;
+
 /// A data set, tokenizer or image that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
@@ -84,6 +86,8 @@ pub enum DataError {
         epoch: u64,
         /// Position in that epoch's order.
         position: u64,
+        /// The row that is to blame, and the samples that need it.
+        row: DamagedRow,
         /// The error.
         source: Box<DataError>,
     },

@@ -330,8 +330,9 @@ impl Shared {
         let indices = job.positions.iter().map(sample).collect::<Result<Vec<_>, _>>()?;
         let prepare = || self.dataset.prepare(job.step, &indices, job.kept.as_ref());
         self.readers.install(prepare).map_err(|(place, source)| {
-            let (epoch, position, source) = (job.epoch, job.positions[place], Box::new(source));
-            DataError::AtPosition { epoch, position, source }
+            let (epoch, position) = (job.epoch, job.positions[place]);
+            let row = self.dataset.damaged_row(indices[place], &source);
+            DataError::AtPosition { epoch, position, row, source: Box::new(source) }
         })
     }
 }

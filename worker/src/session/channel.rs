@@ -52,7 +52,7 @@ pub(super) enum Said {
     /// It can take a place; it has left this generation, and found out why by itself if there is a reason.
     Ready { left: Generation, why: String },
     /// A report of a rank of this generation.
-    Report(Generation, Rank, Report),
+    Report(Generation, Report),
 }
 
 impl Shared {
@@ -202,8 +202,7 @@ impl Link for ChannelLink {
     }
 
     fn report(&mut self, report: Report) -> Result<(), LinkError> {
-        let (generation, rank) = self.place;
-        self.say(Said::Report(generation, rank, report))
+        self.say(Said::Report(self.place.0, report))
     }
 }
 

@@ -6,6 +6,7 @@ use coxswain_proto::{
     cache_plan::{CacheGeneration, CacheReport, CacheUse},
     ids::{Bytes, Generation, Rank, Step},
     limits,
+    order::DamagedRow,
     v1::{self, directive::Kind},
 };
 
@@ -16,8 +17,8 @@ use super::{
 };
 use crate::{
     link::{
-        Assignment, CacheSpace, CacheTurn, CheckpointNews, EpochPositions, Phase, PhaseMemory, Start,
-        StateSource, StepDone, StepTimes,
+        Assignment, BadSample, CacheSpace, CacheTurn, CheckpointNews, Phase, PhaseMemory, Start, StateSource,
+        StepDone, StepTimes,
     },
     pulse::Longest,
     trainer::{FailureKind, TrainerFailure},
@@ -42,13 +43,13 @@ pub(super) fn assignment(wire: v1::Assignment) -> Result<Assignment, String> {
         rank: Rank(rank),
         world,
         next,
-        quarantined: wire.quarantined.into_iter().map(epoch_positions).collect(),
+        quarantined: wire.quarantined.into_iter().map(damaged_row).collect(),
         checkpoint_step: Step(wire.checkpoint_step),
     })
 }
 
-fn epoch_positions(wire: v1::EpochPositions) -> EpochPositions {
-    EpochPositions { epoch: wire.epoch, positions: wire.begin..wire.end }
+fn damaged_row(wire: v1::DamagedRow) -> DamagedRow {
+    DamagedRow { row: wire.row, begin: wire.begin, end: wire.end }
 }
 
 /// One directive.
@@ -183,10 +184,9 @@ fn times(times: &StepTimes) -> v1::StepTimes {
     }
 }
 
-pub(super) fn step(done: StepDone, generation: Generation, rank: Rank) -> v1::StepReport {
+pub(super) fn step(done: StepDone, generation: Generation) -> v1::StepReport {
     v1::StepReport {
         generation: generation.0,
-        rank: rank.0,
         step: done.step.0,
         epoch: done.epoch,
         samples: ranges(&done.positions),
@@ -196,22 +196,14 @@ pub(super) fn step(done: StepDone, generation: Generation, rank: Rank) -> v1::St
         learning_rate: done.learning_rate,
         times: Some(times(&done.times)),
         tokens: done.tokens,
-        micro_batch: done.micro_batch,
-        accumulation: done.accumulation,
         memory_peak: done.memory_peak.0,
         cache_generation: done.cache_generation,
-        vote: v1::StepVote::Ok.into(),
-        paused: false,
         retries: done.retries,
         cache: Some(cache_use(&done.cache)),
     }
 }
 
-pub(super) fn start(
-    start: &Start,
-    worker_id: u64,
-    (generation, rank): (Generation, Rank),
-) -> v1::ReportStartRequest {
+pub(super) fn start(start: &Start, worker_id: u64, generation: Generation) -> v1::ReportStartRequest {
     let source = match start.source {
         StateSource::Fresh => v1::StateSource::Fresh,
         StateSource::Carried => v1::StateSource::Carried,
@@ -221,11 +213,8 @@ pub(super) fn start(
     v1::ReportStartRequest {
         worker_id,
         generation: generation.0,
-        rank: rank.0,
         first_step: start.first_step.0,
         source: source.into(),
-        bytes: start.bytes.0,
-        took_ms: ms(start.took),
     }
 }
 
@@ -242,7 +231,6 @@ pub(super) fn memory(peaks: Vec<PhaseMemory>) -> Vec<v1::PhaseMemory> {
 /// State of a checkpoint, and what there is to say besides.
 pub(super) fn checkpoint(news: CheckpointNews) -> (v1::CheckpointState, Option<String>) {
     match news {
-        CheckpointNews::PartWritten => (v1::CheckpointState::PartWritten, None),
         CheckpointNews::Complete => (v1::CheckpointState::Complete, None),
         CheckpointNews::Failed(why) => (v1::CheckpointState::Failed, Some(why)),
     }
@@ -281,27 +269,25 @@ pub(super) fn failure(failure: &TrainerFailure, at: Position, (rank, host): (Ran
 }
 
 /// A sample that failed on a worker that is well.
-pub(super) fn bad_sample(
-    step: Step,
-    at: &EpochPositions,
-    message: String,
-    options: &SessionOptions,
-) -> v1::Failure {
+pub(super) fn bad_sample(bad: &BadSample, generation: Generation, options: &SessionOptions) -> v1::Failure {
     v1::Failure {
         rank: Some(options.rank.0),
         host: options.host.clone(),
+        generation: generation.0,
         phase: v1::WorkerPhase::Data.into(),
-        step: step.0,
-        samples: ranges(std::slice::from_ref(&at.positions)),
+        step: bad.step.0,
+        samples: vec![v1::SampleRange { begin: bad.position, end: bad.position + 1 }],
         kind: v1::FailureKind::BadInput.into(),
-        message: cut(message),
+        message: cut(bad.message.clone()),
         unix_ms: unix_ms(),
         ..Default::default()
     }
 }
 
-pub(super) fn wire_positions(at: &EpochPositions) -> v1::EpochPositions {
-    v1::EpochPositions { epoch: at.epoch, begin: at.positions.start, end: at.positions.end }
+pub(super) fn wire_sample(bad: &BadSample) -> v1::BadSample {
+    let DamagedRow { row, begin, end } = bad.row;
+    let row = Some(v1::DamagedRow { row, begin, end });
+    v1::BadSample { epoch: bad.epoch, position: bad.position, row }
 }
 
 /// At most as long as an error text may be.

@@ -9,10 +9,7 @@
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
-use coxswain_proto::{
-    ids::{Generation, Rank},
-    v1,
-};
+use coxswain_proto::{ids::Generation, v1};
 use tokio::sync::{mpsc, watch};
 use tonic::Code;
 
@@ -78,8 +75,8 @@ impl Reporter {
         let mut steps = Vec::new();
         for said in waiting.drain(..) {
             match said {
-                Said::Report(generation, rank, Report::Step(done)) => {
-                    steps.push(convert::step(done, generation, rank));
+                Said::Report(generation, Report::Step(done)) => {
+                    steps.push(convert::step(done, generation));
                 }
                 other => {
                     // What follows a step in time must not overtake it.
@@ -154,10 +151,10 @@ impl Reporter {
                 };
                 self.send_ready(ready).await
             }
-            Said::Report(generation, rank, Report::Started(start)) => {
-                self.send_start(convert::start(&start, self.voice.worker_id, (generation, rank))).await
+            Said::Report(generation, Report::Started(start)) => {
+                self.send_start(convert::start(&start, self.voice.worker_id, generation)).await
             }
-            Said::Report(_, rank, report) => self.voice.send(rank, report, &mut self.notes).await,
+            Said::Report(generation, report) => self.voice.send(generation, report, &mut self.notes).await,
         }
     }
 
@@ -208,13 +205,18 @@ impl Reporter {
 
 impl Voice {
     /// Reports that are no part of the ledger.
-    async fn send(&self, rank: Rank, report: Report, notes: &mut u64) -> Result<(), SessionError> {
-        let (worker_id, rank) = (self.worker_id, rank.0);
+    async fn send(
+        &self,
+        generation: Generation,
+        report: Report,
+        notes: &mut u64,
+    ) -> Result<(), SessionError> {
+        let worker_id = self.worker_id;
         match report {
             Report::Step(_) | Report::Started(_) => {}
             Report::Memory(peaks, comparison) => {
                 let (phases, comparison) = (convert::memory(peaks), comparison.as_ref().map(Into::into));
-                let request = v1::ReportMemoryRequest { worker_id, rank, phases, comparison };
+                let request = v1::ReportMemoryRequest { worker_id, phases, comparison };
                 persist(&self.options, || {
                     let (mut client, request) = (self.client.clone(), request.clone());
                     async move { client.report_memory(request).await }
@@ -225,7 +227,6 @@ impl Voice {
                 let (state, why) = convert::checkpoint(news);
                 let request = v1::ReportCheckpointRequest {
                     worker_id,
-                    rank,
                     step: step.0,
                     state: state.into(),
                     path,
@@ -240,14 +241,12 @@ impl Voice {
                     self.note(why, notes).await?;
                 }
             }
-            Report::BadSample { step, at, message } => {
-                let failure = convert::bad_sample(step, &at, message, &self.options);
+            Report::BadSample(bad) => {
                 let request = v1::ReportFailureRequest {
                     worker_id: Some(worker_id),
-                    incarnation: self.incarnation.clone(),
-                    failure: Some(failure),
+                    failure: Some(convert::bad_sample(&bad, generation, &self.options)),
                     run_id: self.run_id.clone(),
-                    bad_sample: Some(convert::wire_positions(&at)),
+                    bad_sample: Some(convert::wire_sample(&bad)),
                 };
                 persist(&self.options, || {
                     let (mut client, request) = (self.client.clone(), request.clone());

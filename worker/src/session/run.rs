@@ -111,6 +111,7 @@ impl Session {
             device: options.device.clone(),
             training_samples: facts.training_samples,
             dataset_fingerprint: facts.fingerprint,
+            order_key: facts.order_key,
         };
         let registered = persist(options, || {
             let (mut client, request) = (self.client.clone(), request.clone());
@@ -199,7 +200,6 @@ impl Session {
         let options = &self.options;
         let request = v1::ReportFailureRequest {
             worker_id: self.worker_id,
-            incarnation: self.incarnation.clone(),
             failure: Some(convert::failure(&failure, self.shared.position(), (options.rank, &options.host))),
             run_id: self.run_id.clone(),
             bad_sample: None,
@@ -220,8 +220,7 @@ impl Session {
     /// The last word. Whether it is heard changes nothing here.
     async fn leave(&mut self, exit_code: i32, reason: &str) {
         let Some(worker_id) = self.worker_id else { return };
-        let incarnation = self.incarnation.clone();
-        let request = v1::LeaveRequest { worker_id, incarnation, exit_code, reason: reason.to_owned() };
+        let request = v1::LeaveRequest { worker_id, exit_code, reason: reason.to_owned() };
         let said = tokio::time::timeout(Duration::from_secs(2), self.client.leave(request)).await;
         if !matches!(said, Ok(Ok(_))) {
             tracing::debug!("the coordinator did not hear this worker leave");

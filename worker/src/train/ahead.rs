@@ -5,7 +5,11 @@
 
 use std::ops::Range;
 
-use coxswain_proto::{ids::Step, limits::LEASE_STEPS, plan};
+use coxswain_proto::{
+    ids::Step,
+    limits::LEASE_STEPS,
+    plan::{self, Batch},
+};
 
 use super::{TrainError, features::Claim, run::Training};
 use crate::{data::StepRequest, kernels::Tape};
@@ -53,8 +57,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
 
     /// These positions without those whose samples nobody uses any more.
     pub(super) fn usable(&self, epoch: u64, positions: Range<u64>) -> Vec<Range<u64>> {
-        let of_epoch = self.assignment.quarantined.iter().filter(|bad| bad.epoch == epoch);
-        let skipped: Vec<_> = of_epoch.map(|bad| bad.positions.clone()).collect();
-        plan::without(positions, &skipped)
+        let batch = Batch { epoch, positions };
+        let left_out = self.dataset.order().without(&self.assignment.quarantined).of(&batch);
+        plan::without(batch.positions, &left_out)
     }
 }

@@ -221,9 +221,10 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let chosen = positions.iter().cycle().take(size);
         let indices = chosen.filter_map(|&position| Some((position, order.sample(epoch, position)?)));
         let read = |(position, index)| {
-            self.dataset
-                .sample(index)
-                .map_err(|source| DataError::AtPosition { epoch, position, source: Box::new(source) }.into())
+            self.dataset.sample(index).map_err(|source| {
+                let row = self.dataset.damaged_row(index, &source);
+                DataError::AtPosition { epoch, position, row, source: Box::new(source) }.into()
+            })
         };
         indices.map(read).collect()
     }

@@ -37,7 +37,7 @@ use crate::{
     },
     data::{DataError, Dataset, Prefetcher},
     kernels::Tape,
-    link::{Assignment, Commands, EpochPositions, Link, LinkError, Phase, Report},
+    link::{Assignment, BadSample, Commands, Link, LinkError, Phase, Report},
     memory::{Meter, prediction::outcome::Sightings},
     model::policy::{GradientWatch, Policy},
     params::{FlatGrads, Trainables},
@@ -121,12 +121,11 @@ impl<B: Tape<Base = B>> Training<'_, B> {
                     tracing::warn!(step = self.next.0, %error, "the generation is over; waiting for the next one");
                     why = Some(error.to_string());
                 }
-                Err(TrainError::Data(DataError::AtPosition { epoch, position, source })) => {
+                Err(TrainError::Data(DataError::AtPosition { epoch, position, row, source })) => {
                     // Whether another worker tries it, or nobody any more, is the coordinator's to decide.
-                    let at = EpochPositions { epoch, positions: position..position + 1 };
-                    let message = source.to_string();
+                    let (step, message) = (self.next, source.to_string());
                     why = Some(message.clone());
-                    self.link.report(Report::BadSample { step: self.next, at, message })?;
+                    self.link.report(Report::BadSample(BadSample { step, epoch, position, row, message }))?;
                 }
                 Err(error) => return Err(error),
             }

@@ -188,6 +188,7 @@ where
         Ok(DataSetFacts {
             training_samples: dataset.training_len(),
             fingerprint: dataset.fingerprint().to_string(),
+            order_key: dataset.fingerprint().word(),
         })
     }
 

@@ -33,9 +33,10 @@ impl Machine {
 
     pub(super) fn resume(&mut self, out: &mut Vec<Action>) -> Result<Reply, Refusal> {
         self.must_go_on()?;
+        // Whoever goes on already is not disturbed, and whoever missed it goes on now.
+        self.tell_all(&Directive::Resume, out);
         if self.orders.pause {
             self.order(|orders| orders.pause = false, out);
-            self.tell_all(&Directive::Resume, out);
             if self.training() {
                 self.say(Reason::Resumed, out);
             }
@@ -45,7 +46,16 @@ impl Machine {
 
     pub(super) fn checkpoint_now(&mut self, out: &mut Vec<Action>) -> Result<Reply, Refusal> {
         self.must_go_on()?;
-        self.order(|orders| orders.checkpoints = orders.checkpoints.saturating_add(1), out);
+        // One that was asked for and is not written yet is the same.
+        if self.orders.checkpoint_due.is_none() {
+            let due = Some(self.progress.committed);
+            self.order(
+                |orders| {
+                    (orders.checkpoints, orders.checkpoint_due) = (orders.checkpoints.saturating_add(1), due);
+                },
+                out,
+            );
+        }
         self.tell_all(&Directive::Checkpoint(self.orders.checkpoints), out);
         Ok(Reply::Done)
     }

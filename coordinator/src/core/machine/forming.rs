@@ -178,6 +178,8 @@ impl Machine {
         for member in &assignment.members {
             if let Ok(worker) = self.roster.get_mut(member.worker) {
                 (worker.generation, worker.ready) = (generation, false);
+                // Collectives of an older one say nothing of this one.
+                worker.collective = (0, 0);
             }
         }
         let assignment = self.connect(assignment, out);

@@ -199,6 +199,7 @@ impl Machine {
         let leases = rank.map_or_else(Vec::new, |rank| self.held_by(rank));
         let Ok(worker) = self.roster.get_mut(id) else { return };
         let (generation, ready, asked_before) = (worker.generation, worker.ready, worker.asked_before);
+        let again = worker.lines > 1;
         let mut tell = |directive| out.push(Action::Tell(stream, directive));
         let over = matches!(self.phase, Phase::Over(_));
         let reason = self.reason.to_string();
@@ -218,8 +219,11 @@ impl Machine {
             _ => {}
         }
         let orders = &self.orders;
-        if orders.pause {
-            tell(Directive::Pause);
+        match orders.pause {
+            true => tell(Directive::Pause),
+            // A level, not an edge: the line may have been broken when the run was told to go on.
+            false if again => tell(Directive::Resume),
+            false => {}
         }
         if orders.checkpoints > asked_before {
             tell(Directive::Checkpoint(orders.checkpoints));

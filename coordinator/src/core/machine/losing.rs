@@ -71,13 +71,17 @@ impl Machine {
     pub(super) fn exited(
         &mut self,
         now: Timestamp,
+        place: u32,
         (seat, pid): (Seat, Option<u32>),
         ended: Ended,
         out: &mut Vec<Action>,
     ) -> Result<Reply, Refusal> {
-        let world = self.config.world.size();
-        if seat.0 >= world {
-            return Err(Refusal::RankOutside { seat, world });
+        let world = self.config.world;
+        if seat.0 >= world.size() {
+            return Err(Refusal::RankOutside { seat, world: world.size() });
+        }
+        if world.node_of(seat) != place {
+            return Err(Refusal::RankElsewhere { seat, place });
         }
         if !self.roster.exited(seat, pid) {
             return Ok(Reply::Done);

@@ -69,13 +69,15 @@ pub struct Config {
     pub patience: Patience,
     /// Bounds on trying again.
     pub budgets: Budgets,
+    /// `run.seed`: with the data set it decides the order of samples.
+    pub seed: u64,
     /// Starts of the coordinator for this run, from 1.
     pub life: u32,
     /// True when this coordinator takes the place of one that was lost a moment ago.
     pub restarted: bool,
     /// What earlier lives have recorded.
     pub past: Past,
-    /// Checkpoints on disk.
+    /// Checkpoints on disk now; what was there once does not count.
     pub checkpoints: Vec<CheckpointEntry>,
 }
 
@@ -133,7 +135,8 @@ impl Machine {
     pub fn new(now: Timestamp, mut config: Config) -> Self {
         let world = config.world;
         let past = std::mem::take(&mut config.past);
-        let checkpoints = Checkpoints::found(past.checkpoints.values().chain(&config.checkpoints).cloned());
+        let checkpoints =
+            Checkpoints::found(config.checkpoints.iter().cloned(), config.train.keep_checkpoints);
         let committed = past.committed.unwrap_or_else(|| checkpoints.newest_complete());
         let plan =
             past.dataset.as_ref().and_then(|dataset| Plan::new(&config.train, dataset.training_samples).ok());
@@ -278,10 +281,12 @@ impl Machine {
                 })
             }
             Ask::Leave { worker, exit_code, reason } => self.leave(now, worker, exit_code, reason, out),
-            Ask::Exit { node_id, seat, pid, ended } => match self.nodes.find(&node_id).map(drop) {
-                Ok(()) => self.exited(now, (seat, pid), ended, out),
-                Err(unknown) => Err(unknown),
-            },
+            Ask::Exit { node_id, seat, pid, ended } => {
+                match self.nodes.find(&node_id).map(|(place, _)| place) {
+                    Ok(place) => self.exited(now, place, (seat, pid), ended, out),
+                    Err(unknown) => Err(unknown),
+                }
+            }
             Ask::Status => Ok(Reply::Status(Box::new(self.status(now)))),
             Ask::Pause => self.pause(out),
             Ask::Resume => self.resume(out),

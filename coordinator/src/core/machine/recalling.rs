@@ -146,7 +146,7 @@ impl Machine {
         // What was leased was decided before.
         leases.extend(self.cache.turns().undecided(committed, target).unwrap_or(target));
         leases.assume_all_held();
-        let ledger = StepLedger::new(plan, generation, &members, committed).without(&self.quarantine);
+        let ledger = StepLedger::new(plan, generation, &members, committed).without(self.left_out());
         Course { ledger, leases }
     }
 }

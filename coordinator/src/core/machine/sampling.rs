@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use coxswain_proto::ids::WorkerId;
+use coxswain_proto::{
+    ids::WorkerId,
+    order::{LeftOut, Order},
+};
 
 use super::{Machine, Refusal, Reply, Timestamp};
 use crate::core::{
@@ -10,49 +13,56 @@ use crate::core::{
     failure::{Failure, Incident},
     news::News,
     phase::Phase,
-    quarantine::{EpochPositions, Verdict},
+    quarantine::{BadSample, Verdict},
 };
 
 impl Machine {
     /// The generation ends, and in the next one another worker tries the sample, or nobody. Costs nothing of the budget for faults:
-    /// the quarantine has its own.
+    /// the quarantine has its own. A worker that had no answer says it again, and nothing more follows.
     pub(super) fn failed_sample(
         &mut self,
         now: Timestamp,
         id: WorkerId,
-        (at, mut failure): (EpochPositions, Failure),
+        (sample, mut failure): (BadSample, Failure),
         out: &mut Vec<Action>,
     ) -> Result<Reply, Refusal> {
         let worker = self.roster.living_mut(id)?;
         worker.last_seen = now;
         let seat = worker.seat();
         let stale = match &self.phase {
-            Phase::Running(running) => running.rank_of(id).is_none(),
+            Phase::Running(running) => {
+                running.rank_of(id).is_none() || running.assignment.generation != failure.generation
+            }
             Phase::Gathering(_) => false,
             Phase::Over(_) => true,
         };
-        let known = self.quarantine.left_out().any(|other| *other == at);
-        // The generation has ended for this very sample: the worker says it again because our answer was lost.
-        let again = matches!(self.phase, Phase::Gathering(_))
-            && self.incident.as_ref().is_some_and(|incident| incident.sample.as_ref() == Some(&at));
-        if stale || known || again {
+        if stale {
             return Ok(Reply::Done);
         }
+        let (said_in, workers) = (failure.generation, self.workers_now());
+        let Some(verdict) = self.quarantine.failed(sample, (seat, said_in), workers) else {
+            return Ok(Reply::Done);
+        };
         failure.seat = Some(seat);
-        failure.generation = self.generation_now();
-        let verdict = self.quarantine.failed(at.clone(), seat, self.workers_now());
         out.push(Action::Record(Record::Quarantine(self.quarantine.clone())));
         let failure = Arc::new(failure);
-        out.push(Action::Publish(News::Sample(at.clone(), verdict, failure.clone())));
+        out.push(Action::Publish(News::Sample(sample, verdict, failure.clone())));
         if matches!(verdict, Verdict::TooMany | Verdict::WorkerAtFault) {
             self.fatal(now, (*failure).clone(), out);
             return Ok(Reply::Done);
         }
         let incident = self.incident.get_or_insert_with(|| Incident::new(now));
-        incident.sample = Some(at.clone());
+        incident.sample = Some(sample);
         incident.victims.remove(&seat);
-        self.break_up(now, &format!("{at} failed on rank {seat}"), true, out);
+        self.break_up(now, &format!("{sample} failed on rank {seat}"), true, out);
         Ok(Reply::Done)
+    }
+
+    /// Positions that nobody consumes, in this run's order.
+    pub(super) fn left_out(&self) -> LeftOut {
+        let dataset = self.dataset.as_ref().map(|(dataset, _)| dataset);
+        let order = dataset.map(|of| Order::new(self.config.seed, of.order_key, of.training_samples));
+        order.map(|order| self.quarantine.positions(order)).unwrap_or_default()
     }
 
     /// Workers that can try a sample: those of the generation, or those that the next one will have.

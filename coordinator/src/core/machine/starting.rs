@@ -126,19 +126,25 @@ impl Machine {
     }
 
     fn start(&mut self, now: Timestamp, first_step: Step, source: StateSource, out: &mut Vec<Action>) {
+        let left_out = self.left_out();
+        let leased = self.phase.course().map_or(first_step, |course| course.leases.end());
         let (Phase::Running(running), Some(plan)) = (&mut self.phase, self.plan) else { return };
         let generation = running.assignment.generation;
         let members = running.assignment.workers();
-        let ledger = StepLedger::new(plan, generation, &members, first_step).without(&self.quarantine);
+        let ledger = StepLedger::new(plan, generation, &members, first_step).without(left_out);
         let total = Step(plan.total_steps());
         let leases = LeaseWindow::new(generation, members.len() as u32, first_step, total);
         let done = ledger.done();
         self.train(Course { ledger, leases }, first_step);
         out.push(Action::Record(Record::Started { generation, first_step, source }));
+        if self.orders.checkpoint_due.is_some() {
+            self.order(|orders| orders.checkpoint_due = None, out);
+        }
         self.drift_by = None;
         self.motion.begin(now);
         let committed = std::mem::replace(&mut self.progress.committed, first_step);
         if first_step < committed {
+            self.cache.rolled_back(committed, leased.max(committed));
             out.push(Action::Publish(News::RolledBack { from: committed, to: first_step }));
         }
         self.say(Reason::Started { generation, first_step, source }, out);

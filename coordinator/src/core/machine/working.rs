@@ -8,7 +8,6 @@ use super::{Machine, Refusal, Reply, Timestamp};
 use crate::{
     core::{
         action::{Action, Record},
-        checkpoints::EntryState,
         event::{Beat, CheckpointReport},
         failure::Failure,
         ledger::{Due, Fault},
@@ -94,15 +93,12 @@ impl Machine {
         report: CheckpointReport,
         out: &mut Vec<Action>,
     ) -> Result<Reply, Refusal> {
-        let worker = self.roster.living_mut(id)?;
-        worker.last_seen = now;
-        let seat = worker.seat();
-        if let Some(entry) = self.checkpoints.take(seat, report) {
-            if entry.state == EntryState::Complete {
-                out.push(Action::Record(Record::Checkpoint(entry.clone())));
-            }
-            out.push(Action::Publish(News::Checkpoint(entry)));
+        self.roster.living_mut(id)?.last_seen = now;
+        if self.orders.checkpoint_due.is_some_and(|due| due <= report.step) {
+            self.order(|orders| orders.checkpoint_due = None, out);
         }
+        let entry = self.checkpoints.take(report);
+        out.extend(entry.map(|entry| Action::Publish(News::Checkpoint(entry))));
         Ok(Reply::Done)
     }
 

@@ -313,6 +313,22 @@ fn a_request_begins_a_generation_where_nobody_holds_a_lease_yet() {
 }
 
 #[test]
+fn a_request_after_a_rollback_begins_behind_every_step_that_may_have_been_run() {
+    let mut kept = Mortal::started(periodic(2, 60, None));
+    kept.train(0..20);
+    let leased = kept.run.machine.phase.course().map(|course| course.leases.end()).expect("it trains");
+    for rank in 0..2 {
+        kept.keep(|run| run.kill(rank));
+    }
+    for rank in 0..2 {
+        kept.keep(|run| run.replace(rank, 1));
+    }
+    kept.keep(|run| run.start_all(2, 4, StateSource::Checkpoint));
+    let asked = kept.rebuild().0;
+    assert!(matches!(asked, Ok(Reply::Rebuild(asked)) if asked.first >= leased), "{asked:?}, {leased}");
+}
+
+#[test]
 fn a_request_ends_the_waiting_for_a_drift() {
     let mut kept = Mortal::started(periodic(2, 6, Some(0.05)));
     kept.train(0..8);

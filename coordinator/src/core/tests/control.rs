@@ -1,7 +1,11 @@
 //! What people ask: pause, resume, checkpoint, stop, status, memory.
 
 use super::*;
-use crate::core::{reason::Reason, report::PhasePeak};
+use crate::core::{
+    event::{CheckpointReport, CheckpointState},
+    reason::Reason,
+    report::PhasePeak,
+};
 use crate::options::Outcome;
 
 #[test]
@@ -19,7 +23,17 @@ fn a_run_is_paused_when_every_rank_waits() {
     let (reply, actions) = run.ask(Ask::Resume);
     assert_eq!(reply, Ok(Reply::Phase(RunPhase::Training)));
     assert_eq!(told(&actions, 1), [&Directive::Resume]);
-    assert_eq!(run.ask(Ask::Resume).1, vec![]);
+    assert_eq!(told(&run.ask(Ask::Resume).1, 0), [&Directive::Resume], "again, for whoever has missed it");
+}
+
+#[test]
+fn a_rank_whose_line_was_broken_when_the_run_was_resumed_goes_on() {
+    let mut run = Run::started(2);
+    run.tell(Ask::Pause);
+    run.event(Event::LineClosed(id(1), StreamId(1)));
+    assert_eq!(told(&run.ask(Ask::Resume).1, 1), Vec::<&Directive>::new());
+    let actions = run.follow(1, 11).1;
+    assert!(told(&actions, 11).contains(&&Directive::Resume), "{actions:?}");
 }
 
 #[test]
@@ -33,12 +47,21 @@ fn a_rank_that_was_told_too_late_waits_in_the_next_collective() {
 }
 
 #[test]
-fn checkpoint_requests_are_numbered() {
+fn a_checkpoint_that_is_asked_for_twice_is_one_until_it_is_written() {
     let mut run = Run::started(1);
-    let first = run.ask(Ask::CheckpointNow).1;
-    let second = run.ask(Ask::CheckpointNow).1;
-    assert_eq!(told(&first, 0), [&Directive::Checkpoint(1)]);
-    assert_eq!(told(&second, 0), [&Directive::Checkpoint(2)]);
+    run.steps(0, 0..3);
+    for _ in 0..2 {
+        let asked = run.ask(Ask::CheckpointNow).1;
+        assert_eq!(told(&asked, 0), [&Directive::Checkpoint(1)]);
+    }
+    let (state, path) = (CheckpointState::Complete, "checkpoints/step-4".to_owned());
+    run.tell(Ask::Checkpoint(id(0), CheckpointReport { step: Step(4), state, path, bytes: Bytes(9) }));
+    assert_eq!(told(&run.ask(Ask::CheckpointNow).1, 0), [&Directive::Checkpoint(2)]);
+    run.kill(0);
+    run.replace(0, 1);
+    run.start_all(1, 4, StateSource::Checkpoint);
+    let asked = run.ask(Ask::CheckpointNow).1;
+    assert_eq!(told(&asked, 100), [&Directive::Checkpoint(3)], "whoever was asked is gone");
 }
 
 #[test]

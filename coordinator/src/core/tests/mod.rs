@@ -60,10 +60,10 @@ fn train() -> Train {
 }
 
 fn dataset() -> DataSet {
-    DataSet { training_samples: 30, fingerprint: "f00d".into() }
+    DataSet { training_samples: 30, fingerprint: "f00d".into(), order_key: 5 }
 }
 
-fn config(world: u32) -> Config {
+pub(crate) fn config(world: u32) -> Config {
     Config {
         run_id: RUN.into(),
         version: VERSION.into(),
@@ -84,6 +84,7 @@ fn config(world: u32) -> Config {
             farewell: Duration::from_secs(20),
         },
         budgets: Budgets { restarts: 3, rescales: None },
+        seed: 7,
         life: 1,
         restarted: false,
         past: Past::default(),
@@ -95,7 +96,7 @@ fn origin() -> Origin {
     Origin { version: VERSION.into(), run_id: RUN.into() }
 }
 
-fn claim(rank: u32) -> WorkerClaim {
+pub(crate) fn claim(rank: u32) -> WorkerClaim {
     WorkerClaim {
         origin: origin(),
         incarnation: format!("life-{rank}"),
@@ -216,8 +217,6 @@ impl Run {
             generation: self.machine.generation,
             first_step: Step(first),
             source,
-            bytes: Bytes(0),
-            took: Duration::ZERO,
         }))
     }
 

@@ -99,8 +99,6 @@ fn play(run: &mut Run, next: &Move, owed: &mut [u64]) -> Vec<Action> {
                 generation: run.machine.generation,
                 first_step,
                 source: StateSource::Carried,
-                bytes: Bytes(0),
-                took: Duration::ZERO,
             })
         }
         Move::JoinNode => Ask::JoinNode(NodeClaim {

@@ -44,7 +44,9 @@ fn training_goes_on_as_if_nothing_had_happened() {
             _ => None,
         })
         .collect();
-    let [Directive::Assignment(assignment, Rank(0)), Directive::Lease(lease)] = directives[..] else {
+    let [Directive::Assignment(assignment, Rank(0)), Directive::Lease(lease), Directive::Resume] =
+        directives[..]
+    else {
         panic!("{directives:?}")
     };
     assert_eq!((assignment.generation, lease.first, lease.end), (Generation(1), Step(10), Step(42)));
@@ -174,4 +176,17 @@ fn what_ends_a_generation_while_nobody_coordinates_is_not_blamed_on_an_older_fau
     mortal.kill_coordinator();
     let incident = mortal.run.machine.incident.as_ref().expect("the generation is broken");
     assert_eq!(incident.cause, None, "that fault was of generation 1");
+}
+
+#[test]
+fn a_checkpoint_that_was_removed_is_not_offered_again() {
+    use crate::core::event::{CheckpointReport, CheckpointState};
+    let mut mortal = Mortal::at_step_ten();
+    let (state, path) = (CheckpointState::Complete, "checkpoints/step-8".to_owned());
+    let report = CheckpointReport { step: Step(8), state, path, bytes: Bytes(9) };
+    mortal.ask(Ask::Checkpoint(id(0), report));
+    // Its successor finds nothing in the output directory.
+    mortal.kill_coordinator();
+    let (Ok(Reply::Status(status)), _) = mortal.run.ask(Ask::Status) else { panic!("no status") };
+    assert_eq!(status.checkpoints, []);
 }

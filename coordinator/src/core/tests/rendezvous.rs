@@ -104,7 +104,10 @@ fn a_worker_is_not_assigned_while_its_line_is_closed() {
 fn a_worker_that_opens_its_line_again_is_told_what_it_missed() {
     let mut run = Run::started(1);
     let (_, actions) = run.follow(0, 7);
-    assert!(matches!(told(&actions, 7)[..], [Directive::Assignment(..), Directive::Lease(_)]));
+    assert!(matches!(
+        told(&actions, 7)[..],
+        [Directive::Assignment(..), Directive::Lease(_), Directive::Resume]
+    ));
 }
 
 #[test]
@@ -121,7 +124,9 @@ fn training_starts_at_the_newest_checkpoint_and_in_a_new_generation() {
     }];
     let mut run = Run::started_with(config);
     let (_, actions) = run.follow(0, 7);
-    let [Directive::Assignment(assignment, _), Directive::Lease(lease)] = told(&actions, 7)[..] else {
+    let [Directive::Assignment(assignment, _), Directive::Lease(lease), Directive::Resume] =
+        told(&actions, 7)[..]
+    else {
         panic!()
     };
     assert_eq!((assignment.generation, assignment.checkpoint), (Generation(5), Step(40)));
@@ -194,7 +199,7 @@ fn another_version_run_rank_or_data_set_is_refused() {
 #[test]
 fn a_continued_run_keeps_its_data_set() {
     let mut config = config(1);
-    let earlier = DataSet { training_samples: 30, fingerprint: "beef".into() };
+    let earlier = DataSet { training_samples: 30, fingerprint: "beef".into(), order_key: 5 };
     config.past.dataset = Some(earlier.clone());
     let mut run = Run::new(config);
     let (seat, theirs) = (Seat(0), dataset());

@@ -1,22 +1,33 @@
 //! Samples that cannot be used.
 
+use coxswain_proto::order::{DamagedRow, Order};
+
 use super::*;
 use crate::{
-    core::{failure::Failure, quarantine::EpochPositions},
+    core::{event::Ended, failure::Failure, quarantine::BadSample},
     options::CauseKind,
 };
 
-fn bad(begin: u64) -> EpochPositions {
-    EpochPositions { epoch: 0, begin, end: begin + 1 }
+fn order() -> Order {
+    let config = config(1);
+    Order::new(config.seed, dataset().order_key, dataset().training_samples)
+}
+
+/// The sample at this position of the first epoch, whose own row is damaged.
+fn bad(position: u64) -> BadSample {
+    let number = order().at(0, position).expect("within the epoch");
+    BadSample { epoch: 0, position, row: DamagedRow { row: number, begin: number, end: number + 1 } }
 }
 
 impl Run {
     /// A seat's worker cannot use a sample, and leaves the generation; the others leave it, too.
-    fn fail_sample(&mut self, rank: u32, at: EpochPositions) -> Vec<Action> {
-        let failure = Failure::of_run(CauseKind::BadInput, "not a PNG".into());
+    fn fail_sample(&mut self, rank: u32, at: BadSample) -> Vec<Action> {
+        let mut failure = Failure::of_run(CauseKind::BadInput, "not a PNG".into());
+        failure.generation = self.machine.generation;
         let ask =
             Ask::Failure { run_id: RUN.into(), worker: Some(self.worker(rank)), failure, sample: Some(at) };
-        let mut actions = self.tell(ask);
+        let mut actions = self.tell(ask.clone());
+        assert_eq!(self.tell(ask), vec![], "what is said again has no effect");
         let (generation, world) = (self.machine.generation.0, self.machine.config.world.size());
         for other in 0..world {
             actions.extend(self.get_ready(other, generation, "not a PNG"));
@@ -42,7 +53,7 @@ fn a_sample_that_fails_goes_to_another_worker_and_then_to_nobody() {
     assert!(assignment.left_out.is_empty());
     run.start_all(2, 0, StateSource::Carried);
     run.fail_sample(0, bad(5));
-    assert_eq!(run.assignment().left_out, [bad(5)]);
+    assert_eq!(run.assignment().left_out, [bad(5).row]);
     run.start_all(2, 0, StateSource::Carried);
 
     let mut reports = [run.report(0, 0), run.report(1, 0)];
@@ -72,12 +83,115 @@ impl Run {
 #[test]
 fn a_failed_sample_is_remembered_over_a_restart() {
     let mut run = Run::started(1);
-    let actions = run.fail_sample(0, bad(3));
     let mut past = Past::default();
-    for action in &actions {
+    for action in run.fail_sample(0, bad(3)) {
         if let Action::Record(record) = action {
-            past.take(record);
+            past.take(&record);
         }
     }
-    assert_eq!(past.quarantine.by_epoch(), std::collections::BTreeMap::from([(0, vec![3..4])]));
+    assert_eq!(past.quarantine.left_out().collect::<Vec<_>>(), [&bad(3).row]);
+}
+
+#[test]
+fn a_damaged_row_is_left_out_of_every_epoch_and_counts_once() {
+    let mut run = Run::started(1);
+    // One row of actions, which three samples need.
+    let row = DamagedRow { row: 12, begin: 10, end: 13 };
+    let position = order().position(0, 11).expect("a sample");
+    run.fail_sample(0, BadSample { epoch: 0, position, row });
+    run.start_all(1, 0, StateSource::Carried);
+    for epoch in 0..3 {
+        let mut left_out = Vec::new();
+        for step in 4 * epoch..4 * (epoch + 1) {
+            let mut report = run.report(0, step);
+            let holes = order().damaged(epoch, &[row]);
+            report.positions = coxswain_proto::plan::without(report.positions[0].clone(), &holes);
+            run.tell(Ask::Steps(run.worker(0), vec![report]));
+            left_out.extend(run.machine.progress.last.clone().expect("a step").left_out.iter().cloned());
+        }
+        let mut numbers: Vec<_> =
+            left_out.into_iter().flatten().filter_map(|at| order().at(epoch, at)).collect();
+        numbers.sort_unstable();
+        assert_eq!(numbers, [10, 11, 12], "epoch {epoch}");
+    }
+    assert_eq!(run.committed(), 12);
+}
+
+#[test]
+fn two_ranks_with_a_bad_sample_each_say_so_twice_and_the_run_goes_on() {
+    let mut run = Run::started(2);
+    let ask = |run: &Run, rank: u32, position| {
+        let mut failure = Failure::of_run(CauseKind::BadInput, "not a PNG".into());
+        failure.generation = Generation(1);
+        Ask::Failure {
+            run_id: RUN.into(),
+            worker: Some(run.worker(rank)),
+            failure,
+            sample: Some(bad(position)),
+        }
+    };
+    let (first, second) = (ask(&run, 0, 1), ask(&run, 1, 5));
+    for said in [&first, &second, &first, &second] {
+        run.tell(said.clone());
+    }
+    for rank in 0..2 {
+        run.get_ready(rank, 1, "not a PNG");
+    }
+    assert_eq!(run.phase(), RunPhase::Starting, "nobody is at fault");
+    let seats: Vec<_> = run.assignment().members.iter().map(|member| member.seat).collect();
+    assert_eq!(seats, [Seat(1), Seat(0)], "each is tried by the other");
+}
+
+#[test]
+fn a_sample_that_is_said_again_to_a_restarted_coordinator_is_no_second_failure() {
+    let mut run = Run::new(config(2));
+    let mut past = Past::default();
+    let mut failure = Failure::of_run(CauseKind::BadInput, "not a PNG".into());
+    failure.generation = Generation(1);
+    let mut keep = |actions: Vec<Action>| {
+        actions.iter().for_each(|action| {
+            if let Action::Record(record) = action {
+                past.take(record);
+            }
+        });
+        past.clone()
+    };
+    keep(run.tell(Ask::Register(claim(0))));
+    keep(run.tell(Ask::Register(claim(1))));
+    for rank in 0..2 {
+        keep(run.follow(rank, u64::from(rank)).1);
+        keep(run.get_ready(rank, 0, ""));
+    }
+    keep(run.start_all(2, 0, StateSource::Fresh));
+    let said = Ask::Failure { run_id: RUN.into(), worker: Some(id(1)), failure, sample: Some(bad(5)) };
+    let past = keep(run.tell(said.clone()));
+    let mut config = config(2);
+    (config.life, config.restarted, config.past) = (2, true, past);
+    run.machine = Machine::new(run.at(), config);
+    let (opened, _) = run.follow(1, 11);
+    assert_eq!(opened, Ok(Reply::Done));
+    run.tell(said);
+    assert_ne!(run.phase(), RunPhase::Failed);
+}
+
+#[test]
+fn a_launcher_speaks_for_its_own_workers() {
+    let mut config = config(2);
+    config.world = World::fixed(2, 1);
+    let mut run = Run::new(config);
+    for (node, place) in [("a", 0), ("b", 1)] {
+        let claim = NodeClaim {
+            origin: origin(),
+            node_id: node.into(),
+            host: node.into(),
+            local_world: 1,
+            node_rank: Some(place),
+        };
+        run.tell(Ask::JoinNode(claim));
+    }
+    run.tell(Ask::Register(claim(1)));
+    let exit =
+        |node: &str| Ask::Exit { node_id: node.into(), seat: Seat(1), pid: None, ended: Ended::Signal(9) };
+    assert_eq!(run.ask(exit("a")).0, Err(Refusal::RankElsewhere { seat: Seat(1), place: 0 }));
+    assert_eq!(run.ask(exit("b")).0, Ok(Reply::Done));
 }

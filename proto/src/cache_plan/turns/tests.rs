@@ -111,15 +111,16 @@ fn a_request_takes_effect_in_a_cached_phase_at_once_and_in_a_live_one_where_it_e
 }
 
 #[test]
-fn a_request_after_a_rollback_voids_what_was_decided_beyond_it_but_no_number_is_used_twice() {
+fn a_request_after_a_rollback_changes_no_turn_that_may_have_been_run() {
     let mut table = table(2, 8, None);
     fill(&mut table, 24);
-    assert_eq!(numbers(&table, 10..12), [2, 2]);
-    let (asked, _) = table.ask(Step(3), Step(5), Step(100)).expect("steps are left");
-    assert_eq!((asked.first, asked.generation.number), (Step(5), 4));
-    assert_eq!(table.undecided(Step(0), Step(24)), Some(Step(10)));
-    fill(&mut table, 24);
-    assert_eq!(numbers(&table, 10..12), [5, 5]);
+    let before = numbers(&table, 0..24);
+    let (planned, new) = table.ask(Step(3), Step(5), Step(100)).expect("steps are left");
+    assert_eq!((planned.first, planned.why, new), (Step(18), Why::Schedule, false), "it begins one anyway");
+    assert_eq!(numbers(&table, 0..24), before);
+    let (asked, _) = table.ask(Step(19), Step(21), Step(100)).expect("steps are left");
+    assert_eq!((asked.first, asked.generation.number), (Step(21), 4));
+    assert_eq!(numbers(&table, 0..21), before[..21]);
 }
 
 proptest! {

@@ -216,6 +216,28 @@ fn nan_and_infinity_are_named_by_feature_sample_and_file() {
 }
 
 #[test]
+fn a_damaged_row_is_named_with_all_samples_that_need_it() {
+    for feature in ["observation.state", "action"] {
+        let recording = Recording { poison: Some((feature, 8, f32::NAN)), ..Default::default() };
+        let dataset = open_spoiled(&recording, |_, _| ()).unwrap();
+        let damaged = dataset.sample(8).map(drop).expect_err("it is poisoned");
+        let row = dataset.damaged_row(8, &damaged);
+        assert_eq!(row.row, 8);
+        let named = (0..dataset.training_len()).filter(|number| (row.begin..row.end).contains(number));
+        let named: Vec<_> = named.filter_map(|number| dataset.training_sample(number)).collect();
+        let failing = |sample: &u64| dataset.sample(*sample).is_err();
+        let training = (0..dataset.training_len()).filter_map(|number| dataset.training_sample(number));
+        let failing: Vec<_> = training.filter(failing).collect();
+        assert_eq!(named, failing, "{feature}");
+        // Whoever asked, it is the same row.
+        for &sample in &failing {
+            let fault = dataset.sample(sample).map(drop).expect_err("it needs the row");
+            assert_eq!(dataset.damaged_row(sample, &fault), row, "{feature} of sample {sample}");
+        }
+    }
+}
+
+#[test]
 fn rows_that_do_not_have_the_promised_shape_are_named() {
     let recording = Recording { state_width: 2, ..Default::default() };
     let dataset = open_spoiled(&recording, |_, _| ()).unwrap();

@@ -1,0 +1,123 @@
+//! What one life of the coordinator remembers is what the next one finds.
+
+use std::sync::Arc;
+
+use coxswain_proto::{
+    cache_plan::{CacheGeneration, Decided, Why},
+    ids::{Generation, Seat, WorkerId},
+    limits::MAX_GENERATIONS_KEPT,
+    order::DamagedRow,
+};
+
+use super::*;
+use crate::{
+    core::{
+        failure::Failure,
+        phase::End,
+        quarantine::{BadSample, Quarantine},
+        report::StateSource,
+        tests::claim,
+    },
+    options::CauseKind,
+};
+
+fn spec() -> RunSpec {
+    serde_json::from_value(serde_json::json!({
+        "run": {"name": "quick", "output_dir": "out", "seed": 7},
+        "model": {"path": "models/tiny"},
+        "data": {"path": "data/tiny", "cameras": ["front"]},
+        "train": {"steps": 100, "global_batch": 8, "micro_batch": 2},
+    }))
+    .expect("the specification is complete")
+}
+
+fn open(directory: &Path, life: Life) -> (Durable, Past) {
+    let (journal, _, memory) =
+        Durable::open(directory, &spec(), (None, "quick-1"), life).expect("it is ours");
+    (journal, memory.past)
+}
+
+fn members(generation: u64) -> Vec<(Seat, WorkerId)> {
+    (0..2).map(|rank| (Seat(rank), WorkerId(10 * generation + u64::from(rank)))).collect()
+}
+
+/// A run with something of everything that is recorded.
+fn records() -> Vec<Record> {
+    let mut quarantine = Quarantine::default();
+    let row = DamagedRow { row: 4, begin: 3, end: 5 };
+    quarantine.failed(BadSample { epoch: 0, position: 9, row }, (Seat(0), Generation(1)), 1);
+    let failure = Arc::new(Failure::of_run(CauseKind::WorkerLost, "killed".into()));
+    let decided = Decided {
+        first: Step(20),
+        generation: CacheGeneration { number: 1, since: Step(20) },
+        why: Why::First,
+    };
+    vec![
+        Record::DataSet(claim(0).dataset),
+        Record::Node { place: 0, node_id: "n".into(), host: "node-a".into() },
+        Record::Worker(WorkerId(10), claim(0)),
+        Record::Generation { generation: Generation(1), members: members(1) },
+        Record::Started { generation: Generation(1), first_step: Step(0), source: StateSource::Fresh },
+        Record::Quarantine(quarantine),
+        Record::Failure(failure),
+        Record::CacheTurn(decided),
+        Record::Broken { generation: Generation(1) },
+        Record::Generation { generation: Generation(2), members: members(2) },
+        Record::Started { generation: Generation(2), first_step: Step(60), source: StateSource::Mirror },
+    ]
+}
+
+#[test]
+fn a_life_finds_what_the_one_before_it_remembered() {
+    let over = [Record::Over(End::Finished(Step(60)))];
+    for (life, end) in [(Life::Anew, &[][..]), (Life::Again, &[]), (Life::Again, &over), (Life::Anew, &over)]
+    {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (mut journal, _) = open(directory.path(), Life::Again);
+        journal.append(&records()).expect("a disk");
+        journal.append(end).expect("a disk");
+        drop(journal);
+        let (journal, remembered) = open(directory.path(), life);
+        drop(journal);
+        let (_, found) = open(directory.path(), Life::Restarted);
+        assert_eq!(found, remembered, "{life:?} after {end:?}");
+        if life == Life::Anew {
+            let numbers = remembered.generations.into_keys().collect::<Vec<_>>();
+            assert_eq!((numbers, found.committed), (vec![Generation(1), Generation(2)], None));
+            assert_eq!(found.quarantine, Quarantine::default());
+        }
+    }
+}
+
+#[test]
+fn the_tables_add_up_as_the_records_do() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (mut journal, mut past) = open(directory.path(), Life::Again);
+    for record in records() {
+        journal.append(std::slice::from_ref(&record)).expect("a disk");
+        past.take(&record);
+    }
+    drop(journal);
+    let (_, found) = open(directory.path(), Life::Restarted);
+    assert_eq!(found, past);
+    assert_eq!(found.generations[&Generation(1)].members, []);
+    assert_eq!(
+        (found.generations[&Generation(1)].workers, found.generations[&Generation(2)].members.len()),
+        (2, 2)
+    );
+}
+
+#[test]
+fn memberships_of_long_ago_are_forgotten() {
+    let mut past = Past::default();
+    let rows = MAX_GENERATIONS_KEPT as u64 + 5;
+    for generation in (1..=rows).map(Generation) {
+        past.take(&Record::Generation { generation, members: members(1) });
+        if generation.0 % 2 == 1 {
+            past.take(&Record::Started { generation, first_step: Step(0), source: StateSource::Fresh });
+        }
+    }
+    assert_eq!(past.generations.len(), MAX_GENERATIONS_KEPT);
+    let with_members = past.generations.values().filter(|past| !past.members.is_empty()).count();
+    assert!(with_members <= 2, "{with_members}");
+}
