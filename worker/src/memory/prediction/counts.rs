@@ -12,7 +12,7 @@ use crate::{
         expert::{ActionExpert, ExpertShape},
         qwen::{
             config::QwenConfig,
-            modules::{has_bias, modules},
+            modules::{frozen_tensors, modules},
         },
         sensor::{SensorEncoder, SensorShape},
     },
@@ -73,29 +73,14 @@ impl Counts {
     /// Counts the pretrained model alone.
     pub fn frozen(config: &QwenConfig) -> Self {
         let mut counts = Self::default();
-        for module in modules(config) {
-            let of_vision = module.name.starts_with("model.visual");
-            let part = if of_vision { &mut counts.vision } else { &mut counts.language };
-            match module.kind {
-                ModuleKind::Linear { head: true, .. } if config.tie_word_embeddings => {}
-                ModuleKind::Linear { inputs, outputs, head: true } => {
-                    counts.head.matrices += (inputs * outputs) as u64;
-                }
-                ModuleKind::Linear { inputs, outputs, .. } => {
-                    part.matrices += (inputs * outputs) as u64;
-                    part.vectors += if has_bias(&module.name) { outputs as u64 } else { 0 };
-                }
-                ModuleKind::Convolution => {
-                    part.matrices += (config.vision.hidden_size * config.vision.patch_values()) as u64;
-                }
-                ModuleKind::Embedding => {
-                    part.matrices += (config.text.vocab_size * config.text.hidden_size) as u64;
-                }
-                ModuleKind::Other => {}
-            }
+        for tensor in frozen_tensors(config) {
+            let part = if tensor.of_vision() { &mut counts.vision } else { &mut counts.language };
+            let elements = if tensor.is_matrix { &mut part.matrices } else { &mut part.vectors };
+            *elements += tensor.elements as u64;
         }
-        counts.vision.vectors += ((2 * config.vision.depth + 1) * config.vision.hidden_size) as u64;
-        counts.language.vectors += ((2 * config.text.num_layers + 1) * config.text.hidden_size) as u64;
+        if !config.tie_word_embeddings {
+            counts.head.matrices = (config.text.hidden_size * config.text.vocab_size) as u64;
+        }
         counts
     }
 

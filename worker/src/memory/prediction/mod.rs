@@ -49,7 +49,7 @@ use crate::{
         checkpoint::Checkpoint,
         config::QwenConfig,
         error::ModelError,
-        modules::{frozen_tensors, modules},
+        modules::{FrozenTensor, frozen_tensors, modules},
     },
 };
 
@@ -237,7 +237,7 @@ fn copied(dir: &Path, config: &QwenConfig) -> Result<[u64; 2], PredictionError> 
     }
     let checkpoint = Checkpoint::open(dir)?;
     let mut copied = [0; 2];
-    for (name, is_matrix) in frozen_tensors(config) {
+    for FrozenTensor { name, is_matrix, .. } in frozen_tensors(config) {
         let kept = |dtype| checkpoint.copied_bytes(&name, dtype).unwrap_or(0);
         copied[0] += kept(WeightsDtype::Float32);
         copied[1] += kept(if is_matrix { WeightsDtype::Bfloat16 } else { WeightsDtype::Float32 });

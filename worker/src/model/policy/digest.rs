@@ -55,7 +55,7 @@ impl<B: Tape<Base = B>> Policy<B> {
         let checkpoint = Checkpoint::open(&self.source.dir)?;
         let names: Vec<String> = frozen_tensors(&self.model.config)
             .into_iter()
-            .map(|(name, _)| name)
+            .map(|tensor| tensor.name)
             .filter(|name| is_below(name, tap))
             .collect();
         let Self { model, source, device, .. } = self;

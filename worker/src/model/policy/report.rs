@@ -7,8 +7,7 @@ use coxswain_proto::run_spec::{LearningRates, WeightsDtype};
 use super::Policy;
 use crate::{
     kernels::Tape,
-    lora::ModuleKind,
-    model::qwen::modules::modules,
+    model::qwen::modules::frozen_tensors,
     params::{FlatGrads, Group, TrainableLayout},
 };
 
@@ -70,33 +69,14 @@ impl<B: Tape<Base = B>> Policy<B> {
         rows
     }
 
-    /// Frozen weights of the vision tower and of the language model, from the model's sizes. Gains and biases are always
-    /// float32; an LM head is not held, unless it is the embedding table.
+    /// Frozen weights of the vision tower and of the language model, from the model's sizes. An LM head is not held, unless it is
+    /// the embedding table.
     fn frozen_tallies(&self, matrix_bytes: u64) -> [Tally; 2] {
-        let config = &self.model.config;
         let (mut vision, mut language) = (Tally::default(), Tally::default());
-        for module in modules(config) {
-            let of_vision = module.name.starts_with("model.visual");
-            let tally = if of_vision { &mut vision } else { &mut language };
-            match module.kind {
-                ModuleKind::Linear { head: true, .. } => {}
-                ModuleKind::Linear { inputs, outputs, .. } => {
-                    tally.add(inputs * outputs, matrix_bytes);
-                    if of_vision || ["q_proj", "k_proj", "v_proj"].iter().any(|n| module.name.ends_with(n)) {
-                        tally.add(outputs, 4);
-                    }
-                }
-                ModuleKind::Convolution => {
-                    tally.add(config.vision.hidden_size * config.vision.patch_values(), matrix_bytes)
-                }
-                ModuleKind::Embedding => {
-                    tally.add(config.text.vocab_size * config.text.hidden_size, matrix_bytes)
-                }
-                ModuleKind::Other => {}
-            }
+        for tensor in frozen_tensors(&self.model.config) {
+            let tally = if tensor.of_vision() { &mut vision } else { &mut language };
+            tally.add(tensor.elements, if tensor.is_matrix { matrix_bytes } else { 4 });
         }
-        (0..2 * config.vision.depth + 1).for_each(|_| vision.add(config.vision.hidden_size, 4));
-        (0..2 * config.text.num_layers + 1).for_each(|_| language.add(config.text.hidden_size, 4));
         [vision, language]
     }
 }

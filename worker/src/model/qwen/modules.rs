@@ -13,26 +13,56 @@ pub fn modules(config: &QwenConfig) -> Vec<Module> {
     list.0
 }
 
-/// Names of the frozen tensors that training loads, and whether each is a matrix. An LM head of its own is not among them.
-pub fn frozen_tensors(config: &QwenConfig) -> Vec<(String, bool)> {
+/// A frozen tensor that training loads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FrozenTensor {
+    /// As in the checkpoint.
+    pub name: String,
+    /// How many numbers it has.
+    pub elements: usize,
+    /// Matrices are kept in `model.weights_dtype`; biases and gains are always float32.
+    pub is_matrix: bool,
+}
+
+impl FrozenTensor {
+    /// Whether it is the vision tower's; else it is the language model's.
+    pub fn of_vision(&self) -> bool {
+        of_vision(&self.name)
+    }
+}
+
+/// The frozen tensors that training loads, in the order of modules. An LM head of its own is not among them.
+pub fn frozen_tensors(config: &QwenConfig) -> Vec<FrozenTensor> {
+    let (vision, text) = (&config.vision, &config.text);
     let mut tensors = Vec::new();
+    let mut add = |name: String, elements, is_matrix| tensors.push(FrozenTensor { name, elements, is_matrix });
     for Module { name, kind, .. } in modules(config) {
         match kind {
             ModuleKind::Linear { head: true, .. } => {}
-            ModuleKind::Linear { .. } => {
-                tensors.push((format!("{name}.weight"), true));
+            ModuleKind::Linear { inputs, outputs, .. } => {
+                add(format!("{name}.weight"), inputs * outputs, true);
                 if has_bias(&name) {
-                    tensors.push((format!("{name}.bias"), false));
+                    add(format!("{name}.bias"), outputs, false);
                 }
             }
-            ModuleKind::Convolution | ModuleKind::Embedding => tensors.push((format!("{name}.weight"), true)),
+            ModuleKind::Convolution => {
+                add(format!("{name}.weight"), vision.hidden_size * vision.patch_values(), true);
+            }
+            ModuleKind::Embedding => {
+                add(format!("{name}.weight"), text.vocab_size * text.hidden_size, true);
+            }
             ModuleKind::Other if is_norm(&name) => {
-                tensors.push((format!("{name}.weight"), false));
+                let width = if of_vision(&name) { vision.hidden_size } else { text.hidden_size };
+                add(format!("{name}.weight"), width, false);
             }
             ModuleKind::Other => {}
         }
     }
     tensors
+}
+
+fn of_vision(name: &str) -> bool {
+    name.starts_with("model.visual")
 }
 
 /// Whether a module is a norm, whose only tensor is its gain.
@@ -42,8 +72,7 @@ pub fn is_norm(module: &str) -> bool {
 
 /// Whether a linear has a bias: all of the vision tower's, and query, key and value of the language model.
 pub fn has_bias(module: &str) -> bool {
-    module.starts_with("model.visual")
-        || ["q_proj", "k_proj", "v_proj"].iter().any(|end| module.ends_with(end))
+    of_vision(module) || ["q_proj", "k_proj", "v_proj"].iter().any(|end| module.ends_with(end))
 }
 
 fn vision(config: &QwenConfig, list: &mut List) {

@@ -2,7 +2,7 @@ use burn::backend::{Flex, flex::FlexDevice};
 
 use super::*;
 use crate::{
-    model::qwen::{QwenVl, checkpoint::Checkpoint, modules::frozen_tensors},
+    model::qwen::{QwenVl, checkpoint::Checkpoint, modules::{FrozenTensor, frozen_tensors}},
     params::TrainableLayout,
 };
 
@@ -25,7 +25,7 @@ fn what_is_made_loads_and_has_every_tensor_of_the_model_it_is_like() {
         let checkpoint = Checkpoint::open(&out).unwrap();
         let config = QwenConfig::read(&out).unwrap();
         assert_eq!(config, QwenConfig::read(&like).unwrap());
-        for (tensor, _) in frozen_tensors(&config) {
+        for FrozenTensor { name: tensor, .. } in frozen_tensors(&config) {
             assert!(checkpoint.contains(&tensor) && original.contains(&tensor), "{tensor}");
             assert_eq!(
                 checkpoint.copied_bytes(&tensor, dtype),
