@@ -67,7 +67,7 @@ here() {
     "$bin/cox" gpu
 }
 
-# One rank over NCCL is nothing: two on one card over TCP.
+# Two ranks on one card, over TCP, as a launcher starts them.
 two_ranks() {
     "$bin/cox" run configs/quickstart.yaml --device cuda --nproc-per-node 2 launch.collectives=ring \
         train.steps=20 run.output_dir="$scratch/two"
