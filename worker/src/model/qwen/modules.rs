@@ -35,7 +35,8 @@ impl FrozenTensor {
 pub fn frozen_tensors(config: &QwenConfig) -> Vec<FrozenTensor> {
     let (vision, text) = (&config.vision, &config.text);
     let mut tensors = Vec::new();
-    let mut add = |name: String, elements, is_matrix| tensors.push(FrozenTensor { name, elements, is_matrix });
+    let mut add =
+        |name: String, elements, is_matrix| tensors.push(FrozenTensor { name, elements, is_matrix });
     for Module { name, kind, .. } in modules(config) {
         match kind {
             ModuleKind::Linear { head: true, .. } => {}

@@ -2,7 +2,11 @@ use burn::backend::{Flex, flex::FlexDevice};
 
 use super::*;
 use crate::{
-    model::qwen::{QwenVl, checkpoint::Checkpoint, modules::{FrozenTensor, frozen_tensors}},
+    model::qwen::{
+        QwenVl,
+        checkpoint::Checkpoint,
+        modules::{FrozenTensor, frozen_tensors},
+    },
     params::TrainableLayout,
 };
 
