@@ -137,9 +137,9 @@ fn the_node_of_the_coordinator_leaves_and_its_launcher_stays() {
 
     let said = cox(&["drain", "--node=0", "--endpoint", &endpoint]).output().expect("cox was built");
     assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
-    first.wait_for("its launcher stays, for it hosts the coordinator");
-    wait_until_gone(&[goes]);
     first.wait_for("generation 3: 1 of 2 workers");
+    wait_until_gone(&[goes]);
+    first.wait_for("its launcher stays, for it hosts the coordinator");
     first.wait_for("/100000");
 
     // Its machine goes away altogether: that ends the run, in order.

@@ -10,7 +10,7 @@ use std::{
         mpsc,
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use serde_json::Value;
@@ -67,10 +67,11 @@ impl Running {
         Self { child, lines, seen: Vec::new() }
     }
 
-    /// The next line with `text` in it.
+    /// The next line with `text` in it. Other lines do not prolong the wait.
     pub fn wait_for(&mut self, text: &str) -> String {
+        let give_up = Instant::now() + PATIENCE;
         loop {
-            match self.lines.recv_timeout(PATIENCE) {
+            match self.lines.recv_timeout(give_up.saturating_duration_since(Instant::now())) {
                 Ok(line) => {
                     self.seen.push(line.clone());
                     if line.contains(text) {

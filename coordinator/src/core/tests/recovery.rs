@@ -354,12 +354,9 @@ fn faults_that_have_nothing_to_do_with_each_other_are_no_loop() {
         let (lost, stays) = (life % 2, (life + 1) % 2);
         run.kill(lost);
         run.get_ready(stays, life.into(), "");
-        let formed = run.replace(lost, life);
-        assert_eq!(
-            told(&formed, stays.into()).len() + told(&formed, (100 * (life - 1) + stays).into()).len(),
-            1
-        );
+        run.replace(lost, life);
         run.start_all(2, 0, StateSource::Mirror);
+        assert_eq!(run.phase(), RunPhase::Starting);
     }
 }
 
