@@ -15,7 +15,10 @@
 use std::{
     collections::HashMap,
     pin::Pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     task::{Context, Poll},
 };
 
@@ -73,13 +76,15 @@ enum Call {
     Follow {
         worker: WorkerId,
         incarnation: String,
+        stream: StreamId,
         line: mpsc::Sender<Directive>,
-        opened: oneshot::Sender<Opened>,
+        opened: Answer,
     },
     FollowNode {
         node_id: String,
+        stream: StreamId,
         line: mpsc::Sender<Respawn>,
-        opened: oneshot::Sender<Opened>,
+        opened: Answer,
     },
     LineClosed(Owner, StreamId),
 }
@@ -91,14 +96,13 @@ enum Owner {
     Node(String),
 }
 
-type Opened = Result<StreamId, Refusal>;
-
 /// The driver, seen from the handlers.
 #[derive(Clone)]
 pub struct Handle {
     calls: mpsc::Sender<Call>,
     news: broadcast::WeakSender<Arc<Dated>>,
     journal: JournalThread,
+    last_stream: Arc<AtomicU64>,
 }
 
 impl Handle {
@@ -111,22 +115,30 @@ impl Handle {
 
     /// Opens a worker's line.
     pub async fn follow(&self, worker: WorkerId, incarnation: String) -> Result<Line<Directive>, Denied> {
-        let (line, directives) = mpsc::channel(DIRECTIVE_QUEUE);
-        let (opened, answer) = oneshot::channel();
-        let call = Call::Follow { worker, incarnation, line, opened };
+        let (line, end) = self.line(Owner::Worker(worker));
+        let (stream, (opened, answer)) = (end.stream, oneshot::channel());
+        let call = Call::Follow { worker, incarnation, stream, line, opened };
         self.calls.send(call).await.map_err(|_| Denied::Gone)?;
-        let stream = answer.await.map_err(|_| Denied::Gone)??;
-        Ok(Line { directives, owner: Owner::Worker(worker), stream, calls: self.calls.clone() })
+        answer.await.map_err(|_| Denied::Gone)??;
+        Ok(end)
     }
 
     /// Opens a launcher's line.
     pub async fn follow_node(&self, node_id: String) -> Result<Line<Respawn>, Denied> {
-        let (line, directives) = mpsc::channel(DIRECTIVE_QUEUE);
-        let (opened, answer) = oneshot::channel();
-        let call = Call::FollowNode { node_id: node_id.clone(), line, opened };
+        let (line, end) = self.line(Owner::Node(node_id.clone()));
+        let (stream, (opened, answer)) = (end.stream, oneshot::channel());
+        let call = Call::FollowNode { node_id, stream, line, opened };
         self.calls.send(call).await.map_err(|_| Denied::Gone)?;
-        let stream = answer.await.map_err(|_| Denied::Gone)??;
-        Ok(Line { directives, owner: Owner::Node(node_id), stream, calls: self.calls.clone() })
+        answer.await.map_err(|_| Denied::Gone)??;
+        Ok(end)
+    }
+
+    /// Both ends of a line that is about to be opened. The caller's is there before the call is made: whoever hangs up while it waits for
+    /// the answer has closed the line.
+    fn line<D>(&self, owner: Owner) -> (mpsc::Sender<D>, Line<D>) {
+        let (line, directives) = mpsc::channel(DIRECTIVE_QUEUE);
+        let stream = StreamId(self.last_stream.fetch_add(1, Ordering::Relaxed) + 1);
+        (line, Line { directives, owner, stream, calls: self.calls.clone() })
     }
 
     /// News from now on; ends with the driver.
@@ -177,16 +189,10 @@ pub struct Driver {
     journal: JournalThread,
     news: broadcast::Sender<Arc<Dated>>,
     log: Log,
-    waiting: HashMap<Ticket, Waiting>,
+    waiting: HashMap<Ticket, (Answer, Option<StreamId>)>,
     lines: HashMap<StreamId, mpsc::Sender<Directive>>,
     node_lines: HashMap<StreamId, mpsc::Sender<Respawn>>,
     last_ticket: u64,
-    last_stream: u64,
-}
-
-enum Waiting {
-    Answer(Answer),
-    Opened(StreamId, oneshot::Sender<Opened>),
 }
 
 impl Driver {
@@ -198,7 +204,8 @@ impl Driver {
         let (calls, inbox) = mpsc::channel(INBOX_QUEUE);
         let (news, _) = broadcast::channel(WATCH_QUEUE);
         let clock = Clock::start();
-        let handle = Handle { calls, news: news.downgrade(), journal: journal.clone() };
+        let handle =
+            Handle { calls, news: news.downgrade(), journal: journal.clone(), last_stream: Arc::default() };
         let driver = Self {
             machine: Machine::new(clock.now(), config),
             clock,
@@ -210,7 +217,6 @@ impl Driver {
             lines: HashMap::new(),
             node_lines: HashMap::new(),
             last_ticket: 0,
-            last_stream: 0,
         };
         (driver, handle)
     }
@@ -288,27 +294,20 @@ impl Driver {
                 self.node_lines.remove(&stream);
                 return Event::NodeLineClosed(node_id, stream);
             }
-            Call::Ask(ask, answer) => (ask, Waiting::Answer(answer)),
-            Call::Follow { worker, incarnation, line, opened } => {
-                let stream = self.next_stream();
+            Call::Ask(ask, answer) => (ask, (answer, None)),
+            Call::Follow { worker, incarnation, stream, line, opened } => {
                 self.lines.insert(stream, line);
-                (Ask::Follow { worker, incarnation, stream }, Waiting::Opened(stream, opened))
+                (Ask::Follow { worker, incarnation, stream }, (opened, Some(stream)))
             }
-            Call::FollowNode { node_id, line, opened } => {
-                let stream = self.next_stream();
+            Call::FollowNode { node_id, stream, line, opened } => {
                 self.node_lines.insert(stream, line);
-                (Ask::FollowNode { node_id, stream }, Waiting::Opened(stream, opened))
+                (Ask::FollowNode { node_id, stream }, (opened, Some(stream)))
             }
         };
         self.last_ticket += 1;
         let ticket = Ticket(self.last_ticket);
         self.waiting.insert(ticket, waiting);
         Event::Asked(ticket, ask)
-    }
-
-    fn next_stream(&mut self) -> StreamId {
-        self.last_stream += 1;
-        StreamId(self.last_stream)
     }
 
     async fn carry_out(&mut self, actions: Vec<Action>) -> Result<(), JournalError> {
@@ -338,16 +337,13 @@ impl Driver {
 
     /// Callers that have gone do not want their answers.
     fn reply(&mut self, ticket: Ticket, reply: Result<Reply, Refusal>) {
-        match self.waiting.remove(&ticket) {
-            Some(Waiting::Answer(answer)) => drop(answer.send(reply)),
-            Some(Waiting::Opened(stream, opened)) => {
-                if reply.is_err() {
-                    self.close(stream);
-                }
-                drop(opened.send(reply.map(|_| stream)));
-            }
-            None => debug_assert!(false, "{ticket:?} was answered twice"),
+        let Some((answer, line)) = self.waiting.remove(&ticket) else {
+            return debug_assert!(false, "{ticket:?} was answered twice");
+        };
+        if let (Err(_), Some(stream)) = (&reply, line) {
+            self.close(stream);
         }
+        drop(answer.send(reply));
     }
 
     fn close(&mut self, stream: StreamId) {

@@ -175,6 +175,8 @@ pub struct NodeClaim {
     pub local_world: u32,
     /// The place it wants.
     pub node_rank: Option<u32>,
+    /// It had the place before, and starts no worker by itself.
+    pub returns: bool,
 }
 
 /// A worker's claim to a seat.

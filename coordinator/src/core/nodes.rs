@@ -49,6 +49,8 @@ pub struct Node {
 pub enum Placed {
     /// It had the place already.
     Again(u32),
+    /// It had the place until it was given up, and nobody has taken it since.
+    Back(u32),
     /// The place was free.
     New(u32),
     /// The place was a dead launcher's.
@@ -59,7 +61,7 @@ impl Placed {
     /// The place.
     pub fn node_rank(self) -> u32 {
         match self {
-            Self::Again(place) | Self::New(place) | Self::Instead(place) => place,
+            Self::Again(place) | Self::Back(place) | Self::New(place) | Self::Instead(place) => place,
         }
     }
 }
@@ -117,6 +119,7 @@ impl Nodes {
         if let Some((&place, node)) = self.nodes.iter_mut().find(|(_, node)| node.node_id == claim.node_id) {
             if std::mem::take(&mut node.gone) {
                 (node.closed_at, node.reopen_within) = (now, patience);
+                return Ok(Placed::Back(place));
             }
             return Ok(Placed::Again(place));
         }

@@ -1,4 +1,4 @@
-//! The driver with a journal that stands still: what was said meanwhile, and what could not be heard.
+//! The driver with a journal that stands still: what was said meanwhile, and what could not be heard; and callers that hang up.
 
 use std::{thread, time::Duration};
 
@@ -7,11 +7,11 @@ use coxswain_proto::ids::{Bytes, Generation};
 use super::*;
 use crate::{
     core::{
-        event::Beat,
+        event::{Beat, NodeClaim},
         report::WorkerPhase,
         tests::{claim, config},
     },
-    journal::Journal,
+    journal::{Forgetful, Journal},
 };
 
 /// Stands still whenever an order of people is to be kept.
@@ -70,6 +70,43 @@ async fn a_disk_that_stands_still_makes_nobody_lost() {
     }
     let Ok(Reply::Status(status)) = handle.ask(Ask::Status).await else { panic!("no status") };
     assert_eq!(status.spent.restarts, 0);
+    stop.cancel();
+    assert!(matches!(running.await, Ok(Ok(Outcome::ShutDown { .. }))));
+}
+
+/// A launcher on the machine that all of them are on.
+fn launcher(node_id: &str) -> Ask {
+    Ask::JoinNode(NodeClaim {
+        origin: claim(0).origin,
+        node_id: node_id.into(),
+        host: "here".into(),
+        local_world: 1,
+        node_rank: None,
+        returns: false,
+    })
+}
+
+/// Lets a call wait for its answer.
+async fn begin(mut call: Pin<&mut impl Future>) {
+    let waits = std::future::poll_fn(|context| Poll::Ready(call.as_mut().poll(context).is_pending()));
+    assert!(waits.await, "nobody answers yet");
+}
+
+#[tokio::test]
+async fn a_launcher_that_hangs_up_while_its_line_is_opened_has_no_line() {
+    let journal = JournalThread::spawn(Box::new(Forgetful::default())).expect("a thread");
+    let (driver, handle) = Driver::new(config(1), journal, Log::new(1));
+    {
+        let (join, follow) = (handle.ask(launcher("first")), handle.follow_node("first".into()));
+        tokio::pin!(join, follow);
+        begin(join.as_mut()).await;
+        begin(follow.as_mut()).await;
+    }
+    let stop = CancellationToken::new();
+    let running = tokio::spawn(driver.run(stop.clone()));
+    // From the same machine, and nobody's line is open at the only place: the one before must have died.
+    let placed = handle.ask(launcher("second")).await;
+    assert!(matches!(placed, Ok(Reply::Placed { node_rank: 0, .. })), "{placed:?}");
     stop.cancel();
     assert!(matches!(running.await, Ok(Ok(Outcome::ShutDown { .. }))));
 }

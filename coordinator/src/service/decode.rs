@@ -33,6 +33,7 @@ impl TryFrom<v1::JoinNodeRequest> for Ask {
             host: name("host", wire.host)?,
             local_world: wire.local_world_size,
             node_rank: wire.node_rank,
+            returns: wire.returns,
         }))
     }
 }

@@ -126,7 +126,7 @@ impl Launch<'_> {
         self.announce(&place, &access, hosted.is_some());
         let hosting = hosted.is_some();
         // From now on this place and no other.
-        let request = JoinNodeRequest { node_rank: Some(place.node_rank), ..request };
+        let request = JoinNodeRequest { node_rank: Some(place.node_rank), returns: true, ..request };
         let crew = self.crew(place, port, request);
         let (coordinator, _published) = hosted.map(|Hosted { host, published }| (host, published)).unzip();
         let contacts = Contacts { access, coordinator, signals, terminal: Arc::clone(&self.terminal) };

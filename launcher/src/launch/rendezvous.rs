@@ -142,6 +142,7 @@ pub fn request(plan: &Plan, host: &str, node_id: String) -> JoinNodeRequest {
         host: host.to_owned(),
         local_world_size: plan.nproc_per_node,
         node_rank: plan.node_rank,
+        returns: false,
     }
 }
 

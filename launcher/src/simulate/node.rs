@@ -31,6 +31,10 @@ pub struct Node {
     alive: bool,
     launched: Duration,
     lives: u32,
+    /// How it joined.
+    join: Option<NodeClaim>,
+    /// It has started its workers.
+    placed: bool,
     /// Its name in every call.
     pub id: String,
     calls: VecDeque<Ask>,
@@ -53,6 +57,8 @@ impl Node {
             alive: false,
             launched: Duration::ZERO,
             lives: 0,
+            join: None,
+            placed: false,
             id: String::new(),
             calls: VecDeque::new(),
             waiting: None,
@@ -97,7 +103,9 @@ impl World {
             host: format!("host-{place}-{}", lives / 2),
             local_world: workers,
             node_rank: Some(place),
+            returns: false,
         };
+        launcher.join = Some(claim.clone());
         launcher.calls.push_back(Ask::JoinNode(claim));
         self.next_node_call(node);
     }
@@ -193,10 +201,17 @@ impl World {
         launcher.waiting = None;
         match (launcher.calls.pop_front(), reply) {
             (Some(Ask::JoinNode(_)), Ok(_)) => {
-                for seat in self.seats_of(node) {
-                    self.spawn(seat);
+                if !std::mem::replace(&mut self.nodes[node].placed, true) {
+                    for seat in self.seats_of(node) {
+                        self.spawn(seat);
+                    }
                 }
                 self.open_node_line(node);
+            }
+            // It was given up: it asks for its place again.
+            (Some(Ask::FollowNode { .. }), Err(Refusal::UnknownNode(_))) => {
+                let join = self.nodes[node].join.clone().map(|join| NodeClaim { returns: true, ..join });
+                self.nodes[node].calls.extend(join.map(Ask::JoinNode));
             }
             // The place may become free, for as long as a launcher that died may be taken to live.
             (Some(call @ Ask::JoinNode(_)), Err(refusal)) => {

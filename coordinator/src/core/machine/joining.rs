@@ -28,18 +28,19 @@ impl Machine {
         let patience = self.config.patience.reunion;
         let placed = self.nodes.place(now, &claim, patience)?;
         self.watch_for_loss(now.after(patience));
-        let (place, node_id, host) = (placed.node_rank(), claim.node_id, claim.host);
+        let place = placed.node_rank();
         if let Placed::New(_) | Placed::Instead(_) = placed {
-            // It starts all of its workers by itself.
-            for seat in self.config.world.seats_of(place) {
-                self.roster.forget_respawn(seat);
+            if !claim.returns {
+                // It starts all of its workers by itself.
+                self.config.world.seats_of(place).for_each(|seat| self.roster.forget_respawn(seat));
             }
             self.forget_drain(place, out);
             if matches!(placed, Placed::Instead(_)) {
                 self.replace_launch(now, &[place], out);
             }
-            out.push(Action::Record(Record::Node { place, node_id, host: host.clone() }));
-            self.announce(MemberChange::NodeJoined { node_rank: place, host }, out);
+        }
+        if !matches!(placed, Placed::Again(_)) {
+            self.node_is_there(place, out);
         }
         let first = Seat(place * self.config.world.nproc_per_node);
         Ok(Reply::Placed { node_rank: place, first })
@@ -51,13 +52,25 @@ impl Machine {
         stream: StreamId,
         out: &mut Vec<Action>,
     ) -> Result<Reply, Refusal> {
-        let (_, node) = self.nodes.find(node_id)?;
+        let (place, node) = self.nodes.find(node_id)?;
         self.reunited |= std::mem::take(&mut node.recalled);
-        (node.followed, node.gone) = (true, false);
+        node.followed = true;
+        let was_gone = std::mem::take(&mut node.gone);
         if let Some(old) = node.line.replace(stream) {
             out.push(Action::Close(old));
         }
+        if was_gone {
+            self.node_is_there(place, out);
+        }
         Ok(Reply::Done)
+    }
+
+    /// A launcher has a place, for the first time or again.
+    fn node_is_there(&self, place: u32, out: &mut Vec<Action>) {
+        let Some(node) = self.nodes.at(place) else { return };
+        let (node_id, host) = (node.node_id.clone(), node.host.clone());
+        out.push(Action::Record(Record::Node { place, node_id, host: host.clone() }));
+        self.announce(MemberChange::NodeJoined { node_rank: place, host }, out);
     }
 
     /// Tells a launcher whose line was opened which workers it is to start.

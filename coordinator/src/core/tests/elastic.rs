@@ -17,6 +17,7 @@ pub(super) fn join(run: &mut Run, node: u32) {
         host: format!("host-{node}"),
         local_world: 2,
         node_rank: None,
+        returns: false,
     }));
     run.tell(Ask::FollowNode { node_id, stream: StreamId(6000 + u64::from(node)) });
 }
@@ -113,6 +114,7 @@ fn a_lost_worker_is_waited_for_and_then_done_without() {
             host: format!("host-{node}"),
             local_world: 1,
             node_rank: None,
+            returns: false,
         }));
         run.tell(Ask::FollowNode { node_id, stream: StreamId(6000 + node) });
     }

@@ -180,6 +180,7 @@ impl Run {
             host: "node-a".into(),
             local_world: self.machine.config.world.nproc_per_node,
             node_rank: None,
+            returns: false,
         }));
         self.tell(Ask::FollowNode { node_id: NODE.into(), stream: NODE_LINE });
         for rank in 0..world {

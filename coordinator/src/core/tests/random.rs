@@ -107,6 +107,7 @@ fn play(run: &mut Run, next: &Move, owed: &mut [u64]) -> Vec<Action> {
             host: "node-a".into(),
             local_world: run.machine.config.world.nproc_per_node,
             node_rank: None,
+            returns: false,
         }),
         Move::NodeLine(true) => Ask::FollowNode { node_id: NODE.into(), stream: NODE_LINE },
         // Needs what was recorded: see the property.

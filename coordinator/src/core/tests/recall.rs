@@ -13,6 +13,7 @@ impl Mortal {
             host: "node-a".into(),
             local_world: 2,
             node_rank: None,
+            returns: false,
         }));
         mortal.ask(Ask::FollowNode { node_id: NODE.into(), stream: NODE_LINE });
         for rank in 0..2 {
@@ -189,4 +190,43 @@ fn a_checkpoint_that_was_removed_is_not_offered_again() {
     mortal.kill_coordinator();
     let (Ok(Reply::Status(status)), _) = mortal.run.ask(Ask::Status) else { panic!("no status") };
     assert_eq!(status.checkpoints, []);
+}
+
+/// A launcher is cut off until it is given up, while a successor of rank 1 is asked of it.
+fn given_up_with_a_respawn_pending() -> Mortal {
+    let mut mortal = Mortal::at_step_ten();
+    mortal.keep(|run| run.event(Event::NodeLineClosed(NODE.into(), NODE_LINE)));
+    assert_eq!(respawns(&mortal.keep(|run| run.kill(1))), [], "nobody can be told");
+    mortal.keep(|run| run.get_ready(0, 1, ""));
+    mortal.keep(|run| run.wait(Duration::from_secs(2)));
+    mortal.keep(|run| run.beat(0, WorkerPhase::Joining));
+    mortal.keep(|run| run.wait(Duration::from_secs(2)));
+    assert!(mortal.past.nodes.is_empty(), "it is gone");
+    mortal
+}
+
+#[test]
+fn a_launcher_that_was_given_up_comes_back_to_what_it_was_to_do() {
+    let mut mortal = given_up_with_a_respawn_pending();
+    mortal.kill_coordinator();
+    let follow = || Ask::FollowNode { node_id: NODE.into(), stream: NODE_LINE };
+    assert_eq!(mortal.run.ask(follow()).0, Err(Refusal::UnknownNode(NODE.into())));
+    mortal.ask(Ask::JoinNode(NodeClaim {
+        origin: origin(),
+        node_id: NODE.into(),
+        host: "node-a".into(),
+        local_world: 2,
+        node_rank: Some(0),
+        returns: true,
+    }));
+    assert_eq!(respawns(&mortal.ask(follow())), [(1, 1)], "its workers are not started by itself");
+}
+
+#[test]
+fn a_launcher_that_comes_back_by_itself_is_remembered() {
+    let mut mortal = given_up_with_a_respawn_pending();
+    assert_eq!(respawns(&mortal.ask(Ask::FollowNode { node_id: NODE.into(), stream: NODE_LINE })), [(1, 1)]);
+    mortal.kill_coordinator();
+    let (reply, actions) = mortal.run.ask(Ask::FollowNode { node_id: NODE.into(), stream: NODE_LINE });
+    assert_eq!((reply, respawns(&actions)), (Ok(Reply::Done), vec![(1, 1)]));
 }

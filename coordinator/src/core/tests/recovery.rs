@@ -291,6 +291,7 @@ fn a_node_whose_line_stays_closed_is_gone_with_its_workers() {
         host: "node-b".into(),
         local_world: 2,
         node_rank: None,
+        returns: false,
     });
     assert_eq!(run.ask(other).0, Ok(Reply::Placed { node_rank: 0, first: Seat(0) }));
     let other = Ask::FollowNode { node_id: "other".into(), stream: NODE_LINE };
@@ -315,6 +316,7 @@ fn a_process_that_a_new_launcher_has_started_is_not_started_again() {
         host: "node-a".into(),
         local_world: 2,
         node_rank: None,
+        returns: false,
     });
     assert!(run.ask(join).0.is_ok());
     run.machine.config.restarted = true;

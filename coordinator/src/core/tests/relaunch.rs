@@ -9,7 +9,7 @@ use super::{
 /// A launcher that asks for a place.
 fn wants(node_id: &str, host: &str, node_rank: Option<u32>, local_world: u32) -> Ask {
     let (node_id, host) = (node_id.into(), host.into());
-    Ask::JoinNode(NodeClaim { origin: origin(), node_id, host, local_world, node_rank })
+    Ask::JoinNode(NodeClaim { origin: origin(), node_id, host, local_world, node_rank, returns: false })
 }
 
 /// The launch of two workers on one node is killed at step ten, and launched again on `host`.

@@ -16,6 +16,7 @@ fn node(id: &str, node_rank: Option<u32>) -> Ask {
         host: format!("host-{id}"),
         local_world: 2,
         node_rank,
+        returns: false,
     })
 }
 
