@@ -186,6 +186,7 @@ fn a_launcher_speaks_for_its_own_workers() {
             host: node.into(),
             local_world: 1,
             node_rank: Some(place),
+            returns: false,
         };
         run.tell(Ask::JoinNode(claim));
     }
