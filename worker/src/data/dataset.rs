@@ -126,7 +126,10 @@ impl Dataset {
         }
         let files = self.catalog.episodes.files.len() as u32;
         (0..files.min(FILES_CHECKED_AT_OPEN)).try_for_each(|f| self.rows.check_file(&self.catalog, f))?;
-        (0..self.cameras.len()).try_for_each(|camera| self.check_images(camera))
+        let checked = (0..self.cameras.len()).try_for_each(|camera| self.check_images(camera));
+        // An opened data set holds its metadata, and windows only of what is read next.
+        self.rows.forget();
+        checked
     }
 
     /// Images have the size that `info.json` says: some of them, from the whole of the data set. What cannot be read here is for the step

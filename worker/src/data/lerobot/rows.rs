@@ -155,6 +155,11 @@ impl RowStore {
         Ok(block)
     }
 
+    /// Forgets all decoded windows.
+    pub fn forget(&self) {
+        *lock(&self.blocks) = Lru::new(self.limits.cache_bytes);
+    }
+
     /// Bytes of decoded windows kept now.
     pub fn cached_bytes(&self) -> usize {
         lock(&self.blocks).weight()

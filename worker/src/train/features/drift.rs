@@ -21,7 +21,7 @@ use super::{
 use crate::{
     batch::{CachedFeatures, MicroBatch, Sample},
     collective::{Buf, BufMut},
-    data::{DataError, collate},
+    data::{Readable, collate},
     kernels::Tape,
     link::{Phase, Report},
     memory::{self, OutOfMemory},
@@ -204,8 +204,12 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         indices: &[u64],
         older: Option<&Trainables<B>>,
     ) -> Result<(Sums, Made), TrainError> {
-        let samples =
-            indices.iter().map(|&i| self.dataset.sample(i)).collect::<Result<Vec<_>, DataError>>()?;
+        let Readable { samples, faults } = self.dataset.readable(indices);
+        faults.iter().for_each(|error| tracing::warn!(%error, "a probe is left out"));
+        if samples.is_empty() {
+            return Ok(Default::default());
+        }
+        let indices: Vec<u64> = samples.iter().map(|sample| sample.index).collect();
         let batch = collate(step, &samples, self.dataset.pad_token());
         let features = self.features.as_ref().expect("probes are of kept features");
         let serving = features.serving.as_ref().expect("probes are compared with a generation");
@@ -217,7 +221,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let fresh = rounded(unrounded.clone());
         let rows: Vec<usize> =
             self.policy.tap_tokens(&batch).into_iter().map(|tokens| tokens * fresh.width).collect();
-        let kept = match features.read_probes(serving, indices, &rows) {
+        let kept = match features.read_probes(serving, &indices, &rows) {
             Some(values) => CachedFeatures { width: fresh.width, values },
             None => rounded(self.policy.features_below(older.unwrap_or(&self.trainables), &batch)?),
         };

@@ -10,8 +10,9 @@
 //! ```
 //!
 //! What is kept changes the time of a step, never its result: a feature that is missing, damaged or evicted is computed from the same
-//! weights and rounded in the same way. So nothing here waits for a build, and no fault of the store ends a run: what cannot be read is
-//! computed, what cannot be written is told once and computed again next time.
+//! weights and rounded in the same way. So nothing here waits for a build, and no fault of the store ends a run that has begun: what cannot be read
+//! is computed, what cannot be written is told once and computed again next time. Only a store that cannot be opened at all is refused, before
+//! the first step.
 //!
 //! What this module does not do: decide about turns (the link), know files (`vl_cache`), or know what lies below a tap (`model::policy`).
 
