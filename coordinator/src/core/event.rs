@@ -25,6 +25,7 @@ pub struct StreamId(pub u64);
 
 /// One thing that happened.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(clippy::large_enum_variant, reason = "nearly every event is a call")]
 pub enum Event {
     /// Someone called, and waits for [`Action::Reply`](super::action::Action::Reply) with this ticket.
     Asked(Ticket, Ask),

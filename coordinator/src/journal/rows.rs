@@ -108,12 +108,12 @@ pub fn append(write: &WriteTransaction, record: &Record) -> Result<(), redb::Err
 pub fn replace(write: &WriteTransaction, past: &Past) -> Result<(), redb::Error> {
     let mut facts = write.open_table(FACTS)?;
     for (name, value) in [
-        ("dataset", past.dataset.as_ref().map(|dataset| json(dataset))),
+        ("dataset", past.dataset.as_ref().map(json)),
         ("orders", Some(json(&past.orders))),
         ("spent", Some(json(&past.spent))),
         ("quarantine", Some(json(&past.quarantine))),
         ("fault", past.fault.as_ref().map(|fault| json(fault.as_ref()))),
-        ("over", past.end.as_ref().map(|end| json(end))),
+        ("over", past.end.as_ref().map(json)),
     ] {
         match value {
             Some(value) => facts.insert(name, value.as_str())?,

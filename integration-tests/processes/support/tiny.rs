@@ -124,9 +124,12 @@ pub fn results(output: &Path) -> Vec<Vec<u8>> {
     RESULTS.iter().map(read).collect()
 }
 
+/// Contents of the files that a run leaves.
+type Results = Vec<Vec<u8>>;
+
 /// Results of the run without faults; trained once for all tests of this process.
-fn undisturbed(steps: u64, checkpoint_every: u64) -> Vec<Vec<u8>> {
-    static TRAINED: Mutex<Option<HashMap<(u64, u64), Vec<Vec<u8>>>>> = Mutex::new(None);
+fn undisturbed(steps: u64, checkpoint_every: u64) -> Results {
+    static TRAINED: Mutex<Option<HashMap<(u64, u64), Results>>> = Mutex::new(None);
     // A test that failed while it trained leaves nothing half done.
     let mut trained = TRAINED.lock().unwrap_or_else(PoisonError::into_inner);
     let trained = trained.get_or_insert_default();

@@ -143,7 +143,7 @@ impl ChannelLink {
 
     fn say(&self, said: Said) -> Result<(), LinkError> {
         let closed = || LinkError::Lost("the session has ended".into());
-        self.shared.pulse.waiting(|| self.said.blocking_send(said)).map_err(|_| closed())
+        self.shared.pulse.waiting(|| self.said.blocking_send(said).map_err(|_| closed()))
     }
 }
 
