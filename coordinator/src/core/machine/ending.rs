@@ -49,6 +49,9 @@ impl Machine {
             Phase::Over(_) => true,
         };
         if in_order {
+            if self.result_is_safe() {
+                self.safe_since.get_or_insert(now);
+            }
             self.finish(now, out);
         } else if exit_code == 0 && self.drained(seat) && !self.is_member(seat) {
             // It was to go.

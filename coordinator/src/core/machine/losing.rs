@@ -230,8 +230,12 @@ impl Machine {
     }
 
     /// A member has left in order: nobody does before the results are on disk, so a loss changes nothing any more.
-    pub(super) fn result_is_safe(&self) -> bool {
+    pub(in crate::core) fn result_is_safe(&self) -> bool {
         let Phase::Running(running) = &self.phase else { return false };
+        if self.safe_since.is_some() {
+            // Another process may have the seat of whoever has left by now.
+            return true;
+        }
         let at_the_end = running.done() || self.orders.stop.is_some();
         let left = |seat| self.roster.at(seat).is_some_and(|worker| worker.gone == Some(Gone::Left(0)));
         at_the_end

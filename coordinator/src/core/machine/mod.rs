@@ -96,6 +96,8 @@ pub struct Machine {
     pub(super) motion: Motion,
     pub(super) incident: Option<Incident>,
     pub(super) spent: Spent,
+    /// Since when the results are known to be on disk, while not everybody has left.
+    safe_since: Option<Timestamp>,
     /// Who was lost with the last generation that ended without a step.
     barren_seats: BTreeSet<Seat>,
     pub(super) quarantine: Quarantine,
@@ -154,6 +156,7 @@ impl Machine {
             motion: Motion::default(),
             incident: None,
             spent: past.spent,
+            safe_since: None,
             barren_seats: BTreeSet::new(),
             quarantine: past.quarantine.clone(),
             generation: past.newest().map_or(Generation(0), |(generation, _)| generation),

@@ -44,6 +44,14 @@ impl Machine {
             return;
         }
         self.motion.look_at = now.after(LOOK_INTERVAL);
+        if self.result_is_safe() {
+            // Whoever has not left some time after the first good-bye is waited for no longer.
+            let since = *self.safe_since.get_or_insert(now);
+            if since.after(self.config.patience.farewell) <= now {
+                self.end(now, self.end_in_order(), out);
+            }
+            return;
+        }
         let patience = self.config.patience;
         let scene = Scene::of(self.roster.living().map(Worker::motion), &patience);
         let judged =

@@ -140,7 +140,7 @@ impl Machine {
         if self.orders.checkpoint_due.is_some() {
             self.order(|orders| orders.checkpoint_due = None, out);
         }
-        self.drift_by = None;
+        (self.drift_by, self.safe_since) = (None, None);
         self.motion.begin(now);
         let committed = std::mem::replace(&mut self.progress.committed, first_step);
         if first_step < committed {

@@ -199,7 +199,7 @@ impl Machine {
         }
         // Faults that have nothing to do with each other are no loop: one comes back to the same worker, or has none to blame.
         let lost = self.incident.as_ref().map(|incident| incident.lost.clone()).unwrap_or_default();
-        let again = lost.is_empty() || self.barren_seats.is_empty() || !lost.is_disjoint(&self.barren_seats);
+        let again = lost.is_empty() || !lost.is_disjoint(&self.barren_seats);
         self.barren_seats = lost;
         self.spend(|spent| spent.barren = if again { spent.barren + 1 } else { 1 }, out);
         let barren = self.spent.barren;
