@@ -24,7 +24,6 @@ pub struct Ticket(pub u64);
 pub struct StreamId(pub u64);
 
 /// One thing that happened.
-#[expect(clippy::large_enum_variant, reason = "nearly all of them are calls, the largest variant")]
 #[derive(Clone, Debug, PartialEq)]
 #[expect(clippy::large_enum_variant, reason = "nearly every event is a call")]
 pub enum Event {
