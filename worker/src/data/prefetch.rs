@@ -197,12 +197,16 @@ impl Prefetcher {
         }
     }
 
-    /// Starts `step` again from its first sample, it and all later requests with another micro-batch.
+    /// Starts `step` again from its first sample, it and all later requests with another micro-batch. A step that is not requested yet
+    /// (the run is over, or its turn is not known) has nothing to start again; it is cut by whoever requests it.
     pub fn replan(&mut self, step: Step, micro_batch: usize) -> Result<(), DataError> {
         let mut state = self.shared.lock();
         state.requests.retain(|(_, r)| r.step >= step);
-        if state.requests.front().is_none_or(|(_, r)| r.step != step) {
-            return Err(DataError::Pipeline(format!("step {step} is not on record")));
+        if let Some((_, first)) = state.requests.front().filter(|(_, r)| r.step != step) {
+            return Err(DataError::Pipeline(format!(
+                "step {step} is not on record, and step {} is",
+                first.step
+            )));
         }
         state.plan += 1;
         state.done.clear();

@@ -54,12 +54,10 @@ impl<B: ModelBackend> Trainables<B> {
     }
 
     /// Lends all values, to be written to a file. Without a copy where [`Trainables::take`] makes none: an expert's are half a
-    /// gigabyte and more.
+    /// gigabyte and more. They come back even if `read` unwinds, as an out-of-memory does.
     pub fn lend<R>(&mut self, read: impl FnOnce(&TrainableLayout, &[f32]) -> R) -> R {
-        let values = self.take();
-        let result = read(&self.layout, &values);
-        self.set(values);
-        result
+        let lent = Lent { values: self.take(), trainables: self };
+        read(&lent.trainables.layout, &lent.values)
     }
 
     /// A copy of all values in host memory.
@@ -81,6 +79,18 @@ impl<B: ModelBackend> Trainables<B> {
             _ => [1, param.len()],
         };
         B::matrix_view(self.flat.clone(), param.offset, shape)
+    }
+}
+
+/// Values on loan; put back when it ends, however it ends.
+struct Lent<'a, B: ModelBackend> {
+    values: Vec<f32>,
+    trainables: &'a mut Trainables<B>,
+}
+
+impl<B: ModelBackend> Drop for Lent<'_, B> {
+    fn drop(&mut self) {
+        self.trainables.set(std::mem::take(&mut self.values));
     }
 }
 
@@ -242,5 +252,17 @@ mod tests {
         assert!(taken.as_ptr() == at && taken == vec![1.5; 1000]);
         trainables.set(taken);
         assert_eq!(trainables.to_vec(), vec![1.5; 1000]);
+    }
+
+    #[test]
+    fn values_on_loan_come_back_even_if_the_borrower_unwinds() {
+        let mut layout = TrainableLayout::default();
+        layout.add("w".into(), &[4], Group::Expert, true, Init::Zeros);
+        let mut trainables = Trainables::<Flex>::new(layout, vec![2.5; 4], &Default::default());
+        let borrower = std::panic::AssertUnwindSafe(|| {
+            trainables.lend(|_, values| assert!(values.is_empty(), "out of memory"));
+        });
+        std::panic::catch_unwind(borrower).unwrap_err();
+        assert_eq!(trainables.to_vec(), vec![2.5; 4]);
     }
 }
