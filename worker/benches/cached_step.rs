@@ -94,7 +94,7 @@ fn main() -> Result<()> {
             let mut bench = Bench::new(&spec, &config, prompts)?;
             let rounds = [flags.number("--rounds", 5)?, flags.number("--cached", 3)?];
             let hashing = Instant::now();
-            bench.policy.weights_below(bench.tap)?;
+            bench.policy.weights_below(bench.tap)?.digest()?;
             let hashing_ms = round(hashing.elapsed().as_secs_f64() * 1e3);
             let report = bench.run(rounds, torch.as_mut())?;
             println!(

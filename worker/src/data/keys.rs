@@ -22,7 +22,10 @@ use std::{
 use super::dataset::Dataset;
 use super::error::DataError;
 use super::lerobot::rows::Part;
-use crate::vl_cache::{Digest, Memo, SampleKey, Stamp, Store, StoreError};
+use crate::{
+    pulse,
+    vl_cache::{Digest, Memo, SampleKey, Stamp, Store, StoreError},
+};
 
 /// Rows that a thread takes at once: several windows of the row store, so that few are decoded by two threads.
 const STRIPE: u64 = 512;
@@ -160,6 +163,7 @@ impl Dataset {
         let (next, images) = (AtomicU64::new(0), AtomicU64::new(0));
         let work = || {
             while let Some((task, first)) = stripes.get(next.fetch_add(1, Ordering::Relaxed) as usize) {
+                pulse::beat();
                 let found = self.read_stripe(task, *first);
                 if task.part != Part::Numbers {
                     images.fetch_add(found.iter().filter(|d| **d != NONE).count() as u64, Ordering::Relaxed);

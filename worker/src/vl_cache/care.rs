@@ -115,6 +115,7 @@ impl Store {
     /// open. With `dry_run` it only says what it would remove.
     pub fn gc(&self, budget: Option<u64>, dry_run: bool) -> Result<Collected, StoreError> {
         let mut collected = Collected::default();
+        self.collect_undescribed(dry_run, &mut collected)?;
         let mut remove = |path: &Path, list: fn(&mut Collected) -> &mut Vec<PathBuf>| {
             let metadata = fs::metadata(path);
             let is_dir = metadata.as_ref().is_ok_and(fs::Metadata::is_dir);
@@ -135,17 +136,7 @@ impl Store {
             for path in unfinished(dir)?.into_iter().filter(|path| is_abandoned(path)) {
                 remove(&path, |c| &mut c.unfinished)?;
             }
-            let (key, description) = match space_file::read(dir) {
-                Ok(Some(space)) => space,
-                // Whoever made the directory died before describing it; if somebody is about to, it is in use.
-                Ok(None) if dir.parent() == Some(self.dir()) && *dir != self.keys_dir() => {
-                    if !usage::last_use(dir).1 {
-                        remove(dir, |c| &mut c.unfinished)?;
-                    }
-                    continue;
-                }
-                _ => continue,
-            };
+            let Ok(Some((key, description))) = space_file::read(dir) else { continue };
             for path in part_names(dir)?.into_iter().map(|name| dir.join(name)) {
                 let part = Part::open(&path, &key, description.dtype, description.width);
                 if matches!(part, Err(StoreError::Damaged(_) | StoreError::Foreign { .. })) {
@@ -170,6 +161,26 @@ impl Store {
         collected.bytes += over.iter().map(|(_, bytes)| bytes).sum::<u64>();
         collected.spaces = over.into_iter().map(|(dir, _)| dir).collect();
         Ok(collected)
+    }
+
+    /// Spaces whose maker died before describing them. One that somebody is about to describe is in use, and stays: it is looked at and
+    /// taken away under its lock.
+    fn collect_undescribed(&self, dry_run: bool, collected: &mut Collected) -> Result<(), StoreError> {
+        for dir in self.space_dirs()? {
+            if !matches!(space_file::read(&dir), Ok(None)) {
+                continue;
+            }
+            let bytes = files_below(&dir);
+            let goes = match dry_run {
+                true => !usage::last_use(&dir).1,
+                false => usage::evict(&dir)?,
+            };
+            if goes {
+                collected.bytes += bytes;
+                collected.unfinished.push(dir);
+            }
+        }
+        Ok(())
     }
 }
 

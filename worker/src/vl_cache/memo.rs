@@ -6,14 +6,14 @@
 //! end:       BLAKE3 [16] of everything before
 //! ```
 //!
-//! A *column* is what was found in one file: one digest for a file of weights, one for each row for a camera of a data file. It holds as long as the
+//! A *column* is what was found in one file: one digest for files of weights that belong together, one for each row for a camera of a data file. It holds as long as the
 //! file's stamp is the same. The stamp includes the time of the last change of the inode, which tools that keep modification times (`cp -p`,
 //! `rsync -t`) cannot set; and a file that changed less than two seconds ago is not remembered, since it may change again within the
 //! clock's resolution. A memo that is missing or damaged costs reading the files again.
 
 use std::{
     collections::BTreeMap,
-    fs::{self, File},
+    fs::{self, File, TryLockError},
     io,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
@@ -21,12 +21,15 @@ use std::{
 };
 
 use super::{digest::Digest, error::StoreError, store::Store, usage};
+use crate::pulse;
 
 const MAGIC: &[u8; 8] = b"COXVLMEM";
 const VERSION: u32 = 1;
 const CHECKSUM: usize = 16;
 /// A file that changed less than this ago may change again unnoticed.
 const SETTLED: Duration = Duration::from_secs(2);
+/// Between two looks at whether another process has closed the memo.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// What tells that a file has not changed: size, inode, and the times of modification and change in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,7 +73,15 @@ impl Memo {
         let lock_path = dir.join(format!("{name}.lock"));
         let lock = File::options().append(true).create(true).open(&lock_path);
         let lock = lock.map_err(StoreError::io("open", &lock_path))?;
-        lock.lock().map_err(StoreError::io("lock", &lock_path))?;
+        // Whoever holds it reads what is wanted here, too, and shows by itself whether it gets on.
+        loop {
+            match lock.try_lock() {
+                Ok(()) => break,
+                Err(TryLockError::WouldBlock) => pulse::beat(),
+                Err(TryLockError::Error(error)) => return Err(StoreError::io("lock", &lock_path)(error)),
+            }
+            std::thread::sleep(LOOK_AGAIN);
+        }
         let path = dir.join(format!("{name}.memo"));
         let columns = match fs::read(&path) {
             Ok(bytes) => parse(&path, &bytes)?,
@@ -120,17 +131,36 @@ impl Memo {
 }
 
 impl Store {
-    /// The digest of a file, read only if it has changed since it was last asked for.
-    pub fn file_digest(&self, path: &Path) -> Result<Digest, StoreError> {
-        let path = fs::canonicalize(path).map_err(StoreError::io("find", path))?;
+    /// What `read` finds in `files` together, read only if one of them has changed since it was last asked for under this name. Other
+    /// processes that ask for it meanwhile wait, and find it.
+    pub fn digest_of<'a, E: From<StoreError>>(
+        &self,
+        files: impl Iterator<Item = &'a Path>,
+        name: &str,
+        read: impl FnOnce() -> Result<Digest, E>,
+    ) -> Result<Digest, E> {
         let mut memo = Memo::open(self, "files")?;
-        if let Some([digest]) = memo.get(&path, "whole") {
+        let mut stamped = Vec::new();
+        for file in files {
+            let path = fs::canonicalize(file).map_err(StoreError::io("find", file))?;
+            let stamp = Stamp::of(&path).map_err(StoreError::io("read", &path))?;
+            stamped.push((path, stamp));
+        }
+        // Remembered with every file, so that a change of any of them is one of all.
+        let mut known = stamped.iter().map(|(path, _)| memo.get(path, name));
+        if let Some(Some(first @ [digest])) = known.next()
+            && known.all(|other| other == Some(first))
+        {
             return Ok(*digest);
         }
-        let stamp = Stamp::of(&path).map_err(StoreError::io("read", &path))?;
-        let digest = Digest::of_file(&path).map_err(StoreError::io("read", &path))?;
-        memo.put(&path, "whole", stamp, vec![digest]);
-        memo.save()?;
+        let digest = read()?;
+        for (path, stamp) in stamped {
+            memo.put(&path, name, stamp, vec![digest]);
+        }
+        // What cannot be remembered is read again next time.
+        if let Err(error) = memo.save() {
+            tracing::warn!(%error, "a digest of files is not remembered");
+        }
         Ok(digest)
     }
 }

@@ -1,7 +1,7 @@
 //! What features are functions of besides their sample: digests for the keys of a cache, and the adapters of one moment.
 //!
 //! ```text
-//! Policy::weights_below   frozen weights below a tap, as the checkpoint has them; how they are kept; the model's sizes; the backend
+//! WeightsBelow            frozen weights below a tap, as the checkpoint has them; how they are kept; the model's sizes; the backend
 //! AdapterSnapshot         LoRA's values at one step: digested, saved, and run again when a feature of that step is missing
 //! ```
 //!
@@ -11,7 +11,7 @@
 //!
 //! What this file does not do: make the keys of samples or of spaces (`vl_cache`).
 
-use std::fmt;
+use std::{fmt, path::Path};
 
 use rayon::prelude::*;
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
@@ -48,23 +48,50 @@ impl fmt::Debug for Digest {
     }
 }
 
+/// Everything frozen that features at a tap depend on, not read yet.
+pub struct WeightsBelow {
+    checkpoint: Checkpoint,
+    names: Vec<String>,
+    /// How the weights are kept, and what computes with them.
+    about: String,
+}
+
 impl<B: Tape<Base = B>> Policy<B> {
-    /// A digest of everything frozen that features at `tap` depend on. Reads the checkpoint's files once more, at the speed of
-    /// hashing; an error if they can no longer be read.
-    pub fn weights_below(&self, tap: Tap) -> Result<Digest, ModelError> {
-        let checkpoint = Checkpoint::open(&self.source.dir)?;
-        let names: Vec<String> = frozen_tensors(&self.model.config)
-            .into_iter()
-            .map(|tensor| tensor.name)
-            .filter(|name| is_below(name, tap))
-            .collect();
+    /// What features at `tap` depend on, in the checkpoint's files; an error if they can no longer be opened.
+    pub fn weights_below(&self, tap: Tap) -> Result<WeightsBelow, ModelError> {
         let Self { model, source, device, .. } = self;
+        let names = frozen_tensors(&model.config).into_iter().map(|tensor| tensor.name);
+        Ok(WeightsBelow {
+            checkpoint: Checkpoint::open(&source.dir)?,
+            names: names.filter(|name| is_below(name, tap)).collect(),
+            about: format!("{ARITHMETIC}\n{}\n{:?}\n{:?}\n", B::name(device), source.dtype, model.config),
+        })
+    }
+}
+
+impl WeightsBelow {
+    /// The files that are read.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        self.checkpoint.files()
+    }
+
+    /// Names what is read of the files: equal names and unchanged files have equal digests.
+    pub fn name(&self) -> String {
         let mut all = blake3::Hasher::new();
-        let about = format!("{ARITHMETIC}\n{}\n{:?}\n{:?}\n", B::name(device), source.dtype, model.config);
-        all.update(about.as_bytes());
+        all.update(self.about.as_bytes());
+        self.names.iter().for_each(|name| {
+            all.update(name.as_bytes()).update(b"\n");
+        });
+        format!("weights {}", all.finalize().to_hex())
+    }
+
+    /// Reads the weights once more, at the speed of hashing.
+    pub fn digest(&self) -> Result<Digest, ModelError> {
+        let mut all = blake3::Hasher::new();
+        all.update(self.about.as_bytes());
         let mut pieces = Vec::new();
-        for name in &names {
-            let (dtype, shape, bytes) = checkpoint.stored(name)?;
+        for name in &self.names {
+            let (dtype, shape, bytes) = self.checkpoint.stored(name)?;
             all.update(format!("{name} {dtype:?} {shape:?}\n").as_bytes());
             pieces.extend(bytes.chunks(PIECE));
         }

@@ -38,7 +38,7 @@ use coxswain_proto::run_spec::{CacheMode, FlowConvention, Recompute, WeightsDtyp
 use self::vl::{Entry, VlContext, VlRun};
 pub use self::{
     clock::{Pass, Stage, StageClock, StageTimes},
-    digest::{AdapterSnapshot, Digest, SnapshotError},
+    digest::{AdapterSnapshot, Digest, SnapshotError, WeightsBelow},
     error::{PolicyError, StepError},
     report::{GradientWatch, ModuleRow, SilentTrainables},
     tap::{Adapted, Tap},

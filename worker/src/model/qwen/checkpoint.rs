@@ -94,6 +94,11 @@ impl Checkpoint {
         Ok(Self { dir: dir.into(), shards, tensors })
     }
 
+    /// The mapped files.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        self.shards.iter().map(|shard| shard.path.as_path())
+    }
+
     /// Whether the tensor is there, under its canonical name.
     pub fn contains(&self, name: &str) -> bool {
         self.tensors.contains_key(name)

@@ -110,7 +110,8 @@ struct Serving<B: Tape<Base = B>> {
 }
 
 impl<B: Tape<Base = B>> Features<B> {
-    /// Opens the store of a run; none if its cache is off. Reads all frozen weights below the tap once, and, the first time, all images.
+    /// Opens the store of a run; none if its cache is off. The first time, and where they have changed, reads all frozen weights below the
+    /// tap and all images.
     pub(super) fn open(
         spec: &RunSpec,
         dataset: &Dataset,
@@ -122,13 +123,17 @@ impl<B: Tape<Base = B>> Features<B> {
         let keys = Arc::new(dataset.sample_keys(&store)?);
         let training = training_keys(dataset, &keys);
         let width = policy.tap_width();
+        let weights = policy.weights_below(tap)?;
+        let frozen = store.digest_of(weights.files(), &weights.name(), || {
+            Ok::<_, TrainError>(Digest(weights.digest()?.0))
+        })?;
         let base = SpaceDescription {
             tap: tap.to_string(),
             dtype: cache.dtype,
             width: width as u32,
             ingredients: Ingredients {
                 compute: format!("{COMPUTE} on {}", device_kind(&B::name(device))),
-                ..ingredients(spec, dataset, Digest(policy.weights_below(tap)?.0))?
+                ..ingredients(spec, dataset, frozen)?
             },
             made_by: spec.run.name.clone(),
         };

@@ -141,28 +141,39 @@ fn coverage_is_listed_with_everything_else() {
 }
 
 #[test]
-fn a_file_is_read_again_only_if_it_has_changed() {
+fn files_are_read_again_only_if_one_of_them_has_changed() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(&dir.path().join("store"), None).unwrap();
-    // A file that has not changed for longer than the clock's resolution: this program.
+    let ask = |files: &[&Path], name: &str, found: u8| {
+        let mut reads = 0;
+        let read = || {
+            reads += 1;
+            Ok::<_, StoreError>(Digest([found; 32]))
+        };
+        let digest = store.digest_of(files.iter().copied(), name, read).unwrap();
+        (digest.0[0], reads)
+    };
+    // Files that have not changed for longer than the clock's resolution: this program, and what compiled it.
     let program = std::env::current_exe().unwrap();
-    let digest = store.file_digest(&program).unwrap();
-    assert_eq!(digest, Digest::of_file(&program).unwrap());
-    let memo = dir.path().join("store/keys/files.memo");
-    let written = fs::metadata(&memo).unwrap().modified().unwrap();
-    assert_eq!(store.file_digest(&program).unwrap(), digest);
-    assert_eq!(fs::metadata(&memo).unwrap().modified().unwrap(), written, "it was read again");
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
+    let old: [&Path; 2] = [&program, &manifest];
+    assert_eq!(ask(&old, "weights", 1), (1, 1));
+    assert_eq!(ask(&old, "weights", 2), (1, 0), "remembered");
+    assert_eq!(ask(&old, "other weights", 3), (3, 1));
+    assert_eq!(ask(&old, "weights", 4), (1, 0));
 
     // One weight, changed at once and under the same size: not remembered, so not confused.
-    let weights = dir.path().join("weights");
-    fs::write(&weights, 1.0f32.to_le_bytes()).unwrap();
-    let before = store.file_digest(&weights).unwrap();
-    fs::write(&weights, 1.5f32.to_le_bytes()).unwrap();
-    assert_ne!(store.file_digest(&weights).unwrap(), before);
+    let young = dir.path().join("weights");
+    fs::write(&young, 1.0f32.to_le_bytes()).unwrap();
+    let mixed: [&Path; 2] = [&program, &young];
+    assert_eq!(ask(&mixed, "weights", 5), (5, 1), "known of one file only");
+    fs::write(&young, 1.5f32.to_le_bytes()).unwrap();
+    assert_eq!(ask(&mixed, "weights", 6), (6, 1));
 
     // A damaged memo costs a reading.
+    let memo = dir.path().join("store/keys/files.memo");
     let mut bytes = fs::read(&memo).unwrap();
     bytes[40] ^= 1;
     fs::write(&memo, bytes).unwrap();
-    assert_eq!(store.file_digest(&program).unwrap(), digest);
+    assert_eq!(ask(&old, "weights", 7), (7, 1));
 }

@@ -227,11 +227,27 @@ fn a_run_that_trains_its_vision_tower_cannot_be_exact() {
     assert!(message.starts_with("cache.mode: is `exact`, but `model.visual."), "{message}");
 }
 
+fn digest(policy: &Policy<Flex>, tap: Tap) -> Digest {
+    let weights = policy.weights_below(tap).expect("the checkpoint is there");
+    weights.digest().expect("and can be read")
+}
+
+#[test]
+fn what_is_read_of_the_weights_has_a_name_of_its_own() {
+    let name = |dtype: &str, tap| {
+        let model = json!({"path": MODEL, "weights_dtype": dtype});
+        load(&spec(&[("model", model)])).policy.weights_below(tap).expect("the checkpoint is there").name()
+    };
+    assert_eq!(name("float32", Tap::Final), name("float32", Tap::Final));
+    assert_ne!(name("float32", Tap::Final), name("bfloat16", Tap::Final));
+    assert_ne!(name("float32", Tap::Final), name("float32", Tap::Layer(1)));
+}
+
 #[test]
 fn digests_tell_weights_taps_and_dtypes_apart() {
     let of = |dtype: &str, tap| {
         let model = json!({"path": MODEL, "weights_dtype": dtype});
-        load(&spec(&[("model", model)])).policy.weights_below(tap).expect("the checkpoint is there")
+        digest(&load(&spec(&[("model", model)])).policy, tap)
     };
     let taps = [Tap::Vision, Tap::Layer(0), Tap::Layer(1), Tap::Final];
     let mut digests: Vec<_> =
@@ -263,7 +279,7 @@ fn one_weight_changes_the_digest_of_the_taps_above_it() {
     for (tap, same) in
         [(Tap::Vision, true), (Tap::Layer(3), true), (Tap::Layer(4), false), (Tap::Final, false)]
     {
-        let [before, after] = [&before, &changed].map(|policy| policy.weights_below(tap).expect("readable"));
+        let [before, after] = [&before, &changed].map(|policy| digest(policy, tap));
         assert_eq!(before == after, same, "{tap}");
     }
 }
