@@ -191,7 +191,7 @@ fn a_generation_is_seen_to_grow_while_it_is_filled() {
     };
     assert_eq!(
         (&generation["state"], &generation["total"]),
-        (&"building".into(), &32.into()),
+        (&"building".into(), &192.into()),
         "{generation:#}"
     );
     assert!((1..=8).contains(&generation["stored"].as_u64().unwrap_or(0)), "{generation:#}");

@@ -180,6 +180,25 @@ fn a_stuck_network_makes_all_ranks_try_again() {
     assert_eq!(survived(&formed).unwrap(), "all ranks wait in collective 3, and nothing moves");
 }
 
+#[test]
+fn a_rank_that_stays_behind_in_a_collective_is_named_though_the_others_wait_among_writers() {
+    let mut run = at_step_ten();
+    let mut actions = Vec::new();
+    for _ in 0..40 {
+        actions.extend(run.wait(Duration::from_secs(1)));
+        // Rank 0 has written its files and waits for all to have done so; rank 1 never came out of the collective before.
+        for (rank, phase, collective) in
+            [(0, WorkerPhase::Checkpoint, (4, 3)), (1, WorkerPhase::Communication, (3, 2))]
+        {
+            if run.machine.roster.living_at(Seat(rank)).is_some() {
+                actions.extend(run.beat_at(rank, phase, collective));
+            }
+        }
+    }
+    let text = survived(&actions).expect("it is found");
+    assert!(text.starts_with("rank 1 on node-a, communication"), "{text}");
+}
+
 /// Seconds in which rank 0 waits for its neighbours and rank 1 is somewhere else, with collectives entered and finished.
 fn wait_for_rank_one(run: &mut Run, seconds: u64, at: (WorkerPhase, (u64, u64))) -> Vec<Action> {
     let mut actions = Vec::new();
