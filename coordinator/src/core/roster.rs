@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     event::{Beat, StreamId, WorkerClaim},
     failure::Failure,
-    motion::{Member, Pulse},
+    motion::{self, Member, Pulse},
     refusal::Refusal,
     report::{StepTimes, WorkerPhase},
     time::Timestamp,
@@ -143,6 +143,11 @@ impl Worker {
     /// Whether it waits for other ranks: in a collective, or for its neighbours while the ring is formed.
     pub fn waits_for_ranks(&self) -> bool {
         self.phase == WorkerPhase::Communication || self.collective.0 > self.collective.1
+    }
+
+    /// Whether it may be waiting for a disk: whoever waits for other ranks does not, in whatever phase.
+    pub fn may_wait_for_disk(&self) -> bool {
+        motion::may_wait_for_disk(self.phase) && !self.waits_for_ranks()
     }
 
     /// As far as its motion goes.

@@ -8,7 +8,6 @@ use crate::{
         action::{Action, Record, Spent},
         event::Ended,
         failure::{Failure, Incident},
-        motion::may_wait_for_disk,
         news::{MemberChange, News},
         phase::Phase,
         roster::{Gone, Worker},
@@ -136,7 +135,7 @@ impl Machine {
     pub(super) fn look_for_stragglers(&mut self, now: Timestamp, out: &mut Vec<Action>) {
         let patience = self.config.patience.standstill;
         let stays = |worker: &&Worker| worker.generation.0 > 0 && !worker.ready;
-        let stuck = |worker: &Worker| worker.pulse.still > patience && !may_wait_for_disk(worker.phase);
+        let stuck = |worker: &Worker| worker.pulse.still > patience && !worker.may_wait_for_disk();
         let late: Vec<_> =
             self.roster.living().filter(stays).map(|worker| (worker.seat(), stuck(worker))).collect();
         let Phase::Gathering(gathering) = &mut self.phase else { return };

@@ -23,7 +23,7 @@ use crate::{
         action::Action,
         event::Beat,
         failure::{Failure, Incident},
-        motion::{Scene, Still, Verdict, may_wait_for_disk},
+        motion::{Scene, Still, Verdict},
         news::News,
         phase::Phase,
         report::WorkerPhase,
@@ -116,10 +116,8 @@ impl Machine {
         let (mut members, mut waiting, mut furthest) = (0, 0, 0);
         let mut last = self.motion.began;
         for worker in self.members_now() {
-            // Phases outside of steps have no step's time to be held against; what waits for us is not overdue. Whoever waits for other
-            // ranks waits for no disk, in whatever phase.
-            let writes = may_wait_for_disk(worker.phase) && !worker.waits_for_ranks();
-            let excused = worker.pulse.waits || writes;
+            // Phases outside of steps have no step's time to be held against; what waits for us is not overdue.
+            let excused = worker.pulse.waits || worker.may_wait_for_disk();
             if worker.pulse.still <= patience || excused {
                 return;
             }

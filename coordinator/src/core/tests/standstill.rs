@@ -358,3 +358,18 @@ fn survivors_that_still_compute_when_their_generation_ends_are_waited_for() {
     }
     assert_eq!(survived(&actions), None, "a step of half a minute, layer by layer");
 }
+
+#[test]
+fn a_survivor_that_stays_in_a_collective_of_a_generation_that_has_ended_is_replaced() {
+    let mut run = at_step_ten();
+    // Rank 0 waits among writers until all have written; rank 1 dies, which should end that wait.
+    run.kill(1);
+    let mut actions = Vec::new();
+    for _ in 0..40 {
+        actions.extend(run.wait(Duration::from_secs(1)));
+        if run.machine.roster.living_at(Seat(0)).is_some() {
+            actions.extend(run.beat_at(0, WorkerPhase::Checkpoint, (4, 3)));
+        }
+    }
+    assert!(respawns(&actions).contains(&(0, 1)), "{actions:?}");
+}
