@@ -53,10 +53,15 @@ impl Machine {
             return;
         }
         let patience = self.config.patience;
+        // Nobody is judged who was quiet for less; with thousands of workers the rest would hold up their calls once a second.
+        let mut quiet = self.roster.living().filter(|worker| worker.pulse.still > patience.standstill).peekable();
+        if quiet.peek().is_none() {
+            return;
+        }
         let scene = Scene::of(self.roster.living().map(Worker::motion), &patience);
         let judged =
             |worker: &Worker| Some((worker.seat(), self.motion.judge(&worker.motion(), &scene, &patience)?));
-        let still: Vec<_> = self.roster.living().filter_map(judged).collect();
+        let still: Vec<_> = quiet.filter_map(judged).collect();
         let lost = still.iter().find(|(_, still)| still.verdict == Verdict::GiveUp);
         if let Some((seat, still)) = lost {
             let message = self.standing_still(*seat, still);
