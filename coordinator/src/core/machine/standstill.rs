@@ -54,7 +54,8 @@ impl Machine {
         }
         let patience = self.config.patience;
         // Nobody is judged who was quiet for less; with thousands of workers the rest would hold up their calls once a second.
-        let mut quiet = self.roster.living().filter(|worker| worker.pulse.still > patience.standstill).peekable();
+        let mut quiet =
+            self.roster.living().filter(|worker| worker.pulse.still > patience.standstill).peekable();
         if quiet.peek().is_none() {
             return;
         }
