@@ -9,6 +9,7 @@ use nix::sys::signal::Signal;
 use crate::support::{
     Running,
     processes::{children, coordinator_of, signal, wait_for_coordinator, wait_until_gone, worker_of},
+    read_json,
     tiny::{Held, Tiny},
 };
 
@@ -52,6 +53,29 @@ fn a_killed_worker_costs_nothing_in_any_phase() {
         signal(worker(&running, 1), Signal::SIGKILL);
         running
     });
+}
+
+#[test]
+fn what_moving_state_takes_is_no_steps_memory() {
+    let measured = |lost: bool| {
+        let tiny = Tiny::new(STEPS, CHECKPOINT_EVERY);
+        let held = tiny.hold(1, "forward", 3);
+        let mut running = tiny.start(&[]);
+        held.wait(&mut running);
+        match lost {
+            true => signal(worker(&running, 1), Signal::SIGKILL),
+            false => held.release(),
+        }
+        let (ended, printed) = running.finish();
+        assert!(ended.success(), "{printed}");
+        let summary = read_json(&tiny.output().join("summary.json"));
+        summary["memory"]["measured"].as_f64().expect("rank 0 counts its allocations")
+    };
+    let (disturbed, undisturbed) = (measured(true), measured(false));
+    assert!(
+        (disturbed / undisturbed - 1.0).abs() < 0.02,
+        "{disturbed} bytes at the peak of a step, {undisturbed} where nobody was lost"
+    );
 }
 
 #[test]

@@ -139,7 +139,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         self.prefetch.clear();
         self.link.at(Phase::Joining, self.next);
         self.assignment = self.link.assignment(why.as_deref())?;
-        self.link.at(Phase::Connecting, self.next);
+        // What moving state takes is no step's.
+        self.enter(Phase::Connecting, self.next)?;
         self.comm = self.connect(listener)?;
         let start = self.settle()?;
         if self.spec.train.auto_micro_batch && !self.searched {
