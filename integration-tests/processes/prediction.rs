@@ -1,6 +1,6 @@
 //! How far predicted memory is from what training takes: real runs, measured by the counting allocator of real workers.
 //!
-//! Sixteen configurations of two models: micro-batch, recompute, type of frozen weights, adapters, world, image size. The analytic
+//! Eighteen configurations of two models: micro-batch, recompute, type of frozen weights and where they are, adapters, world, image size. The analytic
 //! prediction must come within 10 % of each peak. Calibrated by two runs of a model, those of its other runs must come within 5 %.
 //! With `--nocapture` the table is printed (`integration-tests/bench/MEMORY.md`).
 
@@ -40,7 +40,9 @@ const fn calibrating(model: &'static str, changes: &'static [&'static str]) -> C
 const BF16: &str = "model.weights_dtype=bfloat16";
 const QV: &str = "lora.targets=[q_proj, v_proj]";
 
-const CASES: [Case; 16] = [
+const STREAMED: &str = "memory.offload=layers";
+
+const CASES: [Case; 18] = [
     calibrating("tiny", &["train.micro_batch=1", "train.recompute=none"]),
     calibrating("tiny", &["train.micro_batch=8", "train.recompute=none"]),
     case("tiny", 1, &["train.micro_batch=4", "train.recompute=full"]),
@@ -60,6 +62,12 @@ const CASES: [Case; 16] = [
         "mid",
         2,
         &["train.micro_batch=4", "train.recompute=none", BF16, "expert.width=384", "expert.heads=6"],
+    ),
+    case("tiny", 1, &["train.micro_batch=2", "train.recompute=full", STREAMED]),
+    case(
+        "mid",
+        1,
+        &["train.micro_batch=4", "train.recompute=selective", "model.weights_dtype=float32", STREAMED],
     ),
 ];
 

@@ -13,8 +13,8 @@ use coxswain_integration_tests::solo;
 use coxswain_proto::run_spec::RunSpec;
 use coxswain_worker::{
     memory::{
-        CountingAllocator,
-        prediction::{Ask, Place, Subject},
+        Category, CountingAllocator,
+        prediction::{Ask, Place, Subject, outcome::Outcome},
     },
     train::{PolicyTrainer, Summary, TrainerOptions},
 };
@@ -183,4 +183,32 @@ fn features_that_do_not_fit_together_are_computed_in_smaller_batches_and_nothing
     for line in &lines {
         assert_eq!((&line["micro_batch"], &line["attempts"]), (&16.into(), &1.into()), "steps do not notice");
     }
+}
+
+#[test]
+fn streamed_blocks_take_off_the_peak_what_was_predicted() {
+    let _turn = turn();
+    let dir = tempfile::tempdir().unwrap();
+    let common = ["train.steps=4", "train.global_batch=4", "train.micro_batch=1", "train.checkpoint_every=0"];
+    let small = ["expert.width=32", "expert.layers=2", "expert.repeated_noise=1", "train.recompute=full"];
+    let [held, streamed] = ["none", "layers"].map(|offload| {
+        let offload = format!("memory.offload={offload}");
+        let all = [&common[..], &small, &[&offload]].concat();
+        let spec = spec(&dir.path().join(&offload), &strings(&all));
+        let (summary, _) = train(&spec, 0);
+        summary.memory.expect("a run of its own micro-batch is compared")
+    });
+    // From sizes alone: what earlier runs on this machine teach is not what is tested.
+    let analytic = |of: &Outcome| of.categories.iter().map(|row| row.predicted).sum::<u64>() as f64;
+    let (expected, peak) = (analytic(&streamed), streamed.measured as f64);
+    assert!((expected / peak - 1.0).abs() <= 0.10, "{expected} for {streamed}");
+    assert!(peak < 0.85 * analytic(&held), "{held}; {streamed}");
+    let frozen = |of: &Outcome| {
+        let found = of.categories.iter().find(|row| row.category == Category::FrozenWeights);
+        let row = found.expect("every category is there");
+        (row.predicted as f64, row.measured.expect("it can be told apart") as f64)
+    };
+    let ((_, all), (predicted, measured)) = (frozen(&held), frozen(&streamed));
+    assert!((predicted / measured - 1.0).abs() <= 0.05, "{predicted} predicted, {measured} measured");
+    assert!(measured < 0.6 * all, "{measured} of {all}");
 }

@@ -32,6 +32,20 @@ fn a_resumed_run_repeats_the_losses_of_an_uninterrupted_one_bit_for_bit() {
 }
 
 #[test]
+fn where_frozen_blocks_are_does_not_change_what_is_learned() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = |name: &str, offload: &str| {
+        let overrides = ["train.steps=4", "lora.targets=all-linear", "train.recompute=full", offload];
+        let losses = train(&spec(&dir.path().join(name), &overrides), 0).losses;
+        let adapter = dir.path().join(name).join("adapter/adapter_model.safetensors");
+        (bits(&losses), std::fs::read(adapter).unwrap())
+    };
+    let (held, streamed) = (run("a", "memory.offload=none"), run("b", "memory.offload=layers"));
+    assert_eq!(held.0, streamed.0);
+    assert!(held.1 == streamed.1, "another adapter");
+}
+
+#[test]
 fn micro_batch_and_recompute_do_not_change_what_is_learned() {
     let dir = tempfile::tempdir().unwrap();
     let run = |name: &str, overrides: &[&str]| train(&spec(&dir.path().join(name), overrides), 0).losses;

@@ -19,7 +19,7 @@ pub use self::{
     cache::{Cache, CacheDtype, CacheMode, Span, Tap},
     data::{Data, NormMode, Normalization},
     patterns::Patterns,
-    resources::{Collectives, DeviceChoice, Faults, Launch, Memory},
+    resources::{Collectives, DeviceChoice, Faults, Launch, Memory, Offload},
     trainables::{Expert, FlowConvention, Lora, LoraTargets, Sensor},
     training::{Eval, LearningRates, Optimizer, Recompute, Schedule, Train},
 };
@@ -54,7 +54,7 @@ pub struct RunSpec {
     /// Features of the vision-language model, kept instead of computed again.
     #[serde(default)]
     pub cache: Cache,
-    /// Peak-memory accounting.
+    /// Peak-memory accounting, and what is kept elsewhere than where a rank computes.
     #[serde(default)]
     pub memory: Memory,
     /// What is kept in store for a lost worker.

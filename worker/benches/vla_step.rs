@@ -3,13 +3,14 @@
 //! ```text
 //! cargo bench --bench vla_step -- --model DIR [--batch 2] [--images 2] [--size 224] [--text 60] [--rank 16]
 //!     [--targets all|attn] [--recompute none|selective|full|N] [--repeats 1] [--expert-layers 16] [--expert-width 768]
-//!     [--steps 8] [--warmup 2]
+//!     [--weights float32|bfloat16] [--offload none|layers] [--steps 8] [--warmup 2]
 //! python integration-tests/bench/vla_step_vs_torch.py        the same next to PyTorch and PEFT
 //! ```
 //!
 //! `DIR` is any Qwen2.5-VL checkpoint in Hugging Face format; `RAYON_NUM_THREADS` sets the threads, and
 //! `MIMALLOC_PURGE_DELAY=-1` keeps freed memory as the launcher has workers do. Prints JSON: milliseconds of each step, where they
-//! went, sizes, and the peak resident set.
+//! went, sizes, the peak resident set, and the most bytes that the allocator had handed out: weights that are used where they lie in their
+//! files are in the first and not in the second.
 
 #[path = "support/prompts.rs"]
 mod prompts;
@@ -25,6 +26,8 @@ use coxswain_proto::{
 use coxswain_worker::{
     collective::Solo,
     kernels::pool,
+    link::Phase,
+    memory::{CountingAllocator, Meter},
     model::{
         policy::{Policy, StageClock},
         qwen::config::QwenConfig,
@@ -37,7 +40,7 @@ use serde_json::{Value, json};
 
 /// As the `cox` binary has it.
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: CountingAllocator<mimalloc::MiMalloc> = CountingAllocator(mimalloc::MiMalloc);
 
 fn main() -> Result<()> {
     let flags = Flags(std::env::args().collect());
@@ -59,6 +62,7 @@ fn main() -> Result<()> {
     let config = QwenConfig::read(Path::new(&model))?;
     let prompts = Prompts::from_flags(&flags, &config)?;
 
+    let mut meter = Meter::new(Phase::Forward, None);
     let (mut step_ms, mut parts_ms, mut loss) = (Vec::new(), Vec::new(), 0.0);
     let mut tokens = 0;
     for step in 0..warmup + steps {
@@ -86,6 +90,8 @@ fn main() -> Result<()> {
     let report = json!({
         "step_ms": step_ms, "vision_language_expert_optimizer_ms": parts_ms, "loss": loss, "tokens": tokens,
         "trainable": layout.len(), "frozen": frozen, "peak_rss_mib": peak_rss_mib()?,
+        "peak_in_use_mib": round(meter.take_step_peak().0 as f64 / f64::from(1 << 20)),
+        "streamed_mib": round(policy.most_streamed() as f64 / f64::from(1 << 20)),
     });
     println!("{report}");
     Ok(())
@@ -109,7 +115,8 @@ fn spec(flags: &Flags, model: &str) -> Result<RunSpec> {
     let batch = flags.number("--batch", 2)?;
     Ok(serde_json::from_value(json!({
         "run": {"name": "bench", "output_dir": "unused"},
-        "model": {"path": model},
+        "model": {"path": model, "weights_dtype": flags.text("--weights", "float32")},
+        "memory": {"offload": flags.text("--offload", "none")},
         "lora": {"rank": rank, "alpha": rank as f64, "targets": format!(r".*language_model.*\.{linears}")},
         "expert": expert,
         "data": {"path": "unused", "cameras": ["unused"]},

@@ -1,6 +1,6 @@
 //! A plan as text and as JSON.
 
-use coxswain_proto::run_spec::{Recompute, WeightsDtype};
+use coxswain_proto::run_spec::{Offload, Recompute, WeightsDtype};
 use coxswain_worker::{
     data::PromptLength,
     memory::{
@@ -93,12 +93,13 @@ fn subject(question: &Question) -> String {
             outline.dims.horizon
         ),
         format!(
-            "step       {} samples, {} on each of {} rank{}, recompute {}",
+            "step       {} samples, {} on each of {} rank{}, recompute {}{}",
             spec.train.global_batch,
             question.samples(),
             question.world,
             if question.world == 1 { "" } else { "s" },
-            recompute(spec.train.recompute)
+            recompute(spec.train.recompute),
+            if spec.memory.offload == Offload::Layers { ", frozen layers streamed" } else { "" }
         ),
     ]
     .join("\n")

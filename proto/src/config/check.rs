@@ -7,7 +7,7 @@ use crate::{
     limits::MAX_WORLD,
     run_spec::{
         CacheMode, Collectives, Data, DeviceChoice, Expert, Launch, Lora, LoraTargets, Memory, Model,
-        Optimizer, Recompute, Run, RunSpec, Sensor, Tap, Train,
+        Offload, Optimizer, Recompute, Run, RunSpec, Sensor, Tap, Train,
     },
 };
 
@@ -29,7 +29,8 @@ impl RunSpec {
         check_train(&self.train, &mut findings);
         check_optimizer(&self.optimizer, &mut findings);
         check_cache(self, &mut findings);
-        check_launch(&self.launch, &self.memory, &mut findings);
+        check_memory(self, &mut findings);
+        check_launch(&self.launch, &mut findings);
         findings.into_result()
     }
 
@@ -330,7 +331,29 @@ fn check_cache(spec: &RunSpec, f: &mut Findings) {
     }
 }
 
-fn check_launch(launch: &Launch, memory: &Memory, f: &mut Findings) {
+fn check_memory(spec: &RunSpec, f: &mut Findings) {
+    let Memory { capacity, offload } = spec.memory;
+    f.require(
+        capacity != Some(0),
+        "memory.capacity",
+        "must be at least 1 byte, is 0",
+        "remove it for no bound",
+    );
+    // What a backward pass runs again is read again; what is kept of a block keeps the block's weights.
+    let kept = match spec.train.recompute {
+        Recompute::None => "every block's",
+        Recompute::Every(n) if n > 1 => "most blocks'",
+        Recompute::Every(_) | Recompute::Selective | Recompute::Full => return,
+    };
+    f.require(
+        offload != Offload::Layers || spec.lora.is_none(),
+        "memory.offload",
+        format_args!("is `layers`, but with this `train.recompute` {kept} weights stay in memory until the backward pass"),
+        "set `train.recompute: full` or `selective`",
+    );
+}
+
+fn check_launch(launch: &Launch, f: &mut Findings) {
     f.at_least_one("launch.threads_per_worker", launch.threads_per_worker.unwrap_or(1));
     let workers = launch.nproc_per_node.unwrap_or(1);
     f.require(
@@ -355,10 +378,4 @@ fn check_launch(launch: &Launch, memory: &Memory, f: &mut Findings) {
             "write `HOST:PORT`, for instance `127.0.0.1:29400`; port 0 takes a free one",
         );
     }
-    f.require(
-        memory.capacity != Some(0),
-        "memory.capacity",
-        "must be at least 1 byte, is 0",
-        "remove it for no bound",
-    );
 }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::{ConfigError, known_keys, tree};
-use crate::run_spec::{LoraTargets, Recompute, RunSpec};
+use crate::run_spec::{LoraTargets, Offload, Recompute, RunSpec};
 
 /// The smallest legal run file.
 const SMALL: &str = "\
@@ -391,6 +391,7 @@ fn every_rule_has_a_case() {
         ("optimizer.weight_decay=.inf", "optimizer.weight_decay"),
         ("optimizer.min_lr_ratio=2", "optimizer.min_lr_ratio"),
         ("memory.capacity=0", "memory.capacity"),
+        ("memory.offload=disk", "memory.offload"),
         ("launch.nproc_per_node=0", "launch.nproc_per_node"),
         ("launch.threads_per_worker=0", "launch.threads_per_worker"),
         ("launch.listen=nowhere", "launch.listen"),
@@ -399,6 +400,29 @@ fn every_rule_has_a_case() {
         let error = read(SMALL, &[given]).expect_err(given);
         assert!(error.problems().iter().any(|p| p.path == field), "{given}: {error}");
     }
+}
+
+#[test]
+fn layers_are_streamed_only_where_the_tape_does_not_keep_them() {
+    let layers = "memory.offload=layers";
+    for kept in ["train.recompute=none", "train.recompute={every: 2}"] {
+        let error = read(SMALL, &["lora={}", kept, layers]).expect_err(kept);
+        let [problem] = error.problems() else { panic!("{error}") };
+        assert_eq!(problem.path, "memory.offload");
+        assert!(error.to_string().contains("train.recompute: full"), "{error}");
+        // Without adapters nothing of the model is on a tape.
+        assert_eq!(small(&[kept, layers]).memory.offload, Offload::Layers);
+    }
+    for again in ["train.recompute=full", "train.recompute=selective", "train.recompute={every: 1}"] {
+        assert_eq!(small(&["lora={}", again, layers]).memory.offload, Offload::Layers);
+    }
+}
+
+#[test]
+fn asking_for_what_every_run_does_is_no_error_and_where_weights_lie_is_not_what_is_learned() {
+    assert_eq!(small(&["memory.offload=optimizer"]).memory.offload, Offload::Optimizer);
+    let digest = |given: &[&str]| crate::document::digest(&small(given));
+    assert_eq!(digest(&[]), digest(&["memory.offload=layers"]));
 }
 
 #[test]

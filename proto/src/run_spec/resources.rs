@@ -2,12 +2,28 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Peak-memory accounting.
+/// Peak-memory accounting, and what is kept elsewhere than where a rank computes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Memory {
     /// Bytes a rank may allocate on the CPU device before an allocation counts as out of memory; absent means no bound.
     pub capacity: Option<u64>,
+    /// What is not held where a rank computes.
+    pub offload: Offload,
+}
+
+/// What is not held where a rank computes, but fetched when it is needed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Offload {
+    /// Nothing beyond what never is: moments and master weights are in host memory on every device.
+    #[default]
+    None,
+    /// Another word for `none`: it asks for what every run does.
+    Optimizer,
+    /// The frozen weights of all vision blocks and decoder layers as well: read from their files whenever a layer runs, two layers in memory
+    /// at a time.
+    Layers,
 }
 
 /// What is kept in store for a lost worker.

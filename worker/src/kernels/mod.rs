@@ -19,7 +19,7 @@ mod tests;
 
 use std::{ops::Range, sync::Arc};
 
-pub(crate) use self::flex::vectorised;
+pub(crate) use self::flex::{FEW_TOKENS, PANEL_COLUMNS, QUERY_BLOCK, vectorised};
 use burn::backend::{Autodiff, Flex};
 use burn::tensor::{Tensor, backend::Backend};
 
@@ -123,6 +123,9 @@ impl GradientSlot<'_> {
 
 /// A backend that the model runs on. The methods named `_backward`, `_gradient` and `_saving` are for the autodiff nodes.
 pub trait ModelBackend: Backend {
+    /// Whether its tensors lie in host memory: one made of a mapped file's bytes is those bytes then.
+    const ON_HOST: bool = false;
+
     /// The elements of `flat` from `start` on as a matrix, without a copy where the backend allows it.
     fn matrix_view(flat: Tensor<Self, 1>, start: usize, shape: [usize; 2]) -> Tensor<Self, 2> {
         flat.narrow(0, start, shape[0] * shape[1]).reshape(shape)

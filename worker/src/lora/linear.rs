@@ -5,7 +5,7 @@
 
 use burn::tensor::{Tensor, TensorData};
 
-use super::plan::{AdapterSpec, LoraPlan};
+use super::plan::LoraPlan;
 use crate::{
     kernels::{LowRank, ModelBackend, Tape},
     params::{Group, Init, Keep, LinearInputs, ParamId, ParamScope, TrainableLayout},
@@ -13,10 +13,31 @@ use crate::{
 
 /// Where an adapter's matrices are, and how much they count.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Adapter {
+pub struct Adapter {
     a_ri: ParamId,
     b_or: ParamId,
     scale: f64,
+}
+
+impl Adapter {
+    /// Registers the adapter that `plan` has for `module`, a linear of `[inputs, outputs]` features; none if it has none.
+    ///
+    /// Initial values are PEFT's: `A` as `kaiming_uniform(a = sqrt 5)`, which is uniform in `±1 / sqrt(in)`, and `B = 0`.
+    pub fn register(
+        module: &str,
+        [inputs, outputs]: [usize; 2],
+        plan: Option<&LoraPlan>,
+        layout: &mut TrainableLayout,
+    ) -> Option<Self> {
+        let spec = plan.and_then(|plan| plan.adapter(module))?;
+        let init = Init::Uniform(1.0 / (inputs as f32).sqrt());
+        let [a, b] = peft_keys(module);
+        Some(Self {
+            a_ri: layout.add(a, &[spec.rank, inputs], Group::Lora, true, init),
+            b_or: layout.add(b, &[outputs, spec.rank], Group::Lora, true, Init::Zeros),
+            scale: spec.scale,
+        })
+    }
 }
 
 /// `y = x W^T + b`, plus `s (x A^T) B^T` where the plan has an adapter for it.
@@ -27,18 +48,8 @@ pub struct LoraLinear<B: ModelBackend> {
 }
 
 impl<B: ModelBackend> LoraLinear<B> {
-    /// Takes a frozen weight `[out, in]` and bias, and registers the adapter's matrices if `plan` has one for `module`.
-    pub fn new(
-        module: &str,
-        weight_oi: Tensor<B, 2>,
-        bias_o: Option<Tensor<B, 1>>,
-        plan: Option<&LoraPlan>,
-        layout: &mut TrainableLayout,
-    ) -> Self {
-        let [outputs, inputs] = weight_oi.dims();
-        let adapter = plan
-            .and_then(|plan| plan.adapter(module))
-            .map(|spec| register(module, spec, [inputs, outputs], layout));
+    /// A frozen weight `[out, in]` and bias, and the adapter of their module.
+    pub fn new(weight_oi: Tensor<B, 2>, bias_o: Option<Tensor<B, 1>>, adapter: Option<Adapter>) -> Self {
         Self { weight_oi, bias_o, adapter }
     }
 
@@ -66,22 +77,6 @@ impl<B: ModelBackend> LoraLinear<B> {
         });
         let (w_oi, bias_o) = (T::lift(self.weight_oi.clone()), self.bias_o.clone().map(T::lift));
         params.noted_linear(keep, LinearInputs { x_ni, w_oi, bias_o, update })
-    }
-}
-
-/// PEFT's initial values: `A` as `kaiming_uniform(a = sqrt 5)`, which is uniform in `±1 / sqrt(in)`, and `B = 0`.
-fn register(
-    module: &str,
-    spec: &AdapterSpec,
-    [inputs, outputs]: [usize; 2],
-    layout: &mut TrainableLayout,
-) -> Adapter {
-    let init = Init::Uniform(1.0 / (inputs as f32).sqrt());
-    let [a, b] = peft_keys(module);
-    Adapter {
-        a_ri: layout.add(a, &[spec.rank, inputs], Group::Lora, true, init),
-        b_or: layout.add(b, &[outputs, spec.rank], Group::Lora, true, Init::Zeros),
-        scale: spec.scale,
     }
 }
 

@@ -1,5 +1,7 @@
 //! What a transformer block is to the rest of the worker: two residual halves that run on any tape.
 
+use std::ops::Deref;
+
 use burn::tensor::Tensor;
 
 use crate::{
@@ -33,4 +35,23 @@ pub trait Block<B: ModelBackend> {
 
     /// Whether anything in this block trains.
     fn trains(&self) -> bool;
+}
+
+/// A block for as long as it runs: one that is held, or one that was fetched for this run and is gone after it.
+pub enum Lent<'a, K> {
+    /// Held by somebody else.
+    Held(&'a K),
+    /// Held by nobody else.
+    Fetched(Box<K>),
+}
+
+impl<K> Deref for Lent<'_, K> {
+    type Target = K;
+
+    fn deref(&self) -> &K {
+        match self {
+            Self::Held(block) => block,
+            Self::Fetched(block) => block,
+        }
+    }
 }

@@ -1,5 +1,7 @@
 //! What a run says about itself before its first step: what is frozen, what trains, and what that costs.
 
+use coxswain_proto::run_spec::Offload;
+
 use super::{TrainError, run::Training};
 use crate::{
     kernels::Tape,
@@ -28,6 +30,9 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             mib(bytes.grads.0),
             mib(bytes.comm_buffers.0)
         ));
+        if self.spec.memory.offload == Offload::Optimizer {
+            lines.push("memory.offload: optimizer asks for what every run does: moments and master weights are in host memory".into());
+        }
         if bytes.redundancy.0 > 0 {
             lines.push(format!(
                 "mirror of the neighbour's shard {:.1} MiB a rank: losing one worker loses no step (faults.mirror)",

@@ -44,6 +44,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let world = u64::from(self.world());
         let samples = (self.spec.train.global_batch as u64).div_ceil(world);
         let zero = self.held.as_ref()?.optimizer.bytes(self.comm.as_ref());
+        self.sightings.streamed = self.policy.most_streamed();
         let finished = Finished {
             spec: self.spec,
             micro_batch: (self.micro_batch as u64).min(samples),

@@ -103,6 +103,7 @@ impl TrainError {
             | Self::Plan(_)
             | Self::Weights(_)
             | Self::Features(_) => FailureKind::BadInput,
+            Self::Step(StepError::Weights { .. }) => FailureKind::Io,
             Self::Step(_) | Self::Optimizer(zero::StepError::NonFinite { .. }) => FailureKind::Numeric,
             Self::DoesNotFit { .. } | Self::Exhausted { .. } => FailureKind::OutOfMemory,
             Self::Collective(CollectiveError::PeerLost { .. }) | Self::PeerFailed(_) => FailureKind::PeerLost,

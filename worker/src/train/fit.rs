@@ -1,6 +1,6 @@
 //! What to change when one sample at a time does not fit.
 
-use coxswain_proto::run_spec::{Recompute, RunSpec, WeightsDtype};
+use coxswain_proto::run_spec::{Offload, Recompute, RunSpec, WeightsDtype};
 
 /// Settings of this run that would take less, most effective first.
 pub(super) fn advice(spec: &RunSpec) -> String {
@@ -10,6 +10,9 @@ pub(super) fn advice(spec: &RunSpec) -> String {
     }
     if spec.model.weights_dtype == WeightsDtype::Float32 {
         settings.push("model.weights_dtype: bfloat16".into());
+    }
+    if spec.memory.offload != Offload::Layers {
+        settings.push("memory.offload: layers (where frozen weights are copied out of their files)".into());
     }
     if spec.expert.repeated_noise > 1 {
         settings.push(format!("expert.repeated_noise below {}", spec.expert.repeated_noise));

@@ -22,13 +22,13 @@ use super::{
 use crate::kernels::GradientSlot;
 
 /// Columns of a task: the width of the `gemm` crate's tile with the widest registers, and some tenths of a millisecond.
-const PANEL: usize = 64;
+pub const PANEL: usize = 64;
 
 /// Rows of the weight that a task of the product turned around reads, and rows of a weight gradient's task.
 const ROW_PANEL: usize = matrix::UNCOPIED;
 
 /// Tokens up to which turning the product around is faster than transposing the weight.
-const FEW: usize = 64;
+pub const FEW: usize = 64;
 
 /// Rows of a weight gradient's task: its inner dimension is the number of tokens, so it pays to be wider.
 const GRADIENT_PANEL: usize = 256;

@@ -26,13 +26,19 @@ use burn::{
 use burn_flex::Layout;
 
 use self::border::{Strided, Values, WeightValues, has_weight_path, is_f32, primitive, tensor};
-pub(crate) use self::simd::vectorised;
+pub(crate) use self::{
+    linear::{FEW as FEW_TOKENS, PANEL as PANEL_COLUMNS},
+    simd::vectorised,
+    spans::QUERY_BLOCK,
+};
 use super::{
     AttentionMask, AttentionOutput, AttentionSaved, GradientSlot, LowRank, LowRankGradients, LowRankSaved,
     ModelBackend, adjoint, reference,
 };
 
 impl ModelBackend for Flex {
+    const ON_HOST: bool = true;
+
     /// burn's own `reshape` copies whatever does not start at its buffer's first element.
     fn matrix_view(flat: Tensor<Self, 1>, start: usize, [rows, cols]: [usize; 2]) -> Tensor<Self, 2> {
         let flat = primitive(flat.narrow(0, start, rows * cols));

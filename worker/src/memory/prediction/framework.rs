@@ -3,12 +3,8 @@
 use coxswain_proto::run_spec::Collectives;
 
 use super::{Ask, Place, Subject, shadow::Micro};
-use crate::collective;
+use crate::{collective, data::lerobot::rows};
 
-/// Rows of the data set kept decoded, at most (`data::lerobot::rows::Limits`).
-const ROW_CACHE: u64 = 128 << 20;
-/// What the ring keeps to receive into.
-const RING_SCRATCH: u64 = collective::PIECE as u64;
 /// A process without model and data: runtime, telemetry, connections, metadata. Measured: 2.7 to 2.8 MiB.
 const PROCESS: u64 = 2800 << 10;
 /// A second-level cache where the system does not tell its size.
@@ -22,7 +18,8 @@ const CARD: u64 = 768 << 20;
 pub(super) fn collective_bytes(subject: &Subject, ask: Ask) -> u64 {
     match ask.place {
         _ if ask.world <= 1 => 0,
-        Place::Host { .. } => RING_SCRATCH,
+        // What the ring keeps to receive into.
+        Place::Host { .. } => collective::PIECE as u64,
         Place::Card if subject.spec.launch.collectives == Collectives::Ring => 0,
         // The largest buffer that travels, padded to equal parts.
         Place::Card => 4 * subject.counts.trainable().next_multiple_of(ask.world),
@@ -39,7 +36,8 @@ pub(super) fn input_bytes(subject: &Subject, ask: Ask) -> u64 {
             let batch = ask.micro_batch.min(subject.spec.train.global_batch as u64);
             // Where features may be missing, an encoder batch is kept ready.
             let encoder_batch = subject.tap().and(subject.spec.cache.encoder_batch).unwrap_or(0) as u64;
-            (ahead * batch).max(encoder_batch + batch) * sample + ROW_CACHE.min(subject.outline.data_bytes)
+            let row_cache = rows::Limits::default().cache_bytes as u64;
+            (ahead * batch).max(encoder_batch + batch) * sample + row_cache.min(subject.outline.data_bytes)
         }
     }
 }

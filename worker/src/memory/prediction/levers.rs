@@ -3,7 +3,7 @@
 //! Small figures are shown like large ones: that partitioning the optimizer saves megabytes under LoRA is worth knowing before
 //! renting four machines for it.
 
-use coxswain_proto::run_spec::{Recompute, WeightsDtype};
+use coxswain_proto::run_spec::{Offload, Recompute, RunSpec, WeightsDtype};
 use serde::Serialize;
 
 use super::{Ask, Category, Place, Subject};
@@ -30,7 +30,7 @@ impl Subject {
             let saves = peak.map_or(0, |peak| now - peak as i64);
             levers.push(Lever { what: what.into(), setting, saves, remark: remark.into() });
         };
-        let changed = |change: &dyn Fn(&mut coxswain_proto::run_spec::RunSpec)| {
+        let changed = |change: &dyn Fn(&mut RunSpec)| {
             self.changed(change).ok().map(|subject| subject.predict(ask).peak())
         };
         if self.spec.model.weights_dtype == WeightsDtype::Float32 {
@@ -64,8 +64,37 @@ impl Subject {
             let remark = "fewer draws for each forward pass of the model";
             add("one draw a sample", "expert.repeated_noise=1".into(), remark, peak);
         }
+        levers.extend(self.offloading(ask));
         levers.extend(self.cache_levers(ask));
         levers.extend(self.partition(ask));
+        levers
+    }
+
+    /// What reading frozen blocks when they run would save, beside the recompute that it needs; and what every run keeps off a card.
+    fn offloading(&self, ask: Ask) -> Vec<Lever> {
+        let mut levers = Vec::new();
+        if self.spec.memory.offload != Offload::Layers {
+            let held = self.frozen(ask.place);
+            let saves = held.in_memory(false) as i64 - held.in_memory(true) as i64;
+            let tape_holds = matches!(self.spec.train.recompute, Recompute::None | Recompute::Every(2..));
+            let remark = match (saves > 0, tape_holds && self.spec.lora.is_some()) {
+                (false, _) => {
+                    "frozen weights are used where they lie in the mapped files and take no memory of their own"
+                }
+                (true, false) => "frozen blocks are read from their files whenever they run",
+                (true, true) => "the same with train.recompute=full, which it needs, beside what that saves",
+            };
+            let (setting, remark) = ("memory.offload=layers".into(), remark.into());
+            levers.push(Lever { what: "frozen layers streamed".into(), setting, saves, remark });
+        }
+        if ask.place == Place::Card {
+            levers.push(Lever {
+                what: "moments in host memory".into(),
+                setting: "(always on)".into(),
+                saves: 8 * self.counts.trainable().div_ceil(ask.world.max(1)) as i64,
+                remark: "counted above already: memory.offload=optimizer is what every run does".into(),
+            });
+        }
         levers
     }
 

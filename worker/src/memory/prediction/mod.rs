@@ -12,7 +12,7 @@
 //!
 //! | category | bytes on a rank, `n` trainables, `W` ranks |
 //! |---|---|
-//! | frozen weights | elements times 4 or 2 (vectors always 4); on a host only what is not used in place in the mapped files |
+//! | frozen weights | elements times 4 or 2 (vectors always 4); on a host only what is not used in place in the mapped files; of blocks that are streamed the two largest neighbours |
 //! | trainables | `4 n` |
 //! | gradients | `4 n`, in host memory |
 //! | optimizer shard | `8 n / W`, in host memory |
@@ -38,7 +38,7 @@ pub mod truth;
 
 use std::path::{Path, PathBuf};
 
-use coxswain_proto::run_spec::{CacheMode, RunSpec, WeightsDtype};
+use coxswain_proto::run_spec::{CacheMode, Offload, RunSpec, WeightsDtype};
 
 use super::Category;
 use crate::{
@@ -49,7 +49,7 @@ use crate::{
         checkpoint::Checkpoint,
         config::QwenConfig,
         error::ModelError,
-        modules::{FrozenTensor, frozen_tensors, modules},
+        modules::{FrozenBytes, frozen_tensors, modules},
     },
 };
 
@@ -84,8 +84,16 @@ pub struct Subject {
     pub outline: Outline,
     /// Elements by part.
     pub counts: Counts,
-    /// Bytes of frozen weights that cannot be used in place in the files, by type of matrices (fp32, bf16).
-    copied: [u64; 2],
+    frozen: Frozen,
+}
+
+/// Bytes of frozen weights, by type of matrices: fp32, bf16.
+#[derive(Clone, Copy, Debug)]
+struct Frozen {
+    /// On a device.
+    whole: [FrozenBytes; 2],
+    /// On a host: what cannot be used in place in the files.
+    copied: [FrozenBytes; 2],
 }
 
 /// Where a rank's memory is.
@@ -152,9 +160,9 @@ impl Subject {
         let dir = Path::new(&spec.model.path);
         let config = QwenConfig::read(dir)?;
         let outline = Outline::read(spec)?;
-        let copied = copied(dir, &config)?;
+        let frozen = Frozen::read(dir, &config)?;
         let unresolved =
-            Self { spec: spec.clone(), config, lora: None, outline, counts: Counts::default(), copied };
+            Self { spec: spec.clone(), config, lora: None, outline, counts: Counts::default(), frozen };
         Ok(unresolved.changed(|_| {})?)
     }
 
@@ -176,7 +184,8 @@ impl Subject {
         let micro = self.micro(ask.micro_batch);
         let shadow::Micro { forward, kept, backward, .. } = micro;
         let mut prediction = Prediction { forward, kept, backward, ..Prediction::default() };
-        prediction.set(Category::FrozenWeights, self.frozen_bytes(ask.place));
+        let streamed = self.spec.memory.offload == Offload::Layers;
+        prediction.set(Category::FrozenWeights, self.frozen(ask.place).in_memory(streamed));
         prediction.set(Category::Trainables, 4 * n);
         if ask.place != Place::Card {
             let kept = self.kept_on_host(ask);
@@ -211,14 +220,15 @@ impl Subject {
         }
     }
 
-    /// Bytes of frozen weights.
-    fn frozen_bytes(&self, place: Place) -> u64 {
-        let held = self.counts.held_frozen();
-        match (place, self.spec.model.weights_dtype) {
-            (Place::Card, WeightsDtype::Float32) => 4 * held.total(),
-            (Place::Card, WeightsDtype::Bfloat16) => 2 * held.matrices + 4 * held.vectors,
-            (Place::Host { .. }, WeightsDtype::Float32) => self.copied[0],
-            (Place::Host { .. }, WeightsDtype::Bfloat16) => self.copied[1],
+    /// Bytes of frozen weights, as this run keeps matrices.
+    fn frozen(&self, place: Place) -> FrozenBytes {
+        let by_dtype = match place {
+            Place::Card => self.frozen.whole,
+            Place::Host { .. } => self.frozen.copied,
+        };
+        match self.spec.model.weights_dtype {
+            WeightsDtype::Float32 => by_dtype[0],
+            WeightsDtype::Bfloat16 => by_dtype[1],
         }
     }
 
@@ -228,21 +238,27 @@ impl Subject {
     }
 }
 
-/// Bytes of frozen weights that are copied out of the files when matrices are kept as fp32, and as bf16. Without weight files
-/// they are taken to be bf16, as published.
-fn copied(dir: &Path, config: &QwenConfig) -> Result<[u64; 2], PredictionError> {
-    let counts = Counts::frozen(config).held_frozen();
-    if !has_weights(dir) {
-        return Ok([4 * counts.total(), 4 * counts.vectors]);
+impl Frozen {
+    /// From the model's sizes and its files' headers. Without weight files they are taken to be bf16, as published.
+    fn read(dir: &Path, config: &QwenConfig) -> Result<Self, PredictionError> {
+        const BY_DTYPE: [WeightsDtype; 2] = [WeightsDtype::Float32, WeightsDtype::Bfloat16];
+        let tensors = frozen_tensors(config);
+        let checkpoint = has_weights(dir).then(|| Checkpoint::open(dir)).transpose()?;
+        let copied = |dtype| {
+            FrozenBytes::of(&tensors, |tensor| {
+                let kept = if tensor.is_matrix { dtype } else { WeightsDtype::Float32 };
+                match &checkpoint {
+                    Some(checkpoint) => checkpoint.copied_bytes(&tensor.name, kept).unwrap_or(0),
+                    None if kept == WeightsDtype::Bfloat16 => 0,
+                    None => tensor.kept_bytes(kept),
+                }
+            })
+        };
+        Ok(Self {
+            whole: BY_DTYPE.map(|dtype| FrozenBytes::of(&tensors, |tensor| tensor.kept_bytes(dtype))),
+            copied: BY_DTYPE.map(copied),
+        })
     }
-    let checkpoint = Checkpoint::open(dir)?;
-    let mut copied = [0; 2];
-    for FrozenTensor { name, is_matrix, .. } in frozen_tensors(config) {
-        let kept = |dtype| checkpoint.copied_bytes(&name, dtype).unwrap_or(0);
-        copied[0] += kept(WeightsDtype::Float32);
-        copied[1] += kept(if is_matrix { WeightsDtype::Bfloat16 } else { WeightsDtype::Float32 });
-    }
-    Ok(copied)
 }
 
 fn has_weights(dir: &Path) -> bool {

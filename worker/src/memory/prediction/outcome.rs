@@ -26,6 +26,8 @@ pub struct Sightings {
     pub loaded: u64,
     /// A forward pass is about to begin, and everything that steps keep from one to the next is there.
     pub ready: u64,
+    /// Most bytes of streamed frozen weights at once, which are there during passes only.
+    pub streamed: u64,
 }
 
 impl Sightings {
@@ -33,13 +35,13 @@ impl Sightings {
     pub fn measured(&self, zero: &ZeroBytes, peak: u64) -> Vec<(Category, u64)> {
         let ZeroBytes { weights, moments, grads, comm_buffers, redundancy, .. } = *zero;
         vec![
-            (Category::FrozenWeights, self.loaded.saturating_sub(self.opened + weights.0)),
+            (Category::FrozenWeights, self.loaded.saturating_sub(self.opened + weights.0) + self.streamed),
             (Category::Trainables, weights.0),
             (Category::Gradients, grads.0),
             (Category::OptimizerShard, moments.0),
             (Category::Mirror, redundancy.0),
             (Category::CollectiveBuffers, comm_buffers.0),
-            (Category::Activations, peak.saturating_sub(self.ready)),
+            (Category::Activations, peak.saturating_sub(self.ready + self.streamed)),
         ]
     }
 }
@@ -154,10 +156,13 @@ mod tests {
             moments_unpartitioned: Bytes(80),
             redundancy: Bytes(0),
         };
-        let sightings = Sightings { opened: 10, loaded: 350, ready: 500 };
+        let sightings = Sightings { opened: 10, loaded: 350, ready: 500, streamed: 0 };
         let measured = sightings.measured(&zero, 900);
         assert!(measured.contains(&(Category::FrozenWeights, 300)));
         assert!(measured.contains(&(Category::Activations, 400)));
+        let measured = Sightings { streamed: 70, ..sightings }.measured(&zero, 900);
+        assert!(measured.contains(&(Category::FrozenWeights, 370)));
+        assert!(measured.contains(&(Category::Activations, 330)));
     }
 
     #[test]

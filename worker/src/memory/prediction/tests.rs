@@ -147,3 +147,47 @@ fn more_recompute_never_needs_more_activations_and_more_samples_always_do() {
     assert!(peaks.is_sorted_by(|a, b| a > b), "{peaks:?}");
     assert!(peak(Recompute::Full, 2) < peak(Recompute::Full, 4));
 }
+
+#[test]
+fn of_streamed_blocks_two_neighbours_are_in_memory_and_the_rest_of_the_model() {
+    let base = subject("qwen2.5-vl-3b.yaml");
+    let streamed = base.changed(|spec| spec.memory.offload = Offload::Layers).expect("no new names");
+    let (text, bytes) = (&base.config.text, |subject: &Subject| subject.predict(card(1, 1)));
+    let [held, left] = [&base, &streamed].map(|subject| bytes(subject).of(Category::FrozenWeights));
+    // bf16: q and o, k and v, three of the MLP; fp32: two gains and three biases.
+    let (d, f, kv) = (text.hidden_size, text.intermediate_size, text.num_kv_heads * text.head_dim);
+    let layer = (2 * (2 * d * d + 2 * d * kv + 3 * d * f) + 4 * (3 * d + 2 * kv)) as u64;
+    let table = 2 * (text.vocab_size * d) as u64;
+    assert!(left > table + 2 * layer && left < table + 2 * layer + (100 << 20), "{left}, {table}, {layer}");
+    assert!(held > left + 30 * layer, "{held} {left}");
+    for category in [Category::Activations, Category::Trainables, Category::Framework] {
+        assert_eq!(bytes(&base).of(category), bytes(&streamed).of(category), "{category}");
+    }
+}
+
+#[test]
+fn on_a_host_streaming_saves_what_is_copied_out_of_the_files_and_nothing_else() {
+    let host = Ask { micro_batch: 2, world: 1, rank: 0, place: Place::Host { threads: 2 } };
+    // The small model is stored in bfloat16.
+    let saved = |dtype| {
+        let subject = subject("quickstart.yaml").changed(|spec| spec.model.weights_dtype = dtype);
+        let subject = subject.expect("no new names");
+        let levers = subject.levers(host).into_iter();
+        let lever = levers.clone().find(|lever| lever.setting == "memory.offload=layers").expect("offered");
+        let streamed = subject.changed(|spec| spec.memory.offload = Offload::Layers).expect("no new names");
+        let less = subject.predict(host).peak() as i64 - streamed.predict(host).peak() as i64;
+        assert_eq!(lever.saves, less);
+        assert!(streamed.levers(host).iter().all(|lever| lever.what != "frozen layers streamed"));
+        less
+    };
+    let (wide, narrow) = (saved(WeightsDtype::Float32), saved(WeightsDtype::Bfloat16));
+    assert!(wide > 2 << 20, "{wide}");
+    assert!((0..256 << 10).contains(&narrow), "gains and biases alone: {narrow}");
+}
+
+#[test]
+fn whoever_asks_what_offloading_brings_on_a_card_is_told_what_every_run_does() {
+    let levers = subject("qwen2.5-vl-3b.yaml").levers(card(1, 1));
+    let always = levers.iter().find(|lever| lever.what == "moments in host memory").expect("it is said");
+    assert!(always.remark.contains("memory.offload=optimizer"), "{always:?}");
+}

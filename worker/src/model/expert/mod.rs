@@ -106,7 +106,7 @@ pub struct Draws<'t, B: Tape<Base = B>> {
 pub struct ExpertTrace<'a, B: Tape<Base = B>> {
     time: Recorded<'a, B>,
     tokens: Recorded<'a, B>,
-    tower: Tower<'a, B, DitLayer<'a>>,
+    tower: Tower<'a, B, Vec<DitLayer<'a>>>,
     blocks: Trace<'a, B>,
     head: Recorded<'a, B>,
 }
@@ -149,13 +149,14 @@ impl ActionExpert {
         let time = Recorded::run(&self.time_segment(&draws), trainables, vec![]);
         let token_segment = self.token_segment(&rows, &conditioning, &draws);
         let tokens = Recorded::run(&token_segment, trainables, conditioning.sensor.into_iter().collect());
+        let layers: Vec<_> = self.blocks.iter().map(|block| DitLayer { block, rows: rows.clone() }).collect();
         let tower = Tower {
-            layers: self.blocks.iter().map(|block| DitLayer { block, rows: rows.clone() }).collect(),
+            layers,
             trainables,
             mode,
             sides: vec![Input::tracked(time.output()), conditioning.hidden],
         };
-        let (x_nd, blocks) = tower.forward(tokens.output(), true);
+        let Ok((x_nd, blocks)) = tower.forward(tokens.output(), true);
         let head_inputs = vec![Input::tracked(x_nd), Input::tracked(time.output())];
         let head = Recorded::run(&self.head_segment(&rows), trainables, head_inputs);
         (head.output(), ExpertTrace { time, tokens, tower, blocks, head })
@@ -171,7 +172,7 @@ impl ActionExpert {
         let mut of_head = head.backward(dv_nc, grads).into_iter();
         let dx_nd = of_head.next().flatten().expect("the head's tokens are tracked");
         let head_cond = of_head.next().flatten().expect("the head's condition is tracked");
-        let of_tower = tower.backward(blocks, dx_nd, grads);
+        let Ok(of_tower) = tower.backward(blocks, dx_nd, grads);
         let mut sides = of_tower.sides.into_iter();
         let cond_md = match sides.next().flatten() {
             Some(blocks_cond) => blocks_cond + head_cond,

@@ -2,7 +2,7 @@
 
 use coxswain_proto::ids::Step;
 
-use crate::model::qwen::error::{ModelError, TokenError};
+use crate::model::qwen::error::{ModelError, TokenError, UnreadableWeights};
 
 /// A policy that cannot be built.
 #[derive(Debug, thiserror::Error)]
@@ -42,6 +42,14 @@ pub enum StepError {
         samples: Vec<u64>,
         /// What was found, and what was expected.
         problem: String,
+    },
+    /// Frozen weights that are streamed cannot be read any more.
+    #[error("step {step}: {source}")]
+    Weights {
+        /// Optimizer step.
+        step: Step,
+        /// Which, and why.
+        source: UnreadableWeights,
     },
     /// The loss is infinite or not a number.
     #[error(

@@ -12,7 +12,7 @@
 use burn::tensor::{Tensor, TensorData};
 use coxswain_proto::run_spec::Recompute;
 
-use super::{Entry, Policy, StepError, Tap, VlContext, VlFeatures, VlRun, download, keys_mask, tokens};
+use super::{Entry, Policy, StepError, Tap, VlContext, VlFeatures, VlRun, download, failed, keys_mask};
 use crate::{
     batch::{CachedFeatures, MicroBatch},
     kernels::Tape,
@@ -87,9 +87,9 @@ impl<B: Tape<Base = B>> Policy<B> {
         batch: &MicroBatch,
         (entry, until): (Entry<B>, Tap),
     ) -> Result<Tensor<B, 2>, StepError> {
-        let context = VlContext::new(&self.model, batch, &entry).map_err(|source| tokens(batch, source))?;
+        let context = VlContext::new(&self.model, batch, &entry).map_err(|broken| failed(batch, broken))?;
         let vl = VlRun { model: &self.model, context: &context, trainables, mode: Recompute::None };
-        vl.features(batch, entry, until).map_err(|source| tokens(batch, source))
+        vl.features(batch, entry, until).map_err(|broken| failed(batch, broken))
     }
 
     /// What a pass over this micro-batch begins with.

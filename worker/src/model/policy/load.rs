@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use coxswain_proto::run_spec::{Lora, RunSpec};
+use coxswain_proto::run_spec::{Lora, Offload, RunSpec};
 
 use super::{Adapted, Policy, PolicyError, Settings, Source, Tap};
 use crate::{
@@ -12,7 +12,7 @@ use crate::{
     lora::{LoraError, LoraPlan, Module, PeftAdapter},
     model::{
         expert::{ActionExpert, ExpertShape},
-        qwen::{QwenVl, config::QwenConfig, error::ModelError, modules::modules},
+        qwen::{LoadOptions, QwenVl, config::QwenConfig, error::ModelError, modules::modules},
         sensor::{SensorEncoder, SensorShape},
     },
     params::TrainableLayout,
@@ -34,7 +34,9 @@ impl<B: Tape<Base = B>> Policy<B> {
         let mut layout = TrainableLayout::default();
         let lora = adapters.as_ref().map(|adapters| &adapters.plan);
         let tap = Tap::resolve(&spec.cache, &Adapted::new(&config, lora))?;
-        let model = QwenVl::load(dir, spec.model.weights_dtype, lora, &mut layout, device)?;
+        let streamed = spec.memory.offload == Offload::Layers;
+        let options = LoadOptions { streamed, ..spec.model.weights_dtype.into() };
+        let model = QwenVl::load(dir, options, lora, &mut layout, device)?;
         let sensor = (dims.sensor_window > 0).then(|| {
             let shape = SensorShape {
                 window: dims.sensor_window,
@@ -68,7 +70,7 @@ impl<B: Tape<Base = B>> Policy<B> {
         let lora = adapters.map(|adapters| adapters.plan);
         let source = Source { dir: dir.into(), dtype: spec.model.weights_dtype };
         let device = device.clone();
-        let policy = Self { model, lora, sensor, expert, tap, source, dims, settings, device };
+        let policy = Self { model, lora, sensor, expert, tap, source, streamed, dims, settings, device };
         Ok((policy, layout, values))
     }
 

@@ -35,7 +35,7 @@ use std::path::PathBuf;
 use burn::tensor::{Tensor, TensorData};
 use coxswain_proto::run_spec::{CacheMode, FlowConvention, Recompute, WeightsDtype};
 
-use self::vl::{Entry, VlContext, VlRun};
+use self::vl::{Broken, Entry, VlContext, VlRun};
 pub use self::{
     clock::{Pass, Stage, StageClock, StageTimes},
     digest::{AdapterSnapshot, Digest, SnapshotError, WeightsBelow},
@@ -46,7 +46,7 @@ pub use self::{
 use super::{
     expert::{ActionExpert, Conditioning, Draws, ExpertShape},
     flow::{self, CleanActions, FlowKeys},
-    qwen::{QwenVl, error::TokenError},
+    qwen::QwenVl,
     recompute::segment::{Input, Recorded, Segment},
     sensor::SensorEncoder,
 };
@@ -65,6 +65,8 @@ pub struct Policy<B: Tape<Base = B>> {
     expert: ActionExpert,
     tap: Option<Tap>,
     source: Source,
+    /// Whether the blocks of both towers are read when they run.
+    streamed: bool,
     dims: SampleDims,
     settings: Settings,
     device: B::Device,
@@ -122,6 +124,11 @@ impl<B: Tape<Base = B>> Policy<B> {
         self.expert.shape()
     }
 
+    /// Most bytes of streamed frozen weights (`memory.offload: layers`) that were in memory at once so far.
+    pub fn most_streamed(&self) -> u64 {
+        self.model.most_streamed()
+    }
+
     /// Sizes of a sample.
     pub fn dims(&self) -> SampleDims {
         self.dims
@@ -143,10 +150,10 @@ impl<B: Tape<Base = B>> Policy<B> {
         }
         clock.enter(Pass::Forward);
         let entry = self.entry(batch)?;
-        let context = VlContext::new(&self.model, batch, &entry).map_err(|source| tokens(batch, source))?;
+        let context = VlContext::new(&self.model, batch, &entry).map_err(|broken| failed(batch, broken))?;
         let vl = VlRun { model: &self.model, context: &context, trainables, mode: self.settings.recompute };
         let (hidden_nd, vl_trace) =
-            vl.forward(batch, entry, clock).map_err(|source| tokens(batch, source))?;
+            vl.forward(batch, entry, clock).map_err(|broken| failed(batch, broken))?;
 
         let clean = self.clean(batch);
         let noised = flow::noise(self.settings.convention, self.keys(batch), clean);
@@ -175,7 +182,7 @@ impl<B: Tape<Base = B>> Policy<B> {
         }
         clock.lap(Stage::Expert);
         if let Some(dhidden_nd) = gradient.hidden {
-            vl.backward(vl_trace, dhidden_nd, grads, clock);
+            vl.backward(vl_trace, dhidden_nd, grads, clock).map_err(|broken| failed(batch, broken))?;
         }
         Ok(MicroLoss { loss_sum: loss.sum(), valid: clean.valid_count() })
     }
@@ -266,8 +273,13 @@ fn keys_mask(batch: &MicroBatch) -> AttentionMask {
     AttentionMask::Keys(batch.valid.clone().into())
 }
 
-fn tokens(batch: &MicroBatch, source: TokenError) -> StepError {
-    StepError::Tokens { step: batch.step, samples: batch.sample_indices.clone(), source }
+fn failed(batch: &MicroBatch, broken: impl Into<Broken>) -> StepError {
+    match broken.into() {
+        Broken::Tokens(source) => {
+            StepError::Tokens { step: batch.step, samples: batch.sample_indices.clone(), source }
+        }
+        Broken::Weights(source) => StepError::Weights { step: batch.step, source },
+    }
 }
 
 fn check_finite(batch: &MicroBatch, per_sample: &[f64]) -> Result<(), StepError> {

@@ -7,14 +7,14 @@ use coxswain_proto::run_spec::{LearningRates, WeightsDtype};
 use super::Policy;
 use crate::{
     kernels::Tape,
-    model::qwen::modules::frozen_tensors,
+    model::qwen::modules::{FrozenBytes, frozen_tensors},
     params::{FlatGrads, Group, TrainableLayout},
 };
 
 /// One row of the start-up table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModuleRow {
-    /// A part of the policy: `vision`, `language`, or a group of trainables below one of them.
+    /// A part of the policy: `vision`, `language`, `streamed` of either, or a group of trainables below one of them.
     pub module: String,
     /// Tensors.
     pub tensors: usize,
@@ -24,7 +24,7 @@ pub struct ModuleRow {
     pub trains: bool,
     /// How it is kept: `float32`, `bfloat16`, or both.
     pub dtype: &'static str,
-    /// Bytes on the device, without gradients and optimizer state.
+    /// Bytes on the device, without gradients and optimizer state; of what is streamed as many as are there at once.
     pub bytes: u64,
 }
 
@@ -37,10 +37,10 @@ struct Tally {
 }
 
 impl Tally {
-    fn add(&mut self, elements: usize, bytes_each: u64) {
+    fn add(&mut self, elements: usize, bytes: u64) {
         self.tensors += 1;
         self.parameters += elements;
-        self.bytes += elements as u64 * bytes_each;
+        self.bytes += bytes;
     }
 
     fn row(self, module: impl Into<String>, trains: bool, dtype: &'static str) -> ModuleRow {
@@ -52,15 +52,21 @@ impl Tally {
 impl<B: Tape<Base = B>> Policy<B> {
     /// Rows of the start-up table: frozen parts first, then what trains.
     pub fn trainable_report(&self, layout: &TrainableLayout, frozen: WeightsDtype) -> Vec<ModuleRow> {
-        let (each, name) = match frozen {
-            WeightsDtype::Float32 => (4, "float32"),
-            WeightsDtype::Bfloat16 => (2, "bfloat16"),
+        let name = match frozen {
+            WeightsDtype::Float32 => "float32",
+            WeightsDtype::Bfloat16 => "bfloat16",
         };
-        let [vision, language] = self.frozen_tallies(each);
+        let [vision, language, streamed] = self.frozen_tallies(frozen);
         let mut rows = vec![vision.row("vision", false, name), language.row("language", false, name)];
+        if streamed.tensors > 0 {
+            rows.push(streamed.row("streamed", false, name));
+        }
         let mut groups: BTreeMap<(Group, &str), Tally> = BTreeMap::new();
         for param in layout.params() {
-            groups.entry((param.group, part(&param.name))).or_default().add(param.len(), 4);
+            groups
+                .entry((param.group, part(&param.name)))
+                .or_default()
+                .add(param.len(), 4 * param.len() as u64);
         }
         rows.extend(groups.into_iter().map(|((group, part), tally)| {
             let module = if part.is_empty() { group.to_string() } else { format!("{part}.{group}") };
@@ -69,15 +75,23 @@ impl<B: Tape<Base = B>> Policy<B> {
         rows
     }
 
-    /// Frozen weights of the vision tower and of the language model, from the model's sizes. An LM head is not held, unless it is
-    /// the embedding table.
-    fn frozen_tallies(&self, matrix_bytes: u64) -> [Tally; 2] {
-        let (mut vision, mut language) = (Tally::default(), Tally::default());
-        for tensor in frozen_tensors(&self.model.config) {
-            let tally = if tensor.of_vision() { &mut vision } else { &mut language };
-            tally.add(tensor.elements, if tensor.is_matrix { matrix_bytes } else { 4 });
+    /// Frozen weights of the vision tower, of the language model, and of blocks of either that are streamed, from the model's sizes. An LM
+    /// head is not held, unless it is the embedding table.
+    fn frozen_tallies(&self, dtype: WeightsDtype) -> [Tally; 3] {
+        let tensors = frozen_tensors(&self.model.config);
+        let mut tallies = [Tally::default(); 3];
+        for tensor in &tensors {
+            let [vision, language, streamed] = &mut tallies;
+            let tally = match tensor.block() {
+                Some(_) if self.streamed => streamed,
+                _ if tensor.of_vision() => vision,
+                _ => language,
+            };
+            tally.add(tensor.elements, tensor.kept_bytes(dtype));
         }
-        [vision, language]
+        let together = FrozenBytes::of(&tensors, |tensor| tensor.kept_bytes(dtype)).two_blocks;
+        tallies[2].bytes = tallies[2].bytes.min(together);
+        tallies
     }
 }
 

@@ -15,6 +15,7 @@ use crate::{
 };
 
 mod cached;
+mod streamed;
 
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs/assets/tiny-vla");
 const DIMS: SampleDims = SampleDims { state: 3, sensor_window: 4, sensor_channels: 2, horizon: 4, action: 2 };
@@ -31,6 +32,7 @@ fn spec(changes: &[(&str, Value)]) -> RunSpec {
         "data": {"path": "unused", "cameras": ["unused"]},
         "train": {"steps": 1, "global_batch": 3, "micro_batch": 3},
         "cache": {},
+        "memory": {},
     });
     for (path, value) in changes {
         *spec.pointer_mut(&format!("/{}", path.replace('.', "/"))).expect("a key of the base spec") =

@@ -21,15 +21,29 @@ use crate::{
     batch::MicroBatch,
     kernels::Tape,
     model::{
-        block::Block,
-        qwen::{DecoderLayer, ImageRows, QwenVl, TextContext, VisionBlock, VisionContext, error::TokenError},
+        qwen::{
+            DecoderLayer, ImageRows, QwenVl, TextContext, VisionBlock, VisionContext,
+            error::{TokenError, UnreadableWeights},
+            stack::InStack,
+        },
         recompute::{
-            InContext, Tower, Trace,
+            Layers, Tower, Trace,
             segment::{Input, Recorded, Segment},
         },
     },
     params::{FlatGrads, ParamScope, Trainables},
 };
+
+/// Why a pass through the model ends early.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Broken {
+    /// Tokens or images do not fit.
+    #[error(transparent)]
+    Tokens(#[from] TokenError),
+    /// A block's weights cannot be read.
+    #[error(transparent)]
+    Weights(#[from] UnreadableWeights),
+}
 
 /// What a pass through the model begins with.
 #[derive(Clone)]
@@ -112,7 +126,7 @@ impl<'a, B: Tape<Base = B>> VlRun<'a, B> {
         batch: &MicroBatch,
         entry: Entry<B>,
         clock: &mut StageClock<'_>,
-    ) -> Result<(Tensor<B, 2>, VlTrace<'a, B>), TokenError> {
+    ) -> Result<(Tensor<B, 2>, VlTrace<'a, B>), Broken> {
         let (first, x_nd, vision) = match entry {
             Entry::Pixels => {
                 let (features, vision) = self.vision_forward(batch)?;
@@ -124,9 +138,10 @@ impl<'a, B: Tape<Base = B>> VlRun<'a, B> {
             Entry::Hidden(hidden_nd) => return Ok((hidden_nd, VlTrace { vision: None, text: None })),
         };
         let below_trains = vision.is_some();
-        let (x_nd, layers) = self.text_tower(first, None).forward(x_nd, below_trains);
+        let tower = self.text_tower(first, None);
+        let trains = below_trains || trains(&tower.layers);
+        let (x_nd, layers) = tower.forward(x_nd, below_trains)?;
         let norm = FinalNorm(self.model);
-        let trains = below_trains || self.model.text.layers[first..].iter().any(Block::trains);
         let (hidden_nd, text) = if trains {
             let norm = Recorded::run(&norm, self.trainables, vec![Input::tracked(x_nd)]);
             (norm.output(), Some(TextTrace { first, layers, norm }))
@@ -144,28 +159,24 @@ impl<'a, B: Tape<Base = B>> VlRun<'a, B> {
         dhidden_nd: Tensor<B, 2>,
         grads: &mut FlatGrads,
         clock: &mut StageClock<'_>,
-    ) {
-        let Some(TextTrace { first, layers, norm }) = trace.text else { return };
+    ) -> Result<(), Broken> {
+        let Some(TextTrace { first, layers, norm }) = trace.text else { return Ok(()) };
         let dx = norm.backward(dhidden_nd, grads).into_iter().next().flatten();
         let dx_nd = dx.expect("the norm's input is tracked");
-        let dx = self.text_tower(first, None).backward(layers, dx_nd, grads).input;
+        let dx = self.text_tower(first, None).backward(layers, dx_nd, grads)?.input;
         clock.lap(Stage::Language);
-        let (Some(VisionTrace { blocks, merger }), Some(dx_nd)) = (trace.vision, dx) else { return };
+        let (Some(VisionTrace { blocks, merger }), Some(dx_nd)) = (trace.vision, dx) else { return Ok(()) };
         let dfeatures_md = self.context.image_rows.gather(dx_nd);
         let dpatches = merger.backward(dfeatures_md, grads).into_iter().next().flatten();
         if let (Some(tower), Some(dpatches_pd)) = (self.vision_tower(), dpatches) {
-            tower.backward(blocks, dpatches_pd, grads);
+            tower.backward(blocks, dpatches_pd, grads)?;
         }
         clock.lap(Stage::Vision);
+        Ok(())
     }
 
     /// The values at `until` without a trace. `entry` must not lie beyond it.
-    pub fn features(
-        &self,
-        batch: &MicroBatch,
-        entry: Entry<B>,
-        until: Tap,
-    ) -> Result<Tensor<B, 2>, TokenError> {
+    pub fn features(&self, batch: &MicroBatch, entry: Entry<B>, until: Tap) -> Result<Tensor<B, 2>, Broken> {
         let params = ParamScope::<B>::frozen(self.trainables);
         let (first, x_nd) = match entry {
             Entry::Pixels | Entry::Images(_) => {
@@ -183,9 +194,9 @@ impl<'a, B: Tape<Base = B>> VlRun<'a, B> {
             Entry::Hidden(hidden_nd) => return Ok(hidden_nd),
         };
         match until {
-            Tap::Layer(end) => Ok(self.text_tower(first, Some(end)).run(x_nd)),
+            Tap::Layer(end) => Ok(self.text_tower(first, Some(end)).run(x_nd)?),
             Tap::Vision | Tap::Final => {
-                Ok(FinalNorm(self.model).run(&params, &[self.text_tower(first, None).run(x_nd)]))
+                Ok(FinalNorm(self.model).run(&params, &[self.text_tower(first, None).run(x_nd)?]))
             }
         }
     }
@@ -195,11 +206,11 @@ impl<'a, B: Tape<Base = B>> VlRun<'a, B> {
         &self,
         batch: &MicroBatch,
         params: &ParamScope<'_, B>,
-    ) -> Result<Option<Tensor<B, 2>>, TokenError> {
+    ) -> Result<Option<Tensor<B, 2>>, Broken> {
         let (Some(context), Some(tower)) = (&self.context.vision, self.vision_tower()) else {
             return Ok(None);
         };
-        let patches_pd = tower.run(self.model.vision.embed(&batch.pixel_values, context)?);
+        let patches_pd = tower.run(self.model.vision.embed(&batch.pixel_values, context)?)?;
         Ok(Some(Merger { model: self.model, context }.run(params, &[patches_pd])))
     }
 
@@ -212,13 +223,13 @@ impl<'a, B: Tape<Base = B>> VlRun<'a, B> {
         }
     }
 
-    fn vision_forward(&self, batch: &MicroBatch) -> Result<VisionForward<'a, B>, TokenError> {
+    fn vision_forward(&self, batch: &MicroBatch) -> Result<VisionForward<'a, B>, Broken> {
         let (Some(context), Some(tower)) = (&self.context.vision, self.vision_tower()) else {
             return Ok((None, None));
         };
         let vision = &self.model.vision;
-        let (patches_pd, blocks) = tower.forward(vision.embed(&batch.pixel_values, context)?, false);
-        let blocks_train = vision.blocks.iter().any(Block::trains);
+        let (patches_pd, blocks) = tower.forward(vision.embed(&batch.pixel_values, context)?, false)?;
+        let blocks_train = trains(&tower.layers);
         let merger = Merger { model: self.model, context };
         if !blocks_train && !vision.merger_trains() {
             let features_md = merger.run(&ParamScope::<B>::frozen(self.trainables), &[patches_pd]);
@@ -229,25 +240,26 @@ impl<'a, B: Tape<Base = B>> VlRun<'a, B> {
         Ok((Some(merger.output()), Some(VisionTrace { blocks, merger })))
     }
 
-    fn vision_tower(&self) -> Option<Tower<'a, B, InContext<'a, B, VisionBlock<B>>>> {
+    fn vision_tower(&self) -> Option<Tower<'a, B, InStack<'a, B, VisionBlock<B>>>> {
         let context = self.context.vision.as_ref()?;
-        let layers = self.model.vision.blocks.iter().map(|block| InContext { block, context }).collect();
+        let stack = &self.model.vision.blocks;
+        let layers = InStack { stack, range: 0..stack.count(), context };
         Some(Tower { layers, trainables: self.trainables, mode: self.mode, sides: vec![] })
     }
 
     /// The decoder layers from `first` to before `end`, or to the last.
-    fn text_tower(
-        &self,
-        first: usize,
-        end: Option<usize>,
-    ) -> Tower<'a, B, InContext<'a, B, DecoderLayer<B>>> {
+    fn text_tower(&self, first: usize, end: Option<usize>) -> Tower<'a, B, InStack<'a, B, DecoderLayer<B>>> {
         let context = self.context.text.as_ref();
         let context = context.expect("every pass that enters below the final norm has a text context");
-        let blocks = &self.model.text.layers;
-        let blocks = &blocks[first..end.unwrap_or(blocks.len())];
-        let layers = blocks.iter().map(|block| InContext { block, context }).collect();
+        let stack = &self.model.text.layers;
+        let layers = InStack { stack, range: first..end.unwrap_or(stack.count()), context };
         Tower { layers, trainables: self.trainables, mode: self.mode, sides: vec![] }
     }
+}
+
+/// Whether anything in these layers trains.
+fn trains<B: Tape<Base = B>>(layers: &impl Layers<B>) -> bool {
+    (0..layers.count()).any(|index| layers.trains(index))
 }
 
 type VisionForward<'a, B> = (Option<Tensor<B, 2>>, Option<VisionTrace<'a, B>>);

@@ -3,6 +3,7 @@
 //! ```text
 //! Checkpoint::open      finds the files, checks every header, knows every tensor under one name
 //! Checkpoint::matrix    one tensor: shape checked against config.json, as float32 or bfloat16, in the file's own layout
+//! Checkpoint::locate    where a tensor lies, for Checkpoint::fetch: the same while training runs, where faults are errors
 //! ```
 //!
 //! Two spellings of names are in use: `model.layers…` and `visual…` (published files, and what Transformers 5 still writes) and
@@ -10,24 +11,24 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
-    fs,
+    fs::{self, File},
+    ops::Range,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
 use burn::tensor::{AllocationProperty, Bytes, DType, TensorData};
 use coxswain_proto::run_spec::WeightsDtype;
-use half::{bf16, f16};
 use memmap2::Mmap;
-use rayon::prelude::*;
 use safetensors::{Dtype, SafeTensorError, SafeTensors, tensor::Metadata};
 use serde_json::Value;
 
-use super::{error::ModelError, fields::Fields, mapping};
-use crate::pulse;
-
-/// Elements converted by one thread at a time: large enough to hide the hand-over, small enough to balance.
-const CONVERT_CHUNK: usize = 1 << 16;
+use super::{
+    error::{ModelError, UnreadableWeights},
+    fields::Fields,
+    mapping,
+    reading::{InFile, InMap, Stamp, converted},
+};
 
 /// The module path of Transformers 5 for a tensor or module name in either spelling.
 pub fn canonical_name(name: &str) -> String {
@@ -45,9 +46,23 @@ pub fn canonical_name(name: &str) -> String {
 /// A mapped safetensors file whose header has been checked.
 struct Shard {
     path: PathBuf,
+    file: File,
+    stamp: Stamp,
     map: Arc<Mmap>,
     header: Metadata,
     data_start: usize,
+}
+
+/// Where a tensor lies, once its name, shape and type have been checked.
+#[derive(Clone, Debug)]
+pub struct Located {
+    shard: usize,
+    /// The file's spelling.
+    name: String,
+    shape: Vec<usize>,
+    stored: Dtype,
+    /// Its bytes in the file.
+    range: Range<usize>,
 }
 
 /// The weights of a model directory.
@@ -108,16 +123,7 @@ impl Checkpoint {
     /// if the checkpoint has no such tensor.
     pub fn copied_bytes(&self, name: &str, dtype: WeightsDtype) -> Option<u64> {
         let (number, spelling) = self.tensors.get(name)?;
-        let shard = &self.shards[*number];
-        let info = shard.header.info(spelling)?;
-        let (kept, each) = match dtype {
-            WeightsDtype::Float32 => (Dtype::F32, 4),
-            WeightsDtype::Bfloat16 => (Dtype::BF16, 2),
-        };
-        // Maps begin at a page, so the place in the file decides the alignment.
-        let aligned = (shard.data_start + info.data_offsets.0).is_multiple_of(align_of::<f32>());
-        let in_place = info.dtype == kept && aligned;
-        Some(if in_place { 0 } else { each * info.shape.iter().product::<usize>() as u64 })
+        Some(self.at(*number, spelling)?.copied_bytes(dtype))
     }
 
     /// Bytes of all tensors as stored.
@@ -148,17 +154,16 @@ impl Checkpoint {
         shape: &[usize],
         dtype: WeightsDtype,
     ) -> Result<TensorData, ModelError> {
-        let (shard, source, bytes) = self.find(name, expected)?;
-        let wanted = match dtype {
-            WeightsDtype::Float32 => DType::F32,
-            WeightsDtype::Bfloat16 => DType::BF16,
+        let at = self.locate(name, expected)?;
+        let shard = &self.shards[at.shard];
+        let bytes = match at.copied_bytes(dtype) {
+            0 => shard.share(at.range),
+            _ => {
+                let Ok(bytes) = converted(&InMap(&shard.map[at.range]), at.stored, dtype);
+                bytes
+            }
         };
-        let bytes = match (source, wanted) {
-            (Dtype::F32, DType::F32) | (Dtype::BF16, DType::BF16) => shard.share(bytes),
-            (_, DType::F32) => Bytes::from_elems(widen(source, bytes)),
-            _ => Bytes::from_elems(narrow(source, bytes)),
-        };
-        Ok(TensorData::from_bytes(bytes, shape.to_vec(), wanted))
+        Ok(TensorData::from_bytes(bytes, shape.to_vec(), kept_as(dtype)))
     }
 
     /// A bias or a gain; always float32.
@@ -166,55 +171,121 @@ impl Checkpoint {
         self.matrix(name, &[len], &[len], WeightsDtype::Float32)
     }
 
-    fn find(&self, name: &str, expected: &[usize]) -> Result<(&Shard, Dtype, &[u8]), ModelError> {
+    /// Where the tensor lies, if it is there in this shape and in a type that can be read.
+    pub fn locate(&self, name: &str, expected: &[usize]) -> Result<Located, ModelError> {
         let (number, spelling) = self.tensors.get(name).ok_or_else(|| ModelError::MissingTensor {
             path: self.dir.clone(),
             tensor: name.into(),
             expected: expected.into(),
         })?;
-        let shard = &self.shards[*number];
-        let info = shard.header.info(spelling).expect("names were taken from this header");
-        if info.shape != expected {
+        let path = &self.shards[*number].path;
+        let at = self.at(*number, spelling).expect("names were taken from this header");
+        if at.shape != expected {
             return Err(ModelError::WrongShape {
-                path: shard.path.clone(),
-                tensor: spelling.clone(),
-                found: info.shape.clone(),
+                path: path.clone(),
+                tensor: at.name,
+                found: at.shape,
                 expected: expected.into(),
             });
         }
-        if !matches!(info.dtype, Dtype::F32 | Dtype::BF16 | Dtype::F16) {
+        if !matches!(at.stored, Dtype::F32 | Dtype::BF16 | Dtype::F16) {
             return Err(ModelError::UnsupportedDtype {
-                path: shard.path.clone(),
-                tensor: spelling.clone(),
-                found: format!("{:?}", info.dtype),
+                path: path.clone(),
+                tensor: at.name,
+                found: format!("{:?}", at.stored),
             });
         }
+        Ok(at)
+    }
+
+    /// A tensor that was located, as [`Checkpoint::matrix`] gives it: the same bits, but a file that cannot be read any more, or is not
+    /// what it was, is an error. `share`: the result may borrow the mapped file; else it is a copy in any case.
+    pub fn fetch(
+        &self,
+        at: &Located,
+        dtype: WeightsDtype,
+        share: bool,
+    ) -> Result<TensorData, UnreadableWeights> {
+        let shard = &self.shards[at.shard];
+        let in_file = InFile { file: &shard.file, start: at.range.start as u64, len: at.range.len() };
+        let bytes = shard.stamp.hold(&shard.file).and_then(|()| match at.copied_bytes(dtype) {
+            0 if share => Ok(shard.share(at.range.clone())),
+            _ => converted(&in_file, at.stored, dtype),
+        });
+        let bytes = bytes.map_err(|error| self.unreadable(at, &error.to_string()))?;
+        Ok(TensorData::from_bytes(bytes, at.shape.clone(), kept_as(dtype)))
+    }
+
+    /// The error of a tensor that was located and cannot be read.
+    pub fn unreadable(&self, at: &Located, problem: &str) -> UnreadableWeights {
+        let path = self.shards[at.shard].path.clone();
+        UnreadableWeights { path, tensor: at.name.clone(), problem: problem.into() }
+    }
+
+    fn at(&self, number: usize, spelling: &str) -> Option<Located> {
+        let shard = &self.shards[number];
+        let info = shard.header.info(spelling)?;
         let (start, end) = info.data_offsets;
-        Ok((shard, info.dtype, &shard.map[shard.data_start + start..shard.data_start + end]))
+        Some(Located {
+            shard: number,
+            name: spelling.to_owned(),
+            shape: info.shape.clone(),
+            stored: info.dtype,
+            range: shard.data_start + start..shard.data_start + end,
+        })
+    }
+}
+
+impl Located {
+    /// Bytes that it takes beside the mapped file when it is kept as `dtype`: 0 where it is used as it lies there.
+    pub fn copied_bytes(&self, dtype: WeightsDtype) -> u64 {
+        let kept = match dtype {
+            WeightsDtype::Float32 => Dtype::F32,
+            WeightsDtype::Bfloat16 => Dtype::BF16,
+        };
+        // Maps begin at a page, so the place in the file decides the alignment.
+        let aligned = self.range.start.is_multiple_of(align_of::<f32>());
+        if self.stored == kept && aligned { 0 } else { self.kept_bytes(dtype) }
+    }
+
+    /// Bytes of its elements as `dtype`.
+    pub fn kept_bytes(&self, dtype: WeightsDtype) -> u64 {
+        let each = match dtype {
+            WeightsDtype::Float32 => 4,
+            WeightsDtype::Bfloat16 => 2,
+        };
+        each * self.shape.iter().product::<usize>() as u64
+    }
+}
+
+fn kept_as(dtype: WeightsDtype) -> DType {
+    match dtype {
+        WeightsDtype::Float32 => DType::F32,
+        WeightsDtype::Bfloat16 => DType::BF16,
     }
 }
 
 impl Shard {
     fn open(path: &Path) -> Result<Self, ModelError> {
-        let map = mapping::map(path).map_err(|source| ModelError::Io {
+        let unreadable = |source| ModelError::Io {
             path: path.into(),
             source,
             remedy: "every file that model.safetensors.index.json names must be in the model directory",
-        })?;
+        };
+        let file = File::open(path).map_err(unreadable)?;
+        let (stamp, map) =
+            Stamp::of(&file).and_then(|stamp| Ok((stamp, mapping::map(&file)?))).map_err(unreadable)?;
         let (header_len, header) = SafeTensors::read_metadata(&map).map_err(|error| {
             ModelError::Safetensors { path: path.into(), problem: describe(&error, map.len()) }
         })?;
         // The length of the header precedes it, in 8 bytes.
-        Ok(Self { path: path.into(), map: Arc::new(map), header, data_start: 8 + header_len })
+        Ok(Self { path: path.into(), file, stamp, map: Arc::new(map), header, data_start: 8 + header_len })
     }
 
-    /// The given part of the map as a tensor's storage, without a copy when it is aligned for its elements.
-    fn share(&self, part: &[u8]) -> Bytes {
-        if !(part.as_ptr() as usize).is_multiple_of(align_of::<f32>()) {
-            return Bytes::from_bytes_vec(part.to_vec());
-        }
+    /// The given part of the map as a tensor's storage. It must be aligned for its elements.
+    fn share(&self, part: Range<usize>) -> Bytes {
         let whole = bytes::Bytes::from_owner(MapOwner(self.map.clone()));
-        Bytes::from_shared(whole.slice_ref(part), AllocationProperty::File)
+        Bytes::from_shared(whole.slice(part), AllocationProperty::File)
     }
 }
 
@@ -269,37 +340,4 @@ fn indexed_files(dir: &Path, index: &Path) -> Result<Vec<PathBuf>, ModelError> {
         return Err(fields.error("weight_map", "names no file"));
     }
     Ok(names.into_iter().map(|name| dir.join(name)).collect())
-}
-
-/// Stored elements as float32.
-fn widen(source: Dtype, bytes: &[u8]) -> Vec<f32> {
-    match source {
-        Dtype::F32 => convert(bytes, f32::from_le_bytes),
-        Dtype::BF16 => convert(bytes, |le| bf16::from_le_bytes(le).to_f32()),
-        _ => convert(bytes, |le| f16::from_le_bytes(le).to_f32()),
-    }
-}
-
-/// Stored elements as bfloat16, rounded to nearest even.
-fn narrow(source: Dtype, bytes: &[u8]) -> Vec<bf16> {
-    match source {
-        Dtype::F32 => convert(bytes, |le| bf16::from_f32(f32::from_le_bytes(le))),
-        Dtype::BF16 => convert(bytes, bf16::from_le_bytes),
-        _ => convert(bytes, |le| bf16::from_f32(f16::from_le_bytes(le).to_f32())),
-    }
-}
-
-/// Little-endian elements of `N` bytes, converted by all threads.
-fn convert<const N: usize, T: Copy + Default + Send>(
-    bytes: &[u8],
-    element: impl Fn([u8; N]) -> T + Sync,
-) -> Vec<T> {
-    pulse::allow(bytes.len() as u64);
-    let mut out = vec![T::default(); bytes.len() / N];
-    out.par_chunks_mut(CONVERT_CHUNK).zip(bytes.par_chunks(CONVERT_CHUNK * N)).for_each(|(out, bytes)| {
-        for (value, le) in out.iter_mut().zip(bytes.chunks_exact(N)) {
-            *value = element(le.try_into().expect("chunks_exact yields N bytes"));
-        }
-    });
-    out
 }

@@ -30,10 +30,12 @@ impl<B: ModelBackend> Embedding<B> {
 
     /// The head: the table itself when the embeddings are tied, else `lm_head`. `[n, d]` to `[n, vocab]`.
     pub fn head(&self, loader: &mut Loader<'_, B>, config: &QwenConfig) -> Result<LoraLinear<B>, ModelError> {
+        let shape = [config.text.hidden_size, config.text.vocab_size];
         if config.tie_word_embeddings {
-            return Ok(LoraLinear::new("lm_head", self.table_vd.clone(), None, loader.lora, loader.layout));
+            let adapter = loader.adapter("lm_head", shape);
+            return Ok(LoraLinear::new(self.table_vd.clone(), None, adapter));
         }
-        loader.linear("lm_head", [config.text.hidden_size, config.text.vocab_size], false)
+        loader.linear("lm_head", shape, false)
     }
 }
 

@@ -102,6 +102,25 @@ pub enum ModelError {
     /// An adapter that does not fit.
     #[error(transparent)]
     Lora(#[from] LoraError),
+    /// Weights that cannot be read again.
+    #[error(transparent)]
+    Unreadable(#[from] UnreadableWeights),
+}
+
+/// Frozen weights that are streamed from their file (`memory.offload: layers`), and cannot be read any more.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{}: tensor `{tensor}` cannot be read again: {problem}; with memory.offload `layers` the file must stay as it is while the run lasts: \
+     restore it and start again, or copy the model to a disk that does not fail",
+    path.display()
+)]
+pub struct UnreadableWeights {
+    /// The file.
+    pub path: PathBuf,
+    /// The tensor as the file spells it.
+    pub tensor: String,
+    /// The system's reason, or how the file differs from what was opened.
+    pub problem: String,
 }
 
 /// Token ids and image grids that do not fit the model or each other.

@@ -17,6 +17,7 @@
 
 use std::{
     collections::BTreeMap,
+    ops::ControlFlow,
     path::{Path, PathBuf},
 };
 
@@ -63,7 +64,7 @@ pub fn run<B: Tape<Base = B>>(job: &Job<'_>, device: &B::Device) -> Result<(), M
     let batch = ForwardInputs::read(job.inputs, config.vision.patch_values())?;
     let adapter = job.adapter.map(|dir| PeftAdapter::read(dir, &modules(&config))).transpose()?;
     let mut layout = TrainableLayout::default();
-    let options = LoadOptions { dtype: job.dtype, head: true };
+    let options = LoadOptions { head: true, ..job.dtype.into() };
     let plan = adapter.as_ref().map(PeftAdapter::plan);
     let model = QwenVl::<B>::load(job.model, options, plan, &mut layout, device)?;
     let index = model.rope_index(&batch.input_ids, &batch.valid, &batch.grids)?;
@@ -153,12 +154,13 @@ impl<B: Tape<Base = B>> Pass<'_, B> {
             image_features = Some(features_md);
         }
         let context = model.text.context(&self.index.position_ids, &batch.valid);
-        let mut layers = Vec::with_capacity(model.text.layers.len());
-        for layer in &model.text.layers {
-            x_nd = layer.attention_half(params, x_nd, &context);
-            x_nd = layer.mlp_half(params, x_nd, &context);
-            layers.push(x_nd.clone());
-        }
+        let mut layers = Vec::with_capacity(model.text.layers.count());
+        let stack = &model.text.layers;
+        let x_nd = stack.fold(0..stack.count(), x_nd, |x_nd, _, layer| {
+            let h_nd = layer.attention_half(params, x_nd, &context);
+            layers.push(layer.mlp_half(params, h_nd, &context));
+            ControlFlow::Continue(layers[layers.len() - 1].clone())
+        })?;
         let last_hidden = model.text.final_norm(x_nd);
         let logits = model.lm_head(params, last_hidden.clone()).expect("the model was loaded with its head");
         let loss = self.targets.map(|targets| targets.loss(logits.clone()));
@@ -172,11 +174,11 @@ impl<B: Tape<Base = B>> Pass<'_, B> {
     ) -> Result<Tensor<T, 2>, ModelError> {
         let vision = &self.model.vision;
         let context = vision.context(&self.batch.grids)?;
-        let mut x_nd = T::lift(vision.embed(&self.batch.pixel_values, &context)?);
-        for block in &vision.blocks {
-            x_nd = block.attention_half(params, x_nd, &context);
-            x_nd = block.mlp_half(params, x_nd, &context);
-        }
+        let x_nd = T::lift(vision.embed(&self.batch.pixel_values, &context)?);
+        let x_nd = vision.blocks.fold(0..vision.blocks.count(), x_nd, |x_nd, _, block| {
+            let h_nd = block.attention_half(params, x_nd, &context);
+            ControlFlow::Continue(block.mlp_half(params, h_nd, &context))
+        })?;
         Ok(vision.merge(params, x_nd, &context))
     }
 

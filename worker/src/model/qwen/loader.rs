@@ -1,6 +1,6 @@
 //! Turns tensors of a checkpoint into layers on a device, registering adapters on the way.
 
-use std::cell::Cell;
+use std::{cell::Cell, sync::Arc};
 
 use burn::tensor::{Tensor, TensorData};
 use coxswain_proto::run_spec::WeightsDtype;
@@ -8,7 +8,7 @@ use coxswain_proto::run_spec::WeightsDtype;
 use super::{checkpoint::Checkpoint, error::ModelError};
 use crate::{
     kernels::ModelBackend,
-    lora::{LoraLinear, LoraPlan, linear::frozen},
+    lora::{Adapter, LoraLinear, LoraPlan, linear::frozen},
     params::TrainableLayout,
     pulse,
 };
@@ -20,9 +20,11 @@ const IN_FLIGHT: usize = 256 << 20;
 /// What all layers need while they are loaded.
 pub struct Loader<'a, B: ModelBackend> {
     /// Where weights come from.
-    pub checkpoint: &'a Checkpoint,
+    pub checkpoint: &'a Arc<Checkpoint>,
     /// How matrices are kept.
     pub dtype: WeightsDtype,
+    /// Whether repeated blocks are left in their files, to be read when they run.
+    pub streamed: bool,
     /// Which linears have adapters.
     pub lora: Option<&'a LoraPlan>,
     /// Where adapters are registered.
@@ -43,7 +45,13 @@ impl<B: ModelBackend> Loader<'_, B> {
     ) -> Result<LoraLinear<B>, ModelError> {
         let weight_oi = self.matrix(&format!("{module}.weight"), [outputs, inputs])?;
         let bias_o = bias.then(|| self.vector(&format!("{module}.bias"), outputs)).transpose()?;
-        Ok(LoraLinear::new(module, weight_oi, bias_o, self.lora, self.layout))
+        let adapter = self.adapter(module, [inputs, outputs]);
+        Ok(LoraLinear::new(weight_oi, bias_o, adapter))
+    }
+
+    /// Registers the adapter of a linear of these features, if it has one.
+    pub fn adapter(&mut self, module: &str, features: [usize; 2]) -> Option<Adapter> {
+        Adapter::register(module, features, self.lora, self.layout)
     }
 
     /// A matrix, by the tensor's full name.

@@ -2,7 +2,7 @@
 
 use burn::tensor::Tensor;
 
-use super::{error::ModelError, loader::Loader};
+use super::stack::Linears;
 use crate::{
     kernels::{ModelBackend, Tape},
     lora::LoraLinear,
@@ -17,18 +17,9 @@ pub struct GatedMlp<B: ModelBackend> {
 }
 
 impl<B: ModelBackend> GatedMlp<B> {
-    /// Loads `module.{gate,up,down}_proj`; `bias` for all three or none.
-    pub fn load(
-        loader: &mut Loader<'_, B>,
-        module: &str,
-        [width, inner]: [usize; 2],
-        bias: bool,
-    ) -> Result<Self, ModelError> {
-        Ok(Self {
-            gate: loader.linear(&format!("{module}.gate_proj"), [width, inner], bias)?,
-            up: loader.linear(&format!("{module}.up_proj"), [width, inner], bias)?,
-            down: loader.linear(&format!("{module}.down_proj"), [inner, width], bias)?,
-        })
+    /// Takes gate, up and down, a block's next three linears.
+    pub fn assemble(linears: &mut Linears<B>) -> Self {
+        Self { gate: linears.take(), up: linears.take(), down: linears.take() }
     }
 
     /// `[n, d]` to `[n, d]`, the last thing that half a block computes before its residual sum.

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! config · fields      config.json, checked
-//! checkpoint · mapping · loader    safetensors to layers
+//! checkpoint · mapping · reading · loader    safetensors to layers
+//! stack                the repeated blocks of a tower: held in memory, or read when they run
 //! windows · rope       host integers and tables: window order, positions on three axes
 //! vision · text · mlp · embed      the two towers
 //! modules              the names that PEFT knows
@@ -25,7 +26,9 @@ mod mapping;
 mod mlp;
 pub mod modules;
 pub mod random;
+mod reading;
 pub mod rope;
+pub mod stack;
 #[cfg(test)]
 mod tests;
 pub mod text;
@@ -33,7 +36,7 @@ mod tokens;
 pub mod vision;
 pub mod windows;
 
-use std::{ops::Range, path::Path};
+use std::{ops::Range, path::Path, sync::Arc};
 
 use burn::tensor::Tensor;
 use coxswain_proto::run_spec::WeightsDtype;
@@ -62,12 +65,14 @@ pub struct LoadOptions {
     pub dtype: WeightsDtype,
     /// Whether logits will be asked for. An untied head is otherwise not read: it is as large as the embedding table.
     pub head: bool,
+    /// Whether repeated blocks are left in their files, and read whenever they run.
+    pub streamed: bool,
 }
 
 impl From<WeightsDtype> for LoadOptions {
-    /// Without the head, which the action loss does not need.
+    /// Without the head, which the action loss does not need; everything held in memory.
     fn from(dtype: WeightsDtype) -> Self {
-        Self { dtype, head: false }
+        Self { dtype, head: false, streamed: false }
     }
 }
 
@@ -94,16 +99,21 @@ impl<B: ModelBackend> QwenVl<B> {
     ) -> Result<Self, ModelError> {
         let options = options.into();
         let config = QwenConfig::read(dir)?;
-        let checkpoint = Checkpoint::open(dir)?;
-        let in_flight = Default::default();
-        let mut loader =
-            Loader { checkpoint: &checkpoint, dtype: options.dtype, lora, layout, device, in_flight };
+        let checkpoint = Arc::new(Checkpoint::open(dir)?);
+        let LoadOptions { dtype, streamed, .. } = options;
+        let (checkpoint, in_flight) = (&checkpoint, Default::default());
+        let mut loader = Loader { checkpoint, dtype, streamed, lora, layout, device, in_flight };
         let vision = VisionTower::load(&mut loader, &config.vision)?;
         let embedding = Embedding::load(&loader, &config)?;
         let text = TextModel::load(&mut loader, &config.text)?;
         let adapted = lora.is_some_and(|plan| plan.adapter("lm_head").is_some());
         let head = (options.head || adapted).then(|| embedding.head(&mut loader, &config)).transpose()?;
         Ok(Self { config, vision, text, embedding, head })
+    }
+
+    /// Most bytes of streamed blocks that were in memory at once so far: never those of both towers.
+    pub fn most_streamed(&self) -> u64 {
+        self.vision.blocks.most_streamed().max(self.text.layers.most_streamed())
     }
 
     /// Positions, and the rows that image features replace, for ids `[b, s]` and the images of all rows in order.

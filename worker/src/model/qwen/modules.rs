@@ -1,5 +1,7 @@
 //! The model's modules by the paths that Transformers 5 and PEFT give them, known from sizes alone.
 
+use coxswain_proto::run_spec::WeightsDtype;
+
 use super::config::QwenConfig;
 use crate::lora::{Module, ModuleKind};
 
@@ -28,6 +30,64 @@ impl FrozenTensor {
     /// Whether it is the vision tower's; else it is the language model's.
     pub fn of_vision(&self) -> bool {
         of_vision(&self.name)
+    }
+
+    /// The repeated block of its tower that it is part of; none for what a tower has besides them.
+    pub fn block(&self) -> Option<usize> {
+        let stacks = ["model.visual.blocks.", "model.language_model.layers."];
+        let rest = stacks.iter().find_map(|stack| self.name.strip_prefix(stack))?;
+        rest.split('.').next()?.parse().ok()
+    }
+
+    /// Bytes of its elements where matrices are kept as `dtype`.
+    pub fn kept_bytes(&self, dtype: WeightsDtype) -> u64 {
+        let each = match dtype {
+            WeightsDtype::Bfloat16 if self.is_matrix => 2,
+            WeightsDtype::Bfloat16 | WeightsDtype::Float32 => 4,
+        };
+        each * self.elements as u64
+    }
+}
+
+/// Bytes of frozen weights, as far as it matters which of them are in memory when.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FrozenBytes {
+    /// Of what is not part of a repeated block.
+    pub outside: u64,
+    /// Of all repeated blocks.
+    pub blocks: u64,
+    /// Of the two neighbours among them that are largest together: what is in memory at once of blocks that are streamed.
+    pub two_blocks: u64,
+}
+
+impl FrozenBytes {
+    /// Adds up `bytes` of all frozen tensors.
+    pub fn of(tensors: &[FrozenTensor], bytes: impl Fn(&FrozenTensor) -> u64) -> Self {
+        let mut towers = [Vec::new(), Vec::new()];
+        let mut found = Self::default();
+        for tensor in tensors {
+            let (bytes, tower) = (bytes(tensor), &mut towers[usize::from(tensor.of_vision())]);
+            let Some(block) = tensor.block() else {
+                found.outside += bytes;
+                continue;
+            };
+            if tower.len() <= block {
+                tower.resize(block + 1, 0);
+            }
+            tower[block] += bytes;
+            found.blocks += bytes;
+        }
+        let together = |tower: &Vec<u64>| {
+            let pairs = tower.windows(2).map(|pair| pair[0] + pair[1]);
+            pairs.chain(tower.first().copied()).max().unwrap_or(0)
+        };
+        found.two_blocks = towers.iter().map(together).max().unwrap_or(0);
+        found
+    }
+
+    /// Those in memory at once, with blocks held or streamed.
+    pub fn in_memory(&self, streamed: bool) -> u64 {
+        self.outside + if streamed { self.two_blocks } else { self.blocks }
     }
 }
 

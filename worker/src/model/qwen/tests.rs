@@ -1,7 +1,10 @@
 //! What the golden comparison (`integration-tests`) does not see: weights kept in bfloat16, shared storage, and rotary positions of
 //! awkward prompts.
 
-use std::path::{Path, PathBuf};
+use std::{
+    ops::ControlFlow,
+    path::{Path, PathBuf},
+};
 
 use burn::{
     backend::{Flex, flex::FlexDevice},
@@ -33,18 +36,19 @@ fn golden(case: &str) -> PathBuf {
 /// Logits of a text-only prompt, flattened.
 fn logits(dir: &Path, dtype: WeightsDtype) -> Vec<f32> {
     let mut layout = TrainableLayout::default();
-    let model =
-        QwenVl::<Flex>::load(dir, LoadOptions { dtype, head: true }, None, &mut layout, &FlexDevice).unwrap();
+    let options = LoadOptions { head: true, ..dtype.into() };
+    let model = QwenVl::<Flex>::load(dir, options, None, &mut layout, &FlexDevice).unwrap();
     let trainables = Trainables::new(layout, Vec::new(), &FlexDevice);
     let params = ParamScope::<Flex>::frozen(&trainables);
     let (ids, valid) = ([3, 14, 15, 9, 26, 5], std::iter::once(0..6).collect::<Vec<_>>());
     let index = model.rope_index(&ids, &valid, &[]).unwrap();
     let context = model.text.context(&index.position_ids, &valid);
-    let mut x_nd = model.embed_tokens(&ids);
-    for layer in &model.text.layers {
-        x_nd = layer.attention_half(&params, x_nd, &context);
-        x_nd = layer.mlp_half(&params, x_nd, &context);
-    }
+    let layers = &model.text.layers;
+    let through = layers.fold(0..layers.count(), model.embed_tokens(&ids), |x_nd, _, layer| {
+        let h_nd = layer.attention_half(&params, x_nd, &context);
+        ControlFlow::Continue(layer.mlp_half(&params, h_nd, &context))
+    });
+    let x_nd = through.unwrap();
     let logits = model.lm_head(&params, model.text.final_norm(x_nd)).unwrap();
     assert_eq!(logits.dtype(), DType::F32);
     logits.into_data().into_vec().unwrap()

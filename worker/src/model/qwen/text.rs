@@ -7,7 +7,14 @@ use std::{ops::Range, sync::Arc};
 
 use burn::tensor::Tensor;
 
-use super::{config::TextConfig, error::ModelError, loader::Loader, mlp::GatedMlp, rope::RotaryTables};
+use super::{
+    config::TextConfig,
+    error::ModelError,
+    loader::Loader,
+    mlp::GatedMlp,
+    rope::RotaryTables,
+    stack::{Assemble, LinearShape, Manifest, Parts, Stack},
+};
 use crate::{
     kernels::{AttentionMask, ModelBackend, Tape},
     lora::LoraLinear,
@@ -33,7 +40,7 @@ pub struct TextModel<B: ModelBackend> {
     /// Sizes.
     pub config: TextConfig,
     /// Decoder layers, first to last.
-    pub layers: Vec<DecoderLayer<B>>,
+    pub layers: Stack<B, DecoderLayer<B>>,
     norm_d: Tensor<B, 1>,
     device: B::Device,
 }
@@ -41,9 +48,7 @@ pub struct TextModel<B: ModelBackend> {
 impl<B: ModelBackend> TextModel<B> {
     /// Loads layers and final norm below `model.language_model`.
     pub fn load(loader: &mut Loader<'_, B>, config: &TextConfig) -> Result<Self, ModelError> {
-        let layers = (0..config.num_layers)
-            .map(|layer| DecoderLayer::load(loader, &format!("model.language_model.layers.{layer}"), config))
-            .collect::<Result<_, _>>()?;
+        let layers = Stack::load(loader, config, config.num_layers)?;
         let norm_d = loader.vector("model.language_model.norm.weight", config.hidden_size)?;
         Ok(Self { config: config.clone(), layers, norm_d, device: loader.device.clone() })
     }
@@ -85,22 +90,41 @@ pub struct DecoderLayer<B: ModelBackend> {
     mlp: GatedMlp<B>,
 }
 
-impl<B: ModelBackend> DecoderLayer<B> {
-    fn load(loader: &mut Loader<'_, B>, at: &str, config: &TextConfig) -> Result<Self, ModelError> {
+impl<B: ModelBackend> Assemble<B> for DecoderLayer<B> {
+    type Sizes = TextConfig;
+
+    fn manifest(config: &TextConfig, index: usize) -> Manifest {
+        let at = format!("model.language_model.layers.{index}");
         let (d, kv) = (config.hidden_size, config.num_kv_heads * config.head_dim);
-        Ok(Self {
+        let attention = [
+            LinearShape::new(&at, "self_attn.q_proj", [d, d], true),
+            LinearShape::new(&at, "self_attn.k_proj", [d, kv], true),
+            LinearShape::new(&at, "self_attn.v_proj", [d, kv], true),
+            LinearShape::new(&at, "self_attn.o_proj", [d, d], false),
+        ];
+        let mlp = LinearShape::gated_mlp(&at, [d, config.intermediate_size], false);
+        Manifest {
+            norms: ["input_layernorm", "post_attention_layernorm"].map(|norm| format!("{at}.{norm}.weight")),
+            width: d,
+            linears: attention.into_iter().chain(mlp).collect(),
+        }
+    }
+
+    fn assemble(config: &TextConfig, _index: usize, parts: Parts<B>) -> Self {
+        let Parts { norms: [attention_norm_d, mlp_norm_d], mut linears } = parts;
+        Self {
             heads: config.num_heads,
             kv_heads: config.num_kv_heads,
             head_dim: config.head_dim,
             eps: config.rms_norm_eps,
-            attention_norm_d: loader.vector(&format!("{at}.input_layernorm.weight"), d)?,
-            q: loader.linear(&format!("{at}.self_attn.q_proj"), [d, d], true)?,
-            k: loader.linear(&format!("{at}.self_attn.k_proj"), [d, kv], true)?,
-            v: loader.linear(&format!("{at}.self_attn.v_proj"), [d, kv], true)?,
-            o: loader.linear(&format!("{at}.self_attn.o_proj"), [d, d], false)?,
-            mlp_norm_d: loader.vector(&format!("{at}.post_attention_layernorm.weight"), d)?,
-            mlp: GatedMlp::load(loader, &format!("{at}.mlp"), [d, config.intermediate_size], false)?,
-        })
+            attention_norm_d,
+            q: linears.take(),
+            k: linears.take(),
+            v: linears.take(),
+            o: linears.take(),
+            mlp_norm_d,
+            mlp: GatedMlp::assemble(&mut linears),
+        }
     }
 }
 

@@ -14,6 +14,7 @@ use super::{
     loader::Loader,
     mlp::GatedMlp,
     rope::RotaryTables,
+    stack::{Assemble, LinearShape, Manifest, Parts, Stack},
     windows::WindowPlan,
 };
 use crate::{
@@ -46,7 +47,7 @@ pub struct VisionTower<B: ModelBackend> {
     /// Sizes.
     pub config: VisionConfig,
     /// Blocks, first to last.
-    pub blocks: Vec<VisionBlock<B>>,
+    pub blocks: Stack<B, VisionBlock<B>>,
     patch_weight: Tensor<B, 2>,
     merger_norm_d: Tensor<B, 1>,
     merger_in: LoraLinear<B>,
@@ -65,9 +66,7 @@ impl<B: ModelBackend> VisionTower<B> {
             &[d, config.in_channels, config.temporal_patch_size, side, side],
             [d, config.patch_values()],
         )?;
-        let blocks = (0..config.depth)
-            .map(|block| VisionBlock::load(loader, block, config))
-            .collect::<Result<_, _>>()?;
+        let blocks = Stack::load(loader, config, config.depth)?;
         Ok(Self {
             patch_weight,
             blocks,
@@ -142,19 +141,35 @@ pub struct VisionBlock<B: ModelBackend> {
     mlp: GatedMlp<B>,
 }
 
-impl<B: ModelBackend> VisionBlock<B> {
-    fn load(loader: &mut Loader<'_, B>, block: usize, config: &VisionConfig) -> Result<Self, ModelError> {
-        let (at, d) = (format!("model.visual.blocks.{block}"), config.hidden_size);
-        Ok(Self {
+impl<B: ModelBackend> Assemble<B> for VisionBlock<B> {
+    type Sizes = VisionConfig;
+
+    fn manifest(config: &VisionConfig, index: usize) -> Manifest {
+        let (at, d) = (format!("model.visual.blocks.{index}"), config.hidden_size);
+        let attention = [
+            LinearShape::new(&at, "attn.qkv", [d, 3 * d], true),
+            LinearShape::new(&at, "attn.proj", [d, d], true),
+        ];
+        let mlp = LinearShape::gated_mlp(&at, [d, config.intermediate_size], true);
+        Manifest {
+            norms: ["norm1", "norm2"].map(|norm| format!("{at}.{norm}.weight")),
+            width: d,
+            linears: attention.into_iter().chain(mlp).collect(),
+        }
+    }
+
+    fn assemble(config: &VisionConfig, index: usize, parts: Parts<B>) -> Self {
+        let Parts { norms: [attention_norm_d, mlp_norm_d], mut linears } = parts;
+        Self {
             heads: config.num_heads,
             head_dim: config.head_dim,
-            full_attention: config.full_attention_blocks.contains(&block),
-            attention_norm_d: loader.vector(&format!("{at}.norm1.weight"), d)?,
-            qkv: loader.linear(&format!("{at}.attn.qkv"), [d, 3 * d], true)?,
-            proj: loader.linear(&format!("{at}.attn.proj"), [d, d], true)?,
-            mlp_norm_d: loader.vector(&format!("{at}.norm2.weight"), d)?,
-            mlp: GatedMlp::load(loader, &format!("{at}.mlp"), [d, config.intermediate_size], true)?,
-        })
+            full_attention: config.full_attention_blocks.contains(&index),
+            attention_norm_d,
+            qkv: linears.take(),
+            proj: linears.take(),
+            mlp_norm_d,
+            mlp: GatedMlp::assemble(&mut linears),
+        }
     }
 }
 

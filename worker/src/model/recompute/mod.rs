@@ -26,14 +26,19 @@
 //! Parameter gradients leave for [`FlatGrads`] as soon as their segment is done, so at no time do more than one segment's
 //! exist on the device.
 //!
-//! What this module does not do: know what a block computes.
+//! A tower is handed its layers one after another ([`Layers`]), forward ascending, backward descending, and keeps none of them beyond
+//! its step: so layers need not all be there at once. In the modes that run a block again its weights are asked for again.
+//!
+//! What this module does not do: know what a block computes, or where its weights are.
 
 pub mod segment;
+
+use std::{convert::Infallible, ops::ControlFlow};
 
 use burn::tensor::Tensor;
 use coxswain_proto::run_spec::Recompute;
 
-use super::block::Block;
+use super::block::{Block, Lent};
 use crate::{
     kernels::Tape,
     memory,
@@ -61,10 +66,65 @@ pub trait Layer<B: Tape<Base = B>> {
     fn trains(&self) -> bool;
 }
 
+/// The layers of a tower, wherever their weights are.
+pub trait Layers<B: Tape<Base = B>> {
+    /// One of them.
+    type Layer: Layer<B>;
+    /// Why one cannot be had.
+    type Fault;
+
+    /// How many there are.
+    fn count(&self) -> usize;
+
+    /// Whether anything in a layer trains.
+    fn trains(&self, index: usize) -> bool;
+
+    /// Hands the layers of `order` to `step`, one after another, until it breaks off; what the last step left.
+    fn fold<A>(
+        &self,
+        order: impl Iterator<Item = usize>,
+        start: A,
+        step: impl FnMut(A, usize, &Self::Layer) -> ControlFlow<A, A>,
+    ) -> Result<A, Self::Fault>;
+}
+
+impl<B: Tape<Base = B>, L: Layer<B>> Layers<B> for Vec<L> {
+    type Layer = L;
+    type Fault = Infallible;
+
+    fn count(&self) -> usize {
+        self.len()
+    }
+
+    fn trains(&self, index: usize) -> bool {
+        self[index].trains()
+    }
+
+    fn fold<A>(
+        &self,
+        order: impl Iterator<Item = usize>,
+        start: A,
+        mut step: impl FnMut(A, usize, &L) -> ControlFlow<A, A>,
+    ) -> Result<A, Infallible> {
+        Ok(fold_held(order, start, |state, index| step(state, index, &self[index])))
+    }
+}
+
+/// [`Layers::fold`] for layers that are all there.
+pub fn fold_held<A>(
+    mut order: impl Iterator<Item = usize>,
+    start: A,
+    step: impl FnMut(A, usize) -> ControlFlow<A, A>,
+) -> A {
+    match order.try_fold(start, step) {
+        ControlFlow::Continue(state) | ControlFlow::Break(state) => state,
+    }
+}
+
 /// A [`Block`] in its micro-batch's context, as a layer without side inputs.
 pub struct InContext<'a, B: Tape<Base = B>, K: Block<B>> {
     /// The block.
-    pub block: &'a K,
+    pub block: Lent<'a, K>,
     /// Rotary tables and masks of the micro-batch.
     pub context: &'a K::Context,
 }
@@ -107,9 +167,9 @@ impl<B: Tape<Base = B>, L: Layer<B>> Segment<B> for MlpHalf<'_, L> {
 }
 
 /// Blocks run one after another under one recompute mode.
-pub struct Tower<'a, B: Tape<Base = B>, L> {
+pub struct Tower<'a, B: Tape<Base = B>, S> {
     /// The blocks, first to last.
-    pub layers: Vec<L>,
+    pub layers: S,
     /// Values of all trainables.
     pub trainables: &'a Trainables<B>,
     /// What the forward pass keeps.
@@ -148,31 +208,34 @@ pub struct TowerGradient<B: Tape<Base = B>> {
     pub sides: Vec<Option<Tensor<B, 2>>>,
 }
 
-impl<'a, B: Tape<Base = B>, L: Layer<B>> Tower<'a, B, L> {
+impl<'a, B: Tape<Base = B>, S: Layers<B>> Tower<'a, B, S> {
     /// Runs every layer. `below_trains` asks for the gradient of `x_nd` in the backward pass.
-    pub fn forward(&self, x_nd: Tensor<B, 2>, below_trains: bool) -> (Tensor<B, 2>, Trace<'a, B>) {
-        let first_trained = self.layers.iter().position(Layer::trains).unwrap_or(self.layers.len());
+    pub fn forward(
+        &self,
+        x_nd: Tensor<B, 2>,
+        below_trains: bool,
+    ) -> Result<(Tensor<B, 2>, Trace<'a, B>), S::Fault> {
+        let count = self.layers.count();
+        let first_trained = (0..count).find(|&index| self.layers.trains(index)).unwrap_or(count);
         let first = if below_trains { 0 } else { first_trained };
-        let mut trace = Trace { kept: Vec::with_capacity(self.layers.len() - first), first, below_trains };
-        let mut x_nd = x_nd;
-        for index in 0..self.layers.len() {
+        let mut trace = Trace { kept: Vec::with_capacity(count - first), first, below_trains };
+        let y_nd = self.layers.fold(0..count, x_nd, |x_nd, index, layer| {
             memory::check();
             if index < first {
-                x_nd = self.plain(index, x_nd);
-                continue;
+                return ControlFlow::Continue(self.plain(layer, x_nd));
             }
-            let (y_nd, kept) = self.keep(index, x_nd, below_trains || index > first);
+            let (y_nd, kept) = self.keep(index, layer, x_nd, below_trains || index > first);
             trace.kept.push(kept);
-            x_nd = y_nd;
-        }
-        (x_nd, trace)
+            ControlFlow::Continue(y_nd)
+        })?;
+        Ok((y_nd, trace))
     }
 
     /// Runs every layer and keeps nothing.
-    pub fn run(&self, x_nd: Tensor<B, 2>) -> Tensor<B, 2> {
-        (0..self.layers.len()).fold(x_nd, |x_nd, index| {
+    pub fn run(&self, x_nd: Tensor<B, 2>) -> Result<Tensor<B, 2>, S::Fault> {
+        self.layers.fold(0..self.layers.count(), x_nd, |x_nd, _, layer| {
             memory::check();
-            self.plain(index, x_nd)
+            ControlFlow::Continue(self.plain(layer, x_nd))
         })
     }
 
@@ -182,15 +245,13 @@ impl<'a, B: Tape<Base = B>, L: Layer<B>> Tower<'a, B, L> {
         trace: Trace<'a, B>,
         dy_nd: Tensor<B, 2>,
         grads: &mut FlatGrads,
-    ) -> TowerGradient<B> {
-        let Trace { kept, first, below_trains } = trace;
+    ) -> Result<TowerGradient<B>, S::Fault> {
+        let Trace { mut kept, first, below_trains } = trace;
         let mut sides: Vec<Option<Tensor<B, 2>>> = self.sides.iter().map(|_| None).collect();
-        let mut dy = Some(dy_nd);
-        for (offset, kept) in kept.into_iter().enumerate().rev() {
-            let index = first + offset;
-            let Some(dy_nd) = dy.take() else { break };
+        let order = (first..first + kept.len()).rev();
+        let dx = self.layers.fold(order, Some(dy_nd), |dy, index, layer| {
+            let (Some(dy_nd), Some(kept)) = (dy, kept.pop()) else { return ControlFlow::Break(None) };
             memory::check();
-            let layer = &self.layers[index];
             let (attention, mlp) = match kept {
                 Kept::Graphs(graphs) => {
                     let [attention, mlp] = *graphs;
@@ -201,13 +262,17 @@ impl<'a, B: Tape<Base = B>, L: Layer<B>> Tower<'a, B, L> {
             let mut gradients = self.again(&MlpHalf(layer), mlp, true).backward(dy_nd, grads).into_iter();
             let dh = gradients.next().flatten();
             accumulate(&mut sides, gradients);
-            let Some(dh_nd) = dh else { break };
+            let Some(dh_nd) = dh else { return ControlFlow::Break(None) };
             let attention = self.again(&AttentionHalf(layer), attention, below_trains || index > first);
             let mut gradients = attention.backward(dh_nd, grads).into_iter();
-            dy = gradients.next().flatten();
+            let dx = gradients.next().flatten();
             accumulate(&mut sides, gradients);
-        }
-        TowerGradient { input: if below_trains { dy } else { None }, sides }
+            match dx {
+                Some(_) => ControlFlow::Continue(dx),
+                None => ControlFlow::Break(None),
+            }
+        })?;
+        Ok(TowerGradient { input: if below_trains { dx } else { None }, sides })
     }
 
     fn mode_of(&self, index: usize) -> Recompute {
@@ -218,8 +283,13 @@ impl<'a, B: Tape<Base = B>, L: Layer<B>> Tower<'a, B, L> {
         }
     }
 
-    fn keep(&self, index: usize, x_nd: Tensor<B, 2>, track_x: bool) -> (Tensor<B, 2>, Kept<'a, B>) {
-        let layer = &self.layers[index];
+    fn keep(
+        &self,
+        index: usize,
+        layer: &S::Layer,
+        x_nd: Tensor<B, 2>,
+        track_x: bool,
+    ) -> (Tensor<B, 2>, Kept<'a, B>) {
         let outputs = match self.mode_of(index) {
             Recompute::Full => false,
             Recompute::Selective => true,
@@ -265,9 +335,8 @@ impl<'a, B: Tape<Base = B>, L: Layer<B>> Tower<'a, B, L> {
         }
     }
 
-    fn plain(&self, index: usize, x_nd: Tensor<B, 2>) -> Tensor<B, 2> {
+    fn plain(&self, layer: &S::Layer, x_nd: Tensor<B, 2>) -> Tensor<B, 2> {
         let params = ParamScope::frozen(self.trainables);
-        let layer = &self.layers[index];
         let h_nd = layer.attention_half(&params, &self.inputs(x_nd));
         layer.mlp_half(&params, &self.inputs(h_nd))
     }

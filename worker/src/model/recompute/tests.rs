@@ -109,16 +109,17 @@ impl Toy {
         Self { blocks, trainables: Trainables::new(layout, values, &Default::default()) }
     }
 
-    fn tower(&self, mode: Recompute) -> Tower<'_, Flex, InContext<'_, Flex, ToyBlock>> {
-        let layers = self.blocks.iter().map(|block| InContext { block, context: &() }).collect();
+    fn tower(&self, mode: Recompute) -> Tower<'_, Flex, Vec<InContext<'_, Flex, ToyBlock>>> {
+        let in_context = |block| InContext { block: Lent::Held(block), context: &() };
+        let layers = self.blocks.iter().map(in_context).collect();
         Tower { layers, trainables: &self.trainables, mode, sides: vec![] }
     }
 
     fn run(&self, mode: Recompute, below_trains: bool) -> Outcome {
         let tower = self.tower(mode);
-        let (y_nd, trace) = tower.forward(random([TOKENS, WIDTH], 1), below_trains);
+        let Ok((y_nd, trace)) = tower.forward(random([TOKENS, WIDTH], 1), below_trains);
         let mut gradients = FlatGrads::new(self.trainables.layout().len());
-        let gradient = tower.backward(trace, random([TOKENS, WIDTH], 2), &mut gradients);
+        let Ok(gradient) = tower.backward(trace, random([TOKENS, WIDTH], 2), &mut gradients);
         Outcome { output: values(y_nd), input_gradient: gradient.input.map(values), gradients }
     }
 
@@ -171,7 +172,7 @@ fn segments_chained_by_hand_give_the_gradients_of_one_graph() {
 fn blocks_below_the_first_that_trains_keep_nothing() {
     let toy = Toy::new(&[false, false, true, false]);
     for mode in MODES {
-        let (_, trace) = toy.tower(mode).forward(random([TOKENS, WIDTH], 1), false);
+        let Ok((_, trace)) = toy.tower(mode).forward(random([TOKENS, WIDTH], 1), false);
         assert_eq!((trace.first, trace.kept.len()), (2, 2), "{mode:?}");
     }
 }
@@ -179,7 +180,7 @@ fn blocks_below_the_first_that_trains_keep_nothing() {
 #[test]
 fn a_frozen_tower_above_nothing_keeps_nothing_and_returns_no_gradient() {
     let toy = Toy::new(&[false, false]);
-    let (_, trace) = toy.tower(Recompute::None).forward(random([TOKENS, WIDTH], 1), false);
+    let Ok((_, trace)) = toy.tower(Recompute::None).forward(random([TOKENS, WIDTH], 1), false);
     assert!(trace.kept.is_empty());
     let outcome = toy.run(Recompute::None, false);
     assert_eq!(outcome.input_gradient, None);
@@ -197,7 +198,7 @@ fn a_frozen_tower_carries_the_gradient_to_what_trains_below_it() {
 fn modes_keep_what_they_say() {
     let toy = Toy::new(&[true; 4]);
     let kept = |mode| {
-        let (_, trace) = toy.tower(mode).forward(random([TOKENS, WIDTH], 1), false);
+        let Ok((_, trace)) = toy.tower(mode).forward(random([TOKENS, WIDTH], 1), false);
         let letter = |kept: &Kept<'_, Flex>| match kept {
             Kept::Inputs(_) => 'i',
             Kept::Graphs(_) => 'g',

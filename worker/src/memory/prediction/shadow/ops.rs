@@ -6,13 +6,14 @@
 use std::rc::Rc;
 
 use super::tape::{Heap, Matrix, Note, Notebook, Tape, Value};
+use crate::kernels::{FEW_TOKENS, PANEL_COLUMNS, QUERY_BLOCK};
 
-/// Tokens up to which a linear layer transposes its input (`kernels::flex::linear`).
-const FEW: u64 = 64;
-/// Columns that a thread works on at a time (same file).
-const PANEL: u64 = 64;
-/// Queries that a thread works on at a time (`kernels::flex::spans`).
-const QUERIES: u64 = 64;
+/// Tokens up to which a linear layer transposes its input.
+const FEW: u64 = FEW_TOKENS as u64;
+/// Columns of a linear layer's output that a thread works on at a time.
+const PANEL: u64 = PANEL_COLUMNS as u64;
+/// Queries that a thread works on at a time.
+const QUERIES: u64 = QUERY_BLOCK as u64;
 
 /// A weight, and what of it trains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
