@@ -41,7 +41,7 @@ use crate::{
         roster::Respawn,
         time::Timestamp,
     },
-    journal::{JournalError, JournalThread, LedgerEntry},
+    journal::{History, JournalError, JournalThread, LedgerEntry},
     log::Log,
     options::Outcome,
 };
@@ -64,7 +64,7 @@ pub enum Denied {
     /// The coordinator is shutting down.
     #[error("the coordinator is shutting down")]
     Gone,
-    /// The ledger cannot be read.
+    /// The journal cannot be read.
     #[error(transparent)]
     Journal(#[from] JournalError),
 }
@@ -149,6 +149,11 @@ impl Handle {
     /// At most `limit` committed steps from `first` on.
     pub async fn ledger(&self, first: Step, limit: usize) -> Result<Vec<LedgerEntry>, Denied> {
         Ok(self.journal.ledger(first, limit).await?)
+    }
+
+    /// What the journal has beside them.
+    pub async fn history(&self) -> Result<History, Denied> {
+        Ok(self.journal.history().await?)
     }
 }
 

@@ -15,7 +15,6 @@ mod aside;
 mod clock;
 pub mod core;
 mod driver;
-mod human;
 pub mod journal;
 pub mod log;
 mod options;
@@ -100,6 +99,7 @@ pub async fn serve(
         version: start.config.version.clone(),
         world: options.world.size(),
         output_dir: options.spec.run.output_dir.clone(),
+        hosted_by: options.hosted_by.clone(),
     };
     greet(&facts, &start, address);
     let journal = start.journal.clone();

@@ -29,6 +29,8 @@ pub struct Options {
     /// True when this coordinator takes the place of one that was lost a moment ago: the run goes on from the journal even where
     /// `train.resume` is false.
     pub restarted: bool,
+    /// The id of the launcher whose child this coordinator is, if it is one's.
+    pub hosted_by: Option<String>,
 }
 
 impl Options {
@@ -43,6 +45,7 @@ impl Options {
             patience: Patience::default(),
             budgets: Budgets::default(),
             restarted: false,
+            hosted_by: None,
         }
     }
 }
@@ -58,6 +61,7 @@ impl fmt::Debug for Options {
             .field("patience", &self.patience)
             .field("budgets", &self.budgets)
             .field("restarted", &self.restarted)
+            .field("hosted_by", &self.hosted_by)
             .finish_non_exhaustive()
     }
 }

@@ -1,43 +1,50 @@
 //! Worlds that grow and shrink, and stops while something is being repaired.
 
 use nix::sys::signal::Signal;
+use serde_json::Value;
 
 use crate::support::{
-    cox, free_endpoint,
+    Running, cox, free_endpoint,
     processes::{signal, wait_for_worker, wait_until_gone, worker_of},
     read_json,
     tiny::{Tiny, audit},
 };
 
+/// A launcher of `workers` workers in a world of one or two nodes.
+fn node(tiny: &Tiny, endpoint: &str, workers: u32, address: &str) -> Running {
+    let nproc = format!("--nproc-per-node={workers}");
+    let conf = "--rdzv-conf=last_call_timeout=0";
+    tiny.start(&["--nnodes=1:2", &nproc, "--rdzv-endpoint", endpoint, conf, "--local-addr", address])
+}
+
+/// Stops the run at its coordinator's launcher: its books add up, and its generations had so many workers. The audit, and what was
+/// printed.
+fn stop(tiny: &Tiny, first: Running, workers: &[u64]) -> (Value, String) {
+    signal(first.pid() as i32, Signal::SIGTERM);
+    let (status, printed) = first.finish();
+    assert_eq!(status.code(), Some(143), "{printed}");
+    let audit = audit(&tiny.output());
+    assert_eq!((&audit["missing"], &audit["duplicate"]), (&0.into(), &0.into()), "{audit:#}\n{printed}");
+    let generations = audit["generations"].as_array().expect("an array").iter();
+    let worlds: Vec<_> = generations.map(|of| of["workers"].as_u64().expect("a number")).collect();
+    assert_eq!(worlds, workers, "{audit:#}\n{printed}");
+    (audit, printed)
+}
+
 #[test]
 fn a_world_grows_when_a_machine_comes_and_shrinks_when_it_goes() {
     let tiny = Tiny::new(100_000, 0);
     let endpoint = free_endpoint();
-    let node = || {
-        let flags = [
-            "--nnodes=1:2",
-            "--nproc-per-node=1",
-            "--rdzv-endpoint",
-            &endpoint,
-            "--rdzv-conf=last_call_timeout=0",
-        ];
-        tiny.start(&flags)
-    };
-    let mut first = node();
+    let mut first = node(&tiny, &endpoint, 1, "127.0.0.1");
     first.wait_for("2/100000");
-    let second = node();
+    let second = node(&tiny, &endpoint, 1, "127.0.0.1");
     first.wait_for("generation 2: 2 of 2 workers");
     first.wait_for("/100000");
     signal(second.pid() as i32, Signal::SIGKILL);
     second.finish();
     first.wait_for("generation 3: 1 of 2 workers");
     first.wait_for("/100000");
-    signal(first.pid() as i32, Signal::SIGTERM);
-    let (status, printed) = first.finish();
-    assert_eq!(status.code(), Some(143), "{printed}");
-    let audit = audit(&tiny.output());
-    assert_eq!((&audit["missing"], &audit["duplicate"]), (&0.into(), &0.into()), "{audit:#}\n{printed}");
-    assert_eq!(worlds(&audit), [1, 2, 1], "{audit:#}\n{printed}");
+    stop(&tiny, first, &[1, 2, 1]);
 }
 
 #[test]
@@ -61,21 +68,9 @@ fn sigterm_after_a_restart_still_drains_and_leaves_a_checkpoint() {
 fn a_launcher_that_gets_sigterm_takes_its_node_out_and_the_rest_trains_on() {
     let tiny = Tiny::new(100_000, 0);
     let endpoint = free_endpoint();
-    let node = |address: &str| {
-        let flags = [
-            "--nnodes=1:2",
-            "--nproc-per-node=2",
-            "--rdzv-endpoint",
-            &endpoint,
-            "--rdzv-conf=last_call_timeout=0",
-            "--local-addr",
-            address,
-        ];
-        tiny.start(&flags)
-    };
-    let mut first = node("127.0.0.1");
+    let mut first = node(&tiny, &endpoint, 2, "127.0.0.1");
     first.wait_for("2/100000");
-    let mut second = node("127.0.0.2");
+    let mut second = node(&tiny, &endpoint, 2, "127.0.0.2");
     first.wait_for("generation 2: 4 of 4 workers");
     first.wait_for("/100000");
     let stays = [0, 1].map(|rank| worker_of(first.pid(), rank).expect("it lives"));
@@ -90,7 +85,7 @@ fn a_launcher_that_gets_sigterm_takes_its_node_out_and_the_rest_trains_on() {
     first.wait_for("/100000");
 
     // It comes back, and goes again because a person says so.
-    let third = node("127.0.0.2");
+    let third = node(&tiny, &endpoint, 2, "127.0.0.2");
     first.wait_for("generation 4: 4 of 4 workers");
     first.wait_for("/100000");
     let said = cox(&["drain", "--node=1", "--endpoint", &endpoint]).output().expect("cox was built");
@@ -103,34 +98,17 @@ fn a_launcher_that_gets_sigterm_takes_its_node_out_and_the_rest_trains_on() {
 
     let said = cox(&["drain", "--node=0", "--endpoint", &endpoint]).output().expect("cox was built");
     assert!(!said.status.success() && String::from_utf8_lossy(&said.stderr).contains("stop the run instead"));
-    signal(first.pid() as i32, Signal::SIGTERM);
-    let (status, printed) = first.finish();
-    assert_eq!(status.code(), Some(143), "{printed}");
+    let (_, printed) = stop(&tiny, first, &[2, 4, 2, 4, 2]);
     assert!(!printed.contains("rolled back") && !printed.contains("restarts 1"), "{printed}");
-    let audit = audit(&tiny.output());
-    assert_eq!((&audit["missing"], &audit["duplicate"]), (&0.into(), &0.into()), "{audit:#}\n{printed}");
-    assert_eq!(worlds(&audit), [2, 4, 2, 4, 2], "{audit:#}\n{printed}");
 }
 
 #[test]
 fn the_node_of_the_coordinator_leaves_and_its_launcher_stays() {
     let tiny = Tiny::new(100_000, 0);
     let endpoint = free_endpoint();
-    let node = |address: &str| {
-        let flags = [
-            "--nnodes=1:2",
-            "--nproc-per-node=1",
-            "--rdzv-endpoint",
-            &endpoint,
-            "--rdzv-conf=last_call_timeout=0",
-            "--local-addr",
-            address,
-        ];
-        tiny.start(&flags)
-    };
-    let mut first = node("127.0.0.1");
+    let mut first = node(&tiny, &endpoint, 1, "127.0.0.1");
     first.wait_for("2/100000");
-    let second = node("127.0.0.2");
+    let second = node(&tiny, &endpoint, 1, "127.0.0.2");
     first.wait_for("generation 2: 2 of 2 workers");
     first.wait_for("/100000");
     let goes = worker_of(first.pid(), 0).expect("it lives");
@@ -141,22 +119,15 @@ fn the_node_of_the_coordinator_leaves_and_its_launcher_stays() {
     wait_until_gone(&[goes]);
     first.wait_for("its launcher stays, for it hosts the coordinator");
     first.wait_for("/100000");
+    let shown = cox(&["status", "--endpoint", &endpoint]).output().expect("cox was built");
+    let shown = String::from_utf8_lossy(&shown.stdout);
+    let line = "leaves the run: its workers have left; its launcher stays, for it hosts the coordinator";
+    assert!(shown.contains(line), "{shown}");
 
     // Its machine goes away altogether: that ends the run, in order.
-    signal(first.pid() as i32, Signal::SIGTERM);
-    let (status, printed) = first.finish();
-    assert_eq!(status.code(), Some(143), "{printed}");
+    let (audit, printed) = stop(&tiny, first, &[1, 2, 1]);
     let (status, rest) = second.finish();
     assert_eq!(status.code(), Some(0), "{rest}");
-    let audit = audit(&tiny.output());
-    assert_eq!((&audit["missing"], &audit["duplicate"]), (&0.into(), &0.into()), "{audit:#}\n{printed}");
-    assert_eq!(worlds(&audit), [1, 2, 1], "{audit:#}\n{printed}");
     let stopped_at = audit["committed_steps"].as_u64().expect("a number");
     assert_eq!(read_json(&tiny.output().join("summary.json"))["steps"], stopped_at, "{printed}");
-}
-
-/// Workers of each generation.
-fn worlds(audit: &serde_json::Value) -> Vec<u64> {
-    let generations = audit["generations"].as_array().expect("an array").iter();
-    generations.map(|generation| generation["workers"].as_u64().expect("a number")).collect()
 }

@@ -8,9 +8,11 @@ use nix::sys::signal::Signal;
 
 use crate::support::{
     Running,
-    processes::{children, coordinator_of, signal, wait_for_coordinator, wait_until_gone, worker_of},
+    processes::{
+        children, coordinator_of, signal, wait_for, wait_for_coordinator, wait_until_gone, worker_of,
+    },
     read_json,
-    tiny::{Held, Tiny},
+    tiny::{Held, Tiny, audit},
 };
 
 const STEPS: u64 = 6;
@@ -76,6 +78,27 @@ fn what_moving_state_takes_is_no_steps_memory() {
         (disturbed / undisturbed - 1.0).abs() < 0.02,
         "{disturbed} bytes at the peak of a step, {undisturbed} where nobody was lost"
     );
+}
+
+#[test]
+fn an_audit_says_the_same_of_a_run_that_goes_on_and_of_what_it_left_behind() {
+    let tiny = Tiny::new(STEPS, CHECKPOINT_EVERY);
+    let held = tiny.hold(1, "forward", 3);
+    let mut running = tiny.start(&[]);
+    held.wait(&mut running);
+    let at_the_end = tiny.hold(1, "evaluation", STEPS);
+    signal(worker(&running, 1), Signal::SIGKILL);
+    at_the_end.wait(&mut running);
+    let living = wait_for("the last step", || {
+        Some(audit(&tiny.output())).filter(|audit| audit["committed_steps"] == STEPS)
+    });
+    let sources = [&living["generations"][0]["source"], &living["generations"][1]["source"]];
+    assert_eq!(sources, ["fresh", "mirror"], "{living:#}");
+    let processes = children(running.pid());
+    signal(running.pid() as i32, Signal::SIGKILL);
+    running.finish();
+    wait_until_gone(&processes);
+    assert_eq!(audit(&tiny.output()), living);
 }
 
 #[test]

@@ -1,8 +1,13 @@
-//! Workers whose trainer stands still while their process heartbeats, in every phase that may last.
+//! Workers whose trainer stands still while their process heartbeats, in every phase that may last; and one that never heartbeats.
 
 use std::time::{Duration, Instant};
 
-use crate::support::tiny::Tiny;
+use nix::sys::signal::Signal;
+
+use crate::support::{
+    processes::{signal, wait_until_gone, worker_of},
+    tiny::Tiny,
+};
 
 /// Ten seconds, and what a loaded machine takes to beat, look and print.
 const NAMED_WITHIN: Duration = Duration::from_secs(12);
@@ -45,4 +50,28 @@ fn a_rank_that_stands_still_while_it_writes_a_checkpoint_is_named_and_replaced()
 #[test]
 fn a_rank_that_stands_still_in_evaluation_is_named_and_replaced() {
     stands_still(("evaluation", 6), "evaluation of step 6");
+}
+
+#[test]
+fn a_worker_that_is_stopped_before_it_has_made_itself_known_is_named_and_replaced() {
+    let tiny = Tiny::new(6, 2);
+    let held = tiny.hold(1, "joining", 0);
+    let mut running = tiny.start(&[]);
+    held.wait(&mut running);
+    let stopped = worker_of(running.pid(), 1).expect("it lives");
+    signal(stopped, Signal::SIGSTOP);
+    let since = Instant::now();
+    let line = running.wait_for("has not made itself known");
+    // Three seconds more than elsewhere: no start is expected to take less than one.
+    let took = since.elapsed();
+    assert!(took < NAMED_WITHIN + Duration::from_secs(3), "named after {took:?}: {line}");
+    assert!(line.contains("rank 1") && line.contains("given up in 20 s"), "{line}");
+    running.wait_for("rank 1 on");
+    wait_until_gone(&[stopped]);
+    let audit = tiny.assert_undisturbed(running, "stopped at its start");
+    let faults = audit["faults"].as_array().expect("an array");
+    assert!(
+        matches!(&faults[..], [fault] if fault["text"].as_str().is_some_and(|text| text.contains("in starting"))),
+        "{audit:#}"
+    );
 }

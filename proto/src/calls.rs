@@ -1,6 +1,41 @@
-//! What an answer that is none says about the next try: the same for workers and launchers, whoever they ask.
+//! What an answer that is none says about the next try, and when that is: the same for workers and launchers, whoever they ask.
+
+use std::time::Duration;
 
 use tonic::Code;
+
+/// Pauses between tries: each twice as long as the one before, up to the longest. Whoever comes back is found soon, and whoever stays away
+/// is not asked all the time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pauses {
+    first: Duration,
+    longest: Duration,
+    next: Duration,
+}
+
+impl Pauses {
+    /// From `first` to `longest`.
+    pub const fn new(first: Duration, longest: Duration) -> Self {
+        Self { first, longest, next: first }
+    }
+
+    /// The pause before the next try.
+    pub fn upcoming(&self) -> Duration {
+        self.next
+    }
+
+    /// Takes the pause before the next try; the one after it is longer.
+    pub fn take(&mut self) -> Duration {
+        let pause = self.next;
+        self.next = (pause * 2).min(self.longest);
+        pause
+    }
+
+    /// Somebody has answered: the next silence is another one.
+    pub fn reset(&mut self) {
+        self.next = self.first;
+    }
+}
 
 /// Whether the same call might be answered in a moment: nobody was there to answer, or whoever answered was ended in the middle of it, which
 /// reads as `Unknown`, `Cancelled` or `Internal`. Every other code is a coordinator's considered word.
@@ -14,6 +49,16 @@ pub fn may_answer_later(code: Code) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pauses_grow_to_the_longest_and_begin_anew_after_an_answer() {
+        let ms = Duration::from_millis;
+        let mut pauses = Pauses::new(ms(20), ms(100));
+        assert_eq!([0; 4].map(|_| pauses.take()), [ms(20), ms(40), ms(80), ms(100)]);
+        assert_eq!(pauses.upcoming(), ms(100));
+        pauses.reset();
+        assert_eq!(pauses.take(), ms(20));
+    }
 
     #[test]
     fn refusals_are_not_repeated_and_silence_is() {

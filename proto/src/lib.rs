@@ -7,6 +7,7 @@ pub mod cache_plan;
 pub mod calls;
 pub mod config;
 pub mod document;
+pub mod human;
 pub mod ids;
 pub mod limits;
 pub mod memory;

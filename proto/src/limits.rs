@@ -49,6 +49,9 @@ pub const STILL_NAMED: Duration = Duration::from_secs(60);
 pub const STILL_TIMEOUT: Duration = Duration::from_secs(300);
 /// The same where most ranks stand still alike.
 pub const STILL_ALL_TIMEOUT: Duration = Duration::from_secs(1800);
+/// A process is never expected to make itself known sooner than this after its start, however soon others have: pages of the program that
+/// one machine has in memory another reads from its disk.
+pub const START_FLOOR: Duration = Duration::from_secs(1);
 /// Between two looks at whether all ranks move.
 pub const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// Faults that a run survives unless `--max-restarts` says otherwise.

@@ -156,6 +156,18 @@ pub fn without(positions: Range<u64>, skipped: &[Range<u64>]) -> Vec<Range<u64>>
     left
 }
 
+/// Ranges as they are, but those that follow on each other as one, and empty ones as none.
+pub fn joined(ranges: impl IntoIterator<Item = Range<u64>>) -> Vec<Range<u64>> {
+    let mut joined: Vec<Range<u64>> = Vec::new();
+    for range in ranges.into_iter().filter(|range| !range.is_empty()) {
+        match joined.last_mut() {
+            Some(last) if last.end == range.start => last.end = range.end,
+            _ => joined.push(range),
+        }
+    }
+    joined
+}
+
 /// Cuts a slice into micro-batches of at most `micro_batch` samples (at least one), in order.
 pub fn micro_batches(slice: Range<u64>, micro_batch: u64) -> impl ExactSizeIterator<Item = Range<u64>> {
     let size = micro_batch.max(1);

@@ -13,7 +13,7 @@ use coxswain_proto::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    cache::GenerationEntry,
+    cache::{GenerationEntry, Reached},
     event::{DataSet, StreamId, Ticket, WorkerClaim},
     failure::Failure,
     memory::RankMemory,
@@ -261,6 +261,8 @@ pub enum Record {
         /// Where its state came from.
         source: StateSource,
     },
+    /// A membership starts before steps that were committed; how far the run has ever been.
+    RolledBack(Reached),
     /// A membership ended.
     Broken {
         /// Which.

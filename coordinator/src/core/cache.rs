@@ -24,7 +24,10 @@ use coxswain_proto::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::action::{CacheKey, LeaseTurn};
+use super::{
+    action::{CacheKey, LeaseTurn},
+    leases,
+};
 
 /// The cache of one run.
 #[derive(Clone, Debug)]
@@ -33,8 +36,25 @@ pub struct CacheBook {
     turns: TurnTable,
     generations: BTreeMap<u64, GenerationEntry>,
     drifts: VecDeque<DriftEntry>,
-    /// Before the furthest rollback: steps that were committed, and steps that were leased.
-    reached: (Step, Step),
+    reached: Reached,
+}
+
+/// How far a run has been: before its furthest rollback, or in an earlier life of the coordinator. Who repeats these steps takes the
+/// turns that were leased, so nothing new begins before their end. It outlives the coordinator, and costs a record at a rollback: elsewhere
+/// the end of the leases follows from the commits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reached {
+    /// Steps below this one were committed.
+    pub committed: Step,
+    /// Steps below this one may have been leased.
+    pub leased: Step,
+}
+
+impl Reached {
+    /// The further of both.
+    pub fn max(self, other: Self) -> Self {
+        Self { committed: self.committed.max(other.committed), leased: self.leased.max(other.leased) }
+    }
 }
 
 /// One generation.
@@ -144,12 +164,13 @@ impl GenerationEntry {
 }
 
 impl CacheBook {
-    /// The book of a run whose earlier lives have decided `turns` and recorded `generations`.
+    /// The book of a run whose earlier lives have decided `turns`, recorded `generations`, and come so far.
     pub fn new<'a>(
         cache: &Cache,
         plan: Option<&Plan>,
         turns: impl Iterator<Item = &'a Decided>,
         generations: impl Iterator<Item = &'a GenerationEntry>,
+        reached: Reached,
     ) -> Self {
         let mut table = TurnTable::new(cache, plan);
         turns.for_each(|decided| table.insert(*decided));
@@ -161,13 +182,7 @@ impl CacheBook {
         if cache.mode == CacheMode::Exact {
             generations.entry(1).or_insert_with(|| GenerationEntry::new(1, Step(0), None));
         }
-        Self {
-            cache: cache.clone(),
-            turns: table,
-            generations,
-            drifts: VecDeque::new(),
-            reached: Default::default(),
-        }
+        Self { cache: cache.clone(), turns: table, generations, drifts: VecDeque::new(), reached }
     }
 
     /// As configured.
@@ -210,15 +225,22 @@ impl CacheBook {
         Some(decided)
     }
 
-    /// Steps up to here were committed, and leased, and will be repeated.
-    pub fn rolled_back(&mut self, committed: Step, leased: Step) {
-        let (reached, furthest) = self.reached;
-        self.reached = (reached.max(committed), furthest.max(leased));
+    /// Steps up to here were committed, or leased, and may be repeated. How far the run has ever been.
+    pub fn reached(&mut self, reached: Reached) -> Reached {
+        self.reached = self.reached.max(reached);
+        self.reached
+    }
+
+    /// How far leases may reach that an earlier life of the coordinator has granted, of which so many steps are committed: what was
+    /// leased was decided before.
+    pub fn leased_at_most(&self, committed: Step, total: Step) -> Step {
+        let end = leases::furthest(committed, total);
+        self.turns.undecided(committed, end).unwrap_or(end)
     }
 
     /// Somebody asks for a new generation; see [`TurnTable::ask`].
     pub fn ask(&mut self, committed: Step, from: Step, total: Step) -> Option<(Decided, bool)> {
-        let (reached, leased) = self.reached;
+        let Reached { committed: reached, leased } = self.reached;
         let (decided, new) = self.turns.ask(committed.max(reached), from.max(leased), total)?;
         if new {
             self.begun(&decided);
@@ -321,7 +343,7 @@ mod tests {
     #[test]
     fn a_generation_grows_with_the_steps_that_write_it_and_never_beyond_all_samples() {
         let cache = Cache { mode: CacheMode::Exact, ..Cache::default() };
-        let mut book = CacheBook::new(&cache, None, [].iter(), [].iter());
+        let mut book = CacheBook::new(&cache, None, [].iter(), [].iter(), Reached::default());
         let so_far = |book: &CacheBook| book.entry(1).map(GenerationEntry::stored_so_far);
         let step = CacheUse { misses: 8, kept: 8, ..CacheUse::default() };
         book.used(1, &step);

@@ -6,7 +6,10 @@
 
 use std::{collections::BTreeSet, fmt, ops::Range, sync::Arc};
 
-use coxswain_proto::ids::{Bytes, Generation, Seat, Step};
+use coxswain_proto::{
+    human,
+    ids::{Bytes, Generation, Seat, Step},
+};
 use serde::{Deserialize, Serialize};
 
 use super::{quarantine::BadSample, report::WorkerPhase, time::Timestamp};
@@ -60,6 +63,11 @@ impl Failure {
         }
     }
 
+    /// Whether it is the same failure, whoever suffered from it.
+    pub fn is_same(&self, other: &Self) -> bool {
+        Self { victims: other.victims.clone(), ..self.clone() } == *other
+    }
+
     /// What the run's outcome says of it.
     pub fn first_cause(&self) -> FirstCause {
         FirstCause { seat: self.seat, kind: self.kind, message: self.message.clone() }
@@ -74,17 +82,15 @@ impl fmt::Display for Failure {
         if !self.host.is_empty() {
             write!(f, " on {}", self.host)?;
         }
-        match self.phase {
-            WorkerPhase::Joining | WorkerPhase::Loading | WorkerPhase::Connecting => {
-                write!(f, ", {}", self.phase)?
-            }
-            phase => write!(f, ", {phase} of step {}", self.step)?,
+        write!(f, ", {}", self.phase)?;
+        if !self.phase.is_before_steps() {
+            write!(f, " of step {}", self.step)?;
         }
         for positions in &self.positions {
             write!(f, ", positions {}..{}", positions.start, positions.end)?;
         }
         if self.memory_in_use > Bytes(0) {
-            write!(f, ", {} in use", crate::human::bytes(self.memory_in_use))?;
+            write!(f, ", {} in use", human::bytes(self.memory_in_use.0))?;
         }
         write!(f, ": {}", self.message)
     }

@@ -21,6 +21,11 @@ use super::action::{Lease, LeaseTurn};
 /// A rank is prolonged when it holds no more than this.
 const HALF: u64 = LEASE_STEPS / 2;
 
+/// How far the window reaches at most when steps below `committed` are.
+pub fn furthest(committed: Step, total: Step) -> Step {
+    Step(committed.0.saturating_add(LEASE_STEPS).min(total.0))
+}
+
 /// The window that all ranks of one generation share, and what each of them holds of it.
 #[derive(Clone, Debug)]
 pub struct LeaseWindow {
@@ -49,7 +54,7 @@ impl LeaseWindow {
 
     /// Where the window should end.
     pub fn target(&self, committed: Step) -> Step {
-        Step(committed.0.saturating_add(LEASE_STEPS).min(self.total.0)).max(self.end)
+        furthest(committed, self.total).max(self.end)
     }
 
     /// Moves the end of the window; it never moves back.

@@ -281,7 +281,7 @@ impl StepLedger {
         let batch = self.plan.batch(report.step);
         let due = batch.of_rank(rank, self.world());
         let expected = plan::without(due.clone(), &self.left_out.of(&batch));
-        if joined(&report.positions) == expected && report.epoch == batch.epoch {
+        if plan::joined(report.positions.iter().cloned()) == expected && report.epoch == batch.epoch {
             return Ok(());
         }
         Err(Fault::Positions {
@@ -329,16 +329,4 @@ fn cached(number: &u64) -> String {
         0 => "no cache".into(),
         number => format!("generation {number} of the cache"),
     }
-}
-
-/// Ranges as they are, but those that follow on each other as one, and empty ones as none.
-fn joined(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
-    let mut joined: Vec<Range<u64>> = Vec::with_capacity(ranges.len());
-    for range in ranges.iter().filter(|range| !range.is_empty()) {
-        match joined.last_mut() {
-            Some(last) if last.end == range.start => last.end = range.end,
-            _ => joined.push(range.clone()),
-        }
-    }
-    joined
 }

@@ -29,6 +29,7 @@ pub mod reason;
 pub mod refusal;
 pub mod report;
 pub mod roster;
+pub mod starts;
 pub mod status;
 pub mod time;
 

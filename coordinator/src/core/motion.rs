@@ -179,6 +179,16 @@ impl Motion {
     }
 }
 
+impl Still {
+    /// What was expected, in words.
+    pub fn usual(&self) -> String {
+        match self.expected {
+            Some(expected) => format!("{:.1} s are usual", expected.as_secs_f64()),
+            None => "nobody knows how long it takes".into(),
+        }
+    }
+}
+
 impl Scene {
     /// What all members do.
     pub fn of(members: impl Iterator<Item = Member>, patience: &Patience) -> Self {
@@ -208,7 +218,8 @@ impl Scene {
 pub fn may_wait_for_disk(phase: WorkerPhase) -> bool {
     matches!(
         phase,
-        WorkerPhase::Loading
+        WorkerPhase::Starting
+            | WorkerPhase::Loading
             | WorkerPhase::Data
             | WorkerPhase::Checkpoint
             | WorkerPhase::CacheBuild

@@ -38,8 +38,6 @@ pub struct Node {
     pub gone: bool,
     /// It is of an earlier life of the coordinator, and has not been heard of in this one.
     pub recalled: bool,
-    /// When it took its place.
-    pub since: Timestamp,
     closed_at: Timestamp,
     reopen_within: Duration,
 }
@@ -98,7 +96,6 @@ impl Nodes {
             followed: true,
             gone: false,
             recalled: true,
-            since: now,
             closed_at: now,
             reopen_within,
         };
@@ -144,7 +141,6 @@ impl Nodes {
             followed: false,
             gone: false,
             recalled: false,
-            since: now,
             closed_at: now,
             reopen_within: patience,
         };

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     action::{Orders, Record, Spent},
-    cache::GenerationEntry,
+    cache::{GenerationEntry, Reached},
     event::{DataSet, WorkerClaim},
     failure::Failure,
     phase::End,
@@ -40,6 +40,8 @@ pub struct Past {
     pub generations: BTreeMap<Generation, PastGeneration>,
     /// Steps below this one are committed; absent if none ever was, nor any generation started.
     pub committed: Option<Step>,
+    /// How far the run was before it was rolled back.
+    pub reached: Reached,
     /// Samples that failed.
     pub quarantine: Quarantine,
     /// From which steps on which generation of the feature cache serves.
@@ -142,6 +144,7 @@ impl Past {
                 self.generations.entry(*generation).or_default().started = Some((*first_step, *source));
                 self.committed = Some(*first_step);
             }
+            Record::RolledBack(reached) => self.reached = *reached,
             Record::Broken { generation } => self.generations.entry(*generation).or_default().over = true,
             Record::Step(step) => self.committed = Some(Step(step.step.0 + 1)),
             Record::Quarantine(quarantine) => self.quarantine = quarantine.clone(),
@@ -182,6 +185,7 @@ impl Past {
             dataset: self.dataset,
             generations: generations.collect(),
             committed: self.committed,
+            reached: self.reached,
             quarantine: self.quarantine,
             turns: self.turns,
             caches: self.caches,

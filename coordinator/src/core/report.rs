@@ -9,6 +9,8 @@ use serde::{Deserialize, Serialize};
 /// What a worker is doing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum WorkerPhase {
+    /// Its launcher starts its process, which has not made itself known yet.
+    Starting,
     /// Waiting for the world to be complete.
     #[default]
     Joining,
@@ -39,9 +41,15 @@ pub enum WorkerPhase {
 }
 
 impl WorkerPhase {
+    /// Whether it comes before the first step of a generation.
+    pub fn is_before_steps(self) -> bool {
+        matches!(self, Self::Starting | Self::Joining | Self::Loading | Self::Connecting)
+    }
+
     /// As people read it.
     pub fn name(self) -> &'static str {
         match self {
+            Self::Starting => "start",
             Self::Joining => "joining",
             Self::Loading => "load",
             Self::Connecting => "connect",

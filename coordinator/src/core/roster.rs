@@ -88,8 +88,6 @@ pub struct Worker {
     pub ready: bool,
     /// How it went, once it is gone.
     pub gone: Option<Gone>,
-    /// When it came.
-    pub since: Timestamp,
     closed_at: Timestamp,
     reopen_within: Duration,
 }
@@ -124,7 +122,6 @@ impl Worker {
             generation: Generation(0),
             ready: false,
             gone: None,
-            since: now,
             closed_at: now,
             reopen_within,
         }
@@ -272,6 +269,12 @@ impl Roster {
         self.at(seat).filter(|worker| worker.gone.is_none())
     }
 
+    /// A worker is named for standing still; false if it has been before, and has not moved since.
+    pub fn name(&mut self, seat: Seat) -> bool {
+        let worker = self.slots.get_mut(seat.0 as usize).and_then(|slot| slot.worker.as_mut());
+        worker.is_some_and(|worker| !std::mem::replace(&mut worker.named, true))
+    }
+
     /// Workers that are there and not gone.
     pub fn present(&self) -> u32 {
         self.living().count() as u32
@@ -344,13 +347,6 @@ impl Roster {
     /// Whether the seat has been refilled; asked once.
     pub fn refilled(&mut self, seat: Seat) -> bool {
         self.slots.get_mut(seat.0 as usize).is_some_and(|slot| std::mem::take(&mut slot.refilled))
-    }
-
-    /// Whether another process than the seat's worker has ended there since.
-    pub fn newcomer_died(&self, seat: Seat) -> bool {
-        let slot = self.slots.get(seat.0 as usize);
-        let slot = slot.filter(|slot| slot.exited.is_some());
-        slot.is_some_and(|slot| slot.worker.as_ref().is_none_or(|old| Some(old.claim.pid) != slot.exited))
     }
 
     /// Keeps the failure of a process that had not registered, for when its end is reported.

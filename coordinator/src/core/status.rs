@@ -52,6 +52,21 @@ pub struct Status {
     pub sizes: Option<(u64, u64)>,
     /// The feature cache, if there is one.
     pub cache: Option<CacheStatus>,
+    /// Nodes that are to go, by place.
+    pub leaving: Vec<LeavingNode>,
+}
+
+/// A node that was asked to leave.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeavingNode {
+    /// Its place.
+    pub place: u32,
+    /// Its launcher.
+    pub node_id: String,
+    /// Its machine.
+    pub host: String,
+    /// Workers that are still there.
+    pub workers: u32,
 }
 
 /// The feature cache at one moment.

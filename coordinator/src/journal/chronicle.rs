@@ -2,15 +2,9 @@
 
 use std::path::Path;
 
-use coxswain_proto::{
-    ids::{Generation, Step},
-    order::DamagedRow,
-    plan::Plan,
-    run_spec::RunSpec,
-};
+use coxswain_proto::{ids::Generation, order::DamagedRow, plan::Plan, run_spec::RunSpec};
 
-use super::{JournalError, LedgerEntry, durable, reading::Contents};
-use crate::core::{failure::Failure, phase::End, report::StateSource};
+use super::{History, JournalError, LedgerEntry, durable, reading::Contents};
 
 /// Everything that a run has committed, and what it survived.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -19,10 +13,6 @@ pub struct Chronicle {
     pub run_id: String,
     /// `run.name`.
     pub run_name: String,
-    /// How it ended: `finished`, `stopped`, `failed`; `not over` if it did not.
-    pub state: String,
-    /// All steps should be there.
-    pub finished: bool,
     /// Samples in an epoch; 0 if no worker ever opened the data set.
     pub training_samples: u64,
     /// Samples in a step that is not an epoch's last.
@@ -31,23 +21,10 @@ pub struct Chronicle {
     pub total_steps: Option<u64>,
     /// Committed steps, in order, without a gap.
     pub steps: Vec<LedgerEntry>,
-    /// Memberships, in order.
-    pub generations: Vec<Membership>,
+    /// Memberships, faults, and the end.
+    pub history: History,
     /// Rows of the data set that nobody uses any more, because their samples failed again and again.
     pub quarantined: Vec<DamagedRow>,
-    /// Faults, in order; survived but for the last one of a run that failed.
-    pub failures: Vec<Failure>,
-}
-
-/// One membership.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Membership {
-    /// Which.
-    pub generation: Generation,
-    /// Its workers.
-    pub workers: u32,
-    /// Where it started, and where its state came from; absent if it never did.
-    pub started: Option<(Step, StateSource)>,
 }
 
 /// Reads the journal in a state directory, and leaves it as it is.
@@ -107,35 +84,16 @@ fn chronicle(contents: Contents) -> Chronicle {
     let samples = contents.dataset.as_ref().map_or(0, |dataset| dataset.training_samples);
     let plan = spec.as_ref().and_then(|spec| Plan::new(&spec.train, samples).ok());
     let identity = contents.identity;
-    let mut failures: Vec<_> = contents.failures.into_iter().map(|(_, failure)| failure).collect();
-    if let Some(End::Failed(last)) = &contents.end {
-        failures.push(last.as_ref().clone());
-    }
+    let generations = contents.generations.into_iter().map(|(number, of)| (Generation(number), of));
+    let survived = contents.failures.into_iter().map(|(_, failure)| failure);
     Chronicle {
         run_id: identity.as_ref().map_or_else(String::new, |identity| identity.run_id.clone()),
         run_name: identity.map_or_else(String::new, |identity| identity.run_name),
-        finished: matches!(contents.end, Some(End::Finished(_))),
-        state: match &contents.end {
-            Some(End::Finished(_)) => "finished",
-            Some(End::Stopped(..)) => "stopped",
-            Some(End::Failed(_)) => "failed",
-            None => "not over",
-        }
-        .into(),
         training_samples: samples,
         global_batch: plan.map_or(0, |plan| plan.global_batch()),
         total_steps: plan.map(|plan| plan.total_steps()),
         steps: contents.steps,
-        generations: contents
-            .generations
-            .into_iter()
-            .map(|(number, of)| Membership {
-                generation: Generation(number),
-                workers: of.workers,
-                started: of.started,
-            })
-            .collect(),
+        history: History::new(contents.end.as_ref(), generations, survived),
         quarantined: contents.quarantine.left_out().copied().collect(),
-        failures,
     }
 }

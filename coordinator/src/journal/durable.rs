@@ -14,7 +14,7 @@ use coxswain_proto::{document, ids::Step, run_spec::RunSpec};
 use redb::{Builder, Database, DatabaseError, ReadableDatabase, WriteTransaction};
 
 use super::{
-    Identity, Journal, JournalError, LedgerEntry,
+    History, Identity, Journal, JournalError, LedgerEntry,
     reading::{Contents, Reader},
     rows::{self, CACHES, FACTS, FAILURES, GENERATIONS, NODES, STEPS, TURNS, WORKERS, json},
 };
@@ -135,6 +135,11 @@ impl Journal for Durable {
     fn ledger(&self, first: Step, limit: usize) -> Result<Vec<LedgerEntry>, JournalError> {
         let read = self.database.begin_read().map_err(|error| self.failed("read", error))?;
         Reader::new(&read, &self.directory).steps(first, limit)
+    }
+
+    fn history(&self) -> Result<History, JournalError> {
+        let read = self.database.begin_read().map_err(|error| self.failed("read", error))?;
+        Reader::new(&read, &self.directory).history()
     }
 }
 

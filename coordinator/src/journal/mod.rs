@@ -7,18 +7,20 @@
 mod chronicle;
 mod durable;
 mod forgetful;
+mod history;
 mod reading;
 mod rows;
 
 use std::{ops::Range, path::PathBuf};
 
-pub use chronicle::{Chronicle, Membership, read};
+pub use chronicle::{Chronicle, read};
 use coxswain_proto::{
     ids::{Generation, Rank, Step},
     run_spec::RunSpec,
 };
 pub use durable::{Durable, Life, Memory};
 pub use forgetful::Forgetful;
+pub use history::{Fate, History, Membership};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 
@@ -114,6 +116,9 @@ pub trait Journal: Send {
 
     /// At most `limit` committed steps from `first` on, in order.
     fn ledger(&self, first: Step, limit: usize) -> Result<Vec<LedgerEntry>, JournalError>;
+
+    /// What there is beside the ledger.
+    fn history(&self) -> Result<History, JournalError>;
 }
 
 /// Why a journal cannot be used.
@@ -182,6 +187,7 @@ pub struct JournalThread {
 enum Call {
     Append(Vec<Record>, oneshot::Sender<Result<(), JournalError>>),
     Ledger(Step, usize, oneshot::Sender<Result<Vec<LedgerEntry>, JournalError>>),
+    History(oneshot::Sender<Result<History, JournalError>>),
     Close(oneshot::Sender<()>),
 }
 
@@ -198,6 +204,7 @@ impl JournalThread {
                 match call {
                     Call::Append(records, reply) => drop(reply.send(journal.append(&records))),
                     Call::Ledger(first, limit, reply) => drop(reply.send(journal.ledger(first, limit))),
+                    Call::History(reply) => drop(reply.send(journal.history())),
                     Call::Close(closed) => {
                         drop(journal);
                         let _ = closed.send(());
@@ -229,6 +236,13 @@ impl JournalThread {
     pub async fn ledger(&self, first: Step, limit: usize) -> Result<Vec<LedgerEntry>, JournalError> {
         let (reply, answer) = oneshot::channel();
         self.calls.send(Call::Ledger(first, limit, reply)).await.map_err(|_| JournalError::Gone)?;
+        answer.await.map_err(|_| JournalError::Gone)?
+    }
+
+    /// What there is beside the ledger.
+    pub async fn history(&self) -> Result<History, JournalError> {
+        let (reply, answer) = oneshot::channel();
+        self.calls.send(Call::History(reply)).await.map_err(|_| JournalError::Gone)?;
         answer.await.map_err(|_| JournalError::Gone)?
     }
 }

@@ -10,12 +10,12 @@ use redb::{ReadTransaction, ReadableTable, TableDefinition, TableError};
 use serde::de::DeserializeOwned;
 
 use super::{
-    Identity, JournalError, LedgerEntry,
+    History, Identity, JournalError, LedgerEntry,
     rows::{CACHES, FACTS, FAILURES, GENERATIONS, NODES, STEPS, TURNS, WORKERS},
 };
 use crate::core::{
     action::{Orders, Spent},
-    cache::GenerationEntry,
+    cache::{GenerationEntry, Reached},
     event::DataSet,
     failure::Failure,
     past::{Past, PastGeneration, PastNode, PastSeat},
@@ -40,6 +40,8 @@ pub struct Contents {
     pub spent: Spent,
     /// Samples that failed.
     pub quarantine: Quarantine,
+    /// How far the run was before it was rolled back.
+    pub reached: Reached,
     /// By place.
     pub nodes: Vec<(u64, PastNode)>,
     /// By seat.
@@ -69,6 +71,7 @@ impl Contents {
             orders: self.orders,
             spent: self.spent,
             quarantine: self.quarantine,
+            reached: self.reached,
             nodes: self.nodes.into_iter().map(|(place, node)| (place as u32, node)).collect(),
             seats: self.seats.into_iter().map(|(seat, kept)| (Seat(seat as u32), kept)).collect(),
             generations: generations.collect(),
@@ -110,6 +113,7 @@ impl<'a> Reader<'a> {
             orders: self.fact("orders")?.unwrap_or_default(),
             spent: self.fact("spent")?.unwrap_or_default(),
             quarantine: self.fact("quarantine")?.unwrap_or_default(),
+            reached: self.fact("reached")?.unwrap_or_default(),
             nodes: self.rows("nodes", NODES)?,
             seats: self.rows("workers", WORKERS)?,
             generations: self.rows("generations", GENERATIONS)?,
@@ -135,6 +139,18 @@ impl<'a> Reader<'a> {
             Ok(entry)
         });
         rows.collect()
+    }
+
+    /// What there is beside the ledger.
+    pub fn history(&self) -> Result<History, JournalError> {
+        let end: Option<End> = self.fact("over")?;
+        let generations = self.rows("generations", GENERATIONS)?;
+        let survived = self.rows("failures", FAILURES)?;
+        Ok(History::new(
+            end.as_ref(),
+            generations.into_iter().map(|(number, of)| (Generation(number), of)),
+            survived.into_iter().map(|(_, failure)| failure),
+        ))
     }
 
     fn rows<T: DeserializeOwned>(

@@ -1,7 +1,7 @@
 //! The journal's tables, and what each record writes to them.
 //!
 //! ```text
-//! facts         name -> JSON      identity, lives, dataset, orders, spent, quarantine, fault, over
+//! facts         name -> JSON      identity, lives, dataset, orders, spent, quarantine, reached, fault, over
 //! nodes         place -> JSON     launcher, host
 //! workers       seat -> JSON      id, claim; or what its launcher was asked to do
 //! generations   number -> JSON    members, where it started, whether it is over
@@ -46,6 +46,7 @@ pub fn append(write: &WriteTransaction, record: &Record) -> Result<(), redb::Err
         Record::Orders(orders) => fact("orders", json(orders)),
         Record::Spent(spent) => fact("spent", json(spent)),
         Record::Over(end) => fact("over", json(end)),
+        Record::RolledBack(reached) => fact("reached", json(reached)),
         Record::Quarantine(quarantine) => fact("quarantine", json(quarantine)),
         Record::Node { place, node_id, host } => {
             let node = PastNode { node_id: node_id.clone(), host: host.clone() };
@@ -89,19 +90,24 @@ pub fn append(write: &WriteTransaction, record: &Record) -> Result<(), redb::Err
         }
         Record::CacheGeneration(entry) => row(CACHES, entry.number, json(entry)),
         Record::Failure(failure) => {
-            let mut failures = write.open_table(FAILURES)?;
-            let last = failures.last()?.map(|(number, row)| (number.value(), row.value().to_owned()));
-            let number = match last {
-                // The same fault again, now that its victims are known.
-                Some((number, row)) if is_same(&row, failure) => number,
-                Some((number, _)) => number + 1,
-                None => 0,
-            };
-            failures.insert(number, json(failure.as_ref()).as_str())?;
-            failures.retain_in(..number.saturating_sub(MAX_FAULTS_KEPT - 1), |_, _| false)?;
+            append_failure(write, failure)?;
             fact("fault", json(failure.as_ref()))
         }
     }
+}
+
+fn append_failure(write: &WriteTransaction, failure: &Failure) -> Result<(), redb::Error> {
+    let mut failures = write.open_table(FAILURES)?;
+    let last = failures.last()?.map(|(number, row)| (number.value(), row.value().to_owned()));
+    let number = match last {
+        // The same fault again, now that its victims are known.
+        Some((number, row)) if holds(&row, failure) => number,
+        Some((number, _)) => number + 1,
+        None => 0,
+    };
+    failures.insert(number, json(failure).as_str())?;
+    failures.retain_in(..number.saturating_sub(MAX_FAULTS_KEPT - 1), |_, _| false)?;
+    Ok(())
 }
 
 /// Writes all that a machine remembers in the place of what is there; the books (steps, faults) are left alone.
@@ -112,6 +118,7 @@ pub fn replace(write: &WriteTransaction, past: &Past) -> Result<(), redb::Error>
         ("orders", Some(json(&past.orders))),
         ("spent", Some(json(&past.spent))),
         ("quarantine", Some(json(&past.quarantine))),
+        ("reached", Some(json(&past.reached))),
         ("fault", past.fault.as_ref().map(|fault| json(fault.as_ref()))),
         ("over", past.end.as_ref().map(json)),
     ] {
@@ -164,10 +171,9 @@ fn forget_members(
     Ok(())
 }
 
-/// Whether a row is of this failure, whoever suffered from it.
-fn is_same(row: &str, failure: &Failure) -> bool {
-    let stored = serde_json::from_str::<Failure>(row);
-    stored.is_ok_and(|stored| Failure { victims: failure.victims.clone(), ..stored } == *failure)
+/// Whether a row is of this failure.
+fn holds(row: &str, failure: &Failure) -> bool {
+    serde_json::from_str::<Failure>(row).is_ok_and(|stored| stored.is_same(failure))
 }
 
 fn change<T: Default + Serialize + DeserializeOwned>(

@@ -1,14 +1,14 @@
 //! News of the feature cache as sentences, for the log and for watchers.
 
-use coxswain_proto::cache_plan::{Decided, Why};
+use coxswain_proto::{
+    cache_plan::{Decided, Why},
+    human,
+};
 use tracing::{debug, info, warn};
 
-use crate::{
-    core::{
-        cache::{DriftEntry, GenerationEntry},
-        news::CacheNews,
-    },
-    human,
+use crate::core::{
+    cache::{DriftEntry, GenerationEntry},
+    news::CacheNews,
 };
 
 /// Why a generation serves, as a clause: `drift 0.08 is above 0.05`.
@@ -45,7 +45,7 @@ fn decided(decided: &Decided) -> String {
 }
 
 fn complete(entry: &GenerationEntry) -> String {
-    let size = human::bytes(entry.bytes);
+    let size = human::bytes(entry.bytes.0);
     format!("generation {} is complete: features of {} samples, {size}", entry.number, entry.stored)
 }
 

@@ -2,18 +2,15 @@
 
 use std::{fmt::Write, time::Duration};
 
-use coxswain_proto::{ids::Step, limits};
+use coxswain_proto::{human, ids::Step, limits};
 
-use crate::{
-    core::{
-        failure::Failure,
-        quarantine::{BadSample, Verdict},
-        report::CommittedStep,
-    },
-    human,
+use crate::core::{
+    failure::Failure,
+    quarantine::{BadSample, Verdict},
+    report::CommittedStep,
 };
 
-/// `  12/400  epoch 0  loss 0.8123  grad 1.234  lr 1.00e-4  12.3 samples/s  4.1k tokens/s  480 ms (data 2, ...)  512 MiB on rank 1`.
+/// `  12/400  epoch 0  loss 0.8123  grad 1.234  lr 1.00e-4  12.3 samples/s  4100 tokens/s  480 ms (ms: data 2, ...)  512.0 MiB on rank 1`.
 pub fn step(step: &CommittedStep) -> String {
     let total = step.total_steps.to_string();
     let width = total.len();
@@ -33,7 +30,7 @@ pub fn step(step: &CommittedStep) -> String {
         let (hits, all) = (step.cache.hits, step.cache.hits + step.cache.misses);
         write!(line, "  cache {}: {hits} of {all}", step.cache_generation).expect("strings take everything");
     }
-    write!(line, "  {:>8} on rank {}", human::bytes(step.memory_peak), step.memory_peak_seat)
+    write!(line, "  {:>10} on rank {}", human::bytes(step.memory_peak.0), step.memory_peak_seat)
         .expect("strings take everything");
     line
 }
@@ -146,7 +143,7 @@ mod tests {
         assert_eq!(
             step(&committed(8, 0.8123)),
             "  9/400  epoch 0  loss 0.81230   grad 1.2500    lr 1.00e-4   16.7 samples/s    4267 tokens/s    480 ms \
-             (ms: vision 120, language 4.2)   512 MiB on rank 1"
+             (ms: vision 120, language 4.2)   512.0 MiB on rank 1"
         );
         assert_eq!(step(&committed(98, 0.5)).find("samples"), step(&committed(9, 12.5)).find("samples"));
         let cache = CacheUse { hits: 6, misses: 2, ..CacheUse::default() };

@@ -12,14 +12,11 @@
 
 use std::collections::BTreeMap;
 
-use coxswain_proto::ids::Bytes;
+use coxswain_proto::{human, ids::Bytes};
 
-use crate::{
-    core::{
-        memory::RankMemory,
-        report::{PhasePeak, WorkerPhase},
-    },
-    human,
+use crate::core::{
+    memory::RankMemory,
+    report::{PhasePeak, WorkerPhase},
 };
 
 /// The ranks with the largest peaks, at most `limit`, in rank order.
@@ -33,15 +30,19 @@ pub fn largest(table: &[RankMemory], limit: usize) -> Vec<&RankMemory> {
 
 /// Heading of the ranks.
 pub fn rank_head() -> String {
-    format!("{:>4}  {:<13}{:>9}  {:<10}{:>11}{:>11}", "rank", "host", "in use", "phase", "reserved", "driver")
+    format!(
+        "{:>4}  {:<12}{:>10}  {:<10}{:>11}{:>11}",
+        "rank", "host", "in use", "phase", "reserved", "driver"
+    )
 }
 
 /// One rank: the largest of its peaks, scope by scope.
 pub fn rank(row: &RankMemory) -> String {
-    let most =
-        |scope: fn(&PhasePeak) -> Bytes| human::bytes(row.phases.iter().map(scope).max().unwrap_or_default());
+    let most = |scope: fn(&PhasePeak) -> Bytes| {
+        human::bytes(row.phases.iter().map(scope).max().unwrap_or_default().0)
+    };
     format!(
-        "{:>4}  {:<13.13}{:>9}  {:<10}{:>11}{:>11}",
+        "{:>4}  {:<12.12}{:>10}  {:<10}{:>11}{:>11}",
         row.seat,
         row.host,
         most(|peak| peak.in_use),
@@ -62,7 +63,8 @@ pub fn phases(table: &[RankMemory]) -> Vec<String> {
     }
     let head = format!("{:<12}{:>11}  {:>4}{:>12}{:>11}", "phase", "in use", "rank", "reserved", "driver");
     let line = |(phase, (row, peak)): (&WorkerPhase, &(&RankMemory, &PhasePeak))| {
-        let [in_use, reserved, driver] = [peak.in_use, peak.reserved, peak.driver].map(human::bytes);
+        let [in_use, reserved, driver] =
+            [peak.in_use, peak.reserved, peak.driver].map(|bytes| human::bytes(bytes.0));
         format!("{:<12}{in_use:>11}  {:>4}{reserved:>12}{driver:>11}", short(*phase), row.seat)
     };
     [head].into_iter().chain(most.iter().map(line)).collect()
@@ -118,11 +120,11 @@ mod tests {
             lines,
             [
                 "rank  host            in use  phase        reserved     driver",
-                "   0  node-a          20 MiB  forward        40 MiB     60 MiB",
-                "   1  a-host-of-a-l   11 MiB  load           22 MiB     33 MiB",
+                "   0  node-a        20.0 MiB  forward      40.0 MiB   60.0 MiB",
+                "   1  a-host-of-a-  11.0 MiB  load         22.0 MiB   33.0 MiB",
                 "phase            in use  rank    reserved     driver",
-                "load             11 MiB     1      22 MiB     33 MiB",
-                "forward          20 MiB     0      40 MiB     60 MiB",
+                "load           11.0 MiB     1    22.0 MiB   33.0 MiB",
+                "forward        20.0 MiB     0    40.0 MiB   60.0 MiB",
             ]
         );
         assert!(lines.iter().all(|line| line.chars().count() <= 62));

@@ -9,7 +9,7 @@ mod lines;
 mod memory;
 
 pub(crate) use cache_lines::{line as cache_line, why};
-use coxswain_proto::ids::Step;
+use coxswain_proto::{human, ids::Step};
 pub use human_format::Human;
 pub(crate) use lines::{rolled_back, sample};
 use tracing::{debug, error, info, warn};
@@ -163,7 +163,7 @@ impl Log {
 
 fn checkpoint(entry: &CheckpointEntry) {
     let CheckpointEntry { step, path, bytes, state } = entry;
-    let size = crate::human::bytes(*bytes);
+    let size = human::bytes(bytes.0);
     let (step, bytes) = (step.0, bytes.0);
     match state {
         EntryState::Complete => {

@@ -331,6 +331,7 @@ fn phase(field: &str, wire: i32) -> Decoded<WorkerPhase> {
         Ok(Wire::Evaluation) => WorkerPhase::Evaluation,
         Ok(Wire::Paused) => WorkerPhase::Paused,
         Ok(Wire::Done) => WorkerPhase::Done,
+        Ok(Wire::Starting) => return Err(FieldError::new(field, "is the coordinator's to say")),
         Ok(Wire::Unspecified) | Err(_) => return Err(unknown(field, wire)),
     })
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use coxswain_proto::{
     ids::{Bytes, Rank},
     order::DamagedRow,
-    plan, v1,
+    v1,
 };
 use tonic::Status;
 
@@ -21,10 +21,9 @@ use crate::{
         refusal::Refusal,
         report::{CommittedStep, StepTimes, WorkerPhase},
         roster::Respawn,
-        status::{RankStatus, Status as RunStatus},
+        status::{LeavingNode, RankStatus, Status as RunStatus},
     },
     driver::{Dated, Denied},
-    journal::LedgerEntry,
     options::CauseKind,
 };
 
@@ -165,7 +164,13 @@ pub fn status(status: RunStatus, facts: &RunFacts) -> v1::GetStatusResponse {
         max_restarts: status.max_restarts,
         rescales: status.spent.rescales,
         cache: status.cache.map(cache::status),
+        leaving: status.leaving.into_iter().map(|node| leaving(node, facts)).collect(),
     }
+}
+
+fn leaving(node: LeavingNode, facts: &RunFacts) -> v1::LeavingNode {
+    let hosts_coordinator = facts.hosted_by.as_deref() == Some(node.node_id.as_str());
+    v1::LeavingNode { node_rank: node.place, host: node.host, workers: node.workers, hosts_coordinator }
 }
 
 /// The memory table.
@@ -186,34 +191,6 @@ pub fn memory(table: &[RankMemory]) -> v1::GetMemoryResponse {
         comparison: row.comparison.as_ref().map(Into::into),
     });
     v1::GetMemoryResponse { ranks: ranks.collect() }
-}
-
-/// One page of the ledger; `next` is where the following one begins.
-pub fn ledger(entries: &[LedgerEntry], next: Option<u64>) -> v1::GetLedgerResponse {
-    let steps = entries.iter().map(|entry| v1::LedgerStep {
-        step: entry.step.0,
-        epoch: entry.epoch,
-        generation: entry.generation.0,
-        loss: entry.loss,
-        cache_generation: entry.cache_generation,
-        retries: entry.retries,
-        quarantined: entry
-            .left_out
-            .iter()
-            .map(|hole| v1::SampleRange { begin: hole.start, end: hole.end })
-            .collect(),
-        world_size: entry.world,
-        cache_hits: entry.cache_hits,
-        cache_misses: entry.cache_misses,
-        ranks: (0..entry.world)
-            .map(|rank| {
-                let consumed = plan::without(entry.of_rank(Rank(rank)), &entry.left_out);
-                let samples = consumed.iter().map(|of| v1::SampleRange { begin: of.start, end: of.end });
-                v1::RankSamples { rank, samples: samples.collect() }
-            })
-            .collect(),
-    });
-    v1::GetLedgerResponse { steps: steps.collect(), next_step: next }
 }
 
 /// News for watchers; some are for the log alone.
@@ -360,6 +337,7 @@ fn worker_phase(phase: WorkerPhase) -> v1::WorkerPhase {
         WorkerPhase::Communication => v1::WorkerPhase::Communication,
         WorkerPhase::Optimizer => v1::WorkerPhase::Optimizer,
         WorkerPhase::Checkpoint => v1::WorkerPhase::Checkpoint,
+        WorkerPhase::Starting => v1::WorkerPhase::Starting,
         WorkerPhase::CacheBuild => v1::WorkerPhase::CacheBuild,
         WorkerPhase::Evaluation => v1::WorkerPhase::Evaluation,
         WorkerPhase::Paused => v1::WorkerPhase::Paused,

@@ -1,6 +1,7 @@
 //! The two gRPC services, and the run's metrics on the same port: decode, ask, encode. Nothing is decided here.
 
 mod auth;
+mod books;
 mod cache;
 mod decode;
 mod encode;
@@ -38,6 +39,8 @@ pub struct RunFacts {
     pub world: u32,
     /// `run.output_dir`.
     pub output_dir: String,
+    /// The launcher whose child this coordinator is.
+    pub hosted_by: Option<String>,
 }
 
 /// What every handler needs.

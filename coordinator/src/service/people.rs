@@ -13,7 +13,7 @@ use tokio_stream::{
 };
 use tonic::{Request, Response, Status};
 
-use super::{Service, encode, mismatch};
+use super::{Service, books, encode, mismatch};
 use crate::{
     clock,
     core::{
@@ -105,7 +105,14 @@ impl Control for Service {
         let mut entries = self.handle.ledger(Step(first_step), limit + 1).await?;
         let next = (entries.len() > limit).then(|| entries[limit].step.0);
         entries.truncate(limit);
-        Ok(Response::new(encode::ledger(&entries, next)))
+        Ok(Response::new(books::ledger(&entries, next)))
+    }
+
+    type GetHistoryStream = Pin<Box<dyn Stream<Item = Result<v1::GetHistoryResponse, Status>> + Send>>;
+
+    async fn get_history(&self, _: Request<v1::GetHistoryRequest>) -> Answer<Self::GetHistoryStream> {
+        let entries = books::history(&self.handle.history().await?);
+        Ok(Response::new(Box::pin(tokio_stream::iter(entries.into_iter().map(Ok)))))
     }
 }
 

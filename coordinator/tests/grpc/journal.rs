@@ -2,8 +2,14 @@
 
 use std::{fs, path::Path};
 
-use coxswain_coordinator::{JournalError, Options, ServeError, StartError, journal};
-use coxswain_proto::{document, v1};
+use coxswain_coordinator::{
+    JournalError, Options, ServeError, StartError,
+    journal::{self, Chronicle},
+};
+use coxswain_proto::{
+    document,
+    v1::{self, get_history_response::Kind},
+};
 use tokio::net::TcpListener;
 
 use crate::harness::{FakeWorker, Sandbox, options, register, spec, successor};
@@ -84,6 +90,69 @@ async fn a_run_that_is_begun_again_goes_on_from_its_checkpoint_and_says_what_is_
     assert_eq!(steps, [(0, 1), (1, 1), (2, 1), (3, 1), (4, 2)]);
 }
 
+/// The books, once nobody holds them any more.
+async fn left_behind(state: &Path) -> Chronicle {
+    let deadline = tokio::time::Instant::now() + std::time::Duration::from_secs(20);
+    loop {
+        match journal::read(state) {
+            Ok(books) => return books,
+            Err(error) => assert!(tokio::time::Instant::now() < deadline, "{error}"),
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+/// What a coordinator tells of its journal beside the ledger.
+async fn told(sandbox: &Sandbox) -> Vec<Kind> {
+    let mut entries =
+        sandbox.people().await.get_history(v1::GetHistoryRequest {}).await.unwrap().into_inner();
+    let mut told = Vec::new();
+    while let Some(entry) = entries.message().await.unwrap() {
+        told.push(entry.kind.unwrap());
+    }
+    told
+}
+
+#[tokio::test]
+async fn a_coordinator_tells_where_its_generations_had_their_state_from_as_the_journal_does() {
+    for keeps in [true, false] {
+        let directory = tempfile::tempdir().unwrap();
+        let mut options = journaled(directory.path());
+        options.state_dir = options.state_dir.filter(|_| keeps);
+        let sandbox = Sandbox::start(options).await;
+        let mut worker = sandbox.worker(0).await;
+        worker.begin().await;
+        worker.steps(0..6).await.unwrap();
+        worker.ready(1, "its neighbour is gone").await.unwrap();
+        while !matches!(worker.told().await, v1::directive::Kind::Assignment(next) if next.generation == 2) {}
+        worker.generation = 2;
+        worker.starts(6, v1::StateSource::Carried).await;
+        worker.steps(6..7).await.unwrap();
+        let told = told(&sandbox).await;
+        let started = |generation, first_step, source: v1::StateSource| {
+            let started = v1::MembershipStart { first_step, source: source.into() };
+            Kind::Membership(v1::MembershipRecord { generation, workers: 1, started: Some(started) })
+        };
+        assert_eq!(
+            told[..3],
+            [
+                Kind::End(v1::RunEnd::NotOver.into()),
+                started(1, 0, v1::StateSource::Checkpoint),
+                started(2, 6, v1::StateSource::Carried)
+            ]
+        );
+        assert!(matches!(&told[3..], [Kind::Fault(fault)] if fault.message == "its neighbour is gone"));
+        sandbox.kill().await;
+        if keeps {
+            let history = left_behind(&directory.path().join("state")).await.history;
+            let memberships: Vec<_> =
+                history.memberships.iter().map(|of| Kind::Membership(of.into())).collect();
+            assert_eq!(told[1..3], memberships);
+            assert_eq!(told[3..], [Kind::Fault(history.failures.last().unwrap().into())]);
+        }
+    }
+}
+
 #[tokio::test]
 async fn the_books_can_be_read_without_a_coordinator() {
     let directory = tempfile::tempdir().unwrap();
@@ -95,18 +164,11 @@ async fn the_books_can_be_read_without_a_coordinator() {
     worker.steps(0..6).await.unwrap();
     assert!(matches!(journal::read(&state), Err(JournalError::InUse { .. })));
     sandbox.kill().await;
-    let deadline = tokio::time::Instant::now() + std::time::Duration::from_secs(20);
-    let books = loop {
-        match journal::read(&state) {
-            Ok(books) => break books,
-            Err(error) => assert!(tokio::time::Instant::now() < deadline, "{error}"),
-        }
-        tokio::task::yield_now().await;
-    };
+    let books = left_behind(&state).await;
     assert_eq!((books.training_samples, books.global_batch, books.total_steps), (30, 8, Some(100)));
     let positions: Vec<_> = books.steps.iter().map(|step| step.positions.clone()).collect();
     assert_eq!(positions, [0..8, 8..16, 16..24, 24..30, 0..8, 8..16]);
-    assert_eq!((books.generations.len(), books.finished, books.state.as_str()), (1, false, "not over"));
+    assert_eq!((books.history.memberships.len(), books.history.fate), (1, journal::Fate::NotOver));
     assert_eq!(journal::read(&state).unwrap(), books, "it is left as it was");
 }
 

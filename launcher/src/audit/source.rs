@@ -1,14 +1,19 @@
 //! Where books are read from: the journal that a coordinator left behind, or the coordinator that still writes it.
+//!
+//! Either way they are made from the same messages, so that both say the same of a run.
 
 use std::{ops::Range, path::Path};
 
 use coxswain_coordinator::{
     JournalError,
-    journal::{self, Chronicle},
+    journal::{self, Chronicle, LedgerEntry},
 };
 use coxswain_proto::{
     plan,
-    v1::{Failure, GetLedgerRequest, GetStatusRequest, GetStatusResponse, LedgerStep, RunPhase, SampleRange},
+    v1::{
+        self, GetHistoryRequest, GetLedgerRequest, GetStatusRequest, GetStatusResponse, LedgerStep,
+        MembershipRecord, RunEnd, SampleRange, get_history_response::Kind,
+    },
 };
 
 use super::{Books, CommittedStep, Fault, Membership};
@@ -30,9 +35,25 @@ pub async fn of_run(output_dir: &Path) -> Result<Books, Failed> {
 }
 
 fn left_behind(chronicle: Chronicle) -> Books {
-    let Chronicle { run_id, run_name, state, finished, training_samples, global_batch, total_steps, .. } =
-        chronicle;
-    let steps = chronicle.steps.into_iter().map(|row| CommittedStep {
+    let Chronicle { run_id, run_name, training_samples, global_batch, total_steps, history, .. } = chronicle;
+    let mut books = Books {
+        run_id,
+        run_name,
+        samples: training_samples,
+        global_batch,
+        total_steps,
+        steps: chronicle.steps.into_iter().map(recorded).collect(),
+        ..Books::default()
+    };
+    let memberships = history.memberships.iter().map(|of| Kind::Membership(of.into()));
+    let faults = history.failures.iter().map(|failure| Kind::Fault(failure.into()));
+    enter(&mut books, Kind::End(RunEnd::from(history.fate).into()));
+    memberships.chain(faults).for_each(|kind| enter(&mut books, kind));
+    books
+}
+
+fn recorded(row: LedgerEntry) -> CommittedStep {
+    CommittedStep {
         step: row.step.0,
         epoch: row.epoch,
         generation: row.generation.0,
@@ -42,30 +63,6 @@ fn left_behind(chronicle: Chronicle) -> Books {
         cache_generation: row.cache_generation,
         cache_hits: row.cache_hits,
         cache_misses: row.cache_misses,
-    });
-    let generations = chronicle.generations.into_iter().map(|membership| Membership {
-        generation: membership.generation.0,
-        workers: membership.workers,
-        started: membership.started.map(|(step, source)| (step.0, source.to_string())),
-    });
-    let faults = chronicle.failures.into_iter().map(|failure| Fault {
-        generation: failure.generation.0,
-        rank: failure.seat.map(|seat| seat.0),
-        victims: failure.victims.iter().map(|seat| seat.0).collect(),
-        kind: names::failure_kind(Failure::from(&failure).kind),
-        text: failure.to_string(),
-    });
-    Books {
-        steps: steps.collect(),
-        generations: generations.collect(),
-        faults: faults.collect(),
-        samples: training_samples,
-        run_id,
-        run_name,
-        state,
-        finished,
-        global_batch,
-        total_steps,
     }
 }
 
@@ -73,50 +70,59 @@ fn left_behind(chronicle: Chronicle) -> Books {
 async fn living(access: &Access) -> Result<Books, Failed> {
     let request = prompt(GetStatusRequest {});
     let now = access.answer(async |mut people| people.get_status(request).await).await?;
-    let (mut steps, mut generations) = (Vec::new(), Vec::new());
+    let mut books = of_status(now);
     let mut next = Some(0);
     while let Some(first_step) = next {
         let request = prompt(GetLedgerRequest { first_step, limit: 0 });
         let page = access.answer(async |mut people| people.get_ledger(request).await).await?;
-        steps.extend(page.steps.iter().map(committed));
-        page.steps.iter().for_each(|row| add_membership(&mut generations, row));
+        books.steps.extend(page.steps.iter().map(committed));
         // A page that does not get on would never end.
         next = page.next_step.filter(|next| *next > first_step);
     }
-    Ok(Books { steps, generations, ..of_status(now) })
-}
-
-/// The memberships of a run that goes on, as its steps show them: those that committed one. Where their state came from is in the
-/// journal, which is its coordinator's.
-fn add_membership(generations: &mut Vec<Membership>, row: &LedgerStep) {
-    if generations.last().is_none_or(|last| last.generation != row.generation) {
-        generations.push(Membership {
-            generation: row.generation,
-            workers: row.world_size,
-            started: Some((row.step, "not told while it runs".to_owned())),
-        });
+    // Last, so that every membership of these steps is among those that are told.
+    let request = prompt(GetHistoryRequest {});
+    let mut history = access.answer(async |mut people| people.get_history(request).await).await?;
+    while let Some(entry) = history.message().await.map_err(|status| access.explain(&status))? {
+        entry.kind.into_iter().for_each(|kind| enter(&mut books, kind));
     }
+    Ok(books)
 }
 
 fn of_status(now: GetStatusResponse) -> Books {
-    let fault = now.first_failure.as_ref().map(|failure| Fault {
+    Books {
+        samples: now.training_samples,
+        global_batch: now.global_batch,
+        total_steps: (now.total_steps > 0).then_some(now.total_steps),
+        run_id: now.run_id,
+        run_name: now.run_name,
+        ..Books::default()
+    }
+}
+
+/// Enters what the journal has beside the ledger.
+fn enter(books: &mut Books, kind: Kind) {
+    match kind {
+        Kind::End(end) => {
+            books.state = names::run_end(end);
+            books.finished = end == i32::from(RunEnd::Finished);
+        }
+        Kind::Membership(of) => books.generations.push(membership(&of)),
+        Kind::Fault(failure) => books.faults.push(fault(&failure)),
+    }
+}
+
+fn membership(of: &MembershipRecord) -> Membership {
+    let started = of.started.as_ref().map(|start| (start.first_step, names::state_source(start.source)));
+    Membership { generation: of.generation, workers: of.workers, started }
+}
+
+fn fault(failure: &v1::Failure) -> Fault {
+    Fault {
         generation: failure.generation,
         rank: failure.rank,
         victims: failure.victims.clone(),
         kind: names::failure_kind(failure.kind),
         text: status::failure(failure),
-    });
-    Books {
-        state: names::run_phase(now.phase),
-        samples: now.training_samples,
-        global_batch: now.global_batch,
-        total_steps: (now.total_steps > 0).then_some(now.total_steps),
-        finished: now.phase == i32::from(RunPhase::Finished),
-        faults: fault.into_iter().collect(),
-        generations: Vec::new(),
-        run_id: now.run_id,
-        run_name: now.run_name,
-        steps: Vec::new(),
     }
 }
 
@@ -126,7 +132,7 @@ fn committed(row: &LedgerStep) -> CommittedStep {
         step: row.step,
         epoch: row.epoch,
         generation: row.generation,
-        positions: row.ranks.iter().flat_map(|rank| &rank.samples).map(range).collect(),
+        positions: plan::joined(row.ranks.iter().flat_map(|rank| &rank.samples).map(range)),
         quarantined: row.quarantined.iter().map(range).collect(),
         retries: row.retries,
         cache_generation: row.cache_generation,

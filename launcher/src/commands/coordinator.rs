@@ -54,6 +54,9 @@ pub struct CoordinatorArgs {
     /// Take the place of a coordinator that was lost a moment ago: go on even where train.resume is false
     #[arg(long, hide = true)]
     restarted: bool,
+    /// The id of the launcher whose child this is
+    #[arg(long, hide = true, value_name = "ID")]
+    hosted_by: Option<String>,
 }
 
 /// Listens if neither flag nor configuration says where: `torchrun`'s port.
@@ -79,6 +82,7 @@ pub fn execute(args: &CoordinatorArgs) -> Outcome {
         patience: args.patience()?,
         budgets: Budgets { restarts: args.max_restarts, rescales: args.max_rescales },
         restarted: args.restarted,
+        hosted_by: args.hosted_by.clone(),
     };
     let internal = |error: std::io::Error| Failed::new(Exit::Internal, error);
     let runtime = tokio::runtime::Builder::new_multi_thread()

@@ -3,13 +3,13 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use coxswain_proto::run_spec::WeightsDtype;
+use coxswain_proto::{human, run_spec::WeightsDtype};
 use coxswain_worker::{data, model::qwen::random::RandomCheckpoint};
 
 use super::SpecArgs;
 use crate::{
     exit::{Exit, Failed, Outcome},
-    render::{say, units},
+    render::say,
 };
 
 /// Subcommands of `cox data`.
@@ -106,7 +106,7 @@ pub fn execute(command: &DataCommand) -> Outcome {
                 args.out.display(),
                 made.parameters,
                 made.tensors,
-                units::bytes(made.bytes),
+                human::bytes(made.bytes),
                 made.shards,
                 if made.shards == 1 { "" } else { "s" }
             ));

@@ -32,12 +32,13 @@ use crate::{
     supervise::{
         child::Program,
         console::{Console, Terminal},
-        crew::{self, Contacts, Crew},
+        crew::Crew,
         failure_file,
         host::{Host, Hosting},
         machine::Ended,
         report::Report,
         signals,
+        voyage::{self, Contacts},
     },
     telemetry::LogFlags,
 };
@@ -108,15 +109,16 @@ impl Launch<'_> {
         let unusable = |error| Failed::usage(format!("{}: cannot write logs: {error}", log_dir.display()));
         std::fs::create_dir_all(log_dir).map_err(unusable)?;
         let mut signals = signals::catch().map_err(|error| Failed::new(Exit::Internal, error))?;
+        let node_id = node_id();
         let (port, mut hosted) = match rendezvous::take_seat(&self.plan, self.token.as_deref())? {
             Seat::Host(listener) => {
                 let port = listener.local_addr().map_err(|error| Failed::new(Exit::Internal, error))?.port();
-                (port, Some(self.start_coordinator(listener, port)?))
+                (port, Some(self.start_coordinator(listener, port, &node_id)?))
             }
             Seat::Guest => (self.plan.endpoint.port, None),
         };
         let access = Access::new(&format!("{}:{port}", self.plan.endpoint.host), self.token.as_deref())?;
-        let request = rendezvous::request(&self.plan, &self.machine.host, node_id());
+        let request = rendezvous::request(&self.plan, &self.machine.host, node_id);
         let joined = rendezvous::join(&access, &self.plan, &request);
         let place = tokio::select! {
             place = joined => place?,
@@ -130,7 +132,7 @@ impl Launch<'_> {
         let crew = self.crew(place, port, request);
         let (coordinator, _published) = hosted.map(|Hosted { host, published }| (host, published)).unzip();
         let contacts = Contacts { access, coordinator, signals, terminal: Arc::clone(&self.terminal) };
-        let mut report = crew::run(&crew, contacts)
+        let mut report = voyage::run(&crew, contacts)
             .await
             .map_err(|error| Failed::new(Exit::Internal, format!("cannot start the workers: {error}")))?;
         if hosting && report.first_cause.as_ref().is_none_or(|cause| !cause.fatal) {
@@ -139,12 +141,13 @@ impl Launch<'_> {
         self.conclude(&report, hosting).await
     }
 
-    fn start_coordinator(&self, listener: TcpListener, port: u16) -> Result<Hosted, Failed> {
+    fn start_coordinator(&self, listener: TcpListener, port: u16, node_id: &str) -> Result<Hosted, Failed> {
         let log_dir = &self.plan.output.log_dir;
         let published = Published::write(log_dir, &format!("{}:{port}", self.plan.endpoint.host))?;
         failure_file::remove(Path::new(&self.spec.run.output_dir));
         let spec = self.keep_spec()?;
-        let program = Program { path: this_program()?, args: self.coordinator_args(&spec), env: Vec::new() };
+        let program =
+            Program { path: this_program()?, args: self.coordinator_args(&spec, node_id), env: Vec::new() };
         let console = Arc::clone(&self.terminal) as Arc<dyn Console>;
         let host = Host::start(Hosting { program, listener, log_dir: log_dir.clone(), console })
             .map_err(|error| Failed::new(Exit::Internal, format!("cannot start the coordinator: {error}")))?;
@@ -160,7 +163,7 @@ impl Launch<'_> {
         Ok(path)
     }
 
-    fn coordinator_args(&self, spec: &Path) -> Vec<String> {
+    fn coordinator_args(&self, spec: &Path, node_id: &str) -> Vec<String> {
         let plan = &self.plan;
         let mut args = vec!["coordinator".to_owned(), spec.display().to_string()];
         args.extend(self.log.as_args());
@@ -171,6 +174,7 @@ impl Launch<'_> {
             format!("--max-restarts={}", plan.budgets.restarts),
             format!("--join-timeout={}", plan.join_timeout.as_secs_f64()),
             format!("--last-call={}", plan.last_call.as_secs_f64()),
+            format!("--hosted-by={node_id}"),
         ]);
         args.extend(plan.budgets.rescales.map(|times| format!("--max-rescales={times}")));
         args.extend(plan.run_id.as_ref().map(|id| format!("--rdzv-id={id}")));
@@ -248,7 +252,7 @@ impl Launch<'_> {
     fn recorded_end(&self) -> Option<Failure> {
         let journal = Path::new(&self.spec.run.output_dir).join("coordinator");
         let chronicle = journal::read(&journal).ok()?;
-        chronicle.failures.last().filter(|failure| failure.fatal).map(Failure::from)
+        chronicle.history.failures.last().filter(|failure| failure.fatal).map(Failure::from)
     }
 
     async fn conclude(&self, report: &Report, hosting: bool) -> Outcome {

@@ -1,7 +1,7 @@
 //! `cox selftest`: does this node work? One page and an exit code.
 
 use clap::Args;
-use coxswain_proto::run_spec::DeviceChoice;
+use coxswain_proto::{human, run_spec::DeviceChoice};
 use coxswain_worker::{
     device::{self, Device},
     selftest::{self, Finding, Verdict},
@@ -14,7 +14,6 @@ use crate::{
     render::{
         say,
         table::{remarked, width},
-        units,
     },
 };
 
@@ -57,7 +56,7 @@ fn cards() -> Vec<Finding> {
     };
     let driver = version.map(|version| Finding::told("machine", "driver", version));
     let card = |card: &crate::gpu::Gpu| {
-        let memory = format!("{} free of {}", units::bytes(card.free), units::bytes(card.total));
+        let memory = format!("{} free of {}", human::bytes(card.free), human::bytes(card.total));
         Finding::told("machine", format_args!("card {}", card.index), format!("{}, {memory}", card.name))
     };
     driver.into_iter().chain(cards.iter().map(card)).collect()

@@ -2,14 +2,11 @@
 
 use std::fmt;
 
-use coxswain_proto::run_spec::RunSpec;
+use coxswain_proto::{human, run_spec::RunSpec};
 use coxswain_worker::memory::prediction::{Subject, fit::Fit};
 
 use super::{Basis, Question, capacity::Memory, threads};
-use crate::{
-    exit::{Exit, Failed},
-    render::units,
-};
+use crate::exit::{Exit, Failed};
 
 /// A run that does not fit.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,7 +29,7 @@ impl fmt::Display for Shortfall {
         write!(
             f,
             "train.micro_batch={micro_batch} does not fit: short by {} on rank {rank} ({memory}); ",
-            units::bytes(*missing)
+            human::bytes(*missing)
         )?;
         match largest {
             Some(largest) => write!(f, "the largest micro-batch that fits is {largest}"),

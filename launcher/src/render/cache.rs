@@ -1,9 +1,12 @@
 //! The feature cache of a run, as text and as JSON.
 
-use coxswain_proto::v1::{CacheDrift, CacheDriftRecord, CacheGenerationRecord, CacheStatus, CacheUse};
+use coxswain_proto::{
+    human,
+    v1::{CacheDrift, CacheDriftRecord, CacheGenerationRecord, CacheStatus, CacheUse},
+};
 use serde_json::{Value, json};
 
-use super::{names, table::table, units};
+use super::{names, table::table};
 
 /// The section of `cox status`: what serves, how far each generation is, how far features have drifted.
 pub fn text(status: &CacheStatus) -> String {
@@ -40,7 +43,7 @@ fn row(record: &CacheGenerationRecord) -> [String; 8] {
             0 => "-".to_owned(),
             total => format!("{} of {total}", record.stored),
         },
-        units::bytes(record.bytes),
+        human::bytes(record.bytes),
         hit_rate(record.hits, record.misses),
         record.damaged.to_string(),
         record.why.clone(),

@@ -1,15 +1,18 @@
 //! What happens in a run, as lines and as the text beside the progress bar.
 
-use coxswain_proto::v1::{StepCommitted, StepTimes, WatchEvent, watch_event::Kind};
+use coxswain_proto::{
+    human,
+    v1::{StepCommitted, StepTimes, WatchEvent, watch_event::Kind},
+};
 
-use super::{cache, names, status, units};
+use super::{cache, names, status};
 
 /// The text beside the bar: loss, speed, what is left, where the time goes, the largest peak.
 pub fn beside_bar(step: &StepCommitted) -> String {
     let mut parts = vec![
         format!("loss {:.4}", step.loss),
-        format!("{} samples/s", units::count(step.samples_per_second)),
-        format!("{} tokens/s", units::count(step.tokens_per_second)),
+        format!("{} samples/s", human::count(step.samples_per_second)),
+        format!("{} tokens/s", human::count(step.tokens_per_second)),
     ];
     if let Some(left) = time_left(step) {
         parts.push(format!("eta {left}"));
@@ -26,7 +29,7 @@ pub fn beside_bar(step: &StepCommitted) -> String {
         ));
     }
     if step.memory_peak > 0 {
-        parts.push(format!("peak {}", units::bytes(step.memory_peak)));
+        parts.push(format!("peak {}", human::bytes(step.memory_peak)));
     }
     parts.join(" · ")
 }
@@ -34,7 +37,7 @@ pub fn beside_bar(step: &StepCommitted) -> String {
 fn time_left(step: &StepCommitted) -> Option<String> {
     let total_ms = step.times.as_ref()?.total_ms;
     let left = step.total_steps.checked_sub(step.step + 1)?;
-    Some(units::seconds(left as f64 * total_ms / 1e3))
+    Some(human::seconds(left as f64 * total_ms / 1e3))
 }
 
 /// `312 ms: language 45% vision 20% ...`, the largest parts first, those under a percent left out.

@@ -1,8 +1,9 @@
 //! Cards as text and as JSON.
 
+use coxswain_proto::human;
 use serde_json::{Value, json};
 
-use super::{table::table, units};
+use super::table::table;
 use crate::gpu::{Gpu, Peaks};
 
 /// Every card with what computes on it.
@@ -22,7 +23,7 @@ pub fn once(gpus: &[Gpu], driver: Option<&str>) -> String {
         .iter()
         .flat_map(|gpu| gpu.processes.iter().map(move |process| (gpu, process)))
         .map(|(gpu, process)| {
-            let used = process.used.map_or_else(|| "?".into(), units::bytes);
+            let used = process.used.map_or_else(|| "?".into(), human::bytes);
             let command = process.command.clone().unwrap_or_else(|| "?".into());
             [gpu.index.to_string(), process.pid.to_string(), command, used]
         })
@@ -42,7 +43,7 @@ pub fn live(gpus: &[Gpu], peaks: &Peaks) -> String {
         .iter()
         .map(|gpu| {
             let [index, name, total, used, free] = common(gpu);
-            [index, name, total, used, free, units::bytes(peaks.of(gpu)), gpu.processes.len().to_string()]
+            [index, name, total, used, free, human::bytes(peaks.of(gpu)), gpu.processes.len().to_string()]
         })
         .collect();
     table(["gpu", "name", "total", "used", "free", "peak", "processes"], &rows)
@@ -64,9 +65,9 @@ fn common(gpu: &Gpu) -> [String; 5] {
     [
         gpu.index.to_string(),
         gpu.name.clone(),
-        units::bytes(gpu.total),
-        units::bytes(gpu.used),
-        units::bytes(gpu.free),
+        human::bytes(gpu.total),
+        human::bytes(gpu.used),
+        human::bytes(gpu.free),
     ]
 }
 

@@ -3,8 +3,8 @@
 use coxswain_proto::{
     memory::Comparison,
     v1::{
-        CheckpointRecord, Failure, GetMemoryResponse, GetStatusResponse, RankStatus, StepCommitted,
-        StepTimes, WatchEvent, watch_event::Kind,
+        CheckpointRecord, Failure, GetMemoryResponse, GetStatusResponse, LeavingNode, RankStatus,
+        StepCommitted, StepTimes, WatchEvent, watch_event::Kind,
     },
 };
 use serde_json::{Value, json};
@@ -38,6 +38,7 @@ pub fn status(status: &GetStatusResponse) -> Value {
         "ranks": status.ranks.iter().map(rank).collect::<Vec<_>>(),
         "checkpoints": status.checkpoints.iter().map(checkpoint).collect::<Vec<_>>(),
         "cache": status.cache.as_ref().map(cache::json),
+        "leaving": status.leaving.iter().map(leaving).collect::<Vec<_>>(),
         "first_failure": status.first_failure.as_ref().map(failure),
     })
 }
@@ -58,6 +59,15 @@ fn rank(rank: &RankStatus) -> Value {
         "lease_end_step": rank.lease_end_step,
         "memory_peak": rank.memory_peak,
         "times": rank.times.as_ref().map(times),
+    })
+}
+
+fn leaving(node: &LeavingNode) -> Value {
+    json!({
+        "node_rank": node.node_rank,
+        "host": node.host,
+        "workers": node.workers,
+        "hosts_coordinator": node.hosts_coordinator,
     })
 }
 

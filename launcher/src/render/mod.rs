@@ -11,7 +11,6 @@ pub mod status;
 pub mod store;
 pub mod summary;
 pub mod table;
-pub mod units;
 
 use std::{
     fmt::Display,

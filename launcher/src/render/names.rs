@@ -1,6 +1,8 @@
 //! Enumerations of the wire contract in plain words.
 
-use coxswain_proto::v1::{CacheMode, CacheState, CheckpointState, FailureKind, RunPhase, WorkerPhase};
+use coxswain_proto::v1::{
+    CacheMode, CacheState, CheckpointState, FailureKind, RunEnd, RunPhase, StateSource, WorkerPhase,
+};
 
 /// A run's phase.
 pub fn run_phase(phase: i32) -> String {
@@ -32,6 +34,16 @@ pub fn failure_kind(kind: i32) -> String {
     word(FailureKind::try_from(kind).ok().map(|kind| kind.as_str_name()), "FAILURE_KIND_")
 }
 
+/// How a run ended, if it did.
+pub fn run_end(end: i32) -> String {
+    word(RunEnd::try_from(end).ok().map(|end| end.as_str_name()), "RUN_END_").replace('_', " ")
+}
+
+/// Where the ranks of a generation had their state from.
+pub fn state_source(source: i32) -> String {
+    word(StateSource::try_from(source).ok().map(|source| source.as_str_name()), "STATE_SOURCE_")
+}
+
 /// `RUN_PHASE_WAITING_FOR_WORKERS` is `waiting_for_workers`; a value of a newer version is `unknown`.
 fn word(name: Option<&'static str>, prefix: &str) -> String {
     match name.and_then(|name| name.strip_prefix(prefix)) {
@@ -50,6 +62,8 @@ mod tests {
         assert_eq!(worker_phase(WorkerPhase::CacheBuild as i32), "cache_build");
         assert_eq!(checkpoint_state(CheckpointState::Complete as i32), "complete");
         assert_eq!(failure_kind(FailureKind::OutOfMemory as i32), "out_of_memory");
+        assert_eq!(run_end(RunEnd::NotOver as i32), "not over");
+        assert_eq!(state_source(StateSource::Mirror as i32), "mirror");
         assert_eq!(run_phase(99), "unknown");
         assert_eq!(run_phase(0), "unknown");
     }

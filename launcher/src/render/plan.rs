@@ -1,6 +1,9 @@
 //! A plan as text and as JSON.
 
-use coxswain_proto::run_spec::{Offload, Recompute, WeightsDtype};
+use coxswain_proto::{
+    human,
+    run_spec::{Offload, Recompute, WeightsDtype},
+};
 use coxswain_worker::{
     data::PromptLength,
     memory::{
@@ -10,10 +13,7 @@ use coxswain_worker::{
 };
 use serde_json::{Value, json};
 
-use super::{
-    table::{remarked, table, width, words},
-    units,
-};
+use super::table::{remarked, table, width, words};
 use crate::plan::{Basis, Choice, Outlook, Question, capacity::Memory};
 
 /// Everything about the run in each memory.
@@ -40,11 +40,11 @@ pub fn overview(question: &Question, outlooks: &[Outlook]) -> String {
             let peak = peak.map_or(outlook.current.peak, |option| option.split.peak);
             [
                 outlook.memory.name.clone(),
-                units::bytes(outlook.memory.total),
+                human::bytes(outlook.memory.total),
                 split(outlook.fit.safe),
                 split(outlook.fit.recommended),
                 split(outlook.fit.maximum),
-                units::bytes(peak),
+                human::bytes(peak),
                 percent(peak, outlook.memory.capacity()),
             ]
         })
@@ -110,9 +110,9 @@ fn of_memory(question: &Question, outlook: &Outlook) -> String {
     let title = format!(
         "{}: {} total, {} used, {} free",
         memory.name,
-        units::bytes(memory.total),
-        units::bytes(memory.used),
-        units::bytes(memory.capacity())
+        human::bytes(memory.total),
+        human::bytes(memory.used),
+        human::bytes(memory.capacity())
     );
     let mut parts = vec![title, categories(question, outlook)];
     parts.push(fits(question, outlook));
@@ -127,7 +127,7 @@ fn categories(question: &Question, outlook: &Outlook) -> String {
     let capacity = outlook.memory.capacity();
     let of = |wanted| outlook.categories.iter().find(|(category, _)| *category == wanted).map_or(0, |c| c.1);
     let activations = of(Category::Activations);
-    let row = |name: String, bytes: u64| [name, units::bytes(bytes), percent(bytes, capacity)];
+    let row = |name: String, bytes: u64| [name, human::bytes(bytes), percent(bytes, capacity)];
     let mut rows: Vec<_> = outlook
         .categories
         .iter()
@@ -149,7 +149,7 @@ fn categories(question: &Question, outlook: &Outlook) -> String {
         0 => shown,
         beside => format!(
             "{shown}\nin host memory beside it: {} of gradients, moments and mirror",
-            units::bytes(beside)
+            human::bytes(beside)
         ),
     }
 }
@@ -163,7 +163,7 @@ fn fits(question: &Question, outlook: &Outlook) -> String {
             [
                 option.split.micro_batch.to_string(),
                 option.split.accumulation.to_string(),
-                units::bytes(option.split.peak),
+                human::bytes(option.split.peak),
                 percent(option.split.peak, outlook.memory.capacity()),
                 verdict(option.verdict).to_owned(),
                 if current(option) { "<- the run file's".to_owned() } else { String::new() },
@@ -246,7 +246,7 @@ fn percent(part: u64, whole: u64) -> String {
 
 fn signed(bytes: i64) -> String {
     let sign = if bytes < 0 { "-" } else { "" };
-    format!("{sign}{}", units::bytes(bytes.unsigned_abs()))
+    format!("{sign}{}", human::bytes(bytes.unsigned_abs()))
 }
 
 /// Thousands apart: `3,754,622,976`.

@@ -3,11 +3,15 @@
 use std::collections::BTreeMap;
 
 use coxswain_proto::{
+    human,
     memory::Comparison,
-    v1::{CheckpointRecord, Failure, GetMemoryResponse, GetStatusResponse, PhaseMemory, RankStatus},
+    v1::{
+        CheckpointRecord, Failure, GetMemoryResponse, GetStatusResponse, LeavingNode, PhaseMemory,
+        RankStatus, WorkerPhase,
+    },
 };
 
-use super::{cache, names, table::table, units};
+use super::{cache, names, table::table};
 
 /// The whole status, several lines.
 pub fn status(status: &GetStatusResponse) -> String {
@@ -15,6 +19,7 @@ pub fn status(status: &GetStatusResponse) -> String {
     if !status.reason.is_empty() {
         parts.push(status.reason.clone());
     }
+    parts.extend(status.leaving.iter().map(leaving));
     if !status.ranks.is_empty() {
         parts.push(String::new());
         parts.push(ranks(&status.ranks));
@@ -43,16 +48,28 @@ pub fn headline(status: &GetStatusResponse) -> String {
     if status.committed_steps > 0 {
         parts.push(format!("epoch {}", status.epoch));
         parts.push(format!("loss {:.4}", status.loss));
-        parts.push(format!("{} samples/s", units::count(status.samples_per_second)));
-        parts.push(format!("{} tokens/s", units::count(status.tokens_per_second)));
+        parts.push(format!("{} samples/s", human::count(status.samples_per_second)));
+        parts.push(format!("{} tokens/s", human::count(status.tokens_per_second)));
     }
     if status.restarts > 0 {
         parts.push(format!("restarts {} of {}", status.restarts, status.max_restarts));
     }
     if status.eta_s > 0.0 {
-        parts.push(format!("eta {}", units::seconds(status.eta_s)));
+        parts.push(format!("eta {}", human::seconds(status.eta_s)));
     }
     parts.join(" · ")
+}
+
+/// One line about a node that was asked to leave.
+fn leaving(node: &LeavingNode) -> String {
+    let state = match node.workers {
+        0 => "its workers have left".to_owned(),
+        1 => "1 worker is still there".to_owned(),
+        workers => format!("{workers} workers are still there"),
+    };
+    let stays =
+        if node.hosts_coordinator { "; its launcher stays, for it hosts the coordinator" } else { "" };
+    format!("node {} on {} leaves the run: {state}{stays}", node.node_rank, node.host)
 }
 
 fn ranks(ranks: &[RankStatus]) -> String {
@@ -68,7 +85,7 @@ fn ranks(ranks: &[RankStatus]) -> String {
                 rank.step.to_string(),
                 format!("{}..{}", rank.lease_first_step, rank.lease_end_step),
                 format!("{} ms", rank.silent_ms),
-                units::bytes(rank.memory_peak),
+                human::bytes(rank.memory_peak),
             ]
         })
         .collect();
@@ -78,7 +95,7 @@ fn ranks(ranks: &[RankStatus]) -> String {
 /// One line about a checkpoint.
 pub fn checkpoint(record: &CheckpointRecord) -> String {
     let state = names::checkpoint_state(record.state);
-    format!("checkpoint {} {state} · {} · {}", record.step, units::bytes(record.bytes), record.path)
+    format!("checkpoint {} {state} · {} · {}", record.step, human::bytes(record.bytes), record.path)
 }
 
 /// One line about a failure: who, where in the work, what.
@@ -87,11 +104,17 @@ pub fn failure(failure: &Failure) -> String {
     let mut parts = Vec::new();
     if let Some(rank) = failure.rank {
         parts.push(format!("rank {rank} on {}", failure.host));
-        parts.push(format!("in {} of step {}", names::worker_phase(failure.phase), failure.step));
+        let phase = names::worker_phase(failure.phase);
+        parts.push(match WorkerPhase::try_from(failure.phase) {
+            Ok(
+                WorkerPhase::Starting | WorkerPhase::Joining | WorkerPhase::Loading | WorkerPhase::Connecting,
+            ) => format!("in {phase}"),
+            _ => format!("in {phase} of step {}", failure.step),
+        });
     }
     parts.insert(parts.len().min(1), kind);
     if failure.memory_in_use > 0 {
-        parts.push(format!("{} in use", units::bytes(failure.memory_in_use)));
+        parts.push(format!("{} in use", human::bytes(failure.memory_in_use)));
     }
     let victims: Vec<_> = failure.victims.iter().map(u32::to_string).collect();
     let victims = match victims.is_empty() {
@@ -125,7 +148,7 @@ fn ranks_memory(memory: &GetMemoryResponse) -> String {
         .iter()
         .map(|rank| {
             let most = |scope: fn(&PhaseMemory) -> u64| rank.phases.iter().map(scope).max();
-            let shown = |bytes: Option<u64>| bytes.map_or_else(|| "-".to_owned(), units::bytes);
+            let shown = |bytes: Option<u64>| bytes.map_or_else(|| "-".to_owned(), human::bytes);
             let fullest = rank.phases.iter().max_by_key(|phase| phase.peak_in_use);
             let error = rank.comparison.clone().and_then(|comparison| Comparison::from(comparison).error());
             [
@@ -159,10 +182,10 @@ fn phases_memory(memory: &GetMemoryResponse) -> String {
         .map(|(rank, phase)| {
             [
                 names::worker_phase(phase.phase),
-                units::bytes(phase.peak_in_use),
+                human::bytes(phase.peak_in_use),
                 rank.to_string(),
-                units::bytes(phase.peak_reserved),
-                units::bytes(phase.peak_driver),
+                human::bytes(phase.peak_reserved),
+                human::bytes(phase.peak_driver),
             ]
         })
         .collect();
@@ -179,7 +202,7 @@ fn short_phase(phase: i32) -> String {
 
 #[cfg(test)]
 mod tests {
-    use coxswain_proto::v1::{self, FailureKind, RankMemory, RunPhase, WorkerPhase};
+    use coxswain_proto::v1::{self, FailureKind, RankMemory, RunPhase};
 
     use super::*;
 
@@ -220,12 +243,18 @@ mod tests {
             eta_s: 60.0,
             ranks: vec![rank],
             first_failure: Some(failed),
+            leaving: vec![
+                LeavingNode { host: "n3".into(), hosts_coordinator: true, ..LeavingNode::default() },
+                LeavingNode { node_rank: 2, host: "n5".into(), workers: 4, ..LeavingNode::default() },
+            ],
             ..GetStatusResponse::default()
         });
         assert_eq!(
             shown,
             "demo (run r1) training · step 4/10 · epoch 0 · loss 0.5000 · 12.0 samples/s · 3400 tokens/s · eta 1m 00s\n\
-             all workers are there\n\n\
+             all workers are there\n\
+             node 0 on n3 leaves the run: its workers have left; its launcher stays, for it hosts the coordinator\n\
+             node 2 on n5 leaves the run: 4 workers are still there\n\n\
              rank  host  pid  device  phase    step  leased  silent     peak\n   \
              1  n4     77  cpu     forward     4   0..32  120 ms  3.0 MiB\n\n\
              first failure: rank 1 on n4, out of memory, in backward of step 4, 1.0 GiB in use: cannot allocate"

@@ -5,14 +5,15 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use coxswain_proto::human;
 use coxswain_worker::vl_cache::{Collected, Coverage, Repaired, SpaceReport, Verified};
 use serde_json::{Value, json};
 
-use super::{table::table, units};
+use super::table::table;
 
 /// All spaces of the store at `dir`, which takes `whole` bytes.
 pub fn list(dir: &Path, whole: u64, spaces: &[SpaceReport], strange: &[String]) -> String {
-    let mut parts = vec![format!("{}: {}, {}", dir.display(), spaces_of(spaces.len()), units::bytes(whole))];
+    let mut parts = vec![format!("{}: {}, {}", dir.display(), spaces_of(spaces.len()), human::bytes(whole))];
     let now = SystemTime::now();
     let rows: Vec<_> = spaces.iter().map(|space| row(space, now)).collect();
     if !rows.is_empty() {
@@ -48,7 +49,7 @@ fn row(space: &SpaceReport, now: SystemTime) -> [String; 10] {
         dtype(space),
         space.samples.to_string(),
         complete(&space.coverage),
-        units::bytes(space.bytes),
+        human::bytes(space.bytes),
         format!("{}{open}", space.parts),
         error(space.rounding_error),
         last_use(space, now),
@@ -79,7 +80,7 @@ fn last_use(space: &SpaceReport, now: SystemTime) -> String {
     let ago = |at| now.duration_since(at).unwrap_or(Duration::ZERO);
     match (space.in_use, space.last_used) {
         (true, _) => "in use".into(),
-        (false, Some(at)) => format!("{} ago", units::duration(ago(at))),
+        (false, Some(at)) => format!("{} ago", human::time(ago(at))),
         (false, None) => "unknown".into(),
     }
 }
@@ -125,7 +126,7 @@ pub fn verified(verified: &Verified, repaired: &[Repaired]) -> String {
         verified.records,
         verified.damaged.len(),
         verified.unusable.len(),
-        units::bytes(verified.bytes)
+        human::bytes(verified.bytes)
     ));
     parts.join("\n")
 }
@@ -156,7 +157,7 @@ pub fn collected(collected: &Collected, dry_run: bool, left: u64) -> String {
     parts.extend(lines("unusable", &collected.unusable));
     parts.extend(lines("unused space", &collected.spaces));
     let then = if dry_run { left.saturating_sub(collected.bytes) } else { left };
-    parts.push(format!("{did} {}; {} left", units::bytes(collected.bytes), units::bytes(then)));
+    parts.push(format!("{did} {}; {} left", human::bytes(collected.bytes), human::bytes(then)));
     parts.join("\n")
 }
 

@@ -4,10 +4,8 @@
 
 use std::path::Path;
 
-use coxswain_proto::memory::Comparison;
+use coxswain_proto::{human, memory::Comparison};
 use serde_json::Value;
-
-use super::units;
 
 /// The lines for a finished run; only the directory if there is no summary.
 pub fn of_run(output_dir: &Path) -> String {
@@ -39,7 +37,7 @@ fn peaks(ranks: &Value) -> Option<String> {
     let ranks = ranks.as_array().filter(|ranks| !ranks.is_empty())?;
     let shown = ranks.iter().filter_map(|rank| {
         let most = ["in_use", "reserved", "driver"].iter().filter_map(|scope| rank[*scope].as_u64()).max()?;
-        Some(format!("rank {} {}", rank["rank"].as_u64()?, units::bytes(most)))
+        Some(format!("rank {} {}", rank["rank"].as_u64()?, human::bytes(most)))
     });
     Some(format!("{:<26}{}", "peak memory", shown.collect::<Vec<_>>().join(", ")))
 }
@@ -52,9 +50,9 @@ fn compared(memory: &Value) -> Option<String> {
     Some(format!(
         "{:<26}{} predicted {}, {} measured: {:+.1} %",
         "rank 0 in steps",
-        units::bytes(predicted),
+        human::bytes(predicted),
         comparison.basis(),
-        units::bytes(measured),
+        human::bytes(measured),
         100.0 * comparison.error()?
     ))
 }

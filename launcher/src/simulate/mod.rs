@@ -16,6 +16,7 @@
 
 mod books;
 mod brain;
+mod drawn;
 mod node;
 mod process;
 mod random;

@@ -222,6 +222,7 @@ impl World {
     fn take_message(&mut self, pid: usize, message: ToProcess) {
         let process = &mut self.processes[pid];
         match message {
+            ToProcess::Booted if self.stuck.remove(&process.seat) => process.hung = true,
             ToProcess::Booted => self.say(pid, Call::Register),
             ToProcess::Answer(number, reply) => self.answered(pid, number, reply),
             ToProcess::Opened(number, stream) => {

@@ -4,7 +4,7 @@ use coxswain_coordinator::Outcome;
 
 use super::{
     play,
-    script::{Fault, Kind, Network, Script},
+    script::{Fault, Kind, Network, Place, Script},
 };
 
 /// Seeds that failed once. They stay here, so that what was mended stays so.
@@ -133,6 +133,30 @@ fn a_trainer_that_stands_still_is_found_within_ten_seconds_of_a_step() {
     let lost = report.lines.iter().find(|(_, line)| line.contains("stands still:")).map(|(at, _)| *at);
     assert!(lost.is_some_and(|at| at.as_secs_f64() < 5.0 + 10.0 + 1.2), "{report}");
     assert_eq!(report.repeated, 0);
+}
+
+#[test]
+fn a_process_that_stands_still_before_it_is_known_is_named_within_ten_seconds_and_replaced() {
+    for after_a_kill in [false, true] {
+        let mut script = quiet(8, 1, 3, 60);
+        let at_s = if after_a_kill { 4.0 } else { 0.0 };
+        script.faults = vec![Fault { phase: Some(Place::Start), ..fault(at_s, Kind::Hang, 1) }];
+        if after_a_kill {
+            script.faults.push(fault(at_s, Kind::Kill, 1));
+        }
+        let report = play(&script);
+        assert!(report.violations.is_empty(), "{report}");
+        let first = |text: &str| {
+            let found = report.lines.iter().find(|(_, line)| line.contains(text)).map(|(at, _)| *at);
+            found.unwrap_or_else(|| panic!("{text:?}:\n{report}")).as_secs_f64() - at_s
+        };
+        // Three times a second, which is the least, seven seconds, and one between two looks.
+        assert!(first("rank 1 has not made itself known") < 11.5, "{report}");
+        let lost = first("lost: rank 1 on host-0-0, start: it has not made itself known");
+        assert!((29.0..32.5).contains(&lost), "{report}");
+        assert_eq!(report.restarts, 1 + u32::from(after_a_kill), "{report}");
+        assert!(matches!(report.outcome, Some(Outcome::Finished { .. })), "{report}");
+    }
 }
 
 #[test]

@@ -21,7 +21,7 @@ use super::{
     process::Process,
     random::Random,
     ring::Ring,
-    script::{Fault, Kind, Script},
+    script::{Fault, Kind, Place, Script},
 };
 
 /// A simulation that has not ended after so much virtual time has hung.
@@ -40,6 +40,8 @@ pub struct World {
     /// The newest process of each seat.
     pub seats: Vec<Option<usize>>,
     pub nodes: Vec<Node>,
+    /// Whose next process stands still before it has made itself known.
+    pub stuck: BTreeSet<Seat>,
     pub rings: BTreeMap<Generation, Ring>,
     /// Steps of complete checkpoints.
     pub disk: BTreeSet<u64>,
@@ -124,6 +126,7 @@ impl World {
             processes: Vec::new(),
             seats: vec![None; seats],
             nodes: (0..script.nodes).map(Node::new).collect(),
+            stuck: BTreeSet::new(),
             rings: BTreeMap::new(),
             disk: BTreeSet::new(),
             books: Books::new(&script),
@@ -192,6 +195,9 @@ impl World {
             (Kind::KillCoordinator, _) => self.kill_coordinator(fault.lasts()),
             (Kind::KillLauncher, _) => self.kill_launcher(fault.node as usize, fault.lasts()),
             (Kind::Drain, _) => self.drain(fault.node, fault.lasts()),
+            (Kind::Hang, _) if fault.phase == Some(Place::Start) => {
+                self.stuck.insert(Seat(fault.rank));
+            }
             (_, None) => return,
             (Kind::Kill, Some(pid)) => self.end_process(pid, Ended::Signal(9)),
             (Kind::Freeze, Some(pid)) => {

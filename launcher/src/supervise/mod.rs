@@ -1,7 +1,8 @@
 //! Processes from start to end.
 //!
 //! ```text
-//! signals, exits, orders, clock ──▶ machine (pure: decides) ──▶ crew (does: processes, RPCs) ──▶ report
+//! signals, exits, orders, clock ──▶ machine (pure: decides) ──▶ voyage (does: processes, RPCs) ──▶ report
+//!                                                                crew: how a worker is started
 //!                                                                keeper: one process and its output
 //!                                                                host: the coordinator, started again when it dies
 //! ```
@@ -23,4 +24,5 @@ pub mod pump;
 pub mod report;
 pub mod signals;
 mod tail;
+pub mod voyage;
 pub mod watcher;

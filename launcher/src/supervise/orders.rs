@@ -6,7 +6,8 @@
 use std::time::{Duration, Instant};
 
 use coxswain_proto::{
-    calls, limits,
+    calls::{self, Pauses},
+    limits,
     v1::{FollowNodeRequest, JoinNodeRequest, Respawn, node_directive::Kind},
 };
 use tokio::{sync::mpsc, task::JoinHandle};
@@ -14,8 +15,8 @@ use tonic::{Code, Status};
 
 use crate::control::{Access, prompt};
 
-/// Before a broken line is opened again, at first and at most.
-const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+/// Before a broken line is opened again.
+const PAUSES: Pauses = Pauses::new(Duration::from_millis(50), Duration::from_secs(1));
 
 /// Something the line says.
 #[derive(Debug)]
@@ -57,10 +58,10 @@ impl Line {
     /// Opens the line again and again, until nobody listens to us or our place is another's. That nobody answers is said once in a while:
     /// whether that is the end is for the launcher to say, whose own coordinator may only be slow.
     async fn keep(self) {
-        let (mut wait, mut heard) = (RETRY.0, Instant::now());
+        let (mut pauses, mut heard) = (PAUSES, Instant::now());
         loop {
             match self.open_once().await {
-                Ok(true) => (wait, heard) = (RETRY.0, Instant::now()),
+                Ok(true) => (pauses, heard) = (PAUSES, Instant::now()),
                 Ok(false) => return,
                 Err(status) if status.code() == Code::NotFound => match self.ask_place_back().await {
                     Ok(true) => heard = Instant::now(),
@@ -78,8 +79,7 @@ impl Line {
                     return;
                 }
             }
-            tokio::time::sleep(wait).await;
-            wait = (wait * 2).min(RETRY.1);
+            tokio::time::sleep(pauses.take()).await;
         }
     }
 

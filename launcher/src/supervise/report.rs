@@ -8,13 +8,13 @@ use std::{
     time::Duration,
 };
 
-use coxswain_proto::v1::{Failure, RunPhase, StepCommitted};
+use coxswain_proto::{
+    human,
+    v1::{Failure, RunPhase, StepCommitted},
+};
 
 use super::{machine::Ended, signals};
-use crate::{
-    exit::Exit,
-    render::{status, units},
-};
+use crate::{exit::Exit, render::status};
 
 /// Lines of a failed rank's log that are shown.
 const TAIL: usize = 15;
@@ -133,7 +133,7 @@ impl Report {
 
     /// One line on how it went.
     pub fn success_text(&self) -> String {
-        let mut parts = vec![format!("finished in {}", units::duration(self.wall))];
+        let mut parts = vec![format!("finished in {}", human::time(self.wall))];
         if let Some(step) = &self.last_step {
             parts.push(format!("{} of {} steps", step.step + 1, step.total_steps));
             parts.push(format!("final loss {:.4}", step.loss));
@@ -227,10 +227,7 @@ mod tests {
         let text = report.failure_text("demo");
         let mut shown = text.lines();
         assert_eq!(shown.next(), Some("demo failed (exit code 3)"));
-        assert_eq!(
-            shown.next(),
-            Some("  first cause   rank 3 on n4, bad input, in loading of step 0: no such camera")
-        );
+        assert_eq!(shown.next(), Some("  first cause   rank 3 on n4, bad input, in loading: no such camera"));
         assert_eq!(shown.next(), Some("  first exit    rank 3 (local 1, pid 77) on n4: exit code 3"));
         assert_eq!(shown.next(), Some(format!("  its log       {}", log.display()).as_str()));
         assert_eq!(shown.next(), Some("    | line 0"));

@@ -2,13 +2,17 @@
 
 use std::time::{Duration, Instant};
 
-use coxswain_proto::v1::{WatchEvent, WatchRequest};
+use coxswain_proto::{
+    calls::Pauses,
+    v1::{WatchEvent, WatchRequest},
+};
 use tokio::{sync::mpsc, task::JoinHandle};
 
 use crate::control::Access;
 
-/// Before a broken stream is opened again.
-const RETRY: Duration = Duration::from_millis(300);
+/// Before a broken stream is opened again: a coordinator that was killed is back within a tenth of a second, and what it says first is
+/// what people wait for.
+const PAUSES: Pauses = Pauses::new(Duration::from_millis(20), Duration::from_millis(300));
 
 /// A task that is ended when this is dropped.
 #[derive(Debug)]
@@ -23,18 +27,19 @@ impl Drop for Watcher {
 /// Starts to follow; events arrive at `events`, which ends when nobody has answered for `patience`.
 pub fn follow(access: Access, events: mpsc::Sender<WatchEvent>, patience: Duration) -> Watcher {
     Watcher(tokio::spawn(async move {
-        let mut heard = Instant::now();
+        let (mut heard, mut pauses) = (Instant::now(), PAUSES);
         while heard.elapsed() < patience {
             if let Ok(stream) = access.control().watch(WatchRequest {}).await {
                 let mut stream = stream.into_inner();
                 while let Ok(Some(event)) = stream.message().await {
+                    pauses.reset();
                     if events.send(event).await.is_err() {
                         return;
                     }
                 }
                 heard = Instant::now();
             }
-            tokio::time::sleep(RETRY).await;
+            tokio::time::sleep(pauses.take()).await;
         }
     }))
 }

@@ -2,7 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use coxswain_proto::{calls, limits, v1::coordinator_client::CoordinatorClient};
+use coxswain_proto::{
+    calls::{self, Pauses},
+    limits,
+    v1::coordinator_client::CoordinatorClient,
+};
 use tonic::{
     Request, Status,
     metadata::{Ascii, MetadataValue},
@@ -12,8 +16,7 @@ use tonic::{
 
 use super::{SessionError, SessionOptions};
 
-const FIRST_PAUSE: Duration = Duration::from_millis(20);
-const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+const PAUSES: Pauses = Pauses::new(Duration::from_millis(20), Duration::from_millis(500));
 
 /// Puts the token on every call.
 #[derive(Clone)]
@@ -57,21 +60,20 @@ pub(super) fn client(options: &SessionOptions) -> Result<Client, SessionError> {
 pub(super) struct Backoff {
     began: Instant,
     patience: Duration,
-    pause: Duration,
+    pauses: Pauses,
 }
 
 impl Backoff {
     pub fn new(patience: Duration) -> Self {
-        Self { began: Instant::now(), patience, pause: FIRST_PAUSE }
+        Self { began: Instant::now(), patience, pauses: PAUSES }
     }
 
     /// Sleeps before the next try; false when patience has ended.
     pub async fn pause(&mut self) -> bool {
-        if self.began.elapsed() + self.pause > self.patience {
+        if self.began.elapsed() + self.pauses.upcoming() > self.patience {
             return false;
         }
-        tokio::time::sleep(self.pause).await;
-        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        tokio::time::sleep(self.pauses.take()).await;
         true
     }
 

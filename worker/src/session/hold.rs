@@ -4,7 +4,8 @@
 //! holds the first step it is meant for. It renames the file to `DIR/RANK-PHASE.held`, which tells the test that it stands there, and
 //! goes on when that file is gone. Each file is obeyed once. Without the variable nothing is looked for.
 //!
-//! Only the trainer's thread stands still: heartbeats go on, as from a worker that hangs.
+//! Only the trainer's thread stands still: heartbeats go on, as from a worker that hangs. In `joining` the whole process does, before it
+//! has made itself known.
 
 use std::{path::PathBuf, sync::LazyLock, time::Duration};
 

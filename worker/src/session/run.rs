@@ -22,7 +22,7 @@ use super::{
     SessionError, SessionOptions,
     channel::{ChannelLink, Shared},
     client::{Backoff, Client, client, persist},
-    convert,
+    convert, hold,
     reporter::{Reporter, Voice},
 };
 use crate::{
@@ -37,6 +37,8 @@ const LAST_WORD: Duration = Duration::from_secs(3);
 
 /// Joins the run at `options.endpoint`, trains until it is over, and leaves in order.
 pub async fn run(options: SessionOptions, trainer: impl Trainer) -> Result<(), SessionError> {
+    // Where a test stops a process that nobody has heard of yet.
+    hold::at(Phase::Joining, Step(0));
     let incarnation = fresh_incarnation();
     let client = client(&options)?;
     let run = get_run(&options, &client).await?;

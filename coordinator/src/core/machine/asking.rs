@@ -15,7 +15,7 @@ use crate::core::{
     news::News,
     phase::{End, Phase},
     reason::Reason,
-    status::{RankStatus, Status},
+    status::{LeavingNode, RankStatus, Status},
 };
 
 impl Machine {
@@ -149,6 +149,7 @@ impl Machine {
             max_restarts: self.config.budgets.restarts,
             sizes: self.plan.map(|plan| (plan.samples(), plan.global_batch())),
             cache: self.cache_status(),
+            leaving: self.leaving(),
         }
     }
 
@@ -170,6 +171,17 @@ impl Machine {
             memory_peak: self.memory.peak(worker.seat()),
         });
         statuses.collect()
+    }
+
+    fn leaving(&self) -> Vec<LeavingNode> {
+        let leaving = self.orders.draining.iter().filter_map(|place| {
+            let node = self.nodes.at(*place)?;
+            let seats = self.config.world.seats_of(*place);
+            let workers = seats.filter(|seat| self.roster.living_at(*seat).is_some()).count() as u32;
+            let (node_id, host) = (node.node_id.clone(), node.host.clone());
+            Some(LeavingNode { place: *place, node_id, host, workers })
+        });
+        leaving.collect()
     }
 
     fn answer(&self, ready: &[Refresh], out: &mut Vec<Action>) {

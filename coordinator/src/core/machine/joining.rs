@@ -31,8 +31,7 @@ impl Machine {
         let place = placed.node_rank();
         if let Placed::New(_) | Placed::Instead(_) = placed {
             if !claim.returns {
-                // It starts all of its workers by itself.
-                self.config.world.seats_of(place).for_each(|seat| self.roster.forget_respawn(seat));
+                self.launches(now, place);
             }
             self.forget_drain(place, out);
             if matches!(placed, Placed::Instead(_)) {
@@ -48,19 +47,24 @@ impl Machine {
 
     pub(super) fn open_node_line(
         &mut self,
+        now: Timestamp,
         node_id: &str,
         stream: StreamId,
         out: &mut Vec<Action>,
     ) -> Result<Reply, Refusal> {
         let (place, node) = self.nodes.find(node_id)?;
-        self.reunited |= std::mem::take(&mut node.recalled);
-        node.followed = true;
+        let recalled = std::mem::take(&mut node.recalled);
+        let first = !std::mem::replace(&mut node.followed, true);
+        self.reunited |= recalled;
         let was_gone = std::mem::take(&mut node.gone);
         if let Some(old) = node.line.replace(stream) {
             out.push(Action::Close(old));
         }
         if was_gone {
             self.node_is_there(place, out);
+        }
+        if first || recalled {
+            self.launcher_follows(now, place, recalled);
         }
         Ok(Reply::Done)
     }
@@ -74,10 +78,18 @@ impl Machine {
     }
 
     /// Tells a launcher whose line was opened which workers it is to start.
-    pub(super) fn replay_node(&mut self, node_id: &str, stream: StreamId, out: &mut Vec<Action>) {
+    pub(super) fn replay_node(
+        &mut self,
+        now: Timestamp,
+        node_id: &str,
+        stream: StreamId,
+        out: &mut Vec<Action>,
+    ) {
         let Ok((place, _)) = self.nodes.find(node_id) else { return };
-        let pending = self.config.world.seats_of(place).filter_map(|seat| self.roster.respawn(seat));
-        out.extend(pending.map(|respawn| Action::TellNode(stream, respawn.clone())));
+        for respawn in self.config.world.seats_of(place).filter_map(|seat| self.roster.respawn(seat)) {
+            self.starts.expect(now, respawn.seat);
+            out.push(Action::TellNode(stream, respawn.clone()));
+        }
     }
 
     pub(super) fn node_line_closed(&mut self, now: Timestamp, node_id: &str, stream: StreamId) {
@@ -142,6 +154,7 @@ impl Machine {
         out.push(Action::Record(Record::Worker(id, claim)));
         self.watch_for_loss(now.after(self.config.patience.hang));
         self.announce(MemberChange::Registered { seat, host, pid, device }, out);
+        self.has_started(now, seat, out);
         self.count_present(out);
         Ok(Reply::Registered(id))
     }

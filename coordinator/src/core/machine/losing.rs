@@ -10,6 +10,7 @@ use crate::{
         failure::{Failure, Incident},
         news::{MemberChange, News},
         phase::Phase,
+        report::WorkerPhase,
         roster::{Gone, Worker},
     },
     options::CauseKind,
@@ -35,7 +36,7 @@ impl Machine {
                 let failure = std::sync::Arc::new(failure);
                 out.push(Action::Record(Record::Failure(failure.clone())));
                 out.push(Action::Publish(News::LostOutside(failure.clone(), self.spent)));
-                self.call_back(seat, failure.message.clone(), out);
+                self.call_back(now, seat, failure.message.clone(), out);
             }
             return;
         }
@@ -49,7 +50,7 @@ impl Machine {
         }
         out.push(Action::Record(Record::Failure(failure.clone())));
         out.push(Action::Publish(News::Failure(failure.clone(), self.spent)));
-        self.call_back(seat, failure.message.clone(), out);
+        self.call_back(now, seat, failure.message.clone(), out);
         let because = format!("rank {seat} is lost: {}", failure.message);
         self.break_up(now, &because, true, out);
     }
@@ -85,6 +86,7 @@ impl Machine {
         if !self.roster.exited(seat, pid) {
             return Ok(Reply::Done);
         }
+        self.start_ended(now, seat, pid);
         // The exit codes of this program: the same configuration or data would end the next process, too.
         let kind = match ended {
             Ended::Code(2 | 3) => CauseKind::BadInput,
@@ -122,6 +124,7 @@ impl Machine {
             self.announce(MemberChange::NodeGone { node_rank: place, host }, out);
         }
         for seat in self.config.world.seats_of(place) {
+            self.starts.end(now, seat);
             if self.roster.living_at(seat).is_some() {
                 let message = format!("its node {place} is gone: the launcher's line stayed closed");
                 self.lose_silently(now, seat, message, out);
@@ -181,20 +184,17 @@ impl Machine {
     }
 
     /// Asks the launcher of a seat for a new process, if there is a launcher.
-    pub(super) fn call_back(&mut self, seat: Seat, reason: String, out: &mut Vec<Action>) {
+    pub(super) fn call_back(&mut self, now: Timestamp, seat: Seat, reason: String, out: &mut Vec<Action>) {
         let place = self.config.world.node_of(seat);
-        let since = self.nodes.at(place).filter(|node| !node.gone).map(|node| node.since);
-        let left_over = self.roster.at(seat).zip(since).is_some_and(|(worker, since)| worker.since < since);
-        let respawn = match since {
-            // Its launcher is gone, too; the one in its place has started a process already, which may be loading.
-            Some(_) if left_over && !self.roster.newcomer_died(seat) => None,
-            // To ask for another would end the one that is just coming.
-            Some(_) if self.roster.refilled(seat) => None,
+        let respawn = match self.nodes.at(place).filter(|node| !node.gone) {
+            // A process is on its way, of another launcher perhaps, or has come by itself: to ask for one would end that.
+            Some(_) if self.starts.at(seat) || self.roster.refilled(seat) => None,
             Some(_) => self.roster.ask_respawn(seat, reason).cloned(),
             None => None,
         };
         out.push(Action::Record(Record::Lost { seat, respawn: respawn.clone() }));
         if let (Some(stream), Some(respawn)) = (self.nodes.line(place), respawn) {
+            self.starts.begin(now, seat);
             out.push(Action::TellNode(stream, respawn));
         }
     }
@@ -204,7 +204,11 @@ impl Machine {
         let mut failure = Failure::of_run(kind, message);
         failure.seat = Some(seat);
         failure.generation = self.generation_now();
-        if let Some(worker) = self.roster.at(seat) {
+        if self.starts.at(seat) && self.roster.living_at(seat).is_none() {
+            let node = self.nodes.at(self.config.world.node_of(seat));
+            failure.host = node.map_or_else(String::new, |node| node.host.clone());
+            failure.phase = WorkerPhase::Starting;
+        } else if let Some(worker) = self.roster.at(seat) {
             failure.host.clone_from(&worker.claim.host);
             failure.phase = worker.phase;
             failure.step = worker.step;

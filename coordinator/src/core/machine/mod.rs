@@ -1,9 +1,18 @@
 //! The state machine of one run: events in, actions out.
 //!
 //! [`Machine::handle`] never waits, reads no clock and cannot fail for a reason outside the machine; the driver hands in the time
-//! and carries out the actions. One file each: `joining` (places and lines), `forming` (who is in the next generation), `starting`
-//! (where it starts), `recalling` (after a restart of the coordinator), `working` (what workers report), `leasing` (how far ranks may go), `caching` (the feature cache), `losing` (faults), `standstill` (hangs), `ending` (the end), `draining` (nodes that are to go), `asking` (what people want),
-//! `transitions` (the only one that moves from one phase to another).
+//! and carries out the actions. One file each:
+//!
+//! ```text
+//! joining      places and lines                         working      what workers report
+//! forming      who is in the next generation            leasing      how far ranks may go
+//! starting     where it starts                          caching      the feature cache
+//! transitions  the only one that changes the phase      sampling     samples that fail
+//! launching    processes that are being started         losing       faults
+//! recalling    after a restart of the coordinator       standstill   hangs
+//! relaunching  after a new launch                       asking       what people want
+//! draining     nodes that are to go                     ending       the end
+//! ```
 
 mod asking;
 mod caching;
@@ -11,6 +20,7 @@ mod draining;
 mod ending;
 mod forming;
 mod joining;
+mod launching;
 mod leasing;
 mod losing;
 mod recalling;
@@ -31,7 +41,7 @@ use coxswain_proto::{
 
 use super::{
     action::{Action, Directive, Orders, Record, Reply, Spent},
-    cache::CacheBook,
+    cache::{CacheBook, Reached},
     checkpoints::{CheckpointEntry, Checkpoints},
     event::{Ask, DataSet, Event, Ticket},
     failure::{Failure, Incident},
@@ -47,6 +57,7 @@ use super::{
     refusal::{Refusal, Witness},
     report::CommittedStep,
     roster::Roster,
+    starts::Starts,
     status::Pace,
     time::Timestamp,
 };
@@ -87,6 +98,7 @@ pub struct Machine {
     pub(super) config: Config,
     pub(super) roster: Roster,
     pub(super) nodes: Nodes,
+    starts: Starts,
     /// Somebody of an earlier life of the coordinator has been heard of in this one.
     reunited: bool,
     pub(super) phase: Phase,
@@ -142,12 +154,23 @@ impl Machine {
         let committed = past.committed.unwrap_or_else(|| checkpoints.newest_complete());
         let plan =
             past.dataset.as_ref().and_then(|dataset| Plan::new(&config.train, dataset.training_samples).ok());
-        let cache = CacheBook::new(&config.cache, plan.as_ref(), past.turns.values(), past.caches.values());
+        let mut cache = CacheBook::new(
+            &config.cache,
+            plan.as_ref(),
+            past.turns.values(),
+            past.caches.values(),
+            past.reached,
+        );
+        if let Some(plan) = plan.filter(|_| past.started().is_some()) {
+            let leased = cache.leased_at_most(committed, Step(plan.total_steps()));
+            cache.reached(Reached { committed, leased });
+        }
         let mut machine = Self {
             cache,
             drift_by: None,
             roster: Roster::new(world.size(), config.life),
             nodes: Nodes::new(world, !config.restarted),
+            starts: Starts::default(),
             reunited: false,
             phase: Phase::Gathering(Box::new(Gathering::new(now.after(config.patience.rendezvous)))),
             reason: Reason::Incomplete { present: 0, world: world.size() },
@@ -247,11 +270,11 @@ impl Machine {
         let reply = match ask {
             Ask::JoinNode(claim) => self.join_node(now, claim, out),
             Ask::FollowNode { node_id, stream } => {
-                let opened = self.open_node_line(&node_id, stream, out);
+                let opened = self.open_node_line(now, &node_id, stream, out);
                 let replay = opened.is_ok();
                 out.push(Action::Reply(ticket, opened));
                 if replay {
-                    self.replay_node(&node_id, stream, out);
+                    self.replay_node(now, &node_id, stream, out);
                 }
                 return;
             }

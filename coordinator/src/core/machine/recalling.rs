@@ -142,9 +142,7 @@ impl Machine {
         let members: Vec<_> = past.members.iter().map(|(_, worker)| *worker).collect();
         let (committed, total) = (self.progress.committed, Step(plan.total_steps()));
         let mut leases = LeaseWindow::new(generation, members.len() as u32, committed, total);
-        let target = leases.target(committed);
-        // What was leased was decided before.
-        leases.extend(self.cache.turns().undecided(committed, target).unwrap_or(target));
+        leases.extend(self.cache.leased_at_most(committed, total));
         leases.assume_all_held();
         let ledger = StepLedger::new(plan, generation, &members, committed).without(self.left_out());
         Course { ledger, leases }

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! a rank that shows no sign of motion and does not wait     see `motion`: named, then given up
+//! a process that was started and that nobody has heard of   the same, see `launching`
 //! nothing moves at all, and a step's time is known          last motion + 3 x that time + patience.standstill
 //! all wait, and it is not                                   last motion + 3 x what came before it + patience.standstill
 //! ```
@@ -23,7 +24,7 @@ use crate::{
         action::Action,
         event::Beat,
         failure::{Failure, Incident},
-        motion::{Scene, Still, Verdict},
+        motion::{Member, Scene, Still, Verdict},
         news::News,
         phase::Phase,
         report::WorkerPhase,
@@ -54,28 +55,35 @@ impl Machine {
         }
         let patience = self.config.patience;
         // Nobody is judged who was quiet for less; with thousands of workers the rest would hold up their calls once a second.
-        let mut quiet =
-            self.roster.living().filter(|worker| worker.pulse.still > patience.standstill).peekable();
+        let everybody = || self.roster.living().map(Worker::motion).chain(self.awaited(now));
+        let mut quiet = everybody().filter(|member| member.pulse.still > patience.standstill).peekable();
         if quiet.peek().is_none() {
             return;
         }
-        let scene = Scene::of(self.roster.living().map(Worker::motion), &patience);
-        let judged =
-            |worker: &Worker| Some((worker.seat(), self.motion.judge(&worker.motion(), &scene, &patience)?));
+        let scene = Scene::of(everybody(), &patience);
+        let judged = |member: Member| Some((member, self.motion.judge(&member, &scene, &patience)?));
         let still: Vec<_> = quiet.filter_map(judged).collect();
         let lost = still.iter().find(|(_, still)| still.verdict == Verdict::GiveUp);
-        if let Some((seat, still)) = lost {
-            let message = self.standing_still(*seat, still);
-            return self.lose_silently(now, *seat, message, out);
+        if let Some((member, still)) = lost {
+            return self.give_up(now, member, still, out);
         }
-        for (seat, still) in still {
-            self.name_still(seat, &still, out);
+        for (member, still) in still {
+            self.name_still(&member, &still, out);
         }
         self.look_for_late_step(now, out);
     }
 
+    /// A rank that stands still is lost, or a process that has never made itself known.
+    fn give_up(&mut self, now: Timestamp, member: &Member, still: &Still, out: &mut Vec<Action>) {
+        if member.phase == WorkerPhase::Starting {
+            return self.give_up_start(now, member.seat, still, out);
+        }
+        let message = self.standing_still(member.seat, still);
+        self.lose_silently(now, member.seat, message, out);
+    }
+
     /// Says once of a rank that it stands still.
-    fn name_still(&mut self, seat: Seat, still: &Still, out: &mut Vec<Action>) {
+    fn name_still(&mut self, member: &Member, still: &Still, out: &mut Vec<Action>) {
         let follows = match still.verdict {
             Verdict::Ignore | Verdict::GiveUp => return,
             Verdict::Name(left) => format!("given up in {:.0} s unless it moves", left.as_secs_f64()),
@@ -85,24 +93,22 @@ impl Machine {
                 format!("{others}: a file system or a machine that does not answer? Nobody is given up")
             }
         };
-        let text = self.standing_still(seat, still);
-        let text = format!("{}; {follows}", text.trim_start_matches("it "));
-        let Some(id) = self.roster.at(seat).map(|worker| worker.id) else { return };
-        let Ok(worker) = self.roster.get_mut(id) else { return };
-        if !std::mem::replace(&mut worker.named, true) {
+        let seat = member.seat;
+        let (news, text) = match member.phase {
+            WorkerPhase::Starting => (self.starts.name(seat), self.late_start(seat, still)),
+            _ => (self.roster.name(seat), self.standing_still(seat, still)),
+        };
+        if news {
+            let text = format!("{}; {follows}", text.trim_start_matches("it "));
             out.push(Action::Publish(News::Standstill(seat, text)));
         }
     }
 
     fn standing_still(&self, seat: Seat, still: &Still) -> String {
-        let Still { quiet, expected, waiting, .. } = still;
+        let Still { quiet, waiting, .. } = still;
         let (phase, step, entered) = match self.roster.at(seat) {
             Some(worker) => (worker.phase, worker.step, worker.collective.0),
             None => Default::default(),
-        };
-        let usual = match expected {
-            Some(expected) => format!("{:.1} s are usual", expected.as_secs_f64()),
-            None => "nobody knows how long it takes".into(),
         };
         let wait = match waiting {
             0 => String::new(),
@@ -111,8 +117,9 @@ impl Machine {
         };
         format!(
             "it stands still: {phase} of step {step}, collective {entered} entered, no sign of motion for {:.1} s \
-             ({usual}){wait}",
+             ({}){wait}",
             quiet.as_secs_f64(),
+            still.usual(),
         )
     }
 

@@ -14,6 +14,7 @@ use super::{Machine, Refusal, Reply, Timestamp};
 use crate::{
     core::{
         action::{Action, Record},
+        cache::Reached,
         event::StartReport,
         failure::Failure,
         leases::LeaseWindow,
@@ -144,7 +145,8 @@ impl Machine {
         self.motion.begin(now);
         let committed = std::mem::replace(&mut self.progress.committed, first_step);
         if first_step < committed {
-            self.cache.rolled_back(committed, leased.max(committed));
+            let reached = self.cache.reached(Reached { committed, leased: leased.max(committed) });
+            out.push(Action::Record(Record::RolledBack(reached)));
             out.push(Action::Publish(News::RolledBack { from: committed, to: first_step }));
         }
         self.say(Reason::Started { generation, first_step, source }, out);

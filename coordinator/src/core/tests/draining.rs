@@ -62,6 +62,8 @@ fn the_others_train_on_from_the_boundary_and_the_node_may_come_back() {
     assert_eq!(run.committed(), 4);
     let (Ok(Reply::Status(status)), _) = run.ask(Ask::Status) else { panic!() };
     assert_eq!((status.spent.restarts, status.spent.rescales), (0, 1));
+    let leaving: Vec<_> = status.leaving.iter().map(|node| (node.place, node.workers)).collect();
+    assert_eq!(leaving, [(1, 0)], "its launcher is still there");
 
     run.event(Event::NodeLineClosed("node-1".into(), StreamId(6001)));
     pass(&mut run, 4);

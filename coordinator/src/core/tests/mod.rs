@@ -6,6 +6,8 @@ mod draining;
 mod elastic;
 mod ends;
 mod failures;
+mod launchers;
+mod launching;
 mod mortal;
 mod random;
 mod recall;
@@ -13,6 +15,7 @@ mod recovery;
 mod relaunch;
 mod rendezvous;
 mod samples;
+mod seen;
 mod standstill;
 mod training;
 
@@ -23,6 +26,8 @@ use coxswain_proto::{
     plan::Plan,
     run_spec::{Cache, Recompute, Train},
 };
+
+use seen::{news, phases, respawns, told};
 
 use super::{
     action::{Action, Directive, Reply},
@@ -377,40 +382,6 @@ const NODE_LINE: StreamId = StreamId(5000);
 
 fn id(rank: u32) -> WorkerId {
     WorkerId((1 << 32) + 1 + u64::from(rank))
-}
-
-fn told(actions: &[Action], stream: u64) -> Vec<&Directive> {
-    let told = actions.iter().filter_map(|action| match action {
-        Action::Tell(to, directive) if *to == StreamId(stream) => Some(directive),
-        _ => None,
-    });
-    told.collect()
-}
-
-/// What the launcher was asked: seats and attempts.
-fn respawns(actions: &[Action]) -> Vec<(u32, u32)> {
-    let asked = actions.iter().filter_map(|action| match action {
-        Action::TellNode(NODE_LINE, respawn) => Some((respawn.seat.0, respawn.attempt)),
-        _ => None,
-    });
-    asked.collect()
-}
-
-fn news(actions: &[Action]) -> Vec<&News> {
-    let news = actions.iter().filter_map(|action| match action {
-        Action::Publish(news) => Some(news),
-        _ => None,
-    });
-    news.collect()
-}
-
-/// The phases that were published, in order.
-fn phases(actions: &[Action]) -> Vec<RunPhase> {
-    let phases = news(actions).into_iter().filter_map(|news| match news {
-        News::Phase(phase, _) => Some(*phase),
-        _ => None,
-    });
-    phases.collect()
 }
 
 /// A report of peaks, with nothing to compare them to.

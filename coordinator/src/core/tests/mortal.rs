@@ -2,6 +2,12 @@
 
 use super::*;
 
+/// A launcher that asks for a place.
+pub(super) fn wants(node_id: &str, host: &str, node_rank: Option<u32>, local_world: u32) -> Ask {
+    let (node_id, host) = (node_id.into(), host.into());
+    Ask::JoinNode(NodeClaim { origin: origin(), node_id, host, local_world, node_rank, returns: false })
+}
+
 /// The run, and what a restarted coordinator would find.
 pub(super) struct Mortal {
     pub run: Run,
@@ -11,6 +17,31 @@ pub(super) struct Mortal {
 impl Mortal {
     pub fn new(config: Config) -> Self {
         Self { run: Run::new(config), past: Past::default() }
+    }
+
+    /// Two workers of one node that have committed steps 0..10.
+    pub fn at_step_ten() -> Self {
+        let mut mortal = Self::new(config(2));
+        mortal.ask(wants(NODE, "node-a", None, 2));
+        mortal.ask(Ask::FollowNode { node_id: NODE.into(), stream: NODE_LINE });
+        mortal.train_to_ten();
+        mortal
+    }
+
+    /// Two workers come, and commit steps 0..10.
+    pub fn train_to_ten(&mut self) {
+        for rank in 0..2 {
+            self.ask(Ask::Register(claim(rank)));
+            self.reopen(rank);
+            self.keep(|run| run.get_ready(rank, 0, ""));
+        }
+        self.keep(|run| run.start_all(2, 0, StateSource::Fresh));
+        self.keep(|run| run.steps(0, 0..10));
+        self.keep(|run| run.steps(1, 0..10));
+    }
+
+    pub fn ask(&mut self, ask: Ask) -> Vec<Action> {
+        self.keep(|run| run.tell(ask))
     }
 
     /// Does something, and keeps what is recorded.

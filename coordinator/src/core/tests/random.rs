@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::core::{
-    action::{Lease, LeaseTurn, Record},
+    action::{Lease, Record},
     event::Ended,
     failure::Failure,
     invariants,
@@ -21,23 +21,36 @@ use crate::options::CauseKind;
 enum Move {
     Register(u32, u32),
     Follow(u32),
-    Ready { rank: u32, left: u64, complains: bool },
-    Start { rank: u32, back: u64 },
+    Ready {
+        rank: u32,
+        left: u64,
+        complains: bool,
+    },
+    Start {
+        rank: u32,
+        back: u64,
+    },
     JoinNode,
     NodeLine(bool),
     Restart,
     CloseLine(u32),
-    Steps { rank: u32, back: u64, count: u64 },
+    Steps {
+        rank: u32,
+        back: u64,
+        count: u64,
+    },
     Beat(u32, bool),
     Wait(u64),
-    Pause,
-    Resume,
-    Stop,
-    CheckpointNow,
-    Memory,
-    Rebuild,
-    Drift { rank: u32, relative_l2: f64 },
-    Fail { rank: u32, victim: bool },
+    /// Something that people ask.
+    Asked(Box<Ask>),
+    Drift {
+        rank: u32,
+        relative_l2: f64,
+    },
+    Fail {
+        rank: u32,
+        victim: bool,
+    },
     Leave(u32),
     Exit(u32),
 }
@@ -58,15 +71,15 @@ fn moves(world: u32) -> impl Strategy<Value = Move> {
             .prop_map(|(rank, back, count)| Move::Steps { rank, back, count }),
         6 => (rank.clone(), any::<bool>()).prop_map(|(rank, paused)| Move::Beat(rank, paused)),
         3 => (0u64..2500).prop_map(Move::Wait),
-        1 => Just(Move::Pause),
-        1 => Just(Move::Resume),
-        1 => Just(Move::CheckpointNow),
-        1 => Just(Move::Memory),
-        1 => Just(Move::Rebuild),
+        1 => Just(Move::Asked(Ask::Pause.into())),
+        1 => Just(Move::Asked(Ask::Resume.into())),
+        1 => Just(Move::Asked(Ask::CheckpointNow.into())),
+        1 => Just(Move::Asked(Ask::ShowMemory { refresh: true }.into())),
+        1 => Just(Move::Asked(Ask::RebuildCache.into())),
         4 => (rank.clone(), 0.0f64..0.2).prop_map(|(rank, relative_l2)| Move::Drift { rank, relative_l2 }),
         1 => rank.clone().prop_map(Move::Leave),
         1 => prop_oneof![
-            Just(Move::Stop),
+            Just(Move::Asked(Ask::Stop { reason: "enough".into() }.into())),
             (rank.clone(), any::<bool>()).prop_map(|(rank, victim)| Move::Fail { rank, victim }),
             rank.prop_map(Move::Exit),
         ],
@@ -77,6 +90,7 @@ fn play(run: &mut Run, next: &Move, owed: &mut [u64]) -> Vec<Action> {
     let ids: Vec<_> = run.machine.roster.workers().map(|worker| (worker.seat().0, worker.id)).collect();
     let id = |rank: u32| ids.iter().find(|(found, _)| *found == rank).map_or(WorkerId(0), |(_, id)| *id);
     let ask = match *next {
+        Move::Asked(ref ask) => (**ask).clone(),
         Move::Register(rank, 0) => Ask::Register(claim(rank)),
         Move::Register(rank, life) => Ask::Register(successor(rank, life)),
         Move::Follow(rank) => {
@@ -101,14 +115,7 @@ fn play(run: &mut Run, next: &Move, owed: &mut [u64]) -> Vec<Action> {
                 source: StateSource::Carried,
             })
         }
-        Move::JoinNode => Ask::JoinNode(NodeClaim {
-            origin: origin(),
-            node_id: NODE.into(),
-            host: "node-a".into(),
-            local_world: run.machine.config.world.nproc_per_node,
-            node_rank: None,
-            returns: false,
-        }),
+        Move::JoinNode => super::mortal::wants(NODE, "node-a", None, run.machine.config.world.nproc_per_node),
         Move::NodeLine(true) => Ask::FollowNode { node_id: NODE.into(), stream: NODE_LINE },
         // Needs what was recorded: see the property.
         Move::Restart => return Vec::new(),
@@ -122,15 +129,8 @@ fn play(run: &mut Run, next: &Move, owed: &mut [u64]) -> Vec<Action> {
         }
         Move::Steps { rank, back, count } => {
             let rank = rank % run.machine.config.world.size();
-            let worker = id(rank);
-            let Some(limit) = lease_end(run) else { return Vec::new() };
-            let due = due(run, rank).unwrap_or(owed[rank as usize]);
-            owed[rank as usize] = due;
-            let first = due.saturating_sub(back);
-            let end = (owed[rank as usize] + count).min(limit);
-            owed[rank as usize] = owed[rank as usize].max(end);
-            let reports = (first..end).map(|step| run.report(rank, step)).collect();
-            Ask::Steps(worker, reports)
+            let Some(reports) = reports(run, rank, (back, count), owed) else { return Vec::new() };
+            Ask::Steps(id(rank), reports)
         }
         Move::Beat(rank, paused) => {
             let phase = if paused { WorkerPhase::Paused } else { WorkerPhase::Forward };
@@ -138,13 +138,7 @@ fn play(run: &mut Run, next: &Move, owed: &mut [u64]) -> Vec<Action> {
             Ask::Heartbeat(Beat { worker: id(rank), ..beat })
         }
         Move::Wait(ms) => return run.wait(Duration::from_millis(ms)),
-        Move::Pause => Ask::Pause,
-        Move::Resume => Ask::Resume,
-        Move::Stop => Ask::Stop { reason: "enough".into() },
-        Move::CheckpointNow => Ask::CheckpointNow,
-        Move::Rebuild => Ask::RebuildCache,
         Move::Drift { rank, relative_l2 } => Ask::Cache(id(rank), drift_report(run, relative_l2)),
-        Move::Memory => Ask::ShowMemory { refresh: true },
         Move::Fail { rank, victim } => {
             let kind = if victim { CauseKind::PeerLost } else { CauseKind::Io };
             let failure = Failure::of_run(kind, "broken".into());
@@ -159,6 +153,15 @@ fn play(run: &mut Run, next: &Move, owed: &mut [u64]) -> Vec<Action> {
     run.ticket += 1;
     let ticket = Ticket(run.ticket);
     run.event(Event::Asked(ticket, ask))
+}
+
+/// Steps that a rank reports: the last `back` ones again, and `count` more within its lease.
+fn reports(run: &mut Run, rank: u32, (back, count): (u64, u64), owed: &mut [u64]) -> Option<Vec<StepReport>> {
+    let limit = lease_end(run)?;
+    let due = due(run, rank).unwrap_or(owed[rank as usize]);
+    let end = (due + count).min(limit);
+    owed[rank as usize] = due.max(end);
+    Some((due.saturating_sub(back)..end).map(|step| run.report(rank, step)).collect())
 }
 
 /// The coordinator is killed, and another one goes on with what it has recorded.
@@ -202,10 +205,7 @@ fn caches() -> impl Strategy<Value = Cache> {
 
 /// Every step of a lease takes the turn that it names.
 fn lies_in_one_turn(machine: &Machine, lease: &Lease) -> bool {
-    let named = match &lease.turn {
-        LeaseTurn::Live { .. } => 0,
-        LeaseTurn::Cached(key) => key.generation.number,
-    };
+    let named = super::cache::number(lease);
     let turn = |step| machine.cache.turns().turn(Step(step)).map(|turn| turn.number());
     lease.first < lease.end && (lease.first.0..lease.end.0).all(|step| turn(step) == Some(named))
 }
@@ -238,6 +238,7 @@ proptest! {
         let mut generation = Generation(0);
         let mut answers = std::collections::BTreeSet::new();
         let mut past = Past::default();
+        let mut leased = BTreeMap::new();
         for next in &history {
             if matches!(next, Move::Restart) {
                 restart(&mut run, &past)?;
@@ -267,6 +268,11 @@ proptest! {
                     }
                     Action::Tell(_, Directive::Lease(lease)) => {
                         prop_assert!(lies_in_one_turn(&run.machine, lease), "{:?}", lease);
+                        for step in lease.first.0..lease.end.0 {
+                            let turn = super::cache::number(lease);
+                            let first = *leased.entry(step).or_insert(turn);
+                            prop_assert_eq!(first, turn, "step {} has the turn it was leased first", step);
+                        }
                     }
                     Action::Reply(ticket, _) => {
                         prop_assert!(answers.insert(*ticket), "{:?} was answered twice", ticket);

@@ -3,35 +3,6 @@
 use super::{mortal::Mortal, *};
 use crate::core::reason::Reason;
 
-impl Mortal {
-    /// Two workers that have committed steps 0..10.
-    pub(super) fn at_step_ten() -> Self {
-        let mut mortal = Self::new(config(2));
-        mortal.ask(Ask::JoinNode(NodeClaim {
-            origin: origin(),
-            node_id: NODE.into(),
-            host: "node-a".into(),
-            local_world: 2,
-            node_rank: None,
-            returns: false,
-        }));
-        mortal.ask(Ask::FollowNode { node_id: NODE.into(), stream: NODE_LINE });
-        for rank in 0..2 {
-            mortal.ask(Ask::Register(claim(rank)));
-            mortal.reopen(rank);
-            mortal.keep(|run| run.get_ready(rank, 0, ""));
-        }
-        mortal.keep(|run| run.start_all(2, 0, StateSource::Fresh));
-        mortal.keep(|run| run.steps(0, 0..10));
-        mortal.keep(|run| run.steps(1, 0..10));
-        mortal
-    }
-
-    pub(super) fn ask(&mut self, ask: Ask) -> Vec<Action> {
-        self.keep(|run| run.tell(ask))
-    }
-}
-
 #[test]
 fn training_goes_on_as_if_nothing_had_happened() {
     let mut mortal = Mortal::at_step_ten();
@@ -229,4 +200,20 @@ fn a_launcher_that_comes_back_by_itself_is_remembered() {
     mortal.kill_coordinator();
     let (reply, actions) = mortal.run.ask(Ask::FollowNode { node_id: NODE.into(), stream: NODE_LINE });
     assert_eq!((reply, respawns(&actions)), (Ok(Reply::Done), vec![(1, 1)]));
+}
+
+#[test]
+fn a_line_for_people_is_said_once_and_after_a_restart_rather_twice_than_not_at_all() {
+    let mut mortal = Mortal::at_step_ten();
+    let worker = mortal.run.worker(0);
+    let said = |mortal: &mut Mortal, sequence| {
+        let note = Ask::Note { worker, sequence, text: "the checkpoint is late".into() };
+        let actions = mortal.ask(note);
+        let told = news(&actions);
+        matches!(told[..], [News::Note(Seat(0), _)])
+    };
+    assert_eq!([1, 1, 2, 1].map(|sequence| said(&mut mortal, sequence)), [true, false, true, false]);
+    mortal.kill_coordinator();
+    // The answer was lost with the one before, and perhaps the line, too.
+    assert_eq!([2, 2, 3].map(|sequence| said(&mut mortal, sequence)), [true, false, true]);
 }

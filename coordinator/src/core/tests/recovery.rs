@@ -1,9 +1,7 @@
 //! Faults that are survived: who is lost, where the next generation starts, what it costs.
 
 use super::*;
-use crate::core::{
-    action::Record, event::Ended, failure::Failure, invariants, reason::Reason, roster::Respawn,
-};
+use crate::core::{action::Record, event::Ended, invariants, reason::Reason, roster::Respawn};
 use crate::options::{CauseKind, Outcome};
 
 pub(super) fn survived(actions: &[Action]) -> Option<String> {
@@ -239,96 +237,6 @@ fn a_worker_that_dies_again_before_it_is_ready_counts_again() {
 }
 
 #[test]
-fn a_late_report_of_an_exit_does_not_hit_the_successor() {
-    let mut run = at_step_ten();
-    run.event(Event::LineClosed(id(1), StreamId(1)));
-    run.wait(Duration::from_millis(800));
-    run.get_ready(0, 1, "");
-    run.replace(1, 1);
-    let exit = Ask::Exit { node_id: NODE.into(), seat: Seat(1), pid: Some(101), ended: Ended::Signal(9) };
-    assert_eq!(run.tell(exit), vec![]);
-    assert_eq!(run.phase(), RunPhase::Starting);
-}
-
-#[test]
-fn a_successor_may_come_before_the_old_process_is_missed() {
-    let mut run = at_step_ten();
-    run.event(Event::LineClosed(id(1), StreamId(1)));
-    let (reply, actions) = run.ask(Ask::Register(successor(1, 1)));
-    assert!(matches!(reply, Ok(Reply::Registered(_))));
-    assert!(survived(&actions).is_some_and(|text| text.contains("another process came in its place")));
-    let stale = run.ask(Ask::Steps(id(1), vec![run.report(1, 10)])).0;
-    assert_eq!(stale, Err(Refusal::UnknownWorker(id(1))));
-}
-
-#[test]
-fn a_launcher_that_opens_its_line_again_is_asked_again() {
-    let mut run = at_step_ten();
-    run.event(Event::NodeLineClosed(NODE.into(), NODE_LINE));
-    assert_eq!(respawns(&run.kill(1)), []);
-    let (_, actions) = run.ask(Ask::FollowNode { node_id: NODE.into(), stream: NODE_LINE });
-    assert_eq!(respawns(&actions), [(1, 1)]);
-    run.replace(1, 1);
-    let (_, actions) = run.ask(Ask::FollowNode { node_id: NODE.into(), stream: NODE_LINE });
-    assert_eq!(respawns(&actions), [], "somebody has come");
-}
-
-#[test]
-fn a_node_whose_line_stays_closed_is_gone_with_its_workers() {
-    let mut run = at_step_ten();
-    run.event(Event::NodeLineClosed(NODE.into(), NODE_LINE));
-    run.wait(Duration::from_millis(2500));
-    for rank in 0..2 {
-        run.beat(rank, WorkerPhase::Forward);
-    }
-    let actions = run.wait(Duration::from_millis(600));
-    assert!(survived(&actions).is_some_and(|text| text.contains("node 0 is gone")), "{actions:?}");
-    assert_eq!(run.phase(), RunPhase::WaitingForWorkers);
-    // Another launcher takes the place, and starts all workers by itself.
-    let other = Ask::JoinNode(NodeClaim {
-        origin: origin(),
-        node_id: "other".into(),
-        host: "node-b".into(),
-        local_world: 2,
-        node_rank: None,
-        returns: false,
-    });
-    assert_eq!(run.ask(other).0, Ok(Reply::Placed { node_rank: 0, first: Seat(0) }));
-    let other = Ask::FollowNode { node_id: "other".into(), stream: NODE_LINE };
-    assert_eq!(respawns(&run.tell(other)), []);
-    run.replace(0, 1);
-    run.replace(1, 1);
-    run.start_all(2, 10, StateSource::Checkpoint);
-    assert_eq!(run.phase(), RunPhase::Starting);
-}
-
-#[test]
-fn a_process_that_a_new_launcher_has_started_is_not_started_again() {
-    let mut run = at_step_ten();
-    run.event(Event::NodeLineClosed(NODE.into(), NODE_LINE));
-    for rank in 0..2 {
-        run.event(Event::LineClosed(id(rank), StreamId(u64::from(rank))));
-    }
-    run.wait(Duration::from_millis(100));
-    let join = Ask::JoinNode(NodeClaim {
-        origin: origin(),
-        node_id: "other".into(),
-        host: "node-a".into(),
-        local_world: 2,
-        node_rank: None,
-        returns: false,
-    });
-    assert!(run.ask(join).0.is_ok());
-    run.machine.config.restarted = true;
-    run.tell(Ask::FollowNode { node_id: "other".into(), stream: NODE_LINE });
-    assert_eq!(respawns(&run.wait(Duration::from_secs(1))), []);
-    // Unless it has ended, too.
-    let ended = Ended::Code(1);
-    let exit = Ask::Exit { node_id: "other".into(), seat: Seat(1), pid: Some(900), ended };
-    assert_eq!(respawns(&run.tell(exit)), [(1, 1)]);
-}
-
-#[test]
 fn three_generations_without_a_step_end_the_run() {
     let mut config = config(1);
     config.budgets.restarts = 100;
@@ -407,20 +315,6 @@ fn a_stop_during_a_recovery_waits_for_it() {
         run.tell(Ask::Leave { worker, exit_code: 0, reason: "stopped".into() });
     }
     assert!(matches!(run.machine.outcome(), Some(Outcome::Stopped { steps: Step(10), .. })));
-}
-
-#[test]
-fn a_failure_before_registration_is_told_with_the_exit() {
-    let mut run = Run::new(config(2));
-    run.gather(1);
-    let mut failure = Failure::of_run(CauseKind::Io, "the disk is on fire".into());
-    failure.seat = Some(Seat(1));
-    run.tell(Ask::Failure { run_id: RUN.into(), worker: None, failure, sample: None });
-    assert_eq!(run.phase(), RunPhase::WaitingForWorkers);
-    let exit = Ask::Exit { node_id: NODE.into(), seat: Seat(1), pid: Some(7), ended: Ended::Code(4) };
-    let actions = run.tell(exit);
-    assert!(survived(&actions).is_some_and(|text| text.contains("the disk is on fire")));
-    assert_eq!(respawns(&actions), [(1, 1)]);
 }
 
 #[test]

@@ -2,15 +2,9 @@
 
 use super::{
     elastic::{come, members},
-    mortal::Mortal,
+    mortal::{Mortal, wants},
     *,
 };
-
-/// A launcher that asks for a place.
-fn wants(node_id: &str, host: &str, node_rank: Option<u32>, local_world: u32) -> Ask {
-    let (node_id, host) = (node_id.into(), host.into());
-    Ask::JoinNode(NodeClaim { origin: origin(), node_id, host, local_world, node_rank, returns: false })
-}
 
 /// The launch of two workers on one node is killed at step ten, and launched again on `host`.
 fn launched_again_on(host: &str) -> Mortal {
@@ -64,13 +58,8 @@ fn two_nodes() -> Mortal {
         let node_id = format!("node-{rank}");
         mortal.ask(wants(&node_id, &format!("host-{rank}"), Some(rank), 1));
         mortal.ask(Ask::FollowNode { node_id, stream: StreamId(6000 + u64::from(rank)) });
-        mortal.ask(Ask::Register(claim(rank)));
-        mortal.reopen(rank);
-        mortal.keep(|run| run.get_ready(rank, 0, ""));
     }
-    mortal.keep(|run| run.start_all(2, 0, StateSource::Fresh));
-    mortal.keep(|run| run.steps(0, 0..10));
-    mortal.keep(|run| run.steps(1, 0..10));
+    mortal.train_to_ten();
     mortal
 }
 

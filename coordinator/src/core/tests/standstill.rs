@@ -349,12 +349,14 @@ fn a_rank_that_stands_still_in_sight_of_a_boundary_that_waits_for_drift_is_named
 fn survivors_that_still_compute_when_their_generation_ends_are_waited_for() {
     let mut run = at_step_ten();
     run.kill(1);
+    run.replace(1, 1);
     let mut actions = Vec::new();
     for second in 0..30 {
         actions.extend(run.wait(Duration::from_secs(1)));
         let still = Duration::from_secs(second % 6);
         let beat = Beat { still, ..run.moving_beat(0, WorkerPhase::Forward, (2, 2)) };
         actions.extend(run.tell(Ask::Heartbeat(beat)));
+        actions.extend(run.beat(1, WorkerPhase::Joining));
     }
     assert_eq!(survived(&actions), None, "a step of half a minute, layer by layer");
 }

@@ -1,4 +1,4 @@
-//! Quantities as people read them.
+//! Quantities as people read them: one rounding for logs, tables and messages.
 
 use std::time::Duration;
 
@@ -10,37 +10,39 @@ pub fn bytes(count: u64) -> String {
     }
     let mut amount = count as f64 / 1024.0;
     let mut unit = 0;
-    while amount >= 1024.0 && unit + 1 < UNITS.len() {
+    // What would be rounded to 1024.0 is one of the next unit.
+    while amount >= 1023.95 && unit + 1 < UNITS.len() {
         amount /= 1024.0;
         unit += 1;
     }
     format!("{amount:.1} {}", UNITS[unit])
 }
 
-/// `42`, `3.1k`, `2.5M`.
+/// `4.2`, `950`, `12.3k`, `4.0M`.
 pub fn count(number: f64) -> String {
     match number {
-        n if n >= 1e6 => format!("{:.1}M", n / 1e6),
-        n if n >= 1e4 => format!("{:.1}k", n / 1e3),
-        n if n >= 100.0 => format!("{n:.0}"),
+        n if n >= 999_950.0 => format!("{:.1}M", n / 1e6),
+        n if n >= 9_999.5 => format!("{:.1}k", n / 1e3),
+        n if n >= 99.95 => format!("{n:.0}"),
         n => format!("{n:.1}"),
     }
 }
 
-/// `3.2 s`, `4m 05s`, `2h 03m`, `1d 04h`.
-pub fn duration(time: Duration) -> String {
+/// `480 ms`, `3.2 s`, `4m 05s`, `2h 03m`, `1d 04h`.
+pub fn time(time: Duration) -> String {
     let seconds = time.as_secs();
     match seconds {
-        0..=59 => format!("{:.1} s", time.as_secs_f64()),
+        0 => format!("{} ms", time.as_millis()),
+        1..=59 => format!("{:.1} s", time.as_secs_f64()),
         60..=3_599 => format!("{}m {:02}s", seconds / 60, seconds % 60),
         3_600..=86_399 => format!("{}h {:02}m", seconds / 3_600, seconds % 3_600 / 60),
         _ => format!("{}d {:02}h", seconds / 86_400, seconds % 86_400 / 3_600),
     }
 }
 
-/// [`duration`] of a number of seconds that came over the wire; empty if it is none.
+/// [`time`] of a number of seconds that came over the wire; empty if it is none.
 pub fn seconds(seconds: f64) -> String {
-    Duration::try_from_secs_f64(seconds).map(duration).unwrap_or_default()
+    Duration::try_from_secs_f64(seconds).map(time).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -51,10 +53,14 @@ mod tests {
     fn quantities_read_naturally() {
         assert_eq!(bytes(812), "812 B");
         assert_eq!(bytes(1536), "1.5 KiB");
+        assert_eq!(bytes((1 << 20) - 1), "1.0 MiB");
         assert_eq!(bytes(2 << 30), "2.0 GiB");
         assert_eq!(count(9.25), "9.2");
         assert_eq!(count(420.0), "420");
+        assert_eq!(count(9_999.7), "10.0k");
         assert_eq!(count(31_000.0), "31.0k");
+        assert_eq!(count(999_999.0), "1.0M");
+        assert_eq!(time(Duration::from_millis(480)), "480 ms");
         assert_eq!(seconds(3.25), "3.2 s");
         assert_eq!(seconds(245.0), "4m 05s");
         assert_eq!(seconds(7_380.0), "2h 03m");

@@ -1,0 +1,150 @@
+//! Processes that are being started, and one that nobody ever hears of.
+
+use super::{mortal::Mortal, recovery::survived, *};
+
+/// A node of three workers whose launcher has just started them.
+fn launched() -> Run {
+    let mut run = Run::new(patient());
+    run.tell(join(false));
+    run.tell(Ask::FollowNode { node_id: NODE.into(), stream: NODE_LINE });
+    run
+}
+
+/// A rendezvous that lasts longer than any start here.
+fn patient() -> Config {
+    let mut config = config(3);
+    config.patience.rendezvous = Duration::from_secs(600);
+    config
+}
+
+fn join(returns: bool) -> Ask {
+    Ask::JoinNode(NodeClaim {
+        origin: origin(),
+        node_id: NODE.into(),
+        host: "node-a".into(),
+        local_world: 3,
+        node_rank: None,
+        returns,
+    })
+}
+
+/// A process makes itself known, opens its line and is ready.
+fn come(run: &mut Run, rank: u32) {
+    assert!(run.ask(Ask::Register(claim(rank))).0.is_ok());
+    assert!(run.follow(rank, u64::from(rank)).0.is_ok());
+    run.get_ready(rank, 0, "");
+}
+
+/// Seconds in which whoever is there lives and waits.
+fn live(run: &mut Run, seconds: u64) -> Vec<Action> {
+    let mut actions = Vec::new();
+    for _ in 0..seconds {
+        actions.extend(run.wait(Duration::from_secs(1)));
+        let there: Vec<_> = run.machine.roster.living().map(|worker| worker.seat().0).collect();
+        actions.extend(there.into_iter().flat_map(|rank| run.beat(rank, WorkerPhase::Joining)));
+    }
+    actions
+}
+
+/// The lines about ranks that stand still.
+fn named(actions: &[Action]) -> Vec<(u32, String)> {
+    let named = news(actions).into_iter().filter_map(|news| match news {
+        News::Standstill(seat, text) => Some((seat.0, text.clone())),
+        _ => None,
+    });
+    named.collect()
+}
+
+#[test]
+fn a_process_that_is_never_heard_of_is_named_within_ten_seconds_of_what_others_took_and_replaced() {
+    let mut run = launched();
+    run.wait(Duration::from_millis(300));
+    (0..2).for_each(|rank| come(&mut run, rank));
+    assert_eq!(named(&live(&mut run, 9)), [], "three times the least, and seven seconds, are not over");
+    let actions = live(&mut run, 2);
+    let expected = "has not made itself known: its process on node-a was started 1";
+    let [(2, text)] = &named(&actions)[..] else { panic!("{actions:?}") };
+    assert!(text.starts_with(expected) && text.contains("(1.0 s are usual); given up in"), "{text}");
+    assert_eq!(survived(&actions), None, "it may be waiting for a disk");
+    let actions = live(&mut run, 20);
+    let text = survived(&actions).expect("it is given up");
+    assert!(text.starts_with("rank 2 on node-a, start: it has not made itself known"), "{text}");
+    assert_eq!(respawns(&actions), [(2, 1)]);
+    assert_eq!(run.machine.spent.restarts, 1);
+    come(&mut run, 2);
+    assert_eq!(run.phase(), RunPhase::Starting, "the generation is complete");
+}
+
+#[test]
+fn whoever_is_named_and_comes_after_all_is_told_to() {
+    let mut run = launched();
+    (0..2).for_each(|rank| come(&mut run, rank));
+    assert_eq!(named(&live(&mut run, 12)).len(), 1);
+    let (_, actions) = run.ask(Ask::Register(claim(2)));
+    assert_eq!(named(&actions), [(2, "has made itself known".to_owned())]);
+    assert_eq!(run.machine.spent.restarts, 0);
+}
+
+#[test]
+fn a_machine_that_starts_everything_slowly_does_not_use_up_the_restarts() {
+    let mut run = launched();
+    (0..2).for_each(|rank| come(&mut run, rank));
+    let first = live(&mut run, 32);
+    assert_eq!(respawns(&first), [(2, 1)]);
+    // Its successor has three times as long as the first one was given.
+    assert_eq!(respawns(&live(&mut run, 110)), []);
+    assert_eq!(respawns(&live(&mut run, 12)), [(2, 2)]);
+}
+
+#[test]
+fn what_most_processes_are_waiting_for_is_nobodys_fault() {
+    let mut run = launched();
+    come(&mut run, 0);
+    let actions = live(&mut run, 59);
+    assert!(
+        matches!(&named(&actions)[..], [(1, text)] if text.contains("so does 1 other rank")),
+        "{actions:?}"
+    );
+    assert_eq!((survived(&actions), run.machine.spent.restarts), (None, 0));
+}
+
+#[test]
+fn a_successor_that_is_never_heard_of_is_replaced_too_and_nobody_waits_for_whom_no_launcher_starts() {
+    let mut run = launched();
+    (0..3).for_each(|rank| come(&mut run, rank));
+    run.start_all(3, 0, StateSource::Fresh);
+    assert_eq!(respawns(&run.kill(2)), [(2, 1)]);
+    for rank in 0..2 {
+        run.get_ready(rank, 1, "");
+    }
+    let actions = live(&mut run, 32);
+    assert_eq!(respawns(&actions), [(2, 2)]);
+    assert!(survived(&actions).is_some_and(|text| text.contains("its process on node-a")));
+    // The end of a process that nobody knows is told by its number, and another one is asked for at once.
+    let (seat, pid, ended) = (Seat(2), Some(999), super::super::event::Ended::Signal(9));
+    let actions = run.tell(Ask::Exit { node_id: NODE.into(), seat, pid, ended });
+    assert_eq!(respawns(&actions), [(2, 3)]);
+
+    let mut by_hand = Run::new(patient());
+    (0..2).for_each(|rank| come(&mut by_hand, rank));
+    assert_eq!(named(&live(&mut by_hand, 50)), []);
+}
+
+#[test]
+fn a_coordinator_that_was_restarted_meanwhile_waits_for_the_same_processes() {
+    let mut mortal = Mortal::new(patient());
+    mortal.keep(|run| run.tell(join(false)));
+    mortal.keep(|run| run.tell(Ask::FollowNode { node_id: NODE.into(), stream: NODE_LINE }));
+    for rank in 0..2 {
+        mortal.keep(|run| run.tell(Ask::Register(claim(rank))));
+        mortal.reopen(rank);
+    }
+    mortal.kill_coordinator();
+    mortal.keep(|run| run.tell(Ask::FollowNode { node_id: NODE.into(), stream: NODE_LINE }));
+    for rank in 0..2 {
+        mortal.reopen(rank);
+        mortal.keep(|run| run.get_ready(rank, 0, ""));
+    }
+    let actions = mortal.keep(|run| live(run, 70));
+    assert_eq!(respawns(&actions), [(2, 1)], "{:?}", named(&actions));
+}

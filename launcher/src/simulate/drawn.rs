@@ -1,0 +1,105 @@
+//! Scripts drawn from a seed: a small run, a rough network, a handful of faults.
+
+use super::{
+    random::Random,
+    script::{Fault, Kind, Network, Place, Script, factor, for_s},
+};
+
+impl Script {
+    /// A small run with a rough network and a handful of faults, all drawn from the seed.
+    pub fn drawn(seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let nodes = 1 + random.below(3) as u32;
+        let workers_per_node = 1 + random.below(3) as u32;
+        let elastic = nodes > 1 && random.chance(0.4);
+        let steps = 20 + random.below(60);
+        let step_ms = 20.0 + 100.0 * random.unit();
+        let length = 3.0 + steps as f64 * step_ms / 1000.0;
+        let count = random.below(6);
+        let shape = (nodes, workers_per_node);
+        let mut faults: Vec<_> = (0..count).map(|_| Fault::drawn(&mut random, length, shape)).collect();
+        // From a stream of their own, so that what was drawn before there were such faults stays what it was.
+        let mut more = Random::new(!seed);
+        let count = more.below(3);
+        faults.extend((0..count).map(|_| Fault::drawn_later(&mut more, length, shape)));
+        let mut more = Random::new(seed.rotate_left(32) ^ !seed);
+        if more.chance(0.2) {
+            faults.extend(Fault::drawn_start(&mut more, length, shape));
+        }
+        Self {
+            seed: random.next(),
+            min_nodes: elastic.then(|| 1 + random.below(u64::from(nodes)) as u32),
+            nodes,
+            workers_per_node,
+            steps,
+            samples: 5 + random.below(60),
+            global_batch: 1 + random.below(16),
+            step_ms,
+            load_ms: 100.0 + 1500.0 * random.unit(),
+            move_ms: 50.0 * random.unit(),
+            checkpoint_every: [0, 5, 16][random.below(3) as usize],
+            save_ms: 200.0 * random.unit(),
+            eval_ms: 100.0,
+            max_restarts: 100,
+            mirror: random.chance(0.8),
+            network: Network {
+                delay_ms: 0.1 + 2.0 * random.unit(),
+                jitter_ms: 60.0 * random.unit() * random.unit(),
+                lost_answers: 0.1 * random.unit() * random.unit(),
+            },
+            faults,
+            verbose: false,
+        }
+    }
+}
+
+impl Fault {
+    fn drawn(random: &mut Random, length: f64, (nodes, workers): (u32, u32)) -> Self {
+        const ALL: [Kind; 10] = [
+            Kind::Kill,
+            Kind::Kill,
+            Kind::Freeze,
+            Kind::Slow,
+            Kind::Skew,
+            Kind::Partition,
+            Kind::CutLine,
+            Kind::CutRing,
+            Kind::KillCoordinator,
+            Kind::KillLauncher,
+        ];
+        let what = ALL[random.below(ALL.len() as u64) as usize];
+        Self {
+            at_s: length * random.unit(),
+            what,
+            rank: random.below(u64::from(nodes * workers)) as u32,
+            node: random.below(u64::from(nodes)) as u32,
+            for_s: 6.0 * random.unit() * random.unit(),
+            factor: 1.0 + 2.0 * random.unit() * random.unit(),
+            phase: None,
+        }
+    }
+
+    /// A hang, somewhere or at once, or a node that is drained.
+    fn drawn_later(random: &mut Random, length: f64, (nodes, workers): (u32, u32)) -> Self {
+        let what = if random.chance(0.7) { Kind::Hang } else { Kind::Drain };
+        let place = random.below(Place::KNOWN.len() as u64 + 1) as usize;
+        Self {
+            at_s: length * random.unit(),
+            what,
+            rank: random.below(u64::from(nodes * workers)) as u32,
+            node: random.below(u64::from(nodes)) as u32,
+            for_s: 6.0 * random.unit() * random.unit(),
+            factor: factor(),
+            phase: Place::KNOWN.get(place).copied(),
+        }
+    }
+
+    /// A process that stands still at its start: the first one of its rank, or the one that comes after a kill.
+    fn drawn_start(random: &mut Random, length: f64, (nodes, workers): (u32, u32)) -> [Self; 2] {
+        let rank = random.below(u64::from(nodes * workers)) as u32;
+        let at_s = if random.chance(0.5) { 0.0 } else { length * random.unit() };
+        let (node, for_s, factor) = (0, for_s(), factor());
+        let kill = Self { at_s, what: Kind::Kill, rank, node, for_s, factor, phase: None };
+        [Self { what: Kind::Hang, phase: Some(Place::Start), ..kill.clone() }, kill]
+    }
+}
