@@ -21,7 +21,7 @@ pub use self::{
     patterns::Patterns,
     resources::{Collectives, DeviceChoice, Faults, Launch, Memory, Offload},
     trainables::{Expert, FlowConvention, Lora, LoraTargets, Sensor},
-    training::{Eval, LearningRates, Optimizer, Recompute, Schedule, Train},
+    training::{Eval, LearningRates, Optimizer, Recompute, ReduceDtype, Schedule, Train},
 };
 
 /// One run: model, what trains in it, data, optimizer, schedule, and how it is launched.

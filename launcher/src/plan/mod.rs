@@ -112,8 +112,9 @@ impl Question {
 
     /// What earlier runs of this model on this machine teach about this memory. Cards that are not here teach nothing.
     fn calibration(&self, memory: &Memory) -> Option<Calibration> {
-        let here = memory.is_here.then(|| Truth::of_this_machine(&self.subject, self.place(memory)));
-        here.flatten().and_then(|truth| truth.calibration())
+        let dir = Truth::home().filter(|_| memory.is_here)?;
+        let now = self.subject.predict(self.ask(memory, self.micro_batch()));
+        Truth::open(&dir, &self.subject, self.place(memory)).calibration(&now)
     }
 
     /// Predicts the run in one memory.

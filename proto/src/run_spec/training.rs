@@ -81,6 +81,8 @@ pub struct Optimizer {
     pub schedule: Schedule,
     /// The cosine ends at this fraction of the peak.
     pub min_lr_ratio: f64,
+    /// What gradients travel in between ranks.
+    pub reduce_dtype: ReduceDtype,
 }
 
 impl Default for Optimizer {
@@ -94,6 +96,7 @@ impl Default for Optimizer {
             warmup_steps: 0,
             schedule: Schedule::Cosine,
             min_lr_ratio: 0.1,
+            reduce_dtype: ReduceDtype::Float32,
         }
     }
 }
@@ -125,6 +128,17 @@ pub enum Schedule {
     Cosine,
     /// The peak, unchanged.
     Constant,
+}
+
+/// What gradients travel in between ranks. They are added up, clipped and applied in fp32 on either side.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ReduceDtype {
+    /// As they are.
+    #[default]
+    Float32,
+    /// Half the bytes; the sum is rounded at every rank on the way. A world of one rounds nothing.
+    Bfloat16,
 }
 
 /// Held-out evaluation before the first step and after the last.

@@ -255,6 +255,7 @@ impl Carried {
 macro_rules! either_way {
     ($self:ident, $buffer:ident, $movement:expr, $small:expr) => {
         match $buffer {
+            BufMut::Bf16(values) if !$self.stays(size_of_val(values)) => $self.carry(values, $movement),
             BufMut::F32(values) if !$self.stays(size_of_val(values)) => $self.carry(values, $movement),
             BufMut::F64(values) if !$self.stays(size_of_val(values)) => $self.carry(values, $movement),
             $buffer => $small(&mut $self.ring, $buffer),

@@ -31,7 +31,7 @@ pub struct Transfer {
     pub movement: Movement,
     /// Elements of the buffer, the same on all ranks.
     pub length: usize,
-    /// Bytes of an element: 4 is float32, 8 is float64.
+    /// Bytes of an element: 2 is bfloat16, 4 float32, 8 float64.
     pub width: usize,
 }
 

@@ -22,6 +22,7 @@ mod solo;
 use std::{ops::Range, sync::Arc};
 
 use coxswain_proto::ids::Rank;
+use half::bf16;
 
 pub use carried::{Brings, Carried, join};
 pub use fabric::{Fabric, FabricError, FabricId, FabricSource, Movement, Offer, Place, Transfer};
@@ -44,6 +45,8 @@ pub enum Reduce {
 /// A read-only buffer.
 #[derive(Clone, Copy, Debug)]
 pub enum Buf<'a> {
+    /// Host memory, 2 bytes an element. Sums are rounded at every rank on the way.
+    Bf16(&'a [bf16]),
     /// Host memory, 4 bytes an element.
     F32(&'a [f32]),
     /// Host memory, 8 bytes an element: votes and scalars.
@@ -53,6 +56,8 @@ pub enum Buf<'a> {
 /// A buffer that an operation writes to.
 #[derive(Debug)]
 pub enum BufMut<'a> {
+    /// Host memory, 2 bytes an element. Sums are rounded at every rank on the way.
+    Bf16(&'a mut [bf16]),
     /// Host memory, 4 bytes an element.
     F32(&'a mut [f32]),
     /// Host memory, 8 bytes an element.
@@ -227,6 +232,7 @@ fn check_root(operation: &'static str, root: Rank, world: usize) -> Result<(), C
 impl<'a> Buf<'a> {
     fn element(&self) -> &'static str {
         match self {
+            Self::Bf16(_) => "bf16",
             Self::F32(_) => "f32",
             Self::F64(_) => "f64",
         }
@@ -235,6 +241,7 @@ impl<'a> Buf<'a> {
     /// Some of its elements.
     fn part(self, at: Range<usize>) -> Buf<'a> {
         match self {
+            Self::Bf16(x) => Buf::Bf16(&x[at]),
             Self::F32(x) => Buf::F32(&x[at]),
             Self::F64(x) => Buf::F64(&x[at]),
         }
@@ -243,6 +250,7 @@ impl<'a> Buf<'a> {
     /// Bytes of all elements.
     fn bytes(&self) -> usize {
         match self {
+            Self::Bf16(x) => size_of_val(*x),
             Self::F32(x) => size_of_val(*x),
             Self::F64(x) => size_of_val(*x),
         }
@@ -251,6 +259,7 @@ impl<'a> Buf<'a> {
     /// Elements.
     pub fn len(&self) -> usize {
         match self {
+            Self::Bf16(x) => x.len(),
             Self::F32(x) => x.len(),
             Self::F64(x) => x.len(),
         }
@@ -266,6 +275,7 @@ impl BufMut<'_> {
     /// The same buffer, to read.
     pub fn as_buf(&self) -> Buf<'_> {
         match self {
+            Self::Bf16(x) => Buf::Bf16(x),
             Self::F32(x) => Buf::F32(x),
             Self::F64(x) => Buf::F64(x),
         }
@@ -274,6 +284,7 @@ impl BufMut<'_> {
     /// The same buffer, lent to somebody else who writes to it.
     fn lent(&mut self) -> BufMut<'_> {
         match self {
+            Self::Bf16(x) => BufMut::Bf16(x),
             Self::F32(x) => BufMut::F32(x),
             Self::F64(x) => BufMut::F64(x),
         }
@@ -287,6 +298,7 @@ impl BufMut<'_> {
         from: Buf<'_>,
     ) -> Result<(), CollectiveError> {
         match (&mut *self, from) {
+            (Self::Bf16(to), Buf::Bf16(from)) if at.len() == from.len() => to[at].copy_from_slice(from),
             (Self::F32(to), Buf::F32(from)) if at.len() == from.len() => to[at].copy_from_slice(from),
             (Self::F64(to), Buf::F64(from)) if at.len() == from.len() => to[at].copy_from_slice(from),
             _ => return Err(size_error(operation, from, self.as_buf())),

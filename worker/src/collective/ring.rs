@@ -292,6 +292,7 @@ impl Collective for Ring {
 
     fn all_reduce(&mut self, buffer: BufMut<'_>, reduce: Reduce) -> Result<(), CollectiveError> {
         match buffer {
+            BufMut::Bf16(buffer) => self.all_reduce_of(buffer, reduce),
             BufMut::F32(buffer) => self.all_reduce_of(buffer, reduce),
             BufMut::F64(buffer) => self.all_reduce_of(buffer, reduce),
         }
@@ -305,6 +306,7 @@ impl Collective for Ring {
     ) -> Result<(), CollectiveError> {
         self.check("reduce_scatter", input.as_buf(), output.as_buf())?;
         match (input, output) {
+            (BufMut::Bf16(input), BufMut::Bf16(output)) => self.reduce_scatter_of(input, output, reduce),
             (BufMut::F32(input), BufMut::F32(output)) => self.reduce_scatter_of(input, output, reduce),
             (BufMut::F64(input), BufMut::F64(output)) => self.reduce_scatter_of(input, output, reduce),
             (input, output) => Err(size_error("reduce_scatter", input.as_buf(), output.as_buf())),
@@ -319,6 +321,7 @@ impl Collective for Ring {
 
     fn reduce_scatter_in_place(&mut self, buffer: BufMut<'_>, reduce: Reduce) -> Result<(), CollectiveError> {
         match buffer {
+            BufMut::Bf16(buffer) => self.reduce_scatter_of(buffer, &mut [], reduce),
             BufMut::F32(buffer) => self.reduce_scatter_of(buffer, &mut [], reduce),
             BufMut::F64(buffer) => self.reduce_scatter_of(buffer, &mut [], reduce),
         }
@@ -326,6 +329,7 @@ impl Collective for Ring {
 
     fn all_gather_in_place(&mut self, buffer: BufMut<'_>) -> Result<(), CollectiveError> {
         match buffer {
+            BufMut::Bf16(buffer) => self.all_gather_of(buffer),
             BufMut::F32(buffer) => self.all_gather_of(buffer),
             BufMut::F64(buffer) => self.all_gather_of(buffer),
         }
@@ -333,6 +337,7 @@ impl Collective for Ring {
 
     fn shift_in_place(&mut self, buffer: BufMut<'_>) -> Result<(), CollectiveError> {
         match buffer {
+            BufMut::Bf16(buffer) => self.shift_of(buffer),
             BufMut::F32(buffer) => self.shift_of(buffer),
             BufMut::F64(buffer) => self.shift_of(buffer),
         }
@@ -341,6 +346,7 @@ impl Collective for Ring {
     fn broadcast(&mut self, buffer: BufMut<'_>, root: Rank) -> Result<(), CollectiveError> {
         check_root("broadcast", root, self.world)?;
         match buffer {
+            BufMut::Bf16(buffer) => self.broadcast_of(buffer, root),
             BufMut::F32(buffer) => self.broadcast_of(buffer, root),
             BufMut::F64(buffer) => self.broadcast_of(buffer, root),
         }

@@ -9,6 +9,7 @@ use super::{Accelerator, Device, choose};
 use crate::{
     collective::RingListener,
     link::{Link, Phase},
+    memory::prediction::truth::Truth,
     train::{PolicyTrainer, TrainerOptions},
     trainer::{DataSetFacts, FailureKind, Trainer, TrainerFailure, TrainerOutcome},
 };
@@ -50,7 +51,8 @@ impl ChosenTrainer {
             self.inner = Some(match device {
                 Device::Cpu => {
                     let options = TrainerOptions { device: Default::default(), listener };
-                    let trainer = PolicyTrainer::<burn::backend::Flex>::new(options);
+                    let trainer =
+                        PolicyTrainer::<burn::backend::Flex>::new(options).remembering(Truth::home());
                     match wanted {
                         DeviceChoice::Auto => Box::new(trainer.for_want_of_card()),
                         DeviceChoice::Cpu | DeviceChoice::Cuda => Box::new(trainer),

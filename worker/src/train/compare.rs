@@ -52,6 +52,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             rank: u64::from(self.rank().0),
             peak,
             measured: self.sightings.measured(&zero, peak),
+            records: self.records.as_deref(),
         };
         let compared = compare(&finished);
         compared

@@ -58,6 +58,8 @@ pub(super) struct Training<'a, B: Tape<Base = B>> {
     pub(super) comm: Box<dyn Collective>,
     /// What this rank computes on.
     pub(super) computes: Computes,
+    /// Where this machine's memory records are; none: nothing is learned from them, and nothing added.
+    pub(super) records: Option<PathBuf>,
     /// What may carry large buffers beside the ring.
     pub(super) fabric: Option<Box<dyn FabricSource>>,
     pub(super) dataset: Arc<Dataset>,

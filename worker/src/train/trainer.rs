@@ -41,13 +41,21 @@ pub struct PolicyTrainer<B: Tape<Base = B>> {
     computes: Computes,
     fabric: Option<Box<dyn FabricSource>>,
     gauge: Option<Box<dyn Gauge>>,
+    records: Option<PathBuf>,
     dataset: Option<Arc<Dataset>>,
 }
 
 impl<B: Tape<Base = B>> PolicyTrainer<B> {
     /// A trainer that has read nothing yet.
     pub fn new(options: TrainerOptions<B>) -> Self {
-        Self { options, computes: Computes::default(), fabric: None, gauge: None, dataset: None }
+        Self {
+            options,
+            computes: Computes::default(),
+            fabric: None,
+            gauge: None,
+            records: None,
+            dataset: None,
+        }
     }
 
     /// Computes on a card: large buffers may take another way than the ring, and it is the card's memory that runs out.
@@ -58,6 +66,11 @@ impl<B: Tape<Base = B>> PolicyTrainer<B> {
     /// Computes on the CPU only because there is no card.
     pub fn for_want_of_card(self) -> Self {
         Self { computes: Computes::OnCpuForWantOfCard, ..self }
+    }
+
+    /// Lays the run's memory beside what earlier runs on record below `dir` teach, and adds it to them.
+    pub fn remembering(self, dir: Option<PathBuf>) -> Self {
+        Self { records: dir, ..self }
     }
 
     fn dataset(&mut self, spec: &RunSpec) -> Result<Arc<Dataset>, TrainError> {
@@ -159,6 +172,7 @@ impl<B: Tape<Base = B>> PolicyTrainer<B> {
             },
             comm: Box::new(Solo::default()),
             computes: self.computes,
+            records: self.records.clone(),
             fabric: self.fabric.take(),
             held: None,
             link,

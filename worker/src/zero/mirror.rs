@@ -175,7 +175,7 @@ impl MirroredAdamW {
         let Some(mirror) = &mut self.mirror else { return self.own.step(grads, weights, input, comm) };
         let begin = Instant::now();
         let reduced = self.own.reduce(grads, weights.len(), input, comm)?;
-        comm.shift_in_place(BufMut::F32(grads))?;
+        self.own.exchange.shift(grads, mirror.range(), comm)?;
         self.prepared = Some(reduced.update);
         comm.barrier()?;
         let (updating, own) = (Instant::now(), self.own.partition().own());

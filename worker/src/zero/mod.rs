@@ -3,6 +3,7 @@
 //! ```text
 //! partition   which elements of the flat space are this rank's, and which learning rate and decay apply to them
 //! optimizer   one step: reduce-scatter, norm, clip, AdamW on the shard, all-gather
+//! exchange    what gradients travel in
 //! mirror      a copy of the neighbour's part, so that one lost rank loses no step
 //! update      AdamW (Loshchilov and Hutter, arXiv 1711.05101), element by element
 //! norm        sum of squares that gives the same bits with any number of threads
@@ -28,6 +29,7 @@
 //! replicated   4 n       4 n (+ 4 n buckets)   8 n       -           16 n to 20 n
 //! here         4 n       4 n                   8 n / W   128 KiB     8 n + 8 n / W
 //! mirrored     4 n       4 n                   8 n / W   12 n / W    8 n + 20 n / W
+//! bfloat16     as above, and 2 n that gradients travel in (`optimizer.reduce_dtype`)
 //! ```
 //!
 //! The gradient row is honest: the backward pass sums micro-batches into one full-length host buffer, which is kept for the
@@ -42,6 +44,7 @@
 //! It knows neither models nor files nor devices: it sees host memory and a [`Collective`](crate::collective::Collective).
 //! It does not partition weights (ZeRO-3), and does not overlap communication with the backward pass.
 
+mod exchange;
 mod mirror;
 mod norm;
 mod optimizer;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! gradients, full length, different on every rank
-//!   -> reduce-scatter in place        this rank's chunk is the sum over ranks
+//!   -> reduce-scatter in place        this rank's chunk is the sum over ranks (`exchange`)
 //!   -> norm over all chunks           one f64 around the ring; not finite: an error, nothing has changed
 //!   -> AdamW on this rank's chunk     of the flat weights, which is their master copy
 //!   -> all-gather in place            everyone has all weights
@@ -22,6 +22,7 @@ use coxswain_proto::{
 };
 
 use super::{
+    exchange::Exchange,
     norm::sum_of_squares,
     partition::{Partition, Segment, intersect},
     update::{Coefficients, Streams, update},
@@ -38,6 +39,7 @@ pub struct ShardedAdamW {
     pub(super) partition: Partition,
     segments: Vec<Segment>,
     settings: Optimizer,
+    pub(super) exchange: Exchange,
     pub(super) exp_avg: Vec<f32>,
     pub(super) exp_avg_sq: Vec<f32>,
     /// Steps taken; bias correction depends on it.
@@ -151,7 +153,7 @@ pub struct ZeroBytes {
     pub moments: Bytes,
     /// The flat gradients, full length.
     pub grads: Bytes,
-    /// What the communicator holds for itself.
+    /// What the communicator holds for itself, and what gradients travel in where that is not their own buffer.
     pub comm_buffers: Bytes,
     /// What both moments take when they are not partitioned, for comparison.
     pub moments_unpartitioned: Bytes,
@@ -169,6 +171,7 @@ impl ShardedAdamW {
             segments: partition.segments(layout),
             partition,
             settings: settings.clone(),
+            exchange: Exchange::new(settings.reduce_dtype),
             exp_avg: vec![0.0; own],
             exp_avg_sq: vec![0.0; own],
             steps: 0,
@@ -207,14 +210,14 @@ impl ShardedAdamW {
     /// First half of a step: this rank's chunk of `grads` becomes the sum over ranks, and the norm of all chunks says how to apply
     /// it. Changes neither weights nor moments.
     pub(super) fn reduce(
-        &self,
+        &mut self,
         grads: &mut [f32],
         weights: usize,
         input: &StepInput,
         comm: &mut dyn Collective,
     ) -> Result<Reduced, StepError> {
         self.check(grads.len(), weights, comm)?;
-        comm.reduce_scatter_in_place(BufMut::F32(grads), Reduce::Sum)?;
+        self.exchange.reduce_scatter(grads, self.partition.own(), comm)?;
         let (begin, grads) = (Instant::now(), &grads[self.partition.own()]);
         let mut sum = [self.squares(grads, input.resting)];
         let compute = begin.elapsed();
@@ -262,7 +265,7 @@ impl ShardedAdamW {
             weights: floats(whole),
             moments: floats(self.exp_avg.len() + self.exp_avg_sq.len()),
             grads: floats(whole),
-            comm_buffers: Bytes(comm.buffer_bytes() as u64),
+            comm_buffers: Bytes(comm.buffer_bytes() as u64 + self.exchange.bytes()),
             moments_unpartitioned: floats(2 * whole),
             redundancy: Bytes(0),
         }

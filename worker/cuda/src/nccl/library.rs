@@ -171,6 +171,8 @@ pub enum State {
 /// Number types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
+    /// 2 bytes, bfloat16.
+    Bf16,
     /// 4 bytes.
     F32,
     /// 8 bytes.
@@ -180,6 +182,7 @@ pub enum Kind {
 impl Kind {
     fn bytes(self) -> usize {
         match self {
+            Self::Bf16 => 2,
             Self::F32 => 4,
             Self::F64 => 8,
         }
@@ -187,6 +190,7 @@ impl Kind {
 
     fn nccl(self) -> ncclDataType_t {
         match self {
+            Self::Bf16 => ncclDataType_t::ncclBfloat16,
             Self::F32 => ncclDataType_t::ncclFloat32,
             Self::F64 => ncclDataType_t::ncclFloat64,
         }

@@ -197,7 +197,11 @@ impl Fabric for OnCard {
             self.stream.memcpy_htod(&bytes[own.clone()], &mut buffer.slice_mut(own)).map_err(cuda)?;
         }
         let comm = self.comm.as_ref().ok_or_else(ended)?;
-        let kind = if transfer.width == 4 { Kind::F32 } else { Kind::F64 };
+        let kind = match transfer.width {
+            2 => Kind::Bf16,
+            4 => Kind::F32,
+            _ => Kind::F64,
+        };
         let state = comm.start(&self.call(transfer), kind, &mut buffer, &self.stream)?;
         self.buffer = Some(buffer);
         self.stage = match state {

@@ -24,12 +24,9 @@ impl OtherRing {
         std::thread::spawn(move || {
             while let Ok((transfer, bytes)) = todo.recv() {
                 let moved = match transfer.width {
-                    4 => run(&mut ring, &transfer, bytemuck::pod_collect_to_vec(&bytes), |values| {
-                        BufMut::F32(values)
-                    }),
-                    _ => run(&mut ring, &transfer, bytemuck::pod_collect_to_vec(&bytes), |values| {
-                        BufMut::F64(values)
-                    }),
+                    2 => run(&mut ring, &transfer, &bytes, |values| BufMut::Bf16(values)),
+                    4 => run(&mut ring, &transfer, &bytes, |values| BufMut::F32(values)),
+                    _ => run(&mut ring, &transfer, &bytes, |values| BufMut::F64(values)),
                 };
                 if results.send(moved).is_err() {
                     return;
@@ -43,9 +40,10 @@ impl OtherRing {
 fn run<T: Element>(
     ring: &mut Ring,
     transfer: &Transfer,
-    mut values: Vec<T>,
+    bytes: &[u8],
     as_buffer: impl for<'a> Fn(&'a mut [T]) -> BufMut<'a>,
 ) -> Result<Vec<u8>, CollectiveError> {
+    let mut values: Vec<T> = bytemuck::pod_collect_to_vec(bytes);
     let buffer = as_buffer(&mut values);
     match transfer.movement {
         Movement::AllReduce(reduce) => ring.all_reduce(buffer, reduce),

@@ -87,6 +87,7 @@ const ALL: &[Behaviour] = &[
     Behaviour::new("reduce-scatter leaves each rank its chunk", values::reduce_scatter),
     Behaviour::new("all-gather gives every rank all shards", values::all_gather),
     Behaviour::new("in-place operations cut any length", values::in_place),
+    Behaviour::new("bfloat16 goes every way that float32 goes", values::halves),
     Behaviour::new("a shift brings the chunk of the rank before", values::shift),
     Behaviour::new("broadcast works from every root", values::broadcast),
     Behaviour::new("nobody leaves a barrier before all have come", values::barrier),

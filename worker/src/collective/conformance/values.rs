@@ -9,6 +9,7 @@ use std::{
 };
 
 use coxswain_proto::ids::Rank;
+use half::bf16;
 
 use super::{Violation, hold};
 use crate::{
@@ -30,6 +31,11 @@ fn place(comm: &dyn Collective) -> (usize, usize) {
 /// A rank's values: different on every rank.
 fn values(rank: usize, len: usize) -> Vec<f32> {
     (0..len).map(|at| ((rank * 31 + at * 7) % 1009) as f32 - 500.0).collect()
+}
+
+/// The same, small enough that sums of several are exact in 8 bits.
+fn bfloats(values: &[f32]) -> Vec<bf16> {
+    values.iter().map(|value| bf16::from_f32(value % 16.0)).collect()
 }
 
 /// The same, in need of more than 24 bits.
@@ -91,6 +97,13 @@ pub(super) fn order_of_additions(comm: &mut dyn Collective) -> Seen {
         comm.reduce_scatter_in_place(BufMut::F32(&mut buffer), Reduce::Sum)?;
         let own = chunk(len, world, rank);
         hold!(buffer[own.clone()] == sum[own], "reduce-scatter of {len}");
+        let rounded =
+            |values: &Vec<f32>| values.iter().map(|value| bf16::from_f32(*value)).collect::<Vec<_>>();
+        let halves: Vec<_> = all.iter().map(rounded).collect();
+        let mut buffer = halves[rank].clone();
+        comm.all_reduce(BufMut::Bf16(&mut buffer), Reduce::Sum)?;
+        let sum = reduced(&halves, |a, b| bf16::from_f32(a.to_f32() + b.to_f32()));
+        hold!(buffer == sum, "bfloat16 all-reduce of {len}");
         let all: Vec<_> = all.iter().map(|values| doubles(values)).collect();
         let mut buffer = all[rank].clone();
         comm.all_reduce(BufMut::F64(&mut buffer), Reduce::Sum)?;
@@ -142,6 +155,36 @@ pub(super) fn in_place(comm: &mut dyn Collective) -> Seen {
         buffer[own.end..].fill(f32::NAN);
         comm.all_gather_in_place(BufMut::F32(&mut buffer))?;
         hold!(buffer == sum, "all-gather of {len}");
+    }
+    Ok(true)
+}
+
+pub(super) fn halves(comm: &mut dyn Collective) -> Seen {
+    let (rank, world) = place(comm);
+    let plus = |a: bf16, b: bf16| bf16::from_f32(a.to_f32() + b.to_f32());
+    let nothing = bf16::from_f32(-1.0);
+    for len in LENGTHS {
+        let all: Vec<_> = of_all(world, len).iter().map(|values| bfloats(values)).collect();
+        let sum = reduced(&all, plus);
+        let mut buffer = all[rank].clone();
+        comm.all_reduce(BufMut::Bf16(&mut buffer), Reduce::Sum)?;
+        hold!(buffer == sum, "sum of {len}");
+        buffer.copy_from_slice(&all[rank]);
+        comm.reduce_scatter_in_place(BufMut::Bf16(&mut buffer), Reduce::Sum)?;
+        let (own, before) = (chunk(len, world, rank), chunk(len, world, (rank + world - 1) % world));
+        hold!(buffer[own.clone()] == sum[own], "reduce-scatter of {len}");
+        comm.shift_in_place(BufMut::Bf16(&mut buffer))?;
+        hold!(buffer[before.clone()] == sum[before], "shift of {len}");
+        comm.all_gather_in_place(BufMut::Bf16(&mut buffer))?;
+        hold!(buffer == sum, "all-gather of {len}");
+        let mut output = vec![nothing; len * world];
+        comm.all_gather(Buf::Bf16(&all[rank]), BufMut::Bf16(&mut output))?;
+        hold!(output == all.concat(), "all-gather of shards of {len}");
+        let (mut whole, mut part) = (output, vec![nothing; len]);
+        comm.reduce_scatter(BufMut::Bf16(&mut whole), BufMut::Bf16(&mut part), Reduce::Max)?;
+        hold!(part == all[rank], "maximum of {len}");
+        comm.broadcast(BufMut::Bf16(&mut part), Rank(0))?;
+        hold!(part == all[0], "broadcast of {len}");
     }
     Ok(true)
 }

@@ -2,6 +2,8 @@
 //!
 //! Both operations are commutative bit for bit (NaN payloads aside), so only the order in which ranks are combined matters.
 
+use half::bf16;
+
 use crate::collective::Reduce;
 
 /// A number the ring can carry.
@@ -19,6 +21,8 @@ pub(in crate::collective) trait Element: bytemuck::Pod {
 /// Element types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::collective) enum Kind {
+    /// The upper half of a float32.
+    Bf16,
     F32,
     F64,
 }
@@ -40,6 +44,19 @@ macro_rules! element {
 }
 element!(f32, Kind::F32);
 element!(f64, Kind::F64);
+
+impl Element for bf16 {
+    const KIND: Kind = Kind::Bf16;
+
+    /// Rounded to the nearest, ties to even.
+    fn plus(self, other: Self) -> Self {
+        Self::from_f32(self.to_f32() + other.to_f32())
+    }
+
+    fn larger(self, other: Self) -> Self {
+        if other > self || other.is_nan() { other } else { self }
+    }
+}
 
 /// `own = own (+) other`, element by element.
 pub(super) fn combine<T: Element>(reduce: Reduce, own: &mut [T], other: &[T]) {

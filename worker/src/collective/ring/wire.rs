@@ -69,6 +69,7 @@ impl Header {
         bytes[0..4].copy_from_slice(&MAGIC);
         bytes[4] = self.operation as u8;
         bytes[5] = match self.kind {
+            Kind::Bf16 => 2,
             Kind::F32 => 4,
             Kind::F64 => 8,
         };
@@ -95,6 +96,7 @@ impl Header {
         Some(Self {
             operation: Operation::from_wire(operation)?,
             kind: match kind {
+                2 => Kind::Bf16,
                 4 => Kind::F32,
                 8 => Kind::F64,
                 _ => return None,
@@ -116,6 +118,7 @@ impl Header {
 impl fmt::Display for Header {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match self.kind {
+            Kind::Bf16 => "bf16",
             Kind::F32 => "f32",
             Kind::F64 => "f64",
         };

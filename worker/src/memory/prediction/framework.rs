@@ -1,6 +1,6 @@
 //! What is held besides weights and activations: read-ahead, caches, scratch, and what the process takes by itself.
 
-use coxswain_proto::run_spec::Collectives;
+use coxswain_proto::run_spec::{Collectives, ReduceDtype};
 
 use super::{Ask, Place, Subject, shadow::Micro};
 use crate::{collective, data::lerobot::rows};
@@ -19,10 +19,18 @@ pub(super) fn collective_bytes(subject: &Subject, ask: Ask) -> u64 {
     match ask.place {
         _ if ask.world <= 1 => 0,
         // What the ring keeps to receive into.
-        Place::Host { .. } => collective::PIECE as u64,
+        Place::Host { .. } => collective::PIECE as u64 + travelling_bytes(subject, ask),
         Place::Card if subject.spec.launch.collectives == Collectives::Ring => 0,
         // The largest buffer that travels, padded to equal parts.
         Place::Card => 4 * subject.counts.trainable().next_multiple_of(ask.world),
+    }
+}
+
+/// What gradients travel in between ranks, where that is not their own buffer. In host memory, whatever computes.
+pub(super) fn travelling_bytes(subject: &Subject, ask: Ask) -> u64 {
+    match subject.spec.optimizer.reduce_dtype {
+        ReduceDtype::Bfloat16 if ask.world > 1 => 2 * subject.counts.trainable(),
+        ReduceDtype::Bfloat16 | ReduceDtype::Float32 => 0,
     }
 }
 

@@ -18,7 +18,7 @@
 //! | optimizer shard | `8 n / W`, in host memory |
 //! | mirror | `12 n / W` when a neighbour's shard is kept, see [`MIRROR_BYTES`]; in host memory |
 //! | activations | the shadow step's peak |
-//! | collective buffers | when `W > 1`: on a host the ring's receive buffer, on a card `4 n` that NCCL works in |
+//! | collective buffers | when `W > 1`: on a host the ring's receive buffer, on a card `4 n` that NCCL works in; in host memory `2 n` where gradients travel as bfloat16 |
 //! | input | prefetched micro-batches, and the row cache |
 //! | framework | process, tokenizer and scratch of the compute threads; a context on a card |
 //!
@@ -198,12 +198,18 @@ impl Subject {
         prediction
     }
 
-    /// What is held in host memory whatever computes: the flat gradients, this rank's moments, and its copy of the neighbour's part.
-    pub fn kept_on_host(&self, ask: Ask) -> [(Category, u64); 3] {
+    /// What is held in host memory whatever computes: the flat gradients and what they travel in, this rank's moments, and its copy of the
+    /// neighbour's part.
+    pub fn kept_on_host(&self, ask: Ask) -> [(Category, u64); 4] {
         let n = self.counts.trainable();
         let shard = chunk(n as usize, ask.world.max(1) as usize, ask.rank as usize).len() as u64;
         let mirror = if self.mirrored(ask.world) { MIRROR_BYTES * shard } else { 0 };
-        [(Category::Gradients, 4 * n), (Category::OptimizerShard, 8 * shard), (Category::Mirror, mirror)]
+        [
+            (Category::Gradients, 4 * n),
+            (Category::OptimizerShard, 8 * shard),
+            (Category::Mirror, mirror),
+            (Category::CollectiveBuffers, framework::travelling_bytes(self, ask)),
+        ]
     }
 
     /// The step that takes most: where a cache is exact every step begins with kept features, once they have been computed.

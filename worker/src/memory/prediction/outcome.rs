@@ -3,7 +3,7 @@
 //! Categories cannot be told apart by an allocator. Some are known to the byte ([`ZeroBytes`]); the others are differences between
 //! [`Sightings`] at moments when one thing has just been made.
 
-use std::fmt;
+use std::{fmt, path::Path};
 
 use coxswain_proto::{
     memory::{Category, Compared, Comparison, relative},
@@ -61,6 +61,8 @@ pub struct Finished<'a> {
     pub peak: u64,
     /// By category.
     pub measured: Vec<(Category, u64)>,
+    /// Where earlier runs of this machine are on record, and this one is put; none: it learns nothing and leaves nothing.
+    pub records: Option<&'a Path>,
 }
 
 /// A run's memory, predicted and measured: part of `summary.json`.
@@ -101,8 +103,8 @@ impl Finished<'_> {
         let subject = Subject::read(self.spec)?;
         let ask = Ask { micro_batch: self.micro_batch, world: self.world, rank: self.rank, place };
         let prediction = subject.predict(ask);
-        let truth = Truth::of_this_machine(&subject, place);
-        let calibration = truth.as_ref().and_then(Truth::calibration);
+        let truth = self.records.map(|dir| Truth::open(dir, &subject, place));
+        let calibration = truth.as_ref().and_then(|truth| truth.calibration(&prediction));
         let predicted = calibration.map_or(prediction.peak(), |found| found.peak(&prediction));
         let record = Record::new(&subject, ask, &prediction, self.peak, &self.measured);
         let outcome = Outcome {

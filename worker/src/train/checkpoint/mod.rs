@@ -12,10 +12,14 @@
 //! to see the same directory. A directory without a readable manifest does not count; one without any manifest is what a crash left, and
 //! the next save removes it.
 
+mod error;
 mod manifest;
 mod remove;
+mod staging;
 mod store;
 
+pub use error::CheckpointError;
+pub(super) use error::io_error;
 pub use manifest::{FileEntry, Manifest};
-pub(super) use store::io_error;
-pub use store::{CheckpointError, Found, Staging, Store};
+pub use staging::Staging;
+pub use store::{Found, Store};

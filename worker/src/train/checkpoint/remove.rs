@@ -16,14 +16,18 @@ pub(super) const HIDDEN: &str = ".tmp-";
 
 /// Takes a directory out of sight, then removes it. An error means that it is still in sight.
 pub(super) fn remove(path: &Path) -> io::Result<()> {
+    hide(path)?.iter().for_each(|hidden| remove_hidden(hidden));
+    Ok(())
+}
+
+/// Takes a directory out of sight, and says where it is then; none if there is no such directory.
+pub(super) fn hide(path: &Path) -> io::Result<Option<PathBuf>> {
     let hidden = hidden_name(path);
     match fs::rename(path, &hidden) {
-        Ok(()) => {}
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(error),
+        Ok(()) => Ok(Some(hidden)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
     }
-    remove_hidden(&hidden);
-    Ok(())
 }
 
 /// Removes what is out of sight. What stays is found by [`leftovers`] later.

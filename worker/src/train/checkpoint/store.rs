@@ -1,82 +1,15 @@
-//! The `checkpoints` directory: find, verify, stage, publish, prune. Knows files, not tensors.
+//! The `checkpoints` directory: find, verify, prune. Knows files, not tensors.
 
 use std::{
-    fs::{self, File},
-    io,
+    fs, io,
     path::{Path, PathBuf},
 };
 
 use super::{
-    FileEntry, Manifest,
+    CheckpointError, FileEntry, Manifest, Staging, io_error,
     remove::{self, HIDDEN},
 };
-use crate::{memory::OutOfMemory, pulse};
-
-/// Why a checkpoint cannot be written or read.
-#[derive(Debug, thiserror::Error)]
-pub enum CheckpointError {
-    /// The file system refused.
-    #[error("{action} {path}: {source}{}", remedy(source))]
-    Io {
-        /// What was tried: `write`, `publish`, ...
-        action: &'static str,
-        /// On what.
-        path: PathBuf,
-        /// The system's words.
-        source: io::Error,
-    },
-    /// A file is not what the manifest says.
-    #[error("checkpoint file {path} is damaged: {detail}; remove {} to resume from an older checkpoint", path.parent().unwrap_or(path).display())]
-    Damaged {
-        /// Which file.
-        path: PathBuf,
-        /// How.
-        detail: String,
-    },
-    /// The checkpoint belongs to something else.
-    #[error("checkpoint {path}: {detail}")]
-    Foreign {
-        /// Which.
-        path: PathBuf,
-        /// What differs, and what to do.
-        detail: String,
-    },
-    /// Another rank could not write its part.
-    #[error(
-        "checkpoint of step {step} given up: another rank could not write its part (its own log says why)"
-    )]
-    OtherRank {
-        /// Which checkpoint.
-        step: u64,
-    },
-    /// Memory ran out while this rank wrote its part.
-    #[error("checkpoint of step {step} given up: {source}; the next one is tried as usual")]
-    DoesNotFit {
-        /// Which checkpoint.
-        step: u64,
-        /// What was wanted, and what held the rest.
-        source: Box<OutOfMemory>,
-    },
-}
-
-fn remedy(source: &io::Error) -> &'static str {
-    match source.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            "; free space, lower train.keep_checkpoints, or move run.output_dir"
-        }
-        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-            "; choose another run.output_dir"
-        }
-        _ => "",
-    }
-}
-
-pub(crate) fn io_error<'a>(
-    action: &'static str,
-    path: &'a Path,
-) -> impl FnOnce(io::Error) -> CheckpointError + 'a {
-    move |source| CheckpointError::Io { action, path: path.to_path_buf(), source }
-}
+use crate::pulse;
 
 /// The `checkpoints` directory of a run.
 #[derive(Clone, Debug)]
@@ -163,17 +96,17 @@ impl Store {
         for left in remove::leftovers(&self.root).map_err(io_error("read", &self.root))? {
             remove::remove_hidden(&left);
         }
-        if staging.path.exists() {
+        if staging.path().exists() {
             // Somebody has a file of it open.
-            remove::remove(&staging.path).map_err(io_error("clear", &staging.path))?;
+            remove::remove(staging.path()).map_err(io_error("clear", staging.path()))?;
         }
-        fs::create_dir(&staging.path).map_err(io_error("create", &staging.path))?;
+        fs::create_dir(staging.path()).map_err(io_error("create", staging.path()))?;
         Ok(staging)
     }
 
     /// The staging directory that rank 0 has created.
     pub fn staging(&self, step: u64) -> Staging {
-        Staging { path: self.root.join(format!("{HIDDEN}step-{step:08}")), target: self.path(step) }
+        Staging::new(self.root.join(format!("{HIDDEN}step-{step:08}")), self.path(step))
     }
 
     /// Removes all but the newest `keep` checkpoints. One that cannot be removed is said so and stays: nothing depends on it.
@@ -212,78 +145,6 @@ impl Found {
     pub fn bytes(&self) -> u64 {
         self.manifest.files.values().map(|file| file.bytes).sum()
     }
-}
-
-/// A checkpoint being written.
-#[derive(Clone, Debug)]
-pub struct Staging {
-    path: PathBuf,
-    target: PathBuf,
-}
-
-impl Staging {
-    /// Where a part goes.
-    pub fn file(&self, name: &str) -> PathBuf {
-        self.path.join(name)
-    }
-
-    /// Brings a written part to the disk and returns its length.
-    pub fn sync(&self, name: &str) -> Result<u64, CheckpointError> {
-        let path = self.file(name);
-        let file = File::open(&path).map_err(io_error("open", &path))?;
-        let bytes = file.metadata().map_err(io_error("read", &path))?.len();
-        pulse::allow(bytes);
-        file.sync_all().map_err(io_error("write", &path))?;
-        pulse::beat();
-        Ok(bytes)
-    }
-
-    /// Describes every part, writes the manifest, and makes the checkpoint visible by one rename. Rank 0 only, after all parts.
-    pub fn publish(&self, mut manifest: Manifest) -> Result<Found, CheckpointError> {
-        for entry in fs::read_dir(&self.path).map_err(io_error("read", &self.path))? {
-            let path = entry.map_err(io_error("read", &self.path))?.path();
-            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            manifest.files.insert(name, FileEntry::of(&path).map_err(io_error("read", &path))?);
-        }
-        let path = self.file(Manifest::FILE);
-        let text = serde_json::to_vec_pretty(&manifest).expect("a manifest has only string keys");
-        fs::write(&path, text).map_err(io_error("write", &path))?;
-        self.sync(Manifest::FILE)?;
-        sync_dir(&self.path)?;
-        self.take_place().map_err(io_error("publish", &self.target))?;
-        if let Some(root) = self.target.parent() {
-            sync_dir(root)?;
-        }
-        Ok(Found { path: self.target.clone(), manifest })
-    }
-
-    /// The rename that makes it visible. Where a checkpoint of the same step is (after a rollback over it), the two change places, so that
-    /// there is one at every moment.
-    fn take_place(&self) -> io::Result<()> {
-        if !self.target.exists() {
-            return fs::rename(&self.path, &self.target);
-        }
-        match remove::exchange(&self.path, &self.target) {
-            Ok(()) => {
-                remove::remove_hidden(&self.path);
-                Ok(())
-            }
-            Err(error) => {
-                tracing::debug!(%error, "the file system cannot exchange directories");
-                remove::remove(&self.target)?;
-                fs::rename(&self.path, &self.target)
-            }
-        }
-    }
-
-    /// Removes everything written so far. What cannot be removed now is removed by the next attempt.
-    pub fn abandon(&self) {
-        remove::remove_hidden(&self.path);
-    }
-}
-
-fn sync_dir(path: &Path) -> Result<(), CheckpointError> {
-    File::open(path).and_then(|dir| dir.sync_all()).map_err(io_error("write", path))
 }
 
 fn read_manifest(path: &Path) -> Option<Manifest> {

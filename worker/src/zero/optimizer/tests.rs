@@ -3,6 +3,9 @@
 mod saved;
 mod torch;
 
+use coxswain_proto::run_spec::ReduceDtype;
+use half::bf16;
+
 use super::*;
 use crate::{
     collective::{Ring, Solo, chunk, loopback},
@@ -105,6 +108,48 @@ fn partitioned_steps_give_the_bits_of_unpartitioned_ones() {
         }
         let ranks: Vec<_> = partitioned.into_iter().map(|(optimizer, _)| optimizer).collect();
         assert!(moments(&ranks) == moments(&[optimizer]));
+    }
+}
+
+/// As above, with sums that are rounded wherever the ring rounds them: the same bits on all ranks, owner and mirror.
+#[test]
+fn gradients_that_travel_as_bfloat16_are_rounded_on_the_way_and_nowhere_else() {
+    let len = layout().len();
+    let settings = Optimizer { reduce_dtype: ReduceDtype::Bfloat16, ..settings() };
+    for world in 2..=4 {
+        let partitioned = on_ring(world, |rank, comm| {
+            let mut optimizer = MirroredAdamW::new(&layout(), world, Rank(rank as u32), &settings, true);
+            let mut weights = noise(len, 0);
+            optimizer.begin(0, &weights);
+            for step in 0..3 {
+                let mut grads = noise(len, 1 + 10 * step + rank);
+                optimizer.step(&mut grads, &mut weights, &input(), comm).expect("a step");
+            }
+            let mirror = optimizer.state(Copy::Mirror, 3, &weights, &[]).expect("the newest version");
+            let held = optimizer.bytes(comm).comm_buffers.0 - comm.buffer_bytes() as u64;
+            assert_eq!(held, 2 * len as u64);
+            (mirror.weights, weights)
+        });
+        let mut alone = ShardedAdamW::new(&layout(), 1, Rank(0), &settings);
+        let mut weights = noise(len, 0);
+        for step in 0..3 {
+            let all: Vec<_> = (0..world).map(|rank| noise(len, 1 + 10 * step + rank)).collect();
+            let mut grads = vec![0.0; len];
+            for owner in 0..world {
+                for at in chunk(len, world, owner) {
+                    let order = (1..=world).map(|hop| bf16::from_f32(all[(owner + hop) % world][at]));
+                    let sum = order.reduce(|sum, next| bf16::from_f32(sum.to_f32() + next.to_f32()));
+                    grads[at] = sum.expect("a world has a rank").to_f32();
+                }
+            }
+            // A world of one rounds nothing.
+            alone.step(&mut grads, &mut weights, &input(), &mut Solo::default()).expect("a step");
+        }
+        for (rank, (mirror, theirs)) in partitioned.iter().enumerate() {
+            assert!(*theirs == weights, "rank {rank} of {world}");
+            let previous = chunk(len, world, (rank + world - 1) % world);
+            assert!(mirror[..] == weights[previous], "what rank {rank} of {world} mirrors");
+        }
     }
 }
 

@@ -1,0 +1,74 @@
+//! Why a checkpoint cannot be written or read, and what to do about it.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+use crate::memory::OutOfMemory;
+
+/// Why a checkpoint cannot be written or read.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckpointError {
+    /// The file system refused.
+    #[error("{action} {path}: {source}{}", remedy(source))]
+    Io {
+        /// What was tried: `write`, `publish`, ...
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// The system's words.
+        source: io::Error,
+    },
+    /// A file is not what the manifest says.
+    #[error("checkpoint file {path} is damaged: {detail}; remove {} to resume from an older checkpoint", path.parent().unwrap_or(path).display())]
+    Damaged {
+        /// Which file.
+        path: PathBuf,
+        /// How.
+        detail: String,
+    },
+    /// The checkpoint belongs to something else.
+    #[error("checkpoint {path}: {detail}")]
+    Foreign {
+        /// Which.
+        path: PathBuf,
+        /// What differs, and what to do.
+        detail: String,
+    },
+    /// Another rank could not write its part.
+    #[error(
+        "checkpoint of step {step} given up: another rank could not write its part (its own log says why)"
+    )]
+    OtherRank {
+        /// Which checkpoint.
+        step: u64,
+    },
+    /// Memory ran out while this rank wrote its part.
+    #[error("checkpoint of step {step} given up: {source}; the next one is tried as usual")]
+    DoesNotFit {
+        /// Which checkpoint.
+        step: u64,
+        /// What was wanted, and what held the rest.
+        source: Box<OutOfMemory>,
+    },
+}
+
+fn remedy(source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "; free space, lower train.keep_checkpoints, or move run.output_dir"
+        }
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            "; choose another run.output_dir"
+        }
+        _ => "",
+    }
+}
+
+pub(in crate::train) fn io_error<'a>(
+    action: &'static str,
+    path: &'a Path,
+) -> impl FnOnce(io::Error) -> CheckpointError + 'a {
+    move |source| CheckpointError::Io { action, path: path.to_path_buf(), source }
+}

@@ -1,0 +1,94 @@
+//! A checkpoint on its way: its parts are written out of sight, brought to the disk, and appear together by one rename.
+
+use std::{
+    fs::{self, File},
+    io,
+    path::{Path, PathBuf},
+};
+
+use super::{CheckpointError, FileEntry, Found, Manifest, io_error, remove};
+use crate::pulse;
+
+/// A checkpoint being written.
+#[derive(Clone, Debug)]
+pub struct Staging {
+    path: PathBuf,
+    target: PathBuf,
+}
+
+impl Staging {
+    /// In `path`, to appear as `target`.
+    pub(super) fn new(path: PathBuf, target: PathBuf) -> Self {
+        Self { path, target }
+    }
+
+    /// Where the parts are.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where a part goes.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// Brings a written part to the disk and returns its length.
+    pub fn sync(&self, name: &str) -> Result<u64, CheckpointError> {
+        let path = self.file(name);
+        let file = File::open(&path).map_err(io_error("open", &path))?;
+        let bytes = file.metadata().map_err(io_error("read", &path))?.len();
+        pulse::allow(bytes);
+        file.sync_all().map_err(io_error("write", &path))?;
+        pulse::beat();
+        Ok(bytes)
+    }
+
+    /// Describes every part, writes the manifest, and makes the checkpoint visible by one rename. Rank 0 only, after all parts.
+    pub fn publish(&self, mut manifest: Manifest) -> Result<Found, CheckpointError> {
+        for entry in fs::read_dir(&self.path).map_err(io_error("read", &self.path))? {
+            let path = entry.map_err(io_error("read", &self.path))?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            manifest.files.insert(name, FileEntry::of(&path).map_err(io_error("read", &path))?);
+        }
+        let path = self.file(Manifest::FILE);
+        let text = serde_json::to_vec_pretty(&manifest).expect("a manifest has only string keys");
+        fs::write(&path, text).map_err(io_error("write", &path))?;
+        self.sync(Manifest::FILE)?;
+        sync_dir(&self.path)?;
+        self.take_place().map_err(io_error("publish", &self.target))?;
+        if let Some(root) = self.target.parent() {
+            sync_dir(root)?;
+        }
+        Ok(Found { path: self.target.clone(), manifest })
+    }
+
+    /// The rename that makes it visible. Where a checkpoint of the same step is (after a rollback over it), the two change places, so that
+    /// there is one at every moment; where the file system cannot do that, there is none between two renames.
+    fn take_place(&self) -> io::Result<()> {
+        if !self.target.exists() {
+            return fs::rename(&self.path, &self.target);
+        }
+        match remove::exchange(&self.path, &self.target) {
+            Ok(()) => {
+                remove::remove_hidden(&self.path);
+                Ok(())
+            }
+            Err(error) => {
+                tracing::debug!(%error, "the file system cannot exchange directories");
+                let aside = remove::hide(&self.target)?;
+                let moved = fs::rename(&self.path, &self.target);
+                aside.iter().for_each(|old| remove::remove_hidden(old));
+                moved
+            }
+        }
+    }
+
+    /// Removes everything written so far. What cannot be removed now is removed by the next attempt.
+    pub fn abandon(&self) {
+        remove::remove_hidden(&self.path);
+    }
+}
+
+fn sync_dir(path: &Path) -> Result<(), CheckpointError> {
+    File::open(path).and_then(|dir| dir.sync_all()).map_err(io_error("write", path))
+}
