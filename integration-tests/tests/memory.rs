@@ -65,8 +65,8 @@ fn memory_does_not_grow_with_the_number_of_batches() {
     let (_, lines) = train(&spec(&dir.path().join("run"), &strings(&small)), 0);
     assert_eq!(lines.len(), 2000);
     let largest = |lines: &[Value]| lines.iter().map(peak).max().expect("steps") as f64;
-    // The first line has loading in it, too.
-    let (early, late) = (largest(&lines[1..50]), largest(&lines[50..]));
+    // What is read ahead depends on how threads are scheduled: in a thousand steps everything has been there at once, in fifty perhaps not.
+    let (early, late) = (largest(&lines[50..1025]), largest(&lines[1025..]));
     assert!(late <= 1.005 * early, "the peak grew from {early} to {late} bytes");
     let at_rest = |step: usize| lines[step]["in_use"].as_u64().expect("bytes") as f64;
     assert!(
