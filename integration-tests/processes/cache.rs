@@ -114,6 +114,54 @@ fn a_worker_killed_at_any_turn_costs_nothing() {
     }
 }
 
+/// What was measured of features. The losses beside it are under the expert of whatever step measured.
+fn moved(output: &Path) -> Vec<[Value; 5]> {
+    let cache = cache(output);
+    let fields = ["step", "generation", "relative_l2", "cosine", "probes"];
+    let of = |drift: &Value| fields.map(|field| drift[field].clone());
+    cache["drift"].as_array().expect("an array").iter().map(of).collect()
+}
+
+#[test]
+fn a_worker_or_the_coordinator_killed_while_drift_is_measured_changes_nothing() {
+    // Cached phases of eight steps: one of them measures, the second, and the fourth may begin a generation where drift decides.
+    let long =
+        ["cache.mode=periodic", "cache.interval.steps=10", "cache.live.steps=2", "cache.probe_samples=4"];
+    let decides = [&long[..], &["cache.rebuild_above=1e-9"]].concat();
+    let tiny = || Tiny::new(17, CHECKPOINT_EVERY);
+    for flags in [&long[..], &decides] {
+        let undisturbed = tiny();
+        let (status, printed) = undisturbed.start(flags).finish();
+        assert!(status.success(), "{printed}");
+        let drift = moved(&undisturbed.output());
+        assert_eq!(drift.len(), 1, "{printed}");
+        for (phase, step) in [("cachebuild", 13), ("communication", 13), ("forward", 14), ("backward", 15)] {
+            for rank in [Some(1), None] {
+                let what =
+                    format!("{phase} of step {step}, {rank:?} killed, {}", flags.last().expect("some"));
+                let tiny = tiny();
+                let held = tiny.hold(1, phase, step);
+                let mut running = tiny.start(flags);
+                held.wait(&mut running);
+                match rank {
+                    Some(rank) => signal(worker_of(running.pid(), rank).expect("it lives"), Signal::SIGKILL),
+                    None => {
+                        let coordinator = coordinator_of(running.pid()).expect("it lives");
+                        signal(coordinator, Signal::SIGKILL);
+                        wait_for_coordinator(running.pid(), coordinator);
+                        held.release();
+                    }
+                }
+                let (status, printed) = running.finish();
+                assert!(status.success(), "{what}: {status}\n{printed}");
+                assert!(results(&tiny.output()) == results(&undisturbed.output()), "{what}\n{printed}");
+                assert!(printed.contains("features have moved by"), "{what}\n{printed}");
+                assert_eq!(moved(&tiny.output()), drift, "{what}\n{printed}");
+            }
+        }
+    }
+}
+
 #[test]
 fn both_workers_killed_at_once_find_their_generation_in_checkpoint_and_store() {
     for flags in [&PERIODIC[..], &KEPT] {

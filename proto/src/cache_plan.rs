@@ -10,6 +10,17 @@
 //! A *generation* of the cache is the features of all samples under one adapter: the adapter as it is when a cached phase begins.
 //! [`decide`] says at that point whether a new generation begins or the old one goes on. The coordinator decides and writes it
 //! into leases; a worker without a coordinator asks the same functions.
+//!
+//! Drift is measured after the turn, a few probes a step: in a cached phase the adapter rests, so the features of then are those of the turn.
+//!
+//! ```text
+//! step       b         b+1 .. b+n                          b+n+1            b+n+2
+//! schedule   begins    a portion of the probes in each     -                -
+//! by drift   goes on   a portion of the probes in each     decision heard   begins, or goes on
+//! n          an eighth of the cached phase, at most 16; if that is none, all is measured at once: in step b, or before it where drift decides
+//! ```
+
+use std::ops::Range;
 
 use crate::{
     ids::Step,
@@ -31,6 +42,11 @@ pub enum Turn {
     /// Kept; what lies below the tap rests.
     Cached,
 }
+
+/// Steps over which drift is measured at most: enough that the portions of the 32 probes that are usual are no part of a step.
+const MEASURING: u64 = 16;
+/// Measuring takes no more than this part of a cached phase: meanwhile, where drift decides, the old features serve.
+const MEASURING_PART: u64 = 8;
 
 /// The schedule of `cache.mode: periodic`, in steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,13 +82,36 @@ impl CacheSchedule {
     }
 
     /// Where the cached phase that holds `step` begins; `step` must be cached.
-    pub(crate) fn cached_since(&self, step: Step) -> Step {
+    pub fn cached_since(&self, step: Step) -> Step {
         Step(step.0 - step.0 % self.interval + self.live)
     }
 
-    /// Whether a cached phase begins at `step`: where drift is measured, and where it is decided about a new generation.
-    pub fn begins_cached(&self, step: Step) -> bool {
-        self.live < self.interval && step.0 % self.interval == self.live
+    /// The steps of the cached phase begun at `begins` that each measure a portion of the drift since the generation before. Its
+    /// first step has enough to do with the turn, unless the phase is too short for portions.
+    pub fn measured_in(&self, begins: Step) -> Range<Step> {
+        match self.measuring() {
+            0 => begins..Step(begins.0 + 1),
+            steps => Step(begins.0 + 1)..Step(begins.0 + 1 + steps),
+        }
+    }
+
+    /// The step from which on drift decides, where it does, about the features of the cached phase begun at `begins`: late enough that
+    /// nobody waits for the decision. `begins` itself if the phase is too short for portions.
+    pub fn decided_at(&self, begins: Step) -> Step {
+        match self.measuring() {
+            0 => begins,
+            steps => Step(begins.0 + steps + 2),
+        }
+    }
+
+    /// Whether drift decides, where it does, at `step`.
+    pub fn decides_at(&self, step: Step) -> bool {
+        self.turn(step) == Turn::Cached && self.decided_at(self.cached_since(step)) == step
+    }
+
+    /// Steps over which drift is measured; none if the cached phase is too short for that.
+    fn measuring(&self) -> u64 {
+        (self.interval.saturating_sub(self.live) / MEASURING_PART).min(MEASURING)
     }
 }
 
@@ -130,7 +169,7 @@ mod tests {
             assert!(same && SCHEDULE.turn(Step(next)) != SCHEDULE.turn(Step(step)), "after step {step}");
             let before = step.checked_sub(1).map(|before| SCHEDULE.turn(Step(before)));
             let begins = SCHEDULE.turn(Step(step)) == Turn::Cached && before == Some(Turn::Live);
-            assert_eq!(SCHEDULE.begins_cached(Step(step)), begins);
+            assert_eq!(SCHEDULE.decides_at(Step(step)), begins, "too short for portions");
         }
     }
 
@@ -138,10 +177,26 @@ mod tests {
     fn a_live_phase_as_long_as_the_interval_never_ends() {
         let schedule = CacheSchedule { interval: 4, live: 4 };
         assert!(
-            (0..20)
-                .all(|step| schedule.turn(Step(step)) == Turn::Live && !schedule.begins_cached(Step(step)))
+            (0..20).all(|step| schedule.turn(Step(step)) == Turn::Live && !schedule.decides_at(Step(step)))
         );
         assert_eq!(schedule.next_change(Step(2)), Step(u64::MAX));
+    }
+
+    #[test]
+    fn drift_is_measured_after_the_turn_within_an_eighth_of_the_phase_and_decides_after_that() {
+        for (interval, live, measured, decided) in
+            [(10, 3, 3..4, 3), (10, 2, 3..4, 5), (120, 24, 25..37, 38), (10_000, 2000, 2001..2017, 2018)]
+        {
+            let schedule = CacheSchedule { interval, live };
+            for round in [0, 5 * interval] {
+                let begins = Step(round + live);
+                let at = |step: u64| Step(round + step);
+                assert_eq!(schedule.measured_in(begins), at(measured.start)..at(measured.end));
+                assert_eq!(schedule.decided_at(begins), at(decided));
+                assert!(schedule.turn(at(decided)) == Turn::Cached && schedule.decides_at(at(decided)));
+                assert!(schedule.cached_since(at(decided)) == begins);
+            }
+        }
     }
 
     fn drift(relative_l2: f64) -> Drift {

@@ -8,6 +8,8 @@ pub const MAX_WORLD: usize = 10_000;
 pub const LEASE_STEPS: u64 = 32;
 /// Directives waiting for one trainer thread. Commands are few; a full channel means the trainer is stuck.
 pub const DIRECTIVE_QUEUE: usize = 64;
+/// Encoder batches of features that may wait to be written beside training: enough that a write hides behind the next batch.
+pub const FEATURES_WAITING: usize = 2;
 /// Turns of the feature cache that are remembered. A rollback over more of them would find its oldest cached phase undecided, and
 /// give it a generation of its own.
 pub const MAX_CACHE_TURNS: usize = 65_536;

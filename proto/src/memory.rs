@@ -29,13 +29,15 @@ pub enum Category {
     CollectiveBuffers,
     /// Micro-batches read ahead, and rows of the data set kept decoded.
     Input,
+    /// Names of samples, the index of stored features, and adapters of cache generations.
+    Cache,
     /// What is held whatever is trained: runtime, tokenizer, scratch of the compute threads.
     Framework,
 }
 
 impl Category {
     /// All of them, in the order in which tables show them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::FrozenWeights,
         Self::Trainables,
         Self::Gradients,
@@ -44,6 +46,7 @@ impl Category {
         Self::Activations,
         Self::CollectiveBuffers,
         Self::Input,
+        Self::Cache,
         Self::Framework,
     ];
 }
@@ -59,6 +62,7 @@ impl fmt::Display for Category {
             Self::Activations => "activations",
             Self::CollectiveBuffers => "collective buffers",
             Self::Input => "input",
+            Self::Cache => "cache",
             Self::Framework => "framework",
         })
     }
@@ -152,6 +156,7 @@ impl From<Category> for v1::MemoryCategory {
             Category::Activations => Self::Activations,
             Category::CollectiveBuffers => Self::CollectiveBuffers,
             Category::Input => Self::Input,
+            Category::Cache => Self::Cache,
             Category::Framework => Self::Framework,
         }
     }

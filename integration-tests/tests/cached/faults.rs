@@ -1,9 +1,13 @@
 //! Stores that are damaged, full or gone: training goes on with the same bits.
 
 use std::{
-    fs::{self, OpenOptions},
-    os::unix::fs::FileExt,
+    fs::{self, OpenOptions, Permissions},
+    os::unix::{
+        fs::{FileExt, MetadataExt, PermissionsExt},
+        process::CommandExt,
+    },
     path::Path,
+    process::Command,
 };
 
 use coxswain_proto::run_spec::RunSpec;
@@ -128,6 +132,61 @@ fn a_part_without_its_end_is_never_served() {
     let again = solo(&exact(&dir.path().join("again"), &store, &[]));
     cold.assert_same(&again);
     assert_eq!(again.used(), (SAMPLES, SAMPLES));
+}
+
+/// Not a test by itself: what the next one's somebody else does with a store that he may not write.
+#[test]
+fn trains_on_the_store_of_somebody_else() {
+    let Some(dir) = std::env::var_os("COX_TEST_READER") else { return };
+    let (dir, own) = (Path::new(&dir), Path::new(&dir).join("own"));
+    let store = dir.join("store");
+    let run = solo(&exact(&own.join("run"), &store, &[]));
+    assert_eq!(run.used(), (2 * SAMPLES, 0), "what is there is used");
+    assert_eq!(run.notes_with("cannot be written"), 1, "{:?}", run.notes);
+    // Of another prompt nothing is there, and nothing can be added.
+    let asked = ["data.prompt='Task: {task}.'"];
+    let other = solo(&exact(&own.join("other"), &store, &asked));
+    assert_eq!(other.used(), (0, 2 * SAMPLES));
+    let said = other.notes.iter().filter(|note| note.starts_with("rank 0: ")).count();
+    assert_eq!(said, 1, "one line says all: {:?}", other.notes);
+    let free = solo(&exact(&own.join("free"), &own.join("store"), &asked));
+    free.assert_same(&other);
+}
+
+/// Gives everything below `path` these permissions.
+fn permit(path: &Path, dirs: u32, files: u32) {
+    let is_dir = path.is_dir();
+    if is_dir {
+        fs::set_permissions(path, Permissions::from_mode(0o755)).expect("ours");
+        for entry in fs::read_dir(path).expect("readable") {
+            permit(&entry.expect("readable").path(), dirs, files);
+        }
+    }
+    fs::set_permissions(path, Permissions::from_mode(if is_dir { dirs } else { files })).expect("ours");
+}
+
+#[test]
+fn a_store_that_may_not_be_written_is_read() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let (store, own) = (dir.path().join("store"), dir.path().join("own"));
+    solo(&exact(&dir.path().join("cold"), &store, &[]));
+    let before = parts(&store);
+    fs::create_dir(&own).expect("new");
+    fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).expect("ours");
+    fs::set_permissions(&own, Permissions::from_mode(0o777)).expect("ours");
+    permit(&store, 0o555, 0o444);
+    let mut child = Command::new(std::env::current_exe().expect("this program"));
+    child.args(["faults::trains_on_the_store_of_somebody_else", "--exact", "--nocapture"]);
+    child.env("COX_TEST_READER", dir.path()).env("HOME", &own).env("XDG_CACHE_HOME", &own);
+    if fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0) {
+        // To the superuser permissions mean nothing.
+        child.uid(65534).gid(65534);
+    }
+    let output = child.output().expect("it can be started");
+    permit(&store, 0o755, 0o644);
+    let printed = [output.stdout, output.stderr].concat();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&printed));
+    assert_eq!(parts(&store), before);
 }
 
 #[test]

@@ -2,12 +2,14 @@
 //!
 //! Runs share a store where a test says so; a store that has everything is *warm*, one that has nothing is *cold*.
 
+mod drift;
 mod exact;
 mod faults;
 mod periodic;
 mod world;
 
 use std::{
+    collections::BTreeSet,
     ops::Range,
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
@@ -62,6 +64,8 @@ struct Run {
     notes: Vec<String>,
     /// By step: the generation that served, and what the cache did.
     steps: Vec<(Step, u64, CacheUse)>,
+    /// Steps that computed features, or compared some.
+    built: Vec<u64>,
 }
 
 impl Run {
@@ -106,7 +110,23 @@ impl Run {
 
 /// What a link was told.
 #[derive(Clone, Default)]
-struct Heard(Arc<Mutex<Vec<Report>>>);
+struct Heard {
+    reports: Arc<Mutex<Vec<Report>>>,
+    /// Steps in which features were computed.
+    built: Arc<Mutex<BTreeSet<u64>>>,
+}
+
+impl Heard {
+    fn report(&self, report: &Report) {
+        self.reports.lock().expect("nobody panics with it").push(report.clone());
+    }
+
+    fn at(&self, phase: Phase, step: Step) {
+        if phase == Phase::CacheBuild {
+            self.built.lock().expect("nobody panics with it").insert(step.0);
+        }
+    }
+}
 
 /// Does something before a step is leased.
 type Before = Box<dyn FnMut(Step) + Send>;
@@ -141,13 +161,14 @@ impl Link for Listening {
         self.inner.wait_while_paused()
     }
     fn at(&mut self, phase: Phase, step: Step) {
+        self.heard.at(phase, step);
         if phase == Phase::Communication {
             (self.before)(step);
         }
         self.inner.at(phase, step);
     }
     fn report(&mut self, report: Report) -> Result<(), LinkError> {
-        self.heard.0.lock().expect("nobody panics with it").push(report.clone());
+        self.heard.report(&report);
         self.inner.report(report)
     }
 }
@@ -180,14 +201,15 @@ fn watched(spec: &RunSpec, first_step: u64, before: Before) -> Run {
 fn collected(spec: &RunSpec, heard: &Heard) -> Run {
     let (output, summary) = (PathBuf::from(&spec.run.output_dir), summary(spec));
     let (mut notes, mut steps) = (Vec::new(), Vec::new());
-    for report in heard.0.lock().expect("nobody panics with it").drain(..) {
+    for report in heard.reports.lock().expect("nobody panics with it").drain(..) {
         match report {
             Report::Note(note) => notes.push(note),
             Report::Step(done) => steps.push((done.step, done.cache_generation, done.cache)),
             _ => {}
         }
     }
-    Run { output, summary, notes, steps }
+    let built = heard.built.lock().expect("nobody panics with it").iter().copied().collect();
+    Run { output, summary, notes, steps, built }
 }
 
 /// Names of all parts below a store, and their paths.

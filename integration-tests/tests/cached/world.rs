@@ -65,7 +65,7 @@ impl Link for RankLink {
     fn at(&mut self, _phase: Phase, _step: Step) {}
     fn report(&mut self, report: Report) -> Result<(), LinkError> {
         if let Some(heard) = &self.heard {
-            heard.0.lock().expect("nobody panics with it").push(report.clone());
+            heard.report(&report);
         }
         self.turns.report(report)
     }

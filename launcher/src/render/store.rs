@@ -206,7 +206,7 @@ mod tests {
             last_used: None,
             in_use: false,
             rounding_error: 0.0062,
-            coverage: vec![Coverage { run: "demo".into(), total: 1000, stored: 812 }],
+            coverage: vec![Coverage { run: "demo".into(), total: 1000, stored: 812, among: 900 }],
             unusable: vec!["part-1.vlc: cut short".into()],
         }
     }

@@ -2,12 +2,13 @@
 //!
 //! ```text
 //! schedule   live      cached                 live      cached
-//! decided              |generation 1  |2                |2 (kept) or 3
-//!                      first          asked for         here it is decided: by schedule, or by drift
+//! decided              |generation 1  |2                |3              by schedule
+//!                      first          asked for         |2  |2 or 3     by drift, which is measured while the old generation goes on
 //! ```
 //!
 //! Live steps follow from the schedule alone. For a cached step somebody must have decided which generation serves: a [`Decided`] holds
-//! from its step on, to the next one or to the end of its cached phase. What is decided stays decided, also for steps that are repeated
+//! from its step on, to the next one or to the end of its cached phase; where drift decides, also in the first steps of the next one, in which
+//! it is measured. What is decided stays decided, also for steps that are repeated
 //! after a rollback: a step takes the same turn whenever it is run. Pure: the coordinator owns one and journals what is decided; a worker
 //! without a coordinator owns one, too.
 
@@ -143,7 +144,7 @@ impl TurnTable {
                 Turn::Live => {
                     Some(StepTurn::Live { kept: self.before(step).map(|decided| decided.generation) })
                 }
-                Turn::Cached => self.serving(schedule, step).map(|at| StepTurn::Cached(at.generation)),
+                Turn::Cached => self.serving(schedule, step).map(StepTurn::Cached),
             },
         }
     }
@@ -152,7 +153,7 @@ impl TurnTable {
     pub fn end(&self, step: Step) -> Step {
         let Some(schedule) = &self.schedule else { return Step(u64::MAX) };
         let decided = self.decided.range(Step(step.0.saturating_add(1))..).next().map(|(first, _)| *first);
-        let change = schedule.next_change(step);
+        let change = self.goes_on_until(schedule, step).unwrap_or_else(|| schedule.next_change(step));
         decided.map_or(change, |first| first.min(change))
     }
 
@@ -170,8 +171,8 @@ impl TurnTable {
 
     /// Whether, at `at`, it depends on a measurement whether a generation begins.
     pub fn asks_for_drift(&self, at: Step) -> bool {
-        let begins = self.schedule.is_some_and(|schedule| schedule.begins_cached(at));
-        begins && self.cache.rebuild_above.is_some() && self.before(at).is_some()
+        let here = self.schedule.is_some_and(|schedule| schedule.decides_at(at));
+        here && self.drift_decides() && self.before(at).is_some()
     }
 
     /// Decides about the cached steps from `at` on; nothing if that has to wait for a measurement, or is decided.
@@ -263,10 +264,26 @@ impl TurnTable {
         self.decided.range(..step).next_back().map(|(_, decided)| decided)
     }
 
-    /// The decision that a cached step falls under, if it was made for its phase.
-    fn serving(&self, schedule: &CacheSchedule, step: Step) -> Option<&Decided> {
-        let decided = self.decided.range(..=step).next_back().map(|(_, decided)| decided)?;
-        (schedule.cached_since(step) <= decided.first).then_some(decided)
+    /// What serves a cached step: what was decided for its phase, or what served before, while drift is measured.
+    fn serving(&self, schedule: &CacheSchedule, step: Step) -> Option<CacheGeneration> {
+        let newest = self.decided.range(..=step).next_back().map(|(_, decided)| decided)?;
+        let decided = schedule.cached_since(step) <= newest.first;
+        (decided || self.goes_on_until(schedule, step).is_some()).then_some(newest.generation)
+    }
+
+    /// Where it is decided about a cached step's phase, if the generation before goes on until then.
+    fn goes_on_until(&self, schedule: &CacheSchedule, step: Step) -> Option<Step> {
+        if !self.drift_decides() || schedule.turn(step) == Turn::Live {
+            return None;
+        }
+        let begins = schedule.cached_since(step);
+        let newest = self.decided.range(..=step).next_back().map(|(first, _)| *first)?;
+        Some(schedule.decided_at(begins)).filter(|at| newest < begins && step < *at)
+    }
+
+    /// Whether it depends on drift whether a generation begins.
+    fn drift_decides(&self) -> bool {
+        self.cache.rebuild_above.is_some()
     }
 }
 

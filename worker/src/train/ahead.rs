@@ -1,7 +1,7 @@
 //! Which samples this rank consumes in the next steps: leased, and asked of the data threads, a few steps ahead.
 //!
-//! Requests stop before a step whose turn is not known yet: where drift is measured first, and where a generation of kept features begins,
-//! since what names its space is the adapter as the step before leaves it.
+//! Requests stop before a step whose turn is not known yet: where drift is measured first. A generation of kept features that begins ahead has no
+//! name yet, which is a digest of the adapter as the step before leaves it: its samples are requested with their images.
 
 use std::ops::Range;
 
@@ -27,7 +27,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             let batch = self.plan.batch(step);
             let leased = match step == self.next {
                 true => self.lease_next(batch.len())?,
-                false if self.waits_for_turn(step) => break,
+                false if self.measures_before(step) => break,
                 false => match self.link.lease_ahead(step, batch.len())? {
                     Some(leased) => leased,
                     None => break,

@@ -45,13 +45,14 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let samples = (self.spec.train.global_batch as u64).div_ceil(world);
         let zero = self.held.as_ref()?.optimizer.bytes(self.comm.as_ref());
         self.sightings.streamed = self.policy.most_streamed();
+        let cache = self.features.as_ref().map_or(0, |features| features.bytes().0);
         let finished = Finished {
             spec: self.spec,
             micro_batch: (self.micro_batch as u64).min(samples),
             world,
             rank: u64::from(self.rank().0),
             peak,
-            measured: self.sightings.measured(&zero, peak),
+            measured: self.sightings.measured(&zero, cache, peak),
             records: self.records.as_deref(),
         };
         let compared = compare(&finished);

@@ -40,5 +40,5 @@ pub use self::check::{CheckReport, check};
 pub use error::TrainError;
 pub use evaluate::{ActionError, evaluate_run};
 pub use export::Summary;
-pub use features::{CacheSummary, DriftRecord, Mark};
+pub use features::{CacheSummary, DriftRecord, Mark, Place};
 pub use trainer::{PolicyTrainer, TrainerOptions};

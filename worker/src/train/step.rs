@@ -30,7 +30,7 @@ use coxswain_proto::{
 
 use super::{
     TrainError,
-    features::Claim,
+    features::{Claim, Features},
     fit,
     run::Training,
     vote::{self, Ballot, Fared, Verdict},
@@ -119,6 +119,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         if let Some(source) = self.meter.take_overrun() {
             return Err(TrainError::DoesNotFit { step, source });
         }
+        self.measure_portion(step)?;
         loop {
             self.enter(Phase::Data, step)?;
             let waiting = Instant::now();
@@ -263,6 +264,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             (Category::OptimizerShard, optimizer.moments),
             (Category::Mirror, optimizer.redundancy),
             (Category::CollectiveBuffers, optimizer.comm_buffers),
+            (Category::Cache, self.features.as_ref().map_or(Bytes(0), Features::bytes)),
         ]
         .map(|(what, bytes)| Held { what, bytes })
         .into()

@@ -11,22 +11,22 @@ use super::{
     digest::{Digest, Hasher},
     error::StoreError,
     space::Space,
-    usage,
+    space_file, usage,
 };
 
-/// A named matrix of the adapter.
+/// A named matrix of the adapter: borrowed from whoever trains it, or read from a file.
 #[derive(Clone, Debug, PartialEq)]
-pub struct AdapterTensor {
+pub struct AdapterTensor<'a> {
     /// Its name among the trainables.
-    pub name: String,
+    pub name: Cow<'a, str>,
     /// Its axes.
-    pub shape: Vec<usize>,
+    pub shape: Cow<'a, [usize]>,
     /// Its values, row-major.
-    pub values: Vec<f32>,
+    pub values: Cow<'a, [f32]>,
 }
 
-/// The adapter's content as one name, whatever the order of its tensors.
-pub fn adapter_digest(tensors: &[AdapterTensor]) -> Digest {
+/// The adapter's content as one name, whatever the order of its tensors. Nothing is copied.
+pub fn adapter_digest(tensors: &[AdapterTensor<'_>]) -> Digest {
     let mut sorted: Vec<_> = tensors.iter().collect();
     sorted.sort_by(|a, b| a.name.cmp(&b.name));
     let mut hash = Hasher::new("coxswain vl cache adapter v1");
@@ -40,7 +40,7 @@ pub fn adapter_digest(tensors: &[AdapterTensor]) -> Digest {
 
 impl Space {
     /// Keeps the adapter that the space's description names; once is enough, whoever does it.
-    pub fn save_adapter(&self, tensors: &[AdapterTensor]) -> Result<(), StoreError> {
+    pub fn save_adapter(&self, tensors: &[AdapterTensor<'_>]) -> Result<(), StoreError> {
         let path = self.dir().join(NAME);
         let (found, expected) = (adapter_digest(tensors), self.description().ingredients.adapter);
         if expected != Some(found) {
@@ -51,16 +51,17 @@ impl Space {
         if path.exists() {
             return Ok(());
         }
-        let views = tensors.iter().map(|tensor| (tensor.name.as_str(), Matrix(tensor)));
+        let views = tensors.iter().map(|tensor| (&*tensor.name, Matrix(tensor)));
         let bytes = safetensors::serialize(views, None).map_err(|error| StoreError::Foreign {
             path: path.clone(),
             detail: format!("cannot be written as safetensors: {error}"),
         })?;
+        space_file::sync(self.dir())?;
         usage::write_whole(&path, &bytes)
     }
 
     /// The adapter that the space was made with; none if nobody has kept it.
-    pub fn load_adapter(&self) -> Result<Option<Vec<AdapterTensor>>, StoreError> {
+    pub fn load_adapter(&self) -> Result<Option<Vec<AdapterTensor<'static>>>, StoreError> {
         let path = self.dir().join(NAME);
         let bytes = match std::fs::read(&path) {
             Ok(bytes) => bytes,
@@ -73,8 +74,10 @@ impl Space {
         let tensors: Vec<_> = file
             .iter()
             .map(|(name, view)| {
-                let values = view.data().as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
-                AdapterTensor { name: name.into(), shape: view.shape().to_vec(), values }
+                let values: Vec<_> =
+                    view.data().as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+                let (name, shape) = (name.to_owned().into(), view.shape().to_vec().into());
+                AdapterTensor { name, shape, values: values.into() }
             })
             .collect();
         let (found, expected) = (adapter_digest(&tensors), self.description().ingredients.adapter);
@@ -87,7 +90,7 @@ impl Space {
     }
 }
 
-struct Matrix<'a>(&'a AdapterTensor);
+struct Matrix<'a>(&'a AdapterTensor<'a>);
 
 impl View for Matrix<'_> {
     fn dtype(&self) -> Dtype {

@@ -141,6 +141,9 @@ impl Store {
                 let part = Part::open(&path, &key, description.dtype, description.width);
                 if matches!(part, Err(StoreError::Damaged(_) | StoreError::Foreign { .. })) {
                     remove(&path, |c| &mut c.unusable)?;
+                    if !dry_run {
+                        coverage::lose(dir, None)?;
+                    }
                 }
             }
         }
@@ -213,7 +216,7 @@ fn report(dir: PathBuf, key: SpaceKey, description: SpaceDescription) -> Result<
     for name in &names {
         match Part::open(&dir.join(name), &key, description.dtype, description.width) {
             Ok(part) => {
-                samples.extend((0..part.len()).map(|record| part.entry(record).key));
+                samples.extend(part.keys());
                 error += part.rounding.squared_error;
                 norm += part.rounding.squared_norm;
             }
@@ -227,7 +230,7 @@ fn report(dir: PathBuf, key: SpaceKey, description: SpaceDescription) -> Result<
         unfinished: unfinished(&dir)?.len() as u64,
         bytes: files_below(&dir),
         rounding_error: if norm > 0.0 { f64::sqrt(error / norm) } else { 0.0 },
-        coverage: coverage::read(&dir),
+        coverage: coverage::read(&dir, samples.len() as u64),
         dir,
         key,
         description,

@@ -1,4 +1,8 @@
 //! How much of a run's data set a space holds, as that run last knew: for people, and for the coordinator's table.
+//!
+//! A note does not know samples by name, so whoever takes records away takes their number off every note: what is called complete is.
+
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -13,12 +17,20 @@ pub struct Coverage {
     pub total: u64,
     /// How many of them are stored.
     pub stored: u64,
+    /// Samples of whatever run that were stored then; 0 if that is not known.
+    #[serde(default)]
+    pub among: u64,
 }
 
 impl Coverage {
     /// Whether nothing is missing.
     pub fn is_complete(&self) -> bool {
         self.stored >= self.total
+    }
+
+    /// What is left of it for certain after some samples have gone.
+    fn without(self, lost: u64) -> Self {
+        Self { stored: self.stored.saturating_sub(lost), among: self.among.saturating_sub(lost), ..self }
     }
 }
 
@@ -28,22 +40,43 @@ impl Space {
         let name: String =
             coverage.run.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
         let path = self.dir().join(format!("{PREFIX}{name}.json"));
-        let known =
-            usage::read_json(&path).ok().flatten().and_then(|value| serde_json::from_value(value).ok());
-        if known.as_ref() == Some(coverage) { Ok(()) } else { usage::write_json(&path, coverage) }
+        if read_note(&path).as_ref() == Some(coverage) { Ok(()) } else { usage::write_json(&path, coverage) }
     }
 }
 
-/// What runs have noted about the space in `dir`. Files that are not understood are left out.
-pub(super) fn read(dir: &std::path::Path) -> Vec<Coverage> {
-    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    let mine = entries.filter(|e| e.file_name().to_str().is_some_and(|name| name.starts_with(PREFIX)));
-    let mut all: Vec<Coverage> = mine
-        .filter_map(|entry| usage::read_json(&entry.path()).ok().flatten())
-        .filter_map(|value| serde_json::from_value(value).ok())
-        .collect();
+/// What runs have noted about the space in `dir`, which has so many `samples` now: fewer than a note speaks of if somebody has taken parts
+/// away. Files that are not understood are left out.
+pub(super) fn read(dir: &Path, samples: u64) -> Vec<Coverage> {
+    let gone = |note: &Coverage| note.among.saturating_sub(samples);
+    let notes = notes(dir).into_iter().filter_map(|path| read_note(&path));
+    let mut all: Vec<_> =
+        notes.map(|note| (gone(&note), note)).map(|(gone, note)| note.without(gone)).collect();
     all.sort_by(|a, b| a.run.cmp(&b.run));
     all
+}
+
+/// Samples have been taken out of the space in `dir`; nobody knows how many if `lost` is none.
+pub(super) fn lose(dir: &Path, lost: Option<u64>) -> Result<(), StoreError> {
+    if lost == Some(0) {
+        return Ok(());
+    }
+    for path in notes(dir) {
+        match lost.and_then(|lost| Some(read_note(&path)?.without(lost))) {
+            Some(note) => usage::write_json(&path, &note)?,
+            None => std::fs::remove_file(&path).map_err(StoreError::io("remove", &path))?,
+        }
+    }
+    Ok(())
+}
+
+fn read_note(path: &Path) -> Option<Coverage> {
+    usage::read_json(path).ok().flatten().and_then(|value| serde_json::from_value(value).ok())
+}
+
+fn notes(dir: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let mine = entries.filter(|e| e.file_name().to_str().is_some_and(|name| name.starts_with(PREFIX)));
+    mine.map(|entry| entry.path()).collect()
 }
 
 const PREFIX: &str = "coverage-";

@@ -1,5 +1,5 @@
 //! What can go wrong with a store, as values: which file, what was found, what to do. None of it needs to end a
-//! training run, once the store is open.
+//! training run, once the store is open; and a store that may only be read opens.
 
 use std::{
     io,

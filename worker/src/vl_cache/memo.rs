@@ -1,15 +1,11 @@
 //! Digests of files that were read before, so that they are not read again: by path, size, inode and times.
 //!
-//! ```text
-//! magic "COXVLMEM", version u32, columns u32
-//! a column:  path, what (u32 length and text each), stamp 4 x u64, digests u64, digest [32] x digests
-//! end:       BLAKE3 [16] of everything before
-//! ```
-//!
 //! A *column* is what was found in one file: one digest for files of weights that belong together, one for each row for a camera of a data file. It holds as long as the
 //! file's stamp is the same. The stamp includes the time of the last change of the inode, which tools that keep modification times (`cp -p`,
 //! `rsync -t`) cannot set; and a file that changed less than two seconds ago is not remembered, since it may change again within the
 //! clock's resolution. A memo that is missing or damaged costs reading the files again.
+//!
+//! Columns are shared, never copied: what is in use of a memo is in memory once. How they lie on disk is `memo_file`'s.
 
 use std::{
     collections::BTreeMap,
@@ -17,15 +13,13 @@ use std::{
     io,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
-use super::{digest::Digest, error::StoreError, store::Store, usage};
+use super::{digest::Digest, error::StoreError, memo_file, store::Store, usage};
 use crate::pulse;
 
-const MAGIC: &[u8; 8] = b"COXVLMEM";
-const VERSION: u32 = 1;
-const CHECKSUM: usize = 16;
 /// A file that changed less than this ago may change again unnoticed.
 const SETTLED: Duration = Duration::from_secs(2);
 /// Between two looks at whether another process has closed the memo.
@@ -33,7 +27,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// What tells that a file has not changed: size, inode, and the times of modification and change in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stamp([u64; 4]);
+pub struct Stamp(pub(super) [u64; 4]);
 
 impl Stamp {
     /// Of the file at `path`, now.
@@ -57,48 +51,41 @@ impl Stamp {
     }
 }
 
-/// Remembered digests. One process at a time has a memo open; others wait, and find what it has read.
+/// What was found in files, by file and name.
+pub(super) type Columns = BTreeMap<(PathBuf, String), (Stamp, Arc<[Digest]>)>;
+
+/// Remembered digests. One process at a time has a memo open; others wait, and find what it has read. In a store that cannot be written
+/// nothing new is remembered, and nobody waits.
 pub struct Memo {
     path: PathBuf,
-    columns: BTreeMap<(PathBuf, String), (Stamp, Vec<Digest>)>,
+    columns: Columns,
     changed: bool,
-    _lock: File,
+    /// None where nothing can be written.
+    lock: Option<File>,
 }
 
 impl Memo {
     /// Opens the memo `name` of a store; waits until no other process has it open.
     pub fn open(store: &Store, name: &str) -> Result<Self, StoreError> {
         let dir = store.keys_dir();
-        fs::create_dir_all(&dir).map_err(StoreError::io("create", &dir))?;
-        let lock_path = dir.join(format!("{name}.lock"));
-        let lock = File::options().append(true).create(true).open(&lock_path);
-        let lock = lock.map_err(StoreError::io("open", &lock_path))?;
-        // Whoever holds it reads what is wanted here, too, and shows by itself whether it gets on.
-        loop {
-            match lock.try_lock() {
-                Ok(()) => break,
-                Err(TryLockError::WouldBlock) => pulse::beat(),
-                Err(TryLockError::Error(error)) => return Err(StoreError::io("lock", &lock_path)(error)),
-            }
-            std::thread::sleep(LOOK_AGAIN);
-        }
-        let path = dir.join(format!("{name}.memo"));
-        let columns = match fs::read(&path) {
-            Ok(bytes) => parse(&path, &bytes)?,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => BTreeMap::new(),
-            Err(error) => return Err(StoreError::io("read", &path)(error)),
+        let lock = match lock(&dir, name) {
+            Ok(file) => Some(file),
+            Err(StoreError::Io { source, .. }) if usage::is_denied(&source) => None,
+            Err(error) => return Err(error),
         };
-        Ok(Self { path, columns, changed: false, _lock: lock })
+        let path = dir.join(format!("{name}.memo"));
+        let columns = memo_file::read(&path)?;
+        Ok(Self { path, columns, changed: false, lock })
     }
 
     /// What was found in `file` under the name `what`, if the file has not changed since.
-    pub fn get(&self, file: &Path, what: &str) -> Option<&[Digest]> {
+    pub fn get(&self, file: &Path, what: &str) -> Option<Arc<[Digest]>> {
         let (stamp, digests) = self.columns.get(&(file.to_path_buf(), what.to_owned()))?;
-        (Stamp::of(file).ok()? == *stamp).then_some(digests)
+        (Stamp::of(file).ok()? == *stamp).then(|| digests.clone())
     }
 
     /// Remembers what was found in `file`; `stamp` was taken before reading it.
-    pub fn put(&mut self, file: &Path, what: &str, stamp: Stamp, digests: Vec<Digest>) {
+    pub fn put(&mut self, file: &Path, what: &str, stamp: Stamp, digests: Arc<[Digest]>) {
         if stamp.has_settled() {
             self.columns.insert((file.to_path_buf(), what.to_owned()), (stamp, digests));
             self.changed = true;
@@ -107,26 +94,28 @@ impl Memo {
 
     /// Writes what is new to disk, without files that are gone.
     pub fn save(mut self) -> Result<(), StoreError> {
-        if !self.changed {
+        if !self.changed || self.lock.is_none() {
             return Ok(());
         }
         self.columns.retain(|(file, _), _| file.exists());
-        let mut bytes = Vec::new();
-        bytes.extend_from_slice(MAGIC);
-        bytes.extend_from_slice(&VERSION.to_le_bytes());
-        bytes.extend_from_slice(&(self.columns.len() as u32).to_le_bytes());
-        for ((file, what), (stamp, digests)) in &self.columns {
-            for text in [std::os::unix::ffi::OsStrExt::as_bytes(file.as_os_str()), what.as_bytes()] {
-                bytes.extend_from_slice(&(text.len() as u32).to_le_bytes());
-                bytes.extend_from_slice(text);
-            }
-            stamp.0.iter().for_each(|word| bytes.extend_from_slice(&word.to_le_bytes()));
-            bytes.extend_from_slice(&(digests.len() as u64).to_le_bytes());
-            digests.iter().for_each(|digest| bytes.extend_from_slice(&digest.0));
+        memo_file::write(&self.path, &self.columns)
+    }
+}
+
+/// Waits until no other process has the memo `name` open.
+fn lock(dir: &Path, name: &str) -> Result<File, StoreError> {
+    fs::create_dir_all(dir).map_err(StoreError::io("create", dir))?;
+    let path = dir.join(format!("{name}.lock"));
+    let file =
+        File::options().append(true).create(true).open(&path).map_err(StoreError::io("open", &path))?;
+    // Whoever holds it reads what is wanted here, too, and shows by itself whether it gets on.
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(file),
+            Err(TryLockError::WouldBlock) => pulse::beat(),
+            Err(TryLockError::Error(error)) => return Err(StoreError::io("lock", &path)(error)),
         }
-        let checksum = blake3::hash(&bytes);
-        bytes.extend_from_slice(&checksum.as_bytes()[..CHECKSUM]);
-        usage::write_whole(&self.path, &bytes)
+        std::thread::sleep(LOOK_AGAIN);
     }
 }
 
@@ -148,78 +137,20 @@ impl Store {
         }
         // Remembered with every file, so that a change of any of them is one of all.
         let mut known = stamped.iter().map(|(path, _)| memo.get(path, name));
-        if let Some(Some(first @ [digest])) = known.next()
-            && known.all(|other| other == Some(first))
+        if let Some(Some(first)) = known.next()
+            && let [digest] = *first
+            && known.all(|other| other.as_ref() == Some(&first))
         {
-            return Ok(*digest);
+            return Ok(digest);
         }
         let digest = read()?;
         for (path, stamp) in stamped {
-            memo.put(&path, name, stamp, vec![digest]);
+            memo.put(&path, name, stamp, [digest].into());
         }
         // What cannot be remembered is read again next time.
         if let Err(error) = memo.save() {
             tracing::warn!(%error, "a digest of files is not remembered");
         }
         Ok(digest)
-    }
-}
-
-type Columns = BTreeMap<(PathBuf, String), (Stamp, Vec<Digest>)>;
-
-/// An older or damaged memo is as good as none; a newer one is refused.
-fn parse(path: &Path, bytes: &[u8]) -> Result<Columns, StoreError> {
-    let mut rest = Reader(bytes);
-    let version = (rest.take(8) == Some(MAGIC)).then(|| rest.u32()).flatten();
-    if let Some(found) = version.filter(|found| *found > VERSION) {
-        return Err(StoreError::Newer { path: path.to_path_buf(), found: found.into(), known: VERSION });
-    }
-    let sound = bytes.len() > CHECKSUM && {
-        let (content, checksum) = bytes.split_at(bytes.len() - CHECKSUM);
-        blake3::hash(content).as_bytes()[..CHECKSUM] == *checksum
-    };
-    match sound.then(|| rest.columns()).flatten() {
-        Some(columns) => Ok(columns),
-        None => {
-            tracing::warn!(path = %path.display(), "memo of file digests is damaged; the files are read again");
-            Ok(Columns::new())
-        }
-    }
-}
-
-struct Reader<'a>(&'a [u8]);
-
-impl<'a> Reader<'a> {
-    fn take(&mut self, len: usize) -> Option<&'a [u8]> {
-        let (taken, rest) = self.0.split_at_checked(len)?;
-        self.0 = rest;
-        Some(taken)
-    }
-
-    fn u32(&mut self) -> Option<u32> {
-        Some(u32::from_le_bytes(self.take(4)?.try_into().ok()?))
-    }
-
-    fn u64(&mut self) -> Option<u64> {
-        Some(u64::from_le_bytes(self.take(8)?.try_into().ok()?))
-    }
-
-    fn text(&mut self) -> Option<&'a [u8]> {
-        let len = self.u32()?;
-        self.take(len as usize)
-    }
-
-    fn columns(&mut self) -> Option<Columns> {
-        let mut columns = Columns::new();
-        for _ in 0..self.u32()? {
-            let file =
-                PathBuf::from(<std::ffi::OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(self.text()?));
-            let what = String::from_utf8(self.text()?.to_vec()).ok()?;
-            let stamp = Stamp([self.u64()?, self.u64()?, self.u64()?, self.u64()?]);
-            let count = usize::try_from(self.u64()?).ok()?;
-            let digests = self.take(count.checked_mul(32)?)?.as_chunks::<32>().0;
-            columns.insert((file, what), (stamp, digests.iter().map(|bytes| Digest(*bytes)).collect()));
-        }
-        Some(columns)
     }
 }

@@ -267,6 +267,11 @@ impl Part {
         Entry { key, lead: array(line, 32), values: array(line, 40), offset, counts }
     }
 
+    /// Keys of all records.
+    pub fn keys(&self) -> impl Iterator<Item = SampleKey> {
+        (0..self.records).map(|record| self.entry(record).key)
+    }
+
     /// Bytes of ids and grids, after comparing their checksum; begins to bring the whole record into memory.
     pub fn lead(&self, record: usize) -> Result<(Entry, &[u8]), Damaged> {
         let entry = self.entry(record);

@@ -7,15 +7,19 @@
 //! What it does not do: compute anything. What was damaged is computed again by the run that needs it.
 
 use std::{
+    collections::HashSet,
     fs::{self, File},
     io::{BufWriter, Write},
     path::{Path, PathBuf},
 };
 
 use super::{
+    coverage,
+    digest::SampleKey,
     error::{Damaged, StoreError},
     part::{self, Entry, Part},
-    space_file::SpaceDescription,
+    space::part_names,
+    space_file::{self, SpaceDescription},
     store::Store,
     usage,
 };
@@ -38,30 +42,47 @@ impl Store {
     pub fn repair(&self, damaged: &[Damaged]) -> Result<Vec<Repaired>, StoreError> {
         let mut paths: Vec<&PathBuf> = damaged.iter().map(|damage| &damage.path).collect();
         paths.dedup();
-        paths.into_iter().map(|path| repair_part(path)).collect()
+        let mut repaired = Vec::new();
+        for in_one_space in paths.chunk_by(|a, b| a.parent() == b.parent()) {
+            let dir = in_one_space[0].parent().unwrap_or(Path::new("."));
+            repair_space(dir, in_one_space, &mut repaired)?;
+        }
+        Ok(repaired)
     }
 }
 
-fn repair_part(path: &Path) -> Result<Repaired, StoreError> {
-    let dir = path.parent().unwrap_or(Path::new("."));
-    let opened = match super::space_file::read(dir)? {
-        Some((key, description)) => {
-            let part = Part::open(path, &key, description.dtype, description.width);
-            part.map(|part| (part, description))
+/// Repairs parts of one space, and takes what they lose off the notes about it.
+fn repair_space(dir: &Path, parts: &[&PathBuf], repaired: &mut Vec<Repaired>) -> Result<(), StoreError> {
+    let Some((key, description)) = space_file::read(dir)? else {
+        return Err(StoreError::Foreign { path: dir.into(), detail: "has no space.json".into() });
+    };
+    let samples = || -> Result<HashSet<SampleKey>, StoreError> {
+        let names = part_names(dir)?.into_iter();
+        let parts = names.map(|name| Part::open(&dir.join(name), &key, description.dtype, description.width));
+        // Keys of parts that cannot be used are not known.
+        Ok(parts.flatten().flat_map(|part| part.keys().collect::<Vec<_>>()).collect())
+    };
+    let (before, mut all_known) = (samples()?, true);
+    for path in parts {
+        let kept = match Part::open(path, &key, description.dtype, description.width) {
+            Ok(part) => rewrite(&part, &description)?,
+            // Index or header: nothing in it can be found.
+            Err(StoreError::Damaged(_)) => {
+                all_known = false;
+                0
+            }
+            Err(error) => return Err(error),
+        };
+        if kept == 0 {
+            fs::remove_file(path).map_err(StoreError::io("remove", path))?;
+            usage::sync_dir(dir)?;
         }
-        None => return Err(StoreError::Foreign { path: dir.into(), detail: "has no space.json".into() }),
-    };
-    let kept = match opened {
-        Ok((part, description)) => rewrite(&part, &description)?,
-        // Index or header: nothing in it can be found.
-        Err(StoreError::Damaged(_)) => 0,
-        Err(error) => return Err(error),
-    };
-    if kept == 0 {
-        fs::remove_file(path).map_err(StoreError::io("remove", path))?;
-        usage::sync_dir(dir)?;
+        repaired.push(Repaired { path: path.to_path_buf(), kept });
     }
-    Ok(Repaired { path: path.to_path_buf(), kept })
+    let after = samples()?;
+    // Of another part, or one that a run has added meanwhile, is as good.
+    let lost = before.difference(&after).count() as u64;
+    coverage::lose(dir, Some(lost).filter(|_| all_known))
 }
 
 /// Puts the sound records of a part in its place; returns how many. Nothing happens if there are none.

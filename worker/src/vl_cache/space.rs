@@ -1,6 +1,6 @@
 //! A space: the records that share everything but the sample, found by the sample's key.
 //!
-//! The index is in memory, made of the parts' own indices: some 60 bytes a record. Threads share a space by cloning it; a look-up
+//! The index is in memory, made of the parts' own indices: 47 to 94 bytes a record. Threads share a space by cloning it; a look-up
 //! takes a read lock for the time of a hash-table access. Parts that other processes publish are seen after [`Space::refresh`].
 //!
 //! A damaged record leaves the index when it is met, and another copy of it takes its place if there is one; otherwise it is a miss,
@@ -129,6 +129,11 @@ impl Space {
         self.0.read().places.len()
     }
 
+    /// Bytes of memory that the index takes.
+    pub fn index_bytes(&self) -> u64 {
+        index_bytes(self.0.read().places.capacity() as u64)
+    }
+
     /// Bytes of all parts known.
     pub fn bytes(&self) -> u64 {
         self.0.read().parts.iter().map(|part| part.bytes()).sum()
@@ -158,6 +163,15 @@ impl Space {
     pub fn writer(&self) -> Result<PartWriter, StoreError> {
         let allowance = self.0.store.make_room(&self.0.dir)?;
         PartWriter::create(self.0.clone(), allowance)
+    }
+}
+
+/// Bytes of memory that an index of so many records takes: a hash table is at most seven eighths full, and a power of two of slots.
+pub(crate) fn index_bytes(records: u64) -> u64 {
+    const SLOT: u64 = size_of::<(SampleKey, Place)>() as u64 + 1;
+    match records {
+        0 => 0,
+        _ => (records * 8).div_ceil(7).next_power_of_two() * SLOT,
     }
 }
 

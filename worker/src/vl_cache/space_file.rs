@@ -1,6 +1,6 @@
 //! `space.json`: what all records of a space share, in words. The space's key is a digest of exactly these ingredients.
 
-use std::path::Path;
+use std::{fs, path::Path};
 
 use coxswain_proto::run_spec::CacheDtype;
 use serde::{Deserialize, Serialize};
@@ -74,10 +74,17 @@ struct File {
     description: SpaceDescription,
 }
 
-/// Writes the description of the space in `dir`, whole or not at all.
+/// Writes the description of the space in `dir`, whole or not at all. It is on disk before anything that it describes ([`sync`]): whoever
+/// begins a space waits for no disk.
 pub(super) fn write(dir: &Path, description: &SpaceDescription) -> Result<(), StoreError> {
     let file = File { format: FORMAT.into(), key: description.key().0, description: description.clone() };
-    usage::write_json(&dir.join(NAME), &file)
+    usage::place_json(&dir.join(NAME), &file)
+}
+
+/// Brings the description of the space in `dir` to the disk; its name follows with the directory.
+pub(super) fn sync(dir: &Path) -> Result<(), StoreError> {
+    let path = dir.join(NAME);
+    fs::File::open(&path).and_then(|file| file.sync_all()).map_err(StoreError::io("sync", &path))
 }
 
 /// Reads and checks the description of the space in `dir`; none if there is no such file.

@@ -3,6 +3,8 @@
 //! The budget is kept when a part is begun: spaces that no living process has open are removed, the one unused for longest first,
 //! until a part fits; if none is left, what remains of the budget is the part's allowance. Writers that begin at the same moment do
 //! not see each other's, so the store may exceed its budget by at most a part for each writer.
+//!
+//! A store that may not be written is a store that is read: of another user, or on a medium that cannot be written.
 
 use std::{
     fs,
@@ -29,25 +31,35 @@ pub const FORMAT: u32 = 1;
 pub struct Store {
     dir: PathBuf,
     budget: Option<u64>,
+    /// Why nothing can be added.
+    read_only: Option<String>,
 }
 
 impl Store {
     /// Opens the store in `dir`, or makes one. `budget` bounds its bytes.
     pub fn open(dir: &Path, budget: Option<u64>) -> Result<Self, StoreError> {
-        fs::create_dir_all(dir).map_err(StoreError::io("create", dir))?;
-        let store = Self { dir: dir.to_path_buf(), budget };
-        if !store.check()? {
-            let file: Value =
-                json!({ "format": FORMAT, "what": "features of vision-language models, kept by coxswain" });
-            usage::write_json(&dir.join(NAME), &file)?;
+        if let Some(store) = Self::existing(dir)? {
+            return Ok(Self { budget, ..store });
         }
-        Ok(store)
+        fs::create_dir_all(dir).map_err(StoreError::io("create", dir))?;
+        let file: Value =
+            json!({ "format": FORMAT, "what": "features of vision-language models, kept by coxswain" });
+        usage::write_json(&dir.join(NAME), &file)?;
+        Ok(Self { dir: dir.to_path_buf(), budget, read_only: None })
     }
 
     /// Opens a store that is there already; none if `dir` holds none.
     pub fn existing(dir: &Path) -> Result<Option<Self>, StoreError> {
-        let store = Self { dir: dir.to_path_buf(), budget: None };
-        Ok(store.check()?.then_some(store))
+        if dir.exists() && !dir.is_dir() {
+            let detail = "is not a directory; name another cache.dir".into();
+            return Err(StoreError::Foreign { path: dir.into(), detail });
+        }
+        let store = Self { dir: dir.to_path_buf(), budget: None, read_only: None };
+        if !store.check()? {
+            return Ok(None);
+        }
+        let read_only = usage::denies_writing(dir).map(|error| error.to_string());
+        Ok(Some(Self { read_only, ..store }))
     }
 
     /// Whether the file that makes a directory a store is there, and of a format known here.
@@ -61,6 +73,11 @@ impl Store {
     /// Its directory.
     pub fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    /// Why nothing can be added to it, in the system's words; none if it can be written.
+    pub fn read_only(&self) -> Option<&str> {
+        self.read_only.as_deref()
     }
 
     /// Where digests of the data set's images are remembered.

@@ -20,13 +20,28 @@ use super::{digest::Digest, error::StoreError, store::FORMAT};
 /// Name of the lock in a space's directory. Its time of change is when the space was last opened or left.
 pub(super) const LOCK: &str = "in-use.lock";
 
+/// Whether the system refuses to write at a place, today and tomorrow: then what is there is read, and nothing is added.
+pub(super) fn is_denied(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem)
+}
+
+/// Why no file can be made in `dir`; none if one can, or if that may change.
+pub(super) fn denies_writing(dir: &Path) -> Option<io::Error> {
+    let probe = dir.join(format!("open-{}.tmp", unique()));
+    match File::create_new(&probe) {
+        // What stays behind is removed by `gc`.
+        Ok(_) => fs::remove_file(&probe).err().filter(is_denied),
+        Err(error) => Some(error).filter(is_denied),
+    }
+}
+
 /// The sign that a process uses a space: a shared lock, and a time.
 pub(super) struct InUse {
     file: File,
 }
 
 impl InUse {
-    /// Makes the directory if there is none, and keeps evictors out of it.
+    /// Makes the directory if there is none, and keeps evictors out of it. One that belongs to somebody else is entered, too.
     pub fn enter(dir: &Path) -> Result<Self, StoreError> {
         let path = dir.join(LOCK);
         loop {
@@ -40,6 +55,10 @@ impl InUse {
                 Ok(file) => file,
                 // Evicted between the two calls.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                // A lock needs no right to write.
+                Err(error) if is_denied(&error) => {
+                    File::open(&path).map_err(StoreError::io("open", &path))?
+                }
                 Err(error) => return Err(StoreError::io("open", &path)(error)),
             };
             // Waits only while somebody evicts, which is a rename.
@@ -120,31 +139,56 @@ pub(super) fn sync_dir(dir: &Path) -> Result<(), StoreError> {
     File::open(dir).and_then(|dir| dir.sync_all()).map_err(StoreError::io("sync", dir))
 }
 
-/// Writes a file that is there whole or not at all.
+/// Writes a file that is there whole or not at all, and on disk when this returns.
 pub(super) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
-    let staged = path.with_file_name(format!("open-{}.tmp", unique()));
-    let write = || {
-        let mut file = File::create_new(&staged)?;
-        file.lock()?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&staged, path)
-    };
-    write().map_err(|error: io::Error| {
-        // Whatever is left of it is invisible.
-        let _ = fs::remove_file(&staged);
-        StoreError::io("write", path)(error)
+    write_whole_by(path, |file| file.write_all(bytes))
+}
+
+/// The same, of what `write` writes.
+pub(super) fn write_whole_by(
+    path: &Path,
+    write: impl FnOnce(&mut File) -> io::Result<()>,
+) -> Result<(), StoreError> {
+    stage(path, |file| {
+        write(file)?;
+        file.sync_all()
     })?;
     path.parent().map_or(Ok(()), sync_dir)
 }
 
-/// Writes a value as readable JSON, whole or not at all.
+/// Writes a file under another name and gives it its own.
+fn stage(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>) -> Result<(), StoreError> {
+    let staged = path.with_file_name(format!("open-{}.tmp", unique()));
+    let staging = || {
+        let mut file = File::create_new(&staged)?;
+        file.lock()?;
+        write(&mut file)?;
+        fs::rename(&staged, path)
+    };
+    staging().map_err(|error: io::Error| {
+        // Whatever is left of it is invisible.
+        let _ = fs::remove_file(&staged);
+        StoreError::io("write", path)(error)
+    })
+}
+
+/// Writes a value as readable JSON, whole or not at all, and on disk when this returns.
 pub(super) fn write_json(path: &Path, value: &impl Serialize) -> Result<(), StoreError> {
+    write_whole(path, &readable(path, value)?)
+}
+
+/// Writes a value as readable JSON, whole or not at all for every process; when it is on disk is the system's affair.
+pub(super) fn place_json(path: &Path, value: &impl Serialize) -> Result<(), StoreError> {
+    let text = readable(path, value)?;
+    stage(path, |file| file.write_all(&text))
+}
+
+fn readable(path: &Path, value: &impl Serialize) -> Result<Vec<u8>, StoreError> {
     let text = serde_json::to_string_pretty(value).map_err(|error| StoreError::Foreign {
         path: path.to_path_buf(),
         detail: format!("cannot be written as JSON: {error}"),
     })?;
-    write_whole(path, (text + "\n").as_bytes())
+    Ok((text + "\n").into_bytes())
 }
 
 /// Reads a JSON file; none if there is none.

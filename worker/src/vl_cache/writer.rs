@@ -21,7 +21,7 @@ use super::{
     error::StoreError,
     part::{self, Counts, Entry, HEADER, Rounding},
     space::Shared,
-    usage,
+    space_file, usage,
 };
 use crate::pulse;
 
@@ -160,6 +160,7 @@ impl PartWriter {
         self.file.flush().map_err(StoreError::io("write", &self.open))?;
         pulse::allow(self.at);
         self.file.get_ref().sync_all().map_err(StoreError::io("write", &self.open))?;
+        space_file::sync(&self.space.dir)?;
         fs::rename(&self.open, &self.target).map_err(StoreError::io("publish", &self.target))?;
         self.published = true;
         usage::sync_dir(&self.space.dir)?;

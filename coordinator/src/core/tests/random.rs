@@ -198,7 +198,7 @@ fn caches() -> impl Strategy<Value = Cache> {
     prop_oneof![
         2 => Just(Cache::default()),
         1 => Just(Cache { mode: CacheMode::Exact, ..Cache::default() }),
-        3 => (1u64..8, 1u64..12, prop::option::of(0.05f64..0.15))
+        3 => (1u64..8, 1u64..30, prop::option::of(0.05f64..0.15))
             .prop_map(|(live, rest, above)| super::cache::periodic(live, live + rest, above)),
     ]
 }

@@ -80,6 +80,44 @@ fn drift_decides_with_hysteresis_and_is_waited_for() {
 }
 
 #[test]
+fn the_old_generation_goes_on_while_drift_is_measured_after_the_turn() {
+    // Live for 4 steps of 36: drift is measured in the four steps after the first cached one, and decides from the seventh on.
+    let mut table = table(4, 36, Some(0.1));
+    fill(&mut table, 36);
+    assert_eq!(
+        numbers(&table, 0..36),
+        [[0; 4].as_slice(), &[1; 32]].concat(),
+        "nothing goes on before the first"
+    );
+    assert_eq!(table.undecided(Step(36), Step(72)), Some(Step(46)));
+    assert_eq!(numbers(&table, 36..46), [0, 0, 0, 0, 1, 1, 1, 1, 1, 1]);
+    assert_eq!(
+        (table.end(Step(36)), table.end(Step(40)), table.end(Step(45))),
+        (Step(40), Step(46), Step(46))
+    );
+    assert!(table.asks_for_drift(Step(46)) && !table.asks_for_drift(Step(40)));
+    assert_eq!(table.decide(Step(46), &Evidence::default()), None, "the drift is not known");
+    let mut kept = table.clone();
+    let stays = kept.decide(Step(46), &evidence(0.01)).expect("decided");
+    assert_eq!((stays.generation.number, stays.begins()), (1, false));
+    assert_eq!((numbers(&kept, 46..72), kept.end(Step(46))), (vec![1; 26], Step(72)));
+    let begins = table.decide(Step(46), &evidence(0.5)).expect("decided");
+    assert_eq!((begins.generation, begins.begins()), (CacheGeneration { number: 2, since: Step(46) }, true));
+    assert_eq!(numbers(&table, 40..50), [1, 1, 1, 1, 1, 1, 2, 2, 2, 2]);
+}
+
+#[test]
+fn a_request_while_drift_is_measured_makes_the_measurement_pointless() {
+    let mut table = table(4, 36, Some(0.1));
+    fill(&mut table, 36);
+    let (asked, new) = table.ask(Step(38), Step(42), Step(200)).expect("steps are left");
+    assert_eq!((asked.first, asked.generation.number, new), (Step(42), 2, true));
+    assert_eq!(numbers(&table, 40..50), [1, 1, 2, 2, 2, 2, 2, 2, 2, 2]);
+    assert_eq!((table.undecided(Step(36), Step(72)), table.end(Step(42))), (None, Step(72)));
+    assert_eq!(table.decide(Step(46), &evidence(0.5)), None, "it is decided");
+}
+
+#[test]
 fn a_generation_whose_adapter_is_lost_is_not_kept() {
     let mut table = table(1, 2, Some(0.1));
     fill(&mut table, 2);
@@ -126,7 +164,7 @@ fn a_request_after_a_rollback_changes_no_turn_that_may_have_been_run() {
 proptest! {
     #[test]
     fn any_table_gives_each_step_one_turn_and_is_rebuilt_from_its_decisions(
-        live in 1u64..6, rest in 1u64..9, above in prop::option::of(0.05f64..0.2),
+        live in 1u64..6, rest in 1u64..40, above in prop::option::of(0.05f64..0.2),
         moves in prop::collection::vec((0u64..60, 0u64..40, 0u8..4, 0.0f64..0.3), 1..40),
     ) {
         let mut table = table(live, live + rest, above);

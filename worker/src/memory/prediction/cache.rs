@@ -6,12 +6,16 @@
 //! activations, missing ones    the model below the tap, forward alone, without a trace
 //! speed                        multiplications and additions of a live step over those of a cached one (`model::flops`)
 //! store                        frames x tokens at the tap x width x bytes of a value
+//! memory                       65 bytes a frame of names, the index of the store, adapters of generations, features on their way
 //! ```
 //!
 //! With `exact` no step computes what is below the tap, so the run's peak is lower; with `periodic` live steps keep theirs. The store's size
 //! is an upper bound: the longest sample's tokens for every frame.
 
-use coxswain_proto::run_spec::{CacheDtype, CacheMode};
+use coxswain_proto::{
+    limits::FEATURES_WAITING,
+    run_spec::{CacheDtype, CacheMode},
+};
 
 use super::{Ask, Lever, Subject, shadow, shape};
 use crate::{
@@ -21,6 +25,7 @@ use crate::{
         flops::Workload,
         policy::{Adapted, Tap},
     },
+    vl_cache::{SampleKey, index_bytes},
 };
 
 /// What a cache would be and do.
@@ -61,6 +66,29 @@ impl Subject {
             speed_limit: self.speed_limit(tap, ask.micro_batch),
             store_bytes: self.outline.frames * self.stored_bytes(tap),
         })
+    }
+
+    /// Host memory that a rank holds for kept features, once every frame is stored.
+    pub(super) fn cache_bytes(&self, ask: Ask) -> u64 {
+        let Some(tap) = self.tap() else { return 0 };
+        let (cache, frames) = (&self.spec.cache, self.outline.frames);
+        let sample = 4 * self.feature_values(tap);
+        let names = (size_of::<Option<SampleKey>>() + size_of::<SampleKey>()) as u64 * frames;
+        let probes = (cache.probe_samples as u64).min(frames).div_ceil(ask.world.max(1));
+        // Where drift is measured the generation before is kept beside the new one; where it decides, the probes' features are, too.
+        let (generations, probed) = match (cache.mode, cache.rebuild_above) {
+            (CacheMode::Periodic, Some(_)) => (1, probes * sample),
+            (CacheMode::Periodic, None) if probes > 0 => (2, 0),
+            _ => (1, 0),
+        };
+        let adapters = match cache.mode {
+            CacheMode::Periodic => 2 * 4 * self.counts.lora,
+            _ => 0,
+        };
+        let batch = cache.encoder_batch.map_or(ask.micro_batch, |batch| batch as u64);
+        // Those that wait, and those that are written.
+        let on_their_way = (FEATURES_WAITING as u64 + 1) * batch * sample;
+        names + generations * index_bytes(frames) + adapters + probed + on_their_way
     }
 
     /// Peak of activations while the features of one encoder batch are computed.
@@ -219,6 +247,33 @@ mod tests {
         assert_eq!(wide, 4 * values);
         assert_eq!(of(CacheDtype::Bfloat16).0, 2 * values);
         assert_eq!(of(CacheDtype::Int8).0, values + 4 * outline.frames * outline.prompt_tokens as u64);
+    }
+
+    #[test]
+    fn memory_for_kept_features_is_counted_by_hand() {
+        let of = |change: fn(&mut RunSpec)| {
+            let subject = subject(change);
+            let cache = |world| {
+                let prediction = subject.predict(Ask { world, ..ASK });
+                prediction.of(Category::Cache)
+            };
+            ([cache(1), cache(2)], subject)
+        };
+        assert_eq!(of(|_| {}).0, [0, 0], "without a cache there is nothing");
+        let (exact, subject) = of(|spec| (spec.lora, spec.cache.mode) = (None, CacheMode::Exact));
+        // 239 frames: 512 slots of 32 + 8 + 1 bytes, at most seven eighths of them full; three batches of 4 samples of width 128.
+        let sample = 4 * 128 * subject.outline.prompt_tokens as u64;
+        assert_eq!(subject.outline.frames, 239);
+        assert_eq!(exact, [239 * (33 + 32) + 512 * 41 + 12 * sample; 2]);
+        let (kept, subject) = of(|spec| spec.cache.mode = CacheMode::Periodic);
+        assert_eq!(
+            kept[0],
+            exact[0] + 512 * 41 + 8 * subject.counts.lora,
+            "the generation before, and two adapters"
+        );
+        let (decided, _) =
+            of(|spec| (spec.cache.mode, spec.cache.rebuild_above) = (CacheMode::Periodic, Some(0.1)));
+        assert_eq!(decided[0] - decided[1], 16 * sample, "32 probes, shared by two ranks");
     }
 
     #[test]

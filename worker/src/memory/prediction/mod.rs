@@ -20,6 +20,7 @@
 //! | activations | the shadow step's peak |
 //! | collective buffers | when `W > 1`: on a host the ring's receive buffer, on a card `4 n` that NCCL works in; in host memory `2 n` where gradients travel as bfloat16 |
 //! | input | prefetched micro-batches, and the row cache |
+//! | cache | in host memory: names of all frames, the index of stored ones, adapters of generations, features that wait to be written |
 //! | framework | process, tokenizer and scratch of the compute threads; a context on a card |
 //!
 //! Frozen and trained weights are never mixed: LoRA's point is that only a hundredth of the model has gradients and moments.
@@ -198,9 +199,9 @@ impl Subject {
         prediction
     }
 
-    /// What is held in host memory whatever computes: the flat gradients and what they travel in, this rank's moments, and its copy of the
-    /// neighbour's part.
-    pub fn kept_on_host(&self, ask: Ask) -> [(Category, u64); 4] {
+    /// What is held in host memory whatever computes: the flat gradients and what they travel in, this rank's moments, its copy of the
+    /// neighbour's part, and what kept features take.
+    pub fn kept_on_host(&self, ask: Ask) -> [(Category, u64); 5] {
         let n = self.counts.trainable();
         let shard = chunk(n as usize, ask.world.max(1) as usize, ask.rank as usize).len() as u64;
         let mirror = if self.mirrored(ask.world) { MIRROR_BYTES * shard } else { 0 };
@@ -209,6 +210,7 @@ impl Subject {
             (Category::OptimizerShard, 8 * shard),
             (Category::Mirror, mirror),
             (Category::CollectiveBuffers, framework::travelling_bytes(self, ask)),
+            (Category::Cache, self.cache_bytes(ask)),
         ]
     }
 

@@ -32,7 +32,8 @@ pub struct Sightings {
 
 impl Sightings {
     /// Bytes by category, for a run whose largest peak was `peak`. Input and framework cannot be told apart and are left out.
-    pub fn measured(&self, zero: &ZeroBytes, peak: u64) -> Vec<(Category, u64)> {
+    /// `cache` is what is held for kept features.
+    pub fn measured(&self, zero: &ZeroBytes, cache: u64, peak: u64) -> Vec<(Category, u64)> {
         let ZeroBytes { weights, moments, grads, comm_buffers, redundancy, .. } = *zero;
         vec![
             (Category::FrozenWeights, self.loaded.saturating_sub(self.opened + weights.0) + self.streamed),
@@ -42,6 +43,7 @@ impl Sightings {
             (Category::Mirror, redundancy.0),
             (Category::CollectiveBuffers, comm_buffers.0),
             (Category::Activations, peak.saturating_sub(self.ready + self.streamed)),
+            (Category::Cache, cache),
         ]
     }
 }
@@ -159,12 +161,13 @@ mod tests {
             redundancy: Bytes(0),
         };
         let sightings = Sightings { opened: 10, loaded: 350, ready: 500, streamed: 0 };
-        let measured = sightings.measured(&zero, 900);
+        let measured = sightings.measured(&zero, 7, 900);
         assert!(measured.contains(&(Category::FrozenWeights, 300)));
         assert!(measured.contains(&(Category::Activations, 400)));
-        let measured = Sightings { streamed: 70, ..sightings }.measured(&zero, 900);
+        let measured = Sightings { streamed: 70, ..sightings }.measured(&zero, 7, 900);
         assert!(measured.contains(&(Category::FrozenWeights, 370)));
         assert!(measured.contains(&(Category::Activations, 330)));
+        assert!(measured.contains(&(Category::Cache, 7)));
     }
 
     #[test]

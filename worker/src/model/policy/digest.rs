@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! WeightsBelow            frozen weights below a tap, as the checkpoint has them; how they are kept; the model's sizes; the backend
-//! AdapterSnapshot         LoRA's values at one step: digested, saved, and run again when a feature of that step is missing
+//! AdapterSnapshot         LoRA's values at one step: named by the cache, saved, and run again when a feature of that step is missing
 //! ```
 //!
 //! Weights are hashed as they lie in the mapped files, in pieces on all threads, and the hashes of the pieces in the model's order: no
@@ -13,9 +13,6 @@
 
 use std::{fmt, path::Path};
 
-use rayon::prelude::*;
-use safetensors::{Dtype, SafeTensors, tensor::TensorView};
-
 use super::{Policy, Tap};
 use crate::{
     kernels::{ModelBackend, Tape},
@@ -23,6 +20,7 @@ use crate::{
     params::{Group, TrainableLayout, Trainables},
     pulse,
 };
+use rayon::prelude::*;
 
 /// What the digest of weights begins with; raised whenever a kernel gives other bits than before.
 const ARITHMETIC: &str = "coxswain features 1";
@@ -122,22 +120,16 @@ fn is_below(name: &str, tap: Tap) -> bool {
     }
 }
 
-/// A saved snapshot that cannot be used.
+/// A saved snapshot of other adapters than this run's.
 #[derive(Debug, thiserror::Error)]
-pub enum SnapshotError {
-    /// Not safetensors.
-    #[error("not a valid safetensors file ({0})")]
-    Format(#[from] safetensors::SafeTensorError),
-    /// Other adapters than this run's.
-    #[error("`{name}` is {found}; this run's adapters have {expected:?} float32 there")]
-    Tensor {
-        /// The tensor.
-        name: String,
-        /// What the file has.
-        found: String,
-        /// This run's shape.
-        expected: Vec<usize>,
-    },
+#[error("`{name}` is {found}; this run's adapters have {expected:?} there")]
+pub struct SnapshotError {
+    /// The tensor.
+    pub name: String,
+    /// What the snapshot has.
+    pub found: String,
+    /// This run's shape.
+    pub expected: Vec<usize>,
 }
 
 /// The values of all adapters at one moment.
@@ -156,57 +148,44 @@ impl AdapterSnapshot {
         Self { layout, values }
     }
 
-    /// A digest of names, shapes and values.
-    pub fn digest(&self) -> Digest {
-        let mut hasher = blake3::Hasher::new();
-        for param in self.layout.params() {
-            hasher.update(format!("{} {:?}\n", param.name, param.shape).as_bytes());
-        }
-        hasher.update(&le_bytes(&self.values));
-        Digest(*hasher.finalize().as_bytes())
-    }
-
     /// Trainables that hold these adapters and nothing else: enough for [`Policy::features_below`].
     pub fn trainables<B: ModelBackend>(&self, device: &B::Device) -> Trainables<B> {
         Trainables::new(self.layout.clone(), self.values.clone(), device)
     }
 
-    /// As a safetensors file, under PEFT's names.
-    pub fn to_bytes(&self) -> Vec<u8> {
-        let bytes = le_bytes(&self.values);
-        let views = self.layout.params().iter().map(|param| {
-            let range = param.range();
-            let bytes = &bytes[4 * range.start..4 * range.end];
-            let view = TensorView::new(Dtype::F32, param.shape.clone(), bytes);
-            (param.name.as_str(), view.expect("shapes come with their values"))
-        });
-        safetensors::serialize(views, None).expect("views of owned tensors always serialize")
+    /// Name, shape and values of each matrix, under PEFT's names.
+    pub fn tensors(&self) -> impl Iterator<Item = (&str, &[usize], &[f32])> {
+        let params = self.layout.params().iter();
+        params.map(|param| (&*param.name, &*param.shape, &self.values[param.range()]))
     }
 
-    /// What [`AdapterSnapshot::to_bytes`] wrote, for a run of this layout.
-    pub fn from_bytes(layout: &TrainableLayout, bytes: &[u8]) -> Result<Self, SnapshotError> {
+    /// What [`AdapterSnapshot::tensors`] gave, for a run of this layout: shape and values of each matrix by its name.
+    pub fn from_tensors<'a>(
+        layout: &TrainableLayout,
+        find: impl Fn(&str) -> Option<(&'a [usize], &'a [f32])>,
+    ) -> Result<Self, SnapshotError> {
         let layout = layout.leading(Group::Lora);
-        let tensors = SafeTensors::deserialize(bytes)?;
         let mut values = Vec::with_capacity(layout.len());
         for param in layout.params() {
-            let wrong = |found: String| SnapshotError::Tensor {
-                name: param.name.clone(),
-                found,
-                expected: param.shape.clone(),
-            };
-            let view = tensors.tensor(&param.name).map_err(|_| wrong("missing".into()))?;
-            if view.dtype() != Dtype::F32 || view.shape() != param.shape {
-                return Err(wrong(format!("{:?} of {:?}", view.shape(), view.dtype())));
+            let found = find(&param.name);
+            match found {
+                Some((shape, own)) if shape == param.shape => values.extend_from_slice(own),
+                _ => {
+                    return Err(SnapshotError {
+                        name: param.name.clone(),
+                        found: found.map_or("missing".into(), |(shape, _)| format!("{shape:?}")),
+                        expected: param.shape.clone(),
+                    });
+                }
             }
-            let elements = view.data().as_chunks::<4>().0;
-            values.extend(elements.iter().map(|le| f32::from_le_bytes(*le)));
         }
         Ok(Self { layout, values })
     }
-}
 
-fn le_bytes(values: &[f32]) -> Vec<u8> {
-    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+    /// Bytes that it takes.
+    pub fn bytes(&self) -> u64 {
+        std::mem::size_of_val(&*self.values) as u64
+    }
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! Filling: the features that a micro-batch lacks are computed, rounded as the store rounds, and handed to the store.
 //!
 //! ```text
+//! look again      a part may have appeared since the data threads looked, or the generation has begun only now
 //! gather          rows that are due, and rows of micro-batches that wait, up to `cache.encoder_batch` samples
-//! look again      a part may have appeared since the data threads looked
 //! compute         that many at a time, no tape; an out-of-memory halves that, on this rank alone
 //! round           through the storage format, so that a hit later has the same bits
 //! keep            to a thread that appends and publishes (`keeper`)
@@ -41,6 +41,13 @@ impl Row {
         match self {
             Self::Due(missing) => missing,
             Self::Later(upcoming) => &upcoming.missing,
+        }
+    }
+
+    fn into_missing(self) -> Missing {
+        match self {
+            Self::Due(missing) => missing,
+            Self::Later(upcoming) => upcoming.missing,
         }
     }
 }
@@ -85,6 +92,9 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             self.tell_complaints()?;
         }
         let mut computed = computed_ahead;
+        let looking = Instant::now();
+        let missing = self.look_again(&mut batch, missing);
+        used.read += looking.elapsed();
         if !missing.is_empty() {
             self.enter(Phase::CacheBuild, step)?;
             let began = Instant::now();
@@ -98,6 +108,15 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         Ok(batch)
     }
 
+    /// What is still missing of a micro-batch that is due.
+    fn look_again(&mut self, batch: &mut MicroBatch, missing: Vec<Missing>) -> Vec<Missing> {
+        let Some(features) = self.features.as_ref().filter(|_| !missing.is_empty()) else { return missing };
+        let mut rows: Vec<Row> = missing.into_iter().map(Row::Due).collect();
+        let mut target = Target { batch, waiting: &mut self.prefetch, computed: 0 };
+        features.look_again(&mut rows, &mut target);
+        rows.into_iter().map(Row::into_missing).collect()
+    }
+
     /// Returns how many rows of `batch` were computed.
     fn fill(
         &mut self,
@@ -107,11 +126,10 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     ) -> Result<usize, TrainError> {
         let features = self.features.as_mut().expect("who asks for features has a store");
         let room = missing.len().next_multiple_of(features.fill_batch) - missing.len();
-        let ahead = self.prefetch.upcoming(room);
-        let mut rows: Vec<Row> = missing.into_iter().map(Row::Due).collect();
-        rows.extend(ahead.into_iter().map(Row::Later));
+        let mut ahead: Vec<Row> = self.prefetch.upcoming(room).into_iter().map(Row::Later).collect();
         let mut target = Target { batch, waiting: &mut self.prefetch, computed: 0 };
-        features.look_again(&mut rows, &mut target);
+        features.look_again(&mut ahead, &mut target);
+        let rows: Vec<Row> = missing.into_iter().map(Row::Due).chain(ahead).collect();
         let mut left = &rows[..];
         while !left.is_empty() {
             let (now, later) = left.split_at(left.len().min(features.fill_batch));
@@ -163,6 +181,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
 
     /// Says what the step that is done has brought.
     pub(in crate::train) fn tell_features(&mut self, step: Step) -> Result<(), TrainError> {
+        self.conclude_drift(step)?;
         let first = self.assignment.rank.0 == 0;
         let epoch_ends = self.ends_epoch(step);
         if let Some(features) = self.features.as_mut().filter(|_| first && epoch_ends) {

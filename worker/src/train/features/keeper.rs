@@ -1,7 +1,7 @@
 //! Storing beside training: a thread of its own appends records, publishes parts, and leaves word in spaces.
 //!
 //! ```text
-//! trainer:  Begin(space) ─▶ Keep(records) ─▶ Keep ─▶ Publish ─▶ ..      at most WAITING orders; then the trainer waits
+//! trainer:  Begin(space) ─▶ Keep(records) ─▶ Keep ─▶ Publish ─▶ ..      at most FEATURES_WAITING orders; then the trainer waits
 //! thread:   append, publish at 64 MiB, at Publish, at the next Begin, at the end
 //! back:     what was written, what went wrong: news, looked at by the trainer between steps
 //! ```
@@ -19,10 +19,13 @@ use std::{
     thread::JoinHandle,
 };
 
-use crate::vl_cache::{AdapterTensor, Coverage, PartWriter, Record, SampleKey, Space, Store, StoreError};
+use coxswain_proto::limits::FEATURES_WAITING;
 
-/// Orders that wait at most; each holds the features of one encoder batch or less.
-const WAITING: usize = 2;
+use super::adapter;
+use crate::{
+    model::policy::AdapterSnapshot,
+    vl_cache::{Coverage, PartWriter, Record, SampleKey, Space, Store, StoreError},
+};
 
 /// Features of some samples, computed and not rounded, on their way to the store.
 #[derive(Debug, Default)]
@@ -76,7 +79,7 @@ enum Order {
     Begin(Option<Space>),
     Keep(Made),
     Publish,
-    SaveAdapter(Vec<AdapterTensor>),
+    SaveAdapter(Arc<AdapterSnapshot>),
     /// Says in the space how many of a run's samples are stored.
     Note {
         run: String,
@@ -88,7 +91,7 @@ enum Order {
 impl Keeper {
     /// Starts the thread.
     pub fn start(store: &Store) -> Result<Self, StoreError> {
-        let (orders, taken) = sync_channel(WAITING);
+        let (orders, taken) = sync_channel(FEATURES_WAITING);
         let news = Arc::<Mutex<News>>::default();
         let mut storing = Storing { space: None, part: None, full: false, news: news.clone() };
         let thread = std::thread::Builder::new().name("store".into()).spawn(move || storing.work(&taken));
@@ -118,8 +121,8 @@ impl Keeper {
     }
 
     /// Leaves the adapter that the space was made with beside its records.
-    pub fn save_adapter(&self, tensors: Vec<AdapterTensor>) {
-        self.order(Order::SaveAdapter(tensors));
+    pub fn save_adapter(&self, adapter: Arc<AdapterSnapshot>) {
+        self.order(Order::SaveAdapter(adapter));
     }
 
     /// Leaves word in the space of how many of these samples it has.
@@ -181,8 +184,8 @@ impl Storing {
                 }
                 Order::Keep(made) => self.keep(&made),
                 Order::Publish => self.publish(),
-                Order::SaveAdapter(tensors) => {
-                    self.space.as_ref().map_or(Ok(()), |s| s.save_adapter(&tensors))
+                Order::SaveAdapter(adapter) => {
+                    self.space.as_ref().map_or(Ok(()), |s| s.save_adapter(&adapter::tensors(&adapter)))
                 }
                 Order::Note { run, samples } => {
                     self.space.as_ref().map_or(Ok(()), |s| note(s, run, &samples))
@@ -248,7 +251,8 @@ impl Storing {
 fn note(space: &Space, run: String, samples: &[SampleKey]) -> Result<(), StoreError> {
     space.refresh()?;
     let stored = samples.iter().filter(|key| space.contains(key)).count() as u64;
-    space.note_coverage(&Coverage { run, total: samples.len() as u64, stored })
+    let among = space.known() as u64;
+    space.note_coverage(&Coverage { run, total: samples.len() as u64, stored, among })
 }
 
 #[cfg(test)]

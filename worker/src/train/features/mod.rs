@@ -4,15 +4,16 @@
 //! turn     where the next step takes its features from; a generation begins, or an older one goes on
 //! fill     computes what micro-batches lack, and rounds it as the store does
 //! keeper   appends it to parts and publishes these, on a thread of its own
-//! drift    how far the features of the probes have moved since the generation began
+//! probes   how far the features of some samples have moved since a generation began, measured a few at a time
+//! drift    what adds up over probes and ranks
 //! adapter  a generation's adapter, in the store and back
 //! account  hits, misses, times; what the run's summary and its log say of them
 //! ```
 //!
 //! What is kept changes the time of a step, never its result: a feature that is missing, damaged or evicted is computed from the same
 //! weights and rounded in the same way. So nothing here waits for a build, and no fault of the store ends a run that has begun: what cannot be read
-//! is computed, what cannot be written is told once and computed again next time. Only a store that cannot be opened at all is refused, before
-//! the first step.
+//! is computed, what cannot be written is told once and computed again next time. A store that may only be read is read. Only one that cannot be
+//! opened at all is refused, before the first step.
 //!
 //! What this module does not do: decide about turns (the link), know files (`vl_cache`), or know what lies below a tap (`model::policy`).
 
@@ -21,6 +22,7 @@ mod adapter;
 mod drift;
 mod fill;
 mod keeper;
+mod probes;
 #[cfg(test)]
 mod tests;
 mod turn;
@@ -32,7 +34,7 @@ use std::{
 
 use coxswain_proto::{
     cache_plan::CacheGeneration,
-    ids::Step,
+    ids::{Bytes, Step},
     run_spec::{CacheDtype, CacheMode, RunSpec},
 };
 
@@ -40,10 +42,11 @@ pub(super) use self::turn::Claim;
 use self::{
     account::Account,
     keeper::{Keeper, Made},
+    probes::Measuring,
 };
 pub use self::{
     account::{CacheSummary, DriftRecord},
-    turn::Mark,
+    turn::{Mark, Place},
 };
 use super::{TrainError, check::check_writable};
 use crate::{
@@ -53,8 +56,7 @@ use crate::{
     model::policy::{AdapterSnapshot, Policy, Tap},
     params::Trainables,
     vl_cache::{
-        AdapterTensor, Digest, Ingredients, SampleKey, Space, SpaceDescription, SpaceKey, Store, StoreError,
-        adapter_digest,
+        Digest, Ingredients, SampleKey, Space, SpaceDescription, SpaceKey, Store, StoreError, adapter_digest,
     },
 };
 
@@ -86,9 +88,11 @@ pub(super) struct Features<B: Tape<Base = B>> {
     phase: Option<u64>,
     /// The step for which that was.
     taken: Option<Step>,
-    /// Where drift was measured last in this generation of workers.
+    /// The measurement of drift that goes on.
+    measuring: Option<Measuring<B>>,
+    /// Before which step drift was measured last in this generation of workers.
     measured: Option<Step>,
-    /// What was computed for that, before this step: the first records of a generation that begins there.
+    /// What was computed for that: the first records of a generation that begins there.
     probed: Option<(Step, Made)>,
     account: Account,
 }
@@ -102,7 +106,7 @@ struct Serving<B: Tape<Base = B>> {
     space: Option<Space>,
     source: KeptFeatures,
     /// The adapter it was made with; none if none lies below the tap.
-    adapter: Option<AdapterSnapshot>,
+    adapter: Option<Arc<AdapterSnapshot>>,
     /// That adapter, ready to compute with, where it is another than the present one.
     older: Option<Trainables<B>>,
     /// The adapter it was made with cannot be had; this is the one that was there instead.
@@ -154,13 +158,34 @@ impl<B: Tape<Base = B>> Features<B> {
             fill_batch: cache.encoder_batch.unwrap_or(spec.train.micro_batch).max(1),
             phase: None,
             taken: None,
+            measuring: None,
             measured: None,
             probed: None,
         };
+        if let Some(why) = features.store.read_only() {
+            let dir = features.store.dir().display();
+            let line = format!(
+                "{dir}: cannot be written ({why}): features that are there are used, and none are added"
+            );
+            features.account.complain(line);
+        }
         if features.mode == CacheMode::Exact {
             features.begin(CacheGeneration { number: 1, since: Step(0) }, None);
         }
         Ok(Some(features))
+    }
+
+    /// Bytes held for it from step to step, but for features that wait to be written or read.
+    pub(super) fn bytes(&self) -> Bytes {
+        let of = |serving: &Serving<B>| {
+            let adapter = serving.adapter.as_ref().map_or(0, |adapter| adapter.bytes());
+            // Ready to compute with, it is there once more.
+            let copies = 1 + u64::from(serving.older.is_some());
+            serving.space.as_ref().map_or(0, Space::index_bytes) + copies * adapter
+        };
+        let before = self.measuring.as_ref().and_then(Measuring::before);
+        let keys = self.keys.bytes() + size_of_val(&*self.training) as u64;
+        Bytes(keys + [self.serving.as_ref(), before].into_iter().flatten().map(of).sum::<u64>())
     }
 
     /// Samples of one forward pass when features are computed.
@@ -170,37 +195,53 @@ impl<B: Tape<Base = B>> Features<B> {
 
     /// From now on this generation serves, made with this adapter.
     fn begin(&mut self, generation: CacheGeneration, adapter: Option<AdapterSnapshot>) {
-        let tensors = adapter.as_ref().map(adapter::tensors);
-        let description = self.described(tensors.as_deref());
+        let description = self.described(adapter.as_ref());
+        let adapter = adapter.map(Arc::new);
         let space = self.store.space(&description);
-        let space = space.inspect_err(|error| self.account.complain(error)).ok();
-        self.keeper.begin(space.clone());
+        let writable = self.store.read_only().is_none();
+        // That nothing can be added was said once.
+        let space = space
+            .inspect_err(|error| {
+                if writable {
+                    self.account.complain(error)
+                }
+            })
+            .ok();
+        self.keeper.begin(space.clone().filter(|_| writable));
         let probed = self.probed.take().filter(|(step, _)| *step == generation.since);
         if let Some((_, made)) = probed {
             self.keeper.keep(made);
-            self.publish();
+            self.keeper.publish();
         }
-        if let Some(tensors) = tensors {
+        if let Some(adapter) = &adapter {
             // Needed only by a worker that comes when the adapter has moved on.
-            self.keeper.save_adapter(tensors);
+            self.keeper.save_adapter(adapter.clone());
         }
-        let source = KeptFeatures { space: space.clone(), keys: self.keys.clone(), shape: self.shape };
-        self.serving = Some(Serving {
-            generation,
-            key: description.key(),
-            space,
-            source,
-            adapter,
-            older: None,
-            stale: false,
-        });
+        let serving = self.serving_of(generation, description.key(), space, adapter);
+        self.serving = Some(serving);
         self.account.begins(generation);
     }
 
+    fn serving_of(
+        &self,
+        generation: CacheGeneration,
+        key: SpaceKey,
+        space: Option<Space>,
+        adapter: Option<Arc<AdapterSnapshot>>,
+    ) -> Serving<B> {
+        let source = self.source(space.clone());
+        Serving { generation, key, space, source, adapter, older: None, stale: false }
+    }
+
+    /// What data threads need to look for features in this space; without one they find nothing.
+    fn source(&self, space: Option<Space>) -> KeptFeatures {
+        KeptFeatures { space, keys: self.keys.clone(), shape: self.shape }
+    }
+
     /// The space of features made with this adapter.
-    fn described(&self, adapter: Option<&[AdapterTensor]>) -> SpaceDescription {
-        let ingredients =
-            Ingredients { adapter: adapter.map(adapter_digest), ..self.base.ingredients.clone() };
+    fn described(&self, adapter: Option<&AdapterSnapshot>) -> SpaceDescription {
+        let adapter = adapter.map(|adapter| adapter_digest(&adapter::tensors(adapter)));
+        let ingredients = Ingredients { adapter, ..self.base.ingredients.clone() };
         SpaceDescription { ingredients, ..self.base.clone() }
     }
 
@@ -258,22 +299,24 @@ fn store_dir(spec: &RunSpec) -> PathBuf {
     }
 }
 
-/// The store that a run would open, in words, after finding out that it can be: of a version known here, and taking files. None if the run
-/// keeps nothing.
+/// The store that a run would open, in words, after finding out that it can be: of a version known here, and readable; or new, and taking
+/// files. None if the run keeps nothing.
 pub(super) fn check(spec: &RunSpec) -> Result<Option<String>, TrainError> {
     if spec.cache.mode == CacheMode::Off {
         return Ok(None);
     }
     let dir = store_dir(spec);
-    let found = Store::existing(&dir)?;
-    check_writable(&dir).map_err(|source| StoreError::Io {
-        action: "write below",
-        path: dir.clone(),
-        source,
-    })?;
-    let there = match found {
-        Some(store) => format!("has {} already", human(store.bytes()?)),
-        None => "is new".to_owned(),
+    let there = match Store::existing(&dir)? {
+        Some(store) => {
+            let closed =
+                store.read_only().map(|why| format!("; nothing will be added, it cannot be written: {why}"));
+            format!("has {} already{}", human(store.bytes()?), closed.unwrap_or_default())
+        }
+        None => {
+            let failed = |source| StoreError::Io { action: "write below", path: dir.clone(), source };
+            check_writable(&dir).map_err(failed)?;
+            "is new".to_owned()
+        }
     };
     Ok(Some(format!("{} {there}", dir.display())))
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! live phase     LoRA moves; the last generation is kept, adapter and all, to be compared with
-//! it ends        drift is measured (`drift`), then the link says whether a generation begins or the kept one goes on
+//! it ends        a generation begins, or the kept one goes on, at least until drift has decided; drift is measured from here on (`probes`)
 //! begins         snapshot of the adapter as it is before the step; its digest names the space, so all ranks open the same
 //! goes on        what is missing is computed with the adapter of then
 //! joins later    the space's name comes with the lease, from the other ranks, or from the checkpoint; the adapter from the space
@@ -11,15 +11,15 @@
 //! Within a cached phase LoRA rests, so the present adapter *is* the generation's, and a rank that comes back there needs nothing from
 //! the store.
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 use coxswain_proto::{
-    cache_plan::{CacheGeneration, CacheReport, CacheSchedule},
-    ids::Step,
+    cache_plan::{CacheGeneration, CacheReport},
+    ids::{Bytes, Step},
 };
 use serde::{Deserialize, Serialize};
 
-use super::{Features, adapter};
+use super::{Features, Serving, adapter};
 use crate::{
     data::KeptFeatures,
     kernels::Tape,
@@ -42,6 +42,17 @@ pub(in crate::train) struct Claim {
 /// The generation that serves or served last, as ranks and checkpoints hand it on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mark {
+    /// Which, and where.
+    #[serde(flatten)]
+    pub newest: Place,
+    /// The one before it, while the drift since then is being measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub before: Option<Place>,
+}
+
+/// A generation, and where its features are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
     /// Which.
     pub generation: CacheGeneration,
     /// The key of its space.
@@ -49,17 +60,11 @@ pub struct Mark {
 }
 
 impl<B: Tape<Base = B>> Training<'_, B> {
-    /// Whether leases of `step` are asked for only when it is the next to run: there drift is measured first, by all ranks together.
-    pub(in crate::train) fn waits_for_turn(&self, step: Step) -> bool {
-        let schedule = CacheSchedule::new(&self.spec.cache, &self.plan);
-        schedule.is_some_and(|schedule| schedule.begins_cached(step))
-    }
-
     /// Leases the next step, after what has to be known for that.
     pub(in crate::train) fn lease_next(&mut self, samples: u64) -> Result<Leased, TrainError> {
         let step = self.next;
-        if self.waits_for_turn(step) {
-            self.measure_drift(step)?;
+        if self.measures_before(step) {
+            self.measure_before(step)?;
         }
         let leased = self.link.lease(step, samples)?;
         self.take_turn(&leased.turn)?;
@@ -69,8 +74,17 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     /// Where a step of this turn takes its features from: nothing if it computes them itself; the outer none if that is not known yet.
     pub(in crate::train) fn source(&self, turn: &CacheTurn) -> Option<Option<KeptFeatures>> {
         let (Some(features), CacheTurn::Cached(space)) = (&self.features, turn) else { return Some(None) };
-        let serving = features.serving.as_ref().filter(|serving| serving.generation == space.generation)?;
-        Some(Some(serving.source.clone()))
+        let number = space.generation.number;
+        match features.serving.as_ref().filter(|serving| serving.generation == space.generation) {
+            Some(serving) => Some(Some(serving.source.clone())),
+            // It has no name before it begins, so its samples are read as if nothing were there, and looked for when they are due. Not before a
+            // step that fills another generation: it would take them for its own.
+            None if space.generation.since > self.next => {
+                let alike = |claim: &Claim| [0, number].contains(&claim.turn.number());
+                self.claimed.iter().all(alike).then(|| Some(features.source(None)))
+            }
+            None => None,
+        }
     }
 
     /// Makes ready what the step that runs next needs. Nothing happens if it is as the step before.
@@ -87,6 +101,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         features.publish();
         match turn {
             CacheTurn::Live { kept } => {
+                // What is not measured by now never will be: LoRA moves on.
+                features.measuring = None;
                 if let Some(serving) = &mut features.serving {
                     serving.older = None;
                 }
@@ -97,7 +113,10 @@ impl<B: Tape<Base = B>> Training<'_, B> {
                     features.recall(kept, &self.trainables);
                 }
             }
-            CacheTurn::Cached(space) => features.serve(space, step, &self.trainables),
+            CacheTurn::Cached(space) => {
+                let before = features.serve(space, step, &self.trainables);
+                self.begin_measuring(space, before);
+            }
         }
         self.tell_turn(turn)
     }
@@ -121,7 +140,9 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     pub(in crate::train) fn cache_mark(&self) -> Option<Mark> {
         let features = self.features.as_ref().filter(|features| features.rests())?;
         let serving = features.serving.as_ref()?;
-        Some(Mark { generation: serving.generation, space: serving.key.0 })
+        let place = |serving: &Serving<B>| Place { generation: serving.generation, space: serving.key.0 };
+        let before = features.measuring.as_ref().and_then(|measuring| measuring.before());
+        Some(Mark { newest: place(serving), before: before.map(place) })
     }
 
     /// Takes over what a generation of workers has agreed on: the state that it starts with was left with this mark.
@@ -133,35 +154,44 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             return;
         }
         (features.phase, features.taken, features.measured, features.probed) = (None, None, None, None);
-        let Some(mark) = mark else {
+        features.measuring = None;
+        let Some(Mark { newest: Place { generation, space }, before }) = mark else {
             features.serving = None;
             return;
         };
         let here = features.serving.as_ref();
-        if here.is_none_or(|own| own.generation != mark.generation || own.key.0 != mark.space || own.stale) {
-            let space = CacheSpace { generation: mark.generation, space: Some(mark.space.to_string()) };
+        if here.is_none_or(|own| own.generation != generation || own.key.0 != space || own.stale) {
+            let space = CacheSpace { generation, space: Some(space.to_string()) };
             features.recall(&space, &self.trainables);
+        }
+        if let Some(before) = before {
+            let before = features.past(before, &self.trainables);
+            self.measure_again(generation.since, before);
         }
     }
 }
 
 impl<B: Tape<Base = B>> Features<B> {
-    /// The generation of a cached step: begins, if it does so here, or is the one that was there.
-    fn serve(&mut self, space: &CacheSpace, step: Step, trainables: &Trainables<B>) {
+    /// The generation of a cached step: begins, if it does so here, or is the one that was there. Returns what served before one that begins.
+    fn serve(&mut self, space: &CacheSpace, step: Step, trainables: &Trainables<B>) -> Option<Serving<B>> {
         let present = AdapterSnapshot::of(trainables);
         if space.generation.since == step {
+            let before = self.serving.take();
+            // A drift since what does not serve any more decides nothing.
+            self.measuring.take_if(|measuring| measuring.before().is_none());
             // Again after a rollback, too: the world may be another, and then the weights are.
             self.begin(space.generation, Some(present));
-            return;
+            return before.filter(|before| before.generation.number != space.generation.number);
         }
         if !self.serves(&space.generation) {
             self.recall(space, trainables);
         }
         let device = &self.device;
         if let Some(serving) = &mut self.serving {
-            let other = serving.adapter.as_ref().filter(|adapter| **adapter != present);
+            let other = serving.adapter.as_ref().filter(|adapter| ***adapter != present);
             serving.older = other.map(|adapter| adapter.trainables(device));
         }
+        None
     }
 
     fn serves(&self, generation: &CacheGeneration) -> bool {
@@ -172,7 +202,7 @@ impl<B: Tape<Base = B>> Features<B> {
     fn recall(&mut self, wanted: &CacheSpace, trainables: &Trainables<B>) {
         let present = AdapterSnapshot::of(trainables);
         let key = wanted.space.as_ref().and_then(|key| key.parse::<Digest>().ok()).map(SpaceKey);
-        let here = self.described(Some(&adapter::tensors(&present))).key();
+        let here = self.described(Some(&present)).key();
         if key.is_none_or(|key| key == here) {
             self.begin(wanted.generation, Some(present));
             return;
@@ -192,6 +222,14 @@ impl<B: Tape<Base = B>> Features<B> {
         }
     }
 
+    /// A generation that served before the present one, to be compared with; none if its adapter is not there.
+    fn past(&mut self, place: Place, trainables: &Trainables<B>) -> Option<Serving<B>> {
+        let key = SpaceKey(place.space);
+        let adapter = self.find_adapter(&key, trainables)?;
+        let space = self.store.find(&key).inspect_err(|error| self.account.complain(error)).ok().flatten();
+        Some(self.serving_of(place.generation, key, space, Some(Arc::new(adapter))))
+    }
+
     fn find_adapter(&mut self, key: &SpaceKey, trainables: &Trainables<B>) -> Option<AdapterSnapshot> {
         let tensors = match self.store.find(key).and_then(|space| match space {
             Some(space) => space.load_adapter(),
@@ -209,8 +247,12 @@ impl<B: Tape<Base = B>> Features<B> {
     }
 
     /// The levels of the generation that serves, for the coordinator.
-    pub(super) fn report(&mut self) -> Option<CacheReport> {
-        let serving = self.serving.as_ref()?;
+    pub(super) fn report(&self) -> Option<CacheReport> {
+        self.serving.as_ref().map(|serving| self.report_of(serving))
+    }
+
+    /// The levels of a generation.
+    pub(super) fn report_of(&self, serving: &Serving<B>) -> CacheReport {
         let (stored, bytes, damaged) = match &serving.space {
             Some(space) => {
                 let stored = self.training.iter().filter(|key| space.contains(key)).count();
@@ -218,16 +260,16 @@ impl<B: Tape<Base = B>> Features<B> {
             }
             None => (0, 0, 0),
         };
-        Some(CacheReport {
+        CacheReport {
             generation: serving.generation.number,
             space: serving.key.to_string(),
             stored,
             total: self.account.total,
-            bytes: coxswain_proto::ids::Bytes(bytes),
+            bytes: Bytes(bytes),
             fill_batch: if self.account.filled() { self.fill_batch as u32 } else { 0 },
             damaged,
             drift: None,
             lost: serving.stale,
-        })
+        }
     }
 }

@@ -8,7 +8,10 @@ use coxswain_proto::{
 use super::choice::Holding;
 use crate::{
     collective::{Buf, BufMut, Collective, CollectiveError},
-    train::{evaluate::ActionError, features::Mark},
+    train::{
+        evaluate::ActionError,
+        features::{Mark, Place},
+    },
     vl_cache::Digest,
     zero::Versions,
 };
@@ -50,13 +53,17 @@ impl Carried {
             before: a.before.or(b.before),
             stopped: a.stopped || b.stopped,
             // One may have begun a generation that the others have not come to.
-            cache: [a.cache, b.cache].into_iter().flatten().max_by_key(|mark| mark.generation.number),
+            cache: [a.cache, b.cache].into_iter().flatten().max_by_key(|mark| mark.newest.generation.number),
         })
         .unwrap_or(own)
     }
 }
 
-const FIELDS: usize = 28;
+/// Where the generation before the newest one of kept features stands in a row.
+const BEFORE: usize = 28;
+/// Numbers that name a generation of kept features and its space.
+const PLACE: usize = 10;
+const FIELDS: usize = BEFORE + PLACE;
 /// Stands for "none" where a count is expected.
 const NONE: f64 = -1.0;
 
@@ -86,11 +93,9 @@ fn encode(held: Option<&Holding>, carried: &Carried) -> Row {
         Some(None) => 0.0,
         Some(Some(_)) => 1.0,
     };
-    if let Some(Mark { generation, space }) = carried.cache {
-        (row[16], row[17]) = (generation.number as f64, generation.since.0 as f64);
-        for (field, bytes) in row[18..26].iter_mut().zip(space.0.as_chunks::<4>().0) {
-            *field = f64::from(u32::from_le_bytes(*bytes));
-        }
+    if let Some(Mark { newest, before }) = carried.cache {
+        encode_place(&newest, &mut row[16..16 + PLACE]);
+        before.iter().for_each(|before| encode_place(before, &mut row[BEFORE..]));
     }
     if let Some(Some(error)) = carried.before {
         row[12..15].copy_from_slice(&[error.samples as f64, error.mse_normalized, error.mae]);
@@ -111,14 +116,8 @@ fn decode(row: &[f64]) -> (Option<Holding>, Carried) {
     });
     let (samples, unreadable) = (row[12] as u64, row[27] as u64);
     let error = ActionError { samples, mse_normalized: row[13], mae: row[14], unreadable };
-    let cache = some(row[16]).map(|number| {
-        let mut space = [0; 32];
-        for (bytes, field) in space.as_chunks_mut::<4>().0.iter_mut().zip(&row[18..26]) {
-            *bytes = (*field as u32).to_le_bytes();
-        }
-        let generation = CacheGeneration { number: number as u64, since: Step(row[17] as u64) };
-        Mark { generation, space: Digest(space) }
-    });
+    let newest = decode_place(&row[16..16 + PLACE]);
+    let cache = newest.map(|newest| Mark { newest, before: decode_place(&row[BEFORE..]) });
     let carried = Carried {
         cache,
         checkpoints: row[7] as u32,
@@ -130,6 +129,22 @@ fn decode(row: &[f64]) -> (Option<Holding>, Carried) {
         stopped: row[15] > 0.0,
     };
     (held, carried)
+}
+
+fn encode_place(place: &Place, fields: &mut [f64]) {
+    (fields[0], fields[1]) = (place.generation.number as f64, place.generation.since.0 as f64);
+    for (field, bytes) in fields[2..].iter_mut().zip(place.space.0.as_chunks::<4>().0) {
+        *field = f64::from(u32::from_le_bytes(*bytes));
+    }
+}
+
+fn decode_place(fields: &[f64]) -> Option<Place> {
+    let mut space = [0; 32];
+    for (bytes, field) in space.as_chunks_mut::<4>().0.iter_mut().zip(&fields[2..]) {
+        *bytes = (*field as u32).to_le_bytes();
+    }
+    let generation = CacheGeneration { number: fields[0] as u64, since: Step(fields[1] as u64) };
+    (fields[0] >= 0.0).then_some(Place { generation, space: Digest(space) })
 }
 
 /// Every rank's holding, and what all of them carry on with.
@@ -151,8 +166,11 @@ mod tests {
     use super::*;
 
     fn mark(number: u64) -> Mark {
-        let generation = CacheGeneration { number, since: Step(10 * number) };
-        Mark { generation, space: Digest(std::array::from_fn(|i| 255 - 7 * i as u8)) }
+        let place = |number| {
+            let generation = CacheGeneration { number, since: Step(10 * number) };
+            Place { generation, space: Digest(std::array::from_fn(|i| 255 - number as u8 * i as u8)) }
+        };
+        Mark { newest: place(number), before: Some(place(number - 1)).filter(|_| number == 3) }
     }
 
     #[test]

@@ -70,10 +70,10 @@ fn samples_are_named_by_images_in_order_and_prompt() {
     assert_eq!(HashSet::from(all).len(), all.len());
 }
 
-fn adapter() -> Vec<AdapterTensor> {
-    let tensor = |name: &str, shape: [usize; 2], from: f32| AdapterTensor {
+fn adapter() -> Vec<AdapterTensor<'static>> {
+    let tensor = |name: &'static str, shape: [usize; 2], from: f32| AdapterTensor {
         name: name.into(),
-        shape: shape.to_vec(),
+        shape: shape.to_vec().into(),
         values: (0..shape[0] * shape[1]).map(|i| from + i as f32).collect(),
     };
     vec![tensor("b", [2, 3], 0.5), tensor("a", [4, 1], -1.0)]
@@ -84,9 +84,9 @@ fn one_weight_makes_another_adapter_and_order_does_not() {
     let base = adapter();
     let reversed: Vec<_> = base.iter().rev().cloned().collect();
     assert_eq!(adapter_digest(&base), adapter_digest(&reversed));
-    let changes: [fn(&mut Vec<AdapterTensor>); 4] = [
-        |a| a[1].values[3] = f32::from_bits(a[1].values[3].to_bits() + 1),
-        |a| a[0].shape = vec![3, 2],
+    let changes: [fn(&mut Vec<AdapterTensor<'static>>); 4] = [
+        |a| a[1].values.to_mut()[3] = f32::from_bits(a[1].values[3].to_bits() + 1),
+        |a| a[0].shape = vec![3, 2].into(),
         |a| a[0].name = "c".into(),
         |a| a.truncate(1),
     ];
@@ -113,7 +113,7 @@ fn the_adapter_of_a_space_is_kept_whole_and_no_other_is_taken_for_it() {
     assert_eq!(loaded, adapter());
 
     let mut changed = adapter();
-    changed[0].values[0] += 1.0;
+    changed[0].values.to_mut()[0] += 1.0;
     assert!(space.save_adapter(&changed).unwrap_err().to_string().contains("this space is of"));
     let path = space.dir().join("adapter.safetensors");
     let mut bytes = fs::read(&path).unwrap();
@@ -129,7 +129,7 @@ fn the_adapter_of_a_space_is_kept_whole_and_no_other_is_taken_for_it() {
 fn coverage_is_listed_with_everything_else() {
     let dir = tempfile::tempdir().unwrap();
     let space = filled(dir.path(), 0..3, 2);
-    let coverage = Coverage { run: "run/1".into(), total: 4, stored: 3 };
+    let coverage = Coverage { run: "run/1".into(), total: 4, stored: 3, among: 3 };
     space.note_coverage(&coverage).unwrap();
     space.note_coverage(&Coverage { stored: 4, ..coverage.clone() }).unwrap();
     let (spaces, strange) = Store::existing(dir.path()).unwrap().unwrap().list().unwrap();
@@ -138,6 +138,63 @@ fn coverage_is_listed_with_everything_else() {
     assert!(report.coverage.len() == 1 && report.coverage[0].is_complete() && !coverage.is_complete());
     assert!(strange.is_empty() && report.unusable.is_empty() && report.rounding_error == 0.0);
     assert_eq!(report.bytes, super::super::store::files_below(space.dir()));
+}
+
+#[test]
+fn what_is_called_complete_is_so_after_a_repair_and_after_somebody_removed_parts() {
+    let dir = tempfile::tempdir().unwrap();
+    let space = filled(dir.path(), 0..3, 2);
+    let note = |run: &str, total| Coverage { run: run.into(), total, stored: total, among: 3 };
+    space.note_coverage(&note("all", 3)).unwrap();
+    let store = Store::existing(dir.path()).unwrap().unwrap();
+    let coverage = || {
+        let (spaces, _) = store.list().unwrap();
+        let coverage = spaces[0].coverage.iter();
+        coverage.map(|of| (of.run.clone(), of.stored, of.is_complete())).collect::<Vec<_>>()
+    };
+    assert_eq!(coverage(), [("all".into(), 3, true)]);
+    let part = |nth: usize| {
+        let names = super::super::space::part_names(space.dir()).unwrap();
+        space.dir().join(&names[nth])
+    };
+    let mut bytes = fs::read(part(0)).unwrap();
+    bytes[super::super::part::HEADER] ^= 1;
+    fs::write(part(0), bytes).unwrap();
+    let damaged = store.verify().unwrap().damaged;
+    assert_eq!((damaged.len(), store.repair(&damaged).unwrap()[0].kept), (1, 2));
+    assert_eq!(coverage(), [("all".into(), 2, false)]);
+
+    // What others add meanwhile does not make up for it.
+    let mut writer = space.writer().unwrap();
+    (10..15).for_each(|number| assert!(append(&mut writer, number, 2)));
+    writer.publish().unwrap();
+    assert_eq!(coverage(), [("all".into(), 2, false)]);
+
+    // Somebody else's removal shows in the number of samples.
+    space.note_coverage(&Coverage { among: 7, ..note("all", 3) }).unwrap();
+    assert_eq!(coverage(), [("all".into(), 3, true)]);
+    fs::remove_file(part(1)).unwrap();
+    assert_eq!(coverage(), [("all".into(), 0, false)]);
+
+    // Of a part without an index nobody knows what it had.
+    space.note_coverage(&Coverage { among: 2, ..note("all", 2) }).unwrap();
+    let bytes = fs::read(part(0)).unwrap();
+    fs::write(part(0), &bytes[..bytes.len() - 1]).unwrap();
+    assert_eq!(store.gc(None, false).unwrap().unusable.len(), 1);
+    assert_eq!(coverage(), []);
+}
+
+#[test]
+fn a_store_that_is_no_directory_is_refused_with_the_remedy() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("store");
+    fs::write(&file, "something else").unwrap();
+    for refused in [Store::open(&file, None).unwrap_err(), Store::existing(&file).unwrap_err()] {
+        let text = refused.to_string();
+        assert!(text.contains("not a directory") && text.contains("cache.dir"), "{text}");
+    }
+    let inside = Store::open(&file.join("below"), None).unwrap_err().to_string();
+    assert!(inside.contains("Not a directory") && inside.contains("below"), "{inside}");
 }
 
 #[test]

@@ -22,6 +22,25 @@ fn what_depends_on_drift_is_not_leased_before_it_is_known() {
 }
 
 #[test]
+fn the_old_generation_is_leased_on_while_its_drift_is_measured() {
+    let mut kept = Mortal::started(periodic(4, 28, Some(0.05)));
+    // Three steps of the second cached phase measure, and the sixth decides.
+    let actions = kept.train(0..29);
+    let own: Vec<_> = leases(&actions).into_iter().filter(|(rank, ..)| *rank == 0).collect();
+    let furthest = own.last().map(|(_, steps, generation)| (steps.end, *generation));
+    assert_eq!(furthest, Some((37, 1)), "{own:?}");
+    assert_eq!(kept.run.machine.waits_for_drift(), Some(Step(37)));
+    let actions = kept.train(29..36);
+    assert_eq!((decided(&actions), leases(&actions)), (vec![], vec![]));
+    let actions = kept.report(drift_of(1, 37, 0.5));
+    assert_eq!(decided(&actions)[0].generation, CacheGeneration { number: 2, since: Step(37) });
+    kept.train(36..56);
+    assert_eq!(kept.turns(30..40), [0, 0, 1, 1, 1, 1, 1, 2, 2, 2]);
+    kept.restart_coordinator();
+    assert_eq!(kept.turns(30..40), [0, 0, 1, 1, 1, 1, 1, 2, 2, 2]);
+}
+
+#[test]
 fn a_drift_that_comes_before_the_last_step_is_reported_decides_at_once() {
     let mut kept = Mortal::started(periodic(2, 6, Some(0.05)));
     kept.train(0..7);
@@ -85,11 +104,11 @@ fn a_coordinator_that_comes_back_in_sight_of_a_boundary_does_not_give_up_the_dri
     kept.train(0..40);
     kept.restart_coordinator();
     kept.keep(|run| run.tell(Ask::FollowNode { node_id: NODE.into(), stream: NODE_LINE }));
-    assert_eq!(kept.run.machine.waits_for_drift(), Some(Step(50)));
+    assert_eq!(kept.run.machine.waits_for_drift(), Some(Step(53)));
     let all = kept.live(50, WorkerPhase::Forward);
     assert_eq!(decided(&all), []);
-    assert_eq!(decided(&kept.train(40..50)), [], "nothing but the steps before it is waited for");
-    let actions = kept.report(drift_of(1, 50, 0.01));
+    assert_eq!(decided(&kept.train(40..53)), [], "nothing but the steps before it is waited for");
+    let actions = kept.report(drift_of(1, 53, 0.01));
     assert_eq!(decided(&actions).len(), 1);
 }
 

@@ -1,0 +1,91 @@
+#!/usr/bin/env python3
+"""How long training pauses where another generation of kept features begins to serve. Real `cox run`s, two ranks, read from their logs.
+
+    turn_pause.py COX [COX ...] [--rounds 3] [--turns 4] [KEY=VALUE ...]
+
+configs/quickstart-cached.yaml as it is (live for 24 steps of 120), for `--turns` turns. Of each turn three times in milliseconds:
+
+    gap     between the commits of the last live step and of the step that begins the generation, as the coordinator's log has them
+    pause   what of it was not that step itself (its `total_ms`)
+    most    the largest gap between commits in the 40 steps from there on: what drift takes is measured in them
+
+beside the median gap between live steps of the same run. The first turn measures no drift; it is listed by itself. With several programs (before, after) they
+take turns, and so do three settings: no probes, the default 32, and 32 where drift decides. Where that is so, the old generation goes on at the turn and the
+new one begins some steps later: `gap` and `pause` are then the larger ones of the two.
+"""
+import argparse
+import datetime
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+INTERVAL, LIVE = 120, 24
+# Of the last cached phase, enough to see drift measured.
+TAIL = 40
+SETTINGS = {"no probes": ["cache.probe_samples=0"], "32 probes": [], "32 probes, drift decides": ["cache.rebuild_above=1e-9"]}
+
+
+def steps(a):
+    return INTERVAL * (a.turns - 1) + LIVE + TAIL
+
+
+def run(a, cox, setting):
+    """Commits of one run: step -> (seconds, total_ms, generation)."""
+    with tempfile.TemporaryDirectory() as out:
+        keys = [f"run.output_dir={out}/run", f"train.steps={steps(a)}", "train.epochs=null", "train.checkpoint_every=0", "eval.samples=0"]
+        command = [cox, "run", "configs/quickstart-cached.yaml", *keys, *SETTINGS[setting], *a.override, "--log-format", "json"]
+        done = subprocess.run(command, cwd=ROOT, env=os.environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        assert done.returncode == 0, done.stdout[-4000:]
+    commits = {}
+    for line in done.stdout.splitlines():
+        at = line.find('{"timestamp"')
+        line = json.loads(line[at:]) if at >= 0 else {}
+        if line.get("target") == "coxswain::step":
+            seconds = datetime.datetime.fromisoformat(line["timestamp"].replace("Z", "+00:00")).timestamp()
+            commits[line["step"]] = (seconds, line["total_ms"], line["cache_generation"])
+    assert len(commits) == steps(a), f"{len(commits)} steps are in the log"
+    return commits
+
+
+def read(commits, turns):
+    """Median live gap, and (gap, pause, most) of every turn."""
+    gap = lambda step: 1e3 * (commits[step][0] - commits[step - 1][0])
+    pause = lambda step: gap(step) - commits[step][1]
+    live = [gap(step) for step in commits if step % INTERVAL in range(1, LIVE) and step > LIVE]
+    found = []
+    for turn in range(turns):
+        first = turn * INTERVAL + LIVE
+        phase = range(first, first + TAIL)
+        flips = [step for step in phase if step == first or commits[step][2] != commits[step - 1][2]]
+        rest = [gap(step) for step in phase if step not in flips]
+        found.append((max(map(gap, flips)), max(map(pause, flips)), max(rest)))
+    return statistics.median(live), found
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="+", metavar="COX or KEY=VALUE")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--turns", type=int, default=4)
+    a = parser.parse_args()
+    programs = [os.path.abspath(word) for word in a.words if "=" not in word]
+    a.override = [word for word in a.words if "=" in word]
+    seen = {(cox, setting): [] for setting in SETTINGS for cox in programs}
+    for _ in range(a.rounds):
+        for cox, setting in seen:
+            seen[cox, setting].append(read(run(a, cox, setting), a.turns))
+    for (cox, setting), rounds in seen.items():
+        live = statistics.median(live for live, _ in rounds)
+        first = [turns[0] for _, turns in rounds]
+        later = [turn for _, turns in rounds for turn in turns[1:]]
+        median = lambda turns, which: statistics.median(turn[which] for turn in turns)
+        gaps = sorted(turn[0] for turn in later)
+        print(f"{cox}: {setting}: live step {live:.0f} ms; first turn {median(first, 0):.0f}; {len(later)} later turns: gap {median(later, 0):.0f} "
+              f"({gaps[0]:.0f} to {gaps[-1]:.0f}), pause {median(later, 1):.0f}, most after it {median(later, 2):.0f}", flush=True)
+
+
+main()

@@ -1,0 +1,395 @@
+//! Measuring drift: the probes' features under the present adapter beside those of a generation that served before.
+//!
+//! ```text
+//! probes     cache.probe_samples training samples, spread evenly over the data set; every rank takes a part
+//! fresh      what the present adapter makes of them          kept   what the store has, or the generation's own adapter makes
+//! when       a portion in each of the steps after the turn (`CacheSchedule::measured_in`), before the step's own samples
+//! after it   all ranks gather their sums; rank 0 reports
+//! ```
+//!
+//! In a cached phase the adapter rests, so what is measured some steps after the turn is what had moved at the turn, bit for bit, and measuring can be
+//! begun again wherever a fault has cut it off. Only the loss of a portion is under the expert of its own step, for fresh and kept features
+//! alike. Both are rounded as the store rounds, since that is what training would see.
+//!
+//! Where the schedule alone decides, the new generation serves already: what is fresh are records of its space, found there or stored. Where drift
+//! decides, the old one goes on meanwhile, and what is fresh is kept until the turn is known: if a generation begins there, these are its first
+//! records. What is not measured by then (a phase too short for portions, a fault) is measured at once, while all ranks wait.
+
+use std::ops::Range;
+
+use coxswain_proto::{
+    cache_plan::{CacheDrift, CacheReport, CacheSchedule},
+    ids::{Bytes, Rank, Step},
+    run_spec::Cache,
+};
+
+use super::{
+    Features, Serving,
+    drift::{FAILED, FIELDS, Sums, UNAVAILABLE, WELL},
+    keeper::{Made, MadeRow},
+};
+use crate::{
+    batch::{CachedFeatures, MicroBatch, Sample},
+    collective::{Buf, BufMut},
+    data::{Readable, collate},
+    kernels::Tape,
+    link::{CacheSpace, Phase, Report},
+    memory::{self, OutOfMemory},
+    params::Trainables,
+    train::{TrainError, run::Training},
+    vl_cache::round_trip,
+};
+
+/// A measurement that goes on.
+pub(super) struct Measuring<B: Tape<Base = B>> {
+    /// Before this step: where a generation begins, or where drift decides whether one does.
+    at: Step,
+    /// Each of these steps takes a portion.
+    portions: Range<Step>,
+    against: Against<B>,
+    /// This rank's probes.
+    probes: Vec<u64>,
+    /// How many of them are compared.
+    done: usize,
+    sums: Sums,
+    /// The step that measured the newest portion.
+    step: Option<Step>,
+    /// The adapter of the generation compared with, once something was missing of that.
+    older: Option<Trainables<B>>,
+    /// Fresh features for the generation that may begin.
+    made: Made,
+}
+
+/// The generation compared with.
+enum Against<B: Tape<Base = B>> {
+    /// The one that serves.
+    Serving,
+    /// The one that served before.
+    Before(Box<Serving<B>>),
+    /// Its adapter cannot be had.
+    Lost,
+}
+
+impl<B: Tape<Base = B>> Measuring<B> {
+    /// The generation compared with, if it serves no more.
+    pub fn before(&self) -> Option<&Serving<B>> {
+        match &self.against {
+            Against::Before(serving) => Some(serving),
+            Against::Serving | Against::Lost => None,
+        }
+    }
+}
+
+/// Whether it depends on drift whether a generation begins.
+fn drift_decides(cache: &Cache) -> bool {
+    cache.rebuild_above.is_some()
+}
+
+impl<B: Tape<Base = B>> Training<'_, B> {
+    fn schedule(&self) -> Option<CacheSchedule> {
+        CacheSchedule::new(&self.spec.cache, &self.plan)
+    }
+
+    /// Begins to measure in the cached step that runs next, if there is something to measure after this turn. `before` served until here.
+    pub(super) fn begin_measuring(&mut self, space: &CacheSpace, before: Option<Serving<B>>) {
+        let (step, cache) = (self.next, &self.spec.cache);
+        let Some(schedule) = self.schedule() else { return };
+        let begins = schedule.cached_since(step);
+        let portions = schedule.measured_in(begins);
+        let decided = schedule.decided_at(begins);
+        match before {
+            Some(before) if !drift_decides(cache) && step == begins => {
+                self.measure(begins, portions, Against::Before(Box::new(before)));
+            }
+            // What comes too late for portions is measured at once where it is decided.
+            None if drift_decides(cache)
+                && space.generation.since < begins
+                && step < portions.end
+                && step < decided =>
+            {
+                self.measure(decided, portions, Against::Serving);
+            }
+            _ => {}
+        }
+    }
+
+    /// Takes up a measurement that a fault, or the end of a process, has cut off; `before` is none if nothing of that generation is left.
+    pub(super) fn measure_again(&mut self, begins: Step, before: Option<Serving<B>>) {
+        let Some(schedule) = self.schedule() else { return };
+        let against = before.map_or(Against::Lost, |before| Against::Before(Box::new(before)));
+        self.measure(begins, schedule.measured_in(begins), against);
+    }
+
+    fn measure(&mut self, at: Step, portions: Range<Step>, against: Against<B>) {
+        let wanted = self.spec.cache.probe_samples as u64;
+        let (rank, world) = (self.comm.rank().0 as usize, self.comm.world());
+        let all = self.dataset.training_len();
+        let count = wanted.min(all);
+        let Some(features) = self.features.as_mut().filter(|_| count > 0) else { return };
+        let spread = (0..count).filter_map(|i| self.dataset.training_sample(i * all / count));
+        let stale = |serving: &Serving<B>| serving.stale;
+        let lost = match &against {
+            Against::Serving => features.serving.as_ref().is_none_or(stale),
+            Against::Before(serving) => serving.stale,
+            Against::Lost => true,
+        };
+        let against = if lost { Against::Lost } else { against };
+        let probes = if lost { Vec::new() } else { spread.skip(rank).step_by(world).collect() };
+        features.measuring = Some(Measuring {
+            at,
+            portions,
+            against,
+            probes,
+            done: 0,
+            sums: Sums::default(),
+            step: None,
+            older: None,
+            made: Made::default(),
+        });
+    }
+
+    /// Compares this step's portion of the probes. Nothing has left this rank yet, so the vote of the step hears of what fails here.
+    pub(in crate::train) fn measure_portion(&mut self, step: Step) -> Result<(), TrainError> {
+        let due = |measuring: &mut Measuring<B>| {
+            measuring.portions.start <= step && measuring.step.is_none_or(|last| last < step)
+        };
+        let taken = self.features.as_mut().and_then(|features| features.measuring.take_if(due));
+        let Some(mut measuring) = taken else { return Ok(()) };
+        let steps_left = measuring.portions.end.0.saturating_sub(step.0).max(1);
+        let left = measuring.probes.len() - measuring.done;
+        self.enter(Phase::CacheBuild, step)?;
+        let compared = self.compare_some(step, &mut measuring, left.div_ceil(steps_left as usize));
+        let features = self.features.as_mut().expect("they were there");
+        if compared.is_ok() {
+            measuring.step = Some(step);
+            if measuring.done == measuring.probes.len() {
+                // What is fresh and stored is seen by all ranks after this step's vote.
+                features.publish();
+            }
+        }
+        features.measuring = Some(measuring);
+        compared
+    }
+
+    /// After a step: once all probes are compared, the ranks gather what came out, and rank 0 reports it.
+    pub(in crate::train) fn conclude_drift(&mut self, step: Step) -> Result<(), TrainError> {
+        let over = |measuring: &mut Measuring<B>| {
+            measuring.step == Some(step) && measuring.portions.end.0 <= step.0 + 1
+        };
+        let taken = self.features.as_mut().and_then(|features| features.measuring.take_if(over));
+        match taken {
+            Some(measuring) => self.gather_drift(step, measuring, Ok(())),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether drift decides about `step`, and is not measured yet: then all ranks measure it together before they lease the step.
+    pub(in crate::train) fn measures_before(&self, step: Step) -> bool {
+        let Some((features, schedule)) = self.features.as_ref().zip(self.schedule()) else { return false };
+        let serving = features.serving.as_ref().filter(|_| drift_decides(&self.spec.cache));
+        let wanted = self.spec.cache.probe_samples > 0 && features.measured != Some(step);
+        let served = |serving: &Serving<B>| serving.generation.since < schedule.cached_since(step);
+        wanted && schedule.decides_at(step) && serving.is_some_and(served)
+    }
+
+    /// Measures all that is left of it.
+    pub(super) fn measure_before(&mut self, step: Step) -> Result<(), TrainError> {
+        let Some(features) = &mut self.features else { return Ok(()) };
+        features.publish();
+        if features.measuring.is_none() {
+            self.measure(step, step..step, Against::Serving);
+        }
+        let taken = self.features.as_mut().and_then(|features| features.measuring.take());
+        let Some(mut measuring) = taken else { return Ok(()) };
+        let left = measuring.probes.len() - measuring.done;
+        self.enter(Phase::CacheBuild, step)?;
+        let compared = self.compare_some(step, &mut measuring, left);
+        self.gather_drift(step, measuring, compared)
+    }
+
+    /// Gathers the sums of all ranks. `own` is how this one fared.
+    fn gather_drift(
+        &mut self,
+        step: Step,
+        measuring: Measuring<B>,
+        own: Result<(), TrainError>,
+    ) -> Result<(), TrainError> {
+        let Some(features) = &mut self.features else { return Ok(()) };
+        features.measured = Some(measuring.at);
+        self.enter(Phase::Communication, step)?;
+        let row = match (&own, &measuring.against) {
+            (Err(_), _) => Sums::default().row(FAILED),
+            (Ok(()), Against::Lost) => Sums::default().row(UNAVAILABLE),
+            (Ok(()), _) => measuring.sums.row(WELL),
+        };
+        let mut rows = vec![0.0; FIELDS * self.comm.world()];
+        self.comm.all_gather(Buf::F64(&row), BufMut::F64(&mut rows))?;
+        own?;
+        let fared = || rows.chunks_exact(FIELDS).map(Sums::status);
+        if let Some((_, rank)) = fared().zip(0..).find(|(status, _)| *status == FAILED) {
+            return Err(TrainError::PeerFailed(Rank(rank)));
+        }
+        let lost = fared().any(|status| status == UNAVAILABLE);
+        self.tell_drift(measuring, (Sums::total(&rows), lost))
+    }
+
+    fn tell_drift(&mut self, measuring: Measuring<B>, (total, lost): (Sums, bool)) -> Result<(), TrainError> {
+        let Some(features) = &mut self.features else { return Ok(()) };
+        let Measuring { at, against, made, .. } = measuring;
+        let drift = total.drift().filter(|_| !lost);
+        let drift = drift.map(|drift| CacheDrift { at, drift, probes: total.probes as u32 });
+        // Where drift decides, whoever decides must hear that there is none.
+        let (compared, told) = match &against {
+            Against::Before(before) => (Some(&**before), drift.is_some()),
+            Against::Serving | Against::Lost => (features.serving.as_ref(), drift_decides(&self.spec.cache)),
+        };
+        let Some(report) = compared.map(|serving| features.report_of(serving)).filter(|_| told) else {
+            return Ok(());
+        };
+        features.account.measured(report.generation, drift);
+        features.probed = Some((at, made)).filter(|(_, made)| !made.rows.is_empty());
+        if self.assignment.rank.0 > 0 {
+            return Ok(());
+        }
+        if let Some(CacheDrift { drift, probes, .. }) = &drift {
+            self.link.report(Report::Note(format!(
+                "step {at}: features have moved by {:.2} % (relative L2, cosine {:.4}) since generation {} was begun; loss {:.5} with fresh ones, {:.5} with kept ones, on {probes} probes",
+                100.0 * drift.relative_l2, drift.cosine, report.generation, drift.loss_fresh, drift.loss_cached
+            )))?;
+        }
+        let lost = report.lost || (lost && matches!(against, Against::Serving | Against::Lost));
+        Ok(self.link.report(Report::Cache(CacheReport { drift, lost, ..report }))?)
+    }
+
+    /// Compares the next `count` of this rank's probes, as many at once as memory allows.
+    fn compare_some(
+        &mut self,
+        step: Step,
+        measuring: &mut Measuring<B>,
+        count: usize,
+    ) -> Result<(), TrainError> {
+        let Some(features) = self.features.as_ref().filter(|_| count > 0) else { return Ok(()) };
+        let (end, mut size) = (measuring.done + count, features.fill_batch);
+        while measuring.done < end {
+            let indices = measuring.probes[measuring.done..end.min(measuring.done + size)].to_vec();
+            let before = memory::in_use();
+            match memory::guarded(|| self.compare(&indices, measuring)) {
+                Ok(compared) => {
+                    let (sums, made) = compared?;
+                    measuring.sums = sums;
+                    measuring.done += indices.len();
+                    match measuring.before() {
+                        None => measuring.made.append(made),
+                        Some(_) if made.rows.is_empty() => {}
+                        Some(_) => features.keeper.keep(made),
+                    }
+                }
+                Err(_) if indices.len() > 1 => size = indices.len().div_ceil(2),
+                Err(overrun) => {
+                    let capacity = self.spec.memory.capacity.map(Bytes);
+                    let source = OutOfMemory::of(Phase::CacheBuild, overrun, before, capacity);
+                    return Err(TrainError::DoesNotFit { step, source });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares some samples: the sums with them, and their fresh features, if they were computed.
+    fn compare(&self, indices: &[u64], measuring: &mut Measuring<B>) -> Result<(Sums, Made), TrainError> {
+        let Readable { samples, faults } = self.dataset.readable(indices);
+        faults.iter().for_each(|error| tracing::warn!(%error, "a probe is left out"));
+        if samples.is_empty() {
+            return Ok((measuring.sums, Made::default()));
+        }
+        let indices: Vec<u64> = samples.iter().map(|sample| sample.index).collect();
+        let batch = collate(measuring.at, &samples, self.dataset.pad_token());
+        let features = self.features.as_ref().expect("probes are of kept features");
+        let width = self.policy.tap_width();
+        let rows: Vec<usize> =
+            self.policy.tap_tokens(&batch).into_iter().map(|tokens| tokens * width).collect();
+        let probes = Probes { indices: &indices, rows: &rows, batch: &batch };
+        let (fresh, unrounded) = self.fresh(&probes, measuring.before().is_some())?;
+        let kept = self.kept(&probes, measuring)?;
+        let mut sums = measuring.sums;
+        let mut made = Made { rows: Vec::new(), values: unrounded.unwrap_or_default() };
+        let mut at = 0;
+        for (row, sample) in rows.iter().zip(samples) {
+            let place = at..at + row;
+            at = place.end;
+            sums.compare(&fresh[place.clone()], &kept[place.clone()]);
+            if let Some(key) = features.keys.get(sample.index).filter(|_| !made.values.is_empty()) {
+                let Sample { input_ids, image_grids, .. } = sample;
+                made.rows.push(MadeRow { key, input_ids, image_grids, place });
+            }
+        }
+        let loss = |values| {
+            let features = Some(CachedFeatures { width, values });
+            let batch = MicroBatch { features, pixel_values: Vec::new(), ..batch.clone() };
+            self.policy.loss(&self.trainables, &batch)
+        };
+        let (with_fresh, with_kept) = (loss(fresh)?, loss(kept)?);
+        sums.loss_fresh += with_fresh.loss_sum;
+        sums.loss_kept += with_kept.loss_sum;
+        sums.valid += with_fresh.valid;
+        Ok((sums, made))
+    }
+
+    /// What the present adapter makes of probes, rounded; and unrounded, if it had to be computed. `serves`: the generation made with it does.
+    fn fresh(&self, probes: &Probes<'_>, serves: bool) -> Result<(Vec<f32>, Option<Vec<f32>>), TrainError> {
+        let features = self.features.as_ref().expect("probes are of kept features");
+        let serving = features.serving.as_ref().filter(|_| serves);
+        if let Some(found) = serving.and_then(|serving| features.read_probes(serving, probes)) {
+            return Ok((found, None));
+        }
+        let CachedFeatures { width, values } = self.policy.features_below(&self.trainables, probes.batch)?;
+        let mut rounded = values.clone();
+        round_trip(features.dtype, width, &mut rounded);
+        Ok((rounded, Some(values)))
+    }
+
+    /// What the generation compared with has of probes, rounded.
+    fn kept(&self, probes: &Probes<'_>, measuring: &mut Measuring<B>) -> Result<Vec<f32>, TrainError> {
+        let features = self.features.as_ref().expect("probes are of kept features");
+        let Measuring { against, older, .. } = measuring;
+        let serving = match against {
+            Against::Before(before) => Some(&**before),
+            Against::Serving | Against::Lost => features.serving.as_ref(),
+        };
+        if let Some(found) = serving.and_then(|serving| features.read_probes(serving, probes)) {
+            return Ok(found);
+        }
+        let ready = serving.and_then(|serving| serving.older.as_ref());
+        let below = match (ready, serving.and_then(|serving| serving.adapter.as_ref())) {
+            (Some(ready), _) => ready,
+            (None, Some(adapter)) => older.get_or_insert_with(|| adapter.trainables(&features.device)),
+            (None, None) => &self.trainables,
+        };
+        let CachedFeatures { width, mut values } = self.policy.features_below(below, probes.batch)?;
+        round_trip(features.dtype, width, &mut values);
+        Ok(values)
+    }
+}
+
+/// Probes that are compared at once.
+struct Probes<'a> {
+    indices: &'a [u64],
+    /// Values of each.
+    rows: &'a [usize],
+    batch: &'a MicroBatch,
+}
+
+impl<B: Tape<Base = B>> Features<B> {
+    /// Kept features of probes; none if one of them is missing.
+    fn read_probes(&self, serving: &Serving<B>, probes: &Probes<'_>) -> Option<Vec<f32>> {
+        let space = serving.space.as_ref()?;
+        let mut values = vec![0.0; probes.rows.iter().sum()];
+        let mut at = 0;
+        for (&index, &row) in probes.indices.iter().zip(probes.rows) {
+            let record = space.get(&self.keys.get(index)?).filter(|r| r.tokens() * r.width() == row)?;
+            record.read_f32(&mut values[at..at + row]).ok()?;
+            at += row;
+        }
+        Some(values)
+    }
+}
