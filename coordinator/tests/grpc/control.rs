@@ -7,17 +7,7 @@ use coxswain_proto::{
     v1::{self, directive::Kind, watch_event},
 };
 
-use crate::harness::{FakeWorker, Sandbox, options, spec};
-
-/// The next directive that is not a lease.
-async fn ordered(worker: &mut FakeWorker) -> Kind {
-    loop {
-        match worker.told().await {
-            Kind::Lease(_) => {}
-            other => return other,
-        }
-    }
-}
+use crate::harness::{Sandbox, options, spec};
 
 #[tokio::test]
 async fn a_run_can_be_paused_resumed_checkpointed_and_stopped() {
@@ -31,7 +21,7 @@ async fn a_run_can_be_paused_resumed_checkpointed_and_stopped() {
     }
     people.pause(v1::PauseRequest {}).await.unwrap();
     for worker in &mut crew {
-        assert_eq!(ordered(worker).await, Kind::Pause(v1::Pause {}));
+        assert_eq!(worker.ordered().await, Kind::Pause(v1::Pause {}));
         assert!(worker.beat(v1::WorkerPhase::Paused).await);
     }
     let status = people.get_status(v1::GetStatusRequest {}).await.unwrap().into_inner();
@@ -42,9 +32,9 @@ async fn a_run_can_be_paused_resumed_checkpointed_and_stopped() {
     people.checkpoint(v1::CheckpointRequest {}).await.unwrap();
     people.stop_run(v1::StopRunRequest { reason: "enough".into() }).await.unwrap();
     for worker in &mut crew {
-        assert_eq!(ordered(worker).await, Kind::Resume(v1::Resume {}));
-        assert_eq!(ordered(worker).await, Kind::Checkpoint(v1::CheckpointNow { request: 1 }));
-        assert_eq!(ordered(worker).await, Kind::Stop(v1::Stop { reason: "enough".into() }));
+        assert_eq!(worker.ordered().await, Kind::Resume(v1::Resume {}));
+        assert_eq!(worker.ordered().await, Kind::Checkpoint(v1::CheckpointNow { request: 1 }));
+        assert_eq!(worker.ordered().await, Kind::Stop(v1::Stop { reason: "enough".into() }));
         worker.steps(1..2).await.unwrap();
     }
     for worker in &mut crew {
@@ -126,7 +116,7 @@ async fn the_memory_table_is_fresh_when_asked_for() {
     let asked = tokio::spawn(async move {
         people.get_memory(v1::GetMemoryRequest { refresh: true }).await.unwrap().into_inner()
     });
-    assert_eq!(ordered(&mut worker).await, Kind::MemoryReport(v1::MemoryReportNow { request: 1 }));
+    assert_eq!(worker.ordered().await, Kind::MemoryReport(v1::MemoryReportNow { request: 1 }));
     let peak = v1::PhaseMemory {
         phase: v1::WorkerPhase::Backward.into(),
         peak_in_use: 5,

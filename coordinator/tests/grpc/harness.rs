@@ -216,6 +216,16 @@ impl FakeWorker {
         directive.kind.expect("a kind of this version")
     }
 
+    /// The next directive that is not a lease.
+    pub async fn ordered(&mut self) -> Kind {
+        loop {
+            match self.told().await {
+                Kind::Lease(_) => {}
+                other => return other,
+            }
+        }
+    }
+
     /// Waits for its place; the step of the newest checkpoint.
     pub async fn assigned(&mut self) -> u64 {
         let Kind::Assignment(assignment) = self.told().await else { panic!("not an assignment") };

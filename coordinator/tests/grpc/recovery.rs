@@ -35,16 +35,6 @@ async fn respawn(line: &mut Streaming<v1::NodeDirective>) -> v1::Respawn {
     respawn
 }
 
-/// The next directive that is not a lease.
-async fn ordered(worker: &mut FakeWorker) -> Kind {
-    loop {
-        match worker.told().await {
-            Kind::Lease(_) => {}
-            other => return other,
-        }
-    }
-}
-
 #[tokio::test]
 async fn training_goes_on_after_a_worker_is_killed() {
     let directory = tempfile::tempdir().unwrap();
@@ -65,7 +55,7 @@ async fn training_goes_on_after_a_worker_is_killed() {
     sandbox.workers().await.report_exit(exit).await.unwrap();
     let asked = respawn(&mut line).await;
     assert_eq!((asked.rank, asked.attempt), (1, 1));
-    let Kind::Abort(abort) = ordered(&mut crew[0]).await else { panic!("not an abort") };
+    let Kind::Abort(abort) = crew[0].ordered().await else { panic!("not an abort") };
     assert_eq!((abort.generation, abort.over), (1, false));
     crew[0].ready(1, "").await.unwrap();
     // The old process is not heard any more.

@@ -1,20 +1,14 @@
 //! Nodes that leave an elastic world because they were asked to.
 
 use super::{
-    elastic::{come, elastic, join, members, pass, regroup},
+    elastic::{both_nodes, come, elastic, join, members, pass, regroup},
     *,
 };
 use crate::core::event::{CheckpointReport, CheckpointState, Ended, NodeName};
 
 /// Two nodes of two workers each that train, and have committed three steps.
 fn two_nodes() -> Run {
-    let mut run = elastic();
-    join(&mut run, 0);
-    join(&mut run, 1);
-    for rank in 0..4 {
-        come(&mut run, rank);
-    }
-    run.start_all(4, 0, StateSource::Fresh);
+    let mut run = both_nodes();
     for rank in 0..4 {
         run.steps(rank, 0..3);
     }

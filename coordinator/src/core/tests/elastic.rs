@@ -50,6 +50,18 @@ pub(super) fn one_node() -> Run {
     run
 }
 
+/// A run of both nodes that trains.
+pub(super) fn both_nodes() -> Run {
+    let mut run = elastic();
+    join(&mut run, 0);
+    join(&mut run, 1);
+    for rank in 0..4 {
+        come(&mut run, rank);
+    }
+    run.start_all(4, 0, StateSource::Fresh);
+    run
+}
+
 pub(super) fn regroup(generation: u64, checkpoint: bool) -> Directive {
     Directive::Regroup { generation: Generation(generation), checkpoint }
 }
@@ -138,13 +150,7 @@ fn a_lost_worker_is_waited_for_and_then_done_without() {
 
 #[test]
 fn a_rank_is_a_position_and_a_seat_is_a_place() {
-    let mut run = elastic();
-    join(&mut run, 0);
-    join(&mut run, 1);
-    for rank in 0..4 {
-        come(&mut run, rank);
-    }
-    run.start_all(4, 0, StateSource::Fresh);
+    let mut run = both_nodes();
     for rank in 0..4 {
         run.steps(rank, 0..2);
     }
@@ -169,13 +175,7 @@ fn a_rank_is_a_position_and_a_seat_is_a_place() {
 
 #[test]
 fn a_worker_that_leaves_on_purpose_makes_the_world_smaller() {
-    let mut run = elastic();
-    join(&mut run, 0);
-    join(&mut run, 1);
-    for rank in 0..4 {
-        come(&mut run, rank);
-    }
-    run.start_all(4, 0, StateSource::Fresh);
+    let mut run = both_nodes();
     for rank in 2..4 {
         run.tell(Ask::Leave { worker: id(rank), exit_code: 0, reason: "preempted".into() });
     }
