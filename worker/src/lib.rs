@@ -17,6 +17,7 @@
 //! dimension, `r` LoRA rank, `o`/`i` output/input features, `p` patches, `c` channels, `t` action steps.
 
 pub mod batch;
+mod bfloat16;
 pub mod collective;
 pub mod data;
 pub mod device;

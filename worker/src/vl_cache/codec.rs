@@ -12,6 +12,9 @@
 //! the other two keep such values. The loops are written without branches, so that the compiler vectorises them.
 
 use coxswain_proto::run_spec::CacheDtype;
+use half::bf16;
+
+use crate::bfloat16::{narrow, widen};
 
 /// The smallest scale: tokens that small become zeros or few distinct values, and no division meets a zero or a subnormal.
 const SMALLEST_SCALE: f32 = f32::from_bits(27 << 23); // 2^-100
@@ -26,7 +29,7 @@ const LANES: usize = 8;
 pub fn round_trip(dtype: CacheDtype, width: usize, values: &mut [f32]) {
     match dtype {
         CacheDtype::Float32 => {}
-        CacheDtype::Bfloat16 => values.iter_mut().for_each(|x| *x = from_bf16(to_bf16(*x))),
+        CacheDtype::Bfloat16 => values.iter_mut().for_each(|x| *x = widen(narrow(*x))),
         CacheDtype::Int8 => {
             let mut quantised = vec![0; width];
             for token in values.chunks_exact_mut(width.max(1)) {
@@ -68,7 +71,7 @@ pub(super) fn encode(dtype: CacheDtype, width: usize, values: &[f32], out: &mut 
         }
         CacheDtype::Bfloat16 => {
             for (bytes, x) in out.as_chunks_mut::<2>().0.iter_mut().zip(values) {
-                *bytes = to_bf16(*x).to_le_bytes();
+                *bytes = narrow(*x).to_le_bytes();
             }
         }
         CacheDtype::Int8 => {
@@ -92,7 +95,7 @@ pub(super) fn decode(dtype: CacheDtype, width: usize, bytes: &[u8], out: &mut [f
         }
         CacheDtype::Bfloat16 => {
             for (x, bytes) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
-                *x = from_bf16(u16::from_le_bytes(*bytes));
+                *x = widen(bf16::from_le_bytes(*bytes));
             }
         }
         CacheDtype::Int8 => {
@@ -157,18 +160,6 @@ fn squares(token: &[f32], stored: &[f32]) -> (f64, f64) {
 
 /// Sums that are added side by side: of squared differences, and of squares.
 type Sums = ([f32; LANES], [f32; LANES]);
-
-fn to_bf16(x: f32) -> u16 {
-    let bits = x.to_bits();
-    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1));
-    // A NaN whose payload lies in the lower half alone would round to infinity.
-    let kept = if x.is_nan() { bits | 0x0040_0000 } else { rounded };
-    (kept >> 16) as u16
-}
-
-fn from_bf16(bits: u16) -> f32 {
-    f32::from_bits(u32::from(bits) << 16)
-}
 
 /// Quantises one token; returns its scale, NaN if a value is not finite.
 fn quantise(values: &[f32], out: &mut [i8]) -> f32 {

@@ -16,6 +16,7 @@ use half::bf16;
 use rayon::prelude::*;
 
 use crate::{
+    bfloat16::{narrow, widen},
     collective::{BufMut, Collective, CollectiveError, Reduce},
     kernels::vectorised,
 };
@@ -55,9 +56,9 @@ impl Exchange {
             return comm.reduce_scatter_in_place(BufMut::F32(grads), Reduce::Sum);
         }
         self.halves.resize(grads.len(), bf16::ZERO);
-        narrow(grads, &mut self.halves);
+        convert(grads, &mut self.halves, narrow);
         comm.reduce_scatter_in_place(BufMut::Bf16(&mut self.halves), Reduce::Sum)?;
-        widen(&self.halves[own.clone()], &mut grads[own]);
+        convert(&self.halves[own.clone()], &mut grads[own], widen);
         Ok(())
     }
 
@@ -72,7 +73,7 @@ impl Exchange {
             return comm.shift_in_place(BufMut::F32(grads));
         }
         comm.shift_in_place(BufMut::Bf16(&mut self.halves))?;
-        widen(&self.halves[previous.clone()], &mut grads[previous]);
+        convert(&self.halves[previous.clone()], &mut grads[previous], widen);
         Ok(())
     }
 
@@ -87,21 +88,13 @@ impl Exchange {
     }
 }
 
-/// Rounds to the nearest, ties to even.
-fn narrow(from: &[f32], to: &mut [bf16]) {
+/// Converts on as many threads as there are.
+#[inline(always)]
+fn convert<T: Copy + Sync, U: Send>(from: &[T], to: &mut [U], one: impl Fn(T) -> U + Sync) {
     to.par_chunks_mut(TASK).zip(from.par_chunks(TASK)).for_each(|(to, from)| {
         vectorised(
             #[inline(always)]
-            || to.iter_mut().zip(from).for_each(|(to, from)| *to = bf16::from_f32(*from)),
-        )
-    });
-}
-
-fn widen(from: &[bf16], to: &mut [f32]) {
-    to.par_chunks_mut(TASK).zip(from.par_chunks(TASK)).for_each(|(to, from)| {
-        vectorised(
-            #[inline(always)]
-            || to.iter_mut().zip(from).for_each(|(to, from)| *to = from.to_f32()),
+            || to.iter_mut().zip(from).for_each(|(to, from)| *to = one(*from)),
         )
     });
 }

@@ -1,10 +1,14 @@
-//! What travels around the ring, and how two of them become one. Plain loops that the compiler vectorises.
+//! What travels around the ring, and how two of them become one.
 //!
 //! Both operations are commutative bit for bit (NaN payloads aside), so only the order in which ranks are combined matters.
 
 use half::bf16;
 
-use crate::collective::Reduce;
+use crate::{
+    bfloat16::{narrow, widen},
+    collective::Reduce,
+    kernels::vectorised,
+};
 
 /// A number the ring can carry.
 pub(in crate::collective) trait Element: bytemuck::Pod {
@@ -32,10 +36,12 @@ macro_rules! element {
         impl Element for $float {
             const KIND: Kind = $kind;
 
+            #[inline(always)]
             fn plus(self, other: Self) -> Self {
                 self + other
             }
 
+            #[inline(always)]
             fn larger(self, other: Self) -> Self {
                 if other > self || other.is_nan() { other } else { self }
             }
@@ -49,10 +55,12 @@ impl Element for bf16 {
     const KIND: Kind = Kind::Bf16;
 
     /// Rounded to the nearest, ties to even.
+    #[inline(always)]
     fn plus(self, other: Self) -> Self {
-        Self::from_f32(self.to_f32() + other.to_f32())
+        narrow(widen(self) + widen(other))
     }
 
+    #[inline(always)]
     fn larger(self, other: Self) -> Self {
         if other > self || other.is_nan() { other } else { self }
     }
@@ -60,20 +68,30 @@ impl Element for bf16 {
 
 /// `own = own (+) other`, element by element.
 pub(super) fn combine<T: Element>(reduce: Reduce, own: &mut [T], other: &[T]) {
-    let pairs = own.iter_mut().zip(other);
-    match reduce {
-        Reduce::Sum => pairs.for_each(|(a, b)| *a = a.plus(*b)),
-        Reduce::Max => pairs.for_each(|(a, b)| *a = a.larger(*b)),
-    }
+    vectorised(
+        #[inline(always)]
+        || {
+            let pairs = own.iter_mut().zip(other);
+            match reduce {
+                Reduce::Sum => pairs.for_each(|(a, b)| *a = a.plus(*b)),
+                Reduce::Max => pairs.for_each(|(a, b)| *a = a.larger(*b)),
+            }
+        },
+    );
 }
 
 /// `out = own (+) other`, element by element.
 pub(super) fn combine_to<T: Element>(reduce: Reduce, own: &[T], other: &[T], out: &mut [T]) {
-    let triples = out.iter_mut().zip(own.iter().zip(other));
-    match reduce {
-        Reduce::Sum => triples.for_each(|(o, (a, b))| *o = a.plus(*b)),
-        Reduce::Max => triples.for_each(|(o, (a, b))| *o = a.larger(*b)),
-    }
+    vectorised(
+        #[inline(always)]
+        || {
+            let triples = out.iter_mut().zip(own.iter().zip(other));
+            match reduce {
+                Reduce::Sum => triples.for_each(|(o, (a, b))| *o = a.plus(*b)),
+                Reduce::Max => triples.for_each(|(o, (a, b))| *o = a.larger(*b)),
+            }
+        },
+    );
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ use super::{
     parallel::{self, Work},
     scratch, simd,
 };
-use crate::kernels::GradientSlot;
+use crate::{bfloat16::widen, kernels::GradientSlot};
 
 /// Columns of a task: the width of the `gemm` crate's tile with the widest registers, and some tenths of a millisecond.
 pub const PANEL: usize = 64;
@@ -280,6 +280,6 @@ impl Weight<'_> {
 
 fn convert(from: &[bf16], to: &mut [f32]) {
     for (to, from) in to.iter_mut().zip(from) {
-        *to = f32::from_bits(u32::from(from.to_bits()) << 16);
+        *to = widen(*from);
     }
 }
