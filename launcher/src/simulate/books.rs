@@ -8,7 +8,12 @@ use std::{
 
 use coxswain_coordinator::{
     Outcome,
-    core::{action::Record, machine::Machine, news::News, report::CommittedStep},
+    core::{
+        action::{Lease, LeaseTurn, Record},
+        machine::Machine,
+        news::News,
+        report::CommittedStep,
+    },
 };
 use coxswain_proto::{
     ids::{Generation, Step},
@@ -27,6 +32,8 @@ pub struct Books {
     /// Steps whose every gradient reached its neighbour, by generation: they were executed, whoever could say so.
     executed: BTreeSet<(Generation, u64)>,
     steps: BTreeMap<u64, CommittedStep>,
+    /// The generation of the feature cache that each step was leased with first, by whichever coordinator; 0 for none.
+    turns: BTreeMap<u64, u64>,
     newest: Generation,
     committed: u64,
     rollback_said: Option<(Step, Step)>,
@@ -87,6 +94,7 @@ impl Books {
                 .expect("scripts are checked: steps, samples and batch are there"),
             executed: BTreeSet::new(),
             steps: BTreeMap::new(),
+            turns: BTreeMap::new(),
             newest: Generation(0),
             committed: 0,
             rollback_said: None,
@@ -114,6 +122,22 @@ impl Books {
     /// A step was done by every rank of a generation.
     pub fn executed(&mut self, generation: Generation, step: u64) {
         self.executed.insert((generation, step));
+    }
+
+    /// Somebody may run these steps: whoever repeats one takes the turn that it had then.
+    pub fn leased(&mut self, now: Duration, lease: &Lease) {
+        let turn = match &lease.turn {
+            LeaseTurn::Live { .. } => 0,
+            LeaseTurn::Cached(key) => key.generation.number,
+        };
+        for step in lease.first.0..lease.end.0 {
+            let first = *self.turns.entry(step).or_insert(turn);
+            if first != turn {
+                let what =
+                    format!("step {step} is leased with features of {turn}, and was with those of {first}");
+                return self.violated(now, what);
+            }
+        }
     }
 
     pub fn record(&mut self, now: Duration, record: &Record) {
@@ -345,6 +369,7 @@ impl fmt::Display for Fault {
             Kind::Slow => write!(f, "rank {rank} is {factor:.1} times as slow for {for_s:.1} s"),
             Kind::Skew => write!(f, "rank {rank} heartbeats every {factor:.1} s"),
             Kind::Partition => write!(f, "rank {rank} cannot reach the coordinator for {for_s:.1} s"),
+            Kind::RebuildCache => write!(f, "a generation of the cache is asked for"),
             Kind::CutLine => write!(f, "rank {rank}'s line breaks"),
             Kind::CutRing => write!(f, "rank {rank}'s connection to its neighbour breaks"),
             Kind::KillCoordinator => write!(f, "the coordinator is killed; another comes after {for_s:.1} s"),

@@ -19,12 +19,12 @@ use coxswain_coordinator::{
 };
 use coxswain_proto::{
     ids::{Bytes, Step, WorkerId},
-    run_spec::{Cache, Recompute, Train},
+    run_spec::{Cache, CacheMode, Recompute, Span, Train},
 };
 
 use super::{
     ring::Ring,
-    script::Script,
+    script::{Script, Turns},
     world::{Caller, Happening, ToNode, ToProcess, World},
 };
 
@@ -93,6 +93,12 @@ fn on_disk(step: u64) -> CheckpointEntry {
     CheckpointEntry { step: Step(step), path, bytes: Bytes(0), state: EntryState::Complete }
 }
 
+fn cache(turns: Turns) -> Cache {
+    let steps = |steps| Span { epochs: None, steps: Some(steps) };
+    let (interval, live) = (steps(turns.interval), steps(turns.live));
+    Cache { mode: CacheMode::Periodic, interval, live, ..Cache::default() }
+}
+
 fn config(script: &Script) -> Config {
     Config {
         run_id: "simulated".into(),
@@ -109,7 +115,7 @@ fn config(script: &Script) -> Config {
             log_every: 1,
             resume: true,
         },
-        cache: Cache::default(),
+        cache: script.cache.map_or_else(Cache::default, cache),
         world: Nodes {
             min_nodes: script.min_nodes.unwrap_or(script.nodes),
             max_nodes: script.nodes,
@@ -320,6 +326,9 @@ impl World {
 
     fn tell(&mut self, stream: StreamId, directive: Directive) {
         let Some(caller @ Caller::Process(pid, _)) = self.brain.streams.get(&stream).copied() else { return };
+        if let Directive::Lease(lease) = &directive {
+            self.books.leased(self.now, lease);
+        }
         if let Directive::Assignment(assignment, _) = &directive {
             let workers = &self.brain.workers;
             let members = assignment.members.iter().map(|member| workers[&member.worker]).collect();

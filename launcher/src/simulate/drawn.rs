@@ -2,7 +2,7 @@
 
 use super::{
     random::Random,
-    script::{Fault, Kind, Network, Place, Script, factor, for_s},
+    script::{Fault, Kind, Network, Place, Script, Turns, factor, for_s},
 };
 
 impl Script {
@@ -26,6 +26,12 @@ impl Script {
         if more.chance(0.2) {
             faults.extend(Fault::drawn_start(&mut more, length, shape));
         }
+        let cache = more.chance(0.4).then(|| {
+            let live = 1 + more.below(6);
+            Turns { live, interval: live + 1 + more.below(12) }
+        });
+        let asked = cache.map_or(0, |_| more.below(4));
+        faults.extend((0..asked).map(|_| Fault::of_run(length * more.unit(), Kind::RebuildCache)));
         Self {
             seed: random.next(),
             min_nodes: elastic.then(|| 1 + random.below(u64::from(nodes)) as u32),
@@ -42,6 +48,7 @@ impl Script {
             eval_ms: 100.0,
             max_restarts: 100,
             mirror: random.chance(0.8),
+            cache,
             network: Network {
                 delay_ms: 0.1 + 2.0 * random.unit(),
                 jitter_ms: 60.0 * random.unit() * random.unit(),
@@ -98,8 +105,12 @@ impl Fault {
     fn drawn_start(random: &mut Random, length: f64, (nodes, workers): (u32, u32)) -> [Self; 2] {
         let rank = random.below(u64::from(nodes * workers)) as u32;
         let at_s = if random.chance(0.5) { 0.0 } else { length * random.unit() };
-        let (node, for_s, factor) = (0, for_s(), factor());
-        let kill = Self { at_s, what: Kind::Kill, rank, node, for_s, factor, phase: None };
+        let kill = Self { rank, ..Self::of_run(at_s, Kind::Kill) };
         [Self { what: Kind::Hang, phase: Some(Place::Start), ..kill.clone() }, kill]
+    }
+
+    /// Something that happens to the run, to nobody in particular.
+    fn of_run(at_s: f64, what: Kind) -> Self {
+        Self { at_s, what, rank: 0, node: 0, for_s: for_s(), factor: factor(), phase: None }
     }
 }

@@ -4,13 +4,13 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use coxswain_coordinator::core::{
-    action::Directive,
+    action::{CacheKey, Directive, LeaseTurn},
     event::{Ended, StreamId},
     report::WorkerPhase,
 };
 use coxswain_proto::ids::{Generation, Rank, Seat, WorkerId};
 use coxswain_worker::{
-    link::{Assignment, CacheTurn, LinkError},
+    link::{Assignment, CacheSpace, CacheTurn, LinkError},
     session::standing::{Lease, Standing, Told},
     zero::Versions,
 };
@@ -65,6 +65,8 @@ pub struct Process {
     pub held: Option<(Generation, u32, Rank)>,
     pub own: Versions,
     pub mirror: Option<Versions>,
+    /// The generation of the cache that its step takes its features from; 0 for none.
+    pub turn: u64,
     /// The newest checkpoint it has taken part in.
     pub saved: u64,
 }
@@ -146,6 +148,7 @@ impl Process {
             held: None,
             own: none,
             mirror: None,
+            turn: 0,
             saved: 0,
         }
     }
@@ -191,6 +194,15 @@ impl Process {
             At::Exporting => WorkerPhase::Checkpoint,
             At::Leaving => WorkerPhase::Done,
         }
+    }
+}
+
+/// A turn as a worker has it.
+fn turn(leased: LeaseTurn) -> CacheTurn {
+    let space = |key: CacheKey| CacheSpace { generation: key.generation, space: key.space };
+    match leased {
+        LeaseTurn::Live { kept } => CacheTurn::Live { kept: kept.map(space) },
+        LeaseTurn::Cached(key) => CacheTurn::Cached(space(key)),
     }
 }
 
@@ -293,7 +305,7 @@ impl World {
                 steps: lease.first.0..lease.end.0,
                 slice: lease.slice,
                 slices: lease.slices,
-                turn: CacheTurn::LIVE,
+                turn: turn(lease.turn),
             }),
             Directive::Pause => Told::Pause,
             Directive::Resume => Told::Resume,

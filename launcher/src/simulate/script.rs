@@ -52,6 +52,9 @@ pub struct Script {
     /// Whether ranks mirror their neighbour's state.
     #[serde(default = "yes")]
     pub mirror: bool,
+    /// When features come from a cache; they never do if absent.
+    #[serde(default)]
+    pub cache: Option<Turns>,
     /// The network between coordinator, launchers and workers.
     #[serde(default)]
     pub network: Network,
@@ -61,6 +64,16 @@ pub struct Script {
     /// Whether everybody's coming and going is told, too.
     #[serde(skip)]
     pub verbose: bool,
+}
+
+/// Turns of the feature cache, in steps.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Turns {
+    /// From the beginning of one live phase to the next.
+    pub interval: u64,
+    /// Live steps at the beginning of each.
+    pub live: u64,
 }
 
 /// Delays and losses.
@@ -130,6 +143,8 @@ pub enum Kind {
     KillCoordinator,
     /// `kill -9` of a launcher and with it of its workers; another one comes after `for_s`.
     KillLauncher,
+    /// `cox rebuild-cache`, which is refused where no cached step is left.
+    RebuildCache,
     /// `cox drain --node`: the node's workers leave at a boundary, its launcher with them, and another one comes after `for_s`. Nothing
     /// happens where the run cannot do without the node.
     Drain,
@@ -222,6 +237,9 @@ impl Script {
         let is_time = |value: f64| (0.0..1e9).contains(&value);
         if let Some((field, value)) = times.iter().find(|(_, value)| !is_time(*value)) {
             return Err(format!("{field}: {value} is not a time in milliseconds"));
+        }
+        if self.cache.is_some_and(|turns| turns.live == 0 || turns.interval <= turns.live) {
+            return Err("cache: interval must be longer than live, and live at least 1".into());
         }
         if !(0.0..1.0).contains(&self.network.lost_answers) {
             return Err("network.lost_answers: a share of all answers, from 0 to below 1".into());

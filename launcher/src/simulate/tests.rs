@@ -4,7 +4,7 @@ use coxswain_coordinator::Outcome;
 
 use super::{
     play,
-    script::{Fault, Kind, Network, Place, Script},
+    script::{Fault, Kind, Network, Place, Script, Turns},
 };
 
 /// Seeds that failed once. They stay here, so that what was mended stays so.
@@ -79,6 +79,7 @@ fn quiet(seed: u64, nodes: u32, workers_per_node: u32, steps: u64) -> Script {
         eval_ms: 50.0,
         max_restarts: 20,
         mirror: true,
+        cache: None,
         network: Network::default(),
         faults: Vec::new(),
         verbose: false,
@@ -160,6 +161,23 @@ fn a_process_that_stands_still_before_it_is_known_is_named_within_ten_seconds_an
 }
 
 #[test]
+fn steps_that_are_repeated_keep_their_turns_whatever_is_asked_of_a_coordinator_that_was_killed() {
+    let mut script = quiet(9, 1, 2, 80);
+    script.cache = Some(Turns { interval: 100, live: 2 });
+    // Both are lost together and begin anew, and the coordinator when they are back.
+    script.faults = vec![
+        fault(6.0, Kind::Kill, 0),
+        fault(6.0, Kind::Kill, 1),
+        Fault { for_s: 0.2, ..fault(7.5, Kind::KillCoordinator, 0) },
+        fault(8.5, Kind::RebuildCache, 0),
+    ];
+    let report = play(&script);
+    assert!(report.violations.is_empty(), "{report}");
+    assert!(report.repeated > 0, "{report}");
+    assert!(matches!(report.outcome, Some(Outcome::Finished { .. })), "{report}");
+}
+
+#[test]
 fn a_killed_coordinator_is_no_event_for_its_workers() {
     let mut script = quiet(5, 1, 4, 60);
     script.faults = vec![Fault { for_s: 2.0, ..fault(4.0, Kind::KillCoordinator, 0) }];
@@ -208,6 +226,7 @@ fn scripts_that_cannot_be_are_refused_with_the_field() {
     let shape = "nodes: 1\nworkers_per_node: 2\nsteps: 5\n";
     assert!(refused("nodes: 0\nworkers_per_node: 2\nsteps: 5\n").contains("nodes: must be at least 1"));
     assert!(refused(&format!("{shape}min_nodes: 3\n")).contains("min_nodes"));
+    assert!(refused(&format!("{shape}cache: {{interval: 2, live: 2}}\n")).contains("cache: interval"));
     assert!(refused(&format!("{shape}step_ms: -4\n")).contains("step_ms"));
     assert!(refused(&format!("{shape}faults: [{{at_s: 1, what: kill, rank: 9}}]\n")).contains("no rank 9"));
     assert!(refused(&format!("{shape}faults: [{{at_s: 1, what: explode}}]\n")).contains("what"));

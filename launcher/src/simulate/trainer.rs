@@ -277,7 +277,10 @@ impl World {
         let process = &mut self.processes[pid];
         match process.standing.lease(Step(process.own.newest)) {
             None => {}
-            Some(Ok(_)) => self.pause(pid, At::Computing, self.script.step_ms),
+            Some(Ok(lease)) => {
+                process.turn = lease.turn.number();
+                self.pause(pid, At::Computing, self.script.step_ms);
+            }
             Some(Err(why)) => self.abandon(pid, &why),
         }
     }
@@ -324,7 +327,7 @@ impl World {
             tokens: 0,
             memory_peak: Bytes(0),
             retries: 0,
-            cache_generation: 0,
+            cache_generation: process.turn,
             cache: CacheUse::default(),
         };
         self.say(pid, Call::Steps(vec![report]));

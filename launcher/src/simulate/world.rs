@@ -194,6 +194,7 @@ impl World {
         match (fault.what, victim) {
             (Kind::KillCoordinator, _) => self.kill_coordinator(fault.lasts()),
             (Kind::KillLauncher, _) => self.kill_launcher(fault.node as usize, fault.lasts()),
+            (Kind::RebuildCache, _) => self.call(Caller::Person, Ask::RebuildCache),
             (Kind::Drain, _) => self.drain(fault.node, fault.lasts()),
             (Kind::Hang, _) if fault.phase == Some(Place::Start) => {
                 self.stuck.insert(Seat(fault.rank));
