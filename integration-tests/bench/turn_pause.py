@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How long training pauses where another generation of kept features begins to serve. Real `cox run`s, two ranks, read from their logs.
 
-    turn_pause.py COX [COX ...] [--rounds 3] [--turns 4] [KEY=VALUE ...]
+    turn_pause.py COX [COX ...] [--rounds 1] [--turns 6] [--without-probes] [KEY=VALUE ...]
 
 configs/quickstart-cached.yaml as it is (live for 24 steps of 120), for `--turns` turns. Of each turn three times in milliseconds:
 
@@ -10,7 +10,7 @@ configs/quickstart-cached.yaml as it is (live for 24 steps of 120), for `--turns
     most    the largest gap between commits in the 40 steps from there on: what drift takes is measured in them
 
 beside the median gap between live steps of the same run. The first turn measures no drift; it is listed by itself. With several programs (before, after) they
-take turns, and so do three settings: no probes, the default 32, and 32 where drift decides. Where that is so, the old generation goes on at the turn and the
+take turns, and so do the settings: the default 32 probes, 32 where drift decides, and with `--without-probes` none. Where drift decides, the old generation goes on at the turn and the
 new one begins some steps later: `gap` and `pause` are then the larger ones of the two.
 """
 import argparse
@@ -26,7 +26,12 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 INTERVAL, LIVE = 120, 24
 # Of the last cached phase, enough to see drift measured.
 TAIL = 40
-SETTINGS = {"no probes": ["cache.probe_samples=0"], "32 probes": [], "32 probes, drift decides": ["cache.rebuild_above=1e-9"]}
+SETTINGS = {"32 probes": [], "32 probes, drift decides": ["cache.rebuild_above=1e-9"]}
+WITHOUT = {"no probes": ["cache.probe_samples=0"]}
+
+
+def settings(a):
+    return {**SETTINGS, **WITHOUT} if a.without_probes else SETTINGS
 
 
 def steps(a):
@@ -37,14 +42,14 @@ def run(a, cox, setting):
     """Commits of one run: step -> (seconds, total_ms, generation)."""
     with tempfile.TemporaryDirectory() as out:
         keys = [f"run.output_dir={out}/run", f"train.steps={steps(a)}", "train.epochs=null", "train.checkpoint_every=0", "eval.samples=0"]
-        command = [cox, "run", "configs/quickstart-cached.yaml", *keys, *SETTINGS[setting], *a.override, "--log-format", "json"]
+        command = [cox, "run", "configs/quickstart-cached.yaml", *keys, *settings(a)[setting], *a.override, "--log-format", "json"]
         done = subprocess.run(command, cwd=ROOT, env=os.environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         assert done.returncode == 0, done.stdout[-4000:]
     commits = {}
     for line in done.stdout.splitlines():
         at = line.find('{"timestamp"')
         line = json.loads(line[at:]) if at >= 0 else {}
-        if line.get("target") == "coxswain::step":
+        if "committed" in line and "total_ms" in line:
             seconds = datetime.datetime.fromisoformat(line["timestamp"].replace("Z", "+00:00")).timestamp()
             commits[line["step"]] = (seconds, line["total_ms"], line["cache_generation"])
     assert len(commits) == steps(a), f"{len(commits)} steps are in the log"
@@ -69,12 +74,13 @@ def read(commits, turns):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="+", metavar="COX or KEY=VALUE")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--turns", type=int, default=6)
+    parser.add_argument("--without-probes", action="store_true")
     a = parser.parse_args()
     programs = [os.path.abspath(word) for word in a.words if "=" not in word]
     a.override = [word for word in a.words if "=" in word]
-    seen = {(cox, setting): [] for setting in SETTINGS for cox in programs}
+    seen = {(cox, setting): [] for setting in settings(a) for cox in programs}
     for _ in range(a.rounds):
         for cox, setting in seen:
             seen[cox, setting].append(read(run(a, cox, setting), a.turns))

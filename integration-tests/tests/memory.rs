@@ -161,6 +161,34 @@ fn steps_from_kept_features_take_less_by_what_they_skip_as_predicted() {
 }
 
 #[test]
+fn what_is_held_for_kept_features_is_what_was_predicted() {
+    let _turn = turn();
+    let dir = tempfile::tempdir().unwrap();
+    let common =
+        ["data.holdout_episodes=[]", "train.steps=60", "train.global_batch=8", "train.micro_batch=4"];
+    let small = ["expert.width=32", "expert.layers=2", "expert.repeated_noise=1", "train.checkpoint_every=0"];
+    let periodic = ["cache.interval={steps: 59}", "cache.live={steps: 20}"];
+    for mode in ["exact", "periodic"] {
+        let mode_key = format!("cache.mode={mode}");
+        let all = [&common[..], &small, &periodic, &[&mode_key]].concat();
+        let spec = spec(&dir.path().join(mode), &strings(&all));
+        let (summary, _) = train(&spec, 0);
+        let outcome = summary.memory.expect("a run of its own micro-batch is compared");
+        let row = outcome.categories.iter().find(|row| row.category == Category::Cache);
+        let row = row.expect("every category is there");
+        let counted = row.measured.expect("it can be told apart");
+        // What is on its way to the store is over when the run is.
+        let subject = Subject::read(&spec).expect("a run that has just been done");
+        let ask = Ask { micro_batch: 4, world: 1, rank: 0, place: Place::Host { threads: 1 } };
+        let stored = subject.cache(ask).expect("a cache").store_bytes / subject.outline.frames;
+        let on_their_way = if mode == "exact" { 3 * 4 * stored } else { 0 };
+        let expected = row.predicted - on_their_way;
+        let error = expected as f64 / counted as f64 - 1.0;
+        assert!(counted > 0 && error.abs() <= 0.02, "{mode}: {expected} expected, {counted} counted");
+    }
+}
+
+#[test]
 fn features_that_do_not_fit_together_are_computed_in_smaller_batches_and_nothing_else_changes() {
     let _turn = turn();
     let dir = tempfile::tempdir().unwrap();

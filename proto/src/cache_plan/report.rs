@@ -54,7 +54,7 @@ pub struct CacheReport {
     pub fill_batch: u32,
     /// Records that were damaged, and computed again.
     pub damaged: u64,
-    /// How far its features have moved, where a live phase ends.
+    /// How far its features have moved since it began, once that has been measured after a live phase.
     pub drift: Option<CacheDrift>,
     /// Its adapter cannot be had: what is missing is computed with the present one, and the next turn must not keep it.
     pub lost: bool,
@@ -63,7 +63,8 @@ pub struct CacheReport {
 /// A measurement of drift.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CacheDrift {
-    /// The step before which it was measured: where a live phase ends.
+    /// The turn that it belongs to: the step where a cached phase begins, or, where drift decides, the one from which on it decides. Both
+    /// have the same features, since the adapter rests between them.
     pub at: Step,
     /// What came out.
     pub drift: Drift,

@@ -38,7 +38,7 @@ pub struct CacheGeneration {
 pub enum StepTurn {
     /// Computed in the step; everything trains.
     Live {
-        /// The generation that served last, against which drift is measured where the live phase ends.
+        /// The generation that served last, against which drift is measured when the live phase is over.
         kept: Option<CacheGeneration>,
     },
     /// Taken from this generation.

@@ -26,7 +26,7 @@ pub struct Cache {
     pub rebuild_above: Option<f64>,
     /// `periodic`: once drift has been above `rebuild_above`, rebuild every time until it is below this again; `rebuild_above` if absent.
     pub rebuild_below: Option<f64>,
-    /// Samples on which drift is measured at the end of a live phase; 0 measures nothing.
+    /// Samples on which drift is measured after a live phase, a few a step; 0 measures nothing.
     pub probe_samples: usize,
 }
 

@@ -19,7 +19,7 @@ pub struct Leased {
 pub enum CacheTurn {
     /// They are computed in the step; everything trains.
     Live {
-        /// The generation that served last, which drift is measured against where the live phase ends; none if none did.
+        /// The generation that served last, which drift is measured against when the live phase is over; none if none did.
         kept: Option<CacheSpace>,
     },
     /// They come from this generation; what lies below the tap rests. At the first step of a generation (`since` is this step) every

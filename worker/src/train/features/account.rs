@@ -51,7 +51,7 @@ pub struct CacheSummary {
     pub bytes: u64,
     /// Relative L2 error of storing values as `cache.dtype`.
     pub rounding_error: f64,
-    /// What was measured where live phases ended.
+    /// What was measured after live phases.
     pub drift: Vec<DriftRecord>,
 }
 
