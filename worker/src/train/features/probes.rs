@@ -177,9 +177,14 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             measuring.step == Some(step) && measuring.portions.end.0 <= step.0 + 1
         };
         let taken = self.features.as_mut().and_then(|features| features.measuring.take_if(over));
-        match taken {
-            Some(measuring) => self.gather_drift(step, measuring, Ok(())),
-            None => Ok(()),
+        let Some(measuring) = taken else { return Ok(()) };
+        match self.gather_drift(step, &measuring, Ok(())) {
+            Ok(found) => self.tell_drift(measuring, found),
+            Err(error) => {
+                // Whoever goes on without the rank that was lost measures again.
+                self.features.as_mut().expect("they were there").measuring = Some(measuring);
+                Err(error)
+            }
         }
     }
 
@@ -204,18 +209,17 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let left = measuring.probes.len() - measuring.done;
         self.enter(Phase::CacheBuild, step)?;
         let compared = self.compare_some(step, &mut measuring, left);
-        self.gather_drift(step, measuring, compared)
+        let found = self.gather_drift(step, &measuring, compared)?;
+        self.tell_drift(measuring, found)
     }
 
-    /// Gathers the sums of all ranks. `own` is how this one fared.
+    /// The sums of all ranks, and whether one of them could not compare. `own` is how this one fared.
     fn gather_drift(
         &mut self,
         step: Step,
-        measuring: Measuring<B>,
+        measuring: &Measuring<B>,
         own: Result<(), TrainError>,
-    ) -> Result<(), TrainError> {
-        let Some(features) = &mut self.features else { return Ok(()) };
-        features.measured = Some(measuring.at);
+    ) -> Result<(Sums, bool), TrainError> {
         self.enter(Phase::Communication, step)?;
         let row = match (&own, &measuring.against) {
             (Err(_), _) => Sums::default().row(FAILED),
@@ -229,13 +233,13 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         if let Some((_, rank)) = fared().zip(0..).find(|(status, _)| *status == FAILED) {
             return Err(TrainError::PeerFailed(Rank(rank)));
         }
-        let lost = fared().any(|status| status == UNAVAILABLE);
-        self.tell_drift(measuring, (Sums::total(&rows), lost))
+        Ok((Sums::total(&rows), fared().any(|status| status == UNAVAILABLE)))
     }
 
     fn tell_drift(&mut self, measuring: Measuring<B>, (total, lost): (Sums, bool)) -> Result<(), TrainError> {
         let Some(features) = &mut self.features else { return Ok(()) };
         let Measuring { at, against, made, .. } = measuring;
+        features.measured = Some(at);
         let drift = total.drift().filter(|_| !lost);
         let drift = drift.map(|drift| CacheDrift { at, drift, probes: total.probes as u32 });
         // Where drift decides, whoever decides must hear that there is none.
