@@ -340,7 +340,7 @@ fn a_rank_that_stands_still_in_sight_of_a_boundary_that_waits_for_drift_is_named
         run.steps(0, step..step + 1);
         run.steps(1, step..step + 1);
     }
-    assert_eq!(run.machine.waits_for_drift(), Some(Step(50)), "the window ends there");
+    assert_eq!(run.machine.waits_for_drift(), Some(Step(53)), "the window ends there");
     let actions = stand_still(&mut run, 10, WorkerPhase::Backward);
     assert!(survived(&actions).is_some_and(|text| text.contains("stands still: backward")), "{actions:?}");
 }
