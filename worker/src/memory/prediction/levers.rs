@@ -74,15 +74,22 @@ impl Subject {
     fn offloading(&self, ask: Ask) -> Vec<Lever> {
         let mut levers = Vec::new();
         if self.spec.memory.offload != Offload::Layers {
-            let held = self.frozen(ask.place);
-            let saves = held.in_memory(false) as i64 - held.in_memory(true) as i64;
             let tape_holds = matches!(self.spec.train.recompute, Recompute::None | Recompute::Every(2..));
-            let remark = match (saves > 0, tape_holds && self.spec.lora.is_some()) {
+            let needs_full = tape_holds && self.spec.lora.is_some();
+            let peak = |offload| {
+                let changed = self.changed(|spec| {
+                    spec.memory.offload = offload;
+                    spec.train.recompute = if needs_full { Recompute::Full } else { spec.train.recompute };
+                });
+                changed.map_or(0, |subject| subject.predict(ask).peak() as i64)
+            };
+            let saves = peak(Offload::None) - peak(Offload::Layers);
+            let remark = match (saves > 0, needs_full) {
                 (false, _) => {
                     "frozen weights are used where they lie in the mapped files and take no memory of their own"
                 }
                 (true, false) => "frozen blocks are read from their files whenever they run",
-                (true, true) => "the same with train.recompute=full, which it needs, beside what that saves",
+                (true, true) => "needs train.recompute=full, whose saving is not counted here",
             };
             let (setting, remark) = ("memory.offload=layers".into(), remark.into());
             levers.push(Lever { what: "frozen layers streamed".into(), setting, saves, remark });

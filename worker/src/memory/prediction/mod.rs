@@ -89,7 +89,7 @@ pub struct Subject {
 }
 
 /// Bytes of frozen weights, by type of matrices: fp32, bf16.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Frozen {
     /// On a device.
     whole: [FrozenBytes; 2],
@@ -182,17 +182,19 @@ impl Subject {
     /// Predicts one rank.
     pub fn predict(&self, ask: Ask) -> Prediction {
         let n = self.counts.trainable();
-        let micro = self.micro(ask.micro_batch);
+        let micro = self.micro(ask);
         let shadow::Micro { forward, kept, backward, .. } = micro;
         let mut prediction = Prediction { forward, kept, backward, ..Prediction::default() };
-        let streamed = self.spec.memory.offload == Offload::Layers;
-        prediction.set(Category::FrozenWeights, self.frozen(ask.place).in_memory(streamed));
+        let streamed = self.streamed(ask.place).map_or(0, FrozenBytes::two_blocks);
+        let held = self.frozen(ask.place).in_memory(self.streamed(ask.place).is_some());
+        prediction.set(Category::FrozenWeights, held);
         prediction.set(Category::Trainables, 4 * n);
         if ask.place != Place::Card {
             let kept = self.kept_on_host(ask);
             kept.into_iter().for_each(|(category, bytes)| prediction.set(category, bytes));
         }
-        prediction.set(Category::Activations, micro.forward.max(micro.backward));
+        // The step holds streamed blocks when they run; two of them are booked as weights.
+        prediction.set(Category::Activations, micro.forward.max(micro.backward).saturating_sub(streamed));
         prediction.set(Category::CollectiveBuffers, framework::collective_bytes(self, ask));
         prediction.set(Category::Input, framework::input_bytes(self, ask));
         prediction.set(Category::Framework, framework::framework_bytes(self, ask, &micro));
@@ -214,30 +216,42 @@ impl Subject {
         ]
     }
 
-    /// The step that takes most: where a cache is exact every step begins with kept features, once they have been computed.
-    fn micro(&self, micro_batch: u64) -> shadow::Micro {
+    /// The step that takes most, streamed blocks included: where a cache is exact every step begins with kept features, once they have been
+    /// computed.
+    fn micro(&self, ask: Ask) -> shadow::Micro {
         let exact = self.spec.cache.mode == CacheMode::Exact;
-        let entry = self.tap().filter(|_| exact);
-        let micro = shadow::run(&shape::step(self, micro_batch, entry));
+        let (entry, streamed) = (self.tap().filter(|_| exact), self.streamed(ask.place));
+        let mut step = shape::step(self, ask.micro_batch, entry);
+        if let Some(FrozenBytes { towers: [text, vision], .. }) = streamed {
+            let blocks = step.vl.text.iter_mut().chain(&mut step.vl.vision);
+            blocks.zip(text.iter().chain(vision)).for_each(|(block, bytes)| block.streamed = *bytes);
+        }
+        let micro = shadow::run(&step);
         match entry {
             None => micro,
             Some(tap) => {
-                let fill = self.fill_peak(tap, micro_batch);
+                let two_blocks = streamed.map_or(0, FrozenBytes::two_blocks);
+                let fill = self.fill_peak(tap, ask.micro_batch) + two_blocks;
                 shadow::Micro { forward: micro.forward.max(fill), ..micro }
             }
         }
     }
 
     /// Bytes of frozen weights, as this run keeps matrices.
-    fn frozen(&self, place: Place) -> FrozenBytes {
+    fn frozen(&self, place: Place) -> &FrozenBytes {
         let by_dtype = match place {
-            Place::Card => self.frozen.whole,
-            Place::Host { .. } => self.frozen.copied,
+            Place::Card => &self.frozen.whole,
+            Place::Host { .. } => &self.frozen.copied,
         };
         match self.spec.model.weights_dtype {
-            WeightsDtype::Float32 => by_dtype[0],
-            WeightsDtype::Bfloat16 => by_dtype[1],
+            WeightsDtype::Float32 => &by_dtype[0],
+            WeightsDtype::Bfloat16 => &by_dtype[1],
         }
+    }
+
+    /// What of repeated blocks is in memory only while they run; none if they are held.
+    fn streamed(&self, place: Place) -> Option<&FrozenBytes> {
+        (self.spec.memory.offload == Offload::Layers).then(|| self.frozen(place))
     }
 
     /// Whether ranks keep a copy of their neighbour's shard.

@@ -53,6 +53,7 @@ fn vl(subject: &Subject, batch: u64) -> VlShape {
         let at = format!("model.visual.blocks.{index}");
         let full = vision.full_attention_blocks.contains(&index);
         BlockShape {
+            streamed: 0,
             heads: vision.num_heads as u64,
             keys: if full { image } else { window.min(image) },
             projections: Projections::Together(
@@ -68,6 +69,7 @@ fn vl(subject: &Subject, batch: u64) -> VlShape {
         let at = format!("model.language_model.layers.{index}");
         let attention = |name: &str, outputs| linears.get(&format!("{at}.self_attn.{name}"), outputs);
         BlockShape {
+            streamed: 0,
             heads: text.num_heads as u64,
             keys: sequence,
             projections: Projections::Apart([

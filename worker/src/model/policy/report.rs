@@ -89,7 +89,7 @@ impl<B: Tape<Base = B>> Policy<B> {
             };
             tally.add(tensor.elements, tensor.kept_bytes(dtype));
         }
-        let together = FrozenBytes::of(&tensors, |tensor| tensor.kept_bytes(dtype)).two_blocks;
+        let together = FrozenBytes::of(&tensors, |tensor| tensor.kept_bytes(dtype)).two_blocks();
         tallies[2].bytes = tallies[2].bytes.min(together);
         tallies
     }

@@ -50,44 +50,44 @@ impl FrozenTensor {
 }
 
 /// Bytes of frozen weights, as far as it matters which of them are in memory when.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FrozenBytes {
     /// Of what is not part of a repeated block.
     pub outside: u64,
-    /// Of all repeated blocks.
-    pub blocks: u64,
-    /// Of the two neighbours among them that are largest together: what is in memory at once of blocks that are streamed.
-    pub two_blocks: u64,
+    /// Of each repeated block: language model, vision tower.
+    pub towers: [Vec<u64>; 2],
 }
 
 impl FrozenBytes {
     /// Adds up `bytes` of all frozen tensors.
     pub fn of(tensors: &[FrozenTensor], bytes: impl Fn(&FrozenTensor) -> u64) -> Self {
-        let mut towers = [Vec::new(), Vec::new()];
         let mut found = Self::default();
         for tensor in tensors {
-            let (bytes, tower) = (bytes(tensor), &mut towers[usize::from(tensor.of_vision())]);
+            let bytes = bytes(tensor);
             let Some(block) = tensor.block() else {
                 found.outside += bytes;
                 continue;
             };
+            let tower = &mut found.towers[usize::from(tensor.of_vision())];
             if tower.len() <= block {
                 tower.resize(block + 1, 0);
             }
             tower[block] += bytes;
-            found.blocks += bytes;
         }
-        let together = |tower: &Vec<u64>| {
-            let pairs = tower.windows(2).map(|pair| pair[0] + pair[1]);
-            pairs.chain(tower.first().copied()).max().unwrap_or(0)
-        };
-        found.two_blocks = towers.iter().map(together).max().unwrap_or(0);
         found
+    }
+
+    /// Of the two neighbours among the blocks that are largest together: what is in memory at once of blocks that are streamed.
+    pub fn two_blocks(&self) -> u64 {
+        let pairs = self.towers.iter().flat_map(|tower| tower.windows(2).map(|pair| pair[0] + pair[1]));
+        let alone = self.towers.iter().filter_map(|tower| tower.first().copied());
+        pairs.chain(alone).max().unwrap_or(0)
     }
 
     /// Those in memory at once, with blocks held or streamed.
     pub fn in_memory(&self, streamed: bool) -> u64 {
-        self.outside + if streamed { self.two_blocks } else { self.blocks }
+        let blocks = if streamed { self.two_blocks() } else { self.towers.iter().flatten().sum() };
+        self.outside + blocks
     }
 }
 

@@ -16,6 +16,11 @@ pub(super) trait Layer {
 
     /// Whether anything in it trains.
     fn trains(&self) -> bool;
+
+    /// Bytes of frozen weights that are in memory only while it runs, or is next.
+    fn streamed(&self) -> u64 {
+        0
+    }
 }
 
 /// An input of a segment.
@@ -116,8 +121,9 @@ impl<L: Layer> Tower<'_, L> {
         let first_trained = self.layers.iter().position(Layer::trains).unwrap_or(self.layers.len());
         let first = if below_trains { 0 } else { first_trained };
         let mut trace = Trace { kept: Vec::new(), first, below_trains };
-        let mut x = x;
+        let (mut x, mut next) = (x, None);
         for index in 0..self.layers.len() {
+            let _weights = self.fetched(&mut next, index, Some(index + 1));
             if index < first {
                 x = self.plain(index, x);
                 continue;
@@ -133,10 +139,11 @@ impl<L: Layer> Tower<'_, L> {
     pub fn backward(&self, trace: Trace, dy: Value) -> (Option<Value>, Vec<Option<Value>>) {
         let Trace { kept, first, below_trains } = trace;
         let mut sides: Vec<Option<Value>> = self.sides.iter().map(|_| None).collect();
-        let mut dy = Some(dy);
+        let (mut dy, mut next) = (Some(dy), None);
         for (offset, kept) in kept.into_iter().enumerate().rev() {
             let index = first + offset;
             let Some(gradient) = dy.take() else { break };
+            let _weights = self.fetched(&mut next, index, offset.checked_sub(1).map(|offset| first + offset));
             let layer = &self.layers[index];
             let (attention, mlp) = match kept {
                 Kept::Graphs(graphs) => {
@@ -157,6 +164,14 @@ impl<L: Layer> Tower<'_, L> {
             accumulate(&mut sides, gradients);
         }
         (if below_trains { dy } else { None }, sides)
+    }
+
+    /// The weights of a layer that runs, if they are streamed; those of the one that follows it are read meanwhile.
+    fn fetched(&self, next: &mut Option<Value>, index: usize, then: Option<usize>) -> Value {
+        let read = |layer: &L| self.ground.heap.take(layer.streamed());
+        let this = next.take().unwrap_or_else(|| read(&self.layers[index]));
+        *next = then.and_then(|index| self.layers.get(index)).map(read);
+        this
     }
 
     fn mode_of(&self, index: usize) -> Recompute {

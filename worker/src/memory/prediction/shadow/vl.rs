@@ -11,6 +11,8 @@ use super::{
 /// A block of either tower.
 #[derive(Clone, Debug)]
 pub(in crate::memory::prediction) struct BlockShape {
+    /// Bytes of its frozen weights where they are in memory only while it runs, or is next; 0 where they are held.
+    pub streamed: u64,
     /// Query heads.
     pub heads: u64,
     /// Keys that one query sees at most.
@@ -116,6 +118,10 @@ impl Layer for BlockShape {
         let up = tape.noted_of(Keep::Never, y, self.up);
         let down = tape.noted_of(Keep::Last, tape.swiglu(gate, up), self.down);
         tape.residual(&x, down)
+    }
+
+    fn streamed(&self) -> u64 {
+        self.streamed
     }
 
     fn trains(&self) -> bool {
