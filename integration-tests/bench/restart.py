@@ -166,11 +166,13 @@ def coordinator_faults(cox, repeats):
 
 
 def chaos(cox, count, distance):
-    """Throughput outside recovery: steps committed between two of which there was no fault, by the time they took."""
-    def rate(run, began, pauses):
+    """Throughput outside recovery: steps committed between two of which there was no fault, nor what followed one, by the time they took."""
+    def rate(run, began, kills):
         stamps = [when for when, event in run.events if "step" in event and when >= began]
         gaps = [later - sooner for sooner, later in zip(stamps, stamps[1:])]
-        dirty = [any(sooner <= fault <= later for fault in pauses) for sooner, later in zip(stamps, stamps[1:])]
+        # A step that was finished when the worker died may be committed between the kill and the recovery.
+        pauses = kills + [when for when, event in run.events if "failure" in event or "membership" in event]
+        dirty = [any(sooner <= pause <= later for pause in pauses) for sooner, later in zip(stamps, stamps[1:])]
         clean = [gap for gap, hurt in zip(gaps, dirty) if not hurt]
         return len(clean) / sum(clean), sum(gap for gap, hurt in zip(gaps, dirty) if hurt), stamps[-1] - stamps[0]
 

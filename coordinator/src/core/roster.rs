@@ -139,7 +139,12 @@ impl Worker {
 
     /// Whether it waits for other ranks: in a collective, or for its neighbours while the ring is formed.
     pub fn waits_for_ranks(&self) -> bool {
-        self.phase == WorkerPhase::Communication || self.collective.0 > self.collective.1
+        self.phase == WorkerPhase::Communication || self.in_collective()
+    }
+
+    /// Whether it has entered a collective that it has not finished.
+    pub fn in_collective(&self) -> bool {
+        self.collective.0 > self.collective.1
     }
 
     /// Whether it may be waiting for a disk: whoever waits for other ranks does not, in whatever phase.

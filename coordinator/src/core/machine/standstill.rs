@@ -8,8 +8,8 @@
 //! ```
 //!
 //! A step has collectives, so one rank that stands still keeps all others waiting in one. Where nothing moves the culprit is whoever is
-//! not in a collective; if all are, whoever has entered the fewest; and if all have entered the same, the network between them has lost
-//! something. A step's time is that of steps of its kind (live or cached) in this generation, of which some must have been committed:
+//! not in a collective and has entered the fewest. If all are in one, the network between them has lost something: a rank may be behind
+//! the others by what it lost, so that is no sign of guilt. All try again, and whoever really never comes out of its collective is found by that. A step's time is that of steps of its kind (live or cached) in this generation, of which some must have been committed:
 //! other worlds, and processes that have only come, take longer.
 //!
 //! All of it is looked at once a second, and by what heartbeats have said: a coordinator that was away itself knows nothing.
@@ -126,7 +126,7 @@ impl Machine {
     /// If nothing moves and a step is overdue, whoever holds it up is lost.
     fn look_for_late_step(&mut self, now: Timestamp, out: &mut Vec<Action>) {
         let patience = self.config.patience.standstill;
-        let (mut members, mut waiting, mut furthest) = (0, 0, 0);
+        let (mut members, mut waiting, mut least, mut furthest) = (0, 0, u64::MAX, 0);
         let mut last = self.motion.began;
         for worker in self.members_now() {
             // Phases outside of steps have no step's time to be held against; what waits for us is not overdue.
@@ -136,7 +136,7 @@ impl Machine {
             }
             members += 1;
             waiting += usize::from(worker.waits_for_ranks());
-            furthest = furthest.max(worker.collective.0);
+            (least, furthest) = (least.min(worker.collective.0), furthest.max(worker.collective.0));
             last = last.max(worker.pulse.still_since());
         }
         let expected = self.expected_step();
@@ -151,9 +151,11 @@ impl Machine {
         }
         let culprit = self
             .members_now()
-            .filter(|worker| !worker.waits_for_ranks() || worker.collective.0 < furthest)
+            .filter(|worker| {
+                !worker.waits_for_ranks() || (worker.collective.0 < furthest && !worker.in_collective())
+            })
             .min_by_key(|worker| (worker.waits_for_ranks(), worker.collective.0));
-        let Some(culprit) = culprit else { return self.nobody_gets_on(now, furthest, out) };
+        let Some(culprit) = culprit else { return self.nobody_gets_on(now, (least, furthest), out) };
         let (seat, quiet, verdict) = (culprit.seat(), culprit.pulse.still, Verdict::GiveUp);
         let message = self.standing_still(seat, &Still { quiet, expected, waiting, verdict });
         self.lose_silently(now, seat, message, out);
@@ -167,13 +169,17 @@ impl Machine {
         training.rhythm.expected(turn.number() > 0)
     }
 
-    /// All ranks wait in the same collective: the network between them has lost something. They try again.
-    fn nobody_gets_on(&mut self, now: Timestamp, collective: u64, out: &mut Vec<Action>) {
-        let message = format!("all ranks wait in collective {collective}, and nothing moves");
+    /// All ranks wait in a collective: the network between them has lost something. They try again.
+    fn nobody_gets_on(&mut self, now: Timestamp, (least, furthest): (u64, u64), out: &mut Vec<Action>) {
+        let which = match least == furthest {
+            true => format!("collective {furthest}"),
+            false => format!("collectives {least} to {furthest}"),
+        };
+        let message = format!("all ranks wait in {which}, and nothing moves");
         let incident = self.incident.get_or_insert_with(|| Incident::new(now));
         let mut complaint = Failure::of_run(CauseKind::PeerLost, message.clone());
         (complaint.generation, complaint.phase) = (self.generation, WorkerPhase::Communication);
-        complaint.collective = collective;
+        complaint.collective = least;
         incident.complaint.get_or_insert(complaint);
         self.break_up(now, &message, true, out);
     }

@@ -181,22 +181,39 @@ fn a_stuck_network_makes_all_ranks_try_again() {
 }
 
 #[test]
-fn a_rank_that_stays_behind_in_a_collective_is_named_though_the_others_wait_among_writers() {
+fn a_network_that_is_lost_while_ranks_are_a_collective_apart_is_no_ranks_fault() {
     let mut run = at_step_ten();
     let mut actions = Vec::new();
+    for _ in 0..12 {
+        actions.extend(run.wait(Duration::from_secs(1)));
+        actions.extend(run.beat_at(0, WorkerPhase::Communication, (3, 2)));
+        actions.extend(run.beat_at(1, WorkerPhase::Communication, (4, 3)));
+    }
+    assert!(matches!(told(&actions, 0)[..], [Directive::Abort { over: false, .. }]), "{actions:?}");
+    assert_eq!(respawns(&actions), []);
+    run.get_ready(0, 1, "");
+    let formed = run.get_ready(1, 1, "");
+    assert_eq!(survived(&formed).unwrap(), "all ranks wait in collectives 3 to 4, and nothing moves");
+}
+
+#[test]
+fn a_rank_that_never_comes_out_of_a_collective_is_replaced_though_the_others_wait_among_writers() {
+    let mut run = at_step_ten();
+    let (mut actions, mut ready) = (Vec::new(), false);
     for _ in 0..40 {
         actions.extend(run.wait(Duration::from_secs(1)));
         // Rank 0 has written its files and waits for all to have done so; rank 1 never came out of the collective before.
-        for (rank, phase, collective) in
-            [(0, WorkerPhase::Checkpoint, (4, 3)), (1, WorkerPhase::Communication, (3, 2))]
-        {
-            if run.machine.roster.living_at(Seat(rank)).is_some() {
-                actions.extend(run.beat_at(rank, phase, collective));
-            }
+        let aborted = told(&actions, 0).iter().any(|told| matches!(told, Directive::Abort { .. }));
+        if aborted && !std::mem::replace(&mut ready, true) {
+            actions.extend(run.get_ready(0, 1, ""));
+        }
+        let phase = if aborted { WorkerPhase::Joining } else { WorkerPhase::Checkpoint };
+        actions.extend(run.beat_at(0, phase, (4, 3)));
+        if run.machine.roster.living_at(Seat(1)).is_some() {
+            actions.extend(run.beat_at(1, WorkerPhase::Communication, (3, 2)));
         }
     }
-    let text = survived(&actions).expect("it is found");
-    assert!(text.starts_with("rank 1 on node-a, communication"), "{text}");
+    assert_eq!(respawns(&actions), [(1, 1)], "{actions:?}");
 }
 
 /// Seconds in which rank 0 waits for its neighbours and rank 1 is somewhere else, with collectives entered and finished.
