@@ -2,6 +2,7 @@
 """Out of memory on one rank of four: what PyTorch DDP does, next to `cox run`.
 
     python oom_ddp.py [--cox target/release/cox] [--patience 20]
+    python oom_ddp.py --rounds 5 --cox BEFORE --cox AFTER [--set train.global_batch=64]        ours alone, binaries in turns, medians
 
 PyTorch's side: four processes, gloo, a small MLP under DistributedDataParallel; rank 2 raises torch.OutOfMemoryError in step 3, in forward
 or in backward (after the first gradient bucket has gone). Three ways of dealing with it are tried:
@@ -9,7 +10,8 @@ or in backward (after the first gradient bucket has gone). Three ways of dealing
     skip       the usual `except torch.OutOfMemoryError: continue`
     halve      accelerate's find_executable_batch_size on the rank that failed: halve, try again
 A run that says nothing for --patience seconds is called hung (with the default timeout of the process group that is 30 minutes).
-Ours: `cox run configs/quickstart.yaml` with four ranks and COX_FAULT_MEMORY; steps, attempts and the time of the step are read from the timeline.
+Ours: `cox run configs/quickstart.yaml` with four ranks and COX_FAULT_MEMORY; steps, attempts and the time of the step are read from the timeline. A step's
+time is from one rank's line to its next; "the others" are all but the first and the one with the fault, so most of them run in the smaller micro-batch.
 """
 import argparse
 import json
@@ -120,10 +122,10 @@ def ddp(where, how, patience):
     print(f"DDP, {where}, {how}: {steps} of {STEPS} steps; {verdict}{'; ' + tail if tail else ''}", flush=True)
 
 
-def ours(cox, where):
+def ours(cox, where, overrides=(), quiet=False):
     with tempfile.TemporaryDirectory() as dir:
         command = [cox, "run", "configs/quickstart.yaml", "--nproc-per-node", "4", f"run.output_dir={dir}/run", "train.steps=12", "train.global_batch=16",
-                   "train.micro_batch=4", "eval.samples=0", f"memory.capacity={600 << 20}"]
+                   "train.micro_batch=4", "eval.samples=0", f"memory.capacity={600 << 20}", *overrides]
         done = subprocess.run(command, env=dict(os.environ, COX_FAULT_MEMORY=f"rank={BAD_RANK} step={BAD_STEP} phase={where} mib=200"), capture_output=True, text=True)
         lines = [json.loads(line) for line in open(f"{dir}/run/memory/rank-0002.jsonl")] if done.returncode == 0 else []
     ends = [line["unix_ms"] for line in lines]
@@ -131,19 +133,42 @@ def ours(cox, where):
     usual = statistics.median(took[:BAD_STEP - 1] + took[BAD_STEP:]) if took else float("nan")
     bad = took[BAD_STEP - 1] if took else float("nan")
     attempts = [line["attempts"] for line in lines]
+    gave_up = next((line.split("; ")[-1].strip() for line in (done.stdout + done.stderr).splitlines() if " up at once" in line), "")
+    if quiet:
+        return bad, usual, gave_up
     print(f"cox, {where}: exit code {done.returncode}, {len(lines)} of 12 steps, attempts {attempts}; step {BAD_STEP} took {bad} ms, the others {usual:.0f}: "
           f"{bad / usual:.2f} step times", flush=True)
+    return bad, usual, gave_up
+
+
+def compare(binaries, rounds, overrides):
+    """Ours, the binaries in turns. A ratio is that of one run."""
+    for where in ["forward", "backward"]:
+        seen = {cox: [] for cox in binaries}
+        for _ in range(rounds):
+            for cox in binaries:
+                seen[cox].append(ours(cox, where, overrides, quiet=True))
+        for cox, runs in seen.items():
+            ratios = sorted(bad / usual for bad, usual, _ in runs)
+            middle = [statistics.median(run[i] for run in runs) for i in (0, 1)]
+            print(f"{cox}, {where}: {statistics.median(ratios):.2f} step times ({ratios[0]:.2f} to {ratios[-1]:.2f}, {rounds} runs); {middle[0]:.0f} ms, the others {middle[1]:.0f}; "
+                  f"{sorted(set(run[2] for run in runs))}", flush=True)
 
 
 def main():
     if sys.argv[1:2] == ["--rank-main"]:
         return rank_main(sys.argv[2], sys.argv[3])
     parser = argparse.ArgumentParser()
-    parser.add_argument("--cox", default="target/release/cox")
+    parser.add_argument("--cox", action="append")
+    parser.add_argument("--rounds", type=int, default=0)
+    parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--patience", type=float, default=20)
     a = parser.parse_args()
+    binaries = a.cox or ["target/release/cox"]
+    if a.rounds:
+        return compare(binaries, a.rounds, a.set)
     for where in ["forward", "backward"]:
-        ours(a.cox, where)
+        ours(binaries[0], where)
         for how in ["uncaught", "skip", "halve"]:
             ddp(where, how, a.patience)
 

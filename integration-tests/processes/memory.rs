@@ -4,13 +4,21 @@ use std::{collections::BTreeMap, path::Path};
 
 use serde_json::Value;
 
-use crate::support::{Running, read_json};
+use crate::support::{
+    Running, read_json,
+    tiny::{Held, results},
+};
 
 /// Bytes that a rank of these runs may hold, in MiB: several times what the small model takes by itself.
 const CAPACITY_MIB: u64 = 600;
 
 /// Trains four ranks on 16 samples a step; `fault` as `COX_FAULT_MEMORY` has it. Returns the exit code and what was printed.
 fn run(output: &Path, fault: &str, overrides: &[&str]) -> (Option<i32>, String) {
+    let (status, printed) = start(output, &[("COX_FAULT_MEMORY", fault)], overrides).finish();
+    (status.code(), printed)
+}
+
+fn start(output: &Path, environment: &[(&str, &str)], overrides: &[&str]) -> Running {
     let output_dir = format!("run.output_dir={}", output.display());
     let capacity = format!("memory.capacity={}", CAPACITY_MIB << 20);
     let mut arguments =
@@ -22,8 +30,7 @@ fn run(output: &Path, fault: &str, overrides: &[&str]) -> (Option<i32>, String) 
         "optimizer.warmup_steps=2",
     ]);
     arguments.extend(overrides);
-    let (status, printed) = Running::start_with(&arguments, &[("COX_FAULT_MEMORY", fault)]).finish();
-    (status.code(), printed)
+    Running::start_with(&arguments, environment)
 }
 
 fn timeline(output: &Path, rank: usize) -> Vec<Value> {
@@ -90,6 +97,42 @@ fn an_overrun_on_one_of_four_ranks_costs_one_attempt_and_changes_nothing_that_is
         let summary = read_json(&output.join("summary.json"));
         let phases = &summary["peak_memory"][2]["phases"];
         assert!(phases[phase]["in_use"].as_u64() > Some(CAPACITY_MIB << 20), "{summary:#}");
+    }
+}
+
+/// Rank 2 runs out of memory in step 3 while the others stand at the beginning of `phase` of that step, and votes before they go on. Returns
+/// what was printed.
+fn run_with_others_at(phase: &str, fault: &str, output: &Path) -> String {
+    let holds = output.with_extension(format!("hold-{phase}"));
+    let hold = |rank, phase| Held::order(&holds, rank, phase, 3);
+    let (out_of_memory, others) = (hold(2, "communication"), [0, 1, 3].map(|rank| hold(rank, phase)));
+    let hold_dir = holds.display().to_string();
+    let environment = [("COX_FAULT_MEMORY", fault), ("COX_TEST_HOLD", &hold_dir)];
+    let mut running = start(output, &environment, &["train.micro_batch=4"]);
+    out_of_memory.wait(&mut running);
+    others.iter().for_each(|other| other.wait(&mut running));
+    out_of_memory.release();
+    others.into_iter().for_each(Held::release);
+    let (status, printed) = running.finish();
+    assert!(status.success(), "{status}\n{printed}");
+    printed
+}
+
+#[test]
+fn the_others_give_their_attempts_up_and_learn_the_same_as_if_they_had_finished_them() {
+    let dir = tempfile::tempdir().unwrap();
+    for lost_in in ["forward", "backward"] {
+        let fault = format!("rank=2 step=3 phase={lost_in} mib=200");
+        let [early, late] = ["forward", "communication"].map(|others_in| {
+            let output = dir.path().join(format!("{lost_in}-{others_in}"));
+            (run_with_others_at(others_in, &fault, &output), results(&output))
+        });
+        let said = "out of memory on rank 2: all ranks go from 4 to 2 samples at a time, the same samples a step, from step 3 on";
+        let gave_up = format!("{said}; 3 other ranks gave their attempts up at once");
+        assert!(early.0.contains(&gave_up), "{}", early.0);
+        // Those that wait in the vote have finished theirs.
+        assert!(late.0.contains(said) && !late.0.contains(" up at once"), "{}", late.0);
+        assert!(early.1 == late.1, "{lost_in}: giving up changes what is learned");
     }
 }
 

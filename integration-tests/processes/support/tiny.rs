@@ -40,10 +40,7 @@ impl Tiny {
 
     /// Makes a worker of the next launch stand still in `phase` from `step` on.
     pub fn hold(&self, rank: u32, phase: &str, step: u64) -> Held {
-        std::fs::create_dir_all(self.hold_dir()).expect("a directory");
-        let order = self.hold_dir().join(format!("{rank}-{phase}"));
-        std::fs::write(&order, step.to_string()).expect("a file");
-        Held(order.with_file_name(format!("{rank}-{phase}.held")))
+        Held::order(&self.hold_dir(), rank, phase, step)
     }
 
     /// `cox run` of it.
@@ -93,6 +90,14 @@ impl Tiny {
 pub struct Held(PathBuf);
 
 impl Held {
+    /// Makes a worker that is launched with this directory as `COX_TEST_HOLD` stand still in `phase` from `step` on.
+    pub fn order(directory: &Path, rank: u32, phase: &str, step: u64) -> Self {
+        std::fs::create_dir_all(directory).expect("a directory");
+        let order = directory.join(format!("{rank}-{phase}"));
+        std::fs::write(&order, step.to_string()).expect("a file");
+        Self(order.with_file_name(format!("{rank}-{phase}.held")))
+    }
+
     /// Waits until it does.
     pub fn wait(&self, running: &mut Running) {
         super::processes::wait_for(&self.0.display().to_string(), || {

@@ -24,7 +24,7 @@ use std::{
 use coxswain_proto::{ids::Rank, run_spec::Collectives};
 
 use super::{
-    AbortHandle, Buf, BufMut, Collective, CollectiveError, Computes, Fabric, FabricError, FabricId,
+    AbortHandle, Ahead, Buf, BufMut, Collective, CollectiveError, Computes, Fabric, FabricError, FabricId,
     FabricSource, Movement, Offer, Place, Progress, Reduce, Ring, Transfer, check_root, chunk,
     mixture::{self, named},
     ring::{Call, Element, Entered, Operation},
@@ -325,6 +325,11 @@ impl Collective for Carried {
 
     fn barrier(&mut self) -> Result<(), CollectiveError> {
         self.ring.barrier()
+    }
+
+    fn ahead(&self, length: usize) -> Option<Ahead> {
+        // A large one sends its header alone over the ring.
+        self.stays(length * size_of::<f64>()).then(|| self.ring.ahead(length)).flatten()
     }
 
     fn abort_handle(&self) -> Arc<dyn AbortHandle> {

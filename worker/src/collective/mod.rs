@@ -28,7 +28,7 @@ pub use carried::{Brings, Carried, join};
 pub use fabric::{Fabric, FabricError, FabricId, FabricSource, Movement, Offer, Place, Transfer};
 pub use mixture::Computes;
 pub(crate) use ring::PIECE;
-pub use ring::{JoinError, Membership, Ring, RingAbort, RingListener};
+pub use ring::{Ahead, JoinError, Membership, Ring, RingAbort, RingListener};
 #[cfg(test)]
 pub(crate) use ring::{loopback, loopback_over};
 pub use solo::Solo;
@@ -174,6 +174,12 @@ pub trait Collective {
 
     /// Returns when every rank has called it.
     fn barrier(&mut self) -> Result<(), CollectiveError>;
+
+    /// A look, from outside any collective, at an all-gather of `length` f64 that may be the next one: what the ranks before this one have
+    /// brought already. None where that cannot be seen.
+    fn ahead(&self, _length: usize) -> Option<Ahead> {
+        None
+    }
 
     /// A handle with which another thread ends whatever collective is in flight.
     fn abort_handle(&self) -> Arc<dyn AbortHandle>;

@@ -5,6 +5,7 @@
 //! element, wire    numbers and headers
 //! plan             each collective as spans of a buffer
 //! pump             moves one stream out and one stream in, at the same time
+//! ahead            what has come in of a collective that this rank has not entered yet
 //! abort            ends a ring from another thread
 //! control          the ring as the control line of something faster
 //! handshake        who may join
@@ -29,6 +30,7 @@
 //! Whoever wants to go on forms the ring of the next generation.
 
 mod abort;
+mod ahead;
 mod call;
 mod control;
 mod element;
@@ -43,24 +45,26 @@ mod welcome;
 mod wire;
 
 use std::{
-    sync::{Arc, atomic::Ordering},
+    sync::{Arc, Mutex, atomic::Ordering},
     time::Instant,
 };
 
 use coxswain_proto::ids::Rank;
 
 pub use abort::RingAbort;
+pub use ahead::Ahead;
 pub use join::{JoinError, Membership, RingListener};
 pub(crate) use pump::PIECE;
 
-pub(super) use self::{element::Element, wire::Operation};
 use self::{
+    ahead::lock,
     element::combine,
     lane::{Inbound, Outbound},
     plan::Plan,
     pump::{Broken, Pump},
     wire::Header,
 };
+pub(super) use self::{element::Element, wire::Operation};
 use super::{
     AbortHandle, Buf, BufMut, Collective, CollectiveError, Progress, Reduce, check_root, chunk, size_error,
 };
@@ -74,7 +78,7 @@ pub struct Ring {
     rank: usize,
     world: usize,
     /// To the next rank and from the previous one; none in a world of one.
-    lanes: Option<(Outbound, Inbound)>,
+    lanes: Option<(Outbound, Arc<Mutex<Inbound>>)>,
     abort: Arc<RingAbort>,
     progress: Arc<Progress>,
     scratch: Vec<u64>,
@@ -110,7 +114,7 @@ impl Ring {
                 return Err(CollectiveError::Aborted { sequence: 0, operation: "connect", reason });
             };
             sockets.iter().for_each(|socket| abort.watch(socket));
-            ring.lanes = Some((next, previous));
+            ring.lanes = Some((next, Arc::new(Mutex::new(previous))));
             ring.scratch = vec![0; PIECE / size_of::<u64>()];
         }
         Ok(ring)
@@ -152,8 +156,11 @@ impl Ring {
         plan: &mut Plan<'_, T>,
     ) -> Result<(), CollectiveError> {
         let Some((next, previous)) = &mut self.lanes else { return Ok(()) };
-        let mut pump = Pump { next, previous, scratch: &mut self.scratch };
-        pump.run(header, reduce, plan).map_err(|broken| self.fail(header, broken))
+        let ended = {
+            let mut previous = lock(previous);
+            Pump { next, previous: &mut previous, scratch: &mut self.scratch }.run(header, reduce, plan)
+        };
+        ended.map_err(|broken| self.fail(header, broken))
     }
 
     /// The collective is over.
@@ -358,6 +365,11 @@ impl Collective for Ring {
         let call = Call { operation: Operation::Barrier, reduce: None, root: 0, length: self.world };
         let (world, rank) = (self.world, self.rank);
         self.run(&call, &mut plan::all_gather(&mut tokens, world, rank))
+    }
+
+    fn ahead(&self, length: usize) -> Option<Ahead> {
+        let (_, previous) = self.lanes.as_ref()?;
+        Some(Ahead::new(previous.clone(), self.progress.clone(), (self.rank, self.world), length))
     }
 
     fn abort_handle(&self) -> Arc<dyn AbortHandle> {

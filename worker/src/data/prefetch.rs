@@ -7,7 +7,8 @@
 //!
 //! The trainer says which positions it owns, steps ahead of time; threads of this pipeline (a pool of its own: compute threads have
 //! theirs) read and decode the samples of a micro-batch side by side, and collate. A step stays on record until the trainer asks for a later one, so after a step that
-//! did not fit [`Prefetcher::replan`] starts it again with smaller micro-batches, from the same samples. Failures come through
+//! did not fit [`Prefetcher::replan`] starts it again with smaller micro-batches, from the same samples: cut out of what is ready (`recut`), so that nobody waits
+//! for images that were decoded before. Failures come through
 //! [`Prefetcher::next`] as values. Dropping the prefetcher stops and joins its threads.
 //!
 //! Where features are kept, rows of micro-batches that wait can be completed before their turn (`upcoming`).
@@ -31,6 +32,7 @@ use super::order::SampleOrder;
 use super::reading::words;
 use super::rows::{KeptFeatures, Prepared};
 
+mod recut;
 mod upcoming;
 
 pub use upcoming::Upcoming;
@@ -197,9 +199,15 @@ impl Prefetcher {
         }
     }
 
-    /// Starts `step` again from its first sample, it and all later requests with another micro-batch. A step that is not requested yet
-    /// (the run is over, or its turn is not known) has nothing to start again; it is cut by whoever requests it.
-    pub fn replan(&mut self, step: Step, micro_batch: usize) -> Result<(), DataError> {
+    /// Starts `step` again from its first sample, it and all later requests with another micro-batch. What is ready is not read again, nor is
+    /// `last`, the micro-batch that was taken last. A step that is not requested yet (the run is over, or its turn is not known) has nothing
+    /// to start again; it is cut by whoever requests it.
+    pub fn replan(
+        &mut self,
+        step: Step,
+        micro_batch: usize,
+        last: Option<Prepared>,
+    ) -> Result<(), DataError> {
         let mut state = self.shared.lock();
         state.requests.retain(|(_, r)| r.step >= step);
         if let Some((_, first)) = state.requests.front().filter(|(_, r)| r.step != step) {
@@ -209,7 +217,8 @@ impl Prefetcher {
             )));
         }
         state.plan += 1;
-        state.done.clear();
+        let ready = last.into_iter().chain(std::mem::take(&mut state.done).into_values().flatten());
+        let rows = state.take_apart(ready);
         let start = state.started;
         let mut planned = start;
         for (first, request) in &mut state.requests {
@@ -219,6 +228,7 @@ impl Prefetcher {
         }
         state.taken = start;
         state.planned = planned;
+        state.done = self.shared.recut(&state, rows);
         drop(state);
         self.shared.wanted.notify_all();
         Ok(())
@@ -293,6 +303,10 @@ impl Shared {
             if state.stop {
                 return None;
             }
+            while state.done.contains_key(&state.started) {
+                // Cut out of what was ready.
+                state.started += 1;
+            }
             if state.started >= state.planned {
                 state = self.wanted.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
@@ -301,7 +315,7 @@ impl Shared {
             let holds =
                 |(first, r): &&(u64, StepRequest)| (*first..*first + r.micro_batches()).contains(&number);
             let owner = state.requests.iter().find(holds);
-            let bound = owner.map_or(self.depth, |(_, request)| self.depth.max(state.ahead_of(request)));
+            let bound = owner.map_or(self.depth, |(_, request)| self.bound(&state, request));
             if number >= state.taken + bound {
                 state = self.wanted.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
@@ -320,6 +334,11 @@ impl Shared {
                 return job;
             }
         }
+    }
+
+    /// Micro-batches that may wait for the trainer, the next one being of this request.
+    fn bound(&self, state: &State, request: &StepRequest) -> u64 {
+        self.depth.max(state.ahead_of(request))
     }
 
     fn make(&self, job: &Job) -> Result<Prepared, DataError> {

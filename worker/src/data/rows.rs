@@ -6,10 +6,11 @@
 //! miss          numbers, images, prompt; its features are left to the trainer, with room kept for them
 //! ```
 //!
-//! A record that does not match its checksum is a miss, named once by whoever takes the micro-batch. What this file does not do: compute
-//! features, or write any.
+//! A record that does not match its checksum is a miss, named once by whoever takes the micro-batch. A micro-batch comes apart into its rows
+//! again, so that others can be made of them without reading anything. What this file does not do: compute features, or write any.
 
 use std::{
+    collections::BTreeMap,
     fmt,
     ops::Range,
     sync::Arc,
@@ -19,7 +20,7 @@ use std::{
 use coxswain_proto::ids::Step;
 use rayon::prelude::*;
 
-use super::collate::collate;
+use super::collate::{collate, take_apart};
 use super::dataset::Dataset;
 use super::error::DataError;
 use super::keys::SampleKeys;
@@ -63,6 +64,11 @@ impl FeatureShape {
             None => input_ids.len(),
         }
     }
+
+    /// Values of all of them.
+    pub fn values(&self, input_ids: &[u32], image_grids: &[[u32; 3]]) -> usize {
+        self.tokens(input_ids, image_grids) * self.width
+    }
 }
 
 /// A micro-batch, and what is still to be done for it.
@@ -72,8 +78,10 @@ pub struct Prepared {
     pub batch: MicroBatch,
     /// Rows whose features are to be computed, in order.
     pub missing: Vec<Missing>,
-    /// Rows whose features were computed while the micro-batch waited.
-    pub computed_ahead: usize,
+    /// Rows whose features were computed, not found.
+    pub computed: Vec<usize>,
+    /// Rows that somebody has taken out to compute their features, and not put back.
+    pub(super) lent: Vec<usize>,
     /// Time spent reading features, summed over threads.
     pub read: Duration,
     /// What was found damaged, for people.
@@ -83,6 +91,8 @@ pub struct Prepared {
 /// A row whose features the store does not have.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Missing {
+    /// Which row of the micro-batch.
+    pub row: usize,
     /// The place of its features among the values of the micro-batch.
     pub place: Range<usize>,
     /// Under which its features are kept; none if its file could not be read when keys were made.
@@ -113,19 +123,28 @@ impl Dataset {
 }
 
 /// One row of a micro-batch.
-struct Row {
-    sample: Sample,
-    /// Features, if they were read; zeros where they are missing.
+pub(super) struct Row {
+    pub(super) sample: Sample,
+    /// Features, unless they are missing.
     values: Vec<f32>,
     /// What to compute them from, where they are missing; its place is within this row.
     missing: Option<Missing>,
+    /// Whether its features were computed.
+    computed: bool,
     read: Duration,
     damaged: Option<String>,
 }
 
 impl Row {
     fn of(sample: Sample) -> Self {
-        Self { sample, values: Vec::new(), missing: None, read: Duration::ZERO, damaged: None }
+        Self {
+            sample,
+            values: Vec::new(),
+            missing: None,
+            computed: false,
+            read: Duration::ZERO,
+            damaged: None,
+        }
     }
 
     /// With its features, or with all that it takes to compute them.
@@ -142,14 +161,14 @@ impl Row {
             return Ok(Self { values, read, ..Self::of(sample) });
         }
         let mut sample = dataset.sample(index)?;
-        let values = kept.shape.tokens(&sample.input_ids, &sample.image_grids) * kept.shape.width;
+        let values = kept.shape.values(&sample.input_ids, &sample.image_grids);
         let seen = Sample {
             input_ids: sample.input_ids.clone(),
             image_grids: sample.image_grids.clone(),
             pixel_values: std::mem::take(&mut sample.pixel_values),
             ..sample.without_content()
         };
-        let missing = Some(Missing { place: 0..values, key, seen });
+        let missing = Some(Missing { row: 0, place: 0..values, key, seen });
         Ok(Self { missing, read, damaged, ..Self::of(sample) })
     }
 }
@@ -170,7 +189,37 @@ fn read_record(kept: &KeptFeatures, key: &SampleKey) -> Option<Result<Record, St
     Some(read.map(|()| Record { input_ids, image_grids, values }))
 }
 
-fn put_together(step: Step, rows: Vec<Row>, pad: u32, kept: Option<&KeptFeatures>) -> Prepared {
+impl Prepared {
+    /// The rows it is made of, as they were when it was, or with features that have come since. Those that are lent are not among them: their
+    /// features are neither there nor missing; nor is a row whose record had fewer features than its tokens want.
+    pub(super) fn into_rows(self, kept: Option<&KeptFeatures>) -> Vec<Row> {
+        let Self { batch, missing, computed, lent, mut read, damaged } = self;
+        let mut missing: BTreeMap<usize, Missing> =
+            missing.into_iter().map(|missing| (missing.row, missing)).collect();
+        let (mut damaged, mut begin, mut rows) = (damaged.into_iter(), 0, Vec::with_capacity(batch.len()));
+        for (number, sample) in take_apart(&batch).into_iter().enumerate() {
+            let size = kept.map_or(0, |kept| kept.shape.values(&sample.input_ids, &sample.image_grids));
+            let place = begin..begin + size;
+            begin = place.end;
+            if lent.contains(&number) {
+                continue;
+            }
+            let missing = missing.remove(&number).map(|missing| Missing { place: 0..size, ..missing });
+            let values = match (&missing, &batch.features) {
+                (None, Some(features)) => features.values.get(place).map(<[f32]>::to_vec),
+                _ => Some(Vec::new()),
+            };
+            let Some(values) = values else { continue };
+            let computed = computed.contains(&number);
+            let (read, damaged) = (std::mem::take(&mut read), damaged.next());
+            rows.push(Row { sample, values, missing, computed, read, damaged });
+        }
+        rows
+    }
+}
+
+/// The micro-batch of these rows, in this order.
+pub(super) fn put_together(step: Step, rows: Vec<Row>, pad: u32, kept: Option<&KeptFeatures>) -> Prepared {
     let (mut prepared, mut samples) = (Prepared::default(), Vec::with_capacity(rows.len()));
     let len = |row: &Row| row.missing.as_ref().map_or(row.values.len(), |missing| missing.place.len());
     let mut values: Vec<f32> = Vec::with_capacity(rows.iter().map(len).sum());
@@ -179,10 +228,11 @@ fn put_together(step: Step, rows: Vec<Row>, pad: u32, kept: Option<&KeptFeatures
         match row.missing {
             Some(missing) => {
                 values.resize(begin + missing.place.len(), 0.0);
-                prepared.missing.push(Missing { place: begin..values.len(), ..missing });
+                prepared.missing.push(Missing { row: samples.len(), place: begin..values.len(), ..missing });
             }
             None => values.extend_from_slice(&row.values),
         }
+        prepared.computed.extend(row.computed.then_some(samples.len()));
         prepared.read += row.read;
         prepared.damaged.extend(row.damaged);
         samples.push(row.sample);

@@ -1,8 +1,9 @@
-//! The ceiling over what a rank may hold, and the way out for work that goes through it.
+//! The ceiling over what a rank may hold, and the way out for work that goes through it, or that nobody has a use for any more.
 //!
 //! ```text
-//! guarded(|| forward and backward) ── Ok(result)
-//!         └─ between layers: check() ── over the ceiling: unwinds to guarded ── Err(Overrun)
+//! guarded_unless(called off?, || forward and backward) ── Ok(result)
+//!         └─ between layers: check() ─┬─ over the ceiling: unwinds to guarded ── Err(OutOfMemory)
+//!                                     └─ called off: unwinds to guarded ──────── Err(CalledOff)
 //! ```
 //!
 //! Layers do not return errors: their only failure is memory, and on an accelerator that failure comes as a panic from inside a
@@ -15,7 +16,7 @@
 
 use std::{
     any::Any,
-    cell::Cell,
+    cell::{Cell, RefCell},
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
 };
 
@@ -24,6 +25,7 @@ use super::{allocator, refusal};
 thread_local! {
     static CEILING: Cell<u64> = const { Cell::new(u64::MAX) };
     static GUARDED: Cell<bool> = const { Cell::new(false) };
+    static CALLED_OFF: RefCell<Option<Box<dyn Fn() -> bool>>> = const { RefCell::new(None) };
 }
 
 /// Guarded work asked for more memory than there is.
@@ -35,16 +37,50 @@ pub struct Overrun {
     pub device: Option<String>,
 }
 
+/// Why guarded work has not come to its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unfinished {
+    /// It ran out of memory.
+    OutOfMemory(Overrun),
+    /// Somebody else knows that its result is of no use.
+    CalledOff,
+}
+
+/// What the unwinding carries where work was called off.
+struct CalledOff;
+
 /// Sets this thread's ceiling; none lifts it.
 pub(super) fn set(bytes: Option<u64>) {
     CEILING.set(bytes.unwrap_or(u64::MAX));
 }
 
-/// Ends the [`guarded`] work around the call if it has gone through the ceiling. Called between layers, so it is a sign of motion, too.
+/// Ends the [`guarded`] work around the call if it has gone through the ceiling, or was called off. Called between layers, so it is a sign
+/// of motion, too.
 pub fn check() {
     crate::pulse::beat();
-    if GUARDED.get() && allocator::guard_peak() > CEILING.get() {
+    if !GUARDED.get() {
+        return;
+    }
+    if allocator::guard_peak() > CEILING.get() {
         resume_unwind(Box::new(Overrun { in_use: allocator::guard_peak(), device: None }));
+    }
+    if CALLED_OFF.with_borrow(|called_off| called_off.as_ref().is_some_and(|called_off| called_off())) {
+        resume_unwind(Box::new(CalledOff));
+    }
+}
+
+/// [`guarded`], which also ends at the first [`check`] at which `called_off` says so.
+pub fn guarded_unless<R>(
+    called_off: impl Fn() -> bool + 'static,
+    work: impl FnOnce() -> R,
+) -> Result<R, Unfinished> {
+    let outer = CALLED_OFF.replace(Some(Box::new(called_off)));
+    let result = catch_unwind(AssertUnwindSafe(|| guarded(work)));
+    CALLED_OFF.set(outer);
+    match result {
+        Ok(result) => result.map_err(Unfinished::OutOfMemory),
+        Err(payload) if payload.is::<CalledOff>() => Err(Unfinished::CalledOff),
+        Err(payload) => resume_unwind(payload),
     }
 }
 
@@ -96,6 +132,31 @@ mod tests {
         let other = catch_unwind(|| guarded(|| resume_unwind(Box::new("index out of bounds"))));
         assert!(other.is_err());
         assert!(!GUARDED.get());
+    }
+
+    #[test]
+    fn work_that_is_called_off_ends_at_the_next_check_and_later_work_does_not() {
+        let layers = std::rc::Rc::new(Cell::new(0));
+        let work = || {
+            for _ in 0..5 {
+                check();
+                layers.set(layers.get() + 1);
+            }
+        };
+        let seen = layers.clone();
+        assert_eq!(guarded_unless(move || seen.get() == 2, work), Err(Unfinished::CalledOff));
+        assert_eq!(layers.get(), 2);
+        assert_eq!(guarded_unless(|| false, work), Ok(()));
+        assert_eq!(guarded(work), Ok(()), "what was called off is over");
+        assert_eq!(layers.get(), 12);
+        assert!(!GUARDED.get());
+    }
+
+    #[test]
+    fn other_panics_go_through_work_that_can_be_called_off() {
+        let panicking = || guarded_unless(|| false, || resume_unwind(Box::new("index out of bounds")));
+        assert!(catch_unwind(panicking).is_err());
+        assert!(CALLED_OFF.with_borrow(Option::is_none));
     }
 
     #[test]

@@ -209,6 +209,13 @@ impl Meter {
         }
     }
 
+    /// Instead of [`passed`](Self::passed) for a micro-batch that was given up: what it took so far says nothing of what one takes. Fails if it
+    /// had gone over by then.
+    pub fn given_up(&mut self) -> Result<(), OutOfMemory> {
+        self.attempt = None;
+        self.overrun.take().map_or(Ok(()), Err)
+    }
+
     /// Bytes that the last micro-batch that fitted took on top of what was in use before it.
     pub fn last_took(&self) -> u64 {
         self.last_took
@@ -342,6 +349,16 @@ mod tests {
         let refused = meter.expect(attempt(2000, true)).expect_err("2000 GiB do not fit in 1024");
         assert!(refused.predicted && refused.to_string().contains("is expected to want"), "{refused}");
         assert_eq!(meter.expect(attempt(2000, false)), Ok(()));
+        ceiling::set(None);
+    }
+
+    #[test]
+    fn a_micro_batch_that_was_given_up_teaches_nothing() {
+        let mut meter = Meter::new(Phase::Data, Some(Bytes(1 << 40)));
+        meter.demand.observe(1, 1 << 30);
+        meter.expect(attempt(100, true)).expect("100 GiB fit in 1024");
+        meter.given_up().expect("it stayed below");
+        assert_eq!((meter.demand.predict(2), meter.last_took()), (Some(2 << 30), 0));
         ceiling::set(None);
     }
 

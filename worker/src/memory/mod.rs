@@ -10,7 +10,7 @@
 //! for the other two they are exact whenever the phase raised the process's high-water mark, and otherwise what was seen at
 //! its end. What a run will take before it is launched is [`prediction`]'s to say.
 //!
-//! [`guarded`] work that goes over `memory.capacity`, or whose device refuses, ends as a value; [`Demand`] and [`Pressure`] see it
+//! [`guarded`] work that goes over `memory.capacity`, or whose device refuses, or that was called off, ends as a value; [`Demand`] and [`Pressure`] see it
 //! coming. Each rank's [peaks over time](timeline) are a file in the run's directory.
 
 mod allocator;
@@ -29,7 +29,7 @@ pub mod timeline;
 pub use coxswain_proto::memory::{Category, human};
 
 pub use allocator::{CountingAllocator, in_use};
-pub use ceiling::{Overrun, check, guarded};
+pub use ceiling::{Overrun, Unfinished, check, guarded, guarded_unless};
 pub use demand::Demand;
 pub use gauge::Gauge;
 pub use meter::{Attempt, Meter, PhasePeak};

@@ -72,6 +72,9 @@ pub enum TrainError {
         /// Settings that take less, most effective first.
         advice: String,
     },
+    /// Another rank's attempt of this step was lost, so this one's was given up between two layers. Never leaves the step.
+    #[error("given up: another rank's attempt of this step is lost")]
+    CalledOff,
     /// Another rank failed or ran out of memory for good; its own report says why.
     #[error("rank {0} failed in this step; its own log says why")]
     PeerFailed(Rank),
@@ -106,7 +109,9 @@ impl TrainError {
             Self::Step(StepError::Weights { .. }) => FailureKind::Io,
             Self::Step(_) | Self::Optimizer(zero::StepError::NonFinite { .. }) => FailureKind::Numeric,
             Self::DoesNotFit { .. } | Self::Exhausted { .. } => FailureKind::OutOfMemory,
-            Self::Collective(CollectiveError::PeerLost { .. }) | Self::PeerFailed(_) => FailureKind::PeerLost,
+            Self::Collective(CollectiveError::PeerLost { .. }) | Self::PeerFailed(_) | Self::CalledOff => {
+                FailureKind::PeerLost
+            }
             Self::Checkpoint(_) | Self::OptimizerState(_) | Self::Lora(_) | Self::Io { .. } => {
                 FailureKind::Io
             }

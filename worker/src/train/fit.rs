@@ -1,6 +1,71 @@
-//! What to change when one sample at a time does not fit.
+//! What follows when memory runs out: less at a time, on all ranks; and what to change where one sample alone does not fit.
 
-use coxswain_proto::run_spec::{Offload, Recompute, RunSpec, WeightsDtype};
+use coxswain_proto::{
+    ids::{Rank, Step},
+    run_spec::{Offload, Recompute, RunSpec, WeightsDtype},
+};
+
+use super::{TrainError, run::Training, vote::Verdict};
+use crate::{data::Prepared, kernels::Tape, link::Report};
+
+impl<B: Tape<Base = B>> Training<'_, B> {
+    /// Half the micro-batch for this step and all later ones; the samples and the global batch stay. `own` is this rank's own
+    /// failure, `last` the micro-batch that it ran last.
+    pub(super) fn shrink(
+        &mut self,
+        step: Step,
+        verdict: &Verdict,
+        own: Option<TrainError>,
+        last: Option<Prepared>,
+    ) -> Result<(), TrainError> {
+        let (_, rank) = verdict.fared;
+        if self.micro_batch == 1 {
+            return Err(match own {
+                Some(TrainError::DoesNotFit { step, source }) => {
+                    TrainError::Exhausted { step, source: source.into(), advice: advice(self.spec) }
+                }
+                Some(other) => other,
+                None => TrainError::PeerFailed(rank),
+            });
+        }
+        if let Some(own) = &own {
+            self.link.report(Report::Note(format!("rank {}: {own}", self.assignment.rank)))?;
+        }
+        let meanwhile = match verdict.gave_up {
+            0 => String::new(),
+            1 => "; one other rank gave its attempt up at once".to_owned(),
+            others => format!("; {others} other ranks gave their attempts up at once"),
+        };
+        self.halve(step, rank, ["out of memory on", &meanwhile])?;
+        self.prefetch.replan(step, self.micro_batch, last)?;
+        Ok(())
+    }
+
+    /// A rank is being swapped out: the next step takes less, as long as there is less to take.
+    pub(super) fn relieve(&mut self, next: Step, rank: Rank) -> Result<(), TrainError> {
+        if self.micro_batch == 1 {
+            tracing::warn!(%rank, advice = advice(self.spec), "a rank is swapped out with one sample at a time");
+            return Ok(());
+        }
+        self.halve(next, rank, ["swapping on", ""])?;
+        self.prefetch.replan(next, self.micro_batch, None)?;
+        Ok(())
+    }
+
+    /// Takes half, and says so between these words.
+    fn halve(&mut self, step: Step, rank: Rank, [why, meanwhile]: [&str; 2]) -> Result<(), TrainError> {
+        let before = self.micro_batch;
+        self.micro_batch = before.div_ceil(2);
+        if self.assignment.rank == rank {
+            self.link.report(Report::Note(format!(
+                "{why} rank {rank}: all ranks go from {before} to {} samples at a time, the same samples a step, from step {step} on{meanwhile}",
+                self.micro_batch
+            )))?;
+        }
+        tracing::warn!(step = step.0, %rank, micro_batch = self.micro_batch, "{why} a rank: all ranks halve the micro-batch");
+        Ok(())
+    }
+}
 
 /// Settings of this run that would take less, most effective first.
 pub(super) fn advice(spec: &RunSpec) -> String {

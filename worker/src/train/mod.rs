@@ -8,7 +8,7 @@
 //!   ahead      what the next steps consume, leased and asked of the data threads
 //!   step       one step as a transaction: accumulate, vote, then update or shrink or end
 //!     vote     the one small all-gather in which all ranks decide
-//!     fit      what to change when one sample at a time does not fit
+//!     fit      what follows when memory runs out: half as much at a time, or what to change
 //!   features   kept features: turns, generations, what is missing, drift
 //!   save       checkpoints written and read by all ranks together (`checkpoint` knows the files)
 //!   evaluate   held-out action error, every rank a part

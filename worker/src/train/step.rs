@@ -9,7 +9,8 @@
 //! ```
 //!
 //! Until the vote nothing has left this rank and nothing has changed but the gradient buffer, so a step can be dropped and tried
-//! again: with the same samples and, because draws are keyed by step and sample, with the same noise.
+//! again: with the same samples and, because draws are keyed by step and sample, with the same noise. A rank that sees between two layers that
+//! another one's attempt is lost drops its own at once ([`Lookout`]).
 //!
 //! Memory runs out in four ways, and all end in the same vote: a micro-batch went over `memory.capacity` (noticed between two layers, so
 //! within a fraction of it), a device refused an allocation, a micro-batch is expected not to fit from what earlier ones took (it does not
@@ -23,7 +24,7 @@ use std::{
 
 use coxswain_proto::{
     cache_plan::CacheUse,
-    ids::{Bytes, Rank, Step},
+    ids::{Bytes, Step},
     plan::Batch,
     run_spec::CacheMode,
 };
@@ -31,15 +32,15 @@ use coxswain_proto::{
 use super::{
     TrainError,
     features::{Claim, Features},
-    fit,
     run::Training,
-    vote::{self, Ballot, Fared, Verdict},
+    vote::{self, Ballot, Fared, Lookout, Verdict},
 };
 use crate::{
     batch::MicroBatch,
+    data::Prepared,
     kernels::Tape,
     link::{CacheTurn, Phase, Report, StepDone, StepTimes},
-    memory::{self, Attempt, Category, Held},
+    memory::{self, Attempt, Category, Held, Unfinished},
     model::policy::{MicroLoss, Pass, StageClock},
     params::Group,
     zero::StepInput,
@@ -68,22 +69,24 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let batch = self.plan.batch(step);
         let (mut times, mut retries) = (StepTimes::default(), 0);
         let (share, verdict) = loop {
-            let mut share = Share::default();
-            let accumulated = self.accumulate(step, &mut share, &mut times);
-            let fared = match &accumulated {
-                Ok(()) => Fared::Ok,
-                Err(TrainError::DoesNotFit { .. }) => Fared::OutOfMemory,
-                Err(_) => Fared::Failed,
+            let (mut share, mut last) = (Share::default(), None);
+            let accumulated = self.accumulate(step, &mut share, &mut last, &mut times);
+            let (fared, own) = match accumulated {
+                Ok(()) => (Fared::Ok, None),
+                Err(TrainError::CalledOff) => (Fared::GaveUp, None),
+                Err(own @ TrainError::DoesNotFit { .. }) => (Fared::OutOfMemory, Some(own)),
+                Err(own) => (Fared::Failed, Some(own)),
             };
             let verdict = self.vote(step, fared, share, &mut times)?;
-            match (verdict.fared, accumulated) {
+            match (verdict.fared, own) {
                 ((Fared::Ok, _), _) => break (share, verdict),
-                ((Fared::OutOfMemory, rank), accumulated) => {
-                    self.shrink(step, rank, accumulated.err())?;
+                ((Fared::OutOfMemory, _), own) => {
+                    self.shrink(step, &verdict, own, last)?;
                     retries += 1;
                 }
-                ((Fared::Failed, _), Err(own)) => return Err(own),
-                ((Fared::Failed, rank), Ok(())) => return Err(TrainError::PeerFailed(rank)),
+                (_, Some(own)) => return Err(own),
+                // Nobody gives up but for a rank that says what has befallen it.
+                ((Fared::Failed | Fared::GaveUp, rank), None) => return Err(TrainError::PeerFailed(rank)),
             }
         };
         self.settle_features(step);
@@ -112,8 +115,15 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         Ok((done, verdict))
     }
 
-    /// Forward and backward over this rank's samples; gradients of the loss sum end up in `self.grads`.
-    fn accumulate(&mut self, step: Step, share: &mut Share, times: &mut StepTimes) -> Result<(), TrainError> {
+    /// Forward and backward over this rank's samples; gradients of the loss sum end up in `self.grads`. Leaves the micro-batch that ran last,
+    /// for another attempt.
+    fn accumulate(
+        &mut self,
+        step: Step,
+        share: &mut Share,
+        last: &mut Option<Prepared>,
+        times: &mut StepTimes,
+    ) -> Result<(), TrainError> {
         self.grads.zero();
         // The optimizer and the collectives of the step before have no vote of their own.
         if let Some(source) = self.meter.take_overrun() {
@@ -126,12 +136,15 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             let prepared = self.prefetch.next(step)?;
             times.data += waiting.elapsed();
             let Some(prepared) = prepared else { break };
-            let micro_batch = self.complete(step, prepared, &mut share.cache)?;
+            // Never two at a time.
+            *last = None;
+            let prepared = self.complete(step, prepared, &mut share.cache)?;
+            let micro_batch = &last.insert(prepared).batch;
             // The optimizer makes its buffers in the first step; later ones begin with everything there.
             if self.summary.losses.len() < STEPS_SIGHTED {
                 self.sightings.ready = memory::in_use();
             }
-            let loss = self.pass(step, &micro_batch, times)?;
+            let loss = self.pass(step, micro_batch, times)?;
             share.loss_sum += loss.loss_sum;
             share.valid_count += loss.valid;
             share.tokens += micro_batch.tokens();
@@ -145,7 +158,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         Ok(())
     }
 
-    /// One micro-batch forward and backward, as far as memory goes. Everything it held is free again when this returns.
+    /// One micro-batch forward and backward, as far as memory goes, and as long as no other rank's attempt is lost. Everything it held is free
+    /// again when this returns.
     pub(super) fn pass(
         &mut self,
         step: Step,
@@ -163,6 +177,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         };
         self.meter.expect(attempt).map_err(does_not_fit)?;
         let before = self.meter.in_use();
+        let lookout = Lookout::of(self.comm.as_ref());
         let Self { policy, trainables, grads, meter, link, .. } = self;
         let mut clock = StageClock::new(|pass| {
             let phase = match pass {
@@ -173,7 +188,10 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             // Fails after loading only.
             let _ = meter.enter(phase);
         });
-        let outcome = memory::guarded(|| policy.forward_backward(trainables, micro_batch, grads, &mut clock));
+        let outcome = memory::guarded_unless(
+            move || lookout.sees_loss(),
+            || policy.forward_backward(trainables, micro_batch, grads, &mut clock),
+        );
         let stages = clock.times();
         drop(clock);
         times.vision += stages.vision;
@@ -182,7 +200,11 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         self.enter(Phase::Data, step)?;
         let (loss, overrun) = match outcome {
             Ok(loss) => (Some(loss), None),
-            Err(overrun) => (None, Some(overrun)),
+            Err(Unfinished::OutOfMemory(overrun)) => (None, Some(overrun)),
+            Err(Unfinished::CalledOff) => {
+                self.meter.given_up().map_err(does_not_fit)?;
+                return Err(TrainError::CalledOff);
+            }
         };
         self.meter.passed(before.0, overrun).map_err(does_not_fit)?;
         Ok(loss.expect("a pass without a loss has overrun")?)
@@ -207,47 +229,6 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let verdict = vote::cast(&ballot, self.comm.as_mut())?;
         times.communication += voting.elapsed();
         Ok(verdict)
-    }
-
-    /// Half the micro-batch for this step and all later ones; the samples and the global batch stay. `own` is this rank's own
-    /// failure, `rank` the first that had one.
-    fn shrink(&mut self, step: Step, rank: Rank, own: Option<TrainError>) -> Result<(), TrainError> {
-        if self.micro_batch == 1 {
-            return Err(match own {
-                Some(TrainError::DoesNotFit { step, source }) => {
-                    TrainError::Exhausted { step, source: source.into(), advice: fit::advice(self.spec) }
-                }
-                Some(other) => other,
-                None => TrainError::PeerFailed(rank),
-            });
-        }
-        if let Some(own) = &own {
-            self.link.report(Report::Note(format!("rank {}: {own}", self.assignment.rank)))?;
-        }
-        self.halve(step, rank, "out of memory on")
-    }
-
-    /// A rank is being swapped out: the next step takes less, as long as there is less to take.
-    fn relieve(&mut self, next: Step, rank: Rank) -> Result<(), TrainError> {
-        if self.micro_batch > 1 {
-            return self.halve(next, rank, "swapping on");
-        }
-        tracing::warn!(%rank, advice = fit::advice(self.spec), "a rank is swapped out with one sample at a time");
-        Ok(())
-    }
-
-    fn halve(&mut self, step: Step, rank: Rank, why: &str) -> Result<(), TrainError> {
-        let before = self.micro_batch;
-        self.micro_batch = before.div_ceil(2);
-        if self.assignment.rank == rank {
-            self.link.report(Report::Note(format!(
-                "{why} rank {rank}: all ranks go from {before} to {} samples at a time, the same samples a step, from step {step} on",
-                self.micro_batch
-            )))?;
-        }
-        tracing::warn!(step = step.0, %rank, micro_batch = self.micro_batch, "{why} a rank: all ranks halve the micro-batch");
-        self.prefetch.replan(step, self.micro_batch)?;
-        Ok(())
     }
 
     /// What this rank holds from the first step to the last, for messages.

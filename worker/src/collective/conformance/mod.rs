@@ -93,6 +93,7 @@ const ALL: &[Behaviour] = &[
     Behaviour::new("nobody leaves a barrier before all have come", values::barrier),
     Behaviour::new("a repeated reduction gives the same bits on all ranks", values::repeated),
     Behaviour::new("operations follow each other in any mix", values::mixed),
+    Behaviour::new("what others bring to an all-gather shows before it is entered", values::ahead),
     Behaviour::new("wrong lengths are refused and harm nothing", values::wrong_lengths),
     Behaviour::new("an abort ends the collective in flight and all later ones", endings::abort),
     Behaviour::of_several("a lost rank ends a small collective of the others", endings::lost_in_small),

@@ -5,7 +5,8 @@
 
 use std::{
     sync::atomic::Ordering,
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    thread,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use coxswain_proto::ids::Rank;
@@ -23,6 +24,8 @@ type Seen = Result<bool, Violation>;
 const LENGTHS: [usize; 8] = [0, 1, 3, 64, 1027, 9001, 131_072, 500_009];
 /// How late one rank comes to a barrier.
 const LATE: Duration = Duration::from_millis(1);
+/// How long what others have sent may be on its way.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 fn place(comm: &dyn Collective) -> (usize, usize) {
     (comm.rank().0 as usize, comm.world())
@@ -138,6 +141,31 @@ pub(super) fn all_gather(comm: &mut dyn Collective) -> Seen {
         let mut output = vec![f64::NAN; len * world];
         comm.all_gather(Buf::F64(&doubles(&all[rank])), BufMut::F64(&mut output))?;
         hold!(output == doubles(&all.concat()), "{len} of float64");
+    }
+    Ok(true)
+}
+
+/// Rank 0 keeps out of an all-gather until it sees all that the others have brought; a communicator may also show nothing.
+pub(super) fn ahead(comm: &mut dyn Collective) -> Seen {
+    let (rank, world) = place(comm);
+    let share = |rank: usize, round: usize| vec![rank as f64, round as f64];
+    for round in 0..3 {
+        if let Some(ahead) = comm.ahead(2 * world).filter(|_| rank == 0) {
+            let deadline = Instant::now() + PATIENCE;
+            while ahead.shares().len() + 1 < world {
+                hold!(Instant::now() < deadline, "round {round}: {:?} is all that shows", ahead.shares());
+                thread::yield_now();
+            }
+            let others: Vec<_> =
+                (1..world).rev().map(|rank| (Rank(rank as u32), share(rank, round))).collect();
+            hold!(ahead.shares() == others, "round {round}: {:?} shows", ahead.shares());
+            let longer = comm.ahead(3 * world).map(|ahead| ahead.shares());
+            hold!(longer.is_none_or(|seen| seen.is_empty()), "round {round}: another all-gather shows");
+        }
+        let mut all = vec![f64::NAN; 2 * world];
+        comm.all_gather(Buf::F64(&share(rank, round)), BufMut::F64(&mut all))?;
+        let expected: Vec<f64> = (0..world).flat_map(|rank| share(rank, round)).collect();
+        hold!(all == expected, "round {round}");
     }
     Ok(true)
 }

@@ -2,7 +2,7 @@
 
 use coxswain_proto::ids::Rank;
 
-use super::{Call, Element, Entered, Ring, plan};
+use super::{Call, Element, Entered, Ring, lock, plan};
 use crate::collective::{CollectiveError, Reduce};
 
 impl Ring {
@@ -35,7 +35,7 @@ impl Ring {
         let (rank, world) = (self.rank, self.world);
         let (next, previous) = self.lanes.as_mut()?;
         let next = next.has_ended().then_some((rank + 1) % world);
-        next.or_else(|| previous.has_ended().then_some((rank + world - 1) % world))
+        next.or_else(|| lock(previous).has_ended().then_some((rank + world - 1) % world))
             .map(|rank| Rank(rank as u32))
     }
 }

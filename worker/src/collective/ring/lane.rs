@@ -80,6 +80,16 @@ impl Inbound {
         self.shared.is_some()
     }
 
+    /// Copies what is there now without taking it; 0 if nothing is, or nothing will come any more.
+    pub fn peek(&self, bytes: &mut [u8]) -> usize {
+        let seen = match &self.shared {
+            Some(shared) => shared.peek(bytes),
+            None => self.socket.peek(bytes),
+        };
+        // Whatever is wrong with it ends the collective that reads it.
+        seen.unwrap_or(0)
+    }
+
     /// Reads what is there now; 0 if nothing is.
     pub fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         let Some(shared) = &mut self.shared else {

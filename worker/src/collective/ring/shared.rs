@@ -139,11 +139,17 @@ impl Reader {
         Ok(Self { memory, read: 0 })
     }
 
-    /// Reads what is there; 0 if nothing is.
-    pub fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+    /// Copies what is there without taking it; 0 if nothing is.
+    pub fn peek(&self, bytes: &mut [u8]) -> io::Result<usize> {
         let written = self.memory.u64(WRITTEN).load(Ordering::Acquire);
         let count = bytes.len().min(in_flight(written, self.read)?);
         self.memory.get(self.read, &mut bytes[..count]);
+        Ok(count)
+    }
+
+    /// Reads what is there; 0 if nothing is.
+    pub fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let count = self.peek(bytes)?;
         self.read += count as u64;
         self.memory.u64(READ).store(self.read, Ordering::Release);
         Ok(count)

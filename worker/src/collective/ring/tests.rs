@@ -64,7 +64,7 @@ fn shared_memory_is_used_where_both_sides_allow_it() {
         let [a, b] = allowed.map(|allowed| listener().with_shared_memory(allowed));
         let peers = addresses(&[&a, &b]);
         let shared = |ring: &Ring| {
-            ring.lanes.as_ref().map(|(next, previous)| [next.is_shared(), previous.is_shared()])
+            ring.lanes.as_ref().map(|(next, previous)| [next.is_shared(), lock(previous).is_shared()])
         };
         thread::scope(|scope| {
             let other = scope.spawn(|| connect(&b, "run", 1, 1, &peers).map(|ring| shared(&ring)));

@@ -3,7 +3,7 @@
 //!
 //! That is what lets features be computed in batches larger than a micro-batch. Nothing is waited for: what is not ready is computed
 //! when it is due. Rows that were taken out and not put back leave their micro-batch incomplete, so whoever gives up must start again
-//! with [`Prefetcher::replan`] or [`Prefetcher::clear`].
+//! with [`Prefetcher::replan`], which makes those rows anew, or [`Prefetcher::clear`].
 
 use super::{Prefetcher, Prepared};
 use crate::data::rows::Missing;
@@ -29,8 +29,9 @@ impl Prefetcher {
         let mut state = self.shared.lock();
         let mut taken = Vec::new();
         for (&job, made) in &mut state.done {
-            let Ok(Prepared { missing, .. }) = made else { break };
+            let Ok(Prepared { missing, lent, .. }) = made else { break };
             let count = missing.len().min(limit - taken.len());
+            lent.extend(missing[..count].iter().map(|missing| missing.row));
             taken.extend(missing.drain(..count).map(|missing| Upcoming { job, missing }));
             if taken.len() == limit {
                 break;
@@ -45,7 +46,8 @@ impl Prefetcher {
         let Some(Ok(prepared)) = state.done.get_mut(&row.job) else { return };
         if let Some(features) = &mut prepared.batch.features {
             features.values[row.missing.place.clone()].copy_from_slice(values);
-            prepared.computed_ahead += usize::from(computed);
+            prepared.computed.extend(computed.then_some(row.missing.row));
+            prepared.lent.retain(|lent| *lent != row.missing.row);
         }
     }
 }

@@ -18,7 +18,7 @@ fn assets() -> PathBuf {
 }
 
 /// A run on the data set at `data` with the checkpoint that ships with the repository.
-fn spec(data: &Path) -> RunSpec {
+pub(super) fn spec(data: &Path) -> RunSpec {
     let json = serde_json::json!({
         "run": {"name": "t", "output_dir": "unused", "seed": 5},
         "model": {"path": assets().join("tiny-vla")},
@@ -31,6 +31,6 @@ fn spec(data: &Path) -> RunSpec {
     serde_json::from_value(json).expect("a valid spec")
 }
 
-fn mini() -> PathBuf {
+pub(super) fn mini() -> PathBuf {
     assets().join("metaworld-mini")
 }

@@ -53,11 +53,12 @@ fn a_retried_step_brings_the_same_samples_in_smaller_batches() {
     prefetcher.request(request(0, 0..8, 4)).unwrap();
     prefetcher.request(request(1, 8..16, 4)).unwrap();
     let first = prefetcher.next(Step(0)).unwrap().unwrap();
-    prefetcher.replan(Step(0), 2).unwrap();
+    let samples = first.batch.sample_indices.clone();
+    prefetcher.replan(Step(0), 2, Some(first)).unwrap();
     let again = take(&mut prefetcher, 0);
     assert_eq!(again.iter().map(MicroBatch::len).collect::<Vec<_>>(), [2, 2, 2, 2]);
-    assert_eq!(indices(&again[..2]), first.batch.sample_indices);
-    prefetcher.replan(Step(0), 1).unwrap();
+    assert_eq!(indices(&again[..2]), samples);
+    prefetcher.replan(Step(0), 1, None).unwrap();
     assert_eq!(indices(&take(&mut prefetcher, 0)), indices(&again));
     assert_eq!(take(&mut prefetcher, 1).len(), 8);
 }
@@ -68,7 +69,7 @@ fn a_step_that_is_not_requested_yet_has_nothing_to_start_again() {
     prefetcher.request(request(0, 0..8, 4)).unwrap();
     let before = indices(&take(&mut prefetcher, 0));
     // As where a rank swaps in the last step of a run, or in the one before a turn.
-    prefetcher.replan(Step(1), 2).unwrap();
+    prefetcher.replan(Step(1), 2, None).unwrap();
     prefetcher.request(request(1, 0..8, 2)).unwrap();
     let after = take(&mut prefetcher, 1);
     assert_eq!(after.iter().map(MicroBatch::len).collect::<Vec<_>>(), [2, 2, 2, 2]);
@@ -105,7 +106,7 @@ fn misuse_and_positions_past_the_epoch_are_values() {
     assert!(matches!(prefetcher.next(Step(0)), Err(DataError::Pipeline(_))));
     prefetcher.request(request(3, 1000..1001, 1)).unwrap();
     assert!(matches!(prefetcher.request(request(3, 0..1, 1)), Err(DataError::Pipeline(_))));
-    assert!(matches!(prefetcher.replan(Step(1), 1), Err(DataError::Pipeline(_))));
+    assert!(matches!(prefetcher.replan(Step(1), 1, None), Err(DataError::Pipeline(_))));
     prefetcher.clear();
     prefetcher.request(request(3, 1000..1001, 1)).unwrap();
     let error = prefetcher.next(Step(3)).unwrap_err();
@@ -150,7 +151,7 @@ fn rows_of_micro_batches_that_wait_are_completed_ahead_within_a_bound() {
         prefetcher.request(StepRequest { kept: kept.clone(), ..request }).unwrap();
     }
     let due = prefetcher.next(Step(0)).unwrap().unwrap();
-    assert_eq!((due.missing.len(), due.computed_ahead), (2, 0));
+    assert_eq!((due.missing.len(), due.computed.len()), (2, 0));
     let mut rows = prefetcher.upcoming(0);
     assert!(rows.is_empty());
     let deadline = Instant::now() + Duration::from_secs(30);
@@ -164,7 +165,7 @@ fn rows_of_micro_batches_that_wait_are_completed_ahead_within_a_bound() {
         prefetcher.put_back(row, &values, row.missing.seen.index != rows[0].missing.seen.index);
     }
     let made: Vec<_> = [0, 1, 1].map(|step| prefetcher.next(Step(step)).unwrap().unwrap()).into();
-    let ahead: Vec<_> = made.iter().map(|made| (made.missing.len(), made.computed_ahead)).collect();
+    let ahead: Vec<_> = made.iter().map(|made| (made.missing.len(), made.computed.len())).collect();
     assert_eq!(
         ahead,
         [(0, 1), (0, 2), (1, 1)],

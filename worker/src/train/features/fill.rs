@@ -56,8 +56,6 @@ impl Row {
 struct Target<'a> {
     batch: &'a mut MicroBatch,
     waiting: &'a mut Prefetcher,
-    /// Rows of the micro-batch that is due that were computed.
-    computed: usize,
 }
 
 impl Target<'_> {
@@ -67,7 +65,6 @@ impl Target<'_> {
                 let features =
                     self.batch.features.as_mut().expect("a row can only be missing among features");
                 features.values[missing.place.clone()].copy_from_slice(values);
-                self.computed += usize::from(computed);
             }
             Row::Later(upcoming) => self.waiting.put_back(upcoming, values, computed),
         }
@@ -79,55 +76,51 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     pub(in crate::train) fn complete(
         &mut self,
         step: Step,
-        prepared: Prepared,
+        mut prepared: Prepared,
         used: &mut CacheUse,
-    ) -> Result<MicroBatch, TrainError> {
-        let Prepared { mut batch, missing, computed_ahead, read, damaged } = prepared;
-        if batch.features.is_none() {
-            return Ok(batch);
+    ) -> Result<Prepared, TrainError> {
+        if prepared.batch.features.is_none() {
+            return Ok(prepared);
         }
-        used.read += read;
+        used.read += prepared.read;
+        let damaged = std::mem::take(&mut prepared.damaged);
         if let Some(features) = self.features.as_mut().filter(|_| !damaged.is_empty()) {
             damaged.into_iter().for_each(|damage| features.account.damage(damage));
             self.tell_complaints()?;
         }
-        let mut computed = computed_ahead;
         let looking = Instant::now();
-        let missing = self.look_again(&mut batch, missing);
+        let missing = std::mem::take(&mut prepared.missing);
+        let missing = self.look_again(&mut prepared.batch, missing);
         used.read += looking.elapsed();
         if !missing.is_empty() {
             self.enter(Phase::CacheBuild, step)?;
             let began = Instant::now();
-            let filled = self.fill(step, &mut batch, missing);
+            prepared.computed.extend(missing.iter().map(|missing| missing.row));
+            let filled = self.fill(step, &mut prepared.batch, missing);
             used.fill += began.elapsed();
             self.enter(Phase::Data, step)?;
-            computed += filled?;
+            filled?;
         }
-        used.misses += computed as u64;
-        used.hits += (batch.len() - computed) as u64;
-        Ok(batch)
+        used.misses += prepared.computed.len() as u64;
+        used.hits += (prepared.batch.len() - prepared.computed.len()) as u64;
+        Ok(prepared)
     }
 
     /// What is still missing of a micro-batch that is due.
     fn look_again(&mut self, batch: &mut MicroBatch, missing: Vec<Missing>) -> Vec<Missing> {
         let Some(features) = self.features.as_ref().filter(|_| !missing.is_empty()) else { return missing };
         let mut rows: Vec<Row> = missing.into_iter().map(Row::Due).collect();
-        let mut target = Target { batch, waiting: &mut self.prefetch, computed: 0 };
+        let mut target = Target { batch, waiting: &mut self.prefetch };
         features.look_again(&mut rows, &mut target);
         rows.into_iter().map(Row::into_missing).collect()
     }
 
-    /// Returns how many rows of `batch` were computed.
-    fn fill(
-        &mut self,
-        step: Step,
-        batch: &mut MicroBatch,
-        missing: Vec<Missing>,
-    ) -> Result<usize, TrainError> {
+    /// Computes these rows of `batch`.
+    fn fill(&mut self, step: Step, batch: &mut MicroBatch, missing: Vec<Missing>) -> Result<(), TrainError> {
         let features = self.features.as_mut().expect("who asks for features has a store");
         let room = missing.len().next_multiple_of(features.fill_batch) - missing.len();
         let mut ahead: Vec<Row> = self.prefetch.upcoming(room).into_iter().map(Row::Later).collect();
-        let mut target = Target { batch, waiting: &mut self.prefetch, computed: 0 };
+        let mut target = Target { batch, waiting: &mut self.prefetch };
         features.look_again(&mut ahead, &mut target);
         let rows: Vec<Row> = missing.into_iter().map(Row::Due).chain(ahead).collect();
         let mut left = &rows[..];
@@ -161,7 +154,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
                 }
             }
         }
-        Ok(target.computed)
+        Ok(())
     }
 
     /// Lets the features of an epoch be published where its last step has computed them; training goes on meanwhile.
@@ -256,7 +249,7 @@ impl<B: Tape<Base = B>> Features<B> {
         let mut made = Made { rows: Vec::with_capacity(rows.len()), values };
         let (mut rounded, mut begin) = (Vec::new(), 0);
         for row in rows {
-            let Missing { key, place, seen } = row.missing();
+            let Missing { key, place, seen, .. } = row.missing();
             let own = begin..begin + place.len();
             begin = own.end;
             rounded.clear();
