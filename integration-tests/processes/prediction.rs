@@ -1,6 +1,6 @@
 //! How far predicted memory is from what training takes: real runs, measured by the counting allocator of real workers.
 //!
-//! Eighteen configurations of two models: micro-batch, recompute, type of frozen weights and where they are, adapters, world, image size. The analytic
+//! Twenty-two configurations of two models: micro-batch, recompute, types of frozen weights and of activations, where weights are, adapters, world, image size. The analytic
 //! prediction must come within 10 % of each peak. Calibrated by two runs of a model, those of its other runs must come within 5 %.
 //! With `--nocapture` the table is printed (`integration-tests/bench/MEMORY.md`).
 
@@ -40,9 +40,11 @@ const fn calibrating(model: &'static str, changes: &'static [&'static str]) -> C
 const BF16: &str = "model.weights_dtype=bfloat16";
 const QV: &str = "lora.targets=[q_proj, v_proj]";
 
+const ROUNDED: &str = "model.activations_dtype=bfloat16";
+
 const STREAMED: &str = "memory.offload=layers";
 
-const CASES: [Case; 18] = [
+const CASES: [Case; 22] = [
     calibrating("tiny", &["train.micro_batch=1", "train.recompute=none"]),
     calibrating("tiny", &["train.micro_batch=8", "train.recompute=none"]),
     case("tiny", 1, &["train.micro_batch=4", "train.recompute=full"]),
@@ -68,6 +70,14 @@ const CASES: [Case; 18] = [
         "mid",
         1,
         &["train.micro_batch=4", "train.recompute=selective", "model.weights_dtype=float32", STREAMED],
+    ),
+    case("tiny", 1, &["train.micro_batch=8", "train.recompute=selective", ROUNDED]),
+    case("tiny", 1, &["train.micro_batch=4", "train.recompute=none", ROUNDED]),
+    case("mid", 1, &["train.micro_batch=8", "train.recompute=full", BF16, ROUNDED]),
+    case(
+        "mid",
+        1,
+        &["train.micro_batch=8", "train.recompute=selective", BF16, ROUNDED, "lora.targets=all-linear"],
     ),
 ];
 

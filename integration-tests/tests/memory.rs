@@ -240,3 +240,28 @@ fn streamed_blocks_take_off_the_peak_what_was_predicted() {
     assert!((predicted / measured - 1.0).abs() <= 0.05, "{predicted} predicted, {measured} measured");
     assert!(measured < 0.6 * all, "{measured} of {all}");
 }
+
+#[test]
+fn activations_in_bfloat16_take_off_the_peak_what_was_predicted() {
+    let _turn = turn();
+    let dir = tempfile::tempdir().unwrap();
+    let common =
+        ["train.steps=4", "train.global_batch=16", "train.micro_batch=16", "train.checkpoint_every=0"];
+    let small = ["expert.width=32", "expert.layers=2", "expert.repeated_noise=1", "lora.targets=all-linear"];
+    for recompute in ["selective", "full"] {
+        let recompute_key = format!("train.recompute={recompute}");
+        let [wide, narrow] = ["float32", "bfloat16"].map(|activations| {
+            let key = format!("model.activations_dtype={activations}");
+            let all = [&common[..], &small, &[&recompute_key, &key]].concat();
+            let (summary, _) = train(&spec(&dir.path().join(recompute).join(activations), &strings(&all)), 0);
+            summary.memory.expect("a run of its own micro-batch is compared")
+        });
+        // From sizes alone: what earlier runs on this machine teach is not what is tested.
+        let analytic = |of: &Outcome| of.categories.iter().map(|row| row.predicted).sum::<u64>() as f64;
+        let (expected, peak) = (analytic(&narrow), narrow.measured as f64);
+        assert!((expected / peak - 1.0).abs() <= 0.05, "{expected} for {narrow}");
+        let (predicted, saved) = (analytic(&wide) - expected, wide.measured as f64 - peak);
+        assert!(saved > 0.05 * wide.measured as f64, "{wide}; {narrow}");
+        assert!((predicted / saved - 1.0).abs() <= 0.15, "{recompute}: {predicted} predicted, {saved} saved");
+    }
+}

@@ -63,3 +63,30 @@ fn micro_batch_and_recompute_do_not_change_what_is_learned() {
         }
     }
 }
+
+#[test]
+fn activations_in_bfloat16_learn_alike_in_every_recompute_mode_and_nearly_as_much_as_in_float32() {
+    const STEPS: usize = 30;
+    let dir = tempfile::tempdir().unwrap();
+    let steps = format!("train.steps={STEPS}");
+    let run = |name: &str, activations: &str, recompute: &str| {
+        let keys = [format!("model.activations_dtype={activations}"), format!("train.recompute={recompute}")];
+        let own =
+            [steps.as_str(), &keys[0], &keys[1], "train.checkpoint_every=15", "train.keep_checkpoints=9"];
+        spec(&dir.path().join(name), &own)
+    };
+    let exact = train(&run("exact", "float32", "full"), 0).losses;
+    let rounded = train(&run("rounded", "bfloat16", "selective"), 0).losses;
+    assert_eq!(bits(&rounded), bits(&train(&run("kept", "bfloat16", "none"), 0).losses));
+    // Another mode goes on where the first one was, with the same bits.
+    assert_eq!(bits(&rounded[15..]), bits(&train(&run("rounded", "bfloat16", "full"), 15).losses));
+
+    let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len() as f64;
+    let [begin, end] = [&exact[..5], &exact[STEPS - 5..]].map(mean);
+    let [rounded_begin, rounded_end] = [&rounded[..5], &rounded[STEPS - 5..]].map(mean);
+    assert!(end < 0.8 * begin, "there is something to learn: {exact:?}");
+    assert_ne!(bits(&exact), bits(&rounded));
+    for (found, expected) in [(rounded_begin, begin), (rounded_end, end)] {
+        assert!((found / expected - 1.0).abs() < 0.02, "{rounded:?} in bfloat16, {exact:?} in float32");
+    }
+}

@@ -31,6 +31,10 @@ const OUTSIDE: &[&str] = &[
     "launch",                 // where
 ];
 
+/// Keys that earlier versions did not have, with the value that says what they did. At that value a key is left out of the digest, so
+/// that directories and journals of earlier versions still belong to their runs.
+const LATER: &[(&str, &str)] = &[("model.activations_dtype", "\"float32\"")];
+
 /// Maps that are one value: which of their entries comes first decides what is learned.
 const ORDERED: &[&str] = &["lora.rank_pattern", "lora.alpha_pattern"];
 
@@ -70,7 +74,8 @@ impl std::fmt::Display for Difference {
 /// The digest that names what a specification learns: lower-case hex BLAKE3 over its sorted dotted keys.
 pub fn digest(spec: &RunSpec) -> String {
     let mut hasher = blake3::Hasher::new();
-    for (key, value) in identity(spec) {
+    let as_ever = |key: &str, value: &str| LATER.contains(&(key, value));
+    for (key, value) in identity(spec).into_iter().filter(|(key, value)| !as_ever(key, value)) {
         hasher.update(format!("{key}={value}\n").as_bytes());
     }
     hasher.finalize().to_hex().to_string()
@@ -142,6 +147,7 @@ fn flatten(prefix: &str, map: &Map<String, Value>, into: &mut std::collections::
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::run_spec::ActivationsDtype;
 
     fn spec() -> RunSpec {
         serde_json::from_value(serde_json::json!({
@@ -194,6 +200,18 @@ mod tests {
         assert!(told.contains(&"train.global_batch (8 there, 16 here)".to_owned()), "{told:?}");
         assert!(told.contains(&"run.seed (7 there, 8 here)".to_owned()), "{told:?}");
         assert!(told.iter().any(|line| line.starts_with("lora.rank (16 there, (absent) here)")), "{told:?}");
+    }
+
+    #[test]
+    fn a_key_that_came_later_names_another_run_only_where_it_does_something_else() {
+        // Of the specification above, before there was `model.activations_dtype`.
+        const BEFORE: &str = "8259f76864f10c48110a5cf04a9c6465eec42e2a09c1e9ea17c2000dd94b2660";
+        assert_eq!(digest(&spec()), BEFORE);
+        let mut rounded = spec();
+        rounded.model.activations_dtype = ActivationsDtype::Bfloat16;
+        assert_ne!(digest(&rounded), BEFORE);
+        let told: Vec<_> = differences(&spec(), &rounded).iter().map(Difference::to_string).collect();
+        assert_eq!(told, ["model.activations_dtype (\"float32\" there, \"bfloat16\" here)"]);
     }
 
     #[test]

@@ -6,6 +6,9 @@
 //! python integration-tests/bench/recompute_vs_torch.py        the same next to torch.utils.checkpoint
 //! ```
 //!
+//! Rows marked `bf16` keep activations in bfloat16 (`model.activations_dtype`): their gradients are held against `none, bf16`, whose numbers are
+//! other than those of `none`.
+//!
 //! Modes take turns, round by round, so that all see the same machine. Activations: the peak during the pass less what was in use before
 //! it (weights, trainables, gradient buffer). Processor time is given beside the clock's, since it suffers less from neighbours. Prints one
 //! line of JSON a mode, then a table. `MIMALLOC_PURGE_DELAY=-1` keeps freed memory, as the launcher has it for workers. Without
@@ -19,6 +22,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use burn::backend::Flex;
+use coxswain_proto::run_spec::ActivationsDtype;
 use coxswain_worker::{
     link::Phase,
     memory::{CountingAllocator, Meter, in_use},
@@ -43,6 +47,7 @@ fn number(name: &str, default: usize) -> Result<usize> {
 
 struct Mode {
     name: &'static str,
+    activations: ActivationsDtype,
     policy: Policy<Flex>,
     milliseconds: Vec<f64>,
     processor_ms: Vec<f64>,
@@ -64,17 +69,29 @@ fn main() -> Result<()> {
     stack.write(dir.path())?;
 
     let named = [
-        ("none", json!("none")),
-        ("selective", json!("selective")),
-        ("full", json!("full")),
-        ("every: 2", json!({"every": 2})),
+        ("none", json!("none"), ActivationsDtype::Float32),
+        ("selective", json!("selective"), ActivationsDtype::Float32),
+        ("full", json!("full"), ActivationsDtype::Float32),
+        ("every: 2", json!({"every": 2}), ActivationsDtype::Float32),
+        ("none, bf16", json!("none"), ActivationsDtype::Bfloat16),
+        ("selective, bf16", json!("selective"), ActivationsDtype::Bfloat16),
+        ("full, bf16", json!("full"), ActivationsDtype::Bfloat16),
     ];
     let (mut modes, mut trainables) = (Vec::new(), None);
-    for (name, mode) in named {
-        let spec = spec(dir.path(), number("--rank", 16)?, &mode)?;
+    for (name, mode, activations) in named {
+        let mut spec = spec(dir.path(), number("--rank", 16)?, &mode)?;
+        spec.model.activations_dtype = activations;
         let (policy, layout, values) = Policy::<Flex>::load(&spec, DIMS, &Default::default())?;
         trainables.get_or_insert_with(|| Trainables::<Flex>::new(layout, values, &Default::default()));
-        modes.push(Mode { name, policy, milliseconds: vec![], processor_ms: vec![], peak: 0, bits: vec![] });
+        modes.push(Mode {
+            name,
+            activations,
+            policy,
+            milliseconds: vec![],
+            processor_ms: vec![],
+            peak: 0,
+            bits: vec![],
+        });
     }
     let trainables = trainables.context("there are modes")?;
     let mut grads = FlatGrads::new(trainables.layout().len());
@@ -114,7 +131,8 @@ fn more(times: &[f64], without: &[f64]) -> f64 {
 fn report(modes: &[Mode]) {
     let none = &modes[0];
     let row = |mode: &Mode| {
-        assert!(mode.bits == none.bits, "{}: another gradient than without recompute", mode.name);
+        let alike = modes.iter().find(|other| other.activations == mode.activations).unwrap_or(none);
+        assert!(mode.bits == alike.bits, "{}: another gradient than without recompute", mode.name);
         json!({
             "mode": mode.name,
             "activation_peak_mib": mode.peak as f64 / f64::from(1 << 20),
@@ -126,13 +144,13 @@ fn report(modes: &[Mode]) {
     };
     let rows: Vec<Value> = modes.iter().map(row).collect();
     rows.iter().for_each(|row| println!("{row}"));
-    println!("mode       peak MiB     cut     ms  more time  more processor time");
+    println!("mode             peak MiB     cut     ms  more time  more processor time");
     for row in &rows {
         let of = |key: &str| row[key].as_f64().unwrap_or(f64::NAN);
         let [cut, more, busy] = ["cut", "more_time", "more_processor_time"].map(|key| 100.0 * of(key));
         let (peak, ms) = (of("activation_peak_mib"), of("median_ms"));
         let name = row["mode"].as_str().unwrap_or_default();
-        println!("{name:<9} {peak:>9.1} {cut:>6.1}% {ms:>6.0} {more:>9.1}% {busy:>19.1}%");
+        println!("{name:<15} {peak:>9.1} {cut:>6.1}% {ms:>6.0} {more:>9.1}% {busy:>19.1}%");
     }
 }
 

@@ -3,7 +3,7 @@
 //! ```text
 //! cargo bench --bench vla_step -- --model DIR [--batch 2] [--images 2] [--size 224] [--text 60] [--rank 16]
 //!     [--targets all|attn] [--recompute none|selective|full|N] [--repeats 1] [--expert-layers 16] [--expert-width 768]
-//!     [--weights float32|bfloat16] [--offload none|layers] [--steps 8] [--warmup 2]
+//!     [--weights float32|bfloat16] [--activations float32|bfloat16] [--offload none|layers] [--steps 8] [--warmup 2]
 //! python integration-tests/bench/vla_step_vs_torch.py        the same next to PyTorch and PEFT
 //! ```
 //!
@@ -115,7 +115,8 @@ fn spec(flags: &Flags, model: &str) -> Result<RunSpec> {
     let batch = flags.number("--batch", 2)?;
     Ok(serde_json::from_value(json!({
         "run": {"name": "bench", "output_dir": "unused"},
-        "model": {"path": model, "weights_dtype": flags.text("--weights", "float32")},
+        "model": {"path": model, "weights_dtype": flags.text("--weights", "float32"),
+            "activations_dtype": flags.text("--activations", "float32")},
         "memory": {"offload": flags.text("--offload", "none")},
         "lora": {"rank": rank, "alpha": rank as f64, "targets": format!(r".*language_model.*\.{linears}")},
         "expert": expert,

@@ -4,13 +4,14 @@
 //! TrainableLayout   names, shapes, groups, offsets          known before any tensor exists
 //! Trainables<B>     the values: one flat tensor, and a view of it per parameter (`values`)
 //! ParamScope<T>     the same parameters as leaves of one tape, while one block runs
-//! Notes<B>          outputs that one run of a block leaves to the next (`notes`)
+//! Notes<B>          outputs that one run of a block leaves to the next (`notes`), in the type of `held`
 //! FlatGrads         gradients summed over micro-batches, same offsets, host memory (`gradients`)
 //! ```
 //!
 //! Frozen weights never come here. The optimizer (`zero`) sees only the flat space and never learns what a model is.
 
 mod gradients;
+pub(crate) mod held;
 mod notes;
 mod values;
 

@@ -57,6 +57,41 @@ fn a_frozen_model_keeps_its_final_states_and_several_draws_share_them() {
     }
 }
 
+const ROUNDED: &str = "model.activations_dtype=bfloat16";
+
+#[test]
+fn activations_in_bfloat16_are_kept_apart_from_those_in_float32_and_change_no_bit_either() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let store = format!("cache.dir={}", dir.path().join("store").display());
+    let steps = format!("train.steps={}", 2 * EPOCH);
+    let run = |name: &str, more: &[&str]| {
+        let all: Vec<&str> = [&[steps.as_str(), UPPER_LAYERS, &store], more].concat();
+        solo(&spec(&dir.path().join(name), &all))
+    };
+    let wide = run("wide", &["cache.mode=exact"]);
+    let off = run("off", &[ROUNDED]);
+    let cold = run("cold", &[ROUNDED, "cache.mode=exact"]);
+    let warm = run("warm", &[ROUNDED, "cache.mode=exact"]);
+    assert_ne!(wide.losses(), off.losses());
+    off.assert_same(&cold);
+    off.assert_same(&warm);
+    assert_eq!((cold.used(), warm.used()), ((SAMPLES, SAMPLES), (2 * SAMPLES, 0)), "a space of their own");
+    let again = run("again", &["cache.mode=exact"]);
+    wide.assert_same(&again);
+    assert_eq!(again.used(), (2 * SAMPLES, 0), "and the other one is as it was");
+
+    // What a layer is handed is a bfloat16 already: half the disk, and still the same bits.
+    let narrow = run("narrow", &[ROUNDED, "cache.mode=exact", "cache.dtype=bfloat16"]);
+    off.assert_same(&narrow);
+    assert_eq!(narrow.cache().rounding_error, 0.0);
+}
+
+#[test]
+fn activations_in_bfloat16_below_a_tap_of_float32_change_no_bit_either() {
+    compared(&[ROUNDED]);
+    compared(&[ROUNDED, "expert.repeated_noise=4", "train.recompute=selective"]);
+}
+
 #[test]
 fn rounded_features_are_close_and_do_not_depend_on_what_was_there() {
     for (dtype, within) in [("bfloat16", 0.01), ("int8", 0.02)] {

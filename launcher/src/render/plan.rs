@@ -2,7 +2,7 @@
 
 use coxswain_proto::{
     human,
-    run_spec::{Offload, Recompute, WeightsDtype},
+    run_spec::{ActivationsDtype, Offload, Recompute, WeightsDtype},
 };
 use coxswain_worker::{
     data::PromptLength,
@@ -93,13 +93,17 @@ fn subject(question: &Question) -> String {
             outline.dims.horizon
         ),
         format!(
-            "step       {} samples, {} on each of {} rank{}, recompute {}{}",
+            "step       {} samples, {} on each of {} rank{}, recompute {}{}{}",
             spec.train.global_batch,
             question.samples(),
             question.world,
             if question.world == 1 { "" } else { "s" },
             recompute(spec.train.recompute),
-            if spec.memory.offload == Offload::Layers { ", frozen layers streamed" } else { "" }
+            match spec.model.activations_dtype {
+                ActivationsDtype::Float32 => "",
+                ActivationsDtype::Bfloat16 => ", activations kept in bfloat16",
+            },
+            if spec.memory.offload == Offload::Layers { ", frozen layers streamed" } else { "" },
         ),
     ]
     .join("\n")
@@ -199,7 +203,7 @@ fn basis(outlooks: &[Outlook]) -> String {
             if runs == 1 { "" } else { "s" }
         ),
         Basis::Analytic if outlook.memory.is_card => {
-            "analytic: from sizes alone, with fused kernels and activations in float32; measured on the CPU, not yet on a card".into()
+            "analytic: from sizes alone, with fused kernels, computing in float32; measured on the CPU, not yet on a card".into()
         }
         Basis::Analytic => format!(
             "analytic: from sizes alone, within {tolerance} % of the peak; a finished run on this machine calibrates the next plan"

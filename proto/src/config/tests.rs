@@ -117,7 +117,7 @@ fn without_a_near_miss_the_keys_of_the_section_are_listed() {
     refuses(
         &SMALL.replace("path: m", "path: m\n  xyzzy: 1"),
         &[],
-        "run.yaml:4:3: model.xyzzy: unknown key\n    help: keys of `model` are `path`, `weights_dtype`",
+        "run.yaml:4:3: model.xyzzy: unknown key\n    help: keys of `model` are `path`, `weights_dtype`, `activations_dtype`",
     );
 }
 

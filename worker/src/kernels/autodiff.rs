@@ -20,7 +20,7 @@ use burn::{
 use burn_autodiff::{
     checkpoint::{base::Checkpointer, strategy::NoCheckpointing},
     grads::Gradients,
-    ops::{Backward, Ops, OpsKind},
+    ops::{Backward, Ops, OpsKind, OpsPrep},
 };
 
 use super::{AttentionMask, AttentionSaved, LowRank, LowRankSaved, ModelBackend};
@@ -29,6 +29,9 @@ type Plain<B> = <B as BackendTypes>::FloatTensorPrimitive;
 type Tracked<B> = <Autodiff<B> as BackendTypes>::FloatTensorPrimitive;
 /// Takes the gradient of the output to the gradients of the inputs (`None`: not tracked).
 type PullBack<B, const N: usize> = Box<dyn FnOnce(Plain<B>) -> [Option<Plain<B>>; N] + Send>;
+
+/// A node whose output is not known yet.
+type Unfinished<B, const N: usize> = OpsPrep<Node, B, State<B, N>, NoCheckpointing, N>;
 
 impl<B: ModelBackend> ModelBackend for Autodiff<B> {
     fn rms_norm(x_nd: Tensor<Self, 2>, gain_d: Tensor<Self, 1>, eps: f64) -> Tensor<Self, 2> {
@@ -149,6 +152,19 @@ impl<B: ModelBackend> ModelBackend for Autodiff<B> {
         record([&x], y_nd, move |dy_nd| [Some(primitive(B::layer_norm_backward(x_nd, dy_nd, eps)))])
     }
 
+    fn rounded(x_nd: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        let x = tracked(x_nd);
+        let node = Node.prepare([x.node]);
+        finish(node, B::rounded(from_primitive(x.primitive)), |dy_nd| [Some(primitive(dy_nd))])
+    }
+
+    fn rounded_sum(x_nd: Tensor<Self, 2>, y_nd: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        let (x, y) = (tracked(x_nd), tracked(y_nd));
+        let node = Node.prepare([x.node, y.node]);
+        let sum_nd = B::rounded_sum(from_primitive(x.primitive), from_primitive(y.primitive));
+        finish(node, sum_nd, |dy_nd| [dy_nd.clone(), dy_nd].map(|dy_nd| Some(primitive(dy_nd))))
+    }
+
     fn gelu_tanh(x_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {
         let x = tracked(x_nf);
         let x_nf = plain::<B, 2>(&x);
@@ -242,7 +258,11 @@ fn is_tracked<B: Backend, const D: usize>(x: &Tensor<Autodiff<B>, D>) -> bool {
 
 /// The values of a tracked tensor, shared.
 fn plain<B: Backend, const D: usize>(x: &Tracked<B>) -> Tensor<B, D> {
-    Tensor::from_primitive(TensorPrimitive::Float(x.primitive.clone()))
+    from_primitive(x.primitive.clone())
+}
+
+fn from_primitive<B: Backend, const D: usize>(x: Plain<B>) -> Tensor<B, D> {
+    Tensor::from_primitive(TensorPrimitive::Float(x))
 }
 
 fn primitive<B: Backend, const D: usize>(x: Tensor<B, D>) -> Plain<B> {
@@ -255,13 +275,20 @@ fn record<B: Backend, const N: usize, const D: usize>(
     output: Tensor<B, D>,
     pull_back: impl FnOnce(Tensor<B, D>) -> [Option<Plain<B>>; N] + Send + 'static,
 ) -> Tensor<Autodiff<B>, D> {
-    let node = Node.prepare::<NoCheckpointing>(inputs.map(|input| input.node.clone()));
+    finish(Node.prepare(inputs.map(|input| input.node.clone())), output, pull_back)
+}
+
+/// The same for a node whose inputs' values may be used up already.
+fn finish<B: Backend, const N: usize, const D: usize>(
+    node: Unfinished<B, N>,
+    output: Tensor<B, D>,
+    pull_back: impl FnOnce(Tensor<B, D>) -> [Option<Plain<B>>; N] + Send + 'static,
+) -> Tensor<Autodiff<B>, D> {
     let output = primitive(output);
     let output = match node.compute_bound().stateful() {
         OpsKind::UnTracked(node) => node.finish(output),
         OpsKind::Tracked(node) => {
-            let pull_back: PullBack<B, N> =
-                Box::new(move |gradient| pull_back(Tensor::from_primitive(TensorPrimitive::Float(gradient))));
+            let pull_back: PullBack<B, N> = Box::new(move |gradient| pull_back(from_primitive(gradient)));
             node.finish(State(Arc::new(Mutex::new(Some(pull_back)))), output)
         }
     };

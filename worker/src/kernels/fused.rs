@@ -9,8 +9,9 @@
 //! | products of float32 alone (LoRA, expert, sensor) | float32 |
 //! | attention | [`blocked`](super::blocked): tile by tile, segment by segment, never the whole matrix of scores |
 //!
-//! Activations, gradients and everything that trains stay float32, as `torch.autocast` keeps its master weights; what a product
-//! rounds is what PyTorch rounds there.
+//! Activations, gradients and everything that trains are float32, as `torch.autocast` keeps its master weights; what a product
+//! rounds is what PyTorch rounds there. Where activations are held in bfloat16 (`params::held`) they are cast there and back, in the kernel
+//! of what fusion joins them with.
 //!
 //! What this module does not do: name a backend. Nothing is instantiated here; the crate that names one pays for it once.
 

@@ -14,14 +14,15 @@ mod flex;
 mod fused;
 pub mod pool;
 pub mod reference;
+mod tape;
 #[cfg(test)]
 mod tests;
 
 use std::{ops::Range, sync::Arc};
 
 pub(crate) use self::flex::{FEW_TOKENS, PANEL_COLUMNS, QUERY_BLOCK, vectorised};
-use burn::backend::{Autodiff, Flex};
-use burn::tensor::{Tensor, backend::Backend};
+pub use self::tape::Tape;
+use burn::tensor::{DType, Tensor, backend::Backend};
 
 /// Which keys a query may attend to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -332,6 +333,27 @@ pub trait ModelBackend: Backend {
         adjoint::layer_norm(x_nd, dy_nd, eps)
     }
 
+    /// `x` rounded to bfloat16, in its own type. The gradient passes as it is, as under autocast: a rounding's own is zero almost
+    /// everywhere.
+    fn rounded(x_nd: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        reference::rounded(x_nd)
+    }
+
+    /// `x + y`, rounded likewise.
+    fn rounded_sum(x_nd: Tensor<Self, 2>, y_nd: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        reference::rounded(x_nd + y_nd)
+    }
+
+    /// `x` as bfloat16, rounded where it has to be.
+    fn narrowed(x_nd: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        x_nd.cast(DType::BF16)
+    }
+
+    /// A bfloat16 `x` as float32.
+    fn widened(x_nd: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        x_nd.cast(DType::F32)
+    }
+
     /// GELU by its tanh approximation, as `gelu(approximate="tanh")`.
     fn gelu_tanh(x_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {
         reference::gelu_tanh(x_nf)
@@ -340,64 +362,5 @@ pub trait ModelBackend: Backend {
     /// The gradient of `x` under [`gelu_tanh`](Self::gelu_tanh).
     fn gelu_tanh_backward(x_nf: Tensor<Self, 2>, dy_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {
         adjoint::gelu_tanh(x_nf, dy_nf)
-    }
-}
-
-/// Where a forward pass runs: on a plain backend, keeping nothing, or recording for a backward pass on top of one.
-///
-/// Frozen tensors live on [`Tape::Base`] once and are lifted, without a copy, into whichever tape a block runs on.
-pub trait Tape: ModelBackend {
-    /// The plain backend underneath.
-    type Base: ModelBackend<Device = Self::Device>;
-
-    /// A tensor of the plain backend as a constant of this tape.
-    fn lift<const D: usize>(tensor: Tensor<Self::Base, D>) -> Tensor<Self, D>;
-
-    /// [`linear`](ModelBackend::linear) with a weight that is a leaf. Its gradient is not computed in the backward pass:
-    /// `leave` is given what it is made of, `dy` and `x` of [`linear_weight_gradient`](ModelBackend::linear_weight_gradient). A tape
-    /// that records nothing leaves nothing.
-    fn linear_leaving_weight(
-        x_ni: Tensor<Self, 2>,
-        w_oi: Tensor<Self, 2>,
-        bias_o: Option<Tensor<Self, 1>>,
-        _leave: impl FnOnce(Tensor<Self::Base, 2>, Tensor<Self::Base, 2>) + Send + 'static,
-    ) -> Tensor<Self, 2> {
-        <Self as ModelBackend>::linear(x_ni, w_oi, bias_o)
-    }
-
-    /// The values of a tensor of this tape, shared.
-    fn lower<const D: usize>(tensor: Tensor<Self, D>) -> Tensor<Self::Base, D>;
-}
-
-impl Tape for Flex {
-    type Base = Flex;
-
-    fn lift<const D: usize>(tensor: Tensor<Flex, D>) -> Tensor<Flex, D> {
-        tensor
-    }
-
-    fn lower<const D: usize>(tensor: Tensor<Flex, D>) -> Tensor<Flex, D> {
-        tensor
-    }
-}
-
-impl<B: ModelBackend> Tape for Autodiff<B> {
-    type Base = B;
-
-    fn lift<const D: usize>(tensor: Tensor<B, D>) -> Tensor<Self, D> {
-        Tensor::from_inner(tensor)
-    }
-
-    fn linear_leaving_weight(
-        x_ni: Tensor<Self, 2>,
-        w_oi: Tensor<Self, 2>,
-        bias_o: Option<Tensor<Self, 1>>,
-        leave: impl FnOnce(Tensor<B, 2>, Tensor<B, 2>) + Send + 'static,
-    ) -> Tensor<Self, 2> {
-        autodiff::linear_leaving_weight(x_ni, w_oi, bias_o, leave)
-    }
-
-    fn lower<const D: usize>(tensor: Tensor<Self, D>) -> Tensor<B, D> {
-        tensor.inner()
     }
 }

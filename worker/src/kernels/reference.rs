@@ -130,6 +130,12 @@ pub(super) fn same_dtype<B: Backend>(w: Tensor<B, 2>, dtype: DType) -> Tensor<B,
     if w.dtype() == dtype { w } else { w.cast(dtype) }
 }
 
+/// See [`ModelBackend::rounded`](super::ModelBackend::rounded).
+pub fn rounded<B: Backend>(x_nd: Tensor<B, 2>) -> Tensor<B, 2> {
+    let dtype = x_nd.dtype();
+    x_nd.cast(DType::BF16).cast(dtype)
+}
+
 /// See [`ModelBackend::layer_norm`](super::ModelBackend::layer_norm).
 pub fn layer_norm<B: Backend>(x_nd: Tensor<B, 2>, eps: f64) -> Tensor<B, 2> {
     let centred_nd = x_nd.clone() - x_nd.mean_dim(1);

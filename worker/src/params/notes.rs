@@ -12,12 +12,16 @@
 //! value is as good as a computed one and the last product of a block, whose output nobody differentiates through, is not needed at
 //! all. Both runs call the layers in the same order; that order is the notes' only key.
 //!
+//! An output that may be kept is rounded to the type it would be kept in ([`held`]), also where it is not kept.
+//!
 //! What this file does not do: decide which layers are which ([`Keep`] stands at each call), or when notes are taken (`model::recompute`).
 
 use std::{cell::RefCell, collections::VecDeque};
 
 use burn::tensor::Tensor;
+use coxswain_proto::run_spec::ActivationsDtype;
 
+use super::held;
 use crate::kernels::{LowRank, ModelBackend, Tape};
 
 /// What selective recompute does with the output of a linear layer.
@@ -34,7 +38,7 @@ pub enum Keep {
 /// One linear layer's note.
 #[derive(Clone, Debug)]
 struct Note<B: ModelBackend> {
-    /// `[n, o]`; none for a block's last layer.
+    /// `[n, o]`, packed; none for a block's last layer.
     output_no: Option<Tensor<B, 2>>,
     /// `scale * x a^T`; none without an adapter.
     down_nr: Option<Tensor<B, 2>>,
@@ -47,6 +51,16 @@ pub struct Notes<B: ModelBackend>(VecDeque<Option<Note<B>>>);
 impl<B: ModelBackend> Default for Notes<B> {
     fn default() -> Self {
         Self(VecDeque::new())
+    }
+}
+
+#[cfg(test)]
+impl<B: ModelBackend> Notes<B> {
+    /// Bytes of what is written down.
+    pub fn bytes(&self) -> u64 {
+        let of = |x: &Tensor<B, 2>| (x.dims().iter().product::<usize>() * x.dtype().size()) as u64;
+        let note = |note: &Note<B>| note.output_no.iter().chain(&note.down_nr).map(of).sum::<u64>();
+        self.0.iter().flatten().map(note).sum()
     }
 }
 
@@ -74,16 +88,17 @@ pub struct LinearInputs<T: Tape> {
 }
 
 impl<T: Tape> LinearInputs<T> {
-    fn compute(self) -> Tensor<T, 2> {
+    fn compute(self, keep: Keep, dtype: ActivationsDtype) -> Tensor<T, 2> {
         let Self { x_ni, w_oi, bias_o, update } = self;
-        match update {
+        let y_no = match update {
             Some(update) => T::lora_linear(x_ni, w_oi, bias_o, update),
             None => <T as ModelBackend>::linear(x_ni, w_oi, bias_o),
-        }
+        };
+        if keep == Keep::Output { held::rounded(dtype, y_no) } else { y_no }
     }
 
-    /// Computes, and writes down what a run on a tape would want; `wanted`: the output, too.
-    fn compute_noting(self, wanted: bool) -> (Tensor<T, 2>, Note<T::Base>) {
+    /// Computes, and writes down what a run on a tape would want: with [`Keep::Output`] the output, too.
+    fn compute_noting(self, keep: Keep, dtype: ActivationsDtype) -> (Tensor<T, 2>, Note<T::Base>) {
         let Self { x_ni, w_oi, bias_o, update } = self;
         let (y_no, down_nr) = match update {
             Some(update) => {
@@ -92,14 +107,18 @@ impl<T: Tape> LinearInputs<T> {
             }
             None => (<T as ModelBackend>::linear(x_ni, w_oi, bias_o), None),
         };
-        let output_no = wanted.then(|| T::lower(y_no.clone()));
+        if keep != Keep::Output {
+            return (y_no, Note { output_no: None, down_nr });
+        }
+        let y_no = held::rounded(dtype, y_no);
+        let output_no = Some(held::packed(dtype, T::lower(y_no.clone())));
         (y_no, Note { output_no, down_nr })
     }
 
     fn recall(self, note: Note<T::Base>) -> Tensor<T, 2> {
         let Self { x_ni, w_oi, bias_o, update } = self;
         let y_no = match note.output_no {
-            Some(y_no) => T::lift(y_no),
+            Some(y_no) => T::lift(held::unpacked(y_no)),
             None => {
                 let shape = [x_ni.dims()[0], w_oi.dims()[0]];
                 Tensor::zeros(shape, (&x_ni.device(), x_ni.dtype()))
@@ -115,23 +134,28 @@ impl<T: Tape> LinearInputs<T> {
 }
 
 impl<B: ModelBackend> Notebook<B> {
-    /// One linear layer, computed or recalled.
-    pub fn linear<T: Tape<Base = B>>(&self, keep: Keep, layer: LinearInputs<T>) -> Tensor<T, 2> {
+    /// One linear layer, computed or recalled; its output in the precision that `keep` and `dtype` ask for.
+    pub fn linear<T: Tape<Base = B>>(
+        &self,
+        keep: Keep,
+        dtype: ActivationsDtype,
+        layer: LinearInputs<T>,
+    ) -> Tensor<T, 2> {
         match self {
-            Self::Closed => layer.compute(),
+            Self::Closed => layer.compute(keep, dtype),
             Self::Writing { outputs, notes } => {
-                let wanted = *outputs && keep == Keep::Output;
-                if !wanted && keep != Keep::Last {
+                let noted = keep == Keep::Last || *outputs && keep == Keep::Output;
+                if !noted {
                     notes.borrow_mut().0.push_back(None);
-                    return layer.compute();
+                    return layer.compute(keep, dtype);
                 }
-                let (y_no, note) = layer.compute_noting(wanted);
+                let (y_no, note) = layer.compute_noting(keep, dtype);
                 notes.borrow_mut().0.push_back(Some(note));
                 y_no
             }
             Self::Reading(notes) => match notes.borrow_mut().0.pop_front().flatten() {
                 Some(note) => layer.recall(note),
-                None => layer.compute(),
+                None => layer.compute(keep, dtype),
             },
         }
     }

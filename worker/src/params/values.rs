@@ -12,9 +12,10 @@ use std::{
 };
 
 use burn::tensor::{Tensor, TensorData, Transaction, backend::AutodiffBackend};
+use coxswain_proto::run_spec::ActivationsDtype;
 
 use super::{
-    FlatGrads, ParamId, TrainableLayout,
+    FlatGrads, ParamId, TrainableLayout, held,
     notes::{Keep, LinearInputs, Notebook, Notes},
 };
 use crate::kernels::{ModelBackend, Tape};
@@ -104,6 +105,7 @@ pub struct ParamScope<'a, T: Tape> {
     leaves: RefCell<HashMap<ParamId, ParamView<T>>>,
     left: Arc<Mutex<Vec<LeftGradient<T::Base>>>>,
     notebook: Notebook<T::Base>,
+    activations: ActivationsDtype,
 }
 
 /// What the gradient of a linear layer's weight is made of, left by the backward pass for [`ParamScope::collect`].
@@ -123,13 +125,23 @@ impl<'a, T: Tape> ParamScope<'a, T> {
     }
 
     fn new(trainables: &'a Trainables<T::Base>, tracked: fn(ParamView<T>) -> ParamView<T>) -> Self {
-        let notebook = Notebook::Closed;
-        Self { trainables, tracked, leaves: RefCell::default(), left: Arc::default(), notebook }
+        let (notebook, activations) = (Notebook::Closed, ActivationsDtype::Float32);
+        Self { trainables, tracked, leaves: RefCell::default(), left: Arc::default(), notebook, activations }
+    }
+
+    /// The same for a block whose values are of this precision where they may be kept (`held`); float32 unless said.
+    pub fn holding(self, activations: ActivationsDtype) -> Self {
+        Self { activations, ..self }
     }
 
     /// One linear layer, computed or, where this scope reads notes, recalled from them.
     pub fn noted_linear(&self, keep: Keep, layer: LinearInputs<T>) -> Tensor<T, 2> {
-        self.notebook.linear(keep, layer)
+        self.notebook.linear(keep, self.activations, layer)
+    }
+
+    /// `x + y`, the output of half a block: what layer recompute keeps as the next half's input.
+    pub fn residual(&self, x_nd: Tensor<T, 2>, y_nd: Tensor<T, 2>) -> Tensor<T, 2> {
+        held::sum(self.activations, x_nd, y_nd)
     }
 
     /// The parameter as a tensor of `D` axes.

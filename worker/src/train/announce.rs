@@ -1,6 +1,6 @@
 //! What a run says about itself before its first step: what is frozen, what trains, and what that costs.
 
-use coxswain_proto::run_spec::Offload;
+use coxswain_proto::run_spec::{ActivationsDtype, Offload, Recompute, RunSpec};
 
 use super::{TrainError, run::Training};
 use crate::{
@@ -30,6 +30,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             mib(bytes.grads.0),
             mib(bytes.comm_buffers.0)
         ));
+        lines.extend(activations(self.spec));
         if self.spec.memory.offload == Offload::Optimizer {
             lines.push("memory.offload: optimizer asks for what every run does: moments and master weights are in host memory".into());
         }
@@ -50,6 +51,18 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         lines.into_iter().try_for_each(|line| self.link.report(Report::Note(line)))?;
         Ok(())
     }
+}
+
+/// What becomes of activations, where it is not the default.
+pub(super) fn activations(spec: &RunSpec) -> Option<String> {
+    let kept = match (spec.model.activations_dtype, spec.train.recompute) {
+        (ActivationsDtype::Float32, _) => return None,
+        (ActivationsDtype::Bfloat16, Recompute::None) => {
+            "nothing is saved: with train.recompute: none graphs are kept, in float32"
+        }
+        (ActivationsDtype::Bfloat16, _) => "what recompute keeps takes 2 bytes a value",
+    };
+    Some(format!("activations are rounded to bfloat16 between blocks; {kept}"))
 }
 
 /// One row of the table of what is frozen and what trains.

@@ -6,7 +6,12 @@ use std::{fmt, fs, io, path::Path};
 use coxswain_proto::{ids::Step, plan::Plan, run_spec::RunSpec};
 use serde::Serialize;
 
-use super::{TrainError, announce::describe, checkpoint::Store, features};
+use super::{
+    TrainError,
+    announce::{activations, describe},
+    checkpoint::Store,
+    features,
+};
 use crate::{
     data::Dataset,
     kernels::Tape,
@@ -31,6 +36,8 @@ pub struct CheckReport {
     pub modules: Vec<ModuleRow>,
     /// Elements that train.
     pub trainable: u64,
+    /// What rounding of activations does; none without it.
+    pub activations: Option<String>,
     /// Bytes of one checkpoint.
     pub checkpoint_bytes: u64,
     /// Where features are kept, and what is there; none if the cache is off.
@@ -63,6 +70,7 @@ pub fn check<B: Tape<Base = B>>(spec: &RunSpec, device: &B::Device) -> Result<Ch
         total_steps: plan.total_steps(),
         modules: policy.trainable_report(&layout, spec.model.weights_dtype),
         trainable: layout.len() as u64,
+        activations: activations(spec),
         checkpoint_bytes: 3 * 4 * layout.len() as u64,
         features,
         resumes_at: resumes_at.filter(|_| spec.train.resume),
@@ -89,6 +97,9 @@ impl fmt::Display for CheckReport {
             writeln!(f, "model     {}", describe(row))?;
         }
         writeln!(f, "trains    {} parameters", self.trainable)?;
+        if let Some(activations) = &self.activations {
+            writeln!(f, "keeps     {activations}")?;
+        }
         write!(f, "on disk   {:.1} MiB a checkpoint", self.checkpoint_bytes as f64 / f64::from(1 << 20))?;
         if let Some(features) = &self.features {
             write!(f, "\nfeatures  {features}")?;

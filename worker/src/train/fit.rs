@@ -2,7 +2,7 @@
 
 use coxswain_proto::{
     ids::{Rank, Step},
-    run_spec::{Offload, Recompute, RunSpec, WeightsDtype},
+    run_spec::{ActivationsDtype, Offload, Recompute, RunSpec, WeightsDtype},
 };
 
 use super::{TrainError, run::Training, vote::Verdict};
@@ -72,6 +72,9 @@ pub(super) fn advice(spec: &RunSpec) -> String {
     let mut settings: Vec<String> = Vec::new();
     if spec.train.recompute != Recompute::Full {
         settings.push("train.recompute: full".into());
+    }
+    if spec.model.activations_dtype == ActivationsDtype::Float32 {
+        settings.push("model.activations_dtype: bfloat16 (with recompute)".into());
     }
     if spec.model.weights_dtype == WeightsDtype::Float32 {
         settings.push("model.weights_dtype: bfloat16".into());

@@ -4,12 +4,13 @@
 
 use burn::{
     backend::Flex,
-    tensor::{DType, Tensor, TensorData, TensorPrimitive},
+    tensor::{DType, Element, Tensor, TensorData, TensorPrimitive},
 };
 use burn_flex::FlexTensor;
 use half::bf16;
 
 use super::{attention, linear};
+use crate::kernels::AttentionMask;
 
 /// Whether these values are computed on here.
 pub fn is_f32<const D: usize>(x: &Tensor<Flex, D>) -> bool {
@@ -27,9 +28,17 @@ pub fn primitive<const D: usize>(x: Tensor<Flex, D>) -> FlexTensor {
 }
 
 /// A tensor of new values.
-pub fn tensor<const D: usize>(values: Vec<f32>, shape: [usize; D]) -> Tensor<Flex, D> {
+pub fn tensor<E: Element, const D: usize>(values: Vec<E>, shape: [usize; D]) -> Tensor<Flex, D> {
     let primitive = FlexTensor::from_data(TensorData::new(values, shape));
     Tensor::from_primitive(TensorPrimitive::Float(primitive))
+}
+
+/// An f32 tensor after `change`: where it lies if nobody else has it, else in a copy.
+pub fn changed<const D: usize>(x: Tensor<Flex, D>, change: impl FnOnce(&mut [f32])) -> Tensor<Flex, D> {
+    let Values(mut x) = Values::of(x);
+    let (start, end) = x.layout().contiguous_offsets().expect("the constructor made it contiguous");
+    change(&mut x.storage_mut::<f32>()[start..end]);
+    Tensor::from_primitive(TensorPrimitive::Float(x))
 }
 
 /// The values of a tensor as contiguous f32: in place where they are so already.
@@ -109,4 +118,23 @@ impl Strided {
             strides: std::array::from_fn(|axis| strides[axis].unsigned_abs()),
         }
     }
+}
+
+/// What attention works on, once shapes agree.
+pub fn attention_inputs<'a>(
+    [q, k, v]: [&'a Strided; 3],
+    mask: &'a AttentionMask,
+    scale: f64,
+) -> attention::Inputs<'a> {
+    let ([batch, _, heads, dim], [_, keys, kv_heads, _]) = (q.shape, k.shape);
+    assert_eq!(k.shape, [batch, keys, kv_heads, dim], "attention: q and k differ in batch or head dimension");
+    assert_eq!(v.shape, k.shape, "attention: k and v have one shape");
+    assert!(
+        kv_heads > 0 && heads.is_multiple_of(kv_heads),
+        "attention: query heads are a multiple of key heads"
+    );
+    if let AttentionMask::Keys(ranges) | AttentionMask::Causal(ranges) = mask {
+        assert_eq!(ranges.len(), batch, "attention: one range of keys per batch row");
+    }
+    attention::Inputs { q: q.heads(), k: k.heads(), v: v.heads(), mask, scale: scale as f32 }
 }

@@ -14,6 +14,7 @@ mod matrix;
 mod norm;
 mod parallel;
 mod pointwise;
+mod rounding;
 mod rows;
 mod scratch;
 mod simd;
@@ -25,7 +26,9 @@ use burn::{
 };
 use burn_flex::Layout;
 
-use self::border::{Strided, Values, WeightValues, has_weight_path, is_f32, primitive, tensor};
+use self::border::{
+    Strided, Values, WeightValues, attention_inputs, changed, has_weight_path, is_f32, primitive, tensor,
+};
 pub(crate) use self::{
     linear::{FEW as FEW_TOKENS, PANEL as PANEL_COLUMNS},
     simd::vectorised,
@@ -310,6 +313,33 @@ impl ModelBackend for Flex {
         [tensor(dx, shape), tensor(dscale, modulation), tensor(dshift, modulation)]
     }
 
+    fn rounded(x_nd: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        if !is_f32(&x_nd) {
+            return reference::rounded(x_nd);
+        }
+        changed(x_nd, rounding::round)
+    }
+
+    fn rounded_sum(x_nd: Tensor<Self, 2>, y_nd: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        if !is_f32(&x_nd) || !is_f32(&y_nd) {
+            return reference::rounded(x_nd + y_nd);
+        }
+        let x = Values::of(x_nd);
+        changed(y_nd, |sum| rounding::add_rounding(x.get(), sum))
+    }
+
+    fn narrowed(x_nd: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        let shape = x_nd.dims();
+        tensor(rounding::narrowed(Values::of(x_nd).get()), shape)
+    }
+
+    fn widened(x_nd: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        match WeightValues::of(x_nd.clone()).get() {
+            linear::Weight::Bf16(values) => tensor(rounding::widened(values), x_nd.dims()),
+            linear::Weight::F32(_) => x_nd,
+        }
+    }
+
     fn gelu_tanh(x_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {
         if !is_f32(&x_nf) {
             return reference::gelu_tanh(x_nf);
@@ -325,24 +355,6 @@ impl ModelBackend for Flex {
         let shape = x_nf.dims();
         tensor(pointwise::gelu_tanh_backward(Values::of(x_nf).get(), Values::of(dy_nf).get()), shape)
     }
-}
-
-fn attention_inputs<'a>(
-    [q, k, v]: [&'a Strided; 3],
-    mask: &'a AttentionMask,
-    scale: f64,
-) -> attention::Inputs<'a> {
-    let ([batch, _, heads, dim], [_, keys, kv_heads, _]) = (q.shape, k.shape);
-    assert_eq!(k.shape, [batch, keys, kv_heads, dim], "attention: q and k differ in batch or head dimension");
-    assert_eq!(v.shape, k.shape, "attention: k and v have one shape");
-    assert!(
-        kv_heads > 0 && heads.is_multiple_of(kv_heads),
-        "attention: query heads are a multiple of key heads"
-    );
-    if let AttentionMask::Keys(ranges) | AttentionMask::Causal(ranges) = mask {
-        assert_eq!(ranges.len(), batch, "attention: one range of keys per batch row");
-    }
-    attention::Inputs { q: q.heads(), k: k.heads(), v: v.heads(), mask, scale: scale as f32 }
 }
 
 fn rotate(

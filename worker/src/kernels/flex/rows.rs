@@ -8,13 +8,20 @@
 
 use std::mem::MaybeUninit;
 
+use half::bf16;
+
 use super::parallel::{self, Work};
 
 /// Values in a block: 32 KiB, which stays in the first-level cache, and some microseconds of work.
-const BLOCK: usize = 8192;
+pub(super) const BLOCK: usize = 8192;
+
+/// A float of some width, whose default is zero.
+pub trait Element: Copy + Default + Send {}
+impl Element for f32 {}
+impl Element for bf16 {}
 
 /// A buffer of `rows * width` values. `fill(first_row, block)` gets every block of whole rows once, zeroed.
-pub fn build(rows: usize, width: usize, fill: impl Fn(usize, &mut [f32]) + Sync) -> Vec<f32> {
+pub fn build<E: Element>(rows: usize, width: usize, fill: impl Fn(usize, &mut [E]) + Sync) -> Vec<E> {
     let step = step(width);
     let mut buffer = reserve(rows * width);
     if width > 0 {
@@ -47,25 +54,25 @@ fn step(width: usize) -> usize {
     (BLOCK / width.max(1)).max(1)
 }
 
-fn reserve(len: usize) -> Vec<MaybeUninit<f32>> {
+fn reserve<E: Element>(len: usize) -> Vec<MaybeUninit<E>> {
     let mut buffer = Vec::with_capacity(len);
     // SAFETY: the capacity is `len`, and `MaybeUninit` needs no initialisation.
     unsafe { buffer.set_len(len) };
     buffer
 }
 
-fn zeroed(block: &mut [MaybeUninit<f32>]) -> &mut [f32] {
-    block.fill(MaybeUninit::new(0.0));
+fn zeroed<E: Element>(block: &mut [MaybeUninit<E>]) -> &mut [E] {
+    block.fill(MaybeUninit::new(E::default()));
     // SAFETY: every element has just been written.
     unsafe { block.assume_init_mut() }
 }
 
 /// Only called when every block of `buffer` went through [`zeroed`].
-fn finish(buffer: Vec<MaybeUninit<f32>>) -> Vec<f32> {
+fn finish<E: Element>(buffer: Vec<MaybeUninit<E>>) -> Vec<E> {
     let mut buffer = std::mem::ManuallyDrop::new(buffer);
     let (pointer, len, capacity) = (buffer.as_mut_ptr(), buffer.len(), buffer.capacity());
     // SAFETY: the parts of a vector of the same layout, given up above; the chunks cover the buffer and each was zeroed.
-    unsafe { Vec::from_raw_parts(pointer.cast::<f32>(), len, capacity) }
+    unsafe { Vec::from_raw_parts(pointer.cast::<E>(), len, capacity) }
 }
 
 #[cfg(test)]
@@ -75,7 +82,7 @@ mod tests {
     #[test]
     fn every_row_is_filled_once_whatever_the_width() {
         for (rows, width) in [(0, 5), (1, 1), (7, 3), (50, 1000), (3, 20_000), (4, 0)] {
-            let values = build(rows, width, |first, block| {
+            let values = build(rows, width, |first, block: &mut [f32]| {
                 for (i, row) in block.chunks_mut(width).enumerate() {
                     row.iter_mut().for_each(|x| *x += (first + i) as f32);
                 }

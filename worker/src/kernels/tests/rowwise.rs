@@ -125,9 +125,48 @@ proptest! {
     }
 
     #[test]
+    fn rounding_equals_its_reference(rows in 0usize..40, width in 1usize..300, scale in 1e-6f32..1e6) {
+        check_rounding(rows, width, scale);
+    }
+
+    #[test]
     fn rotary_equals_its_reference(batch in 1usize..4, seq in 1usize..20, heads in 1usize..4, half in 1usize..40, shared: bool) {
         check_rotary([batch, seq, heads, 2 * half], if shared { 1 } else { batch });
     }
+}
+
+/// As `half` rounds, and cards: ties to even. Not as the reference does here, whose cast goes through f64 and rounds some ties up.
+fn to_nearest(x: &Tensor<F, 2>) -> Vec<u32> {
+    let values = x.to_data().to_vec::<f32>().expect("f32").into_iter();
+    values.map(|value| half::bf16::from_f32(value).to_f32().to_bits()).collect()
+}
+
+fn check_rounding(rows: usize, width: usize, scale: f32) {
+    let (x, y) = (values([rows, width], 17, scale), values([rows, width], 18, scale));
+    assert_eq!(bits(F::rounded(x.clone())), to_nearest(&x));
+    assert_eq!(bits(F::widened(F::narrowed(x.clone()))), to_nearest(&x));
+    assert_eq!(bits(F::rounded_sum(x.clone(), y.clone())), to_nearest(&(x.clone() + y.clone())));
+    // Gradients pass as they are, unrounded.
+    let (tracked, other) = (leaf(&x), leaf(&y));
+    let gradients = pull(A::rounded_sum(A::rounded(tracked.clone()), other.clone()));
+    let dy = bits(values([rows, width], 99, 1.0));
+    assert_eq!([bits(gradient(&tracked, &gradients)), bits(gradient(&other, &gradients))], [dy.clone(), dy]);
+}
+
+#[test]
+fn rounding_leaves_shared_tensors_and_views_alone() {
+    let x = values([5, 6], 19, 1.0);
+    let before = bits(x.clone());
+    let rounded = F::rounded(x.clone());
+    assert_ne!(bits(rounded), before);
+    let part = F::rounded(x.clone().narrow(0, 1, 3));
+    assert_eq!(part.dims(), [3, 6]);
+    assert_eq!(bits(F::rounded_sum(x.clone(), x.clone())), to_nearest(&(x.clone() * 2.0)));
+    assert_eq!(bits(x), before);
+    let infinite =
+        F::rounded(Tensor::from_floats([[f32::MAX, f32::NEG_INFINITY, f32::NAN]], &Default::default()));
+    let infinite = infinite.into_data().to_vec::<f32>().expect("f32");
+    assert!(infinite[..2] == [f32::INFINITY, f32::NEG_INFINITY] && infinite[2].is_nan());
 }
 
 #[test]
@@ -135,6 +174,7 @@ fn wide_and_long_tensors_cross_block_boundaries() {
     check_norms(37, 1536, 1.0);
     check_modulated(3, 11, 768);
     check_pointwise(19, 2048, 4.0);
+    check_rounding(19, 2048, 4.0);
     check_rotary([2, 150, 3, 64], 2);
 }
 

@@ -88,7 +88,7 @@ impl Subject {
     /// Peak of activations while the features of one encoder batch are computed.
     pub(super) fn fill_peak(&self, tap: Tap, micro_batch: u64) -> u64 {
         let batch = self.spec.cache.encoder_batch.map_or(micro_batch, |batch| batch as u64);
-        shadow::run_below(&shape::below(self, batch, tap), shape::ACTIVATION_BYTES)
+        shadow::run_below(&shape::below(self, batch, tap), shape::widths(self))
     }
 
     /// Values of one sample's features, of its longest sample.

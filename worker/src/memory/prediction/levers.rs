@@ -3,7 +3,7 @@
 //! Small figures are shown like large ones: that partitioning the optimizer saves megabytes under LoRA is worth knowing before
 //! renting four machines for it.
 
-use coxswain_proto::run_spec::{Offload, Recompute, RunSpec, WeightsDtype};
+use coxswain_proto::run_spec::{ActivationsDtype, Offload, Recompute, RunSpec, WeightsDtype};
 use serde::Serialize;
 
 use super::{Ask, Category, Place, Subject};
@@ -64,10 +64,33 @@ impl Subject {
             let remark = "fewer draws for each forward pass of the model";
             add("one draw a sample", "expert.repeated_noise=1".into(), remark, peak);
         }
+        levers.extend(self.narrow_activations(ask));
         levers.extend(self.offloading(ask));
         levers.extend(self.cache_levers(ask));
         levers.extend(self.partition(ask));
         levers
+    }
+
+    /// What keeping activations in two bytes would save, beside the recompute without which they stay in graphs, in four.
+    fn narrow_activations(&self, ask: Ask) -> Option<Lever> {
+        if self.spec.model.activations_dtype == ActivationsDtype::Bfloat16 {
+            return None;
+        }
+        let in_graphs = self.spec.train.recompute == Recompute::None;
+        let peak = |activations| {
+            let changed = self.changed(|spec| {
+                spec.model.activations_dtype = activations;
+                spec.train.recompute = if in_graphs { Recompute::Selective } else { spec.train.recompute };
+            });
+            changed.map_or(0, |subject| subject.predict(ask).peak() as i64)
+        };
+        let saves = peak(ActivationsDtype::Float32) - peak(ActivationsDtype::Bfloat16);
+        let remark = match in_graphs {
+            true => "needs train.recompute=selective, whose saving is not counted here",
+            false => "rounds what blocks hand on and recompute keeps",
+        };
+        let (what, setting) = ("activations kept in bf16".into(), "model.activations_dtype=bfloat16".into());
+        (saves > 0).then(|| Lever { what, setting, saves, remark: remark.into() })
     }
 
     /// What reading frozen blocks when they run would save, beside the recompute that it needs; and what every run keeps off a card.

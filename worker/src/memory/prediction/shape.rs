@@ -1,15 +1,23 @@
 //! The shapes of one micro-batch, for the shadow step.
 
-use coxswain_proto::run_spec::WeightsDtype;
+use coxswain_proto::run_spec::{ActivationsDtype, WeightsDtype};
 
 use super::{
     Subject,
-    shadow::{BlockShape, Entry, ExpertShape, Linear, Projections, SensorShape, StepShape, VlShape, Weight},
+    shadow::{
+        BlockShape, Entry, ExpertShape, Linear, Projections, SensorShape, StepShape, VlShape, Weight, Widths,
+    },
 };
 use crate::model::policy::Tap;
 
-/// Bytes of an activation's element: products accumulate in fp32 and are kept so, whatever the weights are.
-pub(super) const ACTIVATION_BYTES: u64 = 4;
+/// Bytes of an activation's element: products accumulate in fp32 whatever the weights are; what recompute keeps may be narrower.
+pub(super) fn widths(subject: &Subject) -> Widths {
+    let kept = match subject.spec.model.activations_dtype {
+        ActivationsDtype::Float32 => 4,
+        ActivationsDtype::Bfloat16 => 2,
+    };
+    Widths { each: 4, kept }
+}
 
 /// The shapes of a micro-batch of `batch` longest samples that begins with kept features at `entry`, or with pixels.
 pub(super) fn step(subject: &Subject, batch: u64, entry: Option<Tap>) -> StepShape {
@@ -23,7 +31,7 @@ pub(super) fn step(subject: &Subject, batch: u64, entry: Option<Tap>) -> StepSha
         vl: VlShape { entry, ..vl(subject, batch) },
         expert: expert(subject, batch),
         recompute: subject.spec.train.recompute,
-        each: ACTIVATION_BYTES,
+        widths: widths(subject),
     }
 }
 

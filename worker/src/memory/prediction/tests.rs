@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use burn::backend::Flex;
-use coxswain_proto::run_spec::{LoraTargets, Recompute, RunSpec, WeightsDtype};
+use coxswain_proto::run_spec::{ActivationsDtype, LoraTargets, Recompute, RunSpec, WeightsDtype};
 
 use super::*;
 use crate::model::policy::Policy;
@@ -195,4 +195,54 @@ fn whoever_asks_what_offloading_brings_on_a_card_is_told_what_every_run_does() {
     let levers = subject("qwen2.5-vl-3b.yaml").levers(card(1, 1));
     let always = levers.iter().find(|lever| lever.what == "moments in host memory").expect("it is said");
     assert!(always.remark.contains("memory.offload=optimizer"), "{always:?}");
+}
+
+#[test]
+fn activations_in_bfloat16_take_half_of_what_recompute_keeps_and_nothing_off_graphs() {
+    let base = subject("qwen2.5-vl-3b.yaml");
+    let kept = |recompute, activations| {
+        let subject = base.changed(|spec| {
+            spec.train.recompute = recompute;
+            spec.model.activations_dtype = activations;
+        });
+        subject.expect("no new names").predict(card(4, 1)).kept as f64
+    };
+    let ratio =
+        |recompute| kept(recompute, ActivationsDtype::Bfloat16) / kept(recompute, ActivationsDtype::Float32);
+    // The expert's tokens are rounded into another buffer.
+    assert!((1.0..1.001).contains(&ratio(Recompute::None)), "{}", ratio(Recompute::None));
+    // Graphs of the expert's ends, tables and the inner products of adapters stay as they are.
+    for recompute in [Recompute::Selective, Recompute::Full] {
+        assert!((0.5..0.6).contains(&ratio(recompute)), "{recompute:?}: {}", ratio(recompute));
+    }
+    assert!((0.6..1.0).contains(&ratio(Recompute::Every(2))), "{}", ratio(Recompute::Every(2)));
+}
+
+#[test]
+fn a_plan_says_what_activations_in_bfloat16_would_save_and_what_they_need() {
+    let base = subject("qwen2.5-vl-3b.yaml");
+    let of = |recompute, activations| {
+        let subject = base.changed(|spec| {
+            spec.train.recompute = recompute;
+            spec.model.activations_dtype = activations;
+        });
+        subject.expect("no new names")
+    };
+    let lever = |subject: &Subject| {
+        let levers = subject.levers(card(8, 1)).into_iter();
+        levers.filter(|lever| lever.setting == "model.activations_dtype=bfloat16").collect::<Vec<_>>()
+    };
+    let (wide, narrow) = (ActivationsDtype::Float32, ActivationsDtype::Bfloat16);
+    let saved = |recompute| {
+        let [wide, narrow] =
+            [wide, narrow].map(|dtype| of(recompute, dtype).predict(card(8, 1)).peak() as i64);
+        wide - narrow
+    };
+    for recompute in [Recompute::Full, Recompute::Selective] {
+        assert_eq!(lever(&of(recompute, wide))[0].saves, saved(recompute));
+        assert!(lever(&of(recompute, narrow)).is_empty(), "it is on already");
+    }
+    let [without] = &lever(&of(Recompute::None, wide))[..] else { panic!("one lever") };
+    assert_eq!(without.saves, saved(Recompute::Selective));
+    assert!(without.remark.contains("train.recompute=selective"), "{without:?}");
 }

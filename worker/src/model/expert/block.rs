@@ -144,13 +144,13 @@ impl DitBlock {
         let mixed =
             <T as ModelBackend>::attention(by_head(q_nd), by_head(keys_nd), by_head(values_nd), &mask, scale);
         let mixed_nd = mixed.reshape([rows.batch * rows.repeats * rows.tokens, self.width]);
-        x_nd + self.output.apply(params, mixed_nd)
+        params.residual(x_nd, self.output.apply(params, mixed_nd))
     }
 
     /// The MLP half.
     pub fn mlp<T: Tape>(&self, params: &ParamScope<'_, T>, x_nd: Tensor<T, 2>) -> Tensor<T, 2> {
         let inner_nf = self.mlp_in.apply(params, <T as ModelBackend>::layer_norm(x_nd.clone(), EPS));
-        x_nd + self.mlp_out.apply(params, T::gelu_tanh(inner_nf))
+        params.residual(x_nd, self.mlp_out.apply(params, T::gelu_tanh(inner_nf)))
     }
 }
 

@@ -26,7 +26,7 @@ mod tests;
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
-use coxswain_proto::run_spec::Recompute;
+use coxswain_proto::run_spec::ActivationsDtype;
 
 pub(crate) use self::ends::TIME_WIDTH;
 use self::{
@@ -34,12 +34,12 @@ use self::{
     ends::{Head, HeadSegment, TimeEmbedding, TimeSegment, TokenEmbedding, TokenSegment, sinusoids},
 };
 use super::recompute::{
-    Tower, Trace,
+    Retention, Tower, Trace,
     segment::{Input, Recorded, Segment},
 };
 use crate::{
     kernels::{AttentionMask, Tape},
-    params::{FlatGrads, ParamScope, TrainableLayout, Trainables},
+    params::{FlatGrads, ParamScope, TrainableLayout, Trainables, held},
 };
 
 /// Sizes of an expert.
@@ -137,11 +137,11 @@ impl ActionExpert {
         &self.shape
     }
 
-    /// Predicts velocities, `[b * r * horizon, action]`, keeping what `mode` says for one backward pass.
+    /// Predicts velocities, `[b * r * horizon, action]`, keeping what `retention` says for one backward pass.
     pub fn forward<'a, B: Tape<Base = B>>(
         &'a self,
         trainables: &'a Trainables<B>,
-        mode: Recompute,
+        retention: impl Into<Retention>,
         conditioning: Conditioning<B>,
         draws: Draws<'_, B>,
     ) -> (Tensor<B, 2>, ExpertTrace<'a, B>) {
@@ -153,7 +153,7 @@ impl ActionExpert {
         let tower = Tower {
             layers,
             trainables,
-            mode,
+            retention: retention.into(),
             sides: vec![Input::tracked(time.output()), conditioning.hidden],
         };
         let Ok((x_nd, blocks)) = tower.forward(tokens.output(), true);
@@ -190,9 +190,11 @@ impl ActionExpert {
     pub fn velocity<'a, B: Tape<Base = B>>(
         &'a self,
         trainables: &'a Trainables<B>,
+        activations: ActivationsDtype,
         conditioning: Conditioning<B>,
     ) -> impl Fn(Draws<'_, B>) -> Tensor<B, 2> + 'a {
         let params = ParamScope::<B>::frozen(trainables);
+        let in_blocks = ParamScope::<B>::frozen(trainables).holding(activations);
         let projected: Vec<_> = self
             .blocks
             .iter()
@@ -202,13 +204,14 @@ impl ActionExpert {
             let rows = self.rows(&conditioning, &draws);
             let cond_md = self.time_segment(&draws).run(&params, &[]);
             let sensor: Vec<_> = conditioning.sensor.iter().map(|input| input.value.clone()).collect();
-            let mut x_nd = self.token_segment(&rows, &conditioning, &draws).run(&params, &sensor);
+            let x_nd = self.token_segment(&rows, &conditioning, &draws).run(&params, &sensor);
+            let mut x_nd = held::rounded(activations, x_nd);
             for (block, projected) in self.blocks.iter().zip(&projected) {
                 let attended = match projected {
                     Some(projected) => Attended::Projected(projected),
                     None => Attended::Hidden(&conditioning.hidden.value),
                 };
-                x_nd = block.mlp(&params, block.attend(&params, &rows, x_nd, &cond_md, attended));
+                x_nd = block.mlp(&in_blocks, block.attend(&in_blocks, &rows, x_nd, &cond_md, attended));
             }
             self.head_segment(&rows).run(&params, &[x_nd, cond_md])
         }

@@ -1,4 +1,5 @@
 use burn::{backend::Flex, tensor::TensorData};
+use coxswain_proto::run_spec::Recompute;
 use proptest::prelude::*;
 
 use super::*;
@@ -62,7 +63,12 @@ impl Toy {
     }
 
     /// Runs draws `draws` of each of `rows`, with the gradient of draw `(row, r)` taken from a stream of its own.
-    fn run(&self, rows: std::ops::Range<usize>, draws: std::ops::Range<usize>, mode: Recompute) -> Outcome {
+    fn run(
+        &self,
+        rows: std::ops::Range<usize>,
+        draws: std::ops::Range<usize>,
+        retention: impl Into<Retention>,
+    ) -> Outcome {
         let chunk = |stream| {
             let parts: Vec<_> = rows
                 .clone()
@@ -77,7 +83,7 @@ impl Toy {
             .collect();
         let noisy = Draws { times: &times, noisy_nc: chunk(1000) };
         let (velocity, trace) =
-            self.expert.forward(&self.trainables, mode, self.conditioning(rows.clone()), noisy);
+            self.expert.forward(&self.trainables, retention, self.conditioning(rows.clone()), noisy);
         let mut grads = FlatGrads::new(self.trainables.layout().len());
         let gradient = ActionExpert::backward(trace, chunk(2000), &mut grads);
         Outcome {
@@ -151,11 +157,14 @@ fn sampling_sees_the_same_network_as_training() {
     let toy = Toy::new();
     let (times, noisy_nc) = ([0.3, 0.6, 0.9], random(3 * SHAPE.horizon, SHAPE.action, 5));
     let draws = Draws { times: &times, noisy_nc };
-    let (trained, _) =
-        toy.expert.forward(&toy.trainables, Recompute::None, toy.conditioning(0..3), draws.clone());
-    let velocity = toy.expert.velocity(&toy.trainables, toy.conditioning(0..3));
-    assert!(close(&values(velocity(draws.clone())), &values(trained)));
-    assert_eq!(values(velocity(draws.clone())), values(velocity(draws)));
+    for activations in [ActivationsDtype::Float32, ActivationsDtype::Bfloat16] {
+        let retention = Retention { recompute: Recompute::None, activations };
+        let (trained, _) =
+            toy.expert.forward(&toy.trainables, retention, toy.conditioning(0..3), draws.clone());
+        let velocity = toy.expert.velocity(&toy.trainables, activations, toy.conditioning(0..3));
+        assert!(close(&values(velocity(draws.clone())), &values(trained)), "{activations:?}");
+        assert_eq!(values(velocity(draws.clone())), values(velocity(draws.clone())));
+    }
 }
 
 #[test]
@@ -191,8 +200,11 @@ proptest! {
 #[test]
 fn recompute_changes_no_bit() {
     let toy = Toy::new();
-    let unchecked = toy.run(0..3, 0..2, Recompute::None);
-    for mode in [Recompute::Selective, Recompute::Full, Recompute::Every(2)] {
-        assert_eq!(toy.run(0..3, 0..2, mode), unchecked, "{mode:?}");
+    for activations in [ActivationsDtype::Float32, ActivationsDtype::Bfloat16] {
+        let run = |recompute| toy.run(0..3, 0..2, Retention { recompute, activations });
+        let unchecked = run(Recompute::None);
+        for mode in [Recompute::Selective, Recompute::Full, Recompute::Every(2)] {
+            assert_eq!(run(mode), unchecked, "{mode:?}, {activations:?}");
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! What features are functions of besides their sample: digests for the keys of a cache, and the adapters of one moment.
 //!
 //! ```text
-//! WeightsBelow            frozen weights below a tap, as the checkpoint has them; how they are kept; the model's sizes; the backend
+//! WeightsBelow            frozen weights below a tap, as the checkpoint has them; how they and activations are kept; the model's sizes; the backend
 //! AdapterSnapshot         LoRA's values at one step: named by the cache, saved, and run again when a feature of that step is missing
 //! ```
 //!
@@ -12,6 +12,8 @@
 //! What this file does not do: make the keys of samples or of spaces (`vl_cache`).
 
 use std::{fmt, path::Path};
+
+use coxswain_proto::run_spec::ActivationsDtype;
 
 use super::{Policy, Tap};
 use crate::{
@@ -59,10 +61,20 @@ impl<B: Tape<Base = B>> Policy<B> {
     pub fn weights_below(&self, tap: Tap) -> Result<WeightsBelow, ModelError> {
         let Self { model, source, device, .. } = self;
         let names = frozen_tensors(&model.config).into_iter().map(|tensor| tensor.name);
+        // Said only where it is not what it was before there was a choice: stores of then stay valid.
+        let activations = match self.settings.retention.activations {
+            ActivationsDtype::Float32 => "",
+            ActivationsDtype::Bfloat16 => "activations in bfloat16\n",
+        };
         Ok(WeightsBelow {
             checkpoint: Checkpoint::open(&source.dir)?,
             names: names.filter(|name| is_below(name, tap)).collect(),
-            about: format!("{ARITHMETIC}\n{}\n{:?}\n{:?}\n", B::name(device), source.dtype, model.config),
+            about: format!(
+                "{ARITHMETIC}\n{}\n{:?}\n{:?}\n{activations}",
+                B::name(device),
+                source.dtype,
+                model.config
+            ),
         })
     }
 }

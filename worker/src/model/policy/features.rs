@@ -12,7 +12,9 @@
 use burn::tensor::{Tensor, TensorData};
 use coxswain_proto::run_spec::Recompute;
 
-use super::{Entry, Policy, StepError, Tap, VlContext, VlFeatures, VlRun, download, failed, keys_mask};
+use super::{
+    Entry, Policy, Retention, StepError, Tap, VlContext, VlFeatures, VlRun, download, failed, keys_mask,
+};
 use crate::{
     batch::{CachedFeatures, MicroBatch},
     kernels::Tape,
@@ -81,6 +83,11 @@ impl<B: Tape<Base = B>> Policy<B> {
         Ok(VlFeatures { hidden_nd, mask: keys_mask(batch) })
     }
 
+    /// Nothing is kept for a backward pass, and every value is the one that a training pass computes.
+    fn without_trace(&self) -> Retention {
+        Retention { recompute: Recompute::None, ..self.settings.retention }
+    }
+
     fn until(
         &self,
         trainables: &Trainables<B>,
@@ -88,7 +95,7 @@ impl<B: Tape<Base = B>> Policy<B> {
         (entry, until): (Entry<B>, Tap),
     ) -> Result<Tensor<B, 2>, StepError> {
         let context = VlContext::new(&self.model, batch, &entry).map_err(|broken| failed(batch, broken))?;
-        let vl = VlRun { model: &self.model, context: &context, trainables, mode: Recompute::None };
+        let vl = VlRun { model: &self.model, context: &context, trainables, retention: self.without_trace() };
         vl.features(batch, entry, until).map_err(|broken| failed(batch, broken))
     }
 

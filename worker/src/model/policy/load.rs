@@ -13,6 +13,7 @@ use crate::{
     model::{
         expert::{ActionExpert, ExpertShape},
         qwen::{LoadOptions, QwenVl, config::QwenConfig, error::ModelError, modules::modules},
+        recompute::Retention,
         sensor::{SensorEncoder, SensorShape},
     },
     params::TrainableLayout,
@@ -64,7 +65,10 @@ impl<B: Tape<Base = B>> Policy<B> {
             convention: spec.expert.convention,
             repeats: spec.expert.repeated_noise,
             sampling_steps: spec.expert.sampling_steps,
-            recompute: spec.train.recompute,
+            retention: Retention {
+                recompute: spec.train.recompute,
+                activations: spec.model.activations_dtype,
+            },
             cache: spec.cache.mode,
         };
         let lora = adapters.map(|adapters| adapters.plan);

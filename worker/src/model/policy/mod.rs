@@ -47,7 +47,10 @@ use super::{
     expert::{ActionExpert, Conditioning, Draws, ExpertShape},
     flow::{self, CleanActions, FlowKeys},
     qwen::QwenVl,
-    recompute::segment::{Input, Recorded, Segment},
+    recompute::{
+        Retention,
+        segment::{Input, Recorded, Segment},
+    },
     sensor::SensorEncoder,
 };
 use crate::{
@@ -86,7 +89,7 @@ struct Settings {
     convention: FlowConvention,
     repeats: usize,
     sampling_steps: usize,
-    recompute: Recompute,
+    retention: Retention,
     cache: CacheMode,
 }
 
@@ -151,7 +154,8 @@ impl<B: Tape<Base = B>> Policy<B> {
         clock.enter(Pass::Forward);
         let entry = self.entry(batch)?;
         let context = VlContext::new(&self.model, batch, &entry).map_err(|broken| failed(batch, broken))?;
-        let vl = VlRun { model: &self.model, context: &context, trainables, mode: self.settings.recompute };
+        let vl =
+            VlRun { model: &self.model, context: &context, trainables, retention: self.settings.retention };
         let (hidden_nd, vl_trace) =
             vl.forward(batch, entry, clock).map_err(|broken| failed(batch, broken))?;
 
@@ -169,7 +173,7 @@ impl<B: Tape<Base = B>> Policy<B> {
         };
         let draws = Draws { times: &noised.times, noisy_nc: self.upload(&noised.noisy, self.dims.action) };
         let (velocity_nc, expert_trace) =
-            self.expert.forward(trainables, self.expert_recompute(), conditioning, draws);
+            self.expert.forward(trainables, self.expert_retention(), conditioning, draws);
         let loss = flow::squared_error(&download(velocity_nc), &noised.target, clean);
         check_finite(batch, &loss.per_sample)?;
         clock.lap(Stage::Expert);
@@ -194,7 +198,7 @@ impl<B: Tape<Base = B>> Policy<B> {
         }
         let clean = self.clean(batch);
         let noised = flow::noise(self.settings.convention, self.keys(batch), clean);
-        let velocity = self.expert.velocity(trainables, self.conditioning(trainables, batch)?);
+        let velocity = self.velocity(trainables, batch)?;
         let draws = Draws { times: &noised.times, noisy_nc: self.upload(&noised.noisy, self.dims.action) };
         let loss = flow::squared_error(&download(velocity(draws)), &noised.target, clean);
         check_finite(batch, &loss.per_sample)?;
@@ -211,13 +215,23 @@ impl<B: Tape<Base = B>> Policy<B> {
         if batch.is_empty() {
             return Ok(Vec::new());
         }
-        let velocity = self.expert.velocity(trainables, self.conditioning(trainables, batch)?);
+        let velocity = self.velocity(trainables, batch)?;
         let start = flow::starting_noise(seed, &batch.sample_indices, self.dims.horizon * self.dims.action);
         let Settings { convention, sampling_steps, .. } = self.settings;
         Ok(flow::sample(convention, sampling_steps, start, |x, t| {
             let times = vec![t; batch.len()];
             download(velocity(Draws { times: &times, noisy_nc: self.upload(x, self.dims.action) }))
         }))
+    }
+
+    /// The expert's prediction for a micro-batch, without a trace.
+    fn velocity<'a>(
+        &'a self,
+        trainables: &'a Trainables<B>,
+        batch: &MicroBatch,
+    ) -> Result<impl Fn(Draws<'_, B>) -> Tensor<B, 2> + 'a, StepError> {
+        let conditioning = self.conditioning(trainables, batch)?;
+        Ok(self.expert.velocity(trainables, self.settings.retention.activations, conditioning))
     }
 
     /// What the expert attends to, without a trace.
@@ -242,8 +256,13 @@ impl<B: Tape<Base = B>> Policy<B> {
 
     /// With one draw per sample the expert's activations are small beside the language model's, and computing them twice
     /// would buy nothing; with several they rival it.
-    fn expert_recompute(&self) -> Recompute {
-        if self.settings.repeats > 1 { self.settings.recompute } else { Recompute::None }
+    fn expert_retention(&self) -> Retention {
+        let retention = self.settings.retention;
+        if self.settings.repeats > 1 {
+            retention
+        } else {
+            Retention { recompute: Recompute::None, ..retention }
+        }
     }
 
     fn keys(&self, batch: &MicroBatch) -> FlowKeys {

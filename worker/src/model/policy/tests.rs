@@ -15,6 +15,7 @@ use crate::{
 };
 
 mod cached;
+mod rounded;
 mod streamed;
 
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs/assets/tiny-vla");
@@ -331,7 +332,7 @@ fn features_are_those_the_training_pass_sees() {
         model: fixture.policy.model(),
         context: &context,
         trainables: &fixture.trainables,
-        mode: Recompute::Selective,
+        retention: Recompute::Selective.into(),
     };
     let (hidden_nd, trace) = run.forward(&batch, Entry::Pixels, &mut StageClock::default()).expect("sound");
     assert!(trace.trains());

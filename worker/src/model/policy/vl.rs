@@ -11,7 +11,6 @@
 //! adapters on the language model alone the vision tower leaves no trace. The LM head is never computed.
 
 use burn::tensor::Tensor;
-use coxswain_proto::run_spec::Recompute;
 
 use super::{
     clock::{Stage, StageClock},
@@ -27,7 +26,7 @@ use crate::{
             stack::InStack,
         },
         recompute::{
-            Layers, Tower, Trace,
+            Layers, Retention, Tower, Trace,
             segment::{Input, Recorded, Segment},
         },
     },
@@ -91,7 +90,7 @@ pub(super) struct VlRun<'a, B: Tape<Base = B>> {
     pub model: &'a QwenVl<B>,
     pub context: &'a VlContext<B>,
     pub trainables: &'a Trainables<B>,
-    pub mode: Recompute,
+    pub retention: Retention,
 }
 
 /// What a forward pass kept.
@@ -244,7 +243,7 @@ impl<'a, B: Tape<Base = B>> VlRun<'a, B> {
         let context = self.context.vision.as_ref()?;
         let stack = &self.model.vision.blocks;
         let layers = InStack { stack, range: 0..stack.count(), context };
-        Some(Tower { layers, trainables: self.trainables, mode: self.mode, sides: vec![] })
+        Some(Tower { layers, trainables: self.trainables, retention: self.retention, sides: vec![] })
     }
 
     /// The decoder layers from `first` to before `end`, or to the last.
@@ -253,7 +252,7 @@ impl<'a, B: Tape<Base = B>> VlRun<'a, B> {
         let context = context.expect("every pass that enters below the final norm has a text context");
         let stack = &self.model.text.layers;
         let layers = InStack { stack, range: first..end.unwrap_or(stack.count()), context };
-        Tower { layers, trainables: self.trainables, mode: self.mode, sides: vec![] }
+        Tower { layers, trainables: self.trainables, retention: self.retention, sides: vec![] }
     }
 }
 

@@ -27,4 +27,5 @@ mod vl;
 pub(super) use expert::{ExpertShape, SensorShape};
 pub(super) use ops::{Linear, Weight};
 pub(super) use step::{Micro, StepShape, run, run_below};
+pub(super) use tape::Widths;
 pub(super) use vl::{BlockShape, Entry, Projections, VlShape};

@@ -142,9 +142,9 @@ impl Tape {
         })
     }
 
-    /// `x + y`, where `x` has other owners: a new matrix.
+    /// `x + y`, where `x` has other owners: a new matrix; in the place of `y` where the sum is rounded in the same pass.
     pub fn residual(&self, x: &Matrix, y: Matrix) -> Matrix {
-        let sum = self.matrix(x.rows, x.cols);
+        let sum = if self.rounds() { self.constant(&y) } else { self.matrix(x.rows, x.cols) };
         let parents = vec![Tape::node(x), Tape::node(&y)];
         self.record(parents, sum, |_, dy| vec![Some(dy.clone()), Some(dy)])
     }
@@ -177,7 +177,7 @@ impl Tape {
     /// The node of a linear layer that has run before: its output as noted, or zeros where nobody needs it.
     fn recall(&self, x: &Matrix, linear: Linear, note: Note) -> Matrix {
         let y = match note.output {
-            Some(output) => self.known(x.rows, linear.outputs, output),
+            Some(output) => self.unpacked(self.known(x.rows, linear.outputs, output)),
             None => self.matrix(x.rows, linear.outputs),
         };
         self.linear_scratch([x.rows, x.cols, linear.outputs], linear.weight);
@@ -194,7 +194,7 @@ impl Tape {
             Notebook::Writing { outputs, notes } => {
                 let wanted = *outputs && keep == Keep::Output;
                 let (y, down) = self.linear_saving(x, linear);
-                let note = Note { output: wanted.then(|| y.value.clone()), down };
+                let note = Note { output: wanted.then(|| self.packed(y.clone()).value), down };
                 let taken = wanted || keep == Keep::Last;
                 notes.borrow_mut().push_back(taken.then_some(note));
                 y

@@ -6,7 +6,7 @@ use coxswain_proto::run_spec::Recompute;
 
 use super::{
     expert::{ExpertRun, ExpertShape},
-    tape::Heap,
+    tape::{Heap, Widths},
     tower::{Ground, Input},
     vl::{VlRun, VlShape},
 };
@@ -17,8 +17,7 @@ pub(in crate::memory::prediction) struct StepShape {
     pub vl: VlShape,
     pub expert: ExpertShape,
     pub recompute: Recompute,
-    /// Bytes of an activation's element.
-    pub each: u64,
+    pub widths: Widths,
 }
 
 /// What one micro-batch holds at its worst moments, beyond what is there before it.
@@ -37,7 +36,7 @@ pub(in crate::memory::prediction) struct Micro {
 /// Runs the step.
 pub(in crate::memory::prediction) fn run(shape: &StepShape) -> Micro {
     let heap = Rc::new(Heap::default());
-    let ground = Ground { heap: Rc::clone(&heap), each: shape.each };
+    let ground = Ground { heap: Rc::clone(&heap), widths: shape.widths };
     let vl = VlRun { ground: &ground, shape: &shape.vl, mode: shape.recompute };
     let ExpertShape { horizon, action, .. } = shape.expert;
     let draws = shape.expert.batch * shape.expert.repeats * horizon * action;
@@ -69,12 +68,12 @@ pub(in crate::memory::prediction) fn run(shape: &StepShape) -> Micro {
 }
 
 /// Runs the vision-language model forward alone: the peak of computing features at the end of `vl`, and of holding them in host memory.
-pub(in crate::memory::prediction) fn run_below(vl: &VlShape, each: u64) -> u64 {
+pub(in crate::memory::prediction) fn run_below(vl: &VlShape, widths: Widths) -> u64 {
     let heap = Rc::new(Heap::default());
-    let ground = Ground { heap: Rc::clone(&heap), each };
+    let ground = Ground { heap: Rc::clone(&heap), widths };
     let (hidden, trace) = VlRun { ground: &ground, shape: vl, mode: Recompute::None }.forward();
     drop(trace);
-    let kept = heap.take(each * vl.tokens * vl.width);
+    let kept = heap.take(widths.each * vl.tokens * vl.width);
     drop((hidden, kept));
     heap.peak()
 }

@@ -111,11 +111,22 @@ struct Node {
     pull_back: Option<PullBack>,
 }
 
+/// Bytes of an activation's element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::memory::prediction) struct Widths {
+    /// As it is computed with.
+    pub each: u64,
+    /// As layer recompute keeps it.
+    pub kept: u64,
+}
+
 /// Where operations run: recording, or keeping nothing.
 pub(super) struct Tape {
     pub heap: Rc<Heap>,
     /// Bytes of an activation's element.
     pub each: u64,
+    /// The same of one that is kept; fewer where it is rounded when it is made (`params::held`).
+    pub kept: u64,
     recording: bool,
     nodes: RefCell<Vec<Node>>,
     /// What gradients of trained weights are made of, kept to the end of the backward pass.
@@ -147,10 +158,11 @@ pub(super) enum Notebook {
 
 impl Tape {
     /// A tape that records what depends on a leaf.
-    pub fn recording(heap: &Rc<Heap>, each: u64) -> Self {
+    pub fn recording(heap: &Rc<Heap>, widths: Widths) -> Self {
         Self {
             heap: Rc::clone(heap),
-            each,
+            each: widths.each,
+            kept: widths.kept,
             recording: true,
             nodes: RefCell::default(),
             left: Rc::default(),
@@ -159,19 +171,19 @@ impl Tape {
     }
 
     /// A tape that records nothing.
-    pub fn plain(heap: &Rc<Heap>, each: u64) -> Self {
-        Self { recording: false, ..Self::recording(heap, each) }
+    pub fn plain(heap: &Rc<Heap>, widths: Widths) -> Self {
+        Self { recording: false, ..Self::recording(heap, widths) }
     }
 
     /// A plain tape that takes notes: of outputs only if `outputs`.
-    pub fn noting(heap: &Rc<Heap>, each: u64, outputs: bool) -> Self {
+    pub fn noting(heap: &Rc<Heap>, widths: Widths, outputs: bool) -> Self {
         let notebook = Notebook::Writing { outputs, notes: RefCell::default() };
-        Self { notebook, ..Self::plain(heap, each) }
+        Self { notebook, ..Self::plain(heap, widths) }
     }
 
     /// A recording tape for half a block that has run before.
-    pub fn recalling(heap: &Rc<Heap>, each: u64, notes: Notes) -> Self {
-        Self { notebook: Notebook::Reading(RefCell::new(notes)), ..Self::recording(heap, each) }
+    pub fn recalling(heap: &Rc<Heap>, widths: Widths, notes: Notes) -> Self {
+        Self { notebook: Notebook::Reading(RefCell::new(notes)), ..Self::recording(heap, widths) }
     }
 
     /// The notes taken.
@@ -190,6 +202,29 @@ impl Tape {
     /// A new matrix that no node made.
     pub fn matrix(&self, rows: u64, cols: u64) -> Matrix {
         Matrix { rows, cols, value: self.heap.take(self.each * rows * cols), node: None }
+    }
+
+    /// Whether what may be kept is rounded when it is made.
+    pub fn rounds(&self) -> bool {
+        self.kept < self.each
+    }
+
+    /// A matrix rounded where it lies, if nobody else has it.
+    pub fn rounded(&self, x: Matrix) -> Matrix {
+        if self.rounds() && !x.value.is_unique() { self.matrix(x.rows, x.cols) } else { x }
+    }
+
+    /// A matrix as it is kept: another value, where that is narrower.
+    pub fn packed(&self, x: Matrix) -> Matrix {
+        if !self.rounds() {
+            return x;
+        }
+        Matrix { value: self.heap.take(self.kept * x.rows * x.cols), ..x }
+    }
+
+    /// A kept matrix as it is computed with.
+    pub fn unpacked(&self, x: Matrix) -> Matrix {
+        if self.rounds() { self.matrix(x.rows, x.cols) } else { x }
     }
 
     /// A matrix of values that exist already.
@@ -304,9 +339,25 @@ mod tests {
     }
 
     #[test]
+    fn what_is_kept_narrower_is_another_value_and_what_is_not_the_same() {
+        for (kept, bytes) in [(4, [24, 24, 24]), (2, [36, 12, 24])] {
+            let heap = Rc::new(Heap::default());
+            let tape = Tape::plain(&heap, Widths { each: 4, kept });
+            let x = tape.matrix(2, 3);
+            let packed = tape.packed(x.clone());
+            let both = heap.live();
+            drop(x);
+            let alone = heap.live();
+            let _x = tape.unpacked(packed);
+            assert_eq!([both, alone, heap.live()], bytes);
+        }
+    }
+
+    #[test]
     fn a_plain_tape_keeps_nothing_and_a_recording_one_until_its_backward_pass() {
         let heap = Rc::new(Heap::default());
-        for (tape, kept) in [(Tape::plain(&heap, 1), 2), (Tape::recording(&heap, 1), 7)] {
+        let widths = Widths { each: 1, kept: 1 };
+        for (tape, kept) in [(Tape::plain(&heap, widths), 2), (Tape::recording(&heap, widths), 7)] {
             let x = tape.matrix(1, 2);
             let leaf = tape.leaf(&x);
             let saved = heap.take(5);

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use coxswain_proto::run_spec::Recompute;
 
-use super::tape::{Heap, Matrix, Notes, Tape, Value};
+use super::tape::{Heap, Matrix, Notes, Tape, Value, Widths};
 
 /// A block: two residual halves over `inputs[0]`, with the tower's side inputs after it.
 pub(super) trait Layer {
@@ -41,18 +41,18 @@ pub(super) struct Recorded {
 #[derive(Clone)]
 pub(super) struct Ground {
     pub heap: Rc<Heap>,
-    pub each: u64,
+    pub widths: Widths,
 }
 
 impl Ground {
     /// A tape that keeps nothing.
     pub fn plain(&self) -> Tape {
-        Tape::plain(&self.heap, self.each)
+        Tape::plain(&self.heap, self.widths)
     }
 
     /// Runs a segment on a tape of its own.
     pub fn record(&self, inputs: Vec<Input>, segment: impl FnOnce(&Tape, &[Matrix]) -> Matrix) -> Recorded {
-        self.record_on(Tape::recording(&self.heap, self.each), inputs, segment)
+        self.record_on(Tape::recording(&self.heap, self.widths), inputs, segment)
     }
 
     /// The same on a given tape.
@@ -121,7 +121,7 @@ impl<L: Layer> Tower<'_, L> {
         let first_trained = self.layers.iter().position(Layer::trains).unwrap_or(self.layers.len());
         let first = if below_trains { 0 } else { first_trained };
         let mut trace = Trace { kept: Vec::new(), first, below_trains };
-        let (mut x, mut next) = (x, None);
+        let (mut x, mut next) = (self.ground.plain().rounded(x), None);
         for index in 0..self.layers.len() {
             let _weights = self.fetched(&mut next, index, Some(index + 1));
             if index < first {
@@ -194,9 +194,11 @@ impl<L: Layer> Tower<'_, L> {
                 return (mlp.output(), Kept::Graphs(Box::new([attention, mlp])));
             }
         };
+        let tape = self.ground.plain();
         let (h, of_attention) = self.note(x.clone(), outputs, |t, i| layer.attention(t, i));
+        let attention = (tape.packed(x), of_attention);
         let (y, of_mlp) = self.note(h.clone(), outputs, |t, i| layer.mlp(t, i));
-        (y, Kept::Inputs([(x, of_attention), (h, of_mlp)]))
+        (y, Kept::Inputs([attention, (tape.packed(h), of_mlp)]))
     }
 
     /// Half a block without a tape, taking notes.
@@ -206,7 +208,7 @@ impl<L: Layer> Tower<'_, L> {
         outputs: bool,
         half: impl FnOnce(&Tape, &[Matrix]) -> Matrix,
     ) -> (Matrix, Notes) {
-        let tape = Tape::noting(&self.ground.heap, self.ground.each, outputs);
+        let tape = Tape::noting(&self.ground.heap, self.ground.widths, outputs);
         let y = half(&tape, &self.inputs(x));
         (y, tape.into_notes())
     }
@@ -216,7 +218,8 @@ impl<L: Layer> Tower<'_, L> {
         match kept {
             Half::Recorded(recorded) => recorded,
             Half::Kept((x, notes)) => {
-                let tape = Tape::recalling(&self.ground.heap, self.ground.each, notes);
+                let tape = Tape::recalling(&self.ground.heap, self.ground.widths, notes);
+                let x = tape.unpacked(x);
                 self.ground.record_on(tape, self.tracked(x, track), half)
             }
         }

@@ -203,7 +203,8 @@ impl VlRun<'_> {
         let first = if let Entry::Layer(first) = self.shape.entry { first } else { 0 };
         let (dx, _) = self.text_tower(first).backward(layers, dx);
         let (Some((blocks, merger)), Some(dx)) = (vision, dx) else { return };
-        let dfeatures = self.ground.heap.take(self.ground.each * self.image_tokens() * self.shape.width);
+        let dfeatures =
+            self.ground.heap.take(self.ground.widths.each * self.image_tokens() * self.shape.width);
         let dpatches = merger.backward(dfeatures).into_iter().next().flatten();
         if let Some(dpatches) = dpatches {
             self.vision_tower().backward(blocks, dpatches);

@@ -81,7 +81,7 @@ proptest! {
     fn features_depend_on_their_own_sample_alone(
         drawn in prop::collection::vec((0usize..90, prop::option::of((1u32..4, 1u32..5))), 1..5),
         extra_padding in prop_oneof![Just(0usize), 1usize..70],
-        bfloat16 in any::<bool>(),
+        dtypes in prop::array::uniform2(prop_oneof![Just("float32"), Just("bfloat16")]),
         tap in prop_oneof![Just(Tap::Vision), Just(Tap::Layer(3)), Just(Tap::Final)],
     ) {
         let rows: Vec<(usize, Prompt)> = drawn
@@ -95,8 +95,8 @@ proptest! {
             Tap::Layer(layer) => (TOP, json!({"mode": "exact", "tap": {"layer": layer}})),
             Tap::Final => (EVERYWHERE, json!({"mode": "periodic"})),
         };
-        let dtype = if bfloat16 { "bfloat16" } else { "float32" };
-        let model = json!({"path": MODEL, "weights_dtype": dtype});
+        let [weights, activations] = dtypes;
+        let model = json!({"path": MODEL, "weights_dtype": weights, "activations_dtype": activations});
         let fixture = shaken(&spec(&[("lora", lora(targets)), ("cache", cache), ("model", model)]));
         prop_assert_eq!(fixture.policy.tap(), Some(tap));
         let of = |rows: &[(usize, Prompt)], padding| {
@@ -128,19 +128,35 @@ fn exact_features_change_no_bit_of_loss_or_gradient() {
         (Value::Null, json!({"layer": 5}), Tap::Layer(5)),
     ];
     for (lora, named, tap) in cases {
-        for (recompute, repeats) in [("none", 1), ("full", 4)] {
+        let ways = [
+            ("none", 1, "float32"),
+            ("full", 4, "float32"),
+            ("none", 1, "bfloat16"),
+            ("selective", 4, "bfloat16"),
+        ];
+        for (recompute, repeats, activations) in ways {
             let train = json!({"steps": 1, "global_batch": 3, "micro_batch": 3, "recompute": recompute});
             let expert = json!({"width": 32, "layers": 2, "heads": 2, "repeated_noise": repeats});
-            let changes =
-                [("lora", lora.clone()), exact(named.clone()), ("train", train), ("expert", expert)];
+            let model = json!({"path": MODEL, "activations_dtype": activations});
+            let changes = [
+                ("lora", lora.clone()),
+                exact(named.clone()),
+                ("train", train),
+                ("expert", expert),
+                ("model", model),
+            ];
             let fixture = shaken(&spec(&changes));
             assert_eq!(fixture.policy.tap(), Some(tap));
             let batch = batch(&[0, 1, 2]);
             let (live, cached) = (fixture.run(&batch), fixture.run(&kept(&fixture, &batch)));
-            assert_eq!(cached.0, live.0, "loss at {tap}, {recompute}, {repeats} draws");
+            assert_eq!(cached.0, live.0, "loss at {tap}, {recompute}, {repeats} draws, {activations}");
             let differing =
                 live.1.values().iter().zip(cached.1.values()).filter(|(a, b)| a.to_bits() != b.to_bits());
-            assert_eq!(differing.count(), 0, "gradients at {tap}, {recompute}, {repeats} draws");
+            assert_eq!(
+                differing.count(),
+                0,
+                "gradients at {tap}, {recompute}, {repeats} draws, {activations}"
+            );
             let touched = |grads: &FlatGrads| {
                 fixture.trainables.layout().params().iter().filter(|param| grads.touched(param)).count()
             };

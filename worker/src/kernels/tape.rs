@@ -1,0 +1,67 @@
+//! Where a forward pass runs.
+
+use burn::{
+    backend::{Autodiff, Flex},
+    tensor::Tensor,
+};
+
+use super::{ModelBackend, autodiff};
+
+/// Where a forward pass runs: on a plain backend, keeping nothing, or recording for a backward pass on top of one.
+///
+/// Frozen tensors live on [`Tape::Base`] once and are lifted, without a copy, into whichever tape a block runs on.
+pub trait Tape: ModelBackend {
+    /// The plain backend underneath.
+    type Base: ModelBackend<Device = Self::Device>;
+
+    /// A tensor of the plain backend as a constant of this tape.
+    fn lift<const D: usize>(tensor: Tensor<Self::Base, D>) -> Tensor<Self, D>;
+
+    /// [`linear`](ModelBackend::linear) with a weight that is a leaf. Its gradient is not computed in the backward pass:
+    /// `leave` is given what it is made of, `dy` and `x` of [`linear_weight_gradient`](ModelBackend::linear_weight_gradient). A tape
+    /// that records nothing leaves nothing.
+    fn linear_leaving_weight(
+        x_ni: Tensor<Self, 2>,
+        w_oi: Tensor<Self, 2>,
+        bias_o: Option<Tensor<Self, 1>>,
+        _leave: impl FnOnce(Tensor<Self::Base, 2>, Tensor<Self::Base, 2>) + Send + 'static,
+    ) -> Tensor<Self, 2> {
+        <Self as ModelBackend>::linear(x_ni, w_oi, bias_o)
+    }
+
+    /// The values of a tensor of this tape, shared.
+    fn lower<const D: usize>(tensor: Tensor<Self, D>) -> Tensor<Self::Base, D>;
+}
+
+impl Tape for Flex {
+    type Base = Flex;
+
+    fn lift<const D: usize>(tensor: Tensor<Flex, D>) -> Tensor<Flex, D> {
+        tensor
+    }
+
+    fn lower<const D: usize>(tensor: Tensor<Flex, D>) -> Tensor<Flex, D> {
+        tensor
+    }
+}
+
+impl<B: ModelBackend> Tape for Autodiff<B> {
+    type Base = B;
+
+    fn lift<const D: usize>(tensor: Tensor<B, D>) -> Tensor<Self, D> {
+        Tensor::from_inner(tensor)
+    }
+
+    fn linear_leaving_weight(
+        x_ni: Tensor<Self, 2>,
+        w_oi: Tensor<Self, 2>,
+        bias_o: Option<Tensor<Self, 1>>,
+        leave: impl FnOnce(Tensor<B, 2>, Tensor<B, 2>) + Send + 'static,
+    ) -> Tensor<Self, 2> {
+        autodiff::linear_leaving_weight(x_ni, w_oi, bias_o, leave)
+    }
+
+    fn lower<const D: usize>(tensor: Tensor<Self, D>) -> Tensor<B, D> {
+        tensor.inner()
+    }
+}
