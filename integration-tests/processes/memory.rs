@@ -137,6 +137,22 @@ fn the_others_give_their_attempts_up_and_learn_the_same_as_if_they_had_finished_
 }
 
 #[test]
+fn a_retry_with_kept_features_learns_what_one_without_learns() {
+    let dir = tempfile::tempdir().unwrap();
+    let learned = |cache: &str| {
+        let output = dir.path().join(cache);
+        let mode = format!("cache.mode={cache}");
+        // Three at a time, then two: micro-batches of the retry straddle those that were ready.
+        let overrides = ["train.global_batch=24", "train.micro_batch=3", "lora=null", &mode];
+        let (code, printed) = run(&output, "rank=2 step=3 phase=forward mib=200", &overrides);
+        assert_eq!(code, Some(0), "{printed}");
+        assert!(printed.contains("all ranks go from 3 to 2 samples at a time"), "{printed}");
+        std::fs::read(output.join("expert.safetensors")).expect("it was trained")
+    };
+    assert!(learned("exact") == learned("off"), "another expert");
+}
+
+#[test]
 fn what_does_not_fit_one_sample_at_a_time_ends_the_run_with_advice_and_its_own_exit_code() {
     let dir = tempfile::tempdir().unwrap();
     let fault = "rank=1 step=2 phase=backward mib=900";
