@@ -108,7 +108,8 @@ fn run_with_others_at(phase: &str, fault: &str, output: &Path) -> String {
     let (out_of_memory, others) = (hold(2, "communication"), [0, 1, 3].map(|rank| hold(rank, phase)));
     let hold_dir = holds.display().to_string();
     let environment = [("COX_FAULT_MEMORY", fault), ("COX_TEST_HOLD", &hold_dir)];
-    let mut running = start(output, &environment, &["train.micro_batch=4"]);
+    // Four micro-batches a rank: far more than a ballot takes from rank to rank.
+    let mut running = start(output, &environment, &["train.micro_batch=4", "train.global_batch=64"]);
     out_of_memory.wait(&mut running);
     others.iter().for_each(|other| other.wait(&mut running));
     out_of_memory.release();
