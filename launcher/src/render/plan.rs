@@ -99,9 +99,10 @@ fn subject(question: &Question) -> String {
             question.world,
             if question.world == 1 { "" } else { "s" },
             recompute(spec.train.recompute),
-            match spec.model.activations_dtype {
-                ActivationsDtype::Float32 => "",
-                ActivationsDtype::Bfloat16 => ", activations kept in bfloat16",
+            match (spec.model.activations_dtype, spec.train.recompute) {
+                (ActivationsDtype::Float32, _) => "",
+                (ActivationsDtype::Bfloat16, Recompute::None) => ", activations rounded to bfloat16",
+                (ActivationsDtype::Bfloat16, _) => ", activations kept in bfloat16",
             },
             if spec.memory.offload == Offload::Layers { ", frozen layers streamed" } else { "" },
         ),

@@ -12,12 +12,20 @@ use crate::cards;
 
 const STEPS: usize = 50;
 
+/// Types of weights and of activations.
+type Dtypes = [&'static str; 2];
+
+const FLOAT32: Dtypes = ["float32"; 2];
+const WEIGHTS: Dtypes = ["bfloat16", "float32"];
+const ACTIVATIONS: Dtypes = ["float32", "bfloat16"];
+
 /// The losses of `steps` steps.
-fn losses(device: DeviceChoice, dtype: &str, steps: usize) -> Vec<f64> {
+fn losses(device: DeviceChoice, [weights, activations]: Dtypes, steps: usize) -> Vec<f64> {
     let dir = tempfile::tempdir().expect("a directory for temporary files");
     let settings = [
         format!("train.steps={steps}"),
-        format!("model.weights_dtype={dtype}"),
+        format!("model.weights_dtype={weights}"),
+        format!("model.activations_dtype={activations}"),
         "train.global_batch=4".to_owned(),
         "train.micro_batch=4".to_owned(),
         "train.checkpoint_every=0".to_owned(),
@@ -44,11 +52,14 @@ fn assert_close(what: &str, losses: &[f64], reference: &[f64], tolerance: f64) {
 }
 
 #[test]
-fn weights_in_bfloat16_learn_the_curve_of_float32_on_the_cpu() {
+fn what_is_bfloat16_learns_the_curve_of_float32_on_the_cpu() {
     const FEW: usize = 8;
-    let [float32, bfloat16] = ["float32", "bfloat16"].map(|dtype| losses(DeviceChoice::Cpu, dtype, FEW));
+    let [float32, weights, activations] =
+        [FLOAT32, WEIGHTS, ACTIVATIONS].map(|dtypes| losses(DeviceChoice::Cpu, dtypes, FEW));
     // They are bfloat16 in the file, and a CPU computes in float32 with them.
-    assert_close("cpu, bfloat16", &bfloat16, &float32, 1e-6);
+    assert_close("cpu, weights in bfloat16", &weights, &float32, 1e-6);
+    assert_close("cpu, activations in bfloat16", &activations, &float32, 2e-2);
+    assert_ne!(activations, float32, "something is rounded");
     assert!(distance(&[f64::NAN], &[1.0]).is_nan(), "not a number is never close");
 }
 
@@ -57,10 +68,12 @@ fn a_card_learns_the_cpus_curve() {
     if cards("fifty steps beside the CPU").is_none() {
         return;
     }
-    let reference = losses(DeviceChoice::Cpu, "float32", STEPS);
+    let reference = losses(DeviceChoice::Cpu, FLOAT32, STEPS);
     assert!(reference[STEPS - 1] < reference[0], "the CPU learns nothing: {reference:?}");
-    for (dtype, tolerance) in [("float32", 1e-3), ("bfloat16", 2e-2)] {
-        let found = losses(DeviceChoice::Cuda, dtype, STEPS);
-        assert_close(&format!("card, {dtype}"), &found, &reference, tolerance);
+    for (what, dtypes, tolerance) in
+        [("float32", FLOAT32, 1e-3), ("weights", WEIGHTS, 2e-2), ("activations", ACTIVATIONS, 2e-2)]
+    {
+        let found = losses(DeviceChoice::Cuda, dtypes, STEPS);
+        assert_close(&format!("card, {what}"), &found, &reference, tolerance);
     }
 }
