@@ -6,7 +6,8 @@
         [--threads 2] [--rounds 5] [--turns 2]
 
 PyTorch's side: Transformers' Qwen2.5-VL language model with random weights, PEFT's LoRA on all its linears, float32, forward and backward from
-input embeddings, without and with gradient_checkpointing_enable (non-reentrant: one checkpoint a layer, with early stop). Its
+input embeddings, without and with gradient_checkpointing_enable (non-reentrant: one checkpoint a layer, with early stop); rows marked `bf16` under
+torch.autocast with frozen weights in bfloat16, which computes linear layers and attention in it as well. Its
 activation peak is the largest sum of bytes of live tensors during the pass less those before it, counted by a dispatch mode in
 a pass of its own; scratch inside an operation is not in it, as it is in ours. Processor time is of all threads. Needs torch, transformers, peft.
 """
@@ -67,17 +68,29 @@ def torch_side(a):
             self.peak = max(self.peak, self.now)
             return out
 
-    def run():
-        for p in params:
-            p.grad.zero_()
-        base = model.base_model.model
+    base = model.base_model.model
+
+    def plain():
         base(inputs_embeds=base.embed_tokens(ids), use_cache=False).last_hidden_state.backward(dy)
 
-    for mode in ["none", "full"]:
-        if mode == "full":
+    def autocast():
+        with torch.autocast("cpu", torch.bfloat16):
+            hidden = base(inputs_embeds=base.embed_tokens(ids), use_cache=False).last_hidden_state
+        hidden.backward(dy.to(hidden.dtype))
+
+    for mode in ["none", "full", "none, bf16", "full, bf16"]:
+        if mode == "none, bf16":
+            # As it is usually done: what is frozen in bfloat16, so that autocast copies none of it, adapters in float32.
+            for p in model.parameters():
+                p.data = p.data if p.requires_grad else p.data.bfloat16()
+            model.gradient_checkpointing_disable()
+            model.disable_input_require_grads()
+        if mode.startswith("full"):
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=dict(use_reentrant=False))
             model.enable_input_require_grads()
             model.train()
+        forward_backward = autocast if mode.endswith("bf16") else plain
+        run = lambda: ([p.grad.zero_() for p in params], forward_backward())
         run()
         with Live() as live:
             run()
@@ -111,19 +124,19 @@ def main():
     for _ in range(a.turns):
         ours.append(lines([a.executable, *sizes], a))
         torch.append(lines([sys.executable, os.path.abspath(__file__), a.executable, "--torch-side", "--threads", a.threads, *sizes], a))
-    print("                       peak MiB    cut   more time   more processor time     ms")
+    print("                             peak MiB    cut   more time   more processor time     ms")
     for mode in [row["mode"] for row in ours[0]]:
         rows = [next(row for row in turn if row["mode"] == mode) for turn in ours]
         mid = lambda key: statistics.median(row[key] for row in rows)
-        print(f"Coxswain  {mode:<10} {mid('activation_peak_mib'):>10.1f} {100 * mid('cut'):>5.1f}% {100 * mid('more_time'):>10.1f}% "
+        print(f"Coxswain  {mode:<16} {mid('activation_peak_mib'):>10.1f} {100 * mid('cut'):>5.1f}% {100 * mid('more_time'):>10.1f}% "
               f"{100 * mid('more_processor_time'):>20.1f}% {mid('median_ms'):>7.0f}")
-    for mode in ["none", "full"]:
+    for mode in ["none", "none, bf16", "full", "full, bf16"]:
         pairs = [(turn[0], next(row for row in turn if row["mode"] == mode)) for turn in torch]
         more = lambda key: 100 * (statistics.median(statistics.median(row[key]) / statistics.median(none[key]) for none, row in pairs) - 1)
         none, row = pairs[0]
         cut = 100 * (1 - row["activation_peak_mib"] / none["activation_peak_mib"])
         milliseconds = statistics.median(statistics.median(row["wall"]) for _, row in pairs)
-        print(f"PyTorch   {mode:<10} {row['activation_peak_mib']:>10.1f} {cut:>5.1f}% {more('wall'):>10.1f}% {more('busy'):>20.1f}% {milliseconds:>7.0f}")
+        print(f"PyTorch   {mode:<16} {row['activation_peak_mib']:>10.1f} {cut:>5.1f}% {more('wall'):>10.1f}% {more('busy'):>20.1f}% {milliseconds:>7.0f}")
 
 
 main()
