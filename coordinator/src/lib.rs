@@ -42,9 +42,7 @@ use crate::{driver::Driver, service::RunFacts, tensorboard::Scalars};
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// Reachable from elsewhere, and open to everyone.
-    #[error(
-        "{address} can be reached from other machines: give a token (--token or COX_TOKEN), or listen on 127.0.0.1"
-    )]
+    #[error("{address} can be reached from other machines: set COX_TOKEN, or listen on 127.0.0.1")]
     Unprotected {
         /// Where it listens.
         address: SocketAddr,

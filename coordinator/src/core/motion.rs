@@ -8,7 +8,8 @@
 //!
 //! What is expected of a phase is the longest time that anybody of this run was ever quiet in it, once somebody has been through it. Before,
 //! ranks that wait are the clock: they have done the same work since the rank in question entered its phase. While nobody waits and
-//! nobody has been through, nothing is expected, so a model whose first pass takes minutes is no hang: after a minute it is said.
+//! nobody has been through, nothing is expected, so a model whose first pass takes minutes is no hang: after a minute it is said; of a
+//! process that does not make itself known sooner.
 //!
 //! Ranks that are quiet in the same phase are in one boat. If that is most of the run, what they wait for is not theirs (a file system, a
 //! machine that sleeps): it is said once, and nobody is given up. A rank that is alone has only its own earlier times to be held against.
@@ -160,7 +161,7 @@ impl Motion {
                 let grace = if may_wait_for_disk(who.phase) { patience.disk } else { Duration::ZERO };
                 grace.saturating_sub(over)
             }
-            None if quiet > STILL_NAMED => STILL_TIMEOUT.saturating_sub(quiet),
+            None if quiet > named_after(who.phase, patience) => STILL_TIMEOUT.saturating_sub(quiet),
             None => return None,
         };
         let verdict = match scene.boats.get(&who.phase).filter(|boat| scene.is_most(boat)) {
@@ -211,6 +212,15 @@ impl Scene {
     /// Whether those in a boat are most of the run, which has more than one.
     fn is_most(&self, boat: &Boat) -> bool {
         self.members > 1 && boat.members * 2 > self.members
+    }
+}
+
+/// When it is said that somebody stands still of whose work nothing is known. A start reads no weights (`starts`): what a disk is given is
+/// enough for it, and nobody is given up sooner for being named.
+fn named_after(phase: WorkerPhase, patience: &Patience) -> Duration {
+    match phase {
+        WorkerPhase::Starting => patience.standstill.saturating_add(patience.disk),
+        _ => STILL_NAMED,
     }
 }
 

@@ -28,6 +28,8 @@ pub struct Status {
     pub generation: Generation,
     /// Workers wanted.
     pub world: u32,
+    /// Workers that are there.
+    pub present: u32,
     /// Steps below this one are committed.
     pub committed: Step,
     /// Steps of the whole run; absent before a worker has told the size of the data set.
@@ -88,29 +90,47 @@ pub struct CacheStatus {
     pub drifts: Vec<(DriftEntry, Option<Decided>)>,
 }
 
-/// One worker at one moment.
+/// One seat at one moment: whoever has it, or is on the way to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankStatus {
     /// Its place.
     pub seat: Seat,
-    /// Its name in every call.
-    pub worker: WorkerId,
     /// Its machine.
     pub host: String,
-    /// Its process.
-    pub pid: u32,
     /// Its node.
     pub node_rank: u32,
     /// Its place on its node.
     pub local_rank: u32,
+    /// Since it was last heard of; since its process was started, if it never was.
+    pub silent: Duration,
+    /// What is known of it.
+    pub occupant: Occupant,
+}
+
+/// Who has a seat.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Occupant {
+    /// A process that its launcher starts, and that has not made itself known.
+    Starting,
+    /// A worker.
+    Worker(WorkerStatus),
+}
+
+/// What is known of a worker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorkerStatus {
+    /// Its name in every call.
+    pub worker: WorkerId,
+    /// It is lost, or has left, and nobody is on the way to its seat: all else is as of then.
+    pub gone: bool,
+    /// Its process.
+    pub pid: u32,
     /// Its device.
     pub device: String,
     /// What it was doing when last heard of.
     pub phase: WorkerPhase,
     /// In which step.
     pub step: Step,
-    /// Since it was last heard of.
-    pub silent: Duration,
     /// Steps it may run: from here...
     pub lease_first: Step,
     /// ...up to here.
@@ -119,6 +139,16 @@ pub struct RankStatus {
     pub times: StepTimes,
     /// Largest peak it has reported.
     pub memory_peak: Bytes,
+}
+
+impl RankStatus {
+    /// The worker, if there is or was one.
+    pub fn worker(&self) -> Option<&WorkerStatus> {
+        match &self.occupant {
+            Occupant::Worker(worker) => Some(worker),
+            Occupant::Starting => None,
+        }
+    }
 }
 
 /// How fast a run goes: a running mean of step times, for the time to the end.

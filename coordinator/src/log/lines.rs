@@ -72,8 +72,11 @@ fn real(value: f64) -> String {
 
 /// `rolled back from step 57 to 40: 17 committed steps are repeated`.
 pub fn rolled_back(from: Step, to: Step) -> String {
-    let lost = from.0.saturating_sub(to.0);
-    format!("rolled back from step {from} to {to}: {lost} committed steps are repeated")
+    let repeated = match from.0.saturating_sub(to.0) {
+        1 => "1 committed step is repeated".to_owned(),
+        lost => format!("{lost} committed steps are repeated"),
+    };
+    format!("rolled back from step {from} to {to}: {repeated}")
 }
 
 /// `ranks 0, 2`.

@@ -20,7 +20,7 @@ impl Guard {
         match authorization.and_then(|value| value.strip_prefix("Bearer ")) {
             Some(presented) if equal(presented.as_bytes(), token.as_bytes()) => Ok(()),
             Some(_) => Err("the token is not this coordinator's; check COX_TOKEN"),
-            None => Err("this coordinator wants `authorization: Bearer TOKEN`; give --token or COX_TOKEN"),
+            None => Err("this coordinator wants `authorization: Bearer TOKEN`; set COX_TOKEN"),
         }
     }
 }

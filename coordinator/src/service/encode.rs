@@ -21,7 +21,7 @@ use crate::{
         refusal::Refusal,
         report::{CommittedStep, StepTimes, WorkerPhase},
         roster::Respawn,
-        status::{LeavingNode, RankStatus, Status as RunStatus},
+        status::{LeavingNode, Occupant, RankStatus, Status as RunStatus, WorkerStatus},
     },
     driver::{Dated, Denied},
     options::CauseKind,
@@ -235,21 +235,34 @@ pub fn watch_event(dated: &Dated) -> Option<v1::WatchEvent> {
 }
 
 fn rank_status(rank: RankStatus) -> v1::RankStatus {
+    let RankStatus { seat, host, node_rank, local_rank, silent, occupant } = rank;
+    let seat = v1::RankStatus {
+        rank: seat.0,
+        host,
+        node_rank,
+        local_rank,
+        silent_ms: silent.as_millis() as u64,
+        ..v1::RankStatus::default()
+    };
+    match occupant {
+        Occupant::Starting => v1::RankStatus { phase: v1::WorkerPhase::Starting.into(), ..seat },
+        Occupant::Worker(worker) => worker_status(worker, seat),
+    }
+}
+
+fn worker_status(worker: WorkerStatus, seat: v1::RankStatus) -> v1::RankStatus {
     v1::RankStatus {
-        rank: rank.seat.0,
-        worker_id: rank.worker.0,
-        host: rank.host,
-        pid: rank.pid,
-        node_rank: rank.node_rank,
-        local_rank: rank.local_rank,
-        device: rank.device,
-        phase: worker_phase(rank.phase).into(),
-        step: rank.step.0,
-        silent_ms: rank.silent.as_millis() as u64,
-        lease_first_step: rank.lease_first.0,
-        lease_end_step: rank.lease_end.0,
-        memory_peak: rank.memory_peak.0,
-        times: Some(times(&rank.times)),
+        worker_id: worker.worker.0,
+        pid: worker.pid,
+        device: worker.device,
+        phase: worker_phase(worker.phase).into(),
+        step: worker.step.0,
+        lease_first_step: worker.lease_first.0,
+        lease_end_step: worker.lease_end.0,
+        memory_peak: worker.memory_peak.0,
+        times: Some(times(&worker.times)),
+        gone: worker.gone,
+        ..seat
     }
 }
 

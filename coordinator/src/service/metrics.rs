@@ -22,7 +22,7 @@ use super::{RunFacts, Service, auth::Guard};
 use crate::core::{
     action::Reply,
     event::Ask,
-    status::{CacheStatus, RankStatus, Status},
+    status::{CacheStatus, RankStatus, Status, WorkerStatus},
 };
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -98,7 +98,7 @@ fn run(sheet: &mut Sheet<'_>, status: &Status, facts: &RunFacts) -> fmt::Result 
         status.generation.0 as f64,
     )?;
     sheet.gauge("world_size", "Workers wanted", None, f64::from(status.world))?;
-    sheet.gauge("workers", "Workers there now", None, status.ranks.len() as f64)?;
+    sheet.gauge("workers", "Workers there now", None, f64::from(status.present))?;
     sheet.gauge("steps_committed", "Steps that count", None, status.committed.0 as f64)?;
     if let Some(total) = status.total {
         sheet.gauge("steps_planned", "Steps of the whole run", None, total as f64)?;
@@ -143,19 +143,25 @@ fn newest_step(sheet: &mut Sheet<'_>, status: &Status) -> fmt::Result {
     sheet.family("step_part_time", "Where it went, mean over ranks", Some(Unit::Seconds), rows)
 }
 
+/// A process that has not made itself known has no device, and nothing to show but its silence.
 fn ranks(sheet: &mut Sheet<'_>, ranks: &[RankStatus]) -> fmt::Result {
     let names: Vec<_> = ranks.iter().map(|rank| rank.seat.0.to_string()).collect();
-    let mut each = |name, help, unit, value: fn(&RankStatus) -> f64| {
-        let labelled = ranks.iter().zip(&names);
-        let rows = labelled.map(|(rank, name)| {
-            ([("rank", name.as_str()), ("host", &rank.host), ("device", &rank.device)], value(rank))
+    let of_worker = |value: fn(&WorkerStatus) -> u64| {
+        move |rank: &RankStatus| rank.worker().map(|worker| value(worker) as f64)
+    };
+    let mut each = |name, help, unit, value: &dyn Fn(&RankStatus) -> Option<f64>| {
+        let rows = ranks.iter().zip(&names).filter_map(|(rank, name)| {
+            let device = rank.worker().map_or("", |worker| &worker.device);
+            Some(([("rank", name.as_str()), ("host", &rank.host), ("device", device)], value(rank)?))
         });
         sheet.family(name, help, unit, rows)
     };
-    each("rank_memory_peak", "Largest peak of a rank", Some(Unit::Bytes), |rank| rank.memory_peak.0 as f64)?;
-    each("rank_step", "The step that a rank was in when last heard of", None, |rank| rank.step.0 as f64)?;
-    each("rank_silence", "Since a rank was last heard of", Some(Unit::Seconds), |rank| {
-        rank.silent.as_secs_f64()
+    let peak = of_worker(|worker| worker.memory_peak.0);
+    each("rank_memory_peak", "Largest peak of a rank", Some(Unit::Bytes), &peak)?;
+    let step = of_worker(|worker| worker.step.0);
+    each("rank_step", "The step that a rank was in when last heard of", None, &step)?;
+    each("rank_silence", "Since a rank was last heard of", Some(Unit::Seconds), &|rank| {
+        Some(rank.silent.as_secs_f64())
     })
 }
 

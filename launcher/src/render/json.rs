@@ -4,7 +4,7 @@ use coxswain_proto::{
     memory::Comparison,
     v1::{
         CheckpointRecord, Failure, GetMemoryResponse, GetStatusResponse, LeavingNode, RankStatus,
-        StepCommitted, StepTimes, WatchEvent, watch_event::Kind,
+        StepCommitted, StepTimes, WatchEvent, WorkerPhase, watch_event::Kind,
     },
 };
 use serde_json::{Value, json};
@@ -43,21 +43,24 @@ pub fn status(status: &GetStatusResponse) -> Value {
     })
 }
 
+/// A process that has not made itself known has no number here: a script that signals number 0 would signal itself.
 fn rank(rank: &RankStatus) -> Value {
+    let known = rank.phase != WorkerPhase::Starting as i32;
     json!({
         "rank": rank.rank,
-        "worker_id": rank.worker_id,
+        "worker_id": known.then_some(rank.worker_id),
         "host": rank.host,
-        "pid": rank.pid,
+        "pid": known.then_some(rank.pid),
         "node_rank": rank.node_rank,
         "local_rank": rank.local_rank,
-        "device": rank.device,
+        "device": known.then_some(&rank.device),
         "phase": names::worker_phase(rank.phase),
-        "step": rank.step,
+        "gone": rank.gone,
+        "step": known.then_some(rank.step),
         "silent_ms": rank.silent_ms,
-        "lease_first_step": rank.lease_first_step,
-        "lease_end_step": rank.lease_end_step,
-        "memory_peak": rank.memory_peak,
+        "lease_first_step": known.then_some(rank.lease_first_step),
+        "lease_end_step": known.then_some(rank.lease_end_step),
+        "memory_peak": known.then_some(rank.memory_peak),
         "times": rank.times.as_ref().map(times),
     })
 }
@@ -204,6 +207,20 @@ mod tests {
         let changed = PhaseChanged { phase: RunPhase::Paused as i32, reason: "asked to".into() };
         let shown = event(&WatchEvent { unix_ms: 5, kind: Some(Kind::Phase(changed)) });
         assert_eq!(shown.to_string(), r#"{"unix_ms":5,"phase":{"phase":"paused","reason":"asked to"}}"#);
+    }
+
+    #[test]
+    fn a_process_that_is_being_started_has_no_number_that_could_be_signalled() {
+        let starting =
+            RankStatus { rank: 1, phase: WorkerPhase::Starting as i32, silent_ms: 40, ..Default::default() };
+        let shown = rank(&starting);
+        assert_eq!(
+            (&shown["pid"], &shown["step"], &shown["memory_peak"]),
+            (&Value::Null, &Value::Null, &Value::Null)
+        );
+        assert_eq!((&shown["phase"], &shown["silent_ms"]), (&json!("starting"), &json!(40)));
+        let known = rank(&RankStatus { pid: 7, phase: WorkerPhase::Joining as i32, ..Default::default() });
+        assert_eq!((&known["pid"], &known["step"]), (&json!(7), &json!(0)));
     }
 
     #[test]

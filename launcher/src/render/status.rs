@@ -1,6 +1,6 @@
 //! A run's status and memory as text.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use coxswain_proto::{
     human,
@@ -72,23 +72,25 @@ fn leaving(node: &LeavingNode) -> String {
     format!("node {} on {} leaves the run: {state}{stays}", node.node_rank, node.host)
 }
 
+/// A row for each seat. What is not known of a process that is being started is a dash.
 fn ranks(ranks: &[RankStatus]) -> String {
-    let rows: Vec<_> = ranks
-        .iter()
-        .map(|rank| {
-            [
-                rank.rank.to_string(),
-                rank.host.clone(),
-                rank.pid.to_string(),
-                rank.device.clone(),
-                names::worker_phase(rank.phase),
-                rank.step.to_string(),
-                format!("{}..{}", rank.lease_first_step, rank.lease_end_step),
-                format!("{} ms", rank.silent_ms),
-                human::bytes(rank.memory_peak),
-            ]
-        })
-        .collect();
+    let row = |rank: &RankStatus| {
+        let known = rank.phase != WorkerPhase::Starting as i32;
+        let shown = |text: String| if known { text } else { "-".to_owned() };
+        let phase = names::worker_phase(rank.phase);
+        [
+            rank.rank.to_string(),
+            rank.host.clone(),
+            shown(rank.pid.to_string()),
+            shown(rank.device.clone()),
+            if rank.gone { format!("gone ({phase})") } else { phase },
+            shown(rank.step.to_string()),
+            shown(format!("{}..{}", rank.lease_first_step, rank.lease_end_step)),
+            human::time(Duration::from_millis(rank.silent_ms)),
+            shown(human::bytes(rank.memory_peak)),
+        ]
+    };
+    let rows: Vec<_> = ranks.iter().map(row).collect();
     table(["rank", "host", "pid", "device", "phase", "step", "leased", "silent", "peak"], &rows)
 }
 
@@ -259,6 +261,33 @@ mod tests {
              1  n4     77  cpu     forward     4   0..32  120 ms  3.0 MiB\n\n\
              first failure: rank 1 on n4, out of memory, in backward of step 4, 1.0 GiB in use: cannot allocate"
         );
+    }
+
+    #[test]
+    fn who_is_on_the_way_and_who_is_gone_have_rows_too() {
+        let there = RankStatus {
+            pid: 77,
+            device: "cpu".into(),
+            step: 4,
+            lease_end_step: 32,
+            ..RankStatus::default()
+        };
+        let forward = WorkerPhase::Forward as i32;
+        let shown = ranks(&[
+            RankStatus { phase: forward, silent_ms: 700_000, gone: true, ..there },
+            RankStatus {
+                rank: 1,
+                phase: WorkerPhase::Starting as i32,
+                silent_ms: 2_500,
+                ..RankStatus::default()
+            },
+        ]);
+        let expected = [
+            "rank  host  pid  device  phase           step  leased   silent  peak",
+            "   0         77  cpu     gone (forward)     4   0..32  11m 40s   0 B",
+            "   1          -  -       starting           -       -    2.5 s     -",
+        ];
+        assert_eq!(shown, expected.join("\n"));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What people ask of a run.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use coxswain_proto::{
     ids::{Step, WorkerId},
@@ -12,10 +12,12 @@ use crate::core::{
     action::{Action, Directive},
     failure::Failure,
     memory::RankMemory,
+    motion::Member,
     news::News,
     phase::{End, Phase},
     reason::Reason,
-    status::{LeavingNode, RankStatus, Status},
+    roster::Worker,
+    status::{LeavingNode, Occupant, RankStatus, Status, WorkerStatus},
 };
 
 impl Machine {
@@ -131,6 +133,7 @@ impl Machine {
             reason: self.reason.clone(),
             generation: self.generation_now(),
             world: self.config.world.size(),
+            present: self.roster.present(),
             committed,
             total: self.plan.map(|plan| plan.total_steps()),
             epoch: self.plan.map_or(0, |plan| plan.epoch(committed)),
@@ -153,24 +156,50 @@ impl Machine {
         }
     }
 
+    /// A row for each seat that somebody has, had, or is on the way to, in seat order.
     fn rank_statuses(&self, now: Timestamp) -> Vec<RankStatus> {
-        let statuses = self.roster.workers().map(|worker| RankStatus {
+        let starting: BTreeMap<_, _> =
+            self.on_their_way(now).map(|start| (start.seat, self.starting_status(&start))).collect();
+        let there = self.roster.workers().filter(|worker| !starting.contains_key(&worker.seat()));
+        let mut ranks: BTreeMap<_, _> =
+            there.map(|worker| (worker.seat(), self.worker_status(now, worker))).collect();
+        ranks.extend(starting);
+        ranks.into_values().collect()
+    }
+
+    fn starting_status(&self, start: &Member) -> RankStatus {
+        let world = self.config.world;
+        let node_rank = world.node_of(start.seat);
+        RankStatus {
+            seat: start.seat,
+            host: self.nodes.at(node_rank).map_or_else(String::new, |node| node.host.clone()),
+            node_rank,
+            local_rank: start.seat.0 % world.nproc_per_node,
+            silent: start.pulse.still,
+            occupant: Occupant::Starting,
+        }
+    }
+
+    fn worker_status(&self, now: Timestamp, worker: &Worker) -> RankStatus {
+        RankStatus {
             seat: worker.seat(),
-            worker: worker.id,
             host: worker.claim.host.clone(),
-            pid: worker.claim.pid,
             node_rank: worker.claim.node_rank,
             local_rank: worker.claim.local_rank,
-            device: worker.claim.device.clone(),
-            phase: worker.phase,
-            step: worker.step,
             silent: now.since(worker.last_seen),
-            lease_first: self.progress.committed,
-            lease_end: self.lease_end(worker.id),
-            times: worker.times,
-            memory_peak: self.memory.peak(worker.seat()),
-        });
-        statuses.collect()
+            occupant: Occupant::Worker(WorkerStatus {
+                worker: worker.id,
+                gone: worker.gone.is_some(),
+                pid: worker.claim.pid,
+                device: worker.claim.device.clone(),
+                phase: worker.phase,
+                step: worker.step,
+                lease_first: self.progress.committed,
+                lease_end: self.lease_end(worker.id),
+                times: worker.times,
+                memory_peak: self.memory.peak(worker.seat()),
+            }),
+        }
     }
 
     fn leaving(&self) -> Vec<LeavingNode> {

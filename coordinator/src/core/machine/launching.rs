@@ -56,12 +56,16 @@ impl Machine {
         }
     }
 
-    /// Whoever is waited for: at a seat that nobody living has, by a launcher that can be told, on a node that is to stay.
+    /// Processes that are on their way to a seat that nobody living has.
+    pub(super) fn on_their_way(&self, now: Timestamp) -> impl Iterator<Item = Member> {
+        self.starts.members(now).filter(|start| self.roster.living_at(start.seat).is_none())
+    }
+
+    /// Those of them that are waited for: their launcher can be told, and their node is to stay.
     pub(super) fn awaited(&self, now: Timestamp) -> impl Iterator<Item = Member> {
-        self.starts.members(now).filter(|start| {
+        self.on_their_way(now).filter(|start| {
             let place = self.config.world.node_of(start.seat);
-            let vacant = self.roster.living_at(start.seat).is_none();
-            vacant && self.nodes.line(place).is_some() && !self.drained(start.seat)
+            self.nodes.line(place).is_some() && !self.drained(start.seat)
         })
     }
 

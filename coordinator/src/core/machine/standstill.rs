@@ -9,8 +9,9 @@
 //!
 //! A step has collectives, so one rank that stands still keeps all others waiting in one. Where nothing moves the culprit is whoever is
 //! not in a collective and has entered the fewest. If all are in one, the network between them has lost something: a rank may be behind
-//! the others by what it lost, so that is no sign of guilt. All try again, and whoever really never comes out of its collective is found by that. A step's time is that of steps of its kind (live or cached) in this generation, of which some must have been committed:
-//! other worlds, and processes that have only come, take longer.
+//! the others by what it lost, so that is no sign of guilt. All try again, and whoever really never comes out of its collective is found by
+//! that. A step's time is that of steps of its kind (live or cached) in this generation, of which some must have been committed: other
+//! worlds, and processes that have only come, take longer.
 //!
 //! All of it is looked at once a second, and by what heartbeats have said: a coordinator that was away itself knows nothing.
 

@@ -127,7 +127,7 @@ fn status_says_where_the_run_is_and_when_it_will_end() {
     let (Ok(Reply::Status(status)), _) = run.ask(Ask::Status) else { panic!() };
     assert_eq!((status.committed, status.total, status.epoch), (Step(20), Some(100), 5));
     assert_eq!(status.eta, Some(Duration::from_secs(8)));
-    assert_eq!(status.ranks[1].phase, WorkerPhase::Backward);
+    assert_eq!(status.ranks[1].worker().map(|worker| worker.phase), Some(WorkerPhase::Backward));
     assert_eq!(status.ranks[1].silent, Duration::from_millis(700));
     assert_eq!(status.reason.to_string(), "steps are being committed");
 }

@@ -1,11 +1,16 @@
 //! Processes that are being started, and one that nobody ever hears of.
 
-use super::{mortal::Mortal, recovery::survived, *};
+use super::{
+    super::status::{Occupant, Status},
+    mortal::Mortal,
+    recovery::survived,
+    *,
+};
 
 /// A node of three workers whose launcher has just started them.
 fn launched() -> Run {
     let mut run = Run::new(patient());
-    run.tell(join(false));
+    run.tell(join(3));
     run.tell(Ask::FollowNode { node_id: NODE.into(), stream: NODE_LINE });
     run
 }
@@ -17,14 +22,15 @@ fn patient() -> Config {
     config
 }
 
-fn join(returns: bool) -> Ask {
+/// A launcher of so many workers takes a place.
+fn join(workers: u32) -> Ask {
     Ask::JoinNode(NodeClaim {
         origin: origin(),
         node_id: NODE.into(),
         host: "node-a".into(),
-        local_world: 3,
+        local_world: workers,
         node_rank: None,
-        returns,
+        returns: false,
     })
 }
 
@@ -55,6 +61,49 @@ fn named(actions: &[Action]) -> Vec<(u32, String)> {
     named.collect()
 }
 
+fn status(run: &mut Run) -> Status {
+    let (Ok(Reply::Status(status)), _) = run.ask(Ask::Status) else { panic!("a status is always there") };
+    *status
+}
+
+#[test]
+fn status_has_a_row_for_a_process_that_is_on_its_way() {
+    let mut run = launched();
+    run.wait(Duration::from_millis(300));
+    come(&mut run, 1);
+    let before = status(&mut run);
+    assert_eq!((before.present, before.ranks.len()), (1, 3));
+    for (rank, seat) in before.ranks.iter().zip(0..) {
+        assert_eq!((rank.seat, rank.local_rank, rank.host.as_str()), (Seat(seat), seat, "node-a"));
+        assert_eq!(rank.occupant == Occupant::Starting, seat != 1, "{rank:?}");
+    }
+    assert_eq!(before.ranks[2].silent, Duration::from_millis(300), "since it was started");
+
+    come(&mut run, 0);
+    come(&mut run, 2);
+    run.start_all(3, 0, StateSource::Fresh);
+    run.kill(2);
+    let after = status(&mut run);
+    assert_eq!((after.present, &after.ranks[2].occupant), (2, &Occupant::Starting), "its successor");
+    assert!(after.ranks[..2].iter().all(|rank| rank.worker().is_some_and(|worker| !worker.gone)));
+}
+
+#[test]
+fn whoever_is_lost_and_is_not_started_again_is_shown_to_be_gone() {
+    let mut run = Run::new(patient());
+    (0..3).for_each(|rank| come(&mut run, rank));
+    run.start_all(3, 0, StateSource::Fresh);
+    let (worker, stream) = (run.worker(2), StreamId(2));
+    run.event(Event::LineClosed(worker, stream));
+    for _ in 0..2 {
+        run.wait(Duration::from_secs(1));
+        (0..2).for_each(|rank| drop(run.beat(rank, WorkerPhase::Communication)));
+    }
+    let shown = status(&mut run);
+    let gone = |seat: usize| shown.ranks[seat].worker().map(|worker| worker.gone);
+    assert_eq!((shown.present, gone(0), gone(2)), (2, Some(false), Some(true)));
+}
+
 #[test]
 fn a_process_that_is_never_heard_of_is_named_within_ten_seconds_of_what_others_took_and_replaced() {
     let mut run = launched();
@@ -73,6 +122,19 @@ fn a_process_that_is_never_heard_of_is_named_within_ten_seconds_of_what_others_t
     assert_eq!(run.machine.spent.restarts, 1);
     come(&mut run, 2);
     assert_eq!(run.phase(), RunPhase::Starting, "the generation is complete");
+}
+
+#[test]
+fn the_first_process_of_a_run_is_named_once_a_disk_would_have_answered_and_has_five_minutes() {
+    let mut run = Run::new(Config { world: World::fixed(1, 1), ..patient() });
+    run.tell(join(1));
+    run.tell(Ask::FollowNode { node_id: NODE.into(), stream: NODE_LINE });
+    assert_eq!(named(&live(&mut run, 27)), []);
+    let actions = live(&mut run, 2);
+    let [(0, text)] = &named(&actions)[..] else { panic!("{actions:?}") };
+    assert!(text.contains("nobody knows how long it takes"), "{text}");
+    assert_eq!(respawns(&live(&mut run, 270)), []);
+    assert_eq!(respawns(&live(&mut run, 3)), [(0, 1)]);
 }
 
 #[test]
@@ -133,7 +195,7 @@ fn a_successor_that_is_never_heard_of_is_replaced_too_and_nobody_waits_for_whom_
 #[test]
 fn a_coordinator_that_was_restarted_meanwhile_waits_for_the_same_processes() {
     let mut mortal = Mortal::new(patient());
-    mortal.keep(|run| run.tell(join(false)));
+    mortal.keep(|run| run.tell(join(3)));
     mortal.keep(|run| run.tell(Ask::FollowNode { node_id: NODE.into(), stream: NODE_LINE }));
     for rank in 0..2 {
         mortal.keep(|run| run.tell(Ask::Register(claim(rank))));

@@ -219,7 +219,9 @@ fn due(run: &Run, rank: u32) -> Option<u64> {
 
 fn lease_end(run: &mut Run) -> Option<u64> {
     match run.ask(Ask::Status).0 {
-        Ok(Reply::Status(status)) => status.ranks.first().map(|rank| rank.lease_end.0),
+        Ok(Reply::Status(status)) => {
+            status.ranks.iter().find_map(|rank| rank.worker()).map(|worker| worker.lease_end.0)
+        }
         _ => None,
     }
 }

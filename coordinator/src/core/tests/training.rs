@@ -86,7 +86,8 @@ fn the_last_lease_ends_with_the_run() {
     }
     assert_eq!(run.phase(), RunPhase::Stopping);
     let (Ok(Reply::Status(status)), _) = run.ask(Ask::Status) else { panic!() };
-    assert_eq!((status.ranks[0].lease_end, status.total), (Step(100), Some(100)));
+    let lease_end = status.ranks[0].worker().map(|worker| worker.lease_end);
+    assert_eq!((lease_end, status.total), (Some(Step(100)), Some(100)));
 }
 
 #[test]

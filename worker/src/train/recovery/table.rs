@@ -52,8 +52,12 @@ impl Carried {
             saved: a.saved.max(b.saved),
             before: a.before.or(b.before),
             stopped: a.stopped || b.stopped,
-            // One may have begun a generation that the others have not come to.
-            cache: [a.cache, b.cache].into_iter().flatten().max_by_key(|mark| mark.newest.generation.number),
+            // One may have begun a generation that the others have not come to; or have gathered drift that the others lost, and then all
+            // measure it again.
+            cache: [a.cache, b.cache]
+                .into_iter()
+                .flatten()
+                .max_by_key(|mark| (mark.newest.generation.number, mark.before.is_some())),
         })
         .unwrap_or(own)
     }
@@ -196,6 +200,25 @@ mod tests {
         assert_eq!(decode(&encode(Some(&held), &carried)), (Some(held), carried));
         let fresh = Carried { saved: None, before: None, cache: None, ..carried };
         assert_eq!(decode(&encode(None, &fresh)), (None, fresh));
+    }
+
+    #[test]
+    fn a_measurement_that_one_rank_could_finish_is_made_again_by_all() {
+        let carried = |cache| Carried {
+            checkpoints: 0,
+            memory_reports: 0,
+            micro_batch: 1,
+            searched: true,
+            saved: None,
+            before: None,
+            stopped: false,
+            cache: Some(cache),
+        };
+        let goes_on = carried(mark(3));
+        let done = carried(Mark { before: None, ..mark(3) });
+        for rows in [[goes_on, done], [done, goes_on]] {
+            assert_eq!(Carried::merge(rows.into_iter(), done), goes_on);
+        }
     }
 
     #[test]

@@ -49,7 +49,7 @@ const LOOK: Duration = Duration::from_millis(100);
 /// A tower's blocks, in their files.
 pub(super) struct Streamed<B: ModelBackend, K: Assemble<B>> {
     sizes: K::Sizes,
-    library: Library,
+    files: Files,
     /// Of each block, what its linears have besides their weights.
     linears: Vec<Vec<Beside>>,
     device: B::Device,
@@ -78,14 +78,14 @@ impl<B: ModelBackend, K: Assemble<B>> Streamed<B, K> {
             });
             linears.push(beside.collect());
         }
-        let library = Library {
+        let files = Files {
             checkpoint: Arc::clone(loader.checkpoint),
             blocks,
             share: B::ON_HOST,
             now: AtomicU64::new(0),
             most: AtomicU64::new(0),
         };
-        Ok(Self { sizes: sizes.clone(), library, linears, device: loader.device.clone() })
+        Ok(Self { sizes: sizes.clone(), files, linears, device: loader.device.clone() })
     }
 
     /// How many there are.
@@ -100,7 +100,7 @@ impl<B: ModelBackend, K: Assemble<B>> Streamed<B, K> {
 
     /// Most bytes in memory at once so far.
     pub fn most(&self) -> u64 {
-        self.library.most.load(Ordering::Relaxed)
+        self.files.most.load(Ordering::Relaxed)
     }
 
     /// Hands the blocks of `order` to `step`, one after another, until it breaks off.
@@ -112,7 +112,7 @@ impl<B: ModelBackend, K: Assemble<B>> Streamed<B, K> {
     ) -> Result<A, UnreadableWeights> {
         let order: Vec<usize> = order.collect();
         let signals = Signals::default();
-        let (library, order, signals) = (&self.library, &order, &signals);
+        let (files, order, signals) = (&self.files, &order, &signals);
         thread::scope(|scope| {
             // Both go before the scope waits for the reader, however this closure is left: then nobody is there to read for.
             let (hand_over, ready) = sync_channel(0);
@@ -120,9 +120,8 @@ impl<B: ModelBackend, K: Assemble<B>> Streamed<B, K> {
             let mut state = start;
             let Some(&first) = order.first() else { return Ok(state) };
             let reader = thread::Builder::new().name("layers".into());
-            let started = reader.spawn_scoped(scope, move || library.read_all(order, signals, &hand_over));
-            started
-                .map_err(|error| library.unreadable(first, &format!("no thread to read with: {error}")))?;
+            let started = reader.spawn_scoped(scope, move || files.read_all(order, signals, &hand_over));
+            started.map_err(|error| files.unreadable(first, &format!("no thread to read with: {error}")))?;
             for &index in order {
                 let Some(fetched) = signals.wait(&ready) else { break };
                 let Fetched { tensors, lease } = fetched?;
@@ -186,7 +185,7 @@ fn wanted(
 }
 
 /// Where all blocks of a tower lie, and how much of them is in memory.
-struct Library {
+struct Files {
     checkpoint: Arc<Checkpoint>,
     blocks: Vec<Vec<Wanted>>,
     /// Whether a tensor may be the mapped file itself.
@@ -203,7 +202,7 @@ struct Fetched<'l> {
     lease: Lease<'l>,
 }
 
-impl Library {
+impl Files {
     /// Reads the blocks of `order`, each when the one before it has been taken.
     fn read_all<'l>(
         &'l self,
@@ -251,7 +250,7 @@ impl Library {
         let bytes = self.bytes(index);
         let now = self.now.fetch_add(bytes, Ordering::Relaxed) + bytes;
         self.most.fetch_max(now, Ordering::Relaxed);
-        Lease { library: self, bytes }
+        Lease { files: self, bytes }
     }
 
     /// An error about a block of which nothing could be read.
@@ -262,13 +261,13 @@ impl Library {
 
 /// A block's bytes, in memory for as long as this lives.
 struct Lease<'l> {
-    library: &'l Library,
+    files: &'l Files,
     bytes: u64,
 }
 
 impl Drop for Lease<'_> {
     fn drop(&mut self) {
-        self.library.now.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.files.now.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 

@@ -55,7 +55,7 @@ fn cut(dir: &Path) {
 }
 
 fn in_memory(blocks: &Streamed<Flex, DecoderLayer<Flex>>) -> u64 {
-    blocks.library.now.load(Ordering::Relaxed)
+    blocks.files.now.load(Ordering::Relaxed)
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn the_next_block_is_read_while_one_runs_and_none_is_there_between_passes() {
             .fold(order.iter().copied(), (), |(), index, _| {
                 ran.push(index);
                 let both = Instant::now() + Duration::from_secs(20);
-                let alone = blocks.library.bytes(index);
+                let alone = blocks.files.bytes(index);
                 // All decoder layers are of one size.
                 while ran.len() < order.len() && in_memory(blocks) < 2 * alone {
                     assert!(Instant::now() < both, "the next block is not read ahead");
@@ -81,7 +81,7 @@ fn the_next_block_is_read_while_one_runs_and_none_is_there_between_passes() {
             .expect("the file is sound");
         assert_eq!((ran, in_memory(blocks)), (order, 0));
     }
-    let alone = blocks.library.bytes(0);
+    let alone = blocks.files.bytes(0);
     assert!(alone > 0);
     assert_eq!(model.most_streamed(), blocks.most());
 }
@@ -94,7 +94,7 @@ fn two_blocks_are_the_most_there_ever_are() {
         blocks.fold(0..blocks.count(), (), |(), _, _| ControlFlow::Continue(())).expect("the file is sound");
     }
     let most = blocks.most();
-    let alone = blocks.library.bytes(0);
+    let alone = blocks.files.bytes(0);
     assert!(most == alone || most == 2 * alone, "{most} of {alone}");
 }
 
