@@ -5,9 +5,9 @@ usage: restart.py --cox target/release/cox [--torchrun VENV/bin/torchrun] [--kil
   kill         kill -9 of a worker: time from the kill until a generation of full size commits a step
   freeze       SIGSTOP of a worker: the same; detection is by missed heartbeats
   coordinator  kill -9 of the coordinator: time until it answers again; no worker may end, no step may be repeated
-  chaos        kills of workers at even distances in one run (62 in 30 minutes, scaled down to 2 minutes); throughput outside recovery
-               against runs without faults before and after, the share of time outside recovery, and the audit of the books; under
-               3 minutes in all: restart.py --cox target/release/cox --only chaos
+  chaos        kills of workers at even distances in four runs one after another (62 in 30 minutes, scaled down to 2 minutes); throughput
+               outside recovery against runs without faults before, between and after them, the share of time outside recovery, and
+               the audit of the books; about 3 minutes in all: restart.py --cox target/release/cox --only chaos
   torchrun     kill -9 of a worker of a toy that saves a checkpoint every step, under `torchrun --max-restarts=3`, defaults, and with
                TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: time until both ranks step again
 
@@ -29,6 +29,8 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PATIENCE = 60
+# Runs over which `chaos` spreads its kills.
+BOUTS = 4
 
 
 def median(values):
@@ -185,28 +187,37 @@ def chaos(cox, count, distance):
         run.end()
         return calm
 
-    # Half before and half after: a machine that gets slower meanwhile does so for both.
+    def stormy(kills):
+        run = Run(cox, 1_000_000)
+        run.steps(20)
+        began, pauses = time.time(), []
+        for turn in range(kills):
+            time.sleep(max(0, began + turn * distance - time.time()))
+            victim = worker(run.process.pid, turn % 2)
+            if victim is None:
+                continue
+            pauses.append(time.time())
+            os.kill(victim, signal.SIGKILL)
+            run.steps(2)
+        return rate(run, began, pauses), len(pauses), run.end()
+
+    # A machine's speed drifts by more than what is looked for: calm runs before, between and after the bouts of kills.
+    kills = [count // BOUTS + (bout < count % BOUTS) for bout in range(BOUTS)]
+    kills = [share for share in kills if share]
     quiet = min(10, count * distance / 2)
-    calm = undisturbed(quiet)
-    run = Run(cox, 1_000_000)
-    run.steps(20)
-    began, pauses = time.time(), []
-    for turn in range(count):
-        time.sleep(max(0, began + turn * distance - time.time()))
-        victim = worker(run.process.pid, turn % 2)
-        if victim is None:
-            continue
-        pauses.append(time.time())
-        os.kill(victim, signal.SIGKILL)
-        run.steps(2)
-    stormy, recovering, whole = rate(run, began, pauses)
-    audit = run.end()
-    calm = (calm + undisturbed(quiet)) / 2
-    each = recovering / max(1, len(pauses))
-    print(f"chaos: {len(pauses)} kills in {whole:.0f} s, {recovering:.1f} s of it recovering: {each:.2f} s a kill, {100 * (1 - recovering / whole):.1f} % of the time outside recovery")
+    calm, bouts = [undisturbed(quiet)], []
+    for share in kills:
+        bouts.append(stormy(share))
+        calm.append(undisturbed(quiet))
+    recovering, whole = (sum(times[at] for times, _, _ in bouts) for at in (1, 2))
+    struck, audits = sum(struck for _, struck, _ in bouts), [audit for _, _, audit in bouts]
+    each = recovering / max(1, struck)
+    kept = [100 * times[0] / statistics.mean(calm[bout:bout + 2]) for bout, (times, _, _) in enumerate(bouts)]
+    print(f"chaos: {struck} kills in {whole:.0f} s, {recovering:.1f} s of it recovering: {each:.2f} s a kill, {100 * (1 - recovering / whole):.1f} % of the time outside recovery")
     print(f"chaos: as 62 kills in 30 minutes, {100 * (1 - 62 * each / 1800):.2f} % of the time outside recovery")
-    print(f"chaos: {stormy:.2f} steps/s outside recovery, {calm:.2f} without faults (before and after): {100 * stormy / calm:.1f} %")
-    print(f"chaos: samples missing {audit['missing']}, duplicate {audit['duplicate']}, {len(audit['faults'])} faults booked", flush=True)
+    print(f"chaos: steps/s without faults {', '.join(f'{speed:.2f}' for speed in calm)}; between them, outside recovery, {', '.join(f'{times[0]:.2f}' for times, _, _ in bouts)}")
+    print(f"chaos: {statistics.mean(kept):.1f} % of the speed without faults ({', '.join(f'{share:.1f}' for share in kept)})")
+    print(f"chaos: samples missing {sum(a['missing'] for a in audits)}, duplicate {sum(a['duplicate'] for a in audits)}, {sum(len(a['faults']) for a in audits)} faults booked", flush=True)
 
 
 TOY = '''

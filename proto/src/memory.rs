@@ -7,7 +7,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::v1;
+use crate::{human, v1};
 
 /// What a piece of a worker's memory is held for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -119,9 +119,9 @@ impl Comparison {
     /// A heading, a line for each category, and the peak; at most 62 columns wide.
     pub fn table(&self) -> Vec<String> {
         let line = |name: &str, predicted: u64, measured: Option<u64>, error: Option<f64>| {
-            let measured = measured.map_or_else(|| "-".to_owned(), human);
+            let measured = measured.map_or_else(|| "-".to_owned(), human::bytes);
             let error = error.map_or_else(|| "-".to_owned(), |error| format!("{:+.1} %", 100.0 * error));
-            format!("{name:<28}{:>11}{measured:>12}{error:>10}", human(predicted))
+            format!("{name:<28}{:>11}{measured:>12}{error:>10}", human::bytes(predicted))
         };
         let mut lines = vec![format!("{:<28}{:>11}{:>12}{:>10}", "", "predicted", "measured", "error")];
         let categories = self.categories.iter();
@@ -132,12 +132,6 @@ impl Comparison {
         lines.push(line(&peak, self.predicted, Some(self.measured), self.error()));
         lines
     }
-}
-
-/// Bytes for people: `1.50 GiB`, `12.0 MiB`.
-pub fn human(bytes: u64) -> String {
-    let mib = bytes as f64 / f64::from(1 << 20);
-    if mib >= 1024.0 { format!("{:.2} GiB", mib / 1024.0) } else { format!("{mib:.1} MiB") }
 }
 
 /// How far `predicted` is from `measured`, relative to the latter.
@@ -210,8 +204,8 @@ mod tests {
             table,
             [
                 "                              predicted    measured     error",
-                "frozen weights                 3.00 GiB    2.00 GiB   +50.0 %",
-                "input                          3.00 GiB           -         -",
+                "frozen weights                  3.0 GiB     2.0 GiB   +50.0 %",
+                "input                           3.0 GiB           -         -",
                 "peak, with 12 earlier runs     98.0 MiB   100.0 MiB    -2.0 %",
             ]
         );

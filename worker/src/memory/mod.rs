@@ -26,7 +26,7 @@ mod refusal;
 mod resident;
 pub mod timeline;
 
-pub use coxswain_proto::memory::{Category, human};
+pub use coxswain_proto::memory::Category;
 
 pub use allocator::{CountingAllocator, in_use};
 pub use ceiling::{Overrun, Unfinished, check, guarded, guarded_unless};

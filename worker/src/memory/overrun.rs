@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use coxswain_proto::{ids::Bytes, memory::human};
+use coxswain_proto::{human, ids::Bytes};
 
 use super::{Category, Overrun};
 use crate::link::Phase;
@@ -59,11 +59,16 @@ impl fmt::Display for OutOfMemory {
         write!(f, "out of memory in {}", self.phase.name())?;
         if wanted > 0 {
             let verb = if self.predicted { "is expected to want" } else { "wanted" };
-            write!(f, ": {verb} {} on top of {}", human(wanted.saturating_sub(before)), human(before))?;
+            write!(
+                f,
+                ": {verb} {} on top of {}",
+                human::bytes(wanted.saturating_sub(before)),
+                human::bytes(before)
+            )?;
         }
         if let Some(capacity) = self.capacity {
             let free = capacity.0.saturating_sub(before);
-            write!(f, ", {} were free of memory.capacity {}", human(free), human(capacity.0))?;
+            write!(f, ", {} were free of memory.capacity {}", human::bytes(free), human::bytes(capacity.0))?;
         }
         if let Some(device) = &self.device {
             write!(f, "; the device says: {device}")?;
@@ -71,16 +76,16 @@ impl fmt::Display for OutOfMemory {
         if !self.held.is_empty() {
             let known: u64 = self.held.iter().map(|held| held.bytes.0).sum();
             let rest = wanted.max(before).saturating_sub(known);
-            let parts = self.held.iter().map(|held| format!("{} {}", held.what, human(held.bytes.0)));
+            let parts = self.held.iter().map(|held| format!("{} {}", held.what, human::bytes(held.bytes.0)));
             let parts: Vec<String> =
-                parts.chain([format!("activations, input and the rest {}", human(rest))]).collect();
+                parts.chain([format!("activations, input and the rest {}", human::bytes(rest))]).collect();
             write!(f, "; held: {}", parts.join(", "))?;
         }
         if !self.peaks.is_empty() {
             let parts: Vec<String> = self
                 .peaks
                 .iter()
-                .map(|(phase, bytes)| format!("{} {}", phase.name(), human(bytes.0)))
+                .map(|(phase, bytes)| format!("{} {}", phase.name(), human::bytes(bytes.0)))
                 .collect();
             write!(f, "; peaks so far: {}", parts.join(", "))?;
         }
@@ -110,9 +115,9 @@ mod tests {
         };
         assert_eq!(
             found.to_string(),
-            "out of memory in backward: wanted 1.95 GiB on top of 1000.0 MiB, 1.02 GiB were free of memory.capacity 2.00 GiB; \
-             held: frozen weights 800.0 MiB, gradients 100.0 MiB, activations, input and the rest 2.05 GiB; \
-             peaks so far: forward 1.86 GiB"
+            "out of memory in backward: wanted 2.0 GiB on top of 1000.0 MiB, 1.0 GiB were free of memory.capacity 2.0 GiB; \
+             held: frozen weights 800.0 MiB, gradients 100.0 MiB, activations, input and the rest 2.1 GiB; \
+             peaks so far: forward 1.9 GiB"
         );
     }
 }

@@ -16,7 +16,10 @@
 //! longer. The bound is `memory.capacity`; without one, most of what the machine has free, shared among its workers. What this module does not do:
 //! look for the *fastest* size. On a CPU a small micro-batch is often as fast.
 
-use coxswain_proto::ids::{Rank, Step};
+use coxswain_proto::{
+    human,
+    ids::{Rank, Step},
+};
 
 use super::{TrainError, fit, run::Training};
 use crate::{
@@ -25,7 +28,7 @@ use crate::{
     data::{DataError, collate},
     kernels::Tape,
     link::{Phase, Report, StepTimes},
-    memory::{self, OutOfMemory, Resident},
+    memory::{OutOfMemory, Resident},
 };
 
 /// Trials at most.
@@ -103,7 +106,7 @@ impl Search {
     /// For people: what was tried, and what it took.
     fn told(&self) -> String {
         let one = |trial: &Trial| match trial.took {
-            Some(took) => format!("{} ({})", trial.size, memory::human(took as u64)),
+            Some(took) => format!("{} ({})", trial.size, human::bytes(took as u64)),
             None => format!("{} (does not fit)", trial.size),
         };
         self.trials.iter().map(one).collect::<Vec<_>>().join(", ")

@@ -13,13 +13,13 @@
 //! is an upper bound: the longest sample's tokens for every frame.
 
 use coxswain_proto::{
+    human,
     limits::FEATURES_WAITING,
     run_spec::{CacheDtype, CacheMode},
 };
 
 use super::{Ask, Lever, Subject, shadow, shape};
 use crate::{
-    memory::human,
     model::{
         expert::ExpertShape,
         flops::Workload,
@@ -151,11 +151,11 @@ impl Subject {
                 0
             });
             let faster = format!("at most {:.1} x faster", outlook.speed_limit);
-            let store = human(outlook.store_bytes);
+            let store = human::bytes(outlook.store_bytes);
             let remark = match mode {
                 CacheMode::Periodic => format!(
                     "live steps stay; cached ones take {} less and are {faster}; LoRA rests in them; a store of {store}",
-                    human(outlook.live_activations.saturating_sub(least))
+                    human::bytes(outlook.live_activations.saturating_sub(least))
                 ),
                 _ => format!("nothing: the same losses, steps {faster}; a store of {store}"),
             };

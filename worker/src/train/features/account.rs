@@ -4,6 +4,7 @@ use std::{collections::BTreeSet, fmt::Display, time::Duration};
 
 use coxswain_proto::{
     cache_plan::{CacheDrift, CacheGeneration, CacheUse, Drift},
+    human,
     ids::Step,
 };
 use serde::{Deserialize, Serialize};
@@ -12,7 +13,6 @@ use super::Features;
 use crate::{
     kernels::Tape,
     link::{CacheTurn, StepTimes},
-    memory::human,
 };
 
 /// Damaged records that are named; a part that is damaged throughout has thousands.
@@ -290,7 +290,7 @@ impl<B: Tape<Base = B>> Features<B> {
                 100.0 * hits as f64 / (hits + misses) as f64,
                 each(read, hits),
                 each(fill, misses),
-                human(bytes.unwrap_or_default())
+                human::bytes(bytes.unwrap_or_default())
             )
         })
     }

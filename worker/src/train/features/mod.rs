@@ -34,6 +34,7 @@ use std::{
 
 use coxswain_proto::{
     cache_plan::CacheGeneration,
+    human,
     ids::{Bytes, Step},
     run_spec::{CacheDtype, CacheMode, RunSpec},
 };
@@ -52,7 +53,6 @@ use super::{TrainError, check::check_writable};
 use crate::{
     data::{Dataset, FeatureShape, KeptFeatures, SampleKeys},
     kernels::Tape,
-    memory::human,
     model::policy::{AdapterSnapshot, Policy, Tap},
     params::Trainables,
     vl_cache::{
@@ -310,7 +310,7 @@ pub(super) fn check(spec: &RunSpec) -> Result<Option<String>, TrainError> {
         Some(store) => {
             let closed =
                 store.read_only().map(|why| format!("; nothing will be added, it cannot be written: {why}"));
-            format!("has {} already{}", human(store.bytes()?), closed.unwrap_or_default())
+            format!("has {} already{}", human::bytes(store.bytes()?), closed.unwrap_or_default())
         }
         None => {
             let failed = |source| StoreError::Io { action: "write below", path: dir.clone(), source };
