@@ -162,8 +162,9 @@ fn a_running_run_answers_pauses_and_stops() {
     let status: serde_json::Value = serde_json::from_str(&ask(&["status", "--json"])).unwrap();
     assert_eq!(status["world_size"], 2);
     assert_eq!(status["ranks"].as_array().map(Vec::len), Some(2));
-    ask(&["pause"]);
+    assert_eq!(ask(&["pause"]), "training; pauses at the next step boundary\n");
     running.wait_for("paused");
+    assert_eq!(ask(&["pause"]), "paused\n");
     ask(&["resume"]);
     ask(&["checkpoint"]);
     running.wait_for("checkpoint at step");

@@ -43,6 +43,8 @@ pub struct Access {
     address: String,
     channel: Channel,
     bearer: Bearer,
+    /// What to say where nobody answers.
+    advice: Option<&'static str>,
 }
 
 impl Access {
@@ -56,7 +58,12 @@ impl Access {
             .transpose()
             .map_err(|_| Failed::usage("COX_TOKEN: a token consists of visible ASCII characters"))?;
         let channel = endpoint.connect_timeout(CONNECT_TIMEOUT).connect_lazy();
-        Ok(Self { address: address.to_owned(), channel, bearer: Bearer(bearer) })
+        Ok(Self { address: address.to_owned(), channel, bearer: Bearer(bearer), advice: None })
+    }
+
+    /// The same; where nobody answers, this is said instead of what the network says.
+    pub fn advising(self, advice: Option<&'static str>) -> Self {
+        Self { advice, ..self }
     }
 
     /// `HOST:PORT`.
@@ -94,7 +101,7 @@ impl Access {
             )),
             Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled => Failed::new(
                 Exit::CoordinatorLost,
-                format!("no coordinator answers at {address}: {}", status.message()),
+                format!("no coordinator answers at {address}: {}", self.advice.unwrap_or(status.message())),
             ),
             // What was asked for cannot be had: of this run, or any more.
             Code::FailedPrecondition | Code::NotFound | Code::InvalidArgument => {

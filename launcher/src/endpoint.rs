@@ -45,7 +45,7 @@ impl Target {
     pub fn access(&self) -> Result<Access, Failed> {
         let address = match (&self.endpoint, &self.run) {
             (Some(address), _) => address.clone(),
-            (None, Some(run)) => read(run)?,
+            (None, Some(run)) => return of_run(run),
             (None, None) => match process_env("COX_COORDINATOR") {
                 Some(address) => address,
                 None => newest(Path::new(RUNS))?,
@@ -57,8 +57,15 @@ impl Target {
 
 /// The coordinator of the run in `output_dir`.
 pub fn of_run(output_dir: &Path) -> Result<Access, Failed> {
-    Access::new(&read(output_dir)?, process_env("COX_TOKEN").as_deref())
+    let access = Access::new(&read(output_dir)?, process_env("COX_TOKEN").as_deref())?;
+    // Asked all the same: locks of some file systems are not seen from other machines.
+    let abandoned = !is_held(&file(&output_dir.join("logs")));
+    Ok(access.advising(abandoned.then_some(ABANDONED)))
 }
+
+/// What a file without a lock means where nobody answers.
+const ABANDONED: &str =
+    "the launcher of this run is gone (killed?); launched again, the run goes on from its newest checkpoint";
 
 fn file(log_dir: &Path) -> PathBuf {
     log_dir.join(FILE)

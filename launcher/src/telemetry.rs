@@ -15,7 +15,7 @@ pub struct LogFlags {
     #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text, env = "COX_LOG_FORMAT")]
     pub log_format: LogFormat,
     /// Least severity, or a filter such as info,coxswain_coordinator=debug
-    #[arg(long, global = true, value_name = "FILTER", default_value = "info", env = "COX_LOG")]
+    #[arg(long, global = true, value_name = "FILTER", default_value = "info", env = "COX_LOG", value_parser = filter)]
     pub log: String,
 }
 
@@ -27,6 +27,23 @@ pub enum LogFormat {
     /// For collectors.
     Json,
 }
+
+/// Checks a filter. A word alone would be a module of that name, with everything else silent: it is taken for a level that does not exist.
+fn filter(text: &str) -> Result<String, String> {
+    let mut parts = text.split(',').map(str::trim);
+    if let Some(word) =
+        parts.find(|part| !part.contains(['=', '[', ':']) && !LEVELS.contains(&part.to_lowercase().as_str()))
+    {
+        return Err(format!(
+            "{word:?} is not one of {}; a module is named as MODULE=LEVEL",
+            LEVELS.join(", ")
+        ));
+    }
+    EnvFilter::try_new(text).map(|_| text.to_owned()).map_err(|error| error.to_string())
+}
+
+/// Severities that a filter may name.
+const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
 impl LogFlags {
     /// The same flags for a child process.
@@ -63,10 +80,10 @@ impl Drop for Logging {
     }
 }
 
-/// Starts logging. Called once, by `main`; an unreadable filter falls back to `info`. Whoever `steers` a run does not wait for a reader of its
-/// log: what the reader does not take is dropped and counted.
+/// Starts logging. Called once, by `main`. Whoever `steers` a run does not wait for a reader of its log: what the reader does not take is
+/// dropped and counted.
 pub fn start(flags: &LogFlags, steers: bool) -> Logging {
-    let filter = EnvFilter::try_new(&flags.log).unwrap_or_else(|_| EnvFilter::new("info"));
+    let filter = EnvFilter::new(&flags.log);
     // A launcher shows its children's lines on a terminal; they themselves write to a pipe.
     let colours = std::io::IsTerminal::is_terminal(&std::io::stderr()) && process_env("NO_COLOR").is_none();
     let outlet = steers.then(LogOutlet::new);
@@ -80,4 +97,24 @@ pub fn start(flags: &LogFlags, steers: bool) -> Logging {
         LogFormat::Json => lines.json().flatten_event(true).init(),
     }
     Logging(outlet)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::filter;
+
+    #[test]
+    fn a_filter_that_would_silence_the_log_is_refused() {
+        for good in ["info", "WARN", "off", "info,coxswain_coordinator=debug", "coxswain_worker::train=trace"]
+        {
+            assert_eq!(filter(good).as_deref(), Ok(good));
+        }
+        for bad in ["verbose", "info,verbose", "", "coxswain_worker=loud"] {
+            filter(bad).expect_err(bad);
+        }
+        assert!(
+            filter("verbose")
+                .is_err_and(|error| error.contains("is not one of off, error, warn, info, debug, trace"))
+        );
+    }
 }

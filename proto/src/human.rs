@@ -28,6 +28,19 @@ pub fn count(number: f64) -> String {
     }
 }
 
+/// Every digit, thousands apart: `3,754,622,976`.
+pub fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
+    for (place, digit) in digits.chars().enumerate() {
+        if place > 0 && (digits.len() - place).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
 /// `480 ms`, `3.2 s`, `4m 05s`, `2h 03m`, `1d 04h`.
 pub fn time(time: Duration) -> String {
     let seconds = time.as_secs();
@@ -60,6 +73,8 @@ mod tests {
         assert_eq!(count(9_999.7), "10.0k");
         assert_eq!(count(31_000.0), "31.0k");
         assert_eq!(count(999_999.0), "1.0M");
+        assert_eq!(grouped(3_754_622_976), "3,754,622,976");
+        assert_eq!(grouped(12), "12");
         assert_eq!(time(Duration::from_millis(480)), "480 ms");
         assert_eq!(seconds(3.25), "3.2 s");
         assert_eq!(seconds(245.0), "4m 05s");

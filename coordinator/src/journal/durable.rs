@@ -71,7 +71,7 @@ impl Durable {
             Ok(other) => {
                 let differences = document::differences(&other, spec);
                 let told: Vec<_> = differences.iter().take(4).map(ToString::to_string).collect();
-                format!("it differs in {}", told.join(", "))
+                told.join(", ")
             }
             Err(_) => "its specification is of another version".to_owned(),
         };

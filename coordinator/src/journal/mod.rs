@@ -126,9 +126,8 @@ pub trait Journal: Send {
 pub enum JournalError {
     /// It belongs to another run.
     #[error(
-        "state directory {} belongs to run {} ({}), but this is run {} ({}): {difference}. Give this run another \
-         run.output_dir, or remove that directory to begin anew",
-        directory.display(), theirs.run_id, theirs.run_name, ours.run_id, ours.run_name
+        "state directory {} {}: {difference}. Give this run another run.output_dir, or remove that directory to begin anew",
+        directory.display(), whose(theirs, ours)
     )]
     OtherRun {
         /// Where it lies.
@@ -175,6 +174,14 @@ pub enum JournalError {
     /// The journal's thread has ended.
     #[error("the journal's thread has ended")]
     Gone,
+}
+
+/// Which run's a state directory is that is not ours.
+fn whose(theirs: &Identity, ours: &Identity) -> String {
+    match theirs.run_id == ours.run_id {
+        true => "was begun by this run with another configuration".to_owned(),
+        false => format!("belongs to run {}, but this is run {}", theirs.run_id, ours.run_id),
+    }
 }
 
 /// The journal's thread, seen from the driver.

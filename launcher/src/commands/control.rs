@@ -2,7 +2,7 @@
 
 use clap::Args;
 use coxswain_proto::v1::{
-    CheckpointRequest, DrainNodeRequest, PauseRequest, ResumeRequest, StopRunRequest,
+    CheckpointRequest, DrainNodeRequest, PauseRequest, ResumeRequest, RunPhase, StopRunRequest,
     drain_node_request::Node,
 };
 
@@ -63,7 +63,11 @@ pub fn pause(args: &PauseArgs) -> Outcome {
     block_on(async {
         let access = args.target.access()?;
         let answer = access.answer(async |mut people| people.pause(prompt(PauseRequest {})).await).await?;
-        say(names::run_phase(answer.phase));
+        let phase = names::run_phase(answer.phase);
+        match RunPhase::try_from(answer.phase) {
+            Ok(RunPhase::Paused | RunPhase::Stopping) => say(phase),
+            _ => say(format_args!("{phase}; pauses at the next step boundary")),
+        };
         Ok(())
     })
 }

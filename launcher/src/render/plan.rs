@@ -75,15 +75,15 @@ fn subject(question: &Question) -> String {
         format!("run        {}", spec.run.name),
         format!(
             "model      {} parameters frozen in {}, {} trained in float32 ({share:.2} %)",
-            grouped(counts.pretrained()),
+            human::grouped(counts.pretrained()),
             dtype(spec.model.weights_dtype),
-            grouped(trainable)
+            human::grouped(trainable)
         ),
         format!(
             "trains     lora {}, expert {}, sensor {}",
-            grouped(counts.lora),
-            grouped(counts.expert),
-            grouped(counts.sensor)
+            human::grouped(counts.lora),
+            human::grouped(counts.expert),
+            human::grouped(counts.sensor)
         ),
         format!(
             "sample     {} prompt tokens{estimated}, {} image patches, {} draws of {} actions (the longest)",
@@ -254,19 +254,6 @@ fn signed(bytes: i64) -> String {
     format!("{sign}{}", human::bytes(bytes.unsigned_abs()))
 }
 
-/// Thousands apart: `3,754,622,976`.
-fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
-    for (place, digit) in digits.chars().enumerate() {
-        if place > 0 && (digits.len() - place).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(digit);
-    }
-    out
-}
-
 fn dtype(dtype: WeightsDtype) -> &'static str {
     match dtype {
         WeightsDtype::Float32 => "float32",
@@ -298,8 +285,6 @@ mod tests {
 
     #[test]
     fn numbers_are_grouped_and_signs_shown() {
-        assert_eq!(grouped(3_754_622_976), "3,754,622,976");
-        assert_eq!(grouped(12), "12");
         assert_eq!(signed(-(1 << 20)), "-1.0 MiB");
     }
 }

@@ -165,7 +165,7 @@ fn ranks_memory(memory: &GetMemoryResponse) -> String {
             ]
         })
         .collect();
-    table(["rank", "host", "in use", "phase", "reserved", "resident", "predicted", "error"], &rows)
+    table(["rank", "host", "in use", "phase", "reserved", "driver", "predicted", "error"], &rows)
 }
 
 /// A row for each phase: the rank with most in use.
@@ -191,7 +191,7 @@ fn phases_memory(memory: &GetMemoryResponse) -> String {
             ]
         })
         .collect();
-    table(["phase", "in use", "on rank", "reserved", "resident"], &rows)
+    table(["phase", "in use", "on rank", "reserved", "driver"], &rows)
 }
 
 /// Characters of a host's name that a table of 80 columns has room for.

@@ -12,7 +12,7 @@ pub fn of_run(output_dir: &Path) -> String {
     let text = std::fs::read_to_string(output_dir.join("summary.json"));
     let summary = text.ok().and_then(|text| serde_json::from_str(&text).ok()).unwrap_or(Value::Null);
     let mut lines = Vec::new();
-    lines.extend(change(&summary["loss_first"], &summary["loss_last"], "loss"));
+    lines.extend(change(&summary["loss_first"], &summary["loss_last"], "loss, ten steps' mean"));
     for (field, name) in ERRORS {
         lines.extend(change(&summary["error_before"][field], &summary["error_after"][field], name));
     }
@@ -48,11 +48,10 @@ fn compared(memory: &Value) -> Option<String> {
     let runs = memory["calibration"]["records"].as_u64().unwrap_or(0) as u32;
     let comparison = Comparison { predicted, measured, runs, categories: Vec::new() };
     Some(format!(
-        "{:<26}{} predicted {}, {} measured: {:+.1} %",
+        "{:<26}{}; predicted {}: {:+.1} %",
         "rank 0 in steps",
-        human::bytes(predicted),
-        comparison.basis(),
         human::bytes(measured),
+        comparison.basis(),
         100.0 * comparison.error()?
     ))
 }
@@ -79,9 +78,9 @@ mod tests {
         assert_eq!(
             of_run(dir.path()),
             format!(
-                "  loss                      1.5000 -> 0.2500\n  held-out error, absolute  0.9000 -> 0.5000\n  \
-                 peak memory               rank 0 3.0 MiB\n  rank 0 in steps           11.0 MiB predicted with 1 earlier run, \
-                 10.0 MiB measured: +10.0 %\n  written                   {at}/adapter\n"
+                "  loss, ten steps' mean     1.5000 -> 0.2500\n  held-out error, absolute  0.9000 -> 0.5000\n  \
+                 peak memory               rank 0 3.0 MiB\n  rank 0 in steps           10.0 MiB; predicted with 1 earlier run: \
+                 +10.0 %\n  written                   {at}/adapter\n"
             )
         );
     }

@@ -106,7 +106,7 @@ impl Report {
         match self.exit() {
             Exit::Done => return text,
             Exit::Signal(signal) => {
-                let _ = writeln!(text, "{run}: ended by {}", signals::name(signal));
+                let _ = writeln!(text, "{run}: ended by {}{}", signals::name(signal), self.goes_on());
             }
             exit => {
                 let _ = writeln!(text, "{run} failed (exit code {})", exit.code());
@@ -131,12 +131,22 @@ impl Report {
         text
     }
 
+    /// What a launch after this one would find.
+    fn goes_on(&self) -> String {
+        self.last_step.as_ref().map_or_else(String::new, |step| {
+            let (done, total) = (step.step + 1, step.total_steps);
+            format!(
+                " after step {done} of {total}; launched again, the run goes on from its newest checkpoint"
+            )
+        })
+    }
+
     /// One line on how it went.
     pub fn success_text(&self) -> String {
         let mut parts = vec![format!("finished in {}", human::time(self.wall))];
         if let Some(step) = &self.last_step {
-            parts.push(format!("{} of {} steps", step.step + 1, step.total_steps));
-            parts.push(format!("final loss {:.4}", step.loss));
+            let (done, total) = (step.step + 1, step.total_steps);
+            parts.push(format!("{done} of {total} steps, the last with loss {:.4}", step.loss));
         }
         parts.join(" · ")
     }

@@ -4,6 +4,7 @@
 
 use std::{fmt, path::Path};
 
+use coxswain_proto::human;
 use serde::Serialize;
 
 use super::error::DataError;
@@ -206,7 +207,7 @@ impl fmt::Display for Report {
             "  {} episodes of {min} to {max} frames (median {median}), {} frames",
             self.episodes, self.frames
         )?;
-        writeln!(f, "  {} data files, {:.1} MiB", self.files, self.bytes as f64 / f64::from(1 << 20))?;
+        writeln!(f, "  {} data files, {}", self.files, human::bytes(self.bytes))?;
         writeln!(f, "  fingerprint {}", self.fingerprint)?;
         writeln!(f, "  tasks ({}):", self.tasks)?;
         self.task_texts.iter().try_for_each(|text| writeln!(f, "    {text}"))?;

@@ -1,6 +1,9 @@
 //! What a run says about itself before its first step: what is frozen, what trains, and what that costs.
 
-use coxswain_proto::run_spec::{ActivationsDtype, Offload, Recompute, RunSpec};
+use coxswain_proto::{
+    human,
+    run_spec::{ActivationsDtype, Offload, Recompute, RunSpec},
+};
 
 use super::{TrainError, run::Training};
 use crate::{
@@ -22,13 +25,12 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         lines.extend(rows.iter().map(describe));
         let held = self.held.as_ref().expect("a generation begins with a state");
         let bytes = held.optimizer.bytes(self.comm.as_ref());
-        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         lines.push(format!(
-            "optimizer shard {:.1} MiB a rank, {:.1} without partition; gradients {:.1} MiB, ring buffers {:.1} MiB",
-            mib(bytes.moments.0),
-            mib(bytes.moments_unpartitioned.0),
-            mib(bytes.grads.0),
-            mib(bytes.comm_buffers.0)
+            "optimizer shard {} a rank, {} without partition; gradients {}, ring buffers {}",
+            human::bytes(bytes.moments.0),
+            human::bytes(bytes.moments_unpartitioned.0),
+            human::bytes(bytes.grads.0),
+            human::bytes(bytes.comm_buffers.0)
         ));
         lines.extend(activations(self.spec));
         if self.spec.memory.offload == Offload::Optimizer {
@@ -36,15 +38,15 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         }
         if bytes.redundancy.0 > 0 {
             lines.push(format!(
-                "mirror of the neighbour's shard {:.1} MiB a rank: losing one worker loses no step (faults.mirror)",
-                mib(bytes.redundancy.0)
+                "mirror of the neighbour's shard {} a rank: losing one worker loses no step (faults.mirror)",
+                human::bytes(bytes.redundancy.0)
             ));
         }
         if let Some(features) = &self.features {
             lines.extend(self.policy.describe_tap().into_iter().flatten());
             lines.push(features.words_of_store());
         }
-        lines.push(format!("a checkpoint takes {:.1} MiB on disk", mib(self.checkpoint_bytes().0)));
+        lines.push(format!("a checkpoint takes {} on disk", human::bytes(self.checkpoint_bytes().0)));
         if self.next.0 > 0 {
             lines.push(format!("resumed from the checkpoint of step {}", self.next));
         }
@@ -68,12 +70,12 @@ pub(super) fn activations(spec: &RunSpec) -> Option<String> {
 /// One row of the table of what is frozen and what trains.
 pub(super) fn describe(row: &ModuleRow) -> String {
     format!(
-        "{:<18} {} {:>5} tensors {:>13} parameters {:>9} {:>9.1} MiB",
+        "{:<18} {} {:>5} tensors {:>13} parameters {:>9} {:>10}",
         row.module,
         if row.trains { "trains" } else { "frozen" },
         row.tensors,
-        row.parameters,
+        human::grouped(row.parameters as u64),
         row.dtype,
-        row.bytes as f64 / f64::from(1 << 20)
+        human::bytes(row.bytes)
     )
 }

@@ -3,7 +3,7 @@
 
 use std::{fmt, fs, io, path::Path};
 
-use coxswain_proto::{ids::Step, plan::Plan, run_spec::RunSpec};
+use coxswain_proto::{human, ids::Step, plan::Plan, run_spec::RunSpec};
 use serde::Serialize;
 
 use super::{
@@ -96,11 +96,11 @@ impl fmt::Display for CheckReport {
         for row in &self.modules {
             writeln!(f, "model     {}", describe(row))?;
         }
-        writeln!(f, "trains    {} parameters", self.trainable)?;
+        writeln!(f, "trains    {} parameters", human::grouped(self.trainable))?;
         if let Some(activations) = &self.activations {
             writeln!(f, "keeps     {activations}")?;
         }
-        write!(f, "on disk   {:.1} MiB a checkpoint", self.checkpoint_bytes as f64 / f64::from(1 << 20))?;
+        write!(f, "on disk   {} a checkpoint", human::bytes(self.checkpoint_bytes))?;
         if let Some(features) = &self.features {
             write!(f, "\nfeatures  {features}")?;
         }

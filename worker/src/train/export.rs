@@ -36,6 +36,8 @@ use crate::{
 };
 
 const SPEC_FILE: &str = "run_spec.json";
+/// The run in numbers.
+const SUMMARY_FILE: &str = "summary.json";
 /// Scopes of a peak: in use, reserved, driver.
 const SCOPES: usize = 3;
 
@@ -155,9 +157,15 @@ impl Summary {
         self.train_seconds += done.times.total.as_secs_f64();
     }
 
+    /// What an earlier launch left in `dir`; none if that cannot be read.
+    fn read(dir: &Path) -> Option<Self> {
+        serde_json::from_slice(&fs::read(dir.join(SUMMARY_FILE)).ok()?).ok()
+    }
+
     fn conclude(&mut self) {
         const SHOWN: usize = 10;
-        let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len().max(1) as f64;
+        // Of nothing it is not a number, and null in the file.
+        let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len() as f64;
         self.loss_first = mean(&self.losses[..self.losses.len().min(SHOWN)]);
         self.loss_last = mean(&self.losses[self.losses.len().saturating_sub(SHOWN)..]);
     }
@@ -194,7 +202,9 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         summary.conclude();
         if self.rank().0 == 0 {
             summary.memory = self.conclude_memory();
-            self.write_export(&summary)?;
+            // A launch that found every step trained has nothing to say that the one before did not say better.
+            let told = if summary.losses.is_empty() { Summary::read(&self.output_dir) } else { None };
+            self.write_export(told.as_ref().filter(|told| told.steps == summary.steps).unwrap_or(&summary))?;
             if let Some(memory) = &summary.memory {
                 self.link.report(Report::Note(memory.to_string()))?;
             }
@@ -260,7 +270,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let texts = [
             ("stats.json", "normalisation statistics", self.dataset.stats().to_json()),
             (SPEC_FILE, "the run", pretty(self.spec)),
-            ("summary.json", "losses, errors, speed and memory", pretty(summary)),
+            (SUMMARY_FILE, "losses, errors, speed and memory", pretty(summary)),
         ];
         for (file, what, text) in texts {
             write_text(&dir.join(file), &text)?;

@@ -37,8 +37,9 @@ impl Coverage {
 impl Space {
     /// Notes how far this run is; nothing is written if that is known already.
     pub fn note_coverage(&self, coverage: &Coverage) -> Result<(), StoreError> {
-        let name: String =
-            coverage.run.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
+        // The characters that a run's name may have: two runs never share a note.
+        let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        let name: String = coverage.run.chars().map(|c| if legal(c) { c } else { '-' }).collect();
         let path = self.dir().join(format!("{PREFIX}{name}.json"));
         if read_note(&path).as_ref() == Some(coverage) { Ok(()) } else { usage::write_json(&path, coverage) }
     }

@@ -6,6 +6,7 @@
 use std::{fmt, path::Path};
 
 use coxswain_proto::{
+    human,
     memory::{Category, Compared, Comparison, relative},
     run_spec::RunSpec,
 };
@@ -129,16 +130,12 @@ impl From<&Outcome> for Comparison {
 
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-        let basis = match &self.calibration {
-            Some(calibration) => format!("calibrated by {} runs", calibration.records),
-            None => "analytic".to_owned(),
-        };
         write!(
             f,
-            "memory: predicted {:.1} MiB ({basis}), measured {:.1} MiB, error {:+.1} %",
-            mib(self.predicted),
-            mib(self.measured),
+            "memory: {} predicted {}, {} measured: {:+.1} %",
+            human::bytes(self.predicted),
+            Comparison::from(self).basis(),
+            human::bytes(self.measured),
             100.0 * self.error
         )
     }
@@ -181,7 +178,7 @@ mod tests {
         };
         assert_eq!(
             outcome.to_string(),
-            "memory: predicted 98.0 MiB (analytic), measured 100.0 MiB, error -2.0 %"
+            "memory: 98.0 MiB predicted from sizes alone, 100.0 MiB measured: -2.0 %"
         );
     }
 }
