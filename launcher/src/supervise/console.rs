@@ -1,6 +1,9 @@
 //! The user's console: lines, folded to a terminal's width, and a progress bar that stays below them. Nobody waits for it ([`super::outlet`]).
 
-use std::io::{IsTerminal, Write};
+use std::{
+    borrow::Cow,
+    io::{IsTerminal, Write},
+};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -99,7 +102,10 @@ impl Stderr {
 impl Screen for Stderr {
     fn show(&mut self, piece: Piece) {
         match piece {
-            Piece::Line(text) if self.bar.is_some() => self.write(&(folded(&text, width()) + "\n")),
+            Piece::Line(text) if self.bar.is_some() => {
+                let width = width();
+                self.write(&(folded(&shortened(&text, width), width) + "\n"));
+            }
             Piece::Line(text) => self.write(&(text + "\n")),
             Piece::Text(text) => self.write(&text),
             Piece::Progress { done, total, message } => self.progress((done, total), message),
@@ -139,6 +145,21 @@ impl Write for LogOutlet {
 /// Columns of the terminal; without end where that is unknown.
 fn width() -> usize {
     terminal_size::terminal_size_of(std::io::stderr()).map_or(usize::MAX, |(columns, _)| columns.0.into())
+}
+
+/// `text` without a step's parts, ` (ms: data 2, ...)`, if it is wider than `width`: on a narrow terminal they would take half of the screen, and
+/// the coordinator's log has them.
+fn shortened(text: &str, width: usize) -> Cow<'_, str> {
+    let parts = || {
+        let begin = text.find(" (ms")?;
+        Some(begin..begin + text[begin..].find(')')? + 1)
+    };
+    match parts() {
+        Some(parts) if text.chars().count() > width => {
+            [&text[..parts.start], &text[parts.end..]].concat().into()
+        }
+        _ => text.into(),
+    }
 }
 
 /// `text` in lines of at most `width` columns, broken between columns of a table rather than between words.
@@ -211,6 +232,16 @@ mod tests {
         );
         assert_eq!(folded("one two three", 8), "one two\n  three");
         assert_eq!(folded("one two three", 7), "one two\n  three");
+    }
+
+    #[test]
+    fn a_narrow_terminal_is_not_told_the_parts_of_a_step() {
+        assert_eq!(shortened(STEP, STEP.len()), STEP);
+        assert_eq!(
+            shortened(STEP, STEP.len() - 1),
+            "17:15:17  step    10/12  epoch 0  loss 1.8115    grad 4.5836    115 ms"
+        );
+        assert_eq!(shortened("a word (ms without an end", 5), "a word (ms without an end");
     }
 
     #[test]
