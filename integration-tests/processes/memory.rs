@@ -129,8 +129,17 @@ fn the_others_give_their_attempts_up_and_learn_the_same_as_if_they_had_finished_
             (run_with_others_at(others_in, &fault, &output), results(&output))
         });
         let said = "out of memory on rank 2: all ranks go from 4 to 2 samples at a time, the same samples a step, from step 3 on";
-        let gave_up = format!("{said}; 3 other ranks gave their attempts up at once");
-        assert!(early.0.contains(&gave_up), "{}", early.0);
+        // How many of them see it in time is the machine's to say.
+        let gave_up = [
+            "one other rank gave its attempt",
+            "2 other ranks gave their attempts",
+            "3 other ranks gave their attempts",
+        ];
+        assert!(
+            gave_up.iter().any(|who| early.0.contains(&format!("{said}; {who} up at once"))),
+            "{}",
+            early.0
+        );
         // Those that wait in the vote have finished theirs.
         assert!(late.0.contains(said) && !late.0.contains(" up at once"), "{}", late.0);
         assert!(early.1 == late.1, "{lost_in}: giving up changes what is learned");

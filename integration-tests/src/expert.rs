@@ -10,7 +10,10 @@ use coxswain_worker::{
     model::{
         expert::{ActionExpert, Conditioning, Draws, ExpertShape},
         flow::{CleanActions, squared_error},
-        recompute::segment::{Input, Recorded},
+        recompute::{
+            Retention,
+            segment::{Input, Recorded},
+        },
         sensor::{SensorEncoder, SensorShape},
     },
     params::{FlatGrads, TrainableLayout, Trainables},
@@ -118,7 +121,7 @@ pub fn hold<B: Tape<Base = B>>(name: &str, mode: Recompute, device: &B::Device, 
     };
     let action = case.size("action");
     let draws = Draws { times: case.get("in.times"), noisy_nc: case.tensor("in.noisy", action, device) };
-    let (velocity, trace) = expert.forward(&trainables, mode, conditioning, draws);
+    let (velocity, trace) = expert.forward(&trainables, Retention::in_float32(mode), conditioning, draws);
     let velocity = download(velocity);
     check("out.velocity", &velocity, tolerance);
 

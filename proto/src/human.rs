@@ -18,6 +18,12 @@ pub fn bytes(count: u64) -> String {
     format!("{amount:.1} {}", UNITS[unit])
 }
 
+/// `812 B`, `1.5 KiB`, `950.0 MiB`, `24,576 MiB`: for amounts of a similar size that are to be told apart.
+pub fn bytes_closely(count: u64) -> String {
+    const MIB: u64 = 1 << 20;
+    if count < 1000 * MIB { bytes(count) } else { format!("{} MiB", grouped((count + MIB / 2) / MIB)) }
+}
+
 /// `4.2`, `950`, `12.3k`, `4.0M`.
 pub fn count(number: f64) -> String {
     match number {
@@ -68,6 +74,8 @@ mod tests {
         assert_eq!(bytes(1536), "1.5 KiB");
         assert_eq!(bytes((1 << 20) - 1), "1.0 MiB");
         assert_eq!(bytes(2 << 30), "2.0 GiB");
+        assert_eq!(bytes_closely(38 << 20), "38.0 MiB");
+        assert_eq!(bytes_closely((24 << 30) - 1), "24,576 MiB");
         assert_eq!(count(9.25), "9.2");
         assert_eq!(count(420.0), "420");
         assert_eq!(count(9_999.7), "10.0k");

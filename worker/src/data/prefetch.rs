@@ -191,6 +191,8 @@ impl Prefetcher {
             let number = state.taken;
             if let Some(result) = state.done.remove(&number) {
                 state.taken += 1;
+                // What was cut out of others was never started.
+                state.started = state.started.max(state.taken);
                 drop(state);
                 self.shared.wanted.notify_all();
                 return result.map(Some);

@@ -180,9 +180,13 @@ struct Record {
     values: Vec<f32>,
 }
 
-/// The record of a sample, if there is one; in words, if it is damaged.
+/// The record of a sample, if there is one that has a value for each that its tokens want; in words, if it is damaged.
 fn read_record(kept: &KeptFeatures, key: &SampleKey) -> Option<Result<Record, String>> {
     let record = kept.space.as_ref()?.get(key)?;
+    let wanted = kept.shape.values(record.input_ids(), record.image_grids());
+    if record.tokens() * kept.shape.width != wanted {
+        return None;
+    }
     let mut values = vec![0.0; record.tokens() * kept.shape.width];
     let read = record.read_f32(&mut values).map_err(|damaged| damaged.to_string());
     let (input_ids, image_grids) = (record.input_ids().to_vec(), record.image_grids().to_vec());
@@ -191,7 +195,7 @@ fn read_record(kept: &KeptFeatures, key: &SampleKey) -> Option<Result<Record, St
 
 impl Prepared {
     /// The rows it is made of, as they were when it was, or with features that have come since. Those that are lent are not among them: their
-    /// features are neither there nor missing; nor is a row whose record had fewer features than its tokens want.
+    /// features are neither there nor missing.
     pub(super) fn into_rows(self, kept: Option<&KeptFeatures>) -> Vec<Row> {
         let Self { batch, missing, computed, lent, mut read, damaged } = self;
         let mut missing: BTreeMap<usize, Missing> =

@@ -1,4 +1,8 @@
-//! Where a forward pass runs.
+//! The two ways to run a block: keeping nothing, or recording for a backward pass.
+//!
+//! Blocks are written once, over a [`Tape`]. Whether their values leave a graph is the type's to say, so that recompute (which runs a block
+//! without one first, and with one later) and evaluation share their code. What this file does not do: operations ([`super::ModelBackend`]),
+//! and their derivatives ([`super::autodiff`]).
 
 use burn::{
     backend::{Autodiff, Flex},

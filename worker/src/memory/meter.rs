@@ -226,6 +226,11 @@ impl Meter {
         self.overrun.take()
     }
 
+    /// What the current phase took so far is booked, and counts against nothing.
+    pub fn overlook(&mut self) {
+        self.settle();
+    }
+
     /// An out-of-memory of a phase, with all that is known of this rank.
     pub fn out_of_memory(&self, phase: Phase, wanted: u64, before: u64) -> OutOfMemory {
         OutOfMemory {
@@ -387,6 +392,41 @@ mod tests {
         assert!(forward.in_use.0 >= 1 << 30 && peaks.iter().all(|peak| peak.in_use.0 < 1 << 40), "{peaks:?}");
         let found = meter.take_overrun().expect("backward went over 4 GiB");
         assert_eq!((found.phase, found.capacity), (Phase::Backward, Some(Bytes(4 << 30))));
+    }
+
+    /// Holds what the test says.
+    #[derive(Clone, Debug, Default)]
+    struct Told(std::sync::Arc<std::sync::atomic::AtomicU64>);
+
+    impl Gauge for Told {
+        fn read(&self) -> PhasePeak {
+            let in_use = self.0.load(std::sync::atomic::Ordering::Relaxed);
+            PhasePeak { in_use, reserved: in_use, driver: in_use }
+        }
+    }
+
+    #[test]
+    fn what_is_overlooked_is_booked_and_counts_against_no_micro_batch() {
+        let told = Told::default();
+        let mut meter = Meter::new(Phase::Data, Some(Bytes(100))).on_card(Box::new(told.clone()));
+        let mut over = |overlooked: bool| {
+            let set = |bytes| told.0.store(bytes, std::sync::atomic::Ordering::Relaxed);
+            meter.enter(Phase::Communication).expect("told later");
+            set(150);
+            if overlooked {
+                meter.overlook();
+                set(50);
+            }
+            meter.enter(Phase::Data).expect("told later");
+            set(50);
+            (meter.take_overrun().map(|found| found.phase), meter.report())
+        };
+        let (found, _) = over(false);
+        assert_eq!(found, Some(Phase::Communication));
+        let (found, booked) = over(true);
+        assert_eq!(found, None);
+        let peak = booked.iter().find(|peak| peak.phase == Phase::Communication).expect("entered");
+        assert_eq!(peak.in_use, Bytes(150));
     }
 
     #[test]

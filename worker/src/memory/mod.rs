@@ -10,8 +10,8 @@
 //! for the other two they are exact whenever the phase raised the process's high-water mark, and otherwise what was seen at
 //! its end. What a run will take before it is launched is [`prediction`]'s to say.
 //!
-//! [`guarded`] work that goes over `memory.capacity`, or whose device refuses, or that was called off, ends as a value; [`Demand`] and [`Pressure`] see it
-//! coming. Each rank's [peaks over time](timeline) are a file in the run's directory.
+//! [`guarded`] work that goes over `memory.capacity`, or whose device refuses, ends as a value, as does [`guarded_unless`] work that is called
+//! off; [`Demand`] and [`Pressure`] see it coming. Each rank's [peaks over time](timeline) are a file in the run's directory.
 
 mod allocator;
 mod ceiling;

@@ -62,13 +62,18 @@ impl fmt::Display for OutOfMemory {
             write!(
                 f,
                 ": {verb} {} on top of {}",
-                human::bytes(wanted.saturating_sub(before)),
-                human::bytes(before)
+                human::bytes_closely(wanted.saturating_sub(before)),
+                human::bytes_closely(before)
             )?;
         }
         if let Some(capacity) = self.capacity {
             let free = capacity.0.saturating_sub(before);
-            write!(f, ", {} were free of memory.capacity {}", human::bytes(free), human::bytes(capacity.0))?;
+            write!(
+                f,
+                ", {} were free of memory.capacity {}",
+                human::bytes_closely(free),
+                human::bytes_closely(capacity.0)
+            )?;
         }
         if let Some(device) = &self.device {
             write!(f, "; the device says: {device}")?;
@@ -76,16 +81,18 @@ impl fmt::Display for OutOfMemory {
         if !self.held.is_empty() {
             let known: u64 = self.held.iter().map(|held| held.bytes.0).sum();
             let rest = wanted.max(before).saturating_sub(known);
-            let parts = self.held.iter().map(|held| format!("{} {}", held.what, human::bytes(held.bytes.0)));
-            let parts: Vec<String> =
-                parts.chain([format!("activations, input and the rest {}", human::bytes(rest))]).collect();
+            let parts =
+                self.held.iter().map(|held| format!("{} {}", held.what, human::bytes_closely(held.bytes.0)));
+            let parts: Vec<String> = parts
+                .chain([format!("activations, input and the rest {}", human::bytes_closely(rest))])
+                .collect();
             write!(f, "; held: {}", parts.join(", "))?;
         }
         if !self.peaks.is_empty() {
             let parts: Vec<String> = self
                 .peaks
                 .iter()
-                .map(|(phase, bytes)| format!("{} {}", phase.name(), human::bytes(bytes.0)))
+                .map(|(phase, bytes)| format!("{} {}", phase.name(), human::bytes_closely(bytes.0)))
                 .collect();
             write!(f, "; peaks so far: {}", parts.join(", "))?;
         }
@@ -115,9 +122,9 @@ mod tests {
         };
         assert_eq!(
             found.to_string(),
-            "out of memory in backward: wanted 2.0 GiB on top of 1000.0 MiB, 1.0 GiB were free of memory.capacity 2.0 GiB; \
-             held: frozen weights 800.0 MiB, gradients 100.0 MiB, activations, input and the rest 2.1 GiB; \
-             peaks so far: forward 1.9 GiB"
+            "out of memory in backward: wanted 2,000 MiB on top of 1,000 MiB, 1,048 MiB were free of memory.capacity 2,048 MiB; \
+             held: frozen weights 800.0 MiB, gradients 100.0 MiB, activations, input and the rest 2,100 MiB; \
+             peaks so far: forward 1,900 MiB"
         );
     }
 }

@@ -36,9 +36,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             1 => "; one other rank gave its attempt up at once".to_owned(),
             others => format!("; {others} other ranks gave their attempts up at once"),
         };
-        self.halve(step, rank, ["out of memory on", &meanwhile])?;
-        self.prefetch.replan(step, self.micro_batch, last)?;
-        Ok(())
+        self.halve(step, rank, &Smaller { why: "out of memory on", meanwhile: &meanwhile })?;
+        self.recut(step, last)
     }
 
     /// A rank is being swapped out: the next step takes less, as long as there is less to take.
@@ -47,14 +46,21 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             tracing::warn!(%rank, advice = advice(self.spec), "a rank is swapped out with one sample at a time");
             return Ok(());
         }
-        self.halve(next, rank, ["swapping on", ""])?;
-        self.prefetch.replan(next, self.micro_batch, None)?;
+        self.halve(next, rank, &Smaller { why: "swapping on", meanwhile: "" })?;
+        self.recut(next, None)
+    }
+
+    /// Puts what is ready, and this micro-batch, together anew in the size that counts now.
+    fn recut(&mut self, step: Step, last: Option<Prepared>) -> Result<(), TrainError> {
+        self.prefetch.replan(step, self.micro_batch, last)?;
+        // Old and new rows were there side by side for a moment, which no step does: it is no reason to halve again.
+        self.meter.overlook();
         Ok(())
     }
 
-    /// Takes half, and says so between these words.
-    fn halve(&mut self, step: Step, rank: Rank, [why, meanwhile]: [&str; 2]) -> Result<(), TrainError> {
-        let before = self.micro_batch;
+    /// Takes half, and says so.
+    fn halve(&mut self, step: Step, rank: Rank, words: &Smaller<'_>) -> Result<(), TrainError> {
+        let (before, Smaller { why, meanwhile }) = (self.micro_batch, words);
         self.micro_batch = before.div_ceil(2);
         if self.assignment.rank == rank {
             self.link.report(Report::Note(format!(
@@ -65,6 +71,14 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         tracing::warn!(step = step.0, %rank, micro_batch = self.micro_batch, "{why} a rank: all ranks halve the micro-batch");
         Ok(())
     }
+}
+
+/// Words around a smaller micro-batch.
+struct Smaller<'a> {
+    /// What befell the rank that follows.
+    why: &'static str,
+    /// What the others did; may be empty.
+    meanwhile: &'a str,
 }
 
 /// Settings of this run that would take less, most effective first.

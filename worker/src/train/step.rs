@@ -84,9 +84,12 @@ impl<B: Tape<Base = B>> Training<'_, B> {
                     self.shrink(step, &verdict, own, last)?;
                     retries += 1;
                 }
-                (_, Some(own)) => return Err(own),
-                // Nobody gives up but for a rank that says what has befallen it.
-                ((Fared::Failed | Fared::GaveUp, rank), None) => return Err(TrainError::PeerFailed(rank)),
+                // What does not fit may fit when it is tried again, without the rank or the sample that failed. And nobody gives up but
+                // for a rank that says what has befallen it.
+                ((Fared::Failed | Fared::GaveUp, rank), None | Some(TrainError::DoesNotFit { .. })) => {
+                    return Err(TrainError::PeerFailed(rank));
+                }
+                ((Fared::Failed | Fared::GaveUp, _), Some(own)) => return Err(own),
             }
         };
         self.settle_features(step);
@@ -132,11 +135,14 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         self.measure_portion(step)?;
         loop {
             self.enter(Phase::Data, step)?;
+            if Lookout::of(self.comm.as_ref()).sees_loss() {
+                return Err(TrainError::CalledOff);
+            }
             let waiting = Instant::now();
             let prepared = self.prefetch.next(step)?;
             times.data += waiting.elapsed();
             let Some(prepared) = prepared else { break };
-            // Never two at a time.
+            // That one has fitted: its rows are not wanted while this one runs.
             *last = None;
             let prepared = self.complete(step, prepared, &mut share.cache)?;
             let micro_batch = &last.insert(prepared).batch;

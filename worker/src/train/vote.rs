@@ -14,9 +14,10 @@
 //! rank 1   ▓▓▓▓▓▓ ballots of 0, 3 and 2 are there ─ vote ── verdict: out of memory on rank 2
 //! ```
 //!
-//! So each rank goes on for at most a layer longer than the one before it, whatever else carries large buffers. Nothing depends on it: who sees
-//! nothing finishes its attempt, and the verdict is the same. A ballot is seen only for the vote that it is cast in, so one attempt's cannot
-//! end the next.
+//! So each rank whose micro-batch runs goes on for at most a layer longer than the one before it, whatever else carries large buffers; one
+//! that computes features to keep finishes those. Nothing depends on it: who sees nothing finishes its attempt, and the step is tried again or
+//! ends as it would have. (Who gives up does not learn what would have befallen it: a second damaged sample is found by the next attempt.) A
+//! ballot is seen only for the vote that it is cast in, so one attempt's cannot end the next.
 
 use coxswain_proto::ids::Rank;
 
@@ -286,7 +287,8 @@ mod tests {
             // It begins when the others have voted.
             let ahead = comm.ahead(FIELDS * 4).expect("a ring shows what has come");
             let deadline = Instant::now() + PATIENCE;
-            while ahead.shares().len() < 3 && Instant::now() < deadline {
+            while ahead.shares().len() < 3 {
+                assert!(Instant::now() < deadline, "{:?} is all that has come", ahead.shares());
                 thread::yield_now();
             }
             attempt(comm, Fared::Ok, 50)

@@ -313,3 +313,15 @@ fn a_world_that_mixes_devices_by_mistake_is_refused_on_every_rank() {
         }
     }
 }
+
+#[test]
+fn small_all_gathers_are_seen_ahead_and_large_ones_are_not() {
+    std::thread::scope(|scope| {
+        for connect in over_another_ring(2) {
+            scope.spawn(move || {
+                let comm = connect();
+                assert!(comm.ahead(64 / size_of::<f64>()).is_some() && comm.ahead(1000).is_none());
+            });
+        }
+    });
+}

@@ -13,9 +13,9 @@
 
 use coxswain_proto::ids::Generation;
 
-/// Grows whenever the bytes of this file, of `offer`, of `wire`, of what ranks tell each other first (`carried::join`), or the order of
-/// reductions change.
-const VERSION: u16 = 3;
+/// Grows whenever the bytes of this file, of `offer`, of `wire`, of what ranks tell each other first (`carried::join`), the fields of a
+/// ballot (`train::vote`), or the order of reductions change.
+const VERSION: u16 = 4;
 const MAGIC: [u8; 6] = *b"CXring";
 /// Written in the machine's own byte order: payloads are not converted, so neighbours must share it.
 const ORDER: u16 = 0x0102;

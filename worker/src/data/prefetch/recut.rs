@@ -141,12 +141,25 @@ mod tests {
         read
     }
 
-    fn check(
-        (before, after): (usize, usize),
-        (depth, taken): (usize, usize),
-        (kept, last): (bool, bool),
-        (lent, back): (usize, usize),
-    ) -> Result<(), TestCaseError> {
+    /// When and how micro-batches are cut anew.
+    #[derive(Debug)]
+    struct Cut {
+        before: usize,
+        after: usize,
+        depth: usize,
+        /// Micro-batches that the trainer has taken.
+        taken: usize,
+        /// Whether it gives the last of them back.
+        last: bool,
+        /// Whether features are kept.
+        kept: bool,
+        /// Rows that the trainer has borrowed to compute their features, and how many of them it has brought back.
+        lent: usize,
+        back: usize,
+    }
+
+    fn check(cut: &Cut) -> Result<(), TestCaseError> {
+        let &Cut { before, after, depth, taken, last, kept, lent, back } = cut;
         let (dataset, features_of) = &*DATASET;
         let kept = kept.then_some(features_of);
         let mut prefetcher = Prefetcher::start(dataset.clone(), depth, 2).expect("threads start");
@@ -209,18 +222,36 @@ mod tests {
 
         #[test]
         fn what_is_cut_is_what_reading_anew_gives_and_nothing_is_read(
-            sizes in (1..7usize, 1..5usize),
-            ahead in (1..4usize, 0..2usize),
-            kept in any::<(bool, bool)>(),
-            rows in (0..4usize, 0..4usize),
+            (before, after) in (1..7usize, 1..5usize),
+            (depth, taken) in (1..4usize, 0..2usize),
+            (last, kept) in any::<(bool, bool)>(),
+            (lent, back) in (0..4usize, 0..4usize),
         ) {
-            check(sizes, ahead, kept, rows)?;
+            check(&Cut { before, after, depth, taken, last, kept, lent, back })?;
         }
     }
 
     #[test]
     fn both_halves_of_the_micro_batch_that_did_not_fit_are_there_at_once() {
-        check((4, 2), (1, 1), (false, true), (0, 0)).expect("as above");
+        let cut = Cut { before: 4, after: 2, depth: 1, taken: 1, last: true, kept: false, lent: 0, back: 0 };
+        check(&cut).expect("as above");
+    }
+
+    #[test]
+    fn what_was_cut_and_taken_is_not_made_again() {
+        let (dataset, _) = &*DATASET;
+        let mut prefetcher = Prefetcher::start(dataset.clone(), 1, 1).expect("a thread starts");
+        (0..STEPS).for_each(|step| prefetcher.request(request(step, 4, None)).expect("in order"));
+        let last = prefetcher.next(Step(0)).expect("sound samples");
+        rest(&mut prefetcher);
+        prefetcher.replan(Step(0), 2, last).expect("step 0 is on record");
+        for _ in 0..2 {
+            prefetcher.next(Step(0)).expect("sound samples").expect("cut");
+        }
+        // A thread that has been busy all the time.
+        prefetcher.shared.lock().stop = false;
+        let job = prefetcher.shared.claim().expect("nobody stops it");
+        assert_eq!(job.number, prefetcher.shared.lock().taken);
     }
 
     #[test]

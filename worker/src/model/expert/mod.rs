@@ -141,7 +141,7 @@ impl ActionExpert {
     pub fn forward<'a, B: Tape<Base = B>>(
         &'a self,
         trainables: &'a Trainables<B>,
-        retention: impl Into<Retention>,
+        retention: Retention,
         conditioning: Conditioning<B>,
         draws: Draws<'_, B>,
     ) -> (Tensor<B, 2>, ExpertTrace<'a, B>) {
@@ -153,7 +153,7 @@ impl ActionExpert {
         let tower = Tower {
             layers,
             trainables,
-            retention: retention.into(),
+            retention,
             sides: vec![Input::tracked(time.output()), conditioning.hidden],
         };
         let Ok((x_nd, blocks)) = tower.forward(tokens.output(), true);

@@ -16,6 +16,7 @@ const SHAPE: ExpertShape = ExpertShape {
     action: 2,
 };
 const CONTEXT_LEN: usize = 5;
+const PLAIN: Retention = Retention::in_float32(Recompute::None);
 
 fn random(rows: usize, columns: usize, stream: u64) -> Tensor<Flex, 2> {
     let mut values = vec![0.0; rows * columns];
@@ -67,7 +68,7 @@ impl Toy {
         &self,
         rows: std::ops::Range<usize>,
         draws: std::ops::Range<usize>,
-        retention: impl Into<Retention>,
+        retention: Retention,
     ) -> Outcome {
         let chunk = |stream| {
             let parts: Vec<_> = rows
@@ -108,8 +109,8 @@ fn add(a: &[f32], b: &[f32]) -> Vec<f32> {
 #[test]
 fn repeats_share_a_forward_pass_and_give_the_sum_of_single_ones() {
     let toy = Toy::new();
-    let both = toy.run(0..3, 0..2, Recompute::None);
-    let (first, second) = (toy.run(0..3, 0..1, Recompute::None), toy.run(0..3, 1..2, Recompute::None));
+    let both = toy.run(0..3, 0..2, PLAIN);
+    let (first, second) = (toy.run(0..3, 0..1, PLAIN), toy.run(0..3, 1..2, PLAIN));
     assert!(close(&both.hidden, &add(&first.hidden, &second.hidden)));
     assert!(close(&both.sensor, &add(&first.sensor, &second.sensor)));
     assert!(close(&both.params, &add(&first.params, &second.params)));
@@ -124,8 +125,8 @@ fn repeats_share_a_forward_pass_and_give_the_sum_of_single_ones() {
 #[test]
 fn a_batch_gives_what_its_samples_give_alone() {
     let toy = Toy::new();
-    let whole = toy.run(0..3, 0..2, Recompute::None);
-    let alone: Vec<_> = (0..3).map(|row| toy.run(row..row + 1, 0..2, Recompute::None)).collect();
+    let whole = toy.run(0..3, 0..2, PLAIN);
+    let alone: Vec<_> = (0..3).map(|row| toy.run(row..row + 1, 0..2, PLAIN)).collect();
     let joined: Vec<f32> = alone.iter().flat_map(|outcome| outcome.velocity.clone()).collect();
     assert!(close(&whole.velocity, &joined));
     let hidden: Vec<f32> = alone.iter().flat_map(|outcome| outcome.hidden.clone()).collect();
@@ -136,7 +137,7 @@ fn a_batch_gives_what_its_samples_give_alone() {
 
 #[test]
 fn padding_gets_no_gradient() {
-    let outcome = Toy::new().run(0..3, 0..1, Recompute::None);
+    let outcome = Toy::new().run(0..3, 0..1, PLAIN);
     let row = |b: usize, s: usize| &outcome.hidden[(b * CONTEXT_LEN + s) * SHAPE.context..][..SHAPE.context];
     assert!([(1, 0), (1, 1), (2, 0), (2, 4)].iter().all(|&(b, s)| row(b, s).iter().all(|&g| g == 0.0)));
     assert!(row(1, 2).iter().any(|&g| g != 0.0));
@@ -145,7 +146,7 @@ fn padding_gets_no_gradient() {
 #[test]
 fn every_parameter_gets_a_gradient() {
     let toy = Toy::new();
-    let outcome = toy.run(0..3, 0..1, Recompute::None);
+    let outcome = toy.run(0..3, 0..1, PLAIN);
     for param in toy.trainables.layout().params() {
         let gradient = &outcome.params[param.offset..param.offset + param.len()];
         assert!(gradient.iter().any(|&g| g.abs() > 1e-6), "{} has none", param.name);
@@ -173,7 +174,7 @@ fn a_new_expert_predicts_zero_velocity() {
     let expert = ActionExpert::register(&mut layout, SHAPE);
     let trainables = Trainables::new(layout.clone(), layout.initial_values(0), &Default::default());
     let toy = Toy { expert, trainables };
-    assert!(toy.run(0..3, 0..1, Recompute::None).velocity.iter().all(|&v| v == 0.0));
+    assert!(toy.run(0..3, 0..1, PLAIN).velocity.iter().all(|&v| v == 0.0));
 }
 
 proptest! {
@@ -187,13 +188,13 @@ proptest! {
         let at = |shift: f32| {
             let flat = toy.trainables.to_vec().iter().zip(&direction).map(|(v, d)| v + shift * d).collect();
             let moved = Toy { expert: toy.expert.clone(), trainables: Trainables::new(toy.trainables.layout().clone(), flat, &Default::default()) };
-            let outcome = moved.run(0..1, 0..1, Recompute::None);
+            let outcome = moved.run(0..1, 0..1, PLAIN);
             let seed = values(random(SHAPE.horizon, SHAPE.action, 2000));
             outcome.velocity.iter().zip(seed).map(|(v, d)| f64::from(v * d)).sum::<f64>()
         };
         let step = 2e-4;
         let slope = (at(step) - at(-step)) / f64::from(2.0 * step);
-        let found: f64 = toy.run(0..1, 0..1, Recompute::None).params.iter().zip(&direction).map(|(g, d)| f64::from(g * d)).sum();
+        let found: f64 = toy.run(0..1, 0..1, PLAIN).params.iter().zip(&direction).map(|(g, d)| f64::from(g * d)).sum();
         prop_assert!((slope - found).abs() <= 2e-2 * (1.0 + found.abs()), "{slope} for {found}");
     }
 }

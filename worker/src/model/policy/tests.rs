@@ -332,7 +332,7 @@ fn features_are_those_the_training_pass_sees() {
         model: fixture.policy.model(),
         context: &context,
         trainables: &fixture.trainables,
-        retention: Recompute::Selective.into(),
+        retention: Retention::in_float32(Recompute::Selective),
     };
     let (hidden_nd, trace) = run.forward(&batch, Entry::Pixels, &mut StageClock::default()).expect("sound");
     assert!(trace.trains());

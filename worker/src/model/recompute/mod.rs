@@ -177,9 +177,9 @@ pub struct Retention {
     pub activations: ActivationsDtype,
 }
 
-impl From<Recompute> for Retention {
-    /// In float32.
-    fn from(recompute: Recompute) -> Self {
+impl Retention {
+    /// With nothing rounded.
+    pub const fn in_float32(recompute: Recompute) -> Self {
         Self { recompute, activations: ActivationsDtype::Float32 }
     }
 }

@@ -110,13 +110,13 @@ impl Toy {
         Self { blocks, trainables: Trainables::new(layout, values, &Default::default()) }
     }
 
-    fn tower(&self, retention: impl Into<Retention>) -> Tower<'_, Flex, Vec<InContext<'_, Flex, ToyBlock>>> {
+    fn tower(&self, retention: Retention) -> Tower<'_, Flex, Vec<InContext<'_, Flex, ToyBlock>>> {
         let in_context = |block| InContext { block: Lent::Held(block), context: &() };
         let layers = self.blocks.iter().map(in_context).collect();
-        Tower { layers, trainables: &self.trainables, retention: retention.into(), sides: vec![] }
+        Tower { layers, trainables: &self.trainables, retention, sides: vec![] }
     }
 
-    fn run(&self, retention: impl Into<Retention>, below_trains: bool) -> Outcome {
+    fn run(&self, retention: Retention, below_trains: bool) -> Outcome {
         let tower = self.tower(retention);
         let Ok((y_nd, trace)) = tower.forward(random([TOKENS, WIDTH], 1), below_trains);
         let mut gradients = FlatGrads::new(self.trainables.layout().len());
@@ -171,7 +171,7 @@ const ROUNDED: ActivationsDtype = ActivationsDtype::Bfloat16;
 fn rounded_gradients_are_those_of_float32_as_far_as_eight_bits_tell() {
     let toy = Toy::new(&[true; 4]);
     let (exact, rounded) = (
-        toy.run(Recompute::Full, true),
+        toy.run(Retention::in_float32(Recompute::Full), true),
         toy.run(Retention { recompute: Recompute::Full, activations: ROUNDED }, true),
     );
     let norm = |values: &[f32]| values.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt();
@@ -218,7 +218,7 @@ fn bytes_of(x_nd: &Tensor<Flex, 2>) -> u64 {
 #[test]
 fn segments_chained_by_hand_give_the_gradients_of_one_graph() {
     let toy = Toy::new(&[true, false, true]);
-    let (whole, chained) = (toy.whole_graph(), toy.run(Recompute::Full, true));
+    let (whole, chained) = (toy.whole_graph(), toy.run(Retention::in_float32(Recompute::Full), true));
     assert_eq!(whole.output, chained.output);
     let pairs = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
     assert!(pairs(whole.gradients.values(), chained.gradients.values()) < 1e-5);
@@ -230,7 +230,8 @@ fn segments_chained_by_hand_give_the_gradients_of_one_graph() {
 fn blocks_below_the_first_that_trains_keep_nothing() {
     let toy = Toy::new(&[false, false, true, false]);
     for mode in MODES {
-        let Ok((_, trace)) = toy.tower(mode).forward(random([TOKENS, WIDTH], 1), false);
+        let Ok((_, trace)) =
+            toy.tower(Retention::in_float32(mode)).forward(random([TOKENS, WIDTH], 1), false);
         assert_eq!((trace.first, trace.kept.len()), (2, 2), "{mode:?}");
     }
 }
@@ -238,9 +239,10 @@ fn blocks_below_the_first_that_trains_keep_nothing() {
 #[test]
 fn a_frozen_tower_above_nothing_keeps_nothing_and_returns_no_gradient() {
     let toy = Toy::new(&[false, false]);
-    let Ok((_, trace)) = toy.tower(Recompute::None).forward(random([TOKENS, WIDTH], 1), false);
+    let Ok((_, trace)) =
+        toy.tower(Retention::in_float32(Recompute::None)).forward(random([TOKENS, WIDTH], 1), false);
     assert!(trace.kept.is_empty());
-    let outcome = toy.run(Recompute::None, false);
+    let outcome = toy.run(Retention::in_float32(Recompute::None), false);
     assert_eq!(outcome.input_gradient, None);
 }
 
@@ -248,7 +250,7 @@ fn a_frozen_tower_above_nothing_keeps_nothing_and_returns_no_gradient() {
 fn a_frozen_tower_carries_the_gradient_to_what_trains_below_it() {
     let toy = Toy::new(&[false, false]);
     let whole = toy.whole_graph().input_gradient.expect("tracked");
-    let found = toy.run(Recompute::Selective, true).input_gradient.expect("asked for");
+    let found = toy.run(Retention::in_float32(Recompute::Selective), true).input_gradient.expect("asked for");
     assert!(whole.iter().zip(&found).all(|(a, b)| (a - b).abs() < 1e-5));
 }
 
@@ -256,7 +258,8 @@ fn a_frozen_tower_carries_the_gradient_to_what_trains_below_it() {
 fn modes_keep_what_they_say() {
     let toy = Toy::new(&[true; 4]);
     let kept = |mode| {
-        let Ok((_, trace)) = toy.tower(mode).forward(random([TOKENS, WIDTH], 1), false);
+        let Ok((_, trace)) =
+            toy.tower(Retention::in_float32(mode)).forward(random([TOKENS, WIDTH], 1), false);
         let letter = |kept: &Kept<'_, Flex>| match kept {
             Kept::Inputs(_) => 'i',
             Kept::Graphs(_) => 'g',
