@@ -167,9 +167,13 @@ fn greet(facts: &RunFacts, start: &startup::Start, address: SocketAddr) {
         (_, Some(step)) => format!("training from the checkpoint at step {step}"),
         (_, None) => "training from the beginning".to_owned(),
     };
+    let workers = match (start.config.world.least(), *world) {
+        (least, world) if least < world => format!("{least} to {world}"),
+        (_, world) => world.to_string(),
+    };
     tracing::info!(
         target: "coxswain::run",
         run_id, %address, world, version, first_step, life,
-        "{run_id} on {address}: waiting for {world} workers, {from} (cox {version})"
+        "{run_id} on {address}: waiting for {workers} workers, {from} (cox {version})"
     );
 }

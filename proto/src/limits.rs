@@ -70,6 +70,8 @@ pub const MAX_SAMPLES_OF_ROW: u64 = 65_536;
 pub const MAX_GENERATIONS_KEPT: usize = 16_384;
 /// Faults that the journal lists, the newest; a run with as many restarts would have others to look at first.
 pub const MAX_FAULTS_KEPT: u64 = 16_384;
+/// Refusals of callers that ask again and again that are remembered, so that each is told once; more surplus launchers are told anew.
+pub const MAX_REFUSALS_KEPT: usize = 256;
 /// Bytes of a name that a worker or launcher gives: host, address, device, path. The longest are paths, of 4,096.
 pub const MAX_NAME_BYTES: usize = 4096;
 /// Largest count that is taken from the wire: bytes, samples, tokens. The sum over the ranks of the largest world does not overflow.

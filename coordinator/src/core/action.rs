@@ -307,7 +307,7 @@ pub struct Orders {
 }
 
 /// What a run has used of its budgets.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spent {
     /// Faults survived.
     pub restarts: u32,
@@ -315,4 +315,7 @@ pub struct Spent {
     pub rescales: u32,
     /// Generations in a row that ended without a committed step.
     pub barren: u32,
+    /// Who was lost with the last of them.
+    #[serde(default)]
+    pub barren_seats: BTreeSet<Seat>,
 }

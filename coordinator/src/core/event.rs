@@ -242,6 +242,17 @@ pub struct DataSet {
     pub order_key: u64,
 }
 
+impl Ask {
+    /// The name of a caller that asks again when it is refused.
+    pub fn caller(&self) -> Option<String> {
+        match self {
+            Self::JoinNode(claim) => Some(claim.node_id.clone()),
+            Self::Register(claim) => Some(claim.incarnation.clone()),
+            _ => None,
+        }
+    }
+}
+
 impl fmt::Display for DataSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let short: String = self.fingerprint.chars().take(16).collect();

@@ -128,9 +128,9 @@ pub fn budgets_are_kept(machine: &Machine) -> bool {
 
 /// Silence of any worker that is not gone will be noticed.
 pub fn every_living_worker_is_watched(machine: &Machine) -> bool {
-    let first = machine.roster.next_loss(&machine.config.patience);
-    let first = [first, machine.nodes.next_loss()].into_iter().flatten().min();
-    first.is_none_or(|first| machine.watched_from().is_some_and(|watched| watched <= first))
+    machine
+        .next_possible_loss()
+        .is_none_or(|first| machine.watched_from().is_some_and(|watched| watched <= first))
 }
 
 /// People are told why the run is where it is.

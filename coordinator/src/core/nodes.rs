@@ -1,8 +1,9 @@
 //! Launchers: their places in the world, and their lines.
 //!
-//! A place belongs to a launcher process. When its line has been closed for too long the node counts as gone, and another launcher may
-//! take the place; at once if it comes from the same machine, where the old one must have died, or if a new launch claims the place of
-//! an earlier one. Until then the place is kept, and whoever wants it is told to ask again.
+//! A place belongs to a launcher process. When its line has been closed for too long and none of its workers lives, the node counts as
+//! gone, and another launcher may take the place; at once if it comes from the same machine, where the old one must have died, or if a
+//! new launch claims the place of an earlier one. Until then the place is kept, and whoever wants it is told to ask again. A launcher that
+//! is only stopped or cut off leaves workers behind that heartbeat: nothing is the matter with them; when it dies, they die with it.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -34,7 +35,7 @@ pub struct Node {
     pub line: Option<StreamId>,
     /// It has opened a line at least once.
     pub followed: bool,
-    /// It has been missed for too long.
+    /// It has been missed for too long, and its workers are gone.
     pub gone: bool,
     /// It is of an earlier life of the coordinator, and has not been heard of in this one.
     pub recalled: bool,
@@ -189,11 +190,6 @@ impl Nodes {
         self.nodes.iter().filter(|(_, node)| !node.gone).map(|(place, _)| *place)
     }
 
-    /// True when no launcher's line is open.
-    pub fn all_silent(&self) -> bool {
-        self.nodes.values().all(|node| node.line.is_none())
-    }
-
     /// A line was closed; when its node counts as gone, if the line was its newest.
     pub fn line_closed(
         &mut self,
@@ -209,16 +205,22 @@ impl Nodes {
         node.gone_at()
     }
 
-    /// Marks the first node that counts as gone now; its place.
-    pub fn lose_one(&mut self, now: Timestamp) -> Option<u32> {
-        let (place, node) =
-            self.nodes.iter_mut().find(|(_, node)| node.gone_at().is_some_and(|at| at <= now))?;
+    /// When the node at a place counts as gone, should nobody of it live then.
+    pub fn gone_at(&self, place: u32) -> Option<Timestamp> {
+        self.nodes.get(&place)?.gone_at()
+    }
+
+    /// Marks the first node that counts as gone now; its place. `lives`: whether a worker at this place does.
+    pub fn lose_one(&mut self, now: Timestamp, lives: impl Fn(u32) -> bool) -> Option<u32> {
+        let missed = |node: &Node| node.gone_at().is_some_and(|at| at <= now);
+        let (place, node) = self.nodes.iter_mut().find(|(place, node)| missed(node) && !lives(**place))?;
         node.gone = true;
         Some(*place)
     }
 
-    /// The earliest moment at which a node could count as gone.
-    pub fn next_loss(&self) -> Option<Timestamp> {
-        self.nodes.values().filter_map(Node::gone_at).min()
+    /// The earliest moment at which a node without living workers could count as gone.
+    pub fn next_loss(&self, lives: impl Fn(u32) -> bool) -> Option<Timestamp> {
+        let deserted = self.nodes.iter().filter(|(_, node)| node.line.is_none());
+        deserted.filter(|(place, _)| !lives(**place)).filter_map(|(_, node)| node.gone_at()).min()
     }
 }

@@ -115,7 +115,7 @@ impl Past {
         match record {
             Record::DataSet(dataset) => self.dataset = Some(dataset.clone()),
             Record::Orders(orders) => self.orders = orders.clone(),
-            Record::Spent(spent) => self.spent = *spent,
+            Record::Spent(spent) => self.spent = spent.clone(),
             Record::Over(end) => self.end = Some(end.clone()),
             Record::Node { place, node_id, host } => {
                 let node = PastNode { node_id: node_id.clone(), host: host.clone() };
@@ -173,6 +173,12 @@ impl Past {
     pub fn started(&self) -> Option<(Generation, &PastGeneration)> {
         let mut started = self.generations.iter().rev().filter(|(_, past)| past.started.is_some());
         started.next().map(|(generation, past)| (*generation, past))
+    }
+
+    /// Whether the newest membership that has started committed a step.
+    pub fn has_trained(&self) -> bool {
+        let first = self.started().and_then(|(_, past)| past.started);
+        first.is_some_and(|(first_step, _)| self.committed > Some(first_step))
     }
 
     /// What remains when the run is begun again after its end: what was learned, not who was there, nor what befell them.

@@ -47,8 +47,10 @@ pub enum Reason {
     Incomplete {
         /// Workers there.
         present: u32,
-        /// Workers wanted.
+        /// Workers at most.
         world: u32,
+        /// Workers to begin with at least: as many in a fixed world.
+        enough: u32,
     },
     /// A generation was formed, and its ranks connect.
     Formed {
@@ -115,7 +117,10 @@ impl Reason {
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Incomplete { present, world } => write!(f, "{present} of {world} workers are there"),
+            Self::Incomplete { present, world, enough } => {
+                write!(f, "{present} of {world} workers are there")?;
+                if enough < world { write!(f, "; {enough} are enough to begin") } else { Ok(()) }
+            }
             Self::Formed { generation, workers } => {
                 write!(f, "generation {generation} of {workers} workers connects")
             }

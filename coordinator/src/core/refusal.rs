@@ -1,6 +1,11 @@
 //! Why the coordinator says no: typed, with both sides of every contradiction and the remedy.
 
-use coxswain_proto::ids::{Generation, Seat, Step, WorkerId};
+use std::collections::VecDeque;
+
+use coxswain_proto::{
+    ids::{Generation, Seat, Step, WorkerId},
+    limits::MAX_REFUSALS_KEPT,
+};
 
 use super::{event::DataSet, reason::Reason};
 
@@ -175,6 +180,26 @@ impl Refusal {
             Self::UnknownWorker(_) | Self::Over(_) | Self::Stale { .. } | Self::PlaceKept { .. }
         );
         !usual
+    }
+}
+
+/// What callers were refused that ask again and again: told once to each.
+#[derive(Clone, Debug, Default)]
+pub struct Refused(VecDeque<(String, Refusal)>);
+
+impl Refused {
+    /// Remembers a refusal; whether this caller has not been told the same before. Who has no name is always told anew.
+    pub fn is_news(&mut self, caller: Option<String>, refusal: &Refusal) -> bool {
+        let Some(caller) = caller else { return true };
+        let told = (caller, refusal.clone());
+        if self.0.contains(&told) {
+            return false;
+        }
+        if self.0.len() >= MAX_REFUSALS_KEPT {
+            self.0.pop_front();
+        }
+        self.0.push_back(told);
+        true
     }
 }
 

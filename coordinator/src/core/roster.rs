@@ -280,6 +280,11 @@ impl Roster {
         worker.is_some_and(|worker| !std::mem::replace(&mut worker.named, true))
     }
 
+    /// Whether any of these seats has a worker that is not gone.
+    pub fn lives_at(&self, mut seats: impl Iterator<Item = Seat>) -> bool {
+        seats.any(|seat| self.living_at(seat).is_some())
+    }
+
     /// Workers that are there and not gone.
     pub fn present(&self) -> u32 {
         self.living().count() as u32

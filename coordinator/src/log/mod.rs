@@ -84,9 +84,9 @@ impl Log {
             News::Checkpoint(entry) => checkpoint(entry),
             News::Failure(failure, spent) => {
                 self.recovering = !failure.fatal;
-                first_cause(failure, *spent);
+                first_cause(failure, spent);
             }
-            News::LostOutside(failure, spent) => first_cause(failure, *spent),
+            News::LostOutside(failure, spent) => first_cause(failure, spent),
             News::Sample(at, verdict, failure) => {
                 let (epoch, position, row) = (at.epoch, at.position, at.row.row);
                 let line = lines::sample(at, *verdict, failure);
@@ -175,7 +175,7 @@ fn checkpoint(entry: &CheckpointEntry) {
     }
 }
 
-fn first_cause(failure: &Failure, spent: Spent) {
+fn first_cause(failure: &Failure, spent: &Spent) {
     let text = lines::one_line(&failure.to_string());
     let victims: Vec<_> = failure.victims.iter().map(|seat| seat.0).collect();
     macro_rules! told {

@@ -4,7 +4,7 @@ use std::pin::Pin;
 
 use coxswain_proto::{
     ids::Step,
-    limits::{MAX_LEDGER_PAGE, MAX_LEDGER_RANKS},
+    limits::{MAX_ERROR_TEXT, MAX_LEDGER_PAGE, MAX_LEDGER_RANKS},
     v1::{self, control_server::Control, watch_event::Kind},
 };
 use tokio_stream::{
@@ -13,7 +13,7 @@ use tokio_stream::{
 };
 use tonic::{Request, Response, Status};
 
-use super::{Service, books, encode, mismatch};
+use super::{Service, books, encode, fields::cut, mismatch};
 use crate::{
     clock,
     core::{
@@ -68,7 +68,7 @@ impl Control for Service {
     }
 
     async fn stop_run(&self, request: Request<v1::StopRunRequest>) -> Answer<v1::StopRunResponse> {
-        let reason = request.into_inner().reason;
+        let reason = cut(request.into_inner().reason, MAX_ERROR_TEXT);
         Ok(Response::new(v1::StopRunResponse { phase: self.phase_after(Ask::Stop { reason }).await? }))
     }
 
@@ -80,6 +80,7 @@ impl Control for Service {
             Some(Node::NodeId(node_id)) => NodeName::Launcher(node_id),
             None => return Err(Status::invalid_argument("node: a node's rank or id is needed")),
         };
+        let reason = cut(reason, MAX_ERROR_TEXT);
         match self.handle.ask(Ask::Drain { node, reason }).await? {
             Reply::Drained(node_rank) => Ok(Response::new(v1::DrainNodeResponse { node_rank })),
             other => Err(mismatch(&other)),

@@ -3,7 +3,7 @@
 use coxswain_coordinator::Outcome;
 use coxswain_proto::{
     ids::Step,
-    limits::WATCH_QUEUE,
+    limits::{MAX_ERROR_TEXT, WATCH_QUEUE},
     v1::{self, directive::Kind, watch_event},
 };
 
@@ -30,17 +30,19 @@ async fn a_run_can_be_paused_resumed_checkpointed_and_stopped() {
     let resumed = people.resume(v1::ResumeRequest {}).await.unwrap().into_inner();
     assert_eq!(resumed.phase(), v1::RunPhase::Training);
     people.checkpoint(v1::CheckpointRequest {}).await.unwrap();
-    people.stop_run(v1::StopRunRequest { reason: "enough".into() }).await.unwrap();
+    let long = format!("enough{}", "!".repeat(2 * MAX_ERROR_TEXT));
+    let cut = &long[..MAX_ERROR_TEXT];
+    people.stop_run(v1::StopRunRequest { reason: long.clone() }).await.unwrap();
     for worker in &mut crew {
         assert_eq!(worker.ordered().await, Kind::Resume(v1::Resume {}));
         assert_eq!(worker.ordered().await, Kind::Checkpoint(v1::CheckpointNow { request: 1 }));
-        assert_eq!(worker.ordered().await, Kind::Stop(v1::Stop { reason: "enough".into() }));
+        assert_eq!(worker.ordered().await, Kind::Stop(v1::Stop { reason: cut.into() }));
         worker.steps(1..2).await.unwrap();
     }
     for worker in &mut crew {
         worker.leave(0).await;
     }
-    let outcome = Outcome::Stopped { steps: Step(2), reason: "enough".into() };
+    let outcome = Outcome::Stopped { steps: Step(2), reason: cut.into() };
     assert_eq!(sandbox.outcome().await.unwrap(), outcome);
 }
 

@@ -254,7 +254,7 @@ async fn a_run_that_begins_anew_forgets_its_ledger_unless_its_coordinator_was_on
 }
 
 #[tokio::test]
-async fn the_state_directory_of_another_run_is_refused_with_both_names() {
+async fn the_state_directory_of_another_run_is_refused_with_what_differs() {
     let directory = tempfile::tempdir().unwrap();
     let mut first = journaled(directory.path());
     first.run_id = Some("monday".into());
@@ -269,8 +269,13 @@ async fn the_state_directory_of_another_run_is_refused_with_both_names() {
         "{error:?}"
     );
     let text = error.to_string();
-    for part in ["monday", "train.global_batch (8 there, 16 here)", "run.output_dir", "remove that directory"]
-    {
+    let parts = [
+        "begun by this run with another configuration",
+        "train.global_batch (8 there, 16 here)",
+        "run.output_dir",
+        "remove that directory",
+    ];
+    for part in parts {
         assert!(text.contains(part), "{text}");
     }
 }

@@ -148,7 +148,7 @@ impl Machine {
                 },
                 Phase::Gathering(_) | Phase::Running(_) => self.newest_fault(),
             },
-            spent: self.spent,
+            spent: self.spent.clone(),
             max_restarts: self.config.budgets.restarts,
             sizes: self.plan.map(|plan| (plan.samples(), plan.global_batch())),
             cache: self.cache_status(),

@@ -122,7 +122,7 @@ impl Machine {
         incident.lose(seat);
         incident.cause.get_or_insert_with(|| failure.clone());
         out.push(Action::Record(Record::Failure(failure.clone())));
-        out.push(Action::Publish(News::Failure(failure.clone(), self.spent)));
+        out.push(Action::Publish(News::Failure(failure.clone(), self.spent.clone())));
         let because = format!("rank {seat} of a node that was to leave is lost: {}", failure.message);
         self.break_up(now, &because, true, out);
     }

@@ -9,7 +9,7 @@ use crate::{
         failure::{Failure, Incident},
         news::MemberChange,
         phase::{End, Phase},
-        roster::Gone,
+        roster::{Gone, Worker},
     },
     options::CauseKind,
 };
@@ -32,6 +32,7 @@ impl Machine {
         worker.ready = false;
         out.extend(worker.line.take().map(Action::Close));
         let seat = worker.seat();
+        self.watch_for_its_node(seat);
         out.push(Action::Record(Record::Left { seat, exit_code }));
         self.announce(MemberChange::Left { seat, exit_code, reason: reason.clone() }, out);
         if exit_code == 0 && self.orders.stop.is_none() {
@@ -101,25 +102,20 @@ impl Machine {
             failure.message.push_str("; nobody came in its place");
             return failure;
         }
-        let world = self.config.world.size();
-        let missing: Vec<_> =
-            (0..world).filter(|seat| self.roster.living_at(Seat(*seat)).is_none()).collect();
-        let some: Vec<_> = missing.iter().take(8).map(u32::to_string).collect();
-        let more = if missing.len() > some.len() { ", ..." } else { "" };
+        let (world, enough) = (self.config.world.size(), self.config.world.least());
         let seconds = self.config.patience.rendezvous.as_secs();
         let present = self.roster.present();
-        let message = if missing.is_empty() {
+        let message = if present >= enough {
             let waiting = self.roster.living().filter(|worker| !worker.assignable());
-            let some: Vec<_> = waiting.take(8).map(|worker| worker.seat().to_string()).collect();
-            format!(
-                "all {world} workers came, but not all were ready within {seconds} s: ranks {}",
-                some.join(", ")
-            )
+            let came = if present == world { format!("all {world}") } else { present.to_string() };
+            let ranks = some(waiting.map(Worker::seat));
+            format!("{came} workers came, but not all were ready within {seconds} s: ranks {ranks}")
+        } else if self.config.world.elastic() {
+            format!("only {present} of the {enough} workers that are enough came within {seconds} s")
         } else {
-            format!(
-                "only {present} of {world} workers came within {seconds} s; missing ranks: {}{more}",
-                some.join(", ")
-            )
+            let missing = (0..world).map(Seat).filter(|seat| self.roster.living_at(*seat).is_none());
+            let missing = some(missing);
+            format!("only {present} of {world} workers came within {seconds} s; missing ranks: {missing}")
         };
         Failure::of_run(CauseKind::Rendezvous, message)
     }
@@ -141,4 +137,14 @@ impl Machine {
             _ => End::Finished(steps),
         }
     }
+}
+
+/// The first ranks of a list that may be long.
+fn some(seats: impl Iterator<Item = Seat>) -> String {
+    const SHOWN: usize = 8;
+    let mut seats: Vec<_> = seats.take(SHOWN + 1).map(|seat| seat.to_string()).collect();
+    if seats.len() > SHOWN {
+        seats[SHOWN] = "...".into();
+    }
+    seats.join(", ")
 }

@@ -63,8 +63,8 @@ impl Machine {
         if was_gone {
             self.node_is_there(place, out);
         }
-        if first || recalled {
-            self.launcher_follows(now, place, recalled);
+        if first || recalled || was_gone {
+            self.launcher_follows(now, place, !first);
         }
         Ok(Reply::Done)
     }
@@ -288,10 +288,14 @@ impl Machine {
 
     /// Says how many are there, while some are missing.
     fn count_present(&mut self, out: &mut Vec<Action>) {
-        let (present, world) = (self.roster.present(), self.config.world.size());
         if matches!(self.phase, Phase::Gathering(_)) && self.incident.is_none() {
-            self.say(Reason::Incomplete { present, world }, out);
+            self.say(self.incomplete(), out);
         }
+    }
+
+    pub(super) fn incomplete(&self) -> Reason {
+        let (present, world) = (self.roster.present(), self.config.world);
+        Reason::Incomplete { present, world: world.size(), enough: world.least() }
     }
 
     pub(super) fn announce(&self, change: MemberChange, out: &mut Vec<Action>) {

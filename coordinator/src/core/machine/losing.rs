@@ -24,19 +24,22 @@ impl Machine {
             out.push(Action::Publish(News::Consequence(failure.into())));
             return self.finish(now, out);
         }
-        if failure.kind.is_final() {
+        if self.is_final(failure.kind, self.trains(seat)) {
             return self.fatal(now, failure, out);
         }
         if self.drained(seat) {
             return self.lose_drained(now, seat, failure, out);
         }
+        if failure.kind.is_final() && self.is_dispensable(seat) {
+            // The next process on its machine would fail alike.
+            return self.lost_outside(failure, out);
+        }
         if matches!(self.phase, Phase::Running(_)) && !self.is_member(seat) {
             // The generation goes on without it.
             if self.afford(now, &failure, out) {
-                let failure = std::sync::Arc::new(failure);
-                out.push(Action::Record(Record::Failure(failure.clone())));
-                out.push(Action::Publish(News::LostOutside(failure.clone(), self.spent)));
-                self.call_back(now, seat, failure.message.clone(), out);
+                let because = failure.message.clone();
+                self.lost_outside(failure, out);
+                self.call_back(now, seat, because, out);
             }
             return;
         }
@@ -49,10 +52,38 @@ impl Machine {
             incident.cause.get_or_insert_with(|| failure.clone());
         }
         out.push(Action::Record(Record::Failure(failure.clone())));
-        out.push(Action::Publish(News::Failure(failure.clone(), self.spent)));
+        out.push(Action::Publish(News::Failure(failure.clone(), self.spent.clone())));
         self.call_back(now, seat, failure.message.clone(), out);
         let because = format!("rank {seat} is lost: {}", failure.message);
         self.break_up(now, &because, true, out);
+    }
+
+    /// Whether the same would happen again, whoever tries. Once steps have been committed the run file, the model and the data are known to
+    /// be good: input that a worker cannot use which does not train with it is a matter of its machine.
+    fn is_final(&self, kind: CauseKind, trains: bool) -> bool {
+        let local = kind == CauseKind::BadInput && self.proven && !trains;
+        kind.is_final() && !local
+    }
+
+    /// Whether an elastic world has enough workers without a seat that has no part in what trains now.
+    fn is_dispensable(&self, seat: Seat) -> bool {
+        let world = self.config.world;
+        let others =
+            self.roster.living().filter(|worker| worker.seat() != seat && !self.drained(worker.seat()));
+        world.elastic() && !self.is_member(seat) && others.count() >= world.least() as usize
+    }
+
+    /// Somebody is lost whom nobody waits for.
+    fn lost_outside(&self, failure: Failure, out: &mut Vec<Action>) {
+        let failure = std::sync::Arc::new(failure);
+        out.push(Action::Record(Record::Failure(failure.clone())));
+        out.push(Action::Publish(News::LostOutside(failure, self.spent.clone())));
+    }
+
+    /// Whether a seat's worker is a member of the generation that trains.
+    fn trains(&self, seat: Seat) -> bool {
+        let trains = matches!(&self.phase, Phase::Running(running) if running.training().is_some());
+        trains && self.is_member(seat)
     }
 
     /// As [`Machine::lose`], for a worker that said nothing.
@@ -103,20 +134,35 @@ impl Machine {
     /// Every worker and node that has been missed for too long is lost.
     pub(super) fn look_for_losses(&mut self, now: Timestamp, out: &mut Vec<Action>) {
         self.look_for_an_earlier_launch(now, out);
-        while let Some(place) = self.nodes.lose_one(now) {
-            self.lose_node(now, place, out);
-        }
         while let Some(lost) = self.roster.lost(now, &self.config.patience) {
             let (seat, message) = (lost.seat(), loss(lost, now));
             self.lose_silently(now, seat, message, out);
         }
-        self.next_loss = [self.roster.next_loss(&self.config.patience), self.nodes.next_loss()]
-            .into_iter()
-            .flatten()
-            .min();
+        let (world, roster) = (self.config.world, &self.roster);
+        let lives = |place| roster.lives_at(world.seats_of(place));
+        let missed: Vec<_> = std::iter::from_fn(|| self.nodes.lose_one(now, lives)).collect();
+        for place in missed {
+            self.lose_node(now, place, out);
+        }
+        self.next_loss = self.next_possible_loss();
         self.try_form(now, out);
     }
 
+    /// When a worker could count as lost next, or a node.
+    pub(in crate::core) fn next_possible_loss(&self) -> Option<Timestamp> {
+        let lives = |place| self.roster.lives_at(self.config.world.seats_of(place));
+        let losses = [self.roster.next_loss(&self.config.patience), self.nodes.next_loss(lives)];
+        losses.into_iter().flatten().min()
+    }
+
+    /// A worker is gone: if it was the last of a launcher that is missed, so may that be.
+    pub(super) fn watch_for_its_node(&mut self, seat: Seat) {
+        if let Some(at) = self.nodes.gone_at(self.config.world.node_of(seat)) {
+            self.watch_for_loss(at);
+        }
+    }
+
+    /// A launcher is missed, and nobody of it lives: another one may have its place. If it comes back it is told whom to start.
     fn lose_node(&mut self, now: Timestamp, place: u32, out: &mut Vec<Action>) {
         let host = self.nodes.at(place).map_or_else(String::new, |node| node.host.clone());
         out.push(Action::Record(Record::NodeGone { place }));
@@ -125,10 +171,6 @@ impl Machine {
         }
         for seat in self.config.world.seats_of(place) {
             self.starts.end(now, seat);
-            if self.roster.living_at(seat).is_some() {
-                let message = format!("its node {place} is gone: the launcher's line stayed closed");
-                self.lose_silently(now, seat, message, out);
-            }
         }
         self.forget_drain(place, out);
     }
@@ -164,7 +206,7 @@ impl Machine {
             incident.cause = Some(failure.clone());
         }
         out.push(Action::Record(Record::Failure(failure.clone())));
-        out.push(Action::Publish(News::Failure(failure, self.spent)));
+        out.push(Action::Publish(News::Failure(failure, self.spent.clone())));
         true
     }
 
@@ -180,13 +222,14 @@ impl Machine {
 
     pub(super) fn spend(&mut self, change: impl FnOnce(&mut Spent), out: &mut Vec<Action>) {
         change(&mut self.spent);
-        out.push(Action::Record(Record::Spent(self.spent)));
+        out.push(Action::Record(Record::Spent(self.spent.clone())));
     }
 
-    /// Asks the launcher of a seat for a new process, if there is a launcher.
+    /// Asks the launcher of a seat for a new process, if there ever was a launcher: one that is missed hears it when it is back, and one
+    /// that has taken its place by then starts all of its processes by itself.
     pub(super) fn call_back(&mut self, now: Timestamp, seat: Seat, reason: String, out: &mut Vec<Action>) {
         let place = self.config.world.node_of(seat);
-        let respawn = match self.nodes.at(place).filter(|node| !node.gone) {
+        let respawn = match self.nodes.at(place) {
             // A process is on its way, of another launcher perhaps, or has come by itself: to ask for one would end that.
             Some(_) if self.starts.at(seat) || self.roster.refilled(seat) => None,
             Some(_) => self.roster.ask_respawn(seat, reason).cloned(),
@@ -225,6 +268,7 @@ impl Machine {
         worker.ready = false;
         out.extend(worker.line.take().map(Action::Close));
         out.push(Action::Record(Record::Lost { seat, respawn: None }));
+        self.watch_for_its_node(seat);
     }
 
     pub(super) fn is_member(&self, seat: Seat) -> bool {
@@ -264,7 +308,7 @@ impl Machine {
         let seat = worker.seat();
         failure.seat = Some(seat);
         failure.host.clone_from(&worker.claim.host);
-        if failure.kind.is_final() {
+        if self.is_final(failure.kind, self.trains(seat)) {
             // It has its good-byes to say.
             self.fatal(now, failure, out);
         } else {
@@ -276,7 +320,7 @@ impl Machine {
 
     fn failed_unregistered(&mut self, now: Timestamp, failure: Failure, out: &mut Vec<Action>) -> Reply {
         match failure.seat {
-            _ if failure.kind.is_final() => self.fatal(now, failure, out),
+            _ if self.is_final(failure.kind, false) => self.fatal(now, failure, out),
             Some(seat) => {
                 // Its launcher will say that the process has ended.
                 out.push(Action::Publish(News::Consequence(failure.clone().into())));

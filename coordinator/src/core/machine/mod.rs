@@ -54,7 +54,7 @@ use super::{
     phase::{End, Gathering, LastCall, Phase, Stage},
     quarantine::Quarantine,
     reason::{Reason, RunPhase},
-    refusal::{Refusal, Witness},
+    refusal::{Refusal, Refused, Witness},
     report::CommittedStep,
     roster::Roster,
     starts::Starts,
@@ -110,8 +110,8 @@ pub struct Machine {
     pub(super) spent: Spent,
     /// Since when the results are known to be on disk, while not everybody has left.
     safe_since: Option<Timestamp>,
-    /// Who was lost with the last generation that ended without a step.
-    barren_seats: BTreeSet<Seat>,
+    /// A step was committed in this launch: its run file, model and data can be used.
+    proven: bool,
     pub(super) quarantine: Quarantine,
     pub(super) generation: Generation,
     pub(super) cache: CacheBook,
@@ -124,6 +124,7 @@ pub struct Machine {
     memory: MemoryLedger,
     checkpoints: Checkpoints,
     refreshes: Vec<Refresh>,
+    refused: Refused,
     /// When to look for lost workers and nodes; none counts as lost before.
     next_loss: Option<Timestamp>,
 }
@@ -173,14 +174,14 @@ impl Machine {
             starts: Starts::default(),
             reunited: false,
             phase: Phase::Gathering(Box::new(Gathering::new(now.after(config.patience.rendezvous)))),
-            reason: Reason::Incomplete { present: 0, world: world.size() },
+            reason: Reason::Incomplete { present: 0, world: world.size(), enough: world.least() },
             orders: past.orders.clone(),
             progress: Progress { committed, last: None, pace: Pace::default() },
             motion: Motion::default(),
             incident: None,
-            spent: past.spent,
+            spent: past.spent.clone(),
             safe_since: None,
-            barren_seats: BTreeSet::new(),
+            proven: config.restarted && past.has_trained(),
             quarantine: past.quarantine.clone(),
             generation: past.newest().map_or(Generation(0), |(generation, _)| generation),
             survived: past.fault.clone(),
@@ -189,6 +190,7 @@ impl Machine {
             memory: MemoryLedger::default(),
             checkpoints,
             refreshes: Vec::new(),
+            refused: Refused::default(),
             next_loss: None,
             config,
         };
@@ -267,6 +269,7 @@ impl Machine {
     }
 
     fn asked(&mut self, now: Timestamp, ticket: Ticket, ask: Ask, out: &mut Vec<Action>) {
+        let caller = ask.caller();
         let reply = match ask {
             Ask::JoinNode(claim) => self.join_node(now, claim, out),
             Ask::FollowNode { node_id, stream } => {
@@ -324,6 +327,7 @@ impl Machine {
         };
         if let Err(refusal) = &reply
             && refusal.is_news()
+            && self.refused.is_news(caller, refusal)
         {
             out.push(Action::Publish(News::Refused(refusal.clone())));
         }

@@ -63,8 +63,7 @@ impl Machine {
             (None, Some(plan)) if !self.roster.all_gone() => self.recall_phase(now, past, plan),
             (None, _) => {}
         }
-        let losses = [self.roster.next_loss(&self.config.patience), self.nodes.next_loss()];
-        self.next_loss = losses.into_iter().flatten().min();
+        self.next_loss = self.next_possible_loss();
         if self.waits_for_drift() == Some(self.progress.committed) {
             self.drift_by = Some(now.after(reunion + self.config.patience.drift));
         }

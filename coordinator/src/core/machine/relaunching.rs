@@ -16,7 +16,6 @@ use super::{Machine, Timestamp};
 use crate::core::{
     action::{Action, Record},
     phase::{Gathering, Phase},
-    reason::Reason,
     roster::{Gone, Worker},
 };
 
@@ -65,7 +64,6 @@ impl Machine {
         self.incident = None;
         self.spend(|spent| *spent = Default::default(), out);
         self.order(|orders| *orders = Default::default(), out);
-        let (present, world) = (self.roster.present(), self.config.world.size());
-        self.say(Reason::Incomplete { present, world }, out);
+        self.say(self.incomplete(), out);
     }
 }

@@ -181,7 +181,7 @@ impl Machine {
             source,
             took: now.since(incident.since),
             what: incident.what(),
-            spent: self.spent,
+            spent: self.spent.clone(),
             max_restarts: self.config.budgets.restarts,
         })));
     }

@@ -125,7 +125,7 @@ impl Machine {
         let reason = Reason::of_end(&end);
         let told = match &end {
             End::Failed(failure) => {
-                out.push(Action::Publish(News::Failure(failure.clone(), self.spent)));
+                out.push(Action::Publish(News::Failure(failure.clone(), self.spent.clone())));
                 failure.to_string()
             }
             End::Finished(_) | End::Stopped(..) => reason.to_string(),
@@ -199,10 +199,9 @@ impl Machine {
         }
         // Faults that have nothing to do with each other are no loop: one comes back to the same worker, or has none to blame.
         let lost = self.incident.as_ref().map(|incident| incident.lost.clone()).unwrap_or_default();
-        let again = lost.is_empty() || !lost.is_disjoint(&self.barren_seats);
-        self.barren_seats = lost;
-        self.spend(|spent| spent.barren = if again { spent.barren + 1 } else { 1 }, out);
-        let barren = self.spent.barren;
+        let again = lost.is_empty() || !lost.is_disjoint(&self.spent.barren_seats);
+        let barren = if again { self.spent.barren + 1 } else { 1 };
+        self.spend(|spent| (spent.barren, spent.barren_seats) = (barren, lost), out);
         if barren < limits::MAX_BARREN_GENERATIONS {
             return true;
         }

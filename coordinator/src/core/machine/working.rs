@@ -145,9 +145,10 @@ impl Machine {
     /// Makes one step part of the run.
     pub(super) fn committed_step(&mut self, step: &Arc<CommittedStep>, out: &mut Vec<Action>) {
         self.progress.committed = Step(step.step.0 + 1);
+        self.proven = true;
         out.push(Action::Record(Record::Step(step.clone())));
         if self.spent.barren > 0 {
-            self.spend(|spent| spent.barren = 0, out);
+            self.spend(|spent| (spent.barren, spent.barren_seats) = Default::default(), out);
         }
         if self.quarantine.consumed(step.epoch, &step.positions) {
             out.push(Action::Record(Record::Quarantine(self.quarantine.clone())));

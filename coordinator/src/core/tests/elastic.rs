@@ -1,6 +1,7 @@
 //! Worlds that grow and shrink.
 
 use super::*;
+use crate::core::event::Ended;
 
 /// Two nodes at most, one at least, two workers each.
 pub(super) fn elastic() -> Run {
@@ -87,6 +88,17 @@ fn a_full_world_begins_at_once() {
         come(&mut run, rank);
     }
     assert_eq!(members(&run), [0, 1, 2, 3]);
+}
+
+#[test]
+fn people_are_told_how_many_are_enough() {
+    let mut run = elastic();
+    come(&mut run, 0);
+    let told = |run: &Run| run.machine.reason.to_string();
+    assert_eq!(told(&run), "1 of 4 workers are there; 2 are enough to begin");
+    pass(&mut run, 61);
+    assert_eq!(told(&run), "only 1 of the 2 workers that are enough came within 60 s");
+    assert_eq!(Run::new(config(3)).machine.reason.to_string(), "0 of 3 workers are there");
 }
 
 #[test]
@@ -195,6 +207,37 @@ fn the_budget_for_rescaling_is_its_own() {
     come(&mut run, 2);
     let actions = come(&mut run, 3);
     assert_eq!(told(&actions, 0), [] as [&Directive; 0]);
+}
+
+fn exit(run: &mut Run, node: u32, seat: u32, (pid, ended): (u32, Ended)) -> Vec<Action> {
+    run.tell(Ask::Exit { node_id: format!("node-{node}"), seat: Seat(seat), pid: Some(pid), ended })
+}
+
+#[test]
+fn a_node_that_joins_without_its_data_costs_the_others_nothing() {
+    let mut run = one_node();
+    (0..2).for_each(|rank| drop(run.steps(rank, 0..5)));
+    join(&mut run, 1);
+    for pid in 900..905 {
+        let actions = exit(&mut run, 1, 2 + pid % 2, (pid, Ended::Code(3)));
+        assert!(matches!(news(&actions)[..], [News::LostOutside(..)]), "{actions:?}");
+        let asked = |action: &&Action| matches!(action, Action::TellNode(..));
+        assert_eq!(actions.iter().find(asked), None, "the next one would fail alike");
+    }
+    assert_eq!((members(&run), run.machine.spent.restarts), (vec![0, 1], 0));
+}
+
+#[test]
+fn a_lost_worker_whose_machine_cannot_bring_it_back_is_done_without() {
+    let mut run = both_nodes();
+    (0..4).for_each(|rank| drop(run.steps(rank, 0..5)));
+    exit(&mut run, 1, 3, (103, Ended::Signal(9)));
+    (0..3).for_each(|rank| drop(run.get_ready(rank, 1, "")));
+    for pid in 900..905 {
+        exit(&mut run, 1, 3, (pid, Ended::Code(2)));
+    }
+    pass(&mut run, 6);
+    assert_eq!((members(&run), run.machine.spent.restarts), (vec![0, 1, 2], 1));
 }
 
 #[test]

@@ -61,6 +61,30 @@ fn exit_codes_for_configuration_data_and_memory_end_the_run() {
 }
 
 #[test]
+fn input_that_a_successor_cannot_use_is_its_machines_fault_once_steps_are_committed() {
+    let mut run = super::recovery::at_step_ten();
+    run.kill(1);
+    let mut exit = |pid| {
+        let ended = Ended::Code(2);
+        run.tell(Ask::Exit { node_id: NODE.into(), seat: Seat(1), pid: Some(pid), ended });
+        (run.phase(), run.machine.spent.restarts)
+    };
+    assert_eq!(exit(1101), (RunPhase::WaitingForWorkers, 2), "the card may come back");
+    assert_eq!(exit(2101), (RunPhase::WaitingForWorkers, 3));
+    assert_eq!(exit(3101), (RunPhase::Failed, 3), "it does not");
+    run.wait(Duration::from_secs(30));
+    let Some(Outcome::Failed(cause)) = run.machine.outcome() else { panic!("it goes on") };
+    assert_eq!(cause.kind, CauseKind::BadInput);
+}
+
+#[test]
+fn input_that_a_member_cannot_use_any_more_ends_the_run_all_the_same() {
+    let mut run = super::recovery::at_step_ten();
+    run.tell(failure(1, CauseKind::BadInput));
+    assert_eq!(run.phase(), RunPhase::Failed);
+}
+
+#[test]
 fn a_worker_whose_line_stays_closed_is_lost_in_less_than_a_second() {
     let mut run = Run::fragile(2);
     run.wait(Duration::from_secs(1));

@@ -6,7 +6,7 @@ use super::{
     *,
 };
 use crate::{
-    core::{event::Ended, failure::Failure},
+    core::{event::Ended, failure::Failure, news::MemberChange},
     options::CauseKind,
 };
 
@@ -45,17 +45,57 @@ fn a_launcher_that_opens_its_line_again_is_asked_again() {
     assert_eq!(respawns(&actions), [], "somebody has come");
 }
 
+/// The launcher's line is closed, while these ranks heartbeat.
+fn cut_off(run: &mut Run, ranks: std::ops::Range<u32>, seconds: u32) -> Vec<Action> {
+    run.event(Event::NodeLineClosed(NODE.into(), NODE_LINE));
+    let second = |_| {
+        let actions = run.wait(Duration::from_secs(1));
+        ranks.clone().for_each(|rank| drop(run.beat(rank, WorkerPhase::Forward)));
+        actions
+    };
+    (0..seconds).flat_map(second).collect()
+}
+
 #[test]
-fn a_node_whose_line_stays_closed_is_gone_with_its_workers() {
+fn a_launcher_that_is_stopped_keeps_its_workers_and_its_place() {
+    let mut run = at_step_ten();
+    let actions = cut_off(&mut run, 0..2, 18);
+    assert_eq!((news(&actions), run.machine.spent.restarts), (vec![], 0));
+    let kept = Refusal::PlaceKept { node_rank: 0, host: "node-a".into() };
+    assert_eq!(run.ask(wants("other", "node-b", None, 2)).0, Err(kept));
+    // Whoever is lost meanwhile is started by it once it goes on.
+    run.event(Event::LineClosed(id(1), StreamId(1)));
+    assert_eq!(respawns(&cut_off(&mut run, 0..1, 6)), []);
+    assert_eq!(run.machine.spent.restarts, 1);
+    let actions = run.tell(Ask::FollowNode { node_id: NODE.into(), stream: NODE_LINE });
+    assert_eq!(respawns(&actions), [(1, 1)]);
+}
+
+#[test]
+fn a_launcher_that_was_given_up_is_asked_for_everybody_once_it_is_back() {
     let mut run = at_step_ten();
     run.event(Event::NodeLineClosed(NODE.into(), NODE_LINE));
-    run.wait(Duration::from_millis(2500));
-    for rank in 0..2 {
-        run.beat(rank, WorkerPhase::Forward);
-    }
-    let actions = run.wait(Duration::from_millis(600));
-    assert!(survived(&actions).is_some_and(|text| text.contains("node 0 is gone")), "{actions:?}");
-    assert_eq!(run.phase(), RunPhase::WaitingForWorkers);
+    run.event(Event::LineClosed(id(1), StreamId(1)));
+    run.wait(Duration::from_secs(4));
+    assert!(run.machine.nodes.at(0).is_some_and(|node| node.gone));
+    // A process that it had started before comes late, and is lost while nobody can be told.
+    run.tell(Ask::Register(successor(0, 1)));
+    run.wait(Duration::from_secs(4));
+    assert_eq!(run.machine.roster.present(), 0);
+    let actions = run.tell(Ask::FollowNode { node_id: NODE.into(), stream: NODE_LINE });
+    assert_eq!(respawns(&actions), [(0, 2), (1, 1)]);
+    assert_eq!(run.machine.spent.restarts, 2, "rank 0 was lost twice");
+}
+
+#[test]
+fn a_node_whose_line_stays_closed_is_gone_once_its_workers_are() {
+    let mut run = at_step_ten();
+    cut_off(&mut run, 0..2, 4);
+    let actions = run.wait(Duration::from_secs(4));
+    assert!(survived(&actions).is_some_and(|text| text.contains("no sign of life for 3.0 s")), "{actions:?}");
+    let gone = |news: &&News| matches!(news, News::Member { change: MemberChange::NodeGone { .. }, .. });
+    assert_eq!(news(&actions).into_iter().filter(gone).count(), 1);
+    assert_eq!((run.phase(), run.machine.spent.restarts), (RunPhase::WaitingForWorkers, 1));
     // Another launcher takes the place, and starts all workers by itself.
     let other = wants("other", "node-b", None, 2);
     assert_eq!(run.ask(other).0, Ok(Reply::Placed { node_rank: 0, first: Seat(0) }));

@@ -173,7 +173,7 @@ fn restart(run: &mut Run, past: &Past) -> Result<(), TestCaseError> {
     prop_assert_eq!(invariants::violated(&run.machine), None);
     prop_assert_eq!(run.machine.committed(), before.committed());
     prop_assert_eq!(run.machine.generation, before.generation);
-    prop_assert_eq!(run.machine.spent, before.spent);
+    prop_assert_eq!(&run.machine.spent, &before.spent);
     prop_assert_eq!(&run.machine.orders, &before.orders);
     prop_assert_eq!(run.machine.cache.turns(), before.cache.turns());
     let over = |machine: &Machine| matches!(machine.phase, Phase::Over(_));

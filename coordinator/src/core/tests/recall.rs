@@ -163,15 +163,13 @@ fn a_checkpoint_that_was_removed_is_not_offered_again() {
     assert_eq!(status.checkpoints, []);
 }
 
-/// A launcher is cut off until it is given up, while a successor of rank 1 is asked of it.
+/// A launcher is cut off until it is given up with its workers, while a successor of rank 1 is asked of it.
 fn given_up_with_a_respawn_pending() -> Mortal {
     let mut mortal = Mortal::at_step_ten();
     mortal.keep(|run| run.event(Event::NodeLineClosed(NODE.into(), NODE_LINE)));
     assert_eq!(respawns(&mortal.keep(|run| run.kill(1))), [], "nobody can be told");
     mortal.keep(|run| run.get_ready(0, 1, ""));
-    mortal.keep(|run| run.wait(Duration::from_secs(2)));
-    mortal.keep(|run| run.beat(0, WorkerPhase::Joining));
-    mortal.keep(|run| run.wait(Duration::from_secs(2)));
+    mortal.keep(|run| run.wait(Duration::from_secs(4)));
     assert!(mortal.past.nodes.is_empty(), "it is gone");
     mortal
 }
@@ -190,16 +188,18 @@ fn a_launcher_that_was_given_up_comes_back_to_what_it_was_to_do() {
         node_rank: Some(0),
         returns: true,
     }));
-    assert_eq!(respawns(&mortal.ask(follow())), [(1, 1)], "its workers are not started by itself");
+    let asked = respawns(&mortal.ask(follow()));
+    assert_eq!(asked, [(0, 1), (1, 1)], "its workers are not started by itself");
 }
 
 #[test]
 fn a_launcher_that_comes_back_by_itself_is_remembered() {
     let mut mortal = given_up_with_a_respawn_pending();
-    assert_eq!(respawns(&mortal.ask(Ask::FollowNode { node_id: NODE.into(), stream: NODE_LINE })), [(1, 1)]);
+    let follow = || Ask::FollowNode { node_id: NODE.into(), stream: NODE_LINE };
+    assert_eq!(respawns(&mortal.ask(follow())), [(0, 1), (1, 1)]);
     mortal.kill_coordinator();
-    let (reply, actions) = mortal.run.ask(Ask::FollowNode { node_id: NODE.into(), stream: NODE_LINE });
-    assert_eq!((reply, respawns(&actions)), (Ok(Reply::Done), vec![(1, 1)]));
+    let (reply, actions) = mortal.run.ask(follow());
+    assert_eq!((reply, respawns(&actions)), (Ok(Reply::Done), vec![(0, 1), (1, 1)]));
 }
 
 #[test]

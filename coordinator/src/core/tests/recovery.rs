@@ -256,6 +256,26 @@ fn three_generations_without_a_step_end_the_run() {
 }
 
 #[test]
+fn generations_without_a_step_are_counted_on_by_a_coordinator_that_was_started_again() {
+    let mut config = config(1);
+    config.budgets.restarts = 100;
+    let mut mortal = super::mortal::Mortal::new(config);
+    mortal.ask(super::mortal::wants(NODE, "node-a", None, 1));
+    mortal.ask(Ask::FollowNode { node_id: NODE.into(), stream: NODE_LINE });
+    for life in 0..3 {
+        mortal.keep(|run| run.replace(0, life));
+        mortal.keep(|run| run.start_all(1, 0, StateSource::Fresh));
+        assert_eq!(mortal.run.machine.spent.barren, life, "one for each that was lost");
+        mortal.kill_coordinator();
+        mortal.ask(Ask::FollowNode { node_id: NODE.into(), stream: NODE_LINE });
+        mortal.reopen(0);
+        mortal.keep(|run| run.kill(0));
+    }
+    mortal.keep(|run| run.replace(0, 3));
+    assert_eq!(mortal.run.phase(), RunPhase::Failed);
+}
+
+#[test]
 fn faults_that_have_nothing_to_do_with_each_other_are_no_loop() {
     let mut config = config(2);
     config.budgets.restarts = 20;

@@ -36,7 +36,12 @@ fn nodes_get_places_in_order_of_arrival_and_keep_them() {
     assert_eq!(run.ask(node("x", None)).0, placed(0, 0));
     assert_eq!(run.ask(node("y", None)).0, placed(1, 2));
     assert_eq!(run.ask(node("x", None)).0, placed(0, 0));
-    assert_eq!(run.ask(node("z", None)).0, Err(Refusal::NodesComplete { nnodes: 2 }));
+    let refusal = Refusal::NodesComplete { nnodes: 2 };
+    let (reply, actions) = run.ask(node("z", None));
+    assert_eq!((reply, news(&actions)), (Err(refusal.clone()), vec![&News::Refused(refusal.clone())]));
+    let again = run.ask(node("z", None));
+    assert_eq!(again, (Err(refusal.clone()), vec![]), "it asks three times a second: told once");
+    assert_eq!(run.tell(node("w", None)), [Action::Publish(News::Refused(refusal))], "another one");
 }
 
 #[test]
@@ -162,7 +167,7 @@ fn two_processes_cannot_claim_one_rank() {
             drop(run.follow(0, 0));
         }
         let refusal = Refusal::RankTaken { seat: Seat(0), host: "node-a".into(), pid: 100 };
-        let (reply, actions) = run.ask(Ask::Register(successor(0, 1)));
+        let (reply, actions) = run.ask(Ask::Register(successor(0, 1 + u32::from(line))));
         assert_eq!(reply, Err(refusal.clone()));
         assert_eq!(news(&actions), [&News::Refused(refusal)]);
     }
