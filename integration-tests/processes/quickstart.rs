@@ -13,6 +13,7 @@ mod network;
 mod prediction;
 mod relaunch;
 mod samples;
+mod signals;
 mod standstill;
 mod support;
 

@@ -79,3 +79,14 @@ fn threads(pid: i32) -> usize {
 pub fn signal(pid: i32, signal: Signal) {
     kill(Pid::from_raw(pid), signal).unwrap_or_else(|error| panic!("{signal} to {pid}: {error}"));
 }
+
+/// What Ctrl-C sends; SIGTERM where this process ignores SIGINT, as background jobs of scripts do, because a launch inherits that.
+pub fn interrupt() -> Signal {
+    let status = std::fs::read_to_string("/proc/self/status").expect("Linux");
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).expect("a mask");
+    let ignored = u64::from_str_radix(ignored.trim(), 16).expect("hexadecimal");
+    match ignored & (1 << (Signal::SIGINT as i32 - 1)) {
+        0 => Signal::SIGINT,
+        _ => Signal::SIGTERM,
+    }
+}

@@ -62,7 +62,7 @@ pub struct CoordinatorArgs {
 /// Listens if neither flag nor configuration says where: `torchrun`'s port.
 const DEFAULT_LISTEN: &str = "127.0.0.1:29400";
 
-/// Serves until the run is over or a signal arrives.
+/// Serves until the run is over or a signal arrives; a launcher's child ignores signals (`supervise::child`).
 pub fn execute(args: &CoordinatorArgs) -> Outcome {
     let spec = args.spec.load()?;
     let configured = spec.launch.nproc_per_node.and_then(|workers| u32::try_from(workers).ok());
@@ -94,10 +94,8 @@ pub fn execute(args: &CoordinatorArgs) -> Outcome {
         let mut signals = signals::catch().map_err(internal)?;
         let (told, signal) = tokio::sync::oneshot::channel();
         let shutdown = async move {
-            if let Some(signal) = signals.recv().await {
-                // The receiver is read after the server has ended.
-                let _ = told.send(signal);
-            }
+            // The receiver is read after the server has ended.
+            let _ = told.send(signals.next().await);
         };
         let outcome = serve(listener, &options, shutdown).await?;
         conclude(outcome, signal)
@@ -121,7 +119,7 @@ async fn serve(
             {
                 tokio::time::sleep(ORPHAN_PATIENCE / 40).await;
             }
-            served => return served.map_err(refused),
+            served => return served.map_err(|error| refused(error, options.restarted)),
         }
     }
 }
@@ -162,9 +160,13 @@ impl CoordinatorArgs {
     }
 }
 
-fn refused(error: ServeError) -> Failed {
+/// What a coordinator that has served a moment ago finds wrong when it is started again is no mistake of the user's: its launcher tries
+/// once more, for a disk may have room again.
+fn refused(error: ServeError, restarted: bool) -> Failed {
     let exit = match error {
-        ServeError::Unprotected { .. } | ServeError::World { .. } | ServeError::Start(_) => Exit::Usage,
+        ServeError::Unprotected { .. } | ServeError::World { .. } | ServeError::Start(_) if !restarted => {
+            Exit::Usage
+        }
         _ => Exit::Internal,
     };
     Failed::new(exit, error)

@@ -122,7 +122,7 @@ impl Launch<'_> {
         let joined = rendezvous::join(&access, &self.plan, &request);
         let place = tokio::select! {
             place = joined => place?,
-            Some(signal) = signals.recv() => return Err(Failed::silent(Exit::Signal(signal))),
+            signal = signals.next() => return Err(Failed::silent(Exit::Signal(signal))),
             how = ended(&mut hosted) => return Err(self.coordinator_ended_early(how)),
         };
         self.announce(&place, &access, hosted.is_some());
@@ -286,7 +286,7 @@ async fn hand_over(results: String) {
     let Ok(mut signals) = signals::catch() else { return drop(handed.await) };
     tokio::select! {
         _ = handed => {}
-        _ = signals.recv() => {}
+        _ = signals.next() => {}
     }
 }
 

@@ -2,7 +2,10 @@
 //!
 //! The kernel sends the child SIGKILL when the thread that started it ends (`PR_SET_PDEATHSIG`), so even `kill -9` of the launcher
 //! leaves no orphan. Children are therefore started on the main thread only. Each child leads a process group of its own: a
-//! Ctrl-C of the terminal reaches the launcher alone, and a signal sent to the group reaches whatever the child started.
+//! Ctrl-C of the terminal reaches the launcher alone, and killing the group ends whatever the child started, too.
+//!
+//! Children ignore what a launcher answers (`signals`): whoever stops a launch by signalling all its processes at once must not take
+//! from the launcher the workers that are to write a checkpoint. They are ended with SIGKILL.
 //!
 //! This is the launcher's only file with `unsafe` code.
 
@@ -13,6 +16,8 @@ use nix::{
     unistd::{Pid, getppid},
 };
 use tokio::process::{Child, Command};
+
+use super::signals;
 
 /// What to start.
 #[derive(Debug)]
@@ -36,7 +41,8 @@ pub struct Streams {
     pub stderr: Stdio,
 }
 
-/// Starts `program` in a process group of its own; it is killed when the calling thread ends.
+/// Starts `program` in a process group of its own, with the signals ignored that its launcher answers; it is killed when the calling
+/// thread ends.
 pub fn spawn(program: &Program, streams: Streams) -> io::Result<Child> {
     let mut command = Command::new(&program.path);
     command
@@ -48,7 +54,7 @@ pub fn spawn(program: &Program, streams: Streams) -> io::Result<Child> {
         .process_group(0);
     let parent = Pid::this();
     // SAFETY: the closure runs between fork and exec, where only async-signal-safe calls are allowed: it makes the system calls
-    // prctl and getppid, and allocates nothing.
+    // prctl, getppid and sigaction, installs no handler, and allocates nothing.
     unsafe {
         command.pre_exec(move || {
             prctl::set_pdeathsig(signal::Signal::SIGKILL)?;
@@ -56,18 +62,19 @@ pub fn spawn(program: &Program, streams: Streams) -> io::Result<Child> {
             if getppid() != parent {
                 return Err(io::Error::from_raw_os_error(nix::libc::ESRCH));
             }
+            for answered in signals::ANSWERED {
+                signal::signal(answered, signal::SigHandler::SigIgn)?;
+            }
             Ok(())
         });
     }
     command.spawn()
 }
 
-/// Sends `number` to the process group that `child` leads; nothing if it has ended already.
-pub fn signal_group(child: &Child, number: i32) {
-    let Some(id) = child.id().and_then(|id| i32::try_from(id).ok()) else { return };
-    let Ok(signal) = signal::Signal::try_from(number) else { return };
+/// Kills the process group that `child` leads; nothing if it has ended already.
+pub fn kill_group(child: &Child) {
     // The group may be gone between its leader's end and our noticing it: not an error.
-    let _ = signal::killpg(Pid::from_raw(id), signal);
+    kill_leftovers(child.id());
 }
 
 /// Kills what is left of the process group that a child which has just been waited for led.

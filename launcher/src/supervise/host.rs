@@ -2,14 +2,21 @@
 //!
 //! It is given the listening socket as its standard input. The launcher keeps that socket open, too: while a coordinator that died is
 //! started again, calls wait in the socket's queue instead of being refused. The new one replays its journal; workers keep training
-//! meanwhile. A coordinator that dies again and again is given up.
+//! meanwhile. What kills a coordinator may pass, as a full disk does: a second death is followed by a pause, each further one by a pause
+//! twice as long, while workers look for it. One that dies again and again is given up.
 
 use std::{
-    collections::VecDeque, io, net::TcpListener, os::fd::OwnedFd, path::PathBuf, process::Stdio, sync::Arc,
-    time::Instant,
+    collections::VecDeque,
+    io,
+    net::TcpListener,
+    os::fd::OwnedFd,
+    path::PathBuf,
+    process::Stdio,
+    sync::Arc,
+    time::{Duration, Instant},
 };
 
-use coxswain_proto::limits::{COORDINATOR_RESTARTS, COORDINATOR_WINDOW};
+use coxswain_proto::limits::{COORDINATOR_PATIENCE, COORDINATOR_RESTARTS, COORDINATOR_WINDOW};
 use tokio::task::JoinHandle;
 
 use super::{
@@ -32,57 +39,90 @@ pub struct Hosting {
     pub console: Arc<dyn Console>,
 }
 
+/// Before a coordinator that has died twice within the window is started again. With the pauses after it, 1, 2, 4 and 8 s, the last start
+/// is well within the time for which workers look for a coordinator.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const _: () =
+    assert!(FIRST_PAUSE.as_secs() << (COORDINATOR_RESTARTS - 1) < COORDINATOR_PATIENCE.as_secs() / 2);
+
 /// A coordinator that is started again when it dies.
 pub struct Host {
     hosting: Hosting,
-    keeper: Keeper,
-    end: JoinHandle<Ended>,
+    life: Life,
     restarts: Restarts,
     dismissed: bool,
+}
+
+enum Life {
+    Lives(Keeper, JoinHandle<Ended>),
+    /// It died so, and is started again at that time.
+    Dead(Ended, Instant),
 }
 
 impl Host {
     /// Starts the coordinator.
     pub fn start(hosting: Hosting) -> io::Result<Self> {
+        Self::pausing(hosting, FIRST_PAUSE)
+    }
+
+    fn pausing(hosting: Hosting, first_pause: Duration) -> io::Result<Self> {
         let (keeper, end) = hosting.spawn()?;
-        Ok(Self { hosting, keeper, end, restarts: Restarts::default(), dismissed: false })
+        let restarts = Restarts { lately: VecDeque::new(), first_pause };
+        Ok(Self { hosting, life: Life::Lives(keeper, end), restarts, dismissed: false })
     }
 
     /// Kills it for good.
     pub fn dismiss(&mut self) {
         self.dismissed = true;
-        self.keeper.signal(nix::libc::SIGKILL);
+        if let Life::Lives(keeper, _) = &self.life {
+            keeper.kill();
+        }
     }
 
     /// Waits for its end by the run's outcome, starting it again when it dies. It died for good if [`died`] says so of the answer.
     /// May be dropped and called again before it is done; not after.
     pub async fn ended(&mut self) -> Ended {
         loop {
-            // A keeper's task neither panics nor is aborted.
-            let how = (&mut self.end).await.unwrap_or(Ended::Code(-1));
-            if self.dismissed || !died(how) {
-                return how;
-            }
-            let Some(count) = self.restarts.allow(Instant::now()) else {
-                self.hosting.console.line(&format!(
-                    "the coordinator died again ({how}), {COORDINATOR_RESTARTS} times within {} s: it is given up",
-                    COORDINATOR_WINDOW.as_secs()
-                ));
-                return how;
-            };
-            match self.hosting.spawn_again() {
-                Ok((keeper, end)) => (self.keeper, self.end) = (keeper, end),
-                Err(error) => {
-                    let text = format!("the coordinator died ({how}) and cannot be started again: {error}");
-                    self.hosting.console.line(&text);
-                    return how;
+            match &mut self.life {
+                Life::Lives(_, end) => {
+                    // A keeper's task neither panics nor is aborted.
+                    let how = end.await.unwrap_or(Ended::Code(-1));
+                    if self.dismissed || !died(how) || !self.will_live_again(how) {
+                        return how;
+                    }
+                }
+                Life::Dead(how, _) if self.dismissed => return *how,
+                Life::Dead(how, at) => {
+                    let how = *how;
+                    tokio::time::sleep_until((*at).into()).await;
+                    match self.hosting.spawn_again() {
+                        Ok((keeper, end)) => self.life = Life::Lives(keeper, end),
+                        Err(error) => {
+                            let text = format!("the coordinator cannot be started again: {error}");
+                            self.hosting.console.line(&text);
+                            return how;
+                        }
+                    }
                 }
             }
-            self.hosting.console.line(&format!(
-                "the coordinator died ({how}) and is started again ({count} of {COORDINATOR_RESTARTS} within {} s); workers train on",
-                COORDINATOR_WINDOW.as_secs()
-            ));
         }
+    }
+
+    /// Books a death, and says what follows.
+    fn will_live_again(&mut self, how: Ended) -> bool {
+        let (now, window) = (Instant::now(), COORDINATOR_WINDOW.as_secs());
+        let Some((count, pause)) = self.restarts.allow(now) else {
+            self.hosting.console.line(&format!(
+                "the coordinator died again ({how}), {COORDINATOR_RESTARTS} times within {window} s: it is given up"
+            ));
+            return false;
+        };
+        let when = if pause.is_zero() { String::new() } else { format!(" in {} s", pause.as_secs_f64()) };
+        self.hosting.console.line(&format!(
+            "the coordinator died ({how}) and is started again{when} ({count} of {COORDINATOR_RESTARTS} within {window} s); workers train on"
+        ));
+        self.life = Life::Dead(how, now + pause);
+        true
     }
 }
 
@@ -108,33 +148,38 @@ impl Hosting {
     }
 }
 
-/// Whether a coordinator ended otherwise than by its run's outcome: a signal, an internal error (1), a panic (101).
+/// Whether a coordinator ended otherwise than by its run's outcome: a signal, however it is told (128 + n is how shells do), an internal
+/// error (1), a panic (101).
 pub fn died(how: Ended) -> bool {
-    matches!(how, Ended::Signal(_) | Ended::Code(-1 | 1 | 101))
+    matches!(how, Ended::Signal(_) | Ended::Code(-1 | 1 | 101 | 129..))
 }
 
 /// When it was started again lately.
-#[derive(Debug, Default)]
-struct Restarts(VecDeque<Instant>);
+#[derive(Debug)]
+struct Restarts {
+    lately: VecDeque<Instant>,
+    first_pause: Duration,
+}
 
 impl Restarts {
-    /// Books a restart and returns how many there were in the window; none if there were too many.
-    fn allow(&mut self, now: Instant) -> Option<usize> {
-        while self.0.front().is_some_and(|at| now.duration_since(*at) >= COORDINATOR_WINDOW) {
-            self.0.pop_front();
+    /// Books a restart; returns how many there were in the window, and what to wait before it: nothing before the first. None if there
+    /// were too many.
+    fn allow(&mut self, now: Instant) -> Option<(usize, Duration)> {
+        while self.lately.front().is_some_and(|at| now.duration_since(*at) >= COORDINATOR_WINDOW) {
+            self.lately.pop_front();
         }
-        if self.0.len() >= COORDINATOR_RESTARTS {
+        let before = self.lately.len();
+        if before >= COORDINATOR_RESTARTS {
             return None;
         }
-        self.0.push_back(now);
-        Some(self.0.len())
+        self.lately.push_back(now);
+        let pause = if before == 0 { Duration::ZERO } else { self.first_pause * (1 << (before - 1)) };
+        Some((before + 1, pause))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::supervise::console::Recorder;
 
@@ -150,7 +195,7 @@ mod tests {
             log_dir: dir.to_owned(),
             console: console.clone(),
         };
-        (Host::start(hosting).unwrap(), console)
+        (Host::pausing(hosting, Duration::from_millis(1)).unwrap(), console)
     }
 
     fn block_on<T>(future: impl Future<Output = T>) -> T {
@@ -159,13 +204,13 @@ mod tests {
 
     #[test]
     fn only_so_many_restarts_fit_in_a_window() {
-        let (mut restarts, start) = (Restarts::default(), Instant::now());
-        for second in 0..5u64 {
-            let count = restarts.allow(start + Duration::from_secs(second));
-            assert_eq!(count, Some(second as usize + 1));
-        }
-        assert_eq!(restarts.allow(start + Duration::from_secs(59)), None);
-        assert_eq!(restarts.allow(start + Duration::from_secs(61)), Some(4), "two have left the window");
+        let mut restarts = Restarts { lately: VecDeque::new(), first_pause: FIRST_PAUSE };
+        let start = Instant::now();
+        let mut at = |second: u64| restarts.allow(start + Duration::from_secs(second));
+        let pauses = [0, 1, 2, 4, 8].map(|second| at(second).map(|(_, pause)| pause.as_secs()));
+        assert_eq!(pauses, [0, 1, 2, 4, 8].map(Some), "the first restart is immediate");
+        assert_eq!(at(59), None);
+        assert_eq!(at(61).map(|(count, _)| count), Some(4), "two have left the window");
     }
 
     #[test]
@@ -196,5 +241,23 @@ mod tests {
             host.ended().await
         });
         assert_eq!(how, Ended::Signal(9));
+    }
+
+    #[test]
+    fn one_that_is_dismissed_while_it_is_dead_stays_dead() {
+        let dir = tempfile::tempdir().unwrap();
+        let how = block_on(async {
+            let (mut host, _) = host("exit 143", dir.path());
+            host.restarts.first_pause = Duration::from_secs(1000);
+            let paused = tokio::time::timeout(Duration::from_secs(60), async {
+                while host.restarts.lately.len() < 2 {
+                    let _ = tokio::time::timeout(Duration::from_millis(10), host.ended()).await;
+                }
+            });
+            paused.await.expect("it dies twice");
+            host.dismiss();
+            host.ended().await
+        });
+        assert_eq!(how, Ended::Code(143), "a signal, as a shell tells it");
     }
 }

@@ -1,7 +1,7 @@
-//! One child process: its streams, its signals, its end.
+//! One child process: its streams and its end.
 //!
-//! A task owns the process. Signals reach it through a channel, so that none is ever sent to a process id that the kernel has given
-//! to somebody else. Its end is told only after its output has been carried to the last byte.
+//! A task owns the process and is asked to kill it, so that no signal is ever sent to a process id that the kernel has given to
+//! somebody else. Its end is told only after its output has been carried to the last byte.
 
 use std::{
     fs::{File, OpenOptions},
@@ -14,7 +14,7 @@ use std::{
 
 use tokio::{
     process::Child,
-    sync::{mpsc, watch},
+    sync::{Notify, watch},
     task::{JoinHandle, JoinSet},
 };
 
@@ -27,8 +27,6 @@ use super::{
 };
 use crate::launch::streams::Route;
 
-/// Signals waiting for one process; more than these three kinds are never sent.
-const SIGNALS: usize = 8;
 /// How long a pipe may stay open after its process has ended; something the process started may hold it.
 const DRAIN: Duration = Duration::from_secs(1);
 
@@ -59,14 +57,13 @@ pub struct Sink {
 pub struct Keeper {
     /// Its process id, for people.
     pub pid: u32,
-    signals: mpsc::Sender<i32>,
+    condemned: Arc<Notify>,
 }
 
 impl Keeper {
-    /// Sends a signal to the process's group; nothing if it has ended.
-    pub fn signal(&self, number: i32) {
-        // Full or closed: the process is being ended already.
-        let _ = self.signals.try_send(number);
+    /// Kills the process and what it started; nothing if it has ended.
+    pub fn kill(&self) {
+        self.condemned.notify_one();
     }
 }
 
@@ -87,9 +84,9 @@ pub fn start(program: &Program, stdin: Stdio, output: &Output) -> io::Result<(Ke
     for tail in [stdout_tail, stderr_tail].into_iter().flatten() {
         pumps.spawn(tail.show(shown(), written.clone()));
     }
-    let (signals, inbox) = mpsc::channel(SIGNALS);
-    let pid = process.id().unwrap_or_default();
-    Ok((Keeper { pid, signals }, tokio::spawn(keep(process, inbox, pumps, writing))))
+    let condemned = Arc::new(Notify::new());
+    let keeper = Keeper { pid: process.id().unwrap_or_default(), condemned: Arc::clone(&condemned) };
+    Ok((keeper, tokio::spawn(keep(process, condemned, pumps, writing))))
 }
 
 /// A stream that goes to a file is given the file itself, and is shown from there; one that is only shown goes through a pipe.
@@ -113,7 +110,7 @@ fn append(path: &Path) -> io::Result<File> {
 
 async fn keep(
     mut process: Child,
-    mut signals: mpsc::Receiver<i32>,
+    condemned: Arc<Notify>,
     mut pumps: JoinSet<()>,
     writing: watch::Sender<()>,
 ) -> Ended {
@@ -121,7 +118,7 @@ async fn keep(
     let status = loop {
         tokio::select! {
             status = process.wait() => break status,
-            Some(signal) = signals.recv() => child::signal_group(&process, signal),
+            () = condemned.notified() => child::kill_group(&process),
         }
     };
     // What the process started is of no use without it, and may hold what its successor needs.
@@ -155,11 +152,11 @@ mod tests {
         (Output { stdout, stderr, console, prefix: "[rank0] ".into() }, recorder)
     }
 
-    fn run(script: &str, output: &Output, signal: Option<i32>) -> Ended {
+    fn run(script: &str, output: &Output, kill: bool) -> Ended {
         tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
             let (keeper, end) = start(&shell(script), Stdio::null(), output).unwrap();
-            if let Some(signal) = signal {
-                keeper.signal(signal);
+            if kill {
+                keeper.kill();
             }
             end.await.unwrap()
         })
@@ -169,7 +166,7 @@ mod tests {
     fn tee_writes_each_stream_to_its_file_and_shows_it() {
         let dir = tempfile::tempdir().unwrap();
         let (output, recorder) = output(dir.path(), BOTH);
-        assert_eq!(run("echo out; echo err >&2; exit 3", &output, None), Ended::Code(3));
+        assert_eq!(run("echo out; echo err >&2; exit 3", &output, false), Ended::Code(3));
         assert_eq!(std::fs::read_to_string(dir.path().join("rank0000/stdout.log")).unwrap(), "out\n");
         assert_eq!(std::fs::read_to_string(dir.path().join("rank0000/stderr.log")).unwrap(), "err\n");
         let mut lines = recorder.lines();
@@ -181,8 +178,8 @@ mod tests {
     fn a_redirected_stream_is_not_shown_and_logs_are_continued() {
         let dir = tempfile::tempdir().unwrap();
         let (output, recorder) = output(dir.path(), FILE);
-        run("echo first", &output, None);
-        run("echo second", &output, None);
+        run("echo first", &output, false);
+        run("echo second", &output, false);
         assert_eq!(
             std::fs::read_to_string(dir.path().join("rank0000/stdout.log")).unwrap(),
             "first\nsecond\n"
@@ -191,10 +188,10 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_ends_the_process_and_is_told() {
+    fn a_process_that_is_killed_is_told_as_such() {
         let dir = tempfile::tempdir().unwrap();
         let (output, _) = output(dir.path(), FILE);
-        assert_eq!(run("exec sleep 1000", &output, Some(9)), Ended::Signal(9));
+        assert_eq!(run("exec sleep 1000", &output, true), Ended::Signal(9));
     }
 
     #[test]
@@ -202,11 +199,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (output, recorder) = output(dir.path(), BOTH);
         // The pipe would be held open for the whole drain by the child's child.
-        assert_eq!(run("sleep 1000 & echo $!; exit 4", &output, None), Ended::Code(4));
+        assert_eq!(run("sleep 1000 & echo $!; exit 4", &output, false), Ended::Code(4));
         let lines = recorder.lines();
         let pid = lines[0].trim_start_matches("[rank0] ");
         let gone = |stat: std::io::Result<String>| stat.map_or(true, |stat| stat.contains(") Z "));
+        let since = std::time::Instant::now();
         while !gone(std::fs::read_to_string(format!("/proc/{pid}/stat"))) {
+            assert!(since.elapsed() < Duration::from_secs(60), "it is left to end by itself");
             std::thread::yield_now();
         }
     }
@@ -215,7 +214,7 @@ mod tests {
     fn the_last_line_before_the_end_is_not_lost() {
         let dir = tempfile::tempdir().unwrap();
         let (output, recorder) = output(dir.path(), BOTH);
-        run("i=0; while [ $i -lt 2000 ]; do echo line $i; i=$((i+1)); done", &output, None);
+        run("i=0; while [ $i -lt 2000 ]; do echo line $i; i=$((i+1)); done", &output, false);
         let lines = recorder.lines();
         assert_eq!(lines.len(), 2000);
         assert_eq!(lines[1999], "[rank0] line 1999");

@@ -3,11 +3,13 @@
 //! ```text
 //! worker ends  ─▶ tell the coordinator; it orders another in its place, or ends the run
 //! order        ─▶ kill what is left of the worker ─▶ start it again
-//! run is over  ─▶ patience ─▶ SIGTERM ─▶ patience ─▶ SIGKILL       our coordinator has ended with it: the first patience is short
-//! signal       ─▶ ask the run to stop ─▶ patience ─▶ SIGTERM ─▶ patience ─▶ SIGKILL
+//! run is over  ─▶ patience ─▶ kill them all       our coordinator has ended with it: the patience is short
+//! signal       ─▶ ask the run to stop ─▶ patience ─▶ kill them all
 //!
-//! a second signal: SIGKILL at once
+//! a second signal: kill them all at once
 //! ```
+//!
+//! Workers ignore the signals that ask (`child`): to end one is to kill it.
 //!
 //! A worker that ended is no failure of the launch as long as the run goes on: nothing is started again by a decision of the
 //! launcher's own, and nothing is ended because of it.
@@ -17,14 +19,14 @@ use std::{
     time::{Duration, Instant},
 };
 
+use super::signals;
+
 /// How long a worker may take to leave when the run is over: the coordinator's word reaches it within a heartbeat, and the failed
 /// rank's error must be written first.
 pub const LEAVE_PATIENCE: Duration = Duration::from_secs(10);
 /// How long a worker may still be there when our coordinator has ended: it waited for those that wanted to tell it something, so who is
 /// left looks for it in vain, or writes down its error.
 pub const ORPHAN_PATIENCE: Duration = Duration::from_millis(500);
-/// How long a worker may take to die of SIGTERM.
-pub const TERM_PATIENCE: Duration = Duration::from_secs(5);
 
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +48,7 @@ impl std::fmt::Display for Ended {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Code(code) => write!(f, "exit code {code}"),
-            Self::Signal(signal) => f.write_str(&super::signals::name(*signal)),
+            Self::Signal(signal) => f.write_str(&signals::name(*signal)),
         }
     }
 }
@@ -92,9 +94,9 @@ pub enum Event {
 pub enum Action {
     /// Ask the coordinator to stop the run, because of this signal.
     AskStop(i32),
-    /// Send this signal to every living worker's process group.
-    SignalAll(i32),
-    /// Send SIGKILL to this worker's process group.
+    /// Kill every living worker, with its process group.
+    KillAll(Why),
+    /// Kill this worker, with its process group.
     Kill(u32),
     /// Start this worker again, for the given time.
     Start(u32, u32),
@@ -102,8 +104,20 @@ pub enum Action {
     ReportExit(u32, Ended),
 }
 
-const SIGTERM: i32 = nix::libc::SIGTERM;
-const SIGKILL: i32 = nix::libc::SIGKILL;
+/// Why all workers are killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// A second signal asks for it.
+    Insisted,
+    /// The run did not stop within its patience.
+    StopTookTooLong,
+    /// The run could not be asked to stop.
+    StopRefused,
+    /// They are still there though the run is over.
+    RunOver,
+    /// Nobody coordinates them any more.
+    CoordinatorLost,
+}
 
 /// One worker of ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,8 +138,8 @@ pub struct Machine {
     interrupted: Option<i32>,
     coordinator_lost: bool,
     run_over: bool,
-    /// The strongest signal sent to all so far; what ends by it is no failure of its own.
-    sent: Option<i32>,
+    /// Whether all were killed; what ends after that is no failure of its own.
+    killed: bool,
     deadline: Option<Instant>,
     stop_patience: Duration,
 }
@@ -140,7 +154,7 @@ impl Machine {
             interrupted: None,
             coordinator_lost: false,
             run_over: false,
-            sent: None,
+            killed: false,
             deadline: None,
             stop_patience,
         }
@@ -156,20 +170,21 @@ impl Machine {
                 self.deadline = Some(now + self.stop_patience);
                 vec![Action::AskStop(signal)]
             }
-            Event::Signal(_) => self.signal_all(now, SIGKILL),
-            Event::StopRefused => match self.interrupted {
-                Some(signal) if self.sent.is_none() => self.forward(signal),
-                _ => Vec::new(),
-            },
+            Event::Signal(signal) if signals::insists(signal) => self.kill_all(Why::Insisted),
+            Event::Signal(_) => Vec::new(),
+            Event::StopRefused if self.killed => Vec::new(),
+            Event::StopRefused => self.kill_all(Why::StopRefused),
             Event::RunOver => {
                 self.run_over = true;
-                // A worker that is still there has been told, or will not be.
-                self.deadline.get_or_insert(now + LEAVE_PATIENCE);
+                if !self.killed {
+                    // A worker that is still there has been told, or will not be.
+                    self.deadline.get_or_insert(now + LEAVE_PATIENCE);
+                }
                 Vec::new()
             }
             Event::CoordinatorEnded => {
                 self.run_over = true;
-                if self.sent.is_none() {
+                if !self.killed {
                     let soon = now + ORPHAN_PATIENCE;
                     self.deadline = Some(self.deadline.map_or(soon, |deadline| deadline.min(soon)));
                 }
@@ -177,13 +192,11 @@ impl Machine {
             }
             Event::CoordinatorLost => {
                 self.coordinator_lost = true;
-                self.signal_all(now, SIGTERM)
+                self.kill_all(Why::CoordinatorLost)
             }
             Event::Tick => match self.deadline {
-                Some(deadline) if now >= deadline && self.sent == Some(SIGTERM) => {
-                    self.signal_all(now, SIGKILL)
-                }
-                Some(deadline) if now >= deadline => self.signal_all(now, SIGTERM),
+                Some(deadline) if now >= deadline && self.run_over => self.kill_all(Why::RunOver),
+                Some(deadline) if now >= deadline => self.kill_all(Why::StopTookTooLong),
                 _ => Vec::new(),
             },
         }
@@ -199,7 +212,7 @@ impl Machine {
             }
             (Some(Worker::Replaced), _) => Vec::new(),
             _ => {
-                if self.first_failure.is_none() && self.sent.is_none() && !how.is_success() {
+                if self.first_failure.is_none() && !self.killed && !how.is_success() {
                     self.first_failure = Some((worker, how));
                 }
                 vec![Action::ReportExit(worker, how)]
@@ -229,20 +242,14 @@ impl Machine {
         }
     }
 
-    /// A signal of the user's, passed on as it is; patience keeps running.
-    fn forward(&mut self, signal: i32) -> Vec<Action> {
-        self.sent = Some(signal);
-        vec![Action::SignalAll(signal)]
-    }
-
-    fn signal_all(&mut self, now: Instant, signal: i32) -> Vec<Action> {
-        self.deadline = (signal != SIGKILL).then(|| now + TERM_PATIENCE);
-        self.forward(signal)
+    fn kill_all(&mut self, why: Why) -> Vec<Action> {
+        (self.killed, self.deadline) = (true, None);
+        vec![Action::KillAll(why)]
     }
 
     /// Whether workers are not started again any more.
     fn ending(&self) -> bool {
-        self.run_over || self.coordinator_lost || self.sent.is_some()
+        self.run_over || self.coordinator_lost || self.killed
     }
 
     /// When [`Event::Tick`] is due.

@@ -1,34 +1,83 @@
 //! The signals a launcher answers: SIGINT, SIGTERM, SIGHUP, SIGQUIT.
+//!
+//! A process that was started with one of them ignored leaves it ignored: `nohup` asks for that with SIGHUP, and a launcher asks its
+//! coordinator and its workers for it with all four (`child`). What is sent to everything of a launch at once, as systemd's stop and
+//! `pkill cox` do, is thus answered by the launcher alone, which has the run drained before it ends its children.
 
 use std::io;
 
+use nix::sys::signal::Signal;
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::mpsc,
 };
 
+/// Those that are answered.
+pub const ANSWERED: [Signal; 4] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT];
 /// Signals waiting to be answered; a user who presses Ctrl-C more often than this is understood already.
 const QUEUE: usize = 16;
 
-/// From now on these signals end nothing by themselves; they arrive at the receiver.
-pub fn catch() -> io::Result<mpsc::Receiver<i32>> {
+/// Signals as they arrive.
+#[derive(Debug)]
+pub struct Signals(mpsc::Receiver<i32>);
+
+impl Signals {
+    /// The next one; waits for ever where all of them are ignored.
+    pub async fn next(&mut self) -> i32 {
+        match self.0.recv().await {
+            Some(number) => number,
+            None => std::future::pending().await,
+        }
+    }
+}
+
+/// From now on these signals end nothing by themselves; they are read from what is returned.
+pub fn catch() -> io::Result<Signals> {
     let (sender, receiver) = mpsc::channel(QUEUE);
-    for kind in [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup(), SignalKind::quit()] {
-        let mut caught = signal(kind)?;
+    // Where Linux does not tell, none is taken to be ignored.
+    let ignored = ignored(&std::fs::read_to_string("/proc/self/status").unwrap_or_default());
+    for number in ANSWERED.map(|signal| signal as i32) {
+        if ignored & (1 << (number - 1)) != 0 {
+            continue;
+        }
+        let mut caught = signal(SignalKind::from_raw(number))?;
         let sender = sender.clone();
         tokio::spawn(async move {
             while caught.recv().await.is_some() {
-                if sender.send(kind.as_raw_value()).await.is_err() {
+                if sender.send(number).await.is_err() {
                     return;
                 }
             }
         });
     }
-    Ok(receiver)
+    Ok(Signals(receiver))
+}
+
+/// The ignored signals of a process, signal n as bit n - 1, from its `/proc/PID/status`.
+fn ignored(status: &str) -> u64 {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}
+
+/// Whether a second signal of this kind asks to end at once. A hangup does not: it says that a terminal has gone, and the kernel, the
+/// shell and systemd all say so, often beside another signal.
+pub fn insists(number: i32) -> bool {
+    number != nix::libc::SIGHUP
 }
 
 /// `SIGINT` for 2.
 pub fn name(number: i32) -> String {
-    nix::sys::signal::Signal::try_from(number)
-        .map_or_else(|_| format!("signal {number}"), |s| s.as_str().to_owned())
+    Signal::try_from(number).map_or_else(|_| format!("signal {number}"), |s| s.as_str().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_process_ignores_is_read_from_its_status() {
+        let status = "Name:\tcox\nSigBlk:\t0000000000000002\nSigIgn:\t0000000000000001\n";
+        assert_eq!(ignored(status), 1 << (nix::libc::SIGHUP - 1));
+        assert_eq!(ignored("Name:\tcox\n"), 0);
+    }
 }

@@ -16,10 +16,11 @@ use super::{
     exits::Exits,
     going::{self, Going, Granted},
     host::{self, Host},
-    machine::{Action, Ended, Event, Machine},
+    machine::{Action, Ended, Event, Machine, Why},
     orders::{self, Order},
     report::{FailedWorker, Report},
-    signals, watcher,
+    signals::{self, Signals},
+    watcher,
 };
 use crate::{control::Access, exit::Exit, render::events};
 
@@ -37,7 +38,7 @@ pub struct Contacts {
     /// Its process, if it is ours.
     pub coordinator: Option<Host>,
     /// Signals to the launcher.
-    pub signals: mpsc::Receiver<i32>,
+    pub signals: Signals,
     /// The user.
     pub terminal: Arc<Terminal>,
 }
@@ -139,7 +140,7 @@ impl Voyage<'_> {
             Some((worker, how)) = self.ends.recv() => News::Worker(worker, how),
             how = coordinator => News::Coordinator(how),
             Some(order) = self.orders.recv() => News::Ordered(order),
-            Some(signal) = self.contacts.signals.recv() => News::Signal(signal),
+            signal = self.contacts.signals.next() => News::Signal(signal),
             Some(event) = self.events.recv() => News::Watched(Box::new(event)),
             Some(why) = self.refusals.1.recv() => News::StopRefused(why),
             () = tick => News::Tick,
@@ -159,7 +160,7 @@ impl Voyage<'_> {
             News::StopRefused(why) => {
                 tracing::warn!(
                     why,
-                    "the run cannot be asked to stop; the signal goes to the workers themselves"
+                    "the run cannot be asked to stop; the workers are ended without a checkpoint"
                 );
                 Some(Event::StopRefused)
             }
@@ -179,7 +180,10 @@ impl Voyage<'_> {
             None => self.contacts.terminal.line(&format!(
                 "{name}: finishing the step in flight and writing a checkpoint; once more to end at once"
             )),
-            Some(_) => self.contacts.terminal.line(&format!("{name} again: ending at once")),
+            Some(_) if signals::insists(signal) => {
+                self.contacts.terminal.line(&format!("{name}, the second signal: ending at once"));
+            }
+            Some(_) => {}
         }
     }
 
@@ -246,16 +250,36 @@ impl Voyage<'_> {
     fn act(&mut self, action: Action) {
         match action {
             Action::AskStop(signal) => self.ask_stop(signal),
-            Action::SignalAll(signal) => {
+            Action::KillAll(why) => {
+                self.announce_end(why);
                 for worker in self.machine.living() {
-                    self.workers[&worker].keeper.signal(signal);
+                    self.workers[&worker].keeper.kill();
                 }
             }
-            Action::Kill(worker) => self.workers[&worker].keeper.signal(nix::libc::SIGKILL),
+            Action::Kill(worker) => self.workers[&worker].keeper.kill(),
             Action::Start(worker, attempt) => self.restart(worker, attempt),
             Action::ReportExit(worker, how) => {
                 self.exits.report(self.rank(worker), self.workers[&worker].keeper.pid, how);
             }
+        }
+    }
+
+    /// Says that workers are ended whom nobody has asked to end at once.
+    fn announce_end(&self, why: Why) {
+        let ranks: Vec<_> = self.machine.living().map(|worker| self.rank(worker).to_string()).collect();
+        let (what, list) = match ranks.as_slice() {
+            [] => return,
+            [one] => ("rank", format!("{one} is")),
+            many => ("ranks", format!("{} are", many.join(", "))),
+        };
+        match why {
+            Why::StopTookTooLong => self.contacts.terminal.line(&format!(
+                "{what} {list} still there after {} s (--shutdown-timeout): ended without a checkpoint of this step",
+                self.crew.stop_patience.as_secs_f64()
+            )),
+            Why::RunOver => tracing::debug!("{what} {list} still there though the run is over: ended"),
+            // Said already.
+            Why::Insisted | Why::StopRefused | Why::CoordinatorLost => {}
         }
     }
 

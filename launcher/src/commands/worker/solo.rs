@@ -77,15 +77,18 @@ fn catch_signal() -> Result<Arc<AtomicI32>, Failed> {
     };
     std::thread::spawn(move || {
         runtime.block_on(async {
-            while let Some(number) = signals.recv().await {
-                if seen.swap(number, Relaxed) != 0 {
-                    // Asked twice. Nothing half-written is left behind: checkpoints appear by rename.
+            loop {
+                let number = signals.next().await;
+                if seen.load(Relaxed) == 0 {
+                    seen.store(number, Relaxed);
+                    tracing::info!(
+                        signal = signals::name(number),
+                        "finishing the step in flight; once more to end at once"
+                    );
+                } else if signals::insists(number) {
+                    // Nothing half-written is left behind: checkpoints appear by rename.
                     let _ = nix::sys::signal::raise(nix::sys::signal::Signal::SIGKILL);
                 }
-                tracing::info!(
-                    signal = signals::name(number),
-                    "finishing the step in flight; once more to end at once"
-                );
             }
         });
     });

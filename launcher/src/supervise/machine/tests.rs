@@ -3,6 +3,8 @@
 use super::*;
 
 const SIGINT: i32 = nix::libc::SIGINT;
+const SIGTERM: i32 = nix::libc::SIGTERM;
+const SIGHUP: i32 = nix::libc::SIGHUP;
 const STOP: Duration = Duration::from_secs(30);
 const DONE: Ended = Ended::Code(0);
 const KILLED: Ended = Ended::Signal(9);
@@ -107,10 +109,10 @@ fn when_the_run_is_over_the_others_get_time_to_leave() {
             (1, Event::WorkerEnded(0, Ended::Code(4)), &[Action::ReportExit(0, Ended::Code(4))]),
             (5, Event::RunOver, &[]),
             (9, Event::Tick, &[]),
-            (10, Event::Tick, &[Action::SignalAll(SIGTERM)]),
-            (14, Event::Tick, &[]),
-            (15, Event::Tick, &[Action::SignalAll(SIGKILL)]),
-            (16, Event::WorkerEnded(2, KILLED), &[Action::ReportExit(2, KILLED)]),
+            (10, Event::Tick, &[Action::KillAll(Why::RunOver)]),
+            (99, Event::RunOver, &[]),
+            (199, Event::Tick, &[]),
+            (199, Event::WorkerEnded(2, KILLED), &[Action::ReportExit(2, KILLED)]),
         ],
     );
     assert_eq!(machine.first_failure(), Some((1, KILLED)));
@@ -125,12 +127,8 @@ fn workers_that_outlive_our_coordinator_are_not_waited_for() {
             (0, Event::RunOver, &[]),
             (1, Event::CoordinatorEnded, &[]),
             (1, Event::WorkerEnded(0, Ended::Code(3)), &[Action::ReportExit(0, Ended::Code(3))]),
-            (2, Event::Tick, &[Action::SignalAll(SIGTERM)]),
-            (
-                2,
-                Event::WorkerEnded(1, Ended::Signal(SIGTERM)),
-                &[Action::ReportExit(1, Ended::Signal(SIGTERM))],
-            ),
+            (2, Event::Tick, &[Action::KillAll(Why::RunOver)]),
+            (2, Event::WorkerEnded(1, KILLED), &[Action::ReportExit(1, KILLED)]),
         ],
     );
     assert_eq!(machine.first_failure(), Some((0, Ended::Code(3))));
@@ -144,7 +142,7 @@ fn the_first_signal_stops_gracefully_and_the_second_kills() {
         &[
             (0, Event::Signal(SIGINT), &[Action::AskStop(SIGINT)]),
             (5, Event::Tick, &[]),
-            (6, Event::Signal(SIGINT), &[Action::SignalAll(SIGKILL)]),
+            (6, Event::Signal(SIGINT), &[Action::KillAll(Why::Insisted)]),
             (6, Event::WorkerEnded(0, KILLED), &[Action::ReportExit(0, KILLED)]),
         ],
     );
@@ -160,8 +158,7 @@ fn a_stop_that_takes_too_long_is_enforced() {
         &[
             (0, Event::Signal(SIGTERM), &[Action::AskStop(SIGTERM)]),
             (29, Event::Tick, &[]),
-            (30, Event::Tick, &[Action::SignalAll(SIGTERM)]),
-            (35, Event::Tick, &[Action::SignalAll(SIGKILL)]),
+            (30, Event::Tick, &[Action::KillAll(Why::StopTookTooLong)]),
             (99, Event::Tick, &[]),
         ],
     );
@@ -176,7 +173,7 @@ fn a_worker_lost_during_a_stop_may_be_replaced_so_that_the_checkpoint_is_written
             (5, Event::WorkerEnded(0, KILLED), &[Action::ReportExit(0, KILLED)]),
             (6, respawn(0, 1), &[Action::Start(0, 1)]),
             (16, Event::Tick, &[]),
-            (30, Event::Tick, &[Action::SignalAll(SIGTERM)]),
+            (30, Event::Tick, &[Action::KillAll(Why::StopTookTooLong)]),
             (31, respawn(0, 2), &[]),
         ],
     );
@@ -190,21 +187,34 @@ fn a_stop_with_nobody_left_ends_when_its_patience_does() {
         &[
             (0, Event::Signal(SIGTERM), &[Action::AskStop(SIGTERM)]),
             (5, Event::WorkerEnded(0, KILLED), &[Action::ReportExit(0, KILLED)]),
-            (30, Event::Tick, &[Action::SignalAll(SIGTERM)]),
+            (30, Event::Tick, &[Action::KillAll(Why::StopTookTooLong)]),
         ],
     );
     assert!(machine.finished());
 }
 
 #[test]
-fn without_a_coordinator_the_signal_itself_is_passed_on() {
+fn workers_whose_run_cannot_be_asked_to_stop_are_ended() {
     transcript(
         1,
         &[
             (0, Event::Signal(SIGINT), &[Action::AskStop(SIGINT)]),
-            (0, Event::StopRefused, &[Action::SignalAll(SIGINT)]),
+            (0, Event::StopRefused, &[Action::KillAll(Why::StopRefused)]),
             (1, Event::StopRefused, &[]),
-            (30, Event::Tick, &[Action::SignalAll(SIGTERM)]),
+            (30, Event::Tick, &[]),
+        ],
+    );
+}
+
+#[test]
+fn a_hangup_drains_like_any_other_signal_but_never_insists() {
+    transcript(
+        1,
+        &[
+            (0, Event::Signal(SIGHUP), &[Action::AskStop(SIGHUP)]),
+            (0, Event::Signal(SIGHUP), &[]),
+            (29, Event::Tick, &[]),
+            (29, Event::Signal(SIGTERM), &[Action::KillAll(Why::Insisted)]),
         ],
     );
 }
@@ -214,9 +224,9 @@ fn workers_whose_coordinator_is_lost_for_good_are_ended() {
     let machine = transcript(
         1,
         &[
-            (0, Event::CoordinatorLost, &[Action::SignalAll(SIGTERM)]),
+            (0, Event::CoordinatorLost, &[Action::KillAll(Why::CoordinatorLost)]),
             (1, respawn(0, 1), &[]),
-            (5, Event::Tick, &[Action::SignalAll(SIGKILL)]),
+            (5, Event::Tick, &[]),
         ],
     );
     assert!(machine.coordinator_lost());
