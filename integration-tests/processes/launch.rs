@@ -15,7 +15,7 @@ use nix::{
 
 use crate::support::{
     Running, cox, free_endpoint,
-    processes::{children, wait_for, wait_for_coordinator, wait_until_gone},
+    processes::{children, interrupt, wait_for, wait_for_coordinator, wait_until_gone},
     read_json,
     tiny::Tiny,
 };
@@ -75,9 +75,10 @@ fn ctrl_c_leaves_a_checkpoint_that_the_next_launch_goes_on_from() {
     let output_dir = output_dir(&output);
     let mut running = Running::start(&run_arguments(&output_dir, &["train.steps=100000"]));
     running.wait_for("2/100000");
-    kill(Pid::from_raw(running.pid() as i32), Signal::SIGINT).unwrap();
+    let interrupt = interrupt();
+    kill(Pid::from_raw(running.pid() as i32), interrupt).unwrap();
     let (status, printed) = running.finish();
-    assert_eq!(status.code(), Some(130), "{printed}");
+    assert_eq!(status.code(), Some(128 + interrupt as i32), "{printed}");
     let stopped_at = read_json(&output.join("summary.json"))["steps"].as_u64().unwrap();
     let steps = format!("train.steps={}", stopped_at + 1);
     let (status, printed) = Running::start(&run_arguments(&output_dir, &[&steps])).finish();
@@ -151,7 +152,9 @@ fn a_running_run_answers_pauses_and_stops() {
     let dir = tempfile::tempdir().unwrap();
     let output = dir.path().join("run");
     let output_dir = output_dir(&output);
-    let mut running = Running::start(&run_arguments(&output_dir, &["train.steps=100000"]));
+    let logs = dir.path().join("logs").display().to_string();
+    let flags = ["train.steps=100000", "--log-dir", &logs];
+    let mut running = Running::start(&run_arguments(&output_dir, &flags));
     running.wait_for("1/100000");
     let ask = |arguments: &[&str]| {
         let mut command = cox(arguments);
@@ -169,11 +172,25 @@ fn a_running_run_answers_pauses_and_stops() {
     ask(&["checkpoint"]);
     running.wait_for("checkpoint at step");
     let again = cox(&run_arguments(&output_dir, &[])).output().unwrap();
-    assert_eq!(again.status.code(), Some(2), "one directory, one launcher");
+    assert_eq!(again.status.code(), Some(2), "one directory, one launcher, wherever it logs");
+    refuses_to_stop_another(dir.path(), &output);
     ask(&["stop"]);
     let (status, printed) = running.finish();
     assert_eq!(status.code(), Some(0), "{printed}");
     assert!(output.join("adapter/adapter_model.safetensors").exists());
+}
+
+/// A run whose launcher was killed has left its address, at which the run in `living` listens by now.
+fn refuses_to_stop_another(dir: &Path, living: &Path) {
+    let killed = dir.join("killed");
+    std::fs::create_dir_all(killed.join("logs")).expect("a directory");
+    std::fs::copy(living.join("logs/endpoint"), killed.join("logs/endpoint")).expect("a file");
+    let run_file = r#"{"run_id": "killed", "name": "quickstart", "spec_digest": "", "version": ""}"#;
+    std::fs::write(killed.join("run.json"), run_file).expect("a file");
+    let refused = cox(&["stop", "--run"]).arg(&killed).output().expect("cox was built");
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(8), "{said}");
+    assert!(said.contains("no launcher is running this run") && said.contains("is now run"), "{said}");
 }
 
 #[test]

@@ -1,25 +1,32 @@
 //! Where the coordinator of a run is: a small file in the run's logs, and how commands find it.
 //!
-//! The launcher that starts a coordinator writes `OUTPUT_DIR/logs/endpoint` and removes it when the coordinator has ended.
+//! The launcher that starts a coordinator writes `OUTPUT_DIR/logs/endpoint`, wherever its other logs go, holds a lock on it, and removes
+//! it when the coordinator has ended. A launcher that was killed leaves the file behind, and another run may listen at that port by now:
+//! before a command says or does anything about the run of a directory, the coordinator there must be that run's.
 
 use std::{
     fs,
     io::{self, Write},
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     time::Duration,
 };
 
 use clap::Args;
+use coxswain_proto::v1::{GetStatusRequest, GetStatusResponse};
+use serde::Deserialize;
 
 use crate::{
-    control::Access,
+    control::{Access, prompt},
     exit::{Exit, Failed},
     launch::inputs::process_env,
 };
 
 /// The run with every key: in its output directory as it was trained, in its logs as it was launched last.
 pub const SPEC_FILE: &str = "run_spec.json";
-/// Below the run's logs.
+/// Below the run's output directory.
+const DIR: &str = "logs";
+/// See [`DIR`].
 const FILE: &str = "endpoint";
 /// Where runs lie if nobody says otherwise.
 const RUNS: &str = "runs";
@@ -42,33 +49,69 @@ pub struct Target {
 
 impl Target {
     /// Finds the coordinator: `--endpoint`, `--run`, `COX_COORDINATOR`, the newest run below `runs/`.
-    pub fn access(&self) -> Result<Access, Failed> {
+    pub async fn access(&self) -> Result<Access, Failed> {
         let address = match (&self.endpoint, &self.run) {
             (Some(address), _) => address.clone(),
-            (None, Some(run)) => return of_run(run),
+            (None, Some(run)) => return of_run(run).await,
             (None, None) => match process_env("COX_COORDINATOR") {
                 Some(address) => address,
-                None => newest(Path::new(RUNS))?,
+                None => return of_run(&newest(Path::new(RUNS))?).await,
             },
         };
         Access::new(&address, process_env("COX_TOKEN").as_deref())
     }
 }
 
-/// The coordinator of the run in `output_dir`.
-pub fn of_run(output_dir: &Path) -> Result<Access, Failed> {
+/// The coordinator of the run in `output_dir`, which answers.
+pub async fn of_run(output_dir: &Path) -> Result<Access, Failed> {
     let access = Access::new(&read(output_dir)?, process_env("COX_TOKEN").as_deref())?;
     // Asked all the same: locks of some file systems are not seen from other machines.
-    let abandoned = !is_held(&file(&output_dir.join("logs")));
-    Ok(access.advising(abandoned.then_some(ABANDONED)))
+    let abandoned = !is_held(&file(output_dir));
+    let access = access.advising(abandoned.then_some(ABANDONED));
+    let request = prompt(GetStatusRequest {});
+    let there = access.answer(async |mut people| people.get_status(request).await).await?;
+    if is_of(output_dir, &there) {
+        return Ok(access);
+    }
+    Err(Failed::new(
+        Exit::CoordinatorLost,
+        format!(
+            "{}: no launcher is running this run; at {}, where it was, is now run {} (output directory {})",
+            output_dir.display(),
+            access.address(),
+            there.run_id,
+            there.output_dir
+        ),
+    ))
+}
+
+/// Whose directory it is, as far as a coordinator tells. Each writes `run.json` before it answers.
+#[derive(Deserialize)]
+struct RunFile {
+    run_id: String,
+    name: String,
+    spec_digest: String,
+}
+
+/// Whether the coordinator that says so is the one of the run in `output_dir`. Runs of one job of a scheduler share an id, and may share
+/// all that is learned: then directories that are both seen from here tell them apart.
+fn is_of(output_dir: &Path, there: &GetStatusResponse) -> bool {
+    let text = fs::read_to_string(output_dir.join("run.json")).unwrap_or_default();
+    let Ok(ours) = serde_json::from_str::<RunFile>(&text) else { return false };
+    let theirs = Path::new(&there.output_dir);
+    let place = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();
+    let elsewhere = theirs.is_absolute() && place(theirs).is_some_and(|seen| place(output_dir) != Some(seen));
+    (ours.run_id, ours.name, ours.spec_digest)
+        == (there.run_id.clone(), there.run_name.clone(), there.spec_digest.clone())
+        && !elsewhere
 }
 
 /// What a file without a lock means where nobody answers.
 const ABANDONED: &str =
     "the launcher of this run is gone (killed?); launched again, the run goes on from its newest checkpoint";
 
-fn file(log_dir: &Path) -> PathBuf {
-    log_dir.join(FILE)
+fn file(output_dir: &Path) -> PathBuf {
+    output_dir.join(DIR).join(FILE)
 }
 
 /// Publishes where the coordinator is, and that this launcher holds the run; removed again when the value is dropped.
@@ -81,16 +124,17 @@ pub struct Published {
 
 impl Published {
     /// Writes the file, unless another living launcher holds it: two launchers of one run would write the same checkpoints.
-    pub fn write(log_dir: &Path, address: &str) -> Result<Self, Failed> {
-        let path = file(log_dir);
+    pub fn write(output_dir: &Path, address: &str) -> Result<Self, Failed> {
+        let path = file(output_dir);
         let unusable = |error| Failed::usage(format!("{}: {error}", path.display()));
+        fs::create_dir_all(output_dir.join(DIR)).map_err(unusable)?;
         let mut file =
             fs::OpenOptions::new().create(true).truncate(false).write(true).open(&path).map_err(unusable)?;
         if !locked(&file) {
             let holder = fs::read_to_string(&path).unwrap_or_default();
             return Err(Failed::usage(format!(
                 "{}: another launcher is running this run (coordinator at {}); stop it or choose another run.output_dir",
-                log_dir.display(),
+                output_dir.display(),
                 holder.trim(),
             )));
         }
@@ -124,7 +168,7 @@ impl Drop for Published {
 }
 
 fn read(run: &Path) -> Result<String, Failed> {
-    let path = file(&run.join("logs"));
+    let path = file(run);
     match fs::read_to_string(&path) {
         Ok(text) => Ok(text.trim().to_owned()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Err(Failed::new(
@@ -135,22 +179,21 @@ fn read(run: &Path) -> Result<String, Failed> {
     }
 }
 
-fn newest(runs: &Path) -> Result<String, Failed> {
-    let started = |run: &PathBuf| fs::metadata(file(&run.join("logs"))).and_then(|file| file.modified()).ok();
+fn newest(runs: &Path) -> Result<PathBuf, Failed> {
+    let started = |run: &PathBuf| fs::metadata(file(run)).and_then(|file| file.modified()).ok();
     let entries = fs::read_dir(runs).into_iter().flatten().flatten().map(|entry| entry.path());
     // A launcher that was killed leaves its file, without its lock.
-    let active = entries.filter(|run| is_held(&file(&run.join("logs"))));
+    let active = entries.filter(|run| is_held(&file(run)));
     let newest = active.filter_map(|run| Some((started(&run)?, run))).max();
-    match newest {
-        Some((_, run)) => read(&run),
-        None => Err(Failed::new(
+    newest.map(|(_, run)| run).ok_or_else(|| {
+        Failed::new(
             Exit::CoordinatorLost,
             format!(
                 "no run is active below {}/; name one with --run DIR or --endpoint HOST:PORT",
                 runs.display()
             ),
-        )),
-    }
+        )
+    })
 }
 
 #[cfg(test)]
@@ -160,28 +203,52 @@ mod tests {
     #[test]
     fn the_newest_active_run_is_found_and_none_is_said() {
         let dir = tempfile::tempdir().unwrap();
+        let run = |name: &str| dir.path().join(name);
         assert!(newest(dir.path()).unwrap_err().message.unwrap().contains("no run is active"));
-        for name in ["a", "b", "c"] {
-            fs::create_dir_all(dir.path().join(name).join("logs")).unwrap();
-        }
-        let a = Published::write(&dir.path().join("a/logs"), "127.0.0.1:1").unwrap();
-        let b = Published::write(&dir.path().join("b/logs"), "127.0.0.1:2").unwrap();
+        fs::create_dir(run("c")).unwrap();
+        let a = Published::write(&run("a"), "127.0.0.1:1").unwrap();
+        let b = Published::write(&run("b"), "127.0.0.1:2").unwrap();
         let later = std::time::SystemTime::now() + std::time::Duration::from_secs(5);
         fs::OpenOptions::new().write(true).open(&a.path).unwrap().set_modified(later).unwrap();
-        assert_eq!(newest(dir.path()).unwrap(), "127.0.0.1:1");
+        assert_eq!(newest(dir.path()).unwrap(), run("a"));
+        assert_eq!(read(&run("a")).unwrap(), "127.0.0.1:1");
         drop(a);
-        assert_eq!(newest(dir.path()).unwrap(), "127.0.0.1:2");
-        assert!(read(&dir.path().join("a")).unwrap_err().message.unwrap().contains("no launcher is running"));
-        let twice = Published::write(&dir.path().join("b/logs"), "127.0.0.1:3").unwrap_err().message.unwrap();
+        assert_eq!(newest(dir.path()).unwrap(), run("b"));
+        assert!(read(&run("a")).unwrap_err().message.unwrap().contains("no launcher is running"));
+        let twice = Published::write(&run("b"), "127.0.0.1:3").unwrap_err().message.unwrap();
         assert!(
             twice.contains("another launcher is running this run (coordinator at 127.0.0.1:2)"),
             "{twice}"
         );
         // A run whose launcher was killed a moment ago, and never ran long.
-        fs::create_dir_all(dir.path().join("d/logs")).unwrap();
-        fs::write(dir.path().join("d/logs/endpoint"), "127.0.0.1:4\n").unwrap();
-        assert_eq!(newest(dir.path()).unwrap(), "127.0.0.1:2");
+        fs::create_dir_all(run("d/logs")).unwrap();
+        fs::write(run("d/logs/endpoint"), "127.0.0.1:4\n").unwrap();
+        assert_eq!(newest(dir.path()).unwrap(), run("b"));
         drop(b);
         assert!(newest(dir.path()).is_err());
+    }
+
+    #[test]
+    fn a_coordinator_of_another_run_is_told_apart() {
+        let dir = tempfile::tempdir().unwrap();
+        let (ours, other) = (dir.path().join("a"), dir.path().join("b"));
+        for run in [&ours, &other] {
+            fs::create_dir(run).unwrap();
+        }
+        let there = |run_id: &str, output_dir: &Path| GetStatusResponse {
+            run_id: run_id.into(),
+            run_name: "name".into(),
+            spec_digest: "digest".into(),
+            output_dir: output_dir.display().to_string(),
+            ..GetStatusResponse::default()
+        };
+        assert!(!is_of(&ours, &there("job", &ours)), "no coordinator has begun there");
+        let file = r#"{"run_id": "job", "name": "name", "spec_digest": "digest", "version": "1"}"#;
+        fs::write(ours.join("run.json"), file).unwrap();
+        assert!(is_of(&ours, &there("job", &ours)));
+        assert!(is_of(&ours, &there("job", Path::new("a"))), "as its launcher was told, from elsewhere");
+        assert!(is_of(&ours, &there("job", &dir.path().join("mounted/elsewhere"))));
+        assert!(!is_of(&ours, &there("job", &other)), "the next run of the same job");
+        assert!(!is_of(&ours, &there("another", &ours)));
     }
 }

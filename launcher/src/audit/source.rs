@@ -28,7 +28,7 @@ use crate::{
 pub async fn of_run(output_dir: &Path) -> Result<Books, Failed> {
     match journal::read(&output_dir.join("coordinator")) {
         Ok(chronicle) => Ok(left_behind(chronicle)),
-        Err(JournalError::InUse { .. }) => living(&endpoint::of_run(output_dir)?).await,
+        Err(JournalError::InUse { .. }) => living(&endpoint::of_run(output_dir).await?).await,
         Err(error @ JournalError::Damaged { .. }) => Err(Failed::new(Exit::BadInput, error)),
         Err(error) => Err(Failed::usage(format!("{}: no books of a run: {error}", output_dir.display()))),
     }

@@ -61,7 +61,7 @@ pub struct StopArgs {
 /// Stops at the next step boundary.
 pub fn pause(args: &PauseArgs) -> Outcome {
     block_on(async {
-        let access = args.target.access()?;
+        let access = args.target.access().await?;
         let answer = access.answer(async |mut people| people.pause(prompt(PauseRequest {})).await).await?;
         let phase = names::run_phase(answer.phase);
         match RunPhase::try_from(answer.phase) {
@@ -75,7 +75,7 @@ pub fn pause(args: &PauseArgs) -> Outcome {
 /// Goes on.
 pub fn resume(args: &ResumeArgs) -> Outcome {
     block_on(async {
-        let access = args.target.access()?;
+        let access = args.target.access().await?;
         let answer = access.answer(async |mut people| people.resume(prompt(ResumeRequest {})).await).await?;
         say(names::run_phase(answer.phase));
         Ok(())
@@ -85,7 +85,7 @@ pub fn resume(args: &ResumeArgs) -> Outcome {
 /// Writes a checkpoint at the next step boundary.
 pub fn checkpoint(args: &CheckpointArgs) -> Outcome {
     block_on(async {
-        let access = args.target.access()?;
+        let access = args.target.access().await?;
         let request = prompt(CheckpointRequest {});
         access.answer(async |mut people| people.checkpoint(request).await).await?;
         say("a checkpoint will be written at the next step boundary");
@@ -96,7 +96,7 @@ pub fn checkpoint(args: &CheckpointArgs) -> Outcome {
 /// Lets one node of an elastic world go.
 pub fn drain(args: &DrainArgs) -> Outcome {
     block_on(async {
-        let access = args.target.access()?;
+        let access = args.target.access().await?;
         let (node, reason) = (Some(Node::NodeRank(args.node)), args.reason.clone());
         let request = prompt(DrainNodeRequest { node, reason });
         let answer = access.answer(async |mut people| people.drain_node(request).await).await?;
@@ -108,7 +108,7 @@ pub fn drain(args: &DrainArgs) -> Outcome {
 /// Ends the run in good order.
 pub fn stop(args: &StopArgs) -> Outcome {
     block_on(async {
-        let access = args.target.access()?;
+        let access = args.target.access().await?;
         let request = prompt(StopRunRequest { reason: args.reason.clone() });
         let answer = access.answer(async |mut people| people.stop_run(request).await).await?;
         say(names::run_phase(answer.phase));

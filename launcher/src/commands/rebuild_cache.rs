@@ -20,7 +20,7 @@ pub struct RebuildCacheArgs {
 /// Asks for it, and says at which step it begins.
 pub fn execute(args: &RebuildCacheArgs) -> Outcome {
     block_on(async {
-        let access = args.target.access()?;
+        let access = args.target.access().await?;
         let request = prompt(RebuildCacheRequest {});
         let answer = access.answer(async |mut people| people.rebuild_cache(request).await).await?;
         let (generation, from_step) = (answer.generation, answer.from_step);

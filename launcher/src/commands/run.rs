@@ -34,7 +34,7 @@ use crate::{
         console::{Console, Terminal},
         crew::Crew,
         failure_file,
-        host::{Host, Hosting},
+        host::{self, Host, Hosting},
         machine::Ended,
         report::Report,
         signals,
@@ -123,7 +123,7 @@ impl Launch<'_> {
         let place = tokio::select! {
             place = joined => place?,
             signal = signals.next() => return Err(Failed::silent(Exit::Signal(signal))),
-            how = ended(&mut hosted) => return Err(self.coordinator_ended_early(how)),
+            how = ended(&mut hosted) => return Err(coordinator_ended_early(how, log_dir)),
         };
         self.announce(&place, &access, hosted.is_some());
         let hosting = hosted.is_some();
@@ -143,8 +143,9 @@ impl Launch<'_> {
 
     fn start_coordinator(&self, listener: TcpListener, port: u16, node_id: &str) -> Result<Hosted, Failed> {
         let log_dir = &self.plan.output.log_dir;
-        let published = Published::write(log_dir, &format!("{}:{port}", self.plan.endpoint.host))?;
-        failure_file::remove(Path::new(&self.spec.run.output_dir));
+        let output_dir = Path::new(&self.spec.run.output_dir);
+        let published = Published::write(output_dir, &format!("{}:{port}", self.plan.endpoint.host))?;
+        failure_file::remove(output_dir);
         let spec = self.keep_spec()?;
         let program =
             Program { path: this_program()?, args: self.coordinator_args(&spec, node_id), env: Vec::new() };
@@ -179,20 +180,6 @@ impl Launch<'_> {
         args.extend(plan.budgets.rescales.map(|times| format!("--max-rescales={times}")));
         args.extend(plan.run_id.as_ref().map(|id| format!("--rdzv-id={id}")));
         args
-    }
-
-    fn coordinator_ended_early(&self, how: Ended) -> Failed {
-        match how {
-            // It has said why.
-            Ended::Code(code) if code != 0 => Failed::silent(Exit::of_child(code)),
-            how => Failed::new(
-                Exit::CoordinatorLost,
-                format!(
-                    "the coordinator ended before the run began ({how}); see {}/coordinator.log",
-                    self.logs()
-                ),
-            ),
-        }
     }
 
     fn logs(&self) -> String {
@@ -290,6 +277,21 @@ async fn hand_over(results: String) {
     }
 }
 
+/// What it means that our coordinator has ended before this launcher had its place.
+fn coordinator_ended_early(how: Ended, log_dir: &Path) -> Failed {
+    match how {
+        // It has said why.
+        Ended::Code(code) if code != 0 && !host::died(how) => Failed::silent(Exit::of_child(code)),
+        how => Failed::new(
+            Exit::CoordinatorLost,
+            format!(
+                "the coordinator ended before the run began ({how}); see {}/coordinator.log",
+                log_dir.display()
+            ),
+        ),
+    }
+}
+
 /// Waits for the end of a coordinator of ours; for ever if there is none.
 async fn ended(hosted: &mut Option<Hosted>) -> Ended {
     match hosted {
@@ -307,4 +309,21 @@ fn this_program() -> Result<std::path::PathBuf, Failed> {
 fn node_id() -> String {
     let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     format!("{}-{}-{}", Machine::this().host, std::process::id(), since_epoch.as_nanos())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_coordinator_that_died_before_the_run_began_is_lost_and_one_that_refused_has_said_why() {
+        let of = |how| coordinator_ended_early(how, Path::new("runs/a/logs"));
+        for died in [Ended::Code(1), Ended::Code(101), Ended::Signal(9)] {
+            let failed = of(died);
+            assert_eq!(failed.exit, Exit::CoordinatorLost);
+            assert!(failed.message.is_some_and(|text| text.ends_with("see runs/a/logs/coordinator.log")));
+        }
+        let refused = of(Ended::Code(3));
+        assert_eq!((refused.exit, refused.message), (Exit::BadInput, None));
+    }
 }

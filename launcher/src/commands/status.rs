@@ -42,7 +42,7 @@ pub struct MemoryArgs {
 /// Shows where a run is.
 pub fn status(args: &StatusArgs) -> Outcome {
     block_on(async {
-        let access = args.target.access()?;
+        let access = args.target.access().await?;
         let request = prompt(GetStatusRequest {});
         let answer = access.answer(async |mut people| people.get_status(request).await).await?;
         match args.json {
@@ -56,7 +56,7 @@ pub fn status(args: &StatusArgs) -> Outcome {
 /// Shows peaks by rank and phase.
 pub fn memory(args: &MemoryArgs) -> Outcome {
     block_on(async {
-        let access = args.target.access()?;
+        let access = args.target.access().await?;
         let waits = if args.refresh { limits::MEMORY_REFRESH_TIMEOUT } else { Duration::ZERO };
         let request = unhurried(GetMemoryRequest { refresh: args.refresh }, waits);
         let answer = access.answer(async |mut people| people.get_memory(request).await).await?;
