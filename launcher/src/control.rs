@@ -18,6 +18,13 @@ use crate::exit::{Exit, Failed};
 /// How long to wait for a connection: coordinators answer from memory.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
+/// How often a silent connection is asked whether anybody is still there. A machine that lost its power or its network closes nothing: a
+/// launcher that only listens, as with `FollowNode` and `Watch`, would wait for ever. Workers ask as often; the answer may take 20 s, so
+/// that a coordinator which stands still for seconds keeps its connections.
+const KEEP_ALIVE: Duration = Duration::from_secs(10);
+/// See [`KEEP_ALIVE`].
+const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(20);
+
 /// Adds `authorization: Bearer TOKEN` to every call.
 #[derive(Clone, Debug)]
 pub struct Bearer(Option<MetadataValue<Ascii>>);
@@ -57,7 +64,12 @@ impl Access {
             .map(|token| format!("Bearer {token}").parse())
             .transpose()
             .map_err(|_| Failed::usage("COX_TOKEN: a token consists of visible ASCII characters"))?;
-        let channel = endpoint.connect_timeout(CONNECT_TIMEOUT).connect_lazy();
+        let channel = endpoint
+            .connect_timeout(CONNECT_TIMEOUT)
+            .http2_keep_alive_interval(KEEP_ALIVE)
+            .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
+            .keep_alive_while_idle(true)
+            .connect_lazy();
         Ok(Self { address: address.to_owned(), channel, bearer: Bearer(bearer), advice: None })
     }
 

@@ -4,7 +4,13 @@ use std::io::Write;
 
 use clap::{Args, ValueEnum};
 use coxswain_coordinator::log::Human;
-use tracing_subscriber::{EnvFilter, fmt, fmt::writer::BoxMakeWriter};
+use tracing_subscriber::{
+    EnvFilter, fmt,
+    fmt::{
+        time::{FormatTime, SystemTime},
+        writer::BoxMakeWriter,
+    },
+};
 
 use crate::{launch::inputs::process_env, supervise::console::LogOutlet};
 
@@ -57,24 +63,38 @@ impl LogFlags {
 }
 
 /// What is left to do for a process's log at its end.
-#[derive(Default)]
-pub struct Logging(Option<LogOutlet>);
+pub struct Logging {
+    format: LogFormat,
+    outlet: Option<LogOutlet>,
+}
 
 impl Logging {
-    /// Says why the process ends.
+    /// Says why the process ends, whatever the filter lets through.
     pub fn last_word(mut self, message: &str) {
-        let text = format!("error: {message}\n");
-        match &mut self.0 {
+        let text = match self.format {
+            LogFormat::Text => format!("error: {message}\n"),
+            LogFormat::Json => error_record(message),
+        };
+        match &mut self.outlet {
             // Written whole, or dropped and counted.
             Some(outlet) => drop(outlet.write_all(text.as_bytes())),
-            None => eprint!("{text}"),
+            // Where nobody reads there is nobody to tell: the exit code remains.
+            None => drop(std::io::stderr().lock().write_all(text.as_bytes())),
         }
     }
 }
 
+/// An error as the log writes it in JSON.
+fn error_record(message: &str) -> String {
+    let mut timestamp = String::new();
+    // Writing to a string does not fail.
+    let _ = SystemTime.format_time(&mut fmt::format::Writer::new(&mut timestamp));
+    format!("{}\n", serde_json::json!({"timestamp": timestamp, "level": "ERROR", "message": message}))
+}
+
 impl Drop for Logging {
     fn drop(&mut self) {
-        if let Some(outlet) = &self.0 {
+        if let Some(outlet) = &self.outlet {
             outlet.flush();
         }
     }
@@ -96,12 +116,19 @@ pub fn start(flags: &LogFlags, steers: bool) -> Logging {
         LogFormat::Text => lines.with_ansi(colours).event_format(Human).init(),
         LogFormat::Json => lines.json().flatten_event(true).init(),
     }
-    Logging(outlet)
+    Logging { format: flags.log_format, outlet }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::filter;
+    use super::{error_record, filter};
+
+    #[test]
+    fn the_last_word_is_a_record_like_any_other() {
+        let record: serde_json::Value = serde_json::from_str(&error_record("no \"such\" file")).unwrap();
+        assert_eq!((&record["level"], &record["message"]), (&"ERROR".into(), &"no \"such\" file".into()));
+        assert!(record["timestamp"].as_str().is_some_and(|time| time.ends_with('Z')), "{record}");
+    }
 
     #[test]
     fn a_filter_that_would_silence_the_log_is_refused() {

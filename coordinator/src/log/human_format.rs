@@ -41,7 +41,7 @@ where
         let meta = event.metadata();
         let ours = meta.target().strip_prefix(OURS);
         let tag = ours.unwrap_or(level_name(*meta.level()));
-        let time = jiff::Zoned::now().strftime("%H:%M:%S").to_string();
+        let time = of_day(jiff::Timestamp::now());
         let mut parts = Parts::default();
         event.record(&mut parts);
         let colour = colour(tag, *meta.level());
@@ -57,6 +57,16 @@ where
         }
         writeln!(writer)
     }
+}
+
+/// When something happened, as the log tells it: `14:03:44`, in this machine's time zone.
+pub fn time_of_day(unix_ms: u64) -> String {
+    let at = i64::try_from(unix_ms).ok().and_then(|ms| jiff::Timestamp::from_millisecond(ms).ok());
+    of_day(at.unwrap_or_default())
+}
+
+fn of_day(at: jiff::Timestamp) -> String {
+    at.to_zoned(jiff::tz::TimeZone::system()).strftime("%H:%M:%S").to_string()
 }
 
 #[derive(Default)]

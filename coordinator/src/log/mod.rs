@@ -10,7 +10,7 @@ mod memory;
 
 pub(crate) use cache_lines::{line as cache_line, why};
 use coxswain_proto::{human, ids::Step};
-pub use human_format::Human;
+pub use human_format::{Human, time_of_day};
 pub(crate) use lines::{rolled_back, sample};
 use tracing::{debug, error, info, warn};
 

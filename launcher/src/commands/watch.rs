@@ -1,6 +1,9 @@
 //! `cox watch`: events as they happen, until the run ends.
 
+use std::io::IsTerminal;
+
 use clap::Args;
+use coxswain_coordinator::log::time_of_day;
 use coxswain_proto::{
     limits,
     v1::{GetStatusRequest, RunPhase, WatchEvent, watch_event::Kind},
@@ -33,55 +36,141 @@ pub struct WatchArgs {
 /// started again.
 pub fn execute(args: &WatchArgs) -> Outcome {
     block_on(async {
-        let access = args.target.access()?;
+        let access = args.target.access().await?;
         // Whoever cannot be reached at first is not waited for.
         access.answer(async |mut people| people.get_status(prompt(GetStatusRequest {})).await).await?;
         let (told, mut events) = mpsc::channel(limits::WATCH_QUEUE);
         let _watcher = watcher::follow(access, told, limits::COORDINATOR_PATIENCE);
-        let terminal = (!args.json).then(Terminal::new);
-        let last = follow(&mut events, terminal.as_ref()).await;
-        if let Some(terminal) = terminal {
-            terminal.finish();
+        let view = if args.json { View::Json } else { View::text() };
+        let mut end = End::default();
+        // A run that stands still says nothing: its silence is no sign.
+        while let Some(event) = events.recv().await {
+            end.note(&event);
+            if !view.show(&event) {
+                // Nobody wants to see more.
+                return Ok(());
+            }
+            if end.is_reached() {
+                break;
+            }
         }
-        match last {
-            None | Some(RunPhase::Finished | RunPhase::Stopping) => Ok(()),
-            Some(RunPhase::Failed) => Err(Failed::silent(Exit::WorkerFailed)),
-            Some(_) => Err(Failed::new(Exit::CoordinatorLost, "the coordinator ended before the run did")),
-        }
+        view.finish();
+        end.outcome()
     })
 }
 
-/// Shows events to the run's end, or until the coordinator has been away for too long; nothing if nobody wants to see more.
-async fn follow(events: &mut mpsc::Receiver<WatchEvent>, terminal: Option<&Terminal>) -> Option<RunPhase> {
-    let mut last = RunPhase::Unspecified;
-    // A run that stands still says nothing: its silence is no sign.
-    while let Some(event) = events.recv().await {
-        last = phase(&event).unwrap_or(last);
-        match terminal {
-            Some(terminal) => show(terminal, &event),
-            None if say(json::event(&event)) => {}
-            None => return None,
-        }
-        if matches!(last, RunPhase::Finished | RunPhase::Failed) {
-            break;
-        }
-    }
-    Some(last)
+/// How events are shown: on standard output, for whoever reads it; how far the run is goes to a terminal at standard error, if there is one.
+enum View {
+    Json,
+    Text {
+        bar: Terminal,
+        /// Standard output is the same terminal: lines are shown where they do not tear the bar.
+        above_bar: bool,
+    },
 }
 
-fn phase(event: &WatchEvent) -> Option<RunPhase> {
-    match &event.kind {
-        Some(Kind::Status(now)) => RunPhase::try_from(now.phase).ok(),
-        Some(Kind::Phase(changed)) => RunPhase::try_from(changed.phase).ok(),
-        _ => None,
+impl View {
+    fn text() -> Self {
+        let bar = Terminal::new();
+        let above_bar = bar.has_bar() && std::io::stdout().is_terminal();
+        Self::Text { bar, above_bar }
+    }
+
+    /// False if nobody reads it any more.
+    fn show(&self, event: &WatchEvent) -> bool {
+        let Self::Text { bar, above_bar } = self else { return say(json::event(event)) };
+        let line = || format!("{}  {}", time_of_day(event.unix_ms), events::line(event));
+        let step = match &event.kind {
+            Some(Kind::Step(step)) => Some(step),
+            _ => None,
+        };
+        if let Some(step) = step {
+            bar.progress(step.step + 1, step.total_steps, events::beside_bar(step));
+        }
+        match (above_bar, step) {
+            (false, _) => return say(line()),
+            (true, Some(_)) => {}
+            (true, None) => bar.line(&line()),
+        }
+        true
+    }
+
+    fn finish(&self) {
+        if let Self::Text { bar, .. } = self {
+            bar.finish();
+        }
     }
 }
 
-fn show(terminal: &Terminal, event: &WatchEvent) {
-    match &event.kind {
-        Some(Kind::Step(step)) if terminal.has_bar() => {
-            terminal.progress(step.step + 1, step.total_steps, events::beside_bar(step));
+/// What has been heard of a run's end.
+#[derive(Debug, Default)]
+struct End {
+    phase: RunPhase,
+    /// The kind of the failure that ended it.
+    cause: Option<i32>,
+}
+
+impl End {
+    fn note(&mut self, event: &WatchEvent) {
+        let (phase, failure) = match &event.kind {
+            Some(Kind::Status(now)) => (Some(now.phase), now.first_failure.as_ref()),
+            Some(Kind::Phase(changed)) => (Some(changed.phase), None),
+            Some(Kind::Failure(failure)) => (None, Some(failure)),
+            _ => (None, None),
+        };
+        self.phase = phase.and_then(|phase| RunPhase::try_from(phase).ok()).unwrap_or(self.phase);
+        self.cause = failure.filter(|failure| failure.fatal).map(|failure| failure.kind).or(self.cause);
+    }
+
+    fn is_reached(&self) -> bool {
+        matches!(self.phase, RunPhase::Finished | RunPhase::Failed)
+    }
+
+    fn outcome(&self) -> Outcome {
+        match self.phase {
+            RunPhase::Finished | RunPhase::Stopping => Ok(()),
+            RunPhase::Failed => Err(Failed::silent(self.cause.map_or(Exit::WorkerFailed, Exit::of_cause))),
+            _ => Err(Failed::new(Exit::CoordinatorLost, "the coordinator ended before the run did")),
         }
-        _ => terminal.line(&events::line(event)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use coxswain_proto::v1::{Failure, FailureKind, GetStatusResponse, PhaseChanged};
+
+    use super::*;
+
+    fn end(kinds: impl IntoIterator<Item = Kind>) -> Result<(), Exit> {
+        let mut end = End::default();
+        for kind in kinds {
+            assert!(!end.is_reached());
+            end.note(&WatchEvent { unix_ms: 0, kind: Some(kind) });
+        }
+        end.outcome().map_err(|failed| failed.exit)
+    }
+
+    fn failure(kind: FailureKind, fatal: bool) -> Failure {
+        Failure { kind: kind.into(), fatal, ..Failure::default() }
+    }
+
+    fn phase(phase: RunPhase) -> Kind {
+        Kind::Phase(PhaseChanged { phase: phase.into(), ..PhaseChanged::default() })
+    }
+
+    #[test]
+    fn it_ends_as_the_run_does() {
+        assert_eq!(end([phase(RunPhase::Training), phase(RunPhase::Finished)]), Ok(()));
+        let survived = Kind::Failure(failure(FailureKind::WorkerLost, false));
+        let fatal = Kind::Failure(failure(FailureKind::OutOfMemory, true));
+        assert_eq!(end([survived.clone(), fatal, phase(RunPhase::Failed)]), Err(Exit::OutOfMemory));
+        assert_eq!(end([survived, phase(RunPhase::Failed)]), Err(Exit::WorkerFailed));
+        let status = GetStatusResponse {
+            phase: RunPhase::Failed.into(),
+            first_failure: Some(failure(FailureKind::BadInput, true)),
+            ..GetStatusResponse::default()
+        };
+        assert_eq!(end([Kind::Status(status)]), Err(Exit::BadInput));
+        assert_eq!(end([phase(RunPhase::Training)]), Err(Exit::CoordinatorLost));
     }
 }

@@ -54,7 +54,7 @@ fn content(report: &Report) -> Value {
         "first_cause": report.first_cause.as_ref().map(json::failure),
         "victims": victims,
         "first_exit": first_exit,
-        "coordinator_lost": report.coordinator_lost,
+        "coordinator_lost": report.coordinator_lost && !report.displaced,
     })
 }
 

@@ -124,7 +124,9 @@ impl Report {
                 }
             }
         }
-        if self.coordinator_lost {
+        if self.displaced {
+            let _ = writeln!(text, "  another launcher has this place");
+        } else if self.coordinator_lost {
             let _ = writeln!(text, "  the coordinator was lost");
         }
         text.truncate(text.trim_end().len());
@@ -243,5 +245,14 @@ mod tests {
         assert_eq!(shown.next(), Some("    | line 0"));
         assert_eq!(shown.last(), Some("    | line 11"));
         assert_eq!(Report::default().failure_text("demo"), "");
+    }
+
+    #[test]
+    fn a_launcher_whose_place_is_anothers_has_not_lost_its_coordinator() {
+        let text = |displaced| {
+            Report { displaced, coordinator_lost: true, ..Report::default() }.failure_text("demo")
+        };
+        assert_eq!(text(true), "demo failed (exit code 6)\n  another launcher has this place");
+        assert_eq!(text(false), "demo failed (exit code 8)\n  the coordinator was lost");
     }
 }
