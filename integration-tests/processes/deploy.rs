@@ -26,6 +26,12 @@ fn understands(words: &[&str]) {
     }
 }
 
+/// Workers may use what the scheduler gives after SIGTERM, less what it takes to end them and say so.
+fn assert_time_for_a_checkpoint(allowed: &str, given: u64) {
+    let allowed: u64 = allowed.parse().expect("seconds");
+    assert!((given - 20..=given - 5).contains(&allowed), "{allowed} of {given} s");
+}
+
 #[test]
 fn the_slurm_script_is_bash_and_its_commands_are_ours() {
     let (path, text) = file("slurm.sbatch");
@@ -41,6 +47,11 @@ fn the_slurm_script_is_bash_and_its_commands_are_ours() {
         .collect();
     assert_eq!(commands.iter().map(|words| words[0]).collect::<Vec<_>>(), ["selftest", "run"]);
     commands.iter().for_each(|words| understands(words));
+    let warned =
+        text.lines().find_map(|line| line.strip_prefix("#SBATCH --signal=TERM@")).expect("a warning");
+    let allowed =
+        commands[1].iter().skip_while(|word| **word != "--shutdown-timeout").nth(1).expect("a time");
+    assert_time_for_a_checkpoint(allowed, warned.parse().expect("seconds"));
     // One launcher a machine is what makes `gpu` the number of workers.
     assert!(text.contains("#SBATCH --ntasks-per-node=1") && text.contains("--nproc-per-node gpu"));
 }
@@ -58,6 +69,9 @@ fn the_jobset_is_yaml_and_starts_as_many_machines_as_its_flags_say() {
     let args: Vec<&str> =
         container["args"].as_array().expect("a list").iter().map(|arg| arg.as_str().expect("text")).collect();
     understands(&args);
+    let allowed = args.iter().find_map(|arg| arg.strip_prefix("--shutdown-timeout=")).expect("a time");
+    let grace = indexed["template"]["spec"]["terminationGracePeriodSeconds"].as_u64().expect("seconds");
+    assert_time_for_a_checkpoint(allowed, grace);
     let machines = indexed["completions"].as_u64().expect("a number");
     assert_eq!(indexed["parallelism"].as_u64(), Some(machines));
     assert!(args.contains(&format!("--nnodes={machines}").as_str()), "{args:?}");

@@ -20,7 +20,7 @@ pub struct LaunchFlags {
     /// This machine's place among the machines; given out in order of arrival if absent
     #[arg(long, alias = "node_rank", value_name = "N")]
     pub node_rank: Option<String>,
-    /// One machine, with a coordinator of its own on a free loopback port
+    /// One machine, with a coordinator of its own on a free loopback port, wherever else it is told to listen
     #[arg(long)]
     pub standalone: bool,
     /// Where the coordinator listens; the port is 29400 if absent

@@ -257,6 +257,9 @@ impl Sources<'_> {
 
     fn endpoint(&self, step: Option<&slurm::Step>, nnodes: Nodes) -> Result<Endpoint, Failed> {
         let flags = self.flags;
+        if self.standalone()? {
+            return Ok(Endpoint::on_loopback(0));
+        }
         if let Some(given) = self.given("rdzv-endpoint", flags.rdzv_endpoint.as_ref()) {
             return Endpoint::parse(&given, DEFAULT_PORT);
         }
@@ -280,7 +283,7 @@ impl Sources<'_> {
                 "--nnodes {nnodes}: the machines need a place to meet; give --rdzv-endpoint HOST:PORT, the same on all of them"
             )));
         }
-        Ok(Endpoint { host: "127.0.0.1".to_owned(), port: port.unwrap_or(0) })
+        Ok(Endpoint::on_loopback(port.unwrap_or(0)))
     }
 
     fn hosting(
@@ -337,6 +340,10 @@ impl Sources<'_> {
 }
 
 impl Endpoint {
+    fn on_loopback(port: u16) -> Self {
+        Self { host: "127.0.0.1".to_owned(), port }
+    }
+
     /// Reads `HOST:PORT`, `HOST`, `[IPV6]:PORT`.
     pub fn parse(given: &Given, default_port: u16) -> Result<Self, Failed> {
         let text = given.text.trim();

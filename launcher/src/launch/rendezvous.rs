@@ -5,7 +5,7 @@
 
 use std::{
     io,
-    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, ToSocketAddrs, UdpSocket},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs, UdpSocket},
     time::Duration,
 };
 
@@ -43,16 +43,14 @@ pub fn take_seat(plan: &Plan, token: Option<&str>) -> Result<Seat, Failed> {
         return Ok(Seat::Guest);
     }
     let endpoint = &plan.endpoint;
-    let address = bind_address(&endpoint.host, endpoint.port).map_err(|error| {
-        Failed::new(Exit::Rendezvous, format!("{}: no such host: {error}", endpoint.host))
-    })?;
-    if token.is_none() && !address.ip().is_loopback() {
+    let addresses = bind_addresses(&endpoint.host, endpoint.port);
+    if token.is_none() && addresses.iter().any(|address| !address.ip().is_loopback()) {
         return Err(Failed::usage(format!(
             "the coordinator at {endpoint} would be open to everyone who can reach it; set COX_TOKEN to the same secret on every \
              machine, for instance COX_TOKEN=$(openssl rand -hex 16)"
         )));
     }
-    match bind(address, plan.hosting) {
+    match bind(&addresses, plan.hosting) {
         Ok(listener) => Ok(Seat::Host(listener)),
         Err(error) if error.kind() == io::ErrorKind::AddrInUse && plan.hosting == Hosting::IfFree => {
             Ok(Seat::Guest)
@@ -75,10 +73,10 @@ pub fn take_seat(plan: &Plan, token: Option<&str>) -> Result<Seat, Failed> {
 }
 
 /// A launcher that was killed leaves its coordinator alive for a moment: whoever is to have the port waits for that long.
-fn bind(address: SocketAddr, hosting: Hosting) -> io::Result<TcpListener> {
+fn bind(addresses: &[SocketAddr], hosting: Hosting) -> io::Result<TcpListener> {
     let give_up = Instant::now() + if hosting == Hosting::Yes { ORPHAN_PATIENCE } else { Duration::ZERO };
     loop {
-        match TcpListener::bind(address) {
+        match TcpListener::bind(addresses) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < give_up => {
                 std::thread::sleep(RETRY / 10);
             }
@@ -87,21 +85,25 @@ fn bind(address: SocketAddr, hosting: Hosting) -> io::Result<TcpListener> {
     }
 }
 
-/// An address is bound as it is. A name is bound on all interfaces: it may mean another one to this machine (Debian maps a machine's
-/// own name to 127.0.1.1) than to the machines that call.
-fn bind_address(host: &str, port: u16) -> io::Result<SocketAddr> {
+/// What to bind, the first that can be. An address is bound as it is. A name is bound on all interfaces: it may mean another one to this
+/// machine (Debian maps a machine's own name to 127.0.1.1) than to the machines that call. So a name that nobody knows yet, as that of a
+/// pod which has just come, is no obstacle here: whoever calls by it waits until it is known, this launcher among them.
+fn bind_addresses(host: &str, port: u16) -> Vec<SocketAddr> {
     let bare = host.trim_start_matches('[').trim_end_matches(']');
     if let Ok(ip) = bare.parse::<IpAddr>() {
-        return Ok(SocketAddr::new(ip, port));
+        return vec![SocketAddr::new(ip, port)];
     }
-    let found: Vec<_> = (bare, port).to_socket_addrs()?.collect();
+    let found: Vec<_> = (bare, port).to_socket_addrs().map(Iterator::collect).unwrap_or_default();
     let first = found.iter().find(|address| address.is_ipv4()).or(found.first());
-    let first = first.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
-    Ok(match (bare, first) {
-        ("localhost", address) => *address,
-        (_, SocketAddr::V4(_)) => SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port),
-        (_, SocketAddr::V6(_)) => SocketAddr::new(std::net::Ipv6Addr::UNSPECIFIED.into(), port),
-    })
+    let all_4 = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port);
+    // Takes calls of both kinds where the machine has both.
+    let all_6 = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port);
+    match first {
+        Some(address) if bare == "localhost" => vec![*address],
+        Some(SocketAddr::V4(_)) => vec![all_4],
+        Some(SocketAddr::V6(_)) => vec![all_6],
+        None => vec![all_6, all_4],
+    }
 }
 
 /// The address under which other machines reach this one's workers: as given, or the one that leads to the coordinator.
@@ -126,7 +128,7 @@ fn outgoing(host: &str, port: u16) -> Option<IpAddr> {
     let target = (host, port).to_socket_addrs().ok()?.next()?;
     let any: IpAddr = match target {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-        SocketAddr::V6(_) => std::net::Ipv6Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
     let socket = UdpSocket::bind((any, 0)).ok()?;
     socket.connect(target).ok()?;
@@ -225,11 +227,15 @@ mod tests {
 
     #[test]
     fn the_first_on_a_machine_hosts_and_the_second_joins() {
-        let held = TcpListener::bind("127.0.0.1:0").unwrap();
-        let endpoint = held.local_addr().unwrap().to_string();
+        // Where the kernel puts no outgoing connection of another test: one of those could take the port while it is free.
+        let mut ports = (20_000..30_000).map(|port| format!("127.0.0.1:{port}"));
+        let host = |endpoint: &String| take_seat(&two_nodes(endpoint, None), None).unwrap();
+        let hosted = ports.find_map(|endpoint| match host(&endpoint) {
+            Seat::Host(listener) => Some((listener, endpoint)),
+            Seat::Guest => None,
+        });
+        let (_held, endpoint) = hosted.unwrap();
         assert!(matches!(take_seat(&two_nodes(&endpoint, None), None).unwrap(), Seat::Guest));
-        drop(held);
-        assert!(matches!(take_seat(&two_nodes(&endpoint, None), None).unwrap(), Seat::Host(_)));
         assert!(matches!(take_seat(&two_nodes(&endpoint, Some("1")), None).unwrap(), Seat::Guest));
     }
 
@@ -240,6 +246,15 @@ mod tests {
         let failed = take_seat(&two_nodes(&endpoint, Some("0")), None).unwrap_err();
         assert_eq!(failed.exit, Exit::Rendezvous);
         assert!(failed.message.unwrap().contains("the port is in use"));
+    }
+
+    #[test]
+    fn a_name_that_is_not_known_yet_is_hosted_on_all_interfaces() {
+        let plan = two_nodes("node-0.not-yet.invalid:0", Some("0"));
+        let failed = take_seat(&plan, None).unwrap_err();
+        assert_eq!(failed.exit, Exit::Usage, "it will be reached from elsewhere");
+        let Seat::Host(listener) = take_seat(&plan, Some("secret")).unwrap() else { panic!("a guest") };
+        assert!(listener.local_addr().unwrap().ip().is_unspecified());
     }
 
     #[test]

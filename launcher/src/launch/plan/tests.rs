@@ -120,6 +120,13 @@ fn standalone_ignores_slurm() {
 }
 
 #[test]
+fn standalone_listens_nowhere_else_whatever_is_given() {
+    let flags = LaunchFlags { standalone: true, rdzv_endpoint: text("head:29400"), ..LaunchFlags::default() };
+    let plan = resolve(&Case { flags, spec: &["launch.listen=0.0.0.0:5000"], ..Case::default() }).unwrap();
+    assert_eq!((plan.endpoint.to_string(), plan.hosting), ("127.0.0.1:0".into(), Hosting::Yes));
+}
+
+#[test]
 fn who_starts_the_coordinator() {
     let case = |nnodes: &str, endpoint: &str, rank: Option<&str>, conf: Option<&str>| {
         let flags = LaunchFlags {
