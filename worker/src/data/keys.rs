@@ -11,13 +11,15 @@
 //!
 //! In memory: 33 bytes a frame; while they are made, 32 more for each camera and one for the task, which the memo shares.
 //!
-//! A sample that cannot be read has no key: it is a miss, and fails where samples are read, as it would without a store.
+//! A sample that cannot be read has no key: it is a miss, and fails where samples are read, as it would without a store. Whether it is lost
+//! or the disk was away for a moment is not known, so a column that could not be read as a whole is not remembered.
 
 use std::{
+    ops::Range,
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
@@ -73,6 +75,22 @@ struct Task {
     part: Part,
     name: String,
     found: Mutex<Vec<Digest>>,
+    /// Some rows could not be read.
+    failed: AtomicBool,
+}
+
+impl Task {
+    /// These rows could not be read. The first time that is said: where a whole file is lost there are thousands.
+    fn fails(&self, rows: Range<u64>, error: &DataError) {
+        let Range { start, end } = rows;
+        if !self.failed.swap(true, Ordering::Relaxed) {
+            let (path, name) = (self.path.display(), &self.name);
+            tracing::warn!(
+                %error,
+                "{path}: rows {start}..{end} of {name} cannot be read for the cache, and perhaps others: their features are computed every time; the next launch tries again"
+            );
+        }
+    }
 }
 
 impl Dataset {
@@ -86,7 +104,9 @@ impl Dataset {
         let images_read = self.read_columns(&tasks);
         for task in tasks {
             let digests: Arc<[_]> = task.found.into_inner().unwrap_or_else(PoisonError::into_inner).into();
-            memo.put(&task.path, &task.name, task.stamp, digests.clone());
+            if !task.failed.into_inner() {
+                memo.put(&task.path, &task.name, task.stamp, digests.clone());
+            }
             tables.insert((task.file, task.name), digests);
         }
         // What cannot be remembered is read again next time.
@@ -151,6 +171,7 @@ impl Dataset {
                         part: *part,
                         name: (*name).to_owned(),
                         found: Mutex::new(vec![NONE; rows]),
+                        failed: AtomicBool::new(false),
                     }),
                 }
             }
@@ -196,10 +217,14 @@ impl Dataset {
         let mut found = Vec::with_capacity((end - first) as usize);
         let mut row = first;
         while row < end {
-            let Ok(block) = self.rows.block(&self.catalog, task.file, row, task.part) else {
-                // The windows after it may be sound, but where they begin is not known without it.
-                found.resize((end - first) as usize, NONE);
-                break;
+            let block = match self.rows.block(&self.catalog, task.file, row, task.part) {
+                Ok(block) => block,
+                Err(error) => {
+                    // The windows after it may be sound, but where they begin is not known without it; the next stripe finds its own.
+                    task.fails(row..end, &error);
+                    found.resize((end - first) as usize, NONE);
+                    break;
+                }
             };
             let last = end.min(block.first_row + block.rows as u64);
             for row in row..last {

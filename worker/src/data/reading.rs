@@ -11,6 +11,9 @@ use super::lerobot::episodes::Episode;
 use super::lerobot::rows::{Block, Part};
 use crate::batch::Sample;
 
+/// Stands for the feature where a decoder does not say which one it was at.
+pub(super) const DECODING: &str = "(decoding)";
+
 /// Samples that could be read, and what is wrong with the others.
 #[derive(Debug, Default)]
 pub struct Readable {
@@ -67,6 +70,17 @@ impl Dataset {
     }
 }
 
+/// What `read` returns; if it panics, what `blame` makes of that in words. Decoders panic on garbled bytes.
+pub(super) fn surviving<V>(
+    read: impl FnOnce() -> Result<V, DataError>,
+    blame: impl FnOnce(String) -> DataError,
+) -> Result<V, DataError> {
+    // What is shared is the cache of blocks, which takes finished blocks only.
+    std::panic::catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|panic| {
+        Err(blame(format!("a decoder panicked ({}); record the frame again", words(panic.as_ref()))))
+    })
+}
+
 /// What a panic says.
 pub(super) fn words(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
@@ -84,11 +98,7 @@ pub(super) struct At<'a> {
 impl<'a> At<'a> {
     /// What `read` returns; an error that names this sample if it panics.
     pub(super) fn surviving<V>(&self, read: impl FnOnce() -> Result<V, DataError>) -> Result<V, DataError> {
-        // What is shared is the cache of blocks, which takes finished blocks only.
-        std::panic::catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|panic| {
-            let fault = format!("a decoder panicked ({}); record the frame again", words(panic.as_ref()));
-            Err(self.error("(decoding)", fault))
-        })
+        surviving(read, |fault| self.error(DECODING, fault))
     }
 
     /// The whole sample.

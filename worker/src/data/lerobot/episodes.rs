@@ -1,6 +1,6 @@
 //! The episode table: which rows of which data file belong to which episode.
 //!
-//! v3.0 reads `meta/episodes/chunk-*/file-*.parquet` (five of its many columns), v2.1 reads `meta/episodes.jsonl`. Either way a
+//! v3.0 reads `meta/episodes/chunk-*/file-*.parquet` (four of its many columns), v2.1 reads `meta/episodes.jsonl`. Either way a
 //! sample's number is its position in the concatenation of all episodes, and rows lie in a file in that order.
 //!
 //! Memory: 40 bytes an episode, the only thing here that grows with the data set.

@@ -28,6 +28,7 @@ use super::Catalog;
 use super::cache::{Lru, lock};
 use super::columns::{RowFault, images, integers, numbers};
 use crate::data::error::DataError;
+use crate::data::reading::{DECODING, surviving};
 
 /// How much a store may keep.
 #[derive(Clone, Copy, Debug)]
@@ -137,8 +138,15 @@ impl RowStore {
         self.footer(catalog, file).map(drop)
     }
 
-    /// The window of `part` that row `row` of data file `file` lies in.
+    /// The window of `part` that row `row` of data file `file` lies in. A decoder that panics is an error of that row.
     pub fn block(&self, catalog: &Catalog, file: u32, row: u64, part: Part) -> Result<Arc<Block>, DataError> {
+        surviving(
+            || self.decoded(catalog, file, row, part),
+            |fault| catalog.row_error(file, row, DECODING, fault),
+        )
+    }
+
+    fn decoded(&self, catalog: &Catalog, file: u32, row: u64, part: Part) -> Result<Arc<Block>, DataError> {
         let footer = self.footer(catalog, file)?;
         let window = self.window(&footer, row, part);
         let key = (file, window.first_row(), part);

@@ -286,6 +286,25 @@ fn a_decoder_that_panics_is_a_fault_of_its_sample() {
 }
 
 #[test]
+fn garbled_pages_leave_samples_without_keys_whatever_decoders_make_of_them() {
+    let file = "data/chunk-000/file-000.parquet";
+    for (piece, byte) in (0..24).flat_map(|piece| [(piece, 0xff), (piece, 0x80), (piece, 0x0b)]) {
+        let dataset = open_spoiled(&Recording::default(), |dir, _| {
+            let mut bytes = std::fs::read(dir.join(file)).unwrap();
+            let footer = u32::from_le_bytes(bytes[bytes.len() - 8..][..4].try_into().unwrap()) as usize;
+            let data = 4..bytes.len() - 8 - footer;
+            let size = data.len() / 24;
+            bytes[data.start + piece * size..][..size.min(40)].fill(byte);
+            std::fs::write(dir.join(file), bytes).unwrap();
+        });
+        let (dataset, store) = (dataset.expect("the footer is intact"), tempfile::tempdir().unwrap());
+        let store = crate::vl_cache::Store::open(store.path(), None).unwrap();
+        let keys = dataset.sample_keys(&store).expect("what is garbled is no fault of the store");
+        assert!(keys.get(8).is_some(), "of another file");
+    }
+}
+
+#[test]
 fn who_can_do_without_a_sample_is_told_which_are_missing() {
     let recording = Recording { image: Some((3, None)), ..Default::default() };
     let readable = open_spoiled(&recording, |_, _| ()).unwrap().readable(&[2, 3, 4]);

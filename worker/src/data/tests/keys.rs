@@ -1,6 +1,9 @@
 //! Names of samples follow exactly what the model sees of them.
 
-use std::path::Path;
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use super::recording::{Recording, png};
 use crate::data::{Dataset, SampleKeys};
@@ -130,6 +133,37 @@ fn a_second_launch_reads_no_images() {
     std::fs::write(&memo, &bytes[..bytes.len() / 2]).unwrap();
     let again = dataset.sample_keys(&store).unwrap();
     assert_eq!((again.images_read, all(&dataset, &again)), (dataset.len(), all(&dataset, &first)));
+}
+
+#[test]
+fn what_could_not_be_read_is_not_remembered_as_having_no_key() {
+    let (recording, dir) = (Recording::default(), Recording::default().write());
+    let [lost, sound] = ["file-000.parquet", "file-001.parquet"];
+    let path = dir.path().join("data/chunk-000").join(lost);
+    let mut bytes = std::fs::read(&path).unwrap();
+    let footer = u32::from_le_bytes(bytes[bytes.len() - 8..][..4].try_into().unwrap()) as usize;
+    let end = bytes.len() - 8 - footer;
+    bytes[4..end].fill(0xa5);
+    std::fs::write(&path, bytes).unwrap();
+    // The younger of the two: when it is remembered, the other one could have been.
+    let path = path.with_file_name(sound);
+    std::fs::write(&path, std::fs::read(&path).unwrap()).unwrap();
+    let dataset = Dataset::open(&recording.spec(dir.path())).unwrap();
+    let (store, deadline) = (tempfile::tempdir().unwrap(), Instant::now() + Duration::from_secs(60));
+    let store = Store::open(store.path(), None).unwrap();
+    let remembered = |file: &str| {
+        let files = std::fs::read_dir(store.keys_dir()).into_iter().flatten();
+        let mut files = files.map(|entry| entry.unwrap().path());
+        let memo = files.find(|path| path.extension().is_some_and(|end| end == "memo"));
+        let bytes = memo.map_or(Vec::new(), |memo| std::fs::read(memo).unwrap());
+        bytes.windows(file.len()).any(|name| name == file.as_bytes())
+    };
+    // Files that have just been written are remembered a little later.
+    while !remembered(sound) {
+        assert!(Instant::now() < deadline, "nothing is ever remembered");
+        assert!(!dataset.sample_keys(&store).unwrap().is_empty());
+    }
+    assert!(!remembered(lost));
 }
 
 #[test]
