@@ -37,4 +37,8 @@ impl Gauge for CardGauge {
         let (in_use, reserved) = usage.map_or((0, 0), |usage| (usage.bytes_in_use, usage.bytes_reserved));
         PhasePeak { in_use, reserved, driver: self.taken().unwrap_or(0) }
     }
+
+    fn card(&self) -> Option<String> {
+        self.context.as_ref()?.name().ok()
+    }
 }

@@ -9,4 +9,9 @@ use super::PhasePeak;
 pub trait Gauge: fmt::Debug + Send {
     /// In use and reserved by its allocator, and taken of the card by anybody. Zero where a scope cannot be read.
     fn read(&self) -> PhasePeak;
+
+    /// What its maker calls the card; none if it does not say.
+    fn card(&self) -> Option<String> {
+        None
+    }
 }

@@ -2,12 +2,17 @@
 //!
 //! The meter is told which phase begins and keeps the peaks of the one that ended, over the run and since the last step. A phase that went
 //! over `memory.capacity` leaves an [`OutOfMemory`] with the meter; the step asks for it ([`Meter::take_overrun`]) before it votes.
-//! Evaluation and the filling of the feature cache are left out of that: they halve their own batches, without the others; and checkpoints are: one that does not fit is given up.
+//! Evaluation and the filling of the feature cache are left out of that: they halve their own batches, without the others; and checkpoints
+//! are: one that does not fit is given up. So is what moving state to another generation takes, where the old and the new one are held at
+//! once: a smaller micro-batch would not change that; it is said once.
 //! It also keeps what the step wants to know before it runs a micro-batch ([`Demand`]), and writes the [`Timeline`].
 
 use std::{collections::BTreeMap, path::Path};
 
-use coxswain_proto::ids::{Bytes, Rank, Step};
+use coxswain_proto::{
+    human,
+    ids::{Bytes, Rank, Step},
+};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -69,6 +74,8 @@ pub struct Meter {
     capacity: Option<u64>,
     held: Vec<Held>,
     overrun: Option<OutOfMemory>,
+    /// That moving state went over has been said.
+    moving_told: bool,
     demand: Demand,
     pressure: Pressure,
     pressed: bool,
@@ -99,6 +106,7 @@ impl Meter {
             capacity,
             held: Vec::new(),
             overrun: None,
+            moving_told: false,
             demand: Demand::default(),
             pressure: Pressure::default(),
             pressed: false,
@@ -123,6 +131,11 @@ impl Meter {
 
     fn now(&self) -> u64 {
         self.gauge.as_ref().map_or_else(allocator::in_use, |gauge| gauge.read().in_use)
+    }
+
+    /// What the maker of the card that books are kept of calls it.
+    pub fn card(&self) -> Option<String> {
+        self.gauge.as_ref()?.card()
     }
 
     /// Says what holds memory through the whole run, for messages, and where the timeline goes.
@@ -157,11 +170,21 @@ impl Meter {
         match ended {
             Phase::Loading => return Err(found),
             Phase::Evaluation | Phase::Checkpoint | Phase::CacheBuild => {}
+            Phase::Joining | Phase::Connecting => self.tell_of_moving(peak),
             _ => {
                 self.overrun.get_or_insert(found);
             }
         }
         Ok(())
+    }
+
+    fn tell_of_moving(&mut self, peak: u64) {
+        if !std::mem::replace(&mut self.moving_told, true) {
+            let (peak, capacity) = (human::bytes(peak), human::bytes(self.capacity.unwrap_or_default()));
+            tracing::warn!(
+                "taking over the state of another generation took {peak} at its peak, more than memory.capacity ({capacity}):                  the old state and the new one were held at once; micro-batches are not made smaller for it"
+            );
+        }
     }
 
     /// Sets another bound, until the next call.
@@ -375,6 +398,16 @@ mod tests {
         fn read(&self) -> PhasePeak {
             let in_use = self.0.fetch_add(1 << 30, std::sync::atomic::Ordering::Relaxed);
             PhasePeak { in_use, reserved: 2 * in_use, driver: 3 * in_use }
+        }
+    }
+
+    #[test]
+    fn what_moving_state_takes_is_no_micro_batchs_fault() {
+        let gauge = || Box::new(Growing(std::sync::atomic::AtomicU64::new(8 << 30)));
+        for (moves, phase) in [(true, Phase::Connecting), (true, Phase::Joining), (false, Phase::Optimizer)] {
+            let mut meter = Meter::new(phase, Some(Bytes(4 << 30))).on_card(gauge());
+            meter.enter(Phase::Data).expect("only loading is refused at once");
+            assert_eq!(meter.take_overrun().is_none(), moves, "{phase:?}");
         }
     }
 
