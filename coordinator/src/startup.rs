@@ -150,7 +150,8 @@ fn open_journal(
     })
 }
 
-/// Complete checkpoints, oldest first. Directories without a readable manifest do not count: they are being written, or broken.
+/// Complete checkpoints, oldest first. Directories without a readable manifest do not count: they are being written, or broken; nor do those
+/// with a name of their own: copies that people have made.
 fn scan(directory: &Path, own: &str) -> Result<Vec<CheckpointEntry>, StartError> {
     let failed = |source| StartError::Io { action: "read", path: directory.to_path_buf(), source };
     let entries = match fs::read_dir(directory) {
@@ -160,12 +161,12 @@ fn scan(directory: &Path, own: &str) -> Result<Vec<CheckpointEntry>, StartError>
     let mut found = Vec::new();
     for entry in entries {
         let name = entry.map_err(failed)?.file_name();
-        let Some(name) = name.to_str().filter(|name| name.starts_with("step-")) else { continue };
-        let path = directory.join(name).join("manifest.json");
-        let Some(manifest) = manifest(&path) else { continue };
+        let Some(step) = name.to_str().and_then(Step::of_checkpoint_dir) else { continue };
+        let path = directory.join(&name).join("manifest.json");
+        let Some(manifest) = manifest(&path).filter(|manifest| manifest.step == step.0) else { continue };
         let entry = CheckpointEntry {
-            step: Step(manifest.step),
-            path: format!("checkpoints/{name}"),
+            step,
+            path: format!("checkpoints/{}", step.checkpoint_dir()),
             bytes: Bytes(manifest.files.values().map(|file| file.bytes).sum()),
             state: EntryState::Complete,
         };

@@ -4,14 +4,16 @@
 //! layers, tensors, pieces of files, batches, bytes in the ring ── beat() ──▶ Pulse ── reading() ──▶ heartbeat
 //! a call that cannot beat before it returns                    ── allow(bytes)  │
 //! phases                                                       ── enter(phase) ─┘
+//! a wait for another thread that has a pulse of its own         ── keeps_time_with(other)
 //! ```
 //!
 //! Work that takes long beats while it lasts, and what it cannot beat in is given time by its size. So a reading says how long the
 //! trainer has been still beyond what it may; and, of each phase that it has been through, how long it was still at most, which is what
 //! its next visit, and its peers', can be expected to take.
 //!
-//! A pulse belongs to the thread that trains: [`Pulse::install`] names it there, [`beat`] and [`allow`] are nothing on any other, so
-//! that libraries below need not be handed one. What this file does not do: judge. The coordinator does, who sees all ranks.
+//! The pulse of a worker is that of the thread that trains: [`Pulse::install`] names it there, so that libraries below need not be handed
+//! one. Threads that the trainer waits for have pulses of their own, which nobody but the trainer looks at ([`keeps_time_with`]); on any
+//! other [`beat`] and [`allow`] are nothing. What this file does not do: judge. The coordinator does, who sees all ranks.
 
 use std::{
     cell::RefCell,
@@ -23,6 +25,8 @@ use crate::link::Phase;
 
 /// Bytes in a second below which a disk or a network counts as standing still: a tenth of a bad day.
 const SLOWEST: f64 = 10e6;
+/// How often whoever waits for another thread should look whether that one gets on.
+pub const LOOK: Duration = Duration::from_millis(100);
 
 thread_local! {
     static CURRENT: RefCell<Option<Arc<Pulse>>> = const { RefCell::new(None) };
@@ -36,6 +40,13 @@ pub fn beat() {
 /// The trainer of this thread goes into something that cannot beat, over so many bytes.
 pub fn allow(bytes: u64) {
     with(|pulse| pulse.allow(bytes));
+}
+
+/// The trainer of this thread waits for another one, and moves as far as that one does.
+pub fn keeps_time_with(other: &Pulse) {
+    if other.reading().still <= LOOK {
+        beat();
+    }
 }
 
 fn with(tell: impl FnOnce(&Pulse)) {

@@ -97,7 +97,7 @@ pub enum Collectives {
     /// NCCL if every worker has a card and the library, else the ring.
     #[default]
     Auto,
-    /// The TCP ring.
+    /// The ring: TCP, and shared memory between workers of one machine.
     Ring,
     /// NCCL; a world that cannot is refused.
     Nccl,

@@ -100,15 +100,18 @@ fn connect(
     };
     let (rank, world) = (ring.rank(), ring.world());
     let mut parcel = [0.0f64; 1 + size_of::<FabricId>()];
-    if rank.0 == 0
-        && let Ok(id) = source.id()
-    {
-        parcel[0] = 1.0;
-        parcel[1..].iter_mut().zip(id).for_each(|(slot, byte)| *slot = f64::from(byte));
+    if rank.0 == 0 {
+        match source.id() {
+            Ok(id) => {
+                parcel[0] = 1.0;
+                parcel[1..].iter_mut().zip(id).for_each(|(slot, byte)| *slot = f64::from(byte));
+            }
+            Err(why) => tracing::warn!("{why}"),
+        }
     }
     ring.broadcast(BufMut::F64(&mut parcel), Rank(0))?;
     if parcel[0] == 0.0 {
-        return Ok(Err("rank 0 cannot make an id".to_owned()));
+        return Ok(Err("rank 0 cannot make an id (its own log says why)".to_owned()));
     }
     let place = Place { rank, world, id: std::array::from_fn(|i| parcel[i + 1] as u8), deadline };
     let fabric = source.connect(&place, &mut || ring.aborted().is_none() && ring.departed().is_none());

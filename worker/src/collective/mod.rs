@@ -3,7 +3,7 @@
 //! | | for |
 //! |---|---|
 //! | [`Solo`] | a world of one: every operation is the identity |
-//! | [`Ring`] | ranks on CPUs, a TCP ring |
+//! | [`Ring`] | ranks on CPUs: a ring of TCP connections, and of shared memory between ranks of one machine |
 //! | [`Carried`] | ranks on cards: a ring for votes and control, a [`Fabric`] (NCCL, in a crate of its own) for everything large |
 //!
 //! All ranks call the same operations in the same order with the same sizes. Reductions add in an order that depends on the

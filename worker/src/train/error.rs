@@ -2,7 +2,7 @@
 
 use coxswain_proto::ids::{Rank, Step};
 
-use super::checkpoint::CheckpointError;
+use super::checkpoint::{CheckpointError, remedy};
 use crate::{
     collective::CollectiveError,
     data::DataError,
@@ -33,9 +33,6 @@ pub enum TrainError {
     /// The optimizer refused the gradients.
     #[error(transparent)]
     Optimizer(#[from] zero::StepError),
-    /// The optimizer's state on disk cannot be taken over.
-    #[error(transparent)]
-    OptimizerState(#[from] zero::StateError),
     /// The adapter cannot be written.
     #[error(transparent)]
     Lora(#[from] LoraError),
@@ -85,7 +82,7 @@ pub enum TrainError {
     #[error(transparent)]
     Plan(#[from] coxswain_proto::plan::PlanError),
     /// A result could not be written.
-    #[error("{action} {path}: {source}")]
+    #[error("{action} {path}: {source}{}", remedy(source))]
     Io {
         /// What was tried.
         action: &'static str,
@@ -112,9 +109,7 @@ impl TrainError {
             Self::Collective(CollectiveError::PeerLost { .. }) | Self::PeerFailed(_) | Self::CalledOff => {
                 FailureKind::PeerLost
             }
-            Self::Checkpoint(_) | Self::OptimizerState(_) | Self::Lora(_) | Self::Io { .. } => {
-                FailureKind::Io
-            }
+            Self::Checkpoint(_) | Self::Lora(_) | Self::Io { .. } => FailureKind::Io,
             Self::Collective(CollectiveError::NoFabric(_) | CollectiveError::MixedDevices { .. }) => {
                 FailureKind::BadInput
             }

@@ -73,7 +73,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             policy: &self.policy,
             trainables: &self.trainables,
         };
-        evaluation.run(self.comm.as_mut())
+        evaluation.run(self.next, self.comm.as_mut())
     }
 }
 
@@ -90,7 +90,8 @@ pub fn evaluate_run<B: Tape<Base = B>>(
     let weights = save::read_trainables(&found, &layout)?;
     let trainables = Trainables::new(layout, weights, device);
     let evaluation = Evaluation { spec, dataset: &dataset, policy: &policy, trainables: &trainables };
-    Ok((Step(found.manifest.step), evaluation.run(&mut Solo::default())?))
+    let step = Step(found.manifest.step);
+    Ok((step, evaluation.run(step, &mut Solo::default())?))
 }
 
 struct Evaluation<'a, B: Tape<Base = B>> {
@@ -101,14 +102,15 @@ struct Evaluation<'a, B: Tape<Base = B>> {
 }
 
 impl<B: Tape<Base = B>> Evaluation<'_, B> {
-    fn run(&self, comm: &mut dyn Collective) -> Result<Option<ActionError>, TrainError> {
+    /// `step` is where the trainables come from, for messages.
+    fn run(&self, step: Step, comm: &mut dyn Collective) -> Result<Option<ActionError>, TrainError> {
         let chosen = spread(self.dataset.holdout().collect(), self.spec.eval.samples);
         if chosen.is_empty() {
             return Ok(None);
         }
         let (rank, world) = (comm.rank().0 as usize, comm.world());
         let mine: Vec<u64> = chosen.into_iter().skip(rank).step_by(world).collect();
-        let own = self.sum(&mine);
+        let own = self.sum(step, &mine);
         let sums = own.as_ref().copied().unwrap_or_default();
         let failed = f64::from(u8::from(own.is_err()));
         let ballot =
@@ -141,7 +143,7 @@ impl<B: Tape<Base = B>> Evaluation<'_, B> {
     }
 
     /// This rank's part, in batches as large as fit.
-    fn sum(&self, mine: &[u64]) -> Result<ErrorSums, TrainError> {
+    fn sum(&self, step: Step, mine: &[u64]) -> Result<ErrorSums, TrainError> {
         let mut sums = ErrorSums::default();
         let (mut size, mut done) = (self.spec.train.micro_batch, 0);
         while done < mine.len() {
@@ -164,7 +166,7 @@ impl<B: Tape<Base = B>> Evaluation<'_, B> {
                     let capacity = self.spec.memory.capacity.map(Bytes);
                     let source = OutOfMemory::of(Phase::Evaluation, overrun, before, capacity);
                     return Err(TrainError::Exhausted {
-                        step: Step(0),
+                        step,
                         source: source.into(),
                         advice: fit::advice(self.spec),
                     });

@@ -14,7 +14,7 @@ use coxswain_proto::{
     VERSION,
     ids::{Bytes, Step},
 };
-use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+use safetensors::{Dtype, SafeTensorError, SafeTensors, tensor::TensorView};
 
 use super::{
     TrainError,
@@ -48,7 +48,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let step = self.next;
         self.publish_all()?;
         self.enter(Phase::Checkpoint, step)?;
-        let path = format!("checkpoints/step-{:08}", step.0);
+        let path = format!("checkpoints/{}", step.checkpoint_dir());
         let news = match self.write_together()? {
             Ok(bytes) => {
                 self.saved = Some(step);
@@ -154,7 +154,10 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             turn: self.link.decided(self.next),
             files: Default::default(),
         };
-        let found = staging.publish(manifest)?;
+        let world = self.comm.world();
+        let mut wanted: Vec<_> = (0..world as u32).map(|rank| optimizer_file(rank, world)).collect();
+        wanted.push(TRAINABLES.to_owned());
+        let found = staging.publish(manifest, &wanted)?;
         self.store.prune(self.spec.train.keep_checkpoints);
         Ok(Bytes(found.bytes()))
     }
@@ -174,12 +177,12 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             false => self.spec.train.micro_batch.min(found.manifest.micro_batch),
         };
         self.saved = Some(step);
-        self.resume_cache(found.manifest.cache);
+        self.resume_cache(found.manifest.cache)?;
         Ok(Bytes(found.bytes()))
     }
 
     /// The optimizer with its moments from the files that have some of this rank's parts: as many bytes as these parts, not as all of them.
-    fn read_optimizer(&self, found: &Found, weights: &[f32]) -> Result<MirroredAdamW, TrainError> {
+    fn read_optimizer(&self, found: &Found, weights: &[f32]) -> Result<MirroredAdamW, CheckpointError> {
         let world = found.manifest.world_size;
         let mut optimizer = self.empty_optimizer();
         let wanted = |rank: &usize| optimizer.keeps_of(&optimizer.part_in(world, *rank));
@@ -197,16 +200,17 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         fn views(files: &[Vec<u8>]) -> Vec<&[u8]> {
             files.iter().map(Vec::as_slice).collect()
         }
-        match optimizer.import(&views(&files), weights) {
+        let imported = match optimizer.import(&views(&files), weights) {
             // Written with the parameters in another order: their parts lie in other files.
             Err(StateError::Coverage { .. } | StateError::Unreadable { .. })
                 if files.iter().any(Vec::is_empty) =>
             {
                 drop(std::mem::take(&mut files));
-                optimizer.import(&views(&read(&|_| true)?), weights)?;
+                optimizer.import(&views(&read(&|_| true)?), weights)
             }
-            imported => imported?,
-        }
+            imported => imported,
+        };
+        imported.map_err(|error| unusable(found, &error))?;
         Ok(optimizer)
     }
 
@@ -230,6 +234,14 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     }
 }
 
+/// An optimizer's state that cannot be taken over, by the file that has it.
+fn unusable(found: &Found, error: &StateError) -> CheckpointError {
+    let file = |rank| found.path.join(optimizer_file(rank as u32, found.manifest.world_size));
+    let path = error.file().map_or(found.path.clone(), file);
+    let remedy = format!("remove {} to resume from an older checkpoint", found.path.display());
+    CheckpointError::Foreign { path, detail: format!("{error}; {remedy}") }
+}
+
 /// Writes the trainables that `wanted` picks by name as a safetensors file.
 pub(super) fn write_tensors(
     path: &Path,
@@ -243,7 +255,11 @@ pub(super) fn write_tensors(
         (param.name.clone(), view.expect("shape and values come from one layout"))
     });
     let metadata = [("format".to_owned(), "pt".to_owned())].into();
-    safetensors::serialize_to_file(views, Some(metadata), path).map_err(std::io::Error::other)
+    safetensors::serialize_to_file(views, Some(metadata), path).map_err(|error| match error {
+        // As the system said it: of a full disk there is something to say.
+        SafeTensorError::IoError(source) => source,
+        error => std::io::Error::other(error),
+    })
 }
 
 /// Reads a file into memory, with time for its size.

@@ -92,7 +92,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
                 ((Fared::Failed | Fared::GaveUp, _), Some(own)) => return Err(own),
             }
         };
-        self.settle_features(step);
+        self.settle_features(step)?;
         let (grad_norm, broken) = match self.update(step, &verdict, &mut times) {
             Ok(norm) => (norm, None),
             Err(error) => match self.held.as_ref().filter(|held| held.optimizer.versions().0.newest > step.0)

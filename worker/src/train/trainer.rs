@@ -130,7 +130,7 @@ impl<B: Tape<Base = B>> PolicyTrainer<B> {
         let mut sightings = Sightings { opened: memory::in_use(), ..Sightings::default() };
         let (policy, layout, initial) = self.load(spec, dataset.dims(), &meter)?;
         sightings.loaded = memory::in_use();
-        let features = Features::open(spec, &dataset, &policy, &self.options.device)?;
+        let features = Features::open(spec, &dataset, &policy, (&self.options.device, meter.card()))?;
         meter.enter(Phase::Connecting).map_err(|source| too_large(spec, source))?;
         let output_dir = PathBuf::from(&spec.run.output_dir);
         let threads = spec.data.threads.unwrap_or_else(|| pool::join().min(MAX_DATA_THREADS));

@@ -39,7 +39,7 @@ pub fn adapter_digest(tensors: &[AdapterTensor<'_>]) -> Digest {
 }
 
 impl Space {
-    /// Keeps the adapter that the space's description names; once is enough, whoever does it.
+    /// Keeps the adapter that the space's description names; once is enough, whoever does it, as long as it is sound.
     pub fn save_adapter(&self, tensors: &[AdapterTensor<'_>]) -> Result<(), StoreError> {
         let path = self.dir().join(NAME);
         let (found, expected) = (adapter_digest(tensors), self.description().ingredients.adapter);
@@ -48,7 +48,8 @@ impl Space {
             let detail = format!("the adapter given has digest {found}, this space is of {expected}");
             return Err(StoreError::Foreign { path, detail });
         }
-        if path.exists() {
+        // One that is damaged is of no use to anybody.
+        if matches!(self.load_adapter(), Ok(Some(_))) {
             return Ok(());
         }
         let views = tensors.iter().map(|tensor| (&*tensor.name, Matrix(tensor)));

@@ -1,4 +1,5 @@
-//! What a person asks of a store: what is in it, whether it is sound, and what can go.
+//! What a person asks of a store: what is in it, whether it is sound, and what can go. Runs may use the store meanwhile, and evict: what goes
+//! while it is looked at is as if it had gone before.
 
 use std::{
     fs,
@@ -15,7 +16,7 @@ use super::{
     part::Part,
     space::part_names,
     space_file::{self, SpaceDescription},
-    store::{Store, files_below},
+    store::{Store, entries, files_below},
     usage,
 };
 
@@ -83,7 +84,10 @@ impl Store {
         let (mut spaces, mut strange) = (Vec::new(), Vec::new());
         for dir in self.space_dirs()? {
             match space_file::read(&dir) {
-                Ok(Some((key, description))) => spaces.push(report(dir, key, description)?),
+                Ok(Some((key, description))) => {
+                    spaces.extend(StoreError::unless_gone(report(dir, key, description).map(Some))?);
+                }
+                Ok(None) if !dir.exists() => {}
                 Ok(None) => {
                     strange.push(format!("{}: has no space.json; `cox cache gc` removes it", dir.display()))
                 }
@@ -100,10 +104,11 @@ impl Store {
         for dir in self.space_dirs()? {
             match space_file::read(&dir) {
                 Ok(Some((key, description))) => {
-                    for name in part_names(&dir)? {
+                    for name in StoreError::unless_gone(part_names(&dir))? {
                         verified.part(&dir.join(name), &key, description.dtype, description.width);
                     }
                 }
+                Ok(None) if !dir.exists() => {}
                 Ok(None) => verified.unusable.push(format!("{}: has no space.json", dir.display())),
                 Err(error) => verified.unusable.push(error.to_string()),
             }
@@ -123,21 +128,25 @@ impl Store {
             list(&mut collected).push(path.to_path_buf());
             match (dry_run, is_dir) {
                 (true, _) => Ok(()),
-                (false, true) => fs::remove_dir_all(path).map_err(StoreError::io("remove", path)),
-                (false, false) => fs::remove_file(path).map_err(StoreError::io("remove", path)),
+                (false, true) => usage::clear(path),
+                (false, false) => {
+                    StoreError::unless_gone(fs::remove_file(path).map_err(StoreError::io("remove", path)))
+                }
             }
         };
-        for path in entries(self.dir(), |name| name.starts_with(usage::TRASH))? {
+        for path in self.evicted()? {
             remove(&path, |c| &mut c.unfinished)?;
         }
         let mut dirs = self.space_dirs()?;
         dirs.extend([self.dir().to_path_buf(), self.keys_dir()]);
         for dir in dirs.iter().filter(|dir| dir.is_dir()) {
-            for path in unfinished(dir)?.into_iter().filter(|path| is_abandoned(path)) {
+            for path in
+                StoreError::unless_gone(unfinished(dir))?.into_iter().filter(|path| is_abandoned(path))
+            {
                 remove(&path, |c| &mut c.unfinished)?;
             }
             let Ok(Some((key, description))) = space_file::read(dir) else { continue };
-            for path in part_names(dir)?.into_iter().map(|name| dir.join(name)) {
+            for path in StoreError::unless_gone(part_names(dir))?.into_iter().map(|name| dir.join(name)) {
                 let part = Part::open(&path, &key, description.dtype, description.width);
                 if matches!(part, Err(StoreError::Damaged(_) | StoreError::Foreign { .. })) {
                     remove(&path, |c| &mut c.unusable)?;
@@ -197,6 +206,7 @@ impl Verified {
         let part = match Part::open(path, key, dtype, width) {
             Ok(part) => part,
             Err(StoreError::Damaged(damage)) => return self.damaged.push(damage),
+            Err(error) if error.is_gone() => return,
             Err(error) => return self.unusable.push(error.to_string()),
         };
         self.bytes += part.bytes();
@@ -220,6 +230,7 @@ fn report(dir: PathBuf, key: SpaceKey, description: SpaceDescription) -> Result<
                 error += part.rounding.squared_error;
                 norm += part.rounding.squared_norm;
             }
+            Err(fault) if fault.is_gone() => {}
             Err(fault) => unusable.push(fault.to_string()),
         }
     }
@@ -248,15 +259,4 @@ fn unfinished(dir: &Path) -> Result<Vec<PathBuf>, StoreError> {
 fn is_abandoned(path: &Path) -> bool {
     let age = fs::metadata(path).and_then(|m| m.modified()).map(|at| SystemTime::now().duration_since(at));
     matches!(age, Ok(Ok(age)) if age > SETTLED) && !usage::writer_lives(path)
-}
-
-fn entries(dir: &Path, wanted: fn(&str) -> bool) -> Result<Vec<PathBuf>, StoreError> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir(dir).map_err(StoreError::io("read", dir))? {
-        let entry = entry.map_err(StoreError::io("read", dir))?;
-        if entry.file_name().to_str().is_some_and(wanted) {
-            found.push(entry.path());
-        }
-    }
-    Ok(found)
 }

@@ -62,10 +62,10 @@ pub(super) fn lose(dir: &Path, lost: Option<u64>) -> Result<(), StoreError> {
         return Ok(());
     }
     for path in notes(dir) {
-        match lost.and_then(|lost| Some(read_note(&path)?.without(lost))) {
-            Some(note) => usage::write_json(&path, &note)?,
-            None => std::fs::remove_file(&path).map_err(StoreError::io("remove", &path))?,
-        }
+        StoreError::unless_gone(match lost.and_then(|lost| Some(read_note(&path)?.without(lost))) {
+            Some(note) => usage::write_json(&path, &note),
+            None => std::fs::remove_file(&path).map_err(StoreError::io("remove", &path)),
+        })?;
     }
     Ok(())
 }

@@ -92,6 +92,30 @@ impl StoreError {
         }
     }
 
+    /// What it is about: failures of one kind in one space are alike, whatever the unique names of files.
+    pub fn topic(&self) -> String {
+        let space = |path: &Path| path.parent().unwrap_or(path).display().to_string();
+        match self {
+            Self::Io { action, path, source } => format!("{action} in {}: {}", space(path), source.kind()),
+            Self::Full { path, .. } => format!("full: {}", space(path)),
+            Self::OverBudget { dir, .. } => format!("over budget: {}", dir.display()),
+            Self::Newer { .. } | Self::Foreign { .. } | Self::Damaged(_) => self.to_string(),
+        }
+    }
+
+    /// Whether what was looked for is not there: somebody has evicted or removed it meanwhile.
+    pub(super) fn is_gone(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
+    }
+
+    /// `found`, or nothing in the place of what is gone.
+    pub(super) fn unless_gone<V: Default>(found: Result<V, Self>) -> Result<V, Self> {
+        match found {
+            Err(error) if error.is_gone() => Ok(V::default()),
+            found => found,
+        }
+    }
+
     /// Whether further attempts to store something would fail as well, until somebody makes room.
     pub fn is_full(&self) -> bool {
         matches!(self, Self::Full { .. } | Self::OverBudget { .. })

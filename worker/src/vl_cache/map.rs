@@ -11,10 +11,11 @@ pub(super) fn map(path: &Path) -> io::Result<Mmap> {
     let file = File::open(path)?;
     // SAFETY: `Mmap::map` requires that the file is not changed while it is mapped. A part gets its name by rename after its
     // last byte is on disk, and nothing in this program opens a file of that name for writing again: it is only ever
-    // unlinked, which leaves mapped pages as they are. The map is read-only, and only shared slices of it are handed out. Bits that
+    // unlinked, or another file is renamed over it (a repair), both of which leave mapped pages as they are. The map is read-only, and only shared slices of it are handed out. Bits that
     // rot on the device between two reads change bytes, not types: every value is decoded from bytes, for which all patterns are
-    // valid, lengths are checked at every access, and the checksum is computed before anything is used. Somebody who truncates
-    // the file from outside ends the process with SIGBUS, as with the weight files; no wrong value is read.
+    // valid, lengths are checked at every access, and the checksum is computed before anything is used. A page that
+    // cannot be had any more (somebody truncates the file from outside, the device fails, another host of a network file system takes
+    // the file away) ends the process with SIGBUS, as with the weight files; no wrong value is read.
     unsafe { Mmap::map(&file) }
 }
 

@@ -3,7 +3,7 @@
 //! A *column* is what was found in one file: one digest for files of weights that belong together, one for each row for a camera of a data file. It holds as long as the
 //! file's stamp is the same. The stamp includes the time of the last change of the inode, which tools that keep modification times (`cp -p`,
 //! `rsync -t`) cannot set; and a file that changed less than two seconds ago is not remembered, since it may change again within the
-//! clock's resolution. A memo that is missing or damaged costs reading the files again.
+//! clock's resolution. A memo that is missing or damaged, or has no room on the disk, costs reading the files again.
 //!
 //! Columns are shared, never copied: what is in use of a memo is in memory once. How they lie on disk is `memo_file`'s.
 
@@ -54,8 +54,8 @@ impl Stamp {
 /// What was found in files, by file and name.
 pub(super) type Columns = BTreeMap<(PathBuf, String), (Stamp, Arc<[Digest]>)>;
 
-/// Remembered digests. One process at a time has a memo open; others wait, and find what it has read. In a store that cannot be written
-/// nothing new is remembered, and nobody waits.
+/// Remembered digests. One process at a time has a memo open; others wait, and find what it has read. In a store that cannot be written, or
+/// is full, nothing new is remembered, and nobody waits.
 pub struct Memo {
     path: PathBuf,
     columns: Columns,
@@ -71,6 +71,10 @@ impl Memo {
         let lock = match lock(&dir, name) {
             Ok(file) => Some(file),
             Err(StoreError::Io { source, .. }) if usage::is_denied(&source) => None,
+            Err(error @ StoreError::Full { .. }) => {
+                tracing::warn!(%error, "digests of files are not remembered");
+                None
+            }
             Err(error) => return Err(error),
         };
         let path = dir.join(format!("{name}.memo"));

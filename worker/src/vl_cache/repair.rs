@@ -54,10 +54,14 @@ impl Store {
 /// Repairs parts of one space, and takes what they lose off the notes about it.
 fn repair_space(dir: &Path, parts: &[&PathBuf], repaired: &mut Vec<Repaired>) -> Result<(), StoreError> {
     let Some((key, description)) = space_file::read(dir)? else {
+        if !dir.exists() {
+            // Evicted meanwhile.
+            return Ok(());
+        }
         return Err(StoreError::Foreign { path: dir.into(), detail: "has no space.json".into() });
     };
     let samples = || -> Result<HashSet<SampleKey>, StoreError> {
-        let names = part_names(dir)?.into_iter();
+        let names = StoreError::unless_gone(part_names(dir))?.into_iter();
         let parts = names.map(|name| Part::open(&dir.join(name), &key, description.dtype, description.width));
         // Keys of parts that cannot be used are not known.
         Ok(parts.flatten().flat_map(|part| part.keys().collect::<Vec<_>>()).collect())
@@ -71,6 +75,7 @@ fn repair_space(dir: &Path, parts: &[&PathBuf], repaired: &mut Vec<Repaired>) ->
                 all_known = false;
                 0
             }
+            Err(error) if error.is_gone() => continue,
             Err(error) => return Err(error),
         };
         if kept == 0 {

@@ -52,8 +52,10 @@ type Place = (u32, u32);
 struct Index {
     parts: Vec<Arc<Part>>,
     places: HashMap<SampleKey, Place>,
-    /// Names of all parts looked at, those that could not be used included.
+    /// Names of all parts looked at, those that can never be used included.
     seen: HashSet<OsString>,
+    /// Names of parts that could not be read, and are tried again.
+    unread: HashSet<OsString>,
     /// Records found damaged.
     bad: HashSet<Place>,
     damages: Vec<Damaged>,
@@ -218,27 +220,15 @@ impl Shared {
             opened.push((name, Part::open(&path, &self.key, self.description.dtype, self.description.width)));
         }
         let mut index = self.write();
-        let mut added = 0;
+        let (mut added, mut complete) = (0, true);
         for (name, part) in opened {
-            // Another thread may have been faster.
-            if !index.seen.insert(name) {
-                continue;
-            }
-            match part {
-                Ok(part) => {
-                    index.add(part);
-                    added += 1;
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "a part of the cache cannot be used; `cox cache gc` removes it");
-                    if let StoreError::Damaged(damage) = error {
-                        index.note(&damage);
-                    }
-                }
+            match index.take(name, part) {
+                Some(new) => added += usize::from(new),
+                None => complete = false,
             }
         }
         let settled = SystemTime::now().duration_since(changed).is_ok_and(|age| age > TIME_RESOLUTION);
-        index.read_at = settled.then_some(changed);
+        index.read_at = (settled && complete).then_some(changed);
         Ok(added)
     }
 
@@ -270,6 +260,39 @@ impl Shared {
 }
 
 impl Index {
+    /// Takes in what opening a part has given; true if its records are new, none if it should be tried again.
+    fn take(&mut self, name: OsString, part: Result<Part, StoreError>) -> Option<bool> {
+        if self.seen.contains(&name) {
+            // Another thread was faster.
+            return Some(false);
+        }
+        match part {
+            Ok(part) => self.add(part),
+            // Removed since the directory was read.
+            Err(error) if error.is_gone() => return Some(false),
+            Err(error @ (StoreError::Io { .. } | StoreError::Full { .. })) => {
+                if self.unread.insert(name) {
+                    tracing::warn!(%error, "a part of the cache cannot be read now; it is tried again");
+                }
+                return None;
+            }
+            Err(error) => {
+                let advice = match error {
+                    StoreError::Newer { .. } => "",
+                    _ => "; `cox cache gc` removes it",
+                };
+                tracing::warn!(%error, "a part of the cache cannot be used{advice}");
+                if let StoreError::Damaged(damage) = error {
+                    self.note(&damage);
+                }
+                self.seen.insert(name);
+                return Some(false);
+            }
+        }
+        self.unread.remove(&name);
+        Some(self.seen.insert(name))
+    }
+
     /// Newer parts are added later and win.
     fn add(&mut self, part: Part) {
         let number = self.parts.len() as u32;

@@ -4,7 +4,8 @@
 //! until a part fits; if none is left, what remains of the budget is the part's allowance. Writers that begin at the same moment do
 //! not see each other's, so the store may exceed its budget by at most a part for each writer.
 //!
-//! A store that may not be written is a store that is read: of another user, or on a medium that cannot be written.
+//! A store that may not be written is a store that is read: of another user, or on a medium that cannot be written. One for which there is no
+//! room at all is an empty one, for as long as it is open.
 
 use std::{
     fs,
@@ -22,6 +23,7 @@ use super::{
     usage::{self, InUse},
     writer::PART_BYTES,
 };
+use crate::pulse;
 
 /// Version of the whole layout, `store.json` and `space.json`; a reader refuses newer ones.
 pub const FORMAT: u32 = 1;
@@ -41,11 +43,18 @@ impl Store {
         if let Some(store) = Self::existing(dir)? {
             return Ok(Self { budget, ..store });
         }
+        let read_only = match Self::make(dir) {
+            Err(StoreError::Full { source, .. }) => Some(source.to_string()),
+            made => made.map(|()| None)?,
+        };
+        Ok(Self { dir: dir.to_path_buf(), budget, read_only })
+    }
+
+    fn make(dir: &Path) -> Result<(), StoreError> {
         fs::create_dir_all(dir).map_err(StoreError::io("create", dir))?;
         let file: Value =
             json!({ "format": FORMAT, "what": "features of vision-language models, kept by coxswain" });
-        usage::write_json(&dir.join(NAME), &file)?;
-        Ok(Self { dir: dir.to_path_buf(), budget, read_only: None })
+        usage::write_json(&dir.join(NAME), &file)
     }
 
     /// Opens a store that is there already; none if `dir` holds none.
@@ -128,16 +137,9 @@ impl Store {
 
     /// Directories of all spaces.
     pub(super) fn space_dirs(&self) -> Result<Vec<PathBuf>, StoreError> {
-        let mut dirs = Vec::new();
-        for entry in fs::read_dir(&self.dir).map_err(StoreError::io("read", &self.dir))? {
-            let entry = entry.map_err(StoreError::io("read", &self.dir))?;
-            let name = entry.file_name();
-            let is_space =
-                name.to_str().is_some_and(|n| n.len() == 32 && n.bytes().all(|b| b.is_ascii_hexdigit()));
-            if is_space && entry.path().is_dir() {
-                dirs.push(entry.path());
-            }
-        }
+        let is_key = |name: &str| name.len() == 32 && name.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let mut dirs = entries(&self.dir, is_key)?;
+        dirs.retain(|path| path.is_dir());
         dirs.sort_unstable();
         Ok(dirs)
     }
@@ -145,15 +147,26 @@ impl Store {
     /// Bytes of all files of the store.
     pub fn bytes(&self) -> Result<u64, StoreError> {
         let mut total = files_below(&self.keys_dir());
-        for dir in self.space_dirs()? {
+        for dir in self.space_dirs()?.into_iter().chain(self.evicted()?) {
             total += files_below(&dir);
         }
         Ok(total)
     }
 
+    /// What evictions that were broken off have left, and what others remove at this moment.
+    pub(super) fn evicted(&self) -> Result<Vec<PathBuf>, StoreError> {
+        entries(&self.dir, |name| name.starts_with(usage::TRASH))
+    }
+
     /// Makes room for a part of the space in `keep`; returns the bytes that the part may take.
     pub(super) fn make_room(&self, keep: &Path) -> Result<u64, StoreError> {
         let Some(budget) = self.budget else { return Ok(u64::MAX) };
+        for left in self.evicted()? {
+            pulse::beat();
+            if let Err(error) = usage::clear(&left) {
+                tracing::warn!(%error, "what is left of an evicted cache space stays");
+            }
+        }
         let mut used = self.bytes()?;
         // A whole part, unless that were most of a small budget.
         let reserve = PART_BYTES.min(budget / 8);
@@ -172,7 +185,8 @@ impl Store {
         StoreError::OverBudget { dir: self.dir.clone(), used, budget: self.budget.unwrap_or(u64::MAX) }
     }
 
-    /// Removes spaces that nobody uses, longest unused first, until at most `bytes` are left; returns which, and their bytes.
+    /// Removes spaces that nobody uses, longest unused first, until at most `bytes` are left; returns which, and their bytes. One that cannot be
+    /// removed stays, and the next one goes.
     pub(super) fn evict_down_to(
         &self,
         bytes: u64,
@@ -184,10 +198,15 @@ impl Store {
             if used <= bytes {
                 break;
             }
-            if usage::evict(&dir)? {
-                tracing::info!(space = %dir.display(), bytes = size, "cache space evicted");
-                used = used.saturating_sub(size);
-                evicted.push((dir, size));
+            pulse::beat();
+            match usage::evict(&dir) {
+                Ok(true) => {
+                    tracing::info!(space = %dir.display(), bytes = size, "cache space evicted");
+                    used = used.saturating_sub(size);
+                    evicted.push((dir, size));
+                }
+                Ok(false) => {}
+                Err(error) => tracing::warn!(%error, "a cache space cannot be evicted"),
             }
         }
         Ok(evicted)
@@ -206,6 +225,18 @@ impl Store {
         found.sort_unstable();
         Ok(found.into_iter().map(|(_, dir, size)| (dir, size)).collect())
     }
+}
+
+/// What is in a directory under a name that is wanted.
+pub(super) fn entries(dir: &Path, wanted: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>, StoreError> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir).map_err(StoreError::io("read", dir))? {
+        let entry = entry.map_err(StoreError::io("read", dir))?;
+        if entry.file_name().to_str().is_some_and(&wanted) {
+            found.push(entry.path());
+        }
+    }
+    Ok(found)
 }
 
 /// Bytes of the files in a directory. Files that vanish meanwhile do not count.

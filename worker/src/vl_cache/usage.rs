@@ -63,12 +63,7 @@ impl InUse {
             };
             // Waits only while somebody evicts, which is a rename.
             file.lock_shared().map_err(StoreError::io("lock", &path))?;
-            let same = |there: fs::Metadata, here: fs::Metadata| {
-                (there.dev(), there.ino()) == (here.dev(), here.ino())
-            };
-            if let (Ok(there), Ok(here)) = (fs::metadata(&path), file.metadata())
-                && same(there, here)
-            {
+            if is_still_at(&file, &path) {
                 let entered = Self { file };
                 entered.touch();
                 return Ok(entered);
@@ -88,6 +83,12 @@ impl Drop for InUse {
     }
 }
 
+/// Whether an open file is the one that `path` names now.
+fn is_still_at(file: &File, path: &Path) -> bool {
+    let place = |metadata: &fs::Metadata| (metadata.dev(), metadata.ino());
+    matches!((fs::metadata(path), file.metadata()), (Ok(there), Ok(here)) if place(&there) == place(&here))
+}
+
 /// When the space in `dir` was last opened or left, and whether a living process has it open.
 pub(super) fn last_use(dir: &Path) -> (Option<SystemTime>, bool) {
     let Ok(file) = File::open(dir.join(LOCK)) else { return (None, false) };
@@ -95,21 +96,37 @@ pub(super) fn last_use(dir: &Path) -> (Option<SystemTime>, bool) {
     (file.metadata().and_then(|metadata| metadata.modified()).ok(), used)
 }
 
-/// Removes a space that nobody uses; false if somebody does. It is gone for everybody at once, by a rename.
+/// Removes a space that nobody uses; false if somebody does. It is gone for everybody at once, by a rename. One that another evictor has
+/// taken is gone, too.
 pub(super) fn evict(dir: &Path) -> Result<bool, StoreError> {
     let path = dir.join(LOCK);
-    let file = File::options().read(true).append(true).create(true).open(&path);
-    let file = file.map_err(StoreError::io("open", &path))?;
+    let file = match File::options().read(true).append(true).create(true).open(&path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
+        Err(error) => return Err(StoreError::io("open", &path)(error)),
+    };
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => return Ok(false),
         Err(TryLockError::Error(error)) => return Err(StoreError::io("lock", &path)(error)),
     }
+    if !is_still_at(&file, &path) {
+        // Evicted between the two calls. What may be there by now is another space, and in use.
+        return Ok(true);
+    }
     let trash = dir.with_file_name(format!("{TRASH}{}", unique()));
     fs::rename(dir, &trash).map_err(StoreError::io("evict", dir))?;
     drop(file);
-    fs::remove_dir_all(&trash).map_err(StoreError::io("remove", &trash))?;
+    clear(&trash)?;
     Ok(true)
+}
+
+/// Removes a directory that is out of use, which others may be doing as well.
+pub(super) fn clear(trash: &Path) -> Result<(), StoreError> {
+    match fs::remove_dir_all(trash) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(StoreError::io("remove", trash)(error)),
+        _ => Ok(()),
+    }
 }
 
 /// Beginning of the name of a directory that is being removed.

@@ -107,6 +107,7 @@ impl PartWriter {
             ids: record.input_ids.len() as u32,
             grids: record.image_grids.len() as u32,
         };
+        pulse::beat();
         let span = counts.span(dtype, width);
         let end = part::end_len(self.entries.len() + 1);
         if self.at + (span + end) as u64 > self.allowance {
@@ -160,10 +161,12 @@ impl PartWriter {
         self.file.flush().map_err(StoreError::io("write", &self.open))?;
         pulse::allow(self.at);
         self.file.get_ref().sync_all().map_err(StoreError::io("write", &self.open))?;
+        pulse::beat();
         space_file::sync(&self.space.dir)?;
         fs::rename(&self.open, &self.target).map_err(StoreError::io("publish", &self.target))?;
         self.published = true;
         usage::sync_dir(&self.space.dir)?;
+        pulse::beat();
         self.space.admit(&self.target)?;
         Ok(self.entries.len())
     }

@@ -121,8 +121,8 @@ pub enum StepError {
         /// The first parameter in this rank's shard with such a gradient; `None` if that is in another rank's shard.
         parameter: Option<String>,
     },
-    /// A rank or the network failed. If it was in the last collective, this rank's weights may have changed: resume from a
-    /// checkpoint.
+    /// A rank or the network failed. If it was in the last collective, this rank has taken the step already, and others may not have: which
+    /// version goes on is agreed on from what each holds ([`mirror`](super::mirror)), or read from a checkpoint.
     #[error(transparent)]
     Collective(#[from] CollectiveError),
     /// A buffer or communicator does not belong to this optimizer.

@@ -78,6 +78,18 @@ pub enum StateError {
     },
 }
 
+impl StateError {
+    /// The number, in the list given, of the file that is to blame; none if all are.
+    pub fn file(&self) -> Option<usize> {
+        match self {
+            Self::Unreadable { file, .. } | Self::Tensor { file, .. } | Self::Steps { file, .. } => {
+                Some(*file)
+            }
+            Self::Coverage { .. } => None,
+        }
+    }
+}
+
 /// One tensor of a file: elements `range` of a parameter.
 struct Piece<'a> {
     kind: usize,

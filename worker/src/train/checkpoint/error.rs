@@ -54,7 +54,8 @@ pub enum CheckpointError {
     },
 }
 
-fn remedy(source: &io::Error) -> &'static str {
+/// What to do about it, after the system's words.
+pub(in crate::train) fn remedy(source: &io::Error) -> &'static str {
     match source.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             "; free space, lower train.keep_checkpoints, or move run.output_dir"

@@ -19,7 +19,7 @@ mod staging;
 mod store;
 
 pub use error::CheckpointError;
-pub(super) use error::io_error;
+pub(super) use error::{io_error, remedy};
 pub use manifest::{FileEntry, Manifest};
 pub use staging::Staging;
 pub use store::{Found, Store};

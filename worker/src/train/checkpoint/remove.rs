@@ -9,6 +9,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use coxswain_proto::ids::Step;
+
 use super::Manifest;
 
 /// Directories of this prefix are nobody's checkpoint: being written, or on their way out.
@@ -54,11 +56,16 @@ pub(super) fn leftovers(root: &Path) -> io::Result<Vec<PathBuf>> {
         let path = entry?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let torn = || matches!(fs::exists(path.join(Manifest::FILE)), Ok(false));
-        if name.starts_with(HIDDEN) || (name.starts_with("step-") && path.is_dir() && torn()) {
+        if name.starts_with(HIDDEN) || (step_of(&path).is_some() && path.is_dir() && torn()) {
             found.push(path);
         }
     }
     Ok(found)
+}
+
+/// The step whose checkpoint a directory is by its name, if it is one's.
+pub(super) fn step_of(path: &Path) -> Option<Step> {
+    Step::of_checkpoint_dir(path.file_name()?.to_str()?)
 }
 
 /// Puts `new` where `old` is, and `old` where `new` was, at once. File systems that cannot do that (NFS) say so.

@@ -43,12 +43,21 @@ impl Staging {
         Ok(bytes)
     }
 
-    /// Describes every part, writes the manifest, and makes the checkpoint visible by one rename. Rank 0 only, after all parts.
-    pub fn publish(&self, mut manifest: Manifest) -> Result<Found, CheckpointError> {
+    /// Describes every part, writes the manifest, and makes the checkpoint visible by one rename. Rank 0 only, after all parts: those that
+    /// `wanted` names must be there, or nothing is published.
+    pub fn publish(&self, mut manifest: Manifest, wanted: &[String]) -> Result<Found, CheckpointError> {
         for entry in fs::read_dir(&self.path).map_err(io_error("read", &self.path))? {
             let path = entry.map_err(io_error("read", &self.path))?.path();
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             manifest.files.insert(name, FileEntry::of(&path).map_err(io_error("read", &path))?);
+        }
+        if let Some(missing) = wanted.iter().find(|name| !manifest.files.contains_key(*name)) {
+            return Err(CheckpointError::Foreign {
+                path: self.file(missing),
+                detail:
+                    "a rank has written it, and it is not there; do all ranks see the same run.output_dir?"
+                        .into(),
+            });
         }
         let path = self.file(Manifest::FILE);
         let text = serde_json::to_vec_pretty(&manifest).expect("a manifest has only string keys");

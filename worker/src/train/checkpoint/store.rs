@@ -5,9 +5,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use coxswain_proto::ids::Step;
+
 use super::{
     CheckpointError, FileEntry, Manifest, Staging, io_error,
-    remove::{self, HIDDEN},
+    remove::{self, HIDDEN, step_of},
 };
 use crate::pulse;
 
@@ -34,10 +36,11 @@ impl Store {
 
     /// Where the checkpoint of `step` is, or will be.
     pub fn path(&self, step: u64) -> PathBuf {
-        self.root.join(format!("step-{step:08}"))
+        self.root.join(Step(step).checkpoint_dir())
     }
 
-    /// All complete checkpoints, oldest first. Directories without a readable manifest are not checkpoints.
+    /// All complete checkpoints, oldest first. Directories without a readable manifest are not checkpoints; nor are those with a name of their
+    /// own, such as copies that people have made.
     pub fn complete(&self) -> Result<Vec<Found>, CheckpointError> {
         let entries = match fs::read_dir(&self.root) {
             Ok(entries) => entries,
@@ -47,9 +50,9 @@ impl Store {
         let mut found = Vec::new();
         for entry in entries {
             let path = entry.map_err(io_error("read", &self.root))?.path();
-            let is_step =
-                path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("step-"));
-            if let (true, Some(manifest)) = (is_step, read_manifest(&path)) {
+            if let Some(step) = step_of(&path)
+                && let Some(manifest) = read_manifest(&path).filter(|manifest| manifest.step == step.0)
+            {
                 found.push(Found { path, manifest });
             }
         }
@@ -70,7 +73,13 @@ impl Store {
     pub fn open(&self, step: u64) -> Result<Found, CheckpointError> {
         let path = self.path(step);
         match read_manifest(&path) {
-            Some(manifest) if manifest.format == Manifest::FORMAT => Ok(Found { path, manifest }),
+            Some(manifest) if manifest.format == Manifest::FORMAT && manifest.step == step => {
+                Ok(Found { path, manifest })
+            }
+            Some(manifest) if manifest.format == Manifest::FORMAT => Err(CheckpointError::Foreign {
+                path,
+                detail: format!("holds the state of step {}: has it been copied there?", manifest.step),
+            }),
             Some(manifest) => Err(CheckpointError::Foreign {
                 path,
                 detail: format!(
@@ -106,7 +115,7 @@ impl Store {
 
     /// The staging directory that rank 0 has created.
     pub fn staging(&self, step: u64) -> Staging {
-        Staging::new(self.root.join(format!("{HIDDEN}step-{step:08}")), self.path(step))
+        Staging::new(self.root.join(format!("{HIDDEN}{}", Step(step).checkpoint_dir())), self.path(step))
     }
 
     /// Removes all but the newest `keep` checkpoints. One that cannot be removed is said so and stays: nothing depends on it.
@@ -174,7 +183,7 @@ mod tests {
     fn write(store: &Store, step: u64, content: &[u8]) -> Found {
         let staging = store.stage(step).expect("temporary directory is writable");
         fs::write(staging.file("part"), content).expect("temporary directory is writable");
-        staging.publish(manifest(step)).expect("temporary directory is writable")
+        staging.publish(manifest(step), &[]).expect("temporary directory is writable")
     }
 
     #[test]
@@ -184,7 +193,11 @@ mod tests {
         let staging = store.stage(4).unwrap();
         fs::write(staging.file("part"), b"half").unwrap();
         assert!(store.complete().unwrap().is_empty());
-        staging.publish(manifest(4)).unwrap();
+        let wanted = ["part", "optimizer-rank0001-of-0002.safetensors"].map(String::from);
+        let refused = staging.publish(manifest(4), &wanted).unwrap_err().to_string();
+        assert!(refused.contains("rank0001-of-0002") && refused.contains("run.output_dir"), "{refused}");
+        assert!(store.complete().unwrap().is_empty());
+        staging.publish(manifest(4), &wanted[..1]).unwrap();
         assert_eq!(store.complete().unwrap()[0].manifest.step, 4);
         assert!(store.open(4).unwrap().verified("part").is_ok());
     }
@@ -211,6 +224,28 @@ mod tests {
         assert_eq!(steps(&store), [3, 4]);
         store.prune(0);
         assert_eq!(steps(&store), [4]);
+    }
+
+    #[test]
+    fn what_people_have_put_there_is_neither_counted_nor_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path());
+        (1..=3).for_each(|step| drop(write(&store, step, b"x")));
+        let root = dir.path().join("checkpoints");
+        let theirs = ["step-best", "step-00000002-copy", "step-00000001.old", "step-notes"];
+        for name in &theirs[..3] {
+            fs::create_dir(root.join(name)).unwrap();
+            fs::copy(store.path(2).join(Manifest::FILE), root.join(name).join(Manifest::FILE)).unwrap();
+        }
+        fs::create_dir(root.join(theirs[3])).unwrap();
+        // Of another step than its name says.
+        fs::create_dir(store.path(9)).unwrap();
+        fs::copy(store.path(2).join(Manifest::FILE), store.path(9).join(Manifest::FILE)).unwrap();
+        store.stage(4).unwrap();
+        store.prune(1);
+        let steps: Vec<_> = store.complete().unwrap().iter().map(|found| found.manifest.step).collect();
+        assert_eq!(steps, [3]);
+        assert!(theirs.iter().all(|name| root.join(name).exists()) && store.path(9).exists());
     }
 
     #[test]

@@ -13,6 +13,7 @@ use super::Features;
 use crate::{
     kernels::Tape,
     link::{CacheTurn, StepTimes},
+    vl_cache::StoreError,
 };
 
 /// Damaged records that are named; a part that is damaged throughout has thousands.
@@ -74,6 +75,32 @@ pub struct DriftRecord {
     pub probes: u32,
 }
 
+/// Something that went wrong, in words.
+#[derive(Debug)]
+pub(super) struct Complaint {
+    /// What it is about.
+    topic: String,
+    pub text: String,
+}
+
+impl From<String> for Complaint {
+    fn from(text: String) -> Self {
+        Self { topic: text.clone(), text }
+    }
+}
+
+impl From<&str> for Complaint {
+    fn from(text: &str) -> Self {
+        text.to_owned().into()
+    }
+}
+
+impl From<&StoreError> for Complaint {
+    fn from(error: &StoreError) -> Self {
+        Self { topic: error.topic(), text: error.to_string() }
+    }
+}
+
 /// Sums of this process, and what is still to be told.
 #[derive(Debug, Default)]
 pub(super) struct Account {
@@ -100,12 +127,12 @@ impl Account {
         Self { total, ..Self::default() }
     }
 
-    /// Something went wrong that training survives; the same is told once.
-    pub fn complain(&mut self, what: impl Display) {
-        let what = what.to_string();
-        if self.told.insert(what.clone()) {
-            tracing::warn!("{what}");
-            self.complaints.push(what);
+    /// Something went wrong that training survives; what is about the same is told once.
+    pub fn complain(&mut self, what: impl Into<Complaint>) {
+        let Complaint { topic, text } = what.into();
+        if self.told.insert(topic) {
+            tracing::warn!("{text}");
+            self.complaints.push(text);
         }
     }
 
@@ -113,7 +140,7 @@ impl Account {
     pub fn damage(&mut self, what: impl Display) {
         self.damaged += 1;
         if self.damaged <= DAMAGES_NAMED {
-            self.complain(what);
+            self.complain(what.to_string());
         } else if self.damaged == DAMAGES_NAMED + 1 {
             self.complain("more records of the cache are damaged, and computed again; `cox cache verify` names them all, with --repair it removes them");
         }
@@ -323,7 +350,16 @@ mod tests {
         account.complain("disk full");
         account.complain("disk full");
         account.complain("disk gone");
-        assert_eq!(account.take_complaints(), ["disk full", "disk gone"]);
+        // Parts have unique names.
+        let failed = |name: &str| StoreError::Io {
+            action: "write",
+            path: format!("cache/space/{name}").into(),
+            source: std::io::ErrorKind::TimedOut.into(),
+        };
+        ["open-1.tmp", "open-2.tmp"].iter().for_each(|name| account.complain(&failed(name)));
+        let told = account.take_complaints();
+        assert_eq!(told[..2], ["disk full", "disk gone"]);
+        assert!(told.len() == 3 && told[2].contains("open-1.tmp"), "{told:?}");
         account.complain("disk full");
         assert!(account.take_complaints().is_empty());
     }

@@ -165,11 +165,22 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     }
 
     /// Where an epoch ends, waits until its features are published: called before a collective, so that after it all ranks can see them.
-    pub(in crate::train) fn settle_features(&mut self, step: Step) {
-        let epoch_ends = self.ends_epoch(step);
-        if let Some(features) = self.features.as_mut().filter(|_| epoch_ends) {
-            features.settle();
+    pub(in crate::train) fn settle_features(&mut self, step: Step) -> Result<(), TrainError> {
+        match self.ends_epoch(step) {
+            true => self.storing(step, |own| own.features.iter_mut().for_each(Features::settle)),
+            false => Ok(()),
         }
+    }
+
+    /// What may wait for the store's disk, in a phase of which the coordinator knows that; then the present phase goes on.
+    pub(super) fn storing(&mut self, step: Step, work: impl FnOnce(&mut Self)) -> Result<(), TrainError> {
+        if self.features.is_none() {
+            return Ok(());
+        }
+        let phase = self.meter.phase();
+        self.enter(Phase::CacheBuild, step)?;
+        work(self);
+        self.enter(phase, step)
     }
 
     /// Says what the step that is done has brought.
@@ -193,8 +204,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
 
     /// Publishes everything: where a run or a generation ends, and with every checkpoint.
     pub(in crate::train) fn publish_all(&mut self) -> Result<(), TrainError> {
-        let Some(features) = &mut self.features else { return Ok(()) };
-        features.publish();
+        self.storing(self.next, |own| own.features.iter_mut().for_each(Features::publish))?;
         self.tell_cache()
     }
 

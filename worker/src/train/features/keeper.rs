@@ -7,25 +7,32 @@
 //! ```
 //!
 //! Encoding, checksums, writes and fsync cost the trainer nothing, but for the memory of the orders that wait. [`Keeper::settle`] is the one
-//! place that waits: where others may count on a part, which is when an epoch, a turn, or the run ends, and before a checkpoint. What fails ends
-//! storing in this space, never training.
+//! place that always waits: where others may count on a part, which is when an epoch, a turn, or the run ends, and before a checkpoint. What
+//! fails ends storing in this space, never training.
+//!
+//! A trainer that waits here shows the thread's signs of motion as its own, so that a slow disk is not taken for a rank that stands still.
 
 use std::{
     ops::Range,
     sync::{
         Arc, Mutex, PoisonError,
-        mpsc::{Receiver, SyncSender, sync_channel},
+        mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel},
     },
-    thread::JoinHandle,
+    thread::{self, JoinHandle},
+    time::Duration,
 };
 
 use coxswain_proto::limits::FEATURES_WAITING;
 
-use super::adapter;
+use super::{account::Complaint, adapter};
 use crate::{
     model::policy::AdapterSnapshot,
+    pulse::{self, Pulse},
     vl_cache::{Coverage, PartWriter, Record, SampleKey, Space, Store, StoreError},
 };
+
+/// Between two looks at whether there is room for another order; storing one takes as long or longer.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// Features of some samples, computed and not rounded, on their way to the store.
 #[derive(Debug, Default)]
@@ -64,13 +71,15 @@ pub(super) struct News {
     /// Records that others can see now.
     pub published: usize,
     /// What went wrong, for people.
-    pub complaints: Vec<String>,
+    pub complaints: Vec<Complaint>,
 }
 
 /// The trainer's end.
 pub(super) struct Keeper {
     orders: Option<SyncSender<Order>>,
     news: Arc<Mutex<News>>,
+    /// Whether the thread gets on.
+    pulse: Arc<Pulse>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -94,13 +103,18 @@ impl Keeper {
         let (orders, taken) = sync_channel(FEATURES_WAITING);
         let news = Arc::<Mutex<News>>::default();
         let mut storing = Storing { space: None, part: None, full: false, news: news.clone() };
-        let thread = std::thread::Builder::new().name("store".into()).spawn(move || storing.work(&taken));
+        let pulse = Arc::<Pulse>::default();
+        let own = pulse.clone();
+        let thread = thread::Builder::new().name("store".into()).spawn(move || {
+            own.install();
+            storing.work(&taken);
+        });
         let thread = thread.map_err(|source| StoreError::Io {
             action: "start a thread for",
             path: store.dir().to_path_buf(),
             source,
         })?;
-        Ok(Self { orders: Some(orders), news, thread: Some(thread) })
+        Ok(Self { orders: Some(orders), news, pulse, thread: Some(thread) })
     }
 
     /// What follows belongs to this space; what came before is published.
@@ -134,8 +148,10 @@ impl Keeper {
     pub fn settle(&self) {
         let (done, wait) = sync_channel(1);
         self.order(Order::Settle(done));
-        // An error says that the thread is gone; so is what it was to do.
-        let _ = wait.recv();
+        // Any other error says that the thread is gone; so is what it was to do.
+        while let Err(RecvTimeoutError::Timeout) = wait.recv_timeout(pulse::LOOK) {
+            pulse::keeps_time_with(&self.pulse);
+        }
     }
 
     /// What has happened since the last call.
@@ -143,12 +159,18 @@ impl Keeper {
         std::mem::take(&mut *self.news.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn order(&self, order: Order) {
-        let sent = self.orders.as_ref().map(|orders| orders.send(order));
-        if !matches!(sent, Some(Ok(()))) {
-            let mut news = self.news.lock().unwrap_or_else(PoisonError::into_inner);
-            news.complaints.push("features are not stored any more: the thread that did it is gone".into());
+    fn order(&self, mut order: Order) {
+        while let Some(orders) = &self.orders {
+            match orders.try_send(order) {
+                Ok(()) => return,
+                Err(TrySendError::Disconnected(_)) => break,
+                Err(TrySendError::Full(back)) => order = back,
+            }
+            thread::sleep(LOOK_AGAIN);
+            pulse::keeps_time_with(&self.pulse);
         }
+        let mut news = self.news.lock().unwrap_or_else(PoisonError::into_inner);
+        news.complaints.push("features are not stored any more: the thread that did it is gone".into());
     }
 }
 
@@ -176,6 +198,7 @@ struct Storing {
 impl Storing {
     fn work(&mut self, orders: &Receiver<Order>) {
         while let Ok(order) = orders.recv() {
+            pulse::beat();
             let done = match order {
                 Order::Begin(space) => {
                     let published = self.publish();
@@ -204,7 +227,7 @@ impl Storing {
 
     fn tell(&self, done: Result<(), StoreError>) {
         if let Err(error) = done {
-            self.news(|news| news.complaints.push(error.to_string()));
+            self.news(|news| news.complaints.push((&error).into()));
         }
     }
 
@@ -257,6 +280,8 @@ fn note(space: &Space, run: String, samples: &[SampleKey]) -> Result<(), StoreEr
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use coxswain_proto::run_spec::CacheDtype;
 
     use super::*;
@@ -352,8 +377,44 @@ mod tests {
         let kept = stored(&generous);
         assert!(!kept.is_empty() && kept.len() < 50, "{kept:?}");
         let news = keeper.news();
-        assert!(matches!(&news.complaints[..], [one] if one.contains("budget")), "{:?}", news.complaints);
+        assert!(
+            matches!(&news.complaints[..], [one] if one.text.contains("budget")),
+            "{:?}",
+            news.complaints
+        );
         assert_eq!((news.kept, news.published), (kept.len() as u64, kept.len()));
+    }
+
+    #[test]
+    fn a_trainer_that_waits_shows_motion_while_the_store_does_and_only_then() {
+        let dir = tempfile::tempdir().unwrap();
+        let keeper = Keeper::start(&Store::open(dir.path(), None).unwrap()).unwrap();
+        let (trainer, deadline) = (Arc::<Pulse>::default(), Instant::now() + Duration::from_secs(60));
+        let until = |reached: &dyn Fn() -> bool| {
+            while !reached() {
+                assert!(Instant::now() < deadline, "{:?}", trainer.reading());
+                thread::yield_now();
+            }
+        };
+        // In the place of a disk: the thread is busy until this is sent, and then told to beat by hand.
+        let (go, busy) = sync_channel(0);
+        keeper.order(Order::Settle(go));
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                trainer.clone().install();
+                trainer.beat();
+                keeper.settle();
+            });
+            let still = || trainer.reading().still;
+            until(&|| still() > 4 * pulse::LOOK);
+            // The disk gets on, and so does who waits for it.
+            until(&|| {
+                keeper.pulse.beat();
+                still() < pulse::LOOK
+            });
+            until(&|| still() > 4 * pulse::LOOK);
+            busy.recv().expect("the thread answers");
+        });
     }
 
     #[test]

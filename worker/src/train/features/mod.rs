@@ -114,13 +114,13 @@ struct Serving<B: Tape<Base = B>> {
 }
 
 impl<B: Tape<Base = B>> Features<B> {
-    /// Opens the store of a run; none if its cache is off. The first time, and where they have changed, reads all frozen weights below the
+    /// Opens the store of a run; none if its cache is off. `card` is what the device's maker calls it. The first time, and where they have changed, reads all frozen weights below the
     /// tap and all images.
     pub(super) fn open(
         spec: &RunSpec,
         dataset: &Dataset,
         policy: &Policy<B>,
-        device: &B::Device,
+        (device, card): (&B::Device, Option<String>),
     ) -> Result<Option<Self>, TrainError> {
         let (cache, Some(tap)) = (&spec.cache, policy.tap()) else { return Ok(None) };
         let store = Store::open(&store_dir(spec), cache.budget)?;
@@ -136,7 +136,7 @@ impl<B: Tape<Base = B>> Features<B> {
             dtype: cache.dtype,
             width: width as u32,
             ingredients: Ingredients {
-                compute: format!("{COMPUTE} on {}", device_kind(&B::name(device))),
+                compute: format!("{COMPUTE} on {}", device_kind(&B::name(device), card.as_deref())),
                 ..ingredients(spec, dataset, frozen)?
             },
             made_by: spec.run.name.clone(),
@@ -251,12 +251,14 @@ impl<B: Tape<Base = B>> Features<B> {
     }
 }
 
-/// What kind of device computes, as far as its bits may differ from another kind's: a card rounds otherwise than a processor, and a processor
-/// adds in vectors as wide as it has them. Ranks of different kinds do not share records; each finds its own.
-fn device_kind(backend: &str) -> String {
-    match backend {
-        "flex" => format!("cpu {}", vector_unit()),
-        card => card.to_owned(),
+/// What kind of device computes, as far as its bits may differ from another kind's: a card rounds otherwise than a processor, one card adds in
+/// another order than the next, and a processor adds in vectors as wide as it has them. Ranks of different kinds do not share records; each
+/// finds its own.
+fn device_kind(backend: &str, card: Option<&str>) -> String {
+    match (backend, card) {
+        ("flex", _) => format!("cpu {}", vector_unit()),
+        (backend, Some(card)) => format!("{backend} {card}"),
+        (backend, None) => backend.to_owned(),
     }
 }
 

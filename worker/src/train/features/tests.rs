@@ -1,6 +1,10 @@
 //! What a change of data, prompt or model costs: exactly the features that it changes.
 
-use std::{io::Cursor, path::Path};
+use std::{
+    io::Cursor,
+    path::Path,
+    sync::{Arc, Mutex},
+};
 
 use burn::backend::Flex;
 use coxswain_proto::{
@@ -11,7 +15,7 @@ use coxswain_proto::{
 
 use crate::{
     data::tests::recording::{Recording, png},
-    link::SoloLink,
+    link::{Assignment, Commands, Leased, Link, LinkError, Phase, Report, SoloLink},
     train::{CacheSummary, PolicyTrainer, Summary, TrainerOptions},
     trainer::{Trainer, TrainerOutcome},
 };
@@ -21,6 +25,15 @@ const SAMPLES: u64 = 17;
 
 /// Trains an epoch on a recording with a store beside it; what the cache did.
 fn train(recording: &Recording, store: &Path, change: impl FnOnce(&mut RunSpec)) -> CacheSummary {
+    train_watched(recording, store, change).0
+}
+
+/// The same, and the phases it went through.
+fn train_watched(
+    recording: &Recording,
+    store: &Path,
+    change: impl FnOnce(&mut RunSpec),
+) -> (CacheSummary, Vec<Phase>) {
     let (data, output) = (recording.write(), tempfile::tempdir().expect("a temporary directory"));
     let mut spec = recording.spec(data.path());
     spec.run.output_dir = output.path().display().to_string();
@@ -36,10 +49,64 @@ fn train(recording: &Recording, store: &Path, change: impl FnOnce(&mut RunSpec))
     assert_eq!(facts.training_samples, SAMPLES);
     let plan = Plan::new(&spec.train, SAMPLES).expect("a possible plan");
     let link = SoloLink::new(Step(0)).with_cache(&spec.cache, &plan, None);
+    let phases = Arc::<Mutex<Vec<Phase>>>::default();
+    let link = Watched { link, phases: phases.clone() };
     assert_eq!(trainer.train(&spec, Box::new(link)), TrainerOutcome::Done);
     let text = std::fs::read_to_string(output.path().join("summary.json")).expect("a summary");
     let summary: Summary = serde_json::from_str(&text).expect("of the right shape");
-    summary.cache.expect("the cache was on")
+    let phases = phases.lock().expect("nobody panicked").clone();
+    (summary.cache.expect("the cache was on"), phases)
+}
+
+/// Writes down what the coordinator would be told of phases.
+struct Watched {
+    link: SoloLink,
+    phases: Arc<Mutex<Vec<Phase>>>,
+}
+
+impl Link for Watched {
+    fn assignment(&mut self, why: Option<&str>) -> Result<Assignment, LinkError> {
+        self.link.assignment(why)
+    }
+
+    fn has_generations(&self) -> bool {
+        self.link.has_generations()
+    }
+
+    fn lease(&mut self, step: Step, samples: u64) -> Result<Leased, LinkError> {
+        self.link.lease(step, samples)
+    }
+
+    fn lease_ahead(&mut self, step: Step, samples: u64) -> Result<Option<Leased>, LinkError> {
+        self.link.lease_ahead(step, samples)
+    }
+
+    fn commands(&mut self) -> Commands {
+        self.link.commands()
+    }
+
+    fn wait_while_paused(&mut self) -> Result<(), LinkError> {
+        self.link.wait_while_paused()
+    }
+
+    fn at(&mut self, phase: Phase, _step: Step) {
+        self.phases.lock().expect("nobody panicked").push(phase);
+    }
+
+    fn report(&mut self, report: Report) -> Result<(), LinkError> {
+        self.link.report(report)
+    }
+}
+
+#[test]
+fn whoever_waits_for_the_store_is_in_a_phase_that_disks_are_given_time_in() {
+    let store = tempfile::tempdir().expect("a temporary directory");
+    let (_, phases) = train_watched(&Recording::default(), store.path(), |_| {});
+    let wait = [Phase::Communication, Phase::CacheBuild, Phase::Communication, Phase::Optimizer];
+    assert!(phases.windows(4).any(|some| some == wait), "the epoch's end: {phases:?}");
+    // At the end of the run, and with its checkpoint.
+    let publishes = [Phase::Optimizer, Phase::CacheBuild, Phase::Optimizer];
+    assert!(phases.windows(3).any(|some| some == publishes), "{phases:?}");
 }
 
 /// Samples that are computed when a recording that is stored comes back changed.

@@ -98,6 +98,12 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             return Ok(());
         }
         (features.phase, features.taken) = (Some(turn.number()), Some(step));
+        self.storing(step, |own| own.prepare_turn(turn))?;
+        self.tell_turn(turn)
+    }
+
+    fn prepare_turn(&mut self, turn: &CacheTurn) {
+        let (step, Some(features)) = (self.next, self.features.as_mut()) else { return };
         features.publish();
         match turn {
             CacheTurn::Live { kept } => {
@@ -118,7 +124,6 @@ impl<B: Tape<Base = B>> Training<'_, B> {
                 self.begin_measuring(space, before);
             }
         }
-        self.tell_turn(turn)
     }
 
     /// One line for people, and for the coordinator what serves now.
@@ -146,7 +151,11 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     }
 
     /// Takes over what a generation of workers has agreed on: the state that it starts with was left with this mark.
-    pub(in crate::train) fn resume_cache(&mut self, mark: Option<Mark>) {
+    pub(in crate::train) fn resume_cache(&mut self, mark: Option<Mark>) -> Result<(), TrainError> {
+        self.storing(self.next, |own| own.resume_generation(mark))
+    }
+
+    fn resume_generation(&mut self, mark: Option<Mark>) {
         let Some(features) = self.features.as_mut() else { return };
         // What the last generation of workers computed and nobody could see yet.
         features.publish();
@@ -243,7 +252,7 @@ impl<B: Tape<Base = B>> Features<B> {
         };
         // The space may be another kind of device's: then its adapter is what is wanted, and its records are not.
         let snapshot = adapter::snapshot(trainables.layout(), &tensors);
-        snapshot.inspect_err(|error| self.account.complain(error)).ok()
+        snapshot.inspect_err(|error| self.account.complain(error.to_string())).ok()
     }
 
     /// The levels of the generation that serves, for the coordinator.

@@ -63,7 +63,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             }
         };
         let restored = source == StateSource::Checkpoint;
-        self.carry_on(carried, restored);
+        self.carry_on(carried, restored)?;
         Ok(Start { first_step: self.next, source, bytes, took: began.elapsed() })
     }
 
@@ -81,7 +81,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         }
     }
 
-    fn carry_on(&mut self, carried: Carried, restored: bool) {
+    fn carry_on(&mut self, carried: Carried, restored: bool) -> Result<(), TrainError> {
         self.obeyed.checkpoints = carried.checkpoints;
         self.obeyed.memory_reports = carried.memory_reports;
         self.before = carried.before;
@@ -91,8 +91,9 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             self.micro_batch = carried.micro_batch as usize;
             self.searched = carried.searched;
             self.saved = carried.saved;
-            self.resume_cache(carried.cache);
+            self.resume_cache(carried.cache)?;
         }
+        Ok(())
     }
 
     /// An optimizer for this generation's partition, without a state.

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use super::*;
+use super::{super::Coverage, *};
 
 /// A space of other weights.
 fn other(number: u8) -> SpaceDescription {
@@ -79,6 +79,91 @@ fn gc_removes_what_is_over_the_budget_and_says_so_beforehand() {
     assert_eq!((done.spaces, done.bytes), (planned.spaces, planned.bytes));
     assert!(!old.exists() && new.exists());
     assert!(store.gc(None, false).unwrap().bytes == 0 && new.exists());
+}
+
+#[test]
+fn evictors_at_once_take_every_space_and_none_of_them_fails() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path(), None).unwrap();
+    for _ in 0..20 {
+        let spaces = [1, 2, 3, 4].map(|number| {
+            let space = store.space(&other(number)).unwrap();
+            let mut writer = space.writer().unwrap();
+            append(&mut writer, 0, 4);
+            writer.publish().unwrap();
+            space.dir().to_path_buf()
+        });
+        let used = store.bytes().unwrap();
+        std::thread::scope(|scope| {
+            for number in 10..14 {
+                let bounded = Store::open(dir.path(), Some(used * 8 / 7)).unwrap();
+                scope.spawn(move || drop(bounded.space(&other(number)).unwrap().writer().unwrap()));
+            }
+        });
+        assert!(!spaces[0].exists(), "nobody has made room");
+        store.gc(Some(0), false).unwrap();
+    }
+}
+
+#[test]
+fn a_space_that_cannot_be_evicted_stays_and_the_next_one_goes() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path(), None).unwrap();
+    let (stuck, next) = (unused(&store, 1, 300), unused(&store, 2, 100));
+    fs::remove_file(stuck.join("in-use.lock")).unwrap();
+    fs::create_dir(stuck.join("in-use.lock")).unwrap();
+    let evicted = store.gc(Some(0), false).unwrap().spaces;
+    assert_eq!(evicted, std::slice::from_ref(&next));
+    assert!(stuck.exists() && !next.exists());
+}
+
+#[test]
+fn what_an_eviction_that_was_broken_off_has_left_counts_and_goes_first() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path(), None).unwrap();
+    let (left, unused) = (unused(&store, 1, 300), unused(&store, 2, 100));
+    let before = store.bytes().unwrap();
+    fs::rename(&left, dir.path().join(".evicted-1")).unwrap();
+    assert_eq!(store.bytes().unwrap(), before);
+    let bounded = Store::open(dir.path(), Some(before)).unwrap();
+    bounded.space(&other(3)).unwrap().writer().unwrap();
+    assert!(!dir.path().join(".evicted-1").exists() && unused.exists());
+}
+
+#[test]
+fn people_may_look_at_a_store_that_runs_evict_from() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path(), None).unwrap();
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let looks = scope.spawn(|| {
+            let mut looks = 0;
+            while !over.load(Ordering::Relaxed) {
+                store.list().unwrap();
+                assert!(store.verify().unwrap().damaged.is_empty());
+                store.gc(None, false).unwrap();
+                looks += 1;
+            }
+            looks
+        });
+        let run = scope.spawn(|| {
+            let coverage = Coverage { run: "run".into(), total: 2, stored: 1, among: 1 };
+            for round in 0..30 {
+                for number in 1..4 {
+                    let space = store.space(&other(number)).unwrap();
+                    let mut writer = space.writer().unwrap();
+                    append(&mut writer, round, 4);
+                    writer.publish().unwrap();
+                    space.note_coverage(&coverage).unwrap();
+                }
+                store.evict_down_to(0, None).unwrap();
+            }
+        });
+        let ended = run.join();
+        over.store(true, Ordering::Relaxed);
+        ended.expect("the run failed");
+        assert!(looks.join().expect("a look failed") > 0);
+    });
 }
 
 #[test]

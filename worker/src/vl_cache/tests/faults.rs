@@ -174,6 +174,21 @@ fn a_second_copy_takes_the_place_of_a_damaged_one() {
 }
 
 #[test]
+fn a_part_that_cannot_be_opened_today_is_tried_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = only_part(&filled(dir.path(), 0..RECORDS, TOKENS));
+    let aside = path.with_extension("aside");
+    // In the place of a file system that does not answer: a name that leads round in a circle.
+    fs::rename(&path, &aside).unwrap();
+    std::os::unix::fs::symlink(&path, &path).unwrap();
+    let space = open(dir.path(), CacheDtype::Float32);
+    assert_eq!((space.known(), space.damaged().0), (0, 0));
+    fs::rename(&aside, &path).unwrap();
+    assert_eq!((space.refresh().unwrap(), space.known() as u64), (1, RECORDS));
+    assert_eq!(read(&space, 1), Some(values(1, TOKENS)));
+}
+
+#[test]
 fn what_a_newer_version_wrote_is_refused_with_both_versions() {
     let dir = tempfile::tempdir().unwrap();
     let space = filled(dir.path(), 0..RECORDS, TOKENS);
@@ -211,6 +226,17 @@ fn a_directory_that_is_no_store_is_not_taken_for_one() {
     assert!(Store::open(dir.path(), None).unwrap_err().to_string().contains("not JSON"));
 }
 
+/// Runs a test of this file in a process whose files may not grow beyond so many blocks; what it says.
+fn limited_to(blocks: u32, test: &str, (name, value): (&str, &Path)) -> String {
+    // The limit's signal is ignored across `exec`, so that a write fails as it does on a full disk.
+    let script = format!(
+        r#"trap "" XFSZ; ulimit -f {blocks}; exec "$0" vl_cache::tests::faults::{test} --exact --nocapture 2>&1 | cat"#
+    );
+    let mut command = Command::new("sh");
+    command.arg0("sh").args(["-c", &script]).arg(std::env::current_exe().unwrap()).env(name, value);
+    String::from_utf8_lossy(&command.output().unwrap().stdout).into_owned()
+}
+
 /// Not a test by itself: the process whose files may not grow beyond a limit.
 #[test]
 fn writes_against_a_limit() {
@@ -232,24 +258,30 @@ fn writes_against_a_limit() {
     println!("FULL");
 }
 
+/// Not a test by itself: a process for which there is no room at all.
+#[test]
+fn opens_a_store_without_any_room() {
+    let Some(dir) = std::env::var_os("COX_TEST_STORE_NO_ROOM") else { return };
+    let store = Store::open(Path::new(&dir), None).expect("a full disk costs time, not the run");
+    assert!(store.read_only().is_some_and(|why| why.contains("large")), "{:?}", store.read_only());
+    let digest = store.digest_of::<StoreError>([].into_iter(), "none", || Ok(Digest([3; 32])));
+    assert_eq!(digest.unwrap(), Digest([3; 32]));
+    println!("NO ROOM");
+}
+
+#[test]
+fn a_store_that_there_is_no_room_for_opens_as_an_empty_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let limited = "opens_a_store_without_any_room";
+    let said = limited_to(0, limited, ("COX_TEST_STORE_NO_ROOM", &dir.path().join("store")));
+    assert!(said.contains("NO ROOM"), "{said}");
+}
+
 #[test]
 fn a_full_disk_is_an_error_that_leaves_what_is_stored_and_nothing_else() {
     let dir = tempfile::tempdir().unwrap();
-    // The limit's signal is ignored across `exec`, so that a write fails as it does on a full disk.
-    let script = r#"trap "" XFSZ; ulimit -f 1024; exec "$0" vl_cache::tests::faults::writes_against_a_limit --exact --nocapture"#;
-    let output = Command::new("sh")
-        .arg0("sh")
-        .args(["-c", script])
-        .arg(std::env::current_exe().unwrap())
-        .env("COX_TEST_STORE_FULL", dir.path())
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(
-        output.status.success() && said.contains("FULL"),
-        "{said}{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    let said = limited_to(1024, "writes_against_a_limit", ("COX_TEST_STORE_FULL", dir.path()));
+    assert!(said.contains("FULL"), "{said}");
     let space = open(dir.path(), CacheDtype::Float32);
     assert_eq!(space.known(), 1);
     let left = fs::read_dir(space.dir()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());

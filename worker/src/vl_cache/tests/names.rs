@@ -123,6 +123,9 @@ fn the_adapter_of_a_space_is_kept_whole_and_no_other_is_taken_for_it() {
     assert!(space.load_adapter().unwrap_err().to_string().contains("not this space's adapter"));
     fs::write(&path, &bytes[..20]).unwrap();
     assert!(space.load_adapter().unwrap_err().to_string().contains("not safetensors"));
+    // Whoever comes with the right one puts it in the place of a damaged one.
+    space.save_adapter(&adapter()).unwrap();
+    assert_eq!(space.load_adapter().unwrap().map(|tensors| tensors.len()), Some(2));
 }
 
 #[test]

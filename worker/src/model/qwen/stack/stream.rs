@@ -23,7 +23,6 @@ use std::{
         mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel},
     },
     thread,
-    time::Duration,
 };
 
 use burn::tensor::{Tensor, TensorData};
@@ -42,9 +41,6 @@ use crate::{
     lora::{Adapter, LoraLinear, linear::frozen},
     pulse,
 };
-
-/// How often a trainer that waits for a block looks whether reading gets on.
-const LOOK: Duration = Duration::from_millis(100);
 
 /// A tower's blocks, in their files.
 pub(super) struct Streamed<B: ModelBackend, K: Assemble<B>> {
@@ -285,7 +281,7 @@ impl Signals {
     fn wait<R>(&self, ready: &Receiver<R>) -> Option<R> {
         let mut seen = self.read.load(Ordering::Relaxed);
         loop {
-            match ready.recv_timeout(LOOK) {
+            match ready.recv_timeout(pulse::LOOK) {
                 Ok(fetched) => return Some(fetched),
                 Err(RecvTimeoutError::Disconnected) => return None,
                 Err(RecvTimeoutError::Timeout) => {

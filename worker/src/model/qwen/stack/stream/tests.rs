@@ -4,7 +4,7 @@ use std::{
     fs::{self, File},
     panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use burn::backend::{Flex, flex::FlexDevice};
