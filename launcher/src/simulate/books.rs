@@ -366,6 +366,7 @@ impl fmt::Display for Fault {
                 None => write!(f, "rank {rank} stands still"),
             },
             Kind::Drain => write!(f, "node {node} is drained; it comes back after {for_s:.1} s"),
+            Kind::FreezeLauncher => write!(f, "the launcher of node {node} is frozen for {for_s:.1} s"),
             Kind::Slow => write!(f, "rank {rank} is {factor:.1} times as slow for {for_s:.1} s"),
             Kind::Skew => write!(f, "rank {rank} heartbeats every {factor:.1} s"),
             Kind::Partition => write!(f, "rank {rank} cannot reach the coordinator for {for_s:.1} s"),

@@ -170,9 +170,13 @@ impl World {
                 }
             }
             Caller::Person => {}
-            Caller::Node(..) => {
+            Caller::Node(node, _) => {
                 if let Some(launcher) = self.brain.launchers.remove(&stream) {
                     self.deliver(Event::NodeLineClosed(launcher, stream));
+                }
+                if std::mem::take(&mut self.nodes[node].cut) {
+                    let delay = self.in_order(stream);
+                    self.lose_line(caller, stream, delay);
                 }
             }
         }

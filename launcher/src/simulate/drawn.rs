@@ -30,6 +30,10 @@ impl Script {
             let live = 1 + more.below(6);
             Turns { live, interval: live + 1 + more.below(12) }
         });
+        let mut stops = Random::new(seed.rotate_left(16) ^ !seed);
+        if stops.chance(0.25) {
+            faults.push(Fault::drawn_stop(&mut stops, length, nodes));
+        }
         let asked = cache.map_or(0, |_| more.below(4));
         faults.extend((0..asked).map(|_| Fault::of_run(length * more.unit(), Kind::RebuildCache)));
         Self {
@@ -107,6 +111,13 @@ impl Fault {
         let at_s = if random.chance(0.5) { 0.0 } else { length * random.unit() };
         let kill = Self { rank, ..Self::of_run(at_s, Kind::Kill) };
         [Self { what: Kind::Hang, phase: Some(Place::Start), ..kill.clone() }, kill]
+    }
+
+    /// A launcher that is stopped for some seconds.
+    fn drawn_stop(random: &mut Random, length: f64, nodes: u32) -> Self {
+        let node = random.below(u64::from(nodes)) as u32;
+        let for_s = 10.0 * random.unit();
+        Self { node, for_s, ..Self::of_run(length * random.unit(), Kind::FreezeLauncher) }
     }
 
     /// Something that happens to the run, to nobody in particular.

@@ -44,6 +44,12 @@ pub struct Node {
     /// The number before its first call in this life.
     before: u64,
     line: Option<StreamId>,
+    /// It is stopped until then.
+    frozen_until: Duration,
+    /// Its line was closed for that, and it is to hear of it.
+    pub cut: bool,
+    /// What has reached it meanwhile.
+    deferred: Vec<ToNode>,
     /// The newest respawn of each seat.
     attempts: BTreeMap<Seat, u32>,
     /// It was asked to drain, and another launcher comes so long after it has gone.
@@ -65,6 +71,9 @@ impl Node {
             last: 0,
             before: 0,
             line: None,
+            frozen_until: Duration::ZERO,
+            cut: false,
+            deferred: Vec::new(),
             attempts: BTreeMap::new(),
             drained: None,
         }
@@ -146,9 +155,34 @@ impl World {
         self.after(for_time, Happening::Launch(node));
     }
 
+    /// A launcher is stopped. The server closes its line, for it owes a sign of life; when it goes on it hears of that, and of whatever has
+    /// come meanwhile.
+    pub fn freeze_launcher(&mut self, node: usize, until: Duration) {
+        let launcher = &mut self.nodes[node];
+        if !launcher.alive {
+            return;
+        }
+        launcher.frozen_until = launcher.frozen_until.max(until);
+        launcher.cut = true;
+        self.close_streams(|caller| matches!(caller, Caller::Node(of, _) if of == node));
+        self.after(until - self.now, Happening::ThawLauncher(node));
+    }
+
+    pub fn thaw_launcher(&mut self, node: usize) {
+        // Another one may be in its place by now, or it was stopped again.
+        if self.nodes[node].frozen_until <= self.now {
+            for message in std::mem::take(&mut self.nodes[node].deferred) {
+                self.deliver_to_node(node, message);
+            }
+        }
+    }
+
     pub fn deliver_to_node(&mut self, node: usize, message: ToNode) {
         if !self.nodes[node].alive {
             return;
+        }
+        if self.nodes[node].frozen_until > self.now {
+            return self.nodes[node].deferred.push(message);
         }
         match message {
             ToNode::Answer(number, reply) if self.nodes[node].waiting == Some(number) => {

@@ -143,6 +143,8 @@ pub enum Kind {
     KillCoordinator,
     /// `kill -9` of a launcher and with it of its workers; another one comes after `for_s`.
     KillLauncher,
+    /// SIGSTOP of a launcher, and SIGCONT after `for_s`: the server closes its line at once, and its workers go on.
+    FreezeLauncher,
     /// `cox rebuild-cache`, which is refused where no cached step is left.
     RebuildCache,
     /// `cox drain --node`: the node's workers leave at a boundary, its launcher with them, and another one comes after `for_s`. Nothing

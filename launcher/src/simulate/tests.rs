@@ -178,6 +178,29 @@ fn steps_that_are_repeated_keep_their_turns_whatever_is_asked_of_a_coordinator_t
 }
 
 #[test]
+fn a_launcher_that_is_stopped_is_no_event_for_its_workers() {
+    let mut script = quiet(10, 2, 2, 120);
+    let stopped = Fault { node: 1, for_s: 18.0, ..fault(4.0, Kind::FreezeLauncher, 0) };
+    script.faults = vec![stopped];
+    let report = play(&script);
+    assert!(report.violations.is_empty(), "{report}");
+    assert_eq!((report.restarts, report.repeated), (0, 0), "{report}");
+    assert!(matches!(report.outcome, Some(Outcome::Finished { .. })), "{report}");
+}
+
+#[test]
+fn workers_that_are_lost_while_their_launcher_is_stopped_come_back_with_it() {
+    let mut script = quiet(11, 2, 2, 120);
+    let stopped = Fault { node: 1, for_s: 18.0, ..fault(4.0, Kind::FreezeLauncher, 0) };
+    script.faults = vec![stopped, fault(5.0, Kind::Kill, 2), fault(5.0, Kind::Kill, 3)];
+    let report = play(&script);
+    assert!(report.violations.is_empty(), "{report}");
+    assert!(matches!(report.outcome, Some(Outcome::Finished { .. })), "{report}");
+    let back = report.lines.iter().find(|(_, line)| line.starts_with("generation 2")).map(|(at, _)| *at);
+    assert!(back.is_some_and(|at| (22.0..24.0).contains(&at.as_secs_f64())), "{report}");
+}
+
+#[test]
 fn a_killed_coordinator_is_no_event_for_its_workers() {
     let mut script = quiet(5, 1, 4, 60);
     script.faults = vec![Fault { for_s: 2.0, ..fault(4.0, Kind::KillCoordinator, 0) }];

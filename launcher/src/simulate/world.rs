@@ -67,6 +67,8 @@ pub enum Happening {
     Thaw(usize),
     /// Something reaches a launcher.
     Node(usize, ToNode),
+    /// A launcher goes on after a freeze.
+    ThawLauncher(usize),
     /// Another launcher comes.
     Launch(usize),
 }
@@ -184,6 +186,7 @@ impl World {
             Happening::Process(pid, message) => self.deliver_to_process(pid, message),
             Happening::Thaw(pid) => self.thaw(pid),
             Happening::Node(node, message) => self.deliver_to_node(node, message),
+            Happening::ThawLauncher(node) => self.thaw_launcher(node),
             Happening::Launch(node) => self.launch(node),
         }
     }
@@ -194,6 +197,7 @@ impl World {
         match (fault.what, victim) {
             (Kind::KillCoordinator, _) => self.kill_coordinator(fault.lasts()),
             (Kind::KillLauncher, _) => self.kill_launcher(fault.node as usize, fault.lasts()),
+            (Kind::FreezeLauncher, _) => self.freeze_launcher(fault.node as usize, until),
             (Kind::RebuildCache, _) => self.call(Caller::Person, Ask::RebuildCache),
             (Kind::Drain, _) => self.drain(fault.node, fault.lasts()),
             (Kind::Hang, _) if fault.phase == Some(Place::Start) => {
