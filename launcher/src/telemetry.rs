@@ -113,7 +113,7 @@ pub fn start(flags: &LogFlags, steers: bool) -> Logging {
     };
     let lines = fmt().with_env_filter(filter).with_writer(writer).with_target(false);
     match flags.log_format {
-        LogFormat::Text => lines.with_ansi(colours).event_format(Human).init(),
+        LogFormat::Text => lines.with_ansi(colours).event_format(Human::new(steers && !colours)).init(),
         LogFormat::Json => lines.json().flatten_event(true).init(),
     }
     Logging { format: flags.log_format, outlet }

@@ -1,13 +1,22 @@
 //! How the log looks on a terminal and in `coordinator.log`: time, a tag, a line.
 //!
 //! ```text
+//! 14:03:44  day     2026-11-21 (Saturday, UTC+01:00)
 //! 14:03:44  crew    rank 1 joined from node-b (process 4711, cpu) (2 of 2)
 //! 14:03:44  run     starting: generation 1 is complete and starts at step 0
 //! 14:03:45  step      1/400  epoch 0  loss 0.81230  grad 1.2500  lr 1.00e-4 ...
+//! 14:03:52  fail    warning: lost: rank 1 on node-b, forward of step 12: its process was killed by signal 9
 //! ```
+//!
+//! A day's first line follows one with the date, for a log is written for days, and continued by the next launch. Where there are no colours
+//! the severity is a word in front of the message.
 
-use std::fmt;
+use std::{
+    fmt,
+    sync::{Mutex, PoisonError},
+};
 
+use jiff::{Zoned, civil::Date};
 use tracing::{
     Event, Level, Subscriber,
     field::{Field, Visit},
@@ -19,9 +28,28 @@ use tracing_subscriber::{
 
 /// Formats events of this project as `TIME  TAG  LINE`, and everyone else's as `TIME  LEVEL  LINE key=value`.
 ///
-/// Colours follow the writer: `tracing_subscriber::fmt().with_ansi(..).event_format(Human)`.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Human;
+/// Colours follow the writer: `tracing_subscriber::fmt().with_ansi(..).event_format(Human::new(..))`.
+#[derive(Debug)]
+pub struct Human {
+    /// The first line follows the date, too, not only that of another day.
+    dated: bool,
+    /// Of the last line.
+    day: Mutex<Option<Date>>,
+}
+
+impl Human {
+    /// A format whose first line follows one with the date if it is `dated`.
+    pub fn new(dated: bool) -> Self {
+        Self { dated, day: Mutex::new(None) }
+    }
+
+    /// The line of the day in front of a line of `now`, if one is due.
+    fn day(&self, now: &Zoned) -> Option<String> {
+        let before = self.day.lock().unwrap_or_else(PoisonError::into_inner).replace(now.date());
+        let due = before.map_or(self.dated, |before| before != now.date());
+        due.then(|| now.strftime("%H:%M:%S  day     %Y-%m-%d (%A, UTC%:z)").to_string())
+    }
+}
 
 const OURS: &str = "coxswain::";
 const DIM: &str = "\x1b[2m";
@@ -41,14 +69,23 @@ where
         let meta = event.metadata();
         let ours = meta.target().strip_prefix(OURS);
         let tag = ours.unwrap_or(level_name(*meta.level()));
-        let time = of_day(jiff::Timestamp::now());
+        let now = Zoned::now();
+        if let Some(day) = self.day(&now) {
+            writeln!(writer, "{day}")?;
+        }
+        let time = of_day(&now);
         let mut parts = Parts::default();
         event.record(&mut parts);
         let colour = colour(tag, *meta.level());
         if writer.has_ansi_escapes() {
             write!(writer, "{DIM}{time}{PLAIN}  {colour}{tag:<7}{PLAIN} {}", parts.message)?;
         } else {
-            write!(writer, "{time}  {tag:<7} {}", parts.message)?;
+            let severity = match *meta.level() {
+                Level::ERROR if ours.is_some() => "error: ",
+                Level::WARN if ours.is_some() => "warning: ",
+                _ => "",
+            };
+            write!(writer, "{time}  {tag:<7} {severity}{}", parts.message)?;
         }
         if ours.is_none() {
             for (name, value) in &parts.fields {
@@ -62,11 +99,11 @@ where
 /// When something happened, as the log tells it: `14:03:44`, in this machine's time zone.
 pub fn time_of_day(unix_ms: u64) -> String {
     let at = i64::try_from(unix_ms).ok().and_then(|ms| jiff::Timestamp::from_millisecond(ms).ok());
-    of_day(at.unwrap_or_default())
+    of_day(&at.unwrap_or_default().to_zoned(jiff::tz::TimeZone::system()))
 }
 
-fn of_day(at: jiff::Timestamp) -> String {
-    at.to_zoned(jiff::tz::TimeZone::system()).strftime("%H:%M:%S").to_string()
+fn of_day(at: &Zoned) -> String {
+    at.strftime("%H:%M:%S").to_string()
 }
 
 #[derive(Default)]
@@ -136,12 +173,16 @@ mod tests {
     }
 
     fn written(emit: impl FnOnce()) -> String {
+        written_as(Human::new(false), emit)
+    }
+
+    fn written_as(format: Human, emit: impl FnOnce()) -> String {
         let sink = Sink::default();
         let writer = sink.clone();
         let subscriber = tracing_subscriber::fmt()
             .with_ansi(false)
             .with_writer(move || writer.clone())
-            .event_format(Human)
+            .event_format(format)
             .finish();
         tracing::subscriber::with_default(subscriber, emit);
         String::from_utf8(sink.0.lock().unwrap().clone()).unwrap()
@@ -151,6 +192,31 @@ mod tests {
     fn our_lines_carry_a_tag_and_no_fields() {
         let line = written(|| tracing::info!(target: "coxswain::crew", rank = 1, "rank 1 joined"));
         assert_eq!(&line[8..], "  crew    rank 1 joined\n");
+    }
+
+    #[test]
+    fn a_severity_is_a_word_where_there_are_no_colours() {
+        let line = written(|| tracing::warn!(target: "coxswain::fail", rank = 1, "lost: rank 1"));
+        assert_eq!(&line[8..], "  fail    warning: lost: rank 1\n");
+        let line = written(|| tracing::error!(target: "coxswain::fail", "first cause: rank 1"));
+        assert_eq!(&line[8..], "  fail    error: first cause: rank 1\n");
+    }
+
+    #[test]
+    fn a_log_begins_with_the_date_and_says_when_it_changes() {
+        let at = |text: &str| text.parse::<Zoned>().unwrap();
+        let evening = at("2026-11-21T23:59:59[UTC]");
+        let (dated, plain) = (Human::new(true), Human::new(false));
+        assert_eq!(
+            dated.day(&evening).as_deref(),
+            Some("23:59:59  day     2026-11-21 (Saturday, UTC+00:00)")
+        );
+        assert_eq!((plain.day(&evening), dated.day(&evening)), (None, None));
+        let morning = at("2026-11-22T00:00:03[UTC]");
+        assert_eq!(plain.day(&morning).as_deref(), Some("00:00:03  day     2026-11-22 (Sunday, UTC+00:00)"));
+        let lines = written_as(Human::new(true), || tracing::info!(target: "coxswain::run", "begins"));
+        assert_eq!(lines.lines().count(), 2, "{lines}");
+        assert!(lines[8..].starts_with("  day     20"), "{lines}");
     }
 
     #[test]

@@ -76,11 +76,7 @@ pub fn prediction(table: &[RankMemory]) -> Vec<String> {
     let Some((row, comparison)) = compared.max_by_key(|(_, comparison)| comparison.measured) else {
         return Vec::new();
     };
-    let mut lines = comparison.table();
-    // The heading's first column is free.
-    let title = format!("rank {}", row.seat);
-    lines[0].replace_range(..title.len(), &title);
-    lines
+    comparison.table_of(row.seat.0)
 }
 
 fn short(phase: WorkerPhase) -> &'static str {

@@ -1,7 +1,7 @@
 //! The coordinator's log, the primary monitor of a run: news become one line each, with fields for machines.
 //!
 //! Every event has a target `coxswain::TAG`, a message that is a finished, aligned line, and the same facts as fields. [`Human`]
-//! prints time, tag and line; a JSON subscriber keeps the fields.
+//! prints time, tag and line, and the date once a day; a JSON subscriber keeps the fields.
 
 mod cache_lines;
 mod human_format;
