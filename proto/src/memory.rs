@@ -132,6 +132,15 @@ impl Comparison {
         lines.push(line(&peak, self.predicted, Some(self.measured), self.error()));
         lines
     }
+
+    /// The table with `rank N` in its heading.
+    pub fn table_of(&self, rank: u32) -> Vec<String> {
+        let mut lines = self.table();
+        // The heading's first column is free, and wider than any rank.
+        let title = format!("rank {rank}");
+        lines[0].replace_range(..title.len(), &title);
+        lines
+    }
 }
 
 /// How far `predicted` is from `measured`, relative to the latter.

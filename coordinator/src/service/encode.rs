@@ -316,7 +316,7 @@ fn failure(failure: &Failure, unix_ms: u64) -> v1::Failure {
         collective: failure.collective,
         samples: samples.collect(),
         memory_in_use,
-        kind: cause_kind(failure.kind).into(),
+        kind: v1::FailureKind::from(failure.kind).into(),
         message: failure.message.clone(),
         unix_ms,
         victims: failure.victims.iter().map(|seat| seat.0).collect(),
@@ -324,18 +324,20 @@ fn failure(failure: &Failure, unix_ms: u64) -> v1::Failure {
     }
 }
 
-fn cause_kind(kind: CauseKind) -> v1::FailureKind {
-    match kind {
-        CauseKind::OutOfMemory => v1::FailureKind::OutOfMemory,
-        CauseKind::PeerLost => v1::FailureKind::PeerLost,
-        CauseKind::BadInput => v1::FailureKind::BadInput,
-        CauseKind::Numeric => v1::FailureKind::Numeric,
-        CauseKind::Io => v1::FailureKind::Io,
-        CauseKind::Internal => v1::FailureKind::Internal,
-        CauseKind::WorkerLost => v1::FailureKind::WorkerLost,
-        CauseKind::Disagreement => v1::FailureKind::Disagreement,
-        CauseKind::Rendezvous => v1::FailureKind::Rendezvous,
-        CauseKind::NoProgress => v1::FailureKind::NoProgress,
+impl From<CauseKind> for v1::FailureKind {
+    fn from(kind: CauseKind) -> Self {
+        match kind {
+            CauseKind::OutOfMemory => Self::OutOfMemory,
+            CauseKind::PeerLost => Self::PeerLost,
+            CauseKind::BadInput => Self::BadInput,
+            CauseKind::Numeric => Self::Numeric,
+            CauseKind::Io => Self::Io,
+            CauseKind::Internal => Self::Internal,
+            CauseKind::WorkerLost => Self::WorkerLost,
+            CauseKind::Disagreement => Self::Disagreement,
+            CauseKind::Rendezvous => Self::Rendezvous,
+            CauseKind::NoProgress => Self::NoProgress,
+        }
     }
 }
 

@@ -63,7 +63,7 @@ pub fn pause(args: &PauseArgs) -> Outcome {
     block_on(async {
         let access = args.target.access().await?;
         let answer = access.answer(async |mut people| people.pause(prompt(PauseRequest {})).await).await?;
-        let phase = names::run_phase(answer.phase);
+        let phase = names::plain(&names::run_phase(answer.phase));
         match RunPhase::try_from(answer.phase) {
             Ok(RunPhase::Paused | RunPhase::Stopping) => say(phase),
             _ => say(format_args!("{phase}; pauses at the next step boundary")),
@@ -77,7 +77,7 @@ pub fn resume(args: &ResumeArgs) -> Outcome {
     block_on(async {
         let access = args.target.access().await?;
         let answer = access.answer(async |mut people| people.resume(prompt(ResumeRequest {})).await).await?;
-        say(names::run_phase(answer.phase));
+        say(names::plain(&names::run_phase(answer.phase)));
         Ok(())
     })
 }
@@ -111,7 +111,7 @@ pub fn stop(args: &StopArgs) -> Outcome {
         let access = args.target.access().await?;
         let request = prompt(StopRunRequest { reason: args.reason.clone() });
         let answer = access.answer(async |mut people| people.stop_run(request).await).await?;
-        say(names::run_phase(answer.phase));
+        say(names::plain(&names::run_phase(answer.phase)));
         Ok(())
     })
 }

@@ -8,9 +8,9 @@ use std::{
 
 use clap::Args;
 use coxswain_coordinator::{
-    Budgets, CauseKind, JournalError, Options, Outcome as RunOutcome, Patience, ServeError, StartError, World,
+    Budgets, JournalError, Options, Outcome as RunOutcome, Patience, ServeError, StartError, World,
 };
-use coxswain_proto::limits;
+use coxswain_proto::{limits, v1};
 
 use super::SpecArgs;
 use crate::{
@@ -45,7 +45,7 @@ pub struct CoordinatorArgs {
     /// How long, after that, to wait for as many as are allowed [default: 30]
     #[arg(long, alias = "last_call", value_name = "SECONDS")]
     last_call: Option<f64>,
-    /// Workers that may be lost and replaced
+    /// Faults that this launch may survive; workers that are lost together are one
     #[arg(long, alias = "max_restarts", value_name = "N", default_value_t = limits::MAX_RESTARTS)]
     max_restarts: u32,
     /// Times the number of machines may change on purpose [default: no bound]
@@ -179,12 +179,8 @@ fn conclude(outcome: RunOutcome, mut signal: tokio::sync::oneshot::Receiver<i32>
             Err(Failed::silent(signal.try_recv().map_or(Exit::Done, Exit::Signal)))
         }
         // The coordinator's log has named the cause.
-        RunOutcome::Failed(cause) => Err(Failed::silent(match cause.kind {
-            CauseKind::OutOfMemory => Exit::OutOfMemory,
-            CauseKind::BadInput => Exit::BadInput,
-            CauseKind::Rendezvous => Exit::Rendezvous,
-            CauseKind::NoProgress => Exit::NoProgress,
-            _ => Exit::WorkerFailed,
-        })),
+        RunOutcome::Failed(cause) => {
+            Err(Failed::silent(Exit::of_cause(v1::FailureKind::from(cause.kind).into())))
+        }
     }
 }

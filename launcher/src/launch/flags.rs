@@ -45,7 +45,7 @@ pub struct LaunchFlags {
     /// Address of this machine under which other machines reach its workers
     #[arg(long, alias = "local_addr", value_name = "ADDRESS")]
     pub local_addr: Option<String>,
-    /// Workers that may be lost and replaced over the whole run [default: 3; torchrun: 0]
+    /// Faults that this launch may survive; workers that are lost together are one [default: 3; torchrun: 0]
     #[arg(long, alias = "max_restarts", value_name = "N")]
     pub max_restarts: Option<String>,
     /// Times the number of machines may change on purpose [default: no bound]

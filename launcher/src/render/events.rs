@@ -71,7 +71,9 @@ pub fn line(event: &WatchEvent) -> String {
             )
         }
         Some(Kind::Checkpoint(record)) => status::checkpoint(record),
-        Some(Kind::Phase(changed)) => format!("{}: {}", names::run_phase(changed.phase), changed.reason),
+        Some(Kind::Phase(changed)) => {
+            format!("{}: {}", names::plain(&names::run_phase(changed.phase)), changed.reason)
+        }
         Some(Kind::Membership(changed)) => {
             format!("{} of {} workers: {}", changed.present, changed.world_size, changed.what)
         }

@@ -36,12 +36,17 @@ pub fn failure_kind(kind: i32) -> String {
 
 /// How a run ended, if it did.
 pub fn run_end(end: i32) -> String {
-    word(RunEnd::try_from(end).ok().map(|end| end.as_str_name()), "RUN_END_").replace('_', " ")
+    plain(&word(RunEnd::try_from(end).ok().map(|end| end.as_str_name()), "RUN_END_"))
 }
 
 /// Where the ranks of a generation had their state from.
 pub fn state_source(source: i32) -> String {
     word(StateSource::try_from(source).ok().map(|source| source.as_str_name()), "STATE_SOURCE_")
+}
+
+/// A name as people write it: `waiting for workers`.
+pub fn plain(name: &str) -> String {
+    name.replace('_', " ")
 }
 
 /// `RUN_PHASE_WAITING_FOR_WORKERS` is `waiting_for_workers`; a value of a newer version is `unknown`.
@@ -59,6 +64,7 @@ mod tests {
     #[test]
     fn values_are_words_and_strangers_unknown() {
         assert_eq!(run_phase(RunPhase::WaitingForWorkers as i32), "waiting_for_workers");
+        assert_eq!(plain(&run_phase(RunPhase::WaitingForWorkers as i32)), "waiting for workers");
         assert_eq!(worker_phase(WorkerPhase::CacheBuild as i32), "cache_build");
         assert_eq!(checkpoint_state(CheckpointState::Complete as i32), "complete");
         assert_eq!(failure_kind(FailureKind::OutOfMemory as i32), "out_of_memory");

@@ -32,19 +32,23 @@ pub fn status(status: &GetStatusResponse) -> String {
         parts.push(String::new());
         parts.push(cache::text(cache));
     }
-    if let Some(first) = &status.first_failure {
+    if let Some(newest) = &status.first_failure {
+        let what = if newest.fatal { "failed" } else { "survived" };
         parts.push(String::new());
-        parts.push(format!("first failure: {}", failure(first)));
+        parts.push(format!("{what}: {}", failure(newest)));
     }
     parts.join("\n")
 }
 
 /// One line: what, where, how fast, how long.
 pub fn headline(status: &GetStatusResponse) -> String {
-    let mut parts = vec![
-        format!("{} (run {}) {}", status.run_name, status.run_id, names::run_phase(status.phase)),
-        format!("step {}/{}", status.committed_steps, status.total_steps),
-    ];
+    let phase = names::plain(&names::run_phase(status.phase));
+    let mut parts = vec![format!("{} (run {}) {phase}", status.run_name, status.run_id)];
+    parts.push(match status.total_steps {
+        // Nobody has opened the data set yet.
+        0 => format!("step {}", status.committed_steps),
+        total => format!("step {}/{total}", status.committed_steps),
+    });
     if status.committed_steps > 0 {
         parts.push(format!("epoch {}", status.epoch));
         parts.push(format!("loss {:.4}", status.loss));
@@ -77,7 +81,7 @@ fn ranks(ranks: &[RankStatus]) -> String {
     let row = |rank: &RankStatus| {
         let known = rank.phase != WorkerPhase::Starting as i32;
         let shown = |text: String| if known { text } else { "-".to_owned() };
-        let phase = names::worker_phase(rank.phase);
+        let phase = names::plain(&names::worker_phase(rank.phase));
         [
             rank.rank.to_string(),
             rank.host.clone(),
@@ -102,11 +106,11 @@ pub fn checkpoint(record: &CheckpointRecord) -> String {
 
 /// One line about a failure: who, where in the work, what.
 pub fn failure(failure: &Failure) -> String {
-    let kind = names::failure_kind(failure.kind).replace('_', " ");
+    let kind = names::plain(&names::failure_kind(failure.kind));
     let mut parts = Vec::new();
     if let Some(rank) = failure.rank {
         parts.push(format!("rank {rank} on {}", failure.host));
-        let phase = names::worker_phase(failure.phase);
+        let phase = names::plain(&names::worker_phase(failure.phase));
         parts.push(match WorkerPhase::try_from(failure.phase) {
             Ok(
                 WorkerPhase::Starting | WorkerPhase::Joining | WorkerPhase::Loading | WorkerPhase::Connecting,
@@ -134,11 +138,7 @@ pub fn memory(memory: &GetMemoryResponse) -> String {
     let mut parts = vec![ranks_memory(memory), phases_memory(memory)];
     let compared = memory.ranks.iter().filter_map(|rank| Some((rank, rank.comparison.as_ref()?)));
     if let Some((rank, comparison)) = compared.max_by_key(|(_, comparison)| comparison.measured) {
-        let mut lines = Comparison::from(comparison.clone()).table();
-        // The heading's first column is free.
-        let title = format!("rank {}", rank.rank);
-        lines[0].replace_range(..title.len(), &title);
-        parts.push(lines.join("\n"));
+        parts.push(Comparison::from(comparison.clone()).table_of(rank.rank).join("\n"));
     }
     parts.join("\n\n")
 }
@@ -183,7 +183,7 @@ fn phases_memory(memory: &GetMemoryResponse) -> String {
         .into_values()
         .map(|(rank, phase)| {
             [
-                names::worker_phase(phase.phase),
+                names::plain(&names::worker_phase(phase.phase)),
                 human::bytes(phase.peak_in_use),
                 rank.to_string(),
                 human::bytes(phase.peak_reserved),
@@ -198,7 +198,7 @@ fn phases_memory(memory: &GetMemoryResponse) -> String {
 const HOST: usize = 12;
 
 fn short_phase(phase: i32) -> String {
-    let name = names::worker_phase(phase);
+    let name = names::plain(&names::worker_phase(phase));
     if name == "communication" { "comm".to_owned() } else { name }
 }
 
@@ -259,8 +259,22 @@ mod tests {
              node 2 on n5 leaves the run: 4 workers are still there\n\n\
              rank  host  pid  device  phase    step  leased  silent     peak\n   \
              1  n4     77  cpu     forward     4   0..32  120 ms  3.0 MiB\n\n\
-             first failure: rank 1 on n4, out of memory, in backward of step 4, 1.0 GiB in use: cannot allocate"
+             survived: rank 1 on n4, out of memory, in backward of step 4, 1.0 GiB in use: cannot allocate"
         );
+    }
+
+    #[test]
+    fn a_run_whose_length_nobody_knows_and_one_that_failed() {
+        let begun = GetStatusResponse {
+            run_name: "demo".into(),
+            run_id: "r1".into(),
+            phase: RunPhase::WaitingForWorkers as i32,
+            ..GetStatusResponse::default()
+        };
+        assert_eq!(headline(&begun), "demo (run r1) waiting for workers · step 0");
+        let fatal = Failure { fatal: true, message: "no disk".into(), ..Failure::default() };
+        let failed = GetStatusResponse { first_failure: Some(fatal), ..begun };
+        assert!(status(&failed).ends_with("\n\nfailed: unknown: no disk"), "{}", status(&failed));
     }
 
     #[test]
