@@ -36,6 +36,13 @@ fn text(value: &str) -> Option<String> {
     Some(value.to_owned())
 }
 
+/// The flags of a launch that gives one of them.
+fn with(set: impl FnOnce(&mut LaunchFlags)) -> LaunchFlags {
+    let mut flags = LaunchFlags::default();
+    set(&mut flags);
+    flags
+}
+
 const SRUN: &[(&str, &str)] = &[
     ("SLURM_JOB_ID", "3001"),
     ("SLURM_STEP_ID", "0"),
@@ -181,71 +188,47 @@ fn workers_per_machine_can_be_counted() {
 
 #[test]
 fn mistakes_name_the_flag_or_the_variable() {
-    let flags = LaunchFlags::default;
+    let none = LaunchFlags::default;
     type Mistake<'a> = (LaunchFlags, &'a [(&'a str, &'a str)], &'a str);
     let cases: Vec<Mistake<'_>> = vec![
-        (LaunchFlags { nnodes: text("4:1"), ..flags() }, &[], "--nnodes 4:1: expected N, or MIN:MAX"),
-        (LaunchFlags { nnodes: text("0"), ..flags() }, &[], "--nnodes 0: expected N"),
-        (LaunchFlags { nnodes: text("2"), ..flags() }, &[], "--nnodes 2: the machines need a place to meet"),
+        (with(|flags| flags.nnodes = text("4:1")), &[], "--nnodes 4:1: expected N, or MIN:MAX"),
+        (with(|flags| flags.nnodes = text("0")), &[], "--nnodes 0: expected N"),
+        (with(|flags| flags.nnodes = text("2")), &[], "--nnodes 2: the machines need a place to meet"),
         (
-            LaunchFlags { nnodes: text("2"), standalone: true, ..flags() },
+            LaunchFlags { nnodes: text("2"), standalone: true, ..none() },
             &[],
             "--nnodes 2: --standalone is for one",
         ),
+        (with(|flags| flags.nproc_per_node = text("0")), &[], "--nproc-per-node 0: at least one worker"),
+        (with(|flags| flags.nproc_per_node = text("many")), &[], "--nproc-per-node many: expected a number"),
         (
-            LaunchFlags { nproc_per_node: text("0"), ..flags() },
-            &[],
-            "--nproc-per-node 0: at least one worker",
-        ),
-        (
-            LaunchFlags { nproc_per_node: text("many"), ..flags() },
-            &[],
-            "--nproc-per-node many: expected a number",
-        ),
-        (
-            LaunchFlags { nproc_per_node: text("65"), ..flags() },
+            with(|flags| flags.nproc_per_node = text("65")),
             &[],
             "train.global_batch: 64 samples cannot be shared",
         ),
-        (LaunchFlags { node_rank: text("1"), ..flags() }, &[], "--node-rank 1: there are 1 machines"),
+        (with(|flags| flags.node_rank = text("1")), &[], "--node-rank 1: there are 1 machines"),
+        (with(|flags| flags.max_restarts = text("-1")), &[], "--max-restarts -1: expected a whole number"),
+        (with(|flags| flags.max_rescales = text("x")), &[], "--max-rescales x: expected a whole number"),
+        (none(), &[("PET_MAX_RESTARTS", "x")], "PET_MAX_RESTARTS x: expected a whole number"),
+        (with(|flags| flags.rdzv_backend = text("etcd")), &[], "--rdzv-backend etcd: the coordinator is"),
         (
-            LaunchFlags { max_restarts: text("-1"), ..flags() },
-            &[],
-            "--max-restarts -1: expected a whole number",
-        ),
-        (
-            LaunchFlags { max_rescales: text("x"), ..flags() },
-            &[],
-            "--max-rescales x: expected a whole number",
-        ),
-        (flags(), &[("PET_MAX_RESTARTS", "x")], "PET_MAX_RESTARTS x: expected a whole number"),
-        (
-            LaunchFlags { rdzv_backend: text("etcd"), ..flags() },
-            &[],
-            "--rdzv-backend etcd: the coordinator is",
-        ),
-        (
-            LaunchFlags { rdzv_conf: text("is_hots=1"), ..flags() },
+            with(|flags| flags.rdzv_conf = text("is_hots=1")),
             &[],
             "--rdzv-conf is_hots=1: `is_hots` is unknown",
         ),
         (
-            LaunchFlags { rdzv_conf: text("is_host=x"), ..flags() },
+            with(|flags| flags.rdzv_conf = text("is_host=x")),
             &[],
             "--rdzv-conf is_host x: expected true or false",
         ),
         (
-            LaunchFlags { local_ranks_filter: text("a"), ..flags() },
+            with(|flags| flags.local_ranks_filter = text("a")),
             &[],
             "--local-ranks-filter a: expected local ranks",
         ),
-        (
-            LaunchFlags { shutdown_timeout: text("-1"), ..flags() },
-            &[],
-            "--shutdown-timeout -1: expected a number",
-        ),
-        (flags(), &[("PET_MONITOR_INTERVAL", "x")], "PET_MONITOR_INTERVAL x: expected a number of seconds"),
-        (flags(), &[("PET_TEE", "9")], "PET_TEE 9: expected 0, 1, 2 or 3"),
+        (with(|flags| flags.shutdown_timeout = text("-1")), &[], "--shutdown-timeout -1: expected a number"),
+        (none(), &[("PET_MONITOR_INTERVAL", "x")], "PET_MONITOR_INTERVAL x: expected a number of seconds"),
+        (none(), &[("PET_TEE", "9")], "PET_TEE 9: expected 0, 1, 2 or 3"),
     ];
     for (flags, env, expected) in cases {
         let error = resolve(&Case { flags, env, ..Case::default() }).unwrap_err();
