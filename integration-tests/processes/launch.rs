@@ -1,7 +1,7 @@
 //! Launchers as people and schedulers use them: two machines, signals, `kill -9`, ports in use, questions about a run.
 
 use std::{
-    io::Write,
+    io::{BufRead, BufReader, Write},
     net::TcpListener,
     path::Path,
     process::Stdio,
@@ -174,9 +174,19 @@ fn a_running_run_answers_pauses_and_stops() {
     let again = cox(&run_arguments(&output_dir, &[])).output().unwrap();
     assert_eq!(again.status.code(), Some(2), "one directory, one launcher, wherever it logs");
     refuses_to_stop_another(dir.path(), &output);
+    let mut watch =
+        cox(&["watch", "--run"]).arg(&output).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
+    let first = lines.next().expect("it says where the run is").unwrap();
     ask(&["stop"]);
     let (status, printed) = running.finish();
     assert_eq!(status.code(), Some(0), "{printed}");
+    let seen: Vec<_> = std::iter::once(first).chain(lines.map_while(Result::ok)).collect();
+    assert!(watch.wait().unwrap().success(), "{seen:#?}");
+    assert!(seen.last().is_some_and(|line| line.contains("finished")), "{seen:#?}");
+    let dated =
+        |line: &String| line.as_bytes().get(2) == Some(&b':') && line.as_bytes().get(5) == Some(&b':');
+    assert!(seen.len() > 1 && seen.iter().all(dated), "{seen:#?}");
     assert!(output.join("adapter/adapter_model.safetensors").exists());
 }
 
@@ -232,4 +242,16 @@ fn a_console_that_nobody_reads_stops_nothing() {
     assert!(log.contains("6/6"), "the log has what the console has not:\n{log}");
     assert!(tiny.output().join("adapter/adapter_model.safetensors").exists());
     drop(reader);
+}
+
+#[test]
+fn a_log_on_a_full_disk_stops_nothing() {
+    let full = || std::fs::OpenOptions::new().write(true).open("/dev/full").expect("Linux has one");
+    let dir = tempfile::tempdir().unwrap();
+    let output_dir = output_dir(&dir.path().join("run"));
+    let config = ["worker", "--config", "configs/quickstart.yaml", &output_dir, "train.steps=2"];
+    let trained = cox(&config).args(SHORT).stderr(full()).output().unwrap();
+    assert_eq!(trained.status.code(), Some(0));
+    let refused = cox(&["status", "--endpoint", "127.0.0.1:1"]).stderr(full()).output().unwrap();
+    assert_eq!(refused.status.code(), Some(8), "the last word cannot be said");
 }

@@ -103,6 +103,8 @@ pub struct Machine {
     reunited: bool,
     pub(super) phase: Phase,
     pub(super) reason: Reason,
+    /// The phase that was published last.
+    said: RunPhase,
     pub(super) orders: Orders,
     pub(super) progress: Progress,
     pub(super) motion: Motion,
@@ -175,6 +177,7 @@ impl Machine {
             reunited: false,
             phase: Phase::Gathering(Box::new(Gathering::new(now.after(config.patience.rendezvous)))),
             reason: Reason::Incomplete { present: 0, world: world.size(), enough: world.least() },
+            said: RunPhase::WaitingForWorkers,
             orders: past.orders.clone(),
             progress: Progress { committed, last: None, pace: Pace::default() },
             motion: Motion::default(),
@@ -346,9 +349,13 @@ impl Machine {
 
     /// Publishes the phase and its reason if either has changed.
     fn say(&mut self, reason: Reason, out: &mut Vec<Action>) {
-        if self.reason != reason {
-            self.reason = reason;
-            out.push(Action::Publish(News::Phase(self.run_phase(), self.reason.clone())));
+        let another = self.reason != reason;
+        // A run that was stopped is over for the reason for which it was stopping.
+        self.reason = reason;
+        let phase = self.run_phase();
+        if another || phase != self.said {
+            self.said = phase;
+            out.push(Action::Publish(News::Phase(phase, self.reason.clone())));
         }
     }
 

@@ -73,6 +73,16 @@ fn a_loss_after_a_stop_does_not_bring_the_run_back() {
 }
 
 #[test]
+fn a_run_that_was_stopped_says_that_it_is_over() {
+    let mut run = Run::started(2);
+    run.steps(0, 0..5);
+    run.steps(1, 0..5);
+    assert_eq!(phases(&run.tell(Ask::Stop { reason: "enough".into() })), [RunPhase::Stopping]);
+    assert_eq!(phases(&leave(&mut run, 0)), []);
+    assert_eq!(phases(&leave(&mut run, 1)), [RunPhase::Finished]);
+}
+
+#[test]
 fn a_process_that_dies_before_it_registers_is_replaced() {
     let mut run = Run::started(2);
     run.wait(Duration::from_millis(2900));
