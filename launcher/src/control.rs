@@ -57,6 +57,15 @@ pub struct Access {
 impl Access {
     /// Access to the coordinator at `HOST:PORT`. Needs a tokio runtime.
     pub fn new(address: &str, token: Option<&str>) -> Result<Self, Failed> {
+        Self::keeping_alive(address, token, KEEP_ALIVE, KEEP_ALIVE_TIMEOUT)
+    }
+
+    fn keeping_alive(
+        address: &str,
+        token: Option<&str>,
+        interval: Duration,
+        timeout: Duration,
+    ) -> Result<Self, Failed> {
         let endpoint = Endpoint::from_shared(format!("http://{address}")).map_err(|error| {
             Failed::usage(format!("{address} is not HOST:PORT of a coordinator: {error}"))
         })?;
@@ -66,8 +75,8 @@ impl Access {
             .map_err(|_| Failed::usage("COX_TOKEN: a token consists of visible ASCII characters"))?;
         let channel = endpoint
             .connect_timeout(CONNECT_TIMEOUT)
-            .http2_keep_alive_interval(KEEP_ALIVE)
-            .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
+            .http2_keep_alive_interval(interval)
+            .keep_alive_timeout(timeout)
             .keep_alive_while_idle(true)
             .connect_lazy();
         Ok(Self { address: address.to_owned(), channel, bearer: Bearer(bearer), advice: None })
@@ -141,6 +150,8 @@ pub fn unhurried<T>(message: T, kept_back: Duration) -> Request<T> {
 
 #[cfg(test)]
 mod tests {
+    use coxswain_proto::{calls, v1::WatchRequest};
+
     use super::*;
 
     #[tokio::test]
@@ -152,6 +163,19 @@ mod tests {
         }
         assert_eq!(explained(Code::Unavailable), Exit::CoordinatorLost);
         assert_eq!(explained(Code::Internal), Exit::Internal);
+    }
+
+    #[tokio::test]
+    async fn a_machine_that_is_gone_without_a_word_is_missed() {
+        // A connection that nobody ever serves: nothing comes back, and nothing closes it.
+        let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = gone.local_addr().unwrap().to_string();
+        let soon = Duration::from_millis(20);
+        let access = Access::keeping_alive(&address, None, soon, soon).unwrap();
+        let mut control = access.control();
+        let watched = tokio::time::timeout(Duration::from_secs(60), control.watch(WatchRequest {})).await;
+        let missed = watched.expect("it is not waited for without end").unwrap_err();
+        assert!(calls::may_answer_later(missed.code()), "{missed}");
     }
 
     #[test]

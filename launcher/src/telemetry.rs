@@ -111,7 +111,9 @@ pub fn start(flags: &LogFlags, steers: bool) -> Logging {
         Some(outlet) => BoxMakeWriter::new(move || outlet.clone()),
         None => BoxMakeWriter::new(std::io::stderr),
     };
-    let lines = fmt().with_env_filter(filter).with_writer(writer).with_target(false);
+    // A line that cannot be written (a full disk, a pipe that nobody reads) is lost; telling standard error about it would be a panic.
+    let lines =
+        fmt().with_env_filter(filter).with_writer(writer).with_target(false).log_internal_errors(false);
     match flags.log_format {
         LogFormat::Text => lines.with_ansi(colours).event_format(Human::new(steers && !colours)).init(),
         LogFormat::Json => lines.json().flatten_event(true).init(),

@@ -2,8 +2,8 @@
 //!
 //! It is given the listening socket as its standard input. The launcher keeps that socket open, too: while a coordinator that died is
 //! started again, calls wait in the socket's queue instead of being refused. The new one replays its journal; workers keep training
-//! meanwhile. What kills a coordinator may pass, as a full disk does: a second death is followed by a pause, each further one by a pause
-//! twice as long, while workers look for it. One that dies again and again is given up.
+//! meanwhile. One that was killed is started again at once. One that ended by an error of its own, which may pass as a full disk does, is
+//! started after a pause, each time twice as long, while workers look for it. One that dies again and again is given up.
 
 use std::{
     collections::VecDeque,
@@ -39,11 +39,11 @@ pub struct Hosting {
     pub console: Arc<dyn Console>,
 }
 
-/// Before a coordinator that has died twice within the window is started again. With the pauses after it, 1, 2, 4 and 8 s, the last start
-/// is well within the time for which workers look for a coordinator.
+/// Before a coordinator is started again that ended by an error of its own.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const _: () =
-    assert!(FIRST_PAUSE.as_secs() << (COORDINATOR_RESTARTS - 1) < COORDINATOR_PATIENCE.as_secs() / 2);
+// All pauses together leave one that errs again and again within the window, and workers still look for it then.
+const _: () = assert!(FIRST_PAUSE.as_secs() << COORDINATOR_RESTARTS < COORDINATOR_WINDOW.as_secs());
+const _: () = assert!(COORDINATOR_WINDOW.as_secs() < COORDINATOR_PATIENCE.as_secs());
 
 /// A coordinator that is started again when it dies.
 pub struct Host {
@@ -111,7 +111,7 @@ impl Host {
     /// Books a death, and says what follows.
     fn will_live_again(&mut self, how: Ended) -> bool {
         let (now, window) = (Instant::now(), COORDINATOR_WINDOW.as_secs());
-        let Some((count, pause)) = self.restarts.allow(now) else {
+        let Some((count, pause)) = self.restarts.allow(now, how) else {
             self.hosting.console.line(&format!(
                 "the coordinator died again ({how}), {COORDINATOR_RESTARTS} times within {window} s: it is given up"
             ));
@@ -154,29 +154,31 @@ pub fn died(how: Ended) -> bool {
     matches!(how, Ended::Signal(_) | Ended::Code(-1 | 1 | 101 | 129..))
 }
 
-/// When it was started again lately.
+/// How it died lately, and when.
 #[derive(Debug)]
 struct Restarts {
-    lately: VecDeque<Instant>,
+    lately: VecDeque<(Instant, Ended)>,
     first_pause: Duration,
 }
 
 impl Restarts {
-    /// Books a restart; returns how many there were in the window, and what to wait before it: nothing before the first. None if there
-    /// were too many.
-    fn allow(&mut self, now: Instant) -> Option<(usize, Duration)> {
-        while self.lately.front().is_some_and(|at| now.duration_since(*at) >= COORDINATOR_WINDOW) {
+    /// Books a death; returns how many there were in the window, and what to wait before it is started again. None if there were too many.
+    fn allow(&mut self, now: Instant, how: Ended) -> Option<(usize, Duration)> {
+        while self.lately.front().is_some_and(|(at, _)| now.duration_since(*at) >= COORDINATOR_WINDOW) {
             self.lately.pop_front();
         }
-        let before = self.lately.len();
-        if before >= COORDINATOR_RESTARTS {
+        if self.lately.len() >= COORDINATOR_RESTARTS {
             return None;
         }
-        self.lately.push_back(now);
-        let pause = if before == 0 { Duration::ZERO } else { self.first_pause * (1 << (before - 1)) };
-        Some((before + 1, pause))
+        let errors = self.lately.iter().filter(|(_, how)| *how != KILLED).count();
+        let pause = if how == KILLED { Duration::ZERO } else { self.first_pause * (1 << errors) };
+        self.lately.push_back((now, how));
+        Some((self.lately.len(), pause))
     }
 }
+
+/// By somebody else.
+const KILLED: Ended = Ended::Signal(nix::libc::SIGKILL);
 
 #[cfg(test)]
 mod tests {
@@ -206,11 +208,22 @@ mod tests {
     fn only_so_many_restarts_fit_in_a_window() {
         let mut restarts = Restarts { lately: VecDeque::new(), first_pause: FIRST_PAUSE };
         let start = Instant::now();
-        let mut at = |second: u64| restarts.allow(start + Duration::from_secs(second));
-        let pauses = [0, 1, 2, 4, 8].map(|second| at(second).map(|(_, pause)| pause.as_secs()));
-        assert_eq!(pauses, [0, 1, 2, 4, 8].map(Some), "the first restart is immediate");
+        let mut at = |second: u64| restarts.allow(start + Duration::from_secs(second), KILLED);
+        let deaths = [0, 1, 2, 3, 4].map(&mut at);
+        assert_eq!(deaths, [1, 2, 3, 4, 5].map(|count| Some((count, Duration::ZERO))));
         assert_eq!(at(59), None);
-        assert_eq!(at(61).map(|(count, _)| count), Some(4), "two have left the window");
+        assert_eq!(at(61), Some((4, Duration::ZERO)), "two have left the window");
+    }
+
+    #[test]
+    fn errors_of_its_own_are_given_time_to_pass_and_a_kill_is_not() {
+        let mut restarts = Restarts { lately: VecDeque::new(), first_pause: FIRST_PAUSE };
+        let start = Instant::now();
+        let mut pause = |how| restarts.allow(start, how).map(|(_, pause)| pause.as_secs());
+        let (full_disk, panic) = (Ended::Code(1), Ended::Code(101));
+        let pauses = [full_disk, KILLED, panic, full_disk, full_disk].map(&mut pause);
+        assert_eq!(pauses, [1, 0, 2, 4, 8].map(Some));
+        assert_eq!(pause(full_disk), None);
     }
 
     #[test]
@@ -250,11 +263,11 @@ mod tests {
             let (mut host, _) = host("exit 143", dir.path());
             host.restarts.first_pause = Duration::from_secs(1000);
             let paused = tokio::time::timeout(Duration::from_secs(60), async {
-                while host.restarts.lately.len() < 2 {
+                while host.restarts.lately.is_empty() {
                     let _ = tokio::time::timeout(Duration::from_millis(10), host.ended()).await;
                 }
             });
-            paused.await.expect("it dies twice");
+            paused.await.expect("it dies");
             host.dismiss();
             host.ended().await
         });

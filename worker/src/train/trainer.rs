@@ -175,7 +175,6 @@ impl<B: Tape<Base = B>> PolicyTrainer<B> {
             records: self.records.clone(),
             fabric: self.fabric.take(),
             held: None,
-            coming: None,
             link,
             dataset,
             prefetch,
