@@ -68,6 +68,8 @@ pub(super) struct Training<'a, B: Tape<Base = B>> {
     pub(super) trainables: Trainables<B>,
     /// The optimizer of the newest generation that has begun; none before the first.
     pub(super) held: Option<Held>,
+    /// The state that was being taken over when a rank was lost in the last moment.
+    pub(super) coming: Option<Held>,
     pub(super) rates: LearningRateSchedule,
     pub(super) grads: FlatGrads,
     pub(super) meter: Meter,

@@ -175,6 +175,7 @@ impl<B: Tape<Base = B>> PolicyTrainer<B> {
             records: self.records.clone(),
             fabric: self.fabric.take(),
             held: None,
+            coming: None,
             link,
             dataset,
             prefetch,

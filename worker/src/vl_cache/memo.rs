@@ -9,7 +9,7 @@
 
 use std::{
     collections::BTreeMap,
-    fs::{self, File, TryLockError},
+    fs::{self, File},
     io,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
@@ -18,12 +18,9 @@ use std::{
 };
 
 use super::{digest::Digest, error::StoreError, memo_file, store::Store, usage};
-use crate::pulse;
 
 /// A file that changed less than this ago may change again unnoticed.
 const SETTLED: Duration = Duration::from_secs(2);
-/// Between two looks at whether another process has closed the memo.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// What tells that a file has not changed: size, inode, and the times of modification and change in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,21 +103,10 @@ impl Memo {
     }
 }
 
-/// Waits until no other process has the memo `name` open.
+/// Waits until no other process has the memo `name` open: whoever has it reads what is wanted here, too.
 fn lock(dir: &Path, name: &str) -> Result<File, StoreError> {
     fs::create_dir_all(dir).map_err(StoreError::io("create", dir))?;
-    let path = dir.join(format!("{name}.lock"));
-    let file =
-        File::options().append(true).create(true).open(&path).map_err(StoreError::io("open", &path))?;
-    // Whoever holds it reads what is wanted here, too, and shows by itself whether it gets on.
-    loop {
-        match file.try_lock() {
-            Ok(()) => return Ok(file),
-            Err(TryLockError::WouldBlock) => pulse::beat(),
-            Err(TryLockError::Error(error)) => return Err(StoreError::io("lock", &path)(error)),
-        }
-        std::thread::sleep(LOOK_AGAIN);
-    }
+    usage::alone(&dir.join(format!("{name}.lock")))
 }
 
 impl Store {

@@ -2,7 +2,8 @@
 //!
 //! Reading finds a damaged record each time, counts it as a miss, and a newer part has it again; but the old part keeps it, and with it the
 //! bytes, and every verification names it. A repair copies the records that are sound, as they are coded, to a file that then takes the old
-//! part's name: whoever opens the part finds one or the other, whole, and whoever has the old one mapped reads on in it.
+//! part's name: whoever opens the part finds one or the other, whole, and whoever has the old one mapped reads on in it. On a network file
+//! system that is not so for readers on other machines, so a space that is in use there is refused.
 //!
 //! What it does not do: compute anything. What was damaged is computed again by the run that needs it.
 
@@ -60,6 +61,11 @@ fn repair_space(dir: &Path, parts: &[&PathBuf], repaired: &mut Vec<Repaired>) ->
         }
         return Err(StoreError::Foreign { path: dir.into(), detail: "has no space.json".into() });
     };
+    if usage::loses_open_files(dir) && usage::last_use(dir).1 {
+        let detail = "is in use, and on a network file system a repair would take parts away from runs on other machines; repair it when they \
+                      have ended";
+        return Err(StoreError::Foreign { path: dir.into(), detail: detail.into() });
+    }
     let samples = || -> Result<HashSet<SampleKey>, StoreError> {
         let names = StoreError::unless_gone(part_names(dir))?.into_iter();
         let parts = names.map(|name| Part::open(&dir.join(name), &key, description.dtype, description.width));

@@ -1,7 +1,7 @@
 //! The store: a directory of spaces, within a budget of bytes.
 //!
-//! The budget is kept when a part is begun: spaces that no living process has open are removed, the one unused for longest first,
-//! until a part fits; if none is left, what remains of the budget is the part's allowance. Writers that begin at the same moment do
+//! The budget is kept when a part is begun: spaces that no living process has open are removed by one process at a time, the one unused for
+//! longest first, until a part fits; if none is left, what remains of the budget is the part's allowance. Writers that begin at the same moment do
 //! not see each other's, so the store may exceed its budget by at most a part for each writer.
 //!
 //! A store that may not be written is a store that is read: of another user, or on a medium that cannot be written. One for which there is no
@@ -170,9 +170,16 @@ impl Store {
         let mut used = self.bytes()?;
         // A whole part, unless that were most of a small budget.
         let reserve = PART_BYTES.min(budget / 8);
-        if used.saturating_add(reserve) > budget {
-            let evicted = self.evict_down_to(budget - reserve, Some(keep))?;
-            used = used.saturating_sub(evicted.iter().map(|(_, bytes)| bytes).sum());
+        let too_much = |used: u64| used.saturating_add(reserve) > budget;
+        if too_much(used) {
+            // Evictors that meet look like users to each other. Who cannot wait for the others goes on all the same.
+            let alone = usage::alone(&self.dir.join(EVICTOR));
+            let _alone = alone.inspect_err(|error| tracing::debug!(%error, "evicting beside others"));
+            used = self.bytes()?;
+            if too_much(used) {
+                let evicted = self.evict_down_to(budget - reserve, Some(keep))?;
+                used = used.saturating_sub(evicted.iter().map(|(_, bytes)| bytes).sum());
+            }
         }
         match budget.saturating_sub(used) {
             0 => Err(StoreError::OverBudget { dir: self.dir.clone(), used, budget }),
@@ -246,3 +253,5 @@ pub(super) fn files_below(dir: &Path) -> u64 {
 }
 
 const NAME: &str = "store.json";
+/// Held while room is made.
+const EVICTOR: &str = "evict.lock";

@@ -9,14 +9,18 @@ use std::{
     os::unix::fs::MetadataExt,
     path::Path,
     sync::atomic::{AtomicU64, Ordering},
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
+use nix::sys::statfs;
 use serde::Serialize;
 use serde_json::Value;
 
 use super::{digest::Digest, error::StoreError, store::FORMAT};
+use crate::pulse;
 
+/// Between two looks at whether somebody else has let go of a lock.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// Name of the lock in a space's directory. Its time of change is when the space was last opened or left.
 pub(super) const LOCK: &str = "in-use.lock";
 
@@ -94,6 +98,26 @@ pub(super) fn last_use(dir: &Path) -> (Option<SystemTime>, bool) {
     let Ok(file) = File::open(dir.join(LOCK)) else { return (None, false) };
     let used = matches!(file.try_lock(), Err(TryLockError::WouldBlock));
     (file.metadata().and_then(|metadata| metadata.modified()).ok(), used)
+}
+
+/// Waits until nobody else has the lock at `path`, which is made if there is none. Whoever has it shows by itself whether it gets on.
+pub(super) fn alone(path: &Path) -> Result<File, StoreError> {
+    let file = File::options().append(true).create(true).open(path).map_err(StoreError::io("open", path))?;
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(file),
+            Err(TryLockError::WouldBlock) => pulse::beat(),
+            Err(TryLockError::Error(error)) => return Err(StoreError::io("lock", path)(error)),
+        }
+        std::thread::sleep(LOOK_AGAIN);
+    }
+}
+
+/// Whether `dir` lies where a file whose name is taken away may be lost for whoever has it open on another machine. What is mapped ends its
+/// process then.
+pub(super) fn loses_open_files(dir: &Path) -> bool {
+    let kinds = [statfs::NFS_SUPER_MAGIC, statfs::SMB_SUPER_MAGIC];
+    statfs::statfs(dir).is_ok_and(|about| kinds.contains(&about.filesystem_type()))
 }
 
 /// Removes a space that nobody uses; false if somebody does. It is gone for everybody at once, by a rename. One that another evictor has

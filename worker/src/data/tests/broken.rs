@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::recording::{Recording, edit};
 use super::{assets, mini};
-use crate::data::{DataError, Dataset, inspect};
+use crate::data::{DataError, Dataset, inspect, lerobot::rows::Part};
 
 /// Opens the recording's data set after `spoil` had its way with directory and spec.
 fn open_spoiled(
@@ -283,6 +283,14 @@ fn a_decoder_that_panics_is_a_fault_of_its_sample() {
         at.surviving(|| panic!("index out of bounds: {}", 7)),
         &["file-001.parquet", "sample 8 (episode 2, frame 2)", "panicked (index out of bounds: 7)"],
     );
+}
+
+#[test]
+fn whatever_panics_while_a_window_is_decoded_is_a_fault_of_its_row() {
+    let dataset = open_spoiled(&Recording::default(), |_, _| ()).unwrap();
+    // A row that no row group has is outside of what parquet's reader can be asked for.
+    let block = dataset.rows.block(&dataset.catalog, 0, 10_000, Part::Numbers);
+    refused(block.map(drop), &["file-000.parquet", "(decoding)", "a decoder panicked (index out of bounds"]);
 }
 
 #[test]

@@ -1,9 +1,10 @@
 //! Which state a new generation goes on with: a pure decision that every rank takes alike from the same table.
 //!
-//! Every rank says which parts of the flat space it holds in which versions ([`Holding`]). A version can be gone on with if every
-//! part of it is held by someone; the newest such version wins. Without one, the ranks start from the newest checkpoint.
+//! Every rank says which parts of the flat space it holds in which versions ([`Holding`]); one that was disturbed while it took over a state
+//! holds parts of two partitions. A version can be gone on with if every part of it is held by someone; the newest such version wins. Without
+//! one, the ranks start from the newest checkpoint.
 
-use coxswain_proto::ids::{Generation, Rank};
+use coxswain_proto::ids::{Generation, Rank, Step};
 
 use crate::zero::{Copy, Versions};
 
@@ -50,6 +51,8 @@ pub struct Source {
 /// What a new generation goes on with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
+    /// The generation whose partition the parts follow.
+    pub generation: Generation,
     /// Steps taken: the first step to run.
     pub version: u64,
     /// Who gives each part of the old partition, in its rank order.
@@ -63,24 +66,23 @@ impl Choice {
     }
 }
 
-/// The newest version of which everything is there, given what each rank of the new generation holds (none: a fresh worker).
+/// The newest version of which everything is there, given what ranks of the new generation hold.
 ///
 /// Ranks may come from different generations: only holdings that follow one partition make up a state, and the newest partition that
-/// does is the one the run went on with, even if latecomers hold a later version of an older one.
-pub fn choose(holdings: &[Option<Holding>]) -> Option<Choice> {
+/// does is the one the run went on with, even if latecomers hold a later version of an older one. A version before `saved`, the newest
+/// checkpoint, is one that the run has left: all ranks of some generation had taken these steps, so whoever holds less was cut off before.
+pub fn choose(holdings: &[(Rank, Holding)], saved: Step) -> Option<Choice> {
     let mut partitions: Vec<(Generation, u32)> =
-        holdings.iter().flatten().map(|held| (held.generation, held.world)).collect();
+        holdings.iter().map(|(_, held)| (held.generation, held.world)).collect();
     partitions.sort_unstable();
     partitions.dedup();
-    partitions.into_iter().rev().find_map(|partition| newest_of(holdings, partition))
+    let newest = |partition| newest_of(holdings, partition).filter(|choice| choice.version >= saved.0);
+    partitions.into_iter().rev().find_map(newest)
 }
 
-fn newest_of(holdings: &[Option<Holding>], partition: (Generation, u32)) -> Option<Choice> {
-    let members: Vec<(Rank, Holding)> = (0..)
-        .zip(holdings)
-        .filter_map(|(rank, held)| Some((Rank(rank), (*held)?)))
-        .filter(|(_, held)| (held.generation, held.world) == partition)
-        .collect();
+fn newest_of(holdings: &[(Rank, Holding)], partition: (Generation, u32)) -> Option<Choice> {
+    let of_partition = |(_, held): &&(Rank, Holding)| (held.generation, held.world) == partition;
+    let members: Vec<_> = holdings.iter().filter(of_partition).collect();
     let newest = members.iter().map(|(_, held)| held.own.newest).max()?;
     [Some(newest), newest.checked_sub(1)].into_iter().flatten().find_map(|version| {
         let source = |part: u32| {
@@ -90,7 +92,7 @@ fn newest_of(holdings: &[Option<Holding>], partition: (Generation, u32)) -> Opti
             copies.min_by_key(|source| (source.copy == Copy::Mirror, source.from))
         };
         let sources: Option<Vec<Source>> = (0..partition.1).map(source).collect();
-        Some(Choice { version, sources: sources? })
+        Some(Choice { generation: partition.0, version, sources: sources? })
     })
 }
 
@@ -104,6 +106,36 @@ mod tests {
         let versions = |newest| Versions { newest, older: true };
         let mirror = (world > 1).then(|| versions(mirror));
         Some(Holding { generation: Generation(3), world, rank: Rank(rank), own: versions(own), mirror })
+    }
+
+    /// What is chosen where each rank holds this, or nothing.
+    fn choose(holdings: &[Option<Holding>]) -> Option<Choice> {
+        let all = (0..).zip(holdings).filter_map(|(rank, held)| Some((Rank(rank), (*held)?)));
+        super::choose(&all.collect::<Vec<_>>(), Step(0))
+    }
+
+    /// A rank is lost in the last moment of taking over: one survivor knows that all have the new state and has let the old one go, the other
+    /// does not know.
+    #[test]
+    fn whoever_cannot_know_whether_all_have_the_new_state_brings_both() {
+        let old = held(1, 3, 8, 8).unwrap();
+        let new = |rank| Holding { generation: Generation(4), ..held(rank, 3, 8, 8).unwrap() };
+        let [passed, disturbed] = [Rank(0), Rank(1)];
+        assert_eq!(super::choose(&[(passed, new(0)), (disturbed, old)], Step(8)), None, "neither is whole");
+        let all = [(passed, new(0)), (disturbed, old), (disturbed, new(1))];
+        let choice = super::choose(&all, Step(8)).unwrap();
+        assert_eq!((choice.generation, choice.version), (Generation(4), 8));
+        assert_eq!(choice.sources[2], Source { from: passed, copy: Copy::Mirror });
+    }
+
+    #[test]
+    fn what_is_older_than_the_newest_checkpoint_is_not_gone_on_with() {
+        let [first, second] = [0, 1].map(|rank| (Rank(rank), held(rank, 2, 8, 8).unwrap()));
+        let version = |saved| super::choose(&[first, second], Step(saved)).map(|choice| choice.version);
+        assert_eq!([version(0), version(8), version(9)], [Some(8), Some(8), None]);
+        // Who was cut off in an older generation holds less than the checkpoint; who went on is lost but for one.
+        let alone = Holding { generation: Generation(4), ..held(1, 3, 20, 20).unwrap() };
+        assert_eq!(super::choose(&[first, (Rank(1), alone)], Step(16)), None);
     }
 
     #[test]

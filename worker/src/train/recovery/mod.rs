@@ -6,6 +6,9 @@
 //! here      the parts are broadcast by those who have them; nothing of the old state is let go before all have the new one
 //! ```
 //!
+//! Whoever is disturbed in the last barrier has the new state and cannot know whether all have: some may have passed it and let the old state
+//! go. It keeps both, and says so in the next table.
+//!
 //! The first generation goes the same way: nobody holds anything, so it starts from the newest checkpoint or afresh.
 
 mod choice;
@@ -32,6 +35,8 @@ use crate::{
 pub(super) struct Held {
     pub generation: Generation,
     pub optimizer: MirroredAdamW,
+    /// Weights of that state; none if they are the ones that train.
+    pub weights: Option<Vec<f32>>,
 }
 
 impl Held {
@@ -46,9 +51,9 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     /// Agrees with the other ranks of a new generation where to start, and takes over that state. `self.next` is where.
     pub(super) fn settle(&mut self) -> Result<Start, TrainError> {
         let began = Instant::now();
-        let holding = self.held.as_ref().map(Held::holding);
-        let (holdings, carried) = table::exchange(holding.as_ref(), &self.carried(), self.comm.as_mut())?;
-        let (source, bytes) = match choose(&holdings) {
+        let holdings = [&self.held, &self.coming].map(|held| held.as_ref().map(Held::holding));
+        let (holdings, carried) = table::exchange(holdings, &self.carried(), self.comm.as_mut())?;
+        let (source, bytes) = match choose(&holdings, self.assignment.checkpoint_step) {
             Some(choice) => {
                 let bytes = self.take_over(&choice)?;
                 let mirrored = choice.uses_mirror();
@@ -109,7 +114,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
 
     /// From now on this is the state, at step `next`.
     pub(super) fn hold(&mut self, optimizer: MirroredAdamW, next: Step) {
-        self.held = Some(Held { generation: self.assignment.generation, optimizer });
+        self.held = Some(Held { generation: self.assignment.generation, optimizer, weights: None });
+        self.coming = None;
         self.next = next;
     }
 
@@ -128,6 +134,10 @@ impl<B: Tape<Base = B>> Training<'_, B> {
 
     /// Every part is broadcast by its source; returns the bytes that came in.
     fn take_over(&mut self, choice: &Choice) -> Result<Bytes, TrainError> {
+        self.coming.take_if(|coming| coming.generation == choice.generation).into_iter().for_each(|coming| {
+            // All ranks go on from what this one has been taking over, so what it had before is nobody's any more.
+            self.held = Some(coming);
+        });
         let mut weights = self.trainables.to_vec();
         let mut optimizer = self.empty_optimizer();
         let (own_rank, mut received) = (self.comm.rank(), 0);
@@ -137,7 +147,12 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             let mut state = match mine {
                 Some(held) => held
                     .optimizer
-                    .state(source.copy, choice.version, &weights, self.grads.values())
+                    .state(
+                        source.copy,
+                        choice.version,
+                        held.weights.as_deref().unwrap_or(&weights),
+                        self.grads.values(),
+                    )
                     .expect("a rank is chosen for what it said it holds"),
                 None => {
                     received += 12 * range.len() as u64;
@@ -151,9 +166,13 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             weights[range.clone()].copy_from_slice(&state.weights);
             optimizer.adopt(&range, &state);
         }
-        // Whoever passes this knows that all have everything, so the old state may go.
-        self.comm.barrier()?;
         optimizer.begin(choice.version, &weights);
+        // Whoever passes this knows that all have everything, so the old state may go.
+        if let Err(error) = self.comm.barrier() {
+            let (generation, weights) = (self.assignment.generation, Some(weights));
+            self.coming = Some(Held { generation, optimizer, weights });
+            return Err(error.into());
+        }
         self.trainables.set(weights);
         self.hold(optimizer, Step(choice.version));
         Ok(Bytes(received))

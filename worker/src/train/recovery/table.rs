@@ -67,24 +67,23 @@ impl Carried {
 const BEFORE: usize = 28;
 /// Numbers that name a generation of kept features and its space.
 const PLACE: usize = 10;
-const FIELDS: usize = BEFORE + PLACE;
+/// Where the second holding stands in a row.
+const COMING: usize = BEFORE + PLACE;
+/// Numbers of a holding.
+const HOLDING: usize = 7;
+const FIELDS: usize = COMING + HOLDING;
 /// Stands for "none" where a count is expected.
 const NONE: f64 = -1.0;
 
 type Row = [f64; FIELDS];
 
-fn encode(held: Option<&Holding>, carried: &Carried) -> Row {
-    let versions = |versions: Option<Versions>| match versions {
-        Some(Versions { newest, older }) => [newest as f64, f64::from(u8::from(older))],
-        None => [NONE, 0.0],
-    };
+/// The state that a rank has, and the one that it was taking over when it was disturbed.
+pub(in crate::train) type Holdings = [Option<Holding>; 2];
+
+fn encode(held: Holdings, carried: &Carried) -> Row {
     let mut row = [NONE; FIELDS];
-    if let Some(held) = held {
-        row[0] = held.generation.0 as f64;
-        row[1] = f64::from(held.world);
-        row[2] = f64::from(held.rank.0);
-        row[3..5].copy_from_slice(&versions(Some(held.own)));
-        row[5..7].copy_from_slice(&versions(held.mirror));
+    for (held, begin) in held.iter().zip([0, COMING]) {
+        held.iter().for_each(|held| encode_holding(held, &mut row[begin..begin + HOLDING]));
     }
     row[7] = f64::from(carried.checkpoints);
     row[8] = f64::from(carried.memory_reports);
@@ -108,16 +107,9 @@ fn encode(held: Option<&Holding>, carried: &Carried) -> Row {
     row
 }
 
-fn decode(row: &[f64]) -> (Option<Holding>, Carried) {
+fn decode(row: &[f64]) -> (Holdings, Carried) {
     let some = |value: f64| (value >= 0.0).then_some(value);
-    let versions = |newest: f64, older: f64| Versions { newest: newest as u64, older: older > 0.0 };
-    let held = some(row[0]).map(|generation| Holding {
-        generation: Generation(generation as u64),
-        world: row[1] as u32,
-        rank: Rank(row[2] as u32),
-        own: versions(row[3], row[4]),
-        mirror: some(row[5]).map(|newest| versions(newest, row[6])),
-    });
+    let held = [0, COMING].map(|begin| decode_holding(&row[begin..begin + HOLDING]));
     let (samples, unreadable) = (row[12] as u64, row[27] as u64);
     let error = ActionError { samples, mse_normalized: row[13], mae: row[14], unreadable };
     let newest = decode_place(&row[16..16 + PLACE]);
@@ -133,6 +125,29 @@ fn decode(row: &[f64]) -> (Option<Holding>, Carried) {
         stopped: row[15] > 0.0,
     };
     (held, carried)
+}
+
+fn encode_holding(held: &Holding, fields: &mut [f64]) {
+    let versions = |versions: Option<Versions>| match versions {
+        Some(Versions { newest, older }) => [newest as f64, f64::from(u8::from(older))],
+        None => [NONE, 0.0],
+    };
+    (fields[0], fields[1]) = (held.generation.0 as f64, f64::from(held.world));
+    fields[2] = f64::from(held.rank.0);
+    fields[3..5].copy_from_slice(&versions(Some(held.own)));
+    fields[5..7].copy_from_slice(&versions(held.mirror));
+}
+
+fn decode_holding(fields: &[f64]) -> Option<Holding> {
+    let some = |value: f64| (value >= 0.0).then_some(value);
+    let versions = |newest: f64, older: f64| Versions { newest: newest as u64, older: older > 0.0 };
+    some(fields[0]).map(|generation| Holding {
+        generation: Generation(generation as u64),
+        world: fields[1] as u32,
+        rank: Rank(fields[2] as u32),
+        own: versions(fields[3], fields[4]),
+        mirror: some(fields[5]).map(|newest| versions(newest, fields[6])),
+    })
 }
 
 fn encode_place(place: &Place, fields: &mut [f64]) {
@@ -151,18 +166,21 @@ fn decode_place(fields: &[f64]) -> Option<Place> {
     (fields[0] >= 0.0).then_some(Place { generation, space: Digest(space) })
 }
 
-/// Every rank's holding, and what all of them carry on with.
+/// What all ranks hold, and what all of them carry on with.
 pub(in crate::train) fn exchange(
-    held: Option<&Holding>,
+    held: Holdings,
     carried: &Carried,
     comm: &mut dyn Collective,
-) -> Result<(Vec<Option<Holding>>, Carried), CollectiveError> {
+) -> Result<(Vec<(Rank, Holding)>, Carried), CollectiveError> {
     let mut table = vec![0.0; FIELDS * comm.world()];
     comm.all_gather(Buf::F64(&encode(held, carried)), BufMut::F64(&mut table))?;
     let rows: Vec<_> = table.chunks_exact(FIELDS).map(decode).collect();
-    let carriers = rows.iter().filter(|(held, _)| held.is_some()).map(|(_, carried)| *carried);
+    let carriers = rows.iter().filter(|(held, _)| held[0].is_some()).map(|(_, carried)| *carried);
     let merged = Carried::merge(carriers, *carried);
-    Ok((rows.into_iter().map(|(held, _)| held).collect(), merged))
+    let of_rank = |(rank, (held, _)): (u32, (Holdings, Carried))| {
+        held.into_iter().flatten().map(move |held| (Rank(rank), held))
+    };
+    Ok(((0..).zip(rows).flat_map(of_rank).collect(), merged))
 }
 
 #[cfg(test)]
@@ -197,9 +215,11 @@ mod tests {
             stopped: true,
             cache: Some(mark(3)),
         };
-        assert_eq!(decode(&encode(Some(&held), &carried)), (Some(held), carried));
+        assert_eq!(decode(&encode([Some(held), None], &carried)), ([Some(held), None], carried));
+        let both = [Some(held), Some(Holding { generation: Generation(8), mirror: Some(held.own), ..held })];
+        assert_eq!(decode(&encode(both, &carried)), (both, carried));
         let fresh = Carried { saved: None, before: None, cache: None, ..carried };
-        assert_eq!(decode(&encode(None, &fresh)), (None, fresh));
+        assert_eq!(decode(&encode([None; 2], &fresh)), ([None; 2], fresh));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! died in, bit by bit.
 
 use coxswain_proto::{
-    ids::{Generation, Rank},
+    ids::{Generation, Rank, Step},
     run_spec::{LearningRates, Optimizer},
 };
 
@@ -123,12 +123,15 @@ fn whoever_dies_wherever_in_a_step_the_others_hold_the_undisturbed_state() {
             for collectives in 0..=5 {
                 let left = lose(world, lost, collectives);
                 let holdings: Vec<_> = (0..world)
-                    .map(|rank| left[rank].as_ref().map(|(optimizer, ..)| holding(rank, world, optimizer)))
+                    .filter_map(|rank| {
+                        let (optimizer, ..) = left[rank].as_ref()?;
+                        Some((Rank(rank as u32), holding(rank, world, optimizer)))
+                    })
                     .collect();
                 let what = format!("rank {lost} of {world} died after {collectives} collectives");
-                let choice = choose(&holdings).unwrap_or_else(|| panic!("{what}: nothing to go on with"));
-                let finished =
-                    holdings.iter().flatten().any(|held| held.own.newest > BEFORE) && collectives == 5;
+                let choice =
+                    choose(&holdings, Step(0)).unwrap_or_else(|| panic!("{what}: nothing to go on with"));
+                let finished = holdings.iter().any(|(_, held)| held.own.newest > BEFORE) && collectives == 5;
                 assert!(choice.version == BEFORE + 1 || (choice.version == BEFORE && !finished), "{what}");
                 let truth = &truth[choice.version as usize];
                 for (part, source) in choice.sources.iter().enumerate() {
