@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use coxswain_proto::ids::Step;
+use coxswain_proto::ids::{Rank, Step};
 use coxswain_worker::train::recovery::{Holding, choose};
 
 /// The ring of one generation.
@@ -39,12 +39,14 @@ impl Ring {
         }
     }
 
-    /// The version to go on with, and whether a mirror is needed for it; nothing if no version is complete.
-    pub fn choice(&mut self) -> Option<(u64, bool)> {
+    /// The version to go on with, and whether a mirror is needed for it; nothing if no version is complete, or none that is as new as the
+    /// newest checkpoint.
+    pub fn choice(&mut self, checkpoint: Step) -> Option<(u64, bool)> {
         let holdings = &self.holdings;
         // Linear in parts times ranks, and the same for every rank: taken once.
         *self.choice.get_or_insert_with(|| {
-            let choice = choose(holdings)?;
+            let held = (0..).zip(holdings).filter_map(|(rank, held)| Some((Rank(rank), (*held)?)));
+            let choice = choose(&held.collect::<Vec<_>>(), checkpoint)?;
             Some((choice.version, choice.uses_mirror()))
         })
     }

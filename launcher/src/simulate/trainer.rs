@@ -232,7 +232,7 @@ impl World {
         let Some(assignment) = process.assignment.clone() else { return };
         let Some(ring) = self.rings.get_mut(&assignment.generation) else { return };
         let checkpoint = assignment.checkpoint_step.0;
-        let (version, source) = match ring.choice() {
+        let (version, source) = match ring.choice(assignment.checkpoint_step) {
             Some((version, true)) => (version, StateSource::Mirror),
             Some((version, false)) => (version, StateSource::Carried),
             None if checkpoint > 0 => (checkpoint, StateSource::Checkpoint),
