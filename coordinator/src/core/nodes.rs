@@ -1,8 +1,8 @@
 //! Launchers: their places in the world, and their lines.
 //!
 //! A place belongs to a launcher process. When its line has been closed for too long and none of its workers lives, the node counts as
-//! gone, and another launcher may take the place; at once if it comes from the same machine, where the old one must have died, or if a
-//! new launch claims the place of an earlier one. Until then the place is kept, and whoever wants it is told to ask again. A launcher that
+//! gone, and another launcher may take the place; at once, if none of those workers is connected, where it comes from the same machine, on
+//! which the old one must have died, or a new launch claims the place of an earlier one. Until then the place is kept, and whoever wants it is told to ask again. A launcher that
 //! is only stopped or cut off leaves workers behind that heartbeat: nothing is the matter with them; when it dies, they die with it.
 
 use std::{collections::BTreeMap, time::Duration};
@@ -71,10 +71,6 @@ impl Node {
         (self.line.is_none() && !self.gone).then(|| self.closed_at.after(self.reopen_within))
     }
 
-    fn gives_way_to(&self, claim: &NodeClaim) -> bool {
-        self.gone || (self.followed && self.line.is_none() && self.host == claim.host)
-    }
-
     /// It was there and is not now; its place will be free unless it comes back.
     fn is_missed(&self) -> bool {
         self.followed && self.line.is_none() && !self.gone
@@ -103,12 +99,13 @@ impl Nodes {
         self.nodes.insert(place, node);
     }
 
-    /// Gives a node its place.
+    /// Gives a node its place. `connected`: whether a worker at a place is.
     pub fn place(
         &mut self,
         now: Timestamp,
         claim: &NodeClaim,
         patience: Duration,
+        connected: impl Fn(u32) -> bool,
     ) -> Result<Placed, Refusal> {
         let World { max_nodes: nnodes, nproc_per_node, .. } = self.world;
         if claim.local_world != nproc_per_node {
@@ -126,14 +123,14 @@ impl Nodes {
                 return Err(Refusal::NodeRankOutside { node_rank, nnodes });
             }
             Some(node_rank) => match self.nodes.get(&node_rank) {
-                Some(node) if self.is_free(node, claim) => node_rank,
+                Some(node) if self.gives_way(node, claim, connected(node_rank)) => node_rank,
                 Some(node) if node.is_missed() => {
                     return Err(Refusal::PlaceKept { node_rank, host: node.host.clone() });
                 }
                 Some(node) => return Err(Refusal::NodeRankTaken { node_rank, host: node.host.clone() }),
                 None => node_rank,
             },
-            None => self.free_place(claim)?,
+            None => self.free_place(claim, connected)?,
         };
         let node = Node {
             node_id: claim.node_id.clone(),
@@ -153,16 +150,18 @@ impl Nodes {
 
     /// Whether a claim gets a node's place. Who names a place of an earlier launch, or wants the only one there is, replaces whoever had
     /// it; who wants any of several might displace one that is about to come back.
-    fn is_free(&self, node: &Node, claim: &NodeClaim) -> bool {
+    fn gives_way(&self, node: &Node, claim: &NodeClaim, connected: bool) -> bool {
         let certain = claim.node_rank.is_some() || self.world.max_nodes == 1;
-        node.gives_way_to(claim) || (self.new_launch && node.recalled && node.is_missed() && certain)
+        let replaced = self.new_launch && node.recalled && certain;
+        node.gone || (node.is_missed() && !connected && (node.host == claim.host || replaced))
     }
 
     /// A place that nobody has, or else one that was a dead launcher's.
-    fn free_place(&self, claim: &NodeClaim) -> Result<u32, Refusal> {
+    fn free_place(&self, claim: &NodeClaim, connected: impl Fn(u32) -> bool) -> Result<u32, Refusal> {
         let nnodes = self.world.max_nodes;
         let unused = (0..nnodes).find(|place| !self.nodes.contains_key(place));
-        let left = || self.nodes.iter().find(|(_, node)| self.is_free(node, claim)).map(|(place, _)| *place);
+        let gives_way = |(place, node): &(&u32, &Node)| self.gives_way(node, claim, connected(**place));
+        let left = || self.nodes.iter().find(gives_way).map(|(place, _)| *place);
         unused.or_else(left).ok_or_else(|| match self.nodes.iter().find(|(_, node)| node.is_missed()) {
             Some((place, node)) => Refusal::PlaceKept { node_rank: *place, host: node.host.clone() },
             None => Refusal::NodesComplete { nnodes },

@@ -26,7 +26,9 @@ impl Machine {
         self.welcome(&claim.origin)?;
         // Its line follows at once; a launcher that dies before it does must not keep its place.
         let patience = self.config.patience.reunion;
-        let placed = self.nodes.place(now, &claim, patience)?;
+        let (world, roster) = (self.config.world, &self.roster);
+        let lines = |place| world.seats_of(place).filter_map(|seat| roster.living_at(seat)?.line);
+        let placed = self.nodes.place(now, &claim, patience, |place| lines(place).next().is_some())?;
         self.watch_for_loss(now.after(patience));
         let place = placed.node_rank();
         if let Placed::New(_) | Placed::Instead(_) = placed {
@@ -57,14 +59,13 @@ impl Machine {
         let first = !std::mem::replace(&mut node.followed, true);
         self.reunited |= recalled;
         let was_gone = std::mem::take(&mut node.gone);
-        if let Some(old) = node.line.replace(stream) {
-            out.push(Action::Close(old));
-        }
+        let old = node.line.replace(stream);
         if was_gone {
             self.node_is_there(place, out);
         }
-        if first || recalled || was_gone {
-            self.launcher_follows(now, place, !first);
+        match old {
+            Some(old) => out.push(Action::Close(old)),
+            None => self.launcher_follows(now, place, !first),
         }
         Ok(Reply::Done)
     }

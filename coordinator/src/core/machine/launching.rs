@@ -27,13 +27,11 @@ impl Machine {
         }
     }
 
-    /// A launcher's line is open for the first time; or for the first time in this life of the coordinator or since it was given up, and
-    /// it `returns`. What it starts it starts now: who has had a seat is known, so at the others somebody is on the way.
+    /// A launcher's line is open: for the first time, or it `returns`. What it starts it starts now; who was cut off may have been stopped.
+    /// Who has had a seat is known, so at the others somebody is on the way.
     pub(super) fn launcher_follows(&mut self, now: Timestamp, place: u32, returns: bool) {
         for seat in self.config.world.seats_of(place) {
-            if returns && self.roster.at(seat).is_none() {
-                self.starts.expect(now, seat);
-            } else if self.starts.at(seat) {
+            if self.starts.at(seat) || (returns && self.roster.at(seat).is_none()) {
                 self.starts.begin(now, seat);
             }
         }

@@ -24,7 +24,7 @@ impl Machine {
             out.push(Action::Publish(News::Consequence(failure.into())));
             return self.finish(now, out);
         }
-        if self.is_final(failure.kind, self.trains(seat)) {
+        if self.is_final(failure.kind, self.is_member(seat)) {
             return self.fatal(now, failure, out);
         }
         if self.drained(seat) {
@@ -59,9 +59,10 @@ impl Machine {
     }
 
     /// Whether the same would happen again, whoever tries. Once steps have been committed the run file, the model and the data are known to
-    /// be good: input that a worker cannot use which does not train with it is a matter of its machine.
-    fn is_final(&self, kind: CauseKind, trains: bool) -> bool {
-        let local = kind == CauseKind::BadInput && self.proven && !trains;
+    /// be good: what a process cannot use is then a matter of its machine, unless it is a member of the generation that runs. Members that
+    /// refuse each other all do, and none of them is the one to replace.
+    fn is_final(&self, kind: CauseKind, is_member: bool) -> bool {
+        let local = kind == CauseKind::BadInput && self.proven && !is_member;
         kind.is_final() && !local
     }
 
@@ -78,12 +79,6 @@ impl Machine {
         let failure = std::sync::Arc::new(failure);
         out.push(Action::Record(Record::Failure(failure.clone())));
         out.push(Action::Publish(News::LostOutside(failure, self.spent.clone())));
-    }
-
-    /// Whether a seat's worker is a member of the generation that trains.
-    fn trains(&self, seat: Seat) -> bool {
-        let trains = matches!(&self.phase, Phase::Running(running) if running.training().is_some());
-        trains && self.is_member(seat)
     }
 
     /// As [`Machine::lose`], for a worker that said nothing.
@@ -308,7 +303,7 @@ impl Machine {
         let seat = worker.seat();
         failure.seat = Some(seat);
         failure.host.clone_from(&worker.claim.host);
-        if self.is_final(failure.kind, self.trains(seat)) {
+        if self.is_final(failure.kind, self.is_member(seat)) {
             // It has its good-byes to say.
             self.fatal(now, failure, out);
         } else {

@@ -82,6 +82,14 @@ fn input_that_a_member_cannot_use_any_more_ends_the_run_all_the_same() {
     let mut run = super::recovery::at_step_ten();
     run.tell(failure(1, CauseKind::BadInput));
     assert_eq!(run.phase(), RunPhase::Failed);
+
+    // Those of a new membership that refuse each other, say because one has lost its card.
+    let mut run = super::recovery::at_step_ten();
+    run.kill(1);
+    run.get_ready(0, 1, "");
+    run.replace(1, 1);
+    run.tell(failure(0, CauseKind::BadInput));
+    assert_eq!(run.phase(), RunPhase::Failed);
 }
 
 #[test]

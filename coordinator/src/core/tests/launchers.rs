@@ -62,13 +62,30 @@ fn a_launcher_that_is_stopped_keeps_its_workers_and_its_place() {
     let actions = cut_off(&mut run, 0..2, 18);
     assert_eq!((news(&actions), run.machine.spent.restarts), (vec![], 0));
     let kept = Refusal::PlaceKept { node_rank: 0, host: "node-a".into() };
-    assert_eq!(run.ask(wants("other", "node-b", None, 2)).0, Err(kept));
+    for host in ["node-a", "node-b"] {
+        assert_eq!(run.ask(wants("other", host, None, 2)).0, Err(kept.clone()));
+    }
     // Whoever is lost meanwhile is started by it once it goes on.
     run.event(Event::LineClosed(id(1), StreamId(1)));
     assert_eq!(respawns(&cut_off(&mut run, 0..1, 6)), []);
     assert_eq!(run.machine.spent.restarts, 1);
     let actions = run.tell(Ask::FollowNode { node_id: NODE.into(), stream: NODE_LINE });
     assert_eq!(respawns(&actions), [(1, 1)]);
+}
+
+#[test]
+fn what_a_stopped_launcher_was_to_start_is_late_only_from_when_it_goes_on() {
+    let mut run = at_step_ten();
+    assert_eq!(respawns(&run.kill(1)), [(1, 1)], "its line is still open");
+    run.get_ready(0, 1, "");
+    cut_off(&mut run, 0..1, 40);
+    let mut actions = run.tell(Ask::FollowNode { node_id: NODE.into(), stream: NODE_LINE });
+    for _ in 0..3 {
+        actions.extend(run.wait(Duration::from_secs(1)));
+        run.beat(0, WorkerPhase::Joining);
+    }
+    let late = |news: &&News| matches!(news, News::Standstill(..) | News::Failure(..));
+    assert_eq!(news(&actions).into_iter().find(late), None);
 }
 
 #[test]
