@@ -8,7 +8,8 @@
 //! forward         20 MiB     0      40 MiB     60 MiB                 the rank with most, by phase
 //! ```
 //!
-//! What is predicted beside it is laid out by [`Comparison`](coxswain_proto::memory::Comparison), for the rank that holds most.
+//! What is predicted beside it is laid out by [`Comparison`](coxswain_proto::memory::Comparison), for the rank that holds most. `cox memory`
+//! shows the same without a clock, so its ranks have two columns more.
 
 use std::collections::BTreeMap;
 
@@ -39,7 +40,7 @@ pub fn rank_head() -> String {
 /// One rank: the largest of its peaks, scope by scope.
 pub fn rank(row: &RankMemory) -> String {
     let most = |scope: fn(&PhasePeak) -> Bytes| {
-        human::bytes(row.phases.iter().map(scope).max().unwrap_or_default().0)
+        row.phases.iter().map(scope).max().map_or_else(|| "-".to_owned(), |bytes| human::bytes(bytes.0))
     };
     format!(
         "{:>4}  {:<12.12}{:>10}  {:<10}{:>11}{:>11}",
@@ -77,6 +78,24 @@ pub fn prediction(table: &[RankMemory]) -> Vec<String> {
         return Vec::new();
     };
     comparison.table_of(row.seat.0)
+}
+
+/// The tables in 80 columns: each rank with its prediction, each phase, and the fullest rank's categories if there are any.
+pub fn tables(table: &[RankMemory]) -> String {
+    let row = |row: &RankMemory| {
+        let (predicted, error) = match &row.comparison {
+            Some(of) => (human::bytes(of.predicted), of.error()),
+            None => ("-".to_owned(), None),
+        };
+        let error = error.map_or_else(|| "-".to_owned(), |error| format!("{:+.1} %", 100.0 * error));
+        format!("{}{predicted:>10}{error:>8}", rank(row))
+    };
+    let head = format!("{}{:>10}{:>8}", rank_head(), "predicted", "error");
+    let ranks: Vec<_> = [head].into_iter().chain(table.iter().map(row)).collect();
+    let parts = [ranks, phases(table), prediction(table)];
+    let parts: Vec<_> =
+        parts.iter().filter(|lines| !lines.is_empty()).map(|lines| lines.join("\n")).collect();
+    parts.join("\n\n")
 }
 
 fn short(phase: WorkerPhase) -> &'static str {
@@ -142,6 +161,31 @@ mod tests {
                 "peak, from sizes alone          9.0 MiB    10.0 MiB   -10.0 %",
             ]
         );
+    }
+
+    #[test]
+    fn without_a_clock_each_rank_is_beside_its_prediction_in_eighty_columns() {
+        let mut large = peak(WorkerPhase::Communication, 10);
+        (large.reserved, large.driver) = (Bytes(1000 << 30), Bytes(1000 << 30));
+        let mut table = [row(0, "a-host-of-a-long-name", vec![large]), row(1, "b", vec![])];
+        let of = Compared { category: Category::Trainables, predicted: 1 << 20, measured: Some(1 << 20) };
+        table[0].comparison =
+            Some(Comparison { predicted: 9 << 20, measured: 10 << 20, runs: 0, categories: vec![of] });
+        let shown = tables(&table);
+        let lines: Vec<_> = shown.lines().collect();
+        assert_eq!(
+            lines[..6],
+            [
+                "rank  host            in use  phase        reserved     driver predicted   error",
+                "   0  a-host-of-a-  10.0 MiB  comm       1000.0 GiB 1000.0 GiB   9.0 MiB -10.0 %",
+                "   1  b                    -  -                   -          -         -       -",
+                "",
+                "phase            in use  rank    reserved     driver",
+                "comm           10.0 MiB     0  1000.0 GiB 1000.0 GiB",
+            ]
+        );
+        assert!(lines.iter().all(|line| line.chars().count() <= 80), "{shown}");
+        assert!(lines[7].starts_with("rank 0 ") && lines[8].starts_with("trainables"), "{shown}");
     }
 
     #[test]

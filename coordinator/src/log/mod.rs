@@ -12,6 +12,7 @@ pub(crate) use cache_lines::{line as cache_line, why};
 use coxswain_proto::{human, ids::Step};
 pub use human_format::{Human, time_of_day};
 pub(crate) use lines::{rolled_back, sample};
+pub use memory::tables as memory_tables;
 use tracing::{debug, error, info, warn};
 
 use crate::core::{

@@ -10,7 +10,7 @@ use crate::{
             StartReport, WorkerClaim,
         },
         failure::Failure,
-        memory::MemoryReport,
+        memory::{MemoryReport, RankMemory},
         quarantine::BadSample,
         report::{CacheUse, PhasePeak, StateSource, StepReport, StepTimes, Totals, WorkerPhase},
     },
@@ -149,18 +149,31 @@ impl TryFrom<v1::ReportMemoryRequest> for Ask {
     type Error = FieldError;
 
     fn try_from(wire: v1::ReportMemoryRequest) -> Decoded<Self> {
-        let peaks = wire.phases.into_iter().enumerate().map(|(i, peak)| {
-            Ok(PhasePeak {
-                phase: phase(&format!("phases[{i}].phase"), peak.phase)?,
-                in_use: Bytes(count("phases.peak_in_use", peak.peak_in_use)?),
-                reserved: Bytes(count("phases.peak_reserved", peak.peak_reserved)?),
-                driver: Bytes(count("phases.peak_driver", peak.peak_driver)?),
-            })
-        });
-        let peaks = peaks.collect::<Decoded<_>>()?;
-        let comparison = wire.comparison.map(Into::into);
+        let (peaks, comparison) = (peaks(wire.phases)?, wire.comparison.map(Into::into));
         Ok(Self::Memory(WorkerId(wire.worker_id), MemoryReport { peaks, comparison }))
     }
+}
+
+/// What the coordinator tells people of a rank, read back.
+impl TryFrom<v1::RankMemory> for RankMemory {
+    type Error = FieldError;
+
+    fn try_from(wire: v1::RankMemory) -> Decoded<Self> {
+        let (phases, comparison) = (peaks(wire.phases)?, wire.comparison.map(Into::into));
+        Ok(Self { seat: Seat(wire.rank), host: wire.host, phases, comparison })
+    }
+}
+
+fn peaks(wire: Vec<v1::PhaseMemory>) -> Decoded<Vec<PhasePeak>> {
+    let peaks = wire.into_iter().enumerate().map(|(i, peak)| {
+        Ok(PhasePeak {
+            phase: phase(&format!("phases[{i}].phase"), peak.phase)?,
+            in_use: Bytes(count("phases.peak_in_use", peak.peak_in_use)?),
+            reserved: Bytes(count("phases.peak_reserved", peak.peak_reserved)?),
+            driver: Bytes(count("phases.peak_driver", peak.peak_driver)?),
+        })
+    });
+    peaks.collect()
 }
 
 impl TryFrom<v1::ReportCheckpointRequest> for Ask {

@@ -1,13 +1,12 @@
 //! A run's status and memory as text.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
+use coxswain_coordinator::{core::memory::RankMemory, log::memory_tables};
 use coxswain_proto::{
     human,
-    memory::Comparison,
     v1::{
-        CheckpointRecord, Failure, GetMemoryResponse, GetStatusResponse, LeavingNode, PhaseMemory,
-        RankStatus, WorkerPhase,
+        CheckpointRecord, Failure, GetMemoryResponse, GetStatusResponse, LeavingNode, RankStatus, WorkerPhase,
     },
 };
 
@@ -135,76 +134,16 @@ pub fn memory(memory: &GetMemoryResponse) -> String {
     if memory.ranks.iter().all(|rank| rank.phases.is_empty()) {
         return "no rank has reported its memory yet; --refresh asks them all".to_owned();
     }
-    let mut parts = vec![ranks_memory(memory), phases_memory(memory)];
-    let compared = memory.ranks.iter().filter_map(|rank| Some((rank, rank.comparison.as_ref()?)));
-    if let Some((rank, comparison)) = compared.max_by_key(|(_, comparison)| comparison.measured) {
-        parts.push(Comparison::from(comparison.clone()).table_of(rank.rank).join("\n"));
+    let rows: Result<Vec<_>, _> = memory.ranks.iter().cloned().map(RankMemory::try_from).collect();
+    match rows {
+        Ok(rows) => memory_tables(&rows),
+        Err(error) => format!("the coordinator's answer cannot be read: {error}"),
     }
-    parts.join("\n\n")
-}
-
-/// A row for each rank.
-fn ranks_memory(memory: &GetMemoryResponse) -> String {
-    let rows: Vec<_> = memory
-        .ranks
-        .iter()
-        .map(|rank| {
-            let most = |scope: fn(&PhaseMemory) -> u64| rank.phases.iter().map(scope).max();
-            let shown = |bytes: Option<u64>| bytes.map_or_else(|| "-".to_owned(), human::bytes);
-            let fullest = rank.phases.iter().max_by_key(|phase| phase.peak_in_use);
-            let error = rank.comparison.clone().and_then(|comparison| Comparison::from(comparison).error());
-            [
-                rank.rank.to_string(),
-                rank.host.chars().take(HOST).collect(),
-                shown(most(|phase| phase.peak_in_use)),
-                fullest.map_or_else(|| "-".to_owned(), |phase| short_phase(phase.phase)),
-                shown(most(|phase| phase.peak_reserved)),
-                shown(most(|phase| phase.peak_driver)),
-                shown(rank.comparison.as_ref().map(|comparison| comparison.predicted)),
-                error.map_or_else(|| "-".to_owned(), |error| format!("{:+.1} %", 100.0 * error)),
-            ]
-        })
-        .collect();
-    table(["rank", "host", "in use", "phase", "reserved", "driver", "predicted", "error"], &rows)
-}
-
-/// A row for each phase: the rank with most in use.
-fn phases_memory(memory: &GetMemoryResponse) -> String {
-    let mut most = BTreeMap::<i32, (u32, &PhaseMemory)>::new();
-    for (rank, phase) in
-        memory.ranks.iter().flat_map(|rank| rank.phases.iter().map(move |it| (rank.rank, it)))
-    {
-        let kept = most.entry(phase.phase).or_insert((rank, phase));
-        if phase.peak_in_use > kept.1.peak_in_use {
-            *kept = (rank, phase);
-        }
-    }
-    let rows: Vec<_> = most
-        .into_values()
-        .map(|(rank, phase)| {
-            [
-                names::plain(&names::worker_phase(phase.phase)),
-                human::bytes(phase.peak_in_use),
-                rank.to_string(),
-                human::bytes(phase.peak_reserved),
-                human::bytes(phase.peak_driver),
-            ]
-        })
-        .collect();
-    table(["phase", "in use", "on rank", "reserved", "driver"], &rows)
-}
-
-/// Characters of a host's name that a table of 80 columns has room for.
-const HOST: usize = 12;
-
-fn short_phase(phase: i32) -> String {
-    let name = names::plain(&names::worker_phase(phase));
-    if name == "communication" { "comm".to_owned() } else { name }
 }
 
 #[cfg(test)]
 mod tests {
-    use coxswain_proto::v1::{self, FailureKind, RankMemory, RunPhase};
+    use coxswain_proto::v1::{self, FailureKind, PhaseMemory, RunPhase};
 
     use super::*;
 
@@ -305,33 +244,16 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_shown_by_rank_by_phase_and_beside_its_prediction_in_eighty_columns() {
+    fn memory_is_shown_by_rank_and_by_phase() {
         assert!(memory(&GetMemoryResponse::default()).contains("no rank has reported"));
-        let phase = |phase: WorkerPhase, mib: u64| PhaseMemory {
-            phase: phase as i32,
-            peak_in_use: mib << 20,
-            peak_reserved: 1000 << 30,
-            peak_driver: 1000 << 30,
+        let phase = |phase: i32| PhaseMemory { phase, peak_in_use: 8 << 20, ..PhaseMemory::default() };
+        let shown = |of: i32| {
+            let rank = v1::RankMemory { rank: 3, phases: vec![phase(of)], ..v1::RankMemory::default() };
+            memory(&GetMemoryResponse { ranks: vec![rank] })
         };
-        let of = v1::CategoryMemory { category: 1, predicted: 9 << 20, measured: Some(10 << 20) };
-        let comparison =
-            v1::MemoryComparison { predicted: 9 << 20, measured: 10 << 20, runs: 0, categories: vec![of] };
-        let rank = |rank, phases, comparison| RankMemory {
-            rank,
-            host: "a-host-of-a-long-name".into(),
-            phases,
-            comparison,
-        };
-        let shown = memory(&GetMemoryResponse {
-            ranks: vec![
-                rank(0, vec![phase(WorkerPhase::Loading, 3), phase(WorkerPhase::Communication, 8)], None),
-                rank(1, vec![phase(WorkerPhase::Communication, 10)], Some(comparison)),
-            ],
-        });
-        let lines: Vec<&str> = shown.lines().collect();
-        assert!(lines.iter().all(|line| line.chars().count() <= 80), "{shown}");
-        assert!(lines[2].contains("10.0 MiB  comm") && lines[2].ends_with("9.0 MiB  -10.0 %"), "{shown}");
-        assert!(lines[5].starts_with("loading") && lines[6].contains("10.0 MiB        1"), "{shown}");
-        assert!(lines[8].starts_with("rank 1 ") && lines[9].starts_with("frozen weights"), "{shown}");
+        let text = shown(WorkerPhase::Loading as i32);
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[1].starts_with("   3 ") && lines[4].starts_with("load   "), "{text}");
+        assert!(shown(99).contains("phases[0].phase: 99 is not a value of this version"));
     }
 }
