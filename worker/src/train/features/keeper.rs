@@ -8,7 +8,7 @@
 //!
 //! Encoding, checksums, writes and fsync cost the trainer nothing, but for the memory of the orders that wait. [`Keeper::settle`] is the one
 //! place that always waits: where others may count on a part, which is when an epoch, a turn, or the run ends, and before a checkpoint. What
-//! fails ends storing in this space, never training.
+//! fails ends storing until then, never training: a disk that was full or away may be well again.
 //!
 //! A trainer that waits here shows the thread's signs of motion as its own, so that a slow disk is not taken for a rank that stands still.
 
@@ -190,7 +190,7 @@ struct Storing {
     space: Option<Space>,
     /// Being written.
     part: Option<PartWriter>,
-    /// Nothing more is written to this space.
+    /// Nothing more is written before the next publishing, or to the next space.
     full: bool,
     news: Arc<Mutex<News>>,
 }
@@ -206,7 +206,11 @@ impl Storing {
                     published
                 }
                 Order::Keep(made) => self.keep(&made),
-                Order::Publish => self.publish(),
+                Order::Publish => {
+                    let published = self.publish();
+                    self.full = false;
+                    published
+                }
                 Order::SaveAdapter(adapter) => {
                     self.space.as_ref().map_or(Ok(()), |s| s.save_adapter(&adapter::tensors(&adapter)))
                 }
@@ -238,7 +242,7 @@ impl Storing {
     fn keep(&mut self, made: &Made) -> Result<(), StoreError> {
         for row in &made.rows {
             let (false, Some(space)) = (self.full, &self.space) else { return Ok(()) };
-            // Whatever fails, one attempt is enough: the next space has another.
+            // Whatever fails, one attempt is enough until what there is is published.
             let part = match &mut self.part {
                 Some(part) => part,
                 None => self.part.insert(space.writer().inspect_err(|_| self.full = true)?),

@@ -102,6 +102,28 @@ fn a_budget_ends_storing_in_one_space_with_one_complaint_and_keeps_what_fitted()
 }
 
 #[test]
+fn a_store_that_has_room_again_is_written_again_after_the_next_publishing() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path(), Some(100_000)).unwrap();
+    let keeper = Keeper::start(&store).unwrap();
+    keeper.begin(Some(space(&store)));
+    std::fs::create_dir_all(store.keys_dir()).unwrap();
+    let others = store.keys_dir().join("others");
+    std::fs::write(&others, [0; 100_000]).unwrap();
+    keeper.keep(made(0..1));
+    keeper.settle();
+    std::fs::remove_file(&others).unwrap();
+    keeper.keep(made(1..2));
+    keeper.publish();
+    keeper.keep(made(2..3));
+    keeper.publish();
+    keeper.settle();
+    assert_eq!(stored(&store), [2], "one attempt before what there is is published");
+    let complaints = keeper.news().complaints;
+    assert!(matches!(&complaints[..], [one] if one.text.contains("budget")), "{complaints:?}");
+}
+
+#[test]
 fn a_trainer_that_waits_shows_motion_while_the_store_does_and_only_then() {
     let dir = tempfile::tempdir().unwrap();
     let keeper = Keeper::start(&Store::open(dir.path(), None).unwrap()).unwrap();
