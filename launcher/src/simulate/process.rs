@@ -12,6 +12,7 @@ use coxswain_proto::ids::{Generation, Rank, Seat, WorkerId};
 use coxswain_worker::{
     link::{Assignment, CacheSpace, CacheTurn, LinkError},
     session::standing::{Lease, Standing, Told},
+    train::recovery::Holding,
     zero::Versions,
 };
 
@@ -65,6 +66,8 @@ pub struct Process {
     pub held: Option<(Generation, u32, Rank)>,
     pub own: Versions,
     pub mirror: Option<Versions>,
+    /// The state that it was taking over when it was disturbed in the last moment: some may have it by now, and nothing else.
+    pub coming: Option<Holding>,
     /// The generation of the cache that its step takes its features from; 0 for none.
     pub turn: u64,
     /// The newest checkpoint it has taken part in.
@@ -148,6 +151,7 @@ impl Process {
             held: None,
             own: none,
             mirror: None,
+            coming: None,
             turn: 0,
             saved: 0,
         }
@@ -160,6 +164,12 @@ impl Process {
     /// Whether its last word was that all is well.
     pub fn left_in_order(&self) -> bool {
         self.at == At::Leaving && self.session.exit_code == 0
+    }
+
+    /// This is its state from now on.
+    pub fn hold(&mut self, state: Holding) {
+        self.held = Some((state.generation, state.world, state.rank));
+        (self.own, self.mirror) = (state.own, state.mirror);
     }
 
     /// Whether it waits in a collective.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use coxswain_proto::ids::{Rank, Step};
-use coxswain_worker::train::recovery::{Holding, choose};
+use coxswain_worker::train::recovery::{Choice, Holding, choose};
 
 /// The ring of one generation.
 #[derive(Clone, Debug)]
@@ -13,13 +13,13 @@ pub struct Ring {
     /// Members that have entered each collective.
     entered: BTreeMap<u64, usize>,
     /// What members brought in.
-    pub holdings: Vec<Option<Holding>>,
+    pub holdings: Vec<(Rank, Holding)>,
     /// A member has left, or a connection is broken: nothing is finished any more.
     pub broken: bool,
     /// Members that have asked, in the vote of a step, to leave before it.
     pub regroup: Option<Step>,
-    /// What all members choose alike from the holdings, once one has: the version, and whether a mirror is needed for it.
-    choice: Option<Option<(u64, bool)>>,
+    /// What all members choose alike from the holdings, once one has.
+    choice: Option<Option<Choice>>,
     /// The newest checkpoint that any member has taken part in.
     pub saved: u64,
 }
@@ -27,11 +27,10 @@ pub struct Ring {
 impl Ring {
     /// Nobody has entered anything.
     pub fn new(members: Vec<usize>) -> Self {
-        let holdings = vec![None; members.len()];
         Self {
             members,
             entered: BTreeMap::new(),
-            holdings,
+            holdings: Vec::new(),
             broken: false,
             regroup: None,
             choice: None,
@@ -39,16 +38,11 @@ impl Ring {
         }
     }
 
-    /// The version to go on with, and whether a mirror is needed for it; nothing if no version is complete, or none that is as new as the
-    /// newest checkpoint.
-    pub fn choice(&mut self, checkpoint: Step) -> Option<(u64, bool)> {
+    /// The state to go on with; nothing if no version is complete, or none that is as new as the newest checkpoint.
+    pub fn choice(&mut self, checkpoint: Step) -> Option<&Choice> {
         let holdings = &self.holdings;
         // Linear in parts times ranks, and the same for every rank: taken once.
-        *self.choice.get_or_insert_with(|| {
-            let held = (0..).zip(holdings).filter_map(|(rank, held)| Some((Rank(rank), (*held)?)));
-            let choice = choose(&held.collect::<Vec<_>>(), checkpoint)?;
-            Some((choice.version, choice.uses_mirror()))
-        })
+        self.choice.get_or_insert_with(|| choose(holdings, checkpoint)).as_ref()
     }
 
     /// A member enters a collective; true when it is finished by this.

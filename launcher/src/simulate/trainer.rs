@@ -74,6 +74,13 @@ impl World {
     }
 
     fn wait_for_another(&mut self, pid: usize, reason: String) {
+        if self.processes[pid].at == At::Settling {
+            // It has the new state, and cannot know whether all have.
+            let taken = self
+                .new_state(pid)
+                .filter(|(_, source)| matches!(source, StateSource::Mirror | StateSource::Carried));
+            self.processes[pid].coming = taken.map(|(coming, _)| coming);
+        }
         self.processes[pid].at = At::Waiting;
         self.processes[pid].waits += 1;
         self.say_ready(pid, reason);
@@ -116,7 +123,7 @@ impl World {
         process.assignment = Some(assignment);
         (process.collective, process.entered) = (0, 0);
         let Some(ring) = self.rings.get_mut(&generation) else { return };
-        ring.holdings[rank.0 as usize] = held;
+        ring.holdings.extend([held, process.coming].into_iter().flatten().map(|held| (rank, held)));
         ring.saved = ring.saved.max(saved);
         self.enter(pid, At::Exchanging);
     }
@@ -155,6 +162,7 @@ impl World {
         match process.at {
             At::Exchanging => {
                 process.collective += 1;
+                self.go_on_from_what_was_coming(pid);
                 self.pause(pid, At::Moving, self.script.move_ms);
             }
             At::Settling => {
@@ -226,31 +234,50 @@ impl World {
         }
     }
 
-    /// Takes over the state that all ranks have chosen, and says where that is.
-    fn start(&mut self, pid: usize) {
+    /// If all ranks go on from what this one was taking over, what it had before is nobody's any more.
+    fn go_on_from_what_was_coming(&mut self, pid: usize) {
         let process = &mut self.processes[pid];
-        let Some(assignment) = process.assignment.clone() else { return };
+        let Some(assignment) = &process.assignment else { return };
         let Some(ring) = self.rings.get_mut(&assignment.generation) else { return };
+        let Some(choice) = ring.choice(assignment.checkpoint_step) else { return };
+        if let Some(coming) = process.coming.take_if(|coming| coming.generation == choice.generation) {
+            process.hold(coming);
+        }
+    }
+
+    /// The state that all ranks of its generation have chosen, and where it comes from.
+    fn new_state(&mut self, pid: usize) -> Option<(Holding, StateSource)> {
+        let assignment = self.processes[pid].assignment.as_ref()?;
+        let ring = self.rings.get_mut(&assignment.generation)?;
         let checkpoint = assignment.checkpoint_step.0;
         let (version, source) = match ring.choice(assignment.checkpoint_step) {
-            Some((version, true)) => (version, StateSource::Mirror),
-            Some((version, false)) => (version, StateSource::Carried),
+            Some(choice) if choice.uses_mirror() => (choice.version, StateSource::Mirror),
+            Some(choice) => (choice.version, StateSource::Carried),
             None if checkpoint > 0 => (checkpoint, StateSource::Checkpoint),
             None => (0, StateSource::Fresh),
         };
-        if source == StateSource::Checkpoint && !self.disk.contains(&checkpoint) {
-            let problem =
-                format!("generation {} starts from a checkpoint that is not there", assignment.generation);
+        let own = Versions { newest: version, older: false };
+        let mirror = (self.script.mirror && assignment.world > 1).then_some(own);
+        let (generation, world, rank) = (assignment.generation, assignment.world, assignment.rank);
+        Some((Holding { generation, world, rank, own, mirror }, source))
+    }
+
+    /// Takes over the state that all ranks have chosen, and says where that is.
+    fn start(&mut self, pid: usize) {
+        let Some((state, source)) = self.new_state(pid) else { return };
+        let (generation, version) = (state.generation, state.own.newest);
+        let saved = self.rings.get(&generation).map_or(0, |ring| ring.saved);
+        if source == StateSource::Checkpoint && !self.disk.contains(&version) {
+            let problem = format!("generation {generation} starts from a checkpoint that is not there");
             self.books.violated(self.now, problem);
         }
-        let versions = Versions { newest: version, older: false };
-        process.held = Some((assignment.generation, assignment.world, assignment.rank));
-        process.own = versions;
-        process.mirror = (self.script.mirror && assignment.world > 1).then_some(versions);
-        process.saved = if source == StateSource::Checkpoint { version } else { ring.saved };
+        let process = &mut self.processes[pid];
+        process.hold(state);
+        process.coming = None;
+        process.saved = if source == StateSource::Checkpoint { version } else { saved };
         let report = StartReport {
             worker: process.id.unwrap_or_default(),
-            generation: assignment.generation,
+            generation,
             first_step: Step(version),
             source,
         };
