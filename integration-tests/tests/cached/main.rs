@@ -112,8 +112,8 @@ impl Run {
 #[derive(Clone, Default)]
 struct Heard {
     reports: Arc<Mutex<Vec<Report>>>,
-    /// Steps in which features were computed.
-    built: Arc<Mutex<BTreeSet<u64>>>,
+    /// Phases, one after another.
+    phases: Arc<Mutex<Vec<(Phase, u64)>>>,
 }
 
 impl Heard {
@@ -122,9 +122,20 @@ impl Heard {
     }
 
     fn at(&self, phase: Phase, step: Step) {
-        if phase == Phase::CacheBuild {
-            self.built.lock().expect("nobody panics with it").insert(step.0);
+        let mut phases = self.phases.lock().expect("nobody panics with it");
+        if phases.last().is_none_or(|(last, _)| *last != phase) {
+            phases.push((phase, step.0));
         }
+    }
+
+    /// Steps in which features were computed or compared. Who only waits for the store goes on where it was; who fills has waited for data, and
+    /// goes on with them.
+    fn built(&self) -> Vec<u64> {
+        let phases = self.phases.lock().expect("nobody panics with it");
+        let visits = phases.windows(3).filter(|visit| visit[1].0 == Phase::CacheBuild);
+        let works = |visit: &&[(Phase, u64)]| visit[0].0 != visit[2].0 || visit[0].0 == Phase::Data;
+        let steps: BTreeSet<u64> = visits.filter(works).map(|visit| visit[1].1).collect();
+        steps.into_iter().collect()
     }
 }
 
@@ -208,8 +219,7 @@ fn collected(spec: &RunSpec, heard: &Heard) -> Run {
             _ => {}
         }
     }
-    let built = heard.built.lock().expect("nobody panics with it").iter().copied().collect();
-    Run { output, summary, notes, steps, built }
+    Run { output, summary, notes, steps, built: heard.built() }
 }
 
 /// Names of all parts below a store, and their paths.

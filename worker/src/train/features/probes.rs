@@ -199,6 +199,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
 
     /// Measures all that is left of it.
     pub(super) fn measure_before(&mut self, step: Step) -> Result<(), TrainError> {
+        self.enter(Phase::CacheBuild, step)?;
         let Some(features) = &mut self.features else { return Ok(()) };
         features.publish();
         if features.measuring.is_none() {
@@ -207,7 +208,6 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let taken = self.features.as_mut().and_then(|features| features.measuring.take());
         let Some(mut measuring) = taken else { return Ok(()) };
         let left = measuring.probes.len() - measuring.done;
-        self.enter(Phase::CacheBuild, step)?;
         let compared = self.compare_some(step, &mut measuring, left);
         let found = self.gather_drift(step, &measuring, compared)?;
         self.tell_drift(measuring, found)
