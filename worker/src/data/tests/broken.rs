@@ -1,12 +1,11 @@
-//! Bad input: every fault of a data set or checkpoint is refused with the file, the field or sample, and a remedy.
+//! Bad input: every fault of a data set is refused with the file, the field or sample, and a remedy.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use coxswain_proto::run_spec::{NormMode, RunSpec};
 use serde_json::json;
 
 use super::recording::{Recording, edit};
-use super::{assets, mini};
 use crate::data::{DataError, Dataset, inspect, lerobot::rows::Part};
 
 /// Opens the recording's data set after `spoil` had its way with directory and spec.
@@ -24,7 +23,7 @@ fn open_spoiled(
 }
 
 #[track_caller]
-fn refused<T>(result: Result<T, DataError>, says: &[&str]) {
+pub(super) fn refused<T>(result: Result<T, DataError>, says: &[&str]) {
     let text = match result {
         Ok(_) => panic!("accepted"),
         Err(error) => error.to_string(),
@@ -359,102 +358,6 @@ fn holding_out_everything_or_what_is_not_there_is_refused() {
         |_, s| s.data.holdout_episodes = vec![4],
         &["no episode 4; there are 4", "data.holdout_episodes"],
     );
-}
-
-/// A copy of the checkpoint's small files, with one of them changed.
-fn checkpoint(change: impl FnOnce(&Path)) -> PathBuf {
-    let dir = tempfile::tempdir().unwrap().keep();
-    for file in ["config.json", "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json"] {
-        std::fs::copy(assets().join("tiny-vla").join(file), dir.join(file)).unwrap();
-    }
-    change(&dir);
-    dir
-}
-
-#[track_caller]
-fn refused_checkpoint(change: impl FnOnce(&Path), says: &[&str]) {
-    let mut spec = super::spec(&mini());
-    spec.model.path = checkpoint(change).display().to_string();
-    refused(Dataset::open(&spec), says);
-}
-
-#[test]
-fn a_checkpoint_without_what_prompts_and_images_need_is_refused() {
-    let remove = |file: &'static str| move |d: &Path| std::fs::remove_file(d.join(file)).unwrap();
-    refused_checkpoint(remove("tokenizer.json"), &["tokenizer.json", "missing", "model.path"]);
-    refused_checkpoint(remove("config.json"), &["config.json", "cannot read"]);
-    refused_checkpoint(
-        remove("preprocessor_config.json"),
-        &["preprocessor_config.json", "missing", "no processor_config.json", "save_pretrained"],
-    );
-    refused_checkpoint(
-        |d| {
-            let text = std::fs::read_to_string(d.join("tokenizer.json")).unwrap();
-            std::fs::write(d.join("tokenizer.json"), text.replace("<|image_pad|>", "<|other_pad|>")).unwrap();
-        },
-        &["tokenizer.json", "token <|image_pad|>", "missing", "Qwen2.5-VL"],
-    );
-    refused_checkpoint(
-        |d| edit(d, "config.json", |c| c["image_token_id"] = json!(5)),
-        &["tokenizer.json", "image_token_id", "1016", "config.json says 5"],
-    );
-    refused_checkpoint(
-        |d| edit(d, "config.json", |c| c["vocab_size"] = json!(100)),
-        &["beyond the model's vocabulary of 100"],
-    );
-    refused_checkpoint(
-        |d| edit(d, "preprocessor_config.json", |c| c["image_std"] = json!([0.1, 0.0, 0.1])),
-        &["preprocessor_config.json", "image_std"],
-    );
-    refused_checkpoint(
-        |d| std::fs::write(d.join("tokenizer.json"), "{}").unwrap(),
-        &["tokenizer.json", "again"],
-    );
-}
-
-#[test]
-fn image_settings_that_ask_for_other_images_are_refused_by_name() {
-    for (field, value) in [
-        ("do_resize", json!(false)),
-        ("do_rescale", json!(false)),
-        ("do_normalize", json!(false)),
-        ("resample", json!(2)),
-        ("patch_size", json!(16)),
-        ("merge_size", json!(1)),
-        ("temporal_patch_size", json!(1)),
-    ] {
-        refused_checkpoint(
-            |d| edit(d, "preprocessor_config.json", |c| c[field] = value),
-            &["preprocessor_config.json", field],
-        );
-    }
-    refused_checkpoint(
-        |d| {
-            let nested =
-                json!({"image_processor": {"resample": 0}, "processor_class": "Qwen2_5_VLProcessor"});
-            std::fs::write(d.join("processor_config.json"), nested.to_string()).unwrap();
-        },
-        &["processor_config.json", "resample", "bicubic"],
-    );
-}
-
-#[test]
-fn bounds_of_pixels_that_leave_no_size_are_refused() {
-    let bounds = |min, max| {
-        let mut spec = super::spec(&mini());
-        (spec.data.min_pixels, spec.data.max_pixels) = (min, max);
-        Dataset::open(&spec)
-    };
-    refused(bounds(None, Some(100)), &["data.max_pixels", "784"]);
-    refused(bounds(Some(9000), Some(8000)), &["between 9000 and 8000", "data.min_pixels <= data.max_pixels"]);
-    assert!(bounds(None, Some(1000)).is_ok(), "a bound below the checkpoint's lower one wins");
-}
-
-#[test]
-fn a_task_that_contains_an_image_placeholder_is_refused() {
-    let mut spec = super::spec(&mini());
-    spec.data.prompt = "look <|image_pad|> {task}".into();
-    refused(Dataset::open(&spec), &["data.prompt", "2 image placeholders for 1 images"]);
 }
 
 #[test]
