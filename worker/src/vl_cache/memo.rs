@@ -106,7 +106,7 @@ impl Memo {
 /// Waits until no other process has the memo `name` open: whoever has it reads what is wanted here, too.
 fn lock(dir: &Path, name: &str) -> Result<File, StoreError> {
     fs::create_dir_all(dir).map_err(StoreError::io("create", dir))?;
-    usage::alone(&dir.join(format!("{name}.lock")))
+    usage::alone(&dir.join(format!("{name}.lock")), None)
 }
 
 impl Store {

@@ -10,7 +10,7 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 use serde_json::{Value, json};
@@ -173,7 +173,7 @@ impl Store {
         let too_much = |used: u64| used.saturating_add(reserve) > budget;
         if too_much(used) {
             // Evictors that meet look like users to each other. Who cannot wait for the others goes on all the same.
-            let alone = usage::alone(&self.dir.join(EVICTOR));
+            let alone = usage::alone(&self.dir.join(EVICTOR), Some(EVICTOR_PATIENCE));
             let _alone = alone.inspect_err(|error| tracing::debug!(%error, "evicting beside others"));
             used = self.bytes()?;
             if too_much(used) {
@@ -255,3 +255,5 @@ pub(super) fn files_below(dir: &Path) -> u64 {
 const NAME: &str = "store.json";
 /// Held while room is made.
 const EVICTOR: &str = "evict.lock";
+/// Removing a large space takes seconds; who has it for longer than this does not get on.
+const EVICTOR_PATIENCE: Duration = Duration::from_secs(20);

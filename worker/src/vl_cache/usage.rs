@@ -9,7 +9,7 @@ use std::{
     os::unix::fs::MetadataExt,
     path::Path,
     sync::atomic::{AtomicU64, Ordering},
-    time::{Duration, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
 use nix::sys::statfs;
@@ -100,13 +100,18 @@ pub(super) fn last_use(dir: &Path) -> (Option<SystemTime>, bool) {
     (file.metadata().and_then(|metadata| metadata.modified()).ok(), used)
 }
 
-/// Waits until nobody else has the lock at `path`, which is made if there is none. Whoever has it shows by itself whether it gets on.
-pub(super) fn alone(path: &Path) -> Result<File, StoreError> {
+/// Waits until nobody else has the lock at `path`, which is made if there is none; with `patience` for so long at most, since a process of
+/// another run that has it may stand still, and nobody here would see that.
+pub(super) fn alone(path: &Path, patience: Option<Duration>) -> Result<File, StoreError> {
     let file = File::options().append(true).create(true).open(path).map_err(StoreError::io("open", path))?;
+    let deadline = patience.map(|patience| Instant::now() + patience);
     loop {
         match file.try_lock() {
             Ok(()) => return Ok(file),
-            Err(TryLockError::WouldBlock) => pulse::beat(),
+            Err(TryLockError::WouldBlock) if deadline.is_none_or(|at| Instant::now() < at) => pulse::beat(),
+            Err(TryLockError::WouldBlock) => {
+                return Err(StoreError::io("lock", path)(io::ErrorKind::TimedOut.into()));
+            }
             Err(TryLockError::Error(error)) => return Err(StoreError::io("lock", path)(error)),
         }
         std::thread::sleep(LOOK_AGAIN);

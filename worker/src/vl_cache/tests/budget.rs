@@ -6,7 +6,10 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use super::{super::Coverage, *};
+use super::{
+    super::{Coverage, usage},
+    *,
+};
 
 /// A space of other weights.
 fn other(number: u8) -> SpaceDescription {
@@ -79,6 +82,18 @@ fn gc_removes_what_is_over_the_budget_and_says_so_beforehand() {
     assert_eq!((done.spaces, done.bytes), (planned.spaces, planned.bytes));
     assert!(!old.exists() && new.exists());
     assert!(store.gc(None, false).unwrap().bytes == 0 && new.exists());
+}
+
+#[test]
+fn an_evictor_that_stands_still_is_not_waited_for_forever() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("evict.lock");
+    let alone = |millis| usage::alone(&path, Some(Duration::from_millis(millis)));
+    let first = alone(0).unwrap();
+    let refused = alone(50).unwrap_err().to_string();
+    assert!(refused.contains("evict.lock"), "{refused}");
+    drop(first);
+    alone(0).unwrap();
 }
 
 #[test]
