@@ -1,0 +1,269 @@
+// How a block of threads is executed on one thread of the host.
+//
+// Every thread of the block is a fiber: it runs until it waits for its warp or its block, or is done. The
+// scheduler goes round and lets run who can, until all are done.
+//
+//   last lane of a warp arrives      the others of the warp can run
+//   last thread of a block arrives   all can run
+//   a thread is done                 it is not waited for any more
+//   nobody can run                   lanes of a warp have parted: those that wait for their warp go on
+//                                    without the others. If there are none,
+//                                    the process is aborted: the kernel hangs.
+//
+// One thread runs at a time, and switches only where it waits: missing barriers and races are not seen.
+
+#include "execute.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+
+#include "counts.h"
+
+#ifndef __x86_64__
+#error "the software card switches between threads in assembly, which is written for x86-64 only"
+#endif
+
+// card_switch(from, to): keeps the registers that a callee has to keep on this stack, leaves its address in
+// *from, goes on at `to`. card_enter: where a new fiber begins; its thread is in rbx.
+asm(R"(
+.text
+.hidden card_switch
+.globl card_switch
+.type card_switch,@function
+card_switch:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+.size card_switch,.-card_switch
+.hidden card_enter
+.globl card_enter
+.type card_enter,@function
+card_enter:
+  movq %rbx, %rdi
+  call card_run_fiber
+  ud2
+.size card_enter,.-card_enter
+)");
+extern "C" void card_switch(void** from, void* to);
+extern "C" void card_enter();
+
+namespace card {
+
+namespace {
+
+constexpr size_t STACK_BYTES = 128 << 10;
+// Stacks that begin at the same offset of a page would share a few lines of the processor's cache.
+constexpr size_t STAGGER_BYTES = 192;
+constexpr int STAGGERS = 61;
+
+// Memory for the one block in execution; made once.
+struct Room {
+    char* stacks;
+    Thread* threads = new Thread[MOST_THREADS];
+    Warp* warps = new Warp[MOST_THREADS / LANES];
+    uint8_t* shared;
+
+    Room() {
+        const size_t bytes = STACK_BYTES * MOST_THREADS;
+        const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+        void* mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
+        shared = static_cast<uint8_t*>(aligned_alloc(1024, MOST_SHARED_BYTES));
+        if (mapped == MAP_FAILED || !shared) {
+            fprintf(stderr, "card: no memory for the stacks of a block\n");
+            abort();
+        }
+        stacks = static_cast<char*>(mapped);
+    }
+};
+
+Room& room() {
+    static Room* made = new Room;
+    return *made;
+}
+
+void release_warp(Block& block, Warp& warp) {
+    warp.arrived = 0;
+    for (int lane = 0; lane < warp.count; lane++) {
+        Thread& thread = block.threads[warp.first + lane];
+        if (thread.state == State::waits_for_warp) {
+            thread.state = State::runs;
+        }
+    }
+}
+
+void release_block(Block& block) {
+    block.arrived = 0;
+    for (int i = 0; i < block.count; i++) {
+        if (block.threads[i].state == State::waits_for_block) {
+            block.threads[i].state = State::runs;
+        }
+    }
+}
+
+void wait(Thread* thread, State state) {
+    thread->state = state;
+    card_switch(&thread->stack_pointer, thread->block->scheduler);
+}
+
+void wait_for_warp(Thread* thread, int parity) {
+    Warp& warp = *thread->warp;
+    if (!warp.arrived) {
+        warp.mask[parity] = 0;
+    }
+    warp.mask[parity] |= 1u << thread->lane;
+    warp.arrived++;
+    if (warp.arrived == warp.live) {
+        release_warp(*thread->block, warp);
+    } else {
+        wait(thread, State::waits_for_warp);
+    }
+}
+
+void wait_for_block(Thread* thread) {
+    Block& block = *thread->block;
+    block.arrived++;
+    if (block.arrived == block.live) {
+        release_block(block);
+    } else {
+        wait(thread, State::waits_for_block);
+    }
+}
+
+void finish(Thread* thread) {
+    Block& block = *thread->block;
+    Warp& warp = *thread->warp;
+    thread->state = State::done;
+    warp.live--;
+    block.live--;
+    if (warp.arrived && warp.arrived == warp.live) {
+        release_warp(block, warp);
+    }
+    if (block.arrived && block.arrived == block.live) {
+        release_block(block);
+    }
+}
+
+// A stack as card_switch leaves it, so that switching to it calls card_enter.
+void* new_stack(Thread* thread, int number) {
+    char* top = room().stacks + STACK_BYTES * (number + 1) - (number % STAGGERS) * STAGGER_BYTES;
+    void** stack = reinterpret_cast<void**>(top);
+    *--stack = nullptr;
+    *--stack = nullptr;
+    *--stack = reinterpret_cast<void*>(card_enter);
+    void* const registers[] = {/*rbp*/ nullptr, /*rbx*/ thread, nullptr, nullptr, nullptr, nullptr};
+    for (void* value : registers) {
+        *--stack = value;
+    }
+    return stack;
+}
+
+void begin(Block& block) {
+    for (int w = 0; w < block.warp_count; w++) {
+        Warp& warp = block.warps[w];
+        warp.first = w * LANES;
+        warp.count = std::min(LANES, block.count - warp.first);
+        warp.live = warp.count;
+        warp.arrived = 0;
+        warp.mask[0] = 0;
+        warp.mask[1] = 0;
+    }
+    const dim3 size = block.launch->block;
+    for (int i = 0; i < block.count; i++) {
+        Thread& thread = block.threads[i];
+        thread.warp = &block.warps[i / LANES];
+        thread.block = &block;
+        thread.lane = i % LANES;
+        thread.parity = 0;
+        thread.state = State::runs;
+        thread.index = {i % size.x, i / size.x % size.y, i / size.x / size.y};
+        thread.stack_pointer = new_stack(&thread, i);
+    }
+}
+
+// Until none of its lanes can run; whether any could.
+bool run_warp(Block& block, Warp& warp) {
+    bool progress = false;
+    bool again = warp.live > 0;
+    while (again) {
+        again = false;
+        for (int lane = 0; lane < warp.count; lane++) {
+            Thread& thread = block.threads[warp.first + lane];
+            if (thread.state == State::runs) {
+                card_switch(&block.scheduler, thread.stack_pointer);
+                again = true;
+                progress = true;
+            }
+        }
+    }
+    return progress;
+}
+
+bool release_parted_warps(Block& block) {
+    bool released = false;
+    for (int w = 0; w < block.warp_count; w++) {
+        if (block.warps[w].arrived) {
+            release_warp(block, block.warps[w]);
+            counts().parted_warps++;
+            released = true;
+        }
+    }
+    return released;
+}
+
+void run_block(const Launch& launch, dim3 index, Body body) {
+    Block block{};
+    block.launch = &launch;
+    block.index = index;
+    block.body = body;
+    block.count = int(launch.block.x * launch.block.y * launch.block.z);
+    block.live = block.count;
+    block.threads = room().threads;
+    block.warps = room().warps;
+    block.warp_count = (block.count + LANES - 1) / LANES;
+    begin(block);
+    while (block.live) {
+        bool progress = false;
+        for (int w = 0; w < block.warp_count; w++) {
+            progress |= run_warp(block, block.warps[w]);
+        }
+        if (!progress && !release_parted_warps(block)) {
+            fprintf(stderr, "card: the threads of a block wait for each other for ever\n");
+            abort();
+        }
+    }
+}
+
+}  // namespace
+
+extern "C" __attribute__((used, visibility("hidden"))) void card_run_fiber(Thread* thread) {
+    thread->block->body(thread);
+    finish(thread);
+    void* never_continued;
+    card_switch(&never_continued, thread->block->scheduler);
+    __builtin_unreachable();
+}
+
+void execute(Launch launch, Run run) {
+    launch.shared = room().shared;
+    launch.run_block = run_block;
+    launch.wait_for_warp = wait_for_warp;
+    launch.wait_for_block = wait_for_block;
+    run(launch);
+}
+
+}  // namespace card

@@ -1,0 +1,13 @@
+// A launch, executed on the calling thread: block after block, the threads of a block as fibers.
+#pragma once
+
+#include "kernel/block.h"
+
+namespace card {
+
+constexpr unsigned MOST_SHARED_BYTES = 232448;
+
+// `shared` of the launch and the services are filled in here.
+void execute(Launch launch, Run run);
+
+}  // namespace card

@@ -1,0 +1,48 @@
+// The environment, read.
+
+#include "settings.h"
+
+#include <cstdio>
+#include <cstdlib>
+
+namespace card {
+
+namespace {
+
+std::string variable(const char* name) {
+    const char* value = getenv(name);
+    return value ? value : "";
+}
+
+uint64_t number(const char* name, uint64_t otherwise) {
+    const std::string value = variable(name);
+    return value.empty() ? otherwise : strtoull(value.c_str(), nullptr, 10);
+}
+
+Settings read_settings() {
+    Settings settings;
+    settings.execute = variable("CARD_MODE") != "count";
+    settings.capability = settings.execute ? 60 : 90;
+    settings.memory_bytes = number("CARD_MEMORY_GIB", 141) << 30;
+    settings.cards = int(number("CARD_CARDS", 1));
+    settings.poison = number("CARD_POISON", 0) != 0;
+    settings.verbose = number("CARD_VERBOSE", 0) != 0;
+    settings.trace = variable("CARD_TRACE");
+    settings.headers = variable("CARD_HEADERS");
+    settings.kernels = variable("CARD_KERNELS");
+    if (settings.headers.empty() || settings.kernels.empty()) {
+        fprintf(stderr, "card: the software card is started by worker/cuda/software-card/run\n");
+        exit(1);
+    }
+    return settings;
+}
+
+}  // namespace
+
+// Never destroyed: the report is written when the process exits.
+const Settings& settings() {
+    static const Settings* read = new Settings(read_settings());
+    return *read;
+}
+
+}  // namespace card
