@@ -30,6 +30,16 @@ pub struct Tolerance {
     pub gradients: f64,
 }
 
+impl Tolerance {
+    /// How far PyTorch itself is on this case under autocast in bfloat16: whoever rounds like that cannot be asked to be nearer.
+    pub fn of_autocast(case: &str) -> Self {
+        let bytes = fs::read(fixture("golden").join(case).join("bfloat16.json")).unwrap();
+        let worst: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
+        let of = |what: &str| worst[what].as_f64().unwrap();
+        Self { values: of("values"), gradients: of("gradients") }
+    }
+}
+
 /// What computes, and how.
 #[derive(Clone, Copy)]
 pub struct Computer<'a> {

@@ -48,6 +48,9 @@ fn filter(text: &str) -> Result<String, String> {
     EnvFilter::try_new(text).map(|_| text.to_owned()).map_err(|error| error.to_string())
 }
 
+/// What says much at `info` that nobody asked for, unless a filter names it: burn's autotuner tells every product that it times.
+const QUIET: &str = "cubecl_runtime=warn";
+
 /// Severities that a filter may name.
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
@@ -103,7 +106,7 @@ impl Drop for Logging {
 /// Starts logging. Called once, by `main`. Whoever `steers` a run does not wait for a reader of its log: what the reader does not take is
 /// dropped and counted.
 pub fn start(flags: &LogFlags, steers: bool) -> Logging {
-    let filter = EnvFilter::new(&flags.log);
+    let filter = EnvFilter::new(format!("{QUIET},{}", flags.log));
     // A launcher shows its children's lines on a terminal; they themselves write to a pipe.
     let colours = std::io::IsTerminal::is_terminal(&std::io::stderr()) && process_env("NO_COLOR").is_none();
     let outlet = steers.then(LogOutlet::new);

@@ -34,9 +34,10 @@ find_libraries() {
     [ -d "$site" ] || return 0
     LD_LIBRARY_PATH=$(find "$site" -name 'lib*.so*' -printf '%h\n' | sort -u | paste -sd:):${LD_LIBRARY_PATH:-}
     export LD_LIBRARY_PATH
+    # PyTorch's wheels have no headers for tensor cores (crt/); those of nvidia-cuda-crt lie beside them.
     local header
-    header=$(find "$site" -name cuda_runtime.h | head -1)
-    [ -f "$CUDA_PATH/include/cuda_runtime.h" ] || [ -z "$header" ] || export CUDA_PATH=${header%/include/*}
+    header=$(find "$site" -path '*/crt/mma.h' | head -1)
+    [ -f "$CUDA_PATH/include/crt/mma.h" ] || [ -z "$header" ] || export CUDA_PATH=${header%/include/*}
 }
 
 # step NAME SECONDS COMMAND..: runs it, keeps what it says, and goes on.
@@ -73,13 +74,13 @@ two_ranks() {
         train.steps=20 run.output_dir="$scratch/two"
 }
 
-# Step time and peak memory of the 3B shape, beside the driver's own view of the card.
+# Step time and peak memory of the 3B shape, beside the driver's own view of the card: shape_3b MICRO_BATCH STEPS.
 shape_3b() {
     local watching code
     "$bin/cox" gpu --watch --json >"$out/3b-nvml.json" 2>&1 &
     watching=$!
-    "$bin/cox" worker --config configs/qwen2.5-vl-3b.yaml --device cuda model.path="$scratch/3b-model" run.output_dir="$scratch/3b" \
-        train.epochs= train.steps=20 train.global_batch=8 train.micro_batch="$1" \
+    "$bin/cox" worker --config configs/qwen2.5-vl-3b.yaml --device cuda model.path="$model_3b" run.output_dir="$scratch/3b" \
+        train.epochs= train.steps="$2" train.global_batch=8 train.micro_batch="$1" \
         data.path=configs/assets/metaworld-mini data.min_pixels=100352 data.max_pixels=100352
     code=$?
     kill "$watching"
@@ -101,7 +102,9 @@ run() {
         chmod +x "$bin/$name"
     done
     find_libraries
-    export out scratch bin
+    # Outlives this call, as compiled kernels do: steps may be asked for in several.
+    model_3b=${TMPDIR:-/tmp}/coxswain-3b
+    export out scratch bin model_3b
     export -f here two_ranks shape_3b
     local test=(--nocapture --test-threads=1)
     step here 60 bash -c here
@@ -112,10 +115,11 @@ run() {
     step selftest 180 "$bin/cox" selftest --device cuda
     step selftest-again 120 "$bin/cox" selftest --device cuda
     step two-ranks-ring 120 bash -c two_ranks
-    step 3b-make 180 "$bin/cox" data make-checkpoint --like configs/assets/qwen2.5-vl-3b --tokenizer configs/assets/tiny-vla \
-        --out "$scratch/3b-model"
-    step 3b-batch-8 240 bash -c 'shape_3b 8'
-    step 3b-batch-2 240 bash -c 'shape_3b 2'
+    step 3b-make 180 bash -c '[ -d "$model_3b" ] || "$bin/cox" data make-checkpoint --like configs/assets/qwen2.5-vl-3b \
+        --tokenizer configs/assets/tiny-vla --out "$model_3b"'
+    step 3b-compile 570 bash -c 'shape_3b 8 2'
+    step 3b-batch-8 240 bash -c 'shape_3b 8 20'
+    step 3b-batch-2 240 bash -c 'shape_3b 2 20'
     cat "$out/steps.txt"
 }
 

@@ -5,7 +5,7 @@
 //! Trainables<B>     the values: one flat tensor, and a view of it per parameter (`values`)
 //! ParamScope<T>     the same parameters as leaves of one tape, while one block runs
 //! Notes<B>          outputs that one run of a block leaves to the next (`notes`), in the type of `held`
-//! FlatGrads         gradients summed over micro-batches, same offsets, host memory (`gradients`)
+//! FlatGrads<F>      gradients summed over micro-batches, same offsets, where the values lie (`gradients`)
 //! ```
 //!
 //! Frozen weights never come here. The optimizer (`zero`) sees only the flat space and never learns what a model is.
@@ -20,7 +20,7 @@ use std::{fmt, ops::Range};
 use coxswain_proto::run_spec::LearningRates;
 
 pub use self::{
-    gradients::FlatGrads,
+    gradients::{FlatGrads, GradientSums},
     notes::{Keep, LinearInputs, Notes},
     values::{ParamScope, Trainables},
 };

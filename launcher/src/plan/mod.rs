@@ -127,8 +127,7 @@ impl Question {
         let samples = self.samples();
         let peak = |micro_batch| peak_of(&self.subject.predict(self.ask(memory, micro_batch)));
         let now = self.subject.predict(self.ask(memory, self.micro_batch()));
-        let beside = self.subject.kept_on_host(self.ask(memory, self.micro_batch()));
-        let beside = beside.into_iter().map(|(_, bytes)| bytes).sum();
+        let beside = self.subject.beside_card(self.ask(memory, self.micro_batch()));
         let fit = Fit::find(memory.capacity(), samples, peak);
         let option = |micro_batch| {
             let split = fit::split(samples, micro_batch, peak(micro_batch));

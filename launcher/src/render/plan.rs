@@ -153,7 +153,7 @@ fn categories(question: &Question, outlook: &Outlook) -> String {
     match outlook.beside_card {
         0 => shown,
         beside => format!(
-            "{shown}\nin host memory beside it: {} of gradients, moments and mirror",
+            "{shown}\nin host memory beside it: {} of moments, mirror and kept features",
             human::bytes(beside)
         ),
     }

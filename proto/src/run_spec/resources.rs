@@ -16,12 +16,12 @@ pub struct Memory {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Offload {
-    /// Nothing beyond what never is: moments and master weights are in host memory on every device.
+    /// Nothing: what trains, its gradients and its moments are where the model is.
     #[default]
     None,
-    /// Another word for `none`: it asks for what every run does.
+    /// Moments and mirror: beside a card they are in host memory, and every step brings them to the card and back. On a CPU the same as `none`.
     Optimizer,
-    /// The frozen weights of all vision blocks and decoder layers as well: read from their files whenever a layer runs, two layers in memory
+    /// The frozen weights of all vision blocks and decoder layers: read from their files whenever a layer runs, two layers in memory
     /// at a time.
     Layers,
 }

@@ -34,13 +34,19 @@ use coxswain_worker::{
     train::{ActionError, PolicyTrainer, TrainError, TrainerOptions, evaluate_run},
     trainer::Trainer,
 };
+use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig, cache::CacheConfig};
 
-use self::{gauge::CardGauge, libraries::NoDriver, nccl::NcclFabric};
+use self::{
+    gauge::CardGauge,
+    libraries::{Driver, NoDriver},
+    nccl::NcclFabric,
+};
 
 /// cubecl writes `__tanhf` into its kernels whatever the compiler; this version is the first to know it.
 const NEEDED: Version = Version { major: 12, minor: 8 };
-/// The header that every kernel begins with.
-const HEADER: &str = "cuda_runtime.h";
+/// What kernels include: all of them the first, those that use tensor cores the second. Without the second every one of those would fail to
+/// compile, and be passed over in silence for one that does without.
+const HEADERS: [&str; 2] = ["cuda_runtime.h", "crt/mma.h"];
 
 /// NVIDIA's cards.
 #[derive(Clone, Copy, Debug)]
@@ -96,15 +102,31 @@ fn look() -> Result<Cards, NoCards> {
     if nvrtc < NEEDED {
         return Err(NoCards::OldCompiler { found: nvrtc, needed: NEEDED });
     }
+    keep_kernels(&driver, nvrtc);
     // Where cubecl will look; it panics if there is no such place.
     let home = cubecl::cuda::install::cuda_path();
-    let headers = home.as_ref().map(|home| home.join("include"));
-    let headers =
-        headers.filter(|include| include.join(HEADER).is_file()).ok_or_else(|| NoCards::NoHeaders {
-            looked_at: home.map_or_else(
-                || "CUDA_PATH is not set, and there is no /usr/local/cuda".to_owned(),
-                |home| format!("{} is not there", home.join("include").join(HEADER).display()),
-            ),
-        })?;
+    let headers = home.map(|home| home.join("include"));
+    let headers = headers.ok_or_else(|| NoCards::NoHeaders {
+        looked_at: "CUDA_PATH is not set, and there is no /usr/local/cuda".to_owned(),
+    })?;
+    let missing = HEADERS.iter().map(|header| headers.join(header)).find(|header| !header.is_file());
+    if let Some(missing) = missing {
+        return Err(NoCards::NoHeaders { looked_at: format!("{} is not there", missing.display()) });
+    }
     Ok(Cards { count: driver.cards, driver: driver.cuda, nvrtc, headers })
+}
+
+/// Compiled kernels are kept between processes, beside what the autotuner has measured: a first step compiles hundreds, and a worker that is
+/// started again should not. cubecl names them by their source alone, so there is a directory for each compiler and each kind of card; on a
+/// machine of several kinds nothing is kept. A `cubecl.toml` that says otherwise is obeyed.
+///
+/// Before anything else asks cubecl: its configuration is read once.
+fn keep_kernels(driver: &Driver, nvrtc: Version) {
+    let mut config = CubeClRuntimeConfig::from_current_dir().override_from_env();
+    if let (None, Some([major, minor])) = (&config.compilation.cache, driver.capability) {
+        let name = format!("sm_{major}{minor}-nvrtc-{}.{}", nvrtc.major, nvrtc.minor);
+        let dir = CacheConfig::Target.root().join("kernels").join(name);
+        config.compilation.cache = Some(CacheConfig::File(dir));
+    }
+    CubeClRuntimeConfig::set(config);
 }

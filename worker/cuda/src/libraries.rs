@@ -17,6 +17,9 @@ const DRIVER: &str = "libcuda.so.1";
 /// In the order in which cudarc tries them.
 const NVRTC: [&str; 4] = ["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11"];
 
+/// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR` and `_MINOR`.
+const CAPABILITY: [c_int; 2] = [75, 76];
+
 /// `CUDA_ERROR_NO_DEVICE`, an answer rather than an error: there are no cards.
 const NO_DEVICE: c_int = 100;
 
@@ -27,6 +30,8 @@ pub struct Driver {
     pub cuda: Version,
     /// Cards that this process may use: `CUDA_VISIBLE_DEVICES` is honoured by the driver itself.
     pub cards: usize,
+    /// Compute capability of all of them, `[major, minor]`; none if they differ.
+    pub capability: Option<[u32; 2]>,
 }
 
 /// Why the driver is of no use.
@@ -48,7 +53,7 @@ pub fn driver() -> Result<Driver, NoDriver> {
         let init = symbol::<unsafe extern "C" fn(u32) -> c_int>(library, "cuInit")?;
         match init(0) {
             0 => {}
-            NO_DEVICE => return Ok(Driver { cuda: Version::default(), cards: 0 }),
+            NO_DEVICE => return Ok(Driver { cuda: Version::default(), cards: 0, capability: None }),
             code => return Err(NoDriver::Refuses("cuInit", code)),
         }
         type Ask = unsafe extern "C" fn(*mut c_int) -> c_int;
@@ -56,7 +61,29 @@ pub fn driver() -> Result<Driver, NoDriver> {
         refused("cuDeviceGetCount", symbol::<Ask>(library, "cuDeviceGetCount")?(&raw mut cards))?;
     }
     let cuda = Version { major: version as u32 / 1000, minor: version as u32 % 1000 / 10 };
-    Ok(Driver { cuda, cards: usize::try_from(cards).unwrap_or(0) })
+    let mut capabilities = Vec::new();
+    for card in 0..cards {
+        capabilities.push(capability(library, card)?);
+    }
+    capabilities.dedup();
+    let capability = if let [all] = capabilities[..] { Some(all) } else { None };
+    Ok(Driver { cuda, cards: usize::try_from(cards).unwrap_or(0), capability })
+}
+
+/// What a card can compute, `[major, minor]`. No context is made on it.
+fn capability(library: &Library, card: c_int) -> Result<[u32; 2], NoDriver> {
+    let (mut device, mut found) = (0, [0; 2]);
+    // SAFETY: both functions have had these signatures since CUDA 2.2 (cuda.h), where a device is an int; all pointers are to live integers.
+    unsafe {
+        type Get = unsafe extern "C" fn(*mut c_int, c_int) -> c_int;
+        type Ask = unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int;
+        refused("cuDeviceGet", symbol::<Get>(library, "cuDeviceGet")?(&raw mut device, card))?;
+        let ask = symbol::<Ask>(library, "cuDeviceGetAttribute")?;
+        for (slot, attribute) in found.iter_mut().zip(CAPABILITY) {
+            refused("cuDeviceGetAttribute", ask(&raw mut *slot, attribute, device))?;
+        }
+    }
+    Ok(found.map(|number: c_int| u32::try_from(number).unwrap_or(0)))
 }
 
 /// The version of the compiler that cudarc will load.

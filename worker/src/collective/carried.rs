@@ -13,8 +13,8 @@
 //! learn what each could bring; if that is the same everywhere, rank 0 makes an id and broadcasts it, all connect, and tell each
 //! other whether it worked. Only then is the fabric used; otherwise the ring carries everything, and one line says why.
 //!
-//! Which way a buffer takes depends on its size alone, so all ranks agree. Reductions of a fabric add in an order of its own; a
-//! repeated run gives the same bits as long as the fabric chooses the same algorithm.
+//! Which way a buffer takes depends on its size alone, so all ranks agree. Reductions of a fabric add in an order of its own, always the same
+//! one as long as it chooses the same algorithm.
 
 use std::{
     sync::Arc,
@@ -22,13 +22,16 @@ use std::{
 };
 
 use coxswain_proto::{ids::Rank, run_spec::Collectives};
+use half::bf16;
 
 use super::{
-    AbortHandle, Ahead, Buf, BufMut, Collective, CollectiveError, Computes, Fabric, FabricError, FabricId,
-    FabricSource, Movement, Offer, Place, Progress, Reduce, Ring, Transfer, check_root, chunk,
+    AbortHandle, Ahead, Buf, BufMut, Cargo, Collective, CollectiveError, Computes, Fabric, FabricError,
+    FabricId, FabricSource, Movement, Offer, Place, Progress, Reduce, Ring, Transfer, check_root, chunk,
     mixture::{self, named},
     ring::{Call, Element, Entered, Operation},
+    through_host,
 };
+use crate::kernels::flat::{DeviceBuffer, DeviceElement};
 
 /// Buffers of at most this many bytes stay on the ring: a vote takes less time there than its way to a card and back.
 const SMALL: usize = 64 << 10;
@@ -186,8 +189,41 @@ fn sharing(offers: &[Option<Offer>]) -> String {
 }
 
 impl Carried {
-    /// Moves one large buffer.
+    /// Moves one large buffer in host memory.
     fn carry<T: Element>(&mut self, buffer: &mut [T], movement: Movement) -> Result<(), CollectiveError> {
+        let transfer = Transfer { movement, length: buffer.len(), width: size_of::<T>() };
+        self.transfer::<T>(&transfer, &mut Cargo::Host(bytemuck::cast_slice_mut(buffer)))
+    }
+
+    /// Moves one large buffer in a device's memory: there, if the fabric can.
+    fn carry_on_device(
+        &mut self,
+        buffer: &mut dyn DeviceBuffer,
+        movement: Movement,
+    ) -> Result<(), CollectiveError> {
+        let element = buffer.element();
+        let transfer = Transfer { movement, length: buffer.len(), width: element.bytes() };
+        if !self.fabric.reaches(&transfer, buffer) {
+            return through_host(buffer, |copy| match copy {
+                BufMut::Bf16(values) => self.carry(values, movement),
+                BufMut::F32(values) => self.carry(values, movement),
+                BufMut::F64(values) => self.carry(values, movement),
+                BufMut::Device(_) => unreachable!("a copy in host memory is in host memory"),
+            });
+        }
+        match element {
+            DeviceElement::Bf16 => self.transfer::<bf16>(&transfer, &mut Cargo::Device(buffer)),
+            DeviceElement::F32 => self.transfer::<f32>(&transfer, &mut Cargo::Device(buffer)),
+        }
+    }
+
+    /// One large collective of `T`, from its header on the ring to its end.
+    fn transfer<T: Element>(
+        &mut self,
+        transfer: &Transfer,
+        cargo: &mut Cargo<'_>,
+    ) -> Result<(), CollectiveError> {
+        let Transfer { movement, length, .. } = *transfer;
         let (operation, reduce, root) = match movement {
             Movement::AllReduce(reduce) => (Operation::AllReduce, Some(reduce), 0),
             Movement::ReduceScatter(reduce) => (Operation::ReduceScatter, Some(reduce), 0),
@@ -195,13 +231,10 @@ impl Carried {
             Movement::Shift => (Operation::Shift, None, 0),
             Movement::Broadcast(root) => (Operation::Broadcast, None, root.0),
         };
-        let call = Call { operation, reduce, root, length: buffer.len() };
-        let entered = self.ring.announce::<T>(&call)?;
-        let transfer = Transfer { movement, length: buffer.len(), width: size_of::<T>() };
-        let bytes: &mut [u8] = bytemuck::cast_slice_mut(buffer);
-        self.fabric.start(&transfer, bytes).map_err(|error| self.broken(&entered, operation, &error))?;
+        let entered = self.ring.announce::<T>(&Call { operation, reduce, root, length })?;
+        self.fabric.start(transfer, cargo).map_err(|error| self.broken(&entered, operation, &error))?;
         self.wait(&entered, operation)?;
-        self.fabric.finish(&transfer, bytes).map_err(|error| self.broken(&entered, operation, &error))?;
+        self.fabric.finish(transfer, cargo).map_err(|error| self.broken(&entered, operation, &error))?;
         self.ring.leave(&entered);
         Ok(())
     }
@@ -261,6 +294,9 @@ macro_rules! either_way {
             BufMut::Bf16(values) if !$self.stays(size_of_val(values)) => $self.carry(values, $movement),
             BufMut::F32(values) if !$self.stays(size_of_val(values)) => $self.carry(values, $movement),
             BufMut::F64(values) if !$self.stays(size_of_val(values)) => $self.carry(values, $movement),
+            BufMut::Device(buffer) if !$self.stays(Buf::Device(buffer).bytes()) => {
+                $self.carry_on_device(buffer, $movement)
+            }
             $buffer => $small(&mut $self.ring, $buffer),
         }
     };

@@ -1,13 +1,15 @@
 //! What carries large buffers between the ranks of one generation, seen from above: NCCL, or in tests something that behaves like it.
 //!
 //! A fabric moves one buffer at a time and never waits: a transfer is started, asked after, and finished. It knows nothing of votes,
-//! deadlines or lost ranks; that is what the ring beside it is for ([`Carried`](super::Carried)).
+//! deadlines or lost ranks; that is what the ring beside it is for ([`Carried`](super::Carried)). Buffers in a device's memory are offered to
+//! it as they are; those that it cannot reach there come to it as copies in host memory.
 
 use std::time::Instant;
 
 use coxswain_proto::ids::Rank;
 
 use super::Reduce;
+use crate::kernels::flat::DeviceBuffer;
 
 /// What happens to a buffer of `length` elements, cut by [`chunk`](super::chunk).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,18 +42,33 @@ pub struct Transfer {
 #[error("{0}")]
 pub struct FabricError(pub String);
 
+/// The buffer of a transfer.
+#[derive(Debug)]
+pub enum Cargo<'a> {
+    /// In host memory.
+    Host(&'a mut [u8]),
+    /// In a device's, where the fabric [reaches](Fabric::reaches) it.
+    Device(&'a mut dyn DeviceBuffer),
+}
+
 /// Carries buffers. Lives on one thread.
 pub trait Fabric {
-    /// Takes what this rank brings from `bytes` and starts; does not wait for other ranks.
-    fn start(&mut self, transfer: &Transfer, bytes: &[u8]) -> Result<(), FabricError>;
+    /// Whether a transfer can be made on this buffer where it lies; how is the fabric's own affair, ranks need not agree.
+    fn reaches(&self, _transfer: &Transfer, _buffer: &dyn DeviceBuffer) -> bool {
+        false
+    }
+
+    /// Takes what this rank brings from `cargo` and starts; does not wait for other ranks. What is in a device's memory must not be touched
+    /// until [`Fabric::poll`] has said true or [`Fabric::abort`] has returned.
+    fn start(&mut self, transfer: &Transfer, cargo: &mut Cargo<'_>) -> Result<(), FabricError>;
 
     /// Whether the transfer that was started has ended on this rank.
     fn poll(&mut self) -> Result<bool, FabricError>;
 
-    /// Puts what this rank receives into `bytes`; after [`Fabric::poll`] has said true.
-    fn finish(&mut self, transfer: &Transfer, bytes: &mut [u8]) -> Result<(), FabricError>;
+    /// Puts what this rank receives into `cargo`; after [`Fabric::poll`] has said true.
+    fn finish(&mut self, transfer: &Transfer, cargo: &mut Cargo<'_>) -> Result<(), FabricError>;
 
-    /// Ends the transfer in flight and the fabric, without waiting for anybody.
+    /// Ends the transfer in flight and the fabric, without waiting for other ranks.
     fn abort(&mut self);
 
     /// Bytes of memory held for buffers, wherever it is.

@@ -10,8 +10,12 @@
 //! world size and on an element's place in the buffer alone, so a repeated run gives the same bits. A communicator lives on
 //! one thread; only its [`AbortHandle`] and its [`Progress`] may leave it.
 //!
+//! In-place operations and broadcasts take buffers in a device's memory, too ([`BufMut::Device`]): a fabric that can reach them works on them
+//! where they lie, everything else on a copy in host memory.
+//!
 //! Every implementation passes the same suite ([`conformance`]).
 
+mod buffer;
 mod carried;
 pub mod conformance;
 mod fabric;
@@ -22,10 +26,11 @@ mod solo;
 use std::{ops::Range, sync::Arc};
 
 use coxswain_proto::ids::Rank;
-use half::bf16;
 
+pub use buffer::{Buf, BufMut};
+use buffer::{size_error, through_host};
 pub use carried::{Brings, Carried, join};
-pub use fabric::{Fabric, FabricError, FabricId, FabricSource, Movement, Offer, Place, Transfer};
+pub use fabric::{Cargo, Fabric, FabricError, FabricId, FabricSource, Movement, Offer, Place, Transfer};
 pub use mixture::Computes;
 pub(crate) use ring::PIECE;
 pub use ring::{Ahead, JoinError, Membership, Ring, RingAbort, RingListener};
@@ -40,28 +45,6 @@ pub enum Reduce {
     Sum,
     /// Largest.
     Max,
-}
-
-/// A read-only buffer.
-#[derive(Clone, Copy, Debug)]
-pub enum Buf<'a> {
-    /// Host memory, 2 bytes an element. Sums are rounded at every rank on the way.
-    Bf16(&'a [bf16]),
-    /// Host memory, 4 bytes an element.
-    F32(&'a [f32]),
-    /// Host memory, 8 bytes an element: votes and scalars.
-    F64(&'a [f64]),
-}
-
-/// A buffer that an operation writes to.
-#[derive(Debug)]
-pub enum BufMut<'a> {
-    /// Host memory, 2 bytes an element. Sums are rounded at every rank on the way.
-    Bf16(&'a mut [bf16]),
-    /// Host memory, 4 bytes an element.
-    F32(&'a mut [f32]),
-    /// Host memory, 8 bytes an element.
-    F64(&'a mut [f64]),
 }
 
 /// Why a collective did not finish.
@@ -215,110 +198,10 @@ pub struct Progress {
     pub busy_nanos: std::sync::atomic::AtomicU64,
 }
 
-/// What went wrong with a pair of buffers.
-fn size_error(operation: &'static str, input: Buf<'_>, output: Buf<'_>) -> CollectiveError {
-    let detail = format!(
-        "{} elements of {} in, room for {} of {}",
-        input.len(),
-        input.element(),
-        output.len(),
-        output.element()
-    );
-    CollectiveError::Size { operation, detail }
-}
-
 /// Refuses a root that is no rank.
 fn check_root(operation: &'static str, root: Rank, world: usize) -> Result<(), CollectiveError> {
     if (root.0 as usize) < world {
         return Ok(());
     }
     Err(CollectiveError::Size { operation, detail: format!("root {root} in a world of {world}") })
-}
-
-impl<'a> Buf<'a> {
-    fn element(&self) -> &'static str {
-        match self {
-            Self::Bf16(_) => "bf16",
-            Self::F32(_) => "f32",
-            Self::F64(_) => "f64",
-        }
-    }
-
-    /// Some of its elements.
-    fn part(self, at: Range<usize>) -> Buf<'a> {
-        match self {
-            Self::Bf16(x) => Buf::Bf16(&x[at]),
-            Self::F32(x) => Buf::F32(&x[at]),
-            Self::F64(x) => Buf::F64(&x[at]),
-        }
-    }
-
-    /// Bytes of all elements.
-    fn bytes(&self) -> usize {
-        match self {
-            Self::Bf16(x) => size_of_val(*x),
-            Self::F32(x) => size_of_val(*x),
-            Self::F64(x) => size_of_val(*x),
-        }
-    }
-
-    /// Elements.
-    pub fn len(&self) -> usize {
-        match self {
-            Self::Bf16(x) => x.len(),
-            Self::F32(x) => x.len(),
-            Self::F64(x) => x.len(),
-        }
-    }
-
-    /// True without elements.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-}
-
-impl BufMut<'_> {
-    /// The same buffer, to read.
-    pub fn as_buf(&self) -> Buf<'_> {
-        match self {
-            Self::Bf16(x) => Buf::Bf16(x),
-            Self::F32(x) => Buf::F32(x),
-            Self::F64(x) => Buf::F64(x),
-        }
-    }
-
-    /// The same buffer, lent to somebody else who writes to it.
-    fn lent(&mut self) -> BufMut<'_> {
-        match self {
-            Self::Bf16(x) => BufMut::Bf16(x),
-            Self::F32(x) => BufMut::F32(x),
-            Self::F64(x) => BufMut::F64(x),
-        }
-    }
-
-    /// Copies `from` to these elements; refuses other lengths and other elements.
-    fn put(
-        &mut self,
-        operation: &'static str,
-        at: Range<usize>,
-        from: Buf<'_>,
-    ) -> Result<(), CollectiveError> {
-        match (&mut *self, from) {
-            (Self::Bf16(to), Buf::Bf16(from)) if at.len() == from.len() => to[at].copy_from_slice(from),
-            (Self::F32(to), Buf::F32(from)) if at.len() == from.len() => to[at].copy_from_slice(from),
-            (Self::F64(to), Buf::F64(from)) if at.len() == from.len() => to[at].copy_from_slice(from),
-            _ => return Err(size_error(operation, from, self.as_buf())),
-        }
-        Ok(())
-    }
-
-    /// Elements.
-    pub fn len(&self) -> usize {
-        self.as_buf().len()
-    }
-
-    /// True without elements.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
 }

@@ -67,6 +67,7 @@ use self::{
 pub(super) use self::{element::Element, wire::Operation};
 use super::{
     AbortHandle, Buf, BufMut, Collective, CollectiveError, Progress, Reduce, check_root, chunk, size_error,
+    through_host,
 };
 
 /// An all-reduce is small if everybody's values together have at most this many bytes.
@@ -288,6 +289,18 @@ impl Entered {
     }
 }
 
+/// Runs an operation on the elements of a buffer, whatever they are; on those of a device through host memory.
+macro_rules! of_elements {
+    ($self:ident.$operation:ident($buffer:ident $(, $argument:expr)*) => $of:ident($($more:expr),*)) => {
+        match $buffer {
+            BufMut::Bf16(values) => $self.$of(values $(, $more)*),
+            BufMut::F32(values) => $self.$of(values $(, $more)*),
+            BufMut::F64(values) => $self.$of(values $(, $more)*),
+            BufMut::Device(buffer) => through_host(buffer, |copy| $self.$operation(copy $(, $argument)*)),
+        }
+    };
+}
+
 impl Collective for Ring {
     fn rank(&self) -> Rank {
         Rank(self.rank as u32)
@@ -298,11 +311,7 @@ impl Collective for Ring {
     }
 
     fn all_reduce(&mut self, buffer: BufMut<'_>, reduce: Reduce) -> Result<(), CollectiveError> {
-        match buffer {
-            BufMut::Bf16(buffer) => self.all_reduce_of(buffer, reduce),
-            BufMut::F32(buffer) => self.all_reduce_of(buffer, reduce),
-            BufMut::F64(buffer) => self.all_reduce_of(buffer, reduce),
-        }
+        of_elements!(self.all_reduce(buffer, reduce) => all_reduce_of(reduce))
     }
 
     fn reduce_scatter(
@@ -327,36 +336,20 @@ impl Collective for Ring {
     }
 
     fn reduce_scatter_in_place(&mut self, buffer: BufMut<'_>, reduce: Reduce) -> Result<(), CollectiveError> {
-        match buffer {
-            BufMut::Bf16(buffer) => self.reduce_scatter_of(buffer, &mut [], reduce),
-            BufMut::F32(buffer) => self.reduce_scatter_of(buffer, &mut [], reduce),
-            BufMut::F64(buffer) => self.reduce_scatter_of(buffer, &mut [], reduce),
-        }
+        of_elements!(self.reduce_scatter_in_place(buffer, reduce) => reduce_scatter_of(&mut [], reduce))
     }
 
     fn all_gather_in_place(&mut self, buffer: BufMut<'_>) -> Result<(), CollectiveError> {
-        match buffer {
-            BufMut::Bf16(buffer) => self.all_gather_of(buffer),
-            BufMut::F32(buffer) => self.all_gather_of(buffer),
-            BufMut::F64(buffer) => self.all_gather_of(buffer),
-        }
+        of_elements!(self.all_gather_in_place(buffer) => all_gather_of())
     }
 
     fn shift_in_place(&mut self, buffer: BufMut<'_>) -> Result<(), CollectiveError> {
-        match buffer {
-            BufMut::Bf16(buffer) => self.shift_of(buffer),
-            BufMut::F32(buffer) => self.shift_of(buffer),
-            BufMut::F64(buffer) => self.shift_of(buffer),
-        }
+        of_elements!(self.shift_in_place(buffer) => shift_of())
     }
 
     fn broadcast(&mut self, buffer: BufMut<'_>, root: Rank) -> Result<(), CollectiveError> {
         check_root("broadcast", root, self.world)?;
-        match buffer {
-            BufMut::Bf16(buffer) => self.broadcast_of(buffer, root),
-            BufMut::F32(buffer) => self.broadcast_of(buffer, root),
-            BufMut::F64(buffer) => self.broadcast_of(buffer, root),
-        }
+        of_elements!(self.broadcast(buffer, root) => broadcast_of(root))
     }
 
     fn barrier(&mut self) -> Result<(), CollectiveError> {

@@ -123,8 +123,9 @@ pub enum NoCards {
     },
     /// No headers for kernels.
     #[error(
-        "no CUDA headers ({looked_at}): kernels include cuda_runtime.h; install package cuda-cudart-dev (or nvidia-cuda-runtime and \
-         nvidia-cuda-cccl of PyPI) and set CUDA_PATH to the directory that holds include/"
+        "no CUDA headers ({looked_at}): kernels include cuda_runtime.h, and crt/mma.h for tensor cores; install packages cuda-cudart-dev \
+         and cuda-crt (or nvidia-cuda-runtime, nvidia-cuda-cccl and nvidia-cuda-crt of PyPI) and set CUDA_PATH to the directory that \
+         holds include/"
     )]
     NoHeaders {
         /// Where they were looked for.

@@ -34,6 +34,8 @@ type PullBack<B, const N: usize> = Box<dyn FnOnce(Plain<B>) -> [Option<Plain<B>>
 type Unfinished<B, const N: usize> = OpsPrep<Node, B, State<B, N>, NoCheckpointing, N>;
 
 impl<B: ModelBackend> ModelBackend for Autodiff<B> {
+    type Flat = Vec<f32>;
+
     fn rms_norm(x_nd: Tensor<Self, 2>, gain_d: Tensor<Self, 1>, eps: f64) -> Tensor<Self, 2> {
         let (x, gain_d) = (tracked(x_nd), gain_d.inner());
         let y_nd = B::rms_norm(plain(&x), gain_d.clone(), eps);
@@ -170,6 +172,13 @@ impl<B: ModelBackend> ModelBackend for Autodiff<B> {
         let x_nf = plain::<B, 2>(&x);
         let y_nf = B::gelu_tanh(x_nf.clone());
         record([&x], y_nf, move |dy_nf| [Some(primitive(B::gelu_tanh_backward(x_nf, dy_nf)))])
+    }
+
+    fn gelu_erf(x_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        let x = tracked(x_nf);
+        let x_nf = plain::<B, 2>(&x);
+        let y_nf = B::gelu_erf(x_nf.clone());
+        record([&x], y_nf, move |dy_nf| [Some(primitive(B::gelu_erf_backward(x_nf, dy_nf)))])
     }
 }
 

@@ -1,5 +1,5 @@
-//! Attention in burn's own operations that never holds the whole matrix of scores, forward or backward: for accelerators, whose
-//! matrix products are far faster than any kernel of ours would be.
+//! Attention as products that never holds the whole matrix of scores, forward or backward: for accelerators, whose matrix products
+//! are far faster than any kernel of ours would be.
 //!
 //! Queries are taken tile by tile. Forward leaves `lse = log sum exp(scores)` of each query; backward makes a tile's weights again
 //! from it (Dao et al., arXiv 2205.14135, without its fusion into one kernel):
@@ -8,6 +8,8 @@
 //! p  = exp(q k^T scale - lse)          dv += p^T dout         delta = sum(dout * out)
 //! ds = p * (dout v^T - delta) scale    dq  = ds k             dk   += ds^T q
 //! ```
+//!
+//! What happens to a tile's scores between its products is the backend's own ([`Scores`]): one kernel each.
 //!
 //! A causal tile meets only the keys up to its last query. Segments of equal length become a batch of their own, so what lies
 //! between two segments is never computed. Grouped queries share the product with their key/value head: nothing is repeated.
@@ -19,17 +21,56 @@
 
 use std::ops::Range;
 
-use burn::tensor::{Bool, Int, Tensor, TensorData, backend::Backend};
+use burn::tensor::{Int, Tensor, TensorData, backend::Backend};
 
-use super::{AttentionMask, AttentionOutput, AttentionSaved};
+use super::{AttentionMask, AttentionOutput, AttentionSaved, ModelBackend};
 
 /// Bytes of a tile's scores, as float32. Large enough to fill a card with work, small beside its memory.
 const TILE: usize = 128 << 20;
-/// What a score that is left out is set to; finite, so that a query without a key makes no NaN.
-const OUT: f64 = -1e30;
+/// What the largest score of a query without a key is taken to be; finite, so that it makes no NaN.
+pub const OUT: f64 = -1e30;
+
+/// What is done to the scores of one tile, `[b, h, (g n), t]`, and to whole inputs, `[b, s, (h g), k]`, between products.
+///
+/// `lse` and `delta` of a tile are `[b, n, (h g)]`. Scores and their gradients come from products that nobody else holds: they may be changed
+/// in place.
+pub trait Scores: ModelBackend {
+    /// `softmax(scores * scale)` over the keys that each query sees, 0 for all others, and the logarithm of its sum of exponentials.
+    fn weigh(scores: Tensor<Self, 4>, seen: &Seen<Self>) -> (Tensor<Self, 4>, Tensor<Self, 3>);
+
+    /// The same weights, made again.
+    fn weigh_again(scores: Tensor<Self, 4>, lse_bnh: Tensor<Self, 3>, seen: &Seen<Self>) -> Tensor<Self, 4>;
+
+    /// The gradient of scores: `weights * (dweights - delta) * scale`.
+    fn pull(
+        weights: Tensor<Self, 4>,
+        dweights: Tensor<Self, 4>,
+        delta_bnh: Tensor<Self, 3>,
+        seen: &Seen<Self>,
+    ) -> Tensor<Self, 4>;
+
+    /// `sum(x * y)` over the last axis: `[b, s, (h g)]`.
+    fn dots(x_bshk: Tensor<Self, 4>, y_bshk: Tensor<Self, 4>) -> Tensor<Self, 3>;
+}
+
+/// Which keys the queries of a tile see, and what their scores are multiplied with.
+pub struct Seen<B: Backend> {
+    /// First key of each batch row, and the one after its last; none where every key is seen.
+    pub bounds_b2: Option<Tensor<B, 2, Int>>,
+    /// Whether a query sees no key after itself.
+    pub causal: bool,
+    /// The tile's first query among all.
+    pub first: usize,
+    /// Its queries.
+    pub queries: usize,
+    /// Query heads of a key/value head.
+    pub group: usize,
+    /// Applied to the products of queries and keys.
+    pub scale: f64,
+}
 
 /// See [`ModelBackend::attention_saving`](super::ModelBackend::attention_saving).
-pub fn attention<B: Backend>(
+pub fn attention<B: Scores>(
     q_bshk: Tensor<B, 4>,
     k_bshk: Tensor<B, 4>,
     v_bshk: Tensor<B, 4>,
@@ -40,14 +81,14 @@ pub fn attention<B: Backend>(
 }
 
 /// See [`ModelBackend::attention_backward`](super::ModelBackend::attention_backward).
-pub fn attention_backward<B: Backend>(
+pub fn attention_backward<B: Scores>(
     saved: AttentionSaved<B>,
     mask: &AttentionMask,
     scale: f64,
     dout_bshk: Tensor<B, 4>,
 ) -> [Tensor<B, 4>; 3] {
     let AttentionSaved { q_bshk, k_bshk, v_bshk, output } = saved;
-    let delta_bsh = (dout_bshk.clone() * output.out_bshk).sum_dim(3).squeeze_dim(3);
+    let delta_bsh = B::dots(dout_bshk.clone(), output.out_bshk);
     let lse_bsh = output.lse_bsh.expect("the forward pass of this module leaves it");
     let inputs = Inputs { q_bshk, k_bshk, v_bshk, scale, tile: TILE };
     gradients_in_tiles(inputs, mask, Seeds { dout_bshk, delta_bsh, lse_bsh })
@@ -69,17 +110,17 @@ struct Seeds<B: Backend> {
     lse_bsh: Tensor<B, 3>,
 }
 
-fn attention_in_tiles<B: Backend>(inputs: Inputs<B>, mask: &AttentionMask) -> AttentionOutput<B> {
+fn attention_in_tiles<B: Scores>(inputs: Inputs<B>, mask: &AttentionMask) -> AttentionOutput<B> {
     let AttentionMask::Segments(ends) = mask else { return dense(inputs, mask) };
     let parts = runs(ends).into_iter().map(|run| {
         let part = dense(inputs.run(&run), &AttentionMask::Full);
         (run.join(part.out_bshk), run.join_rows(part.lse_bsh.expect("dense leaves it")))
     });
     let (outs, lses): (Vec<_>, Vec<_>) = parts.unzip();
-    AttentionOutput { out_bshk: Tensor::cat(outs, 1), lse_bsh: Some(Tensor::cat(lses, 1)) }
+    AttentionOutput { out_bshk: joined(outs), lse_bsh: Some(joined(lses)) }
 }
 
-fn gradients_in_tiles<B: Backend>(
+fn gradients_in_tiles<B: Scores>(
     inputs: Inputs<B>,
     mask: &AttentionMask,
     seeds: Seeds<B>,
@@ -95,7 +136,7 @@ fn gradients_in_tiles<B: Backend>(
         let gradients = dense_gradients(inputs.run(&run), &AttentionMask::Full, seeds);
         parts.iter_mut().zip(gradients).for_each(|(parts, part)| parts.push(run.join(part)));
     }
-    parts.map(|parts| Tensor::cat(parts, 1))
+    parts.map(joined)
 }
 
 /// Consecutive segments of one length.
@@ -164,9 +205,24 @@ impl<B: Backend> Inputs<B> {
             keys,
             group: heads / kv_heads,
             rows: (self.tile / row).max(16),
-            bounds: Bounds::new(mask, keys, &self.q_bshk),
+            scale: self.scale,
+            causal: matches!(mask, AttentionMask::Causal(_)),
+            bounds_b2: bounds(mask, keys, &self.q_bshk),
         }
     }
+}
+
+/// First key of each batch row, and the one after its last, on the device; none where every query sees every key, or every one before it.
+fn bounds<B: Backend>(mask: &AttentionMask, keys: usize, like: &Tensor<B, 4>) -> Option<Tensor<B, 2, Int>> {
+    let ranges = match mask {
+        AttentionMask::Full | AttentionMask::Segments(_) => return None,
+        AttentionMask::Keys(ranges) | AttentionMask::Causal(ranges) => ranges,
+    };
+    if ranges.iter().all(|range| range.start == 0 && range.end as usize >= keys) {
+        return None;
+    }
+    let ends: Vec<i32> = ranges.iter().flat_map(|range| [range.start as i32, range.end as i32]).collect();
+    Some(Tensor::from_data(TensorData::new(ends, [ranges.len(), 2]), &like.device()))
 }
 
 /// How the queries are cut, and what each tile meets.
@@ -176,7 +232,9 @@ struct Tiles<B: Backend> {
     group: usize,
     /// Queries of a tile.
     rows: usize,
-    bounds: Option<Bounds<B>>,
+    scale: f64,
+    causal: bool,
+    bounds_b2: Option<Tensor<B, 2, Int>>,
 }
 
 /// One tile: its queries, and the keys that any of them may see.
@@ -187,14 +245,24 @@ struct Tile {
 
 impl<B: Backend> Tiles<B> {
     fn all(&self) -> Vec<Tile> {
-        let causal = self.bounds.as_ref().is_some_and(|bounds| bounds.causal);
         let starts = (0..self.queries).step_by(self.rows);
         starts
             .map(|start| {
                 let end = (start + self.rows).min(self.queries);
-                Tile { queries: start..end, keys: if causal { end.min(self.keys) } else { self.keys } }
+                Tile { queries: start..end, keys: if self.causal { end.min(self.keys) } else { self.keys } }
             })
             .collect()
+    }
+
+    fn seen(&self, tile: &Tile) -> Seen<B> {
+        Seen {
+            bounds_b2: self.bounds_b2.clone(),
+            causal: self.causal,
+            first: tile.queries.start,
+            queries: tile.queries.len(),
+            group: self.group,
+            scale: self.scale,
+        }
     }
 
     /// `[b, s, (h g), k]` as `[b, h, g, s, k]`.
@@ -210,6 +278,11 @@ impl<B: Backend> Tiles<B> {
         x_bhgsk.clone().narrow(3, tile.queries.start, rows).reshape([batch, heads, group * rows, dim])
     }
 
+    /// The tile's part of `[b, s, (h g)]`.
+    fn cut_rows(&self, x_bsh: &Tensor<B, 3>, tile: &Tile) -> Tensor<B, 3> {
+        x_bsh.clone().narrow(1, tile.queries.start, tile.queries.len())
+    }
+
     /// `[b, h, (g n), k]` as `[b, n, (h g), k]`.
     fn join(&self, x: Tensor<B, 4>) -> Tensor<B, 4> {
         let [batch, heads, rows, dim] = x.dims();
@@ -217,110 +290,41 @@ impl<B: Backend> Tiles<B> {
         let x_bhgnk = x.reshape([batch, heads, self.group, rows, dim]);
         x_bhgnk.permute([0, 3, 1, 2, 4]).reshape([batch, rows, heads * self.group, dim])
     }
-
-    /// The tile's scores `[b, h, (g n), t]`, and where they are left out.
-    fn scores(
-        &self,
-        q: Tensor<B, 4>,
-        k_bhtk: Tensor<B, 4>,
-        tile: &Tile,
-        scale: f64,
-    ) -> (Tensor<B, 4>, Option<Tensor<B, 4, Bool>>) {
-        let scores = q.matmul(k_bhtk.swap_dims(2, 3)) * scale;
-        let Some(bounds) = &self.bounds else { return (scores, None) };
-        let [batch, heads, rows, keys] = scores.dims();
-        // [b, 1, n, t] for every head and every query head of its group.
-        let outside = bounds.outside(tile).unsqueeze_dim::<5>(1);
-        let shape = [batch, heads, self.group, rows / self.group, keys];
-        let outside = outside.expand(shape).reshape([batch, heads, rows, keys]);
-        (scores.mask_fill(outside.clone(), OUT), Some(outside))
-    }
 }
 
-/// Which keys each batch row has, on the device.
-struct Bounds<B: Backend> {
-    start_b111: Tensor<B, 4, Int>,
-    end_b111: Tensor<B, 4, Int>,
-    causal: bool,
-}
-
-impl<B: Backend> Bounds<B> {
-    /// None where every query sees every key.
-    fn new(mask: &AttentionMask, keys: usize, like: &Tensor<B, 4>) -> Option<Self> {
-        let (ranges, causal) = match mask {
-            AttentionMask::Full | AttentionMask::Segments(_) => return None,
-            AttentionMask::Keys(ranges) => (ranges, false),
-            AttentionMask::Causal(ranges) => (ranges, true),
-        };
-        if !causal && ranges.iter().all(|range| range.start == 0 && range.end as usize >= keys) {
-            return None;
-        }
-        let column = |of: fn(&Range<u32>) -> u32| {
-            let values: Vec<i32> = ranges.iter().map(|range| of(range) as i32).collect();
-            Tensor::from_data(TensorData::new(values, [ranges.len(), 1, 1, 1]), &like.device())
-        };
-        Some(Self { start_b111: column(|range| range.start), end_b111: column(|range| range.end), causal })
-    }
-
-    /// `[b, 1, n, t]`: true where the query does not see the key.
-    fn outside(&self, tile: &Tile) -> Tensor<B, 4, Bool> {
-        let device = self.start_b111.device();
-        let batch = self.start_b111.dims()[0];
-        let shape = [batch, 1, tile.queries.len(), tile.keys];
-        let key = Tensor::<B, 1, Int>::arange(0..tile.keys as i64, &device);
-        let key = key.reshape([1, 1, 1, tile.keys]).expand(shape);
-        let before = key.clone().lower(self.start_b111.clone().expand(shape));
-        let outside = before.bool_or(key.clone().greater_equal(self.end_b111.clone().expand(shape)));
-        if !self.causal {
-            return outside;
-        }
-        let query = Tensor::<B, 1, Int>::arange(tile.queries.start as i64..tile.queries.end as i64, &device);
-        let query = query.reshape([1, 1, tile.queries.len(), 1]).expand(shape);
-        outside.bool_or(key.greater(query))
-    }
-}
-
-fn dense<B: Backend>(inputs: Inputs<B>, mask: &AttentionMask) -> AttentionOutput<B> {
+fn dense<B: Scores>(inputs: Inputs<B>, mask: &AttentionMask) -> AttentionOutput<B> {
     let tiles = inputs.tiles(mask);
     let q_bhgsk = tiles.heads(inputs.q_bshk);
     let (k_bhtk, v_bhtk) = (inputs.k_bshk.swap_dims(1, 2), inputs.v_bshk.swap_dims(1, 2));
     let (mut outs, mut lses) = (Vec::new(), Vec::new());
     for tile in tiles.all() {
-        let (k, v) = (k_bhtk.clone().narrow(2, 0, tile.keys), v_bhtk.clone().narrow(2, 0, tile.keys));
-        let (scores, outside) = tiles.scores(tiles.cut(&q_bhgsk, &tile), k, &tile, inputs.scale);
-        let largest = scores.clone().max_dim(3);
-        let weights = left_out((scores - largest.clone()).exp(), outside);
-        // A query that sees nothing has the sum 0, and the output 0.
-        let sum = weights.clone().sum_dim(3).clamp_min(1e-30);
-        outs.push(tiles.join(weights.matmul(v) / sum.clone()));
-        lses.push(tiles.join(largest + sum.log()).squeeze_dim(3));
+        let [k, v] = [&k_bhtk, &v_bhtk].map(|x_bhtk| x_bhtk.clone().narrow(2, 0, tile.keys));
+        let scores = B::product(tiles.cut(&q_bhgsk, &tile), k.swap_dims(2, 3));
+        let (weights, lse_bnh) = B::weigh(scores, &tiles.seen(&tile));
+        outs.push(tiles.join(B::product(weights, v)));
+        lses.push(lse_bnh);
     }
-    AttentionOutput { out_bshk: Tensor::cat(outs, 1), lse_bsh: Some(Tensor::cat(lses, 1)) }
+    AttentionOutput { out_bshk: joined(outs), lse_bsh: Some(joined(lses)) }
 }
 
-fn dense_gradients<B: Backend>(
-    inputs: Inputs<B>,
-    mask: &AttentionMask,
-    seeds: Seeds<B>,
-) -> [Tensor<B, 4>; 3] {
+fn dense_gradients<B: Scores>(inputs: Inputs<B>, mask: &AttentionMask, seeds: Seeds<B>) -> [Tensor<B, 4>; 3] {
     let tiles = inputs.tiles(mask);
     let q_bhgsk = tiles.heads(inputs.q_bshk);
     let dout_bhgsk = tiles.heads(seeds.dout_bshk);
-    let delta_bhgs1 = tiles.heads(seeds.delta_bsh.unsqueeze_dim(3));
-    let lse_bhgs1 = tiles.heads(seeds.lse_bsh.unsqueeze_dim(3));
     let (k_bhtk, v_bhtk) = (inputs.k_bshk.swap_dims(1, 2), inputs.v_bshk.swap_dims(1, 2));
     let mut dqs = Vec::new();
     let mut sums: Option<[Tensor<B, 4>; 2]> = None;
     for tile in tiles.all() {
         let (q, dout) = (tiles.cut(&q_bhgsk, &tile), tiles.cut(&dout_bhgsk, &tile));
-        let (k, v) = (k_bhtk.clone().narrow(2, 0, tile.keys), v_bhtk.clone().narrow(2, 0, tile.keys));
-        let (scores, outside) = tiles.scores(q.clone(), k.clone(), &tile, inputs.scale);
-        let weights = left_out((scores - tiles.cut(&lse_bhgs1, &tile)).exp(), outside);
-        let dv = weights.clone().swap_dims(2, 3).matmul(dout.clone());
-        let dweights = dout.matmul(v.swap_dims(2, 3)) - tiles.cut(&delta_bhgs1, &tile);
-        let dscores = weights * dweights * inputs.scale;
-        dqs.push(tiles.join(dscores.clone().matmul(k)));
-        let dk = dscores.swap_dims(2, 3).matmul(q);
+        let [k, v] = [&k_bhtk, &v_bhtk].map(|x_bhtk| x_bhtk.clone().narrow(2, 0, tile.keys));
+        let seen = tiles.seen(&tile);
+        let scores = B::product(q.clone(), k.clone().swap_dims(2, 3));
+        let weights = B::weigh_again(scores, tiles.cut_rows(&seeds.lse_bsh, &tile), &seen);
+        let dv = B::product(weights.clone().swap_dims(2, 3), dout.clone());
+        let dweights = B::product(dout, v.swap_dims(2, 3));
+        let dscores = B::pull(weights, dweights, tiles.cut_rows(&seeds.delta_bsh, &tile), &seen);
+        dqs.push(tiles.join(B::product(dscores.clone(), k)));
+        let dk = B::product(dscores.swap_dims(2, 3), q);
         let new = [dk, dv].map(|x| lengthened(x, tiles.keys));
         sums = Some(match sums {
             None => new,
@@ -331,13 +335,14 @@ fn dense_gradients<B: Backend>(
         });
     }
     let [dk, dv] = sums.expect("there is a query").map(|x_bhtk| x_bhtk.swap_dims(1, 2));
-    [Tensor::cat(dqs, 1), dk, dv]
+    [joined(dqs), dk, dv]
 }
 
-fn left_out<B: Backend>(weights: Tensor<B, 4>, outside: Option<Tensor<B, 4, Bool>>) -> Tensor<B, 4> {
-    match outside {
-        Some(outside) => weights.mask_fill(outside, 0.0),
-        None => weights,
+/// Parts of the second axis as one; a single one as it is.
+fn joined<B: Backend, const D: usize>(mut parts: Vec<Tensor<B, D>>) -> Tensor<B, D> {
+    match parts.len() {
+        1 => parts.remove(0),
+        _ => Tensor::cat(parts, 1),
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! [`ModelBackend`] is burn's `Backend` plus those operations, forward and backward. Each has a reference written with
 //! burn's own tensor operations ([`reference`], and its derivatives in [`adjoint`]), which any backend gets for nothing,
-//! and which its fused version is tested against; `flex` has the fused versions for the CPU, `fused` what differs on an accelerator. Under autodiff every
+//! and which its fused version is tested against; `flex` has the fused versions for the CPU, `cube` those for accelerators. Under autodiff every
 //! operation is one node (`autodiff`) whose backward pass calls the backward method of the backend underneath.
 //!
 //! What this module does not do: know any model. Shapes are in the docs; frozen arguments (gains, rotary tables) get no gradient.
@@ -10,117 +10,32 @@
 pub mod adjoint;
 mod autodiff;
 pub mod blocked;
+mod cube;
+pub mod flat;
 mod flex;
-mod fused;
+mod operands;
 pub mod pool;
+pub mod precision;
 pub mod reference;
 mod tape;
 #[cfg(test)]
 mod tests;
 
-use std::{ops::Range, sync::Arc};
+use std::ops::Range;
 
 pub(crate) use self::flex::{FEW_TOKENS, PANEL_COLUMNS, QUERY_BLOCK, vectorised};
-pub use self::tape::Tape;
-use burn::tensor::{DType, Tensor, backend::Backend};
+pub use self::{
+    operands::{
+        AttentionMask, AttentionOutput, AttentionSaved, GradientSlot, LowRank, LowRankGradients, LowRankSaved,
+    },
+    tape::Tape,
+};
+use burn::tensor::{DType, Tensor, TensorPrimitive, activation, backend::Backend};
 
-/// Which keys a query may attend to.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum AttentionMask {
-    /// Every key of the same batch row.
-    Full,
-    /// Keys of the given range of each batch row (`[b]` ranges): padding is left out.
-    Keys(Arc<[Range<u32>]>),
-    /// Keys at or before the query, within the given range of each batch row.
-    Causal(Arc<[Range<u32>]>),
-    /// One batch row cut into consecutive segments that do not see each other: `[0, e1, e2, .., s]` (`cu_seqlens`).
-    Segments(Arc<[u32]>),
-}
-
-/// A low-rank update `scale * b a` of a linear layer's weight, never composed (arXiv 2106.09685).
-#[derive(Clone, Debug)]
-pub struct LowRank<B: Backend> {
-    /// Down projection, `[r, i]` (`lora_A` of PEFT).
-    pub a_ri: Tensor<B, 2>,
-    /// Up projection, `[o, r]` (`lora_B` of PEFT).
-    pub b_or: Tensor<B, 2>,
-    /// `alpha / r`, or `alpha / sqrt(r)`.
-    pub scale: f64,
-}
-
-/// What [`ModelBackend::attention_saving`] returns.
-#[derive(Clone, Debug)]
-pub struct AttentionOutput<B: Backend> {
-    /// The output, `[b, sq, heads, k]`.
-    pub out_bshk: Tensor<B, 4>,
-    /// Logarithm of each query's sum of exponentials, `[b, sq, heads]`, if the backend's backward pass wants it.
-    pub lse_bsh: Option<Tensor<B, 3>>,
-}
-
-/// What attention keeps for its backward pass.
-#[derive(Clone, Debug)]
-pub struct AttentionSaved<B: Backend> {
-    /// Queries.
-    pub q_bshk: Tensor<B, 4>,
-    /// Keys.
-    pub k_bshk: Tensor<B, 4>,
-    /// Values.
-    pub v_bshk: Tensor<B, 4>,
-    /// What the forward pass returned.
-    pub output: AttentionOutput<B>,
-}
-
-/// What a linear layer with a low-rank update keeps for its backward pass.
-#[derive(Clone, Debug)]
-pub struct LowRankSaved<B: Backend> {
-    /// The input.
-    pub x_ni: Tensor<B, 2>,
-    /// `scale * x a^T`.
-    pub down_nr: Tensor<B, 2>,
-    /// The weight.
-    pub w_oi: Tensor<B, 2>,
-    /// The update.
-    pub update: LowRank<B>,
-}
-
-/// Gradients of [`ModelBackend::lora_linear`].
-#[derive(Clone, Debug)]
-pub struct LowRankGradients<B: Backend> {
-    /// Of the input, if asked for.
-    pub dx_ni: Option<Tensor<B, 2>>,
-    /// Of the down projection.
-    pub da_ri: Tensor<B, 2>,
-    /// Of the up projection.
-    pub db_or: Tensor<B, 2>,
-}
-
-impl<B: Backend> LowRankGradients<B> {
-    /// With the weight's own part of the input's gradient.
-    fn beside(self, dense_ni: Option<Tensor<B, 2>>) -> Self {
-        Self { dx_ni: dense_ni.zip(self.dx_ni).map(|(dense_ni, low_ni)| dense_ni + low_ni), ..self }
-    }
-}
-
-/// Where a gradient goes that is summed in host memory.
-#[derive(Debug)]
-pub struct GradientSlot<'a> {
-    /// The sum so far, row-major.
-    pub values: &'a mut [f32],
-    /// Whether `values` still holds an old sum, to be overwritten.
-    pub stale: bool,
-}
-
-impl GradientSlot<'_> {
-    /// Adds one gradient.
-    pub fn add(self, gradient: &[f32]) {
-        assert_eq!(gradient.len(), self.values.len(), "a gradient has another size than its parameter");
-        if self.stale {
-            self.values.copy_from_slice(gradient);
-        } else {
-            self.values.iter_mut().zip(gradient).for_each(|(sum, g)| *sum += g);
-        }
-    }
-}
+use self::flat::{
+    FlatOn, Run,
+    tensors::{self, Origins, Updated},
+};
 
 /// A backend that the model runs on. The methods named `_backward`, `_gradient` and `_saving` are for the autodiff nodes.
 pub trait ModelBackend: Backend {
@@ -130,6 +45,11 @@ pub trait ModelBackend: Backend {
     /// The elements of `flat` from `start` on as a matrix, without a copy where the backend allows it.
     fn matrix_view(flat: Tensor<Self, 1>, start: usize, shape: [usize; 2]) -> Tensor<Self, 2> {
         flat.narrow(0, start, shape[0] * shape[1]).reshape(shape)
+    }
+
+    /// `x y` of each pair of matrices in a batch, `[.., n, k]` and `[.., k, o]`, of one type; in float32 or the type of both.
+    fn product<const D: usize>(x: Tensor<Self, D>, y: Tensor<Self, D>) -> Tensor<Self, D> {
+        x.matmul(y)
     }
 
     /// `x * rsqrt(mean(x^2, last) + eps) * gain` (arXiv 1910.07467). `x_nd`, `gain_d` frozen; returns `[n, d]`.
@@ -362,5 +282,45 @@ pub trait ModelBackend: Backend {
     /// The gradient of `x` under [`gelu_tanh`](Self::gelu_tanh).
     fn gelu_tanh_backward(x_nf: Tensor<Self, 2>, dy_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {
         adjoint::gelu_tanh(x_nf, dy_nf)
+    }
+
+    /// GELU by the error function, `x (1 + erf(x / sqrt 2)) / 2` (arXiv 1606.08415).
+    fn gelu_erf(x_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        activation::gelu(x_nf)
+    }
+
+    /// The gradient of `x` under [`gelu_erf`](Self::gelu_erf). burn's own is exact where a backend has it, and else that of the tanh
+    /// approximation, which is off by a thousandth.
+    fn gelu_erf_backward(x_nf: Tensor<Self, 2>, dy_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        let [x, dy] = [x_nf, dy_nf].map(|tensor| tensor.into_primitive().tensor());
+        Tensor::from_primitive(TensorPrimitive::Float(Self::gelu_backward(x, dy)))
+    }
+
+    /// Where the flat space of what trains lies: where this backend's tensors do. (A tape has none: it is that of the backend underneath.)
+    type Flat: FlatOn<Self>;
+
+    /// `flat[start..] += gradient`, or `= gradient` if it is the `first`; in place where nobody else holds `flat`.
+    fn flat_accumulate(
+        flat: Tensor<Self, 1>,
+        start: usize,
+        gradient: Tensor<Self, 1>,
+        first: bool,
+    ) -> Tensor<Self, 1> {
+        tensors::accumulate(flat, start, gradient, first)
+    }
+
+    /// Sums of squares of parts of a range, a few thousand elements each, to be added up in float64.
+    fn flat_squares(flat: &Tensor<Self, 1>, range: &Range<usize>) -> Vec<Tensor<Self, 1>> {
+        tensors::squares(flat, range)
+    }
+
+    /// `flat[range] = halves[range]`, in float32; in place where nobody else holds `flat`.
+    fn flat_widen(flat: Tensor<Self, 1>, halves: &Tensor<Self, 1>, range: &Range<usize>) -> Tensor<Self, 1> {
+        tensors::widen(flat, halves, range)
+    }
+
+    /// AdamW on one run of a part; in place where nobody else holds the buffers.
+    fn flat_adamw(state: Updated<Self>, grads: &Tensor<Self, 1>, from: Origins, run: &Run) -> Updated<Self> {
+        tensors::adamw(state, grads, from, run)
     }
 }

@@ -35,5 +35,5 @@ pub use gauge::Gauge;
 pub use meter::{Attempt, Meter, PhasePeak};
 pub use overrun::{Held, OutOfMemory};
 pub use pressure::Pressure;
-pub use refusal::{after_refusal, listen};
+pub use refusal::{after_refusal, listen, refused};
 pub use resident::Resident;

@@ -30,20 +30,25 @@ pub fn listen() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let before = take_hook();
-        set_hook(Box::new(move |panic| match refused(panic) {
+        set_hook(Box::new(move |panic| match refusal(panic) {
             Some(words) => hear(words),
             None => before(panic),
         }));
     });
 }
 
-fn refused(panic: &PanicHookInfo<'_>) -> Option<String> {
+fn refusal(panic: &PanicHookInfo<'_>) -> Option<String> {
     let words = panic.payload_as_str()?;
     is_out_of_memory(words).then(|| first_line(words).to_owned())
 }
 
 fn hear(words: String) {
     HEARD.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(words);
+}
+
+/// What was refused since guarded work ended: for work that cannot be guarded, because it changes what it works on.
+pub fn refused() -> Option<String> {
+    take()
 }
 
 /// What was heard since the last call.

@@ -3,6 +3,9 @@
 //! [`Trainables`] owns the flat tensor; a parameter is a view of it. A [`ParamScope`] lends views to the blocks of the model: as
 //! constants, or as leaves whose gradients it adds to the flat sums when their block's backward pass is done.
 //!
+//! The optimizer takes the whole buffer out ([`Trainables::take`]), changes it where it lies, and puts it back; nothing is copied, in host
+//! memory or in a device's. What goes to files and to other generations is read by the host ([`Trainables::lend`]).
+//!
 //! What this file does not do: update values (`zero`), or know which parameters a block has.
 
 use std::{
@@ -11,27 +14,35 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use burn::tensor::{Tensor, TensorData, Transaction, backend::AutodiffBackend};
+use burn::tensor::{Tensor, backend::AutodiffBackend};
 use coxswain_proto::run_spec::ActivationsDtype;
 
 use super::{
-    FlatGrads, ParamId, TrainableLayout, held,
+    GradientSums, ParamId, TrainableLayout, held,
     notes::{Keep, LinearInputs, Notebook, Notes},
 };
-use crate::kernels::{ModelBackend, Tape};
+use crate::kernels::{
+    ModelBackend, Tape,
+    flat::{Flat, FlatOn},
+};
 
 /// The current values, on a device: one flat tensor; parameters are views of it.
 pub struct Trainables<B: ModelBackend> {
     layout: TrainableLayout,
-    flat: Tensor<B, 1>,
+    /// At least as long as the layout; none while they are taken.
+    flat: Option<Tensor<B, 1>>,
+    device: B::Device,
 }
+
+/// Nobody looks while values are taken.
+const THERE: &str = "values that were taken are put back before anybody looks";
 
 impl<B: ModelBackend> Trainables<B> {
     /// Takes over `values`, which must have the layout's length.
     pub fn new(layout: TrainableLayout, values: Vec<f32>, device: &B::Device) -> Self {
         assert_eq!(layout.len(), values.len(), "flat values do not fit the layout");
-        let len = values.len();
-        Self { layout, flat: Tensor::from_data(TensorData::new(values, [len]), device) }
+        let flat = B::Flat::of(&B::Flat::place(device), values).into_tensor(device);
+        Self { layout, flat: Some(flat), device: device.clone() }
     }
 
     /// The layout.
@@ -39,36 +50,47 @@ impl<B: ModelBackend> Trainables<B> {
         &self.layout
     }
 
+    /// Where they are.
+    pub fn device(&self) -> B::Device {
+        self.device.clone()
+    }
+
     /// Replaces all values.
     pub fn set(&mut self, values: Vec<f32>) {
+        self.put(B::Flat::of(&B::Flat::place(&self.device), values));
+    }
+
+    /// Takes all values out to where `F` has them, without a copy if they are there and no view of them is alive. Nothing may use the
+    /// trainables until [`Trainables::put`] puts values back: this pair is how the optimizer updates them in place.
+    pub fn take<F: FlatOn<B>>(&mut self) -> F {
+        F::from_tensor(self.flat.take().expect(THERE), self.layout.len())
+    }
+
+    /// The values from now on.
+    pub fn put(&mut self, values: impl FlatOn<B>) {
         assert_eq!(self.layout.len(), values.len(), "flat values do not fit the layout");
-        let (len, device) = (values.len(), self.flat.device());
-        self.flat = Tensor::from_data(TensorData::new(values, [len]), &device);
+        self.flat = Some(values.into_tensor(&self.device));
     }
 
-    /// Takes all values out, without a copy if they are in host memory and no view of them is alive. Nothing may use the
-    /// trainables until [`Trainables::set`] puts values back: this pair is how the optimizer updates them in place.
-    pub fn take(&mut self) -> Vec<f32> {
-        let nothing = Tensor::from_data(TensorData::new(Vec::<f32>::new(), [0]), &self.flat.device());
-        let flat = std::mem::replace(&mut self.flat, nothing);
-        flat.into_data().into_vec().expect("trainables are fp32 by construction")
-    }
-
-    /// Lends all values, to be written to a file. Without a copy where [`Trainables::take`] makes none: an expert's are half a
+    /// Lends all values to the host, to be written to a file. Without a copy where they are in host memory: an expert's are half a
     /// gigabyte and more. They come back even if `read` unwinds, as an out-of-memory does.
     pub fn lend<R>(&mut self, read: impl FnOnce(&TrainableLayout, &[f32]) -> R) -> R {
-        let lent = Lent { values: self.take(), trainables: self };
-        read(&lent.trainables.layout, &lent.values)
+        let lent = Lent { values: Some(self.take()), trainables: self };
+        let values = lent.values.as_ref().map(|values| values.read(0..values.len())).unwrap_or_default();
+        read(&lent.trainables.layout, &values)
     }
 
     /// A copy of all values in host memory.
     pub fn to_vec(&self) -> Vec<f32> {
-        self.flat.clone().into_data().into_vec().expect("trainables are fp32 by construction")
+        self.leading_values(self.layout.len())
     }
 
     /// A copy of the first `len` values in host memory.
     pub fn leading_values(&self, len: usize) -> Vec<f32> {
-        let leading = self.flat.clone().narrow(0, 0, len);
+        if len == 0 {
+            return Vec::new();
+        }
+        let leading = self.flat.clone().expect(THERE).narrow(0, 0, len);
         leading.into_data().into_vec().expect("trainables are fp32 by construction")
     }
 
@@ -79,19 +101,19 @@ impl<B: ModelBackend> Trainables<B> {
             [rows, cols] => [rows, cols],
             _ => [1, param.len()],
         };
-        B::matrix_view(self.flat.clone(), param.offset, shape)
+        B::matrix_view(self.flat.clone().expect(THERE), param.offset, shape)
     }
 }
 
 /// Values on loan; put back when it ends, however it ends.
 struct Lent<'a, B: ModelBackend> {
-    values: Vec<f32>,
+    values: Option<B::Flat>,
     trainables: &'a mut Trainables<B>,
 }
 
 impl<B: ModelBackend> Drop for Lent<'_, B> {
     fn drop(&mut self) {
-        self.trainables.set(std::mem::take(&mut self.values));
+        self.values.take().into_iter().for_each(|values| self.trainables.put(values));
     }
 }
 
@@ -205,27 +227,15 @@ impl<'a, T: Tape + AutodiffBackend<InnerBackend = <T as Tape>::Base>> ParamScope
     }
 
     /// Adds the gradients of every leaf that was used to `into`.
-    pub fn collect(self, grads: &mut T::Gradients, into: &mut FlatGrads) {
+    pub fn collect(self, grads: &mut T::Gradients, into: &mut dyn GradientSums<T::Base>) {
+        let layout = &self.trainables.layout;
         let mut leaves: Vec<_> = self.leaves.into_inner().into_iter().collect();
         leaves.sort_by_key(|(id, _)| *id);
-        // One transaction for all of them: a device is waited for once a block, not once a parameter.
-        let mut read = Transaction::default();
-        let mut reached = Vec::with_capacity(leaves.len());
-        for (id, leaf) in leaves {
-            if let Some(grad) = leaf.grad_remove(grads) {
-                read = read.register(grad);
-                reached.push(id);
-            }
-        }
-        let values = if reached.is_empty() { Vec::new() } else { read.execute() };
-        for (id, grad) in reached.into_iter().zip(values) {
-            let grad = grad.as_slice::<f32>().expect("gradients of fp32 leaves are fp32");
-            into.slot(self.trainables.layout.get(id)).add(grad);
-        }
+        let reached = leaves.into_iter().filter_map(|(id, leaf)| Some((id, leaf.grad_remove(grads)?)));
+        into.add(reached.map(|(id, gradient)| (layout.get(id), gradient)).collect());
         let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
         for LeftGradient { weight, dy_no, x_ni } in left.drain(..) {
-            let slot = into.slot(self.trainables.layout.get(weight));
-            T::Base::add_linear_weight_gradient(dy_no, x_ni, slot);
+            into.add_weight_gradient(layout.get(weight), dy_no, x_ni);
         }
     }
 }
@@ -260,7 +270,7 @@ mod tests {
         let at = values.as_ptr();
         let mut trainables = Trainables::<Flex>::new(layout, values, &Default::default());
         drop(trainables.view(id));
-        let taken = trainables.take();
+        let taken: Vec<f32> = trainables.take();
         assert!(taken.as_ptr() == at && taken == vec![1.5; 1000]);
         trainables.set(taken);
         assert_eq!(trainables.to_vec(), vec![1.5; 1000]);

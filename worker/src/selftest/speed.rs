@@ -106,7 +106,7 @@ fn products<B: Tape<Base = B>>(device: &B::Device, sizes: Sizes, dtype: DType) -
     for round in 0..=sizes.rounds {
         synced::<B>(device);
         let begin = Instant::now();
-        let product = left.clone().matmul(right.clone());
+        let product = B::product(left.clone(), right.clone());
         synced::<B>(device);
         let took = begin.elapsed();
         if round > 0 {

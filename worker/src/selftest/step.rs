@@ -12,7 +12,10 @@ use serde_json::json;
 use super::Finding;
 use crate::{
     batch::{MicroBatch, SampleDims},
-    kernels::Tape,
+    kernels::{
+        Tape,
+        flat::{Flat, FlatOn},
+    },
     model::{
         policy::{Policy, StageClock},
         qwen::random::RandomCheckpoint,
@@ -85,7 +88,7 @@ pub fn step<B: Tape<Base = B>>(device: &B::Device, width: Width) -> Losses {
     .map_err(|error| error.to_string())?;
     let (policy, layout, mut values) =
         Policy::<B>::load(&spec, DIMS, device).map_err(|error| error.to_string())?;
-    let mut grads = FlatGrads::new(layout.len());
+    let mut grads = FlatGrads::<B::Flat>::at(&B::Flat::place(device), layout.len());
     let mut trainables = Trainables::<B>::new(layout, values.clone(), device);
     let mut losses = Vec::new();
     let batch = batch();
@@ -96,7 +99,8 @@ pub fn step<B: Tape<Base = B>>(device: &B::Device, width: Width) -> Losses {
             .map_err(|error| error.to_string())?;
         losses.push(loss.loss_sum / loss.valid);
         let scale = RATE / loss.valid as f32;
-        values.iter_mut().zip(grads.values_mut()).for_each(|(value, gradient)| *value -= scale * *gradient);
+        let gradients = grads.values_mut().read(0..values.len());
+        values.iter_mut().zip(&*gradients).for_each(|(value, gradient)| *value -= scale * *gradient);
         trainables.set(values.clone());
     }
     Ok(losses)

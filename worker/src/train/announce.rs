@@ -7,6 +7,7 @@ use coxswain_proto::{
 
 use super::{TrainError, run::Training};
 use crate::{
+    collective::Computes,
     kernels::Tape,
     link::{Report, Start, StateSource},
     model::policy::ModuleRow,
@@ -34,7 +35,12 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         ));
         lines.extend(activations(self.spec));
         if self.spec.memory.offload == Offload::Optimizer {
-            lines.push("memory.offload: optimizer asks for what every run does: moments and master weights are in host memory".into());
+            lines.push(match self.computes {
+                Computes::OnCard => "memory.offload: optimizer: moments and mirror are in host memory between steps; every step brings them to the card and back".into(),
+                Computes::OnCpu | Computes::OnCpuForWantOfCard => {
+                    "memory.offload: optimizer asks for what a CPU does anyhow: moments and master weights are in host memory".into()
+                }
+            });
         }
         if bytes.redundancy.0 > 0 {
             lines.push(format!(

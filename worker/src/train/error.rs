@@ -69,6 +69,17 @@ pub enum TrainError {
         /// Settings that take less, most effective first.
         advice: String,
     },
+    /// A device did not do what it was told. It says so once, and some time after: which of its orders it was is in its words, if anywhere.
+    #[error(
+        "step {step}: the device has not done what it was told: {detail}. Nothing of this step is kept by this worker; if it happens again, \
+         `cox selftest --device cuda` tells what the device cannot do"
+    )]
+    Device {
+        /// The step; 0 while the model is loaded.
+        step: Step,
+        /// The device's words.
+        detail: String,
+    },
     /// Another rank's attempt of this step was lost, so this one's was given up between two layers. Never leaves the step.
     #[error("given up: another rank's attempt of this step is lost")]
     CalledOff,
@@ -114,7 +125,9 @@ impl TrainError {
                 FailureKind::BadInput
             }
             Self::Optimizer(zero::StepError::Collective(_)) => FailureKind::PeerLost,
-            Self::Optimizer(_) | Self::Collective(_) | Self::Link(_) => FailureKind::Internal,
+            Self::Optimizer(_) | Self::Collective(_) | Self::Link(_) | Self::Device { .. } => {
+                FailureKind::Internal
+            }
         }
     }
 }

@@ -67,11 +67,11 @@ pub(super) struct Training<'a, B: Tape<Base = B>> {
     pub(super) policy: Policy<B>,
     pub(super) trainables: Trainables<B>,
     /// The optimizer of the newest generation that has begun; none before the first.
-    pub(super) held: Option<Held>,
+    pub(super) held: Option<Held<B::Flat>>,
     /// The state that was being taken over when a rank was lost in the last moment.
-    pub(super) coming: Option<Held>,
+    pub(super) coming: Option<Held<B::Flat>>,
     pub(super) rates: LearningRateSchedule,
-    pub(super) grads: FlatGrads,
+    pub(super) grads: FlatGrads<B::Flat>,
     pub(super) meter: Meter,
     /// What was in use at moments that tell categories apart.
     pub(super) sightings: Sightings,

@@ -182,7 +182,11 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     }
 
     /// The optimizer with its moments from the files that have some of this rank's parts: as many bytes as these parts, not as all of them.
-    fn read_optimizer(&self, found: &Found, weights: &[f32]) -> Result<MirroredAdamW, CheckpointError> {
+    fn read_optimizer(
+        &self,
+        found: &Found,
+        weights: &[f32],
+    ) -> Result<MirroredAdamW<B::Flat>, CheckpointError> {
         let world = found.manifest.world_size;
         let mut optimizer = self.empty_optimizer();
         let wanted = |rank: &usize| optimizer.keeps_of(&optimizer.part_in(world, *rank));

@@ -95,6 +95,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         self.settle_features(step)?;
         let (grad_norm, broken) = match self.update(step, &verdict, &mut times) {
             Ok(norm) => (norm, None),
+            Err(error @ TrainError::Device { .. }) => return Err(error),
             Err(error) => match self.held.as_ref().filter(|held| held.optimizer.versions().0.newest > step.0)
             {
                 Some(held) => (held.optimizer.last_norm(), Some(error)),
@@ -196,7 +197,13 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         });
         let outcome = memory::guarded_unless(
             move || lookout.sees_loss(),
-            || policy.forward_backward(trainables, micro_batch, grads, &mut clock),
+            || {
+                let loss = policy.forward_backward(trainables, micro_batch, grads, &mut clock);
+                // A device says what it could not do when it comes to it, and only to who waits; gradients that it did not make look
+                // like any others.
+                let settled = if B::ON_HOST { Ok(()) } else { B::sync(&trainables.device()) };
+                (loss, settled)
+            },
         );
         let stages = clock.times();
         drop(clock);
@@ -213,7 +220,9 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             }
         };
         self.meter.passed(before.0, overrun).map_err(does_not_fit)?;
-        Ok(loss.expect("a pass without a loss has overrun")?)
+        let (loss, settled) = loss.expect("a pass without a loss has overrun");
+        settled.map_err(|error| TrainError::Device { step, detail: error.to_string() })?;
+        Ok(loss?)
     }
 
     fn vote(
@@ -264,15 +273,20 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let resting = self.resting();
         let scale = 1.0 / verdict.valid_count.max(1.0);
         let input = StepInput { scale, rates: self.rates.rates(step.0), resting };
-        let mut weights = self.trainables.take();
+        let mut weights: B::Flat = self.trainables.take();
         let held = self.held.as_mut().expect("a generation begins with a state");
         let grads = self.grads.values_but(resting, self.trainables.layout());
         let outcome = held.optimizer.step(grads, &mut weights, &input, self.comm.as_mut());
-        self.trainables.set(weights);
+        self.trainables.put(weights);
         let communication = self.communicating() - busy;
         times.communication += communication;
         times.optimizer += updating.elapsed().saturating_sub(communication);
-        Ok(outcome?.grad_norm)
+        // Refused here, memory is missing in the middle of a step that others may have taken: what this rank holds is not to be trusted, and
+        // its part is its neighbour's mirror's to give.
+        match memory::refused() {
+            Some(detail) => Err(TrainError::Device { step, detail }),
+            None => Ok(outcome?.grad_norm),
+        }
     }
 
     /// What stays as it is in the step that runs: the adapter, where features come from a generation that it made.

@@ -14,7 +14,7 @@ use crate::{
     batch::SampleDims,
     collective::{Computes, FabricSource, RingListener, Solo},
     data::{Dataset, Prefetcher},
-    kernels::{Tape, pool},
+    kernels::{Tape, flat::FlatOn, pool},
     link::{Assignment, Commands, Link, LinkError, Phase},
     memory::{self, Gauge, Meter, OutOfMemory, prediction::outcome::Sightings},
     model::policy::{GradientWatch, Policy},
@@ -103,13 +103,13 @@ impl<B: Tape<Base = B>> PolicyTrainer<B> {
         let loaded = memory::guarded(|| {
             let loaded = Policy::<B>::load(spec, dims, device);
             // A device may not have begun with what it was told; that it cannot shows now.
-            if let Err(error) = B::sync(device) {
-                tracing::warn!(?error, "the device has not taken the model in good order");
-            }
-            loaded
+            (loaded, B::sync(device))
         });
         match loaded {
-            Ok(loaded) => Ok(loaded?),
+            Ok((loaded, settled)) => {
+                settled.map_err(|error| TrainError::Device { step: Step(0), detail: error.to_string() })?;
+                Ok(loaded?)
+            }
             Err(overrun) => {
                 let found = meter.out_of_memory(Phase::Loading, overrun.in_use, before.0);
                 Err(too_large(spec, OutOfMemory { device: overrun.device, ..found }))
@@ -143,7 +143,7 @@ impl<B: Tape<Base = B>> PolicyTrainer<B> {
             store: Store::new(&output_dir),
             output_dir,
             plan,
-            grads: FlatGrads::new(layout.len()),
+            grads: FlatGrads::at(&B::Flat::place(&self.options.device), layout.len()),
             gradients: GradientWatch::new(&layout, &spec.optimizer.lr),
             trainables: Trainables::new(layout, initial, &self.options.device),
             micro_batch: match spec.train.auto_micro_batch {

@@ -12,89 +12,71 @@
 use std::ops::Range;
 
 use coxswain_proto::run_spec::ReduceDtype;
-use half::bf16;
-use rayon::prelude::*;
 
 use crate::{
-    bfloat16::{narrow, widen},
-    collective::{BufMut, Collective, CollectiveError, Reduce},
-    kernels::vectorised,
+    collective::{Collective, CollectiveError, Reduce},
+    kernels::flat::{Flat, Halves},
 };
-
-/// Elements given to a thread at once.
-const TASK: usize = 64 << 10;
 
 /// What gradients travel in.
 #[derive(Debug)]
-pub(super) struct Exchange {
+pub(super) struct Exchange<F: Flat> {
     dtype: ReduceDtype,
     /// Empty until the first step, and where nothing is rounded.
-    halves: Vec<bf16>,
+    halves: F::Halves,
 }
 
-impl Clone for Exchange {
+impl<F: Flat> Clone for Exchange<F> {
     /// Without the buffer: what it holds between two steps means nothing.
     fn clone(&self) -> Self {
         Self::new(self.dtype)
     }
 }
 
-impl Exchange {
+impl<F: Flat> Exchange<F> {
     /// For gradients that travel as `dtype`.
     pub fn new(dtype: ReduceDtype) -> Self {
-        Self { dtype, halves: Vec::new() }
+        Self { dtype, halves: F::Halves::default() }
     }
 
     /// The elements `own` of `grads` become the sum over ranks; the others are scratch.
     pub fn reduce_scatter(
         &mut self,
-        grads: &mut [f32],
+        grads: &mut F,
         own: Range<usize>,
         comm: &mut dyn Collective,
     ) -> Result<(), CollectiveError> {
         if !self.rounds(comm) {
-            return comm.reduce_scatter_in_place(BufMut::F32(grads), Reduce::Sum);
+            return comm.reduce_scatter_in_place(grads.lend().into(), Reduce::Sum);
         }
-        self.halves.resize(grads.len(), bf16::ZERO);
-        convert(grads, &mut self.halves, narrow);
-        comm.reduce_scatter_in_place(BufMut::Bf16(&mut self.halves), Reduce::Sum)?;
-        convert(&self.halves[own.clone()], &mut grads[own], widen);
+        grads.narrow(&mut self.halves);
+        comm.reduce_scatter_in_place(self.halves.lend().into(), Reduce::Sum)?;
+        grads.widen(&self.halves, own);
         Ok(())
     }
 
     /// After [`Self::reduce_scatter`]: the elements `previous` of `grads` become the sum that the rank before this one has.
     pub fn shift(
         &mut self,
-        grads: &mut [f32],
+        grads: &mut F,
         previous: Range<usize>,
         comm: &mut dyn Collective,
     ) -> Result<(), CollectiveError> {
         if !self.rounds(comm) {
-            return comm.shift_in_place(BufMut::F32(grads));
+            return comm.shift_in_place(grads.lend().into());
         }
-        comm.shift_in_place(BufMut::Bf16(&mut self.halves))?;
-        convert(&self.halves[previous.clone()], &mut grads[previous], widen);
+        comm.shift_in_place(self.halves.lend().into())?;
+        grads.widen(&self.halves, previous);
         Ok(())
     }
 
     /// Bytes of the buffer.
     pub fn bytes(&self) -> u64 {
-        size_of_val(self.halves.as_slice()) as u64
+        self.halves.bytes()
     }
 
     /// In a world of one nothing travels.
     fn rounds(&self, comm: &dyn Collective) -> bool {
         self.dtype == ReduceDtype::Bfloat16 && comm.world() > 1
     }
-}
-
-/// Converts on as many threads as there are.
-#[inline(always)]
-fn convert<T: Copy + Sync, U: Send>(from: &[T], to: &mut [U], one: impl Fn(T) -> U + Sync) {
-    to.par_chunks_mut(TASK).zip(from.par_chunks(TASK)).for_each(|(to, from)| {
-        vectorised(
-            #[inline(always)]
-            || to.iter_mut().zip(from).for_each(|(to, from)| *to = one(*from)),
-        )
-    });
 }

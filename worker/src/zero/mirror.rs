@@ -21,7 +21,7 @@
 //! It survives the loss of any ranks no two of which are neighbours on the ring. Choosing the version and moving the parts is
 //! [`train::recovery`](crate::train::recovery)'s affair.
 
-use std::{io::Write, ops::Range, time::Instant};
+use std::{borrow::Cow, io::Write, ops::Range, time::Instant};
 
 use coxswain_proto::{
     ids::{Bytes, Rank},
@@ -30,11 +30,12 @@ use coxswain_proto::{
 
 use super::{
     optimizer::{ShardedAdamW, StepError, StepInput, StepOutcome, Update, ZeroBytes},
-    partition::intersect,
+    partition::{intersect, shifted},
     state::StateError,
 };
 use crate::{
-    collective::{BufMut, Collective, chunk},
+    collective::{Collective, chunk},
+    kernels::flat::Flat,
     params::TrainableLayout,
 };
 
@@ -83,29 +84,38 @@ pub enum Copy {
 
 /// [`ShardedAdamW`], and what is kept in store for a lost rank.
 #[derive(Debug)]
-pub struct MirroredAdamW {
-    own: ShardedAdamW,
+pub struct MirroredAdamW<F: Flat = Vec<f32>> {
+    own: ShardedAdamW<F>,
     /// Absent in a world of one, and where it is switched off.
-    mirror: Option<Mirror>,
+    mirror: Option<Mirror<F>>,
     /// How the chunks in the gradient buffer are applied, from the shift of a step until it is taken.
     prepared: Option<Update>,
 }
 
-/// The part of the rank before this one.
-#[derive(Debug)]
-struct Mirror {
-    shard: ShardedAdamW,
-    weights: Vec<f32>,
+/// What a rank keeps beside the weights that train, and where.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Keeps {
+    /// A mirror, if there is another rank.
+    pub mirror: bool,
+    /// Moments and mirror in host memory between steps, wherever the weights are.
+    pub offloaded: bool,
 }
 
-impl Mirror {
+/// The part of the rank before this one.
+#[derive(Debug)]
+struct Mirror<F: Flat> {
+    shard: ShardedAdamW<F>,
+    weights: F,
+}
+
+impl<F: Flat> Mirror<F> {
     fn range(&self) -> Range<usize> {
         self.shard.partition().own()
     }
 }
 
 impl MirroredAdamW {
-    /// Moments of zero for `rank`'s part in a world of `world`; with a mirror if `mirrored` and there is another rank.
+    /// Moments of zero, in host memory, for `rank`'s part in a world of `world`; with a mirror if `mirrored` and there is another rank.
     pub fn new(
         layout: &TrainableLayout,
         world: usize,
@@ -113,13 +123,29 @@ impl MirroredAdamW {
         settings: &Optimizer,
         mirrored: bool,
     ) -> Self {
+        Self::at(&(), layout, (world, rank), settings, Keeps { mirror: mirrored, offloaded: false })
+    }
+}
+
+impl<F: Flat> MirroredAdamW<F> {
+    /// The same for a rank in a world of so many, with all buffers at `place`.
+    pub fn at(
+        place: &F::Place,
+        layout: &TrainableLayout,
+        (world, rank): (usize, Rank),
+        settings: &Optimizer,
+        keeps: Keeps,
+    ) -> Self {
+        let Keeps { mirror, offloaded } = keeps;
+        let zeros = if offloaded { F::offloaded } else { F::zeros };
         let previous = Rank(((rank.0 as usize + world - 1) % world) as u32);
-        let mirror = (mirrored && world > 1).then(|| {
-            let shard = ShardedAdamW::new(layout, world, previous, settings);
+        let mirror = (mirror && world > 1).then(|| {
+            let shard = ShardedAdamW::at(place, layout, (world, previous), settings, offloaded);
             let len = shard.partition().own().len();
-            Mirror { shard, weights: vec![0.0; len] }
+            Mirror { shard, weights: zeros(place, len) }
         });
-        Self { own: ShardedAdamW::new(layout, world, rank, settings), mirror, prepared: None }
+        let own = ShardedAdamW::at(place, layout, (world, rank), settings, offloaded);
+        Self { own, mirror, prepared: None }
     }
 
     /// Declares that moments (all parts of this rank) and `weights`, full length, are the state after `steps` steps.
@@ -128,7 +154,8 @@ impl MirroredAdamW {
         self.prepared = None;
         if let Some(mirror) = &mut self.mirror {
             mirror.shard.steps = steps;
-            mirror.weights.copy_from_slice(&weights[mirror.shard.partition().own()]);
+            let part = &weights[mirror.range()];
+            mirror.weights.edit(|values| values.copy_from_slice(part));
         }
     }
 
@@ -157,9 +184,15 @@ impl MirroredAdamW {
         for shard in shards.into_iter().flatten() {
             let part = shard.partition().own();
             let shared = intersect(&part, range);
+            if shared.is_empty() {
+                continue;
+            }
             let (to, from) = (shifted(&shared, part.start), shifted(&shared, range.start));
-            shard.exp_avg[to.clone()].copy_from_slice(&state.exp_avg[from.clone()]);
-            shard.exp_avg_sq[to].copy_from_slice(&state.exp_avg_sq[from]);
+            let take = |moments: &mut F, values: &[f32]| {
+                moments.edit(|moments| moments[to.clone()].copy_from_slice(&values[from.clone()]));
+            };
+            take(&mut shard.exp_avg, &state.exp_avg);
+            take(&mut shard.exp_avg_sq, &state.exp_avg_sq);
         }
     }
 
@@ -167,8 +200,8 @@ impl MirroredAdamW {
     /// for what is needed of it.
     pub fn step(
         &mut self,
-        grads: &mut [f32],
-        weights: &mut [f32],
+        grads: &mut F,
+        weights: &mut F,
         input: &StepInput,
         comm: &mut dyn Collective,
     ) -> Result<StepOutcome, StepError> {
@@ -180,37 +213,37 @@ impl MirroredAdamW {
         comm.barrier()?;
         let (updating, own) = (Instant::now(), self.own.partition().own());
         self.prepared = None;
-        self.own.advance(&grads[own.clone()], &mut weights[own], &reduced.update);
-        mirror.shard.advance(&grads[mirror.range()], &mut mirror.weights, &reduced.update);
+        self.own.advance(grads, (&mut *weights, own.start), &reduced.update);
+        mirror.shard.advance(grads, (&mut mirror.weights, 0), &reduced.update);
         let compute = reduced.compute + updating.elapsed();
-        comm.all_gather_in_place(BufMut::F32(weights))?;
+        comm.all_gather_in_place(weights.lend().into())?;
         Ok(reduced.outcome(compute, begin.elapsed()))
     }
 
     /// Which versions of its own part and of its neighbour's this rank can give.
     pub fn versions(&self) -> (Versions, Option<Versions>) {
         let older = self.prepared.is_some();
-        let of = |shard: &ShardedAdamW| Versions { newest: shard.steps() + u64::from(older), older };
+        let of = |shard: &ShardedAdamW<F>| Versions { newest: shard.steps() + u64::from(older), older };
         (of(&self.own), self.mirror.as_ref().map(|mirror| of(&mirror.shard)))
     }
 
-    /// One of the parts of this rank in one of its [`versions`](Self::versions); `weights` and `grads` are full length, as the last step
-    /// left them. None if it is not there.
-    pub fn state(&self, copy: Copy, version: u64, weights: &[f32], grads: &[f32]) -> Option<ShardState> {
+    /// One of the parts of this rank in one of its [`versions`](Self::versions); `weights` (seen by the host) and `grads` are full length, as
+    /// the last step left them. None if it is not there.
+    pub fn state(&self, copy: Copy, version: u64, weights: &[f32], grads: &F) -> Option<ShardState> {
         let (shard, weights) = match copy {
-            Copy::Own => (&self.own, &weights[self.own.partition().own()]),
+            Copy::Own => (&self.own, Cow::Borrowed(&weights[self.own.partition().own()])),
             Copy::Mirror => {
-                let mirror = self.mirror.as_ref()?;
-                (&mirror.shard, mirror.weights.as_slice())
+                let Mirror { shard, weights } = self.mirror.as_ref()?;
+                (shard, weights.read(0..weights.len()))
             }
         };
         if version == shard.steps() {
-            return Some(snapshot(shard, weights));
+            return Some(snapshot(shard, weights.into_owned()));
         }
         let update = self.prepared.as_ref().filter(|_| version == shard.steps() + 1)?;
-        let (mut shard, mut weights) = (shard.clone(), weights.to_vec());
-        shard.advance(&grads[shard.partition().own()], &mut weights, update);
-        Some(snapshot(&shard, &weights))
+        let (mut shard, mut weights) = (shard.clone(), F::of(&shard.place, weights.into_owned()));
+        shard.advance(grads, (&mut weights, 0), update);
+        Some(snapshot(&shard, weights.read(0..weights.len()).into_owned()))
     }
 
     /// The part of the flat space that is a rank's in a world of another size.
@@ -250,14 +283,8 @@ impl MirroredAdamW {
     }
 }
 
-fn shifted(range: &Range<usize>, origin: usize) -> Range<usize> {
-    match range.is_empty() {
-        true => 0..0,
-        false => range.start - origin..range.end - origin,
-    }
-}
-
-fn snapshot(shard: &ShardedAdamW, weights: &[f32]) -> ShardState {
-    let (exp_avg, exp_avg_sq) = (shard.exp_avg.clone(), shard.exp_avg_sq.clone());
-    ShardState { weights: weights.to_vec(), exp_avg, exp_avg_sq }
+fn snapshot<F: Flat>(shard: &ShardedAdamW<F>, weights: Vec<f32>) -> ShardState {
+    let [exp_avg, exp_avg_sq] =
+        [&shard.exp_avg, &shard.exp_avg_sq].map(|moments| moments.read(0..moments.len()).into_owned());
+    ShardState { weights, exp_avg, exp_avg_sq }
 }

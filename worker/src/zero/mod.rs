@@ -5,8 +5,6 @@
 //! optimizer   one step: reduce-scatter, norm, clip, AdamW on the shard, all-gather
 //! exchange    what gradients travel in
 //! mirror      a copy of the neighbour's part, so that one lost rank loses no step
-//! update      AdamW (Loshchilov and Hutter, arXiv 1711.05101), element by element
-//! norm        sum of squares that gives the same bits with any number of threads
 //! schedule    the learning rate of a step, as a pure function
 //! state       the moments as bytes, by parameter name and offset, readable at any world size
 //! ```
@@ -32,7 +30,7 @@
 //! bfloat16     as above, and 2 n that gradients travel in (`optimizer.reduce_dtype`)
 //! ```
 //!
-//! The gradient row is honest: the backward pass sums micro-batches into one full-length host buffer, which is kept for the
+//! The gradient row is honest: the backward pass sums micro-batches into one full-length buffer, which is kept for the
 //! next step. Gradients are reduced in place, so no buckets are added; after the reduce-scatter only this rank's chunk means
 //! anything.
 //!
@@ -41,19 +39,18 @@
 //!
 //! # What it does not do
 //!
-//! It knows neither models nor files nor devices: it sees host memory and a [`Collective`](crate::collective::Collective).
+//! It knows neither models nor files nor devices: it sees buffers ([`kernels::flat`](crate::kernels::flat), where the arithmetic is) and a
+//! [`Collective`](crate::collective::Collective).
 //! It does not partition weights (ZeRO-3), and does not overlap communication with the backward pass.
 
 mod exchange;
 mod mirror;
-mod norm;
 mod optimizer;
 mod partition;
 mod schedule;
 mod state;
-mod update;
 
-pub use mirror::{Copy, MirroredAdamW, ShardState, Versions};
+pub use mirror::{Copy, Keeps, MirroredAdamW, ShardState, Versions};
 pub use optimizer::{ShardedAdamW, StepError, StepInput, StepOutcome, ZeroBytes};
 pub use partition::{Partition, Segment};
 pub use schedule::LearningRateSchedule;

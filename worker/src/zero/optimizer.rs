@@ -10,6 +10,10 @@
 //!
 //! In a world of one the collectives do nothing and this is plain AdamW, without a copy.
 //!
+//! Gradients, weights and moments are buffers of one kind ([`Flat`]), in host memory or in a device's; nothing here looks at an element but
+//! the search for one that is not finite. On a device work is ordered and not waited for: what a step's times call computing is then found
+//! in whatever waits next.
+//!
 //! A step can let a group rest ([`StepInput::resting`]): it is treated as parameters whose gradient is `None` are in torch. Its weights
 //! and moments keep their bits, by decay as little as by momentum, and the norm is that of what moves. Only the count of steps in the bias
 //! correction goes on for everyone, since a moment that has rested is no younger for it.
@@ -23,25 +27,25 @@ use coxswain_proto::{
 
 use super::{
     exchange::Exchange,
-    norm::sum_of_squares,
-    partition::{Partition, Segment, intersect},
-    update::{Coefficients, Streams, update},
+    partition::{Partition, Segment, intersect, shifted},
 };
 use crate::{
     collective::{BufMut, Collective, CollectiveError, Reduce},
+    kernels::flat::{Coefficients, Flat, Part, Run},
     params::{Group, TrainableLayout},
 };
 
 /// AdamW whose moments exist only for this rank's part of the flat space.
 #[derive(Clone, Debug)]
-pub struct ShardedAdamW {
+pub struct ShardedAdamW<F: Flat = Vec<f32>> {
+    pub(super) place: F::Place,
     pub(super) layout: TrainableLayout,
     pub(super) partition: Partition,
     segments: Vec<Segment>,
     settings: Optimizer,
-    pub(super) exchange: Exchange,
-    pub(super) exp_avg: Vec<f32>,
-    pub(super) exp_avg_sq: Vec<f32>,
+    pub(super) exchange: Exchange<F>,
+    pub(super) exp_avg: F,
+    pub(super) exp_avg_sq: F,
     /// Steps taken; bias correction depends on it.
     pub(super) steps: u64,
     /// Norm of the global gradient of the last of them.
@@ -162,18 +166,33 @@ pub struct ZeroBytes {
 }
 
 impl ShardedAdamW {
-    /// Moments of zero for `rank`'s part of `layout` in a world of `world`.
+    /// Moments of zero, in host memory, for `rank`'s part of `layout` in a world of `world`.
     pub fn new(layout: &TrainableLayout, world: usize, rank: Rank, settings: &Optimizer) -> Self {
+        Self::at(&(), layout, (world, rank), settings, false)
+    }
+}
+
+impl<F: Flat> ShardedAdamW<F> {
+    /// Moments of zero for a rank's part of `layout` in a world of so many; in host memory between steps if `offloaded`, wherever the rest is.
+    pub fn at(
+        place: &F::Place,
+        layout: &TrainableLayout,
+        (world, rank): (usize, Rank),
+        settings: &Optimizer,
+        offloaded: bool,
+    ) -> Self {
+        let zeros = if offloaded { F::offloaded } else { F::zeros };
         let partition = Partition::new(layout.len(), world, rank);
         let own = partition.own().len();
         Self {
+            place: place.clone(),
             layout: layout.clone(),
             segments: partition.segments(layout),
             partition,
             settings: settings.clone(),
             exchange: Exchange::new(settings.reduce_dtype),
-            exp_avg: vec![0.0; own],
-            exp_avg_sq: vec![0.0; own],
+            exp_avg: zeros(place, own),
+            exp_avg_sq: zeros(place, own),
             steps: 0,
             last_norm: 0.0,
         }
@@ -193,17 +212,17 @@ impl ShardedAdamW {
     /// left them and are the same on all ranks afterwards. Both have the layout's length.
     pub fn step(
         &mut self,
-        grads: &mut [f32],
-        weights: &mut [f32],
+        grads: &mut F,
+        weights: &mut F,
         input: &StepInput,
         comm: &mut dyn Collective,
     ) -> Result<StepOutcome, StepError> {
         let begin = Instant::now();
         let reduced = self.reduce(grads, weights.len(), input, comm)?;
         let (updating, own) = (Instant::now(), self.partition.own());
-        self.advance(&grads[own.clone()], &mut weights[own], &reduced.update);
+        self.advance(grads, (weights, own.start), &reduced.update);
         let compute = reduced.compute + updating.elapsed();
-        comm.all_gather_in_place(BufMut::F32(weights))?;
+        comm.all_gather_in_place(weights.lend().into())?;
         Ok(reduced.outcome(compute, begin.elapsed()))
     }
 
@@ -211,14 +230,14 @@ impl ShardedAdamW {
     /// it. Changes neither weights nor moments.
     pub(super) fn reduce(
         &mut self,
-        grads: &mut [f32],
+        grads: &mut F,
         weights: usize,
         input: &StepInput,
         comm: &mut dyn Collective,
     ) -> Result<Reduced, StepError> {
         self.check(grads.len(), weights, comm)?;
         self.exchange.reduce_scatter(grads, self.partition.own(), comm)?;
-        let (begin, grads) = (Instant::now(), &grads[self.partition.own()]);
+        let begin = Instant::now();
         let mut sum = [self.squares(grads, input.resting)];
         let compute = begin.elapsed();
         comm.all_reduce(BufMut::F64(&mut sum), Reduce::Sum)?;
@@ -231,30 +250,26 @@ impl ShardedAdamW {
         Ok(Reduced { grad_norm, clipped, compute, update: Update { input: *input, norm: grad_norm, clip } })
     }
 
-    /// Second half: AdamW on this rank's part. Both slices are that part.
-    pub(super) fn advance(&mut self, grads: &[f32], weights: &mut [f32], how: &Update) {
+    /// Second half: AdamW on this rank's part. Gradients are full length; in `weights` the part begins at `weights_from`.
+    pub(super) fn advance(&mut self, grads: &F, (weights, weights_from): (&mut F, usize), how: &Update) {
         self.steps += 1;
         self.last_norm = how.norm;
-        let mut rest =
-            Streams { weights, exp_avg: &mut self.exp_avg, exp_avg_sq: &mut self.exp_avg_sq, grads };
-        let (settings, steps) = (&self.settings, self.steps);
-        let runs = self
-            .segments
-            .iter()
-            .map(|segment| (segment, rest.take(segment.range.len())))
-            .filter(|(segment, _)| how.input.resting != Some(segment.group))
-            .map(|(segment, streams)| (streams, coefficients(settings, steps, segment, how)));
-        update(runs.collect());
+        let (settings, steps, begin) = (&self.settings, self.steps, self.partition.own().start);
+        let moving = self.segments.iter().filter(|segment| how.input.resting != Some(segment.group));
+        let runs = moving.map(|segment| Run {
+            range: shifted(&segment.range, begin),
+            coefficients: coefficients(settings, steps, segment, how),
+        });
+        let runs: Vec<_> = runs.collect();
+        let (exp_avg, exp_avg_sq) = (&mut self.exp_avg, &mut self.exp_avg_sq);
+        F::adamw(Part { weights, weights_from, exp_avg, exp_avg_sq, grads, grads_from: begin }, &runs);
     }
 
     /// Sum of squares over this rank's part, as far as it moves.
-    fn squares(&self, grads: &[f32], resting: Option<Group>) -> f64 {
-        let Some(resting) = resting else { return sum_of_squares(grads) };
-        let begin = self.partition.own().start;
+    fn squares(&self, grads: &F, resting: Option<Group>) -> f64 {
+        let Some(resting) = resting else { return grads.squares(&[self.partition.own()]) };
         let moving = self.segments.iter().filter(|segment| segment.group != resting);
-        moving
-            .map(|segment| sum_of_squares(&grads[segment.range.start - begin..segment.range.end - begin]))
-            .sum()
+        grads.squares(&moving.map(|segment| segment.range.clone()).collect::<Vec<_>>())
     }
 
     /// What optimizer, gradients and weights take on this rank.
@@ -287,12 +302,11 @@ impl ShardedAdamW {
     }
 
     /// The first parameter whose gradient, in this rank's part, is not finite.
-    fn first_non_finite(&self, grads: &[f32], resting: Option<Group>) -> Option<String> {
+    fn first_non_finite(&self, grads: &F, resting: Option<Group>) -> Option<String> {
         let own = self.partition.own();
         let bad = |p: &&crate::params::ParamSpec| {
             let here = intersect(&p.range(), &own);
-            !here.is_empty()
-                && grads[here.start - own.start..here.end - own.start].iter().any(|g| !g.is_finite())
+            !here.is_empty() && grads.read(here).iter().any(|g| !g.is_finite())
         };
         let mut moving = self.layout.params().iter().filter(|param| resting != Some(param.group));
         moving.find(bad).map(|param| param.name.clone())

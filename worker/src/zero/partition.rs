@@ -81,6 +81,14 @@ impl Partition {
     }
 }
 
+/// A range seen from `origin`; an empty one may lie anywhere.
+pub(super) fn shifted(range: &Range<usize>, origin: usize) -> Range<usize> {
+    match range.is_empty() {
+        true => 0..0,
+        false => range.start - origin..range.end - origin,
+    }
+}
+
 /// What two ranges share; empty if nothing.
 pub(super) fn intersect(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
     let start = a.start.max(b.start);

@@ -21,11 +21,13 @@ use safetensors::{Dtype, SafeTensors};
 use serde_json::{Map, Value, json};
 
 use super::{optimizer::ShardedAdamW, partition::intersect};
-use crate::params::ParamSpec;
+use crate::{kernels::flat::Flat, params::ParamSpec};
 
 /// In every file's metadata.
 const FORMAT: &str = "coxswain-optimizer-1";
 const KINDS: [&str; 2] = ["exp_avg", "exp_avg_sq"];
+/// Elements read at once: what of moments in a device's memory is in the host's while they are written.
+const PIECE: usize = 16 << 20;
 
 /// Why a saved state cannot be taken over.
 #[derive(Debug, thiserror::Error)]
@@ -98,7 +100,21 @@ struct Piece<'a> {
     bytes: &'a [u8],
 }
 
-impl ShardedAdamW {
+impl Piece<'_> {
+    /// Copies what of it is in the part `own` of the flat space, whose elements are `moments`.
+    fn copy_to(&self, moments: &mut [f32], own: &Range<usize>) {
+        let begin = self.param.offset + self.range.start;
+        let wanted = intersect(own, &(begin..self.param.offset + self.range.end));
+        if wanted.is_empty() {
+            return;
+        }
+        let (words, _) = self.bytes[4 * (wanted.start - begin)..].as_chunks::<4>();
+        let target = &mut moments[wanted.start - own.start..wanted.end - own.start];
+        target.iter_mut().zip(words).for_each(|(value, word)| *value = f32::from_le_bytes(*word));
+    }
+}
+
+impl<F: Flat> ShardedAdamW<F> {
     /// This rank's state as a safetensors file.
     pub fn export(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(self.exp_avg.len() * 8 + (16 << 10));
@@ -112,10 +128,13 @@ impl ShardedAdamW {
         out.write_all(&(header.len() as u64).to_le_bytes())?;
         out.write_all(&header)?;
         for moments in [&self.exp_avg, &self.exp_avg_sq] {
-            if cfg!(target_endian = "little") {
-                out.write_all(bytemuck::cast_slice(moments))?;
-            } else {
-                moments.iter().try_for_each(|value| out.write_all(&value.to_le_bytes()))?;
+            for start in (0..moments.len()).step_by(PIECE) {
+                let piece = moments.read(start..(start + PIECE).min(moments.len()));
+                if cfg!(target_endian = "little") {
+                    out.write_all(bytemuck::cast_slice(&piece))?;
+                } else {
+                    piece.iter().try_for_each(|value| out.write_all(&value.to_le_bytes()))?;
+                }
             }
         }
         Ok(8 + header.len() as u64 + 4 * (self.exp_avg.len() + self.exp_avg_sq.len()) as u64)
@@ -140,17 +159,9 @@ impl ShardedAdamW {
             self.check_coverage(kind, name, &pieces)?;
         }
         let own = self.partition.own();
-        for piece in pieces {
-            let moments = [&mut self.exp_avg, &mut self.exp_avg_sq][piece.kind].as_mut_slice();
-            let begin = piece.param.offset + piece.range.start;
-            let wanted = intersect(&own, &(begin..piece.param.offset + piece.range.end));
-            let bytes = &piece.bytes[4 * (wanted.start - begin).min(piece.range.len())..];
-            let (words, _) = bytes.as_chunks::<4>();
-            if wanted.is_empty() {
-                continue;
-            }
-            let target = &mut moments[wanted.start - own.start..wanted.end - own.start];
-            target.iter_mut().zip(words).for_each(|(value, word)| *value = f32::from_le_bytes(*word));
+        for (kind, moments) in [&mut self.exp_avg, &mut self.exp_avg_sq].into_iter().enumerate() {
+            let pieces = pieces.iter().filter(|piece| piece.kind == kind);
+            moments.edit(|moments| pieces.for_each(|piece| piece.copy_to(moments, &own)));
         }
         self.steps = steps;
         Ok(())

@@ -24,6 +24,7 @@ use libloading::Library;
 
 use coxswain_worker::collective::{FabricError, FabricId, Reduce};
 
+use super::region::Region;
 use crate::libraries;
 
 /// As the loader knows it; the second is there where developer files are.
@@ -212,6 +213,15 @@ pub enum Call {
     Shift { send: Range<usize>, receive: Range<usize> },
 }
 
+/// Memory on the card that an operation works on.
+#[derive(Debug)]
+pub enum Memory<'a> {
+    /// Our own.
+    Staging(&'a mut CudaSlice<u8>),
+    /// A tensor's.
+    Tensor(&'a Region),
+}
+
 /// A rank's communicator. Not `Send`.
 pub struct Communicator {
     nccl: &'static Nccl,
@@ -265,14 +275,15 @@ impl Communicator {
         self.nccl.accepted("NCCL", code, self.comm)
     }
 
-    /// Enqueues an operation on `stream`, in place on `buffer`.
+    /// Enqueues an operation on `stream`, in place on `memory`, which the caller keeps, and lets nobody else touch, until the stream has
+    /// passed the operation or the communicator is gone.
     ///
-    /// Panics if the operation reaches beyond the buffer: the caller made both.
+    /// Panics if the operation reaches beyond the memory: the caller made both.
     pub fn start(
         &self,
         call: &Call,
         kind: Kind,
-        buffer: &mut CudaSlice<u8>,
+        memory: Memory<'_>,
         stream: &CudaStream,
     ) -> Result<State, FabricError> {
         let (world, rank) = (self.world, self.rank);
@@ -281,13 +292,23 @@ impl Communicator {
             Call::ReduceScatter { chunk, .. } | Call::AllGather { chunk } => chunk * world,
             Call::Shift { send, receive } => send.end.max(receive.end),
         };
-        assert!(reach * kind.bytes() <= buffer.len(), "an operation on {reach} elements fits its buffer");
-        let (start, _held) = buffer.device_ptr_mut(stream);
+        // What is held is held until the operation is enqueued.
+        let (start, bytes, _held) = match memory {
+            Memory::Staging(buffer) => {
+                let bytes = buffer.len();
+                let (start, held) = buffer.device_ptr_mut(stream);
+                (start, bytes, Some(held))
+            }
+            Memory::Tensor(region) => (region.address(), region.bytes(), None),
+        };
+        assert!(reach * kind.bytes() <= bytes, "an operation on {reach} elements fits its memory");
         let at = |element: usize| (start as usize + element * kind.bytes()) as *mut c_void;
         let (f, comm, data) = (&self.nccl.functions, self.comm, kind.nccl());
         let stream = stream.cu_stream().cast::<c_void>();
-        // SAFETY: every pointer is into `buffer`, as many elements before its end as the call takes (asserted above); the caller
-        // keeps the buffer until the stream has passed the operation; communicator and stream are alive.
+        // SAFETY: every pointer is into `memory`, as many elements before its end as the call takes (asserted above): of a slice that
+        // cudarc allocated, or of a tensor whose memory its `Region` keeps. The caller keeps either until the stream has passed the
+        // operation, and nothing else is ordered on it meanwhile: of a tensor the region was made when burn's orders were done, and the
+        // buffer is borrowed mutably until the transfer ends. Communicator and stream are alive.
         let code = unsafe {
             match call {
                 Call::AllReduce { count, reduce } => {

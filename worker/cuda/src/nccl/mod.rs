@@ -2,21 +2,25 @@
 //!
 //! ```text
 //! library   the C interface, loaded at run time; all `unsafe`
-//! here      one generation's fabric: staging memory on the card, one stream, one transfer at a time
+//! region    a tensor of burn's as memory that NCCL works on
+//! here      one generation's fabric: one stream, one transfer at a time, staging memory for what is not on the card
 //! ```
 //!
-//! **Where buffers are.** Gradients and weights of the trainables lie in host memory (`params`), so a transfer copies what this rank
-//! brings to the card, runs in place there, and copies back what it receives: for reduce-scatter and all-gather
-//! of `n` bytes on `W` ranks, `n (1 + 1/W)` bytes over the bus. Everything here works on device memory, so buffers that are there
-//! already will only lose the copies.
+//! **Where buffers are.** Gradients, weights and what gradients travel in are tensors on the card (`kernels::flat`), and transfers run in
+//! place on them. What lies in host memory (parts of a state that moves in recovery, say) is staged: what this rank brings is copied to the
+//! card, and what it receives is copied back.
 //!
-//! **Order.** The stream is our own. What is copied in comes from host memory, which burn has finished writing (it was read back with
-//! a synchronisation), and burn reads results only after they were copied out; no event crosses between the two.
+//! **Order.** The stream is our own, since cubecl lends none of its own, nor events on them. Before a transfer the host waits for burn's
+//! orders (`region`), after it for an event of ours; what comes from host memory is there already.
 //!
-//! **Padding.** NCCL's chunks are equal. The buffer on the card is as long as equal chunks of [`chunk`]'s size need; what lies behind
-//! the end is reduced and passed around with the rest, and read by nobody.
+//! **Padding.** NCCL's chunks are equal. Tensors of the flat space, and the staging memory, are longer than their elements by what equal
+//! chunks of [`chunk`]'s size need; what lies there is reduced and passed around with the rest, and read by nobody.
+//!
+//! **The end.** A communicator that is ended in the middle of a transfer on a tensor ends its kernels; the stream is then waited for, so that
+//! the memory is burn's alone again when [`Fabric::abort`] returns.
 
 mod library;
+mod region;
 #[cfg(test)]
 mod tests;
 
@@ -28,9 +32,15 @@ use std::{
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaSlice, CudaStream, DriverError};
 
-use self::library::{Call, Communicator, Kind, State};
-use coxswain_worker::collective::{
-    Fabric, FabricError, FabricId, FabricSource, Movement, Offer, Place, Transfer, chunk,
+use self::{
+    library::{Call, Communicator, Kind, Memory, State},
+    region::Region,
+};
+use coxswain_worker::{
+    collective::{
+        Cargo, Fabric, FabricError, FabricId, FabricSource, Movement, Offer, Place, Transfer, chunk,
+    },
+    kernels::flat::DeviceBuffer,
 };
 
 /// Between two looks at a communicator that connects or leaves.
@@ -107,6 +117,7 @@ impl FabricSource for NcclFabric {
             stream,
             comm: Some(comm),
             buffer: None,
+            region: None,
             stage: Stage::Idle,
             rank,
             world,
@@ -120,7 +131,10 @@ struct OnCard {
     stream: Arc<CudaStream>,
     /// None after an abort.
     comm: Option<Communicator>,
+    /// Staging memory.
     buffer: Option<CudaSlice<u8>>,
+    /// The tensor that the transfer in flight works on.
+    region: Option<Region>,
     stage: Stage,
     rank: usize,
     world: usize,
@@ -136,7 +150,7 @@ enum Stage {
 }
 
 impl OnCard {
-    /// Room for so many bytes on the card.
+    /// Staging memory of so many bytes.
     fn reserve(&mut self, bytes: usize) -> Result<CudaSlice<u8>, FabricError> {
         match self.buffer.take() {
             Some(buffer) if buffer.len() >= bytes => Ok(buffer),
@@ -145,6 +159,17 @@ impl OnCard {
                 self.stream.alloc_zeros(bytes).map_err(cuda)
             }
         }
+    }
+
+    /// Copies what this rank brings to the card.
+    fn bring(&mut self, transfer: &Transfer, bytes: &[u8], needed: usize) -> Result<(), FabricError> {
+        let mut buffer = self.reserve(needed)?;
+        let own = brought(transfer, self.rank, self.world);
+        if !own.is_empty() {
+            self.stream.memcpy_htod(&bytes[own.clone()], &mut buffer.slice_mut(own)).map_err(cuda)?;
+        }
+        self.buffer = Some(buffer);
+        Ok(())
     }
 
     fn call(&self, transfer: &Transfer) -> Call {
@@ -161,6 +186,11 @@ impl OnCard {
             },
         }
     }
+}
+
+/// Bytes of a transfer's equal chunks.
+fn padded(transfer: &Transfer, world: usize) -> usize {
+    transfer.length.div_ceil(world) * world * transfer.width
 }
 
 /// The bytes that a rank brings into a transfer.
@@ -188,23 +218,30 @@ fn received(transfer: &Transfer, rank: usize, world: usize) -> Range<usize> {
 }
 
 impl Fabric for OnCard {
-    fn start(&mut self, transfer: &Transfer, bytes: &[u8]) -> Result<(), FabricError> {
+    fn reaches(&self, transfer: &Transfer, buffer: &dyn DeviceBuffer) -> bool {
+        Region::reaches(buffer, padded(transfer, self.world))
+    }
+
+    fn start(&mut self, transfer: &Transfer, cargo: &mut Cargo<'_>) -> Result<(), FabricError> {
         self.context.bind_to_thread().map_err(cuda)?;
-        let padded = transfer.length.div_ceil(self.world) * self.world * transfer.width;
-        let mut buffer = self.reserve(padded)?;
-        let own = brought(transfer, self.rank, self.world);
-        if !own.is_empty() {
-            self.stream.memcpy_htod(&bytes[own.clone()], &mut buffer.slice_mut(own)).map_err(cuda)?;
+        let needed = padded(transfer, self.world);
+        match cargo {
+            Cargo::Host(bytes) => self.bring(transfer, bytes, needed)?,
+            Cargo::Device(buffer) => self.region = Some(Region::settled(*buffer, needed)?),
         }
+        let call = self.call(transfer);
         let comm = self.comm.as_ref().ok_or_else(ended)?;
+        let memory = match (&self.region, &mut self.buffer) {
+            (Some(region), _) => Memory::Tensor(region),
+            (None, Some(buffer)) => Memory::Staging(buffer),
+            (None, None) => return Err(ended()),
+        };
         let kind = match transfer.width {
             2 => Kind::Bf16,
             4 => Kind::F32,
             _ => Kind::F64,
         };
-        let state = comm.start(&self.call(transfer), kind, &mut buffer, &self.stream)?;
-        self.buffer = Some(buffer);
-        self.stage = match state {
+        self.stage = match comm.start(&call, kind, memory, &self.stream)? {
             State::InProgress => Stage::Launching,
             State::Done => Stage::Running(self.stream.record_event(None).map_err(cuda)?),
         };
@@ -223,9 +260,11 @@ impl Fabric for OnCard {
         }
     }
 
-    fn finish(&mut self, transfer: &Transfer, bytes: &mut [u8]) -> Result<(), FabricError> {
+    fn finish(&mut self, transfer: &Transfer, cargo: &mut Cargo<'_>) -> Result<(), FabricError> {
         self.stage = Stage::Idle;
+        self.region = None;
         let range = received(transfer, self.rank, self.world);
+        let Cargo::Host(bytes) = cargo else { return Ok(()) };
         if range.is_empty() {
             return Ok(());
         }
@@ -236,6 +275,11 @@ impl Fabric for OnCard {
 
     fn abort(&mut self) {
         self.comm = None;
+        if self.region.is_some() {
+            // Nothing can be done about what the ended transfer leaves to say.
+            let _ = self.stream.synchronize();
+        }
+        self.region = None;
     }
 
     fn buffer_bytes(&self) -> usize {
@@ -245,10 +289,10 @@ impl Fabric for OnCard {
 
 impl Drop for OnCard {
     fn drop(&mut self) {
-        let Some(comm) = self.comm.take() else { return };
         if !matches!(self.stage, Stage::Idle) {
-            return;
+            self.abort();
         }
+        let Some(comm) = self.comm.take() else { return };
         let deadline = Instant::now() + FAREWELL;
         comm.leave(|| {
             std::thread::sleep(PAUSE);

@@ -16,6 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use burn_cuda::{Cuda, CudaDevice};
 use coxswain_cuda::Nvidia;
 use coxswain_proto::{
     ids::{Generation, Rank},
@@ -24,9 +25,11 @@ use coxswain_proto::{
 use coxswain_worker::{
     collective::{
         self, Brings, BufMut, Collective, CollectiveError, Computes, Membership, Reduce, Ring, RingAbort,
-        RingListener, conformance::Behaviour,
+        RingListener,
+        conformance::{self, Behaviour},
     },
     device::Accelerator,
+    kernels::flat::OnDevice,
 };
 
 /// Names the environment variable `RANK WORLD ring|nccl` of such a process.
@@ -37,6 +40,10 @@ pub const TEST: &str = "rank::a_rank_that_its_parent_started_does_as_it_is_told"
 pub const MARK: &str = "@@ ";
 /// How long a rank looks for the others.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// What a rank has seen whose buffers are tensors on the card.
+pub const ON_CARD: &str = "buffers on the card go every way, where they lie";
+/// More behaviours than there are: the generation after theirs.
+const LAST: u64 = 100;
 /// Elements that are moved until somebody is lost: 16 MiB.
 const ENDURED: usize = 4 << 20;
 
@@ -79,7 +86,22 @@ impl Seat {
                 Err(why) => return say(format_args!("failed {}: {why}", behaviour.name)),
             }
         }
+        if self.over == Collectives::Nccl && count == usize::MAX {
+            match self.on_card(generation + LAST, addresses) {
+                Ok(()) => say(format_args!("seen {ON_CARD}")),
+                Err(why) => return say(format_args!("failed {ON_CARD}: {why}")),
+            }
+        }
         say("done");
+    }
+
+    /// What only the crate that knows a card can show.
+    fn on_card(&self, generation: u64, addresses: &[String]) -> Result<(), String> {
+        let cards = Nvidia.probe().map_or(1, |cards| cards.count);
+        let mut comm = self.join(generation, addresses).map_err(|error| error.to_string())?;
+        let card = CudaDevice::new(self.rank % cards);
+        let seen = conformance::on_device::<OnDevice<Cuda>>(comm.as_mut(), &card);
+        seen.map(drop).map_err(|violation| violation.to_string())
     }
 
     fn endure(&self, generation: u64, addresses: &[String]) {

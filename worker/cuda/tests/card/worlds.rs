@@ -15,7 +15,7 @@ use coxswain_worker::collective::conformance::Behaviour;
 
 use crate::{
     cards_with_nccl,
-    rank::{MARK, SEAT, TEST},
+    rank::{MARK, ON_CARD, SEAT, TEST},
 };
 
 /// How long an answer may take: NCCL connects anew for every behaviour.
@@ -117,6 +117,9 @@ impl World {
         }
         for due in Behaviour::of_world(self.ranks.len(), self.over == Over::Ring).take(count) {
             assert!(seen.contains(due.name), "no rank has seen that {}", due.name);
+        }
+        if self.over == Over::Nccl && count == usize::MAX {
+            assert!(seen.contains(ON_CARD), "no rank has seen that {ON_CARD}");
         }
     }
 

@@ -4,12 +4,14 @@
 use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 
 use super::*;
-use crate::collective::loopback;
+use crate::{collective::loopback, kernels::flat::HostCopy};
 
 type Job = (Transfer, Vec<u8>);
 
 /// Carries by another ring, asynchronously.
 struct OtherRing {
+    /// Whether it works on a device's buffers itself.
+    reaches: bool,
     jobs: Sender<Job>,
     done: Receiver<Result<Vec<u8>, CollectiveError>>,
     abort: Arc<dyn AbortHandle>,
@@ -18,6 +20,8 @@ struct OtherRing {
 
 impl OtherRing {
     fn new(mut ring: Ring) -> Self {
+        // Ranks need not agree.
+        let reaches = ring.rank().0.is_multiple_of(2);
         let (jobs, todo) = mpsc::channel::<Job>();
         let (results, done) = mpsc::channel();
         let abort = ring.abort_handle();
@@ -33,7 +37,7 @@ impl OtherRing {
                 }
             }
         });
-        Self { jobs, done, abort, result: Vec::new() }
+        Self { reaches, jobs, done, abort, result: Vec::new() }
     }
 }
 
@@ -55,9 +59,29 @@ fn run<T: Element>(
     Ok(bytemuck::cast_slice(&values).to_vec())
 }
 
+/// The bytes of a buffer, wherever it is; `change` says whether it has changed them.
+fn with_bytes(cargo: &mut Cargo<'_>, mut change: impl FnMut(&mut [u8]) -> bool) {
+    match cargo {
+        Cargo::Host(bytes) => drop(change(bytes)),
+        Cargo::Device(buffer) => buffer.through_host(&mut |copy| match copy {
+            HostCopy::Bf16(values) => change(bytemuck::cast_slice_mut(values)),
+            HostCopy::F32(values) => change(bytemuck::cast_slice_mut(values)),
+        }),
+    }
+}
+
 impl Fabric for OtherRing {
-    fn start(&mut self, transfer: &Transfer, bytes: &[u8]) -> Result<(), FabricError> {
-        self.jobs.send((*transfer, bytes.to_vec())).map_err(|_| FabricError("the thread is gone".into()))
+    fn reaches(&self, _: &Transfer, _: &dyn DeviceBuffer) -> bool {
+        self.reaches
+    }
+
+    fn start(&mut self, transfer: &Transfer, cargo: &mut Cargo<'_>) -> Result<(), FabricError> {
+        let mut brought = Vec::new();
+        with_bytes(cargo, |bytes| {
+            brought = bytes.to_vec();
+            false
+        });
+        self.jobs.send((*transfer, brought)).map_err(|_| FabricError("the thread is gone".into()))
     }
 
     fn poll(&mut self) -> Result<bool, FabricError> {
@@ -72,8 +96,11 @@ impl Fabric for OtherRing {
         }
     }
 
-    fn finish(&mut self, _transfer: &Transfer, bytes: &mut [u8]) -> Result<(), FabricError> {
-        bytes.copy_from_slice(&self.result);
+    fn finish(&mut self, _transfer: &Transfer, cargo: &mut Cargo<'_>) -> Result<(), FabricError> {
+        with_bytes(cargo, |bytes| {
+            bytes.copy_from_slice(&self.result);
+            true
+        });
         Ok(())
     }
 
@@ -120,7 +147,7 @@ enum Scripted {
 }
 
 impl Fabric for Scripted {
-    fn start(&mut self, _: &Transfer, _: &[u8]) -> Result<(), FabricError> {
+    fn start(&mut self, _: &Transfer, _: &mut Cargo<'_>) -> Result<(), FabricError> {
         Ok(())
     }
 
@@ -132,7 +159,7 @@ impl Fabric for Scripted {
         }
     }
 
-    fn finish(&mut self, _: &Transfer, _: &mut [u8]) -> Result<(), FabricError> {
+    fn finish(&mut self, _: &Transfer, _: &mut Cargo<'_>) -> Result<(), FabricError> {
         Ok(())
     }
 

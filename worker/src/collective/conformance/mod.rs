@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! values    what operations leave in buffers
+//! device    the same of buffers in a device's memory
 //! endings   aborts, lost ranks, ranks in different collectives: each leaves a communicator that is of no use
 //! here      the list of them, and what a rank reports
 //! ```
@@ -11,11 +12,13 @@
 //!
 //! Public because fabrics are implemented in crates above this one. What it does not do: start ranks.
 
+mod device;
 mod endings;
 #[cfg(test)]
 mod tests;
 mod values;
 
+pub use self::device::on_device;
 use super::{Collective, CollectiveError};
 
 /// Something that a communicator must do, shown by a world of ranks that all run it.
@@ -88,6 +91,7 @@ const ALL: &[Behaviour] = &[
     Behaviour::new("all-gather gives every rank all shards", values::all_gather),
     Behaviour::new("in-place operations cut any length", values::in_place),
     Behaviour::new("bfloat16 goes every way that float32 goes", values::halves),
+    Behaviour::new("buffers of a device go every way that the optimizer sends them", device::on_flex),
     Behaviour::new("a shift brings the chunk of the rank before", values::shift),
     Behaviour::new("broadcast works from every root", values::broadcast),
     Behaviour::new("nobody leaves a barrier before all have come", values::barrier),

@@ -60,13 +60,14 @@ fn a_ring_beside_a_fabric_does_all_of_it() {
 }
 
 /// What rests on moved data alone.
-const ABOUT_VALUES: [&str; 7] = [
+const ABOUT_VALUES: [&str; 8] = [
     "every rank gets the sum and the maximum",
     "sums are added in the documented order of ranks",
     "reduce-scatter leaves each rank its chunk",
     "all-gather gives every rank all shards",
     "in-place operations cut any length",
     "a shift brings the chunk of the rank before",
+    "buffers of a device go every way that the optimizer sends them",
     "broadcast works from every root",
 ];
 

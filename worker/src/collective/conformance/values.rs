@@ -18,7 +18,7 @@ use crate::{
     rng::{Key, Purpose},
 };
 
-type Seen = Result<bool, Violation>;
+pub(super) type Seen = Result<bool, Violation>;
 
 /// Around every border of the implementations: nothing, less than a world, odd, small, one piece, many pieces.
 const LENGTHS: [usize; 8] = [0, 1, 3, 64, 1027, 9001, 131_072, 500_009];
@@ -27,7 +27,7 @@ const LATE: Duration = Duration::from_millis(1);
 /// How long what others have sent may be on its way.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-fn place(comm: &dyn Collective) -> (usize, usize) {
+pub(super) fn place(comm: &dyn Collective) -> (usize, usize) {
     (comm.rank().0 as usize, comm.world())
 }
 
@@ -54,7 +54,7 @@ fn uneven(rank: usize, len: usize, seed: u64) -> Vec<f32> {
 }
 
 /// The reduction of all ranks' values in the order `c + 1, c + 2, .., c` for chunk `c`.
-fn reduced<T: Copy>(all: &[Vec<T>], join: impl Fn(T, T) -> T) -> Vec<T> {
+pub(super) fn reduced<T: Copy>(all: &[Vec<T>], join: impl Fn(T, T) -> T) -> Vec<T> {
     let (world, len) = (all.len(), all[0].len());
     let mut out = all[0].clone();
     for owner in 0..world {
@@ -66,7 +66,7 @@ fn reduced<T: Copy>(all: &[Vec<T>], join: impl Fn(T, T) -> T) -> Vec<T> {
     out
 }
 
-fn of_all(world: usize, len: usize) -> Vec<Vec<f32>> {
+pub(super) fn of_all(world: usize, len: usize) -> Vec<Vec<f32>> {
     (0..world).map(|rank| values(rank, len)).collect()
 }
 

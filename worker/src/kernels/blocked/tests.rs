@@ -1,6 +1,6 @@
 //! Against the reference and its derivatives, in one tile and in many.
 
-use burn::backend::Flex;
+use burn::{backend::Flex, tensor::Bool};
 
 use super::*;
 use crate::kernels::{adjoint, reference};
@@ -17,6 +17,68 @@ fn values<const D: usize>(shape: [usize; D], seed: u64, scale: f32) -> Tensor<F,
     };
     let values: Vec<f32> = (0..shape.iter().product()).map(|_| next()).collect();
     Tensor::from_data(TensorData::new(values, shape), &Default::default())
+}
+
+/// In burn's own operations.
+impl Scores for Flex {
+    fn weigh(scores: Tensor<F, 4>, seen: &Seen<F>) -> (Tensor<F, 4>, Tensor<F, 3>) {
+        let outside = outside(&scores, seen);
+        let scores = (scores * seen.scale).mask_fill(outside.clone(), OUT);
+        let largest = scores.clone().max_dim(3);
+        let weights = (scores - largest.clone()).exp().mask_fill(outside, 0.0);
+        let sum = weights.clone().sum_dim(3).clamp_min(1e-30);
+        (weights / sum.clone(), by_query(largest + sum.log(), seen))
+    }
+
+    fn weigh_again(scores: Tensor<F, 4>, lse_bnh: Tensor<F, 3>, seen: &Seen<F>) -> Tensor<F, 4> {
+        let outside = outside(&scores, seen);
+        let scores = (scores * seen.scale).mask_fill(outside.clone(), OUT);
+        (scores - by_row(lse_bnh, seen)).exp().mask_fill(outside, 0.0)
+    }
+
+    fn pull(
+        weights: Tensor<F, 4>,
+        dweights: Tensor<F, 4>,
+        delta_bnh: Tensor<F, 3>,
+        seen: &Seen<F>,
+    ) -> Tensor<F, 4> {
+        weights * (dweights - by_row(delta_bnh, seen)) * seen.scale
+    }
+
+    fn dots(x_bshk: Tensor<F, 4>, y_bshk: Tensor<F, 4>) -> Tensor<F, 3> {
+        (x_bshk * y_bshk).sum_dim(3).squeeze_dim(3)
+    }
+}
+
+/// `[b, h, (g n), 1]` as `[b, n, (h g)]`.
+fn by_query(x: Tensor<F, 4>, seen: &Seen<F>) -> Tensor<F, 3> {
+    let [batch, heads, ..] = x.dims();
+    let x_bhgn = x.reshape([batch, heads, seen.group, seen.queries]);
+    x_bhgn.permute([0, 3, 1, 2]).reshape([batch, seen.queries, heads * seen.group])
+}
+
+/// And back.
+fn by_row(x_bnh: Tensor<F, 3>, seen: &Seen<F>) -> Tensor<F, 4> {
+    let [batch, queries, heads] = x_bnh.dims();
+    let x_bnhg = x_bnh.reshape([batch, queries, heads / seen.group, seen.group]);
+    x_bnhg.permute([0, 2, 3, 1]).reshape([batch, heads / seen.group, seen.group * queries, 1])
+}
+
+/// Which scores a query does not see.
+fn outside(scores: &Tensor<F, 4>, seen: &Seen<F>) -> Tensor<F, 4, Bool> {
+    let [batch, heads, rows, keys] = scores.dims();
+    let ends: Vec<i64> = match &seen.bounds_b2 {
+        Some(bounds_b2) => bounds_b2.clone().into_data().iter::<i64>().collect(),
+        None => [0, keys as i64].repeat(batch),
+    };
+    let outside = (0..batch * heads * rows * keys).map(|i| {
+        let (key, row, batch) = (i % keys, i / keys % rows, i / (keys * rows * heads));
+        let query = seen.first + row % seen.queries;
+        let within = ends[2 * batch]..ends[2 * batch + 1];
+        !within.contains(&(key as i64)) || seen.causal && key > query
+    });
+    let outside: Vec<bool> = outside.collect();
+    Tensor::from_data(TensorData::new(outside, [batch, heads, rows, keys]), &Default::default())
 }
 
 #[track_caller]
@@ -49,7 +111,7 @@ fn check(sizes: [usize; 6], mask: &AttentionMask, strength: f32) {
         let inputs = || Inputs { q_bshk: q.clone(), k_bshk: k.clone(), v_bshk: v.clone(), scale, tile };
         let output = attention_in_tiles(inputs(), mask);
         assert_close(&what, output.out_bshk.clone(), expected.clone());
-        let delta_bsh = (dout.clone() * output.out_bshk).sum_dim(3).squeeze_dim(3);
+        let delta_bsh = F::dots(dout.clone(), output.out_bshk);
         let lse_bsh = output.lse_bsh.expect("left by the forward pass");
         let seeds = Seeds { dout_bshk: dout.clone(), delta_bsh, lse_bsh };
         let found = gradients_in_tiles(inputs(), mask, seeds);

@@ -40,6 +40,8 @@ use super::{
 };
 
 impl ModelBackend for Flex {
+    type Flat = Vec<f32>;
+
     const ON_HOST: bool = true;
 
     /// burn's own `reshape` copies whatever does not start at its buffer's first element.

@@ -1,6 +1,6 @@
 //! What is held besides weights and activations: read-ahead, caches, scratch, and what the process takes by itself.
 
-use coxswain_proto::run_spec::{Collectives, ReduceDtype};
+use coxswain_proto::run_spec::ReduceDtype;
 
 use super::{Ask, Place, Subject, shadow::Micro};
 use crate::{collective, data::lerobot::rows};
@@ -14,20 +14,17 @@ const TOKENIZER: u64 = 8;
 /// A CUDA context with its libraries' workspaces, and the unused ends of the allocator's pages.
 const CARD: u64 = 768 << 20;
 
-/// What the communicator holds for itself: where it lies is where it counts.
+/// What the communicator holds for itself, and what gradients travel in where that is not their own buffer.
 pub(super) fn collective_bytes(subject: &Subject, ask: Ask) -> u64 {
-    match ask.place {
-        _ if ask.world <= 1 => 0,
+    let receiving = match ask.place {
         // What the ring keeps to receive into.
-        Place::Host { .. } => collective::PIECE as u64 + travelling_bytes(subject, ask),
-        Place::Card if subject.spec.launch.collectives == Collectives::Ring => 0,
-        // The largest buffer that travels, padded to equal parts.
-        Place::Card => 4 * subject.counts.trainable().next_multiple_of(ask.world),
-    }
+        Place::Host { .. } if ask.world > 1 => collective::PIECE as u64,
+        Place::Host { .. } | Place::Card => 0,
+    };
+    receiving + travelling_bytes(subject, ask)
 }
 
-/// What gradients travel in between ranks, where that is not their own buffer. In host memory, whatever computes.
-pub(super) fn travelling_bytes(subject: &Subject, ask: Ask) -> u64 {
+fn travelling_bytes(subject: &Subject, ask: Ask) -> u64 {
     match subject.spec.optimizer.reduce_dtype {
         ReduceDtype::Bfloat16 if ask.world > 1 => 2 * subject.counts.trainable(),
         ReduceDtype::Bfloat16 | ReduceDtype::Float32 => 0,

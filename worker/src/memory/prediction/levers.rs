@@ -93,7 +93,7 @@ impl Subject {
         (saves > 0).then(|| Lever { what, setting, saves, remark: remark.into() })
     }
 
-    /// What reading frozen blocks when they run would save, beside the recompute that it needs; and what every run keeps off a card.
+    /// What reading frozen blocks when they run would save, beside the recompute that it needs; and on a card what moments in host memory would.
     fn offloading(&self, ask: Ask) -> Vec<Lever> {
         let mut levers = Vec::new();
         if self.spec.memory.offload != Offload::Layers {
@@ -117,12 +117,12 @@ impl Subject {
             let (setting, remark) = ("memory.offload=layers".into(), remark.into());
             levers.push(Lever { what: "frozen layers streamed".into(), setting, saves, remark });
         }
-        if ask.place == Place::Card {
+        if ask.place == Place::Card && self.spec.memory.offload == Offload::None {
             levers.push(Lever {
                 what: "moments in host memory".into(),
-                setting: "(always on)".into(),
-                saves: 8 * self.counts.trainable().div_ceil(ask.world.max(1)) as i64,
-                remark: "counted above already: memory.offload=optimizer is what every run does".into(),
+                setting: "memory.offload=optimizer".into(),
+                saves: self.shards(ask).into_iter().map(|(_, bytes)| bytes as i64).sum(),
+                remark: "every step brings them to the card and back".into(),
             });
         }
         levers
@@ -131,7 +131,7 @@ impl Subject {
     /// What more ranks would save, or what the ranks there are hold for each other.
     fn partition(&self, ask: Ask) -> Vec<Lever> {
         let now = self.predict(ask);
-        if ask.world > 1 && ask.place == Place::Card {
+        if ask.world > 1 && self.offloaded(ask.place) {
             return vec![Lever {
                 what: format!("optimizer partitioned over {} ranks", ask.world),
                 setting: "(always on)".into(),
@@ -163,11 +163,9 @@ impl Subject {
             setting: "--nproc-per-node 8".into(),
             saves: now.peak() as i64 - eight.peak() as i64,
             remark: match ask.place {
-                Place::Card => "moments are in host memory; a buffer for NCCL comes with it",
-                Place::Host { .. } if eight.of(Category::Mirror) > 0 => {
-                    "a mirror of the neighbour's part comes with it"
-                }
-                Place::Host { .. } => "moments only; gradients and weights stay whole",
+                _ if self.offloaded(ask.place) => "moments and mirror are in host memory",
+                _ if eight.of(Category::Mirror) > 0 => "a mirror of the neighbour's part comes with it",
+                _ => "moments only; gradients and weights stay whole",
             }
             .into(),
         }]

@@ -14,11 +14,11 @@
 //! |---|---|
 //! | frozen weights | elements times 4 or 2 (vectors always 4); on a host only what is not used in place in the mapped files; of blocks that are streamed the two largest neighbours |
 //! | trainables | `4 n` |
-//! | gradients | `4 n`, in host memory |
-//! | optimizer shard | `8 n / W`, in host memory |
-//! | mirror | `12 n / W` when a neighbour's shard is kept, see [`MIRROR_BYTES`]; in host memory |
+//! | gradients | `4 n` |
+//! | optimizer shard | `8 n / W`; beside a card in host memory with `memory.offload: optimizer` |
+//! | mirror | `12 n / W` when a neighbour's shard is kept, see [`MIRROR_BYTES`]; likewise |
 //! | activations | the shadow step's peak |
-//! | collective buffers | when `W > 1`: on a host the ring's receive buffer, on a card `4 n` that NCCL works in; in host memory `2 n` where gradients travel as bfloat16 |
+//! | collective buffers | when `W > 1`: on a host the ring's receive buffer; `2 n` where gradients travel as bfloat16 |
 //! | input | prefetched micro-batches, and the row cache |
 //! | cache | in host memory: names of all frames, the index of stored ones, adapters of generations, features that wait to be written |
 //! | framework | process, tokenizer and scratch of the compute threads; a context on a card |
@@ -189,9 +189,12 @@ impl Subject {
         let held = self.frozen(ask.place).in_memory(self.streamed(ask.place).is_some());
         prediction.set(Category::FrozenWeights, held);
         prediction.set(Category::Trainables, 4 * n);
+        prediction.set(Category::Gradients, 4 * n);
+        if !self.offloaded(ask.place) {
+            self.shards(ask).into_iter().for_each(|(category, bytes)| prediction.set(category, bytes));
+        }
         if ask.place != Place::Card {
-            let kept = self.kept_on_host(ask);
-            kept.into_iter().for_each(|(category, bytes)| prediction.set(category, bytes));
+            prediction.set(Category::Cache, self.cache_bytes(ask));
         }
         // The step holds streamed blocks when they run; two of them are booked as weights.
         prediction.set(Category::Activations, micro.forward.max(micro.backward).saturating_sub(streamed));
@@ -201,19 +204,24 @@ impl Subject {
         prediction
     }
 
-    /// What is held in host memory whatever computes: the flat gradients and what they travel in, this rank's moments, its copy of the
-    /// neighbour's part, and what kept features take.
-    pub fn kept_on_host(&self, ask: Ask) -> [(Category, u64); 5] {
-        let n = self.counts.trainable();
-        let shard = chunk(n as usize, ask.world.max(1) as usize, ask.rank as usize).len() as u64;
+    /// What is held in host memory beside a card: this rank's moments and its copy of the neighbour's part where they are offloaded, and
+    /// what kept features take.
+    pub fn beside_card(&self, ask: Ask) -> u64 {
+        let shards: u64 = self.shards(ask).into_iter().map(|(_, bytes)| bytes).sum();
+        self.cache_bytes(ask) + if self.offloaded(ask.place) { shards } else { 0 }
+    }
+
+    /// This rank's moments, and its copy of the neighbour's part.
+    fn shards(&self, ask: Ask) -> [(Category, u64); 2] {
+        let n = self.counts.trainable() as usize;
+        let shard = chunk(n, ask.world.max(1) as usize, ask.rank as usize).len() as u64;
         let mirror = if self.mirrored(ask.world) { MIRROR_BYTES * shard } else { 0 };
-        [
-            (Category::Gradients, 4 * n),
-            (Category::OptimizerShard, 8 * shard),
-            (Category::Mirror, mirror),
-            (Category::CollectiveBuffers, framework::travelling_bytes(self, ask)),
-            (Category::Cache, self.cache_bytes(ask)),
-        ]
+        [(Category::OptimizerShard, 8 * shard), (Category::Mirror, mirror)]
+    }
+
+    /// Whether moments are beside the memory in question.
+    fn offloaded(&self, place: Place) -> bool {
+        place == Place::Card && self.spec.memory.offload == Offload::Optimizer
     }
 
     /// The step that takes most, streamed blocks included: where a cache is exact every step begins with kept features, once they have been

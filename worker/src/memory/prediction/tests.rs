@@ -3,7 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use burn::backend::Flex;
-use coxswain_proto::run_spec::{ActivationsDtype, LoraTargets, Recompute, RunSpec, WeightsDtype};
+use coxswain_proto::run_spec::{
+    ActivationsDtype, LoraTargets, Recompute, ReduceDtype, RunSpec, WeightsDtype,
+};
 
 use super::*;
 use crate::model::policy::Policy;
@@ -117,22 +119,29 @@ fn only_moments_shrink_with_the_world() {
 }
 
 #[test]
-fn a_card_holds_what_is_on_it_and_the_host_the_rest() {
+fn a_card_holds_the_flat_space_and_the_host_what_is_offloaded() {
     let subject = subject("qwen2.5-vl-3b.yaml");
     let n = subject.counts.trainable();
     let [one, four] = [1, 4].map(|world| subject.predict(card(2, world)));
-    for category in [Category::Gradients, Category::OptimizerShard, Category::Mirror] {
-        assert_eq!((one.of(category), four.of(category)), (0, 0), "{category}");
-    }
-    assert_eq!(one.of(Category::Trainables), 4 * n);
-    assert_eq!(one.of(Category::CollectiveBuffers), 0);
-    assert_eq!(four.of(Category::CollectiveBuffers), 4 * n.next_multiple_of(4));
-    let over_tcp = subject
-        .changed(|spec| spec.launch.collectives = coxswain_proto::run_spec::Collectives::Ring)
-        .expect("no new names");
-    assert_eq!(over_tcp.predict(card(2, 4)).of(Category::CollectiveBuffers), 0);
-    let beside: u64 = subject.kept_on_host(card(2, 4)).into_iter().map(|(_, bytes)| bytes).sum();
-    assert_eq!(beside, 4 * n + (8 + MIRROR_BYTES) * n.div_ceil(4));
+    let taken = |prediction: &Prediction| {
+        [Category::Trainables, Category::Gradients, Category::OptimizerShard, Category::Mirror]
+            .map(|category| prediction.of(category))
+    };
+    let shard = n.div_ceil(4);
+    assert_eq!(taken(&one), [4 * n, 4 * n, 8 * n, 0]);
+    assert_eq!(taken(&four), [4 * n, 4 * n, 8 * shard, MIRROR_BYTES * shard]);
+    assert_eq!(
+        [&one, &four].map(|it| it.of(Category::CollectiveBuffers)),
+        [0, 0],
+        "they travel where they lie"
+    );
+    assert_eq!(subject.beside_card(card(2, 4)), 0);
+    let offloaded = subject.changed(|spec| spec.memory.offload = Offload::Optimizer).expect("no new names");
+    assert_eq!(taken(&offloaded.predict(card(2, 4))), [4 * n, 4 * n, 0, 0]);
+    assert_eq!(offloaded.beside_card(card(2, 4)), (8 + MIRROR_BYTES) * shard);
+    let halves = subject.changed(|spec| spec.optimizer.reduce_dtype = ReduceDtype::Bfloat16);
+    let halves = halves.expect("no new names").predict(card(2, 4));
+    assert_eq!(halves.of(Category::CollectiveBuffers), 2 * n);
 }
 
 #[test]
@@ -191,10 +200,18 @@ fn on_a_host_streaming_saves_what_is_copied_out_of_the_files_and_nothing_else() 
 }
 
 #[test]
-fn whoever_asks_what_offloading_brings_on_a_card_is_told_what_every_run_does() {
-    let levers = subject("qwen2.5-vl-3b.yaml").levers(card(1, 1));
-    let always = levers.iter().find(|lever| lever.what == "moments in host memory").expect("it is said");
-    assert!(always.remark.contains("memory.offload=optimizer"), "{always:?}");
+fn offloading_the_optimizer_saves_on_a_card_what_the_table_says() {
+    let subject = subject("qwen2.5-vl-3b.yaml");
+    for world in [1, 4] {
+        let levers = subject.levers(card(1, world));
+        let lever = levers.iter().find(|lever| lever.setting == "memory.offload=optimizer").expect("offered");
+        let done = subject.changed(|spec| spec.memory.offload = Offload::Optimizer).expect("no new names");
+        let less = subject.predict(card(1, world)).peak() - done.predict(card(1, world)).peak();
+        assert_eq!(lever.saves, less as i64);
+        assert!(done.levers(card(1, world)).iter().all(|lever| lever.what != "moments in host memory"));
+    }
+    let host = Ask { micro_batch: 1, world: 1, rank: 0, place: Place::Host { threads: 2 } };
+    assert!(subject.levers(host).iter().all(|lever| lever.what != "moments in host memory"));
 }
 
 #[test]

@@ -39,7 +39,7 @@ use super::recompute::{
 };
 use crate::{
     kernels::{AttentionMask, Tape},
-    params::{FlatGrads, ParamScope, TrainableLayout, Trainables, held},
+    params::{GradientSums, ParamScope, TrainableLayout, Trainables, held},
 };
 
 /// Sizes of an expert.
@@ -166,7 +166,7 @@ impl ActionExpert {
     pub fn backward<B: Tape<Base = B>>(
         trace: ExpertTrace<'_, B>,
         dv_nc: Tensor<B, 2>,
-        grads: &mut FlatGrads,
+        grads: &mut dyn GradientSums<B>,
     ) -> ExpertGradient<B> {
         let ExpertTrace { time, tokens, tower, blocks, head } = trace;
         let mut of_head = head.backward(dv_nc, grads).into_iter();

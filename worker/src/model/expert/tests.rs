@@ -3,7 +3,10 @@ use coxswain_proto::run_spec::Recompute;
 use proptest::prelude::*;
 
 use super::*;
-use crate::rng::{Key, Purpose};
+use crate::{
+    params::FlatGrads,
+    rng::{Key, Purpose},
+};
 
 const SHAPE: ExpertShape = ExpertShape {
     width: 8,

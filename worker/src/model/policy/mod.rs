@@ -57,7 +57,7 @@ use crate::{
     batch::{MicroBatch, SampleDims},
     kernels::{AttentionMask, Tape},
     lora::LoraPlan,
-    params::{FlatGrads, ParamScope, Trainables},
+    params::{GradientSums, ParamScope, Trainables},
 };
 
 /// A policy: frozen weights, and where its trainables lie in the flat space.
@@ -145,7 +145,7 @@ impl<B: Tape<Base = B>> Policy<B> {
         &self,
         trainables: &Trainables<B>,
         batch: &MicroBatch,
-        grads: &mut FlatGrads,
+        grads: &mut dyn GradientSums<B>,
         clock: &mut StageClock<'_>,
     ) -> Result<MicroLoss, StepError> {
         if batch.is_empty() {

@@ -7,6 +7,7 @@ use coxswain_proto::run_spec::{LearningRates, WeightsDtype};
 use super::Policy;
 use crate::{
     kernels::Tape,
+    kernels::flat::Flat,
     model::qwen::modules::{FrozenBytes, frozen_tensors},
     params::{FlatGrads, Group, TrainableLayout},
 };
@@ -151,15 +152,14 @@ impl GradientWatch {
 
     /// Takes note of the gradients of one try of a step, before they are reduced over ranks or cleared. A step in which this rank had no
     /// samples is passed over.
-    pub fn observe(&mut self, layout: &TrainableLayout, grads: &FlatGrads) {
+    pub fn observe<F: Flat>(&mut self, layout: &TrainableLayout, grads: &FlatGrads<F>) {
         if !layout.params().iter().any(|param| grads.touched(param)) {
             return;
         }
         self.seen = true;
         self.silent.retain(|&number| {
             let param = &layout.params()[number];
-            let values = &grads.values()[param.offset..param.offset + param.len()];
-            !grads.touched(param) || values.iter().all(|&g| g == 0.0)
+            !grads.touched(param) || grads.values().read(param.range()).iter().all(|&g| g == 0.0)
         });
     }
 

@@ -10,11 +10,12 @@ use serde_json::{Value, json};
 use super::*;
 use crate::{
     model::qwen::checkpoint::Checkpoint,
-    params::{Group, TrainableLayout},
+    params::{FlatGrads, Group, TrainableLayout},
     rng::{Key, Purpose},
 };
 
 mod cached;
+mod on_device;
 mod rounded;
 mod streamed;
 

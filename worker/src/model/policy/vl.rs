@@ -30,7 +30,7 @@ use crate::{
             segment::{Input, Recorded, Segment},
         },
     },
-    params::{FlatGrads, ParamScope, Trainables},
+    params::{GradientSums, ParamScope, Trainables},
 };
 
 /// Why a pass through the model ends early.
@@ -156,7 +156,7 @@ impl<'a, B: Tape<Base = B>> VlRun<'a, B> {
         &self,
         trace: VlTrace<'a, B>,
         dhidden_nd: Tensor<B, 2>,
-        grads: &mut FlatGrads,
+        grads: &mut dyn GradientSums<B>,
         clock: &mut StageClock<'_>,
     ) -> Result<(), Broken> {
         let Some(TextTrace { first, layers, norm }) = trace.text else { return Ok(()) };

@@ -19,6 +19,11 @@ pub enum ModelError {
         /// What to do.
         remedy: &'static str,
     },
+    /// A device did not take weights.
+    #[error(
+        "the device has not taken the weights: {0}; `cox selftest --device cuda` tells what it cannot do"
+    )]
+    Device(String),
     /// A JSON file is not JSON.
     #[error("{}: not valid JSON: {source}; download the file again", path.display())]
     Json {

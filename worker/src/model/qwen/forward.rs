@@ -33,7 +33,11 @@ use super::{
     modules::modules, rope::RopeIndex,
 };
 use crate::{
-    kernels::{ModelBackend, Tape, pool},
+    kernels::{
+        ModelBackend, Tape,
+        flat::{Flat, FlatOn},
+        pool,
+    },
     lora::{PeftAdapter, peft},
     model::block::Block,
     params::{FlatGrads, ParamScope, TrainableLayout, Trainables},
@@ -188,11 +192,12 @@ impl<B: Tape<Base = B>> Pass<'_, B> {
         let trace = self.run(&params)?;
         let mut gradients = trace.loss.as_ref().expect("gradients are asked for only with labels").backward();
         let layout = trainables.layout();
-        let mut flat = FlatGrads::new(layout.len());
+        let place = B::Flat::place(&trainables.device());
+        let mut flat = FlatGrads::<B::Flat>::at(&place, layout.len());
         params.collect(&mut gradients, &mut flat);
         let mut results = trace.into_results(self.batch);
         for param in layout.params() {
-            let values = flat.values()[param.offset..param.offset + param.len()].to_vec();
+            let values = flat.values().read(param.range()).into_owned();
             results.floats(&format!("grad.{}", param.name), values, param.shape.clone());
         }
         Ok(results)

@@ -2,7 +2,7 @@
 
 use std::{cell::Cell, sync::Arc};
 
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{Bytes, Tensor, TensorData};
 use coxswain_proto::run_spec::WeightsDtype;
 
 use super::{checkpoint::Checkpoint, error::ModelError};
@@ -56,7 +56,7 @@ impl<B: ModelBackend> Loader<'_, B> {
 
     /// A matrix, by the tensor's full name.
     pub fn matrix(&self, name: &str, shape: [usize; 2]) -> Result<Tensor<B, 2>, ModelError> {
-        Ok(self.placed(self.checkpoint.matrix(name, &shape, &shape, self.dtype)?))
+        self.placed(self.checkpoint.matrix(name, &shape, &shape, self.dtype)?)
     }
 
     /// A tensor of any shape in the file, as a matrix with the same elements.
@@ -66,25 +66,34 @@ impl<B: ModelBackend> Loader<'_, B> {
         expected: &[usize],
         shape: [usize; 2],
     ) -> Result<Tensor<B, 2>, ModelError> {
-        Ok(self.placed(self.checkpoint.matrix(name, expected, &shape, self.dtype)?))
+        self.placed(self.checkpoint.matrix(name, expected, &shape, self.dtype)?)
     }
 
     /// A bias or a gain, by the tensor's full name.
     pub fn vector(&self, name: &str, len: usize) -> Result<Tensor<B, 1>, ModelError> {
-        Ok(self.placed(self.checkpoint.vector(name, len)?))
+        self.placed(self.checkpoint.vector(name, len)?)
     }
 
     /// A tensor on the device. Waits for the device now and then; on the CPU there is nothing to wait for.
-    fn placed<const D: usize>(&self, data: TensorData) -> Tensor<B, D> {
+    fn placed<const D: usize>(&self, data: TensorData) -> Result<Tensor<B, D>, ModelError> {
         pulse::beat();
         let in_flight = self.in_flight.get() + data.bytes.len();
-        let tensor = frozen(data, self.device);
+        let data = if B::ON_HOST { data } else { unmapped(data) };
+        // Held to the end: a device's allocator gives each exactly what it takes, not the next larger of its pages.
+        let tensor = B::memory_persistent_allocations(self.device, data, |data| frozen(data, self.device));
         self.in_flight.set(in_flight);
         if in_flight >= IN_FLIGHT {
             self.in_flight.set(0);
-            // What a device has to say of a failure it says again to whoever uses the tensor.
-            let _ = B::sync(self.device);
+            // cubecl lets go of what it has copied when it launches a kernel, and at no other time: this is one.
+            drop(Tensor::<B, 1>::zeros([1], self.device));
+            B::sync(self.device).map_err(|error| ModelError::Device(error.to_string()))?;
         }
-        tensor
+        Ok(tensor)
     }
+}
+
+/// The same in memory of its own. cubecl stages what is a file's in page-locked memory, in pages that grow by powers of four: ten gigabytes of
+/// it, for good, for an embedding table.
+fn unmapped(data: TensorData) -> TensorData {
+    TensorData { bytes: Bytes::from_bytes_vec(data.bytes.to_vec()), ..data }
 }

@@ -46,7 +46,7 @@ use self::{
     rope::RopeIndex,
 };
 use crate::{
-    kernels::{ModelBackend, Tape},
+    kernels::{ModelBackend, Tape, precision},
     lora::{LoraLinear, LoraPlan},
     params::{ParamScope, TrainableLayout},
 };
@@ -101,6 +101,7 @@ impl<B: ModelBackend> QwenVl<B> {
         let config = QwenConfig::read(dir)?;
         let checkpoint = Arc::new(Checkpoint::open(dir)?);
         let LoadOptions { dtype, streamed, .. } = options;
+        precision::follow(dtype);
         let (checkpoint, in_flight) = (&checkpoint, Default::default());
         let mut loader = Loader { checkpoint, dtype, streamed, lora, layout, device, in_flight };
         let vision = VisionTower::load(&mut loader, &config.vision)?;

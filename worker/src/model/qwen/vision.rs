@@ -6,7 +6,7 @@
 //! merge    squares of patches to tokens [tokens, out], back in raster order
 //! ```
 
-use burn::tensor::{Int, Tensor, TensorData, activation};
+use burn::tensor::{Int, Tensor, TensorData};
 
 use super::{
     config::VisionConfig,
@@ -117,7 +117,7 @@ impl<B: ModelBackend> VisionTower<B> {
         let unit = self.config.merge_unit();
         let y_pd = T::rms_norm(x_pd, T::lift(self.merger_norm_d.clone()), NORM_EPS);
         let y_ni = self.merger_in.forward(params, y_pd.reshape([patches / unit, unit * d]));
-        let y_nd = self.merger_out.forward(params, activation::gelu(y_ni));
+        let y_nd = self.merger_out.forward(params, T::gelu_erf(y_ni));
         let places = TensorData::new(context.places.clone(), [context.places.len()]);
         let places: Tensor<T, 1, Int> = Tensor::from_data(places, &y_nd.device());
         y_nd.select(0, places)

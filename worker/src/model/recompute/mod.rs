@@ -25,7 +25,7 @@
 //! handed over in between. Gradients are therefore bitwise equal across modes wherever an operation gives the same bits twice.
 //! With activations in bfloat16 that holds because whatever a mode may keep is rounded where it is made, in all modes, and kept without loss
 //! in two bytes a value ([`held`]); what runs again, graphs that are kept, and gradients are float32. Under `none` rounding saves nothing.
-//! Parameter gradients leave for [`FlatGrads`] as soon as their segment is done, so at no time do more than one segment's
+//! Parameter gradients leave for [`GradientSums`] as soon as their segment is done, so at no time do more than one segment's
 //! exist on the device.
 //!
 //! A tower is handed its layers one after another ([`Layers`]), forward ascending, backward descending, and keeps none of them beyond
@@ -44,7 +44,7 @@ use super::block::{Block, Lent};
 use crate::{
     kernels::Tape,
     memory,
-    params::{FlatGrads, Notes, ParamScope, Trainables, held},
+    params::{GradientSums, Notes, ParamScope, Trainables, held},
 };
 use segment::{Input, Recorded, Segment};
 
@@ -264,7 +264,7 @@ impl<'a, B: Tape<Base = B>, S: Layers<B>> Tower<'a, B, S> {
         &self,
         trace: Trace<'a, B>,
         dy_nd: Tensor<B, 2>,
-        grads: &mut FlatGrads,
+        grads: &mut dyn GradientSums<B>,
     ) -> Result<TowerGradient<B>, S::Fault> {
         let Trace { mut kept, first, below_trains } = trace;
         let mut sides: Vec<Option<Tensor<B, 2>>> = self.sides.iter().map(|_| None).collect();

@@ -21,7 +21,7 @@ use burn_autodiff::{
 
 use crate::{
     kernels::Tape,
-    params::{FlatGrads, ParamScope, Trainables},
+    params::{GradientSums, ParamScope, Trainables},
 };
 
 /// A differentiable function of a few `[n, d]` tensors and of trainables.
@@ -88,7 +88,7 @@ impl<'a, B: Tape<Base = B>> Recorded<'a, B> {
 
     /// Carries the gradient of the output back: parameter gradients are added to `grads`, those of the inputs returned,
     /// none for an input that is not tracked or has no part in the output.
-    pub fn backward(self, dy_nd: Tensor<B, 2>, grads: &mut FlatGrads) -> Vec<Option<Tensor<B, 2>>> {
+    pub fn backward(self, dy_nd: Tensor<B, 2>, grads: &mut dyn GradientSums<B>) -> Vec<Option<Tensor<B, 2>>> {
         let Some(root) = seeded(self.output, dy_nd) else {
             return self.inputs.iter().map(|_| None).collect();
         };

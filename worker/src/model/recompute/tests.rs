@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::{
     kernels::{LowRank, ModelBackend},
-    params::{Group, Init, Keep, LinearInputs, ParamId, TrainableLayout},
+    params::{FlatGrads, Group, Init, Keep, LinearInputs, ParamId, TrainableLayout},
     rng::{Key, Purpose},
 };
 

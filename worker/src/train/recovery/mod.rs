@@ -18,7 +18,10 @@ mod tests;
 
 use std::time::Instant;
 
-use coxswain_proto::ids::{Bytes, Generation, Step};
+use coxswain_proto::{
+    ids::{Bytes, Generation, Step},
+    run_spec::Offload,
+};
 
 pub use choice::{Choice, Holding, Source, choose};
 pub(super) use table::Carried;
@@ -26,20 +29,23 @@ pub(super) use table::Carried;
 use super::{TrainError, run::Training};
 use crate::{
     collective::{BufMut, CollectiveError},
-    kernels::Tape,
+    kernels::{
+        Tape,
+        flat::{Flat, FlatOn},
+    },
     link::{Start, StateSource},
-    zero::{MirroredAdamW, ShardState},
+    zero::{Keeps, MirroredAdamW, ShardState},
 };
 
 /// The optimizer, and the generation whose partition it follows.
-pub(super) struct Held {
+pub(super) struct Held<F: Flat> {
     pub generation: Generation,
-    pub optimizer: MirroredAdamW,
+    pub optimizer: MirroredAdamW<F>,
     /// Weights of that state; none if they are the ones that train.
     pub weights: Option<Vec<f32>>,
 }
 
-impl Held {
+impl<F: Flat> Held<F> {
     fn holding(&self) -> Holding {
         let (own, mirror) = self.optimizer.versions();
         let world = self.optimizer.world() as u32;
@@ -102,18 +108,19 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     }
 
     /// An optimizer for this generation's partition, without a state.
-    pub(super) fn empty_optimizer(&self) -> MirroredAdamW {
-        MirroredAdamW::new(
+    pub(super) fn empty_optimizer(&self) -> MirroredAdamW<B::Flat> {
+        let offloaded = self.spec.memory.offload == Offload::Optimizer;
+        MirroredAdamW::at(
+            &B::Flat::place(&self.trainables.device()),
             self.trainables.layout(),
-            self.comm.world(),
-            self.assignment.rank,
+            (self.comm.world(), self.assignment.rank),
             &self.spec.optimizer,
-            self.spec.faults.mirror,
+            Keeps { mirror: self.spec.faults.mirror, offloaded },
         )
     }
 
     /// From now on this is the state, at step `next`.
-    pub(super) fn hold(&mut self, optimizer: MirroredAdamW, next: Step) {
+    pub(super) fn hold(&mut self, optimizer: MirroredAdamW<B::Flat>, next: Step) {
         self.held = Some(Held { generation: self.assignment.generation, optimizer, weights: None });
         self.coming = None;
         self.next = next;

@@ -69,7 +69,7 @@ fn undisturbed(world: usize, steps: u64) -> Vec<ShardState> {
         let weights = ranks[0][version].0.clone();
         let mut whole = MirroredAdamW::new(&layout(), 1, Rank(0), &settings(), false);
         whole.import(&files, &weights).expect("what was exported");
-        whole.state(crate::zero::Copy::Own, version as u64, &weights, &[]).expect("its own version")
+        whole.state(crate::zero::Copy::Own, version as u64, &weights, &Vec::new()).expect("its own version")
     };
     (0..=steps as usize).map(version).collect()
 }

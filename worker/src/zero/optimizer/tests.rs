@@ -1,5 +1,6 @@
 //! The partitioned optimizer against itself without partition; against torch (`torch`), and against itself resumed (`saved`).
 
+mod device;
 mod saved;
 mod torch;
 
@@ -59,7 +60,7 @@ fn connect_with(connect: impl FnOnce() -> Ring) -> Ring {
 fn run(
     optimizer: &mut ShardedAdamW,
     comm: &mut dyn Collective,
-    weights: &mut [f32],
+    weights: &mut Vec<f32>,
     steps: std::ops::Range<usize>,
 ) {
     for step in steps {
@@ -125,7 +126,7 @@ fn gradients_that_travel_as_bfloat16_are_rounded_on_the_way_and_nowhere_else() {
                 let mut grads = noise(len, 1 + 10 * step + rank);
                 optimizer.step(&mut grads, &mut weights, &input(), comm).expect("a step");
             }
-            let mirror = optimizer.state(Copy::Mirror, 3, &weights, &[]).expect("the newest version");
+            let mirror = optimizer.state(Copy::Mirror, 3, &weights, &Vec::new()).expect("the newest version");
             let held = optimizer.bytes(comm).comm_buffers.0 - comm.buffer_bytes() as u64;
             assert_eq!(held, 2 * len as u64);
             (mirror.weights, weights)
@@ -195,10 +196,11 @@ fn what_rests_keeps_its_bits_on_owner_and_mirror_and_a_bad_gradient_of_it_harms_
                 assert!(again == weights, "step {step} with a mirror");
             }
             let previous = Rank(((rank + world - 1) % world) as u32);
-            let own = mirrored.state(Copy::Own, 6, &again, &[]).expect("the newest version");
+            let own = mirrored.state(Copy::Own, 6, &again, &Vec::new()).expect("the newest version");
             assert!(own.exp_avg == optimizer.exp_avg && own.exp_avg_sq == optimizer.exp_avg_sq);
             if world > 1 {
-                let mirror = mirrored.state(Copy::Mirror, 6, &again, &[]).expect("the newest version");
+                let mirror =
+                    mirrored.state(Copy::Mirror, 6, &again, &Vec::new()).expect("the newest version");
                 assert!(mirror.weights[..] == again[chunk(again.len(), world, previous.0 as usize)]);
             }
         });

@@ -93,7 +93,8 @@ fn a_rank_needs_only_the_files_that_have_of_its_parts() {
                 optimizer.import(files, &weights).expect("its parts are there");
                 let (mut bytes, everywhere) = (Vec::new(), 0..layout().len());
                 optimizer.write_to(&mut bytes).expect("to memory");
-                let mirrored = optimizer.state(Copy::Mirror, 2, &weights, &[]).expect("its own version");
+                let mirrored =
+                    optimizer.state(Copy::Mirror, 2, &weights, &Vec::new()).expect("its own version");
                 assert!(optimizer.keeps_of(&everywhere));
                 (bytes, mirrored)
             };

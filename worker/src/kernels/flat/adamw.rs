@@ -1,4 +1,4 @@
-//! AdamW, element by element, on as many threads as there are.
+//! AdamW (Loshchilov and Hutter, arXiv 1711.05101), element by element; in host memory on as many threads as there are.
 //!
 //! ```text
 //! g = gradient * factor                              (1 / valid, times the clip coefficient)
@@ -9,6 +9,8 @@
 //! the order of operations of `torch.optim.AdamW`. Coefficients are computed in f64 and used in f32, as there. Seven streams of
 //! memory and one square root and division per element: with the widest registers the memory is the limit.
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 
 use crate::kernels::vectorised;
@@ -18,7 +20,7 @@ const TASK: usize = 16 << 10;
 
 /// What one step multiplies with, for one learning rate and decay.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Coefficients {
+pub struct Coefficients {
     /// Applied to the gradient first.
     pub factor: f32,
     /// `1 - b1`
@@ -37,36 +39,68 @@ pub(super) struct Coefficients {
     pub eps: f32,
 }
 
+/// One part of the flat space, and what it is updated with. Gradients and, for a rank's own part, weights are buffers of full length.
+#[derive(Debug)]
+pub struct Part<'a, F> {
+    /// Weights.
+    pub weights: &'a mut F,
+    /// Where the part begins in them.
+    pub weights_from: usize,
+    /// First moments of the part.
+    pub exp_avg: &'a mut F,
+    /// Second moments of the part.
+    pub exp_avg_sq: &'a mut F,
+    /// Gradients.
+    pub grads: &'a F,
+    /// Where the part begins in them.
+    pub grads_from: usize,
+}
+
+/// Consecutive elements of a part with the same coefficients.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Run {
+    /// Positions in the part.
+    pub range: Range<usize>,
+    /// What applies to them.
+    pub coefficients: Coefficients,
+}
+
 /// The same elements of four buffers.
-pub(super) struct Streams<'a> {
-    pub weights: &'a mut [f32],
-    pub exp_avg: &'a mut [f32],
-    pub exp_avg_sq: &'a mut [f32],
-    pub grads: &'a [f32],
+struct Streams<'a> {
+    weights: &'a mut [f32],
+    exp_avg: &'a mut [f32],
+    exp_avg_sq: &'a mut [f32],
+    grads: &'a [f32],
 }
 
 impl<'a> Streams<'a> {
     /// Takes the first `count` elements off.
-    pub(super) fn take(&mut self, count: usize) -> Streams<'a> {
+    fn take(&mut self, count: usize) -> Streams<'a> {
         fn front<'a>(slice: &mut &'a mut [f32], count: usize) -> &'a mut [f32] {
-            slice.split_off_mut(..count).expect("segments lie within the shard")
+            slice.split_off_mut(..count).expect("runs lie within the part")
         }
         Streams {
             weights: front(&mut self.weights, count),
             exp_avg: front(&mut self.exp_avg, count),
             exp_avg_sq: front(&mut self.exp_avg_sq, count),
-            grads: self.grads.split_off(..count).expect("segments lie within the shard"),
+            grads: self.grads.split_off(..count).expect("runs lie within the part"),
         }
     }
 }
 
-/// Updates runs of elements, each with its own coefficients.
-pub(super) fn update(runs: Vec<(Streams<'_>, Coefficients)>) {
-    let mut tasks = Vec::new();
-    for (mut streams, coefficients) in runs {
+/// Updates runs of a part in host memory, in ascending order.
+pub(super) fn update(part: Part<'_, Vec<f32>>, runs: &[Run]) {
+    let Part { weights, weights_from, exp_avg, exp_avg_sq, grads, grads_from } = part;
+    let (weights, grads) = (&mut weights[weights_from..], &grads[grads_from..]);
+    let mut rest = Streams { weights, exp_avg, exp_avg_sq, grads };
+    let (mut tasks, mut at) = (Vec::new(), 0);
+    for Run { range, coefficients } in runs {
+        rest.take(range.start - at);
+        let mut streams = rest.take(range.len());
+        at = range.end;
         while !streams.grads.is_empty() {
             let count = streams.grads.len().min(TASK);
-            tasks.push((streams.take(count), coefficients));
+            tasks.push((streams.take(count), *coefficients));
         }
     }
     tasks

@@ -1,0 +1,63 @@
+//! A tensor of burn's as memory that NCCL works on.
+//!
+//! cubecl hands out the address of a tensor's memory, and neither its streams nor events on them. So order is kept by waiting: before NCCL
+//! begins, the host waits for everything that burn was told to do ([`Region::settled`]); when the host has seen the end of the transfer (an
+//! event on NCCL's own stream) it tells burn to go on, and what burn is told afterwards comes after. Each collective thus costs the card a
+//! moment in which it has nothing to do, and no copy.
+//!
+//! What it does not do: call NCCL (`library`), or wait for a transfer.
+
+use burn::tensor::{DType, Tensor, TensorPrimitive, backend::Backend};
+use burn_cuda::Cuda;
+use coxswain_worker::{collective::FabricError, kernels::flat::DeviceBuffer};
+
+/// Elements of a tensor of one axis, one after the other, in memory that lives as long as this value.
+#[derive(Debug)]
+pub struct Region {
+    /// Keeps the memory.
+    _tensor: Tensor<Cuda, 1>,
+    address: u64,
+    bytes: usize,
+}
+
+/// The tensor behind a buffer, if it is one of burn's on a card, lies there without gaps, and has room for so many bytes.
+fn tensor_of(buffer: &dyn DeviceBuffer, bytes: usize) -> Option<&Tensor<Cuda, 1>> {
+    let tensor = buffer.tensor()?.downcast_ref::<Tensor<Cuda, 1>>()?;
+    let TensorPrimitive::Float(primitive) = tensor.clone().into_primitive() else { return None };
+    let width = match primitive.dtype {
+        DType::BF16 => 2,
+        DType::F32 => 4,
+        _ => return None,
+    };
+    let dense = primitive.meta.strides()[..] == [1] && width == buffer.element().bytes();
+    let room = (primitive.handle.size_in_used() as usize).min(width * tensor.dims()[0]);
+    (dense && bytes <= room).then_some(tensor)
+}
+
+impl Region {
+    /// Whether a transfer of so many bytes can be made on this buffer where it lies.
+    pub fn reaches(buffer: &dyn DeviceBuffer, bytes: usize) -> bool {
+        tensor_of(buffer, bytes).is_some()
+    }
+
+    /// The memory of a buffer that [`Region::reaches`], when the card has done everything that burn has told it so far.
+    pub fn settled(buffer: &dyn DeviceBuffer, bytes: usize) -> Result<Self, FabricError> {
+        let unreachable = || FabricError("a buffer has changed its place".to_owned());
+        let tensor = tensor_of(buffer, bytes).ok_or_else(unreachable)?.clone();
+        <Cuda as Backend>::sync(&tensor.device()).map_err(|error| FabricError(format!("CUDA: {error}")))?;
+        let primitive = tensor.clone().into_primitive().tensor();
+        let found = primitive.client.get_resource(primitive.handle.clone());
+        let address = found.map_err(|error| FabricError(format!("CUDA: {error}")))?.resource().ptr;
+        Ok(Self { _tensor: tensor, address, bytes })
+    }
+
+    /// Where its first element is on the card.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Bytes from there on that belong to it.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}

@@ -1,0 +1,144 @@
+//! Tensors as kernels see them.
+//!
+//! Every kernel here reads and writes contiguous float32, element `[.., i]` of a row beside `[.., i + 1]`, in vectors of as many elements
+//! as its width and the device's loads allow. What arrives otherwise (a slice, a pitched row, another type) is made so first.
+
+use burn::tensor::{DType, Shape, Tensor, backend::Backend};
+use burn_cubecl::{
+    CubeRuntime,
+    kernel::{into_contiguous, slice},
+    ops::numeric::empty_device_contiguous_dtype,
+    tensor::CubeTensor,
+};
+use cubecl::prelude::*;
+
+/// Units of a cube that shares a row.
+const ROW_UNITS: u32 = 256;
+/// Units of a cube whose units have nothing to do with each other.
+pub const UNITS: usize = 256;
+/// Bytes that a unit loads at once.
+const LOAD: usize = 16;
+
+/// A burn tensor as its buffer.
+pub fn primitive<B, R, const D: usize>(x: Tensor<B, D>) -> CubeTensor<R>
+where
+    B: Backend<FloatTensorPrimitive = CubeTensor<R>>,
+    R: CubeRuntime,
+{
+    x.into_primitive().tensor()
+}
+
+/// A burn tensor as contiguous float32.
+pub fn floats<B, R, const D: usize>(x: Tensor<B, D>) -> CubeTensor<R>
+where
+    B: Backend<FloatTensorPrimitive = CubeTensor<R>>,
+    R: CubeRuntime,
+{
+    let x = if x.dtype() == DType::F32 { x } else { x.cast(DType::F32) };
+    into_contiguous(primitive(x))
+}
+
+/// Room for a tensor on the device of another.
+pub fn empty<R: CubeRuntime>(like: &CubeTensor<R>, shape: Shape, dtype: DType) -> CubeTensor<R> {
+    empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, dtype)
+}
+
+/// Room for float32 of the shape of another tensor.
+pub fn empty_like<R: CubeRuntime>(like: &CubeTensor<R>) -> CubeTensor<R> {
+    empty(like, like.meta.shape().clone(), DType::F32)
+}
+
+/// The elements of a tensor of one axis from `start` on, as a matrix: where they lie, if that is an address from which whole vectors can be
+/// loaded, and else a copy. (burn's own slices want addresses of 512 bytes: a copy for almost every parameter.)
+pub fn view<R: CubeRuntime>(flat: CubeTensor<R>, start: usize, [rows, cols]: [usize; 2]) -> CubeTensor<R> {
+    let (size, all, count) = (flat.dtype.size(), len(&flat), rows * cols);
+    if !(start * size).is_multiple_of(LOAD) || !flat.is_contiguous() {
+        let copy = into_contiguous(slice(flat, &[start..start + count]));
+        return CubeTensor::new_contiguous(
+            copy.client,
+            copy.device,
+            [rows, cols].into(),
+            copy.handle,
+            copy.dtype,
+        );
+    }
+    let behind = (all - start - count) * size;
+    let handle = flat.handle.offset_start((start * size) as u64).offset_end(behind as u64);
+    CubeTensor::new_contiguous(flat.client, flat.device, [rows, cols].into(), handle, flat.dtype)
+}
+
+/// Elements of a tensor.
+pub fn len<R: CubeRuntime>(x: &CubeTensor<R>) -> usize {
+    x.meta.num_elements()
+}
+
+/// Elements of a tensor's last axis.
+pub fn width<R: CubeRuntime>(x: &CubeTensor<R>) -> usize {
+    x.meta.shape().last().copied().unwrap_or(1)
+}
+
+/// Elements of a vector in rows of this width.
+pub fn vector(width: usize) -> usize {
+    let widest = LOAD / size_of::<f32>();
+    if width.is_multiple_of(widest) { widest } else { 1 }
+}
+
+/// One cube for each of `rows` rows of `vectors` vectors, of whole planes of the device that `like` is on.
+pub fn by_row<R: CubeRuntime>(like: &CubeTensor<R>, rows: usize, vectors: usize) -> (CubeCount, CubeDim) {
+    let plane = like.client.properties().hardware.plane_size_max;
+    let units = (vectors as u32).next_power_of_two().clamp(plane, ROW_UNITS.max(plane));
+    (CubeCount::Static(rows as u32, 1, 1), CubeDim::new_1d(units))
+}
+
+/// One unit for each of `count` elements or vectors.
+pub fn by_element(count: usize) -> (CubeCount, CubeDim) {
+    let cubes = count.div_ceil(UNITS).max(1);
+    // A grid's first axis takes 2^31 cubes: more elements than a tensor has.
+    (CubeCount::Static(cubes as u32, 1, 1), CubeDim::new_1d(UNITS as u32))
+}
+
+/// Planes that a cube may have: those of [`ROW_UNITS`] where planes are smallest, 8 units.
+const PLANES: usize = 32;
+
+/// The sum of `value` over all units of a cube, on each of them, in an order that depends on nothing but the cube's size.
+#[cube]
+pub fn cube_sum(value: f32) -> f32 {
+    let mut parts = SharedMemory::<f32>::new(PLANES);
+    let part = plane_sum(value);
+    if UNIT_POS_PLANE == 0 {
+        parts[(UNIT_POS / PLANE_DIM) as usize] = part;
+    }
+    sync_cube();
+    let mut sum = f32::new(0.0);
+    for plane in 0..CUBE_DIM / PLANE_DIM {
+        sum += parts[plane as usize];
+    }
+    sum
+}
+
+/// The largest `value` of all units of a cube, on each of them.
+#[cube]
+pub fn cube_max(value: f32) -> f32 {
+    let mut parts = SharedMemory::<f32>::new(PLANES);
+    let part = plane_max(value);
+    if UNIT_POS_PLANE == 0 {
+        parts[(UNIT_POS / PLANE_DIM) as usize] = part;
+    }
+    sync_cube();
+    let mut largest = parts[0];
+    for plane in 0..CUBE_DIM / PLANE_DIM {
+        largest = max(largest, parts[plane as usize]);
+    }
+    largest
+}
+
+/// The sum of a vector's elements.
+#[cube]
+pub fn lanes<N: Size>(vector: Vector<f32, N>) -> f32 {
+    let mut sum = f32::new(0.0);
+    #[unroll]
+    for lane in 0..N::value() {
+        sum += vector[lane];
+    }
+    sum
+}

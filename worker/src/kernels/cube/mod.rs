@@ -1,0 +1,289 @@
+//! The operations on accelerators: any of burn's cubecl backends, which is what its CUDA backend is without fusion.
+//!
+//! Each operation is one kernel, forward and backward; what is between them is burn's own. A step of a 3B model is thousands of small
+//! kernels, and what the host spends on each counts as much as what the card does, so fewer and plainer ones win over a compiler that
+//! looks for what can be joined.
+//!
+//! ```text
+//! launch      tensors as kernels see them: contiguous float32, in vectors where the width allows it
+//! rows        norms, and their gradients: one cube a row
+//! pointwise   SwiGLU, GELU, sums that are rounded, what follows a product
+//! product     matrix products: which of cubek's kernels multiplies what
+//! rotary      rotary embedding, and back
+//! flat        the flat space: sums of gradients, their norm, AdamW
+//! scores      a tile of attention's scores: softmax under a mask, and back (`blocked` has the products around it)
+//! ```
+//!
+//! | operation | on an accelerator |
+//! |---|---|
+//! | products with a bfloat16 weight | the other side is rounded to bfloat16, tensor cores add up in float32, and that is what is written; the weight is never copied |
+//! | products of float32 alone (LoRA, expert, sensor) | exact under a float32 model; under a bfloat16 one tensor cores may round the inputs ([`precision`](super::precision)) |
+//! | attention | [`blocked`](super::blocked): tile by tile, segment by segment |
+//!
+//! Activations, gradients and everything that trains are float32, as `torch.autocast` keeps its master weights; what a product
+//! rounds is what PyTorch rounds there.
+//!
+//! What this module does not do: name a runtime. Nothing is instantiated here; the crate that names one pays for it once.
+
+mod flat;
+mod launch;
+mod pointwise;
+mod product;
+mod rotary;
+mod rows;
+mod scores;
+
+use std::ops::Range;
+
+use burn::tensor::{Tensor, TensorPrimitive, backend::Backend};
+use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement, tensor::CubeTensor};
+
+use self::launch::{floats, primitive};
+use super::{
+    AttentionMask, AttentionOutput, AttentionSaved, LowRank, LowRankGradients, LowRankSaved, ModelBackend,
+    Tape, blocked,
+    flat::{
+        OnDevice, Run,
+        tensors::{Origins, Updated},
+    },
+};
+
+impl<R, F, I, BT> ModelBackend for CubeBackend<R, F, I, BT>
+where
+    R: CubeRuntime,
+    F: FloatElement,
+    I: IntElement,
+    BT: BoolElement,
+{
+    type Flat = OnDevice<Self>;
+
+    fn matrix_view(flat: Tensor<Self, 1>, start: usize, shape: [usize; 2]) -> Tensor<Self, 2> {
+        wrapped(launch::view(primitive(flat), start, shape))
+    }
+
+    fn rms_norm(x_nd: Tensor<Self, 2>, gain_d: Tensor<Self, 1>, eps: f64) -> Tensor<Self, 2> {
+        wrapped(rows::rms_norm(floats(x_nd), floats(gain_d), eps))
+    }
+
+    fn rms_norm_backward(
+        x_nd: Tensor<Self, 2>,
+        gain_d: Tensor<Self, 1>,
+        dy_nd: Tensor<Self, 2>,
+        eps: f64,
+    ) -> Tensor<Self, 2> {
+        wrapped(rows::rms_norm_backward(floats(x_nd), floats(gain_d), floats(dy_nd), eps))
+    }
+
+    fn layer_norm(x_nd: Tensor<Self, 2>, eps: f64) -> Tensor<Self, 2> {
+        wrapped(rows::layer_norm(floats(x_nd), None, eps))
+    }
+
+    fn layer_norm_backward(x_nd: Tensor<Self, 2>, dy_nd: Tensor<Self, 2>, eps: f64) -> Tensor<Self, 2> {
+        let [dx_nd, _] = rows::layer_norm_backward(floats(x_nd), None, floats(dy_nd), eps);
+        wrapped(dx_nd)
+    }
+
+    fn modulated_layer_norm(
+        x_nd: Tensor<Self, 2>,
+        scale_bd: Tensor<Self, 2>,
+        shift_bd: Tensor<Self, 2>,
+        eps: f64,
+    ) -> Tensor<Self, 2> {
+        wrapped(rows::layer_norm(floats(x_nd), Some([floats(scale_bd), floats(shift_bd)]), eps))
+    }
+
+    fn modulated_layer_norm_backward(
+        x_nd: Tensor<Self, 2>,
+        scale_bd: Tensor<Self, 2>,
+        dy_nd: Tensor<Self, 2>,
+        eps: f64,
+    ) -> [Tensor<Self, 2>; 3] {
+        let ([n, d], batch) = (x_nd.dims(), scale_bd.dims()[0]);
+        let over_rows =
+            |x_nd: Tensor<Self, 2>| x_nd.reshape([batch, n / batch, d]).sum_dim(1).reshape([batch, d]);
+        let [dx, products] =
+            rows::layer_norm_backward(floats(x_nd), Some(floats(scale_bd)), floats(dy_nd.clone()), eps);
+        [wrapped(dx), over_rows(wrapped(products)), over_rows(dy_nd)]
+    }
+
+    fn swiglu(gate_nf: Tensor<Self, 2>, up_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        wrapped(pointwise::swiglu(floats(gate_nf), floats(up_nf)))
+    }
+
+    fn swiglu_backward(
+        gate_nf: Tensor<Self, 2>,
+        up_nf: Tensor<Self, 2>,
+        dy_nf: Tensor<Self, 2>,
+    ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
+        let [dgate, dup] = pointwise::swiglu_backward(floats(gate_nf), floats(up_nf), floats(dy_nf));
+        (wrapped(dgate), wrapped(dup))
+    }
+
+    fn gelu_tanh(x_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        wrapped(pointwise::gelu_tanh(floats(x_nf)))
+    }
+
+    fn gelu_tanh_backward(x_nf: Tensor<Self, 2>, dy_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        wrapped(pointwise::gelu_tanh_backward(floats(x_nf), floats(dy_nf)))
+    }
+
+    fn gelu_erf(x_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        wrapped(pointwise::gelu_erf(floats(x_nf)))
+    }
+
+    fn gelu_erf_backward(x_nf: Tensor<Self, 2>, dy_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        wrapped(pointwise::gelu_erf_backward(floats(x_nf), floats(dy_nf)))
+    }
+
+    fn rounded(x_nd: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        wrapped(pointwise::rounded(floats(x_nd)))
+    }
+
+    fn rounded_sum(x_nd: Tensor<Self, 2>, y_nd: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        wrapped(pointwise::rounded_sum(floats(x_nd), floats(y_nd)))
+    }
+
+    fn rotary(
+        x_bshk: Tensor<Self, 4>,
+        cos_bsk: Tensor<Self, 3>,
+        sin_bsk: Tensor<Self, 3>,
+    ) -> Tensor<Self, 4> {
+        wrapped(rotary::rotary(floats(x_bshk), floats(cos_bsk), floats(sin_bsk)))
+    }
+
+    fn rotary_backward(
+        dy_bshk: Tensor<Self, 4>,
+        cos_bsk: Tensor<Self, 3>,
+        sin_bsk: Tensor<Self, 3>,
+    ) -> Tensor<Self, 4> {
+        wrapped(rotary::rotary_backward(floats(dy_bshk), floats(cos_bsk), floats(sin_bsk)))
+    }
+
+    fn attention_saving(
+        q_bshk: Tensor<Self, 4>,
+        k_bshk: Tensor<Self, 4>,
+        v_bshk: Tensor<Self, 4>,
+        mask: &AttentionMask,
+        scale: f64,
+    ) -> AttentionOutput<Self> {
+        blocked::attention(q_bshk, k_bshk, v_bshk, mask, scale)
+    }
+
+    fn attention_backward(
+        saved: AttentionSaved<Self>,
+        mask: &AttentionMask,
+        scale: f64,
+        dout_bshk: Tensor<Self, 4>,
+    ) -> [Tensor<Self, 4>; 3] {
+        blocked::attention_backward(saved, mask, scale, dout_bshk)
+    }
+
+    fn flat_accumulate(
+        flat: Tensor<Self, 1>,
+        start: usize,
+        gradient: Tensor<Self, 1>,
+        first: bool,
+    ) -> Tensor<Self, 1> {
+        wrapped(flat::accumulate(primitive(flat), start, floats(gradient), first))
+    }
+
+    fn flat_squares(flat: &Tensor<Self, 1>, range: &Range<usize>) -> Vec<Tensor<Self, 1>> {
+        let sums = (!range.is_empty()).then(|| wrapped(flat::squares(floats(flat.clone()), range)));
+        sums.into_iter().collect()
+    }
+
+    fn flat_widen(flat: Tensor<Self, 1>, halves: &Tensor<Self, 1>, range: &Range<usize>) -> Tensor<Self, 1> {
+        wrapped(flat::widen(primitive(flat), primitive(halves.clone()), range))
+    }
+
+    fn flat_adamw(state: Updated<Self>, grads: &Tensor<Self, 1>, from: Origins, run: &Run) -> Updated<Self> {
+        flat::adamw(state, grads, from, run)
+    }
+
+    fn product<const D: usize>(x: Tensor<Self, D>, y: Tensor<Self, D>) -> Tensor<Self, D> {
+        wrapped(product::product(primitive(x), primitive(y)))
+    }
+
+    fn linear(
+        x_ni: Tensor<Self, 2>,
+        w_oi: Tensor<Self, 2>,
+        bias_o: Option<Tensor<Self, 1>>,
+    ) -> Tensor<Self, 2> {
+        let y_no = rounded_like(x_ni, w_oi.transpose());
+        match bias_o {
+            Some(bias_o) => wrapped(pointwise::finished(primitive(y_no), Some(floats(bias_o)), None)),
+            None => y_no,
+        }
+    }
+
+    fn linear_input_gradient(dy_no: Tensor<Self, 2>, w_oi: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        rounded_like(dy_no, w_oi)
+    }
+
+    fn linear_weight_gradient(dy_no: Tensor<Self, 2>, x_ni: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        Self::product(dy_no.transpose(), x_ni)
+    }
+
+    fn lora_linear_saving(
+        x_ni: Tensor<Self, 2>,
+        w_oi: Tensor<Self, 2>,
+        bias_o: Option<Tensor<Self, 1>>,
+        update: &LowRank<Self>,
+    ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
+        let down_nr = Self::product(x_ni.clone(), update.a_ri.clone().transpose()) * update.scale;
+        let low_no = Self::product(down_nr.clone(), update.b_or.clone().transpose());
+        let y_no = primitive(rounded_like(x_ni, w_oi.transpose()));
+        (wrapped(pointwise::finished(y_no, bias_o.map(floats), Some(floats(low_no)))), down_nr)
+    }
+
+    fn lora_linear_backward(
+        saved: LowRankSaved<Self>,
+        dy_no: Tensor<Self, 2>,
+        wants_dx: bool,
+    ) -> LowRankGradients<Self> {
+        let LowRankSaved { x_ni, down_nr, w_oi, update } = saved;
+        let ddown_nr = Self::product(dy_no.clone(), update.b_or) * update.scale;
+        let dx_ni = wants_dx.then(|| {
+            let low_ni = Self::product(ddown_nr.clone(), update.a_ri);
+            let dense_ni = primitive(rounded_like(dy_no.clone(), w_oi));
+            wrapped(pointwise::finished(dense_ni, None, Some(floats(low_ni))))
+        });
+        LowRankGradients {
+            dx_ni,
+            da_ri: Self::linear_weight_gradient(ddown_nr, x_ni),
+            db_or: Self::linear_weight_gradient(dy_no, down_nr),
+        }
+    }
+}
+
+/// `x w`. Where `w` is narrower, `x` is rounded to its type: the weight of a layer is read once and copied never.
+fn rounded_like<B: ModelBackend>(x_nk: Tensor<B, 2>, w_ko: Tensor<B, 2>) -> Tensor<B, 2> {
+    let narrow = w_ko.dtype();
+    B::product(if x_nk.dtype() == narrow { x_nk } else { x_nk.cast(narrow) }, w_ko)
+}
+
+fn wrapped<B, R, const D: usize>(x: CubeTensor<R>) -> Tensor<B, D>
+where
+    B: Backend<FloatTensorPrimitive = CubeTensor<R>>,
+    R: CubeRuntime,
+{
+    Tensor::from_primitive(TensorPrimitive::Float(x))
+}
+
+impl<R, F, I, BT> Tape for CubeBackend<R, F, I, BT>
+where
+    R: CubeRuntime,
+    F: FloatElement,
+    I: IntElement,
+    BT: BoolElement,
+{
+    type Base = Self;
+
+    fn lift<const D: usize>(tensor: Tensor<Self, D>) -> Tensor<Self, D> {
+        tensor
+    }
+
+    fn lower<const D: usize>(tensor: Tensor<Self, D>) -> Tensor<Self, D> {
+        tensor
+    }
+}

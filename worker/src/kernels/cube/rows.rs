@@ -1,0 +1,268 @@
+//! Norms over the rows of a matrix, and their gradients: one cube a row, which is read twice and is in cache the second time.
+
+use burn_cubecl::{CubeRuntime, tensor::CubeTensor};
+use cubecl::prelude::*;
+
+use super::launch::{by_row, cube_sum, empty_like, lanes, len, vector, width};
+
+/// `x * rsqrt(mean(x^2) + eps) * gain`, row by row.
+pub fn rms_norm<R: CubeRuntime>(x_nd: CubeTensor<R>, gain_d: CubeTensor<R>, eps: f64) -> CubeTensor<R> {
+    let (y_nd, d, client) = (empty_like(&x_nd), width(&x_nd), x_nd.client.clone());
+    let (count, dim) = by_row(&x_nd, len(&x_nd) / d, d / vector(d));
+    rms_norm_kernel::launch::<R>(
+        &client,
+        count,
+        dim,
+        vector(d),
+        x_nd.into_array_arg(),
+        gain_d.into_array_arg(),
+        y_nd.clone().into_array_arg(),
+        (d / vector(d)) as u32,
+        1.0 / d as f32,
+        eps as f32,
+    );
+    y_nd
+}
+
+#[cube(launch)]
+fn rms_norm_kernel<N: Size>(
+    x: &Array<Vector<f32, N>>,
+    gain: &Array<Vector<f32, N>>,
+    y: &mut Array<Vector<f32, N>>,
+    vectors: u32,
+    per_element: f32,
+    eps: f32,
+) {
+    let begin = CUBE_POS * vectors as usize;
+    let mut squares = Vector::<f32, N>::new(0.0);
+    let mut i = UNIT_POS;
+    while i < vectors {
+        let value = x[begin + i as usize];
+        squares += value * value;
+        i += CUBE_DIM;
+    }
+    let root = f32::inverse_sqrt(cube_sum(lanes(squares)) * per_element + eps);
+    let mut i = UNIT_POS;
+    while i < vectors {
+        y[begin + i as usize] = x[begin + i as usize] * Vector::new(root) * gain[i as usize];
+        i += CUBE_DIM;
+    }
+}
+
+/// The gradient of `x` under [`rms_norm`]: `r g dy - x r^3 mean(x g dy)`, with `r = rsqrt(mean(x^2) + eps)`.
+pub fn rms_norm_backward<R: CubeRuntime>(
+    x_nd: CubeTensor<R>,
+    gain_d: CubeTensor<R>,
+    dy_nd: CubeTensor<R>,
+    eps: f64,
+) -> CubeTensor<R> {
+    let (dx_nd, d, client) = (empty_like(&x_nd), width(&x_nd), x_nd.client.clone());
+    let (count, dim) = by_row(&x_nd, len(&x_nd) / d, d / vector(d));
+    rms_norm_backward_kernel::launch::<R>(
+        &client,
+        count,
+        dim,
+        vector(d),
+        x_nd.into_array_arg(),
+        gain_d.into_array_arg(),
+        dy_nd.into_array_arg(),
+        dx_nd.clone().into_array_arg(),
+        (d / vector(d)) as u32,
+        1.0 / d as f32,
+        eps as f32,
+    );
+    dx_nd
+}
+
+#[cube(launch)]
+fn rms_norm_backward_kernel<N: Size>(
+    x: &Array<Vector<f32, N>>,
+    gain: &Array<Vector<f32, N>>,
+    dy: &Array<Vector<f32, N>>,
+    dx: &mut Array<Vector<f32, N>>,
+    vectors: u32,
+    per_element: f32,
+    eps: f32,
+) {
+    let begin = CUBE_POS * vectors as usize;
+    let mut squares = Vector::<f32, N>::new(0.0);
+    let mut products = Vector::<f32, N>::new(0.0);
+    let mut i = UNIT_POS;
+    while i < vectors {
+        let value = x[begin + i as usize];
+        squares += value * value;
+        products += value * gain[i as usize] * dy[begin + i as usize];
+        i += CUBE_DIM;
+    }
+    let root = f32::inverse_sqrt(cube_sum(lanes(squares)) * per_element + eps);
+    let along = cube_sum(lanes(products)) * per_element * root * root * root;
+    let mut i = UNIT_POS;
+    while i < vectors {
+        let at = begin + i as usize;
+        dx[at] = gain[i as usize] * dy[at] * Vector::new(root) - x[at] * Vector::new(along);
+        i += CUBE_DIM;
+    }
+}
+
+/// `(x - mean) / sqrt(variance + eps)`, row by row; then, if so, `* (1 + scale) + shift` with one `[scale, shift]` for each batch row
+/// of `n / b` rows.
+pub fn layer_norm<R: CubeRuntime>(
+    x_nd: CubeTensor<R>,
+    modulation: Option<[CubeTensor<R>; 2]>,
+    eps: f64,
+) -> CubeTensor<R> {
+    let (y_nd, d, client) = (empty_like(&x_nd), width(&x_nd), x_nd.client.clone());
+    let rows = len(&x_nd) / d;
+    let (count, dim) = by_row(&x_nd, rows, d / vector(d));
+    let modulated = modulation.is_some();
+    let [scale_bd, shift_bd] = modulation.unwrap_or_else(|| [x_nd.clone(), x_nd.clone()]);
+    let per_batch = rows / (len(&scale_bd) / d).max(1);
+    layer_norm_kernel::launch::<R>(
+        &client,
+        count,
+        dim,
+        vector(d),
+        x_nd.into_array_arg(),
+        scale_bd.into_array_arg(),
+        shift_bd.into_array_arg(),
+        y_nd.clone().into_array_arg(),
+        (d / vector(d)) as u32,
+        per_batch.max(1) as u32,
+        1.0 / d as f32,
+        eps as f32,
+        modulated,
+    );
+    y_nd
+}
+
+#[cube(launch)]
+fn layer_norm_kernel<N: Size>(
+    x: &Array<Vector<f32, N>>,
+    scale: &Array<Vector<f32, N>>,
+    shift: &Array<Vector<f32, N>>,
+    y: &mut Array<Vector<f32, N>>,
+    vectors: u32,
+    rows_per_batch: u32,
+    per_element: f32,
+    eps: f32,
+    #[comptime] modulated: bool,
+) {
+    let begin = CUBE_POS * vectors as usize;
+    let batch = CUBE_POS / rows_per_batch as usize * vectors as usize;
+    let mut sums = Vector::<f32, N>::new(0.0);
+    let mut i = UNIT_POS;
+    while i < vectors {
+        sums += x[begin + i as usize];
+        i += CUBE_DIM;
+    }
+    let mean = Vector::<f32, N>::new(cube_sum(lanes(sums)) * per_element);
+    let mut squares = Vector::<f32, N>::new(0.0);
+    let mut i = UNIT_POS;
+    while i < vectors {
+        let centred = x[begin + i as usize] - mean;
+        squares += centred * centred;
+        i += CUBE_DIM;
+    }
+    let root = f32::inverse_sqrt(cube_sum(lanes(squares)) * per_element + eps);
+    let mut i = UNIT_POS;
+    while i < vectors {
+        let normed = (x[begin + i as usize] - mean) * Vector::new(root);
+        if modulated {
+            let at = batch + i as usize;
+            y[begin + i as usize] = normed * (scale[at] + Vector::new(1.0)) + shift[at];
+        } else {
+            y[begin + i as usize] = normed;
+        }
+        i += CUBE_DIM;
+    }
+}
+
+/// The gradient of `x` under [`layer_norm`], and `dy` times the normalised `x`, whose sums over rows are the gradient of scale.
+/// With `h = (x - mean) r` and `g = dy (1 + scale)`: `r (g - mean(g) - h mean(g h))`.
+pub fn layer_norm_backward<R: CubeRuntime>(
+    x_nd: CubeTensor<R>,
+    scale_bd: Option<CubeTensor<R>>,
+    dy_nd: CubeTensor<R>,
+    eps: f64,
+) -> [CubeTensor<R>; 2] {
+    let (dx_nd, d, client) = (empty_like(&x_nd), width(&x_nd), x_nd.client.clone());
+    let rows = len(&x_nd) / d;
+    let (count, dim) = by_row(&x_nd, rows, d / vector(d));
+    let modulated = scale_bd.is_some();
+    // Written only where somebody reads it.
+    let products_nd = if modulated { empty_like(&x_nd) } else { dx_nd.clone() };
+    let scale_bd = scale_bd.unwrap_or_else(|| x_nd.clone());
+    let per_batch = rows / (len(&scale_bd) / d).max(1);
+    layer_norm_backward_kernel::launch::<R>(
+        &client,
+        count,
+        dim,
+        vector(d),
+        x_nd.into_array_arg(),
+        scale_bd.into_array_arg(),
+        dy_nd.into_array_arg(),
+        dx_nd.clone().into_array_arg(),
+        products_nd.clone().into_array_arg(),
+        (d / vector(d)) as u32,
+        per_batch.max(1) as u32,
+        1.0 / d as f32,
+        eps as f32,
+        modulated,
+    );
+    [dx_nd, products_nd]
+}
+
+#[cube(launch)]
+fn layer_norm_backward_kernel<N: Size>(
+    x: &Array<Vector<f32, N>>,
+    scale: &Array<Vector<f32, N>>,
+    dy: &Array<Vector<f32, N>>,
+    dx: &mut Array<Vector<f32, N>>,
+    products: &mut Array<Vector<f32, N>>,
+    vectors: u32,
+    rows_per_batch: u32,
+    per_element: f32,
+    eps: f32,
+    #[comptime] modulated: bool,
+) {
+    let begin = CUBE_POS * vectors as usize;
+    let batch = CUBE_POS / rows_per_batch as usize * vectors as usize;
+    let mut sums = Vector::<f32, N>::new(0.0);
+    let mut i = UNIT_POS;
+    while i < vectors {
+        sums += x[begin + i as usize];
+        i += CUBE_DIM;
+    }
+    let mean = Vector::<f32, N>::new(cube_sum(lanes(sums)) * per_element);
+    let mut squares = Vector::<f32, N>::new(0.0);
+    let mut pulls = Vector::<f32, N>::new(0.0);
+    let mut along = Vector::<f32, N>::new(0.0);
+    let mut i = UNIT_POS;
+    while i < vectors {
+        let centred = x[begin + i as usize] - mean;
+        let mut pull = dy[begin + i as usize];
+        if modulated {
+            pull *= scale[batch + i as usize] + Vector::new(1.0);
+        }
+        squares += centred * centred;
+        pulls += pull;
+        along += pull * centred;
+        i += CUBE_DIM;
+    }
+    let root = f32::inverse_sqrt(cube_sum(lanes(squares)) * per_element + eps);
+    let pull_mean = Vector::<f32, N>::new(cube_sum(lanes(pulls)) * per_element);
+    let along_mean = Vector::<f32, N>::new(cube_sum(lanes(along)) * per_element * root);
+    let root = Vector::<f32, N>::new(root);
+    let mut i = UNIT_POS;
+    while i < vectors {
+        let at = begin + i as usize;
+        let normed = (x[at] - mean) * root;
+        let mut pull = dy[at];
+        if modulated {
+            products[at] = pull * normed;
+            pull *= scale[batch + i as usize] + Vector::new(1.0);
+        }
+        dx[at] = (pull - pull_mean - normed * along_mean) * root;
+        i += CUBE_DIM;
+    }
+}

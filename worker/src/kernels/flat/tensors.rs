@@ -1,0 +1,120 @@
+//! What is done to flat buffers in a device's memory, in burn's own operations: correct on any backend, and as fast as a chain of elementwise
+//! kernels is. A backend with kernels of its own replaces them ([`ModelBackend`](crate::kernels::ModelBackend)).
+//!
+//! Buffers come by value and go back by value: burn changes one on a card in place if nobody else holds it, and copies it first if somebody does.
+//! (Flex, which stands in for a card in tests, always copies; a card's test looks at addresses.)
+
+use std::ops::Range;
+
+use burn::tensor::{DType, Tensor, backend::Backend};
+
+use super::{Coefficients, Run};
+
+/// Elements worked on at once: temporary tensors take 64 MiB each, however large a parameter is.
+#[cfg(not(test))]
+const PIECE: usize = 16 << 20;
+/// In tests small buffers are cut as well.
+#[cfg(test)]
+const PIECE: usize = 2 * BLOCK + 100;
+/// Squares added up in float32 on the device; the sums of these blocks are added up on the host, in float64.
+pub(in crate::kernels) const BLOCK: usize = 4 << 10;
+
+/// The buffers that AdamW changes. `weights` may be longer than the part, which begins at `weights_from`.
+#[derive(Clone, Debug)]
+pub struct Updated<B: Backend> {
+    /// Weights.
+    pub weights: Tensor<B, 1>,
+    /// First moments of the part.
+    pub exp_avg: Tensor<B, 1>,
+    /// Second moments of the part.
+    pub exp_avg_sq: Tensor<B, 1>,
+}
+
+/// Where a part begins in buffers that are longer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Origins {
+    /// In the weights.
+    pub weights: usize,
+    /// In the gradients.
+    pub grads: usize,
+}
+
+/// `flat[start..] += gradient`; `first`: `flat[start..] = gradient`.
+pub fn accumulate<B: Backend>(
+    flat: Tensor<B, 1>,
+    start: usize,
+    gradient: Tensor<B, 1>,
+    first: bool,
+) -> Tensor<B, 1> {
+    let [len] = gradient.dims();
+    if first {
+        return put(flat, start..start + len, gradient);
+    }
+    pieces(&(0..len)).fold(flat, |flat, piece| {
+        let at = start + piece.start..start + piece.end;
+        let sum = part(&flat, &at) + part(&gradient, &piece);
+        put(flat, at, sum)
+    })
+}
+
+/// `flat[range] = halves[range]`, in float32.
+pub fn widen<B: Backend>(flat: Tensor<B, 1>, halves: &Tensor<B, 1>, range: &Range<usize>) -> Tensor<B, 1> {
+    let wide = part(halves, range).cast(DType::F32);
+    put(flat, range.clone(), wide)
+}
+
+/// Sums of squares of consecutive blocks of these elements, in any order: one number a block, so that overflow and a value that is not
+/// finite show as such.
+pub fn squares<B: Backend>(flat: &Tensor<B, 1>, range: &Range<usize>) -> Vec<Tensor<B, 1>> {
+    let of_piece = |piece: Range<usize>| {
+        let whole = piece.start..piece.start + piece.len() / BLOCK * BLOCK;
+        let rest = whole.end..piece.end;
+        [(whole.clone(), whole.len() / BLOCK), (rest, 1)].into_iter().filter(|(at, _)| !at.is_empty())
+    };
+    let sum = |(at, blocks): (Range<usize>, usize)| {
+        let x_nb = part(flat, &at).reshape([blocks, at.len() / blocks]);
+        (x_nb.clone() * x_nb).sum_dim(1).reshape([blocks])
+    };
+    pieces(range).flat_map(of_piece).map(sum).collect()
+}
+
+/// AdamW on one run of a part: the arithmetic of [`adamw`](super::adamw), operation by operation.
+pub fn adamw<B: Backend>(state: Updated<B>, grads: &Tensor<B, 1>, from: Origins, run: &Run) -> Updated<B> {
+    let c = &run.coefficients;
+    pieces(&run.range).fold(state, |Updated { weights, exp_avg, exp_avg_sq }, at| {
+        let shifted = |origin: usize| origin + at.start..origin + at.end;
+        let g = part(grads, &shifted(from.grads)) * c.factor;
+        let m = part(&exp_avg, &at);
+        let m = m.clone() + (g.clone() - m) * c.one_minus_beta1;
+        let v = part(&exp_avg_sq, &at) * c.beta2 + g.clone() * g * c.one_minus_beta2;
+        let step = moved(m.clone(), v.clone(), c);
+        let w = part(&weights, &shifted(from.weights)) * c.keep - step;
+        Updated {
+            weights: put(weights, shifted(from.weights), w),
+            exp_avg: put(exp_avg, at.clone(), m),
+            exp_avg_sq: put(exp_avg_sq, at, v),
+        }
+    })
+}
+
+/// How far weights move.
+fn moved<B: Backend>(m: Tensor<B, 1>, v: Tensor<B, 1>, c: &Coefficients) -> Tensor<B, 1> {
+    m / (v.sqrt() * c.root_factor + c.eps) * c.step_size
+}
+
+fn part<B: Backend>(flat: &Tensor<B, 1>, range: &Range<usize>) -> Tensor<B, 1> {
+    flat.clone().slice([range.clone()])
+}
+
+fn put<B: Backend>(flat: Tensor<B, 1>, range: Range<usize>, values: Tensor<B, 1>) -> Tensor<B, 1> {
+    match range.is_empty() {
+        true => flat,
+        false => flat.slice_assign([range], values),
+    }
+}
+
+/// A range in pieces that are worked on one after another.
+pub(super) fn pieces(range: &Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
+    let end = range.end;
+    range.clone().step_by(PIECE).map(move |start| start..(start + PIECE).min(end))
+}

@@ -1,0 +1,196 @@
+//! A buffer in a device's memory is a buffer in host memory, seen from outside: the same operations on both, compared. The device is
+//! Flex, so what is proven is the arithmetic and the bookkeeping, not a card's kernels.
+
+use burn::{
+    backend::{Flex, flex::FlexDevice},
+    tensor::{Tensor, TensorData},
+};
+use half::bf16;
+use proptest::prelude::*;
+
+use super::*;
+
+type Device = OnDevice<Flex>;
+
+fn both(values: Vec<f32>) -> (Vec<f32>, Device) {
+    (values.clone(), Device::of(&FlexDevice, values))
+}
+
+fn all(flat: &impl Flat) -> Vec<f32> {
+    flat.read(0..flat.len()).into_owned()
+}
+
+/// Values of all magnitudes that sums of squares can hold.
+fn uneven(len: usize, salt: u64) -> Vec<f32> {
+    let of = |i: u64| {
+        let bits = (i + 1 + salt * 7919).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
+        let unit = (bits & 0xffff) as f32 / 32768.0 - 1.0;
+        unit * ((bits >> 16) % 24) as f32 * 2f32.powi((bits >> 24) as i32 % 12 - 6)
+    };
+    (0..len as u64).map(of).collect()
+}
+
+fn coefficients(number: usize) -> Coefficients {
+    Coefficients {
+        factor: 0.25 / (1 + number) as f32,
+        one_minus_beta1: 0.1,
+        beta2: 0.99,
+        one_minus_beta2: 0.01,
+        keep: 1.0 - 1e-3 * number as f32,
+        step_size: 1e-2,
+        root_factor: 1.7,
+        eps: 1e-8,
+    }
+}
+
+/// Where the elements of a buffer lie.
+fn address(flat: &Device) -> usize {
+    flat.tensor().into_primitive().tensor().bytes().as_ptr() as usize
+}
+
+proptest! {
+    #[test]
+    fn steps_of_adamw_give_the_host_s_numbers(
+        len in 1usize..300, cuts in prop::collection::vec(0usize..300, 0..6), before in 0usize..20, salt in 0u64..1000,
+    ) {
+        let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| cut % len).chain([0, len]).collect();
+        cuts.sort_unstable();
+        // Every second run rests.
+        let runs: Vec<Run> = cuts
+            .windows(2)
+            .enumerate()
+            .filter(|(number, cut)| number % 2 == 0 && cut[0] < cut[1])
+            .map(|(number, cut)| Run { range: cut[0]..cut[1], coefficients: coefficients(number) })
+            .collect();
+        fn steps<F: Flat>(place: &F::Place, (len, before): (usize, usize), salt: u64, runs: &[Run]) -> [Vec<f32>; 3] {
+            let mut weights = F::of(place, uneven(before + len, salt));
+            let (mut exp_avg, mut exp_avg_sq) = (F::zeros(place, len), F::zeros(place, len));
+            for step in 1..4 {
+                let grads = F::of(place, uneven(2 * before + len, salt + step));
+                F::adamw(
+                    Part {
+                        weights: &mut weights, weights_from: before, exp_avg: &mut exp_avg, exp_avg_sq: &mut exp_avg_sq,
+                        grads: &grads, grads_from: 2 * before,
+                    },
+                    runs,
+                );
+            }
+            [weights, exp_avg, exp_avg_sq].map(|flat| all(&flat))
+        }
+        let host = steps::<Vec<f32>>(&(), (len, before), salt, &runs);
+        let device = steps::<Device>(&FlexDevice, (len, before), salt, &runs);
+        for (host, device) in host.iter().zip(&device) {
+            for (a, b) in host.iter().zip(device) {
+                prop_assert!((a - b).abs() <= 1e-6 * a.abs(), "{a} on the host, {b} on the device");
+            }
+        }
+    }
+
+    #[test]
+    fn sums_of_squares_agree(len in 1usize..3 * tensors::BLOCK, start in 0usize..100, salt in 0u64..1000) {
+        let (host, device) = both(uneven(len + start, salt));
+        let ranges = [start..start, start..start + len / 3, start + len / 2..start + len];
+        let (host, device) = (host.squares(&ranges), device.squares(&ranges));
+        prop_assert!((host - device).abs() <= 1e-6 * host, "{host} and {device}");
+    }
+
+    #[test]
+    fn what_travels_as_halves_is_rounded_alike(len in 1usize..200, salt in 0u64..1000) {
+        let (mut host, mut device) = both(uneven(len, salt));
+        let (mut halves, mut on_device) = (Vec::<bf16>::default(), HalvesOnDevice::default());
+        host.narrow(&mut halves);
+        device.narrow(&mut on_device);
+        prop_assert_eq!(Halves::bytes(&halves), on_device.bytes());
+        let range = len / 3..len - len / 4;
+        host.widen(&halves, range.clone());
+        device.widen(&on_device, range);
+        prop_assert_eq!(host, all(&device));
+    }
+}
+
+#[test]
+fn one_value_that_is_not_finite_makes_the_sum_of_squares_so_and_nothing_else_does() {
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        for at in [0, 5000, tensors::BLOCK * 2 + 1] {
+            let mut values = vec![1.0; tensors::BLOCK * 2 + 2];
+            values[at] = bad;
+            let device = Device::of(&FlexDevice, values);
+            let len = Flat::len(&device);
+            assert!(!device.squares(&[0..len]).is_finite());
+            assert!(device.squares(&[0..at, at + 1..len]).is_finite());
+        }
+    }
+    assert_eq!(Device::zeros(&FlexDevice, 10).squares(&[]), 0.0);
+}
+
+#[test]
+fn gradients_are_added_where_their_parameters_lie_and_first_ones_overwrite() {
+    let gradient = |values: Vec<f32>| {
+        Tensor::<Flex, 2>::from_data(TensorData::new(values.clone(), [2, values.len() / 2]), &FlexDevice)
+    };
+    fn added<F: FlatOn<Flex>>(gradient: impl Fn(Vec<f32>) -> Tensor<Flex, 2>) -> Vec<f32> {
+        let mut sums = F::of(&F::place(&FlexDevice), vec![9.0; 12]);
+        for first in [true, false] {
+            let of = |range: Range<usize>| {
+                let values = gradient(uneven(range.len(), range.start as u64));
+                Gradient { range, first, values }
+            };
+            sums.add(vec![of(1..5), of(6..8)]);
+            sums.add_product(8..12, first, gradient(uneven(4, 5)), gradient(uneven(4, 6)));
+            sums.add(Vec::new());
+        }
+        sums.clear(5..6);
+        sums.clear(0..0);
+        all(&sums)
+    }
+    let (host, device) = (added::<Vec<f32>>(gradient), added::<Device>(gradient));
+    assert_eq!((host[0], host[5]), (9.0, 0.0));
+    assert!(host.iter().zip(&device).all(|(a, b)| (a - b).abs() <= 1e-6 * a.abs()), "{host:?} {device:?}");
+}
+
+#[test]
+fn what_is_offloaded_is_updated_piece_by_piece_to_the_same_bits() {
+    const LEN: usize = 5 * tensors::BLOCK;
+    type Zeros = fn(&FlexDevice, usize) -> Device;
+    let stepped = |zeros: Zeros, of_weights: Zeros| {
+        let mut weights = of_weights(&FlexDevice, LEN + 7);
+        weights.edit(|values| values.copy_from_slice(&uneven(LEN + 7, 1)));
+        let [mut exp_avg, mut exp_avg_sq] = [LEN, LEN].map(|len| zeros(&FlexDevice, len));
+        for step in 2..4 {
+            let grads = Device::of(&FlexDevice, uneven(LEN, step));
+            let part = Part {
+                weights: &mut weights,
+                weights_from: 7,
+                exp_avg: &mut exp_avg,
+                exp_avg_sq: &mut exp_avg_sq,
+                grads: &grads,
+                grads_from: 0,
+            };
+            let run = |range, number| Run { range, coefficients: coefficients(number) };
+            Flat::adamw(part, &[run(0..LEN / 2, 0), run(LEN / 2 + 10..LEN, 1)]);
+        }
+        [weights, exp_avg, exp_avg_sq].map(|flat| all(&flat))
+    };
+    let stays = stepped(Device::zeros, Device::zeros);
+    assert!(stepped(Device::offloaded, Device::zeros) == stays);
+    assert!(stepped(Device::offloaded, Device::offloaded) == stays);
+}
+
+#[test]
+fn a_clone_keeps_what_it_was_cloned_from() {
+    let mut flat = Device::of(&FlexDevice, vec![1.0; 8]);
+    let clone = flat.clone();
+    flat.clear(2..4);
+    flat.edit(|values| values[7] = 5.0);
+    assert_eq!(all(&clone), [1.0; 8]);
+    assert_eq!(all(&flat), [1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 5.0]);
+}
+
+#[test]
+fn tensors_give_their_buffer_away_and_take_it_back() {
+    let flat = Device::of(&FlexDevice, uneven(50, 1));
+    let (values, at) = (all(&flat), address(&flat));
+    let tensor = FlatOn::<Flex>::into_tensor(flat, &FlexDevice);
+    let again = <Device as FlatOn<Flex>>::from_tensor(tensor, 50);
+    assert!(address(&again) == at && all(&again) == values);
+}

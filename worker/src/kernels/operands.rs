@@ -1,0 +1,103 @@
+//! What operations take and keep beside tensors.
+
+use std::{ops::Range, sync::Arc};
+
+use burn::tensor::{Tensor, backend::Backend};
+
+/// Which keys a query may attend to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AttentionMask {
+    /// Every key of the same batch row.
+    Full,
+    /// Keys of the given range of each batch row (`[b]` ranges): padding is left out.
+    Keys(Arc<[Range<u32>]>),
+    /// Keys at or before the query, within the given range of each batch row.
+    Causal(Arc<[Range<u32>]>),
+    /// One batch row cut into consecutive segments that do not see each other: `[0, e1, e2, .., s]` (`cu_seqlens`).
+    Segments(Arc<[u32]>),
+}
+
+/// A low-rank update `scale * b a` of a linear layer's weight, never composed (arXiv 2106.09685).
+#[derive(Clone, Debug)]
+pub struct LowRank<B: Backend> {
+    /// Down projection, `[r, i]` (`lora_A` of PEFT).
+    pub a_ri: Tensor<B, 2>,
+    /// Up projection, `[o, r]` (`lora_B` of PEFT).
+    pub b_or: Tensor<B, 2>,
+    /// `alpha / r`, or `alpha / sqrt(r)`.
+    pub scale: f64,
+}
+
+/// What [`ModelBackend::attention_saving`](super::ModelBackend::attention_saving) returns.
+#[derive(Clone, Debug)]
+pub struct AttentionOutput<B: Backend> {
+    /// The output, `[b, sq, heads, k]`.
+    pub out_bshk: Tensor<B, 4>,
+    /// Logarithm of each query's sum of exponentials, `[b, sq, heads]`, if the backend's backward pass wants it.
+    pub lse_bsh: Option<Tensor<B, 3>>,
+}
+
+/// What attention keeps for its backward pass.
+#[derive(Clone, Debug)]
+pub struct AttentionSaved<B: Backend> {
+    /// Queries.
+    pub q_bshk: Tensor<B, 4>,
+    /// Keys.
+    pub k_bshk: Tensor<B, 4>,
+    /// Values.
+    pub v_bshk: Tensor<B, 4>,
+    /// What the forward pass returned.
+    pub output: AttentionOutput<B>,
+}
+
+/// What a linear layer with a low-rank update keeps for its backward pass.
+#[derive(Clone, Debug)]
+pub struct LowRankSaved<B: Backend> {
+    /// The input.
+    pub x_ni: Tensor<B, 2>,
+    /// `scale * x a^T`.
+    pub down_nr: Tensor<B, 2>,
+    /// The weight.
+    pub w_oi: Tensor<B, 2>,
+    /// The update.
+    pub update: LowRank<B>,
+}
+
+/// Gradients of [`ModelBackend::lora_linear`](super::ModelBackend::lora_linear).
+#[derive(Clone, Debug)]
+pub struct LowRankGradients<B: Backend> {
+    /// Of the input, if asked for.
+    pub dx_ni: Option<Tensor<B, 2>>,
+    /// Of the down projection.
+    pub da_ri: Tensor<B, 2>,
+    /// Of the up projection.
+    pub db_or: Tensor<B, 2>,
+}
+
+impl<B: Backend> LowRankGradients<B> {
+    /// With the weight's own part of the input's gradient.
+    pub(super) fn beside(self, dense_ni: Option<Tensor<B, 2>>) -> Self {
+        Self { dx_ni: dense_ni.zip(self.dx_ni).map(|(dense_ni, low_ni)| dense_ni + low_ni), ..self }
+    }
+}
+
+/// Where a gradient goes that is summed in host memory.
+#[derive(Debug)]
+pub struct GradientSlot<'a> {
+    /// The sum so far, row-major.
+    pub values: &'a mut [f32],
+    /// Whether `values` still holds an old sum, to be overwritten.
+    pub stale: bool,
+}
+
+impl GradientSlot<'_> {
+    /// Adds one gradient.
+    pub fn add(self, gradient: &[f32]) {
+        assert_eq!(gradient.len(), self.values.len(), "a gradient has another size than its parameter");
+        if self.stale {
+            self.values.copy_from_slice(gradient);
+        } else {
+            self.values.iter_mut().zip(gradient).for_each(|(sum, g)| *sum += g);
+        }
+    }
+}
