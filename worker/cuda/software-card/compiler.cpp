@@ -2,6 +2,8 @@
 //
 //   source -> rewritten as a class (kernel/kernel.h) -> g++ -> a library in CARD_KERNELS -> its path as "PTX"
 //
+// Definitions before the kernel stay outside the class, and inline assembly becomes calls (assembly.h).
+//
 // A kernel is compiled once: libraries are named by a hash of the source. When calls are only counted,
 // sources are kept there and not looked at. What g++ refuses is refused to cubecl too, and told on stderr:
 // its autotuner would pass over it in silence.
@@ -18,8 +20,10 @@
 #include <sstream>
 #include <string>
 
+#include "assembly.h"
 #include "counts.h"
 #include "driver.h"
+#include "lockstep.h"
 #include "settings.h"
 
 namespace card {
@@ -97,26 +101,39 @@ std::string without_includes(const std::string& source) {
 // Whether threads of the kernel wait for each other. If not, they can run one after another, which is much
 // faster.
 bool waits(const std::string& kernel) {
-    static const std::regex waiting("__sync|_sync\\(|__activemask|barrier");
+    static const std::regex waiting("__sync|_sync\\(|__activemask|barrier|__mma_|matrix_|ptx::");
     return std::regex_search(kernel, waiting);
 }
 
+// Whether it uses tensor cores. Others wait for the lanes of a warp where they have to.
+bool has_matrices(const std::string& kernel) {
+    static const std::regex instruction("__mma_|wmma::mma_sync|__ldmatrix|__stmatrix");
+    return std::regex_search(kernel, instruction);
+}
+
+// Blocks are executed one after another, so they cannot wait for each other.
+bool has_cluster(const std::string& attribute) {
+    static const std::regex alone("__cluster_dims__\\(1, 1, 1\\) ?");
+    return !attribute.empty() && !std::regex_match(attribute, alone);
+}
+
 // The source as a class with the kernel as a member, and the function by which the driver calls it. Empty:
-// there is no kernel.
+// there is no kernel, or one that needs a cluster of blocks.
 std::string rewrite(const std::string& source) {
     static const std::regex signature("extern \"C\" __global__ void __launch_bounds__\\([0-9]+\\)"
-                                      "(__cluster_dims__\\([^)]*\\))?\\s*[A-Za-z_0-9]+ \\(");
+                                      "(__cluster_dims__\\([^)]*\\) ?)?\\s*[A-Za-z_0-9]+ \\(");
     static const std::regex shared("extern __shared__ __align__\\([0-9]+\\) uint8 dynamic_shared_mem\\[\\];");
-    const std::string text = without_includes(source);
+    const std::string text = without_assembly(without_includes(source));
     std::smatch found;
-    if (!std::regex_search(text, found, signature)) {
+    if (!std::regex_search(text, found, signature) || has_cluster(found[1].str())) {
         return "";
     }
     const std::string pointer = "uint8* dynamic_shared_mem = shared;";
-    const std::string kernel = std::regex_replace(found.suffix().str(), shared, pointer);
-    const char* run = waits(kernel) ? "run_together" : "run_in_turn";
+    const std::string body = std::regex_replace(found.suffix().str(), shared, pointer);
+    const std::string kernel = has_matrices(body) ? with_lockstep(body) : body;
+    const char* run = waits(body) ? "run_together" : "run_in_turn";
     std::ostringstream out;
-    out << "namespace {\nstruct Kernel : card::Base {\n" << found.prefix().str();
+    out << "namespace {\n" << found.prefix().str() << "struct Kernel : card::Base {\n";
     out << "__forceinline__ void kernel (" << kernel << "\n};\n}\n";
     out << "extern \"C\" __attribute__((visibility(\"default\")))\n";
     out << "void card_run(const card::Launch& launch) {\n";
@@ -150,7 +167,7 @@ int compile(Program& program) {
         write_file(base + ".cu", program.source);
         write_file(base + ".cpp", rewritten);
         if (rewritten.empty()) {
-            program.log = "there is no kernel in " + base + ".cu, or not as cubecl writes them";
+            program.log = "no kernel in " + base + ".cu as cubecl writes them, or one for a cluster";
             return COMPILATION_FAILED;
         }
         if (!run_compiler(program, base)) {

@@ -258,11 +258,6 @@ int cuFuncSetAttribute(void*, int attribute, int value) {
     return too_much ? INVALID_VALUE : SUCCESS;
 }
 
-// Tensor maps belong to copies that only a card can do; a counted card need not do them.
-int cuTensorMapEncodeTiled(void*) { return settings().execute ? NOT_SUPPORTED : SUCCESS; }
-int cuTensorMapEncodeIm2col(void*) { return settings().execute ? NOT_SUPPORTED : SUCCESS; }
-int cuTensorMapEncodeIm2colWide(void*) { return settings().execute ? NOT_SUPPORTED : SUCCESS; }
-
 // ---- Launches
 
 int cuLaunchKernel(void* handle, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
@@ -289,12 +284,14 @@ int cuLaunchKernel(void* handle, unsigned grid_x, unsigned grid_y, unsigned grid
     Launch launch{};
     launch.grid = {grid_x, grid_y, grid_z};
     launch.block = {block_x, block_y, block_z};
+    launch.name = function.name.c_str();
     launch.arguments = arguments;
-    execute(launch, function.run);
+    launch.shared_bytes = shared_bytes;
+    const bool done = execute(launch, function.run);
     const double seconds = now_seconds() - before;
     kernel.seconds += seconds;
     counts().launch_seconds += seconds;
-    return SUCCESS;
+    return done ? SUCCESS : LAUNCH_FAILED;
 }
 
 }  // extern "C"

@@ -18,6 +18,7 @@ enum Code : int {
     INVALID_DEVICE = 101,
     INVALID_IMAGE = 200,
     NOT_FOUND = 500,
+    LAUNCH_FAILED = 719,
     NOT_SUPPORTED = 801,
 };
 

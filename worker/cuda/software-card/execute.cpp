@@ -6,11 +6,14 @@
 //   last lane of a warp arrives      the others of the warp can run
 //   last thread of a block arrives   all can run
 //   a thread is done                 it is not waited for any more
-//   nobody can run                   lanes of a warp have parted: those that wait for their warp go on
+//   all lanes of a warp arrive       at an instruction that belongs to all: the last one does it for them
+//   nobody can run                   copies that somebody waits for are done (copies.h). If there are none,
+//                                    lanes of a warp have parted: those that wait for their warp go on
 //                                    without the others. If there are none,
 //                                    the process is aborted: the kernel hangs.
 //
-// One thread runs at a time, and switches only where it waits: missing barriers and races are not seen.
+// One thread runs at a time, and switches only where it waits, so missing barriers and races are seen only if
+// the order of threads makes a difference. CARD_BACKWARDS turns it round.
 
 #include "execute.h"
 
@@ -19,8 +22,11 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 
+#include "copies.h"
 #include "counts.h"
+#include "settings.h"
 
 #ifndef __x86_64__
 #error "the software card switches between threads in assembly, which is written for x86-64 only"
@@ -77,6 +83,7 @@ struct Room {
     Thread* threads = new Thread[MOST_THREADS];
     Warp* warps = new Warp[MOST_THREADS / LANES];
     uint8_t* shared;
+    Thread* current = nullptr;
 
     Room() {
         const size_t bytes = STACK_BYTES * MOST_THREADS;
@@ -115,9 +122,32 @@ void release_block(Block& block) {
     }
 }
 
-void wait(Thread* thread, State state) {
-    thread->state = state;
-    card_switch(&thread->stack_pointer, thread->block->scheduler);
+void complain(const Launch& launch, const char* why) {
+    fprintf(stderr, "card: %s: %s\n", launch.name, why);
+}
+
+void stop(const Launch& launch, const char* why) {
+    complain(launch, why);
+    abort();
+}
+
+bool failed = false;
+
+void fail(const Launch& launch, const char* why) {
+    if (!failed) {
+        complain(launch, why);
+    }
+    failed = true;
+}
+
+// Lanes have to arrive at one instruction.
+void arrive(Thread* thread, Work work) {
+    Warp& warp = *thread->warp;
+    if (warp.arrived && warp.work != work) {
+        stop(*thread->block->launch, "lanes of a warp are at different instructions that belong to all");
+    }
+    warp.work = work;
+    warp.arrived++;
 }
 
 void wait_for_warp(Thread* thread, int parity) {
@@ -126,8 +156,27 @@ void wait_for_warp(Thread* thread, int parity) {
         warp.mask[parity] = 0;
     }
     warp.mask[parity] |= 1u << thread->lane;
-    warp.arrived++;
+    arrive(thread, nullptr);
     if (warp.arrived == warp.live) {
+        release_warp(*thread->block, warp);
+    } else {
+        wait(thread, State::waits_for_warp);
+    }
+}
+
+// The other lanes of the warp run next, unless races between them are looked for.
+void give_way(Thread* thread) {
+    if (settings().lockstep) {
+        wait(thread, State::runs);
+    }
+}
+
+void together(Thread* thread, Work work, void* operands) {
+    Warp& warp = *thread->warp;
+    warp.operands[thread->lane] = operands;
+    arrive(thread, work);
+    if (warp.arrived == LANES) {
+        work(warp.operands);
         release_warp(*thread->block, warp);
     } else {
         wait(thread, State::waits_for_warp);
@@ -150,7 +199,7 @@ void finish(Thread* thread) {
     thread->state = State::done;
     warp.live--;
     block.live--;
-    if (warp.arrived && warp.arrived == warp.live) {
+    if (warp.arrived && warp.arrived == warp.live && !warp.work) {
         release_warp(block, warp);
     }
     if (block.arrived && block.arrived == block.live) {
@@ -181,6 +230,7 @@ void begin(Block& block) {
         warp.arrived = 0;
         warp.mask[0] = 0;
         warp.mask[1] = 0;
+        warp.work = nullptr;
     }
     const dim3 size = block.launch->block;
     for (int i = 0; i < block.count; i++) {
@@ -195,6 +245,8 @@ void begin(Block& block) {
     }
 }
 
+int in_order(int number, int count) { return settings().backwards ? count - 1 - number : number; }
+
 // Until none of its lanes can run; whether any could.
 bool run_warp(Block& block, Warp& warp) {
     bool progress = false;
@@ -202,8 +254,9 @@ bool run_warp(Block& block, Warp& warp) {
     while (again) {
         again = false;
         for (int lane = 0; lane < warp.count; lane++) {
-            Thread& thread = block.threads[warp.first + lane];
+            Thread& thread = block.threads[warp.first + in_order(lane, warp.count)];
             if (thread.state == State::runs) {
+                room().current = &thread;
                 card_switch(&block.scheduler, thread.stack_pointer);
                 again = true;
                 progress = true;
@@ -217,6 +270,9 @@ bool release_parted_warps(Block& block) {
     bool released = false;
     for (int w = 0; w < block.warp_count; w++) {
         if (block.warps[w].arrived) {
+            if (block.warps[w].work) {
+                stop(*block.launch, "lanes of a warp are missing at an instruction that belongs to all");
+            }
             release_warp(block, block.warps[w]);
             counts().parted_warps++;
             released = true;
@@ -236,17 +292,26 @@ void run_block(const Launch& launch, dim3 index, Body body) {
     block.warps = room().warps;
     block.warp_count = (block.count + LANES - 1) / LANES;
     begin(block);
+    if (settings().poison) {
+        memset(launch.shared, 0xff, launch.shared_bytes);
+    }
     while (block.live) {
         bool progress = false;
         for (int w = 0; w < block.warp_count; w++) {
-            progress |= run_warp(block, block.warps[w]);
+            progress |= run_warp(block, block.warps[in_order(w, block.warp_count)]);
         }
-        if (!progress && !release_parted_warps(block)) {
-            fprintf(stderr, "card: the threads of a block wait for each other for ever\n");
-            abort();
+        if (!progress && !finish_awaited_copies(block) && !release_parted_warps(block)) {
+            stop(launch, "the threads of a block wait for each other for ever");
         }
     }
+    forget_copies();
 }
+
+constexpr Services SERVICES{
+    run_block,      wait_for_warp, wait_for_block, give_way,            together,
+    wait_for_phase, phase_over,    copy,           arrive_after_copies, copy_box,
+    stop,           fail,          complain,
+};
 
 }  // namespace
 
@@ -258,12 +323,18 @@ extern "C" __attribute__((used, visibility("hidden"))) void card_run_fiber(Threa
     __builtin_unreachable();
 }
 
-void execute(Launch launch, Run run) {
+void wait(Thread* thread, State state) {
+    thread->state = state;
+    card_switch(&thread->stack_pointer, thread->block->scheduler);
+}
+
+bool execute(Launch launch, Run run) {
     launch.shared = room().shared;
-    launch.run_block = run_block;
-    launch.wait_for_warp = wait_for_warp;
-    launch.wait_for_block = wait_for_block;
+    launch.current = &room().current;
+    launch.services = &SERVICES;
+    failed = false;
     run(launch);
+    return !failed;
 }
 
 }  // namespace card

@@ -7,7 +7,10 @@ namespace card {
 
 constexpr unsigned MOST_SHARED_BYTES = 232448;
 
-// `shared` of the launch and the services are filled in here.
-void execute(Launch launch, Run run);
+// `shared` of the launch and the services are filled in here. False: a card would have ended the launch.
+bool execute(Launch launch, Run run);
+
+// Another thread runs until somebody sets this one's state to `runs`.
+void wait(Thread* thread, State state);
 
 }  // namespace card

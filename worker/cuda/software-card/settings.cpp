@@ -22,10 +22,13 @@ uint64_t number(const char* name, uint64_t otherwise) {
 Settings read_settings() {
     Settings settings;
     settings.execute = variable("CARD_MODE") != "count";
-    settings.capability = settings.execute ? 60 : 90;
+    settings.capability = int(number("CARD_CAPABILITY", 60));
     settings.memory_bytes = number("CARD_MEMORY_GIB", 141) << 30;
     settings.cards = int(number("CARD_CARDS", 1));
     settings.poison = number("CARD_POISON", 0) != 0;
+    settings.eager_copies = number("CARD_EAGER_COPIES", 0) != 0;
+    settings.lockstep = number("CARD_FREE_LANES", 0) == 0;
+    settings.backwards = number("CARD_BACKWARDS", 0) != 0;
     settings.verbose = number("CARD_VERBOSE", 0) != 0;
     settings.trace = variable("CARD_TRACE");
     settings.headers = variable("CARD_HEADERS");

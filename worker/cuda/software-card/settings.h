@@ -9,8 +9,8 @@ namespace card {
 struct Settings {
     // Kernels are executed; otherwise calls are counted, and nothing is computed.
     bool execute;
-    // Ten times CUDA's compute capability. 6.0 has no tensor cores, so cubecl writes kernels that this card
-    // can execute.
+    // Ten times CUDA's compute capability. From 8.0 on cubecl writes kernels for tensor cores and with
+    // asynchronous copies, at 9.0 also such that copy boxes of tensors.
     int capability;
     // CARD_MEMORY_GIB
     uint64_t memory_bytes;
@@ -18,6 +18,12 @@ struct Settings {
     int cards;
     // CARD_POISON: fresh device memory is full of NaN instead of zeros.
     bool poison;
+    // CARD_EAGER_COPIES: asynchronous copies are done at once instead of as late as can be.
+    bool eager_copies;
+    // Lanes of a warp run in step where a kernel counts on it (lockstep.h). CARD_FREE_LANES: they do not.
+    bool lockstep;
+    // CARD_BACKWARDS: the last thread of a block comes first.
+    bool backwards;
     // CARD_VERBOSE: a line on stderr for every launch.
     bool verbose;
     // CARD_TRACE: the file that counts are appended to at exit; empty for none.

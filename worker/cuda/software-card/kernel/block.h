@@ -24,12 +24,16 @@ namespace card {
 constexpr int LANES = 32;
 constexpr int MOST_THREADS = 1024;
 
-enum class State : uint8_t { runs, waits_for_warp, waits_for_block, done };
+enum class State : uint8_t { runs, waits_for_warp, waits_for_block, waits_for_phase, done };
 
 // What one lane hands to the others of its warp.
 struct alignas(16) Slot {
     unsigned char bytes[16];
 };
+
+// An instruction of all lanes of a warp at once, executed by the last of them to arrive: where each lane has
+// its operands.
+using Work = void (*)(void* const operands[LANES]);
 
 // Values and masks are double: a lane may hand over its next value while others still read the last one, and
 // can be no further ahead.
@@ -40,9 +44,12 @@ struct Warp {
     int arrived;
     unsigned mask[2];
     Slot values[2][LANES];
+    Work work;
+    void* operands[LANES];
 };
 
 struct Block;
+struct Phases;
 
 struct Thread {
     void* stack_pointer;
@@ -52,6 +59,9 @@ struct Thread {
     int parity;
     State state;
     uint3 index;
+    // What it waits for in `waits_for_phase`: that a phase of this parity is over.
+    const Phases* awaited;
+    bool awaited_parity;
 };
 
 using Body = void (*)(Thread*);
@@ -70,14 +80,38 @@ struct Block {
     void* scheduler;
 };
 
+// What the driver does for a kernel.
+struct Services {
+    void (*run_block)(const Launch&, dim3 index, Body);
+    void (*wait_for_warp)(Thread*, int parity);
+    void (*wait_for_block)(Thread*);
+    void (*give_way)(Thread*);
+    // Comes back when all lanes have arrived and the work is done.
+    void (*together)(Thread*, Work, void* operands);
+
+    // Asynchronous copies, and the barriers by which they are waited for (copies.cpp).
+    void (*wait_for_phase)(Thread*, const Phases*, bool parity);
+    void (*phase_over)(Thread*, const Phases*);
+    void (*copy)(Thread*, void* to, const void* from, unsigned bytes, unsigned from_bytes);
+    void (*arrive_after_copies)(Thread*, Phases*);
+    void (*copy_box)(Thread*, void* to, const void* map, const int* at, int rank, Phases*);
+
+    // The kernel cannot go on; its launch has failed; or it did what is forbidden.
+    void (*stop)(const Launch&, const char* why);
+    void (*fail)(const Launch&, const char* why);
+    void (*complain)(const Launch&, const char* why);
+};
+
 struct Launch {
+    const char* name;
     dim3 grid;
     dim3 block;
     void** arguments;
     uint8_t* shared;
-    void (*run_block)(const Launch&, dim3 index, Body);
-    void (*wait_for_warp)(Thread*, int parity);
-    void (*wait_for_block)(Thread*);
+    unsigned shared_bytes;
+    // The one that runs.
+    Thread** current;
+    const Services* services;
 };
 
 // The function `card_run` of a compiled kernel: executes all blocks.

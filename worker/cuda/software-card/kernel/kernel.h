@@ -1,8 +1,9 @@
 // What a kernel of CUDA C++ finds when it is compiled for the host: CUDA's words, and the thread it runs as.
 //
-// compiler.cpp puts a kernel's source into a class derived from `Base`: CUDA's variables and the functions by
-// which threads wait for each other are members, so that every thread has its own. Enough for what cubecl
-// writes, not for CUDA at large: no tensor cores, no clusters, no asynchronous copies, no PTX.
+// compiler.cpp puts a kernel into a class derived from `Base`: CUDA's variables and the functions by which
+// threads wait for each other are members, so that every thread has its own. What CUDA has in namespaces
+// finds the thread that runs by itself (here.h). Enough for what cubecl writes, not for CUDA at large: no
+// clusters, and of PTX the instructions in namespace `ptx`.
 #pragma once
 
 #include <cmath>
@@ -11,7 +12,11 @@
 #include <type_traits>
 #include <utility>
 
+#include "barriers.h"
 #include "block.h"
+#include "fragments.h"
+#include "here.h"
+#include "matrices.h"
 #include "numbers.h"
 
 #define __align__(bytes) __attribute__((aligned(bytes)))
@@ -45,8 +50,10 @@ struct Base {
     static float __frcp_rn(float value) { return 1.0f / value; }
 
     // Not inlined: whatever a thread holds in registers must be in memory when another one runs.
-    __attribute__((noinline)) void __syncthreads() { launch->wait_for_block(thread); }
+    __attribute__((noinline)) void __syncthreads() { launch->services->wait_for_block(thread); }
     __attribute__((noinline)) void __syncwarp(unsigned = ~0u) { hand_over(0); }
+    // The other lanes come as far, if they go the same way. compiler.cpp puts it into kernels (lockstep.h).
+    __attribute__((noinline)) void lockstep() { launch->services->give_way(thread); }
 
     template <class T>
     T __shfl_sync(unsigned, T value, int lane, int width = LANES) {
@@ -95,7 +102,7 @@ struct Base {
         const int parity = thread->parity;
         thread->parity ^= 1;
         memcpy(&thread->warp->values[parity][thread->lane], &value, sizeof value);
-        launch->wait_for_warp(thread, parity);
+        launch->services->wait_for_warp(thread, parity);
         return parity;
     }
     template <class T>
@@ -124,6 +131,7 @@ template <class Kernel, class... Arguments, void (Kernel::*Function)(Arguments..
 struct Entry<Function> {
     // For kernels whose threads never wait: one after another, without stacks of their own.
     static void run_in_turn(const Launch& launch) {
+        launching = &launch;
         each(launch.grid, [&](dim3 block) {
             each(launch.block, [&](dim3 index) {
                 run_thread(launch, block, uint3{index.x, index.y, index.z}, nullptr);
@@ -132,7 +140,8 @@ struct Entry<Function> {
     }
 
     static void run_together(const Launch& launch) {
-        each(launch.grid, [&](dim3 block) { launch.run_block(launch, block, body); });
+        launching = &launch;
+        each(launch.grid, [&](dim3 block) { launch.services->run_block(launch, block, body); });
     }
 
    private:
@@ -165,7 +174,15 @@ struct Entry<Function> {
 
     template <size_t... Position>
     static __forceinline__ void call(Kernel& kernel, void** arguments, std::index_sequence<Position...>) {
-        (kernel.*Function)(*(std::remove_cvref_t<Arguments>*)arguments[Position]...);
+        (kernel.*Function)(argument<std::remove_cvref_t<Arguments>>(arguments[Position])...);
+    }
+
+    // Whoever launches aligns arguments as a card needs them, which may be less than a host does.
+    template <class T>
+    static __forceinline__ T argument(const void* place) {
+        T value;
+        memcpy(&value, place, sizeof value);
+        return value;
     }
 };
 
