@@ -3,6 +3,7 @@
 //! ```text
 //! golden   the fixtures through the accelerator, in float32 and bfloat16
 //! curve    fifty steps of training, a card beside the CPU
+//! products cubek's matrix products, kernel by kernel
 //! worlds   ranks in processes of their own: the collectives' suite, and a rank that is killed
 //! rank     one of these processes
 //! ```
@@ -12,6 +13,7 @@
 
 mod curve;
 mod golden;
+mod products;
 mod rank;
 mod worlds;
 

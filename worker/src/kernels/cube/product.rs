@@ -2,15 +2,18 @@
 //!
 //! ```text
 //! inputs                     inner dimension         kernel
-//! bfloat16, or may round     a multiple of 256       burn's autotuner chooses, once a shape; remembered on disk
+//! bfloat16, or may round     a multiple of 256 (*)   burn's autotuner chooses, once a shape; remembered on disk
 //! bfloat16, or may round     another                 tensor cores, single-buffered
 //! float32, exact             any                     plain cores
+//!
+//! (*) of 512 where either side is a vector
 //! ```
 //!
 //! The second row is a matter of correctness. A double-buffered kernel of cubek 0.2 reads an even number of stages along the inner
 //! dimension, and checks its bounds only where that is no multiple of one stage: an odd number of whole stages (a LoRA rank of 16 is one)
 //! makes it multiply what lies behind the end of each row. Stages are powers of two up to 128, so multiples of 256 are an even number of
-//! any; all others are kept from such kernels. The autotuner does not know of this: its keys round dimensions to powers of two.
+//! any; kernels for vectors have one of 256, 32 lanes of 8 numbers. All others are kept from such kernels. The autotuner does not know of
+//! this: its keys round dimensions to powers of two.
 //!
 //! What this file does not do: batch, transpose or convert; strides say how matrices lie, and types have to agree.
 
@@ -35,17 +38,20 @@ use cubek::{
 use super::launch::empty;
 use crate::kernels::precision;
 
-/// Twice the longest stage that a kernel reads along the inner dimension.
-const ANY_KERNEL: usize = 256;
+/// Twice the longest stage that a kernel reads along the inner dimension, of those that the autotuner tries for matrices.
+const FOR_MATRICES: usize = 256;
+/// The same where one side is a single row or column.
+const FOR_VECTORS: usize = 512;
 
 /// `x w` in float32, contiguous. Both `[.., n, k]` and `[.., k, o]`, of one type, batches alike.
 pub fn product<R: CubeRuntime>(x: CubeTensor<R>, w: CubeTensor<R>) -> CubeTensor<R> {
     let (rank, inner) = (x.meta.num_dims(), x.meta.shape()[x.meta.num_dims() - 1]);
     let mut shape = x.meta.shape().clone();
     shape[rank - 1] = w.meta.shape()[rank - 1];
+    let any_kernel = if shape[rank - 2..].contains(&1) { FOR_VECTORS } else { FOR_MATRICES };
     let out = empty(&x, shape, DType::F32);
     let on_tensor_cores = x.dtype != DType::F32 || precision::may_round();
-    if on_tensor_cores && inner.is_multiple_of(ANY_KERNEL) {
+    if on_tensor_cores && inner.is_multiple_of(any_kernel) {
         return matmul(x, w, Some(out), MatmulStrategy::default(), DType::F32)
             .expect("burn's autotuner ends with a kernel that takes anything");
     }

@@ -1,0 +1,141 @@
+//! cubek's matrix products, kernel by kernel: which of them are right for which matrices.
+//!
+//! ```text
+//! matrices     shapes and layouts, in memory that is NaN around them and between their rows
+//! strategies   the kernels, and what each is used for
+//! ```
+//!
+//! The autotuner chooses by the clock among kernels of which some are wrong, and passes over those that cannot be launched in silence. Here
+//! each is launched by name. `COXSWAIN_PRODUCTS=tma,mma_multi` keeps to kernels with such names, and the ignored test says what it finds of
+//! all.
+
+mod matrices;
+mod strategies;
+
+use std::{
+    collections::BTreeMap,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
+
+use burn_cuda::CudaDevice;
+use cubecl::{Runtime, client::ComputeClient, cuda::CudaRuntime};
+use cubek::{
+    matmul::{
+        definition::{MatmulElems, MatmulGlobalElems},
+        launch::launch_ref,
+    },
+    std::InputBinding,
+};
+
+use self::{
+    matrices::{Case, Number, Placed, cases, is_right, product},
+    strategies::{Kernel, Use, kernels},
+};
+
+use crate::cards;
+
+/// What came of one product.
+#[derive(Clone, Debug, PartialEq)]
+enum Outcome {
+    Right,
+    /// Before the launch, as the autotuner and ours expect it.
+    Refused,
+    /// After a launch that seemed to succeed.
+    Failed(String),
+    Wrong(String),
+}
+
+fn run(client: &ComputeClient<CudaRuntime>, kernel: &Kernel, case: &Case, number: Number) -> Outcome {
+    let (x, w) = (Placed::new(&case.x, number, 1), Placed::new(&case.w, number, 2));
+    let expected = product(&x, &w);
+    let out = Placed::nothing(&case.out());
+    let [x, w, out] = [&x, &w, &out].map(|matrix| matrix.upload(client));
+    let place = number.place();
+    let types = MatmulGlobalElems { lhs: place, rhs: place, out: Number::Float.place() };
+    let launched = catch_unwind(AssertUnwindSafe(|| {
+        let sides = [&x, &w].map(|side| InputBinding::new(side.binding(), place));
+        let [lhs, rhs] = sides;
+        launch_ref(&kernel.strategy, client, lhs, rhs, out.binding(), &mut MatmulElems::from_globals(&types))
+    }));
+    match launched {
+        Err(_) => return Outcome::Failed("panics".into()),
+        Ok(Err(_)) => return Outcome::Refused,
+        Ok(Ok(())) => (),
+    }
+    match out.read(client) {
+        Err(why) => Outcome::Failed(why),
+        Ok(found) => match is_right(&found, &expected, case.x.columns, kernel.tolerance(number)) {
+            Ok(()) => Outcome::Right,
+            Err(why) => Outcome::Wrong(why),
+        },
+    }
+}
+
+fn is_asked_for(kernel: &Kernel) -> bool {
+    let asked = std::env::var("COXSWAIN_PRODUCTS").unwrap_or_default();
+    asked.is_empty() || asked.split(',').any(|part| kernel.name.contains(part))
+}
+
+/// Every kernel of some use with every case of an inner dimension that it is used for: what was not right.
+fn found(uses: impl Fn(&Kernel, &Case) -> bool, cases: &[Case]) -> Vec<String> {
+    let client = CudaRuntime::client(&CudaDevice::new(0));
+    let mut wrong = Vec::new();
+    for kernel in kernels().iter().filter(|kernel| is_asked_for(kernel)) {
+        for number in [Number::Brain, Number::Float] {
+            let mut counts = BTreeMap::new();
+            for case in cases.iter().filter(|case| uses(kernel, case)) {
+                let outcome = run(&client, kernel, case, number);
+                let (kind, said) = match &outcome {
+                    Outcome::Right => ("right", None),
+                    Outcome::Refused => ("refused", None),
+                    Outcome::Failed(why) => ("failed", Some(why)),
+                    Outcome::Wrong(why) => ("wrong", Some(why)),
+                };
+                *counts.entry(kind).or_insert(0) += 1;
+                // The autotuner hears of a kernel that fails late. One that is launched by name has to say so at once.
+                let passed_over = kind == "failed" && kernel.usage != Use::Any;
+                if let Some(why) = said.filter(|_| !passed_over) {
+                    println!("{kind}: {} {number:?} {case}: {why}", kernel.name);
+                    wrong.push(format!("{} {number:?} {case}", kernel.name));
+                }
+            }
+            if !counts.is_empty() {
+                println!("{} {number:?}: {counts:?}", kernel.name);
+            }
+        }
+    }
+    wrong
+}
+
+/// `kernels::cube::product` launches some kernels whatever the inner dimension, and lets the autotuner choose where it is a multiple of
+/// 256, or of 512 for vectors.
+#[test]
+fn products_are_right_with_every_kernel_that_may_compute_them() {
+    if cards("products").is_none() {
+        return;
+    }
+    let wrong = found(
+        |kernel, case| {
+            let (inner, vector) = (case.x.columns, case.x.rows == 1 || case.w.columns == 1);
+            let tuned = inner.is_multiple_of(if vector { 512 } else { 256 });
+            match kernel.usage {
+                Use::Any => true,
+                Use::Tuned => tuned,
+                Use::TunedForVectors => tuned && vector,
+                Use::Never => false,
+            }
+        },
+        &cases(),
+    );
+    assert!(wrong.is_empty(), "{} products are wrong: {wrong:#?}", wrong.len());
+}
+
+/// What would be wrong if it were used: nothing is asserted.
+#[test]
+#[ignore = "takes hours on a card in software; says what it finds, and asserts nothing"]
+fn every_kernel_with_every_product() {
+    if cards("products").is_none() {
+        return;
+    }
+    println!("{} products are not right", found(|_, _| true, &cases()).len());
+}
