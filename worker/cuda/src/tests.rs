@@ -131,11 +131,19 @@ fn operations<B: ModelBackend>(device: &B::Device) -> Vec<Outcome> {
             ModelBackend::linear(x, w, Some(frozen(5, 2)))
         }));
     }
+    all.extend(low_rank_updates::<B>(device));
     for rows in [1, 2] {
         let table = |seed| Tensor::from_inner(tensor::<B, 3>([rows, 3, 8], seed, device));
         let what = format!("rotary by tables of {rows} rows");
         all.extend(pulled::<B, 1, 4, 4>(&what, device, [[2, 3, 5, 8]], |[x]| {
             ModelBackend::rotary(x, table(3), table(4))
+        }));
+        let what = format!("attention of turned slices, tables of {rows} rows");
+        all.extend(pulled::<B, 1, 4, 4>(&what, device, [[2, 3, 8, 8]], |[qkv]| {
+            let part = |start, heads| qkv.clone().narrow(2, start, heads);
+            let turned = |x| <Autodiff<B> as ModelBackend>::rotary(x, table(3), table(4));
+            let mask = AttentionMask::Causal([0..3, 1..3].into());
+            ModelBackend::attention(turned(part(0, 4)), turned(part(4, 2)), part(6, 2), &mask, 0.35)
         }));
     }
     for (what, [queries, keys], mask) in [
@@ -150,6 +158,28 @@ fn operations<B: ModelBackend>(device: &B::Device) -> Vec<Outcome> {
     for ends in [vec![0, 16, 32, 48], vec![0, 20, 20, 40, 41, 48]] {
         let (what, mask) = (format!("attention in segments {ends:?}"), AttentionMask::Segments(ends.into()));
         all.extend(attended::<B>(&what, device, [1, 48, 48, 2], &mask));
+    }
+    all
+}
+
+/// Linear layers with an update, of ranks that have kernels and of ones that do not, in sizes that fill their tiles and in ones that do not.
+fn low_rank_updates<B: ModelBackend>(device: &B::Device) -> Vec<Outcome> {
+    let mut all = Vec::new();
+    for (rank, [n, i, o]) in [
+        (4, [6, 40, 24]),
+        (8, [37, 264, 520]),
+        (8, [4, 30, 24]),
+        (16, [5, 64, 72]),
+        (32, [33, 520, 260]),
+        (64, [17, 1028, 132]),
+    ] {
+        let frozen = tensor::<B, 2>([o, i], 1, device);
+        let bias = tensor::<B, 1>([o], 2, device);
+        let what = format!("a layer of {i} to {o} with an update of rank {rank}");
+        all.extend(pulled::<B, 3, 2, 2>(&what, device, [[n, i], [rank, i], [o, rank]], |[x, a_ri, b_or]| {
+            let (w, bias) = (Tensor::from_inner(frozen.clone()), Tensor::from_inner(bias.clone()));
+            ModelBackend::lora_linear(x, w, Some(bias), LowRank { a_ri, b_or, scale: 0.5 })
+        }));
     }
     all
 }

@@ -51,6 +51,17 @@ pub trait Scores: ModelBackend {
 
     /// `sum(x * y)` over the last axis: `[b, s, (h g)]`.
     fn dots(x_bshk: Tensor<Self, 4>, y_bshk: Tensor<Self, 4>) -> Tensor<Self, 3>;
+
+    /// `[b, h, s, k]` in rows that products read as they are, and copy otherwise.
+    fn by_head(x_bshk: Tensor<Self, 4>) -> Tensor<Self, 4> {
+        x_bshk.swap_dims(1, 2)
+    }
+
+    /// The tokens from `start` on of one batch row, a batch row for each segment of `len`.
+    fn by_segment(x_1shk: Tensor<Self, 4>, start: usize, [segments, len]: [usize; 2]) -> Tensor<Self, 4> {
+        let [_, _, heads, dim] = x_1shk.dims();
+        x_1shk.narrow(1, start, segments * len).reshape([segments, len, heads, dim])
+    }
 }
 
 /// Which keys the queries of a tile see, and what their scores are multiplied with.
@@ -163,10 +174,8 @@ fn runs(ends: &[u32]) -> Vec<Run> {
 
 impl Run {
     /// The run's part of one batch row, a batch row for each segment.
-    fn cut<B: Backend>(&self, x_1shk: &Tensor<B, 4>) -> Tensor<B, 4> {
-        let [_, _, heads, dim] = x_1shk.dims();
-        let part = x_1shk.clone().narrow(1, self.start, self.segments * self.len);
-        part.reshape([self.segments, self.len, heads, dim])
+    fn cut<B: Scores>(&self, x_1shk: &Tensor<B, 4>) -> Tensor<B, 4> {
+        B::by_segment(x_1shk.clone(), self.start, [self.segments, self.len])
     }
 
     fn cut_rows<B: Backend>(&self, x_1sh: &Tensor<B, 3>) -> Tensor<B, 3> {
@@ -189,7 +198,7 @@ impl Run {
     }
 }
 
-impl<B: Backend> Inputs<B> {
+impl<B: Scores> Inputs<B> {
     fn run(&self, run: &Run) -> Self {
         let Self { q_bshk, k_bshk, v_bshk, scale, tile } = self;
         let [q_bshk, k_bshk, v_bshk] = [q_bshk, k_bshk, v_bshk].map(|x| run.cut(x));
@@ -265,17 +274,15 @@ impl<B: Backend> Tiles<B> {
         }
     }
 
-    /// `[b, s, (h g), k]` as `[b, h, g, s, k]`.
-    fn heads(&self, x_bshk: Tensor<B, 4>) -> Tensor<B, 5> {
-        let [batch, rows, heads, dim] = x_bshk.dims();
-        x_bshk.reshape([batch, rows, heads / self.group, self.group, dim]).permute([0, 2, 3, 1, 4])
-    }
-
-    /// The tile's part of `[b, h, g, s, k]` as `[b, h, (g n), k]`.
-    fn cut(&self, x_bhgsk: &Tensor<B, 5>, tile: &Tile) -> Tensor<B, 4> {
-        let [batch, heads, group, _, dim] = x_bhgsk.dims();
-        let rows = tile.queries.len();
-        x_bhgsk.clone().narrow(3, tile.queries.start, rows).reshape([batch, heads, group * rows, dim])
+    /// The tile's part of `[b, (h g), s, k]` as `[b, h, (g n), k]`.
+    fn cut(&self, x_bhsk: &Tensor<B, 4>, tile: &Tile) -> Tensor<B, 4> {
+        let [batch, heads, queries, dim] = x_bhsk.dims();
+        let (rows, group) = (tile.queries.len(), self.group);
+        if group == 1 {
+            return x_bhsk.clone().narrow(2, tile.queries.start, rows);
+        }
+        let x_bhgsk = x_bhsk.clone().reshape([batch, heads / group, group, queries, dim]);
+        x_bhgsk.narrow(3, tile.queries.start, rows).reshape([batch, heads / group, group * rows, dim])
     }
 
     /// The tile's part of `[b, s, (h g)]`.
@@ -283,25 +290,22 @@ impl<B: Backend> Tiles<B> {
         x_bsh.clone().narrow(1, tile.queries.start, tile.queries.len())
     }
 
-    /// `[b, h, (g n), k]` as `[b, n, (h g), k]`.
+    /// `[b, h, (g n), k]`, fresh from a product, as `[b, n, (h g), k]`: the same memory.
     fn join(&self, x: Tensor<B, 4>) -> Tensor<B, 4> {
         let [batch, heads, rows, dim] = x.dims();
-        let rows = rows / self.group;
-        let x_bhgnk = x.reshape([batch, heads, self.group, rows, dim]);
-        x_bhgnk.permute([0, 3, 1, 2, 4]).reshape([batch, rows, heads * self.group, dim])
+        x.reshape([batch, heads * self.group, rows / self.group, dim]).swap_dims(1, 2)
     }
 }
 
 fn dense<B: Scores>(inputs: Inputs<B>, mask: &AttentionMask) -> AttentionOutput<B> {
     let tiles = inputs.tiles(mask);
-    let q_bhgsk = tiles.heads(inputs.q_bshk);
-    let (k_bhtk, v_bhtk) = (inputs.k_bshk.swap_dims(1, 2), inputs.v_bshk.swap_dims(1, 2));
+    let [q_bhsk, k_bhtk, v_bhtk] = [inputs.q_bshk, inputs.k_bshk, inputs.v_bshk].map(B::by_head);
     let (mut outs, mut lses) = (Vec::new(), Vec::new());
     for tile in tiles.all() {
         let [k, v] = [&k_bhtk, &v_bhtk].map(|x_bhtk| x_bhtk.clone().narrow(2, 0, tile.keys));
-        let scores = B::product(tiles.cut(&q_bhgsk, &tile), k.swap_dims(2, 3));
+        let scores = B::product(tiles.cut(&q_bhsk, &tile), k.swap_dims(2, 3));
         let (weights, lse_bnh) = B::weigh(scores, &tiles.seen(&tile));
-        outs.push(tiles.join(B::product(weights, v)));
+        outs.push(by_token(tiles.join(B::product(weights, v))));
         lses.push(lse_bnh);
     }
     AttentionOutput { out_bshk: joined(outs), lse_bsh: Some(joined(lses)) }
@@ -309,13 +313,12 @@ fn dense<B: Scores>(inputs: Inputs<B>, mask: &AttentionMask) -> AttentionOutput<
 
 fn dense_gradients<B: Scores>(inputs: Inputs<B>, mask: &AttentionMask, seeds: Seeds<B>) -> [Tensor<B, 4>; 3] {
     let tiles = inputs.tiles(mask);
-    let q_bhgsk = tiles.heads(inputs.q_bshk);
-    let dout_bhgsk = tiles.heads(seeds.dout_bshk);
-    let (k_bhtk, v_bhtk) = (inputs.k_bshk.swap_dims(1, 2), inputs.v_bshk.swap_dims(1, 2));
+    let [q_bhsk, k_bhtk, v_bhtk] = [inputs.q_bshk, inputs.k_bshk, inputs.v_bshk].map(B::by_head);
+    let dout_bhsk = B::by_head(seeds.dout_bshk);
     let mut dqs = Vec::new();
     let mut sums: Option<[Tensor<B, 4>; 2]> = None;
     for tile in tiles.all() {
-        let (q, dout) = (tiles.cut(&q_bhgsk, &tile), tiles.cut(&dout_bhgsk, &tile));
+        let (q, dout) = (tiles.cut(&q_bhsk, &tile), tiles.cut(&dout_bhsk, &tile));
         let [k, v] = [&k_bhtk, &v_bhtk].map(|x_bhtk| x_bhtk.clone().narrow(2, 0, tile.keys));
         let seen = tiles.seen(&tile);
         let scores = B::product(q.clone(), k.clone().swap_dims(2, 3));
@@ -336,6 +339,12 @@ fn dense_gradients<B: Scores>(inputs: Inputs<B>, mask: &AttentionMask, seeds: Se
     }
     let [dk, dv] = sums.expect("there is a query").map(|x_bhtk| x_bhtk.swap_dims(1, 2));
     [joined(dqs), dk, dv]
+}
+
+/// The same in the order of its axes: copied once here, where a projection and the backward pass both read it.
+fn by_token<B: Backend>(x_bshk: Tensor<B, 4>) -> Tensor<B, 4> {
+    let [batch, tokens, heads, dim] = x_bshk.dims();
+    x_bshk.reshape([batch, tokens, heads * dim]).reshape([batch, tokens, heads, dim])
 }
 
 /// Parts of the second axis as one; a single one as it is.

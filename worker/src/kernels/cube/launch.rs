@@ -34,8 +34,16 @@ where
     B: Backend<FloatTensorPrimitive = CubeTensor<R>>,
     R: CubeRuntime,
 {
-    let x = if x.dtype() == DType::F32 { x } else { x.cast(DType::F32) };
-    into_contiguous(primitive(x))
+    into_contiguous(strided_floats(x))
+}
+
+/// A burn tensor as float32, however it lies.
+pub fn strided_floats<B, R, const D: usize>(x: Tensor<B, D>) -> CubeTensor<R>
+where
+    B: Backend<FloatTensorPrimitive = CubeTensor<R>>,
+    R: CubeRuntime,
+{
+    primitive(if x.dtype() == DType::F32 { x } else { x.cast(DType::F32) })
 }
 
 /// Room for a tensor on the device of another.
@@ -65,6 +73,12 @@ pub fn view<R: CubeRuntime>(flat: CubeTensor<R>, start: usize, [rows, cols]: [us
     let behind = (all - start - count) * size;
     let handle = flat.handle.offset_start((start * size) as u64).offset_end(behind as u64);
     CubeTensor::new_contiguous(flat.client, flat.device, [rows, cols].into(), handle, flat.dtype)
+}
+
+/// All of a tensor's memory from its first element on, as one axis: for a kernel that goes by strides.
+pub fn elements<R: CubeRuntime>(x: CubeTensor<R>) -> CubeTensor<R> {
+    let count = x.handle.size_in_used() as usize / x.dtype.size();
+    CubeTensor::new_contiguous(x.client, x.device, [count].into(), x.handle, x.dtype)
 }
 
 /// Elements of a tensor.

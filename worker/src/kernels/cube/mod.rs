@@ -9,6 +9,7 @@
 //! rows        norms, and their gradients: one cube a row
 //! pointwise   SwiGLU, GELU, sums that are rounded, what follows a product
 //! product     matrix products: which of cubek's kernels multiplies what
+//! low_rank    what a low-rank update adds to one
 //! rotary      rotary embedding, and back
 //! flat        the flat space: sums of gradients, their norm, AdamW
 //! scores      a tile of attention's scores: softmax under a mask, and back (`blocked` has the products around it)
@@ -27,6 +28,7 @@
 
 mod flat;
 mod launch;
+mod low_rank;
 mod pointwise;
 mod product;
 mod rotary;
@@ -38,7 +40,10 @@ use std::ops::Range;
 use burn::tensor::{Tensor, TensorPrimitive, backend::Backend};
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement, tensor::CubeTensor};
 
-use self::launch::{floats, primitive};
+use self::{
+    launch::{floats, primitive, strided_floats},
+    low_rank::Factor,
+};
 use super::{
     AttentionMask, AttentionOutput, AttentionSaved, LowRank, LowRankGradients, LowRankSaved, ModelBackend,
     Tape, blocked,
@@ -148,7 +153,7 @@ where
         cos_bsk: Tensor<Self, 3>,
         sin_bsk: Tensor<Self, 3>,
     ) -> Tensor<Self, 4> {
-        wrapped(rotary::rotary(floats(x_bshk), floats(cos_bsk), floats(sin_bsk)))
+        wrapped(rotary::rotary(strided_floats(x_bshk), floats(cos_bsk), floats(sin_bsk)))
     }
 
     fn rotary_backward(
@@ -156,7 +161,7 @@ where
         cos_bsk: Tensor<Self, 3>,
         sin_bsk: Tensor<Self, 3>,
     ) -> Tensor<Self, 4> {
-        wrapped(rotary::rotary_backward(floats(dy_bshk), floats(cos_bsk), floats(sin_bsk)))
+        wrapped(rotary::rotary_backward(strided_floats(dy_bshk), floats(cos_bsk), floats(sin_bsk)))
     }
 
     fn attention_saving(
@@ -230,10 +235,10 @@ where
         bias_o: Option<Tensor<Self, 1>>,
         update: &LowRank<Self>,
     ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
-        let down_nr = Self::product(x_ni.clone(), update.a_ri.clone().transpose()) * update.scale;
-        let low_no = Self::product(down_nr.clone(), update.b_or.clone().transpose());
-        let y_no = primitive(rounded_like(x_ni, w_oi.transpose()));
-        (wrapped(pointwise::finished(y_no, bias_o.map(floats), Some(floats(low_no)))), down_nr)
+        let (w, bias) = (primitive(w_oi.transpose()), bias_o.map(floats));
+        let [a, b] = [&update.a_ri, &update.b_or].map(|factor| floats(factor.clone()));
+        let [y, down] = low_rank::applied(floats(x_ni), w, bias, [Factor::a(a), Factor::b(b)], update.scale);
+        (wrapped(y), wrapped(down))
     }
 
     fn lora_linear_backward(
@@ -242,16 +247,18 @@ where
         wants_dx: bool,
     ) -> LowRankGradients<Self> {
         let LowRankSaved { x_ni, down_nr, w_oi, update } = saved;
-        let ddown_nr = Self::product(dy_no.clone(), update.b_or) * update.scale;
-        let dx_ni = wants_dx.then(|| {
-            let low_ni = Self::product(ddown_nr.clone(), update.a_ri);
-            let dense_ni = primitive(rounded_like(dy_no.clone(), w_oi));
-            wrapped(pointwise::finished(dense_ni, None, Some(floats(low_ni))))
-        });
+        let (dy, a, b) = (floats(dy_no), floats(update.a_ri), floats(update.b_or));
+        let (dx_ni, ddown_nr) = if wants_dx {
+            let factors = [Factor::b(b), Factor::a(a)];
+            let [dx, ddown] = low_rank::applied(dy.clone(), primitive(w_oi), None, factors, update.scale);
+            (Some(wrapped(dx)), wrapped(ddown))
+        } else {
+            (None, wrapped(low_rank::reduced(dy.clone(), Factor::b(b), update.scale, false).0))
+        };
         LowRankGradients {
             dx_ni,
             da_ri: Self::linear_weight_gradient(ddown_nr, x_ni),
-            db_or: Self::linear_weight_gradient(dy_no, down_nr),
+            db_or: Self::linear_weight_gradient(wrapped(dy), down_nr),
         }
     }
 }

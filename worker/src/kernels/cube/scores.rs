@@ -8,10 +8,10 @@ use burn_cubecl::{
     BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement, kernel::into_contiguous,
     tensor::CubeTensor,
 };
-use cubecl::prelude::*;
+use cubecl::{prelude::*, zspace::metadata::Metadata};
 
 use super::{
-    launch::{by_row, cube_max, cube_sum, empty, floats, len, width},
+    launch::{by_row, cube_max, cube_sum, empty, floats, len, primitive, width},
     wrapped,
 };
 use crate::kernels::blocked::{OUT, Scores, Seen};
@@ -62,6 +62,21 @@ where
             seen.scale as f32,
         );
         wrapped(dweights)
+    }
+
+    fn by_head(x_bshk: Tensor<Self, 4>) -> Tensor<Self, 4> {
+        let x_bhsk: CubeTensor<R> = primitive(x_bshk.swap_dims(1, 2));
+        let ([.., dim], strides) = (x_bhsk.meta.shape().dims::<4>(), x_bhsk.meta.strides());
+        wrapped(if strides[2] == dim && strides[3] == 1 { x_bhsk } else { into_contiguous(x_bhsk) })
+    }
+
+    fn by_segment(x_1shk: Tensor<Self, 4>, start: usize, [segments, len]: [usize; 2]) -> Tensor<Self, 4> {
+        let [_, _, heads, dim] = x_1shk.dims();
+        let part = primitive(x_1shk.narrow(1, start, segments * len));
+        let [_, of_token, of_head, of_element] = [0, 1, 2, 3].map(|axis| part.meta.strides()[axis]);
+        let metadata =
+            Metadata::new([segments, len, heads, dim], [len * of_token, of_token, of_head, of_element]);
+        wrapped(CubeTensor::new(part.client, part.handle, metadata, part.device, part.dtype))
     }
 
     fn dots(x_bshk: Tensor<Self, 4>, y_bshk: Tensor<Self, 4>) -> Tensor<Self, 3> {

@@ -150,7 +150,6 @@ impl<B: ModelBackend> RotaryTables<B> {
         angle: impl Fn(usize, usize) -> f32,
         device: &B::Device,
     ) -> Self {
-        let shape = [batch, seq, 2 * half];
         let (mut cos, mut sin) = (vec![0.0; batch * seq * 2 * half], vec![0.0; batch * seq * 2 * half]);
         for cell in 0..batch * seq {
             for j in 0..half {
@@ -160,10 +159,13 @@ impl<B: ModelBackend> RotaryTables<B> {
                 }
             }
         }
-        Self {
-            cos_bsk: Tensor::from_data(TensorData::new(cos, shape), device),
-            sin_bsk: Tensor::from_data(TensorData::new(sin, shape), device),
-        }
+        // As one row first: a card pads the rows of what it is given, and every layer would copy the tables to be rid of that.
+        let table = |values: Vec<f32>| {
+            let count = values.len();
+            let flat = Tensor::<B, 1>::from_data(TensorData::new(values, [count]), device);
+            flat.reshape([batch, seq, 2 * half])
+        };
+        Self { cos_bsk: table(cos), sin_bsk: table(sin) }
     }
 }
 

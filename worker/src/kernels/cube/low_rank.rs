@@ -1,0 +1,390 @@
+//! What a low-rank update adds to a matrix product, in two kernels beside the product instead of five around it.
+//!
+//! ```text
+//! reduced   x m, times a factor, and x rounded for the product beside it, while x is read once
+//! raised    y + bias + (x m) m', where the product y lies
+//! ```
+//!
+//! Forward `m` is `a^T` and `m'` is `b^T`; backward they are `b` and `a`. Sums are float32 and products exact, whatever tensor cores round:
+//! a rank is so small that plain cores keep up with memory.
+//!
+//! A cube of [`reduced`] has [`ROWS`] rows of `x`, and passes a [`TILE`] of their elements after the other through shared memory. Where the
+//! long side of `m` lies in rows (`a`), planes share the ranks; where it lies in columns (`b`), units share the tile's elements, and add up
+//! at the end. Either way each number is added up in an order that depends on shapes alone.
+
+use burn::tensor::DType;
+use burn_cubecl::{
+    CubeRuntime,
+    kernel::cast,
+    ops::{numeric::mul_scalar, permute},
+    tensor::CubeTensor,
+};
+use cubecl::prelude::*;
+use half::bf16;
+
+use super::{
+    launch::{UNITS, empty, lanes, len, width},
+    pointwise::finished,
+    product::product,
+};
+
+/// Rows of a cube of [`reduced`].
+const ROWS: usize = 16;
+/// Elements of each row that are in shared memory at once.
+const TILE: usize = 256;
+/// Ranks of a cube of [`reduced`]; more take several cubes.
+const RANKS: usize = 32;
+/// Rows of a cube of [`raised`].
+const RAISED_ROWS: usize = 32;
+/// Elements of a vector.
+const VECTOR: usize = 4;
+/// Lanes of a plane, as these kernels want them.
+const PLANE: usize = 32;
+
+/// A matrix of an update, `[r, long]` or `[long, r]`.
+pub struct Factor<R: CubeRuntime> {
+    /// Its elements, contiguous float32.
+    pub values: CubeTensor<R>,
+    /// Whether it is `[r, long]`: `a`, not `b`.
+    pub long_rows: bool,
+}
+
+impl<R: CubeRuntime> Factor<R> {
+    /// `a`, `[r, i]`.
+    pub fn a(values: CubeTensor<R>) -> Self {
+        Self { values, long_rows: true }
+    }
+
+    /// `b`, `[o, r]`.
+    pub fn b(values: CubeTensor<R>) -> Self {
+        Self { values, long_rows: false }
+    }
+
+    fn rank(&self) -> usize {
+        self.values.meta.shape()[if self.long_rows { 0 } else { 1 }]
+    }
+
+    fn long(&self) -> usize {
+        len(&self.values) / self.rank()
+    }
+
+    /// As the right side of a product that reduces: `[long, r]`.
+    fn reducing(&self) -> CubeTensor<R> {
+        if self.long_rows { permute(self.values.clone(), &[1, 0]) } else { self.values.clone() }
+    }
+
+    /// As the right side of a product that raises: `[r, long]`.
+    fn raising(&self) -> CubeTensor<R> {
+        if self.long_rows { self.values.clone() } else { permute(self.values.clone(), &[1, 0]) }
+    }
+
+    /// Whether the kernels here take it; what they do not is left to products.
+    fn fits(&self) -> bool {
+        let plane = self.values.client.properties().hardware.plane_size_max as usize;
+        matches!(self.rank(), 8 | 16 | 32 | 64) && self.long().is_multiple_of(VECTOR) && plane == PLANE
+    }
+}
+
+/// `x w + bias + factor * (x m) m'`, and `factor * x m`: a layer with its update forward, or the gradient of its input. `x [n, k]` float32,
+/// contiguous; `w [k, o]`, to whose type `x` is rounded; `m` reduces and `m'` raises.
+pub fn applied<R: CubeRuntime>(
+    x: CubeTensor<R>,
+    w: CubeTensor<R>,
+    bias: Option<CubeTensor<R>>,
+    [m, raising]: [Factor<R>; 2],
+    factor: f64,
+) -> [CubeTensor<R>; 2] {
+    let (down, narrowed) = reduced(x.clone(), m, factor, w.dtype == DType::BF16);
+    let y = product(narrowed.unwrap_or(x), w);
+    let y = if raising.fits() {
+        raised(y, bias, down.clone(), raising)
+    } else {
+        finished(y, bias, Some(product(down.clone(), raising.raising())))
+    };
+    [y, down]
+}
+
+/// `factor * x m` `[n, r]` of `x [n, long]`, and `x` in bfloat16 if `narrow`.
+pub fn reduced<R: CubeRuntime>(
+    x: CubeTensor<R>,
+    m: Factor<R>,
+    factor: f64,
+    narrow: bool,
+) -> (CubeTensor<R>, Option<CubeTensor<R>>) {
+    if !m.fits() {
+        let down = mul_scalar(product(x.clone(), m.reducing()), InputScalar::new(factor, DType::F32));
+        return (down, narrow.then(|| cast(x, DType::BF16)));
+    }
+    let (long, rank) = (width(&x), m.rank());
+    let rows = len(&x) / long;
+    let down = empty(&x, [rows, rank].into(), DType::F32);
+    // What is not asked for is never written.
+    let shape = if narrow { x.meta.shape().clone() } else { [1, VECTOR].into() };
+    let narrowed = empty(&x, shape, DType::BF16);
+    let ranks = rank.min(RANKS);
+    let count = CubeCount::Static(rows.div_ceil(ROWS) as u32, (rank / ranks) as u32, 1);
+    let (client, dim) = (x.client.clone(), CubeDim::new_1d(UNITS as u32));
+    let launch = if m.long_rows { reduce_by_rows::launch::<R> } else { reduce_by_columns::launch::<R> };
+    launch(
+        &client,
+        count,
+        dim,
+        VECTOR,
+        x.into_array_arg(),
+        m.values.into_array_arg(),
+        down.clone().into_array_arg(),
+        narrowed.clone().into_array_arg(),
+        rows as u32,
+        factor as f32,
+        rank,
+        narrow,
+    );
+    (down, narrow.then_some(narrowed))
+}
+
+/// Brings a tile of a cube's rows into shared memory, zeros where there is nothing, and rounds it on the way if it is wanted.
+#[cube]
+fn stage<N: Size>(
+    x: &Array<Vector<f32, N>>,
+    narrowed: &mut Array<Vector<bf16, N>>,
+    tile: &mut SharedMemory<Vector<f32, N>>,
+    number: usize,
+    rows: usize,
+    #[comptime] narrow: bool,
+) {
+    let columns = comptime!(TILE / VECTOR);
+    let vectors = x.len() / rows;
+    #[unroll]
+    for part in 0..comptime!(ROWS * TILE / VECTOR / UNITS) {
+        let place = part * UNITS + UNIT_POS as usize;
+        let (row, column) =
+            (CUBE_POS_X as usize * ROWS + place / columns, number * columns + place % columns);
+        let mut value = Vector::<f32, N>::new(0.0);
+        if row < rows && column < vectors {
+            value = x[row * vectors + column];
+            if narrow {
+                if CUBE_POS_Y == 0 {
+                    narrowed[row * vectors + column] = Vector::cast_from(value);
+                }
+            }
+        }
+        tile[place] = value;
+    }
+}
+
+/// [`reduced`] by `m [r, long]`: each plane has a few ranks, and its lanes the elements.
+#[cube(launch)]
+fn reduce_by_rows<N: Size>(
+    x: &Array<Vector<f32, N>>,
+    m: &Array<Vector<f32, N>>,
+    down: &mut Array<f32>,
+    narrowed: &mut Array<Vector<bf16, N>>,
+    rows: u32,
+    factor: f32,
+    #[comptime] rank: usize,
+    #[comptime] narrow: bool,
+) {
+    let columns = comptime!(TILE / VECTOR);
+    let ranks = comptime!(rank.min(RANKS) * 32 / UNITS);
+    let (rows, lane) = (rows as usize, UNIT_POS as usize % 32);
+    let vectors = x.len() / rows;
+    let first = CUBE_POS_Y as usize * RANKS + UNIT_POS as usize / 32 * ranks;
+    let mut tile = SharedMemory::<Vector<f32, N>>::new(ROWS * columns);
+    let mut sums = Array::<f32>::new(ROWS * ranks);
+    #[unroll]
+    for i in 0..comptime!(ROWS * ranks) {
+        sums[i] = f32::new(0.0);
+    }
+    for number in 0..vectors.div_ceil(columns) {
+        stage::<N>(x, narrowed, &mut tile, number, rows, narrow);
+        sync_cube();
+        for part in 0..comptime!(columns / 32) {
+            let column = part * 32 + lane;
+            let at = number * columns + column;
+            if at < vectors {
+                let mut factors = Array::<Vector<f32, N>>::new(ranks);
+                #[unroll]
+                for r in 0..ranks {
+                    factors[r] = m[(first + r) * vectors + at];
+                }
+                #[unroll]
+                for row in 0..ROWS {
+                    let value = tile[row * columns + column];
+                    #[unroll]
+                    for r in 0..ranks {
+                        sums[row * ranks + r] += lanes(value * factors[r]);
+                    }
+                }
+            }
+        }
+        sync_cube();
+    }
+    #[unroll]
+    for row in 0..ROWS {
+        #[unroll]
+        for r in 0..ranks {
+            let sum = plane_sum(sums[row * ranks + r]);
+            let to = CUBE_POS_X as usize * ROWS + row;
+            if lane == 0 && to < rows {
+                down[to * rank + first + r] = sum * factor;
+            }
+        }
+    }
+}
+
+/// [`reduced`] by `m [long, r]`: a unit has one vector of ranks, and one in so many of the tile's vectors.
+#[cube(launch)]
+fn reduce_by_columns<N: Size>(
+    x: &Array<Vector<f32, N>>,
+    m: &Array<Vector<f32, N>>,
+    down: &mut Array<Vector<f32, N>>,
+    narrowed: &mut Array<Vector<bf16, N>>,
+    rows: u32,
+    factor: f32,
+    #[comptime] rank: usize,
+    #[comptime] narrow: bool,
+) {
+    let columns = comptime!(TILE / VECTOR);
+    let ranks = comptime!(rank.min(RANKS) / VECTOR);
+    let sharers = comptime!(UNITS / ranks);
+    let (rows, unit) = (rows as usize, UNIT_POS as usize);
+    let vectors = x.len() / rows;
+    let (mine, sharer) = (unit % ranks, unit / ranks);
+    let first = CUBE_POS_Y as usize * comptime!(RANKS / VECTOR);
+    let mut tile = SharedMemory::<Vector<f32, N>>::new(ROWS * columns);
+    let mut sums = Array::<Vector<f32, N>>::new(ROWS);
+    #[unroll]
+    for row in 0..ROWS {
+        sums[row] = Vector::new(0.0);
+    }
+    for number in 0..vectors.div_ceil(columns) {
+        stage::<N>(x, narrowed, &mut tile, number, rows, narrow);
+        sync_cube();
+        for part in 0..comptime!(columns.div_ceil(sharers)) {
+            let column = part * sharers + sharer;
+            let at = number * columns + column;
+            if column < columns && at < vectors {
+                #[unroll]
+                for lane in 0..VECTOR {
+                    let factors = m[(at * VECTOR + lane) * comptime!(rank / VECTOR) + first + mine];
+                    #[unroll]
+                    for row in 0..ROWS {
+                        sums[row] += factors * Vector::new(tile[row * columns + column][lane]);
+                    }
+                }
+            }
+        }
+        sync_cube();
+    }
+    // Units of a plane that share a vector of ranks are `ranks` lanes apart.
+    #[unroll]
+    for row in 0..ROWS {
+        let mut sum = sums[row];
+        #[unroll]
+        for step in 0..comptime!((32 / ranks).trailing_zeros()) {
+            sum += plane_shuffle_xor(sum, comptime!((ranks as u32) << step));
+        }
+        if unit % 32 < ranks {
+            tile[(unit / 32 * ROWS + row) * ranks + mine] = sum;
+        }
+    }
+    sync_cube();
+    if unit < ROWS * ranks {
+        let to = CUBE_POS_X as usize * ROWS + unit / ranks;
+        let mut sum = Vector::<f32, N>::new(0.0);
+        #[unroll]
+        for plane in 0..comptime!(UNITS / 32) {
+            sum += tile[(plane * ROWS) * ranks + unit];
+        }
+        if to < rows {
+            down[to * comptime!(rank / VECTOR) + first + mine] = sum * Vector::new(factor);
+        }
+    }
+}
+
+/// `y + bias + down m'` in place: `y [n, long]` that nobody else has, `bias [long]`, `down [n, r]`.
+pub fn raised<R: CubeRuntime>(
+    y: CubeTensor<R>,
+    bias: Option<CubeTensor<R>>,
+    down: CubeTensor<R>,
+    m: Factor<R>,
+) -> CubeTensor<R> {
+    let (long, rank) = (width(&y), m.rank());
+    let rows = len(&y) / long;
+    let (across, along) = (long.div_ceil(UNITS) as u32, rows.div_ceil(RAISED_ROWS) as u32);
+    let (client, biased) = (y.client.clone(), bias.is_some());
+    let step = if m.long_rows { 1 } else { VECTOR };
+    raise_kernel::launch::<R>(
+        &client,
+        CubeCount::Static(across, along, 1),
+        CubeDim::new_1d(UNITS as u32),
+        step,
+        y.clone().into_array_arg(),
+        // What is absent is never read.
+        bias.unwrap_or_else(|| y.clone()).into_array_arg(),
+        down.into_array_arg(),
+        m.values.into_array_arg(),
+        rows as u32,
+        long as u32,
+        rank,
+        m.long_rows,
+        biased,
+    );
+    y
+}
+
+/// A unit has one column, and holds its ranks while it goes down the rows.
+#[cube(launch)]
+fn raise_kernel<N: Size>(
+    y: &mut Array<f32>,
+    bias: &Array<f32>,
+    down: &Array<f32>,
+    m: &Array<Vector<f32, N>>,
+    rows: u32,
+    long: u32,
+    #[comptime] rank: usize,
+    #[comptime] long_rows: bool,
+    #[comptime] biased: bool,
+) {
+    let (rows, long) = (rows as usize, long as usize);
+    let (column, first) = (ABSOLUTE_POS_X as usize, CUBE_POS_Y as usize * RAISED_ROWS);
+    let mut part = SharedMemory::<f32>::new(RAISED_ROWS * rank);
+    for turn in 0..comptime!((RAISED_ROWS * rank).div_ceil(UNITS)) {
+        let place = turn * UNITS + UNIT_POS as usize;
+        let at = first * rank + place;
+        if place < RAISED_ROWS * rank && at < down.len() {
+            part[place] = down[at];
+        }
+    }
+    sync_cube();
+    if column < long {
+        let mut factors = Array::<f32>::new(rank);
+        #[unroll]
+        for r in 0..comptime!(if long_rows { rank } else { rank / VECTOR }) {
+            if long_rows {
+                factors[r] = m[r * long + column][0];
+            } else {
+                let vector = m[column * comptime!(rank / VECTOR) + r];
+                #[unroll]
+                for lane in 0..VECTOR {
+                    factors[r * VECTOR + lane] = vector[lane];
+                }
+            }
+        }
+        let mut offset = f32::new(0.0);
+        if biased {
+            offset = bias[column];
+        }
+        for row in 0..RAISED_ROWS {
+            if first + row < rows {
+                let at = (first + row) * long + column;
+                let mut sum = f32::new(0.0);
+                #[unroll]
+                for r in 0..rank {
+                    sum += part[row * rank + r] * factors[r];
+                }
+                y[at] = y[at] + offset + sum;
+            }
+        }
+    }
+}
