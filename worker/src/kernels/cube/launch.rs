@@ -1,7 +1,8 @@
 //! Tensors as kernels see them.
 //!
 //! Every kernel here reads and writes contiguous float32, element `[.., i]` of a row beside `[.., i + 1]`, in vectors of as many elements
-//! as its width and the device's loads allow. What arrives otherwise (a slice, a pitched row, another type) is made so first.
+//! as its width and the device's loads allow. What arrives otherwise (a slice, a pitched row, another type) is made so first; rotary embedding
+//! alone goes by strides.
 
 use burn::tensor::{DType, Shape, Tensor, backend::Backend};
 use burn_cubecl::{

@@ -162,10 +162,8 @@ fn stage<N: Size>(
         let mut value = Vector::<f32, N>::new(0.0);
         if row < rows && column < vectors {
             value = x[row * vectors + column];
-            if narrow {
-                if CUBE_POS_Y == 0 {
-                    narrowed[row * vectors + column] = Vector::cast_from(value);
-                }
+            if narrow && CUBE_POS_Y == 0 {
+                narrowed[row * vectors + column] = Vector::cast_from(value);
             }
         }
         tile[place] = value;

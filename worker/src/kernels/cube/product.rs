@@ -11,9 +11,9 @@
 //!
 //! The second row is a matter of correctness. A double-buffered kernel of cubek 0.2 reads an even number of stages along the inner
 //! dimension, and checks its bounds only where that is no multiple of one stage: an odd number of whole stages (a LoRA rank of 16 is one)
-//! makes it multiply what lies behind the end of each row. Stages are powers of two up to 128, so multiples of 256 are an even number of
-//! any; kernels for vectors have one of 256, 32 lanes of 8 numbers. All others are kept from such kernels. The autotuner does not know of
-//! this: its keys round dimensions to powers of two.
+//! makes it multiply what lies behind the end of each row. In dimensions of 128 and more stages are powers of two up to 128, so multiples
+//! of 256 are an even number of any; kernels for vectors have one of 256, 32 lanes of 8 numbers. All others are kept from such kernels.
+//! The autotuner does not know of this: its keys round dimensions to powers of two.
 //!
 //! What this file does not do: batch, transpose or convert; strides say how matrices lie, and types have to agree.
 

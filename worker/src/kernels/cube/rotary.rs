@@ -54,7 +54,6 @@ fn turn<R: CubeRuntime>(x: CubeTensor<R>, [cos, sin]: [CubeTensor<R>; 2], y: Cub
 
 /// `of_..` are strides of `x`; `angles` is how many tokens the tables have: all, or those of one batch row.
 #[cube(launch)]
-#[expect(clippy::too_many_arguments, reason = "a kernel takes its sizes one by one")]
 fn turn_kernel(
     x: &Array<f32>,
     cos: &Array<f32>,
