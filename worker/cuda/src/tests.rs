@@ -4,7 +4,7 @@ use std::io::Write;
 
 use burn::{
     backend::{Autodiff, Flex},
-    tensor::{Tensor, TensorData, backend::Backend},
+    tensor::{DType, Tensor, TensorData, backend::Backend},
 };
 
 use burn_cuda::{Cuda, CudaDevice};
@@ -155,6 +155,8 @@ fn operations<B: ModelBackend>(device: &B::Device) -> Vec<Outcome> {
         let what = format!("{what} attention");
         all.extend(attended::<B>(&what, device, [2, queries, keys, 4], &mask));
     }
+    // One key/value head of several rows.
+    all.extend(attended::<B>("attention by one head", device, [3, 40, 50, 1], &AttentionMask::Full));
     for ends in [vec![0, 16, 32, 48], vec![0, 20, 20, 40, 41, 48]] {
         let (what, mask) = (format!("attention in segments {ends:?}"), AttentionMask::Segments(ends.into()));
         all.extend(attended::<B>(&what, device, [1, 48, 48, 2], &mask));
@@ -179,6 +181,16 @@ fn low_rank_updates<B: ModelBackend>(device: &B::Device) -> Vec<Outcome> {
         all.extend(pulled::<B, 3, 2, 2>(&what, device, [[n, i], [rank, i], [o, rank]], |[x, a_ri, b_or]| {
             let (w, bias) = (Tensor::from_inner(frozen.clone()), Tensor::from_inner(bias.clone()));
             ModelBackend::lora_linear(x, w, Some(bias), LowRank { a_ri, b_or, scale: 0.5 })
+        }));
+    }
+    // A bfloat16 weight: of an input that rounding does not change, the value is exact.
+    for (rank, [n, i, o]) in [(8, [37, 264, 520]), (32, [33, 520, 260]), (64, [17, 1028, 132])] {
+        let x = ModelBackend::rounded(tensor::<B, 2>([n, i], 3, device));
+        let w = tensor::<B, 2>([o, i], 1, device).cast(DType::BF16);
+        let what = format!("a bfloat16 layer of {i} to {o} with an update of rank {rank}");
+        all.extend(pulled::<B, 2, 2, 2>(&what, device, [[rank, i], [o, rank]], |[a_ri, b_or]| {
+            let (x, w) = (Tensor::from_inner(x.clone()), Tensor::from_inner(w.clone()));
+            ModelBackend::lora_linear(x, w, None, LowRank { a_ri, b_or, scale: 0.5 })
         }));
     }
     all
@@ -215,7 +227,7 @@ fn block<B: ModelBackend>(device: &B::Device, bf16: bool) -> Vec<Vec<f32>> {
     let (x, a, b) = (leaf([128, 64], 1), leaf([8, 64], 2), leaf([192, 8], 3));
     // As a layer's weights are: with larger ones a softmax is so steep that it multiplies whatever bfloat16 rounds.
     let w = tensor::<B, 2>([192, 64], 4, device) * 0.1;
-    let w = if bf16 { w.cast(burn::tensor::DType::BF16) } else { w };
+    let w = if bf16 { w.cast(DType::BF16) } else { w };
     let gain = tensor::<B, 1>([64], 5, device);
     let update = LowRank { a_ri: a.clone(), b_or: b.clone(), scale: 0.5 };
     let normed = <Autodiff<B> as ModelBackend>::rms_norm(x.clone(), Tensor::from_inner(gain), 1e-6);

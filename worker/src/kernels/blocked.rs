@@ -231,7 +231,7 @@ fn bounds<B: Backend>(mask: &AttentionMask, keys: usize, like: &Tensor<B, 4>) ->
         return None;
     }
     let ends: Vec<i32> = ranges.iter().flat_map(|range| [range.start as i32, range.end as i32]).collect();
-    // As one row first: a card pads the rows of what it is given, and whoever reads them would have to copy them.
+    // As one row first: a card pads short rows, and whoever reads them would have to copy them.
     let flat = Tensor::<B, 1, Int>::from_data(TensorData::new(ends, [2 * ranges.len()]), &like.device());
     Some(flat.reshape([ranges.len(), 2]))
 }

@@ -76,7 +76,8 @@ pub fn view<R: CubeRuntime>(flat: CubeTensor<R>, start: usize, [rows, cols]: [us
     CubeTensor::new_contiguous(flat.client, flat.device, [rows, cols].into(), handle, flat.dtype)
 }
 
-/// All of a tensor's memory from its first element on, as one axis: for a kernel that goes by strides.
+/// All of a tensor's memory from its first element on, as one axis: for a kernel that goes by strides, none of
+/// which is negative.
 pub fn elements<R: CubeRuntime>(x: CubeTensor<R>) -> CubeTensor<R> {
     let count = x.handle.size_in_used() as usize / x.dtype.size();
     CubeTensor::new_contiguous(x.client, x.device, [count].into(), x.handle, x.dtype)

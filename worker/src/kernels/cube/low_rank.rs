@@ -5,8 +5,8 @@
 //! raised    y + bias + (x m) m', where the product y lies
 //! ```
 //!
-//! Forward `m` is `a^T` and `m'` is `b^T`; backward they are `b` and `a`. Sums are float32 and products exact, whatever tensor cores round:
-//! a rank is so small that plain cores keep up with memory.
+//! Forward `m` is `a^T` and `m'` is `b^T`; backward they are `b` and `a`. Sums are float32 and products exact, whatever tensor cores round.
+//! That is for ranks of 8, 16, 32 and 64, and sides of whole vectors. All others are products of their own ([`product`]), which may round.
 //!
 //! A cube of [`reduced`] has [`ROWS`] rows of `x`, and passes a [`TILE`] of their elements after the other through shared memory. Where the
 //! long side of `m` lies in rows (`a`), planes share the ranks; where it lies in columns (`b`), units share the tile's elements, and add up
@@ -36,6 +36,8 @@ const TILE: usize = 256;
 const RANKS: usize = 32;
 /// Rows of a cube of [`raised`].
 const RAISED_ROWS: usize = 32;
+/// Rows that a unit of [`raised`] reads before it writes the first: loads wait for no stores.
+const AT_ONCE: usize = 8;
 /// Elements of a vector.
 const VECTOR: usize = 4;
 /// Lanes of a plane, as these kernels want them.
@@ -118,7 +120,7 @@ pub fn reduced<R: CubeRuntime>(
     let (long, rank) = (width(&x), m.rank());
     let rows = len(&x) / long;
     let down = empty(&x, [rows, rank].into(), DType::F32);
-    // What is not asked for is never written.
+    // What is not asked for is never written, and takes 8 bytes: an argument has to be something of its type.
     let shape = if narrow { x.meta.shape().clone() } else { [1, VECTOR].into() };
     let narrowed = empty(&x, shape, DType::BF16);
     let ranks = rank.min(RANKS);
@@ -170,7 +172,7 @@ fn stage<N: Size>(
     }
 }
 
-/// [`reduced`] by `m [r, long]`: each plane has a few ranks, and its lanes the elements.
+/// [`reduced`] by `m [r, long]`: each plane has a few ranks (`ranks`), and its lanes the elements.
 #[cube(launch)]
 fn reduce_by_rows<N: Size>(
     x: &Array<Vector<f32, N>>,
@@ -183,10 +185,10 @@ fn reduce_by_rows<N: Size>(
     #[comptime] narrow: bool,
 ) {
     let columns = comptime!(TILE / VECTOR);
-    let ranks = comptime!(rank.min(RANKS) * 32 / UNITS);
-    let (rows, lane) = (rows as usize, UNIT_POS as usize % 32);
+    let ranks = comptime!(rank.min(RANKS) * PLANE / UNITS);
+    let (rows, lane) = (rows as usize, UNIT_POS as usize % PLANE);
     let vectors = x.len() / rows;
-    let first = CUBE_POS_Y as usize * RANKS + UNIT_POS as usize / 32 * ranks;
+    let first = CUBE_POS_Y as usize * RANKS + UNIT_POS as usize / PLANE * ranks;
     let mut tile = SharedMemory::<Vector<f32, N>>::new(ROWS * columns);
     let mut sums = Array::<f32>::new(ROWS * ranks);
     #[unroll]
@@ -196,8 +198,8 @@ fn reduce_by_rows<N: Size>(
     for number in 0..vectors.div_ceil(columns) {
         stage::<N>(x, narrowed, &mut tile, number, rows, narrow);
         sync_cube();
-        for part in 0..comptime!(columns / 32) {
-            let column = part * 32 + lane;
+        for part in 0..comptime!(columns / PLANE) {
+            let column = part * PLANE + lane;
             let at = number * columns + column;
             if at < vectors {
                 let mut factors = Array::<Vector<f32, N>>::new(ranks);
@@ -230,7 +232,7 @@ fn reduce_by_rows<N: Size>(
     }
 }
 
-/// [`reduced`] by `m [long, r]`: a unit has one vector of ranks, and one in so many of the tile's vectors.
+/// [`reduced`] by `m [long, r]`: a unit has one of `ranks` vectors of ranks, and one in so many of the tile's vectors.
 #[cube(launch)]
 fn reduce_by_columns<N: Size>(
     x: &Array<Vector<f32, N>>,
@@ -279,11 +281,11 @@ fn reduce_by_columns<N: Size>(
     for row in 0..ROWS {
         let mut sum = sums[row];
         #[unroll]
-        for step in 0..comptime!((32 / ranks).trailing_zeros()) {
+        for step in 0..comptime!((PLANE / ranks).trailing_zeros()) {
             sum += plane_shuffle_xor(sum, comptime!((ranks as u32) << step));
         }
-        if unit % 32 < ranks {
-            tile[(unit / 32 * ROWS + row) * ranks + mine] = sum;
+        if unit % PLANE < ranks {
+            tile[(unit / PLANE * ROWS + row) * ranks + mine] = sum;
         }
     }
     sync_cube();
@@ -291,7 +293,7 @@ fn reduce_by_columns<N: Size>(
         let to = CUBE_POS_X as usize * ROWS + unit / ranks;
         let mut sum = Vector::<f32, N>::new(0.0);
         #[unroll]
-        for plane in 0..comptime!(UNITS / 32) {
+        for plane in 0..comptime!(UNITS / PLANE) {
             sum += tile[(plane * ROWS) * ranks + unit];
         }
         if to < rows {
@@ -311,12 +313,14 @@ pub fn raised<R: CubeRuntime>(
     let rows = len(&y) / long;
     let (across, along) = (long.div_ceil(UNITS) as u32, rows.div_ceil(RAISED_ROWS) as u32);
     let (client, biased) = (y.client.clone(), bias.is_some());
+    // Columns lie side by side, or a column's ranks do.
     let step = if m.long_rows { 1 } else { VECTOR };
     raise_kernel::launch::<R>(
         &client,
         CubeCount::Static(across, along, 1),
         CubeDim::new_1d(UNITS as u32),
         step,
+        VECTOR,
         y.clone().into_array_arg(),
         // What is absent is never read.
         bias.unwrap_or_else(|| y.clone()).into_array_arg(),
@@ -331,12 +335,12 @@ pub fn raised<R: CubeRuntime>(
     y
 }
 
-/// A unit has one column, and holds its ranks while it goes down the rows.
+/// A unit has one column, and holds its ranks while it goes down the rows, [`AT_ONCE`] of them in flight together.
 #[cube(launch)]
-fn raise_kernel<N: Size>(
+fn raise_kernel<N: Size, V: Size>(
     y: &mut Array<f32>,
     bias: &Array<f32>,
-    down: &Array<f32>,
+    down: &Array<Vector<f32, V>>,
     m: &Array<Vector<f32, N>>,
     rows: u32,
     long: u32,
@@ -346,11 +350,12 @@ fn raise_kernel<N: Size>(
 ) {
     let (rows, long) = (rows as usize, long as usize);
     let (column, first) = (ABSOLUTE_POS_X as usize, CUBE_POS_Y as usize * RAISED_ROWS);
-    let mut part = SharedMemory::<f32>::new(RAISED_ROWS * rank);
-    for turn in 0..comptime!((RAISED_ROWS * rank).div_ceil(UNITS)) {
+    let vectors = comptime!(rank / VECTOR);
+    let mut part = SharedMemory::<Vector<f32, V>>::new(comptime!(RAISED_ROWS * rank / VECTOR));
+    for turn in 0..comptime!((RAISED_ROWS * rank / VECTOR).div_ceil(UNITS)) {
         let place = turn * UNITS + UNIT_POS as usize;
-        let at = first * rank + place;
-        if place < RAISED_ROWS * rank && at < down.len() {
+        let at = first * vectors + place;
+        if place < comptime!(RAISED_ROWS * rank / VECTOR) && at < down.len() {
             part[place] = down[at];
         }
     }
@@ -362,7 +367,7 @@ fn raise_kernel<N: Size>(
             if long_rows {
                 factors[r] = m[r * long + column][0];
             } else {
-                let vector = m[column * comptime!(rank / VECTOR) + r];
+                let vector = m[column * vectors + r];
                 #[unroll]
                 for lane in 0..VECTOR {
                     factors[r * VECTOR + lane] = vector[lane];
@@ -373,15 +378,31 @@ fn raise_kernel<N: Size>(
         if biased {
             offset = bias[column];
         }
-        for row in 0..RAISED_ROWS {
-            if first + row < rows {
-                let at = (first + row) * long + column;
+        for group in 0..comptime!(RAISED_ROWS / AT_ONCE) {
+            let mut values = Array::<f32>::new(AT_ONCE);
+            #[unroll]
+            for i in 0..AT_ONCE {
+                let row = first + group * AT_ONCE + i;
+                values[i] = offset;
+                if row < rows {
+                    values[i] += y[row * long + column];
+                }
+            }
+            #[unroll]
+            for i in 0..AT_ONCE {
                 let mut sum = f32::new(0.0);
                 #[unroll]
-                for r in 0..rank {
-                    sum += part[row * rank + r] * factors[r];
+                for r in 0..vectors {
+                    let low = part[(group * AT_ONCE + i) * vectors + r];
+                    #[unroll]
+                    for lane in 0..VECTOR {
+                        sum += low[lane] * factors[r * VECTOR + lane];
+                    }
                 }
-                y[at] = y[at] + offset + sum;
+                let row = first + group * AT_ONCE + i;
+                if row < rows {
+                    y[row * long + column] = values[i] + sum;
+                }
             }
         }
     }

@@ -65,9 +65,18 @@ where
     }
 
     fn by_head(x_bshk: Tensor<Self, 4>) -> Tensor<Self, 4> {
+        let [batch, tokens, heads, dim] = x_bshk.dims();
+        if heads == 1 {
+            // The same memory, but strides in order: kernels that copy boxes step from matrix to matrix by the innermost stride alone.
+            return x_bshk.reshape([batch, 1, tokens, dim]);
+        }
         let x_bhsk: CubeTensor<R> = primitive(x_bshk.swap_dims(1, 2));
-        let ([.., dim], strides) = (x_bhsk.meta.shape().dims::<4>(), x_bhsk.meta.strides());
-        wrapped(if strides[2] == dim && strides[3] == 1 { x_bhsk } else { into_contiguous(x_bhsk) })
+        let strides = x_bhsk.meta.strides();
+        let rows = strides[2] == dim && strides[3] == 1;
+        let dense = strides[1] == tokens * dim && (batch == 1 || strides[0] == heads * strides[1]);
+        // Segments: heads lie further apart than they do, which products recognise.
+        let swapped = strides[0] < strides[1];
+        wrapped(if rows && (dense || swapped) { x_bhsk } else { into_contiguous(x_bhsk) })
     }
 
     fn by_segment(x_1shk: Tensor<Self, 4>, start: usize, [segments, len]: [usize; 2]) -> Tensor<Self, 4> {

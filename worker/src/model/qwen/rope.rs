@@ -159,7 +159,8 @@ impl<B: ModelBackend> RotaryTables<B> {
                 }
             }
         }
-        // As one row first: a card pads the rows of what it is given, and every layer would copy the tables to be rid of that.
+        // As one row first: a card pads rows that are no power of two of bytes long (the vision tower's are not), and every layer would copy
+        // the tables to be rid of that.
         let table = |values: Vec<f32>| {
             let count = values.len();
             let flat = Tensor::<B, 1>::from_data(TensorData::new(values, [count]), device);

@@ -80,7 +80,9 @@ fn is_asked_for(kernel: &Kernel) -> bool {
 fn found(uses: impl Fn(&Kernel, &Case) -> bool, cases: &[Case]) -> Vec<String> {
     let client = CudaRuntime::client(&CudaDevice::new(0));
     let mut wrong = Vec::new();
-    for kernel in kernels().iter().filter(|kernel| is_asked_for(kernel)) {
+    let kernels: Vec<Kernel> = kernels().into_iter().filter(is_asked_for).collect();
+    assert!(!kernels.is_empty(), "no kernel has a name as COXSWAIN_PRODUCTS asks for");
+    for kernel in &kernels {
         for number in [Number::Brain, Number::Float] {
             let mut counts = BTreeMap::new();
             for case in cases.iter().filter(|case| uses(kernel, case)) {
@@ -128,6 +130,14 @@ fn products_are_right_with_every_kernel_that_may_compute_them() {
         &cases(),
     );
     assert!(wrong.is_empty(), "{} products are wrong: {wrong:#?}", wrong.len());
+    // A kernel that faults ends all that come after it, and these would be passed over.
+    let client = CudaRuntime::client(&CudaDevice::new(0));
+    let last = run(&client, &kernels()[0], &cases()[0], Number::Float);
+    assert_eq!(
+        last,
+        Outcome::Right,
+        "the card computes no more: one of the kernels that were passed over has broken it"
+    );
 }
 
 /// What would be wrong if it were used: nothing is asserted.
