@@ -1,4 +1,4 @@
-//! The kernels that cubek has for products, and which of them Coxswain uses for what.
+//! The kernels of cubek's that Coxswain multiplies with, and for what. (cubek has others.)
 
 use cubek::matmul::{
     components::tile::TileMatmulKind,
@@ -21,8 +21,6 @@ pub enum Use {
     Tuned,
     /// The same, and only for vectors.
     TunedForVectors,
-    /// Nobody chooses it.
-    Never,
 }
 
 pub struct Kernel {
@@ -90,15 +88,6 @@ fn single_buffered(tile_matmul: TileMatmulKind) -> Vec<Kernel> {
         all.push(Kernel::new(if multi_rows { Use::Any } else { Use::Tuned }, true, cyclic));
         all.push(Kernel::new(Use::Tuned, true, boxes));
     }
-    let args = SimpleArgs { multi_rows: true, tile_matmul };
-    for strategy in [
-        either(tile_matmul, S::SimpleStridedCmma, S::SimpleStridedMma, Inferred(args.clone())),
-        either(tile_matmul, S::SimpleTilewiseCmma, S::SimpleTilewiseMma, Inferred(args.clone())),
-        either(tile_matmul, S::SimpleAsyncStridedCmma, S::SimpleAsyncStridedMma, Inferred(args.clone())),
-        either(tile_matmul, S::SimpleAsyncCyclicCmma, S::SimpleAsyncCyclicMma, Inferred(args)),
-    ] {
-        all.push(Kernel::new(Use::Never, true, strategy));
-    }
     all
 }
 
@@ -119,28 +108,12 @@ fn double_buffered(tile_matmul: TileMatmulKind) -> Vec<Kernel> {
         let args = DoubleBufferingArgs { specialized, tile_matmul };
         let cyclic = either(tile_matmul, S::DoubleCyclicCmma, S::DoubleCyclicMma, Inferred(args));
         all.push(Kernel::new(Use::Tuned, true, cyclic));
-        for strategy in [
-            either(tile_matmul, S::DoubleTilewiseCmma, S::DoubleTilewiseMma, Inferred(args)),
-            either(tile_matmul, S::DoubleHybridCmma, S::DoubleHybridMma, Inferred(args)),
-            either(tile_matmul, S::DoubleAsyncCyclicCmma, S::DoubleAsyncCyclicMma, Inferred(args)),
-            either(tile_matmul, S::DoubleAsyncStridedCmma, S::DoubleAsyncStridedMma, Inferred(args)),
-            either(tile_matmul, S::DoubleTmaCmma, S::DoubleTmaMma, Inferred(args)),
-        ] {
-            all.push(Kernel::new(Use::Never, true, strategy));
-        }
     }
-    for (usage, strategy) in [
-        (
-            Use::Tuned,
-            either(tile_matmul, S::SpecializedCyclicCmma, S::SpecializedCyclicMma, Inferred(().into())),
-        ),
-        (
-            Use::Never,
-            either(tile_matmul, S::SpecializedStridedCmma, S::SpecializedStridedMma, Inferred(().into())),
-        ),
-        (Use::Tuned, either(tile_matmul, S::SpecializedTmaCmma, S::SpecializedTmaMma, Inferred(().into()))),
+    for strategy in [
+        either(tile_matmul, S::SpecializedCyclicCmma, S::SpecializedCyclicMma, Inferred(().into())),
+        either(tile_matmul, S::SpecializedTmaCmma, S::SpecializedTmaMma, Inferred(().into())),
     ] {
-        all.push(Kernel::new(usage, true, strategy));
+        all.push(Kernel::new(Use::Tuned, true, strategy));
     }
     all
 }
