@@ -120,6 +120,7 @@ run() {
     step 3b-compile 570 bash -c 'shape_3b 8 2'
     step 3b-batch-8 240 bash -c 'shape_3b 8 20'
     step 3b-batch-2 240 bash -c 'shape_3b 2 20'
+    step products 300 env COXSWAIN_PRODUCTS=simple_cyclic,tma "$bin/card" products:: "${test[@]}"
     cat "$out/steps.txt"
 }
 
