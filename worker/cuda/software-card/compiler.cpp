@@ -138,6 +138,8 @@ std::string rewrite(const std::string& source) {
     out << "extern \"C\" __attribute__((visibility(\"default\")))\n";
     out << "void card_run(const card::Launch& launch) {\n";
     out << "    card::Entry<&Kernel::kernel>::" << run << "(launch);\n}\n";
+    out << "extern \"C\" __attribute__((visibility(\"default\")))\n";
+    out << "const uint32_t* card_argument_bytes() { return card::Entry<&Kernel::kernel>::argument_bytes; }\n";
     return out.str();
 }
 

@@ -84,8 +84,9 @@ void write_report(FILE* file, const Counts& counts) {
             counts.launch_seconds, counts.parted_warps);
     fprintf(file, "modules %" PRIu64 "; programs compiled %" PRIu64 " in %.3f s\n", counts.modules,
             counts.programs, counts.compile_seconds);
-    fprintf(file, "waits: events %" PRIu64 ", streams %" PRIu64 ", streams for events %" PRIu64 "; ",
-            counts.event_syncs, counts.stream_syncs, counts.stream_waits);
+    fprintf(file, "waits: events %" PRIu64 ", streams %" PRIu64 ", cards %" PRIu64, counts.event_syncs,
+            counts.stream_syncs, counts.card_syncs);
+    fprintf(file, ", streams for events %" PRIu64 "; ", counts.stream_waits);
     fprintf(file, "events recorded %" PRIu64 ", streams made %" PRIu64 ", ", counts.events_recorded,
             counts.streams);
     fprintf(file, "free memory asked for %" PRIu64 "\n", counts.memory_questions);

@@ -59,6 +59,7 @@ struct Counts {
     uint64_t stream_syncs = 0;
     uint64_t events_recorded = 0;
     uint64_t event_syncs = 0;
+    uint64_t card_syncs = 0;
     uint64_t memory_questions = 0;
 
     uint64_t launches = 0;

@@ -1,8 +1,7 @@
-// Cards, streams, events, modules and launches: libcuda.so.1 without its memory (memory.cpp).
+// Cards, modules and launches: libcuda.so.1 without its memory (memory.cpp) and its streams (streams.cpp).
 //
 // The entry points are those that cubecl-cuda and this repository call; cudarc names the one that is missing
-// where another is asked for. Work is done before the call that asks for it returns, so streams and events
-// have nothing to wait for: what only goes wrong when work is late is not seen here.
+// where another is asked for.
 
 #include "driver.h"
 
@@ -10,10 +9,13 @@
 
 #include <cstdio>
 #include <cstring>
+#include <memory>
+#include <vector>
 
 #include "counts.h"
 #include "execute.h"
 #include "settings.h"
+#include "streams.h"
 
 namespace card {
 
@@ -56,10 +58,6 @@ int attribute_value(int attribute) {
     }
 }
 
-struct Event {
-    double recorded_at;
-};
-
 thread_local void* current_context = nullptr;
 
 // Handles of contexts are numbers of cards; 0 would be no context.
@@ -75,6 +73,35 @@ bool is_legal(const Shape& shape) {
     const uint64_t threads = uint64_t(shape[3]) * shape[4] * shape[5];
     const bool block = threads <= MOST_THREADS && shape[5] <= MOST_BLOCK_Z;
     return grid && block && shape[6] <= MOST_SHARED_BYTES;
+}
+
+// What a kernel is called with, as the driver keeps it: the caller's values may be gone when it runs.
+struct Arguments {
+    std::vector<std::vector<unsigned char>> values;
+    std::vector<void*> pointers;
+
+    Arguments(const uint32_t* bytes, void** given) {
+        for (; *bytes; bytes++, given++) {
+            const auto* start = static_cast<const unsigned char*>(*given);
+            values.emplace_back(start, start + *bytes);
+            pointers.push_back(values.back().data());
+        }
+    }
+};
+
+Code run(const Function& function, const Shape& shape, Arguments& arguments) {
+    const double before = now_seconds();
+    Launch launch{};
+    launch.grid = {shape[0], shape[1], shape[2]};
+    launch.block = {shape[3], shape[4], shape[5]};
+    launch.name = function.name.c_str();
+    launch.arguments = arguments.pointers.data();
+    launch.shared_bytes = shape[6];
+    const bool done = execute(launch, function.run);
+    const double seconds = now_seconds() - before;
+    counts().kernels[function.name].seconds += seconds;
+    counts().launch_seconds += seconds;
+    return done ? SUCCESS : LAUNCH_FAILED;
 }
 
 void tell(const char* what, const Function& function, const Shape& shape) {
@@ -149,6 +176,12 @@ int cuDevicePrimaryCtxRetain(void** context, int device) {
 
 int cuDevicePrimaryCtxRelease_v2(int) { return SUCCESS; }
 
+// The bytes of a CUuuid. All processes of a machine see the same cards.
+int cuDeviceGetUuid_v2(char* uuid, int device) {
+    snprintf(uuid, 16, "card number %d", device % 100);
+    return SUCCESS;
+}
+
 int cuCtxSetCurrent(void* context) {
     current_context = context;
     return SUCCESS;
@@ -156,58 +189,6 @@ int cuCtxSetCurrent(void* context) {
 
 int cuCtxGetCurrent(void** context) {
     *context = current_context;
-    return SUCCESS;
-}
-
-// ---- Streams and events
-
-int cuStreamCreate(void** stream, unsigned) {
-    std::lock_guard turn(counts().lock);
-    counts().streams++;
-    *stream = reinterpret_cast<void*>(counts().streams);
-    return SUCCESS;
-}
-
-int cuStreamDestroy_v2(void*) { return SUCCESS; }
-
-int cuStreamSynchronize(void*) {
-    std::lock_guard turn(counts().lock);
-    counts().stream_syncs++;
-    return SUCCESS;
-}
-
-int cuStreamWaitEvent(void*, void*, unsigned) {
-    std::lock_guard turn(counts().lock);
-    counts().stream_waits++;
-    return SUCCESS;
-}
-
-int cuEventCreate(void** event, unsigned) {
-    *event = new Event{0};
-    return SUCCESS;
-}
-
-int cuEventRecord(void* event, void*) {
-    std::lock_guard turn(counts().lock);
-    counts().events_recorded++;
-    static_cast<Event*>(event)->recorded_at = now_seconds();
-    return SUCCESS;
-}
-
-int cuEventSynchronize(void*) {
-    std::lock_guard turn(counts().lock);
-    counts().event_syncs++;
-    return SUCCESS;
-}
-
-int cuEventElapsedTime_v2(float* milliseconds, void* from, void* to) {
-    const double seconds = static_cast<Event*>(to)->recorded_at - static_cast<Event*>(from)->recorded_at;
-    *milliseconds = float(seconds * 1e3);
-    return SUCCESS;
-}
-
-int cuEventDestroy_v2(void* event) {
-    delete static_cast<Event*>(event);
     return SUCCESS;
 }
 
@@ -241,14 +222,18 @@ int cuModuleUnload(void*) { return SUCCESS; }
 int cuModuleGetFunction(void** handle, void* module, const char* name) {
     std::lock_guard turn(counts().lock);
     Run run = nullptr;
+    const uint32_t* argument_bytes = nullptr;
     if (settings().execute) {
-        run = reinterpret_cast<Run>(dlsym(static_cast<Module*>(module)->library, "card_run"));
-        if (!run) {
+        void* library = static_cast<Module*>(module)->library;
+        run = reinterpret_cast<Run>(dlsym(library, "card_run"));
+        const auto argument_bytes_of = reinterpret_cast<const uint32_t* (*)()>(dlsym(library, "card_argument_bytes"));
+        if (!run || !argument_bytes_of) {
             return NOT_FOUND;
         }
+        argument_bytes = argument_bytes_of();
     }
     counts().kernels[name].variants++;
-    *handle = new Function{name, run};
+    *handle = new Function{name, run, argument_bytes};
     return SUCCESS;
 }
 
@@ -261,8 +246,8 @@ int cuFuncSetAttribute(void*, int attribute, int value) {
 // ---- Launches
 
 int cuLaunchKernel(void* handle, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
-                   unsigned block_y, unsigned block_z, unsigned shared_bytes, void* /*stream*/,
-                   void** arguments, void** /*extra*/) {
+                   unsigned block_y, unsigned block_z, unsigned shared_bytes, void* stream, void** arguments,
+                   void** /*extra*/) {
     std::lock_guard turn(counts().lock);
     const Function& function = *static_cast<Function*>(handle);
     const Shape shape{grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes};
@@ -280,18 +265,8 @@ int cuLaunchKernel(void* handle, unsigned grid_x, unsigned grid_y, unsigned grid
     if (!settings().execute) {
         return SUCCESS;
     }
-    const double before = now_seconds();
-    Launch launch{};
-    launch.grid = {grid_x, grid_y, grid_z};
-    launch.block = {block_x, block_y, block_z};
-    launch.name = function.name.c_str();
-    launch.arguments = arguments;
-    launch.shared_bytes = shared_bytes;
-    const bool done = execute(launch, function.run);
-    const double seconds = now_seconds() - before;
-    kernel.seconds += seconds;
-    counts().launch_seconds += seconds;
-    return done ? SUCCESS : LAUNCH_FAILED;
+    auto given = std::make_shared<Arguments>(function.argument_bytes, arguments);
+    return give(stream, [&function, shape, given] { return run(function, shape, *given); });
 }
 
 }  // extern "C"

@@ -1,5 +1,5 @@
-// CUDA's driver API as far as it is here: codes, handles, and what its two halves (driver.cpp, memory.cpp)
-// share.
+// CUDA's driver API as far as it is here: codes, handles, and what its parts (driver.cpp, streams.cpp,
+// memory.cpp) share.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +18,7 @@ enum Code : int {
     INVALID_DEVICE = 101,
     INVALID_IMAGE = 200,
     NOT_FOUND = 500,
+    NOT_READY = 600,
     LAUNCH_FAILED = 719,
     NOT_SUPPORTED = 801,
 };
@@ -31,7 +32,11 @@ struct Module {
 struct Function {
     std::string name;
     Run run;
+    // Of each argument; 0 after the last.
+    const uint32_t* argument_bytes;
 };
+
+extern "C" int cuCtxGetCurrent(void** context);
 
 // What stands before the path of a compiled kernel in the "PTX" that compiler.cpp gives.
 constexpr char IMAGE_MARK[] = "software card: ";

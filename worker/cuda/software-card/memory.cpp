@@ -4,18 +4,21 @@
 // by far ends the process. cubecl allocates large pages and divides them itself: what leaves a tensor but not
 // its page is not noticed. When calls are only counted, addresses are given out that nothing lies behind.
 //
-// Every copy is checked against the allocations and done before the call returns, whatever its stream.
+// Every copy is checked against the allocations when it is given to its stream.
 
 #include <sys/mman.h>
 
 #include <cstdio>
 #include <cstring>
 #include <map>
-#include <unordered_map>
+#include <memory>
+#include <vector>
 
 #include "counts.h"
 #include "driver.h"
+#include "memory.h"
 #include "settings.h"
+#include "streams.h"
 
 namespace card {
 
@@ -32,12 +35,17 @@ constexpr uint64_t COUNTED_GRANULE_BYTES = 2 << 20;
 constexpr float COUNTED_VALUE = 0.001f;
 
 std::map<Address, uint64_t> device_blocks;
-std::unordered_map<void*, uint64_t> pinned_blocks;
+std::map<void*, uint64_t> pinned_blocks;
 Address next_counted_address = 0x7000'0000'0000;
 
 uint64_t round_up(uint64_t bytes, uint64_t granule) { return (bytes + granule - 1) / granule * granule; }
 
 char* pointer(Address address) { return reinterpret_cast<char*>(address); }
+
+Code move(void* to, const void* from, size_t bytes) {
+    memmove(to, from, bytes);
+    return SUCCESS;
+}
 
 void* map_pages(uint64_t bytes) {
     const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
@@ -71,15 +79,6 @@ bool is_allocated(Address address, uint64_t bytes) {
     }
     const auto& [start, size] = *std::prev(after);
     return address + bytes <= start + size;
-}
-
-bool check(const char* call, Address address, uint64_t bytes) {
-    if (bytes == 0 || is_allocated(address, bytes)) {
-        return true;
-    }
-    fprintf(stderr, "card: %s: %llu bytes at %llx are outside every allocation\n", call,
-            (unsigned long long)bytes, address);
-    return false;
 }
 
 void fill_with_counted_value(char* destination, uint64_t bytes) {
@@ -134,7 +133,88 @@ Copies& copies_of(const PitchedCopy& copy) {
     return copy.source.on_device() ? counts().within_device : counts().to_device_pitched;
 }
 
+Code free_device(Address address) {
+    auto block = device_blocks.find(address);
+    if (block == device_blocks.end()) {
+        fprintf(stderr, "card: cuMemFree: %llx is no allocation\n", address);
+        return INVALID_VALUE;
+    }
+    if (settings().execute) {
+        unmap_device(address, block->second);
+    }
+    counts().device.free(block->second);
+    device_blocks.erase(block);
+    return SUCCESS;
+}
+
+bool is_pinned(const void* start) {
+    auto after = pinned_blocks.upper_bound(const_cast<void*>(start));
+    if (after == pinned_blocks.begin()) {
+        return false;
+    }
+    const auto& [first, bytes] = *std::prev(after);
+    return start < static_cast<char*>(first) + bytes;
+}
+
+// A source that is not pinned is read before the call returns, as a card does it.
+Code copy_to_device(Address destination, const void* source, size_t bytes, void* stream) {
+    if (!check("cuMemcpyHtoD", destination, bytes)) {
+        return INVALID_VALUE;
+    }
+    counts().to_device.add(bytes);
+    if (!settings().execute) {
+        return SUCCESS;
+    }
+    if (is_pinned(source)) {
+        return give(stream, [=] { return move(pointer(destination), source, bytes); });
+    }
+    const auto* first = static_cast<const char*>(source);
+    auto kept = std::make_shared<std::vector<char>>(first, first + bytes);
+    return give(stream, [=] { return move(pointer(destination), kept->data(), bytes); });
+}
+
+// A destination that is not pinned is written before the call returns.
+Code copy_from_device(void* destination, Address source, size_t bytes, void* stream, Turn& turn) {
+    if (!check("cuMemcpyDtoH", source, bytes)) {
+        return INVALID_VALUE;
+    }
+    counts().from_device.add(bytes);
+    if (!settings().execute) {
+        fill_with_counted_value(static_cast<char*>(destination), bytes);
+        return SUCCESS;
+    }
+    const Code given = give(stream, [=] { return move(destination, pointer(source), bytes); });
+    return given != SUCCESS || is_pinned(destination) ? given : finish(stream, turn);
+}
+
+void copy_rows(const PitchedCopy& copy) {
+    for (size_t row = 0; row < copy.rows; row++) {
+        char* to = copy.destination.start() + row * copy.destination.pitch;
+        const char* from = copy.source.start() + row * copy.source.pitch;
+        if (settings().execute) {
+            memcpy(to, from, copy.row_bytes);
+        } else if (!copy.destination.on_device()) {
+            fill_with_counted_value(to, copy.row_bytes);
+        }
+    }
+}
+
+// The same two rules. cubecl copies rows from and to pinned memory only.
+bool waits_for_host(const PitchedCopy& copy) {
+    const auto unpinned = [](const PitchedEnd& end) { return !end.on_device() && !is_pinned(end.start()); };
+    return unpinned(copy.source) || unpinned(copy.destination);
+}
+
 }  // namespace
+
+bool check(const char* call, Address address, uint64_t bytes) {
+    if (bytes == 0 || is_allocated(address, bytes)) {
+        return true;
+    }
+    fprintf(stderr, "card: %s: %llu bytes at %llx are outside every allocation\n", call,
+            (unsigned long long)bytes, address);
+    return false;
+}
 
 extern "C" {
 
@@ -166,22 +246,18 @@ int cuMemAlloc_v2(Address* address, size_t asked_bytes) {
 
 int cuMemAllocAsync(Address* address, size_t bytes, void*) { return cuMemAlloc_v2(address, bytes); }
 
+// A card waits for everything first. What others have to finish is not waited for: they may be waiting for us.
 int cuMemFree_v2(Address address) {
     std::lock_guard turn(counts().lock);
-    auto block = device_blocks.find(address);
-    if (block == device_blocks.end()) {
-        fprintf(stderr, "card: cuMemFree: %llx is no allocation\n", address);
-        return INVALID_VALUE;
-    }
-    if (settings().execute) {
-        unmap_device(address, block->second);
-    }
-    counts().device.free(block->second);
-    device_blocks.erase(block);
-    return SUCCESS;
+    finish_what_can_be();
+    return free_device(address);
 }
 
-int cuMemFreeAsync(Address address, void*) { return cuMemFree_v2(address); }
+// In the order of the stream: what it was given before may still use the memory.
+int cuMemFreeAsync(Address address, void* stream) {
+    std::lock_guard turn(counts().lock);
+    return give(stream, [address] { return free_device(address); });
+}
 
 int cuMemGetInfo_v2(size_t* free_bytes, size_t* all_bytes) {
     std::lock_guard turn(counts().lock);
@@ -216,67 +292,65 @@ int cuMemFreeHost(void* start) {
 }
 
 int cuMemcpyHtoD_v2(Address destination, const void* source, size_t bytes) {
-    std::lock_guard turn(counts().lock);
-    if (!check("cuMemcpyHtoD", destination, bytes)) {
-        return INVALID_VALUE;
-    }
-    counts().to_device.add(bytes);
-    if (settings().execute) {
-        memcpy(pointer(destination), source, bytes);
-    }
-    return SUCCESS;
+    Turn turn(counts().lock);
+    const Code given = copy_to_device(destination, source, bytes, nullptr);
+    return given == SUCCESS ? finish(nullptr, turn) : given;
 }
 
-int cuMemcpyHtoDAsync_v2(Address destination, const void* source, size_t bytes, void*) {
-    return cuMemcpyHtoD_v2(destination, source, bytes);
+int cuMemcpyHtoDAsync_v2(Address destination, const void* source, size_t bytes, void* stream) {
+    std::lock_guard turn(counts().lock);
+    return copy_to_device(destination, source, bytes, stream);
 }
 
 int cuMemcpyDtoH_v2(void* destination, Address source, size_t bytes) {
-    std::lock_guard turn(counts().lock);
-    if (!check("cuMemcpyDtoH", source, bytes)) {
-        return INVALID_VALUE;
-    }
-    counts().from_device.add(bytes);
-    if (settings().execute) {
-        memcpy(destination, pointer(source), bytes);
-    } else {
-        fill_with_counted_value(static_cast<char*>(destination), bytes);
-    }
-    return SUCCESS;
+    Turn turn(counts().lock);
+    const Code given = copy_from_device(destination, source, bytes, nullptr, turn);
+    return given == SUCCESS ? finish(nullptr, turn) : given;
 }
 
-int cuMemcpyDtoHAsync_v2(void* destination, Address source, size_t bytes, void*) {
-    return cuMemcpyDtoH_v2(destination, source, bytes);
+int cuMemcpyDtoHAsync_v2(void* destination, Address source, size_t bytes, void* stream) {
+    Turn turn(counts().lock);
+    return copy_from_device(destination, source, bytes, stream, turn);
 }
 
-int cuMemcpyDtoDAsync_v2(Address destination, Address source, size_t bytes, void*) {
+int cuMemcpyDtoDAsync_v2(Address destination, Address source, size_t bytes, void* stream) {
     std::lock_guard turn(counts().lock);
     if (!check("cuMemcpyDtoD", source, bytes) || !check("cuMemcpyDtoD", destination, bytes)) {
         return INVALID_VALUE;
     }
     counts().within_device.add(bytes);
-    if (settings().execute) {
-        memmove(pointer(destination), pointer(source), bytes);
+    if (!settings().execute) {
+        return SUCCESS;
     }
-    return SUCCESS;
+    return give(stream, [=] { return move(pointer(destination), pointer(source), bytes); });
 }
 
-int cuMemcpy2DAsync_v2(const PitchedCopy* copy, void*) {
-    std::lock_guard turn(counts().lock);
-    if (!check_end(copy->source, *copy) || !check_end(copy->destination, *copy)) {
+int cuMemcpy2DAsync_v2(const PitchedCopy* asked, void* stream) {
+    Turn turn(counts().lock);
+    const PitchedCopy copy = *asked;
+    if (!check_end(copy.source, copy) || !check_end(copy.destination, copy)) {
         return INVALID_VALUE;
     }
-    copies_of(*copy).add(copy->row_bytes * copy->rows);
-    for (size_t row = 0; row < copy->rows; row++) {
-        char* to = copy->destination.start() + row * copy->destination.pitch;
-        const char* from = copy->source.start() + row * copy->source.pitch;
-        if (settings().execute) {
-            memcpy(to, from, copy->row_bytes);
-        } else if (!copy->destination.on_device()) {
-            fill_with_counted_value(to, copy->row_bytes);
-        }
+    copies_of(copy).add(copy.row_bytes * copy.rows);
+    const Code given = give(stream, [copy] {
+        copy_rows(copy);
+        return SUCCESS;
+    });
+    return given == SUCCESS && waits_for_host(copy) ? finish(stream, turn) : given;
+}
+
+int cuMemsetD8Async(Address destination, unsigned char value, size_t bytes, void* stream) {
+    std::lock_guard turn(counts().lock);
+    if (!check("cuMemsetD8", destination, bytes)) {
+        return INVALID_VALUE;
     }
-    return SUCCESS;
+    if (!settings().execute) {
+        return SUCCESS;
+    }
+    return give(stream, [=] {
+        memset(pointer(destination), value, bytes);
+        return SUCCESS;
+    });
 }
 
 }  // extern "C"

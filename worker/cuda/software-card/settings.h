@@ -20,6 +20,8 @@ struct Settings {
     bool poison;
     // CARD_EAGER_COPIES: asynchronous copies are done at once instead of as late as can be.
     bool eager_copies;
+    // CARD_LATE: streams do what they were given when somebody waits for it or asks for it, not before.
+    bool late;
     // Lanes of a warp run in step where a kernel counts on it (lockstep.h). CARD_FREE_LANES: they do not.
     bool lockstep;
     // CARD_BACKWARDS: the last thread of a block comes first.

@@ -129,6 +129,9 @@ struct Entry;
 
 template <class Kernel, class... Arguments, void (Kernel::*Function)(Arguments...)>
 struct Entry<Function> {
+    // The driver keeps arguments until the kernel runs.
+    static constexpr uint32_t argument_bytes[] = {sizeof(std::remove_cvref_t<Arguments>)..., 0};
+
     // For kernels whose threads never wait: one after another, without stacks of their own.
     static void run_in_turn(const Launch& launch) {
         launching = &launch;
