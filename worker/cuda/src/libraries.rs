@@ -45,8 +45,7 @@ pub enum NoDriver {
 
 /// Loads the driver and counts its cards. The library stays loaded: threads of its own may run.
 pub fn driver() -> Result<Driver, NoDriver> {
-    static LOADED: OnceLock<Option<Library>> = OnceLock::new();
-    let library = LOADED.get_or_init(|| open(&[DRIVER])).as_ref().ok_or(NoDriver::Absent)?;
+    let library = loaded().ok_or(NoDriver::Absent)?;
     let (mut version, mut cards) = (0, 0);
     // SAFETY: the three functions have had these signatures since CUDA 2.2 (cuda.h); both pointers are to live integers.
     unsafe {
@@ -68,6 +67,20 @@ pub fn driver() -> Result<Driver, NoDriver> {
     capabilities.dedup();
     let capability = if let [all] = capabilities[..] { Some(all) } else { None };
     Ok(Driver { cuda, cards: usize::try_from(cards).unwrap_or(0), capability })
+}
+
+fn loaded() -> Option<&'static Library> {
+    static LOADED: OnceLock<Option<Library>> = OnceLock::new();
+    LOADED.get_or_init(|| open(&[DRIVER])).as_ref()
+}
+
+/// A function that not every driver has.
+///
+/// # Safety
+/// `F` must be the type of the function of that name.
+pub unsafe fn driver_function<F: Copy>(name: &'static str) -> Option<F> {
+    // SAFETY: the caller's promise.
+    unsafe { symbol(loaded()?, name) }.ok()
 }
 
 /// What a card can compute, `[major, minor]`. No context is made on it.

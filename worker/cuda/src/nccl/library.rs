@@ -307,7 +307,7 @@ impl Communicator {
         let stream = stream.cu_stream().cast::<c_void>();
         // SAFETY: every pointer is into `memory`, as many elements before its end as the call takes (asserted above): of a slice that
         // cudarc allocated, or of a tensor whose memory its `Region` keeps. The caller keeps either until the stream has passed the
-        // operation, and nothing else is ordered on it meanwhile: of a tensor the region was made when burn's orders were done, and the
+        // operation, and nothing else is ordered on it meanwhile: of a tensor the stream waits for burn's orders first, and the
         // buffer is borrowed mutably until the transfer ends. Communicator and stream are alive.
         let code = unsafe {
             match call {

@@ -1,8 +1,9 @@
 //! NCCL as the [`Fabric`] beside a ring.
 //!
 //! ```text
-//! library   the C interface, loaded at run time; all `unsafe`
+//! library   NCCL's C interface, loaded at run time
 //! region    a tensor of burn's as memory that NCCL works on
+//! order     what a transfer comes after
 //! here      one generation's fabric: one stream, one transfer at a time, staging memory for what is not on the card
 //! ```
 //!
@@ -10,8 +11,8 @@
 //! place on them. What lies in host memory (parts of a state that moves in recovery, say) is staged: what this rank brings is copied to the
 //! card, and what it receives is copied back.
 //!
-//! **Order.** The stream is our own, since cubecl lends none of its own, nor events on them. Before a transfer the host waits for burn's
-//! orders (`region`), after it for an event of ours; what comes from host memory is there already.
+//! **Order.** The stream is our own, since cubecl lends none of its own. A transfer waits on the card for what burn was told before it
+//! (`order`); the host waits for the end of the transfer, by an event, and what burn is told then comes after.
 //!
 //! **Padding.** NCCL's chunks are equal. Tensors of the flat space, and the staging memory, are longer than their elements by what equal
 //! chunks of [`chunk`]'s size need; what lies there is reduced and passed around with the rest, and read by nobody.
@@ -20,6 +21,7 @@
 //! the memory is burn's alone again when [`Fabric::abort`] returns.
 
 mod library;
+mod order;
 mod region;
 #[cfg(test)]
 mod tests;
@@ -227,7 +229,13 @@ impl Fabric for OnCard {
         let needed = padded(transfer, self.world);
         match cargo {
             Cargo::Host(bytes) => self.bring(transfer, bytes, needed)?,
-            Cargo::Device(buffer) => self.region = Some(Region::settled(*buffer, needed)?),
+            Cargo::Device(buffer) => {
+                let region = Region::of(*buffer, needed)?;
+                if !order::after_everything(&self.context, &self.stream).map_err(cuda)? {
+                    region.settle()?;
+                }
+                self.region = Some(region);
+            }
         }
         let call = self.call(transfer);
         let comm = self.comm.as_ref().ok_or_else(ended)?;

@@ -1,9 +1,7 @@
 //! A tensor of burn's as memory that NCCL works on.
 //!
-//! cubecl hands out the address of a tensor's memory, and neither its streams nor events on them. So order is kept by waiting: before NCCL
-//! begins, the host waits for everything that burn was told to do ([`Region::settled`]); when the host has seen the end of the transfer (an
-//! event on NCCL's own stream) it tells burn to go on, and what burn is told afterwards comes after. Each collective thus costs the card a
-//! moment in which it has nothing to do, and no copy.
+//! cubecl hands out the address of a tensor's memory; `order` keeps a transfer behind what burn was told before it. When the host has seen
+//! the end of the transfer (an event on NCCL's own stream) it tells burn to go on, and what burn is told afterwards comes after.
 //!
 //! What it does not do: call NCCL (`library`), or wait for a transfer.
 
@@ -15,7 +13,7 @@ use coxswain_worker::{collective::FabricError, kernels::flat::DeviceBuffer};
 #[derive(Debug)]
 pub struct Region {
     /// Keeps the memory.
-    _tensor: Tensor<Cuda, 1>,
+    tensor: Tensor<Cuda, 1>,
     address: u64,
     bytes: usize,
 }
@@ -40,15 +38,20 @@ impl Region {
         tensor_of(buffer, bytes).is_some()
     }
 
-    /// The memory of a buffer that [`Region::reaches`], when the card has done everything that burn has told it so far.
-    pub fn settled(buffer: &dyn DeviceBuffer, bytes: usize) -> Result<Self, FabricError> {
+    /// The memory of a buffer that [`Region::reaches`], when the driver has been told everything that burn was told so far. What went wrong
+    /// with that is said here.
+    pub fn of(buffer: &dyn DeviceBuffer, bytes: usize) -> Result<Self, FabricError> {
         let unreachable = || FabricError("a buffer has changed its place".to_owned());
         let tensor = tensor_of(buffer, bytes).ok_or_else(unreachable)?.clone();
-        <Cuda as Backend>::sync(&tensor.device()).map_err(|error| FabricError(format!("CUDA: {error}")))?;
         let primitive = tensor.clone().into_primitive().tensor();
-        let found = primitive.client.get_resource(primitive.handle.clone());
-        let address = found.map_err(|error| FabricError(format!("CUDA: {error}")))?.resource().ptr;
-        Ok(Self { _tensor: tensor, address, bytes })
+        primitive.client.flush().map_err(said)?;
+        let address = primitive.client.get_resource(primitive.handle.clone()).map_err(said)?.resource().ptr;
+        Ok(Self { tensor, address, bytes })
+    }
+
+    /// Waits until the card has done what it was told, where it cannot be left to it to keep the order.
+    pub fn settle(&self) -> Result<(), FabricError> {
+        <Cuda as Backend>::sync(&self.tensor.device()).map_err(said)
     }
 
     /// Where its first element is on the card.
@@ -60,4 +63,8 @@ impl Region {
     pub fn bytes(&self) -> usize {
         self.bytes
     }
+}
+
+fn said(error: impl std::fmt::Display) -> FabricError {
+    FabricError(format!("CUDA: {error}"))
 }

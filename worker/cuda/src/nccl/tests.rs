@@ -107,7 +107,7 @@ fn a_card_does_to_flat_buffers_what_the_host_does_and_leaves_them_where_they_are
     let mut addresses = Vec::new();
     let found = stepped::<Cuda, OnDevice<Cuda>>(&CudaDevice::new(0), |flats| {
         addresses.push(flats.map(|flat| match flat.lend() {
-            Lent::Device(buffer) => Region::settled(buffer, 4 * buffer.len()).map(|region| region.address()),
+            Lent::Device(buffer) => Region::of(buffer, 4 * buffer.len()).map(|region| region.address()),
             Lent::Host(_) => Err(FabricError("in host memory".to_owned())),
         }));
     });

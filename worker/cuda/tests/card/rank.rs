@@ -29,7 +29,7 @@ use coxswain_worker::{
         conformance::{self, Behaviour},
     },
     device::Accelerator,
-    kernels::flat::OnDevice,
+    kernels::flat::{Flat, OnDevice},
 };
 
 /// Names the environment variable `RANK WORLD ring|nccl` of such a process.
@@ -41,9 +41,13 @@ pub const MARK: &str = "@@ ";
 /// How long a rank looks for the others.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// What a rank has seen whose buffers are tensors on the card.
-pub const ON_CARD: &str = "buffers on the card go every way, where they lie";
+pub const ON_CARD: &str = "buffers on the card go every way, where they lie, after all that was done to them";
 /// More behaviours than there are: the generation after theirs.
 const LAST: u64 = 100;
+/// How often a buffer is written before it is moved, and its elements: long enough on a card that the transfer is asked for while it works,
+/// and a transfer that did not wait would be overwritten.
+const WRITTEN: usize = 16;
+const WRITTEN_TO: usize = 16 << 20;
 /// Elements that are moved until somebody is lost: 16 MiB.
 const ENDURED: usize = 4 << 20;
 
@@ -101,7 +105,8 @@ impl Seat {
         let mut comm = self.join(generation, addresses).map_err(|error| error.to_string())?;
         let card = CudaDevice::new(self.rank % cards);
         let seen = conformance::on_device::<OnDevice<Cuda>>(comm.as_mut(), &card);
-        seen.map(drop).map_err(|violation| violation.to_string())
+        seen.map_err(|violation| violation.to_string())?;
+        after_everything(comm.as_mut(), &card)
     }
 
     fn endure(&self, generation: u64, addresses: &[String]) {
@@ -117,6 +122,25 @@ impl Seat {
                 Err(error) => return say(format_args!("ended {error}")),
             }
         }
+    }
+}
+
+/// A transfer is asked for while the card still writes what is to be moved.
+fn after_everything(comm: &mut dyn Collective, card: &CudaDevice) -> Result<(), String> {
+    let mut flat = OnDevice::<Cuda>::of(card, vec![1.0; WRITTEN_TO]);
+    let mut ones = <OnDevice<Cuda> as Flat>::Halves::default();
+    flat.narrow(&mut ones);
+    for _ in 0..WRITTEN {
+        flat.clear(0..WRITTEN_TO);
+        flat.widen(&ones, 0..WRITTEN_TO);
+    }
+    comm.all_reduce(flat.lend().into(), Reduce::Sum).map_err(|error| error.to_string())?;
+    let due = comm.world() as f32;
+    let wrong = flat.read(0..WRITTEN_TO).iter().filter(|found| **found != due).count();
+    if wrong == 0 {
+        Ok(())
+    } else {
+        Err(format!("{wrong} of {WRITTEN_TO} sums are not of what was written last"))
     }
 }
 
