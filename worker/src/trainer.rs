@@ -15,13 +15,21 @@ use coxswain_proto::{
     run_spec::RunSpec,
 };
 
-use crate::link::{Link, Phase};
+use crate::{
+    device::Device,
+    link::{Link, Phase},
+};
 
-/// The training side of one worker process. Both calls happen on the same thread, which is the trainer's alone; a panic in either
+/// The training side of one worker process. All calls happen on the same thread, which is the trainer's alone; a panic in one
 /// becomes a [`TrainerFailure`] of kind [`FailureKind::Internal`].
 pub trait Trainer: Send + 'static {
     /// Opens what the specification names far enough to know the facts that all ranks must agree on.
     fn open(&mut self, spec: &RunSpec) -> Result<DataSetFacts, TrainerFailure>;
+
+    /// What it computes on; known once it has opened a run.
+    fn device(&self) -> Device {
+        Device::Cpu
+    }
 
     /// Trains from the first step of the link's assignment to the end. The link outlives the call.
     fn train(&mut self, spec: &RunSpec, link: Box<dyn Link + Send>) -> TrainerOutcome;

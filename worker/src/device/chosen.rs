@@ -20,6 +20,7 @@ pub struct ChosenTrainer {
     wanted: Option<DeviceChoice>,
     local_rank: usize,
     listener: Option<RingListener>,
+    device: Device,
     inner: Option<Box<dyn Trainer>>,
 }
 
@@ -32,7 +33,7 @@ impl ChosenTrainer {
         local_rank: usize,
         listener: Option<RingListener>,
     ) -> Self {
-        Self { accelerator, wanted, local_rank, listener, inner: None }
+        Self { accelerator, wanted, local_rank, listener, device: Device::Cpu, inner: None }
     }
 
     fn inner(&mut self, spec: &RunSpec) -> Result<&mut Box<dyn Trainer>, TrainerFailure> {
@@ -47,6 +48,7 @@ impl ChosenTrainer {
                 )));
             }
             tracing::info!(%device, "computing on");
+            self.device = device;
             let listener = self.listener.take();
             self.inner = Some(match device {
                 Device::Cpu => {
@@ -80,6 +82,10 @@ fn refused(message: String) -> TrainerFailure {
 impl Trainer for ChosenTrainer {
     fn open(&mut self, spec: &RunSpec) -> Result<DataSetFacts, TrainerFailure> {
         self.inner(spec)?.open(spec)
+    }
+
+    fn device(&self) -> Device {
+        self.device
     }
 
     fn train(&mut self, spec: &RunSpec, link: Box<dyn Link + Send>) -> TrainerOutcome {

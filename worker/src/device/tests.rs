@@ -3,6 +3,10 @@
 use coxswain_proto::run_spec::DeviceChoice;
 
 use super::*;
+use crate::{
+    link::Link,
+    trainer::{DataSetFacts, TrainerFailure, TrainerOutcome},
+};
 
 /// A machine of so many cards, or of one obstacle.
 struct Machine(Result<usize, NoCards>);
@@ -19,7 +23,8 @@ impl Accelerator for Machine {
     }
 
     fn trainer(&self, card: usize, listener: Option<RingListener>) -> Box<dyn Trainer> {
-        Absent.trainer(card, listener)
+        let _ = (card, listener);
+        Box::new(Idle)
     }
 
     fn evaluate(&self, spec: &RunSpec, card: usize) -> Result<(Step, Option<ActionError>), TrainError> {
@@ -40,6 +45,19 @@ impl Accelerator for Machine {
 
     fn step(&self, card: usize, width: Width) -> Losses {
         Absent.step(card, width)
+    }
+}
+
+/// Opens everything, and trains nothing.
+struct Idle;
+
+impl Trainer for Idle {
+    fn open(&mut self, _spec: &RunSpec) -> Result<DataSetFacts, TrainerFailure> {
+        Ok(DataSetFacts { training_samples: 1, fingerprint: String::new(), order_key: 0 })
+    }
+
+    fn train(&mut self, _spec: &RunSpec, _link: Box<dyn Link + Send>) -> TrainerOutcome {
+        TrainerOutcome::Done
     }
 }
 
@@ -79,6 +97,21 @@ fn every_obstacle_refuses_cuda_with_a_remedy_and_sends_auto_to_the_cpu() {
         let remedies = ["install", "check", "build", "newer"];
         assert!(remedies.iter().any(|remedy| said.contains(remedy)), "{said}");
     }
+}
+
+#[test]
+fn a_trainer_says_what_it_computes_on_when_it_has_opened_a_run() {
+    static FOUR: Machine = Machine(Ok(4));
+    let spec = serde_json::from_value(serde_json::json!({
+        "run": {"name": "t", "output_dir": "unused", "seed": 5},
+        "model": {"path": "unused"},
+        "data": {"path": "unused", "cameras": ["a"], "sensor": "b", "horizon": 8},
+        "train": {"steps": 1, "global_batch": 4, "micro_batch": 2},
+    }));
+    let spec: RunSpec = spec.expect("a valid spec");
+    let mut trainer = ChosenTrainer::new(&FOUR, Some(DeviceChoice::Cuda), 6, None);
+    trainer.open(&spec).expect("an idle trainer opens everything");
+    assert_eq!(trainer.device(), Device::Cuda(2));
 }
 
 #[test]

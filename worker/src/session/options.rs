@@ -30,8 +30,6 @@ pub struct SessionOptions {
     pub host: String,
     /// `HOST:PORT` where this worker's listener accepts its ring neighbour.
     pub data_address: String,
-    /// `cpu`, `cuda:0`.
-    pub device: String,
     /// Bytes in use now, for heartbeats; called once a second from the session's thread.
     pub memory_in_use: Arc<dyn Fn() -> Bytes + Send + Sync>,
     /// How long to look for a coordinator that does not answer.
@@ -51,7 +49,6 @@ impl SessionOptions {
             world_size: 1,
             host: "localhost".into(),
             data_address: String::new(),
-            device: "cpu".into(),
             memory_in_use: Arc::new(|| Bytes(0)),
             patience: limits::COORDINATOR_PATIENCE,
         }
@@ -68,7 +65,6 @@ impl fmt::Debug for SessionOptions {
             .field("world_size", &self.world_size)
             .field("host", &self.host)
             .field("data_address", &self.data_address)
-            .field("device", &self.device)
             .finish_non_exhaustive()
     }
 }

@@ -26,6 +26,7 @@ use super::{
     reporter::{Reporter, Voice},
 };
 use crate::{
+    device::Device,
     link::{Link, LinkError, Phase},
     pulse::{Longest, Pulse},
     trainer::{DataSetFacts, FailureKind, Trainer, TrainerFailure, TrainerOutcome},
@@ -45,7 +46,7 @@ pub async fn run(options: SessionOptions, trainer: impl Trainer) -> Result<(), S
     let spec = read_spec(&options, &run)?;
     let shared = Arc::<Shared>::default();
     let thread = TrainerThread::start(spec, trainer, shared.pulse.clone())?;
-    let (thread, facts) = thread.facts().await;
+    let (thread, opened) = thread.opened().await;
     let mut session = Session {
         options,
         client,
@@ -55,11 +56,11 @@ pub async fn run(options: SessionOptions, trainer: impl Trainer) -> Result<(), S
         shared,
         lines: watch::Sender::new(0),
     };
-    let facts = match facts {
-        Ok(facts) => facts,
+    let (facts, device) = match opened {
+        Ok(opened) => opened,
         Err(failure) => return Err(session.fail(failure).await),
     };
-    session.register(facts).await?;
+    session.register(facts, device).await?;
     session.train(thread).await
 }
 
@@ -98,7 +99,7 @@ fn read_spec(options: &SessionOptions, run: &v1::GetRunResponse) -> Result<RunSp
 }
 
 impl Session {
-    async fn register(&mut self, facts: DataSetFacts) -> Result<(), SessionError> {
+    async fn register(&mut self, facts: DataSetFacts, device: Device) -> Result<(), SessionError> {
         let options = &self.options;
         let request = v1::RegisterRequest {
             version: VERSION.to_owned(),
@@ -110,7 +111,7 @@ impl Session {
             local_rank: options.local_rank,
             node_rank: options.node_rank,
             data_address: options.data_address.clone(),
-            device: options.device.clone(),
+            device: device.to_string(),
             training_samples: facts.training_samples,
             dataset_fingerprint: facts.fingerprint,
             order_key: facts.order_key,
@@ -322,22 +323,25 @@ fn flatten(ended: Result<Result<(), SessionError>, tokio::task::JoinError>) -> R
     })
 }
 
+/// What the trainer has found, and what it computes on.
+type Opened = Result<(DataSetFacts, Device), TrainerFailure>;
+
 /// The trainer on its own OS thread.
 struct TrainerThread {
-    facts: oneshot::Receiver<Result<DataSetFacts, TrainerFailure>>,
+    opened: oneshot::Receiver<Opened>,
     link: oneshot::Sender<Box<dyn Link + Send>>,
     outcome: oneshot::Receiver<TrainerOutcome>,
 }
 
 impl TrainerThread {
     fn start(spec: RunSpec, mut trainer: impl Trainer, pulse: Arc<Pulse>) -> Result<Self, SessionError> {
-        let (tell_facts, facts) = oneshot::channel();
+        let (tell_opened, opened) = oneshot::channel();
         let (link, get_link) = oneshot::channel::<Box<dyn Link + Send>>();
         let (tell_outcome, outcome) = oneshot::channel();
         let body = move || {
             pulse.install();
-            let opened = catch_unwind(AssertUnwindSafe(|| trainer.open(&spec)));
-            let _ = tell_facts.send(opened.unwrap_or_else(|panic| Err(panicked(panic.as_ref()))));
+            let opened = catch_unwind(AssertUnwindSafe(|| Ok((trainer.open(&spec)?, trainer.device()))));
+            let _ = tell_opened.send(opened.unwrap_or_else(|panic| Err(panicked(panic.as_ref()))));
             // No link comes when the session has ended already.
             let Ok(link) = get_link.blocking_recv() else { return };
             let trained = catch_unwind(AssertUnwindSafe(|| trainer.train(&spec, link)));
@@ -349,13 +353,14 @@ impl TrainerThread {
             kind: FailureKind::Internal,
             message: format!("cannot start the trainer thread: {error}"),
         })?;
-        Ok(Self { facts, link, outcome })
+        Ok(Self { opened, link, outcome })
     }
 
     /// Waits for the data set to be opened.
-    async fn facts(mut self) -> (Self, Result<DataSetFacts, TrainerFailure>) {
-        let facts = (&mut self.facts).await.unwrap_or_else(|_| Err(panicked(&"the trainer thread is gone")));
-        (self, facts)
+    async fn opened(mut self) -> (Self, Opened) {
+        let opened =
+            (&mut self.opened).await.unwrap_or_else(|_| Err(panicked(&"the trainer thread is gone")));
+        (self, opened)
     }
 
     /// Trains to the end.
