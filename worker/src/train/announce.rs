@@ -27,12 +27,19 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let held = self.held.as_ref().expect("a generation begins with a state");
         let bytes = held.optimizer.bytes(self.comm.as_ref());
         lines.push(format!(
-            "optimizer shard {} a rank, {} without partition; gradients {}, ring buffers {}",
+            "optimizer shard {} a rank, {} without partition; gradients {}, buffers of collectives {}",
             human::bytes(bytes.moments.0),
             human::bytes(bytes.moments_unpartitioned.0),
             human::bytes(bytes.grads.0),
             human::bytes(bytes.comm_buffers.0)
         ));
+        if self.computes == Computes::OnCard {
+            lines.push(
+                "kernels are compiled and products tuned when they are first used, and kept: a first launch can stand still for minutes \
+                 before its first step"
+                    .into(),
+            );
+        }
         lines.extend(activations(self.spec));
         if self.spec.memory.offload == Offload::Optimizer {
             lines.push(match self.computes {

@@ -64,9 +64,12 @@ pub struct Summary {
     pub error_after: Option<ActionError>,
     /// Seconds from the first of these steps to the last.
     pub train_seconds: f64,
-    /// Samples trained on per second, over all ranks.
+    /// Of these, what rank 0's first step took beyond those after it: kernels compiled and tuned, memory touched for the first time.
+    #[serde(default)]
+    pub warm_up_seconds: f64,
+    /// Samples trained on per second, over all ranks, without the warm-up.
     pub samples_per_second: f64,
-    /// Prompt tokens per second, over all ranks.
+    /// Prompt tokens per second, likewise.
     pub tokens_per_second: f64,
     /// Largest sightings of each rank's memory, in bytes.
     pub peak_memory: Vec<RankPeak>,
@@ -128,6 +131,7 @@ impl Summary {
             error_before: None,
             error_after: None,
             train_seconds: 0.0,
+            warm_up_seconds: 0.0,
             samples_per_second: 0.0,
             tokens_per_second: 0.0,
             peak_memory: Vec::new(),
@@ -198,6 +202,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         summary.error_before = self.before.flatten();
         summary.error_after = error_after;
         summary.stopped = self.stopped;
+        summary.warm_up_seconds = self.warm_up.excess().as_secs_f64();
         self.gather(&mut summary)?;
         summary.conclude();
         if self.rank().0 == 0 {
@@ -248,7 +253,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             let sum = |field: usize| all.chunks_exact(FIELDS).map(|x| x[CACHE + field]).sum::<f64>();
             summary.cache = Some(features.summary([0, 1, 2, 3].map(sum)));
         }
-        let seconds = summary.train_seconds.max(f64::MIN_POSITIVE);
+        let seconds = (summary.train_seconds - summary.warm_up_seconds).max(f64::MIN_POSITIVE);
         summary.samples_per_second = ranks.clone().map(|(x, _)| x[PEAKS]).sum::<f64>() / seconds;
         summary.tokens_per_second = ranks.map(|(x, _)| x[PEAKS + 1]).sum::<f64>() / seconds;
         Ok(())

@@ -9,6 +9,7 @@
 //!   step       one step as a transaction: accumulate, vote, then update or shrink or end
 //!     vote     the one small all-gather in which all ranks decide
 //!     fit      what follows when memory runs out: half as much at a time, or what to change
+//!   warm_up    what the first step took beyond the others
 //!   features   kept features: turns, generations, what is missing, drift
 //!   save       checkpoints written and read by all ranks together (`checkpoint` knows the files)
 //!   evaluate   held-out action error, every rank a part
@@ -35,6 +36,7 @@ mod save;
 mod step;
 mod trainer;
 mod vote;
+mod warm_up;
 
 pub use self::check::{CheckReport, check};
 pub use error::TrainError;

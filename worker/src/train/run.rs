@@ -29,6 +29,7 @@ use super::{
     features::{Claim, Features},
     recovery::{Held, is_the_generations},
     step::STEPS_SIGHTED,
+    warm_up::WarmUp,
 };
 use crate::{
     collective::{
@@ -96,6 +97,8 @@ pub(super) struct Training<'a, B: Tape<Base = B>> {
     pub(super) before: Option<Option<ActionError>>,
     /// The run in numbers, as far as this process has seen it.
     pub(super) summary: Summary,
+    /// What the first step of this process took beyond the others.
+    pub(super) warm_up: WarmUp,
     /// Whether all ranks have agreed to stop before the last step.
     pub(super) stopped: bool,
     /// Whether the run was described in the log.
@@ -200,7 +203,12 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             self.next = Step(step.0 + 1);
             self.gradients.verdict(self.trainables.layout())?;
             self.summary.book(&done);
+            let warm_up = self.warm_up.add(done.times.total);
             self.link.report(Report::Step(done))?;
+            // On a CPU it is memory that is touched for the first time, and not worth a line.
+            if let Some(line) = warm_up.filter(|_| self.computes == Computes::OnCard && self.rank().0 == 0) {
+                self.link.report(Report::Note(line))?;
+            }
             if self.summary.losses.len() == STEPS_SIGHTED {
                 self.report_memory()?;
             }

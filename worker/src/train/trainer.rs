@@ -9,7 +9,9 @@ use coxswain_proto::{
     run_spec::RunSpec,
 };
 
-use super::{TrainError, checkpoint::Store, export::Summary, features::Features, fit, run::Training};
+use super::{
+    TrainError, checkpoint::Store, export::Summary, features::Features, fit, run::Training, warm_up::WarmUp,
+};
 use crate::{
     batch::SampleDims,
     collective::{Computes, FabricSource, RingListener, Solo},
@@ -144,6 +146,7 @@ impl<B: Tape<Base = B>> PolicyTrainer<B> {
             output_dir,
             plan,
             grads: FlatGrads::at(&B::Flat::place(&self.options.device), layout.len()),
+            warm_up: WarmUp::default(),
             gradients: GradientWatch::new(&layout, &spec.optimizer.lr),
             trainables: Trainables::new(layout, initial, &self.options.device),
             micro_batch: match spec.train.auto_micro_batch {
