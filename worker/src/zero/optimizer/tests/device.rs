@@ -45,19 +45,26 @@ fn ended<F: Flat>(place: &F::Place, case: &Case, comm: &mut dyn Collective) -> E
     (norms, weights.clone(), own, mirror)
 }
 
+/// What a buffer's values are sums of, at the largest: each term is rounded, so a sum that ends near zero is as far off as its terms were
+/// large. Weights go five steps at the highest rate; a gradient is at most 0.7 on each of three ranks, times the scale of 0.25, and enters
+/// the moments with a tenth and, squared, with a thousandth.
+const WEIGHTS: f32 = 0.1;
+const FIRST: f32 = 0.05;
+const SECOND: f32 = 3e-4;
+
 #[track_caller]
-fn assert_close(host: &[f32], device: &[f32], what: &str) {
+fn assert_close(host: &[f32], device: &[f32], terms: f32, what: &str) {
     assert_eq!(host.len(), device.len(), "{what}");
     for (a, b) in host.iter().zip(device) {
-        assert!((a - b).abs() <= 1e-6 * a.abs().max(1e-3), "{what}: {a} on the host, {b} on the device");
+        assert!((a - b).abs() <= 1e-6 * a.abs().max(terms), "{what}: {a} on the host, {b} on the device");
     }
 }
 
 #[track_caller]
 fn assert_parts_close(host: &ShardState, device: &ShardState) {
-    assert_close(&host.weights, &device.weights, "weights");
-    assert_close(&host.exp_avg, &device.exp_avg, "first moments");
-    assert_close(&host.exp_avg_sq, &device.exp_avg_sq, "second moments");
+    assert_close(&host.weights, &device.weights, WEIGHTS, "weights");
+    assert_close(&host.exp_avg, &device.exp_avg, FIRST, "first moments");
+    assert_close(&host.exp_avg_sq, &device.exp_avg_sq, SECOND, "second moments");
 }
 
 proptest! {
@@ -74,7 +81,7 @@ proptest! {
         let pairs = on_ring(world, |_, comm| (ended::<Vec<f32>>(&(), &case, comm), ended::<Device>(&FlexDevice, &case, comm)));
         for (host, device) in &pairs {
             assert!(host.0.iter().zip(&device.0).all(|(a, b)| (a - b).abs() <= 1e-6 * a), "{:?} {:?}", host.0, device.0);
-            assert_close(&host.1, &device.1, "all weights");
+            assert_close(&host.1, &device.1, WEIGHTS, "all weights");
             assert_parts_close(&host.2, &device.2);
             prop_assert_eq!(host.3.is_some(), world > 1);
             if let (Some(host), Some(device)) = (&host.3, &device.3) {
@@ -151,6 +158,6 @@ fn a_state_that_is_prepared_on_a_device_is_given_without_taking_the_step() {
     let (versions, prepared) = seen[0].clone().expect("rank 0 has seen it");
     assert!(versions.older && versions.newest == 1);
     let truth = &trained(2, 1)[0];
-    assert_close(&truth.1[chunk(layout().len(), 2, 0)], &prepared.weights, "weights");
-    assert_close(&truth.0.exp_avg, &prepared.exp_avg, "first moments");
+    assert_close(&truth.1[chunk(layout().len(), 2, 0)], &prepared.weights, WEIGHTS, "weights");
+    assert_close(&truth.0.exp_avg, &prepared.exp_avg, FIRST, "first moments");
 }
