@@ -48,8 +48,9 @@ fn filter(text: &str) -> Result<String, String> {
     EnvFilter::try_new(text).map(|_| text.to_owned()).map_err(|error| error.to_string())
 }
 
-/// What says much at `info` that nobody asked for, unless a filter names it: burn's autotuner tells every product that it times.
-const QUIET: &str = "cubecl_runtime=warn";
+/// What says much that nobody asked for, unless a filter names it: burn's autotuner tells every product that it times, and a device's thread
+/// warns of every order that fails after a refused allocation, which is told once.
+const QUIET: &str = "cubecl_runtime=warn,cubecl_common=error";
 
 /// Severities that a filter may name.
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];

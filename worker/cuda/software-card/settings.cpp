@@ -23,7 +23,7 @@ Settings read_settings() {
     Settings settings;
     settings.execute = variable("CARD_MODE") != "count";
     settings.capability = int(number("CARD_CAPABILITY", 60));
-    settings.memory_bytes = number("CARD_MEMORY_GIB", 141) << 30;
+    settings.memory_bytes = number("CARD_MEMORY_MIB", 141 << 10) << 20;
     settings.cards = int(number("CARD_CARDS", 1));
     settings.poison = number("CARD_POISON", 0) != 0;
     settings.eager_copies = number("CARD_EAGER_COPIES", 0) != 0;

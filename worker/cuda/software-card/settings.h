@@ -12,7 +12,7 @@ struct Settings {
     // Ten times CUDA's compute capability. From 8.0 on cubecl writes kernels for tensor cores and with
     // asynchronous copies, at 9.0 also such that copy boxes of tensors.
     int capability;
-    // CARD_MEMORY_GIB
+    // CARD_MEMORY_MIB
     uint64_t memory_bytes;
     // CARD_CARDS
     int cards;

@@ -105,6 +105,14 @@ pub fn guarded<R>(work: impl FnOnce() -> R) -> Result<R, Overrun> {
     outcome
 }
 
+/// [`guarded`], and once more if a device refused memory: by then its allocator has given back what it kept for other sizes.
+pub fn guarded_again<R>(mut work: impl FnMut() -> R) -> Result<R, Overrun> {
+    match guarded(&mut work) {
+        Err(Overrun { device: Some(_), .. }) => guarded(work),
+        outcome => outcome,
+    }
+}
+
 /// The overrun that a panic stands for; goes on panicking if it stands for something else.
 fn overrun_of(payload: Box<dyn Any + Send>) -> Overrun {
     let payload = match payload.downcast::<Overrun>() {
@@ -157,6 +165,22 @@ mod tests {
         let panicking = || guarded_unless(|| false, || resume_unwind(Box::new("index out of bounds")));
         assert!(catch_unwind(panicking).is_err());
         assert!(CALLED_OFF.with_borrow(Option::is_none));
+    }
+
+    #[test]
+    fn work_that_a_device_has_refused_memory_is_tried_once_more() {
+        let mut tries = 0;
+        let mut refused_until = |last: u32| {
+            tries = 0;
+            let found = guarded_again(|| {
+                tries += 1;
+                assert!(tries > last, "out of memory");
+            });
+            (found.is_ok(), tries)
+        };
+        assert_eq!(refused_until(0), (true, 1));
+        assert_eq!(refused_until(1), (true, 2));
+        assert_eq!(refused_until(2), (false, 2));
     }
 
     #[test]

@@ -29,7 +29,7 @@ pub mod timeline;
 pub use coxswain_proto::memory::Category;
 
 pub use allocator::{CountingAllocator, in_use};
-pub use ceiling::{Overrun, Unfinished, check, guarded, guarded_unless};
+pub use ceiling::{Overrun, Unfinished, check, guarded, guarded_again, guarded_unless};
 pub use demand::Demand;
 pub use gauge::Gauge;
 pub use meter::{Attempt, Meter, PhasePeak};

@@ -9,29 +9,41 @@
 //! After a refusal the device is set in order before anybody goes on ([`after_refusal`]): what failed orders left behind fails now, and
 //! what its allocator keeps for later sizes is given back.
 //!
+//! Until then what fails on any thread fails in consequence: orders by the hundred, each with a panic of its own. Those are not printed.
+//!
 //! One card in a process, one trainer: what is heard belongs to who is guarded. What this file does not do: make anything fail, or know
 //! a device. A process that never calls [`listen`] hears nothing.
 
 use std::{
     cell::RefCell,
     panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind, set_hook, take_hook},
-    sync::{Mutex, Once, PoisonError},
+    sync::{
+        Mutex, Once, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 /// The first refusal since the last [`take`].
 static HEARD: Mutex<Option<String>> = Mutex::new(None);
 
+/// Whether there was one after which the device is not in order yet.
+static OUT_OF_ORDER: AtomicBool = AtomicBool::new(false);
+
 thread_local! {
     static ORDER: RefCell<Option<Box<dyn Fn()>>> = const { RefCell::new(None) };
 }
 
-/// From now on refusals on any thread are heard, and not printed; other panics go to the hook there was. Once in a process.
+/// From now on refusals on any thread are heard, and neither they nor their consequences printed; other panics go to the hook there was.
+/// Once in a process.
 pub fn listen() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let before = take_hook();
         set_hook(Box::new(move |panic| match refusal(panic) {
             Some(words) => hear(words),
+            None if OUT_OF_ORDER.load(Ordering::Relaxed) => {
+                tracing::debug!(%panic, "in consequence of a refused allocation");
+            }
             None => before(panic),
         }));
     });
@@ -43,11 +55,13 @@ fn refusal(panic: &PanicHookInfo<'_>) -> Option<String> {
 }
 
 fn hear(words: String) {
+    OUT_OF_ORDER.store(true, Ordering::Relaxed);
     HEARD.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(words);
 }
 
 /// What was refused since guarded work ended: for work that cannot be guarded, because it changes what it works on.
 pub fn refused() -> Option<String> {
+    OUT_OF_ORDER.store(false, Ordering::Relaxed);
     take()
 }
 
@@ -71,6 +85,7 @@ pub(super) fn set_in_order() {
         }
     });
     take();
+    OUT_OF_ORDER.store(false, Ordering::Relaxed);
 }
 
 /// Whether a message stands for memory that was refused. Drivers and runtimes agree on the words `out of memory`, not on how they are

@@ -30,7 +30,7 @@ use crate::{
     collective::BufMut,
     kernels::Tape,
     link::{Phase, Report, StepDone},
-    memory::{PhasePeak, prediction::outcome::Outcome},
+    memory::{self, OutOfMemory, PhasePeak, prediction::outcome::Outcome},
     params::{Group, TrainableLayout},
     pulse,
 };
@@ -271,7 +271,13 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             Ok(files)
         };
         pulse::allow(self.checkpoint_bytes().0);
-        let mut files = self.trainables.lend(weights)?;
+        let before = self.meter.in_use();
+        let written = memory::guarded_again(|| self.trainables.lend(weights));
+        let mut files = written.unwrap_or_else(|overrun| {
+            let found = self.meter.out_of_memory(Phase::Checkpoint, overrun.in_use, before.0);
+            let source = OutOfMemory { device: overrun.device, ..found };
+            Err(TrainError::DoesNotFit { step: self.next, source })
+        })?;
         let texts = [
             ("stats.json", "normalisation statistics", self.dataset.stats().to_json()),
             (SPEC_FILE, "the run", pretty(self.spec)),

@@ -111,7 +111,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     /// [`write_parts`](Self::write_parts), as far as memory goes.
     fn write_guarded(&mut self, staging: &Staging) -> Result<Bytes, CheckpointError> {
         let before = self.meter.in_use();
-        memory::guarded(|| self.write_parts(staging)).unwrap_or_else(|overrun| {
+        memory::guarded_again(|| self.write_parts(staging)).unwrap_or_else(|overrun| {
             let found = self.meter.out_of_memory(Phase::Checkpoint, overrun.in_use, before.0);
             let source = Box::new(OutOfMemory { device: overrun.device, ..found });
             Err(CheckpointError::DoesNotFit { step: self.next.0, source })

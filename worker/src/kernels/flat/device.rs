@@ -21,6 +21,10 @@ use crate::kernels::ModelBackend;
 /// Elements behind the last one: equal chunks for any world end before it.
 const SLACK: usize = MAX_WORLD;
 
+/// Elements that leave the device at a time. A piece is cut out there first, and passes through host memory that stays pinned: both are 4 MiB,
+/// and not as much as the whole buffer.
+const PIECE: usize = 1 << 20;
+
 /// A buffer in the memory of `device`, or on its way there.
 #[derive(Clone)]
 pub struct OnDevice<B: ModelBackend> {
@@ -129,8 +133,14 @@ impl<B: ModelBackend> Flat for OnDevice<B> {
             _ if range.is_empty() => Cow::Borrowed(&[]),
             Values::Offloaded(values) => Cow::Borrowed(&values[range]),
             Values::Lost | Values::There(_) => {
-                let values = self.tensor().slice([range]).into_data().into_vec();
-                Cow::Owned(values.expect("the flat space is fp32 by construction"))
+                let tensor = self.tensor();
+                let mut values = Vec::with_capacity(range.len());
+                for start in range.clone().step_by(PIECE) {
+                    let piece = tensor.clone().slice([start..range.end.min(start + PIECE)]).into_data();
+                    values
+                        .extend_from_slice(piece.as_slice().expect("the flat space is fp32 by construction"));
+                }
+                Cow::Owned(values)
             }
         }
     }

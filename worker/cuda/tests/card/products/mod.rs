@@ -75,16 +75,29 @@ fn is_asked_for(kernel: &Kernel) -> bool {
     asked.is_empty() || asked.split(',').any(|part| kernel.name.contains(part))
 }
 
-/// Every kernel of some use with every case of an inner dimension that it is used for: what was not right.
-fn found(uses: impl Fn(&Kernel, &Case) -> bool, cases: &[Case]) -> Vec<String> {
+/// `kernels::cube::product` launches some kernels whatever the inner dimension, and lets the autotuner choose where it is a multiple of
+/// 256, or of 512 for vectors.
+fn is_used(kernel: &Kernel, case: &Case) -> bool {
+    let (inner, vector) = (case.x.columns, case.x.rows == 1 || case.w.columns == 1);
+    let tuned = inner.is_multiple_of(if vector { 512 } else { 256 });
+    match kernel.usage {
+        Use::Any => true,
+        Use::Tuned => tuned,
+        Use::TunedForVectors => tuned && vector,
+    }
+}
+
+/// Every kernel of some use with every case that it is used for: what was not right.
+fn all_wrong() -> Vec<String> {
     let client = CudaRuntime::client(&CudaDevice::new(0));
     let mut wrong = Vec::new();
+    let cases = cases();
     let kernels: Vec<Kernel> = kernels().into_iter().filter(is_asked_for).collect();
     assert!(!kernels.is_empty(), "no kernel has a name as COXSWAIN_PRODUCTS asks for");
     for kernel in &kernels {
         for number in [Number::Brain, Number::Float] {
             let mut counts = BTreeMap::new();
-            for case in cases.iter().filter(|case| uses(kernel, case)) {
+            for case in cases.iter().filter(|case| is_used(kernel, case)) {
                 let outcome = run(&client, kernel, case, number);
                 let (kind, said) = match &outcome {
                     Outcome::Right => ("right", None),
@@ -108,25 +121,12 @@ fn found(uses: impl Fn(&Kernel, &Case) -> bool, cases: &[Case]) -> Vec<String> {
     wrong
 }
 
-/// `kernels::cube::product` launches some kernels whatever the inner dimension, and lets the autotuner choose where it is a multiple of
-/// 256, or of 512 for vectors.
 #[test]
 fn products_are_right_with_every_kernel_that_may_compute_them() {
     if cards("products").is_none() {
         return;
     }
-    let wrong = found(
-        |kernel, case| {
-            let (inner, vector) = (case.x.columns, case.x.rows == 1 || case.w.columns == 1);
-            let tuned = inner.is_multiple_of(if vector { 512 } else { 256 });
-            match kernel.usage {
-                Use::Any => true,
-                Use::Tuned => tuned,
-                Use::TunedForVectors => tuned && vector,
-            }
-        },
-        &cases(),
-    );
+    let wrong = all_wrong();
     assert!(wrong.is_empty(), "{} products are wrong: {wrong:#?}", wrong.len());
     // A kernel that faults ends all that come after it, and these would be passed over.
     let client = CudaRuntime::client(&CudaDevice::new(0));
