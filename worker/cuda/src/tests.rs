@@ -1,6 +1,6 @@
 //! Operations on a card against their references on the CPU. Without a card each test says so and passes.
 
-use std::io::Write;
+use std::{io::Write, ops::Range};
 
 use burn::{
     backend::{Autodiff, Flex},
@@ -12,7 +12,10 @@ use coxswain_integration_tests::expert;
 use coxswain_proto::run_spec::Recompute;
 use coxswain_worker::{
     device::Accelerator,
-    kernels::{AttentionMask, LowRank, ModelBackend},
+    kernels::{
+        AttentionMask, LowRank, ModelBackend,
+        flat::{Coefficients, FlatOn, Gradient, OnDevice, Part, Run},
+    },
 };
 
 use crate::Nvidia;
@@ -218,6 +221,64 @@ fn every_operation_agrees_with_the_cpu() {
     for ((what, found), (_, expected)) in found.iter().zip(&expected) {
         // A gradient may be zero but for rounding.
         assert_close_at_least(what, found, expected, 1e-2, 1e-5);
+    }
+}
+
+/// Pieces of a flat buffer, more of them than one kernel takes: of a few elements, of some cubes, and at places where no vector begins.
+fn pieces() -> Vec<Range<usize>> {
+    let lens = [1, 300, 3, 1024, 257, 64, 7].into_iter().cycle().take(37);
+    let mut start = 2;
+    lens.map(|len| {
+        let piece = start..start + len;
+        // Every third is followed by elements of nobody.
+        start += len + [0, 0, 5][len % 3];
+        piece
+    })
+    .collect()
+}
+
+/// Two rounds of gradients, of which every second piece's first overwrites what is there, and steps of AdamW on the same pieces.
+fn flat_buffers<F: FlatOn<B>, B: ModelBackend>(device: &B::Device) -> [Vec<f32>; 4] {
+    let (place, pieces) = (F::place(device), pieces());
+    let len = pieces[pieces.len() - 1].end + 3;
+    let flat = |seed| F::of(&place, values(len, seed));
+    let (mut grads, mut weights, mut exp_avg, mut exp_avg_sq) =
+        (flat(1), flat(2), F::zeros(&place, len), F::zeros(&place, len));
+    for round in 0..2 {
+        let of_piece = |(number, range): (usize, &Range<usize>)| Gradient {
+            range: range.clone(),
+            first: round == 0 && number % 2 == 0,
+            values: tensor([1, range.len()], 100 * round + number as u64, device),
+        };
+        grads.add(pieces.iter().enumerate().map(of_piece).collect());
+        let of_piece = |(number, range): (usize, &Range<usize>)| Run {
+            range: range.clone(),
+            coefficients: Coefficients {
+                factor: 0.5,
+                one_minus_beta1: 0.1,
+                beta2: 0.99,
+                one_minus_beta2: 0.01,
+                keep: 1.0 - 1e-3 * number as f32,
+                step_size: 1e-2 / (1 + number) as f32,
+                root_factor: 1.7,
+                eps: 1e-8,
+            },
+        };
+        let (weights, exp_avg, exp_avg_sq) = (&mut weights, &mut exp_avg, &mut exp_avg_sq);
+        let part = Part { weights, weights_from: 0, exp_avg, exp_avg_sq, grads: &grads, grads_from: 0 };
+        F::adamw(part, &pieces.iter().enumerate().map(of_piece).collect::<Vec<_>>());
+    }
+    [grads, weights, exp_avg, exp_avg_sq].map(|flat| flat.read(0..len).into_owned())
+}
+
+#[test]
+fn many_gradients_and_runs_in_one_kernel_do_what_the_host_does_one_by_one() {
+    let Some(card) = card() else { return };
+    let expected = flat_buffers::<Vec<f32>, Flex>(&Default::default());
+    let found = flat_buffers::<OnDevice<Cuda>, Cuda>(&card);
+    assert_eq!(found[0], expected[0], "sums of the same numbers in the same order");
+    for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
+        assert_close(&format!("buffer {i}"), found, expected, 1e-6);
     }
 }
 

@@ -33,7 +33,7 @@ pub use self::{
 use burn::tensor::{DType, Tensor, TensorPrimitive, activation, backend::Backend};
 
 use self::flat::{
-    FlatOn, Run,
+    FlatOn, Gradient, Run,
     tensors::{self, Origins, Updated},
 };
 
@@ -299,14 +299,11 @@ pub trait ModelBackend: Backend {
     /// Where the flat space of what trains lies: where this backend's tensors do. (A tape has none: it is that of the backend underneath.)
     type Flat: FlatOn<Self>;
 
-    /// `flat[start..] += gradient`, or `= gradient` if it is the `first`; in place where nobody else holds `flat`.
-    fn flat_accumulate(
-        flat: Tensor<Self, 1>,
-        start: usize,
-        gradient: Tensor<Self, 1>,
-        first: bool,
-    ) -> Tensor<Self, 1> {
-        tensors::accumulate(flat, start, gradient, first)
+    /// Adds gradients to their sums in `flat`; in place where nobody else holds that.
+    fn flat_accumulate(flat: Tensor<Self, 1>, gradients: Vec<Gradient<Self>>) -> Tensor<Self, 1> {
+        gradients.into_iter().fold(flat, |flat, Gradient { range, first, values }| {
+            tensors::accumulate(flat, range.start, values.reshape([range.len()]), first)
+        })
     }
 
     /// Sums of squares of parts of a range, a few thousand elements each, to be added up in float64.
@@ -319,8 +316,13 @@ pub trait ModelBackend: Backend {
         tensors::widen(flat, halves, range)
     }
 
-    /// AdamW on one run of a part; in place where nobody else holds the buffers.
-    fn flat_adamw(state: Updated<Self>, grads: &Tensor<Self, 1>, from: Origins, run: &Run) -> Updated<Self> {
-        tensors::adamw(state, grads, from, run)
+    /// AdamW on runs of a part; in place where nobody else holds the buffers.
+    fn flat_adamw(
+        state: Updated<Self>,
+        grads: &Tensor<Self, 1>,
+        from: Origins,
+        runs: &[Run],
+    ) -> Updated<Self> {
+        runs.iter().fold(state, |state, run| tensors::adamw(state, grads, from, run))
     }
 }

@@ -49,7 +49,7 @@ use super::{
     AttentionMask, AttentionOutput, AttentionSaved, LowRank, LowRankGradients, LowRankSaved, ModelBackend,
     Tape, blocked,
     flat::{
-        OnDevice, Run,
+        Gradient, OnDevice, Run,
         tensors::{Origins, Updated},
     },
 };
@@ -184,13 +184,14 @@ where
         blocked::attention_backward(saved, mask, scale, dout_bshk)
     }
 
-    fn flat_accumulate(
-        flat: Tensor<Self, 1>,
-        start: usize,
-        gradient: Tensor<Self, 1>,
-        first: bool,
-    ) -> Tensor<Self, 1> {
-        wrapped(flat::accumulate(primitive(flat), start, floats(gradient), first))
+    fn flat_accumulate(flat: Tensor<Self, 1>, gradients: Vec<Gradient<Self>>) -> Tensor<Self, 1> {
+        let addends = gradients.into_iter().filter(|gradient| !gradient.range.is_empty());
+        let addends = addends.map(|Gradient { range, first, values }| flat::Addend {
+            start: range.start,
+            first,
+            values: floats(values),
+        });
+        wrapped(flat::accumulate(primitive(flat), addends.collect()))
     }
 
     fn flat_squares(flat: &Tensor<Self, 1>, range: &Range<usize>) -> Vec<Tensor<Self, 1>> {
@@ -202,8 +203,13 @@ where
         wrapped(flat::widen(primitive(flat), primitive(halves.clone()), range))
     }
 
-    fn flat_adamw(state: Updated<Self>, grads: &Tensor<Self, 1>, from: Origins, run: &Run) -> Updated<Self> {
-        flat::adamw(state, grads, from, run)
+    fn flat_adamw(
+        state: Updated<Self>,
+        grads: &Tensor<Self, 1>,
+        from: Origins,
+        runs: &[Run],
+    ) -> Updated<Self> {
+        flat::adamw(state, grads, from, runs)
     }
 
     fn product<const D: usize>(x: Tensor<Self, D>, y: Tensor<Self, D>) -> Tensor<Self, D> {

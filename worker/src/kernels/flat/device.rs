@@ -169,7 +169,7 @@ impl<B: ModelBackend> Flat for OnDevice<B> {
         let (grads, from) = (grads.tensor(), Origins { weights: weights_from, grads: grads_from });
         let state =
             Updated { weights: weights.taken(), exp_avg: exp_avg.taken(), exp_avg_sq: exp_avg_sq.taken() };
-        let state = runs.iter().fold(state, |state, run| B::flat_adamw(state, &grads, from, run));
+        let state = B::flat_adamw(state, &grads, from, runs);
         weights.give_back(state.weights);
         exp_avg.give_back(state.exp_avg);
         exp_avg_sq.give_back(state.exp_avg_sq);
@@ -206,9 +206,8 @@ impl<B: ModelBackend> FlatOn<B> for OnDevice<B> {
     }
 
     fn add(&mut self, gradients: Vec<Gradient<B>>) {
-        for Gradient { range, first, values } in gradients {
-            let values = values.reshape([range.len()]);
-            self.change(|sums| B::flat_accumulate(sums, range.start, values, first));
+        if !gradients.is_empty() {
+            self.change(|sums| B::flat_accumulate(sums, gradients));
         }
     }
 
