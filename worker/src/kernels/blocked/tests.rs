@@ -67,8 +67,8 @@ fn by_row(x_bnh: Tensor<F, 3>, seen: &Seen<F>) -> Tensor<F, 4> {
 /// Which scores a query does not see.
 fn outside(scores: &Tensor<F, 4>, seen: &Seen<F>) -> Tensor<F, 4, Bool> {
     let [batch, heads, rows, keys] = scores.dims();
-    let ends: Vec<i64> = match &seen.bounds_b2 {
-        Some(bounds_b2) => bounds_b2.clone().into_data().iter::<i64>().collect(),
+    let ends: Vec<i64> = match &seen.bounds {
+        Some(bounds) => bounds.clone().into_data().iter::<i64>().collect(),
         None => [0, keys as i64].repeat(batch),
     };
     let outside = (0..batch * heads * rows * keys).map(|i| {

@@ -121,9 +121,9 @@ fn run<R, F, I, BT>(
 {
     let keys = width(scores);
     let (count, dim) = by_row(scores, len(scores) / keys, keys);
-    let masked = seen.bounds_b2.is_some();
-    let bounds = match &seen.bounds_b2 {
-        Some(bounds_b2) => whole_numbers(bounds_b2.clone()),
+    let masked = seen.bounds.is_some();
+    let bounds = match &seen.bounds {
+        Some(bounds) => whole_numbers(bounds.clone()),
         // What is absent is never read; of another type it would be a kernel of its own.
         None => lse.clone(),
     };
