@@ -14,7 +14,7 @@ use burn::{
     backend::Autodiff,
     tensor::{
         Tensor, TensorPrimitive,
-        backend::{Backend, BackendTypes},
+        backend::{AutodiffBackend, Backend, BackendTypes},
     },
 };
 use burn_autodiff::{
@@ -23,12 +23,17 @@ use burn_autodiff::{
     ops::{Backward, Ops, OpsKind, OpsPrep},
 };
 
-use super::{AttentionMask, AttentionSaved, LowRank, LowRankSaved, ModelBackend};
+use super::{AttentionMask, AttentionSaved, LowRank, LowRankSaved, ModelBackend, Onto};
 
 type Plain<B> = <B as BackendTypes>::FloatTensorPrimitive;
 type Tracked<B> = <Autodiff<B> as BackendTypes>::FloatTensorPrimitive;
 /// Takes the gradient of the output to the gradients of the inputs (`None`: not tracked).
-type PullBack<B, const N: usize> = Box<dyn FnOnce(Plain<B>) -> [Option<Plain<B>>; N] + Send>;
+enum PullBack<B: BackendTypes, const N: usize> {
+    /// As they are.
+    Apart(Box<dyn FnOnce(Plain<B>) -> [Option<Plain<B>>; N] + Send>),
+    /// The first one together with what it is so far, by way of others who read the input: one pass less over it than a sum of its own.
+    Onto(Box<dyn FnOnce(Plain<B>, Option<Plain<B>>) -> [Option<Plain<B>>; N] + Send>),
+}
 
 /// A node whose output is not known yet.
 type Unfinished<B, const N: usize> = OpsPrep<Node, B, State<B, N>, NoCheckpointing, N>;
@@ -40,7 +45,12 @@ impl<B: ModelBackend> ModelBackend for Autodiff<B> {
         let (x, gain_d) = (tracked(x_nd), gain_d.inner());
         let y_nd = B::rms_norm(plain(&x), gain_d.clone(), eps);
         let x_nd = plain::<B, 2>(&x);
-        record([&x], y_nd, move |dy_nd| [Some(primitive(B::rms_norm_backward(x_nd, gain_d, dy_nd, eps)))])
+        record_onto([&x], y_nd, move |dy_nd, sum| {
+            [Some(primitive(match sum {
+                Some(sum_nd) => B::rms_norm_backward_onto(sum_nd, x_nd, gain_d, dy_nd, eps),
+                None => B::rms_norm_backward(x_nd, gain_d, dy_nd, eps),
+            }))]
+        })
     }
 
     fn swiglu(gate_nf: Tensor<Self, 2>, up_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {
@@ -71,7 +81,7 @@ impl<B: ModelBackend> ModelBackend for Autodiff<B> {
         scale: f64,
     ) -> Tensor<Self, 4> {
         let inputs = [tracked(q_bshk), tracked(k_bshk), tracked(v_bshk)];
-        let [q_bshk, k_bshk, v_bshk] = inputs.each_ref().map(plain::<B, 4>);
+        let [q_bshk, k_bshk, v_bshk] = B::attention_inputs(inputs.each_ref().map(plain::<B, 4>), mask);
         let output = B::attention_saving(q_bshk.clone(), k_bshk.clone(), v_bshk.clone(), mask, scale);
         let (out_bshk, mask) = (output.out_bshk.clone(), mask.clone());
         let saved = AttentionSaved { q_bshk, k_bshk, v_bshk, output };
@@ -130,6 +140,23 @@ impl<B: ModelBackend> ModelBackend for Autodiff<B> {
         );
         let inputs = [tracked(x_ni), tracked(update.a_ri), tracked(update.b_or)];
         lora_linear_node(inputs, (w_oi.inner(), update.scale), (y_no.inner(), down_nr.inner()))
+    }
+
+    fn lora_linear_onto(
+        onto: Onto<Self>,
+        x_ni: Tensor<Self, 2>,
+        w_oi: Tensor<Self, 2>,
+        bias_o: Option<Tensor<Self, 1>>,
+        update: LowRank<Self>,
+    ) -> Tensor<Self, 2> {
+        onto.plus(Self::lora_linear(x_ni, w_oi, bias_o, update))
+    }
+
+    fn sum_unread(x_nd: Tensor<Self, 2>, y_nd: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        let (x, y) = (tracked(x_nd), tracked(y_nd));
+        record([&x, &y], plain::<B, 2>(&x), |dy_nd| {
+            [dy_nd.clone(), dy_nd].map(|dy_nd| Some(primitive(dy_nd)))
+        })
     }
 
     fn modulated_layer_norm(
@@ -251,8 +278,11 @@ fn lora_linear_node<B: ModelBackend>(
     let update = LowRank { a_ri: plain(&a), b_or: plain(&b), scale };
     let saved = LowRankSaved { x_ni: plain(&x), down_nr, w_oi, update };
     let wants_dx = x.is_tracked();
-    record([&x, &a, &b], y_no, move |dy_no| {
-        let gradients = B::lora_linear_backward(saved, dy_no, wants_dx);
+    record_onto([&x, &a, &b], y_no, move |dy_no, sum| {
+        let gradients = match sum {
+            Some(sum_ni) => B::lora_linear_backward_onto(sum_ni, saved, dy_no),
+            None => B::lora_linear_backward(saved, dy_no, wants_dx),
+        };
         [gradients.dx_ni.map(primitive), Some(primitive(gradients.da_ri)), Some(primitive(gradients.db_or))]
     })
 }
@@ -287,19 +317,37 @@ fn record<B: Backend, const N: usize, const D: usize>(
     finish(Node.prepare(inputs.map(|input| input.node.clone())), output, pull_back)
 }
 
-/// The same for a node whose inputs' values may be used up already.
+/// The same with a gradient of the first input that is added to what it is so far, if it is anything.
+fn record_onto<B: Backend, const N: usize, const D: usize>(
+    inputs: [&Tracked<B>; N],
+    output: Tensor<B, D>,
+    pull_back: impl FnOnce(Tensor<B, D>, Option<Tensor<B, D>>) -> [Option<Plain<B>>; N] + Send + 'static,
+) -> Tensor<Autodiff<B>, D> {
+    let pull_back =
+        move |gradient, sum: Option<Plain<B>>| pull_back(from_primitive(gradient), sum.map(from_primitive));
+    finish_by(Node.prepare(inputs.map(|input| input.node.clone())), output, || {
+        PullBack::Onto(Box::new(pull_back))
+    })
+}
+
+/// [`record`] for a node whose inputs' values may be used up already.
 fn finish<B: Backend, const N: usize, const D: usize>(
     node: Unfinished<B, N>,
     output: Tensor<B, D>,
     pull_back: impl FnOnce(Tensor<B, D>) -> [Option<Plain<B>>; N] + Send + 'static,
 ) -> Tensor<Autodiff<B>, D> {
+    finish_by(node, output, || PullBack::Apart(Box::new(move |gradient| pull_back(from_primitive(gradient)))))
+}
+
+fn finish_by<B: Backend, const N: usize, const D: usize>(
+    node: Unfinished<B, N>,
+    output: Tensor<B, D>,
+    pull_back: impl FnOnce() -> PullBack<B, N>,
+) -> Tensor<Autodiff<B>, D> {
     let output = primitive(output);
     let output = match node.compute_bound().stateful() {
         OpsKind::UnTracked(node) => node.finish(output),
-        OpsKind::Tracked(node) => {
-            let pull_back: PullBack<B, N> = Box::new(move |gradient| pull_back(from_primitive(gradient)));
-            node.finish(State(Arc::new(Mutex::new(Some(pull_back)))), output)
-        }
+        OpsKind::Tracked(node) => node.finish(State(Arc::new(Mutex::new(Some(pull_back())))), output),
     };
     Tensor::from_primitive(TensorPrimitive::Float(output))
 }
@@ -329,8 +377,19 @@ impl<B: Backend, const N: usize> Backward<B, N> for Node {
     fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, _: &mut Checkpointer) {
         let gradient = grads.consume::<B>(&ops.node);
         let pull_back = ops.state.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let pull_back = pull_back.expect("burn runs a node's backward pass once");
-        for (parent, gradient) in ops.parents.into_iter().zip(pull_back(gradient)) {
+        let gradients = match pull_back.expect("burn runs a node's backward pass once") {
+            PullBack::Apart(pull_back) => pull_back(gradient),
+            PullBack::Onto(pull_back) => {
+                let sum = ops.parents[0].as_ref().and_then(|parent| {
+                    // burn takes out what is known of a tensor, so here is one of the parent's name.
+                    let mut named = <Autodiff<B> as AutodiffBackend>::from_inner(gradient.clone());
+                    named.node = parent.clone();
+                    grads.remove::<B>(&named)
+                });
+                pull_back(gradient, sum)
+            }
+        };
+        for (parent, gradient) in ops.parents.into_iter().zip(gradients) {
             if let (Some(parent), Some(gradient)) = (parent, gradient) {
                 grads.register::<B>(parent.id, gradient);
             }

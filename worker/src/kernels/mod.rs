@@ -26,7 +26,8 @@ use std::ops::Range;
 pub(crate) use self::flex::{FEW_TOKENS, PANEL_COLUMNS, QUERY_BLOCK, vectorised};
 pub use self::{
     operands::{
-        AttentionMask, AttentionOutput, AttentionSaved, GradientSlot, LowRank, LowRankGradients, LowRankSaved,
+        AttentionMask, AttentionOutput, AttentionSaved, GradientSlot, LowRank, LowRankGradients,
+        LowRankSaved, Onto,
     },
     tape::Tape,
 };
@@ -65,6 +66,17 @@ pub trait ModelBackend: Backend {
         eps: f64,
     ) -> Tensor<Self, 2> {
         adjoint::rms_norm(x_nd, gain_d, dy_nd, eps)
+    }
+
+    /// [`rms_norm_backward`](Self::rms_norm_backward) added to `sum`, the gradient of `x` by way of others who read it.
+    fn rms_norm_backward_onto(
+        sum_nd: Tensor<Self, 2>,
+        x_nd: Tensor<Self, 2>,
+        gain_d: Tensor<Self, 1>,
+        dy_nd: Tensor<Self, 2>,
+        eps: f64,
+    ) -> Tensor<Self, 2> {
+        Self::rms_norm_backward(x_nd, gain_d, dy_nd, eps) + sum_nd
     }
 
     /// `silu(gate) * up` (arXiv 2002.05202). Both `[n, f]`.
@@ -111,6 +123,12 @@ pub trait ModelBackend: Backend {
         scale: f64,
     ) -> Tensor<Self, 4> {
         Self::attention_saving(q_bshk, k_bshk, v_bshk, mask, scale).out_bshk
+    }
+
+    /// Inputs of [`attention`](Self::attention) as it reads them: what a pass on a tape keeps, so that its backward pass need not arrange them
+    /// again.
+    fn attention_inputs(inputs_bshk: [Tensor<Self, 4>; 3], _mask: &AttentionMask) -> [Tensor<Self, 4>; 3] {
+        inputs_bshk
     }
 
     /// [`attention`](Self::attention), and what its backward pass needs besides the inputs.
@@ -180,6 +198,32 @@ pub trait ModelBackend: Backend {
         Self::lora_linear_saving(x_ni, w_oi, bias_o, &update).0
     }
 
+    /// `onto` plus [`linear`](Self::linear).
+    fn linear_onto(
+        onto: Onto<Self>,
+        x_ni: Tensor<Self, 2>,
+        w_oi: Tensor<Self, 2>,
+        bias_o: Option<Tensor<Self, 1>>,
+    ) -> Tensor<Self, 2> {
+        onto.plus(<Self as ModelBackend>::linear(x_ni, w_oi, bias_o))
+    }
+
+    /// `onto` plus [`lora_linear`](Self::lora_linear).
+    fn lora_linear_onto(
+        onto: Onto<Self>,
+        x_ni: Tensor<Self, 2>,
+        w_oi: Tensor<Self, 2>,
+        bias_o: Option<Tensor<Self, 1>>,
+        update: LowRank<Self>,
+    ) -> Tensor<Self, 2> {
+        Self::lora_linear_onto_saving(onto, x_ni, w_oi, bias_o, &update).0
+    }
+
+    /// `x + y` whose value nobody reads: nothing is computed, and under autodiff the node is that of a sum.
+    fn sum_unread(x_nd: Tensor<Self, 2>, _y_nd: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        x_nd
+    }
+
     /// [`linear`](Self::linear) whose value is known already: nothing is computed, and under autodiff the node is the same.
     fn linear_known(
         _x_ni: Tensor<Self, 2>,
@@ -212,6 +256,18 @@ pub trait ModelBackend: Backend {
         (<Self as ModelBackend>::linear(x_ni, w_oi, bias_o) + low_no, down_nr)
     }
 
+    /// [`lora_linear_onto`](Self::lora_linear_onto), and `scale * x a^T`.
+    fn lora_linear_onto_saving(
+        onto: Onto<Self>,
+        x_ni: Tensor<Self, 2>,
+        w_oi: Tensor<Self, 2>,
+        bias_o: Option<Tensor<Self, 1>>,
+        update: &LowRank<Self>,
+    ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
+        let (y_no, down_nr) = Self::lora_linear_saving(x_ni, w_oi, bias_o, update);
+        (onto.plus(y_no), down_nr)
+    }
+
     /// The gradients of `x` (if `wants_dx`), `a` and `b` under [`lora_linear`](Self::lora_linear).
     fn lora_linear_backward(
         saved: LowRankSaved<Self>,
@@ -220,6 +276,15 @@ pub trait ModelBackend: Backend {
     ) -> LowRankGradients<Self> {
         let dense_ni = wants_dx.then(|| Self::linear_input_gradient(dy_no.clone(), saved.w_oi.clone()));
         adjoint::low_rank(saved, dy_no, wants_dx).beside(dense_ni)
+    }
+
+    /// The same, with the gradient of `x` added to `sum`, that by way of others who read it.
+    fn lora_linear_backward_onto(
+        sum_ni: Tensor<Self, 2>,
+        saved: LowRankSaved<Self>,
+        dy_no: Tensor<Self, 2>,
+    ) -> LowRankGradients<Self> {
+        Self::lora_linear_backward(saved, dy_no, true).onto(sum_ni)
     }
 
     /// Layer norm without gain or bias, then `* (1 + scale) + shift` with one scale and shift per batch row (AdaLN).

@@ -4,6 +4,8 @@ use std::{ops::Range, sync::Arc};
 
 use burn::tensor::{Tensor, backend::Backend};
 
+use super::ModelBackend;
+
 /// Which keys a query may attend to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AttentionMask {
@@ -78,6 +80,27 @@ impl<B: Backend> LowRankGradients<B> {
     /// With the weight's own part of the input's gradient.
     pub(super) fn beside(self, dense_ni: Option<Tensor<B, 2>>) -> Self {
         Self { dx_ni: dense_ni.zip(self.dx_ni).map(|(dense_ni, low_ni)| dense_ni + low_ni), ..self }
+    }
+
+    /// With the input's gradient added to a sum.
+    pub(super) fn onto(self, sum_ni: Tensor<B, 2>) -> Self {
+        Self { dx_ni: self.dx_ni.map(|dx_ni| dx_ni + sum_ni), ..self }
+    }
+}
+
+/// What the output of a linear layer is added to: the stream of residuals.
+#[derive(Clone, Debug)]
+pub struct Onto<B: Backend> {
+    /// The stream so far, `[n, o]`.
+    pub x_no: Tensor<B, 2>,
+    /// Whether the sum is rounded to bfloat16.
+    pub rounded: bool,
+}
+
+impl<B: ModelBackend> Onto<B> {
+    /// The sum.
+    pub fn plus(self, y_no: Tensor<B, 2>) -> Tensor<B, 2> {
+        if self.rounded { B::rounded_sum(self.x_no, y_no) } else { self.x_no + y_no }
     }
 }
 

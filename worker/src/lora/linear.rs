@@ -70,13 +70,27 @@ impl<B: ModelBackend> LoraLinear<B> {
         keep: Keep,
         x_ni: Tensor<T, 2>,
     ) -> Tensor<T, 2> {
+        params.noted_linear(keep, self.inputs(params, x_ni))
+    }
+
+    /// `residual + y`, the output of half a block that layer recompute runs.
+    pub fn forward_onto<T: Tape<Base = B>>(
+        &self,
+        params: &ParamScope<'_, T>,
+        residual_no: Tensor<T, 2>,
+        x_ni: Tensor<T, 2>,
+    ) -> Tensor<T, 2> {
+        params.noted_residual(residual_no, self.inputs(params, x_ni))
+    }
+
+    fn inputs<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>, x_ni: Tensor<T, 2>) -> LinearInputs<T> {
         let update = self.adapter.map(|adapter| LowRank {
             a_ri: params.get::<2>(adapter.a_ri),
             b_or: params.get::<2>(adapter.b_or),
             scale: adapter.scale,
         });
         let (w_oi, bias_o) = (T::lift(self.weight_oi.clone()), self.bias_o.clone().map(T::lift));
-        params.noted_linear(keep, LinearInputs { x_ni, w_oi, bias_o, update })
+        LinearInputs { x_ni, w_oi, bias_o, update }
     }
 }
 

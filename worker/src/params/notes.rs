@@ -5,12 +5,12 @@
 //! call site says       written down when asked for   run again on a tape
 //! Keep::Output         the output                    a node with that value; no product
 //! Keep::Never          nothing                       everything
-//! Keep::Last           the low-rank inner product    a node with a value of zeros; no product
+//! a half's last one    the low-rank inner product    nodes of it and of the sum, with values of no meaning; no product
 //! ```
 //!
 //! A node's backward pass needs a layer's input, its weight and the inner product of its update, never its output, so a known
-//! value is as good as a computed one and the last product of a block, whose output nobody differentiates through, is not needed at
-//! all. Both runs call the layers in the same order; that order is the notes' only key.
+//! value is as good as a computed one. The last product of half a block is added to the stream of residuals, and the sum is kept as the next
+//! half's input: neither is needed again. Both runs call the layers in the same order; that order is the notes' only key.
 //!
 //! An output that may be kept is rounded to the type it would be kept in ([`held`]), also where it is not kept.
 //!
@@ -22,7 +22,7 @@ use burn::tensor::Tensor;
 use coxswain_proto::run_spec::ActivationsDtype;
 
 use super::held;
-use crate::kernels::{LowRank, ModelBackend, Tape};
+use crate::kernels::{LowRank, ModelBackend, Onto, Tape};
 
 /// What selective recompute does with the output of a linear layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,14 +31,12 @@ pub enum Keep {
     Output,
     /// Computed again: it is large for what its product costs.
     Never,
-    /// Neither: it is added to the block's residual stream, and the sum is kept as the next block's input.
-    Last,
 }
 
 /// One linear layer's note.
 #[derive(Clone, Debug)]
 struct Note<B: ModelBackend> {
-    /// `[n, o]`, packed; none for a block's last layer.
+    /// `[n, o]`, packed; none for the last layer of half a block.
     output_no: Option<Tensor<B, 2>>,
     /// `scale * x a^T`; none without an adapter.
     down_nr: Option<Tensor<B, 2>>,
@@ -97,8 +95,8 @@ impl<T: Tape> LinearInputs<T> {
         if keep == Keep::Output { held::rounded(dtype, y_no) } else { y_no }
     }
 
-    /// Computes, and writes down what a run on a tape would want: with [`Keep::Output`] the output, too.
-    fn compute_noting(self, keep: Keep, dtype: ActivationsDtype) -> (Tensor<T, 2>, Note<T::Base>) {
+    /// Computes an output that is kept, and writes down what a run on a tape would want of it.
+    fn compute_noting(self, dtype: ActivationsDtype) -> (Tensor<T, 2>, Note<T::Base>) {
         let Self { x_ni, w_oi, bias_o, update } = self;
         let (y_no, down_nr) = match update {
             Some(update) => {
@@ -107,24 +105,37 @@ impl<T: Tape> LinearInputs<T> {
             }
             None => (<T as ModelBackend>::linear(x_ni, w_oi, bias_o), None),
         };
-        if keep != Keep::Output {
-            return (y_no, Note { output_no: None, down_nr });
-        }
         let y_no = held::rounded(dtype, y_no);
         let output_no = Some(held::packed(dtype, T::lower(y_no.clone())));
         (y_no, Note { output_no, down_nr })
     }
 
-    fn recall(self, note: Note<T::Base>) -> Tensor<T, 2> {
+    /// `onto` plus the layer.
+    fn compute_onto(self, onto: Onto<T>) -> Tensor<T, 2> {
         let Self { x_ni, w_oi, bias_o, update } = self;
-        let y_no = match note.output_no {
-            Some(y_no) => T::lift(held::unpacked(y_no)),
-            None => {
-                let shape = [x_ni.dims()[0], w_oi.dims()[0]];
-                Tensor::zeros(shape, (&x_ni.device(), x_ni.dtype()))
+        match update {
+            Some(update) => T::lora_linear_onto(onto, x_ni, w_oi, bias_o, update),
+            None => T::linear_onto(onto, x_ni, w_oi, bias_o),
+        }
+    }
+
+    /// The same, and what a run on a tape would want of it.
+    fn compute_onto_noting(self, onto: Onto<T>) -> (Tensor<T, 2>, Note<T::Base>) {
+        let Self { x_ni, w_oi, bias_o, update } = self;
+        let (sum_no, down_nr) = match update {
+            Some(update) => {
+                let (sum_no, down_nr) = T::lora_linear_onto_saving(onto, x_ni, w_oi, bias_o, &update);
+                (sum_no, Some(T::lower(down_nr)))
             }
+            None => (T::linear_onto(onto, x_ni, w_oi, bias_o), None),
         };
-        match (update, note.down_nr) {
+        (sum_no, Note { output_no: None, down_nr })
+    }
+
+    /// The node of a layer with the value `y_no`.
+    fn recall(self, y_no: Tensor<T, 2>, down_nr: Option<Tensor<T::Base, 2>>) -> Tensor<T, 2> {
+        let Self { x_ni, w_oi, bias_o, update } = self;
+        match (update, down_nr) {
             (Some(update), Some(down_nr)) => {
                 T::lora_linear_known(x_ni, w_oi, update, (y_no, T::lift(down_nr)))
             }
@@ -143,20 +154,59 @@ impl<B: ModelBackend> Notebook<B> {
     ) -> Tensor<T, 2> {
         match self {
             Self::Closed => layer.compute(keep, dtype),
-            Self::Writing { outputs, notes } => {
-                let noted = keep == Keep::Last || *outputs && keep == Keep::Output;
-                if !noted {
-                    notes.borrow_mut().0.push_back(None);
-                    return layer.compute(keep, dtype);
-                }
-                let (y_no, note) = layer.compute_noting(keep, dtype);
+            Self::Writing { outputs: true, notes } if keep == Keep::Output => {
+                let (y_no, note) = layer.compute_noting(dtype);
                 notes.borrow_mut().0.push_back(Some(note));
                 y_no
             }
+            Self::Writing { notes, .. } => {
+                notes.borrow_mut().0.push_back(None);
+                layer.compute(keep, dtype)
+            }
             Self::Reading(notes) => match notes.borrow_mut().0.pop_front().flatten() {
-                Some(note) => layer.recall(note),
-                None => layer.compute(keep, dtype),
+                Some(Note { output_no: Some(y_no), down_nr }) => {
+                    layer.recall(T::lift(held::unpacked(y_no)), down_nr)
+                }
+                _ => layer.compute(keep, dtype),
             },
+        }
+    }
+
+    /// `x` plus a linear layer, the last of half a block.
+    pub fn last<T: Tape<Base = B>>(
+        &self,
+        dtype: ActivationsDtype,
+        x_no: Tensor<T, 2>,
+        layer: LinearInputs<T>,
+    ) -> Tensor<T, 2> {
+        match self {
+            Self::Closed => layer.compute_onto(held::onto(dtype, x_no)),
+            Self::Writing { notes, .. } => {
+                let (sum_no, note) = layer.compute_onto_noting(held::onto(dtype, x_no));
+                notes.borrow_mut().0.push_back(Some(note));
+                sum_no
+            }
+            Self::Reading(notes) => match notes.borrow_mut().0.pop_front().flatten() {
+                Some(note) => {
+                    // Any value of the right shape is as good as another.
+                    let unread_no = T::lift(T::lower(x_no.clone()));
+                    T::sum_unread(x_no, layer.recall(unread_no, note.down_nr))
+                }
+                None => layer.compute_onto(held::onto(dtype, x_no)),
+            },
+        }
+    }
+
+    /// `x + y`, the output of half a block.
+    pub fn sum<T: Tape<Base = B>>(
+        &self,
+        dtype: ActivationsDtype,
+        x_nd: Tensor<T, 2>,
+        y_nd: Tensor<T, 2>,
+    ) -> Tensor<T, 2> {
+        match self {
+            Self::Reading(_) => T::sum_unread(x_nd, y_nd),
+            Self::Closed | Self::Writing { .. } => held::onto(dtype, x_nd).plus(y_nd),
         }
     }
 }

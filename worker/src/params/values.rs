@@ -18,7 +18,7 @@ use burn::tensor::{Tensor, backend::AutodiffBackend};
 use coxswain_proto::run_spec::ActivationsDtype;
 
 use super::{
-    GradientSums, ParamId, TrainableLayout, held,
+    GradientSums, ParamId, TrainableLayout,
     notes::{Keep, LinearInputs, Notebook, Notes},
 };
 use crate::kernels::{
@@ -161,9 +161,14 @@ impl<'a, T: Tape> ParamScope<'a, T> {
         self.notebook.linear(keep, self.activations, layer)
     }
 
-    /// `x + y`, the output of half a block: what layer recompute keeps as the next half's input.
+    /// `x` plus a linear layer, the output of half a block: what layer recompute keeps as the next half's input.
+    pub fn noted_residual(&self, x_nd: Tensor<T, 2>, layer: LinearInputs<T>) -> Tensor<T, 2> {
+        self.notebook.last(self.activations, x_nd, layer)
+    }
+
+    /// `x + y`, likewise.
     pub fn residual(&self, x_nd: Tensor<T, 2>, y_nd: Tensor<T, 2>) -> Tensor<T, 2> {
-        held::sum(self.activations, x_nd, y_nd)
+        self.notebook.sum(self.activations, x_nd, y_nd)
     }
 
     /// The parameter as a tensor of `D` axes.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! reduced   x m, times a factor, and x rounded for the product beside it, while x is read once
-//! raised    y + bias + (x m) m', where the product y lies
+//! raised    y + bias + (x m) m' + more, where the product y lies
 //! ```
 //!
 //! Forward `m` is `a^T` and `m'` is `b^T`; backward they are `b` and `a`. Sums are float32 and products exact, whatever tensor cores round.
@@ -24,7 +24,7 @@ use half::bf16;
 
 use super::{
     launch::{UNITS, empty, lanes, len, width},
-    pointwise::finished,
+    pointwise::{Finish, finished},
     product::product,
 };
 
@@ -87,23 +87,24 @@ impl<R: CubeRuntime> Factor<R> {
     }
 }
 
-/// `x w + bias + factor * (x m) m'`, and `factor * x m`: a layer with its update forward, or the gradient of its input. `x [n, k]` float32,
-/// contiguous; `w [k, o]`, to whose type `x` is rounded; `m` reduces and `m'` raises.
+/// `x w + factor * (x m) m'`, finished, and `factor * x m`: a layer with its update forward, or the gradient of its input. `x [n, k]` float32,
+/// contiguous; `w [k, o]`, to whose type `x` is rounded; `m` reduces and `m'` raises, and `factor` is what is between them.
 pub fn applied<R: CubeRuntime>(
     x: CubeTensor<R>,
     w: CubeTensor<R>,
-    bias: Option<CubeTensor<R>>,
     [m, raising]: [Factor<R>; 2],
     factor: f64,
+    finish: Finish<R>,
 ) -> [CubeTensor<R>; 2] {
     let (down, narrowed) = reduced(x.clone(), m, factor, w.dtype == DType::BF16);
     let y = product(narrowed.unwrap_or(x), w);
-    let y = if raising.fits() {
-        raised(y, bias, down.clone(), raising)
-    } else {
-        finished(y, bias, Some(product(down.clone(), raising.raising())))
-    };
-    [y, down]
+    if raising.fits() {
+        return [raised(y, down.clone(), raising, finish), down];
+    }
+    let low = product(down.clone(), raising.raising());
+    let Finish { bias_o, more_no, rounded } = finish;
+    let y = finished(y, Finish { bias_o, more_no: Some(low), rounded: false });
+    [finished(y, Finish { bias_o: None, more_no, rounded }), down]
 }
 
 /// `factor * x m` `[n, r]` of `x [n, long]`, and `x` in bfloat16 if `narrow`.
@@ -302,17 +303,20 @@ fn reduce_by_columns<N: Size>(
     }
 }
 
-/// `y + bias + down m'` in place: `y [n, long]` that nobody else has, `bias [long]`, `down [n, r]`.
+/// `y + down m'`, finished in place: `y [n, long]` that nobody else has, `down [n, r]`.
 pub fn raised<R: CubeRuntime>(
     y: CubeTensor<R>,
-    bias: Option<CubeTensor<R>>,
     down: CubeTensor<R>,
     m: Factor<R>,
+    finish: Finish<R>,
 ) -> CubeTensor<R> {
     let (long, rank) = (width(&y), m.rank());
     let rows = len(&y) / long;
     let (across, along) = (long.div_ceil(UNITS) as u32, rows.div_ceil(RAISED_ROWS) as u32);
-    let (client, biased) = (y.client.clone(), bias.is_some());
+    let Finish { bias_o, more_no, rounded } = finish;
+    let (client, biased, summed) = (y.client.clone(), bias_o.is_some(), more_no.is_some());
+    // What is absent is never read.
+    let absent = || y.clone();
     // Columns lie side by side, or a column's ranks do.
     let step = if m.long_rows { 1 } else { VECTOR };
     raise_kernel::launch::<R>(
@@ -322,8 +326,8 @@ pub fn raised<R: CubeRuntime>(
         step,
         VECTOR,
         y.clone().into_array_arg(),
-        // What is absent is never read.
-        bias.unwrap_or_else(|| y.clone()).into_array_arg(),
+        bias_o.unwrap_or_else(absent).into_array_arg(),
+        more_no.unwrap_or_else(absent).into_array_arg(),
         down.into_array_arg(),
         m.values.into_array_arg(),
         rows as u32,
@@ -331,6 +335,8 @@ pub fn raised<R: CubeRuntime>(
         rank,
         m.long_rows,
         biased,
+        summed,
+        rounded,
     );
     y
 }
@@ -340,6 +346,7 @@ pub fn raised<R: CubeRuntime>(
 fn raise_kernel<N: Size, V: Size>(
     y: &mut Array<f32>,
     bias: &Array<f32>,
+    more: &Array<f32>,
     down: &Array<Vector<f32, V>>,
     m: &Array<Vector<f32, N>>,
     rows: u32,
@@ -347,6 +354,8 @@ fn raise_kernel<N: Size, V: Size>(
     #[comptime] rank: usize,
     #[comptime] long_rows: bool,
     #[comptime] biased: bool,
+    #[comptime] summed: bool,
+    #[comptime] rounded: bool,
 ) {
     let (rows, long) = (rows as usize, long as usize);
     let (column, first) = (ABSOLUTE_POS_X as usize, CUBE_POS_Y as usize * RAISED_ROWS);
@@ -380,12 +389,16 @@ fn raise_kernel<N: Size, V: Size>(
         }
         for group in 0..comptime!(RAISED_ROWS / AT_ONCE) {
             let mut values = Array::<f32>::new(AT_ONCE);
+            let mut others = Array::<f32>::new(AT_ONCE);
             #[unroll]
             for i in 0..AT_ONCE {
                 let row = first + group * AT_ONCE + i;
                 values[i] = offset;
                 if row < rows {
                     values[i] += y[row * long + column];
+                    if summed {
+                        others[i] = more[row * long + column];
+                    }
                 }
             }
             #[unroll]
@@ -401,7 +414,14 @@ fn raise_kernel<N: Size, V: Size>(
                 }
                 let row = first + group * AT_ONCE + i;
                 if row < rows {
-                    y[row * long + column] = values[i] + sum;
+                    let mut value = values[i] + sum;
+                    if summed {
+                        value += others[i];
+                    }
+                    if rounded {
+                        value = f32::cast_from(bf16::cast_from(value));
+                    }
+                    y[row * long + column] = value;
                 }
             }
         }

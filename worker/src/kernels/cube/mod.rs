@@ -44,10 +44,12 @@ use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElemen
 use self::{
     launch::{floats, primitive, strided_floats},
     low_rank::Factor,
+    pointwise::Finish,
 };
 use super::{
     AttentionMask, AttentionOutput, AttentionSaved, LowRank, LowRankGradients, LowRankSaved, ModelBackend,
-    Tape, blocked,
+    Onto, Tape,
+    blocked::{self, Scores},
     flat::{
         Gradient, OnDevice, Run,
         tensors::{Origins, Updated},
@@ -77,7 +79,18 @@ where
         dy_nd: Tensor<Self, 2>,
         eps: f64,
     ) -> Tensor<Self, 2> {
-        wrapped(rows::rms_norm_backward(floats(x_nd), floats(gain_d), floats(dy_nd), eps))
+        wrapped(rows::rms_norm_backward(floats(x_nd), floats(gain_d), floats(dy_nd), None, eps))
+    }
+
+    fn rms_norm_backward_onto(
+        sum_nd: Tensor<Self, 2>,
+        x_nd: Tensor<Self, 2>,
+        gain_d: Tensor<Self, 1>,
+        dy_nd: Tensor<Self, 2>,
+        eps: f64,
+    ) -> Tensor<Self, 2> {
+        let (x, gain, dy, sum) = (floats(x_nd), floats(gain_d), floats(dy_nd), floats(sum_nd));
+        wrapped(rows::rms_norm_backward(x, gain, dy, Some(sum), eps))
     }
 
     fn layer_norm(x_nd: Tensor<Self, 2>, eps: f64) -> Tensor<Self, 2> {
@@ -165,6 +178,14 @@ where
         wrapped(rotary::rotary_backward(strided_floats(dy_bshk), floats(cos_bsk), floats(sin_bsk)))
     }
 
+    fn attention_inputs(inputs_bshk: [Tensor<Self, 4>; 3], mask: &AttentionMask) -> [Tensor<Self, 4>; 3] {
+        match mask {
+            // Segments are cut by tokens first.
+            AttentionMask::Segments(_) => inputs_bshk,
+            _ => inputs_bshk.map(|x_bshk| Self::by_head(x_bshk).swap_dims(1, 2)),
+        }
+    }
+
     fn attention_saving(
         q_bshk: Tensor<Self, 4>,
         k_bshk: Tensor<Self, 4>,
@@ -222,10 +243,16 @@ where
         bias_o: Option<Tensor<Self, 1>>,
     ) -> Tensor<Self, 2> {
         let y_no = rounded_like(x_ni, w_oi.transpose());
-        match bias_o {
-            Some(bias_o) => wrapped(pointwise::finished(primitive(y_no), Some(floats(bias_o)), None)),
-            None => y_no,
-        }
+        finished(y_no, Finish { bias_o: bias_o.map(floats), ..Finish::default() })
+    }
+
+    fn linear_onto(
+        onto: Onto<Self>,
+        x_ni: Tensor<Self, 2>,
+        w_oi: Tensor<Self, 2>,
+        bias_o: Option<Tensor<Self, 1>>,
+    ) -> Tensor<Self, 2> {
+        finished(rounded_like(x_ni, w_oi.transpose()), finish(Some(onto), bias_o))
     }
 
     fn linear_input_gradient(dy_no: Tensor<Self, 2>, w_oi: Tensor<Self, 2>) -> Tensor<Self, 2> {
@@ -242,10 +269,17 @@ where
         bias_o: Option<Tensor<Self, 1>>,
         update: &LowRank<Self>,
     ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
-        let (w, bias) = (primitive(w_oi.transpose()), bias_o.map(floats));
-        let [a, b] = [&update.a_ri, &update.b_or].map(|factor| floats(factor.clone()));
-        let [y, down] = low_rank::applied(floats(x_ni), w, bias, [Factor::a(a), Factor::b(b)], update.scale);
-        (wrapped(y), wrapped(down))
+        updated(x_ni, w_oi, update, finish(None, bias_o))
+    }
+
+    fn lora_linear_onto_saving(
+        onto: Onto<Self>,
+        x_ni: Tensor<Self, 2>,
+        w_oi: Tensor<Self, 2>,
+        bias_o: Option<Tensor<Self, 1>>,
+        update: &LowRank<Self>,
+    ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
+        updated(x_ni, w_oi, update, finish(Some(onto), bias_o))
     }
 
     fn lora_linear_backward(
@@ -253,20 +287,73 @@ where
         dy_no: Tensor<Self, 2>,
         wants_dx: bool,
     ) -> LowRankGradients<Self> {
-        let LowRankSaved { x_ni, down_nr, w_oi, update } = saved;
-        let (dy, a, b) = (floats(dy_no), floats(update.a_ri), floats(update.b_or));
-        let (dx_ni, ddown_nr) = if wants_dx {
+        pulled(saved, dy_no, wants_dx.then(Finish::default))
+    }
+
+    fn lora_linear_backward_onto(
+        sum_ni: Tensor<Self, 2>,
+        saved: LowRankSaved<Self>,
+        dy_no: Tensor<Self, 2>,
+    ) -> LowRankGradients<Self> {
+        pulled(saved, dy_no, Some(Finish { more_no: Some(floats(sum_ni)), ..Finish::default() }))
+    }
+}
+
+/// What becomes of a layer's product.
+fn finish<B, R>(onto: Option<Onto<B>>, bias_o: Option<Tensor<B, 1>>) -> Finish<R>
+where
+    B: ModelBackend<FloatTensorPrimitive = CubeTensor<R>>,
+    R: CubeRuntime,
+{
+    let rounded = onto.as_ref().is_some_and(|onto| onto.rounded);
+    Finish { bias_o: bias_o.map(floats), more_no: onto.map(|onto| floats(onto.x_no)), rounded }
+}
+
+fn finished<B, R>(y_no: Tensor<B, 2>, finish: Finish<R>) -> Tensor<B, 2>
+where
+    B: ModelBackend<FloatTensorPrimitive = CubeTensor<R>>,
+    R: CubeRuntime,
+{
+    if finish.is_nothing() { y_no } else { wrapped(pointwise::finished(primitive(y_no), finish)) }
+}
+
+/// A layer with its update, finished, and `scale * x a^T`.
+fn updated<B, R>(
+    x_ni: Tensor<B, 2>,
+    w_oi: Tensor<B, 2>,
+    update: &LowRank<B>,
+    finish: Finish<R>,
+) -> (Tensor<B, 2>, Tensor<B, 2>)
+where
+    B: ModelBackend<FloatTensorPrimitive = CubeTensor<R>>,
+    R: CubeRuntime,
+{
+    let [a, b] = [&update.a_ri, &update.b_or].map(|factor| floats(factor.clone()));
+    let (w, factors) = (primitive(w_oi.transpose()), [Factor::a(a), Factor::b(b)]);
+    let [y, down] = low_rank::applied(floats(x_ni), w, factors, update.scale, finish);
+    (wrapped(y), wrapped(down))
+}
+
+/// Gradients of a layer with an update; that of its input is made, and finished, if it says how.
+fn pulled<B, R>(saved: LowRankSaved<B>, dy_no: Tensor<B, 2>, dx: Option<Finish<R>>) -> LowRankGradients<B>
+where
+    B: ModelBackend<FloatTensorPrimitive = CubeTensor<R>>,
+    R: CubeRuntime,
+{
+    let LowRankSaved { x_ni, down_nr, w_oi, update } = saved;
+    let (dy, a, b) = (floats(dy_no), floats(update.a_ri), floats(update.b_or));
+    let (dx_ni, ddown_nr) = match dx {
+        Some(finish) => {
             let factors = [Factor::b(b), Factor::a(a)];
-            let [dx, ddown] = low_rank::applied(dy.clone(), primitive(w_oi), None, factors, update.scale);
+            let [dx, ddown] = low_rank::applied(dy.clone(), primitive(w_oi), factors, update.scale, finish);
             (Some(wrapped(dx)), wrapped(ddown))
-        } else {
-            (None, wrapped(low_rank::reduced(dy.clone(), Factor::b(b), update.scale, false).0))
-        };
-        LowRankGradients {
-            dx_ni,
-            da_ri: Self::linear_weight_gradient(ddown_nr, x_ni),
-            db_or: Self::linear_weight_gradient(wrapped(dy), down_nr),
         }
+        None => (None, wrapped(low_rank::reduced(dy.clone(), Factor::b(b), update.scale, false).0)),
+    };
+    LowRankGradients {
+        dx_ni,
+        da_ri: B::linear_weight_gradient(ddown_nr, x_ni),
+        db_or: B::linear_weight_gradient(wrapped(dy), down_nr),
     }
 }
 

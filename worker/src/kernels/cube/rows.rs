@@ -49,27 +49,32 @@ fn rms_norm_kernel<N: Size>(
     }
 }
 
-/// The gradient of `x` under [`rms_norm`]: `r g dy - x r^3 mean(x g dy)`, with `r = rsqrt(mean(x^2) + eps)`.
+/// The gradient of `x` under [`rms_norm`]: `r g dy - x r^3 mean(x g dy)`, with `r = rsqrt(mean(x^2) + eps)`; added to `sum`, if there is one.
 pub fn rms_norm_backward<R: CubeRuntime>(
     x_nd: CubeTensor<R>,
     gain_d: CubeTensor<R>,
     dy_nd: CubeTensor<R>,
+    sum_nd: Option<CubeTensor<R>>,
     eps: f64,
 ) -> CubeTensor<R> {
     let (dx_nd, d, client) = (empty_like(&x_nd), width(&x_nd), x_nd.client.clone());
     let (count, dim) = by_row(&x_nd, len(&x_nd) / d, d / vector(d));
+    let summed = sum_nd.is_some();
     rms_norm_backward_kernel::launch::<R>(
         &client,
         count,
         dim,
         vector(d),
-        x_nd.into_array_arg(),
+        x_nd.clone().into_array_arg(),
         gain_d.into_array_arg(),
         dy_nd.into_array_arg(),
+        // What is absent is never read.
+        sum_nd.unwrap_or(x_nd).into_array_arg(),
         dx_nd.clone().into_array_arg(),
         (d / vector(d)) as u32,
         1.0 / d as f32,
         eps as f32,
+        summed,
     );
     dx_nd
 }
@@ -79,10 +84,12 @@ fn rms_norm_backward_kernel<N: Size>(
     x: &Array<Vector<f32, N>>,
     gain: &Array<Vector<f32, N>>,
     dy: &Array<Vector<f32, N>>,
+    sum: &Array<Vector<f32, N>>,
     dx: &mut Array<Vector<f32, N>>,
     vectors: u32,
     per_element: f32,
     eps: f32,
+    #[comptime] summed: bool,
 ) {
     let begin = CUBE_POS * vectors as usize;
     let mut squares = Vector::<f32, N>::new(0.0);
@@ -99,7 +106,11 @@ fn rms_norm_backward_kernel<N: Size>(
     let mut i = UNIT_POS;
     while i < vectors {
         let at = begin + i as usize;
-        dx[at] = gain[i as usize] * dy[at] * Vector::new(root) - x[at] * Vector::new(along);
+        let mut pull = gain[i as usize] * dy[at] * Vector::new(root) - x[at] * Vector::new(along);
+        if summed {
+            pull += sum[at];
+        }
+        dx[at] = pull;
         i += CUBE_DIM;
     }
 }

@@ -22,12 +22,17 @@ impl<B: ModelBackend> GatedMlp<B> {
         Self { gate: linears.take(), up: linears.take(), down: linears.take() }
     }
 
-    /// `[n, d]` to `[n, d]`, the last thing that half a block computes before its residual sum.
-    pub fn forward<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>, x_nd: Tensor<T, 2>) -> Tensor<T, 2> {
+    /// `residual` plus the MLP of `x`: the output of half a block. All `[n, d]`.
+    pub fn forward_onto<T: Tape<Base = B>>(
+        &self,
+        params: &ParamScope<'_, T>,
+        residual_nd: Tensor<T, 2>,
+        x_nd: Tensor<T, 2>,
+    ) -> Tensor<T, 2> {
         // Half of what the two wide products give is kept by selective recompute: their outputs are most of a block's.
         let gate_nf = self.gate.forward_as(params, Keep::Output, x_nd.clone());
         let up_nf = self.up.forward_as(params, Keep::Never, x_nd);
-        self.down.forward_as(params, Keep::Last, T::swiglu(gate_nf, up_nf))
+        self.down.forward_onto(params, residual_nd, T::swiglu(gate_nf, up_nf))
     }
 
     /// Whether any of its linears has an adapter.

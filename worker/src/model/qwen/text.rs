@@ -149,7 +149,7 @@ impl<B: ModelBackend> Block<B> for DecoderLayer<B> {
         let scale = (k as f64).powf(-0.5);
         let heads_bshk = <T as ModelBackend>::attention(q_bshk, k_bshk, v_bshk, &context.mask, scale);
         let heads_nd = heads_bshk.reshape([b * s, self.heads * k]);
-        params.residual(x_nd, self.o.forward_as(params, Keep::Last, heads_nd))
+        self.o.forward_onto(params, x_nd, heads_nd)
     }
 
     fn mlp_half<T: Tape<Base = B>>(
@@ -159,7 +159,7 @@ impl<B: ModelBackend> Block<B> for DecoderLayer<B> {
         _context: &TextContext<B>,
     ) -> Tensor<T, 2> {
         let y_nd = T::rms_norm(x_nd.clone(), T::lift(self.mlp_norm_d.clone()), self.eps);
-        params.residual(x_nd, self.mlp.forward(params, y_nd))
+        self.mlp.forward_onto(params, x_nd, y_nd)
     }
 
     fn trains(&self) -> bool {

@@ -193,7 +193,7 @@ impl<B: ModelBackend> Block<B> for VisionBlock<B> {
         let k_bshk = T::rotary(part(1), cos_bsk, sin_bsk);
         let mask = if self.full_attention { &context.frame_mask } else { &context.window_mask };
         let heads_bshk = <T as ModelBackend>::attention(q_bshk, k_bshk, part(2), mask, (k as f64).powf(-0.5));
-        params.residual(x_nd, self.proj.forward_as(params, Keep::Last, heads_bshk.reshape([n, d])))
+        self.proj.forward_onto(params, x_nd, heads_bshk.reshape([n, d]))
     }
 
     fn mlp_half<T: Tape<Base = B>>(
@@ -203,7 +203,7 @@ impl<B: ModelBackend> Block<B> for VisionBlock<B> {
         _context: &VisionContext<B>,
     ) -> Tensor<T, 2> {
         let y_nd = T::rms_norm(x_nd.clone(), T::lift(self.mlp_norm_d.clone()), NORM_EPS);
-        params.residual(x_nd, self.mlp.forward(params, y_nd))
+        self.mlp.forward_onto(params, x_nd, y_nd)
     }
 
     fn trains(&self) -> bool {

@@ -43,17 +43,17 @@ impl ToyBlock {
     ) -> Tensor<T, 2> {
         let gain = Tensor::ones([WIDTH], &x_nd.device());
         let y_nd = <T as ModelBackend>::rms_norm(x_nd.clone(), gain, 1e-6);
-        let linear = |keep, x_ni| {
+        let linear = |x_ni| {
             let update = self.adapters.map(|adapters| {
                 let (a, b) = adapters[half];
                 LowRank { a_ri: params.get(a), b_or: params.get(b), scale: 0.5 }
             });
             let w_oi = T::lift(self.frozen[half].clone());
-            params.noted_linear(keep, LinearInputs { x_ni, w_oi, bias_o: None, update })
+            LinearInputs { x_ni, w_oi, bias_o: None, update }
         };
-        let (kept_nd, again_nd) = (linear(Keep::Output, y_nd.clone()), linear(Keep::Never, y_nd));
-        let y_nd = linear(Keep::Last, <T as ModelBackend>::gelu_tanh(kept_nd) * again_nd);
-        params.residual(x_nd, y_nd)
+        let kept_nd = params.noted_linear(Keep::Output, linear(y_nd.clone()));
+        let again_nd = params.noted_linear(Keep::Never, linear(y_nd));
+        params.noted_residual(x_nd, linear(<T as ModelBackend>::gelu_tanh(kept_nd) * again_nd))
     }
 }
 

@@ -142,9 +142,14 @@ impl Tape {
         })
     }
 
-    /// `x + y`, where `x` has other owners: a new matrix; in the place of `y` where the sum is rounded in the same pass.
+    /// `x + y`, where `x` has other owners: a new matrix; in the place of `y` where the sum is rounded in the same pass; `x` itself where the
+    /// sum was made before, and nobody reads it again.
     pub fn residual(&self, x: &Matrix, y: Matrix) -> Matrix {
-        let sum = if self.rounds() { self.constant(&y) } else { self.matrix(x.rows, x.cols) };
+        let sum = match &self.notebook {
+            Notebook::Reading(_) => self.constant(x),
+            _ if self.rounds() => self.constant(&y),
+            _ => self.matrix(x.rows, x.cols),
+        };
         let parents = vec![Tape::node(x), Tape::node(&y)];
         self.record(parents, sum, |_, dy| vec![Some(dy.clone()), Some(dy)])
     }
@@ -174,11 +179,11 @@ impl Tape {
         }
     }
 
-    /// The node of a linear layer that has run before: its output as noted, or zeros where nobody needs it.
+    /// The node of a linear layer that has run before: its output as noted, or something that is there where nobody needs it.
     fn recall(&self, x: &Matrix, linear: Linear, note: Note) -> Matrix {
         let y = match note.output {
             Some(output) => self.unpacked(self.known(x.rows, linear.outputs, output)),
-            None => self.matrix(x.rows, linear.outputs),
+            None => self.known(x.rows, linear.outputs, self.heap.take(0)),
         };
         self.linear_scratch([x.rows, x.cols, linear.outputs], linear.weight);
         match (linear.weight, note.down) {
