@@ -13,7 +13,7 @@ use coxswain_proto::run_spec::Recompute;
 use coxswain_worker::{
     device::Accelerator,
     kernels::{
-        AttentionMask, LowRank, ModelBackend,
+        AttentionMask, LinearLayer, LowRank, ModelBackend, Onto,
         flat::{Coefficients, FlatOn, Gradient, OnDevice, Part, Run},
     },
 };
@@ -135,6 +135,8 @@ fn operations<B: ModelBackend>(device: &B::Device) -> Vec<Outcome> {
         }));
     }
     all.extend(low_rank_updates::<B>(device));
+    all.extend(layers_of_one_input::<B>(device));
+    all.extend(finished_sums::<B>(device));
     for rows in [1, 2] {
         let table = |seed| Tensor::from_inner(tensor::<B, 3>([rows, 3, 8], seed, device));
         let what = format!("rotary by tables of {rows} rows");
@@ -144,9 +146,9 @@ fn operations<B: ModelBackend>(device: &B::Device) -> Vec<Outcome> {
         let what = format!("attention of turned slices, tables of {rows} rows");
         all.extend(pulled::<B, 1, 4, 4>(&what, device, [[2, 3, 8, 8]], |[qkv]| {
             let part = |start, heads| qkv.clone().narrow(2, start, heads);
-            let turned = |x| <Autodiff<B> as ModelBackend>::rotary(x, table(3), table(4));
             let mask = AttentionMask::Causal([0..3, 1..3].into());
-            ModelBackend::attention(turned(part(0, 4)), turned(part(4, 2)), part(6, 2), &mask, 0.35)
+            let inputs = [part(0, 4), part(4, 2), part(6, 2)];
+            ModelBackend::turned_attention(inputs, [table(3), table(4)], &mask, 0.35)
         }));
     }
     for (what, [queries, keys], mask) in [
@@ -197,6 +199,75 @@ fn low_rank_updates<B: ModelBackend>(device: &B::Device) -> Vec<Outcome> {
         }));
     }
     all
+}
+
+/// Two layers of one input that others read as well: gradients are added to gradients that are there.
+fn layers_of_one_input<B: ModelBackend>(device: &B::Device) -> Vec<Outcome> {
+    let mut all = Vec::new();
+    for (ranks, [n, width]) in [
+        ([8, 8], [37, 264]),
+        ([64, 64], [17, 132]),
+        ([32, 16], [33, 64]),
+        ([8, 4], [6, 40]),
+        ([5, 5], [6, 30]),
+    ] {
+        let frozen = |seed| Tensor::from_inner(tensor::<B, 2>([width, width], seed, device) * 0.1);
+        let gain = || Tensor::from_inner(tensor::<B, 1>([width], 3, device));
+        let what = format!("layers of width {width} with updates of ranks {ranks:?}");
+        let [r, q] = ranks;
+        let shapes = [[n, width], [r, width], [width, r], [q, width], [width, q]];
+        all.extend(pulled::<B, 5, 2, 2>(&what, device, shapes, |[x, a, b, c, d]| {
+            let y = ModelBackend::rms_norm(x.clone(), gain(), 1e-6);
+            let layer = |seed, a_ri, b_or| LinearLayer {
+                w_oi: frozen(seed),
+                bias_o: Some(gain()),
+                update: Some(LowRank { a_ri, b_or, scale: 0.1 * seed as f64 }),
+            };
+            let outputs = ModelBackend::linears(y, vec![layer(1, a, b), layer(2, c, d)]);
+            outputs.into_iter().fold(x, |x, y| x + y)
+        }));
+    }
+    all
+}
+
+/// What finishes products: values of a few bits, so that sums are exact and are rounded alike.
+fn finished_sums<B: ModelBackend>(device: &B::Device) -> Vec<Outcome> {
+    let few_bits = |shape: [usize; 2], seed| (tensor::<B, 2>(shape, seed, device) * 4.0).round() * 0.25;
+    let mut all = Vec::new();
+    for (rank, [n, i, o]) in [(8, [37, 24, 260]), (32, [5, 40, 72]), (4, [6, 40, 24]), (8, [4, 30, 21])] {
+        for rounded in [false, true] {
+            let onto = || Onto { x_no: few_bits([n, o], 1), rounded };
+            let (x, w) = (few_bits([n, i], 2), few_bits([o, i], 3));
+            let bias = (rank != 32).then(|| few_bits([1, o], 4).reshape([o]));
+            let update = LowRank { a_ri: few_bits([rank, i], 5), b_or: few_bits([o, rank], 6), scale: 0.5 };
+            let what = format!("a sum onto {n} rows of {o}, rank {rank}, rounded {rounded}");
+            let (sum, down) = B::lora_linear_onto_saving(onto(), x.clone(), w.clone(), bias.clone(), &update);
+            let plain = <B as ModelBackend>::linear_onto(onto(), x, w, bias);
+            for (part, value) in [("sum", sum), ("inner product", down), ("without an update", plain)] {
+                all.push((format!("{what}: {part}"), numbers(value)));
+            }
+        }
+    }
+    all
+}
+
+#[test]
+fn what_is_made_for_products_that_round_is_what_they_round() {
+    let Some(card) = card() else { return };
+    for width in [3, 64, 1280] {
+        let (x, y) = (tensor::<Cuda, 2>([6, width], 1, &card), tensor::<Cuda, 2>([6, width], 2, &card));
+        let gain = tensor::<Cuda, 1>([width], 3, &card);
+        let rounded = |x| numbers(Cuda::rounded(x));
+        let normed = Cuda::rms_norm_for_rounding(x.clone(), gain.clone(), 1e-6);
+        assert_eq!(normed.dtype(), DType::BF16);
+        assert_eq!(
+            numbers(normed),
+            rounded(Cuda::rms_norm(x.clone(), gain, 1e-6)),
+            "a norm of width {width}"
+        );
+        let mixed = Cuda::swiglu_for_rounding(x.clone(), y.clone());
+        assert_eq!(numbers(mixed), rounded(Cuda::swiglu(x, y)), "a gate of width {width}");
+    }
 }
 
 /// Attention of four query heads, `[batch, queries, keys, kv_heads]`.

@@ -23,16 +23,18 @@ use burn_autodiff::{
     ops::{Backward, Ops, OpsKind, OpsPrep},
 };
 
-use super::{AttentionMask, AttentionSaved, LowRank, LowRankSaved, ModelBackend, Onto};
+use super::{AttentionMask, AttentionSaved, LinearLayer, LowRank, LowRankSaved, ModelBackend, Onto};
 
 type Plain<B> = <B as BackendTypes>::FloatTensorPrimitive;
 type Tracked<B> = <Autodiff<B> as BackendTypes>::FloatTensorPrimitive;
-/// Takes the gradient of the output to the gradients of the inputs (`None`: not tracked).
+/// Gradients of a node's inputs; none where an input is not tracked.
+type Pulled<B, const N: usize> = [Option<Plain<B>>; N];
+/// Takes the gradient of the output to those of the inputs.
 enum PullBack<B: BackendTypes, const N: usize> {
     /// As they are.
-    Apart(Box<dyn FnOnce(Plain<B>) -> [Option<Plain<B>>; N] + Send>),
+    Apart(Box<dyn FnOnce(Plain<B>) -> Pulled<B, N> + Send>),
     /// The first one together with what it is so far, by way of others who read the input: one pass less over it than a sum of its own.
-    Onto(Box<dyn FnOnce(Plain<B>, Option<Plain<B>>) -> [Option<Plain<B>>; N] + Send>),
+    Onto(Box<dyn FnOnce(Plain<B>, Option<Plain<B>>) -> Pulled<B, N> + Send>),
 }
 
 /// A node whose output is not known yet.
@@ -88,6 +90,29 @@ impl<B: ModelBackend> ModelBackend for Autodiff<B> {
         record(inputs.each_ref(), out_bshk, move |dout_bshk| {
             B::attention_backward(saved, &mask, scale, dout_bshk).map(|gradient| Some(primitive(gradient)))
         })
+    }
+
+    fn turned_attention(
+        inputs_bshk: [Tensor<Self, 4>; 3],
+        tables_bsk: [Tensor<Self, 3>; 2],
+        mask: &AttentionMask,
+        scale: f64,
+    ) -> Tensor<Self, 4> {
+        let (inputs, tables_bsk) = (inputs_bshk.map(tracked), tables_bsk.map(Tensor::inner));
+        // Inputs are used up: what is turned is kept, and not what was. Their places in the graph stay taken until the node is there.
+        let places = inputs.each_ref().map(|input| input.rc.clone());
+        let node = Node.prepare(inputs.each_ref().map(|input| input.node.clone()));
+        let inputs_bshk = inputs.map(|input| from_primitive::<B, 4>(input.primitive));
+        let [q_bshk, k_bshk, v_bshk] = B::turned(inputs_bshk, tables_bsk.clone());
+        let output = B::attention_saving(q_bshk.clone(), k_bshk.clone(), v_bshk.clone(), mask, scale);
+        let (out_bshk, mask) = (output.out_bshk.clone(), mask.clone());
+        let saved = AttentionSaved { q_bshk, k_bshk, v_bshk, output };
+        let out_bshk = finish(node, out_bshk, move |dout_bshk| {
+            let gradients = B::attention_backward(saved, &mask, scale, dout_bshk);
+            B::turned_backward(gradients, tables_bsk).map(|gradient| Some(primitive(gradient)))
+        });
+        drop(places);
+        out_bshk
     }
 
     fn linear(
@@ -157,6 +182,42 @@ impl<B: ModelBackend> ModelBackend for Autodiff<B> {
         record([&x, &y], plain::<B, 2>(&x), |dy_nd| {
             [dy_nd.clone(), dy_nd].map(|dy_nd| Some(primitive(dy_nd)))
         })
+    }
+
+    fn linears(x_ni: Tensor<Self, 2>, layers: Vec<LinearLayer<Self>>) -> Vec<Tensor<Self, 2>> {
+        let trains_beside = |layer: &LinearLayer<Self>| {
+            layer.update.is_some()
+                && (is_tracked(&layer.w_oi) || layer.bias_o.as_ref().is_some_and(is_tracked))
+        };
+        if layers.iter().any(trains_beside) {
+            let each = layers.into_iter().map(|LinearLayer { w_oi, bias_o, update }| match update {
+                Some(update) => Self::lora_linear(x_ni.clone(), w_oi, bias_o, update),
+                None => <Self as ModelBackend>::linear(x_ni.clone(), w_oi, bias_o),
+            });
+            return each.collect();
+        }
+        let plain_layers = layers.iter().cloned().map(|LinearLayer { w_oi, bias_o, update }| LinearLayer {
+            w_oi: w_oi.inner(),
+            bias_o: bias_o.map(Tensor::inner),
+            update: update.map(|LowRank { a_ri, b_or, scale }| LowRank {
+                a_ri: a_ri.inner(),
+                b_or: b_or.inner(),
+                scale,
+            }),
+        });
+        let x = tracked(x_ni);
+        let values = B::linears_saving(plain(&x), plain_layers.collect());
+        let nodes = layers.into_iter().zip(values).map(|(layer, (y_no, down_nr))| {
+            let LinearLayer { w_oi, bias_o, update } = layer;
+            match (update, down_nr) {
+                (Some(LowRank { a_ri, b_or, scale }), Some(down_nr)) => {
+                    let inputs = [x.clone(), tracked(a_ri), tracked(b_or)];
+                    lora_linear_node(inputs, (w_oi.inner(), scale), (y_no, down_nr))
+                }
+                _ => linear_node(x.clone(), tracked(w_oi), bias_o.map(tracked), y_no),
+            }
+        });
+        nodes.collect()
     }
 
     fn modulated_layer_norm(
@@ -312,7 +373,7 @@ fn primitive<B: Backend, const D: usize>(x: Tensor<B, D>) -> Plain<B> {
 fn record<B: Backend, const N: usize, const D: usize>(
     inputs: [&Tracked<B>; N],
     output: Tensor<B, D>,
-    pull_back: impl FnOnce(Tensor<B, D>) -> [Option<Plain<B>>; N] + Send + 'static,
+    pull_back: impl FnOnce(Tensor<B, D>) -> Pulled<B, N> + Send + 'static,
 ) -> Tensor<Autodiff<B>, D> {
     finish(Node.prepare(inputs.map(|input| input.node.clone())), output, pull_back)
 }
@@ -321,7 +382,7 @@ fn record<B: Backend, const N: usize, const D: usize>(
 fn record_onto<B: Backend, const N: usize, const D: usize>(
     inputs: [&Tracked<B>; N],
     output: Tensor<B, D>,
-    pull_back: impl FnOnce(Tensor<B, D>, Option<Tensor<B, D>>) -> [Option<Plain<B>>; N] + Send + 'static,
+    pull_back: impl FnOnce(Tensor<B, D>, Option<Tensor<B, D>>) -> Pulled<B, N> + Send + 'static,
 ) -> Tensor<Autodiff<B>, D> {
     let pull_back =
         move |gradient, sum: Option<Plain<B>>| pull_back(from_primitive(gradient), sum.map(from_primitive));
@@ -334,7 +395,7 @@ fn record_onto<B: Backend, const N: usize, const D: usize>(
 fn finish<B: Backend, const N: usize, const D: usize>(
     node: Unfinished<B, N>,
     output: Tensor<B, D>,
-    pull_back: impl FnOnce(Tensor<B, D>) -> [Option<Plain<B>>; N] + Send + 'static,
+    pull_back: impl FnOnce(Tensor<B, D>) -> Pulled<B, N> + Send + 'static,
 ) -> Tensor<Autodiff<B>, D> {
     finish_by(node, output, || PullBack::Apart(Box::new(move |gradient| pull_back(from_primitive(gradient)))))
 }

@@ -26,7 +26,7 @@ use std::ops::Range;
 pub(crate) use self::flex::{FEW_TOKENS, PANEL_COLUMNS, QUERY_BLOCK, vectorised};
 pub use self::{
     operands::{
-        AttentionMask, AttentionOutput, AttentionSaved, GradientSlot, LowRank, LowRankGradients,
+        AttentionMask, AttentionOutput, AttentionSaved, GradientSlot, LinearLayer, LowRank, LowRankGradients,
         LowRankSaved, Onto,
     },
     tape::Tape,
@@ -58,6 +58,11 @@ pub trait ModelBackend: Backend {
         reference::rms_norm(x_nd, gain_d, eps)
     }
 
+    /// [`rms_norm`](Self::rms_norm) for products that round their inputs to bfloat16: rounded already, where that saves a pass.
+    fn rms_norm_for_rounding(x_nd: Tensor<Self, 2>, gain_d: Tensor<Self, 1>, eps: f64) -> Tensor<Self, 2> {
+        Self::rms_norm(x_nd, gain_d, eps)
+    }
+
     /// The gradient of `x` under [`rms_norm`](Self::rms_norm).
     fn rms_norm_backward(
         x_nd: Tensor<Self, 2>,
@@ -82,6 +87,11 @@ pub trait ModelBackend: Backend {
     /// `silu(gate) * up` (arXiv 2002.05202). Both `[n, f]`.
     fn swiglu(gate_nf: Tensor<Self, 2>, up_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {
         reference::swiglu(gate_nf, up_nf)
+    }
+
+    /// [`swiglu`](Self::swiglu) for products that round their inputs, likewise.
+    fn swiglu_for_rounding(gate_nf: Tensor<Self, 2>, up_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        Self::swiglu(gate_nf, up_nf)
     }
 
     /// The gradients of gate and up under [`swiglu`](Self::swiglu).
@@ -123,6 +133,34 @@ pub trait ModelBackend: Backend {
         scale: f64,
     ) -> Tensor<Self, 4> {
         Self::attention_saving(q_bshk, k_bshk, v_bshk, mask, scale).out_bshk
+    }
+
+    /// [`attention`](Self::attention) of queries and keys under [`rotary`](Self::rotary), by tables of cosines and sines. Queries, keys, values.
+    fn turned_attention(
+        inputs_bshk: [Tensor<Self, 4>; 3],
+        tables_bsk: [Tensor<Self, 3>; 2],
+        mask: &AttentionMask,
+        scale: f64,
+    ) -> Tensor<Self, 4> {
+        let [q_bshk, k_bshk, v_bshk] = Self::turned(inputs_bshk, tables_bsk);
+        <Self as ModelBackend>::attention(q_bshk, k_bshk, v_bshk, mask, scale)
+    }
+
+    /// What [`turned_attention`](Self::turned_attention) attends with.
+    fn turned(inputs_bshk: [Tensor<Self, 4>; 3], tables_bsk: [Tensor<Self, 3>; 2]) -> [Tensor<Self, 4>; 3] {
+        let ([q_bshk, k_bshk, v_bshk], [cos_bsk, sin_bsk]) = (inputs_bshk, tables_bsk);
+        let q_bshk = Self::rotary(q_bshk, cos_bsk.clone(), sin_bsk.clone());
+        [q_bshk, Self::rotary(k_bshk, cos_bsk, sin_bsk), v_bshk]
+    }
+
+    /// The gradients under [`turned`](Self::turned).
+    fn turned_backward(
+        gradients_bshk: [Tensor<Self, 4>; 3],
+        tables_bsk: [Tensor<Self, 3>; 2],
+    ) -> [Tensor<Self, 4>; 3] {
+        let ([dq_bshk, dk_bshk, dv_bshk], [cos_bsk, sin_bsk]) = (gradients_bshk, tables_bsk);
+        let dq_bshk = Self::rotary_backward(dq_bshk, cos_bsk.clone(), sin_bsk.clone());
+        [dq_bshk, Self::rotary_backward(dk_bshk, cos_bsk, sin_bsk), dv_bshk]
     }
 
     /// Inputs of [`attention`](Self::attention) as it reads them: what a pass on a tape keeps, so that its backward pass need not arrange them
@@ -196,6 +234,26 @@ pub trait ModelBackend: Backend {
         update: LowRank<Self>,
     ) -> Tensor<Self, 2> {
         Self::lora_linear_saving(x_ni, w_oi, bias_o, &update).0
+    }
+
+    /// Linear layers of one input: each [`linear`](Self::linear), or [`lora_linear`](Self::lora_linear) where it has an update.
+    fn linears(x_ni: Tensor<Self, 2>, layers: Vec<LinearLayer<Self>>) -> Vec<Tensor<Self, 2>> {
+        Self::linears_saving(x_ni, layers).into_iter().map(|(y_no, _)| y_no).collect()
+    }
+
+    /// [`linears`](Self::linears), and `scale * x a^T` of each update.
+    fn linears_saving(
+        x_ni: Tensor<Self, 2>,
+        layers: Vec<LinearLayer<Self>>,
+    ) -> Vec<(Tensor<Self, 2>, Option<Tensor<Self, 2>>)> {
+        let each = layers.into_iter().map(|LinearLayer { w_oi, bias_o, update }| match update {
+            Some(update) => {
+                let (y_no, down_nr) = Self::lora_linear_saving(x_ni.clone(), w_oi, bias_o, &update);
+                (y_no, Some(down_nr))
+            }
+            None => (<Self as ModelBackend>::linear(x_ni.clone(), w_oi, bias_o), None),
+        });
+        each.collect()
     }
 
     /// `onto` plus [`linear`](Self::linear).

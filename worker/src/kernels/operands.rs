@@ -52,6 +52,17 @@ pub struct AttentionSaved<B: Backend> {
     pub output: AttentionOutput<B>,
 }
 
+/// One of several linear layers that read the same input.
+#[derive(Clone, Debug)]
+pub struct LinearLayer<B: Backend> {
+    /// Weight, `[o, i]`.
+    pub w_oi: Tensor<B, 2>,
+    /// Bias, `[o]`.
+    pub bias_o: Option<Tensor<B, 1>>,
+    /// Low-rank update.
+    pub update: Option<LowRank<B>>,
+}
+
 /// What a linear layer with a low-rank update keeps for its backward pass.
 #[derive(Clone, Debug)]
 pub struct LowRankSaved<B: Backend> {

@@ -22,7 +22,7 @@ use burn::tensor::Tensor;
 use coxswain_proto::run_spec::ActivationsDtype;
 
 use super::held;
-use crate::kernels::{LowRank, ModelBackend, Onto, Tape};
+use crate::kernels::{LinearLayer, ModelBackend, Onto, Tape};
 
 /// What selective recompute does with the output of a linear layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,46 +73,18 @@ pub(super) enum Notebook<B: ModelBackend> {
     Reading(RefCell<Notes<B>>),
 }
 
-/// The arguments of a linear layer: `x [n, i]`, `w [o, i]`, `bias [o]`, and the low-rank update, if it has one.
+/// A linear layer and what it reads: `x [n, i]`.
 pub struct LinearInputs<T: Tape> {
     /// Input.
     pub x_ni: Tensor<T, 2>,
-    /// Weight.
-    pub w_oi: Tensor<T, 2>,
-    /// Bias.
-    pub bias_o: Option<Tensor<T, 1>>,
-    /// Low-rank update.
-    pub update: Option<LowRank<T>>,
+    /// The layer.
+    pub layer: LinearLayer<T>,
 }
 
 impl<T: Tape> LinearInputs<T> {
-    fn compute(self, keep: Keep, dtype: ActivationsDtype) -> Tensor<T, 2> {
-        let Self { x_ni, w_oi, bias_o, update } = self;
-        let y_no = match update {
-            Some(update) => T::lora_linear(x_ni, w_oi, bias_o, update),
-            None => <T as ModelBackend>::linear(x_ni, w_oi, bias_o),
-        };
-        if keep == Keep::Output { held::rounded(dtype, y_no) } else { y_no }
-    }
-
-    /// Computes an output that is kept, and writes down what a run on a tape would want of it.
-    fn compute_noting(self, dtype: ActivationsDtype) -> (Tensor<T, 2>, Note<T::Base>) {
-        let Self { x_ni, w_oi, bias_o, update } = self;
-        let (y_no, down_nr) = match update {
-            Some(update) => {
-                let (y_no, down_nr) = T::lora_linear_saving(x_ni, w_oi, bias_o, &update);
-                (y_no, Some(T::lower(down_nr)))
-            }
-            None => (<T as ModelBackend>::linear(x_ni, w_oi, bias_o), None),
-        };
-        let y_no = held::rounded(dtype, y_no);
-        let output_no = Some(held::packed(dtype, T::lower(y_no.clone())));
-        (y_no, Note { output_no, down_nr })
-    }
-
     /// `onto` plus the layer.
     fn compute_onto(self, onto: Onto<T>) -> Tensor<T, 2> {
-        let Self { x_ni, w_oi, bias_o, update } = self;
+        let Self { x_ni, layer: LinearLayer { w_oi, bias_o, update } } = self;
         match update {
             Some(update) => T::lora_linear_onto(onto, x_ni, w_oi, bias_o, update),
             None => T::linear_onto(onto, x_ni, w_oi, bias_o),
@@ -121,7 +93,7 @@ impl<T: Tape> LinearInputs<T> {
 
     /// The same, and what a run on a tape would want of it.
     fn compute_onto_noting(self, onto: Onto<T>) -> (Tensor<T, 2>, Note<T::Base>) {
-        let Self { x_ni, w_oi, bias_o, update } = self;
+        let Self { x_ni, layer: LinearLayer { w_oi, bias_o, update } } = self;
         let (sum_no, down_nr) = match update {
             Some(update) => {
                 let (sum_no, down_nr) = T::lora_linear_onto_saving(onto, x_ni, w_oi, bias_o, &update);
@@ -134,7 +106,7 @@ impl<T: Tape> LinearInputs<T> {
 
     /// The node of a layer with the value `y_no`.
     fn recall(self, y_no: Tensor<T, 2>, down_nr: Option<Tensor<T::Base, 2>>) -> Tensor<T, 2> {
-        let Self { x_ni, w_oi, bias_o, update } = self;
+        let Self { x_ni, layer: LinearLayer { w_oi, bias_o, update } } = self;
         match (update, down_nr) {
             (Some(update), Some(down_nr)) => {
                 T::lora_linear_known(x_ni, w_oi, update, (y_no, T::lift(down_nr)))
@@ -145,30 +117,53 @@ impl<T: Tape> LinearInputs<T> {
 }
 
 impl<B: ModelBackend> Notebook<B> {
-    /// One linear layer, computed or recalled; its output in the precision that `keep` and `dtype` ask for.
-    pub fn linear<T: Tape<Base = B>>(
+    /// Linear layers of one input, computed or recalled; their outputs in the precision that `keep` and `dtype` ask for.
+    pub fn linears<T: Tape<Base = B>>(
         &self,
-        keep: Keep,
         dtype: ActivationsDtype,
-        layer: LinearInputs<T>,
-    ) -> Tensor<T, 2> {
+        x_ni: Tensor<T, 2>,
+        layers: Vec<(Keep, LinearLayer<T>)>,
+    ) -> Vec<Tensor<T, 2>> {
+        let made = |keep, y_no| if keep == Keep::Output { held::rounded(dtype, y_no) } else { y_no };
+        let (keeps, layers): (Vec<Keep>, Vec<_>) = layers.into_iter().unzip();
         match self {
-            Self::Closed => layer.compute(keep, dtype),
-            Self::Writing { outputs: true, notes } if keep == Keep::Output => {
-                let (y_no, note) = layer.compute_noting(dtype);
-                notes.borrow_mut().0.push_back(Some(note));
-                y_no
+            Self::Closed => {
+                keeps.into_iter().zip(T::linears(x_ni, layers)).map(|(keep, y_no)| made(keep, y_no)).collect()
             }
-            Self::Writing { notes, .. } => {
-                notes.borrow_mut().0.push_back(None);
-                layer.compute(keep, dtype)
+            Self::Writing { outputs, notes } => {
+                let noted =
+                    keeps.into_iter().zip(T::linears_saving(x_ni, layers)).map(|(keep, (y_no, down_nr))| {
+                        let y_no = made(keep, y_no);
+                        let note = (*outputs && keep == Keep::Output).then(|| Note {
+                            output_no: Some(held::packed(dtype, T::lower(y_no.clone()))),
+                            down_nr: down_nr.map(T::lower),
+                        });
+                        notes.borrow_mut().0.push_back(note);
+                        y_no
+                    });
+                noted.collect()
             }
-            Self::Reading(notes) => match notes.borrow_mut().0.pop_front().flatten() {
-                Some(Note { output_no: Some(y_no), down_nr }) => {
-                    layer.recall(T::lift(held::unpacked(y_no)), down_nr)
-                }
-                _ => layer.compute(keep, dtype),
-            },
+            Self::Reading(notes) => {
+                let notes: Vec<_> = layers
+                    .iter()
+                    .map(|_| {
+                        let note = notes.borrow_mut().0.pop_front().flatten();
+                        note.and_then(|Note { output_no, down_nr }| Some((output_no?, down_nr)))
+                    })
+                    .collect();
+                let unknown = layers.iter().zip(&notes).filter(|(_, note)| note.is_none());
+                let unknown = unknown.map(|(layer, _)| layer.clone()).collect();
+                let mut computed = T::linears(x_ni.clone(), unknown).into_iter();
+                let each =
+                    layers.into_iter().zip(keeps).zip(notes).filter_map(|((layer, keep), note)| match note {
+                        Some((y_no, down_nr)) => {
+                            let inputs = LinearInputs { x_ni: x_ni.clone(), layer };
+                            Some(inputs.recall(T::lift(held::unpacked(y_no)), down_nr))
+                        }
+                        None => computed.next().map(|y_no| made(keep, y_no)),
+                    });
+                each.collect()
+            }
         }
     }
 

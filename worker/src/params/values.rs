@@ -22,7 +22,7 @@ use super::{
     notes::{Keep, LinearInputs, Notebook, Notes},
 };
 use crate::kernels::{
-    ModelBackend, Tape,
+    LinearLayer, ModelBackend, Tape,
     flat::{Flat, FlatOn},
 };
 
@@ -156,9 +156,14 @@ impl<'a, T: Tape> ParamScope<'a, T> {
         Self { activations, ..self }
     }
 
-    /// One linear layer, computed or, where this scope reads notes, recalled from them.
-    pub fn noted_linear(&self, keep: Keep, layer: LinearInputs<T>) -> Tensor<T, 2> {
-        self.notebook.linear(keep, self.activations, layer)
+    /// Linear layers of one input, computed or, where this scope reads notes, recalled from them.
+    pub fn noted_linears<const N: usize>(
+        &self,
+        x_ni: Tensor<T, 2>,
+        layers: [(Keep, LinearLayer<T>); N],
+    ) -> [Tensor<T, 2>; N] {
+        let outputs = self.notebook.linears(self.activations, x_ni, layers.into());
+        outputs.try_into().expect("a layer has an output")
     }
 
     /// `x` plus a linear layer, the output of half a block: what layer recompute keeps as the next half's input.

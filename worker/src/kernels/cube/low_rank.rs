@@ -96,53 +96,109 @@ pub fn applied<R: CubeRuntime>(
     factor: f64,
     finish: Finish<R>,
 ) -> [CubeTensor<R>; 2] {
-    let (down, narrowed) = reduced(x.clone(), m, factor, w.dtype == DType::BF16);
+    let (mut downs, narrowed) = reduced(x.clone(), vec![(m, factor)], w.dtype == DType::BF16);
+    let down = downs.remove(0);
     let y = product(narrowed.unwrap_or(x), w);
-    if raising.fits() {
-        return [raised(y, down.clone(), raising, finish), down];
-    }
-    let low = product(down.clone(), raising.raising());
-    let Finish { bias_o, more_no, rounded } = finish;
-    let y = finished(y, Finish { bias_o, more_no: Some(low), rounded: false });
-    [finished(y, Finish { bias_o: None, more_no, rounded }), down]
+    [added(y, down.clone(), raising, finish), down]
 }
 
-/// `factor * x m` `[n, r]` of `x [n, long]`, and `x` in bfloat16 if `narrow`.
+/// `y + down m'`, finished: `y` that nobody else has, in place.
+pub fn added<R: CubeRuntime>(
+    y: CubeTensor<R>,
+    down: CubeTensor<R>,
+    raising: Factor<R>,
+    finish: Finish<R>,
+) -> CubeTensor<R> {
+    if raising.fits() {
+        return raised(y, down, raising, finish);
+    }
+    let low = product(down, raising.raising());
+    let Finish { bias_o, more_no, rounded } = finish;
+    let y = finished(y, Finish { bias_o, more_no: Some(low), rounded: false });
+    finished(y, Finish { bias_o: None, more_no, rounded })
+}
+
+/// A matrix that reduces, and what it is multiplied with.
+pub type Scaled<R> = (Factor<R>, f64);
+
+/// `factor * x m` `[n, r]` of `x [n, long]` for each matrix, and `x` in bfloat16 if `narrow`.
 pub fn reduced<R: CubeRuntime>(
     x: CubeTensor<R>,
-    m: Factor<R>,
-    factor: f64,
+    ms: Vec<Scaled<R>>,
     narrow: bool,
-) -> (CubeTensor<R>, Option<CubeTensor<R>>) {
-    if !m.fits() {
-        let down = mul_scalar(product(x.clone(), m.reducing()), InputScalar::new(factor, DType::F32));
-        return (down, narrow.then(|| cast(x, DType::BF16)));
+) -> (Vec<CubeTensor<R>>, Option<CubeTensor<R>>) {
+    let together = |(m, _): &Scaled<R>| m.fits() && m.long_rows && m.rank() == ms[0].0.rank();
+    if ms.len() > 1 && !ms.iter().all(together) {
+        let mut narrowed = None;
+        let each = ms.into_iter().enumerate().map(|(number, m)| {
+            let (mut downs, first) = reduced(x.clone(), vec![m], narrow && number == 0);
+            narrowed = narrowed.take().or(first);
+            downs.remove(0)
+        });
+        return (each.collect(), narrowed);
     }
-    let (long, rank) = (width(&x), m.rank());
+    if !ms.iter().all(|(m, _)| m.fits()) {
+        let down = |(m, factor): &Scaled<R>| {
+            mul_scalar(product(x.clone(), m.reducing()), InputScalar::new(*factor, DType::F32))
+        };
+        let downs = ms.iter().map(down).collect();
+        return (downs, narrow.then(|| cast(x, DType::BF16)));
+    }
+    launch_reduction(x, ms, narrow)
+}
+
+/// [`reduced`] by one matrix that fits, or by several that lie in rows and are of one rank.
+fn launch_reduction<R: CubeRuntime>(
+    x: CubeTensor<R>,
+    ms: Vec<Scaled<R>>,
+    narrow: bool,
+) -> (Vec<CubeTensor<R>>, Option<CubeTensor<R>>) {
+    let (long, rank, long_rows) = (width(&x), ms[0].0.rank(), ms[0].0.long_rows);
     let rows = len(&x) / long;
-    let down = empty(&x, [rows, rank].into(), DType::F32);
+    let downs: Vec<_> = ms.iter().map(|_| empty(&x, [rows, rank].into(), DType::F32)).collect();
     // What is not asked for is never written, and takes 8 bytes: an argument has to be something of its type.
     let shape = if narrow { x.meta.shape().clone() } else { [1, VECTOR].into() };
     let narrowed = empty(&x, shape, DType::BF16);
-    let ranks = rank.min(RANKS);
-    let count = CubeCount::Static(rows.div_ceil(ROWS) as u32, (rank / ranks) as u32, 1);
+    let cubes = ms.len() * rank / rank.min(RANKS);
+    let count = CubeCount::Static(rows.div_ceil(ROWS) as u32, cubes as u32, 1);
     let (client, dim) = (x.client.clone(), CubeDim::new_1d(UNITS as u32));
-    let launch = if m.long_rows { reduce_by_rows::launch::<R> } else { reduce_by_columns::launch::<R> };
-    launch(
-        &client,
-        count,
-        dim,
-        VECTOR,
-        x.into_array_arg(),
-        m.values.into_array_arg(),
-        down.clone().into_array_arg(),
-        narrowed.clone().into_array_arg(),
-        rows as u32,
-        factor as f32,
-        rank,
-        narrow,
-    );
-    (down, narrow.then_some(narrowed))
+    let (x, rounded) = (x.into_array_arg(), narrowed.clone().into_array_arg());
+    let mut outputs = downs.iter().map(|down| down.clone().into_array_arg());
+    if long_rows {
+        let factors = ms.iter().map(|(_, factor)| *factor as f32).collect();
+        let matrices = ms.into_iter().map(|(m, _)| m.values.into_array_arg()).collect();
+        let outputs = outputs.collect();
+        reduce_by_rows::launch::<R>(
+            &client,
+            count,
+            dim,
+            VECTOR,
+            x,
+            matrices,
+            factors,
+            outputs,
+            rounded,
+            rows as u32,
+            rank,
+            narrow,
+        );
+    } else if let (Some((m, factor)), Some(down)) = (ms.into_iter().next(), outputs.next()) {
+        reduce_by_columns::launch::<R>(
+            &client,
+            count,
+            dim,
+            VECTOR,
+            x,
+            m.values.into_array_arg(),
+            down,
+            rounded,
+            rows as u32,
+            factor as f32,
+            rank,
+            narrow,
+        );
+    }
+    (downs, narrow.then_some(narrowed))
 }
 
 /// Brings a tile of a cube's rows into shared memory, zeros where there is nothing, and rounds it on the way if it is wanted.
@@ -173,23 +229,25 @@ fn stage<N: Size>(
     }
 }
 
-/// [`reduced`] by `m [r, long]`: each plane has a few ranks (`ranks`), and its lanes the elements.
+/// [`reduced`] by each `m [r, long]`: a cube has one of them, or [`RANKS`] of its ranks, each plane a few (`ranks`), and its lanes the elements.
 #[cube(launch)]
 fn reduce_by_rows<N: Size>(
     x: &Array<Vector<f32, N>>,
-    m: &Array<Vector<f32, N>>,
-    down: &mut Array<f32>,
+    ms: &Sequence<Array<Vector<f32, N>>>,
+    factors: &Sequence<f32>,
+    downs: &mut Sequence<Array<f32>>,
     narrowed: &mut Array<Vector<bf16, N>>,
     rows: u32,
-    factor: f32,
     #[comptime] rank: usize,
     #[comptime] narrow: bool,
 ) {
     let columns = comptime!(TILE / VECTOR);
     let ranks = comptime!(rank.min(RANKS) * PLANE / UNITS);
+    let parts = comptime!(rank / rank.min(RANKS));
     let (rows, lane) = (rows as usize, UNIT_POS as usize % PLANE);
     let vectors = x.len() / rows;
-    let first = CUBE_POS_Y as usize * RANKS + UNIT_POS as usize / PLANE * ranks;
+    let (mine, part) = (CUBE_POS_Y as usize / parts, CUBE_POS_Y as usize % parts);
+    let first = part * RANKS + UNIT_POS as usize / PLANE * ranks;
     let mut tile = SharedMemory::<Vector<f32, N>>::new(ROWS * columns);
     let mut sums = Array::<f32>::new(ROWS * ranks);
     #[unroll]
@@ -203,17 +261,23 @@ fn reduce_by_rows<N: Size>(
             let column = part * PLANE + lane;
             let at = number * columns + column;
             if at < vectors {
-                let mut factors = Array::<Vector<f32, N>>::new(ranks);
+                let mut values = Array::<Vector<f32, N>>::new(ranks);
                 #[unroll]
-                for r in 0..ranks {
-                    factors[r] = m[(first + r) * vectors + at];
+                for number in 0..ms.len() {
+                    if mine == number {
+                        let m = ms.index(number);
+                        #[unroll]
+                        for r in 0..ranks {
+                            values[r] = m[(first + r) * vectors + at];
+                        }
+                    }
                 }
                 #[unroll]
                 for row in 0..ROWS {
                     let value = tile[row * columns + column];
                     #[unroll]
                     for r in 0..ranks {
-                        sums[row * ranks + r] += lanes(value * factors[r]);
+                        sums[row * ranks + r] += lanes(value * values[r]);
                     }
                 }
             }
@@ -227,7 +291,13 @@ fn reduce_by_rows<N: Size>(
             let sum = plane_sum(sums[row * ranks + r]);
             let to = CUBE_POS_X as usize * ROWS + row;
             if lane == 0 && to < rows {
-                down[to * rank + first + r] = sum * factor;
+                #[unroll]
+                for number in 0..ms.len() {
+                    if mine == number {
+                        let down = downs.index_mut(number);
+                        down[to * rank + first + r] = sum * *factors.index(number);
+                    }
+                }
             }
         }
     }

@@ -38,8 +38,9 @@ mod scores;
 
 use std::ops::Range;
 
-use burn::tensor::{Tensor, TensorPrimitive, backend::Backend};
+use burn::tensor::{DType, Tensor, TensorPrimitive, backend::Backend};
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement, tensor::CubeTensor};
+use half::bf16;
 
 use self::{
     launch::{floats, primitive, strided_floats},
@@ -47,8 +48,8 @@ use self::{
     pointwise::Finish,
 };
 use super::{
-    AttentionMask, AttentionOutput, AttentionSaved, LowRank, LowRankGradients, LowRankSaved, ModelBackend,
-    Onto, Tape,
+    AttentionMask, AttentionOutput, AttentionSaved, LinearLayer, LowRank, LowRankGradients, LowRankSaved,
+    ModelBackend, Onto, Tape,
     blocked::{self, Scores},
     flat::{
         Gradient, OnDevice, Run,
@@ -70,7 +71,11 @@ where
     }
 
     fn rms_norm(x_nd: Tensor<Self, 2>, gain_d: Tensor<Self, 1>, eps: f64) -> Tensor<Self, 2> {
-        wrapped(rows::rms_norm(floats(x_nd), floats(gain_d), eps))
+        wrapped(rows::rms_norm::<R, f32>(floats(x_nd), floats(gain_d), eps))
+    }
+
+    fn rms_norm_for_rounding(x_nd: Tensor<Self, 2>, gain_d: Tensor<Self, 1>, eps: f64) -> Tensor<Self, 2> {
+        wrapped(rows::rms_norm::<R, bf16>(floats(x_nd), floats(gain_d), eps))
     }
 
     fn rms_norm_backward(
@@ -126,7 +131,11 @@ where
     }
 
     fn swiglu(gate_nf: Tensor<Self, 2>, up_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {
-        wrapped(pointwise::swiglu(floats(gate_nf), floats(up_nf)))
+        wrapped(pointwise::swiglu::<R, f32>(floats(gate_nf), floats(up_nf)))
+    }
+
+    fn swiglu_for_rounding(gate_nf: Tensor<Self, 2>, up_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        wrapped(pointwise::swiglu::<R, bf16>(floats(gate_nf), floats(up_nf)))
     }
 
     fn swiglu_backward(
@@ -167,7 +176,8 @@ where
         cos_bsk: Tensor<Self, 3>,
         sin_bsk: Tensor<Self, 3>,
     ) -> Tensor<Self, 4> {
-        wrapped(rotary::rotary(strided_floats(x_bshk), floats(cos_bsk), floats(sin_bsk)))
+        let [y] = rotary::rotary([strided_floats(x_bshk)], 1, [cos_bsk, sin_bsk].map(floats));
+        wrapped(y)
     }
 
     fn rotary_backward(
@@ -175,7 +185,19 @@ where
         cos_bsk: Tensor<Self, 3>,
         sin_bsk: Tensor<Self, 3>,
     ) -> Tensor<Self, 4> {
-        wrapped(rotary::rotary_backward(strided_floats(dy_bshk), floats(cos_bsk), floats(sin_bsk)))
+        let [dx] = rotary::rotary_backward([strided_floats(dy_bshk)], 1, [cos_bsk, sin_bsk].map(floats));
+        wrapped(dx)
+    }
+
+    fn turned(inputs_bshk: [Tensor<Self, 4>; 3], tables_bsk: [Tensor<Self, 3>; 2]) -> [Tensor<Self, 4>; 3] {
+        rotary::rotary(inputs_bshk.map(strided_floats), 2, tables_bsk.map(floats)).map(wrapped)
+    }
+
+    fn turned_backward(
+        gradients_bshk: [Tensor<Self, 4>; 3],
+        tables_bsk: [Tensor<Self, 3>; 2],
+    ) -> [Tensor<Self, 4>; 3] {
+        rotary::rotary_backward(gradients_bshk.map(strided_floats), 2, tables_bsk.map(floats)).map(wrapped)
     }
 
     fn attention_inputs(inputs_bshk: [Tensor<Self, 4>; 3], mask: &AttentionMask) -> [Tensor<Self, 4>; 3] {
@@ -272,6 +294,45 @@ where
         updated(x_ni, w_oi, update, finish(None, bias_o))
     }
 
+    fn linears_saving(
+        x_ni: Tensor<Self, 2>,
+        layers: Vec<LinearLayer<Self>>,
+    ) -> Vec<(Tensor<Self, 2>, Option<Tensor<Self, 2>>)> {
+        let narrow = layers.iter().all(|layer| layer.w_oi.dtype() == DType::BF16);
+        let updates: Option<Vec<_>> = layers.iter().map(|layer| layer.update.clone()).collect();
+        let (downs, x_ni) = match updates {
+            Some(updates) if !updates.is_empty() => {
+                let ms =
+                    updates.into_iter().map(|LowRank { a_ri, scale, .. }| (Factor::a(floats(a_ri)), scale));
+                let x = floats(x_ni);
+                let (downs, narrowed) = low_rank::reduced(x.clone(), ms.collect(), narrow);
+                (downs.into_iter().map(Some).collect(), wrapped(narrowed.unwrap_or(x)))
+            }
+            // None with an update, or some without.
+            _ => {
+                let rounds = narrow && layers.iter().all(|layer| layer.update.is_none());
+                let x_ni = if rounds && x_ni.dtype() != DType::BF16 { x_ni.cast(DType::BF16) } else { x_ni };
+                (vec![None; layers.len()], x_ni)
+            }
+        };
+        let each = layers.into_iter().zip(downs).map(|(layer, down)| {
+            let LinearLayer { w_oi, bias_o, update } = layer;
+            match (update, down) {
+                (Some(update), Some(down)) => {
+                    let y = primitive(rounded_like(x_ni.clone(), w_oi.transpose()));
+                    let (b, finish) = (Factor::b(floats(update.b_or)), finish(None, bias_o));
+                    (wrapped(low_rank::added(y, down.clone(), b, finish)), Some(wrapped(down)))
+                }
+                (Some(update), None) => {
+                    let (y_no, down_nr) = Self::lora_linear_saving(x_ni.clone(), w_oi, bias_o, &update);
+                    (y_no, Some(down_nr))
+                }
+                (None, _) => (<Self as ModelBackend>::linear(x_ni.clone(), w_oi, bias_o), None),
+            }
+        });
+        each.collect()
+    }
+
     fn lora_linear_onto_saving(
         onto: Onto<Self>,
         x_ni: Tensor<Self, 2>,
@@ -348,7 +409,10 @@ where
             let [dx, ddown] = low_rank::applied(dy.clone(), primitive(w_oi), factors, update.scale, finish);
             (Some(wrapped(dx)), wrapped(ddown))
         }
-        None => (None, wrapped(low_rank::reduced(dy.clone(), Factor::b(b), update.scale, false).0)),
+        None => {
+            let (mut ddowns, _) = low_rank::reduced(dy.clone(), vec![(Factor::b(b), update.scale)], false);
+            (None, wrapped(ddowns.remove(0)))
+        }
     };
     LowRankGradients {
         dx_ni,

@@ -1,16 +1,20 @@
 //! Operations on elements, each with its gradient: one unit a vector.
 
-use burn_cubecl::{CubeRuntime, tensor::CubeTensor};
+use burn_cubecl::{CubeElement, CubeRuntime, tensor::CubeTensor};
 use cubecl::prelude::*;
 use half::bf16;
 
-use super::launch::{by_element, empty_like, len, vector, width};
+use super::launch::{by_element, empty, empty_like, len, vector, width};
 
-/// `silu(gate) * up`.
-pub fn swiglu<R: CubeRuntime>(gate: CubeTensor<R>, up: CubeTensor<R>) -> CubeTensor<R> {
-    let (y, client, lanes) = (empty_like(&gate), gate.client.clone(), vector(len(&gate)));
+/// `silu(gate) * up`, rounded to the type of the output.
+pub fn swiglu<R: CubeRuntime, O: CubeElement + Float>(
+    gate: CubeTensor<R>,
+    up: CubeTensor<R>,
+) -> CubeTensor<R> {
+    let y = empty(&gate, gate.meta.shape().clone(), O::dtype());
+    let (client, lanes) = (gate.client.clone(), vector(len(&gate)));
     let (count, dim) = by_element(len(&gate) / lanes);
-    swiglu_kernel::launch::<R>(
+    swiglu_kernel::launch::<O, R>(
         &client,
         count,
         dim,
@@ -23,14 +27,14 @@ pub fn swiglu<R: CubeRuntime>(gate: CubeTensor<R>, up: CubeTensor<R>) -> CubeTen
 }
 
 #[cube(launch)]
-fn swiglu_kernel<N: Size>(
+fn swiglu_kernel<N: Size, O: Float>(
     gate: &Array<Vector<f32, N>>,
     up: &Array<Vector<f32, N>>,
-    y: &mut Array<Vector<f32, N>>,
+    y: &mut Array<Vector<O, N>>,
 ) {
     if ABSOLUTE_POS < y.len() {
         let gate = gate[ABSOLUTE_POS];
-        y[ABSOLUTE_POS] = gate * sigmoid(gate) * up[ABSOLUTE_POS];
+        y[ABSOLUTE_POS] = Vector::cast_from(gate * sigmoid(gate) * up[ABSOLUTE_POS]);
     }
 }
 

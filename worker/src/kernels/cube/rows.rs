@@ -1,15 +1,20 @@
 //! Norms over the rows of a matrix, and their gradients: one cube a row, which is read twice and is in cache the second time.
 
-use burn_cubecl::{CubeRuntime, tensor::CubeTensor};
+use burn_cubecl::{CubeElement, CubeRuntime, tensor::CubeTensor};
 use cubecl::prelude::*;
 
-use super::launch::{by_row, cube_sum, empty_like, lanes, len, vector, width};
+use super::launch::{by_row, cube_sum, empty, empty_like, lanes, len, vector, width};
 
-/// `x * rsqrt(mean(x^2) + eps) * gain`, row by row.
-pub fn rms_norm<R: CubeRuntime>(x_nd: CubeTensor<R>, gain_d: CubeTensor<R>, eps: f64) -> CubeTensor<R> {
-    let (y_nd, d, client) = (empty_like(&x_nd), width(&x_nd), x_nd.client.clone());
+/// `x * rsqrt(mean(x^2) + eps) * gain`, row by row, rounded to the type of the output.
+pub fn rms_norm<R: CubeRuntime, O: CubeElement + Float>(
+    x_nd: CubeTensor<R>,
+    gain_d: CubeTensor<R>,
+    eps: f64,
+) -> CubeTensor<R> {
+    let y_nd = empty(&x_nd, x_nd.meta.shape().clone(), O::dtype());
+    let (d, client) = (width(&x_nd), x_nd.client.clone());
     let (count, dim) = by_row(&x_nd, len(&x_nd) / d, d / vector(d));
-    rms_norm_kernel::launch::<R>(
+    rms_norm_kernel::launch::<O, R>(
         &client,
         count,
         dim,
@@ -25,10 +30,10 @@ pub fn rms_norm<R: CubeRuntime>(x_nd: CubeTensor<R>, gain_d: CubeTensor<R>, eps:
 }
 
 #[cube(launch)]
-fn rms_norm_kernel<N: Size>(
+fn rms_norm_kernel<N: Size, O: Float>(
     x: &Array<Vector<f32, N>>,
     gain: &Array<Vector<f32, N>>,
-    y: &mut Array<Vector<f32, N>>,
+    y: &mut Array<Vector<O, N>>,
     vectors: u32,
     per_element: f32,
     eps: f32,
@@ -44,7 +49,8 @@ fn rms_norm_kernel<N: Size>(
     let root = f32::inverse_sqrt(cube_sum(lanes(squares)) * per_element + eps);
     let mut i = UNIT_POS;
     while i < vectors {
-        y[begin + i as usize] = x[begin + i as usize] * Vector::new(root) * gain[i as usize];
+        y[begin + i as usize] =
+            Vector::cast_from(x[begin + i as usize] * Vector::new(root) * gain[i as usize]);
         i += CUBE_DIM;
     }
 }
