@@ -88,7 +88,8 @@ impl<B: ModelBackend> ModelBackend for Autodiff<B> {
         let (out_bshk, mask) = (output.out_bshk.clone(), mask.clone());
         let saved = AttentionSaved { q_bshk, k_bshk, v_bshk, output };
         record(inputs.each_ref(), out_bshk, move |dout_bshk| {
-            B::attention_backward(saved, &mask, scale, dout_bshk).map(|gradient| Some(primitive(gradient)))
+            let gradients = B::attention_backward(saved, &mask, scale, dout_bshk);
+            B::attention_gradients(gradients).map(|gradient| Some(primitive(gradient)))
         })
     }
 
@@ -270,18 +271,17 @@ impl<B: ModelBackend> ModelBackend for Autodiff<B> {
     }
 }
 
-/// See [`Tape::linear_leaving_weight`](super::Tape::linear_leaving_weight). The leaf is a parent of the node, so that the node
+/// See [`Tape::linear_leaving_weight`](super::Tape::linear_leaving_weight), whose value is `y`. The leaf is a parent of the node, so that the node
 /// is recorded even if nothing else is tracked, and never gets a gradient from it.
 pub(super) fn linear_leaving_weight<B: ModelBackend>(
+    y_no: Tensor<B, 2>,
     x_ni: Tensor<Autodiff<B>, 2>,
     w_oi: Tensor<Autodiff<B>, 2>,
     bias_o: Option<Tensor<Autodiff<B>, 1>>,
     leave: impl FnOnce(Tensor<B, 2>, Tensor<B, 2>) + Send + 'static,
 ) -> Tensor<Autodiff<B>, 2> {
     let (x, leaf, bias) = (tracked(x_ni), tracked(w_oi), bias_o.map(tracked));
-    let w_oi = plain::<B, 2>(&leaf);
-    let y_no = <B as ModelBackend>::linear(plain(&x), w_oi.clone(), bias.as_ref().map(plain));
-    let w_for_dx = x.is_tracked().then_some(w_oi);
+    let w_for_dx = x.is_tracked().then(|| plain::<B, 2>(&leaf));
     let left = leaf.is_tracked().then(|| (leave, plain::<B, 2>(&x)));
     let pull_back = move |dy_no: Tensor<B, 2>| {
         if let Some((leave, x_ni)) = left {

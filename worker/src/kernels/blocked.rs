@@ -49,8 +49,12 @@ pub trait Scores: ModelBackend {
         seen: &Seen<Self>,
     ) -> Tensor<Self, 4>;
 
-    /// `sum(x * y)` over the last axis: `[b, s, (h g)]`.
-    fn dots(x_bshk: Tensor<Self, 4>, y_bshk: Tensor<Self, 4>) -> Tensor<Self, 3>;
+    /// `sum(x * y)` over the last axis, `[b, s, (h g)]`, and `x`, which is read by head next, or is `cut` first.
+    fn dots(
+        x_bshk: Tensor<Self, 4>,
+        y_bshk: Tensor<Self, 4>,
+        cut: bool,
+    ) -> (Tensor<Self, 3>, Tensor<Self, 4>);
 
     /// `[b, h, s, k]` in rows that products read as they are, and copy otherwise.
     fn by_head(x_bshk: Tensor<Self, 4>) -> Tensor<Self, 4> {
@@ -99,7 +103,8 @@ pub fn attention_backward<B: Scores>(
     dout_bshk: Tensor<B, 4>,
 ) -> [Tensor<B, 4>; 3] {
     let AttentionSaved { q_bshk, k_bshk, v_bshk, output } = saved;
-    let delta_bsh = B::dots(dout_bshk.clone(), output.out_bshk);
+    let cut = matches!(mask, AttentionMask::Segments(_));
+    let (delta_bsh, dout_bshk) = B::dots(dout_bshk, output.out_bshk, cut);
     let lse_bsh = output.lse_bsh.expect("the forward pass of this module leaves it");
     let inputs = Inputs { q_bshk, k_bshk, v_bshk, scale, tile: TILE };
     gradients_in_tiles(inputs, mask, Seeds { dout_bshk, delta_bsh, lse_bsh })

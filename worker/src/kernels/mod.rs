@@ -169,6 +169,11 @@ pub trait ModelBackend: Backend {
         inputs_bshk
     }
 
+    /// Gradients of [`attention`](Self::attention) as those read them that made its inputs.
+    fn attention_gradients(gradients_bshk: [Tensor<Self, 4>; 3]) -> [Tensor<Self, 4>; 3] {
+        gradients_bshk
+    }
+
     /// [`attention`](Self::attention), and what its backward pass needs besides the inputs.
     fn attention_saving(
         q_bshk: Tensor<Self, 4>,

@@ -18,7 +18,7 @@ use burn::tensor::{Tensor, backend::AutodiffBackend};
 use coxswain_proto::run_spec::ActivationsDtype;
 
 use super::{
-    GradientSums, ParamId, TrainableLayout,
+    GradientSums, ParamId, TrainableLayout, held,
     notes::{Keep, LinearInputs, Notebook, Notes},
 };
 use crate::kernels::{
@@ -171,11 +171,6 @@ impl<'a, T: Tape> ParamScope<'a, T> {
         self.notebook.last(self.activations, x_nd, layer)
     }
 
-    /// `x + y`, likewise.
-    pub fn residual(&self, x_nd: Tensor<T, 2>, y_nd: Tensor<T, 2>) -> Tensor<T, 2> {
-        self.notebook.sum(self.activations, x_nd, y_nd)
-    }
-
     /// The parameter as a tensor of `D` axes.
     ///
     /// Panics if the parameter has another number of axes: a programming error, not an input error.
@@ -195,12 +190,39 @@ impl<'a, T: Tape> ParamScope<'a, T> {
     ///
     /// The weight's gradient never exists as a tensor of the tape: [`ParamScope::collect`] makes it where it is summed.
     pub fn linear(&self, x_ni: Tensor<T, 2>, weight: ParamId, bias: Option<ParamId>) -> Tensor<T, 2> {
-        let left = Arc::clone(&self.left);
         let bias = bias.map(|bias| self.get(bias));
-        T::linear_leaving_weight(x_ni, self.get(weight), bias, move |dy_no, x_ni| {
+        T::linear_leaving_weight(x_ni, self.get(weight), bias, self.leave(weight))
+    }
+
+    /// `residual` plus such a layer, the output of half a block.
+    pub fn linear_onto(
+        &self,
+        residual_no: Tensor<T, 2>,
+        x_ni: Tensor<T, 2>,
+        weight: ParamId,
+        bias: Option<ParamId>,
+    ) -> Tensor<T, 2> {
+        let leave = self.leave(weight);
+        let (weight, bias) = (self.get(weight), bias.map(|bias| self.get(bias)));
+        if self.notebook.is_reading() {
+            // Any value of the right shape is as good as another.
+            let unread_no = T::lower(residual_no.clone());
+            let y_no = T::linear_leaving_weight_known(unread_no, x_ni, weight, bias, leave);
+            return T::sum_unread(residual_no, y_no);
+        }
+        T::linear_leaving_weight_onto(held::onto(self.activations, residual_no), x_ni, weight, bias, leave)
+    }
+
+    /// What takes the makings of a weight's gradient in a backward pass.
+    fn leave(
+        &self,
+        weight: ParamId,
+    ) -> impl FnOnce(Tensor<T::Base, 2>, Tensor<T::Base, 2>) + Send + use<T> + 'static {
+        let left = Arc::clone(&self.left);
+        move |dy_no, x_ni| {
             let mut left = left.lock().unwrap_or_else(PoisonError::into_inner);
             left.push(LeftGradient { weight, dy_no, x_ni });
-        })
+        }
     }
 
     fn leaf(&self, id: ParamId) -> ParamView<T> {
@@ -244,9 +266,9 @@ impl<'a, T: Tape + AutodiffBackend<InnerBackend = <T as Tape>::Base>> ParamScope
         let reached = leaves.into_iter().filter_map(|(id, leaf)| Some((id, leaf.grad_remove(grads)?)));
         into.add(reached.map(|(id, gradient)| (layout.get(id), gradient)).collect());
         let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
-        for LeftGradient { weight, dy_no, x_ni } in left.drain(..) {
-            into.add_weight_gradient(layout.get(weight), dy_no, x_ni);
-        }
+        let makings =
+            left.drain(..).map(|LeftGradient { weight, dy_no, x_ni }| (layout.get(weight), [dy_no, x_ni]));
+        into.add_weight_gradients(makings.collect());
     }
 }
 

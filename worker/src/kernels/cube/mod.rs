@@ -49,8 +49,7 @@ use self::{
 };
 use super::{
     AttentionMask, AttentionOutput, AttentionSaved, LinearLayer, LowRank, LowRankGradients, LowRankSaved,
-    ModelBackend, Onto, Tape,
-    blocked::{self, Scores},
+    ModelBackend, Onto, Tape, blocked,
     flat::{
         Gradient, OnDevice, Run,
         tensors::{Origins, Updated},
@@ -176,7 +175,7 @@ where
         cos_bsk: Tensor<Self, 3>,
         sin_bsk: Tensor<Self, 3>,
     ) -> Tensor<Self, 4> {
-        let [y] = rotary::rotary([strided_floats(x_bshk)], 1, [cos_bsk, sin_bsk].map(floats));
+        let [y] = rotary::rotary([strided_floats(x_bshk)], 1, Some([cos_bsk, sin_bsk].map(floats)));
         wrapped(y)
     }
 
@@ -185,27 +184,37 @@ where
         cos_bsk: Tensor<Self, 3>,
         sin_bsk: Tensor<Self, 3>,
     ) -> Tensor<Self, 4> {
-        let [dx] = rotary::rotary_backward([strided_floats(dy_bshk)], 1, [cos_bsk, sin_bsk].map(floats));
+        let [dx] =
+            rotary::rotary_backward([strided_floats(dy_bshk)], 1, Some([cos_bsk, sin_bsk].map(floats)));
         wrapped(dx)
     }
 
     fn turned(inputs_bshk: [Tensor<Self, 4>; 3], tables_bsk: [Tensor<Self, 3>; 2]) -> [Tensor<Self, 4>; 3] {
-        rotary::rotary(inputs_bshk.map(strided_floats), 2, tables_bsk.map(floats)).map(wrapped)
+        rotary::rotary(inputs_bshk.map(strided_floats), 2, Some(tables_bsk.map(floats))).map(wrapped)
     }
 
     fn turned_backward(
         gradients_bshk: [Tensor<Self, 4>; 3],
         tables_bsk: [Tensor<Self, 3>; 2],
     ) -> [Tensor<Self, 4>; 3] {
-        rotary::rotary_backward(gradients_bshk.map(strided_floats), 2, tables_bsk.map(floats)).map(wrapped)
+        rotary::rotary_backward(gradients_bshk.map(strided_floats), 2, Some(tables_bsk.map(floats)))
+            .map(wrapped)
     }
 
     fn attention_inputs(inputs_bshk: [Tensor<Self, 4>; 3], mask: &AttentionMask) -> [Tensor<Self, 4>; 3] {
-        match mask {
-            // Segments are cut by tokens first.
-            AttentionMask::Segments(_) => inputs_bshk,
-            _ => inputs_bshk.map(|x_bshk| Self::by_head(x_bshk).swap_dims(1, 2)),
+        let inputs = inputs_bshk.map(strided_floats);
+        if matches!(mask, AttentionMask::Segments(_)) || inputs.iter().all(scores::lies_by_head) {
+            return inputs.map(wrapped);
         }
+        rotary::rotary(inputs, 0, None).map(wrapped)
+    }
+
+    fn attention_gradients(gradients_bshk: [Tensor<Self, 4>; 3]) -> [Tensor<Self, 4>; 3] {
+        let gradients = gradients_bshk.map(strided_floats);
+        if gradients.iter().all(CubeTensor::is_contiguous) {
+            return gradients.map(wrapped);
+        }
+        rotary::rotary_backward(gradients, 0, None).map(wrapped)
     }
 
     fn attention_saving(
@@ -215,6 +224,7 @@ where
         mask: &AttentionMask,
         scale: f64,
     ) -> AttentionOutput<Self> {
+        let [q_bshk, k_bshk, v_bshk] = Self::attention_inputs([q_bshk, k_bshk, v_bshk], mask);
         blocked::attention(q_bshk, k_bshk, v_bshk, mask, scale)
     }
 

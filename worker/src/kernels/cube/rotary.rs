@@ -2,7 +2,7 @@
 //!
 //! What is turned is read as it lies (a slice of a wider projection, a gradient ordered by heads), and written as its reader wants it: forward
 //! by heads, as attention's products take their inputs, and back by tokens, as the projection's gradient is. One kernel does that to queries
-//! and keys, and to values as well, which it does not turn.
+//! and keys, and to values as well, which it does not turn; and to all three where nothing is turned.
 
 use burn_cubecl::{CubeRuntime, kernel::into_contiguous, ops::permute, tensor::CubeTensor};
 use cubecl::prelude::*;
@@ -16,7 +16,7 @@ pub type Tables<R> = [CubeTensor<R>; 2];
 pub fn rotary<R: CubeRuntime, const N: usize>(
     xs: [CubeTensor<R>; N],
     turned: usize,
-    tables: Tables<R>,
+    tables: Option<Tables<R>>,
 ) -> [CubeTensor<R>; N] {
     let ys = xs.each_ref().map(|x| {
         let [batch, tokens, heads, dim] = x.meta.shape().dims();
@@ -30,7 +30,7 @@ pub fn rotary<R: CubeRuntime, const N: usize>(
 pub fn rotary_backward<R: CubeRuntime, const N: usize>(
     dys: [CubeTensor<R>; N],
     turned: usize,
-    tables: Tables<R>,
+    tables: Option<Tables<R>>,
 ) -> [CubeTensor<R>; N] {
     let dxs = dys.each_ref().map(|dy| empty(dy, dy.meta.shape().clone(), dy.dtype));
     turn(dys, dxs.clone(), (turned, true), tables);
@@ -41,19 +41,20 @@ fn turn<R: CubeRuntime, const N: usize>(
     xs: [CubeTensor<R>; N],
     ys: [CubeTensor<R>; N],
     (turned, back): (usize, bool),
-    [cos, sin]: Tables<R>,
+    tables: Option<Tables<R>>,
 ) {
-    let [_, tokens, _, dim] = xs[0].meta.shape().dims();
-    let client = ys[0].client.clone();
+    let [_, _, _, dim] = xs[0].meta.shape().dims();
+    let client = xs[0].client.clone();
+    // Without tables nothing is turned, and they are not read.
+    let [cos, sin] = tables.unwrap_or_else(|| [ys[0].clone(), ys[0].clone()]);
     let pairs = xs.iter().map(len).sum::<usize>() / 2;
     let (mut inputs, mut outputs, mut lies) = (SequenceArg::new(), SequenceArg::new(), SequenceArg::new());
-    let mut heads = 0;
     for (x, y) in xs.into_iter().zip(ys) {
         let x = if x.meta.strides()[3] == 1 { x } else { into_contiguous(x) };
         let [of_batch, of_token, of_head] = [0, 1, 2].map(|axis| x.meta.strides()[axis] as u32);
-        let own = x.meta.shape()[2];
-        heads += own;
-        lies.push(LiesLaunch::new(own as u32, of_batch, of_token, of_head));
+        let [_, tokens, heads, _] = x.meta.shape().dims();
+        let count = len(&x) / 2;
+        lies.push(LiesLaunch::new(count as u32, tokens as u32, heads as u32, of_batch, of_token, of_head));
         inputs.push(elements(x).into_array_arg());
         outputs.push(y.into_array_arg());
     }
@@ -68,9 +69,6 @@ fn turn<R: CubeRuntime, const N: usize>(
         lies,
         cos.into_array_arg(),
         sin.into_array_arg(),
-        pairs as u32,
-        tokens as u32,
-        heads as u32,
         (dim / 2) as u32,
         angles as u32,
         turned,
@@ -78,16 +76,18 @@ fn turn<R: CubeRuntime, const N: usize>(
     );
 }
 
-/// How an input lies: its heads, and strides.
+/// How an input lies: its pairs, tokens and heads, and strides.
 #[derive(CubeType, CubeLaunch)]
 struct Lies {
+    pairs: u32,
+    tokens: u32,
     heads: u32,
     of_batch: u32,
     of_token: u32,
     of_head: u32,
 }
 
-/// `heads` are those of all inputs; `angles` is how many tokens the tables have: all, or those of one batch row.
+/// Units are dealt to inputs one after another; `angles` is how many tokens the tables have: all, or those of one batch row.
 #[cube(launch)]
 fn turn_kernel(
     inputs: &Sequence<Array<f32>>,
@@ -95,47 +95,40 @@ fn turn_kernel(
     lies: &Sequence<Lies>,
     cos: &Array<f32>,
     sin: &Array<f32>,
-    pairs: u32,
-    tokens: u32,
-    heads: u32,
     half: u32,
     angles: u32,
     #[comptime] turned: usize,
     #[comptime] back: bool,
 ) {
-    let (tokens, heads, half) = (tokens as usize, heads as usize, half as usize);
-    if ABSOLUTE_POS < pairs as usize {
-        let (row, j) = (ABSOLUTE_POS / half, ABSOLUTE_POS % half);
-        let batch = row / (tokens * heads);
-        let (mut token, mut head) = (row % tokens, row / tokens % heads);
-        if back {
-            token = row / heads % tokens;
-            head = row % heads;
-        }
-        let angle = (batch * tokens + token) % angles as usize * 2 * half + j;
-        let mut before = 0usize;
-        #[unroll]
-        for number in 0..inputs.len() {
-            let lie = lies.index(number);
-            let count = lie.heads as usize;
-            if head >= before && head < before + count {
-                let own = head - before;
-                let input = inputs.index(number);
-                let output = outputs.index_mut(number);
-                let from = batch * lie.of_batch as usize
-                    + token * lie.of_token as usize
-                    + own * lie.of_head as usize
-                    + j;
-                let (a, b) = (input[from], input[from + half]);
-                let mut line = (batch * count + own) * tokens + token;
+    let half = half as usize;
+    let mut before = 0usize;
+    #[unroll]
+    for number in 0..inputs.len() {
+        let lie = lies.index(number);
+        let pairs = lie.pairs as usize;
+        if ABSOLUTE_POS >= before && ABSOLUTE_POS < before + pairs {
+            let input = inputs.index(number);
+            let output = outputs.index_mut(number);
+            let (row, j) = ((ABSOLUTE_POS - before) / half, (ABSOLUTE_POS - before) % half);
+            let (tokens, heads) = (lie.tokens as usize, lie.heads as usize);
+            let batch = row / (tokens * heads);
+            let (mut token, mut head) = (row % tokens, row / tokens % heads);
+            if back {
+                token = row / heads % tokens;
+                head = row % heads;
+            }
+            let from = batch * lie.of_batch as usize
+                + token * lie.of_token as usize
+                + head * lie.of_head as usize
+                + j;
+            let (a, b) = (input[from], input[from + half]);
+            let to = row * 2 * half + j;
+            if comptime!(number >= turned) {
+                output[to] = a;
+                output[to + half] = b;
+            } else {
+                let angle = (batch * tokens + token) % angles as usize * 2 * half + j;
                 if back {
-                    line = (batch * tokens + token) * count + own;
-                }
-                let to = line * 2 * half + j;
-                if comptime!(number >= turned) {
-                    output[to] = a;
-                    output[to + half] = b;
-                } else if back {
                     output[to] = a * cos[angle] + b * sin[angle + half];
                     output[to + half] = b * cos[angle + half] - a * sin[angle];
                 } else {
@@ -143,7 +136,7 @@ fn turn_kernel(
                     output[to + half] = b * cos[angle + half] + a * sin[angle + half];
                 }
             }
-            before += count;
         }
+        before += pairs;
     }
 }

@@ -11,7 +11,7 @@ use coxswain_proto::limits::MAX_WORLD;
 use half::bf16;
 
 use super::{
-    DeviceBuffer, DeviceElement, Flat, FlatOn, Gradient, Halves, HostCopy, Lent,
+    DeviceBuffer, DeviceElement, Flat, FlatOn, Gradient, Halves, HostCopy, Lent, Product,
     adamw::{Part, Run},
     offloaded,
     tensors::{Origins, Updated},
@@ -20,6 +20,9 @@ use crate::kernels::ModelBackend;
 
 /// Elements behind the last one: equal chunks for any world end before it.
 const SLACK: usize = MAX_WORLD;
+
+/// Elements of weights' gradients that wait until they are added together, at most: 32 MiB of small ones, and a larger one alone.
+const WAITING: usize = 8 << 20;
 
 /// A buffer in the memory of `device`, or on its way there.
 #[derive(Clone)]
@@ -211,10 +214,19 @@ impl<B: ModelBackend> FlatOn<B> for OnDevice<B> {
         }
     }
 
-    fn add_product(&mut self, range: Range<usize>, first: bool, dy_no: Tensor<B, 2>, x_ni: Tensor<B, 2>) {
-        let values = B::linear_weight_gradient(dy_no, x_ni);
-        let values = if values.dtype() == DType::F32 { values } else { values.cast(DType::F32) };
-        self.add(vec![Gradient { range, first, values }]);
+    fn add_products(&mut self, products: Vec<Product<B>>) {
+        let (mut waiting, mut elements) = (Vec::new(), 0);
+        for Product { range, first, dy_no, x_ni } in products {
+            let values = B::linear_weight_gradient(dy_no, x_ni);
+            let values = if values.dtype() == DType::F32 { values } else { values.cast(DType::F32) };
+            if elements + range.len() > WAITING {
+                self.add(std::mem::take(&mut waiting));
+                elements = 0;
+            }
+            elements += range.len();
+            waiting.push(Gradient { range, first, values });
+        }
+        self.add(waiting);
     }
 }
 

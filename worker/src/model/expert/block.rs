@@ -144,13 +144,13 @@ impl DitBlock {
         let mixed =
             <T as ModelBackend>::attention(by_head(q_nd), by_head(keys_nd), by_head(values_nd), &mask, scale);
         let mixed_nd = mixed.reshape([rows.batch * rows.repeats * rows.tokens, self.width]);
-        params.residual(x_nd, self.output.apply(params, mixed_nd))
+        self.output.apply_onto(params, x_nd, mixed_nd)
     }
 
     /// The MLP half.
     pub fn mlp<T: Tape>(&self, params: &ParamScope<'_, T>, x_nd: Tensor<T, 2>) -> Tensor<T, 2> {
         let inner_nf = self.mlp_in.apply(params, <T as ModelBackend>::layer_norm(x_nd.clone(), EPS));
-        params.residual(x_nd, self.mlp_out.apply(params, T::gelu_tanh(inner_nf)))
+        self.mlp_out.apply_onto(params, x_nd, T::gelu_tanh(inner_nf))
     }
 }
 

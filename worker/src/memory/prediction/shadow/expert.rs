@@ -73,13 +73,13 @@ impl Layer for Block {
         let query = tape.linear_of(y, dense(width));
         let keys = if self.cross { context_tokens } else { self.shape.tokens() };
         let out = tape.attention(Heads { query, key, value }, AttentionShape { heads, keys });
-        tape.residual(x, tape.linear_of(out, dense(width)))
+        tape.trained_onto(x, out, width)
     }
 
     fn mlp(&self, tape: &Tape, inputs: &[Matrix]) -> Matrix {
         let (x, width) = (&inputs[0], self.shape.width);
         let inner = tape.linear_of(tape.norm(x), dense(4 * width));
-        tape.residual(x, tape.linear_of(tape.pointwise(inner), dense(width)))
+        tape.trained_onto(x, tape.pointwise(inner), width)
     }
 
     fn trains(&self) -> bool {

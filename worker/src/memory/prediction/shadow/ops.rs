@@ -175,7 +175,10 @@ impl Tape {
                 let y = self.matrix(x.rows, linear.outputs);
                 (self.adapted(x, y, down.clone(), rank), Some(down))
             }
-            Weight::Trained { bias } => (self.trained(x, linear.outputs, bias), None),
+            Weight::Trained { bias } => {
+                let y = self.matrix(x.rows, linear.outputs);
+                (self.trained(x, y, bias), None)
+            }
         }
     }
 
@@ -219,6 +222,20 @@ impl Tape {
     /// [`linear`](Self::linear) of an input that nobody needs any more.
     pub fn linear_of(&self, x: Matrix, linear: Linear) -> Matrix {
         self.linear(&x, linear)
+    }
+
+    /// `x` plus a trained layer of an input that nobody needs any more, the output of half a block.
+    pub fn trained_onto(&self, x: &Matrix, input: Matrix, outputs: u64) -> Matrix {
+        let weight = Weight::Trained { bias: true };
+        let y = match &self.notebook {
+            Notebook::Reading(_) => {
+                self.linear_scratch([input.rows, input.cols, outputs], weight);
+                self.trained(&input, self.known(input.rows, outputs, self.heap.take(0)), true)
+            }
+            _ => self.linear(&input, Linear { outputs, weight }),
+        };
+        drop(input);
+        self.residual(x, y)
     }
 
     /// `x * sigmoid(x)`, as two operations that keep both.
@@ -279,8 +296,8 @@ impl Tape {
         })
     }
 
-    fn trained(&self, x: &Matrix, outputs: u64, bias: bool) -> Matrix {
-        let y = self.matrix(x.rows, outputs);
+    fn trained(&self, x: &Matrix, y: Matrix, bias: bool) -> Matrix {
+        let outputs = y.cols;
         let wants_dx = x.is_tracked();
         let [dx, db] = [x.rows * x.cols, outputs].map(|n| self.each * n);
         let (saved, left) = (x.value.clone(), self.left());
