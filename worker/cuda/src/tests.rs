@@ -13,7 +13,7 @@ use coxswain_proto::run_spec::Recompute;
 use coxswain_worker::{
     device::Accelerator,
     kernels::{
-        AttentionMask, LinearLayer, LowRank, ModelBackend, Onto,
+        AdaNorm, AttentionMask, LinearLayer, LowRank, ModelBackend, Onto,
         flat::{Coefficients, FlatOn, Gradient, OnDevice, Part, Run},
     },
 };
@@ -114,13 +114,20 @@ fn operations<B: ModelBackend>(device: &B::Device) -> Vec<Outcome> {
         all.extend(pulled::<B, 1, 2, 2>(&name("layer_norm"), device, one, |[x]| {
             ModelBackend::layer_norm(x, 1e-5)
         }));
-        let modulated = [[6, width], [3, width], [3, width]];
-        all.extend(pulled::<B, 3, 2, 2>(
-            &name("modulated_layer_norm"),
-            device,
-            modulated,
-            |[x, scale, shift]| ModelBackend::modulated_layer_norm(x, scale, shift, 1e-5),
-        ));
+        all.extend(pulled::<B, 1, 2, 2>(&name("x + layer_norm"), device, one, |[x]| {
+            x.clone() + <Autodiff<B> as ModelBackend>::layer_norm(x, 1e-5)
+        }));
+        for shift_first in [false, true] {
+            let (what, how) =
+                (format!("ada_layer_norm, shift {shift_first}"), AdaNorm { shift_first, eps: 1e-5 });
+            let modulated = [[6, width], [3, 2 * width]];
+            all.extend(pulled::<B, 2, 2, 2>(&name(&what), device, modulated, |[x, ada]| {
+                ModelBackend::ada_layer_norm(x, ada, how)
+            }));
+            all.extend(pulled::<B, 2, 2, 2>(&name(&format!("x + {what}")), device, modulated, |[x, ada]| {
+                x.clone() + <Autodiff<B> as ModelBackend>::ada_layer_norm(x, ada, how)
+            }));
+        }
         all.extend(pulled::<B, 2, 2, 2>(&name("swiglu"), device, [[6, width]; 2], |[gate, up]| {
             ModelBackend::swiglu(gate, up)
         }));

@@ -3,42 +3,26 @@
 //! Forward, an operation runs on the backend underneath; if any input is tracked, [`record`] registers one node that owns
 //! exactly what the backward method of that backend needs, as a closure. Nothing is kept for an input that is not tracked.
 //!
+//! ```text
+//! here     operations
+//! linear   the nodes of linear layers
+//! node     a closure as a node
+//! ```
+//!
 //! What it does not do: burn's own per-operation checkpointing (layers are recomputed as a whole instead).
 
-use std::{
-    fmt,
-    sync::{Arc, Mutex, PoisonError},
+mod linear;
+mod node;
+
+use burn::{backend::Autodiff, tensor::Tensor};
+use burn_autodiff::ops::Backward;
+
+pub(super) use self::linear::linear_leaving_weight;
+use self::{
+    linear::{linear_node, lora_linear_node},
+    node::{Node, finish, from_primitive, is_tracked, plain, primitive, record, record_onto, tracked},
 };
-
-use burn::{
-    backend::Autodiff,
-    tensor::{
-        Tensor, TensorPrimitive,
-        backend::{AutodiffBackend, Backend, BackendTypes},
-    },
-};
-use burn_autodiff::{
-    checkpoint::{base::Checkpointer, strategy::NoCheckpointing},
-    grads::Gradients,
-    ops::{Backward, Ops, OpsKind, OpsPrep},
-};
-
-use super::{AttentionMask, AttentionSaved, LinearLayer, LowRank, LowRankSaved, ModelBackend, Onto};
-
-type Plain<B> = <B as BackendTypes>::FloatTensorPrimitive;
-type Tracked<B> = <Autodiff<B> as BackendTypes>::FloatTensorPrimitive;
-/// Gradients of a node's inputs; none where an input is not tracked.
-type Pulled<B, const N: usize> = [Option<Plain<B>>; N];
-/// Takes the gradient of the output to those of the inputs.
-enum PullBack<B: BackendTypes, const N: usize> {
-    /// As they are.
-    Apart(Box<dyn FnOnce(Plain<B>) -> Pulled<B, N> + Send>),
-    /// The first one together with what it is so far, by way of others who read the input: one pass less over it than a sum of its own.
-    Onto(Box<dyn FnOnce(Plain<B>, Option<Plain<B>>) -> Pulled<B, N> + Send>),
-}
-
-/// A node whose output is not known yet.
-type Unfinished<B, const N: usize> = OpsPrep<Node, B, State<B, N>, NoCheckpointing, N>;
+use super::{AdaNorm, AttentionMask, AttentionSaved, LinearLayer, LowRank, ModelBackend, Onto};
 
 impl<B: ModelBackend> ModelBackend for Autodiff<B> {
     type Flat = Vec<f32>;
@@ -240,7 +224,22 @@ impl<B: ModelBackend> ModelBackend for Autodiff<B> {
         let x = tracked(x_nd);
         let x_nd = plain::<B, 2>(&x);
         let y_nd = <B as ModelBackend>::layer_norm(x_nd.clone(), eps);
-        record([&x], y_nd, move |dy_nd| [Some(primitive(B::layer_norm_backward(x_nd, dy_nd, eps)))])
+        record_onto([&x], y_nd, move |dy_nd, sum| {
+            [Some(primitive(match sum {
+                Some(sum_nd) => B::layer_norm_backward_onto(sum_nd, x_nd, dy_nd, eps),
+                None => B::layer_norm_backward(x_nd, dy_nd, eps),
+            }))]
+        })
+    }
+
+    fn ada_layer_norm(x_nd: Tensor<Self, 2>, ada_be: Tensor<Self, 2>, how: AdaNorm) -> Tensor<Self, 2> {
+        let inputs = [tracked(x_nd), tracked(ada_be)];
+        let [x_nd, ada_be] = inputs.each_ref().map(plain::<B, 2>);
+        let y_nd = B::ada_layer_norm(x_nd.clone(), ada_be.clone(), how);
+        record_onto(inputs.each_ref(), y_nd, move |dy_nd, sum| {
+            B::ada_layer_norm_backward(sum, x_nd, ada_be, dy_nd, how)
+                .map(|gradient| Some(primitive(gradient)))
+        })
     }
 
     fn rounded(x_nd: Tensor<Self, 2>) -> Tensor<Self, 2> {
@@ -268,192 +267,5 @@ impl<B: ModelBackend> ModelBackend for Autodiff<B> {
         let x_nf = plain::<B, 2>(&x);
         let y_nf = B::gelu_erf(x_nf.clone());
         record([&x], y_nf, move |dy_nf| [Some(primitive(B::gelu_erf_backward(x_nf, dy_nf)))])
-    }
-}
-
-/// See [`Tape::linear_leaving_weight`](super::Tape::linear_leaving_weight), whose value is `y`. The leaf is a parent of the node, so that the node
-/// is recorded even if nothing else is tracked, and never gets a gradient from it.
-pub(super) fn linear_leaving_weight<B: ModelBackend>(
-    y_no: Tensor<B, 2>,
-    x_ni: Tensor<Autodiff<B>, 2>,
-    w_oi: Tensor<Autodiff<B>, 2>,
-    bias_o: Option<Tensor<Autodiff<B>, 1>>,
-    leave: impl FnOnce(Tensor<B, 2>, Tensor<B, 2>) + Send + 'static,
-) -> Tensor<Autodiff<B>, 2> {
-    let (x, leaf, bias) = (tracked(x_ni), tracked(w_oi), bias_o.map(tracked));
-    let w_for_dx = x.is_tracked().then(|| plain::<B, 2>(&leaf));
-    let left = leaf.is_tracked().then(|| (leave, plain::<B, 2>(&x)));
-    let pull_back = move |dy_no: Tensor<B, 2>| {
-        if let Some((leave, x_ni)) = left {
-            leave(dy_no.clone(), x_ni);
-        }
-        w_for_dx.map(|w_oi| primitive(B::linear_input_gradient(dy_no, w_oi)))
-    };
-    match bias {
-        None => record([&x, &leaf], y_no, move |dy_no| [pull_back(dy_no), None]),
-        Some(bias) => {
-            let wants_db = bias.is_tracked();
-            record([&x, &leaf, &bias], y_no, move |dy_no: Tensor<B, 2>| {
-                let db = wants_db.then(|| primitive(B::linear_bias_gradient(dy_no.clone())));
-                [pull_back(dy_no), None, db]
-            })
-        }
-    }
-}
-
-/// The node of [`ModelBackend::linear`] with the value `y_no`.
-fn linear_node<B: ModelBackend>(
-    x: Tracked<B>,
-    w: Tracked<B>,
-    bias: Option<Tracked<B>>,
-    y_no: Tensor<B, 2>,
-) -> Tensor<Autodiff<B>, 2> {
-    let w_for_dx = x.is_tracked().then(|| plain::<B, 2>(&w));
-    let x_for_dw = w.is_tracked().then(|| plain::<B, 2>(&x));
-    let w_dtype = plain::<B, 2>(&w).dtype();
-    let dx = |dy_no: &Tensor<B, 2>, w_oi| primitive(B::linear_input_gradient(dy_no.clone(), w_oi));
-    let dw = move |dy_no: &Tensor<B, 2>, x_ni| {
-        let dw_oi = B::linear_weight_gradient(dy_no.clone(), x_ni);
-        primitive(if dw_oi.dtype() == w_dtype { dw_oi } else { dw_oi.cast(w_dtype) })
-    };
-    match bias {
-        None => record([&x, &w], y_no, move |dy_no: Tensor<B, 2>| {
-            [w_for_dx.map(|w_oi| dx(&dy_no, w_oi)), x_for_dw.map(|x_ni| dw(&dy_no, x_ni))]
-        }),
-        Some(bias) => {
-            let wants_db = bias.is_tracked();
-            record([&x, &w, &bias], y_no, move |dy_no: Tensor<B, 2>| {
-                let db = wants_db.then(|| primitive(B::linear_bias_gradient(dy_no.clone())));
-                [w_for_dx.map(|w_oi| dx(&dy_no, w_oi)), x_for_dw.map(|x_ni| dw(&dy_no, x_ni)), db]
-            })
-        }
-    }
-}
-
-/// The node of [`ModelBackend::lora_linear`] under a frozen weight: inputs `x`, `a`, `b`; values as `lora_linear_saving` returns them.
-fn lora_linear_node<B: ModelBackend>(
-    [x, a, b]: [Tracked<B>; 3],
-    (w_oi, scale): (Tensor<B, 2>, f64),
-    (y_no, down_nr): (Tensor<B, 2>, Tensor<B, 2>),
-) -> Tensor<Autodiff<B>, 2> {
-    let update = LowRank { a_ri: plain(&a), b_or: plain(&b), scale };
-    let saved = LowRankSaved { x_ni: plain(&x), down_nr, w_oi, update };
-    let wants_dx = x.is_tracked();
-    record_onto([&x, &a, &b], y_no, move |dy_no, sum| {
-        let gradients = match sum {
-            Some(sum_ni) => B::lora_linear_backward_onto(sum_ni, saved, dy_no),
-            None => B::lora_linear_backward(saved, dy_no, wants_dx),
-        };
-        [gradients.dx_ni.map(primitive), Some(primitive(gradients.da_ri)), Some(primitive(gradients.db_or))]
-    })
-}
-
-fn tracked<B: Backend, const D: usize>(x: Tensor<Autodiff<B>, D>) -> Tracked<B> {
-    x.into_primitive().tensor()
-}
-
-fn is_tracked<B: Backend, const D: usize>(x: &Tensor<Autodiff<B>, D>) -> bool {
-    tracked(x.clone()).is_tracked()
-}
-
-/// The values of a tracked tensor, shared.
-fn plain<B: Backend, const D: usize>(x: &Tracked<B>) -> Tensor<B, D> {
-    from_primitive(x.primitive.clone())
-}
-
-fn from_primitive<B: Backend, const D: usize>(x: Plain<B>) -> Tensor<B, D> {
-    Tensor::from_primitive(TensorPrimitive::Float(x))
-}
-
-fn primitive<B: Backend, const D: usize>(x: Tensor<B, D>) -> Plain<B> {
-    x.into_primitive().tensor()
-}
-
-/// `output` as a function of `inputs`; `pull_back` runs at most once, and not at all if no input is tracked.
-fn record<B: Backend, const N: usize, const D: usize>(
-    inputs: [&Tracked<B>; N],
-    output: Tensor<B, D>,
-    pull_back: impl FnOnce(Tensor<B, D>) -> Pulled<B, N> + Send + 'static,
-) -> Tensor<Autodiff<B>, D> {
-    finish(Node.prepare(inputs.map(|input| input.node.clone())), output, pull_back)
-}
-
-/// The same with a gradient of the first input that is added to what it is so far, if it is anything.
-fn record_onto<B: Backend, const N: usize, const D: usize>(
-    inputs: [&Tracked<B>; N],
-    output: Tensor<B, D>,
-    pull_back: impl FnOnce(Tensor<B, D>, Option<Tensor<B, D>>) -> Pulled<B, N> + Send + 'static,
-) -> Tensor<Autodiff<B>, D> {
-    let pull_back =
-        move |gradient, sum: Option<Plain<B>>| pull_back(from_primitive(gradient), sum.map(from_primitive));
-    finish_by(Node.prepare(inputs.map(|input| input.node.clone())), output, || {
-        PullBack::Onto(Box::new(pull_back))
-    })
-}
-
-/// [`record`] for a node whose inputs' values may be used up already.
-fn finish<B: Backend, const N: usize, const D: usize>(
-    node: Unfinished<B, N>,
-    output: Tensor<B, D>,
-    pull_back: impl FnOnce(Tensor<B, D>) -> Pulled<B, N> + Send + 'static,
-) -> Tensor<Autodiff<B>, D> {
-    finish_by(node, output, || PullBack::Apart(Box::new(move |gradient| pull_back(from_primitive(gradient)))))
-}
-
-fn finish_by<B: Backend, const N: usize, const D: usize>(
-    node: Unfinished<B, N>,
-    output: Tensor<B, D>,
-    pull_back: impl FnOnce() -> PullBack<B, N>,
-) -> Tensor<Autodiff<B>, D> {
-    let output = primitive(output);
-    let output = match node.compute_bound().stateful() {
-        OpsKind::UnTracked(node) => node.finish(output),
-        OpsKind::Tracked(node) => node.finish(State(Arc::new(Mutex::new(Some(pull_back())))), output),
-    };
-    Tensor::from_primitive(TensorPrimitive::Float(output))
-}
-
-/// The node of every operation; what it does is in its [`State`].
-#[derive(Debug)]
-struct Node;
-
-/// A closure that runs once, in the shape burn wants of a state.
-struct State<B: Backend, const N: usize>(Arc<Mutex<Option<PullBack<B, N>>>>);
-
-impl<B: Backend, const N: usize> Clone for State<B, N> {
-    fn clone(&self) -> Self {
-        Self(Arc::clone(&self.0))
-    }
-}
-
-impl<B: Backend, const N: usize> fmt::Debug for State<B, N> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("State")
-    }
-}
-
-impl<B: Backend, const N: usize> Backward<B, N> for Node {
-    type State = State<B, N>;
-
-    fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let gradient = grads.consume::<B>(&ops.node);
-        let pull_back = ops.state.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let gradients = match pull_back.expect("burn runs a node's backward pass once") {
-            PullBack::Apart(pull_back) => pull_back(gradient),
-            PullBack::Onto(pull_back) => {
-                let sum = ops.parents[0].as_ref().and_then(|parent| {
-                    // burn takes out what is known of a tensor, so here is one of the parent's name.
-                    let mut named = <Autodiff<B> as AutodiffBackend>::from_inner(gradient.clone());
-                    named.node = parent.clone();
-                    grads.remove::<B>(&named)
-                });
-                pull_back(gradient, sum)
-            }
-        };
-        for (parent, gradient) in ops.parents.into_iter().zip(gradients) {
-            if let (Some(parent), Some(gradient)) = (parent, gradient) {
-                grads.register::<B>(parent.id, gradient);
-            }
-        }
     }
 }

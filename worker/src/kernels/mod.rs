@@ -26,8 +26,8 @@ use std::ops::Range;
 pub(crate) use self::flex::{FEW_TOKENS, PANEL_COLUMNS, QUERY_BLOCK, vectorised};
 pub use self::{
     operands::{
-        AttentionMask, AttentionOutput, AttentionSaved, GradientSlot, LinearLayer, LowRank, LowRankGradients,
-        LowRankSaved, Onto,
+        AdaNorm, AttentionMask, AttentionOutput, AttentionSaved, GradientSlot, LinearLayer, LowRank,
+        LowRankGradients, LowRankSaved, Onto,
     },
     tape::Tape,
 };
@@ -371,6 +371,36 @@ pub trait ModelBackend: Backend {
         adjoint::modulated_layer_norm(x_nd, scale_bd, dy_nd, eps)
     }
 
+    /// [`modulated_layer_norm`](Self::modulated_layer_norm) by scale and shift side by side, `ada [b, 2 d]`.
+    fn ada_layer_norm(x_nd: Tensor<Self, 2>, ada_be: Tensor<Self, 2>, how: AdaNorm) -> Tensor<Self, 2> {
+        let d = x_nd.dims()[1];
+        let [scale_bd, shift_bd] = how.halves([0, d].map(|start| ada_be.clone().narrow(1, start, d)));
+        Self::modulated_layer_norm(x_nd, scale_bd, shift_bd, how.eps)
+    }
+
+    /// The gradients of `x` and of scale and shift under [`ada_layer_norm`](Self::ada_layer_norm); the first added to `sum`, the gradient of
+    /// `x` by way of others who read it, if there is one.
+    fn ada_layer_norm_backward(
+        sum_nd: Option<Tensor<Self, 2>>,
+        x_nd: Tensor<Self, 2>,
+        ada_be: Tensor<Self, 2>,
+        dy_nd: Tensor<Self, 2>,
+        how: AdaNorm,
+    ) -> [Tensor<Self, 2>; 2] {
+        let d = x_nd.dims()[1];
+        let [scale_bd, _] = how.halves([0, d].map(|start| ada_be.clone().narrow(1, start, d)));
+        let [dx_nd, dscale_bd, dshift_bd] =
+            Self::modulated_layer_norm_backward(x_nd, scale_bd, dy_nd, how.eps);
+        let dada_be = Tensor::cat(how.halves([dscale_bd, dshift_bd]).into(), 1);
+        [
+            match sum_nd {
+                Some(sum_nd) => dx_nd + sum_nd,
+                None => dx_nd,
+            },
+            dada_be,
+        ]
+    }
+
     /// Layer norm without gain or bias. `[n, d]`.
     fn layer_norm(x_nd: Tensor<Self, 2>, eps: f64) -> Tensor<Self, 2> {
         reference::layer_norm(x_nd, eps)
@@ -379,6 +409,16 @@ pub trait ModelBackend: Backend {
     /// The gradient of `x` under [`layer_norm`](Self::layer_norm).
     fn layer_norm_backward(x_nd: Tensor<Self, 2>, dy_nd: Tensor<Self, 2>, eps: f64) -> Tensor<Self, 2> {
         adjoint::layer_norm(x_nd, dy_nd, eps)
+    }
+
+    /// The same, added to `sum`, the gradient of `x` by way of others who read it.
+    fn layer_norm_backward_onto(
+        sum_nd: Tensor<Self, 2>,
+        x_nd: Tensor<Self, 2>,
+        dy_nd: Tensor<Self, 2>,
+        eps: f64,
+    ) -> Tensor<Self, 2> {
+        Self::layer_norm_backward(x_nd, dy_nd, eps) + sum_nd
     }
 
     /// `x` rounded to bfloat16, in its own type. The gradient passes as it is, as under autocast: a rounding's own is zero almost

@@ -99,6 +99,22 @@ impl<B: Backend> LowRankGradients<B> {
     }
 }
 
+/// How a layer norm is modulated by rows of scales and shifts side by side.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdaNorm {
+    /// Whether a row begins with its shifts.
+    pub shift_first: bool,
+    /// Added to the variance.
+    pub eps: f64,
+}
+
+impl AdaNorm {
+    /// A row's first and second half as scales and shifts, or scales and shifts as its halves.
+    pub(super) fn halves<T>(self, [first, second]: [T; 2]) -> [T; 2] {
+        if self.shift_first { [second, first] } else { [first, second] }
+    }
+}
+
 /// What the output of a linear layer is added to: the stream of residuals.
 #[derive(Clone, Debug)]
 pub struct Onto<B: Backend> {

@@ -10,7 +10,8 @@
 //! pointwise   SwiGLU, GELU, sums that are rounded, what follows a product
 //! product     matrix products: which of cubek's kernels multiplies what
 //! low_rank    what a low-rank update adds to one
-//! rotary      rotary embedding, and back
+//! linear      linear layers, made of these three
+//! rotary      rotary embedding and the order by heads, and back
 //! flat        the flat space: sums of gradients, their norm, AdamW
 //! scores      a tile of attention's scores: softmax under a mask, and back (`blocked` has the products around it)
 //! ```
@@ -29,6 +30,7 @@
 
 mod flat;
 mod launch;
+mod linear;
 mod low_rank;
 mod pointwise;
 mod product;
@@ -38,18 +40,17 @@ mod scores;
 
 use std::ops::Range;
 
-use burn::tensor::{DType, Tensor, TensorPrimitive, backend::Backend};
+use burn::tensor::{Tensor, TensorPrimitive, backend::Backend};
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement, tensor::CubeTensor};
 use half::bf16;
 
 use self::{
     launch::{floats, primitive, strided_floats},
-    low_rank::Factor,
     pointwise::Finish,
 };
 use super::{
-    AttentionMask, AttentionOutput, AttentionSaved, LinearLayer, LowRank, LowRankGradients, LowRankSaved,
-    ModelBackend, Onto, Tape, blocked,
+    AdaNorm, AttentionMask, AttentionOutput, AttentionSaved, LinearLayer, LowRank, LowRankGradients,
+    LowRankSaved, ModelBackend, Onto, Tape, blocked,
     flat::{
         Gradient, OnDevice, Run,
         tensors::{Origins, Updated},
@@ -102,31 +103,37 @@ where
     }
 
     fn layer_norm_backward(x_nd: Tensor<Self, 2>, dy_nd: Tensor<Self, 2>, eps: f64) -> Tensor<Self, 2> {
-        let [dx_nd, _] = rows::layer_norm_backward(floats(x_nd), None, floats(dy_nd), eps);
+        let (dx_nd, _) = rows::layer_norm_backward(floats(x_nd), None, floats(dy_nd), None, eps);
         wrapped(dx_nd)
     }
 
-    fn modulated_layer_norm(
+    fn layer_norm_backward_onto(
+        sum_nd: Tensor<Self, 2>,
         x_nd: Tensor<Self, 2>,
-        scale_bd: Tensor<Self, 2>,
-        shift_bd: Tensor<Self, 2>,
-        eps: f64,
-    ) -> Tensor<Self, 2> {
-        wrapped(rows::layer_norm(floats(x_nd), Some([floats(scale_bd), floats(shift_bd)]), eps))
-    }
-
-    fn modulated_layer_norm_backward(
-        x_nd: Tensor<Self, 2>,
-        scale_bd: Tensor<Self, 2>,
         dy_nd: Tensor<Self, 2>,
         eps: f64,
-    ) -> [Tensor<Self, 2>; 3] {
-        let ([n, d], batch) = (x_nd.dims(), scale_bd.dims()[0]);
-        let over_rows =
-            |x_nd: Tensor<Self, 2>| x_nd.reshape([batch, n / batch, d]).sum_dim(1).reshape([batch, d]);
-        let [dx, products] =
-            rows::layer_norm_backward(floats(x_nd), Some(floats(scale_bd)), floats(dy_nd.clone()), eps);
-        [wrapped(dx), over_rows(wrapped(products)), over_rows(dy_nd)]
+    ) -> Tensor<Self, 2> {
+        let sum = Some(floats(sum_nd));
+        let (dx_nd, _) = rows::layer_norm_backward(floats(x_nd), None, floats(dy_nd), sum, eps);
+        wrapped(dx_nd)
+    }
+
+    fn ada_layer_norm(x_nd: Tensor<Self, 2>, ada_be: Tensor<Self, 2>, how: AdaNorm) -> Tensor<Self, 2> {
+        wrapped(rows::layer_norm(floats(x_nd), Some((floats(ada_be), how.shift_first)), how.eps))
+    }
+
+    fn ada_layer_norm_backward(
+        sum_nd: Option<Tensor<Self, 2>>,
+        x_nd: Tensor<Self, 2>,
+        ada_be: Tensor<Self, 2>,
+        dy_nd: Tensor<Self, 2>,
+        how: AdaNorm,
+    ) -> [Tensor<Self, 2>; 2] {
+        let (ada, dy) = (floats(ada_be), floats(dy_nd));
+        let modulation = Some((ada.clone(), how.shift_first));
+        let (dx, products) =
+            rows::layer_norm_backward(floats(x_nd), modulation, dy.clone(), sum_nd.map(floats), how.eps);
+        [wrapped(dx), wrapped(rows::ada_gradient(ada, how.shift_first, products, dy))]
     }
 
     fn swiglu(gate_nf: Tensor<Self, 2>, up_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {
@@ -274,8 +281,8 @@ where
         w_oi: Tensor<Self, 2>,
         bias_o: Option<Tensor<Self, 1>>,
     ) -> Tensor<Self, 2> {
-        let y_no = rounded_like(x_ni, w_oi.transpose());
-        finished(y_no, Finish { bias_o: bias_o.map(floats), ..Finish::default() })
+        let y_no = linear::rounded_like(x_ni, w_oi.transpose());
+        linear::finished(y_no, Finish { bias_o: bias_o.map(floats), ..Finish::default() })
     }
 
     fn linear_onto(
@@ -284,11 +291,11 @@ where
         w_oi: Tensor<Self, 2>,
         bias_o: Option<Tensor<Self, 1>>,
     ) -> Tensor<Self, 2> {
-        finished(rounded_like(x_ni, w_oi.transpose()), finish(Some(onto), bias_o))
+        linear::finished(linear::rounded_like(x_ni, w_oi.transpose()), linear::finish(Some(onto), bias_o))
     }
 
     fn linear_input_gradient(dy_no: Tensor<Self, 2>, w_oi: Tensor<Self, 2>) -> Tensor<Self, 2> {
-        rounded_like(dy_no, w_oi)
+        linear::rounded_like(dy_no, w_oi)
     }
 
     fn linear_weight_gradient(dy_no: Tensor<Self, 2>, x_ni: Tensor<Self, 2>) -> Tensor<Self, 2> {
@@ -301,46 +308,14 @@ where
         bias_o: Option<Tensor<Self, 1>>,
         update: &LowRank<Self>,
     ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
-        updated(x_ni, w_oi, update, finish(None, bias_o))
+        linear::updated(x_ni, w_oi, update, linear::finish(None, bias_o))
     }
 
     fn linears_saving(
         x_ni: Tensor<Self, 2>,
         layers: Vec<LinearLayer<Self>>,
     ) -> Vec<(Tensor<Self, 2>, Option<Tensor<Self, 2>>)> {
-        let narrow = layers.iter().all(|layer| layer.w_oi.dtype() == DType::BF16);
-        let updates: Option<Vec<_>> = layers.iter().map(|layer| layer.update.clone()).collect();
-        let (downs, x_ni) = match updates {
-            Some(updates) if !updates.is_empty() => {
-                let ms =
-                    updates.into_iter().map(|LowRank { a_ri, scale, .. }| (Factor::a(floats(a_ri)), scale));
-                let x = floats(x_ni);
-                let (downs, narrowed) = low_rank::reduced(x.clone(), ms.collect(), narrow);
-                (downs.into_iter().map(Some).collect(), wrapped(narrowed.unwrap_or(x)))
-            }
-            // None with an update, or some without.
-            _ => {
-                let rounds = narrow && layers.iter().all(|layer| layer.update.is_none());
-                let x_ni = if rounds && x_ni.dtype() != DType::BF16 { x_ni.cast(DType::BF16) } else { x_ni };
-                (vec![None; layers.len()], x_ni)
-            }
-        };
-        let each = layers.into_iter().zip(downs).map(|(layer, down)| {
-            let LinearLayer { w_oi, bias_o, update } = layer;
-            match (update, down) {
-                (Some(update), Some(down)) => {
-                    let y = primitive(rounded_like(x_ni.clone(), w_oi.transpose()));
-                    let (b, finish) = (Factor::b(floats(update.b_or)), finish(None, bias_o));
-                    (wrapped(low_rank::added(y, down.clone(), b, finish)), Some(wrapped(down)))
-                }
-                (Some(update), None) => {
-                    let (y_no, down_nr) = Self::lora_linear_saving(x_ni.clone(), w_oi, bias_o, &update);
-                    (y_no, Some(down_nr))
-                }
-                (None, _) => (<Self as ModelBackend>::linear(x_ni.clone(), w_oi, bias_o), None),
-            }
-        });
-        each.collect()
+        linear::together(x_ni, layers)
     }
 
     fn lora_linear_onto_saving(
@@ -350,7 +325,7 @@ where
         bias_o: Option<Tensor<Self, 1>>,
         update: &LowRank<Self>,
     ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
-        updated(x_ni, w_oi, update, finish(Some(onto), bias_o))
+        linear::updated(x_ni, w_oi, update, linear::finish(Some(onto), bias_o))
     }
 
     fn lora_linear_backward(
@@ -358,7 +333,7 @@ where
         dy_no: Tensor<Self, 2>,
         wants_dx: bool,
     ) -> LowRankGradients<Self> {
-        pulled(saved, dy_no, wants_dx.then(Finish::default))
+        linear::pulled(saved, dy_no, wants_dx.then(Finish::default))
     }
 
     fn lora_linear_backward_onto(
@@ -366,75 +341,8 @@ where
         saved: LowRankSaved<Self>,
         dy_no: Tensor<Self, 2>,
     ) -> LowRankGradients<Self> {
-        pulled(saved, dy_no, Some(Finish { more_no: Some(floats(sum_ni)), ..Finish::default() }))
+        linear::pulled(saved, dy_no, Some(Finish { more_no: Some(floats(sum_ni)), ..Finish::default() }))
     }
-}
-
-/// What becomes of a layer's product.
-fn finish<B, R>(onto: Option<Onto<B>>, bias_o: Option<Tensor<B, 1>>) -> Finish<R>
-where
-    B: ModelBackend<FloatTensorPrimitive = CubeTensor<R>>,
-    R: CubeRuntime,
-{
-    let rounded = onto.as_ref().is_some_and(|onto| onto.rounded);
-    Finish { bias_o: bias_o.map(floats), more_no: onto.map(|onto| floats(onto.x_no)), rounded }
-}
-
-fn finished<B, R>(y_no: Tensor<B, 2>, finish: Finish<R>) -> Tensor<B, 2>
-where
-    B: ModelBackend<FloatTensorPrimitive = CubeTensor<R>>,
-    R: CubeRuntime,
-{
-    if finish.is_nothing() { y_no } else { wrapped(pointwise::finished(primitive(y_no), finish)) }
-}
-
-/// A layer with its update, finished, and `scale * x a^T`.
-fn updated<B, R>(
-    x_ni: Tensor<B, 2>,
-    w_oi: Tensor<B, 2>,
-    update: &LowRank<B>,
-    finish: Finish<R>,
-) -> (Tensor<B, 2>, Tensor<B, 2>)
-where
-    B: ModelBackend<FloatTensorPrimitive = CubeTensor<R>>,
-    R: CubeRuntime,
-{
-    let [a, b] = [&update.a_ri, &update.b_or].map(|factor| floats(factor.clone()));
-    let (w, factors) = (primitive(w_oi.transpose()), [Factor::a(a), Factor::b(b)]);
-    let [y, down] = low_rank::applied(floats(x_ni), w, factors, update.scale, finish);
-    (wrapped(y), wrapped(down))
-}
-
-/// Gradients of a layer with an update; that of its input is made, and finished, if it says how.
-fn pulled<B, R>(saved: LowRankSaved<B>, dy_no: Tensor<B, 2>, dx: Option<Finish<R>>) -> LowRankGradients<B>
-where
-    B: ModelBackend<FloatTensorPrimitive = CubeTensor<R>>,
-    R: CubeRuntime,
-{
-    let LowRankSaved { x_ni, down_nr, w_oi, update } = saved;
-    let (dy, a, b) = (floats(dy_no), floats(update.a_ri), floats(update.b_or));
-    let (dx_ni, ddown_nr) = match dx {
-        Some(finish) => {
-            let factors = [Factor::b(b), Factor::a(a)];
-            let [dx, ddown] = low_rank::applied(dy.clone(), primitive(w_oi), factors, update.scale, finish);
-            (Some(wrapped(dx)), wrapped(ddown))
-        }
-        None => {
-            let (mut ddowns, _) = low_rank::reduced(dy.clone(), vec![(Factor::b(b), update.scale)], false);
-            (None, wrapped(ddowns.remove(0)))
-        }
-    };
-    LowRankGradients {
-        dx_ni,
-        da_ri: B::linear_weight_gradient(ddown_nr, x_ni),
-        db_or: B::linear_weight_gradient(wrapped(dy), down_nr),
-    }
-}
-
-/// `x w`. Where `w` is narrower, `x` is rounded to its type: the weight of a layer is read once and copied never.
-fn rounded_like<B: ModelBackend>(x_nk: Tensor<B, 2>, w_ko: Tensor<B, 2>) -> Tensor<B, 2> {
-    let narrow = w_ko.dtype();
-    B::product(if x_nk.dtype() == narrow { x_nk } else { x_nk.cast(narrow) }, w_ko)
 }
 
 fn wrapped<B, R, const D: usize>(x: CubeTensor<R>) -> Tensor<B, D>

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 
 use crate::{
-    kernels::{AttentionMask, ModelBackend, Tape},
+    kernels::{AdaNorm, AttentionMask, ModelBackend, Tape},
     model::{
         dense::{Dense, DenseShape},
         recompute::Layer,
@@ -122,9 +122,7 @@ impl DitBlock {
         attended: Attended<'_, T>,
     ) -> Tensor<T, 2> {
         let ada_md = self.ada.apply(params, cond_md.clone());
-        let scale_md = ada_md.clone().narrow(1, 0, self.width);
-        let shift_md = ada_md.narrow(1, self.width, self.width);
-        let y_nd = T::modulated_layer_norm(x_nd.clone(), scale_md, shift_md, EPS);
+        let y_nd = T::ada_layer_norm(x_nd.clone(), ada_md, AdaNorm { shift_first: false, eps: EPS });
         let KeysValues { keys_nd, values_nd } = match (self.cross, attended) {
             (true, Attended::Hidden(hidden_nd)) => self.project(params, hidden_nd),
             (true, Attended::Projected(projected)) => projected.clone(),

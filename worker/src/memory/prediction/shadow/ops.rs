@@ -79,16 +79,15 @@ impl Tape {
         })
     }
 
-    /// AdaLN: keeps its input and the scale.
-    pub fn modulated_norm(&self, x: &Matrix, scale: &Matrix, shift: Matrix) -> Matrix {
+    /// AdaLN: keeps its input, and scales and shifts, whose gradients are made apart and then put side by side.
+    pub fn modulated_norm(&self, x: &Matrix, ada: Matrix) -> Matrix {
         let y = self.matrix(x.rows, x.cols);
-        let saved = (x.value.clone(), scale.value.clone());
-        let (dx, dscale) = (self.bytes(x), self.bytes(scale));
-        let parents = vec![Tape::node(x), Tape::node(scale), Tape::node(&shift)];
+        let (dx, dada, parents) = (self.bytes(x), self.bytes(&ada), vec![Tape::node(x), Tape::node(&ada)]);
+        let saved = (x.value.clone(), ada.value);
         self.record(parents, y, move |heap, _dy| {
-            let gradients = [dx, dscale, dscale].map(|bytes| Some(heap.take(bytes)));
-            drop(saved);
-            gradients.into()
+            let [dx, halves, dada] = [dx, dada, dada].map(|bytes| heap.take(bytes));
+            drop((halves, saved));
+            vec![Some(dx), Some(dada)]
         })
     }
 
@@ -255,13 +254,6 @@ impl Tape {
     pub fn copied_part(&self, x: &Matrix, rows: u64, cols: u64) -> Matrix {
         let part = self.matrix(rows, cols);
         self.record(vec![Tape::node(x)], part, self.widening(x))
-    }
-
-    /// The part of a matrix as a view.
-    pub fn viewed_part(&self, x: &Matrix, cols: u64) -> Matrix {
-        let mut view = self.constant(x);
-        view.cols = cols;
-        self.record(vec![Tape::node(x)], view, self.widening(x))
     }
 
     /// Bytes of a matrix of activations.
