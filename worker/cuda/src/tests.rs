@@ -1,6 +1,6 @@
 //! Operations on a card against their references on the CPU. Without a card each test says so and passes.
 
-use std::io::Write;
+use std::{io::Write, ops::Range};
 
 use burn::{
     backend::{Autodiff, Flex},
@@ -12,7 +12,10 @@ use coxswain_integration_tests::expert;
 use coxswain_proto::run_spec::Recompute;
 use coxswain_worker::{
     device::Accelerator,
-    kernels::{AttentionMask, LowRank, ModelBackend},
+    kernels::{
+        AdaNorm, AttentionMask, LinearLayer, LowRank, ModelBackend, Onto,
+        flat::{Coefficients, FlatOn, Gradient, OnDevice, Part, Run},
+    },
 };
 
 use crate::Nvidia;
@@ -111,13 +114,20 @@ fn operations<B: ModelBackend>(device: &B::Device) -> Vec<Outcome> {
         all.extend(pulled::<B, 1, 2, 2>(&name("layer_norm"), device, one, |[x]| {
             ModelBackend::layer_norm(x, 1e-5)
         }));
-        let modulated = [[6, width], [3, width], [3, width]];
-        all.extend(pulled::<B, 3, 2, 2>(
-            &name("modulated_layer_norm"),
-            device,
-            modulated,
-            |[x, scale, shift]| ModelBackend::modulated_layer_norm(x, scale, shift, 1e-5),
-        ));
+        all.extend(pulled::<B, 1, 2, 2>(&name("x + layer_norm"), device, one, |[x]| {
+            x.clone() + <Autodiff<B> as ModelBackend>::layer_norm(x, 1e-5)
+        }));
+        for shift_first in [false, true] {
+            let (what, how) =
+                (format!("ada_layer_norm, shift {shift_first}"), AdaNorm { shift_first, eps: 1e-5 });
+            let modulated = [[6, width], [3, 2 * width]];
+            all.extend(pulled::<B, 2, 2, 2>(&name(&what), device, modulated, |[x, ada]| {
+                ModelBackend::ada_layer_norm(x, ada, how)
+            }));
+            all.extend(pulled::<B, 2, 2, 2>(&name(&format!("x + {what}")), device, modulated, |[x, ada]| {
+                x.clone() + <Autodiff<B> as ModelBackend>::ada_layer_norm(x, ada, how)
+            }));
+        }
         all.extend(pulled::<B, 2, 2, 2>(&name("swiglu"), device, [[6, width]; 2], |[gate, up]| {
             ModelBackend::swiglu(gate, up)
         }));
@@ -132,6 +142,8 @@ fn operations<B: ModelBackend>(device: &B::Device) -> Vec<Outcome> {
         }));
     }
     all.extend(low_rank_updates::<B>(device));
+    all.extend(layers_of_one_input::<B>(device));
+    all.extend(finished_sums::<B>(device));
     for rows in [1, 2] {
         let table = |seed| Tensor::from_inner(tensor::<B, 3>([rows, 3, 8], seed, device));
         let what = format!("rotary by tables of {rows} rows");
@@ -141,9 +153,9 @@ fn operations<B: ModelBackend>(device: &B::Device) -> Vec<Outcome> {
         let what = format!("attention of turned slices, tables of {rows} rows");
         all.extend(pulled::<B, 1, 4, 4>(&what, device, [[2, 3, 8, 8]], |[qkv]| {
             let part = |start, heads| qkv.clone().narrow(2, start, heads);
-            let turned = |x| <Autodiff<B> as ModelBackend>::rotary(x, table(3), table(4));
             let mask = AttentionMask::Causal([0..3, 1..3].into());
-            ModelBackend::attention(turned(part(0, 4)), turned(part(4, 2)), part(6, 2), &mask, 0.35)
+            let inputs = [part(0, 4), part(4, 2), part(6, 2)];
+            ModelBackend::turned_attention(inputs, [table(3), table(4)], &mask, 0.35)
         }));
     }
     for (what, [queries, keys], mask) in [
@@ -196,6 +208,75 @@ fn low_rank_updates<B: ModelBackend>(device: &B::Device) -> Vec<Outcome> {
     all
 }
 
+/// Two layers of one input that others read as well: gradients are added to gradients that are there.
+fn layers_of_one_input<B: ModelBackend>(device: &B::Device) -> Vec<Outcome> {
+    let mut all = Vec::new();
+    for (ranks, [n, width]) in [
+        ([8, 8], [37, 264]),
+        ([64, 64], [17, 132]),
+        ([32, 16], [33, 64]),
+        ([8, 4], [6, 40]),
+        ([5, 5], [6, 30]),
+    ] {
+        let frozen = |seed| Tensor::from_inner(tensor::<B, 2>([width, width], seed, device) * 0.1);
+        let gain = || Tensor::from_inner(tensor::<B, 1>([width], 3, device));
+        let what = format!("layers of width {width} with updates of ranks {ranks:?}");
+        let [r, q] = ranks;
+        let shapes = [[n, width], [r, width], [width, r], [q, width], [width, q]];
+        all.extend(pulled::<B, 5, 2, 2>(&what, device, shapes, |[x, a, b, c, d]| {
+            let y = ModelBackend::rms_norm(x.clone(), gain(), 1e-6);
+            let layer = |seed, a_ri, b_or| LinearLayer {
+                w_oi: frozen(seed),
+                bias_o: Some(gain()),
+                update: Some(LowRank { a_ri, b_or, scale: 0.1 * seed as f64 }),
+            };
+            let outputs = ModelBackend::linears(y, vec![layer(1, a, b), layer(2, c, d)]);
+            outputs.into_iter().fold(x, |x, y| x + y)
+        }));
+    }
+    all
+}
+
+/// What finishes products: values of a few bits, so that sums are exact and are rounded alike.
+fn finished_sums<B: ModelBackend>(device: &B::Device) -> Vec<Outcome> {
+    let few_bits = |shape: [usize; 2], seed| (tensor::<B, 2>(shape, seed, device) * 4.0).round() * 0.25;
+    let mut all = Vec::new();
+    for (rank, [n, i, o]) in [(8, [37, 24, 260]), (32, [5, 40, 72]), (4, [6, 40, 24]), (8, [4, 30, 21])] {
+        for rounded in [false, true] {
+            let onto = || Onto { x_no: few_bits([n, o], 1), rounded };
+            let (x, w) = (few_bits([n, i], 2), few_bits([o, i], 3));
+            let bias = (rank != 32).then(|| few_bits([1, o], 4).reshape([o]));
+            let update = LowRank { a_ri: few_bits([rank, i], 5), b_or: few_bits([o, rank], 6), scale: 0.5 };
+            let what = format!("a sum onto {n} rows of {o}, rank {rank}, rounded {rounded}");
+            let (sum, down) = B::lora_linear_onto_saving(onto(), x.clone(), w.clone(), bias.clone(), &update);
+            let plain = <B as ModelBackend>::linear_onto(onto(), x, w, bias);
+            for (part, value) in [("sum", sum), ("inner product", down), ("without an update", plain)] {
+                all.push((format!("{what}: {part}"), numbers(value)));
+            }
+        }
+    }
+    all
+}
+
+#[test]
+fn what_is_made_for_products_that_round_is_what_they_round() {
+    let Some(card) = card() else { return };
+    for width in [3, 64, 1280] {
+        let (x, y) = (tensor::<Cuda, 2>([6, width], 1, &card), tensor::<Cuda, 2>([6, width], 2, &card));
+        let gain = tensor::<Cuda, 1>([width], 3, &card);
+        let rounded = |x| numbers(Cuda::rounded(x));
+        let normed = Cuda::rms_norm_for_rounding(x.clone(), gain.clone(), 1e-6);
+        assert_eq!(normed.dtype(), DType::BF16);
+        assert_eq!(
+            numbers(normed),
+            rounded(Cuda::rms_norm(x.clone(), gain, 1e-6)),
+            "a norm of width {width}"
+        );
+        let mixed = Cuda::swiglu_for_rounding(x.clone(), y.clone());
+        assert_eq!(numbers(mixed), rounded(Cuda::swiglu(x, y)), "a gate of width {width}");
+    }
+}
+
 /// Attention of four query heads, `[batch, queries, keys, kv_heads]`.
 fn attended<B: ModelBackend>(
     what: &str,
@@ -218,6 +299,64 @@ fn every_operation_agrees_with_the_cpu() {
     for ((what, found), (_, expected)) in found.iter().zip(&expected) {
         // A gradient may be zero but for rounding.
         assert_close_at_least(what, found, expected, 1e-2, 1e-5);
+    }
+}
+
+/// Pieces of a flat buffer, more of them than one kernel takes: of a few elements, of some cubes, and at places where no vector begins.
+fn pieces() -> Vec<Range<usize>> {
+    let lens = [1, 300, 3, 1024, 257, 64, 7].into_iter().cycle().take(37);
+    let mut start = 2;
+    lens.map(|len| {
+        let piece = start..start + len;
+        // Every third is followed by elements of nobody.
+        start += len + [0, 0, 5][len % 3];
+        piece
+    })
+    .collect()
+}
+
+/// Two rounds of gradients, of which every second piece's first overwrites what is there, and steps of AdamW on the same pieces.
+fn flat_buffers<F: FlatOn<B>, B: ModelBackend>(device: &B::Device) -> [Vec<f32>; 4] {
+    let (place, pieces) = (F::place(device), pieces());
+    let len = pieces[pieces.len() - 1].end + 3;
+    let flat = |seed| F::of(&place, values(len, seed));
+    let (mut grads, mut weights, mut exp_avg, mut exp_avg_sq) =
+        (flat(1), flat(2), F::zeros(&place, len), F::zeros(&place, len));
+    for round in 0..2 {
+        let of_piece = |(number, range): (usize, &Range<usize>)| Gradient {
+            range: range.clone(),
+            first: round == 0 && number % 2 == 0,
+            values: tensor([1, range.len()], 100 * round + number as u64, device),
+        };
+        grads.add(pieces.iter().enumerate().map(of_piece).collect());
+        let of_piece = |(number, range): (usize, &Range<usize>)| Run {
+            range: range.clone(),
+            coefficients: Coefficients {
+                factor: 0.5,
+                one_minus_beta1: 0.1,
+                beta2: 0.99,
+                one_minus_beta2: 0.01,
+                keep: 1.0 - 1e-3 * number as f32,
+                step_size: 1e-2 / (1 + number) as f32,
+                root_factor: 1.7,
+                eps: 1e-8,
+            },
+        };
+        let (weights, exp_avg, exp_avg_sq) = (&mut weights, &mut exp_avg, &mut exp_avg_sq);
+        let part = Part { weights, weights_from: 0, exp_avg, exp_avg_sq, grads: &grads, grads_from: 0 };
+        F::adamw(part, &pieces.iter().enumerate().map(of_piece).collect::<Vec<_>>());
+    }
+    [grads, weights, exp_avg, exp_avg_sq].map(|flat| flat.read(0..len).into_owned())
+}
+
+#[test]
+fn many_gradients_and_runs_in_one_kernel_do_what_the_host_does_one_by_one() {
+    let Some(card) = card() else { return };
+    let expected = flat_buffers::<Vec<f32>, Flex>(&Default::default());
+    let found = flat_buffers::<OnDevice<Cuda>, Cuda>(&card);
+    assert_eq!(found[0], expected[0], "sums of the same numbers in the same order");
+    for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
+        assert_close(&format!("buffer {i}"), found, expected, 1e-6);
     }
 }
 

@@ -21,7 +21,7 @@
 
 use std::ops::Range;
 
-use burn::tensor::{Int, Tensor, TensorData, backend::Backend};
+use burn::tensor::{DType, Int, Tensor, TensorData, backend::Backend};
 
 use super::{AttentionMask, AttentionOutput, AttentionSaved, ModelBackend};
 
@@ -49,8 +49,12 @@ pub trait Scores: ModelBackend {
         seen: &Seen<Self>,
     ) -> Tensor<Self, 4>;
 
-    /// `sum(x * y)` over the last axis: `[b, s, (h g)]`.
-    fn dots(x_bshk: Tensor<Self, 4>, y_bshk: Tensor<Self, 4>) -> Tensor<Self, 3>;
+    /// `sum(x * y)` over the last axis, `[b, s, (h g)]`, and `x`, which is read by head next, or is `cut` first.
+    fn dots(
+        x_bshk: Tensor<Self, 4>,
+        y_bshk: Tensor<Self, 4>,
+        cut: bool,
+    ) -> (Tensor<Self, 3>, Tensor<Self, 4>);
 
     /// `[b, h, s, k]` in rows that products read as they are, and copy otherwise.
     fn by_head(x_bshk: Tensor<Self, 4>) -> Tensor<Self, 4> {
@@ -66,8 +70,8 @@ pub trait Scores: ModelBackend {
 
 /// Which keys the queries of a tile see, and what their scores are multiplied with.
 pub struct Seen<B: Backend> {
-    /// First key of each batch row, and the one after its last; none where every key is seen.
-    pub bounds_b2: Option<Tensor<B, 2, Int>>,
+    /// First key of each batch row, and the one after its last, `[2 b]`; none where every key is seen.
+    pub bounds: Option<Tensor<B, 1, Int>>,
     /// Whether a query sees no key after itself.
     pub causal: bool,
     /// The tile's first query among all.
@@ -99,7 +103,8 @@ pub fn attention_backward<B: Scores>(
     dout_bshk: Tensor<B, 4>,
 ) -> [Tensor<B, 4>; 3] {
     let AttentionSaved { q_bshk, k_bshk, v_bshk, output } = saved;
-    let delta_bsh = B::dots(dout_bshk.clone(), output.out_bshk);
+    let cut = matches!(mask, AttentionMask::Segments(_));
+    let (delta_bsh, dout_bshk) = B::dots(dout_bshk, output.out_bshk, cut);
     let lse_bsh = output.lse_bsh.expect("the forward pass of this module leaves it");
     let inputs = Inputs { q_bshk, k_bshk, v_bshk, scale, tile: TILE };
     gradients_in_tiles(inputs, mask, Seeds { dout_bshk, delta_bsh, lse_bsh })
@@ -216,13 +221,14 @@ impl<B: Scores> Inputs<B> {
             rows: (self.tile / row).max(16),
             scale: self.scale,
             causal: matches!(mask, AttentionMask::Causal(_)),
-            bounds_b2: bounds(mask, keys, &self.q_bshk),
+            bounds: bounds(mask, keys, &self.q_bshk),
         }
     }
 }
 
 /// First key of each batch row, and the one after its last, on the device; none where every query sees every key, or every one before it.
-fn bounds<B: Backend>(mask: &AttentionMask, keys: usize, like: &Tensor<B, 4>) -> Option<Tensor<B, 2, Int>> {
+/// One axis: a card pads short rows, and whoever reads them would have to copy them.
+fn bounds<B: Backend>(mask: &AttentionMask, keys: usize, like: &Tensor<B, 4>) -> Option<Tensor<B, 1, Int>> {
     let ranges = match mask {
         AttentionMask::Full | AttentionMask::Segments(_) => return None,
         AttentionMask::Keys(ranges) | AttentionMask::Causal(ranges) => ranges,
@@ -231,9 +237,7 @@ fn bounds<B: Backend>(mask: &AttentionMask, keys: usize, like: &Tensor<B, 4>) ->
         return None;
     }
     let ends: Vec<i32> = ranges.iter().flat_map(|range| [range.start as i32, range.end as i32]).collect();
-    // As one row first: a card pads short rows, and whoever reads them would have to copy them.
-    let flat = Tensor::<B, 1, Int>::from_data(TensorData::new(ends, [2 * ranges.len()]), &like.device());
-    Some(flat.reshape([ranges.len(), 2]))
+    Some(Tensor::from_data(TensorData::new(ends, [2 * ranges.len()]), (&like.device(), DType::I32)))
 }
 
 /// How the queries are cut, and what each tile meets.
@@ -245,7 +249,7 @@ struct Tiles<B: Backend> {
     rows: usize,
     scale: f64,
     causal: bool,
-    bounds_b2: Option<Tensor<B, 2, Int>>,
+    bounds: Option<Tensor<B, 1, Int>>,
 }
 
 /// One tile: its queries, and the keys that any of them may see.
@@ -267,7 +271,7 @@ impl<B: Backend> Tiles<B> {
 
     fn seen(&self, tile: &Tile) -> Seen<B> {
         Seen {
-            bounds_b2: self.bounds_b2.clone(),
+            bounds: self.bounds.clone(),
             causal: self.causal,
             first: tile.queries.start,
             queries: tile.queries.len(),

@@ -26,14 +26,15 @@ use std::ops::Range;
 pub(crate) use self::flex::{FEW_TOKENS, PANEL_COLUMNS, QUERY_BLOCK, vectorised};
 pub use self::{
     operands::{
-        AttentionMask, AttentionOutput, AttentionSaved, GradientSlot, LowRank, LowRankGradients, LowRankSaved,
+        AdaNorm, AttentionMask, AttentionOutput, AttentionSaved, GradientSlot, LinearLayer, LowRank,
+        LowRankGradients, LowRankSaved, Onto,
     },
     tape::Tape,
 };
 use burn::tensor::{DType, Tensor, TensorPrimitive, activation, backend::Backend};
 
 use self::flat::{
-    FlatOn, Run,
+    FlatOn, Gradient, Run,
     tensors::{self, Origins, Updated},
 };
 
@@ -57,6 +58,11 @@ pub trait ModelBackend: Backend {
         reference::rms_norm(x_nd, gain_d, eps)
     }
 
+    /// [`rms_norm`](Self::rms_norm) for products that round their inputs to bfloat16: rounded already, where that saves a pass.
+    fn rms_norm_for_rounding(x_nd: Tensor<Self, 2>, gain_d: Tensor<Self, 1>, eps: f64) -> Tensor<Self, 2> {
+        Self::rms_norm(x_nd, gain_d, eps)
+    }
+
     /// The gradient of `x` under [`rms_norm`](Self::rms_norm).
     fn rms_norm_backward(
         x_nd: Tensor<Self, 2>,
@@ -67,9 +73,25 @@ pub trait ModelBackend: Backend {
         adjoint::rms_norm(x_nd, gain_d, dy_nd, eps)
     }
 
+    /// [`rms_norm_backward`](Self::rms_norm_backward) added to `sum`, the gradient of `x` by way of others who read it.
+    fn rms_norm_backward_onto(
+        sum_nd: Tensor<Self, 2>,
+        x_nd: Tensor<Self, 2>,
+        gain_d: Tensor<Self, 1>,
+        dy_nd: Tensor<Self, 2>,
+        eps: f64,
+    ) -> Tensor<Self, 2> {
+        Self::rms_norm_backward(x_nd, gain_d, dy_nd, eps) + sum_nd
+    }
+
     /// `silu(gate) * up` (arXiv 2002.05202). Both `[n, f]`.
     fn swiglu(gate_nf: Tensor<Self, 2>, up_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {
         reference::swiglu(gate_nf, up_nf)
+    }
+
+    /// [`swiglu`](Self::swiglu) for products that round their inputs, likewise.
+    fn swiglu_for_rounding(gate_nf: Tensor<Self, 2>, up_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        Self::swiglu(gate_nf, up_nf)
     }
 
     /// The gradients of gate and up under [`swiglu`](Self::swiglu).
@@ -111,6 +133,45 @@ pub trait ModelBackend: Backend {
         scale: f64,
     ) -> Tensor<Self, 4> {
         Self::attention_saving(q_bshk, k_bshk, v_bshk, mask, scale).out_bshk
+    }
+
+    /// [`attention`](Self::attention) of queries and keys under [`rotary`](Self::rotary), by tables of cosines and sines. Queries, keys, values.
+    fn turned_attention(
+        inputs_bshk: [Tensor<Self, 4>; 3],
+        tables_bsk: [Tensor<Self, 3>; 2],
+        mask: &AttentionMask,
+        scale: f64,
+    ) -> Tensor<Self, 4> {
+        let [q_bshk, k_bshk, v_bshk] = Self::turned(inputs_bshk, tables_bsk);
+        <Self as ModelBackend>::attention(q_bshk, k_bshk, v_bshk, mask, scale)
+    }
+
+    /// What [`turned_attention`](Self::turned_attention) attends with.
+    fn turned(inputs_bshk: [Tensor<Self, 4>; 3], tables_bsk: [Tensor<Self, 3>; 2]) -> [Tensor<Self, 4>; 3] {
+        let ([q_bshk, k_bshk, v_bshk], [cos_bsk, sin_bsk]) = (inputs_bshk, tables_bsk);
+        let q_bshk = Self::rotary(q_bshk, cos_bsk.clone(), sin_bsk.clone());
+        [q_bshk, Self::rotary(k_bshk, cos_bsk, sin_bsk), v_bshk]
+    }
+
+    /// The gradients under [`turned`](Self::turned).
+    fn turned_backward(
+        gradients_bshk: [Tensor<Self, 4>; 3],
+        tables_bsk: [Tensor<Self, 3>; 2],
+    ) -> [Tensor<Self, 4>; 3] {
+        let ([dq_bshk, dk_bshk, dv_bshk], [cos_bsk, sin_bsk]) = (gradients_bshk, tables_bsk);
+        let dq_bshk = Self::rotary_backward(dq_bshk, cos_bsk.clone(), sin_bsk.clone());
+        [dq_bshk, Self::rotary_backward(dk_bshk, cos_bsk, sin_bsk), dv_bshk]
+    }
+
+    /// Inputs of [`attention`](Self::attention) as it reads them: what a pass on a tape keeps, so that its backward pass need not arrange them
+    /// again.
+    fn attention_inputs(inputs_bshk: [Tensor<Self, 4>; 3], _mask: &AttentionMask) -> [Tensor<Self, 4>; 3] {
+        inputs_bshk
+    }
+
+    /// Gradients of [`attention`](Self::attention) as those read them that made its inputs.
+    fn attention_gradients(gradients_bshk: [Tensor<Self, 4>; 3]) -> [Tensor<Self, 4>; 3] {
+        gradients_bshk
     }
 
     /// [`attention`](Self::attention), and what its backward pass needs besides the inputs.
@@ -180,6 +241,52 @@ pub trait ModelBackend: Backend {
         Self::lora_linear_saving(x_ni, w_oi, bias_o, &update).0
     }
 
+    /// Linear layers of one input: each [`linear`](Self::linear), or [`lora_linear`](Self::lora_linear) where it has an update.
+    fn linears(x_ni: Tensor<Self, 2>, layers: Vec<LinearLayer<Self>>) -> Vec<Tensor<Self, 2>> {
+        Self::linears_saving(x_ni, layers).into_iter().map(|(y_no, _)| y_no).collect()
+    }
+
+    /// [`linears`](Self::linears), and `scale * x a^T` of each update.
+    fn linears_saving(
+        x_ni: Tensor<Self, 2>,
+        layers: Vec<LinearLayer<Self>>,
+    ) -> Vec<(Tensor<Self, 2>, Option<Tensor<Self, 2>>)> {
+        let each = layers.into_iter().map(|LinearLayer { w_oi, bias_o, update }| match update {
+            Some(update) => {
+                let (y_no, down_nr) = Self::lora_linear_saving(x_ni.clone(), w_oi, bias_o, &update);
+                (y_no, Some(down_nr))
+            }
+            None => (<Self as ModelBackend>::linear(x_ni.clone(), w_oi, bias_o), None),
+        });
+        each.collect()
+    }
+
+    /// `onto` plus [`linear`](Self::linear).
+    fn linear_onto(
+        onto: Onto<Self>,
+        x_ni: Tensor<Self, 2>,
+        w_oi: Tensor<Self, 2>,
+        bias_o: Option<Tensor<Self, 1>>,
+    ) -> Tensor<Self, 2> {
+        onto.plus(<Self as ModelBackend>::linear(x_ni, w_oi, bias_o))
+    }
+
+    /// `onto` plus [`lora_linear`](Self::lora_linear).
+    fn lora_linear_onto(
+        onto: Onto<Self>,
+        x_ni: Tensor<Self, 2>,
+        w_oi: Tensor<Self, 2>,
+        bias_o: Option<Tensor<Self, 1>>,
+        update: LowRank<Self>,
+    ) -> Tensor<Self, 2> {
+        Self::lora_linear_onto_saving(onto, x_ni, w_oi, bias_o, &update).0
+    }
+
+    /// `x + y` whose value nobody reads: nothing is computed, and under autodiff the node is that of a sum.
+    fn sum_unread(x_nd: Tensor<Self, 2>, _y_nd: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        x_nd
+    }
+
     /// [`linear`](Self::linear) whose value is known already: nothing is computed, and under autodiff the node is the same.
     fn linear_known(
         _x_ni: Tensor<Self, 2>,
@@ -212,6 +319,18 @@ pub trait ModelBackend: Backend {
         (<Self as ModelBackend>::linear(x_ni, w_oi, bias_o) + low_no, down_nr)
     }
 
+    /// [`lora_linear_onto`](Self::lora_linear_onto), and `scale * x a^T`.
+    fn lora_linear_onto_saving(
+        onto: Onto<Self>,
+        x_ni: Tensor<Self, 2>,
+        w_oi: Tensor<Self, 2>,
+        bias_o: Option<Tensor<Self, 1>>,
+        update: &LowRank<Self>,
+    ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
+        let (y_no, down_nr) = Self::lora_linear_saving(x_ni, w_oi, bias_o, update);
+        (onto.plus(y_no), down_nr)
+    }
+
     /// The gradients of `x` (if `wants_dx`), `a` and `b` under [`lora_linear`](Self::lora_linear).
     fn lora_linear_backward(
         saved: LowRankSaved<Self>,
@@ -220,6 +339,15 @@ pub trait ModelBackend: Backend {
     ) -> LowRankGradients<Self> {
         let dense_ni = wants_dx.then(|| Self::linear_input_gradient(dy_no.clone(), saved.w_oi.clone()));
         adjoint::low_rank(saved, dy_no, wants_dx).beside(dense_ni)
+    }
+
+    /// The same, with the gradient of `x` added to `sum`, that by way of others who read it.
+    fn lora_linear_backward_onto(
+        sum_ni: Tensor<Self, 2>,
+        saved: LowRankSaved<Self>,
+        dy_no: Tensor<Self, 2>,
+    ) -> LowRankGradients<Self> {
+        Self::lora_linear_backward(saved, dy_no, true).onto(sum_ni)
     }
 
     /// Layer norm without gain or bias, then `* (1 + scale) + shift` with one scale and shift per batch row (AdaLN).
@@ -243,6 +371,36 @@ pub trait ModelBackend: Backend {
         adjoint::modulated_layer_norm(x_nd, scale_bd, dy_nd, eps)
     }
 
+    /// [`modulated_layer_norm`](Self::modulated_layer_norm) by scale and shift side by side, `ada [b, 2 d]`.
+    fn ada_layer_norm(x_nd: Tensor<Self, 2>, ada_be: Tensor<Self, 2>, how: AdaNorm) -> Tensor<Self, 2> {
+        let d = x_nd.dims()[1];
+        let [scale_bd, shift_bd] = how.halves([0, d].map(|start| ada_be.clone().narrow(1, start, d)));
+        Self::modulated_layer_norm(x_nd, scale_bd, shift_bd, how.eps)
+    }
+
+    /// The gradients of `x` and of scale and shift under [`ada_layer_norm`](Self::ada_layer_norm); the first added to `sum`, the gradient of
+    /// `x` by way of others who read it, if there is one.
+    fn ada_layer_norm_backward(
+        sum_nd: Option<Tensor<Self, 2>>,
+        x_nd: Tensor<Self, 2>,
+        ada_be: Tensor<Self, 2>,
+        dy_nd: Tensor<Self, 2>,
+        how: AdaNorm,
+    ) -> [Tensor<Self, 2>; 2] {
+        let d = x_nd.dims()[1];
+        let [scale_bd, _] = how.halves([0, d].map(|start| ada_be.clone().narrow(1, start, d)));
+        let [dx_nd, dscale_bd, dshift_bd] =
+            Self::modulated_layer_norm_backward(x_nd, scale_bd, dy_nd, how.eps);
+        let dada_be = Tensor::cat(how.halves([dscale_bd, dshift_bd]).into(), 1);
+        [
+            match sum_nd {
+                Some(sum_nd) => dx_nd + sum_nd,
+                None => dx_nd,
+            },
+            dada_be,
+        ]
+    }
+
     /// Layer norm without gain or bias. `[n, d]`.
     fn layer_norm(x_nd: Tensor<Self, 2>, eps: f64) -> Tensor<Self, 2> {
         reference::layer_norm(x_nd, eps)
@@ -251,6 +409,16 @@ pub trait ModelBackend: Backend {
     /// The gradient of `x` under [`layer_norm`](Self::layer_norm).
     fn layer_norm_backward(x_nd: Tensor<Self, 2>, dy_nd: Tensor<Self, 2>, eps: f64) -> Tensor<Self, 2> {
         adjoint::layer_norm(x_nd, dy_nd, eps)
+    }
+
+    /// The same, added to `sum`, the gradient of `x` by way of others who read it.
+    fn layer_norm_backward_onto(
+        sum_nd: Tensor<Self, 2>,
+        x_nd: Tensor<Self, 2>,
+        dy_nd: Tensor<Self, 2>,
+        eps: f64,
+    ) -> Tensor<Self, 2> {
+        Self::layer_norm_backward(x_nd, dy_nd, eps) + sum_nd
     }
 
     /// `x` rounded to bfloat16, in its own type. The gradient passes as it is, as under autocast: a rounding's own is zero almost
@@ -299,14 +467,11 @@ pub trait ModelBackend: Backend {
     /// Where the flat space of what trains lies: where this backend's tensors do. (A tape has none: it is that of the backend underneath.)
     type Flat: FlatOn<Self>;
 
-    /// `flat[start..] += gradient`, or `= gradient` if it is the `first`; in place where nobody else holds `flat`.
-    fn flat_accumulate(
-        flat: Tensor<Self, 1>,
-        start: usize,
-        gradient: Tensor<Self, 1>,
-        first: bool,
-    ) -> Tensor<Self, 1> {
-        tensors::accumulate(flat, start, gradient, first)
+    /// Adds gradients to their sums in `flat`; in place where nobody else holds that.
+    fn flat_accumulate(flat: Tensor<Self, 1>, gradients: Vec<Gradient<Self>>) -> Tensor<Self, 1> {
+        gradients.into_iter().fold(flat, |flat, Gradient { range, first, values }| {
+            tensors::accumulate(flat, range.start, values.reshape([range.len()]), first)
+        })
     }
 
     /// Sums of squares of parts of a range, a few thousand elements each, to be added up in float64.
@@ -319,8 +484,13 @@ pub trait ModelBackend: Backend {
         tensors::widen(flat, halves, range)
     }
 
-    /// AdamW on one run of a part; in place where nobody else holds the buffers.
-    fn flat_adamw(state: Updated<Self>, grads: &Tensor<Self, 1>, from: Origins, run: &Run) -> Updated<Self> {
-        tensors::adamw(state, grads, from, run)
+    /// AdamW on runs of a part; in place where nobody else holds the buffers.
+    fn flat_adamw(
+        state: Updated<Self>,
+        grads: &Tensor<Self, 1>,
+        from: Origins,
+        runs: &[Run],
+    ) -> Updated<Self> {
+        runs.iter().fold(state, |state, run| tensors::adamw(state, grads, from, run))
     }
 }

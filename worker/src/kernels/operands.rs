@@ -4,6 +4,8 @@ use std::{ops::Range, sync::Arc};
 
 use burn::tensor::{Tensor, backend::Backend};
 
+use super::ModelBackend;
+
 /// Which keys a query may attend to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AttentionMask {
@@ -50,6 +52,17 @@ pub struct AttentionSaved<B: Backend> {
     pub output: AttentionOutput<B>,
 }
 
+/// One of several linear layers that read the same input.
+#[derive(Clone, Debug)]
+pub struct LinearLayer<B: Backend> {
+    /// Weight, `[o, i]`.
+    pub w_oi: Tensor<B, 2>,
+    /// Bias, `[o]`.
+    pub bias_o: Option<Tensor<B, 1>>,
+    /// Low-rank update.
+    pub update: Option<LowRank<B>>,
+}
+
 /// What a linear layer with a low-rank update keeps for its backward pass.
 #[derive(Clone, Debug)]
 pub struct LowRankSaved<B: Backend> {
@@ -78,6 +91,43 @@ impl<B: Backend> LowRankGradients<B> {
     /// With the weight's own part of the input's gradient.
     pub(super) fn beside(self, dense_ni: Option<Tensor<B, 2>>) -> Self {
         Self { dx_ni: dense_ni.zip(self.dx_ni).map(|(dense_ni, low_ni)| dense_ni + low_ni), ..self }
+    }
+
+    /// With the input's gradient added to a sum.
+    pub(super) fn onto(self, sum_ni: Tensor<B, 2>) -> Self {
+        Self { dx_ni: self.dx_ni.map(|dx_ni| dx_ni + sum_ni), ..self }
+    }
+}
+
+/// How a layer norm is modulated by rows of scales and shifts side by side.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdaNorm {
+    /// Whether a row begins with its shifts.
+    pub shift_first: bool,
+    /// Added to the variance.
+    pub eps: f64,
+}
+
+impl AdaNorm {
+    /// A row's first and second half as scales and shifts, or scales and shifts as its halves.
+    pub(super) fn halves<T>(self, [first, second]: [T; 2]) -> [T; 2] {
+        if self.shift_first { [second, first] } else { [first, second] }
+    }
+}
+
+/// What the output of a linear layer is added to: the stream of residuals.
+#[derive(Clone, Debug)]
+pub struct Onto<B: Backend> {
+    /// The stream so far, `[n, o]`.
+    pub x_no: Tensor<B, 2>,
+    /// Whether the sum is rounded to bfloat16.
+    pub rounded: bool,
+}
+
+impl<B: ModelBackend> Onto<B> {
+    /// The sum.
+    pub fn plus(self, y_no: Tensor<B, 2>) -> Tensor<B, 2> {
+        if self.rounded { B::rounded_sum(self.x_no, y_no) } else { self.x_no + y_no }
     }
 }
 

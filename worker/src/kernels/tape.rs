@@ -9,7 +9,7 @@ use burn::{
     tensor::Tensor,
 };
 
-use super::{ModelBackend, autodiff};
+use super::{ModelBackend, Onto, autodiff};
 
 /// Where a forward pass runs: on a plain backend, keeping nothing, or recording for a backward pass on top of one.
 ///
@@ -31,6 +31,28 @@ pub trait Tape: ModelBackend {
         _leave: impl FnOnce(Tensor<Self::Base, 2>, Tensor<Self::Base, 2>) + Send + 'static,
     ) -> Tensor<Self, 2> {
         <Self as ModelBackend>::linear(x_ni, w_oi, bias_o)
+    }
+
+    /// `onto` plus such a layer.
+    fn linear_leaving_weight_onto(
+        onto: Onto<Self>,
+        x_ni: Tensor<Self, 2>,
+        w_oi: Tensor<Self, 2>,
+        bias_o: Option<Tensor<Self, 1>>,
+        _leave: impl FnOnce(Tensor<Self::Base, 2>, Tensor<Self::Base, 2>) + Send + 'static,
+    ) -> Tensor<Self, 2> {
+        Self::linear_onto(onto, x_ni, w_oi, bias_o)
+    }
+
+    /// `y` as the value of such a layer: nothing is computed.
+    fn linear_leaving_weight_known(
+        y_no: Tensor<Self::Base, 2>,
+        _x_ni: Tensor<Self, 2>,
+        _w_oi: Tensor<Self, 2>,
+        _bias_o: Option<Tensor<Self, 1>>,
+        _leave: impl FnOnce(Tensor<Self::Base, 2>, Tensor<Self::Base, 2>) + Send + 'static,
+    ) -> Tensor<Self, 2> {
+        Self::lift(y_no)
     }
 
     /// The values of a tensor of this tape, shared.
@@ -62,7 +84,32 @@ impl<B: ModelBackend> Tape for Autodiff<B> {
         bias_o: Option<Tensor<Self, 1>>,
         leave: impl FnOnce(Tensor<B, 2>, Tensor<B, 2>) + Send + 'static,
     ) -> Tensor<Self, 2> {
-        autodiff::linear_leaving_weight(x_ni, w_oi, bias_o, leave)
+        let y_no = <B as ModelBackend>::linear(
+            Self::lower(x_ni.clone()),
+            Self::lower(w_oi.clone()),
+            bias_o.clone().map(Self::lower),
+        );
+        autodiff::linear_leaving_weight(y_no, x_ni, w_oi, bias_o, leave)
+    }
+
+    fn linear_leaving_weight_onto(
+        onto: Onto<Self>,
+        x_ni: Tensor<Self, 2>,
+        w_oi: Tensor<Self, 2>,
+        bias_o: Option<Tensor<Self, 1>>,
+        leave: impl FnOnce(Tensor<B, 2>, Tensor<B, 2>) + Send + 'static,
+    ) -> Tensor<Self, 2> {
+        onto.plus(Self::linear_leaving_weight(x_ni, w_oi, bias_o, leave))
+    }
+
+    fn linear_leaving_weight_known(
+        y_no: Tensor<B, 2>,
+        x_ni: Tensor<Self, 2>,
+        w_oi: Tensor<Self, 2>,
+        bias_o: Option<Tensor<Self, 1>>,
+        leave: impl FnOnce(Tensor<B, 2>, Tensor<B, 2>) + Send + 'static,
+    ) -> Tensor<Self, 2> {
+        autodiff::linear_leaving_weight(y_no, x_ni, w_oi, bias_o, leave)
     }
 
     fn lower<const D: usize>(tensor: Tensor<Self, D>) -> Tensor<B, D> {

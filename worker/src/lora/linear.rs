@@ -3,11 +3,11 @@
 //! The adapter runs as two thin products beside the frozen one. Forming `W + s B A` would cost a dense weight and, in the backward
 //! pass, a dense gradient; this costs `rank * (in + out)` multiplications a token.
 
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{DType, Tensor, TensorData};
 
 use super::plan::LoraPlan;
 use crate::{
-    kernels::{LowRank, ModelBackend, Tape},
+    kernels::{LinearLayer, LowRank, ModelBackend, Tape},
     params::{Group, Init, Keep, LinearInputs, ParamId, ParamScope, TrainableLayout},
 };
 
@@ -58,26 +58,47 @@ impl<B: ModelBackend> LoraLinear<B> {
         self.adapter.is_some()
     }
 
-    /// `x [n, in]` to `[n, out]`.
-    pub fn forward<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>, x_ni: Tensor<T, 2>) -> Tensor<T, 2> {
-        self.forward_as(params, Keep::Never, x_ni)
+    /// Whether it reads nothing but its input rounded to bfloat16, on a backend that rounds at all.
+    pub fn rounds_input(&self) -> bool {
+        self.adapter.is_none() && self.weight_oi.dtype() == DType::BF16
     }
 
-    /// The same within a block that layer recompute runs; `keep` says what becomes of the output there.
-    pub fn forward_as<T: Tape<Base = B>>(
+    /// `x [n, in]` to `[n, out]`.
+    pub fn forward<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>, x_ni: Tensor<T, 2>) -> Tensor<T, 2> {
+        let [y_no] = forward_all(params, [(self, Keep::Never)], x_ni);
+        y_no
+    }
+
+    /// `residual + y`, the output of half a block that layer recompute runs.
+    pub fn forward_onto<T: Tape<Base = B>>(
         &self,
         params: &ParamScope<'_, T>,
-        keep: Keep,
+        residual_no: Tensor<T, 2>,
         x_ni: Tensor<T, 2>,
     ) -> Tensor<T, 2> {
-        let update = self.adapter.map(|adapter| LowRank {
-            a_ri: params.get::<2>(adapter.a_ri),
-            b_or: params.get::<2>(adapter.b_or),
-            scale: adapter.scale,
-        });
-        let (w_oi, bias_o) = (T::lift(self.weight_oi.clone()), self.bias_o.clone().map(T::lift));
-        params.noted_linear(keep, LinearInputs { x_ni, w_oi, bias_o, update })
+        params.noted_residual(residual_no, LinearInputs { x_ni, layer: self.on_tape(params) })
     }
+
+    fn on_tape<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>) -> LinearLayer<T> {
+        LinearLayer {
+            w_oi: T::lift(self.weight_oi.clone()),
+            bias_o: self.bias_o.clone().map(T::lift),
+            update: self.adapter.map(|adapter| LowRank {
+                a_ri: params.get::<2>(adapter.a_ri),
+                b_or: params.get::<2>(adapter.b_or),
+                scale: adapter.scale,
+            }),
+        }
+    }
+}
+
+/// All of these layers that read `x`, within a block that layer recompute runs; each [`Keep`] says what becomes of an output there.
+pub fn forward_all<B: ModelBackend, T: Tape<Base = B>, const N: usize>(
+    params: &ParamScope<'_, T>,
+    layers: [(&LoraLinear<B>, Keep); N],
+    x_ni: Tensor<T, 2>,
+) -> [Tensor<T, 2>; N] {
+    params.noted_linears(x_ni, layers.map(|(layer, keep)| (keep, layer.on_tape(params))))
 }
 
 /// The names that PEFT gives to a module's two matrices.

@@ -18,7 +18,7 @@ pub mod plan;
 pub mod targets;
 
 pub use error::LoraError;
-pub use linear::{Adapter, LoraLinear};
+pub use linear::{Adapter, LoraLinear, forward_all};
 pub use peft::{PeftAdapter, write_adapter};
 
 pub use peft_config::AdapterConfig;

@@ -65,4 +65,14 @@ impl Dense {
     pub fn apply<T: Tape>(&self, params: &ParamScope<'_, T>, x_ni: Tensor<T, 2>) -> Tensor<T, 2> {
         params.linear(x_ni, self.weight, self.bias)
     }
+
+    /// `residual` plus the product: the output of half a block.
+    pub fn apply_onto<T: Tape>(
+        &self,
+        params: &ParamScope<'_, T>,
+        residual_no: Tensor<T, 2>,
+        x_ni: Tensor<T, 2>,
+    ) -> Tensor<T, 2> {
+        params.linear_onto(residual_no, x_ni, self.weight, self.bias)
+    }
 }

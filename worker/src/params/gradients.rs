@@ -13,7 +13,7 @@ use burn::tensor::Tensor;
 use super::{Group, ParamSpec, TrainableLayout};
 use crate::kernels::{
     ModelBackend,
-    flat::{Flat, FlatOn, Gradient},
+    flat::{Flat, FlatOn, Gradient, Product},
 };
 
 /// Gradients of the flat space, summed over the micro-batches of a step.
@@ -34,9 +34,9 @@ pub trait GradientSums<B: ModelBackend> {
     /// Adds the gradients of some parameters.
     fn add(&mut self, gradients: Vec<(&ParamSpec, Tensor<B, 2>)>);
 
-    /// Adds the gradient of a linear layer's weight, given what it is made of
-    /// ([`linear_weight_gradient`](ModelBackend::linear_weight_gradient)).
-    fn add_weight_gradient(&mut self, weight: &ParamSpec, dy_no: Tensor<B, 2>, x_ni: Tensor<B, 2>);
+    /// Adds the gradients of linear layers' weights, given what they are made of: `dy` and `x` of
+    /// [`linear_weight_gradient`](ModelBackend::linear_weight_gradient).
+    fn add_weight_gradients(&mut self, makings: Vec<(&ParamSpec, [Tensor<B, 2>; 2])>);
 }
 
 impl FlatGrads {
@@ -112,9 +112,13 @@ impl<B: ModelBackend, F: FlatOn<B>> GradientSums<B> for FlatGrads<F> {
         self.values.add(placed);
     }
 
-    fn add_weight_gradient(&mut self, weight: &ParamSpec, dy_no: Tensor<B, 2>, x_ni: Tensor<B, 2>) {
-        let (range, first) = self.slot(weight);
-        self.values.add_product(range, first, dy_no, x_ni);
+    fn add_weight_gradients(&mut self, makings: Vec<(&ParamSpec, [Tensor<B, 2>; 2])>) {
+        let products = makings.into_iter().map(|(weight, [dy_no, x_ni])| {
+            let (range, first) = self.slot(weight);
+            Product { range, first, dy_no, x_ni }
+        });
+        let products = products.collect();
+        self.values.add_products(products);
     }
 }
 

@@ -3,7 +3,7 @@
 //! ```text
 //!             where it is made           what recompute keeps     run again
 //! float32     as computed                the value itself         the value itself
-//! bfloat16    rounded: `rounded`, `sum`  2 bytes: `packed`        widened: `unpacked`
+//! bfloat16    rounded: `rounded`, `onto` 2 bytes: `packed`        widened: `unpacked`
 //! ```
 //!
 //! Whatever recompute may keep is rounded where it is made: in every mode, also where nothing is kept, and in every pass, also where nothing
@@ -15,7 +15,7 @@
 use burn::tensor::{DType, Tensor};
 use coxswain_proto::run_spec::ActivationsDtype;
 
-use crate::kernels::ModelBackend;
+use crate::kernels::{ModelBackend, Onto};
 
 /// A value that may be kept.
 pub fn rounded<B: ModelBackend>(dtype: ActivationsDtype, x_nd: Tensor<B, 2>) -> Tensor<B, 2> {
@@ -25,15 +25,12 @@ pub fn rounded<B: ModelBackend>(dtype: ActivationsDtype, x_nd: Tensor<B, 2>) -> 
     }
 }
 
-/// `x + y`, which may be kept.
-pub fn sum<B: ModelBackend>(dtype: ActivationsDtype, x_nd: Tensor<B, 2>, y_nd: Tensor<B, 2>) -> Tensor<B, 2> {
-    match dtype {
-        ActivationsDtype::Float32 => x_nd + y_nd,
-        ActivationsDtype::Bfloat16 => B::rounded_sum(x_nd, y_nd),
-    }
+/// `x` plus something, which may be kept.
+pub fn onto<B: ModelBackend>(dtype: ActivationsDtype, x_no: Tensor<B, 2>) -> Onto<B> {
+    Onto { x_no, rounded: dtype == ActivationsDtype::Bfloat16 }
 }
 
-/// A value of [`rounded`] or [`sum`] as it is kept.
+/// A value of [`rounded`] or a sum [`onto`] another as it is kept.
 pub fn packed<B: ModelBackend>(dtype: ActivationsDtype, x_nd: Tensor<B, 2>) -> Tensor<B, 2> {
     match dtype {
         ActivationsDtype::Float32 => x_nd,

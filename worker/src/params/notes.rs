@@ -5,12 +5,12 @@
 //! call site says       written down when asked for   run again on a tape
 //! Keep::Output         the output                    a node with that value; no product
 //! Keep::Never          nothing                       everything
-//! Keep::Last           the low-rank inner product    a node with a value of zeros; no product
+//! a half's last one    the low-rank inner product    nodes of it and of the sum, with values of no meaning; no product
 //! ```
 //!
 //! A node's backward pass needs a layer's input, its weight and the inner product of its update, never its output, so a known
-//! value is as good as a computed one and the last product of a block, whose output nobody differentiates through, is not needed at
-//! all. Both runs call the layers in the same order; that order is the notes' only key.
+//! value is as good as a computed one. The last product of half a block is added to the stream of residuals, and the sum is kept as the next
+//! half's input: neither is needed again. Both runs call the layers in the same order; that order is the notes' only key.
 //!
 //! An output that may be kept is rounded to the type it would be kept in ([`held`]), also where it is not kept.
 //!
@@ -22,7 +22,7 @@ use burn::tensor::Tensor;
 use coxswain_proto::run_spec::ActivationsDtype;
 
 use super::held;
-use crate::kernels::{LowRank, ModelBackend, Tape};
+use crate::kernels::{LinearLayer, ModelBackend, Onto, Tape};
 
 /// What selective recompute does with the output of a linear layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,14 +31,12 @@ pub enum Keep {
     Output,
     /// Computed again: it is large for what its product costs.
     Never,
-    /// Neither: it is added to the block's residual stream, and the sum is kept as the next block's input.
-    Last,
 }
 
 /// One linear layer's note.
 #[derive(Clone, Debug)]
 struct Note<B: ModelBackend> {
-    /// `[n, o]`, packed; none for a block's last layer.
+    /// `[n, o]`, packed; none for the last layer of half a block.
     output_no: Option<Tensor<B, 2>>,
     /// `scale * x a^T`; none without an adapter.
     down_nr: Option<Tensor<B, 2>>,
@@ -75,56 +73,41 @@ pub(super) enum Notebook<B: ModelBackend> {
     Reading(RefCell<Notes<B>>),
 }
 
-/// The arguments of a linear layer: `x [n, i]`, `w [o, i]`, `bias [o]`, and the low-rank update, if it has one.
+/// A linear layer and what it reads: `x [n, i]`.
 pub struct LinearInputs<T: Tape> {
     /// Input.
     pub x_ni: Tensor<T, 2>,
-    /// Weight.
-    pub w_oi: Tensor<T, 2>,
-    /// Bias.
-    pub bias_o: Option<Tensor<T, 1>>,
-    /// Low-rank update.
-    pub update: Option<LowRank<T>>,
+    /// The layer.
+    pub layer: LinearLayer<T>,
 }
 
 impl<T: Tape> LinearInputs<T> {
-    fn compute(self, keep: Keep, dtype: ActivationsDtype) -> Tensor<T, 2> {
-        let Self { x_ni, w_oi, bias_o, update } = self;
-        let y_no = match update {
-            Some(update) => T::lora_linear(x_ni, w_oi, bias_o, update),
-            None => <T as ModelBackend>::linear(x_ni, w_oi, bias_o),
-        };
-        if keep == Keep::Output { held::rounded(dtype, y_no) } else { y_no }
-    }
-
-    /// Computes, and writes down what a run on a tape would want: with [`Keep::Output`] the output, too.
-    fn compute_noting(self, keep: Keep, dtype: ActivationsDtype) -> (Tensor<T, 2>, Note<T::Base>) {
-        let Self { x_ni, w_oi, bias_o, update } = self;
-        let (y_no, down_nr) = match update {
-            Some(update) => {
-                let (y_no, down_nr) = T::lora_linear_saving(x_ni, w_oi, bias_o, &update);
-                (y_no, Some(T::lower(down_nr)))
-            }
-            None => (<T as ModelBackend>::linear(x_ni, w_oi, bias_o), None),
-        };
-        if keep != Keep::Output {
-            return (y_no, Note { output_no: None, down_nr });
+    /// `onto` plus the layer.
+    fn compute_onto(self, onto: Onto<T>) -> Tensor<T, 2> {
+        let Self { x_ni, layer: LinearLayer { w_oi, bias_o, update } } = self;
+        match update {
+            Some(update) => T::lora_linear_onto(onto, x_ni, w_oi, bias_o, update),
+            None => T::linear_onto(onto, x_ni, w_oi, bias_o),
         }
-        let y_no = held::rounded(dtype, y_no);
-        let output_no = Some(held::packed(dtype, T::lower(y_no.clone())));
-        (y_no, Note { output_no, down_nr })
     }
 
-    fn recall(self, note: Note<T::Base>) -> Tensor<T, 2> {
-        let Self { x_ni, w_oi, bias_o, update } = self;
-        let y_no = match note.output_no {
-            Some(y_no) => T::lift(held::unpacked(y_no)),
-            None => {
-                let shape = [x_ni.dims()[0], w_oi.dims()[0]];
-                Tensor::zeros(shape, (&x_ni.device(), x_ni.dtype()))
+    /// The same, and what a run on a tape would want of it.
+    fn compute_onto_noting(self, onto: Onto<T>) -> (Tensor<T, 2>, Note<T::Base>) {
+        let Self { x_ni, layer: LinearLayer { w_oi, bias_o, update } } = self;
+        let (sum_no, down_nr) = match update {
+            Some(update) => {
+                let (sum_no, down_nr) = T::lora_linear_onto_saving(onto, x_ni, w_oi, bias_o, &update);
+                (sum_no, Some(T::lower(down_nr)))
             }
+            None => (T::linear_onto(onto, x_ni, w_oi, bias_o), None),
         };
-        match (update, note.down_nr) {
+        (sum_no, Note { output_no: None, down_nr })
+    }
+
+    /// The node of a layer with the value `y_no`.
+    fn recall(self, y_no: Tensor<T, 2>, down_nr: Option<Tensor<T::Base, 2>>) -> Tensor<T, 2> {
+        let Self { x_ni, layer: LinearLayer { w_oi, bias_o, update } } = self;
+        match (update, down_nr) {
             (Some(update), Some(down_nr)) => {
                 T::lora_linear_known(x_ni, w_oi, update, (y_no, T::lift(down_nr)))
             }
@@ -134,29 +117,83 @@ impl<T: Tape> LinearInputs<T> {
 }
 
 impl<B: ModelBackend> Notebook<B> {
-    /// One linear layer, computed or recalled; its output in the precision that `keep` and `dtype` ask for.
-    pub fn linear<T: Tape<Base = B>>(
+    /// Linear layers of one input, computed or recalled; their outputs in the precision that `keep` and `dtype` ask for.
+    pub fn linears<T: Tape<Base = B>>(
         &self,
-        keep: Keep,
         dtype: ActivationsDtype,
+        x_ni: Tensor<T, 2>,
+        layers: Vec<(Keep, LinearLayer<T>)>,
+    ) -> Vec<Tensor<T, 2>> {
+        let made = |keep, y_no| if keep == Keep::Output { held::rounded(dtype, y_no) } else { y_no };
+        let (keeps, layers): (Vec<Keep>, Vec<_>) = layers.into_iter().unzip();
+        match self {
+            Self::Closed => {
+                keeps.into_iter().zip(T::linears(x_ni, layers)).map(|(keep, y_no)| made(keep, y_no)).collect()
+            }
+            Self::Writing { outputs, notes } => {
+                let noted =
+                    keeps.into_iter().zip(T::linears_saving(x_ni, layers)).map(|(keep, (y_no, down_nr))| {
+                        let y_no = made(keep, y_no);
+                        let note = (*outputs && keep == Keep::Output).then(|| Note {
+                            output_no: Some(held::packed(dtype, T::lower(y_no.clone()))),
+                            down_nr: down_nr.map(T::lower),
+                        });
+                        notes.borrow_mut().0.push_back(note);
+                        y_no
+                    });
+                noted.collect()
+            }
+            Self::Reading(notes) => {
+                let notes: Vec<_> = layers
+                    .iter()
+                    .map(|_| {
+                        let note = notes.borrow_mut().0.pop_front().flatten();
+                        note.and_then(|Note { output_no, down_nr }| Some((output_no?, down_nr)))
+                    })
+                    .collect();
+                let unknown = layers.iter().zip(&notes).filter(|(_, note)| note.is_none());
+                let unknown = unknown.map(|(layer, _)| layer.clone()).collect();
+                let mut computed = T::linears(x_ni.clone(), unknown).into_iter();
+                let each =
+                    layers.into_iter().zip(keeps).zip(notes).filter_map(|((layer, keep), note)| match note {
+                        Some((y_no, down_nr)) => {
+                            let inputs = LinearInputs { x_ni: x_ni.clone(), layer };
+                            Some(inputs.recall(T::lift(held::unpacked(y_no)), down_nr))
+                        }
+                        None => computed.next().map(|y_no| made(keep, y_no)),
+                    });
+                each.collect()
+            }
+        }
+    }
+
+    /// `x` plus a linear layer, the last of half a block.
+    pub fn last<T: Tape<Base = B>>(
+        &self,
+        dtype: ActivationsDtype,
+        x_no: Tensor<T, 2>,
         layer: LinearInputs<T>,
     ) -> Tensor<T, 2> {
         match self {
-            Self::Closed => layer.compute(keep, dtype),
-            Self::Writing { outputs, notes } => {
-                let noted = keep == Keep::Last || *outputs && keep == Keep::Output;
-                if !noted {
-                    notes.borrow_mut().0.push_back(None);
-                    return layer.compute(keep, dtype);
-                }
-                let (y_no, note) = layer.compute_noting(keep, dtype);
+            Self::Closed => layer.compute_onto(held::onto(dtype, x_no)),
+            Self::Writing { notes, .. } => {
+                let (sum_no, note) = layer.compute_onto_noting(held::onto(dtype, x_no));
                 notes.borrow_mut().0.push_back(Some(note));
-                y_no
+                sum_no
             }
             Self::Reading(notes) => match notes.borrow_mut().0.pop_front().flatten() {
-                Some(note) => layer.recall(note),
-                None => layer.compute(keep, dtype),
+                Some(note) => {
+                    // Any value of the right shape is as good as another.
+                    let unread_no = T::lift(T::lower(x_no.clone()));
+                    T::sum_unread(x_no, layer.recall(unread_no, note.down_nr))
+                }
+                None => layer.compute_onto(held::onto(dtype, x_no)),
             },
         }
+    }
+
+    /// Whether a block runs again: nobody reads the outputs of its halves.
+    pub fn is_reading(&self) -> bool {
+        matches!(self, Self::Reading(_))
     }
 }

@@ -22,7 +22,7 @@ use super::{
     notes::{Keep, LinearInputs, Notebook, Notes},
 };
 use crate::kernels::{
-    ModelBackend, Tape,
+    LinearLayer, ModelBackend, Tape,
     flat::{Flat, FlatOn},
 };
 
@@ -156,14 +156,19 @@ impl<'a, T: Tape> ParamScope<'a, T> {
         Self { activations, ..self }
     }
 
-    /// One linear layer, computed or, where this scope reads notes, recalled from them.
-    pub fn noted_linear(&self, keep: Keep, layer: LinearInputs<T>) -> Tensor<T, 2> {
-        self.notebook.linear(keep, self.activations, layer)
+    /// Linear layers of one input, computed or, where this scope reads notes, recalled from them.
+    pub fn noted_linears<const N: usize>(
+        &self,
+        x_ni: Tensor<T, 2>,
+        layers: [(Keep, LinearLayer<T>); N],
+    ) -> [Tensor<T, 2>; N] {
+        let outputs = self.notebook.linears(self.activations, x_ni, layers.into());
+        outputs.try_into().expect("a layer has an output")
     }
 
-    /// `x + y`, the output of half a block: what layer recompute keeps as the next half's input.
-    pub fn residual(&self, x_nd: Tensor<T, 2>, y_nd: Tensor<T, 2>) -> Tensor<T, 2> {
-        held::sum(self.activations, x_nd, y_nd)
+    /// `x` plus a linear layer, the output of half a block: what layer recompute keeps as the next half's input.
+    pub fn noted_residual(&self, x_nd: Tensor<T, 2>, layer: LinearInputs<T>) -> Tensor<T, 2> {
+        self.notebook.last(self.activations, x_nd, layer)
     }
 
     /// The parameter as a tensor of `D` axes.
@@ -185,12 +190,39 @@ impl<'a, T: Tape> ParamScope<'a, T> {
     ///
     /// The weight's gradient never exists as a tensor of the tape: [`ParamScope::collect`] makes it where it is summed.
     pub fn linear(&self, x_ni: Tensor<T, 2>, weight: ParamId, bias: Option<ParamId>) -> Tensor<T, 2> {
-        let left = Arc::clone(&self.left);
         let bias = bias.map(|bias| self.get(bias));
-        T::linear_leaving_weight(x_ni, self.get(weight), bias, move |dy_no, x_ni| {
+        T::linear_leaving_weight(x_ni, self.get(weight), bias, self.leave(weight))
+    }
+
+    /// `residual` plus such a layer, the output of half a block.
+    pub fn linear_onto(
+        &self,
+        residual_no: Tensor<T, 2>,
+        x_ni: Tensor<T, 2>,
+        weight: ParamId,
+        bias: Option<ParamId>,
+    ) -> Tensor<T, 2> {
+        let leave = self.leave(weight);
+        let (weight, bias) = (self.get(weight), bias.map(|bias| self.get(bias)));
+        if self.notebook.is_reading() {
+            // Any value of the right shape is as good as another.
+            let unread_no = T::lower(residual_no.clone());
+            let y_no = T::linear_leaving_weight_known(unread_no, x_ni, weight, bias, leave);
+            return T::sum_unread(residual_no, y_no);
+        }
+        T::linear_leaving_weight_onto(held::onto(self.activations, residual_no), x_ni, weight, bias, leave)
+    }
+
+    /// What takes the makings of a weight's gradient in a backward pass.
+    fn leave(
+        &self,
+        weight: ParamId,
+    ) -> impl FnOnce(Tensor<T::Base, 2>, Tensor<T::Base, 2>) + Send + use<T> + 'static {
+        let left = Arc::clone(&self.left);
+        move |dy_no, x_ni| {
             let mut left = left.lock().unwrap_or_else(PoisonError::into_inner);
             left.push(LeftGradient { weight, dy_no, x_ni });
-        })
+        }
     }
 
     fn leaf(&self, id: ParamId) -> ParamView<T> {
@@ -234,9 +266,9 @@ impl<'a, T: Tape + AutodiffBackend<InnerBackend = <T as Tape>::Base>> ParamScope
         let reached = leaves.into_iter().filter_map(|(id, leaf)| Some((id, leaf.grad_remove(grads)?)));
         into.add(reached.map(|(id, gradient)| (layout.get(id), gradient)).collect());
         let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
-        for LeftGradient { weight, dy_no, x_ni } in left.drain(..) {
-            into.add_weight_gradient(layout.get(weight), dy_no, x_ni);
-        }
+        let makings =
+            left.drain(..).map(|LeftGradient { weight, dy_no, x_ni }| (layout.get(weight), [dy_no, x_ni]));
+        into.add_weight_gradients(makings.collect());
     }
 }
 

@@ -45,8 +45,8 @@ impl Scores for Flex {
         weights * (dweights - by_row(delta_bnh, seen)) * seen.scale
     }
 
-    fn dots(x_bshk: Tensor<F, 4>, y_bshk: Tensor<F, 4>) -> Tensor<F, 3> {
-        (x_bshk * y_bshk).sum_dim(3).squeeze_dim(3)
+    fn dots(x_bshk: Tensor<F, 4>, y_bshk: Tensor<F, 4>, _cut: bool) -> (Tensor<F, 3>, Tensor<F, 4>) {
+        ((x_bshk.clone() * y_bshk).sum_dim(3).squeeze_dim(3), x_bshk)
     }
 }
 
@@ -67,8 +67,8 @@ fn by_row(x_bnh: Tensor<F, 3>, seen: &Seen<F>) -> Tensor<F, 4> {
 /// Which scores a query does not see.
 fn outside(scores: &Tensor<F, 4>, seen: &Seen<F>) -> Tensor<F, 4, Bool> {
     let [batch, heads, rows, keys] = scores.dims();
-    let ends: Vec<i64> = match &seen.bounds_b2 {
-        Some(bounds_b2) => bounds_b2.clone().into_data().iter::<i64>().collect(),
+    let ends: Vec<i64> = match &seen.bounds {
+        Some(bounds) => bounds.clone().into_data().iter::<i64>().collect(),
         None => [0, keys as i64].repeat(batch),
     };
     let outside = (0..batch * heads * rows * keys).map(|i| {
@@ -111,9 +111,9 @@ fn check(sizes: [usize; 6], mask: &AttentionMask, strength: f32) {
         let inputs = || Inputs { q_bshk: q.clone(), k_bshk: k.clone(), v_bshk: v.clone(), scale, tile };
         let output = attention_in_tiles(inputs(), mask);
         assert_close(&what, output.out_bshk.clone(), expected.clone());
-        let delta_bsh = F::dots(dout.clone(), output.out_bshk);
+        let (delta_bsh, dout_bshk) = F::dots(dout.clone(), output.out_bshk, false);
         let lse_bsh = output.lse_bsh.expect("left by the forward pass");
-        let seeds = Seeds { dout_bshk: dout.clone(), delta_bsh, lse_bsh };
+        let seeds = Seeds { dout_bshk, delta_bsh, lse_bsh };
         let found = gradients_in_tiles(inputs(), mask, seeds);
         for (i, (found, expected)) in found.into_iter().zip(gradients.clone()).enumerate() {
             assert_close(&format!("gradient {i} of {what}"), found, expected);

@@ -16,37 +16,70 @@ use crate::kernels::flat::{
     tensors::{BLOCK, Origins, Updated},
 };
 
-/// `flat[start..] += gradient`; `first`: `flat[start..] = gradient`.
-pub fn accumulate<R: CubeRuntime>(
-    flat: CubeTensor<R>,
-    start: usize,
-    gradient: CubeTensor<R>,
-    first: bool,
-) -> CubeTensor<R> {
+/// Gradients that one kernel adds, and runs that one updates. A kernel is compiled for each number that comes up: those of a block's halves.
+const AT_ONCE: usize = 16;
+
+/// A gradient, and where it goes.
+pub struct Addend<R: CubeRuntime> {
+    /// First element.
+    pub start: usize,
+    /// Whether it overwrites what is there.
+    pub first: bool,
+    /// Contiguous float32.
+    pub values: CubeTensor<R>,
+}
+
+/// `flat[start..] += values` of each addend, or `= values` of a first one. They lie apart from each other.
+pub fn accumulate<R: CubeRuntime>(flat: CubeTensor<R>, addends: Vec<Addend<R>>) -> CubeTensor<R> {
     let flat = owned(flat);
-    let count = len(&gradient);
-    let (cubes, dim) = by_element(count);
-    accumulate_kernel::launch::<R>(
-        &flat.client,
-        cubes,
-        dim,
-        flat.clone().into_array_arg(),
-        gradient.into_array_arg(),
-        start as u64,
-        first,
-    );
+    let (mut addends, client) = (addends.into_iter().peekable(), flat.client.clone());
+    while addends.peek().is_some() {
+        let (mut gradients, mut starts) = (SequenceArg::new(), SequenceArg::new());
+        let (mut cubes, mut firsts) = (0, 0);
+        for (number, Addend { start, first, values }) in addends.by_ref().take(AT_ONCE).enumerate() {
+            cubes += len(&values).div_ceil(UNITS);
+            firsts |= u32::from(first) << number;
+            gradients.push(values.into_array_arg());
+            starts.push(start as u64);
+        }
+        accumulate_kernel::launch::<R>(
+            &client,
+            CubeCount::Static(cubes as u32, 1, 1),
+            CubeDim::new_1d(UNITS as u32),
+            flat.clone().into_array_arg(),
+            gradients,
+            starts,
+            firsts,
+        );
+    }
     flat
 }
 
+/// Cubes are dealt to gradients one after another; bits of `firsts` say which overwrite.
 #[cube(launch)]
-fn accumulate_kernel(flat: &mut Array<f32>, gradient: &Array<f32>, start: u64, #[comptime] first: bool) {
-    if ABSOLUTE_POS < gradient.len() {
-        let at = start as usize + ABSOLUTE_POS;
-        if first {
-            flat[at] = gradient[ABSOLUTE_POS];
-        } else {
-            flat[at] += gradient[ABSOLUTE_POS];
+fn accumulate_kernel(
+    flat: &mut Array<f32>,
+    gradients: &Sequence<Array<f32>>,
+    starts: &Sequence<u64>,
+    firsts: u32,
+) {
+    let mut before = 0usize;
+    #[unroll]
+    for number in 0..gradients.len() {
+        let gradient = gradients.index(number);
+        let cubes = gradient.len().div_ceil(UNITS);
+        if CUBE_POS >= before && CUBE_POS < before + cubes {
+            let i = (CUBE_POS - before) * UNITS + UNIT_POS as usize;
+            if i < gradient.len() {
+                let at = starts[number] as usize + i;
+                let mut sum = gradient[i];
+                if (firsts >> comptime!(number as u32)) & 1 == 0 {
+                    sum += flat[at];
+                }
+                flat[at] = sum;
+            }
         }
+        before += cubes;
     }
 }
 
@@ -111,12 +144,12 @@ fn squares_kernel(flat: &Array<f32>, sums: &mut Array<f32>, start: u64, end: u64
     }
 }
 
-/// AdamW on one run of a part.
+/// AdamW on runs of a part.
 pub fn adamw<R, F, I, BT>(
     state: Updated<CubeBackend<R, F, I, BT>>,
     grads: &Tensor<CubeBackend<R, F, I, BT>, 1>,
     from: Origins,
-    run: &Run,
+    runs: &[Run],
 ) -> Updated<CubeBackend<R, F, I, BT>>
 where
     R: CubeRuntime,
@@ -126,42 +159,50 @@ where
 {
     let Updated { weights, exp_avg, exp_avg_sq } = state;
     let [weights, exp_avg, exp_avg_sq] = [weights, exp_avg, exp_avg_sq].map(|x| owned(primitive(x)));
-    let (cubes, dim) = by_element(run.range.len());
-    let c = &run.coefficients;
-    adamw_kernel::launch::<R>(
-        &weights.client,
-        cubes,
-        dim,
-        weights.clone().into_array_arg(),
-        exp_avg.clone().into_array_arg(),
-        exp_avg_sq.clone().into_array_arg(),
-        floats(grads.clone()).into_array_arg(),
-        run.range.start as u64,
-        run.range.len() as u64,
-        from.weights as u64,
-        from.grads as u64,
-        c.factor,
-        c.one_minus_beta1,
-        c.beta2,
-        c.one_minus_beta2,
-        c.keep,
-        c.step_size,
-        c.root_factor,
-        c.eps,
-    );
+    let grads = floats(grads.clone());
+    for runs in runs.chunks(AT_ONCE) {
+        let (mut places, mut coefficients) = (SequenceArg::new(), SequenceArg::new());
+        for Run { range, coefficients: c } in runs {
+            places.push(PlaceLaunch::new(range.start as u64, range.len() as u64));
+            coefficients.push(CoefficientsLaunch::new(
+                c.factor,
+                c.one_minus_beta1,
+                c.beta2,
+                c.one_minus_beta2,
+                c.keep,
+                c.step_size,
+                c.root_factor,
+                c.eps,
+            ));
+        }
+        let cubes = runs.iter().map(|run| run.range.len().div_ceil(UNITS)).sum::<usize>();
+        adamw_kernel::launch::<R>(
+            &weights.client,
+            CubeCount::Static(cubes as u32, 1, 1),
+            CubeDim::new_1d(UNITS as u32),
+            weights.clone().into_array_arg(),
+            exp_avg.clone().into_array_arg(),
+            exp_avg_sq.clone().into_array_arg(),
+            grads.clone().into_array_arg(),
+            places,
+            coefficients,
+            from.weights as u64,
+            from.grads as u64,
+        );
+    }
     Updated { weights: wrapped(weights), exp_avg: wrapped(exp_avg), exp_avg_sq: wrapped(exp_avg_sq) }
 }
 
-#[cube(launch)]
-fn adamw_kernel(
-    weights: &mut Array<f32>,
-    exp_avg: &mut Array<f32>,
-    exp_avg_sq: &mut Array<f32>,
-    grads: &Array<f32>,
+/// A [`Run`]'s range.
+#[derive(CubeType, CubeLaunch)]
+struct Place {
     start: u64,
-    count: u64,
-    weights_from: u64,
-    grads_from: u64,
+    len: u64,
+}
+
+/// Those of [`flat::Coefficients`](crate::kernels::flat::Coefficients), as a kernel takes them.
+#[derive(CubeType, CubeLaunch)]
+struct Coefficients {
     factor: f32,
     one_minus_beta1: f32,
     beta2: f32,
@@ -170,16 +211,41 @@ fn adamw_kernel(
     step_size: f32,
     root_factor: f32,
     eps: f32,
+}
+
+/// Cubes are dealt to runs one after another.
+#[cube(launch)]
+fn adamw_kernel(
+    weights: &mut Array<f32>,
+    exp_avg: &mut Array<f32>,
+    exp_avg_sq: &mut Array<f32>,
+    grads: &Array<f32>,
+    places: &Sequence<Place>,
+    coefficients: &Sequence<Coefficients>,
+    weights_from: u64,
+    grads_from: u64,
 ) {
-    if ABSOLUTE_POS < count as usize {
-        let at = start as usize + ABSOLUTE_POS;
-        let (w_at, g_at) = (weights_from as usize + at, grads_from as usize + at);
-        let g = grads[g_at] * factor;
-        let m = exp_avg[at] + one_minus_beta1 * (g - exp_avg[at]);
-        let v = exp_avg_sq[at] * beta2 + one_minus_beta2 * (g * g);
-        exp_avg[at] = m;
-        exp_avg_sq[at] = v;
-        weights[w_at] = weights[w_at] * keep - step_size * (m / (v.sqrt() * root_factor + eps));
+    let mut before = 0usize;
+    #[unroll]
+    for number in 0..places.len() {
+        let place = places.index(number);
+        let c = coefficients.index(number);
+        let cubes = (place.len as usize).div_ceil(UNITS);
+        if CUBE_POS >= before && CUBE_POS < before + cubes {
+            let i = (CUBE_POS - before) * UNITS + UNIT_POS as usize;
+            if i < place.len as usize {
+                let at = place.start as usize + i;
+                let (w_at, g_at) = (weights_from as usize + at, grads_from as usize + at);
+                let g = grads[g_at] * c.factor;
+                let m = exp_avg[at] + c.one_minus_beta1 * (g - exp_avg[at]);
+                let v = exp_avg_sq[at] * c.beta2 + c.one_minus_beta2 * (g * g);
+                exp_avg[at] = m;
+                exp_avg_sq[at] = v;
+                weights[w_at] =
+                    weights[w_at] * c.keep - c.step_size * (m / (v.sqrt() * c.root_factor + c.eps));
+            }
+        }
+        before += cubes;
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! reduced   x m, times a factor, and x rounded for the product beside it, while x is read once
-//! raised    y + bias + (x m) m', where the product y lies
+//! raised    y + bias + (x m) m' + more, where the product y lies
 //! ```
 //!
 //! Forward `m` is `a^T` and `m'` is `b^T`; backward they are `b` and `a`. Sums are float32 and products exact, whatever tensor cores round.
@@ -11,6 +11,8 @@
 //! A cube of [`reduced`] has [`ROWS`] rows of `x`, and passes a [`TILE`] of their elements after the other through shared memory. Where the
 //! long side of `m` lies in rows (`a`), planes share the ranks; where it lies in columns (`b`), units share the tile's elements, and add up
 //! at the end. Either way each number is added up in an order that depends on shapes alone.
+
+mod raise;
 
 use burn::tensor::DType;
 use burn_cubecl::{
@@ -22,9 +24,10 @@ use burn_cubecl::{
 use cubecl::prelude::*;
 use half::bf16;
 
+use self::raise::raised;
 use super::{
     launch::{UNITS, empty, lanes, len, width},
-    pointwise::finished,
+    pointwise::{Finish, finished},
     product::product,
 };
 
@@ -34,10 +37,6 @@ const ROWS: usize = 16;
 const TILE: usize = 256;
 /// Ranks of a cube of [`reduced`]; more take several cubes.
 const RANKS: usize = 32;
-/// Rows of a cube of [`raised`].
-const RAISED_ROWS: usize = 32;
-/// Rows that a unit of [`raised`] reads before it writes the first: loads wait for no stores.
-const AT_ONCE: usize = 8;
 /// Elements of a vector.
 const VECTOR: usize = 4;
 /// Lanes of a plane, as these kernels want them.
@@ -87,61 +86,118 @@ impl<R: CubeRuntime> Factor<R> {
     }
 }
 
-/// `x w + bias + factor * (x m) m'`, and `factor * x m`: a layer with its update forward, or the gradient of its input. `x [n, k]` float32,
-/// contiguous; `w [k, o]`, to whose type `x` is rounded; `m` reduces and `m'` raises.
+/// `x w + factor * (x m) m'`, finished, and `factor * x m`: a layer with its update forward, or the gradient of its input. `x [n, k]` float32,
+/// contiguous; `w [k, o]`, to whose type `x` is rounded; `m` reduces and `m'` raises, and `factor` is what is between them.
 pub fn applied<R: CubeRuntime>(
     x: CubeTensor<R>,
     w: CubeTensor<R>,
-    bias: Option<CubeTensor<R>>,
     [m, raising]: [Factor<R>; 2],
     factor: f64,
+    finish: Finish<R>,
 ) -> [CubeTensor<R>; 2] {
-    let (down, narrowed) = reduced(x.clone(), m, factor, w.dtype == DType::BF16);
+    let (mut downs, narrowed) = reduced(x.clone(), vec![(m, factor)], w.dtype == DType::BF16);
+    let down = downs.remove(0);
     let y = product(narrowed.unwrap_or(x), w);
-    let y = if raising.fits() {
-        raised(y, bias, down.clone(), raising)
-    } else {
-        finished(y, bias, Some(product(down.clone(), raising.raising())))
-    };
-    [y, down]
+    [added(y, down.clone(), raising, finish), down]
 }
 
-/// `factor * x m` `[n, r]` of `x [n, long]`, and `x` in bfloat16 if `narrow`.
+/// `y + down m'`, finished: `y` that nobody else has, in place.
+pub fn added<R: CubeRuntime>(
+    y: CubeTensor<R>,
+    down: CubeTensor<R>,
+    raising: Factor<R>,
+    finish: Finish<R>,
+) -> CubeTensor<R> {
+    if raising.fits() {
+        return raised(y, down, raising, finish);
+    }
+    let low = product(down, raising.raising());
+    let Finish { bias_o, more_no, rounded } = finish;
+    let y = finished(y, Finish { bias_o, more_no: Some(low), rounded: false });
+    finished(y, Finish { bias_o: None, more_no, rounded })
+}
+
+/// A matrix that reduces, and what it is multiplied with.
+pub type Scaled<R> = (Factor<R>, f64);
+
+/// `factor * x m` `[n, r]` of `x [n, long]` for each matrix, and `x` in bfloat16 if `narrow`.
 pub fn reduced<R: CubeRuntime>(
     x: CubeTensor<R>,
-    m: Factor<R>,
-    factor: f64,
+    ms: Vec<Scaled<R>>,
     narrow: bool,
-) -> (CubeTensor<R>, Option<CubeTensor<R>>) {
-    if !m.fits() {
-        let down = mul_scalar(product(x.clone(), m.reducing()), InputScalar::new(factor, DType::F32));
-        return (down, narrow.then(|| cast(x, DType::BF16)));
+) -> (Vec<CubeTensor<R>>, Option<CubeTensor<R>>) {
+    let together = |(m, _): &Scaled<R>| m.fits() && m.long_rows && m.rank() == ms[0].0.rank();
+    if ms.len() > 1 && !ms.iter().all(together) {
+        let mut narrowed = None;
+        let each = ms.into_iter().enumerate().map(|(number, m)| {
+            let (mut downs, first) = reduced(x.clone(), vec![m], narrow && number == 0);
+            narrowed = narrowed.take().or(first);
+            downs.remove(0)
+        });
+        return (each.collect(), narrowed);
     }
-    let (long, rank) = (width(&x), m.rank());
+    if !ms.iter().all(|(m, _)| m.fits()) {
+        let down = |(m, factor): &Scaled<R>| {
+            mul_scalar(product(x.clone(), m.reducing()), InputScalar::new(*factor, DType::F32))
+        };
+        let downs = ms.iter().map(down).collect();
+        return (downs, narrow.then(|| cast(x, DType::BF16)));
+    }
+    launch_reduction(x, ms, narrow)
+}
+
+/// [`reduced`] by one matrix that fits, or by several that lie in rows and are of one rank.
+fn launch_reduction<R: CubeRuntime>(
+    x: CubeTensor<R>,
+    ms: Vec<Scaled<R>>,
+    narrow: bool,
+) -> (Vec<CubeTensor<R>>, Option<CubeTensor<R>>) {
+    let (long, rank, long_rows) = (width(&x), ms[0].0.rank(), ms[0].0.long_rows);
     let rows = len(&x) / long;
-    let down = empty(&x, [rows, rank].into(), DType::F32);
+    let downs: Vec<_> = ms.iter().map(|_| empty(&x, [rows, rank].into(), DType::F32)).collect();
     // What is not asked for is never written, and takes 8 bytes: an argument has to be something of its type.
     let shape = if narrow { x.meta.shape().clone() } else { [1, VECTOR].into() };
     let narrowed = empty(&x, shape, DType::BF16);
-    let ranks = rank.min(RANKS);
-    let count = CubeCount::Static(rows.div_ceil(ROWS) as u32, (rank / ranks) as u32, 1);
+    let cubes = ms.len() * rank / rank.min(RANKS);
+    let count = CubeCount::Static(rows.div_ceil(ROWS) as u32, cubes as u32, 1);
     let (client, dim) = (x.client.clone(), CubeDim::new_1d(UNITS as u32));
-    let launch = if m.long_rows { reduce_by_rows::launch::<R> } else { reduce_by_columns::launch::<R> };
-    launch(
-        &client,
-        count,
-        dim,
-        VECTOR,
-        x.into_array_arg(),
-        m.values.into_array_arg(),
-        down.clone().into_array_arg(),
-        narrowed.clone().into_array_arg(),
-        rows as u32,
-        factor as f32,
-        rank,
-        narrow,
-    );
-    (down, narrow.then_some(narrowed))
+    let (x, rounded) = (x.into_array_arg(), narrowed.clone().into_array_arg());
+    let mut outputs = downs.iter().map(|down| down.clone().into_array_arg());
+    if long_rows {
+        let factors = ms.iter().map(|(_, factor)| *factor as f32).collect();
+        let matrices = ms.into_iter().map(|(m, _)| m.values.into_array_arg()).collect();
+        let outputs = outputs.collect();
+        reduce_by_rows::launch::<R>(
+            &client,
+            count,
+            dim,
+            VECTOR,
+            x,
+            matrices,
+            factors,
+            outputs,
+            rounded,
+            rows as u32,
+            rank,
+            narrow,
+        );
+    } else if let (Some((m, factor)), Some(down)) = (ms.into_iter().next(), outputs.next()) {
+        reduce_by_columns::launch::<R>(
+            &client,
+            count,
+            dim,
+            VECTOR,
+            x,
+            m.values.into_array_arg(),
+            down,
+            rounded,
+            rows as u32,
+            factor as f32,
+            rank,
+            narrow,
+        );
+    }
+    (downs, narrow.then_some(narrowed))
 }
 
 /// Brings a tile of a cube's rows into shared memory, zeros where there is nothing, and rounds it on the way if it is wanted.
@@ -172,23 +228,25 @@ fn stage<N: Size>(
     }
 }
 
-/// [`reduced`] by `m [r, long]`: each plane has a few ranks (`ranks`), and its lanes the elements.
+/// [`reduced`] by each `m [r, long]`: a cube has one of them, or [`RANKS`] of its ranks, each plane a few (`ranks`), and its lanes the elements.
 #[cube(launch)]
 fn reduce_by_rows<N: Size>(
     x: &Array<Vector<f32, N>>,
-    m: &Array<Vector<f32, N>>,
-    down: &mut Array<f32>,
+    ms: &Sequence<Array<Vector<f32, N>>>,
+    factors: &Sequence<f32>,
+    downs: &mut Sequence<Array<f32>>,
     narrowed: &mut Array<Vector<bf16, N>>,
     rows: u32,
-    factor: f32,
     #[comptime] rank: usize,
     #[comptime] narrow: bool,
 ) {
     let columns = comptime!(TILE / VECTOR);
     let ranks = comptime!(rank.min(RANKS) * PLANE / UNITS);
+    let parts = comptime!(rank / rank.min(RANKS));
     let (rows, lane) = (rows as usize, UNIT_POS as usize % PLANE);
     let vectors = x.len() / rows;
-    let first = CUBE_POS_Y as usize * RANKS + UNIT_POS as usize / PLANE * ranks;
+    let (mine, part) = (CUBE_POS_Y as usize / parts, CUBE_POS_Y as usize % parts);
+    let first = part * RANKS + UNIT_POS as usize / PLANE * ranks;
     let mut tile = SharedMemory::<Vector<f32, N>>::new(ROWS * columns);
     let mut sums = Array::<f32>::new(ROWS * ranks);
     #[unroll]
@@ -202,17 +260,23 @@ fn reduce_by_rows<N: Size>(
             let column = part * PLANE + lane;
             let at = number * columns + column;
             if at < vectors {
-                let mut factors = Array::<Vector<f32, N>>::new(ranks);
+                let mut values = Array::<Vector<f32, N>>::new(ranks);
                 #[unroll]
-                for r in 0..ranks {
-                    factors[r] = m[(first + r) * vectors + at];
+                for number in 0..ms.len() {
+                    if mine == number {
+                        let m = ms.index(number);
+                        #[unroll]
+                        for r in 0..ranks {
+                            values[r] = m[(first + r) * vectors + at];
+                        }
+                    }
                 }
                 #[unroll]
                 for row in 0..ROWS {
                     let value = tile[row * columns + column];
                     #[unroll]
                     for r in 0..ranks {
-                        sums[row * ranks + r] += lanes(value * factors[r]);
+                        sums[row * ranks + r] += lanes(value * values[r]);
                     }
                 }
             }
@@ -226,7 +290,13 @@ fn reduce_by_rows<N: Size>(
             let sum = plane_sum(sums[row * ranks + r]);
             let to = CUBE_POS_X as usize * ROWS + row;
             if lane == 0 && to < rows {
-                down[to * rank + first + r] = sum * factor;
+                #[unroll]
+                for number in 0..ms.len() {
+                    if mine == number {
+                        let down = downs.index_mut(number);
+                        down[to * rank + first + r] = sum * *factors.index(number);
+                    }
+                }
             }
         }
     }
@@ -298,112 +368,6 @@ fn reduce_by_columns<N: Size>(
         }
         if to < rows {
             down[to * comptime!(rank / VECTOR) + first + mine] = sum * Vector::new(factor);
-        }
-    }
-}
-
-/// `y + bias + down m'` in place: `y [n, long]` that nobody else has, `bias [long]`, `down [n, r]`.
-pub fn raised<R: CubeRuntime>(
-    y: CubeTensor<R>,
-    bias: Option<CubeTensor<R>>,
-    down: CubeTensor<R>,
-    m: Factor<R>,
-) -> CubeTensor<R> {
-    let (long, rank) = (width(&y), m.rank());
-    let rows = len(&y) / long;
-    let (across, along) = (long.div_ceil(UNITS) as u32, rows.div_ceil(RAISED_ROWS) as u32);
-    let (client, biased) = (y.client.clone(), bias.is_some());
-    // Columns lie side by side, or a column's ranks do.
-    let step = if m.long_rows { 1 } else { VECTOR };
-    raise_kernel::launch::<R>(
-        &client,
-        CubeCount::Static(across, along, 1),
-        CubeDim::new_1d(UNITS as u32),
-        step,
-        VECTOR,
-        y.clone().into_array_arg(),
-        // What is absent is never read.
-        bias.unwrap_or_else(|| y.clone()).into_array_arg(),
-        down.into_array_arg(),
-        m.values.into_array_arg(),
-        rows as u32,
-        long as u32,
-        rank,
-        m.long_rows,
-        biased,
-    );
-    y
-}
-
-/// A unit has one column, and holds its ranks while it goes down the rows, [`AT_ONCE`] of them in flight together.
-#[cube(launch)]
-fn raise_kernel<N: Size, V: Size>(
-    y: &mut Array<f32>,
-    bias: &Array<f32>,
-    down: &Array<Vector<f32, V>>,
-    m: &Array<Vector<f32, N>>,
-    rows: u32,
-    long: u32,
-    #[comptime] rank: usize,
-    #[comptime] long_rows: bool,
-    #[comptime] biased: bool,
-) {
-    let (rows, long) = (rows as usize, long as usize);
-    let (column, first) = (ABSOLUTE_POS_X as usize, CUBE_POS_Y as usize * RAISED_ROWS);
-    let vectors = comptime!(rank / VECTOR);
-    let mut part = SharedMemory::<Vector<f32, V>>::new(comptime!(RAISED_ROWS * rank / VECTOR));
-    for turn in 0..comptime!((RAISED_ROWS * rank / VECTOR).div_ceil(UNITS)) {
-        let place = turn * UNITS + UNIT_POS as usize;
-        let at = first * vectors + place;
-        if place < comptime!(RAISED_ROWS * rank / VECTOR) && at < down.len() {
-            part[place] = down[at];
-        }
-    }
-    sync_cube();
-    if column < long {
-        let mut factors = Array::<f32>::new(rank);
-        #[unroll]
-        for r in 0..comptime!(if long_rows { rank } else { rank / VECTOR }) {
-            if long_rows {
-                factors[r] = m[r * long + column][0];
-            } else {
-                let vector = m[column * vectors + r];
-                #[unroll]
-                for lane in 0..VECTOR {
-                    factors[r * VECTOR + lane] = vector[lane];
-                }
-            }
-        }
-        let mut offset = f32::new(0.0);
-        if biased {
-            offset = bias[column];
-        }
-        for group in 0..comptime!(RAISED_ROWS / AT_ONCE) {
-            let mut values = Array::<f32>::new(AT_ONCE);
-            #[unroll]
-            for i in 0..AT_ONCE {
-                let row = first + group * AT_ONCE + i;
-                values[i] = offset;
-                if row < rows {
-                    values[i] += y[row * long + column];
-                }
-            }
-            #[unroll]
-            for i in 0..AT_ONCE {
-                let mut sum = f32::new(0.0);
-                #[unroll]
-                for r in 0..vectors {
-                    let low = part[(group * AT_ONCE + i) * vectors + r];
-                    #[unroll]
-                    for lane in 0..VECTOR {
-                        sum += low[lane] * factors[r * VECTOR + lane];
-                    }
-                }
-                let row = first + group * AT_ONCE + i;
-                if row < rows {
-                    y[row * long + column] = values[i] + sum;
-                }
-            }
         }
     }
 }

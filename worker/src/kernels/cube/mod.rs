@@ -10,7 +10,8 @@
 //! pointwise   SwiGLU, GELU, sums that are rounded, what follows a product
 //! product     matrix products: which of cubek's kernels multiplies what
 //! low_rank    what a low-rank update adds to one
-//! rotary      rotary embedding, and back
+//! linear      linear layers, made of these three
+//! rotary      rotary embedding and the order by heads, and back
 //! flat        the flat space: sums of gradients, their norm, AdamW
 //! scores      a tile of attention's scores: softmax under a mask, and back (`blocked` has the products around it)
 //! ```
@@ -29,6 +30,7 @@
 
 mod flat;
 mod launch;
+mod linear;
 mod low_rank;
 mod pointwise;
 mod product;
@@ -40,16 +42,17 @@ use std::ops::Range;
 
 use burn::tensor::{Tensor, TensorPrimitive, backend::Backend};
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement, tensor::CubeTensor};
+use half::bf16;
 
 use self::{
     launch::{floats, primitive, strided_floats},
-    low_rank::Factor,
+    pointwise::Finish,
 };
 use super::{
-    AttentionMask, AttentionOutput, AttentionSaved, LowRank, LowRankGradients, LowRankSaved, ModelBackend,
-    Tape, blocked,
+    AdaNorm, AttentionMask, AttentionOutput, AttentionSaved, LinearLayer, LowRank, LowRankGradients,
+    LowRankSaved, ModelBackend, Onto, Tape, blocked,
     flat::{
-        OnDevice, Run,
+        Gradient, OnDevice, Run,
         tensors::{Origins, Updated},
     },
 };
@@ -68,7 +71,11 @@ where
     }
 
     fn rms_norm(x_nd: Tensor<Self, 2>, gain_d: Tensor<Self, 1>, eps: f64) -> Tensor<Self, 2> {
-        wrapped(rows::rms_norm(floats(x_nd), floats(gain_d), eps))
+        wrapped(rows::rms_norm::<R, f32>(floats(x_nd), floats(gain_d), eps))
+    }
+
+    fn rms_norm_for_rounding(x_nd: Tensor<Self, 2>, gain_d: Tensor<Self, 1>, eps: f64) -> Tensor<Self, 2> {
+        wrapped(rows::rms_norm::<R, bf16>(floats(x_nd), floats(gain_d), eps))
     }
 
     fn rms_norm_backward(
@@ -77,7 +84,18 @@ where
         dy_nd: Tensor<Self, 2>,
         eps: f64,
     ) -> Tensor<Self, 2> {
-        wrapped(rows::rms_norm_backward(floats(x_nd), floats(gain_d), floats(dy_nd), eps))
+        wrapped(rows::rms_norm_backward(floats(x_nd), floats(gain_d), floats(dy_nd), None, eps))
+    }
+
+    fn rms_norm_backward_onto(
+        sum_nd: Tensor<Self, 2>,
+        x_nd: Tensor<Self, 2>,
+        gain_d: Tensor<Self, 1>,
+        dy_nd: Tensor<Self, 2>,
+        eps: f64,
+    ) -> Tensor<Self, 2> {
+        let (x, gain, dy, sum) = (floats(x_nd), floats(gain_d), floats(dy_nd), floats(sum_nd));
+        wrapped(rows::rms_norm_backward(x, gain, dy, Some(sum), eps))
     }
 
     fn layer_norm(x_nd: Tensor<Self, 2>, eps: f64) -> Tensor<Self, 2> {
@@ -85,35 +103,45 @@ where
     }
 
     fn layer_norm_backward(x_nd: Tensor<Self, 2>, dy_nd: Tensor<Self, 2>, eps: f64) -> Tensor<Self, 2> {
-        let [dx_nd, _] = rows::layer_norm_backward(floats(x_nd), None, floats(dy_nd), eps);
+        let (dx_nd, _) = rows::layer_norm_backward(floats(x_nd), None, floats(dy_nd), None, eps);
         wrapped(dx_nd)
     }
 
-    fn modulated_layer_norm(
+    fn layer_norm_backward_onto(
+        sum_nd: Tensor<Self, 2>,
         x_nd: Tensor<Self, 2>,
-        scale_bd: Tensor<Self, 2>,
-        shift_bd: Tensor<Self, 2>,
-        eps: f64,
-    ) -> Tensor<Self, 2> {
-        wrapped(rows::layer_norm(floats(x_nd), Some([floats(scale_bd), floats(shift_bd)]), eps))
-    }
-
-    fn modulated_layer_norm_backward(
-        x_nd: Tensor<Self, 2>,
-        scale_bd: Tensor<Self, 2>,
         dy_nd: Tensor<Self, 2>,
         eps: f64,
-    ) -> [Tensor<Self, 2>; 3] {
-        let ([n, d], batch) = (x_nd.dims(), scale_bd.dims()[0]);
-        let over_rows =
-            |x_nd: Tensor<Self, 2>| x_nd.reshape([batch, n / batch, d]).sum_dim(1).reshape([batch, d]);
-        let [dx, products] =
-            rows::layer_norm_backward(floats(x_nd), Some(floats(scale_bd)), floats(dy_nd.clone()), eps);
-        [wrapped(dx), over_rows(wrapped(products)), over_rows(dy_nd)]
+    ) -> Tensor<Self, 2> {
+        let sum = Some(floats(sum_nd));
+        let (dx_nd, _) = rows::layer_norm_backward(floats(x_nd), None, floats(dy_nd), sum, eps);
+        wrapped(dx_nd)
+    }
+
+    fn ada_layer_norm(x_nd: Tensor<Self, 2>, ada_be: Tensor<Self, 2>, how: AdaNorm) -> Tensor<Self, 2> {
+        wrapped(rows::layer_norm(floats(x_nd), Some((floats(ada_be), how.shift_first)), how.eps))
+    }
+
+    fn ada_layer_norm_backward(
+        sum_nd: Option<Tensor<Self, 2>>,
+        x_nd: Tensor<Self, 2>,
+        ada_be: Tensor<Self, 2>,
+        dy_nd: Tensor<Self, 2>,
+        how: AdaNorm,
+    ) -> [Tensor<Self, 2>; 2] {
+        let (ada, dy) = (floats(ada_be), floats(dy_nd));
+        let modulation = Some((ada.clone(), how.shift_first));
+        let (dx, products) =
+            rows::layer_norm_backward(floats(x_nd), modulation, dy.clone(), sum_nd.map(floats), how.eps);
+        [wrapped(dx), wrapped(rows::ada_gradient(ada, how.shift_first, products, dy))]
     }
 
     fn swiglu(gate_nf: Tensor<Self, 2>, up_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {
-        wrapped(pointwise::swiglu(floats(gate_nf), floats(up_nf)))
+        wrapped(pointwise::swiglu::<R, f32>(floats(gate_nf), floats(up_nf)))
+    }
+
+    fn swiglu_for_rounding(gate_nf: Tensor<Self, 2>, up_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        wrapped(pointwise::swiglu::<R, bf16>(floats(gate_nf), floats(up_nf)))
     }
 
     fn swiglu_backward(
@@ -154,7 +182,8 @@ where
         cos_bsk: Tensor<Self, 3>,
         sin_bsk: Tensor<Self, 3>,
     ) -> Tensor<Self, 4> {
-        wrapped(rotary::rotary(strided_floats(x_bshk), floats(cos_bsk), floats(sin_bsk)))
+        let [y] = rotary::rotary([strided_floats(x_bshk)], 1, Some([cos_bsk, sin_bsk].map(floats)));
+        wrapped(y)
     }
 
     fn rotary_backward(
@@ -162,7 +191,37 @@ where
         cos_bsk: Tensor<Self, 3>,
         sin_bsk: Tensor<Self, 3>,
     ) -> Tensor<Self, 4> {
-        wrapped(rotary::rotary_backward(strided_floats(dy_bshk), floats(cos_bsk), floats(sin_bsk)))
+        let [dx] =
+            rotary::rotary_backward([strided_floats(dy_bshk)], 1, Some([cos_bsk, sin_bsk].map(floats)));
+        wrapped(dx)
+    }
+
+    fn turned(inputs_bshk: [Tensor<Self, 4>; 3], tables_bsk: [Tensor<Self, 3>; 2]) -> [Tensor<Self, 4>; 3] {
+        rotary::rotary(inputs_bshk.map(strided_floats), 2, Some(tables_bsk.map(floats))).map(wrapped)
+    }
+
+    fn turned_backward(
+        gradients_bshk: [Tensor<Self, 4>; 3],
+        tables_bsk: [Tensor<Self, 3>; 2],
+    ) -> [Tensor<Self, 4>; 3] {
+        rotary::rotary_backward(gradients_bshk.map(strided_floats), 2, Some(tables_bsk.map(floats)))
+            .map(wrapped)
+    }
+
+    fn attention_inputs(inputs_bshk: [Tensor<Self, 4>; 3], mask: &AttentionMask) -> [Tensor<Self, 4>; 3] {
+        let inputs = inputs_bshk.map(strided_floats);
+        if matches!(mask, AttentionMask::Segments(_)) || inputs.iter().all(scores::lies_by_head) {
+            return inputs.map(wrapped);
+        }
+        rotary::rotary(inputs, 0, None).map(wrapped)
+    }
+
+    fn attention_gradients(gradients_bshk: [Tensor<Self, 4>; 3]) -> [Tensor<Self, 4>; 3] {
+        let gradients = gradients_bshk.map(strided_floats);
+        if gradients.iter().all(CubeTensor::is_contiguous) {
+            return gradients.map(wrapped);
+        }
+        rotary::rotary_backward(gradients, 0, None).map(wrapped)
     }
 
     fn attention_saving(
@@ -172,6 +231,7 @@ where
         mask: &AttentionMask,
         scale: f64,
     ) -> AttentionOutput<Self> {
+        let [q_bshk, k_bshk, v_bshk] = Self::attention_inputs([q_bshk, k_bshk, v_bshk], mask);
         blocked::attention(q_bshk, k_bshk, v_bshk, mask, scale)
     }
 
@@ -184,13 +244,14 @@ where
         blocked::attention_backward(saved, mask, scale, dout_bshk)
     }
 
-    fn flat_accumulate(
-        flat: Tensor<Self, 1>,
-        start: usize,
-        gradient: Tensor<Self, 1>,
-        first: bool,
-    ) -> Tensor<Self, 1> {
-        wrapped(flat::accumulate(primitive(flat), start, floats(gradient), first))
+    fn flat_accumulate(flat: Tensor<Self, 1>, gradients: Vec<Gradient<Self>>) -> Tensor<Self, 1> {
+        let addends = gradients.into_iter().filter(|gradient| !gradient.range.is_empty());
+        let addends = addends.map(|Gradient { range, first, values }| flat::Addend {
+            start: range.start,
+            first,
+            values: floats(values),
+        });
+        wrapped(flat::accumulate(primitive(flat), addends.collect()))
     }
 
     fn flat_squares(flat: &Tensor<Self, 1>, range: &Range<usize>) -> Vec<Tensor<Self, 1>> {
@@ -202,8 +263,13 @@ where
         wrapped(flat::widen(primitive(flat), primitive(halves.clone()), range))
     }
 
-    fn flat_adamw(state: Updated<Self>, grads: &Tensor<Self, 1>, from: Origins, run: &Run) -> Updated<Self> {
-        flat::adamw(state, grads, from, run)
+    fn flat_adamw(
+        state: Updated<Self>,
+        grads: &Tensor<Self, 1>,
+        from: Origins,
+        runs: &[Run],
+    ) -> Updated<Self> {
+        flat::adamw(state, grads, from, runs)
     }
 
     fn product<const D: usize>(x: Tensor<Self, D>, y: Tensor<Self, D>) -> Tensor<Self, D> {
@@ -215,15 +281,21 @@ where
         w_oi: Tensor<Self, 2>,
         bias_o: Option<Tensor<Self, 1>>,
     ) -> Tensor<Self, 2> {
-        let y_no = rounded_like(x_ni, w_oi.transpose());
-        match bias_o {
-            Some(bias_o) => wrapped(pointwise::finished(primitive(y_no), Some(floats(bias_o)), None)),
-            None => y_no,
-        }
+        let y_no = linear::rounded_like(x_ni, w_oi.transpose());
+        linear::finished(y_no, Finish { bias_o: bias_o.map(floats), ..Finish::default() })
+    }
+
+    fn linear_onto(
+        onto: Onto<Self>,
+        x_ni: Tensor<Self, 2>,
+        w_oi: Tensor<Self, 2>,
+        bias_o: Option<Tensor<Self, 1>>,
+    ) -> Tensor<Self, 2> {
+        linear::finished(linear::rounded_like(x_ni, w_oi.transpose()), linear::finish(Some(onto), bias_o))
     }
 
     fn linear_input_gradient(dy_no: Tensor<Self, 2>, w_oi: Tensor<Self, 2>) -> Tensor<Self, 2> {
-        rounded_like(dy_no, w_oi)
+        linear::rounded_like(dy_no, w_oi)
     }
 
     fn linear_weight_gradient(dy_no: Tensor<Self, 2>, x_ni: Tensor<Self, 2>) -> Tensor<Self, 2> {
@@ -236,10 +308,24 @@ where
         bias_o: Option<Tensor<Self, 1>>,
         update: &LowRank<Self>,
     ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
-        let (w, bias) = (primitive(w_oi.transpose()), bias_o.map(floats));
-        let [a, b] = [&update.a_ri, &update.b_or].map(|factor| floats(factor.clone()));
-        let [y, down] = low_rank::applied(floats(x_ni), w, bias, [Factor::a(a), Factor::b(b)], update.scale);
-        (wrapped(y), wrapped(down))
+        linear::updated(x_ni, w_oi, update, linear::finish(None, bias_o))
+    }
+
+    fn linears_saving(
+        x_ni: Tensor<Self, 2>,
+        layers: Vec<LinearLayer<Self>>,
+    ) -> Vec<(Tensor<Self, 2>, Option<Tensor<Self, 2>>)> {
+        linear::together(x_ni, layers)
+    }
+
+    fn lora_linear_onto_saving(
+        onto: Onto<Self>,
+        x_ni: Tensor<Self, 2>,
+        w_oi: Tensor<Self, 2>,
+        bias_o: Option<Tensor<Self, 1>>,
+        update: &LowRank<Self>,
+    ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
+        linear::updated(x_ni, w_oi, update, linear::finish(Some(onto), bias_o))
     }
 
     fn lora_linear_backward(
@@ -247,27 +333,16 @@ where
         dy_no: Tensor<Self, 2>,
         wants_dx: bool,
     ) -> LowRankGradients<Self> {
-        let LowRankSaved { x_ni, down_nr, w_oi, update } = saved;
-        let (dy, a, b) = (floats(dy_no), floats(update.a_ri), floats(update.b_or));
-        let (dx_ni, ddown_nr) = if wants_dx {
-            let factors = [Factor::b(b), Factor::a(a)];
-            let [dx, ddown] = low_rank::applied(dy.clone(), primitive(w_oi), None, factors, update.scale);
-            (Some(wrapped(dx)), wrapped(ddown))
-        } else {
-            (None, wrapped(low_rank::reduced(dy.clone(), Factor::b(b), update.scale, false).0))
-        };
-        LowRankGradients {
-            dx_ni,
-            da_ri: Self::linear_weight_gradient(ddown_nr, x_ni),
-            db_or: Self::linear_weight_gradient(wrapped(dy), down_nr),
-        }
+        linear::pulled(saved, dy_no, wants_dx.then(Finish::default))
     }
-}
 
-/// `x w`. Where `w` is narrower, `x` is rounded to its type: the weight of a layer is read once and copied never.
-fn rounded_like<B: ModelBackend>(x_nk: Tensor<B, 2>, w_ko: Tensor<B, 2>) -> Tensor<B, 2> {
-    let narrow = w_ko.dtype();
-    B::product(if x_nk.dtype() == narrow { x_nk } else { x_nk.cast(narrow) }, w_ko)
+    fn lora_linear_backward_onto(
+        sum_ni: Tensor<Self, 2>,
+        saved: LowRankSaved<Self>,
+        dy_no: Tensor<Self, 2>,
+    ) -> LowRankGradients<Self> {
+        linear::pulled(saved, dy_no, Some(Finish { more_no: Some(floats(sum_ni)), ..Finish::default() }))
+    }
 }
 
 fn wrapped<B, R, const D: usize>(x: CubeTensor<R>) -> Tensor<B, D>

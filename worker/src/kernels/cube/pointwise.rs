@@ -1,16 +1,20 @@
 //! Operations on elements, each with its gradient: one unit a vector.
 
-use burn_cubecl::{CubeRuntime, tensor::CubeTensor};
+use burn_cubecl::{CubeElement, CubeRuntime, tensor::CubeTensor};
 use cubecl::prelude::*;
 use half::bf16;
 
-use super::launch::{by_element, empty_like, len, vector, width};
+use super::launch::{by_element, empty, empty_like, len, vector, width};
 
-/// `silu(gate) * up`.
-pub fn swiglu<R: CubeRuntime>(gate: CubeTensor<R>, up: CubeTensor<R>) -> CubeTensor<R> {
-    let (y, client, lanes) = (empty_like(&gate), gate.client.clone(), vector(len(&gate)));
+/// `silu(gate) * up`, rounded to the type of the output.
+pub fn swiglu<R: CubeRuntime, O: CubeElement + Float>(
+    gate: CubeTensor<R>,
+    up: CubeTensor<R>,
+) -> CubeTensor<R> {
+    let y = empty(&gate, gate.meta.shape().clone(), O::dtype());
+    let (client, lanes) = (gate.client.clone(), vector(len(&gate)));
     let (count, dim) = by_element(len(&gate) / lanes);
-    swiglu_kernel::launch::<R>(
+    swiglu_kernel::launch::<O, R>(
         &client,
         count,
         dim,
@@ -23,14 +27,14 @@ pub fn swiglu<R: CubeRuntime>(gate: CubeTensor<R>, up: CubeTensor<R>) -> CubeTen
 }
 
 #[cube(launch)]
-fn swiglu_kernel<N: Size>(
+fn swiglu_kernel<N: Size, O: Float>(
     gate: &Array<Vector<f32, N>>,
     up: &Array<Vector<f32, N>>,
-    y: &mut Array<Vector<f32, N>>,
+    y: &mut Array<Vector<O, N>>,
 ) {
     if ABSOLUTE_POS < y.len() {
         let gate = gate[ABSOLUTE_POS];
-        y[ABSOLUTE_POS] = gate * sigmoid(gate) * up[ABSOLUTE_POS];
+        y[ABSOLUTE_POS] = Vector::cast_from(gate * sigmoid(gate) * up[ABSOLUTE_POS]);
     }
 }
 
@@ -213,13 +217,36 @@ fn rounded_sum_kernel<N: Size>(
     }
 }
 
-/// A product `[n, o]` that nobody else has, with a bias `[o]` and another product of its shape added in place.
-pub fn finished<R: CubeRuntime>(
-    y_no: CubeTensor<R>,
-    bias_o: Option<CubeTensor<R>>,
-    more_no: Option<CubeTensor<R>>,
-) -> CubeTensor<R> {
+/// What a product `[n, o]` becomes before anybody reads it; nothing else, unless said.
+pub struct Finish<R: CubeRuntime> {
+    /// A bias `[o]`.
+    pub bias_o: Option<CubeTensor<R>>,
+    /// Something of its shape that is added.
+    pub more_no: Option<CubeTensor<R>>,
+    /// Whether the sum is rounded to bfloat16.
+    pub rounded: bool,
+}
+
+impl<R: CubeRuntime> Default for Finish<R> {
+    fn default() -> Self {
+        Self { bias_o: None, more_no: None, rounded: false }
+    }
+}
+
+impl<R: CubeRuntime> Finish<R> {
+    /// Whether it leaves a product as it is.
+    pub fn is_nothing(&self) -> bool {
+        self.bias_o.is_none() && self.more_no.is_none() && !self.rounded
+    }
+}
+
+/// A product `[n, o]` that nobody else has, finished in place.
+pub fn finished<R: CubeRuntime>(y_no: CubeTensor<R>, finish: Finish<R>) -> CubeTensor<R> {
+    if finish.is_nothing() {
+        return y_no;
+    }
     let (o, client) = (width(&y_no), y_no.client.clone());
+    let Finish { bias_o, more_no, rounded } = finish;
     let lanes = vector(o);
     let (count, dim) = by_element(len(&y_no) / lanes);
     let (biased, summed) = (bias_o.is_some(), more_no.is_some());
@@ -236,6 +263,7 @@ pub fn finished<R: CubeRuntime>(
         (o / lanes) as u32,
         biased,
         summed,
+        rounded,
     );
     y_no
 }
@@ -248,6 +276,7 @@ fn finished_kernel<N: Size>(
     vectors: u32,
     #[comptime] biased: bool,
     #[comptime] summed: bool,
+    #[comptime] rounded: bool,
 ) {
     if ABSOLUTE_POS < y.len() {
         let mut value = y[ABSOLUTE_POS];
@@ -256,6 +285,9 @@ fn finished_kernel<N: Size>(
         }
         if summed {
             value += more[ABSOLUTE_POS];
+        }
+        if rounded {
+            value = Vector::cast_from(Vector::<bf16, N>::cast_from(value));
         }
         y[ABSOLUTE_POS] = value;
     }

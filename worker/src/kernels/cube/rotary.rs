@@ -1,92 +1,142 @@
 //! Rotary embedding in the rotate-half convention: one unit turns one pair of a head's elements.
 //!
 //! What is turned is read as it lies (a slice of a wider projection, a gradient ordered by heads), and written as its reader wants it: forward
-//! by heads, as attention's products take their inputs, and back by tokens, as the projection's gradient is.
+//! by heads, as attention's products take their inputs, and back by tokens, as the projection's gradient is. One kernel does that to queries
+//! and keys, and to values as well, which it does not turn; and to all three where nothing is turned.
 
 use burn_cubecl::{CubeRuntime, kernel::into_contiguous, ops::permute, tensor::CubeTensor};
 use cubecl::prelude::*;
 
 use super::launch::{by_element, elements, empty, len};
 
-/// `x cos + rotate_half(x) sin`, by heads. `x [b, s, h, k]` float32; tables `[b, s, k]`, or `[1, s, k]` for all of the batch.
-pub fn rotary<R: CubeRuntime>(x: CubeTensor<R>, cos: CubeTensor<R>, sin: CubeTensor<R>) -> CubeTensor<R> {
-    let [batch, tokens, heads, dim] = x.meta.shape().dims();
-    let y = empty(&x, [batch, heads, tokens, dim].into(), x.dtype);
-    turn(x, [cos, sin], y.clone(), false);
-    permute(y, &[0, 2, 1, 3])
+/// Tables of cosines and sines, contiguous: `[b, s, k]`, or `[1, s, k]` for all of the batch.
+pub type Tables<R> = [CubeTensor<R>; 2];
+
+/// `x cos + rotate_half(x) sin` of the first `turned` of these, all `[b, s, h, k]` float32, and the others as they are; by heads.
+pub fn rotary<R: CubeRuntime, const N: usize>(
+    xs: [CubeTensor<R>; N],
+    turned: usize,
+    tables: Option<Tables<R>>,
+) -> [CubeTensor<R>; N] {
+    let ys = xs.each_ref().map(|x| {
+        let [batch, tokens, heads, dim] = x.meta.shape().dims();
+        empty(x, [batch, heads, tokens, dim].into(), x.dtype)
+    });
+    turn(xs, ys.clone(), (turned, false), tables);
+    ys.map(|y| permute(y, &[0, 2, 1, 3]))
 }
 
-/// The gradient of `x` under [`rotary`], by tokens.
-pub fn rotary_backward<R: CubeRuntime>(
-    dy: CubeTensor<R>,
-    cos: CubeTensor<R>,
-    sin: CubeTensor<R>,
-) -> CubeTensor<R> {
-    let dx = empty(&dy, dy.meta.shape().clone(), dy.dtype);
-    turn(dy, [cos, sin], dx.clone(), true);
-    dx
+/// The gradients under [`rotary`], by tokens.
+pub fn rotary_backward<R: CubeRuntime, const N: usize>(
+    dys: [CubeTensor<R>; N],
+    turned: usize,
+    tables: Option<Tables<R>>,
+) -> [CubeTensor<R>; N] {
+    let dxs = dys.each_ref().map(|dy| empty(dy, dy.meta.shape().clone(), dy.dtype));
+    turn(dys, dxs.clone(), (turned, true), tables);
+    dxs
 }
 
-fn turn<R: CubeRuntime>(x: CubeTensor<R>, [cos, sin]: [CubeTensor<R>; 2], y: CubeTensor<R>, back: bool) {
-    let x = if x.meta.strides()[3] == 1 { x } else { into_contiguous(x) };
-    let ([_, tokens, heads, dim], client) = (x.meta.shape().dims(), x.client.clone());
-    let [of_batch, of_token, of_head] = [0, 1, 2].map(|axis| x.meta.strides()[axis] as u32);
+fn turn<R: CubeRuntime, const N: usize>(
+    xs: [CubeTensor<R>; N],
+    ys: [CubeTensor<R>; N],
+    (turned, back): (usize, bool),
+    tables: Option<Tables<R>>,
+) {
+    let [_, _, _, dim] = xs[0].meta.shape().dims();
+    let client = xs[0].client.clone();
+    // Without tables nothing is turned, and they are not read.
+    let [cos, sin] = tables.unwrap_or_else(|| [ys[0].clone(), ys[0].clone()]);
+    let pairs = xs.iter().map(len).sum::<usize>() / 2;
+    let (mut inputs, mut outputs, mut lies) = (SequenceArg::new(), SequenceArg::new(), SequenceArg::new());
+    for (x, y) in xs.into_iter().zip(ys) {
+        let x = if x.meta.strides()[3] == 1 { x } else { into_contiguous(x) };
+        let [of_batch, of_token, of_head] = [0, 1, 2].map(|axis| x.meta.strides()[axis] as u32);
+        let [_, tokens, heads, _] = x.meta.shape().dims();
+        let count = len(&x) / 2;
+        lies.push(LiesLaunch::new(count as u32, tokens as u32, heads as u32, of_batch, of_token, of_head));
+        inputs.push(elements(x).into_array_arg());
+        outputs.push(y.into_array_arg());
+    }
     let angles = len(&cos) / dim;
-    let (count, cube) = by_element(len(&x) / 2);
+    let (count, cube) = by_element(pairs);
     turn_kernel::launch::<R>(
         &client,
         count,
         cube,
-        elements(x).into_array_arg(),
+        inputs,
+        outputs,
+        lies,
         cos.into_array_arg(),
         sin.into_array_arg(),
-        y.into_array_arg(),
-        tokens as u32,
-        heads as u32,
         (dim / 2) as u32,
-        of_batch,
-        of_token,
-        of_head,
         angles as u32,
+        turned,
         back,
     );
 }
 
-/// `of_..` are strides of `x`; `angles` is how many tokens the tables have: all, or those of one batch row.
-#[cube(launch)]
-fn turn_kernel(
-    x: &Array<f32>,
-    cos: &Array<f32>,
-    sin: &Array<f32>,
-    y: &mut Array<f32>,
+/// How an input lies: its pairs, tokens and heads, and strides.
+#[derive(CubeType, CubeLaunch)]
+struct Lies {
+    pairs: u32,
     tokens: u32,
     heads: u32,
-    half: u32,
     of_batch: u32,
     of_token: u32,
     of_head: u32,
+}
+
+/// Units are dealt to inputs one after another; `angles` is how many tokens the tables have: all, or those of one batch row.
+#[cube(launch)]
+fn turn_kernel(
+    inputs: &Sequence<Array<f32>>,
+    outputs: &mut Sequence<Array<f32>>,
+    lies: &Sequence<Lies>,
+    cos: &Array<f32>,
+    sin: &Array<f32>,
+    half: u32,
     angles: u32,
+    #[comptime] turned: usize,
     #[comptime] back: bool,
 ) {
-    let (tokens, heads, half) = (tokens as usize, heads as usize, half as usize);
-    if ABSOLUTE_POS < y.len() / 2 {
-        let (row, j) = (ABSOLUTE_POS / half, ABSOLUTE_POS % half);
-        let batch = row / (tokens * heads);
-        let (mut token, mut head) = (row % tokens, row / tokens % heads);
-        if back {
-            token = row / heads % tokens;
-            head = row % heads;
+    let half = half as usize;
+    let mut before = 0usize;
+    #[unroll]
+    for number in 0..inputs.len() {
+        let lie = lies.index(number);
+        let pairs = lie.pairs as usize;
+        if ABSOLUTE_POS >= before && ABSOLUTE_POS < before + pairs {
+            let input = inputs.index(number);
+            let output = outputs.index_mut(number);
+            let (row, j) = ((ABSOLUTE_POS - before) / half, (ABSOLUTE_POS - before) % half);
+            let (tokens, heads) = (lie.tokens as usize, lie.heads as usize);
+            let batch = row / (tokens * heads);
+            let (mut token, mut head) = (row % tokens, row / tokens % heads);
+            if back {
+                token = row / heads % tokens;
+                head = row % heads;
+            }
+            let from = batch * lie.of_batch as usize
+                + token * lie.of_token as usize
+                + head * lie.of_head as usize
+                + j;
+            let (a, b) = (input[from], input[from + half]);
+            let to = row * 2 * half + j;
+            if comptime!(number >= turned) {
+                output[to] = a;
+                output[to + half] = b;
+            } else {
+                let angle = (batch * tokens + token) % angles as usize * 2 * half + j;
+                if back {
+                    output[to] = a * cos[angle] + b * sin[angle + half];
+                    output[to + half] = b * cos[angle + half] - a * sin[angle];
+                } else {
+                    output[to] = a * cos[angle] - b * sin[angle];
+                    output[to + half] = b * cos[angle + half] + a * sin[angle + half];
+                }
+            }
         }
-        let from = batch * of_batch as usize + token * of_token as usize + head * of_head as usize + j;
-        let (a, b) = (x[from], x[from + half]);
-        let to = row * 2 * half + j;
-        let angle = (batch * tokens + token) % angles as usize * 2 * half + j;
-        if back {
-            y[to] = a * cos[angle] + b * sin[angle + half];
-            y[to + half] = b * cos[angle + half] - a * sin[angle];
-        } else {
-            y[to] = a * cos[angle] - b * sin[angle];
-            y[to + half] = b * cos[angle + half] + a * sin[angle + half];
-        }
+        before += pairs;
     }
 }

@@ -5,7 +5,7 @@
 
 use burn::tensor::{DType, Int, Tensor};
 use burn_cubecl::{
-    BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement, kernel::into_contiguous,
+    BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement, kernel::into_contiguous, ops::permute,
     tensor::CubeTensor,
 };
 use cubecl::{prelude::*, zspace::metadata::Metadata};
@@ -70,13 +70,13 @@ where
             // The same memory, but strides in order: kernels that copy boxes step from matrix to matrix by the innermost stride alone.
             return x_bshk.reshape([batch, 1, tokens, dim]);
         }
-        let x_bhsk: CubeTensor<R> = primitive(x_bshk.swap_dims(1, 2));
-        let strides = x_bhsk.meta.strides();
-        let rows = strides[2] == dim && strides[3] == 1;
-        let dense = strides[1] == tokens * dim && (batch == 1 || strides[0] == heads * strides[1]);
+        let x: CubeTensor<R> = primitive(x_bshk);
+        let strides = x.meta.strides();
         // Segments: heads lie further apart than they do, which products recognise.
-        let swapped = strides[0] < strides[1];
-        wrapped(if rows && (dense || swapped) { x_bhsk } else { into_contiguous(x_bhsk) })
+        let swapped = strides[1] == dim && strides[3] == 1 && strides[0] < strides[2];
+        let as_it_is = swapped || lies_by_head(&x);
+        let x_bhsk = permute(x, &[0, 2, 1, 3]);
+        wrapped(if as_it_is { x_bhsk } else { into_contiguous(x_bhsk) })
     }
 
     fn by_segment(x_1shk: Tensor<Self, 4>, start: usize, [segments, len]: [usize; 2]) -> Tensor<Self, 4> {
@@ -88,11 +88,19 @@ where
         wrapped(CubeTensor::new(part.client, part.handle, metadata, part.device, part.dtype))
     }
 
-    fn dots(x_bshk: Tensor<Self, 4>, y_bshk: Tensor<Self, 4>) -> Tensor<Self, 3> {
+    fn dots(
+        x_bshk: Tensor<Self, 4>,
+        y_bshk: Tensor<Self, 4>,
+        cut: bool,
+    ) -> (Tensor<Self, 3>, Tensor<Self, 4>) {
         let [batch, tokens, heads, dim] = x_bshk.dims();
         let (x, y) = (floats(x_bshk), floats(y_bshk));
         let (sums, client) = (empty(&x, [batch, tokens, heads].into(), DType::F32), x.client.clone());
         let (count, cube) = by_row(&x, batch * tokens * heads, dim);
+        let turns = !cut && heads > 1;
+        // What is not asked for is never written.
+        let by_head =
+            if turns { empty(&x, [batch, heads, tokens, dim].into(), DType::F32) } else { x.clone() };
         dots_kernel::launch::<R>(
             &client,
             count,
@@ -100,10 +108,23 @@ where
             x.into_array_arg(),
             y.into_array_arg(),
             sums.clone().into_array_arg(),
+            by_head.clone().into_array_arg(),
             dim as u32,
+            tokens as u32,
+            heads as u32,
+            turns,
         );
-        wrapped(sums)
+        let by_head = if turns { permute(by_head, &[0, 2, 1, 3]) } else { by_head };
+        (wrapped(sums), wrapped(by_head))
     }
+}
+
+/// Whether the memory of `[b, s, h, k]` is that of `[b, h, s, k]`, or there is one head.
+pub fn lies_by_head<R: CubeRuntime>(x_bshk: &CubeTensor<R>) -> bool {
+    let ([batch, tokens, heads, dim], strides) = (x_bshk.meta.shape().dims(), x_bshk.meta.strides());
+    let rows = strides[1] == dim && strides[3] == 1;
+    let dense = strides[2] == tokens * dim && (batch == 1 || strides[0] == heads * strides[2]);
+    heads == 1 || rows && dense
 }
 
 /// Turns `scores` into weights; `lse` is written if these are `fresh`, read if they are made again.
@@ -121,9 +142,9 @@ fn run<R, F, I, BT>(
 {
     let keys = width(scores);
     let (count, dim) = by_row(scores, len(scores) / keys, keys);
-    let masked = seen.bounds_b2.is_some();
-    let bounds = match &seen.bounds_b2 {
-        Some(bounds_b2) => whole_numbers(bounds_b2.clone()),
+    let masked = seen.bounds.is_some();
+    let bounds = match &seen.bounds {
+        Some(bounds) => whole_numbers(bounds.clone()),
         // What is absent is never read; of another type it would be a kernel of its own.
         None => lse.clone(),
     };
@@ -265,12 +286,28 @@ fn pull_kernel(
 }
 
 #[cube(launch)]
-fn dots_kernel(x: &Array<f32>, y: &Array<f32>, sums: &mut Array<f32>, dim: u32) {
+fn dots_kernel(
+    x: &Array<f32>,
+    y: &Array<f32>,
+    sums: &mut Array<f32>,
+    by_head: &mut Array<f32>,
+    dim: u32,
+    tokens: u32,
+    heads: u32,
+    #[comptime] turns: bool,
+) {
     let begin = CUBE_POS * dim as usize;
+    let (tokens, heads) = (tokens as usize, heads as usize);
+    let (batch, token, head) = (CUBE_POS / (tokens * heads), CUBE_POS / heads % tokens, CUBE_POS % heads);
+    let to = ((batch * heads + head) * tokens + token) * dim as usize;
     let mut sum = f32::new(0.0);
     let mut i = UNIT_POS;
     while i < dim {
-        sum += x[begin + i as usize] * y[begin + i as usize];
+        let value = x[begin + i as usize];
+        sum += value * y[begin + i as usize];
+        if turns {
+            by_head[to + i as usize] = value;
+        }
         i += CUBE_DIM;
     }
     let sum = cube_sum(sum);

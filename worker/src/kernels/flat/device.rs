@@ -11,7 +11,7 @@ use coxswain_proto::limits::MAX_WORLD;
 use half::bf16;
 
 use super::{
-    DeviceBuffer, DeviceElement, Flat, FlatOn, Gradient, Halves, HostCopy, Lent,
+    DeviceBuffer, DeviceElement, Flat, FlatOn, Gradient, Halves, HostCopy, Lent, Product,
     adamw::{Part, Run},
     offloaded,
     tensors::{Origins, Updated},
@@ -24,6 +24,8 @@ const SLACK: usize = MAX_WORLD;
 /// Elements that leave the device at a time. A piece is cut out there first, and passes through host memory that stays pinned: both are 4 MiB,
 /// and not as much as the whole buffer.
 const PIECE: usize = 1 << 20;
+/// Elements of weights' gradients that wait until they are added together, at most: 32 MiB of small ones, and a larger one alone.
+const WAITING: usize = 8 << 20;
 
 /// A buffer in the memory of `device`, or on its way there.
 #[derive(Clone)]
@@ -179,7 +181,7 @@ impl<B: ModelBackend> Flat for OnDevice<B> {
         let (grads, from) = (grads.tensor(), Origins { weights: weights_from, grads: grads_from });
         let state =
             Updated { weights: weights.taken(), exp_avg: exp_avg.taken(), exp_avg_sq: exp_avg_sq.taken() };
-        let state = runs.iter().fold(state, |state, run| B::flat_adamw(state, &grads, from, run));
+        let state = B::flat_adamw(state, &grads, from, runs);
         weights.give_back(state.weights);
         exp_avg.give_back(state.exp_avg);
         exp_avg_sq.give_back(state.exp_avg_sq);
@@ -216,16 +218,24 @@ impl<B: ModelBackend> FlatOn<B> for OnDevice<B> {
     }
 
     fn add(&mut self, gradients: Vec<Gradient<B>>) {
-        for Gradient { range, first, values } in gradients {
-            let values = values.reshape([range.len()]);
-            self.change(|sums| B::flat_accumulate(sums, range.start, values, first));
+        if !gradients.is_empty() {
+            self.change(|sums| B::flat_accumulate(sums, gradients));
         }
     }
 
-    fn add_product(&mut self, range: Range<usize>, first: bool, dy_no: Tensor<B, 2>, x_ni: Tensor<B, 2>) {
-        let values = B::linear_weight_gradient(dy_no, x_ni);
-        let values = if values.dtype() == DType::F32 { values } else { values.cast(DType::F32) };
-        self.add(vec![Gradient { range, first, values }]);
+    fn add_products(&mut self, products: Vec<Product<B>>) {
+        let (mut waiting, mut elements) = (Vec::new(), 0);
+        for Product { range, first, dy_no, x_ni } in products {
+            let values = B::linear_weight_gradient(dy_no, x_ni);
+            let values = if values.dtype() == DType::F32 { values } else { values.cast(DType::F32) };
+            if elements + range.len() > WAITING {
+                self.add(std::mem::take(&mut waiting));
+                elements = 0;
+            }
+            elements += range.len();
+            waiting.push(Gradient { range, first, values });
+        }
+        self.add(waiting);
     }
 }
 

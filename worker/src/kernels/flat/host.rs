@@ -10,7 +10,7 @@ use half::bf16;
 use rayon::prelude::*;
 
 use super::{
-    Flat, FlatOn, Gradient, Halves, Lent,
+    Flat, FlatOn, Gradient, Halves, Lent, Product,
     adamw::{self, Part, Run},
     squares::sum_of_squares,
 };
@@ -101,9 +101,11 @@ impl<B: ModelBackend> FlatOn<B> for Vec<f32> {
         }
     }
 
-    fn add_product(&mut self, range: Range<usize>, first: bool, dy_no: Tensor<B, 2>, x_ni: Tensor<B, 2>) {
-        let sum = GradientSlot { values: &mut self[range], stale: first };
-        B::add_linear_weight_gradient(dy_no, x_ni, sum);
+    fn add_products(&mut self, products: Vec<Product<B>>) {
+        for Product { range, first, dy_no, x_ni } in products {
+            let sum = GradientSlot { values: &mut self[range], stale: first };
+            B::add_linear_weight_gradient(dy_no, x_ni, sum);
+        }
     }
 }
 

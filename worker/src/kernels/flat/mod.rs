@@ -98,6 +98,18 @@ pub struct Gradient<B: ModelBackend> {
     pub values: Tensor<B, 2>,
 }
 
+/// The makings of the gradient of a linear layer's weight, `dy^T x`.
+pub struct Product<B: ModelBackend> {
+    /// Where the weight lies.
+    pub range: Range<usize>,
+    /// As [`Gradient::first`].
+    pub first: bool,
+    /// The gradient of its output.
+    pub dy_no: Tensor<B, 2>,
+    /// Its input.
+    pub x_ni: Tensor<B, 2>,
+}
+
 /// A [`Flat`] that takes gradients from, and gives values to, tensors of this backend.
 pub trait FlatOn<B: ModelBackend>: Flat {
     /// Where the flat space of a model on this device lies.
@@ -112,8 +124,8 @@ pub trait FlatOn<B: ModelBackend>: Flat {
     /// Adds gradients.
     fn add(&mut self, gradients: Vec<Gradient<B>>);
 
-    /// Adds `dy^T x`, the gradient of a linear layer's weight.
-    fn add_product(&mut self, range: Range<usize>, first: bool, dy_no: Tensor<B, 2>, x_ni: Tensor<B, 2>);
+    /// Adds gradients of linear layers' weights.
+    fn add_products(&mut self, products: Vec<Product<B>>);
 }
 
 /// Elements on their way between ranks.

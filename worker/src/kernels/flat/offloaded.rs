@@ -33,7 +33,7 @@ pub(super) fn adamw<B: ModelBackend>(part: Part<'_, OnDevice<B>>, runs: &[Run]) 
         };
         let from = Origins { weights: weights_at, grads: grads_from + at.start };
         let run = Run { range: 0..at.len(), coefficients };
-        let state = B::flat_adamw(state, &grads, from, &run);
+        let state = B::flat_adamw(state, &grads, from, &[run]);
         let mut back = vec![
             (&mut *exp_avg, at.clone(), state.exp_avg),
             (&mut *exp_avg_sq, at.clone(), state.exp_avg_sq),

@@ -129,14 +129,21 @@ fn gradients_are_added_where_their_parameters_lie_and_first_ones_overwrite() {
         Tensor::<Flex, 2>::from_data(TensorData::new(values.clone(), [2, values.len() / 2]), &FlexDevice)
     };
     fn added<F: FlatOn<Flex>>(gradient: impl Fn(Vec<f32>) -> Tensor<Flex, 2>) -> Vec<f32> {
-        let mut sums = F::of(&F::place(&FlexDevice), vec![9.0; 12]);
+        let mut sums = F::of(&F::place(&FlexDevice), vec![9.0; 16]);
         for first in [true, false] {
             let of = |range: Range<usize>| {
                 let values = gradient(uneven(range.len(), range.start as u64));
                 Gradient { range, first, values }
             };
             sums.add(vec![of(1..5), of(6..8)]);
-            sums.add_product(8..12, first, gradient(uneven(4, 5)), gradient(uneven(4, 6)));
+            let product = |range, seed| Product {
+                range,
+                first,
+                dy_no: gradient(uneven(4, seed)),
+                x_ni: gradient(uneven(4, seed + 1)),
+            };
+            sums.add_products(vec![product(8..12, 5), product(12..16, 7)]);
+            sums.add_products(Vec::new());
             sums.add(Vec::new());
         }
         sums.clear(5..6);

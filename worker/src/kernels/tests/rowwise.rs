@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::kernels::{ModelBackend, reference};
+use crate::kernels::{AdaNorm, ModelBackend, reference};
 
 const EPS: f64 = 1e-6;
 
@@ -72,6 +72,24 @@ fn check_modulated(batch: usize, tokens: usize, dim: usize) {
     }
 }
 
+/// Scales and shifts side by side, in either order, and an input that others read as well: as its parts would have it.
+fn check_ada(batch: usize, tokens: usize, dim: usize) {
+    let inputs = [values([batch * tokens, dim], 3, 2.0), values([batch, 2 * dim], 4, 1.0)];
+    for shift_first in [false, true] {
+        let (fused, plain) = (inputs.each_ref().map(leaf), inputs.each_ref().map(leaf));
+        let [x, ada] = fused.clone();
+        let fused_gradients = pull(x.clone() + A::ada_layer_norm(x, ada, AdaNorm { shift_first, eps: EPS }));
+        let [x, ada] = plain.clone();
+        let half = |start| ada.clone().narrow(1, start, dim);
+        let (scale, shift) = if shift_first { (half(dim), half(0)) } else { (half(0), half(dim)) };
+        let plain_gradients = pull(x.clone() + A::modulated_layer_norm(x, scale, shift, EPS));
+        for (fused, plain) in fused.iter().zip(&plain) {
+            let (found, expected) = (gradient(fused, &fused_gradients), gradient(plain, &plain_gradients));
+            assert!(found.into_data() == expected.into_data(), "the same operations, the same bits");
+        }
+    }
+}
+
 fn check_pointwise(rows: usize, width: usize, scale: f32) {
     let (gate, up) = (values([rows, width], 6, scale), values([rows, width], 7, 1.5));
     assert_close("swiglu", F::swiglu(gate.clone(), up.clone()), reference::swiglu(gate.clone(), up.clone()));
@@ -117,6 +135,7 @@ proptest! {
     #[test]
     fn modulated_norm_equals_its_reference(batch in 1usize..4, tokens in 1usize..20, dim in 3usize..100) {
         check_modulated(batch, tokens, dim);
+        check_ada(batch, tokens, dim);
     }
 
     #[test]
@@ -173,6 +192,7 @@ fn rounding_leaves_shared_tensors_and_views_alone() {
 fn wide_and_long_tensors_cross_block_boundaries() {
     check_norms(37, 1536, 1.0);
     check_modulated(3, 11, 768);
+    check_ada(3, 11, 768);
     check_pointwise(19, 2048, 4.0);
     check_rounding(19, 2048, 4.0);
     check_rotary([2, 150, 3, 64], 2);

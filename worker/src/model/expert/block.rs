@@ -21,7 +21,7 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 
 use crate::{
-    kernels::{AttentionMask, ModelBackend, Tape},
+    kernels::{AdaNorm, AttentionMask, ModelBackend, Tape},
     model::{
         dense::{Dense, DenseShape},
         recompute::Layer,
@@ -122,9 +122,7 @@ impl DitBlock {
         attended: Attended<'_, T>,
     ) -> Tensor<T, 2> {
         let ada_md = self.ada.apply(params, cond_md.clone());
-        let scale_md = ada_md.clone().narrow(1, 0, self.width);
-        let shift_md = ada_md.narrow(1, self.width, self.width);
-        let y_nd = T::modulated_layer_norm(x_nd.clone(), scale_md, shift_md, EPS);
+        let y_nd = T::ada_layer_norm(x_nd.clone(), ada_md, AdaNorm { shift_first: false, eps: EPS });
         let KeysValues { keys_nd, values_nd } = match (self.cross, attended) {
             (true, Attended::Hidden(hidden_nd)) => self.project(params, hidden_nd),
             (true, Attended::Projected(projected)) => projected.clone(),
@@ -144,13 +142,13 @@ impl DitBlock {
         let mixed =
             <T as ModelBackend>::attention(by_head(q_nd), by_head(keys_nd), by_head(values_nd), &mask, scale);
         let mixed_nd = mixed.reshape([rows.batch * rows.repeats * rows.tokens, self.width]);
-        params.residual(x_nd, self.output.apply(params, mixed_nd))
+        self.output.apply_onto(params, x_nd, mixed_nd)
     }
 
     /// The MLP half.
     pub fn mlp<T: Tape>(&self, params: &ParamScope<'_, T>, x_nd: Tensor<T, 2>) -> Tensor<T, 2> {
         let inner_nf = self.mlp_in.apply(params, <T as ModelBackend>::layer_norm(x_nd.clone(), EPS));
-        params.residual(x_nd, self.mlp_out.apply(params, T::gelu_tanh(inner_nf)))
+        self.mlp_out.apply_onto(params, x_nd, T::gelu_tanh(inner_nf))
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use burn::tensor::{Tensor, TensorData, backend::Backend};
 
 use crate::{
-    kernels::Tape,
+    kernels::{AdaNorm, Tape},
     model::{
         dense::{Dense, DenseShape},
         recompute::segment::Segment,
@@ -167,8 +167,7 @@ impl<B: Tape<Base = B>> Segment<B> for HeadSegment<'_> {
             .narrow(1, self.rows.tokens - self.horizon, self.horizon)
             .reshape([draws * self.horizon, width]);
         let ada_md = self.head.ada.apply(params, cond_md.clone());
-        let shift_md = ada_md.clone().narrow(1, 0, width);
-        let scale_md = ada_md.narrow(1, width, width);
-        self.head.output.apply(params, T::modulated_layer_norm(action_nd, scale_md, shift_md, EPS))
+        let y_nd = T::ada_layer_norm(action_nd, ada_md, AdaNorm { shift_first: true, eps: EPS });
+        self.head.output.apply(params, y_nd)
     }
 }

@@ -5,7 +5,7 @@ use burn::tensor::Tensor;
 use super::stack::Linears;
 use crate::{
     kernels::{ModelBackend, Tape},
-    lora::LoraLinear,
+    lora::{LoraLinear, forward_all},
     params::{Keep, ParamScope},
 };
 
@@ -22,12 +22,26 @@ impl<B: ModelBackend> GatedMlp<B> {
         Self { gate: linears.take(), up: linears.take(), down: linears.take() }
     }
 
-    /// `[n, d]` to `[n, d]`, the last thing that half a block computes before its residual sum.
-    pub fn forward<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>, x_nd: Tensor<T, 2>) -> Tensor<T, 2> {
+    /// `residual` plus the MLP of `x`: the output of half a block. All `[n, d]`.
+    pub fn forward_onto<T: Tape<Base = B>>(
+        &self,
+        params: &ParamScope<'_, T>,
+        residual_nd: Tensor<T, 2>,
+        x_nd: Tensor<T, 2>,
+    ) -> Tensor<T, 2> {
         // Half of what the two wide products give is kept by selective recompute: their outputs are most of a block's.
-        let gate_nf = self.gate.forward_as(params, Keep::Output, x_nd.clone());
-        let up_nf = self.up.forward_as(params, Keep::Never, x_nd);
-        self.down.forward_as(params, Keep::Last, T::swiglu(gate_nf, up_nf))
+        let [gate_nf, up_nf] =
+            forward_all(params, [(&self.gate, Keep::Output), (&self.up, Keep::Never)], x_nd);
+        let inner_nf = match self.down.rounds_input() {
+            true => T::swiglu_for_rounding(gate_nf, up_nf),
+            false => T::swiglu(gate_nf, up_nf),
+        };
+        self.down.forward_onto(params, residual_nd, inner_nf)
+    }
+
+    /// Whether it reads nothing but its input rounded to bfloat16, on a backend that rounds at all.
+    pub fn rounds_input(&self) -> bool {
+        self.gate.rounds_input() && self.up.rounds_input()
     }
 
     /// Whether any of its linears has an adapter.

@@ -15,7 +15,7 @@ use super::{
     error::TokenError,
     windows::WindowPlan,
 };
-use crate::kernels::ModelBackend;
+use crate::kernels::{ModelBackend, Tape};
 
 /// Position of every token on the three axes, and the images of every row.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -122,6 +122,11 @@ impl<B: ModelBackend> Clone for RotaryTables<B> {
 }
 
 impl<B: ModelBackend> RotaryTables<B> {
+    /// Cosines and sines, on a tape.
+    pub fn lifted<T: Tape<Base = B>>(&self) -> [Tensor<T, 3>; 2] {
+        [&self.cos_bsk, &self.sin_bsk].map(|table_bsk| T::lift(table_bsk.clone()))
+    }
+
     /// Tables of the language model: frequency `j` turns with the axis whose section holds `j`.
     pub fn text(config: &TextConfig, position_ids: &[u32], batch: usize, device: &B::Device) -> Self {
         let half = config.head_dim / 2;

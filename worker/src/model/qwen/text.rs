@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     kernels::{AttentionMask, ModelBackend, Tape},
-    lora::LoraLinear,
+    lora::{LoraLinear, forward_all},
     model::block::Block,
     params::{Keep, ParamScope},
 };
@@ -139,17 +139,14 @@ impl<B: ModelBackend> Block<B> for DecoderLayer<B> {
     ) -> Tensor<T, 2> {
         let (b, s, k) = (context.batch, context.seq, self.head_dim);
         let y_nd = T::rms_norm(x_nd.clone(), T::lift(self.attention_norm_d.clone()), self.eps);
-        let q_bshk = self.q.forward_as(params, Keep::Output, y_nd.clone()).reshape([b, s, self.heads, k]);
-        let k_bshk = self.k.forward_as(params, Keep::Output, y_nd.clone()).reshape([b, s, self.kv_heads, k]);
-        let v_bshk = self.v.forward_as(params, Keep::Output, y_nd).reshape([b, s, self.kv_heads, k]);
-        let cos_bsk = T::lift(context.tables.cos_bsk.clone());
-        let sin_bsk = T::lift(context.tables.sin_bsk.clone());
-        let q_bshk = T::rotary(q_bshk, cos_bsk.clone(), sin_bsk.clone());
-        let k_bshk = T::rotary(k_bshk, cos_bsk, sin_bsk);
+        let [q_nd, k_nd, v_nd] =
+            forward_all(params, [&self.q, &self.k, &self.v].map(|layer| (layer, Keep::Output)), y_nd);
+        let inputs_bshk = [(q_nd, self.heads), (k_nd, self.kv_heads), (v_nd, self.kv_heads)]
+            .map(|(x_nd, heads)| x_nd.reshape([b, s, heads, k]));
         let scale = (k as f64).powf(-0.5);
-        let heads_bshk = <T as ModelBackend>::attention(q_bshk, k_bshk, v_bshk, &context.mask, scale);
+        let heads_bshk = T::turned_attention(inputs_bshk, context.tables.lifted(), &context.mask, scale);
         let heads_nd = heads_bshk.reshape([b * s, self.heads * k]);
-        params.residual(x_nd, self.o.forward_as(params, Keep::Last, heads_nd))
+        self.o.forward_onto(params, x_nd, heads_nd)
     }
 
     fn mlp_half<T: Tape<Base = B>>(
@@ -159,7 +156,7 @@ impl<B: ModelBackend> Block<B> for DecoderLayer<B> {
         _context: &TextContext<B>,
     ) -> Tensor<T, 2> {
         let y_nd = T::rms_norm(x_nd.clone(), T::lift(self.mlp_norm_d.clone()), self.eps);
-        params.residual(x_nd, self.mlp.forward(params, y_nd))
+        self.mlp.forward_onto(params, x_nd, y_nd)
     }
 
     fn trains(&self) -> bool {

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     kernels::{AttentionMask, ModelBackend, Tape},
-    lora::LoraLinear,
+    lora::{LoraLinear, forward_all},
     model::block::Block,
     params::{Keep, ParamScope},
 };
@@ -173,6 +173,16 @@ impl<B: ModelBackend> Assemble<B> for VisionBlock<B> {
     }
 }
 
+/// The norm of either half, for layers that round it or do not.
+fn normed<B: ModelBackend, T: Tape<Base = B>>(
+    x_nd: &Tensor<T, 2>,
+    gain_d: &Tensor<B, 1>,
+    rounded: bool,
+) -> Tensor<T, 2> {
+    let norm = if rounded { T::rms_norm_for_rounding } else { T::rms_norm };
+    norm(x_nd.clone(), T::lift(gain_d.clone()), NORM_EPS)
+}
+
 impl<B: ModelBackend> Block<B> for VisionBlock<B> {
     type Context = VisionContext<B>;
 
@@ -184,16 +194,13 @@ impl<B: ModelBackend> Block<B> for VisionBlock<B> {
     ) -> Tensor<T, 2> {
         let [n, d] = x_nd.dims();
         let (h, k) = (self.heads, self.head_dim);
-        let y_nd = T::rms_norm(x_nd.clone(), T::lift(self.attention_norm_d.clone()), NORM_EPS);
-        let qkv = self.qkv.forward_as(params, Keep::Output, y_nd);
+        let y_nd = normed(&x_nd, &self.attention_norm_d, self.qkv.rounds_input());
+        let [qkv] = forward_all(params, [(&self.qkv, Keep::Output)], y_nd);
         let part = |number: usize| qkv.clone().narrow(1, number * d, d).reshape([1, n, h, k]);
-        let cos_bsk = T::lift(context.tables.cos_bsk.clone());
-        let sin_bsk = T::lift(context.tables.sin_bsk.clone());
-        let q_bshk = T::rotary(part(0), cos_bsk.clone(), sin_bsk.clone());
-        let k_bshk = T::rotary(part(1), cos_bsk, sin_bsk);
+        let (inputs_bshk, scale) = ([part(0), part(1), part(2)], (k as f64).powf(-0.5));
         let mask = if self.full_attention { &context.frame_mask } else { &context.window_mask };
-        let heads_bshk = <T as ModelBackend>::attention(q_bshk, k_bshk, part(2), mask, (k as f64).powf(-0.5));
-        params.residual(x_nd, self.proj.forward_as(params, Keep::Last, heads_bshk.reshape([n, d])))
+        let heads_bshk = T::turned_attention(inputs_bshk, context.tables.lifted(), mask, scale);
+        self.proj.forward_onto(params, x_nd, heads_bshk.reshape([n, d]))
     }
 
     fn mlp_half<T: Tape<Base = B>>(
@@ -202,8 +209,8 @@ impl<B: ModelBackend> Block<B> for VisionBlock<B> {
         x_nd: Tensor<T, 2>,
         _context: &VisionContext<B>,
     ) -> Tensor<T, 2> {
-        let y_nd = T::rms_norm(x_nd.clone(), T::lift(self.mlp_norm_d.clone()), NORM_EPS);
-        params.residual(x_nd, self.mlp.forward(params, y_nd))
+        let y_nd = normed(&x_nd, &self.mlp_norm_d, self.mlp.rounds_input());
+        self.mlp.forward_onto(params, x_nd, y_nd)
     }
 
     fn trains(&self) -> bool {

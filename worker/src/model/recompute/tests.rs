@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    kernels::{LowRank, ModelBackend},
+    kernels::{LinearLayer, LowRank, ModelBackend},
     params::{FlatGrads, Group, Init, Keep, LinearInputs, ParamId, TrainableLayout},
     rng::{Key, Purpose},
 };
@@ -43,17 +43,18 @@ impl ToyBlock {
     ) -> Tensor<T, 2> {
         let gain = Tensor::ones([WIDTH], &x_nd.device());
         let y_nd = <T as ModelBackend>::rms_norm(x_nd.clone(), gain, 1e-6);
-        let linear = |keep, x_ni| {
+        let layer = || {
             let update = self.adapters.map(|adapters| {
                 let (a, b) = adapters[half];
                 LowRank { a_ri: params.get(a), b_or: params.get(b), scale: 0.5 }
             });
             let w_oi = T::lift(self.frozen[half].clone());
-            params.noted_linear(keep, LinearInputs { x_ni, w_oi, bias_o: None, update })
+            LinearLayer { w_oi, bias_o: None, update }
         };
-        let (kept_nd, again_nd) = (linear(Keep::Output, y_nd.clone()), linear(Keep::Never, y_nd));
-        let y_nd = linear(Keep::Last, <T as ModelBackend>::gelu_tanh(kept_nd) * again_nd);
-        params.residual(x_nd, y_nd)
+        let [kept_nd, again_nd] =
+            params.noted_linears(y_nd, [(Keep::Output, layer()), (Keep::Never, layer())]);
+        let x_ni = <T as ModelBackend>::gelu_tanh(kept_nd) * again_nd;
+        params.noted_residual(x_nd, LinearInputs { x_ni, layer: layer() })
     }
 }
 

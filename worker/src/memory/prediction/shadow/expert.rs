@@ -62,24 +62,20 @@ impl Layer for Block {
         let ExpertShape { width, heads, context_tokens, .. } = self.shape;
         let (x, cond, hidden) = (&inputs[0], &inputs[1], &inputs[2]);
         let ada = tape.linear(cond, dense(2 * width));
-        let scale = tape.viewed_part(&ada, width);
-        let shift = tape.viewed_part(&ada, width);
-        drop(ada);
-        let y = tape.modulated_norm(x, &scale, shift);
-        drop(scale);
+        let y = tape.modulated_norm(x, ada);
         let source = if self.cross { hidden } else { &y };
         let key = tape.linear(source, Linear { outputs: width, weight: Weight::Trained { bias: false } });
         let value = tape.linear(source, dense(width));
         let query = tape.linear_of(y, dense(width));
         let keys = if self.cross { context_tokens } else { self.shape.tokens() };
         let out = tape.attention(Heads { query, key, value }, AttentionShape { heads, keys });
-        tape.residual(x, tape.linear_of(out, dense(width)))
+        tape.trained_onto(x, out, width)
     }
 
     fn mlp(&self, tape: &Tape, inputs: &[Matrix]) -> Matrix {
         let (x, width) = (&inputs[0], self.shape.width);
         let inner = tape.linear_of(tape.norm(x), dense(4 * width));
-        tape.residual(x, tape.linear_of(tape.pointwise(inner), dense(width)))
+        tape.trained_onto(x, tape.pointwise(inner), width)
     }
 
     fn trains(&self) -> bool {
@@ -180,9 +176,8 @@ impl<'a> ExpertRun<'a> {
         let ExpertShape { width, action, horizon, .. } = self.shape;
         let x = tape.copied_part(&inputs[0], self.shape.draws() * horizon, width);
         let ada = tape.linear(&inputs[1], dense(2 * width));
-        let (shift, scale) = (tape.viewed_part(&ada, width), tape.viewed_part(&ada, width));
-        let y = tape.modulated_norm(&x, &scale, shift);
-        drop((x, scale));
+        let y = tape.modulated_norm(&x, ada);
+        drop(x);
         tape.linear_of(y, dense(action))
     }
 }

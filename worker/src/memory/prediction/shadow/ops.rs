@@ -79,16 +79,15 @@ impl Tape {
         })
     }
 
-    /// AdaLN: keeps its input and the scale.
-    pub fn modulated_norm(&self, x: &Matrix, scale: &Matrix, shift: Matrix) -> Matrix {
+    /// AdaLN: keeps its input, and scales and shifts, whose gradients are made apart and then put side by side.
+    pub fn modulated_norm(&self, x: &Matrix, ada: Matrix) -> Matrix {
         let y = self.matrix(x.rows, x.cols);
-        let saved = (x.value.clone(), scale.value.clone());
-        let (dx, dscale) = (self.bytes(x), self.bytes(scale));
-        let parents = vec![Tape::node(x), Tape::node(scale), Tape::node(&shift)];
+        let (dx, dada, parents) = (self.bytes(x), self.bytes(&ada), vec![Tape::node(x), Tape::node(&ada)]);
+        let saved = (x.value.clone(), ada.value);
         self.record(parents, y, move |heap, _dy| {
-            let gradients = [dx, dscale, dscale].map(|bytes| Some(heap.take(bytes)));
-            drop(saved);
-            gradients.into()
+            let [dx, halves, dada] = [dx, dada, dada].map(|bytes| heap.take(bytes));
+            drop((halves, saved));
+            vec![Some(dx), Some(dada)]
         })
     }
 
@@ -142,9 +141,14 @@ impl Tape {
         })
     }
 
-    /// `x + y`, where `x` has other owners: a new matrix; in the place of `y` where the sum is rounded in the same pass.
+    /// `x + y`, where `x` has other owners: a new matrix; in the place of `y` where the sum is rounded in the same pass; `x` itself where the
+    /// sum was made before, and nobody reads it again.
     pub fn residual(&self, x: &Matrix, y: Matrix) -> Matrix {
-        let sum = if self.rounds() { self.constant(&y) } else { self.matrix(x.rows, x.cols) };
+        let sum = match &self.notebook {
+            Notebook::Reading(_) => self.constant(x),
+            _ if self.rounds() => self.constant(&y),
+            _ => self.matrix(x.rows, x.cols),
+        };
         let parents = vec![Tape::node(x), Tape::node(&y)];
         self.record(parents, sum, |_, dy| vec![Some(dy.clone()), Some(dy)])
     }
@@ -170,15 +174,18 @@ impl Tape {
                 let y = self.matrix(x.rows, linear.outputs);
                 (self.adapted(x, y, down.clone(), rank), Some(down))
             }
-            Weight::Trained { bias } => (self.trained(x, linear.outputs, bias), None),
+            Weight::Trained { bias } => {
+                let y = self.matrix(x.rows, linear.outputs);
+                (self.trained(x, y, bias), None)
+            }
         }
     }
 
-    /// The node of a linear layer that has run before: its output as noted, or zeros where nobody needs it.
+    /// The node of a linear layer that has run before: its output as noted, or something that is there where nobody needs it.
     fn recall(&self, x: &Matrix, linear: Linear, note: Note) -> Matrix {
         let y = match note.output {
             Some(output) => self.unpacked(self.known(x.rows, linear.outputs, output)),
-            None => self.matrix(x.rows, linear.outputs),
+            None => self.known(x.rows, linear.outputs, self.heap.take(0)),
         };
         self.linear_scratch([x.rows, x.cols, linear.outputs], linear.weight);
         match (linear.weight, note.down) {
@@ -216,6 +223,20 @@ impl Tape {
         self.linear(&x, linear)
     }
 
+    /// `x` plus a trained layer of an input that nobody needs any more, the output of half a block.
+    pub fn trained_onto(&self, x: &Matrix, input: Matrix, outputs: u64) -> Matrix {
+        let weight = Weight::Trained { bias: true };
+        let y = match &self.notebook {
+            Notebook::Reading(_) => {
+                self.linear_scratch([input.rows, input.cols, outputs], weight);
+                self.trained(&input, self.known(input.rows, outputs, self.heap.take(0)), true)
+            }
+            _ => self.linear(&input, Linear { outputs, weight }),
+        };
+        drop(input);
+        self.residual(x, y)
+    }
+
     /// `x * sigmoid(x)`, as two operations that keep both.
     pub fn silu(&self, x: Matrix) -> Matrix {
         let gate = self.pointwise(x.clone());
@@ -233,13 +254,6 @@ impl Tape {
     pub fn copied_part(&self, x: &Matrix, rows: u64, cols: u64) -> Matrix {
         let part = self.matrix(rows, cols);
         self.record(vec![Tape::node(x)], part, self.widening(x))
-    }
-
-    /// The part of a matrix as a view.
-    pub fn viewed_part(&self, x: &Matrix, cols: u64) -> Matrix {
-        let mut view = self.constant(x);
-        view.cols = cols;
-        self.record(vec![Tape::node(x)], view, self.widening(x))
     }
 
     /// Bytes of a matrix of activations.
@@ -274,8 +288,8 @@ impl Tape {
         })
     }
 
-    fn trained(&self, x: &Matrix, outputs: u64, bias: bool) -> Matrix {
-        let y = self.matrix(x.rows, outputs);
+    fn trained(&self, x: &Matrix, y: Matrix, bias: bool) -> Matrix {
+        let outputs = y.cols;
         let wants_dx = x.is_tracked();
         let [dx, db] = [x.rows * x.cols, outputs].map(|n| self.each * n);
         let (saved, left) = (x.value.clone(), self.left());

@@ -1,0 +1,83 @@
+//! The nodes of linear layers, whose values may be known from elsewhere.
+
+use burn::{backend::Autodiff, tensor::Tensor};
+
+use super::node::{Tracked, plain, primitive, record, record_onto, tracked};
+use crate::kernels::{LowRank, LowRankSaved, ModelBackend};
+
+/// See [`Tape::linear_leaving_weight`](super::super::Tape::linear_leaving_weight), whose value is `y`. The leaf is a parent of the node, so that the node
+/// is recorded even if nothing else is tracked, and never gets a gradient from it.
+pub fn linear_leaving_weight<B: ModelBackend>(
+    y_no: Tensor<B, 2>,
+    x_ni: Tensor<Autodiff<B>, 2>,
+    w_oi: Tensor<Autodiff<B>, 2>,
+    bias_o: Option<Tensor<Autodiff<B>, 1>>,
+    leave: impl FnOnce(Tensor<B, 2>, Tensor<B, 2>) + Send + 'static,
+) -> Tensor<Autodiff<B>, 2> {
+    let (x, leaf, bias) = (tracked(x_ni), tracked(w_oi), bias_o.map(tracked));
+    let w_for_dx = x.is_tracked().then(|| plain::<B, 2>(&leaf));
+    let left = leaf.is_tracked().then(|| (leave, plain::<B, 2>(&x)));
+    let pull_back = move |dy_no: Tensor<B, 2>| {
+        if let Some((leave, x_ni)) = left {
+            leave(dy_no.clone(), x_ni);
+        }
+        w_for_dx.map(|w_oi| primitive(B::linear_input_gradient(dy_no, w_oi)))
+    };
+    match bias {
+        None => record([&x, &leaf], y_no, move |dy_no| [pull_back(dy_no), None]),
+        Some(bias) => {
+            let wants_db = bias.is_tracked();
+            record([&x, &leaf, &bias], y_no, move |dy_no: Tensor<B, 2>| {
+                let db = wants_db.then(|| primitive(B::linear_bias_gradient(dy_no.clone())));
+                [pull_back(dy_no), None, db]
+            })
+        }
+    }
+}
+
+/// The node of [`ModelBackend::linear`] with the value `y_no`.
+pub(super) fn linear_node<B: ModelBackend>(
+    x: Tracked<B>,
+    w: Tracked<B>,
+    bias: Option<Tracked<B>>,
+    y_no: Tensor<B, 2>,
+) -> Tensor<Autodiff<B>, 2> {
+    let w_for_dx = x.is_tracked().then(|| plain::<B, 2>(&w));
+    let x_for_dw = w.is_tracked().then(|| plain::<B, 2>(&x));
+    let w_dtype = plain::<B, 2>(&w).dtype();
+    let dx = |dy_no: &Tensor<B, 2>, w_oi| primitive(B::linear_input_gradient(dy_no.clone(), w_oi));
+    let dw = move |dy_no: &Tensor<B, 2>, x_ni| {
+        let dw_oi = B::linear_weight_gradient(dy_no.clone(), x_ni);
+        primitive(if dw_oi.dtype() == w_dtype { dw_oi } else { dw_oi.cast(w_dtype) })
+    };
+    match bias {
+        None => record([&x, &w], y_no, move |dy_no: Tensor<B, 2>| {
+            [w_for_dx.map(|w_oi| dx(&dy_no, w_oi)), x_for_dw.map(|x_ni| dw(&dy_no, x_ni))]
+        }),
+        Some(bias) => {
+            let wants_db = bias.is_tracked();
+            record([&x, &w, &bias], y_no, move |dy_no: Tensor<B, 2>| {
+                let db = wants_db.then(|| primitive(B::linear_bias_gradient(dy_no.clone())));
+                [w_for_dx.map(|w_oi| dx(&dy_no, w_oi)), x_for_dw.map(|x_ni| dw(&dy_no, x_ni)), db]
+            })
+        }
+    }
+}
+
+/// The node of [`ModelBackend::lora_linear`] under a frozen weight: inputs `x`, `a`, `b`; values as `lora_linear_saving` returns them.
+pub(super) fn lora_linear_node<B: ModelBackend>(
+    [x, a, b]: [Tracked<B>; 3],
+    (w_oi, scale): (Tensor<B, 2>, f64),
+    (y_no, down_nr): (Tensor<B, 2>, Tensor<B, 2>),
+) -> Tensor<Autodiff<B>, 2> {
+    let update = LowRank { a_ri: plain(&a), b_or: plain(&b), scale };
+    let saved = LowRankSaved { x_ni: plain(&x), down_nr, w_oi, update };
+    let wants_dx = x.is_tracked();
+    record_onto([&x, &a, &b], y_no, move |dy_no, sum| {
+        let gradients = match sum {
+            Some(sum_ni) => B::lora_linear_backward_onto(sum_ni, saved, dy_no),
+            None => B::lora_linear_backward(saved, dy_no, wants_dx),
+        };
+        [gradients.dx_ni.map(primitive), Some(primitive(gradients.da_ri)), Some(primitive(gradients.db_or))]
+    })
+}

@@ -1,0 +1,122 @@
+//! Linear layers on accelerators: products, and the kernels around them (`low_rank`, `pointwise`).
+
+use burn::tensor::{DType, Tensor};
+use burn_cubecl::{CubeRuntime, tensor::CubeTensor};
+
+use super::{
+    launch::{floats, primitive},
+    low_rank::{self, Factor},
+    pointwise::{self, Finish},
+    wrapped,
+};
+use crate::kernels::{LinearLayer, LowRank, LowRankGradients, LowRankSaved, ModelBackend, Onto};
+
+/// Layers of one input, and the inner products of their updates: the input is reduced by all updates in one kernel, and rounded once.
+pub fn together<B, R>(
+    x_ni: Tensor<B, 2>,
+    layers: Vec<LinearLayer<B>>,
+) -> Vec<(Tensor<B, 2>, Option<Tensor<B, 2>>)>
+where
+    B: ModelBackend<FloatTensorPrimitive = CubeTensor<R>>,
+    R: CubeRuntime,
+{
+    let narrow = layers.iter().all(|layer| layer.w_oi.dtype() == DType::BF16);
+    let updates: Option<Vec<_>> = layers.iter().map(|layer| layer.update.clone()).collect();
+    let (downs, x_ni) = match updates {
+        Some(updates) if !updates.is_empty() => {
+            let ms = updates.into_iter().map(|LowRank { a_ri, scale, .. }| (Factor::a(floats(a_ri)), scale));
+            let x = floats(x_ni);
+            let (downs, narrowed) = low_rank::reduced(x.clone(), ms.collect(), narrow);
+            (downs.into_iter().map(Some).collect(), wrapped(narrowed.unwrap_or(x)))
+        }
+        // None with an update, or some without.
+        _ => {
+            let rounds = narrow && layers.iter().all(|layer| layer.update.is_none());
+            let x_ni = if rounds && x_ni.dtype() != DType::BF16 { x_ni.cast(DType::BF16) } else { x_ni };
+            (vec![None; layers.len()], x_ni)
+        }
+    };
+    let each = layers.into_iter().zip(downs).map(|(layer, down)| {
+        let LinearLayer { w_oi, bias_o, update } = layer;
+        match (update, down) {
+            (Some(update), Some(down)) => {
+                let y = primitive(rounded_like(x_ni.clone(), w_oi.transpose()));
+                let (b, finish) = (Factor::b(floats(update.b_or)), finish(None, bias_o));
+                (wrapped(low_rank::added(y, down.clone(), b, finish)), Some(wrapped(down)))
+            }
+            (Some(update), None) => {
+                let (y_no, down_nr) = B::lora_linear_saving(x_ni.clone(), w_oi, bias_o, &update);
+                (y_no, Some(down_nr))
+            }
+            (None, _) => (<B as ModelBackend>::linear(x_ni.clone(), w_oi, bias_o), None),
+        }
+    });
+    each.collect()
+}
+
+/// What becomes of a layer's product.
+pub fn finish<B, R>(onto: Option<Onto<B>>, bias_o: Option<Tensor<B, 1>>) -> Finish<R>
+where
+    B: ModelBackend<FloatTensorPrimitive = CubeTensor<R>>,
+    R: CubeRuntime,
+{
+    let rounded = onto.as_ref().is_some_and(|onto| onto.rounded);
+    Finish { bias_o: bias_o.map(floats), more_no: onto.map(|onto| floats(onto.x_no)), rounded }
+}
+
+pub fn finished<B, R>(y_no: Tensor<B, 2>, finish: Finish<R>) -> Tensor<B, 2>
+where
+    B: ModelBackend<FloatTensorPrimitive = CubeTensor<R>>,
+    R: CubeRuntime,
+{
+    if finish.is_nothing() { y_no } else { wrapped(pointwise::finished(primitive(y_no), finish)) }
+}
+
+/// A layer with its update, finished, and `scale * x a^T`.
+pub fn updated<B, R>(
+    x_ni: Tensor<B, 2>,
+    w_oi: Tensor<B, 2>,
+    update: &LowRank<B>,
+    finish: Finish<R>,
+) -> (Tensor<B, 2>, Tensor<B, 2>)
+where
+    B: ModelBackend<FloatTensorPrimitive = CubeTensor<R>>,
+    R: CubeRuntime,
+{
+    let [a, b] = [&update.a_ri, &update.b_or].map(|factor| floats(factor.clone()));
+    let (w, factors) = (primitive(w_oi.transpose()), [Factor::a(a), Factor::b(b)]);
+    let [y, down] = low_rank::applied(floats(x_ni), w, factors, update.scale, finish);
+    (wrapped(y), wrapped(down))
+}
+
+/// Gradients of a layer with an update; that of its input is made, and finished, if it says how.
+pub fn pulled<B, R>(saved: LowRankSaved<B>, dy_no: Tensor<B, 2>, dx: Option<Finish<R>>) -> LowRankGradients<B>
+where
+    B: ModelBackend<FloatTensorPrimitive = CubeTensor<R>>,
+    R: CubeRuntime,
+{
+    let LowRankSaved { x_ni, down_nr, w_oi, update } = saved;
+    let (dy, a, b) = (floats(dy_no), floats(update.a_ri), floats(update.b_or));
+    let (dx_ni, ddown_nr) = match dx {
+        Some(finish) => {
+            let factors = [Factor::b(b), Factor::a(a)];
+            let [dx, ddown] = low_rank::applied(dy.clone(), primitive(w_oi), factors, update.scale, finish);
+            (Some(wrapped(dx)), wrapped(ddown))
+        }
+        None => {
+            let (mut ddowns, _) = low_rank::reduced(dy.clone(), vec![(Factor::b(b), update.scale)], false);
+            (None, wrapped(ddowns.remove(0)))
+        }
+    };
+    LowRankGradients {
+        dx_ni,
+        da_ri: B::linear_weight_gradient(ddown_nr, x_ni),
+        db_or: B::linear_weight_gradient(wrapped(dy), down_nr),
+    }
+}
+
+/// `x w`. Where `w` is narrower, `x` is rounded to its type: the weight of a layer is read once and copied never.
+pub fn rounded_like<B: ModelBackend>(x_nk: Tensor<B, 2>, w_ko: Tensor<B, 2>) -> Tensor<B, 2> {
+    let narrow = w_ko.dtype();
+    B::product(if x_nk.dtype() == narrow { x_nk } else { x_nk.cast(narrow) }, w_ko)
+}
