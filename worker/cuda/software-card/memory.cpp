@@ -223,6 +223,8 @@ int cuMemAlloc_v2(Address* address, size_t asked_bytes) {
     if (asked_bytes == 0) {
         return INVALID_VALUE;
     }
+    // What was given back in the order of a stream is there again.
+    finish_what_can_be();
     const uint64_t bytes = round_up(asked_bytes, GRANULE_BYTES);
     Memory& device = counts().device;
     if (device.live_bytes + bytes > settings().memory_bytes) {
@@ -262,6 +264,7 @@ int cuMemFreeAsync(Address address, void* stream) {
 int cuMemGetInfo_v2(size_t* free_bytes, size_t* all_bytes) {
     std::lock_guard turn(counts().lock);
     counts().memory_questions++;
+    finish_what_can_be();
     *free_bytes = settings().memory_bytes - counts().device.live_bytes;
     *all_bytes = settings().memory_bytes;
     return SUCCESS;
@@ -281,6 +284,7 @@ int cuMemAllocHost_v2(void** start, size_t bytes) {
 
 int cuMemFreeHost(void* start) {
     std::lock_guard turn(counts().lock);
+    finish_what_can_be();
     auto block = pinned_blocks.find(start);
     if (block == pinned_blocks.end()) {
         return INVALID_VALUE;

@@ -28,6 +28,7 @@ Settings read_settings() {
     settings.poison = number("CARD_POISON", 0) != 0;
     settings.eager_copies = number("CARD_EAGER_COPIES", 0) != 0;
     settings.late = settings.execute && number("CARD_LATE", 0) != 0;
+    settings.old_driver = number("CARD_OLD_DRIVER", 0) != 0;
     settings.lockstep = number("CARD_FREE_LANES", 0) == 0;
     settings.backwards = number("CARD_BACKWARDS", 0) != 0;
     settings.verbose = number("CARD_VERBOSE", 0) != 0;

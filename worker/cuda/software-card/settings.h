@@ -22,6 +22,8 @@ struct Settings {
     bool eager_copies;
     // CARD_LATE: streams do what they were given when somebody waits for it or asks for it, not before.
     bool late;
+    // CARD_OLD_DRIVER: no events on everything that a card was told, as before CUDA 12.5.
+    bool old_driver;
     // Lanes of a warp run in step where a kernel counts on it (lockstep.h). CARD_FREE_LANES: they do not.
     bool lockstep;
     // CARD_BACKWARDS: the last thread of a block comes first.

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <condition_variable>
-#include <cstdio>
+#include <utility>
 
 #include "counts.h"
 #include "settings.h"
@@ -69,7 +69,8 @@ bool advance(Stream& stream, Turn* turn) {
     if (Errand* errand = piece->errand.get()) {
         if (!errand->begun) {
             errand->begun = true;
-            errand->begin();
+            // It may hold the errand.
+            std::exchange(errand->begin, nullptr)();
         }
         if (!errand->over && !turn) {
             return false;
@@ -136,15 +137,20 @@ Marks put_marks(void* context) {
     return marks;
 }
 
-// What has gone wrong in one of the streams is told.
-Code wait_for(const Marks marks, Turn& turn) {
-    pass(marks, &turn);
+// What has gone wrong in one of the streams.
+Code failure_before(const Marks& marks) {
     for (const auto& mark : marks) {
         if (mark->stream->failure != SUCCESS) {
             return mark->stream->failure;
         }
     }
     return SUCCESS;
+}
+
+// By value: while it waits, the event may be recorded again.
+Code wait_for(const Marks marks, Turn& turn) {
+    pass(marks, &turn);
+    return failure_before(marks);
 }
 
 double passed_at(const Event& event) {
@@ -226,6 +232,9 @@ int cuEventRecord(void* event, void* stream) {
 // An event behind all that a card has been given.
 int cuCtxRecordEvent(void* context, void* event) {
     std::lock_guard turn(counts().lock);
+    if (settings().old_driver) {
+        return NOT_SUPPORTED;
+    }
     counts().events_recorded++;
     static_cast<Event*>(event)->marks = put_marks(context);
     return SUCCESS;
@@ -241,7 +250,8 @@ int cuCtxSynchronize() {
 
 int cuEventQuery(void* event) {
     std::lock_guard turn(counts().lock);
-    return pass(static_cast<Event*>(event)->marks, nullptr) ? SUCCESS : NOT_READY;
+    const Marks& marks = static_cast<Event*>(event)->marks;
+    return pass(marks, nullptr) ? failure_before(marks) : NOT_READY;
 }
 
 int cuEventSynchronize(void* handle) {

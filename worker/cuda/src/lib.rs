@@ -44,11 +44,9 @@ use self::{
 
 /// cubecl writes `__tanhf` into its kernels whatever the compiler; this version is the first to know it.
 const NEEDED: Version = Version { major: 12, minor: 8 };
-/// What kernels include, and where it may be: all of them the first, those that use tensor cores the second, those that copy asynchronously the
-/// third, which CUDA 13 has in a directory of its own. Without the last two such kernels would fail to compile, and be passed over in silence
-/// for slower ones.
-const HEADERS: [&[&str]; 3] =
-    [&["cuda_runtime.h"], &["crt/mma.h"], &["cccl/cuda/std/type_traits", "cuda/std/type_traits"]];
+/// What kernels include: all of them the first, those that use tensor cores the second. Without the second every one of those would fail to
+/// compile, and be passed over in silence for one that does without.
+const HEADERS: [&str; 2] = ["cuda_runtime.h", "crt/mma.h"];
 
 /// NVIDIA's cards.
 #[derive(Clone, Copy, Debug)]
@@ -111,10 +109,9 @@ fn look() -> Result<Cards, NoCards> {
     let headers = headers.ok_or_else(|| NoCards::NoHeaders {
         looked_at: "CUDA_PATH is not set, and there is no /usr/local/cuda".to_owned(),
     })?;
-    let is_missing = |places: &&&[&str]| !places.iter().any(|place| headers.join(place).is_file());
-    if let Some([first, ..]) = HEADERS.iter().find(is_missing) {
-        let looked_at = format!("{} is not there", headers.join(first).display());
-        return Err(NoCards::NoHeaders { looked_at });
+    let missing = HEADERS.iter().map(|header| headers.join(header)).find(|header| !header.is_file());
+    if let Some(missing) = missing {
+        return Err(NoCards::NoHeaders { looked_at: format!("{} is not there", missing.display()) });
     }
     Ok(Cards { count: driver.cards, driver: driver.cuda, nvrtc, headers })
 }

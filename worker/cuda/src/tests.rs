@@ -158,6 +158,11 @@ fn operations<B: ModelBackend>(device: &B::Device) -> Vec<Outcome> {
             ModelBackend::turned_attention(inputs, [table(3), table(4)], &mask, 0.35)
         }));
     }
+    // Heads of an odd width, one behind the other in a row.
+    all.extend(pulled::<B, 1, 4, 4>("attention by odd heads", device, [[2, 6, 9, 15]], |[qkv]| {
+        let part = |start| qkv.clone().narrow(2, start, 3);
+        <Autodiff<B> as ModelBackend>::attention(part(0), part(3), part(6), &AttentionMask::Full, 0.35)
+    }));
     for (what, [queries, keys], mask) in [
         ("full", [40, 50], AttentionMask::Full),
         ("keys", [5, 70], AttentionMask::Keys([0..70, 35..61].into())),

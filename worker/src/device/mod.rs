@@ -123,8 +123,8 @@ pub enum NoCards {
     },
     /// No headers for kernels.
     #[error(
-        "no CUDA headers ({looked_at}): kernels include cuda_runtime.h, crt/mma.h for tensor cores and cuda/std for asynchronous copies; \
-         install packages cuda-cudart-dev, cuda-crt and cuda-cccl (or nvidia-cuda-runtime, nvidia-cuda-cccl and nvidia-cuda-crt of PyPI) and set CUDA_PATH to the directory that \
+        "no CUDA headers ({looked_at}): kernels include cuda_runtime.h, and crt/mma.h for tensor cores; install packages cuda-cudart-dev \
+         and cuda-crt (or nvidia-cuda-runtime, nvidia-cuda-cccl and nvidia-cuda-crt of PyPI) and set CUDA_PATH to the directory that \
          holds include/"
     )]
     NoHeaders {

@@ -88,13 +88,13 @@ pub fn guarded_unless<R>(
 /// may be half-written.
 pub fn guarded<R>(work: impl FnOnce() -> R) -> Result<R, Overrun> {
     allocator::restart_guard_peak();
-    refusal::take();
+    refusal::leave_none_behind();
     let outer = GUARDED.replace(true);
     let result = catch_unwind(AssertUnwindSafe(work));
     GUARDED.set(outer);
     let heard = refusal::take();
     let outcome = match (heard, result) {
-        (Some(words), _) => Err(Overrun { in_use: allocator::guard_peak(), device: Some(words) }),
+        (Some(words), _) => Err(Overrun { in_use: 0, device: Some(words) }),
         (None, Ok(result)) if allocator::guard_peak() <= CEILING.get() => Ok(result),
         (None, Ok(_)) => Err(Overrun { in_use: allocator::guard_peak(), device: None }),
         (None, Err(payload)) => Err(overrun_of(payload)),
@@ -124,7 +124,7 @@ fn overrun_of(payload: Box<dyn Any + Send>) -> Overrun {
     if !refusal::is_out_of_memory(words) {
         resume_unwind(payload);
     }
-    Overrun { in_use: allocator::guard_peak(), device: Some(refusal::first_line(words).to_owned()) }
+    Overrun { in_use: 0, device: Some(refusal::in_short(words).to_owned()) }
 }
 
 #[cfg(test)]

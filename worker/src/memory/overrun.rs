@@ -65,6 +65,8 @@ impl fmt::Display for OutOfMemory {
                 human::bytes_closely(wanted.saturating_sub(before)),
                 human::bytes_closely(before)
             )?;
+        } else if before > 0 {
+            write!(f, ", on top of {}", human::bytes_closely(before))?;
         }
         if let Some(capacity) = self.capacity {
             let free = capacity.0.saturating_sub(before);

@@ -51,7 +51,7 @@ pub fn listen() {
 
 fn refusal(panic: &PanicHookInfo<'_>) -> Option<String> {
     let words = panic.payload_as_str()?;
-    is_out_of_memory(words).then(|| first_line(words).to_owned())
+    is_out_of_memory(words).then(|| in_short(words).to_owned())
 }
 
 fn hear(words: String) {
@@ -63,6 +63,14 @@ fn hear(words: String) {
 pub fn refused() -> Option<String> {
     OUT_OF_ORDER.store(false, Ordering::Relaxed);
     take()
+}
+
+/// A refusal that nobody has asked after was of work that is not guarded, and is told; later work has the device in order.
+pub(super) fn leave_none_behind() {
+    if let Some(words) = take() {
+        tracing::warn!(device = %words, "an allocation was refused, and what it was for is not there");
+        set_in_order();
+    }
 }
 
 /// What was heard since the last call.
@@ -96,14 +104,23 @@ pub(super) fn is_out_of_memory(words: &str) -> bool {
     ["outofmemory", "cantallocatebuffer"].iter().any(|sign| letters.contains(sign))
 }
 
-/// What follows is a backtrace.
-pub(super) fn first_line(words: &str) -> &str {
-    words.lines().next().unwrap_or_default()
+/// What a device says, without what Rust says before it and the backtrace behind it.
+pub(super) fn in_short(words: &str) -> &str {
+    let first = words.lines().next().unwrap_or_default();
+    first.strip_prefix("called `Result::unwrap()` on an `Err` value: ").unwrap_or(first)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_device_is_quoted_in_short() {
+        let words =
+            "called `Result::unwrap()` on an `Err` value: can't allocate buffer of size: 98304\nbacktrace";
+        assert_eq!(in_short(words), "can't allocate buffer of size: 98304");
+        assert_eq!(in_short("CUDA_ERROR_OUT_OF_MEMORY"), "CUDA_ERROR_OUT_OF_MEMORY");
+    }
 
     #[test]
     fn what_devices_say_of_memory_is_told_from_everything_else() {

@@ -154,14 +154,13 @@ impl<B: ModelBackend> Notebook<B> {
                 let unknown = layers.iter().zip(&notes).filter(|(_, note)| note.is_none());
                 let unknown = unknown.map(|(layer, _)| layer.clone()).collect();
                 let mut computed = T::linears(x_ni.clone(), unknown).into_iter();
-                let each =
-                    layers.into_iter().zip(keeps).zip(notes).filter_map(|((layer, keep), note)| match note {
-                        Some((y_no, down_nr)) => {
-                            let inputs = LinearInputs { x_ni: x_ni.clone(), layer };
-                            Some(inputs.recall(T::lift(held::unpacked(y_no)), down_nr))
-                        }
-                        None => computed.next().map(|y_no| made(keep, y_no)),
-                    });
+                let each = layers.into_iter().zip(keeps).zip(notes).map(|((layer, keep), note)| match note {
+                    Some((y_no, down_nr)) => {
+                        let inputs = LinearInputs { x_ni: x_ni.clone(), layer };
+                        inputs.recall(T::lift(held::unpacked(y_no)), down_nr)
+                    }
+                    None => made(keep, computed.next().expect("one for each that is not known")),
+                });
                 each.collect()
             }
         }

@@ -28,6 +28,7 @@ use super::{
 use crate::{
     device::Device,
     link::{Link, LinkError, Phase},
+    memory,
     pulse::{Longest, Pulse},
     trainer::{DataSetFacts, FailureKind, Trainer, TrainerFailure, TrainerOutcome},
 };
@@ -372,17 +373,23 @@ impl TrainerThread {
     }
 }
 
-/// A panic as a failure: a defect of ours, told as far as it is known.
+/// A panic as a failure: memory that a device refused, or a defect of ours, told as far as it is known.
 fn panicked(panic: &(dyn Any + Send)) -> TrainerFailure {
     let text = panic.downcast_ref::<&str>().map(ToString::to_string);
     let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+    let panicked = format!("the trainer panicked: {}", text.unwrap_or_else(|| "no message".into()));
+    // Work that is not guarded says nothing of memory that its device refused: what it was for is not there.
+    let (kind, message) = match memory::refused() {
+        Some(refusal) => (FailureKind::OutOfMemory, format!("out of memory: {refusal} ({panicked})")),
+        None => (FailureKind::Internal, panicked),
+    };
     TrainerFailure {
-        kind: FailureKind::Internal,
+        kind,
         phase: Phase::Loading,
         step: Step(0),
         positions: Vec::new(),
         memory_in_use: Bytes(0),
-        message: format!("the trainer panicked: {}", text.unwrap_or_else(|| "no message".into())),
+        message,
     }
 }
 

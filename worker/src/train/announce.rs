@@ -35,8 +35,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         ));
         if self.computes == Computes::OnCard {
             lines.push(
-                "kernels are compiled and products tuned when they are first used, and kept: a first launch can stand still for minutes \
-                 before its first step"
+                "kernels are compiled and products tuned when they are first used: a first launch can stand still for minutes before its \
+                 first step"
                     .into(),
             );
         }

@@ -203,10 +203,11 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             self.next = Step(step.0 + 1);
             self.gradients.verdict(self.trainables.layout())?;
             self.summary.book(&done);
-            let warm_up = self.warm_up.add(done.times.total);
+            // A CPU compiles nothing, and a step that was tried again is none to compare with.
+            let compares = self.computes == Computes::OnCard && done.retries == 0;
+            let warm_up = compares.then(|| self.warm_up.add(done.times.total)).flatten();
             self.link.report(Report::Step(done))?;
-            // On a CPU it is memory that is touched for the first time, and not worth a line.
-            if let Some(line) = warm_up.filter(|_| self.computes == Computes::OnCard && self.rank().0 == 0) {
+            if let Some(line) = warm_up.filter(|_| self.rank().0 == 0) {
                 self.link.report(Report::Note(line))?;
             }
             if self.summary.losses.len() == STEPS_SIGHTED {

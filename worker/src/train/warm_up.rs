@@ -1,5 +1,4 @@
-//! What the first step of a process took beyond the ones after it: kernels that are compiled and products that are tuned, on a card;
-//! memory that is touched for the first time.
+//! What the first step of a process on a card took beyond the ones after it: kernels are compiled, and products tuned.
 //!
 //! It is told apart, so that a short run's speed is a long run's.
 
@@ -33,7 +32,7 @@ impl WarmUp {
         let usual = self.usual().filter(|_| self.later.len() == COMPARED)?;
         (first >= usual * WORTH_TELLING).then(|| {
             format!(
-                "warm-up: the first step took {}, the next ones {}; what was compiled and tuned is kept for the next launch",
+                "warm-up: the first step took {}, the next ones {}: kernels were compiled and products tuned",
                 human::time(first),
                 human::time(usual)
             )

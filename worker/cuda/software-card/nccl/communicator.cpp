@@ -7,8 +7,12 @@ namespace card::nccl {
 Communicator::Communicator(const Place& place) : place_(place), thread_([this] { run(); }) {}
 
 Communicator::~Communicator() {
-    stop_.set();
-    changed_.notify_all();
+    {
+        // Not between the thread's look and its wait.
+        std::lock_guard turn(lock_);
+        stop_.set();
+        changed_.notify_all();
+    }
     thread_.join();
     std::lock_guard turn(counts().lock);
     for (const auto& errand : errands_) {

@@ -42,7 +42,6 @@ struct Group {
     std::vector<Operation> operations;
     Communicator* communicator = nullptr;
     void* stream = nullptr;
-    Result result = DONE;
 };
 thread_local Group group;
 // Of a communicator that is gone.
@@ -55,10 +54,7 @@ Result refuse(const std::string& why) {
 
 Result begin(Group& begun) {
     Communicator* communicator = begun.communicator;
-    if (begun.result != DONE || !communicator) {
-        return begun.result;
-    }
-    return communicator->start(std::move(begun.operations), begun.stream);
+    return communicator ? communicator->start(std::move(begun.operations), begun.stream) : DONE;
 }
 
 bool on_card(const char* call, const char* start, size_t bytes) {
@@ -83,7 +79,7 @@ Result enqueue(const char* call, Communicator* communicator, const Operation& op
         return refuse(std::string(call) + ": memory that is not the card's");
     }
     if (group.depth == 0) {
-        Group alone{0, {operation}, communicator, stream, DONE};
+        Group alone{0, {operation}, communicator, stream};
         return begin(alone);
     }
     group.operations.push_back(operation);

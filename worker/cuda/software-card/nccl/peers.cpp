@@ -120,36 +120,52 @@ void Stop::set() {
 }
 
 Peers::Peers(const Place& place, const Stop& stop) : place_(place), stop_(stop), sockets_(place.world, -1) {
+    try {
+        find();
+    } catch (...) {
+        // Ranks that have found this one hear that it is gone.
+        close_all();
+        throw;
+    }
+}
+
+void Peers::find() {
     const int listener = new_socket();
-    const Name own(place.id, place.rank);
-    if (bind(listener, own.get(), own.bytes) != 0 || listen(listener, place.world) != 0) {
+    const Name own(place_.id, place_.rank);
+    if (bind(listener, own.get(), own.bytes) != 0 || listen(listener, place_.world) != 0) {
         close(listener);
         throw Failure{INVALID_USAGE, "an id is good for one communicator, and a rank for one process"};
     }
     try {
-        for (int rank = 0; rank < place.rank; rank++) {
-            sockets_[rank] = call(Name(place.id, rank), stop);
-            send(rank, &place.rank, sizeof place.rank);
+        for (int rank = 0; rank < place_.rank; rank++) {
+            sockets_[rank] = call(Name(place_.id, rank), stop_);
+            send(rank, &place_.rank, sizeof place_.rank);
         }
-        for (int rank = place.rank + 1; rank < place.world; rank++) {
-            const int caller = accept_one(listener, stop);
-            wait_for({{caller, POLLIN, 0}}, stop, -1);
-            int number = 0;
-            if (recv(caller, &number, sizeof number, 0) != sizeof number) {
-                throw Failure{REMOTE_ERROR, "a rank has left"};
-            }
-            sockets_.at(number) = caller;
-        }
-        for (int rank = 0; rank < place.world; rank++) {
-            if (rank != place.rank) {
-                greet(rank);
-            }
-        }
+        accept_callers(listener);
     } catch (...) {
         close(listener);
         throw;
     }
     close(listener);
+    for (int rank = 0; rank < place_.world; rank++) {
+        if (rank != place_.rank) {
+            greet(rank);
+        }
+    }
+}
+
+// Those above this rank, in whatever order they call.
+void Peers::accept_callers(int listener) {
+    for (int rank = place_.rank + 1; rank < place_.world; rank++) {
+        const int caller = accept_one(listener, stop_);
+        int number = -1;
+        if (recv(caller, &number, sizeof number, MSG_WAITALL) != sizeof number || number <= place_.rank ||
+            number >= place_.world || sockets_[number] >= 0) {
+            close(caller);
+            throw Failure{REMOTE_ERROR, "a rank has left"};
+        }
+        sockets_[number] = caller;
+    }
 }
 
 void Peers::greet(int rank) {
@@ -166,7 +182,9 @@ void Peers::greet(int rank) {
     }
 }
 
-Peers::~Peers() {
+Peers::~Peers() { close_all(); }
+
+void Peers::close_all() {
     for (const int socket : sockets_) {
         if (socket >= 0) {
             close(socket);

@@ -68,7 +68,10 @@ class Peers {
     void receive(int from, void* in, size_t bytes) { exchange(from, nullptr, 0, from, in, bytes); }
 
    private:
+    void find();
+    void accept_callers(int listener);
     void greet(int rank);
+    void close_all();
 
     Place place_;
     const Stop& stop_;

@@ -6,14 +6,16 @@
 //!
 //! What it does not do: see that cubecl has told the driver what burn told it ([`Region::of`](super::region::Region::of) does).
 
-use std::{ffi::c_int, sync::OnceLock};
+use std::{
+    ffi::c_int,
+    sync::{Arc, OnceLock},
+};
 
 use cudarc::driver::{
     CudaContext, CudaStream, DriverError,
     result::ctx,
     sys::{CUcontext, CUevent},
 };
-use std::sync::Arc;
 
 use crate::libraries;
 

@@ -175,7 +175,7 @@ where
                 c.eps,
             ));
         }
-        let cubes = runs.iter().map(|run| run.range.len().div_ceil(UNITS)).sum::<usize>();
+        let cubes = runs.iter().map(|run| run.range.len().div_ceil(UNITS)).sum::<usize>().max(1);
         adamw_kernel::launch::<R>(
             &weights.client,
             CubeCount::Static(cubes as u32, 1, 1),

@@ -20,10 +20,13 @@ where
     B: ModelBackend<FloatTensorPrimitive = CubeTensor<R>>,
     R: CubeRuntime,
 {
+    if layers.is_empty() {
+        return Vec::new();
+    }
     let narrow = layers.iter().all(|layer| layer.w_oi.dtype() == DType::BF16);
     let updates: Option<Vec<_>> = layers.iter().map(|layer| layer.update.clone()).collect();
     let (downs, x_ni) = match updates {
-        Some(updates) if !updates.is_empty() => {
+        Some(updates) => {
             let ms = updates.into_iter().map(|LowRank { a_ri, scale, .. }| (Factor::a(floats(a_ri)), scale));
             let x = floats(x_ni);
             let (downs, narrowed) = low_rank::reduced(x.clone(), ms.collect(), narrow);

@@ -41,7 +41,10 @@ mod scores;
 use std::ops::Range;
 
 use burn::tensor::{Tensor, TensorPrimitive, backend::Backend};
-use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement, tensor::CubeTensor};
+use burn_cubecl::{
+    BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement, kernel::into_contiguous,
+    tensor::CubeTensor,
+};
 use half::bf16;
 
 use self::{
@@ -116,6 +119,33 @@ where
         let sum = Some(floats(sum_nd));
         let (dx_nd, _) = rows::layer_norm_backward(floats(x_nd), None, floats(dy_nd), sum, eps);
         wrapped(dx_nd)
+    }
+
+    fn modulated_layer_norm(
+        x_nd: Tensor<Self, 2>,
+        scale_bd: Tensor<Self, 2>,
+        shift_bd: Tensor<Self, 2>,
+        eps: f64,
+    ) -> Tensor<Self, 2> {
+        Self::ada_layer_norm(
+            x_nd,
+            Tensor::cat(vec![scale_bd, shift_bd], 1),
+            AdaNorm { shift_first: false, eps },
+        )
+    }
+
+    fn modulated_layer_norm_backward(
+        x_nd: Tensor<Self, 2>,
+        scale_bd: Tensor<Self, 2>,
+        dy_nd: Tensor<Self, 2>,
+        eps: f64,
+    ) -> [Tensor<Self, 2>; 3] {
+        let d = x_nd.dims()[1];
+        // The shift is not read.
+        let ada_be = Tensor::cat(vec![scale_bd.clone(), scale_bd], 1);
+        let how = AdaNorm { shift_first: false, eps };
+        let [dx_nd, dada_be] = Self::ada_layer_norm_backward(None, x_nd, ada_be, dy_nd, how);
+        [dx_nd, dada_be.clone().narrow(1, 0, d), dada_be.narrow(1, d, d)]
     }
 
     fn ada_layer_norm(x_nd: Tensor<Self, 2>, ada_be: Tensor<Self, 2>, how: AdaNorm) -> Tensor<Self, 2> {
@@ -210,7 +240,9 @@ where
 
     fn attention_inputs(inputs_bshk: [Tensor<Self, 4>; 3], mask: &AttentionMask) -> [Tensor<Self, 4>; 3] {
         let inputs = inputs_bshk.map(strided_floats);
-        if matches!(mask, AttentionMask::Segments(_)) || inputs.iter().all(scores::lies_by_head) {
+        // The kernel works in pairs along a head: attention copies what is odd.
+        let is_odd = !inputs.iter().all(rotary::has_pairs);
+        if is_odd || matches!(mask, AttentionMask::Segments(_)) || inputs.iter().all(scores::lies_by_head) {
             return inputs.map(wrapped);
         }
         rotary::rotary(inputs, 0, None).map(wrapped)
@@ -220,6 +252,9 @@ where
         let gradients = gradients_bshk.map(strided_floats);
         if gradients.iter().all(CubeTensor::is_contiguous) {
             return gradients.map(wrapped);
+        }
+        if !gradients.iter().all(rotary::has_pairs) {
+            return gradients.map(into_contiguous).map(wrapped);
         }
         rotary::rotary_backward(gradients, 0, None).map(wrapped)
     }

@@ -37,6 +37,12 @@ pub fn rotary_backward<R: CubeRuntime, const N: usize>(
     dxs
 }
 
+/// Whether heads are made of pairs, as the kernel wants them.
+pub fn has_pairs<R: CubeRuntime>(x_bshk: &CubeTensor<R>) -> bool {
+    let [_, _, _, dim] = x_bshk.meta.shape().dims();
+    dim.is_multiple_of(2)
+}
+
 fn turn<R: CubeRuntime, const N: usize>(
     xs: [CubeTensor<R>; N],
     ys: [CubeTensor<R>; N],

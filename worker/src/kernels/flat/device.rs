@@ -21,11 +21,15 @@ use crate::kernels::ModelBackend;
 /// Elements behind the last one: equal chunks for any world end before it.
 const SLACK: usize = MAX_WORLD;
 
-/// Elements that leave the device at a time. A piece is cut out there first, and passes through host memory that stays pinned: both are 4 MiB,
-/// and not as much as the whole buffer.
-const PIECE: usize = 1 << 20;
+/// Elements that leave the device at a time. A piece is cut out there first, and passes through host memory that stays pinned: both are 1 MiB,
+/// which is free on a card that is full, and not as much as the whole buffer.
+const PIECE: usize = 1 << 18;
 /// Elements of weights' gradients that wait until they are added together, at most: 32 MiB of small ones, and a larger one alone.
+#[cfg(not(test))]
 const WAITING: usize = 8 << 20;
+/// So that tests meet it.
+#[cfg(test)]
+const WAITING: usize = 6;
 
 /// A buffer in the memory of `device`, or on its way there.
 #[derive(Clone)]
@@ -226,12 +230,14 @@ impl<B: ModelBackend> FlatOn<B> for OnDevice<B> {
     fn add_products(&mut self, products: Vec<Product<B>>) {
         let (mut waiting, mut elements) = (Vec::new(), 0);
         for Product { range, first, dy_no, x_ni } in products {
-            let values = B::linear_weight_gradient(dy_no, x_ni);
-            let values = if values.dtype() == DType::F32 { values } else { values.cast(DType::F32) };
-            if elements + range.len() > WAITING {
+            // Additions of one launch are in no order: who comes twice waits for the first time.
+            let comes_again = waiting.iter().any(|gradient: &Gradient<B>| gradient.range == range);
+            if comes_again || elements + range.len() > WAITING {
                 self.add(std::mem::take(&mut waiting));
                 elements = 0;
             }
+            let values = B::linear_weight_gradient(dy_no, x_ni);
+            let values = if values.dtype() == DType::F32 { values } else { values.cast(DType::F32) };
             elements += range.len();
             waiting.push(Gradient { range, first, values });
         }
