@@ -7,14 +7,12 @@
 use std::path::{Path, PathBuf};
 
 use coxswain_proto::{memory::relative, run_spec::RunSpec};
-use coxswain_worker::{
-    lora::ModuleKind,
-    memory::prediction::{
+use coxswain_models::qwen2_5_vl::{config::QwenConfig, modules::modules};
+use coxswain_nn::lora::ModuleKind;
+use coxswain_worker::memory::prediction::{
         Ask, Place, Subject,
         truth::{Calibration, Record},
-    },
-    model::qwen::{config::QwenConfig, modules::modules},
-};
+    };
 
 use crate::support::{cox, root, train};
 

@@ -13,15 +13,12 @@ use std::{
 use burn_flex::Flex;
 use coxswain_integration_tests::fixture;
 use coxswain_proto::run_spec::{RunSpec, WeightsDtype};
-use coxswain_worker::{
-    lora::{AdapterConfig, LoraPlan, Module, ModuleKind, PeftAdapter, write_adapter},
-    model::qwen::{
+use coxswain_models::qwen2_5_vl::{
         config::QwenConfig,
         forward::{self, Job},
         modules::modules,
-    },
-    params::{Group, Init, TrainableLayout},
-};
+    };
+use coxswain_nn::{lora::{AdapterConfig, LoraPlan, Module, ModuleKind, PeftAdapter, write_adapter}, params::{Group, Init, TrainableLayout}};
 use serde_json::Value;
 
 fn golden(path: &str) -> PathBuf {
@@ -139,9 +136,9 @@ fn layout_of(adapter: &PeftAdapter, modules: &[Module]) -> TrainableLayout {
         if let (Some(spec), ModuleKind::Linear { inputs, outputs, .. }) =
             (adapter.plan().adapter(&module.name), module.kind)
         {
-            let [a, b] = coxswain_worker::lora::linear::peft_keys(&module.name);
-            layout.add(a, &[spec.rank, inputs], Group::Lora, true, Init::Zeros);
-            layout.add(b, &[outputs, spec.rank], Group::Lora, true, Init::Zeros);
+            let [a, b] = coxswain_nn::lora::linear::peft_keys(&module.name);
+            layout.add(a, &[spec.rank, inputs], Group::LORA, true, Init::Zeros);
+            layout.add(b, &[outputs, spec.rank], Group::LORA, true, Init::Zeros);
         }
     }
     layout

@@ -12,6 +12,7 @@ pub mod ids;
 pub mod limits;
 pub mod memory;
 pub mod order;
+pub mod phase;
 pub mod plan;
 pub mod rng;
 pub mod run_spec;

@@ -34,20 +34,10 @@ use coxswain_proto::{
     ids::{Rank, Step},
     run_spec::{LearningRates, Optimizer, RunSpec},
 };
-use coxswain_worker::{
-    batch::{CachedFeatures, MicroBatch},
-    collective::Solo,
-    kernels::pool,
-    link::Phase,
-    memory::{self, CountingAllocator, Meter},
-    model::{
-        flops::Workload,
-        policy::{Policy, StageClock, Tap},
-        qwen::config::QwenConfig,
-    },
-    params::{FlatGrads, Group, Trainables},
-    zero::{ShardedAdamW, StepInput},
-};
+use coxswain_models::qwen2_5_vl::config::QwenConfig;
+use coxswain_nn::{kernels::pool, params::{FlatGrads, Group, Trainables}};
+use coxswain_tasks::vla_flow::{batch::{CachedFeatures, MicroBatch}, flops::Workload, policy::{Policy, StageClock, Tap}};
+use coxswain_worker::{collective::Solo, link::Phase, memory::{self, CountingAllocator, Meter}, zero::{ShardedAdamW, StepInput}};
 use nix::sys::{
     resource::{UsageWho, getrusage},
     time::TimeValLike,
@@ -155,7 +145,7 @@ impl<'a> Bench<'a> {
         let trainables = Trainables::new(layout.clone(), values, &Default::default());
         let tap = policy.tap().context("the case has a cache")?;
         let features = policy.features_below(&trainables, &prompts.batch(config, Step(0)))?;
-        let resting = (tap == Tap::Final).then_some(Group::Lora);
+        let resting = (tap == Tap::Final).then_some(Group::LORA);
         let grads = FlatGrads::new(layout.len());
         let optimizer = ShardedAdamW::new(&layout, 1, Rank(0), &Optimizer::default());
         let repeats = spec.expert.repeated_noise;

@@ -23,12 +23,9 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use burn::backend::Flex;
 use coxswain_proto::run_spec::ActivationsDtype;
-use coxswain_worker::{
-    link::Phase,
-    memory::{CountingAllocator, Meter, in_use},
-    model::policy::{Policy, StageClock},
-    params::{FlatGrads, Trainables},
-};
+use coxswain_nn::params::{FlatGrads, Trainables};
+use coxswain_tasks::vla_flow::policy::{Policy, StageClock};
+use coxswain_worker::{link::Phase, memory::{CountingAllocator, Meter, in_use}};
 use nix::sys::{
     resource::{UsageWho, getrusage},
     time::TimeVal,

@@ -23,18 +23,10 @@ use coxswain_proto::{
     ids::{Rank, Step},
     run_spec::{LearningRates, Optimizer, RunSpec},
 };
-use coxswain_worker::{
-    collective::Solo,
-    kernels::pool,
-    link::Phase,
-    memory::{CountingAllocator, Meter},
-    model::{
-        policy::{Policy, StageClock},
-        qwen::config::QwenConfig,
-    },
-    params::{FlatGrads, Trainables},
-    zero::{ShardedAdamW, StepInput},
-};
+use coxswain_models::qwen2_5_vl::config::QwenConfig;
+use coxswain_nn::{kernels::pool, params::{FlatGrads, Trainables}};
+use coxswain_tasks::vla_flow::policy::{Policy, StageClock};
+use coxswain_worker::{collective::Solo, link::Phase, memory::{CountingAllocator, Meter}, zero::{ShardedAdamW, StepInput}};
 use prompts::{DIMS, Flags, Prompts};
 use serde_json::{Value, json};
 

@@ -20,11 +20,8 @@ use coxswain_proto::{
     ids::{Generation, Rank},
     run_spec::{LearningRates, Optimizer},
 };
-use coxswain_worker::{
-    collective::{Collective, Membership, Ring, RingAbort, RingListener},
-    params::{Group, Init, TrainableLayout},
-    zero::{MirroredAdamW, StepInput},
-};
+use coxswain_nn::params::{Group, Init, TrainableLayout};
+use coxswain_worker::{collective::{Collective, Membership, Ring, RingAbort, RingListener}, zero::{MirroredAdamW, StepInput}};
 
 fn main() -> Result<()> {
     let args: Vec<String> = std::env::args().collect();
@@ -143,8 +140,8 @@ fn layout(elements: usize) -> TrainableLayout {
     while layout.len() < elements {
         let left = elements - layout.len();
         let rows = (left.min(4 << 20) / 2048).max(1);
-        layout.add(format!("expert.{number}.weight"), &[rows, 2048], Group::Expert, true, Init::Zeros);
-        layout.add(format!("expert.{number}.bias"), &[rows], Group::Expert, false, Init::Zeros);
+        layout.add(format!("expert.{number}.weight"), &[rows, 2048], Group("expert"), true, Init::Zeros);
+        layout.add(format!("expert.{number}.bias"), &[rows], Group("expert"), false, Init::Zeros);
         number += 1;
     }
     layout

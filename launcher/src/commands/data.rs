@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use coxswain_proto::{human, run_spec::WeightsDtype};
-use coxswain_worker::{data, model::qwen::random::RandomCheckpoint};
+use coxswain_models::qwen2_5_vl::random::RandomCheckpoint;
+use coxswain_worker::data;
 
 use super::SpecArgs;
 use crate::{

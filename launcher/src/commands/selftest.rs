@@ -2,10 +2,7 @@
 
 use clap::Args;
 use coxswain_proto::{human, run_spec::DeviceChoice};
-use coxswain_worker::{
-    device::{self, Device},
-    selftest::{self, Finding, Verdict},
-};
+use coxswain_worker::{device::{self, Device}, selftest::{self, Finding, Verdict}};
 
 use crate::{
     accelerator::accelerator,

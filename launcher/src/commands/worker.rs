@@ -12,12 +12,7 @@ use coxswain_proto::{
     ids::{Bytes, Rank},
     run_spec::{DeviceChoice, RunSpec},
 };
-use coxswain_worker::{
-    collective::RingListener,
-    device::{self, ChosenTrainer},
-    memory,
-    session::{self, SessionError, SessionOptions},
-};
+use coxswain_worker::{collective::RingListener, device::{self, ChosenTrainer}, memory, session::{self, SessionError, SessionOptions}};
 
 use super::block_on;
 use crate::{

@@ -28,7 +28,7 @@ const SHOWN_BEYOND: usize = 1;
 /// A run in one world.
 pub struct Question {
     /// What is predicted about.
-    pub subject: Subject,
+    pub subject: Box<dyn Subject>,
     /// Ranks.
     pub world: u64,
     /// Compute threads of a rank, where its memory is the host's.
@@ -94,12 +94,12 @@ impl Basis {
 impl Question {
     /// Samples of a step that a rank has.
     pub fn samples(&self) -> u64 {
-        fit::samples_of_a_rank(self.subject.spec.train.global_batch as u64, self.world)
+        fit::samples_of_a_rank(self.subject.spec().train.global_batch as u64, self.world)
     }
 
     /// The run file's micro-batch, as far as a rank has samples for it.
     pub fn micro_batch(&self) -> u64 {
-        (self.subject.spec.train.micro_batch as u64).min(self.samples().max(1))
+        (self.subject.spec().train.micro_batch as u64).min(self.samples().max(1))
     }
 
     fn place(&self, memory: &Memory) -> Place {
@@ -114,7 +114,7 @@ impl Question {
     fn calibration(&self, memory: &Memory) -> Option<Calibration> {
         let dir = Truth::home().filter(|_| memory.is_here)?;
         let now = self.subject.predict(self.ask(memory, self.micro_batch()));
-        Truth::open(&dir, &self.subject, self.place(memory)).calibration(&now)
+        Truth::open(&dir, &*self.subject, self.place(memory)).calibration(&now)
     }
 
     /// Predicts the run in one memory.

@@ -4,13 +4,10 @@ use coxswain_proto::{
     human,
     run_spec::{ActivationsDtype, Offload, Recompute, WeightsDtype},
 };
-use coxswain_worker::{
-    data::PromptLength,
-    memory::{
+use coxswain_worker::{data::PromptLength, memory::{
         Category,
         prediction::{Lever, fit::Verdict},
-    },
-};
+    }};
 use serde_json::{Value, json};
 
 use super::table::{remarked, table, width, words};
@@ -63,35 +60,11 @@ pub fn overview(question: &Question, outlooks: &[Outlook]) -> String {
 
 /// The run: model, what trains, the longest sample.
 fn subject(question: &Question) -> String {
-    let (subject, spec) = (&question.subject, &question.subject.spec);
-    let (counts, outline) = (&subject.counts, &subject.outline);
-    let trainable = counts.trainable();
-    let share = 100.0 * trainable as f64 / (counts.pretrained() + trainable).max(1) as f64;
-    let estimated = match outline.prompt_length {
-        PromptLength::Encoded => "",
-        PromptLength::Estimated => " (estimated)",
-    };
-    [
-        format!("run        {}", spec.run.name),
-        format!(
-            "model      {} parameters frozen in {}, {} trained in float32 ({share:.2} %)",
-            human::grouped(counts.pretrained()),
-            dtype(spec.model.weights_dtype),
-            human::grouped(trainable)
-        ),
-        format!(
-            "trains     lora {}, expert {}, sensor {}",
-            human::grouped(counts.lora),
-            human::grouped(counts.expert),
-            human::grouped(counts.sensor)
-        ),
-        format!(
-            "sample     {} prompt tokens{estimated}, {} image patches, {} draws of {} actions (the longest)",
-            outline.prompt_tokens,
-            outline.patches(),
-            spec.expert.repeated_noise,
-            outline.dims.horizon
-        ),
+    let spec = question.subject.spec();
+    let told = question.subject.describe();
+    let mut lines = vec![format!("run        {}", spec.run.name)];
+    lines.extend(told.into_iter().map(|(label, text)| format!("{label:<10} {text}")));
+    lines.push(
         format!(
             "step       {} samples, {} on each of {} rank{}, recompute {}{}{}",
             spec.train.global_batch,
@@ -106,8 +79,8 @@ fn subject(question: &Question) -> String {
             },
             if spec.memory.offload == Offload::Layers { ", frozen layers streamed" } else { "" },
         ),
-    ]
-    .join("\n")
+    );
+    lines.join("\n")
 }
 
 fn of_memory(question: &Question, outlook: &Outlook) -> String {
@@ -214,7 +187,7 @@ fn basis(outlooks: &[Outlook]) -> String {
 
 /// The same as JSON.
 pub fn json(question: &Question, outlooks: &[Outlook]) -> Value {
-    let (subject, spec) = (&question.subject, &question.subject.spec);
+    let (subject, spec) = (&question.subject, question.subject.spec());
     let of = |memory: &Memory| question.levers(memory);
     let memories = outlooks.iter().map(|outlook| {
         let mut value = json!(outlook);
@@ -224,25 +197,17 @@ pub fn json(question: &Question, outlooks: &[Outlook]) -> Value {
         value["levers"] = json!(of(&outlook.memory));
         value
     });
-    json!({
+    let mut plan = json!({
         "run": spec.run.name,
-        "parameters": {
-            "pretrained": subject.counts.pretrained(),
-            "trainable": subject.counts.trainable(),
-            "lora": subject.counts.lora,
-            "expert": subject.counts.expert,
-            "sensor": subject.counts.sensor,
-        },
-        "sample": {
-            "prompt_tokens": subject.outline.prompt_tokens,
-            "estimated": subject.outline.prompt_length == PromptLength::Estimated,
-            "patches": subject.outline.patches(),
-        },
         "world": question.world,
         "samples_of_a_rank": question.samples(),
         "micro_batch": question.micro_batch(),
         "memories": memories.collect::<Vec<_>>(),
-    })
+    });
+    if let (Some(plan), Value::Object(sizes)) = (plan.as_object_mut(), subject.to_json()) {
+        plan.extend(sizes);
+    }
+    plan
 }
 
 fn percent(part: u64, whole: u64) -> String {

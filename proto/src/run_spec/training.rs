@@ -113,6 +113,13 @@ pub struct LearningRates {
     pub sensor: f64,
 }
 
+impl LearningRates {
+    /// Name and peak rate of each group.
+    pub fn entries(&self) -> Vec<(String, f64)> {
+        vec![("lora".into(), self.lora), ("expert".into(), self.expert), ("sensor".into(), self.sensor)]
+    }
+}
+
 impl Default for LearningRates {
     fn default() -> Self {
         Self { lora: 1e-5, expert: 1e-4, sensor: 1e-4 }

@@ -4,7 +4,7 @@ use burn::{
     backend::{Autodiff, Flex},
     tensor::{Distribution, Tensor},
 };
-use coxswain_worker::kernels::{AttentionMask, LowRank, ModelBackend};
+use coxswain_nn::kernels::{AttentionMask, LowRank, ModelBackend};
 
 use crate::{Case, decoder::Decoder};
 

@@ -1,7 +1,7 @@
 //! A Qwen2.5 language model of the `small` preset, made of the operations directly.
 
 use burn::tensor::Tensor;
-use coxswain_worker::kernels::{AttentionMask, LowRank, ModelBackend, Tape};
+use coxswain_nn::kernels::{AttentionMask, LowRank, ModelBackend, Tape};
 
 use crate::cases::{A, BATCH, F, HEAD, HEADS, HIDDEN, INTER, KV_HEADS, RANK, SEQ, backward, leaf, random};
 

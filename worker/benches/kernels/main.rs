@@ -44,7 +44,7 @@ fn main() {
         }
     }
     // This thread counts as one of the pool, as the trainer's does.
-    let threads = coxswain_worker::kernels::pool::join();
+    let threads = coxswain_nn::kernels::pool::join();
     let mut peer = python.map(|python| Peer::start(&python, threads, clock));
     println!("{threads} threads, medians of {ROUNDS} turns in ms (fastest in brackets)\n");
     println!("{:<34} {:>19} {:>19} {:>7}", "", "coxswain", "torch", "ratio");

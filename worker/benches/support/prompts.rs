@@ -2,11 +2,9 @@
 
 use anyhow::{Context, Result};
 use coxswain_proto::ids::Step;
-use coxswain_worker::{
-    batch::{MicroBatch, SampleDims},
-    model::qwen::config::QwenConfig,
-    rng::{Draws, Key, Purpose},
-};
+use coxswain_models::qwen2_5_vl::config::QwenConfig;
+use coxswain_nn::rng::{Draws, Key, Purpose};
+use coxswain_tasks::vla_flow::batch::{MicroBatch, SampleDims};
 
 /// Sizes of a sample: state and actions.
 pub const DIMS: SampleDims =

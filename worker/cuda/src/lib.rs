@@ -23,17 +23,11 @@ use std::sync::OnceLock;
 
 use burn_cuda::{Cuda, CudaDevice};
 use coxswain_proto::{ids::Step, run_spec::RunSpec};
-use coxswain_worker::{
-    collective::{FabricError, FabricSource, RingListener},
-    device::{Accelerator, Cards, NoCards, Version},
-    model::qwen::{
+use coxswain_models::qwen2_5_vl::{
         error::ModelError,
         forward::{self, Job},
-    },
-    selftest::{self, Finding, Losses, Sizes, Width},
-    train::{ActionError, PolicyTrainer, TrainError, TrainerOptions, evaluate_run},
-    trainer::Trainer,
-};
+    };
+use coxswain_worker::{collective::{FabricError, FabricSource, RingListener}, device::{Accelerator, Cards, NoCards, Version}, selftest::{self, Finding, Losses, Sizes, Width}, train::{ActionError, PolicyTrainer, TrainError, TrainerOptions, evaluate_run}, trainer::Trainer};
 use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig, cache::CacheConfig};
 
 use self::{

@@ -5,7 +5,7 @@ use std::ops::Range;
 use half::bf16;
 
 use super::CollectiveError;
-use crate::kernels::flat::{DeviceBuffer, DeviceElement, HostCopy, Lent};
+use coxswain_nn::kernels::flat::{DeviceBuffer, DeviceElement, HostCopy, Lent};
 
 /// A read-only buffer.
 #[derive(Clone, Copy, Debug)]

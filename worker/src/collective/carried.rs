@@ -31,7 +31,7 @@ use super::{
     ring::{Call, Element, Entered, Operation},
     through_host,
 };
-use crate::kernels::flat::{DeviceBuffer, DeviceElement};
+use coxswain_nn::kernels::flat::{DeviceBuffer, DeviceElement};
 
 /// Buffers of at most this many bytes stay on the ring: a vote takes less time there than its way to a card and back.
 const SMALL: usize = 64 << 10;

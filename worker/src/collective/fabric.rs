@@ -9,7 +9,7 @@ use std::time::Instant;
 use coxswain_proto::ids::Rank;
 
 use super::Reduce;
-use crate::kernels::flat::DeviceBuffer;
+use coxswain_nn::kernels::flat::DeviceBuffer;
 
 /// What happens to a buffer of `length` elements, cut by [`chunk`](super::chunk).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -32,7 +32,7 @@ use buffer::{size_error, through_host};
 pub use carried::{Brings, Carried, join};
 pub use fabric::{Cargo, Fabric, FabricError, FabricId, FabricSource, Movement, Offer, Place, Transfer};
 pub use mixture::Computes;
-pub(crate) use ring::PIECE;
+pub use coxswain_nn::params::chunk;
 pub use ring::{Ahead, JoinError, Membership, Ring, RingAbort, RingListener};
 #[cfg(test)]
 pub(crate) use ring::{loopback, loopback_over};
@@ -174,12 +174,6 @@ pub trait Collective {
     fn buffer_bytes(&self) -> usize;
 }
 
-/// The part of a buffer of `len` elements that belongs to `rank`: equal parts of `len / world` rounded up, the last ones cut
-/// short (or empty) where the buffer ends. This is the partition of a buffer padded to a multiple of `world`, without the padding.
-pub fn chunk(len: usize, world: usize, rank: usize) -> Range<usize> {
-    let size = len.div_ceil(world);
-    (size * rank).min(len)..(size * (rank + 1)).min(len)
-}
 
 /// Ends a communicator from another thread, at once.
 pub trait AbortHandle: Send + Sync {

@@ -54,7 +54,7 @@ use coxswain_proto::ids::Rank;
 pub use abort::RingAbort;
 pub use ahead::Ahead;
 pub use join::{JoinError, Membership, RingListener};
-pub(crate) use pump::PIECE;
+use pump::PIECE;
 
 use self::{
     ahead::lock,

@@ -6,13 +6,7 @@ use coxswain_proto::{
 };
 
 use super::{Accelerator, Device, choose};
-use crate::{
-    collective::RingListener,
-    link::{Link, Phase},
-    memory::prediction::truth::Truth,
-    train::{PolicyTrainer, TrainerOptions},
-    trainer::{DataSetFacts, FailureKind, Trainer, TrainerFailure, TrainerOutcome},
-};
+use crate::{collective::RingListener, link::{Link, Phase}, memory::prediction::truth::Truth, train::{PolicyTrainer, TrainerOptions}, trainer::{DataSetFacts, FailureKind, Trainer, TrainerFailure, TrainerOutcome}};
 
 /// Trains on what the run file, or somebody above it, says.
 pub struct ChosenTrainer {

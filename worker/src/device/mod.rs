@@ -24,16 +24,11 @@ use coxswain_proto::{
 };
 
 pub use self::chosen::ChosenTrainer;
-use crate::{
-    collective::{FabricError, FabricSource, RingListener},
-    model::qwen::{
+use coxswain_models::qwen2_5_vl::{
         error::ModelError,
         forward::{self, Job},
-    },
-    selftest::{self, Finding, Losses, Sizes, Width},
-    train::{self, ActionError, TrainError},
-    trainer::Trainer,
-};
+    };
+use crate::{collective::{FabricError, FabricSource, RingListener}, selftest::{self, Finding, Losses, Sizes, Width}, train::{self, ActionError, TrainError}, trainer::Trainer};
 
 /// Where a worker's tensors live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

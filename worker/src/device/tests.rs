@@ -3,10 +3,7 @@
 use coxswain_proto::run_spec::DeviceChoice;
 
 use super::*;
-use crate::{
-    link::Link,
-    trainer::{DataSetFacts, TrainerFailure, TrainerOutcome},
-};
+use crate::{link::Link, trainer::{DataSetFacts, TrainerFailure, TrainerOutcome}};
 
 /// A machine of so many cards, or of one obstacle.
 struct Machine(Result<usize, NoCards>);

@@ -13,8 +13,6 @@
 //! [`guarded`] work that goes over `memory.capacity`, or whose device refuses, ends as a value, as does [`guarded_unless`] work that is called
 //! off; [`Demand`] and [`Pressure`] see it coming. Each rank's [peaks over time](timeline) are a file in the run's directory.
 
-mod allocator;
-mod ceiling;
 mod demand;
 pub mod fault;
 mod gauge;
@@ -22,18 +20,18 @@ mod meter;
 mod overrun;
 pub mod prediction;
 mod pressure;
-mod refusal;
 mod resident;
 pub mod timeline;
 
+pub use coxswain_nn::memory::{
+    CountingAllocator, Overrun, Unfinished, after_refusal, check, guarded, guarded_again, guarded_unless, in_use, listen,
+    refused,
+};
 pub use coxswain_proto::memory::Category;
 
-pub use allocator::{CountingAllocator, in_use};
-pub use ceiling::{Overrun, Unfinished, check, guarded, guarded_again, guarded_unless};
 pub use demand::Demand;
 pub use gauge::Gauge;
 pub use meter::{Attempt, Meter, PhasePeak};
 pub use overrun::{Held, OutOfMemory};
 pub use pressure::Pressure;
-pub use refusal::{after_refusal, listen, refused};
 pub use resident::Resident;

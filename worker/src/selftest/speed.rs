@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use burn::tensor::{DType, Tensor, TensorData};
 
 use super::Finding;
-use crate::kernels::Tape;
+use coxswain_nn::kernels::Tape;
 
 /// Sizes that take a moment on the device at hand.
 #[derive(Clone, Copy, Debug)]

@@ -10,19 +10,12 @@ use coxswain_proto::{
 use serde_json::json;
 
 use super::Finding;
-use crate::{
-    batch::{MicroBatch, SampleDims},
-    kernels::{
+use coxswain_models::qwen2_5_vl::random::RandomCheckpoint;
+use coxswain_nn::{kernels::{
         Tape,
         flat::{Flat, FlatOn},
-    },
-    model::{
-        policy::{Policy, StageClock},
-        qwen::random::RandomCheckpoint,
-    },
-    params::{FlatGrads, Trainables},
-    rng::{Key, Purpose},
-};
+    }, params::{FlatGrads, Trainables}, rng::{Key, Purpose}};
+use coxswain_tasks::vla_flow::{batch::{MicroBatch, SampleDims}, policy::{Policy, StageClock}};
 
 /// Steps of gradient descent.
 const STEPS: u64 = 4;

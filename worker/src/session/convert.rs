@@ -15,14 +15,11 @@ use super::{
     channel::Position,
     standing::{Lease, Told},
 };
-use crate::{
-    link::{
+use coxswain_nn::pulse::Longest;
+use crate::{link::{
         Assignment, BadSample, CacheSpace, CacheTurn, CheckpointNews, Phase, PhaseMemory, Start, StateSource,
         StepDone, StepTimes,
-    },
-    pulse::Longest,
-    trainer::{FailureKind, TrainerFailure},
-};
+    }, trainer::{FailureKind, TrainerFailure}};
 
 pub(super) fn assignment(wire: v1::Assignment) -> Result<Assignment, String> {
     let (rank, world) = (wire.rank, wire.world_size);

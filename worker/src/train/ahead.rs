@@ -12,7 +12,8 @@ use coxswain_proto::{
 };
 
 use super::{TrainError, features::Claim, run::Training};
-use crate::{data::StepRequest, kernels::Tape};
+use coxswain_nn::kernels::Tape;
+use crate::data::StepRequest;
 
 /// Steps whose samples are requested ahead of the one that runs, so that data threads never wait for a lease. More where an encoder batch
 /// reaches further.

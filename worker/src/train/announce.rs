@@ -6,12 +6,9 @@ use coxswain_proto::{
 };
 
 use super::{TrainError, run::Training};
-use crate::{
-    collective::Computes,
-    kernels::Tape,
-    link::{Report, Start, StateSource},
-    model::policy::ModuleRow,
-};
+use coxswain_nn::kernels::Tape;
+use coxswain_tasks::vla_flow::policy::ModuleRow;
+use crate::{collective::Computes, link::{Report, Start, StateSource}};
 
 impl<B: Tape<Base = B>> Training<'_, B> {
     /// Rank 0 describes the run in the coordinator's log.

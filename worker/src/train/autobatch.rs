@@ -22,14 +22,9 @@ use coxswain_proto::{
 };
 
 use super::{TrainError, fit, run::Training};
-use crate::{
-    batch::Sample,
-    collective::{Buf, BufMut},
-    data::{DataError, collate},
-    kernels::Tape,
-    link::{Phase, Report, StepTimes},
-    memory::{OutOfMemory, Resident},
-};
+use coxswain_nn::kernels::Tape;
+use coxswain_tasks::vla_flow::batch::Sample;
+use crate::{collective::{Buf, BufMut}, data::{DataError, collate}, link::{Phase, Report, StepTimes}, memory::{OutOfMemory, Resident}};
 
 /// Trials at most.
 const TRIALS: usize = 6;

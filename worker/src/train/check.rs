@@ -12,11 +12,9 @@ use super::{
     checkpoint::Store,
     features,
 };
-use crate::{
-    data::Dataset,
-    kernels::Tape,
-    model::policy::{ModuleRow, Policy},
-};
+use coxswain_nn::kernels::Tape;
+use coxswain_tasks::vla_flow::policy::{ModuleRow, Policy};
+use crate::data::Dataset;
 
 /// What a run will be.
 #[derive(Clone, Debug, Serialize)]

@@ -1,15 +1,11 @@
 //! A run's memory laid beside its prediction: for the tables while it goes, and for `summary.json` and later predictions at its end.
 
 use super::{TrainError, run::Training};
-use crate::{
-    collective::Computes,
-    kernels::Tape,
-    link::{Phase, Report},
-    memory::prediction::{
+use coxswain_nn::kernels::Tape;
+use crate::{collective::Computes, link::{Phase, Report}, memory::prediction::{
         PredictionError,
         outcome::{Finished, Outcome},
-    },
-};
+    }};
 
 /// The phases of a step: their peak is what a prediction is about.
 const STEP: [Phase; 5] =

@@ -3,20 +3,10 @@
 use coxswain_proto::ids::{Rank, Step};
 
 use super::checkpoint::{CheckpointError, remedy};
-use crate::{
-    collective::CollectiveError,
-    data::DataError,
-    link::LinkError,
-    lora::LoraError,
-    memory::OutOfMemory,
-    model::{
-        policy::{PolicyError, SilentTrainables, StepError},
-        qwen::error::ModelError,
-    },
-    trainer::FailureKind,
-    vl_cache::StoreError,
-    zero,
-};
+use coxswain_models::qwen2_5_vl::error::ModelError;
+use coxswain_nn::lora::LoraError;
+use coxswain_tasks::vla_flow::policy::{PolicyError, SilentTrainables, StepError};
+use crate::{collective::CollectiveError, data::DataError, link::LinkError, memory::OutOfMemory, trainer::FailureKind, vl_cache::StoreError, zero};
 
 /// Why training on this rank ended early.
 #[derive(Debug, thiserror::Error)]

@@ -13,16 +13,9 @@ use coxswain_proto::{
 use serde::{Deserialize, Serialize};
 
 use super::{TrainError, checkpoint::Store, fit, run::Training, save};
-use crate::{
-    batch::MicroBatch,
-    collective::{Buf, BufMut, Collective, Solo},
-    data::{Dataset, Readable, collate},
-    kernels::{Tape, pool},
-    link::Phase,
-    memory::{self, OutOfMemory},
-    model::policy::Policy,
-    params::Trainables,
-};
+use coxswain_nn::{kernels::{Tape, pool}, params::Trainables};
+use coxswain_tasks::vla_flow::{batch::MicroBatch, policy::Policy};
+use crate::{collective::{Buf, BufMut, Collective, Solo}, data::{Dataset, Readable, collate}, link::Phase, memory::{self, OutOfMemory}};
 
 /// Error of sampled action chunks against recorded ones, over valid steps of held-out samples.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

@@ -25,15 +25,8 @@ use super::{
     TrainError, checkpoint::FileEntry, evaluate::ActionError, features::CacheSummary, run::Training,
     save::write_tensors,
 };
-use crate::{
-    collective::Buf,
-    collective::BufMut,
-    kernels::Tape,
-    link::{Phase, Report, StepDone},
-    memory::{self, OutOfMemory, PhasePeak, prediction::outcome::Outcome},
-    params::{Group, TrainableLayout},
-    pulse,
-};
+use coxswain_nn::{kernels::Tape, params::{Group, TrainableLayout}, pulse};
+use crate::{collective::Buf, collective::BufMut, link::{Phase, Report, StepDone}, memory::{self, OutOfMemory, PhasePeak, prediction::outcome::Outcome}};
 
 const SPEC_FILE: &str = "run_spec.json";
 /// The run in numbers.
@@ -264,7 +257,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let weights = |layout: &TrainableLayout, values: &[f32]| -> Result<_, TrainError> {
             let mut files = write_groups(dir, layout, values)?;
             if let Some((plan, base)) = adapter {
-                crate::lora::write_adapter(&dir.join("adapter"), plan, base, layout, values)?;
+                coxswain_nn::lora::write_adapter(&dir.join("adapter"), plan, base, layout, values)?;
                 files.push(("adapter/adapter_config.json", "PEFT configuration of the adapter"));
                 files.push(("adapter/adapter_model.safetensors", "LoRA weights under PEFT's names"));
             }
@@ -324,46 +317,7 @@ fn pretty(value: &impl Serialize) -> String {
     serde_json::to_string_pretty(value).expect("specs and summaries have only string keys")
 }
 
-/// What a policy has beside its adapter, a file each.
-fn write_groups(
-    dir: &Path,
-    layout: &TrainableLayout,
-    values: &[f32],
-) -> Result<Vec<(&'static str, &'static str)>, TrainError> {
-    let groups = [
-        (Group::Expert, "expert.safetensors", "action expert"),
-        (Group::Sensor, "sensor.safetensors", "sensor encoder"),
-    ];
-    let trained = |group| layout.params().iter().any(|param| param.group == group);
-    let mut files = Vec::new();
-    for (group, file, what) in groups.into_iter().filter(|(group, ..)| trained(*group)) {
-        let prefix = format!("{group}.");
-        replace(&dir.join(file), |path| {
-            write_tensors(path, layout, values, |name| name.starts_with(&prefix))
-        })?;
-        files.push((file, what));
-    }
-    Ok(files)
-}
-
 fn write_text(path: &Path, text: &str) -> Result<(), TrainError> {
     replace(path, |path| fs::File::create(path).and_then(|mut file| file.write_all(text.as_bytes())))
 }
 
-/// Lets `write` make a file beside `path`, brings it to the disk, and renames it into place.
-fn replace(path: &Path, write: impl FnOnce(&Path) -> std::io::Result<()>) -> Result<(), TrainError> {
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(".tmp");
-    let staged: PathBuf = path.with_file_name(name);
-    let result = write(&staged)
-        .and_then(|()| {
-            let file = fs::File::open(&staged)?;
-            pulse::allow(file.metadata()?.len());
-            file.sync_all()
-        })
-        .and_then(|()| fs::rename(&staged, path));
-    result.map_err(|source| {
-        let _ = fs::remove_file(&staged);
-        TrainError::Io { action: "write", path: path.to_path_buf(), source }
-    })
-}

@@ -6,7 +6,8 @@ use coxswain_proto::{
 };
 
 use super::{TrainError, run::Training, vote::Verdict};
-use crate::{data::Prepared, kernels::Tape, link::Report};
+use coxswain_nn::kernels::Tape;
+use crate::{data::Prepared, link::Report};
 
 impl<B: Tape<Base = B>> Training<'_, B> {
     /// Half the micro-batch for this step and all later ones; the samples and the global batch stay. `own` is this rank's own

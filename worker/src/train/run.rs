@@ -31,19 +31,12 @@ use super::{
     step::STEPS_SIGHTED,
     warm_up::WarmUp,
 };
-use crate::{
-    collective::{
+use coxswain_nn::{kernels::Tape, params::{FlatGrads, Trainables}};
+use coxswain_tasks::vla_flow::policy::{GradientWatch, Policy};
+use crate::{collective::{
         self, Brings, Collective, Computes, FabricSource, Membership, Progress, Ring, RingAbort,
         RingListener, Solo,
-    },
-    data::{DataError, Dataset, Prefetcher},
-    kernels::Tape,
-    link::{Assignment, BadSample, Commands, Link, LinkError, Phase, Report},
-    memory::{Meter, prediction::outcome::Sightings},
-    model::policy::{GradientWatch, Policy},
-    params::{FlatGrads, Trainables},
-    zero::LearningRateSchedule,
-};
+    }, data::{DataError, Dataset, Prefetcher}, link::{Assignment, BadSample, Commands, Link, LinkError, Phase, Report}, memory::{Meter, prediction::outcome::Sightings}, zero::LearningRateSchedule};
 
 /// How long ranks look for each other once all are assigned. The coordinator's abort ends it sooner if one of them is gone.
 const RING_PATIENCE: Duration = Duration::from_secs(60);

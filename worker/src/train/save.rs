@@ -21,15 +21,8 @@ use super::{
     checkpoint::{CheckpointError, Found, Manifest, Staging, io_error},
     run::Training,
 };
-use crate::{
-    collective::{BufMut, Reduce},
-    kernels::Tape,
-    link::{CheckpointNews, Phase, Report},
-    memory::{self, OutOfMemory},
-    params::TrainableLayout,
-    pulse,
-    zero::{MirroredAdamW, StateError},
-};
+use coxswain_nn::{kernels::Tape, params::TrainableLayout, pulse};
+use crate::{collective::{BufMut, Reduce}, link::{CheckpointNews, Phase, Report}, memory::{self, OutOfMemory}, zero::{MirroredAdamW, StateError}};
 
 const TRAINABLES: &str = "trainables.safetensors";
 
@@ -244,26 +237,6 @@ fn unusable(found: &Found, error: &StateError) -> CheckpointError {
     let path = error.file().map_or(found.path.clone(), file);
     let remedy = format!("remove {} to resume from an older checkpoint", found.path.display());
     CheckpointError::Foreign { path, detail: format!("{error}; {remedy}") }
-}
-
-/// Writes the trainables that `wanted` picks by name as a safetensors file.
-pub(super) fn write_tensors(
-    path: &Path,
-    layout: &TrainableLayout,
-    values: &[f32],
-    wanted: impl Fn(&str) -> bool,
-) -> std::io::Result<()> {
-    let views = layout.params().iter().filter(|param| wanted(&param.name)).map(|param| {
-        let values = bytemuck::cast_slice(&values[param.offset..param.offset + param.len()]);
-        let view = TensorView::new(Dtype::F32, param.shape.clone(), values);
-        (param.name.clone(), view.expect("shape and values come from one layout"))
-    });
-    let metadata = [("format".to_owned(), "pt".to_owned())].into();
-    safetensors::serialize_to_file(views, Some(metadata), path).map_err(|error| match error {
-        // As the system said it: of a full disk there is something to say.
-        SafeTensorError::IoError(source) => source,
-        error => std::io::Error::other(error),
-    })
 }
 
 /// Reads a file into memory, with time for its size.

@@ -35,16 +35,9 @@ use super::{
     run::Training,
     vote::{self, Ballot, Fared, Lookout, Verdict},
 };
-use crate::{
-    batch::MicroBatch,
-    data::Prepared,
-    kernels::Tape,
-    link::{CacheTurn, Phase, Report, StepDone, StepTimes},
-    memory::{self, Attempt, Category, Held, Unfinished},
-    model::policy::{MicroLoss, Pass, StageClock},
-    params::Group,
-    zero::StepInput,
-};
+use coxswain_nn::{kernels::Tape, params::Group};
+use coxswain_tasks::vla_flow::{batch::MicroBatch, policy::{MicroLoss, Pass, StageClock}};
+use crate::{data::Prepared, link::{CacheTurn, Phase, Report, StepDone, StepTimes}, memory::{self, Attempt, Category, Held, Unfinished}, zero::StepInput};
 
 /// Steps after which every buffer that steps keep has been made.
 pub(super) const STEPS_SIGHTED: usize = 2;
@@ -292,7 +285,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     /// What stays as it is in the step that runs: the adapter, where features come from a generation that it made.
     fn resting(&self) -> Option<Group> {
         let cached = matches!(self.claimed.front(), Some(Claim { turn: CacheTurn::Cached(_), .. }));
-        (cached && self.spec.cache.mode == CacheMode::Periodic).then_some(Group::Lora)
+        (cached && self.spec.cache.mode == CacheMode::Periodic).then_some(Group::LORA)
     }
 
     /// Time spent in collectives so far.

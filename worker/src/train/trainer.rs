@@ -12,18 +12,9 @@ use coxswain_proto::{
 use super::{
     TrainError, checkpoint::Store, export::Summary, features::Features, fit, run::Training, warm_up::WarmUp,
 };
-use crate::{
-    batch::SampleDims,
-    collective::{Computes, FabricSource, RingListener, Solo},
-    data::{Dataset, Prefetcher},
-    kernels::{Tape, flat::FlatOn, pool},
-    link::{Assignment, Commands, Link, LinkError, Phase},
-    memory::{self, Gauge, Meter, OutOfMemory, prediction::outcome::Sightings},
-    model::policy::{GradientWatch, Policy},
-    params::{FlatGrads, TrainableLayout, Trainables},
-    trainer::{DataSetFacts, Trainer, TrainerFailure, TrainerOutcome},
-    zero::LearningRateSchedule,
-};
+use coxswain_nn::{kernels::{Tape, flat::FlatOn, pool}, params::{FlatGrads, TrainableLayout, Trainables}};
+use coxswain_tasks::vla_flow::{batch::SampleDims, policy::{GradientWatch, Policy}};
+use crate::{collective::{Computes, FabricSource, RingListener, Solo}, data::{Dataset, Prefetcher}, link::{Assignment, Commands, Link, LinkError, Phase}, memory::{self, Gauge, Meter, OutOfMemory, prediction::outcome::Sightings}, trainer::{DataSetFacts, Trainer, TrainerFailure, TrainerOutcome}, zero::LearningRateSchedule};
 
 /// Threads that read samples, unless `data.threads` says otherwise: as many as this rank computes with, since on a card those have little to
 /// do, up to where parquet windows that are decoded twice cost more than another thread brings.

@@ -13,10 +13,8 @@ use std::ops::Range;
 
 use coxswain_proto::run_spec::ReduceDtype;
 
-use crate::{
-    collective::{Collective, CollectiveError, Reduce},
-    kernels::flat::{Flat, Halves},
-};
+use coxswain_nn::kernels::flat::{Flat, Halves};
+use crate::collective::{Collective, CollectiveError, Reduce};
 
 /// What gradients travel in.
 #[derive(Debug)]

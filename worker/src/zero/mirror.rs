@@ -33,11 +33,8 @@ use super::{
     partition::{intersect, shifted},
     state::StateError,
 };
-use crate::{
-    collective::{Collective, chunk},
-    kernels::flat::Flat,
-    params::TrainableLayout,
-};
+use coxswain_nn::{kernels::flat::Flat, params::TrainableLayout};
+use crate::collective::{Collective, chunk};
 
 /// One part of the flat space in one version.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -39,7 +39,7 @@
 //!
 //! # What it does not do
 //!
-//! It knows neither models nor files nor devices: it sees buffers ([`kernels::flat`](crate::kernels::flat), where the arithmetic is) and a
+//! It knows neither models nor files nor devices: it sees buffers ([`kernels::flat`](coxswain_nn::kernels::flat), where the arithmetic is) and a
 //! [`Collective`](crate::collective::Collective).
 //! It does not partition weights (ZeRO-3), and does not overlap communication with the backward pass.
 
@@ -53,5 +53,5 @@ mod state;
 pub use mirror::{Copy, Keeps, MirroredAdamW, ShardState, Versions};
 pub use optimizer::{ShardedAdamW, StepError, StepInput, StepOutcome, ZeroBytes};
 pub use partition::{Partition, Segment};
-pub use schedule::LearningRateSchedule;
+pub use schedule::{LearningRateSchedule, Rates};
 pub use state::StateError;

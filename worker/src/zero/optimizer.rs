@@ -22,18 +22,16 @@ use std::time::{Duration, Instant};
 
 use coxswain_proto::{
     ids::{Bytes, Rank},
-    run_spec::{LearningRates, Optimizer},
+    run_spec::Optimizer,
 };
 
 use super::{
+    schedule::Rates,
     exchange::Exchange,
     partition::{Partition, Segment, intersect, shifted},
 };
-use crate::{
-    collective::{BufMut, Collective, CollectiveError, Reduce},
-    kernels::flat::{Coefficients, Flat, Part, Run},
-    params::{Group, TrainableLayout},
-};
+use coxswain_nn::{kernels::flat::{Coefficients, Flat, Part, Run}, params::{Group, TrainableLayout}};
+use crate::collective::{BufMut, Collective, CollectiveError, Reduce};
 
 /// AdamW whose moments exist only for this rank's part of the flat space.
 #[derive(Clone, Debug)]
@@ -58,7 +56,7 @@ pub struct StepInput {
     /// Applied to the summed gradients before anything else: one over the valid elements of the global batch.
     pub scale: f64,
     /// Learning rates of this step ([`LearningRateSchedule::rates`](super::LearningRateSchedule::rates)).
-    pub rates: LearningRates,
+    pub rates: Rates,
     /// A group that stays as it is in this step, whatever its gradients hold.
     pub resting: Option<Group>,
 }
@@ -304,7 +302,7 @@ impl<F: Flat> ShardedAdamW<F> {
     /// The first parameter whose gradient, in this rank's part, is not finite.
     fn first_non_finite(&self, grads: &F, resting: Option<Group>) -> Option<String> {
         let own = self.partition.own();
-        let bad = |p: &&crate::params::ParamSpec| {
+        let bad = |p: &&coxswain_nn::params::ParamSpec| {
             let here = intersect(&p.range(), &own);
             !here.is_empty() && grads.read(here).iter().any(|g| !g.is_finite())
         };
@@ -328,7 +326,7 @@ fn coefficients(
     segment: &Segment,
     Update { input, clip, .. }: &Update,
 ) -> Coefficients {
-    let lr = segment.group.rate(&input.rates);
+    let lr = input.rates.of(segment.group);
     let [beta1, beta2] = settings.betas;
     let decay = if segment.decay { settings.weight_decay } else { 0.0 };
     let power = |beta: f64| beta.powf(steps as f64);

@@ -4,10 +4,8 @@ use std::ops::Range;
 
 use coxswain_proto::ids::Rank;
 
-use crate::{
-    collective::chunk,
-    params::{Group, TrainableLayout},
-};
+use coxswain_nn::params::{Group, TrainableLayout};
+use crate::collective::chunk;
 
 /// One rank's place in a flat space that is cut in equal parts, the last ones short or empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,7 +98,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::params::Init;
+    use coxswain_nn::params::Init;
 
     fn layout(params: &[(usize, Group, bool)]) -> TrainableLayout {
         let mut layout = TrainableLayout::default();
@@ -116,7 +114,7 @@ mod tests {
             params in prop::collection::vec((0usize..40, 0usize..3, any::<bool>()), 0..12),
             world in 1usize..9,
         ) {
-            let groups = [Group::Lora, Group::Expert, Group::Sensor];
+            let groups = [Group::LORA, Group("expert"), Group("sensor")];
             let params: Vec<_> = params.into_iter().map(|(len, group, decay)| (len, groups[group], decay)).collect();
             let layout = layout(&params);
             let rules: Vec<_> = params.iter().flat_map(|&(len, group, decay)| vec![(group, decay); len]).collect();
@@ -138,7 +136,7 @@ mod tests {
 
     #[test]
     fn neighbours_with_the_same_rules_are_one_segment() {
-        let layout = layout(&[(4, Group::Lora, true), (4, Group::Lora, true), (4, Group::Lora, false)]);
+        let layout = layout(&[(4, Group::LORA, true), (4, Group::LORA, true), (4, Group::LORA, false)]);
         let segments = Partition::new(12, 1, Rank(0)).segments(&layout);
         assert_eq!(segments.iter().map(|s| s.range.clone()).collect::<Vec<_>>(), [0..8, 8..12]);
     }

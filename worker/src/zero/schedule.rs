@@ -7,12 +7,40 @@
 //! constant  1
 //! ```
 
-use coxswain_proto::run_spec::{LearningRates, Optimizer, Schedule};
+use coxswain_nn::params::Group;
+use coxswain_proto::run_spec::{Optimizer, Schedule};
+
+/// A learning rate for each group of trainables, by its name.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Rates(Vec<(String, f64)>);
+
+impl Rates {
+    /// The peaks that a run file gives.
+    pub fn peak(optimizer: &Optimizer) -> Self {
+        Self(optimizer.lr.entries())
+    }
+
+    /// That of a group; 0 for one that has none, which keeps it as it is.
+    pub fn of(&self, group: Group) -> f64 {
+        self.0.iter().find(|(name, _)| name == group.0).map_or(0.0, |(_, rate)| *rate)
+    }
+
+    /// All of them, times `factor`.
+    pub fn scaled(&self, factor: f64) -> Self {
+        Self(self.0.iter().map(|(name, rate)| (name.clone(), rate * factor)).collect())
+    }
+}
+
+impl<N: Into<String>, const GROUPS: usize> From<[(N, f64); GROUPS]> for Rates {
+    fn from(rates: [(N, f64); GROUPS]) -> Self {
+        Self(rates.into_iter().map(|(name, rate)| (name.into(), rate)).collect())
+    }
+}
 
 /// Learning rates over a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LearningRateSchedule {
-    peak: LearningRates,
+    peak: Rates,
     warmup: u64,
     total: u64,
     shape: Schedule,
@@ -23,7 +51,7 @@ impl LearningRateSchedule {
     /// The schedule of a run of `total` steps.
     pub fn new(optimizer: &Optimizer, total: u64) -> Self {
         Self {
-            peak: optimizer.lr,
+            peak: Rates::peak(optimizer),
             warmup: optimizer.warmup_steps,
             total,
             shape: optimizer.schedule,
@@ -48,13 +76,8 @@ impl LearningRateSchedule {
     }
 
     /// The learning rate of each group at `step`, counted from 0.
-    pub fn rates(&self, step: u64) -> LearningRates {
-        let multiplier = self.multiplier(step);
-        LearningRates {
-            lora: self.peak.lora * multiplier,
-            expert: self.peak.expert * multiplier,
-            sensor: self.peak.sensor * multiplier,
-        }
+    pub fn rates(&self, step: u64) -> Rates {
+        self.peak.scaled(self.multiplier(step))
     }
 }
 
@@ -87,11 +110,11 @@ mod tests {
     fn every_group_follows_the_same_curve() {
         let schedule = schedule(Schedule::Cosine, 2, 20);
         let (rates, multiplier) = (schedule.rates(7), schedule.multiplier(7));
-        let peak = LearningRates::default();
-        assert_eq!(
-            [rates.lora, rates.expert, rates.sensor],
-            [peak.lora * multiplier, peak.expert * multiplier, peak.sensor * multiplier]
-        );
+        let peak = Rates::peak(&Optimizer::default());
+        assert_eq!(peak.0.len(), 3);
+        assert_eq!(rates, peak.scaled(multiplier));
+        assert_eq!(rates.of(Group::LORA), peak.of(Group::LORA) * multiplier);
+        assert_eq!(rates.of(Group("another")), 0.0);
     }
 
     #[test]

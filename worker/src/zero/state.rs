@@ -21,7 +21,7 @@ use safetensors::{Dtype, SafeTensors};
 use serde_json::{Map, Value, json};
 
 use super::{optimizer::ShardedAdamW, partition::intersect};
-use crate::{kernels::flat::Flat, params::ParamSpec};
+use coxswain_nn::{kernels::flat::Flat, params::ParamSpec};
 
 /// In every file's metadata.
 const FORMAT: &str = "coxswain-optimizer-1";
@@ -248,7 +248,7 @@ impl<F: Flat> ShardedAdamW<F> {
 fn read_file<'a>(
     file: usize,
     bytes: &'a [u8],
-    layout: &'a crate::params::TrainableLayout,
+    layout: &'a coxswain_nn::params::TrainableLayout,
     pieces: &mut Vec<Piece<'a>>,
 ) -> Result<u64, StateError> {
     let unreadable = |detail: String| StateError::Unreadable { file, detail };

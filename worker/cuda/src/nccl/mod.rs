@@ -38,12 +38,10 @@ use self::{
     library::{Call, Communicator, Kind, Memory, State},
     region::Region,
 };
-use coxswain_worker::{
-    collective::{
+use coxswain_nn::kernels::flat::DeviceBuffer;
+use coxswain_worker::collective::{
         Cargo, Fabric, FabricError, FabricId, FabricSource, Movement, Offer, Place, Transfer, chunk,
-    },
-    kernels::flat::DeviceBuffer,
-};
+    };
 
 /// Between two looks at a communicator that connects or leaves.
 const PAUSE: Duration = Duration::from_micros(200);

@@ -7,7 +7,8 @@
 
 use burn::tensor::{DType, Tensor, TensorPrimitive, backend::Backend};
 use burn_cuda::Cuda;
-use coxswain_worker::{collective::FabricError, kernels::flat::DeviceBuffer};
+use coxswain_nn::kernels::flat::DeviceBuffer;
+use coxswain_worker::collective::FabricError;
 
 /// Elements of a tensor of one axis, one after the other, in memory that lives as long as this value.
 #[derive(Debug)]

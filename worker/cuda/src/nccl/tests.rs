@@ -8,14 +8,11 @@ use burn::{
 };
 use burn_cuda::{Cuda, CudaDevice};
 use coxswain_proto::ids::Rank;
-use coxswain_worker::{
-    collective::Reduce,
-    device::Accelerator,
-    kernels::{
+use coxswain_nn::kernels::{
         ModelBackend,
         flat::{Coefficients, Flat, FlatOn, Gradient, Halves, Lent, OnDevice, Part, Run},
-    },
-};
+    };
+use coxswain_worker::{collective::Reduce, device::Accelerator};
 
 use super::*;
 use crate::Nvidia;

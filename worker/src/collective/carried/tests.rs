@@ -4,7 +4,8 @@
 use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 
 use super::*;
-use crate::{collective::loopback, kernels::flat::HostCopy};
+use coxswain_nn::kernels::flat::HostCopy;
+use crate::collective::loopback;
 
 type Job = (Transfer, Vec<u8>);
 

@@ -13,10 +13,8 @@ use coxswain_proto::ids::Rank;
 use half::bf16;
 
 use super::{Violation, hold};
-use crate::{
-    collective::{Buf, BufMut, Collective, CollectiveError, Reduce, chunk},
-    rng::{Key, Purpose},
-};
+use coxswain_nn::rng::{Key, Purpose};
+use crate::collective::{Buf, BufMut, Collective, CollectiveError, Reduce, chunk};
 
 pub(super) type Seen = Result<bool, Violation>;
 

@@ -4,11 +4,8 @@
 
 use half::bf16;
 
-use crate::{
-    bfloat16::{narrow, widen},
-    collective::Reduce,
-    kernels::vectorised,
-};
+use coxswain_nn::{bfloat16::{narrow, widen}, kernels::vectorised};
+use crate::collective::Reduce;
 
 /// A number the ring can carry.
 pub(in crate::collective) trait Element: bytemuck::Pod {

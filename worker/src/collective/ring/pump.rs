@@ -21,12 +21,13 @@ use super::{
     plan::{Action, Plan},
     wire::{HEADER, Header},
 };
-use crate::{collective::Reduce, pulse};
+use coxswain_nn::pulse;
+use crate::collective::Reduce;
 
 /// Bytes given to one read or write. Small enough that what one call brings is still in the L2 cache (1 to 2 MiB a core, shared by
 /// the ranks of a core) when it is added and sent on, large enough that the system call itself does not count. Measured on
 /// loopback, 2 and 4 ranks: 64 to 512 KiB differ by less than 10 %, 128 KiB is best.
-pub(crate) const PIECE: usize = 128 << 10;
+pub(crate) const PIECE: usize = coxswain_task::memory::RECEIVE_BYTES as usize;
 /// Less than this is not sent while there is still something to read: it would cost a system call per few packets.
 const WORTH_SENDING: usize = 16 << 10;
 /// The start of the payload travels in one write with the header up to this size, so that a small message is one packet.

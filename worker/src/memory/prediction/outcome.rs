@@ -8,14 +8,12 @@ use std::{fmt, path::Path};
 use coxswain_proto::{
     human,
     memory::{Category, Compared, Comparison, relative},
-    run_spec::RunSpec,
 };
 use serde::{Deserialize, Serialize};
 
-use super::{
-    Ask, Place, PredictionError, Subject,
-    truth::{Calibration, Record, Truth},
-};
+use coxswain_task::memory::{Ask, Place, Subject};
+
+use super::truth::{Calibration, Record, Truth};
 use crate::zero::ZeroBytes;
 
 /// Bytes in use at moments of a worker's life.
@@ -50,10 +48,9 @@ impl Sightings {
 }
 
 /// What a run has measured on one rank so far.
-#[derive(Clone, Debug)]
 pub struct Finished<'a> {
-    /// The run.
-    pub spec: &'a RunSpec,
+    /// The run's sizes.
+    pub subject: &'a dyn Subject,
     /// The micro-batch of its largest peak.
     pub micro_batch: u64,
     /// Ranks.
@@ -85,31 +82,30 @@ pub struct Outcome {
 
 impl Finished<'_> {
     /// Predicts the run as it goes, and compares.
-    pub fn compare(&self) -> Result<Outcome, PredictionError> {
-        self.beside_prediction().map(|(outcome, ..)| outcome)
+    pub fn compare(&self) -> Outcome {
+        self.beside_prediction().0
     }
 
     /// The same at the end of the run, and adds it to this machine's records.
-    pub fn conclude(&self) -> Result<Outcome, PredictionError> {
-        let (outcome, record, truth) = self.beside_prediction()?;
+    pub fn conclude(&self) -> Outcome {
+        let (outcome, record, truth) = self.beside_prediction();
         if let Some(mut truth) = truth
             && let Err(error) = truth.add(record)
         {
             tracing::warn!(path = %truth.path().display(), %error, "memory records cannot be kept");
         }
-        Ok(outcome)
+        outcome
     }
 
-    fn beside_prediction(&self) -> Result<(Outcome, Record, Option<Truth>), PredictionError> {
+    fn beside_prediction(&self) -> (Outcome, Record, Option<Truth>) {
         let threads = rayon::current_num_threads() as u64;
         let place = Place::Host { threads };
-        let subject = Subject::read(self.spec)?;
         let ask = Ask { micro_batch: self.micro_batch, world: self.world, rank: self.rank, place };
-        let prediction = subject.predict(ask);
-        let truth = self.records.map(|dir| Truth::open(dir, &subject, place));
+        let prediction = self.subject.predict(ask);
+        let truth = self.records.map(|dir| Truth::open(dir, self.subject, place));
         let calibration = truth.as_ref().and_then(|truth| truth.calibration(&prediction));
         let predicted = calibration.map_or(prediction.peak(), |found| found.peak(&prediction));
-        let record = Record::new(&subject, ask, &prediction, self.peak, &self.measured);
+        let record = Record::new(self.subject, ask, &prediction, self.peak, &self.measured);
         let outcome = Outcome {
             predicted,
             measured: self.peak,
@@ -117,7 +113,7 @@ impl Finished<'_> {
             calibration,
             categories: record.categories.clone(),
         };
-        Ok((outcome, record, truth))
+        (outcome, record, truth)
     }
 }
 

@@ -18,7 +18,7 @@ use std::{
 use coxswain_proto::memory::{Category, Compared};
 use serde::{Deserialize, Serialize};
 
-use super::{Ask, Place, Prediction, Subject};
+use coxswain_task::memory::{Ask, Place, Prediction, Subject};
 
 /// Records kept per machine and model.
 const KEPT: usize = 64;
@@ -58,7 +58,7 @@ pub struct Record {
 impl Record {
     /// A run's prediction beside what was measured.
     pub fn new(
-        subject: &Subject,
+        subject: &dyn Subject,
         ask: Ask,
         prediction: &Prediction,
         measured: u64,
@@ -70,7 +70,7 @@ impl Record {
             measured: by.iter().find(|(of, _)| *of == category).map(|(_, bytes)| *bytes),
         });
         Self {
-            run: subject.spec.run.name.clone(),
+            run: subject.spec().run.name.clone(),
             micro_batch: ask.micro_batch,
             world: ask.world,
             fixed: prediction.fixed(),
@@ -208,14 +208,14 @@ impl Truth {
     }
 
     /// The records below `dir`. A file that cannot be read counts as empty: it is a cache.
-    pub fn open(dir: &Path, subject: &Subject, place: Place) -> Self {
+    pub fn open(dir: &Path, subject: &dyn Subject, place: Place) -> Self {
         let place = match place {
             Place::Host { .. } => "host",
             Place::Card => "card",
         };
         let host =
             nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default();
-        let model = blake3::hash(format!("{:?}", subject.config).as_bytes()).to_hex();
+        let model = blake3::hash(subject.model().as_bytes()).to_hex();
         let path = dir.join(format!("{host}-{place}-{}.json", &model[..16]));
         let records = fs::read(&path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
         Self { path, records: records.unwrap_or_default() }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{CheckpointError, FileEntry, Found, Manifest, io_error, remove};
-use crate::pulse;
+use coxswain_nn::pulse;
 
 /// A checkpoint being written.
 #[derive(Clone, Debug)]

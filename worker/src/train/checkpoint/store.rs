@@ -11,7 +11,7 @@ use super::{
     CheckpointError, FileEntry, Manifest, Staging, io_error,
     remove::{self, HIDDEN, step_of},
 };
-use crate::pulse;
+use coxswain_nn::pulse;
 
 /// The `checkpoints` directory of a run.
 #[derive(Clone, Debug)]

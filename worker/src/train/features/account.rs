@@ -10,11 +10,8 @@ use coxswain_proto::{
 use serde::{Deserialize, Serialize};
 
 use super::Features;
-use crate::{
-    kernels::Tape,
-    link::{CacheTurn, StepTimes},
-    vl_cache::StoreError,
-};
+use coxswain_nn::kernels::Tape;
+use crate::{link::{CacheTurn, StepTimes}, vl_cache::StoreError};
 
 /// Damaged records that are named; a part that is damaged throughout has thousands.
 const DAMAGES_NAMED: u64 = 8;

@@ -18,15 +18,9 @@ use super::{
     Features,
     keeper::{Made, MadeRow, News},
 };
-use crate::{
-    batch::{MicroBatch, Sample},
-    data::{Missing, Prefetcher, Prepared, Upcoming, collate},
-    kernels::Tape,
-    link::{Phase, Report},
-    memory::{self, OutOfMemory},
-    train::{TrainError, run::Training},
-    vl_cache::round_trip,
-};
+use coxswain_nn::kernels::Tape;
+use coxswain_tasks::vla_flow::batch::{MicroBatch, Sample};
+use crate::{data::{Missing, Prefetcher, Prepared, Upcoming, collate}, link::{Phase, Report}, memory::{self, OutOfMemory}, train::{TrainError, run::Training}, vl_cache::round_trip};
 
 /// A row without features.
 enum Row {

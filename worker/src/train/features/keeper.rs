@@ -25,11 +25,9 @@ use std::{
 use coxswain_proto::limits::FEATURES_WAITING;
 
 use super::{account::Complaint, adapter};
-use crate::{
-    model::policy::AdapterSnapshot,
-    pulse::{self, Pulse},
-    vl_cache::{Coverage, PartWriter, Record, SampleKey, Space, Store, StoreError},
-};
+use coxswain_nn::pulse::{self, Pulse};
+use coxswain_tasks::vla_flow::policy::AdapterSnapshot;
+use coxswain_feature_store::{Coverage, PartWriter, Record, SampleKey, Space, Store, StoreError};
 
 /// Between two looks at whether there is room for another order; storing one takes as long or longer.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);

@@ -50,15 +50,11 @@ pub use self::{
     turn::{Mark, Place},
 };
 use super::{TrainError, check::check_writable};
-use crate::{
-    data::{Dataset, FeatureShape, KeptFeatures, SampleKeys},
-    kernels::Tape,
-    model::policy::{AdapterSnapshot, Policy, Tap},
-    params::Trainables,
-    vl_cache::{
+use coxswain_nn::{kernels::Tape, params::Trainables};
+use coxswain_tasks::vla_flow::policy::{AdapterSnapshot, Policy, Tap};
+use crate::{data::{Dataset, FeatureShape, KeptFeatures, SampleKeys}, vl_cache::{
         Digest, Ingredients, SampleKey, Space, SpaceDescription, SpaceKey, Store, StoreError, adapter_digest,
-    },
-};
+    }};
 
 /// Raised when the computation of features changes other than by the model's kernels, which have a version of their own.
 const COMPUTE: &str = "coxswain 1";

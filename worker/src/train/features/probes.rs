@@ -28,17 +28,9 @@ use super::{
     drift::{FAILED, FIELDS, Sums, UNAVAILABLE, WELL},
     keeper::{Made, MadeRow},
 };
-use crate::{
-    batch::{CachedFeatures, MicroBatch, Sample},
-    collective::{Buf, BufMut},
-    data::{Readable, collate},
-    kernels::Tape,
-    link::{CacheSpace, Phase, Report},
-    memory::{self, OutOfMemory},
-    params::Trainables,
-    train::{TrainError, run::Training},
-    vl_cache::round_trip,
-};
+use coxswain_nn::{kernels::Tape, params::Trainables};
+use coxswain_tasks::vla_flow::batch::{CachedFeatures, MicroBatch, Sample};
+use crate::{collective::{Buf, BufMut}, data::{Readable, collate}, link::{CacheSpace, Phase, Report}, memory::{self, OutOfMemory}, train::{TrainError, run::Training}, vl_cache::round_trip};
 
 /// A measurement that goes on.
 pub(super) struct Measuring<B: Tape<Base = B>> {

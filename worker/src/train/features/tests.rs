@@ -13,12 +13,7 @@ use coxswain_proto::{
     run_spec::{CacheMode, RunSpec},
 };
 
-use crate::{
-    data::tests::recording::{Recording, png},
-    link::{Assignment, Commands, Leased, Link, LinkError, Phase, Report, SoloLink},
-    train::{CacheSummary, PolicyTrainer, Summary, TrainerOptions},
-    trainer::{Trainer, TrainerOutcome},
-};
+use crate::{data::tests::recording::{Recording, png}, link::{Assignment, Commands, Leased, Link, LinkError, Phase, Report, SoloLink}, train::{CacheSummary, PolicyTrainer, Summary, TrainerOptions}, trainer::{Trainer, TrainerOutcome}};
 
 /// Frames of the recording, all different.
 const SAMPLES: u64 = 17;
@@ -203,7 +198,7 @@ fn one_frozen_weight_below_the_tap_is_everything_and_one_above_it_nothing() {
 fn a_space_says_which_kind_of_device_it_is_of() {
     let store = tempfile::tempdir().expect("a temporary directory");
     train(&Recording::default(), store.path(), |_| {});
-    let opened = crate::vl_cache::Store::existing(store.path()).expect("readable").expect("it is there");
+    let opened = coxswain_feature_store::Store::existing(store.path()).expect("readable").expect("it is there");
     let (spaces, _) = opened.list().expect("readable");
     let compute: Vec<_> = spaces.iter().map(|space| &space.description.ingredients.compute).collect();
     assert!(matches!(&compute[..], [one] if one.contains(" on cpu ")), "{compute:?}");

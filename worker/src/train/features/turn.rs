@@ -20,15 +20,9 @@ use coxswain_proto::{
 use serde::{Deserialize, Serialize};
 
 use super::{Features, Serving, adapter};
-use crate::{
-    data::KeptFeatures,
-    kernels::Tape,
-    link::{CacheSpace, CacheTurn, Leased, Report},
-    model::policy::AdapterSnapshot,
-    params::Trainables,
-    train::{TrainError, run::Training},
-    vl_cache::{Digest, SpaceKey},
-};
+use coxswain_nn::{kernels::Tape, params::Trainables};
+use coxswain_tasks::vla_flow::policy::AdapterSnapshot;
+use crate::{data::KeptFeatures, link::{CacheSpace, CacheTurn, Leased, Report}, train::{TrainError, run::Training}, vl_cache::{Digest, SpaceKey}};
 
 /// What this rank consumes in a step, and where the step takes its features from.
 #[derive(Clone, Debug)]

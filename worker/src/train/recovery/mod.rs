@@ -27,15 +27,11 @@ pub use choice::{Choice, Holding, Source, choose};
 pub(super) use table::Carried;
 
 use super::{TrainError, run::Training};
-use crate::{
-    collective::{BufMut, CollectiveError},
-    kernels::{
+use coxswain_nn::kernels::{
         Tape,
         flat::{Flat, FlatOn},
-    },
-    link::{Start, StateSource},
-    zero::{Keeps, MirroredAdamW, ShardState},
-};
+    };
+use crate::{collective::{BufMut, CollectiveError}, link::{Start, StateSource}, zero::{Keeps, MirroredAdamW, ShardState}};
 
 /// The optimizer, and the generation whose partition it follows.
 pub(super) struct Held<F: Flat> {

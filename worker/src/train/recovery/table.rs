@@ -6,15 +6,10 @@ use coxswain_proto::{
 };
 
 use super::choice::Holding;
-use crate::{
-    collective::{Buf, BufMut, Collective, CollectiveError},
-    train::{
+use crate::{collective::{Buf, BufMut, Collective, CollectiveError}, train::{
         evaluate::ActionError,
         features::{Mark, Place},
-    },
-    vl_cache::Digest,
-    zero::Versions,
-};
+    }, vl_cache::Digest, zero::Versions};
 
 /// What a generation hands to the next besides weights and moments: everything that decides what ranks do together.
 #[derive(Clone, Copy, Debug, PartialEq)]

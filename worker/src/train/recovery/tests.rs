@@ -7,20 +7,17 @@ use coxswain_proto::{
 };
 
 use super::{Holding, choose};
-use crate::{
-    collective::{BufMut, Collective, Reduce, Ring, chunk, loopback},
-    params::{Group, Init, TrainableLayout},
-    zero::{MirroredAdamW, ShardState, ShardedAdamW, StepInput},
-};
+use coxswain_nn::params::{Group, Init, TrainableLayout};
+use crate::{collective::{BufMut, Collective, Reduce, Ring, chunk, loopback}, zero::{MirroredAdamW, ShardState, ShardedAdamW, StepInput}};
 
 /// Steps that everyone finishes.
 const BEFORE: u64 = 3;
 
 fn layout() -> TrainableLayout {
     let mut layout = TrainableLayout::default();
-    layout.add("lora.a".into(), &[5, 7], Group::Lora, true, Init::Zeros);
-    layout.add("expert.weight".into(), &[11, 4], Group::Expert, true, Init::Zeros);
-    layout.add("expert.bias".into(), &[4], Group::Expert, false, Init::Zeros);
+    layout.add("lora.a".into(), &[5, 7], Group::LORA, true, Init::Zeros);
+    layout.add("expert.weight".into(), &[11, 4], Group("expert"), true, Init::Zeros);
+    layout.add("expert.bias".into(), &[4], Group("expert"), false, Init::Zeros);
     layout
 }
 

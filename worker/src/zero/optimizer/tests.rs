@@ -8,21 +8,18 @@ use coxswain_proto::run_spec::ReduceDtype;
 use half::bf16;
 
 use super::*;
-use crate::{
-    collective::{Ring, Solo, chunk, loopback},
-    params::Init,
-    zero::{Copy, MirroredAdamW},
-};
+use coxswain_nn::params::Init;
+use crate::{collective::{Ring, Solo, chunk, loopback}, zero::{Copy, MirroredAdamW}};
 
 /// A few tensors of odd sizes, so that shard borders cut them.
 fn layout() -> TrainableLayout {
     let mut layout = TrainableLayout::default();
     for (name, shape, group, decay) in [
-        ("lora.a", &[5, 7][..], Group::Lora, true),
-        ("lora.b", &[9, 5], Group::Lora, true),
-        ("expert.weight", &[16, 11], Group::Expert, true),
-        ("expert.bias", &[16], Group::Expert, false),
-        ("sensor.weight", &[3, 5], Group::Sensor, true),
+        ("lora.a", &[5, 7][..], Group::LORA, true),
+        ("lora.b", &[9, 5], Group::LORA, true),
+        ("expert.weight", &[16, 11], Group("expert"), true),
+        ("expert.bias", &[16], Group("expert"), false),
+        ("sensor.weight", &[3, 5], Group("sensor"), true),
     ] {
         layout.add(name.into(), shape, group, decay, Init::Zeros);
     }
@@ -180,7 +177,7 @@ fn what_rests_keeps_its_bits_on_owner_and_mirror_and_a_bad_gradient_of_it_harms_
             mirrored.begin(0, &again);
             let mut before = lora_bits(&optimizer, &weights);
             for step in 0..6 {
-                let resting = (step % 3 > 0).then_some(Group::Lora);
+                let resting = (step % 3 > 0).then_some(Group::LORA);
                 let mut grads = noise(weights.len(), 1 + 10 * step + rank);
                 if resting.is_some() {
                     grads[3] = f32::NAN;
@@ -246,8 +243,8 @@ fn buffers_and_communicators_of_another_size_are_refused() {
 #[test]
 fn the_number_of_threads_does_not_change_a_bit() {
     let mut layout = TrainableLayout::default();
-    layout.add("w".into(), &[300, 1000], Group::Expert, true, Init::Zeros);
-    layout.add("b".into(), &[1001], Group::Expert, false, Init::Zeros);
+    layout.add("w".into(), &[300, 1000], Group("expert"), true, Init::Zeros);
+    layout.add("b".into(), &[1001], Group("expert"), false, Init::Zeros);
     let in_pool = |threads| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool starts");
         let mut optimizer = ShardedAdamW::new(&layout, 1, Rank(0), &settings());

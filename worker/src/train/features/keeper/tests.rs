@@ -5,7 +5,7 @@ use std::time::Instant;
 use coxswain_proto::run_spec::CacheDtype;
 
 use super::*;
-use crate::vl_cache::{Digest, Ingredients, SpaceDescription};
+use coxswain_feature_store::{Digest, Ingredients, SpaceDescription};
 
 const TOKENS: usize = 4;
 const WIDTH: usize = 8;

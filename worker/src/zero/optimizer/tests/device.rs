@@ -4,10 +4,8 @@ use burn::backend::{Flex, flex::FlexDevice};
 use proptest::prelude::*;
 
 use super::*;
-use crate::{
-    kernels::flat::OnDevice,
-    zero::{Keeps, ShardState},
-};
+use coxswain_nn::kernels::flat::OnDevice;
+use crate::zero::{Keeps, ShardState};
 
 type Device = OnDevice<Flex>;
 
@@ -76,7 +74,7 @@ proptest! {
     ) {
         let reduce_dtype = if halves { ReduceDtype::Bfloat16 } else { ReduceDtype::Float32 };
         let settings = Optimizer { weight_decay: decay, clip_norm: clip, reduce_dtype, ..settings() };
-        let groups = [None, Some(Group::Lora), Some(Group::Expert), None];
+        let groups = [None, Some(Group::LORA), Some(Group("expert")), None];
         let case = Case { world, settings, offloaded: false, resting: resting.into_iter().map(|group| groups[group]).collect() };
         let pairs = on_ring(world, |_, comm| (ended::<Vec<f32>>(&(), &case, comm), ended::<Device>(&FlexDevice, &case, comm)));
         for (host, device) in &pairs {
@@ -98,7 +96,7 @@ proptest! {
 
 #[test]
 fn moments_that_are_offloaded_give_the_bits_of_those_that_stay() {
-    let resting = vec![None, Some(Group::Lora), None, Some(Group::Expert), None];
+    let resting = vec![None, Some(Group::LORA), None, Some(Group("expert")), None];
     for world in 1..=3 {
         let case = |offloaded| Case { world, settings: settings(), offloaded, resting: resting.clone() };
         let pairs = on_ring(world, |_, comm| {

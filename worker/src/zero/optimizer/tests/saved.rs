@@ -133,13 +133,13 @@ fn files_that_do_not_make_up_one_checkpoint_are_refused_and_named() {
 #[test]
 fn a_state_of_another_model_is_refused_with_the_name_of_the_tensor() {
     let mut other = TrainableLayout::default();
-    other.add("lora.a".into(), &[5, 8], Group::Lora, true, Init::Zeros);
+    other.add("lora.a".into(), &[5, 8], Group::LORA, true, Init::Zeros);
     let file = ShardedAdamW::new(&other, 1, Rank(0), &settings()).export();
     let mut optimizer = ShardedAdamW::new(&layout(), 1, Rank(0), &settings());
     let error = optimizer.import(&[&file]).expect_err("lora.a has another size");
     assert!(error.to_string().contains("exp_avg.lora.a[0..]"), "{error}");
     let mut unknown = TrainableLayout::default();
-    unknown.add("lora.z".into(), &[5], Group::Lora, true, Init::Zeros);
+    unknown.add("lora.z".into(), &[5], Group::LORA, true, Init::Zeros);
     let file = ShardedAdamW::new(&unknown, 1, Rank(0), &settings()).export();
     let error = optimizer.import(&[&file]).expect_err("lora.z is unknown");
     assert!(error.to_string().contains("lora.z"), "{error}");

@@ -46,9 +46,9 @@ impl Golden {
                 .map(|v| v.as_u64().expect("a size") as usize)
                 .collect();
             let group = match param[2].as_str().expect("a group") {
-                "lora" => Group::Lora,
-                "expert" => Group::Expert,
-                _ => Group::Sensor,
+                "lora" => Group::LORA,
+                "expert" => Group("expert"),
+                _ => Group("sensor"),
             };
             let name = param[0].as_str().expect("a name").to_owned();
             layout.add(name, &shape, group, param[3].as_bool().expect("a flag"), Init::Zeros);
@@ -72,7 +72,7 @@ impl Golden {
         let peak = |group: &str| self.meta["peak"][group].as_f64().expect("a rate") * multiplier;
         let rates = LearningRates { lora: peak("lora"), expert: peak("expert"), sensor: peak("sensor") };
         let rests = |steps: &Vec<Value>| steps.contains(&step.into());
-        let resting = self.meta["resting"].as_array().is_some_and(rests).then_some(Group::Lora);
+        let resting = self.meta["resting"].as_array().is_some_and(rests).then_some(Group::LORA);
         StepInput { scale: self.number("scale"), rates, resting }
     }
 }
@@ -93,7 +93,7 @@ fn it_repeats_torch_with_groups_decay_and_clipping_at_every_world_size() {
 #[test]
 fn a_group_that_rests_is_as_without_gradient_in_torch() {
     let golden = Golden::read("resting.safetensors");
-    assert!(golden.input(2).resting == Some(Group::Lora) && golden.input(1).resting.is_none());
+    assert!(golden.input(2).resting == Some(Group::LORA) && golden.input(1).resting.is_none());
     repeats_torch(&golden);
 }
 

@@ -1,0 +1,149 @@
+//! Why data cannot be used: every variant names the file, the field or sample, what was found there, and the remedy.
+
+use std::path::{Path, PathBuf};
+
+use coxswain_proto::order::DamagedRow;
+
+/// A data set, tokenizer or image that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum DataError {
+    /// The operating system refused.
+    #[error("{}: cannot {action}: {source}", path.display())]
+    Io {
+        /// Which file or directory.
+        path: PathBuf,
+        /// `read`, `list`, `write`.
+        action: &'static str,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A file contradicts its format, another file, or itself.
+    #[error("{}: {field}: {found}; {remedy}", path.display())]
+    Invalid {
+        /// Which file.
+        path: PathBuf,
+        /// Field within the file.
+        field: String,
+        /// What stands there.
+        found: String,
+        /// What to do.
+        remedy: String,
+    },
+    /// A parquet file is truncated or garbled.
+    #[error("{}: cannot be read as parquet: {detail}; copy or download the file again", path.display())]
+    Parquet {
+        /// Which file.
+        path: PathBuf,
+        /// What the reader said.
+        detail: String,
+    },
+    /// The run names a feature that the data set does not have.
+    #[error("{}: data.{key} names `{name}`, which the data set does not have{}; it has {available}", path.display(),
+        suggestion.as_ref().map(|s| format!(" (did you mean `{s}`?)")).unwrap_or_default())]
+    UnknownFeature {
+        /// The data set's `info.json`.
+        path: PathBuf,
+        /// Key of the run file: `cameras`, `state`, ...
+        key: &'static str,
+        /// As the run file spells it.
+        name: String,
+        /// Features that would do, comma-separated.
+        available: String,
+        /// The most similar of them.
+        suggestion: Option<String>,
+    },
+    /// A camera is stored as video.
+    #[error(
+        "{}: features.{feature}: stored as video, which is not decoded here; re-export the data set with images in parquet \
+         (LeRobotDataset.create(.., use_videos=False), or dtype \"image\" for this feature)", path.display()
+    )]
+    Video {
+        /// The data set's `info.json`.
+        path: PathBuf,
+        /// The camera.
+        feature: String,
+    },
+    /// One sample is unusable.
+    #[error("{}: sample {index} (episode {episode}, frame {frame}): {feature}: {fault}", path.display())]
+    Sample {
+        /// The data file.
+        path: PathBuf,
+        /// Position in the data set.
+        index: u64,
+        /// Episode.
+        episode: u64,
+        /// Frame of the episode.
+        frame: u64,
+        /// Feature.
+        feature: String,
+        /// What is wrong, and the remedy.
+        fault: String,
+    },
+    /// What is wrong with a sample, and where in the order of samples it stands.
+    #[error("{source} (position {position} of epoch {epoch})")]
+    AtPosition {
+        /// The epoch.
+        epoch: u64,
+        /// Position in that epoch's order.
+        position: u64,
+        /// The row that is to blame, and the samples that need it.
+        row: DamagedRow,
+        /// The error.
+        source: Box<DataError>,
+    },
+    /// A sample or position beyond the end was asked for.
+    #[error("{what} {index} does not exist: there are {len}")]
+    OutOfRange {
+        /// `sample`, `training position`, `episode`.
+        what: &'static str,
+        /// Which.
+        index: u64,
+        /// How many there are.
+        len: u64,
+    },
+    /// The prefetch pipeline was used against its protocol, or its thread is gone.
+    #[error("data pipeline: {0}")]
+    Pipeline(String),
+}
+
+impl DataError {
+    pub fn io(path: &Path, action: &'static str) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.to_path_buf();
+        move |source| Self::Io { path, action, source }
+    }
+
+    pub fn invalid(
+        path: &Path,
+        field: impl Into<String>,
+        found: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Self {
+        Self::Invalid {
+            path: path.to_path_buf(),
+            field: field.into(),
+            found: found.into(),
+            remedy: remedy.into(),
+        }
+    }
+
+    pub fn parquet(path: &Path, detail: impl std::fmt::Display) -> Self {
+        Self::Parquet { path: path.to_path_buf(), detail: detail.to_string() }
+    }
+}
+
+/// The whole file as text.
+pub fn read_text(path: &Path) -> Result<String, DataError> {
+    std::fs::read_to_string(path).map_err(DataError::io(path, "read"))
+}
+
+/// The whole file as one JSON value of type `T`.
+pub fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, DataError> {
+    parse_json(path, &read_text(path)?)
+}
+
+/// The text of a file as one JSON value of type `T`.
+pub fn parse_json<T: serde::de::DeserializeOwned>(path: &Path, text: &str) -> Result<T, DataError> {
+    serde_json::from_str(text).map_err(|e| {
+        DataError::invalid(path, format!("line {}", e.line()), e.to_string(), "repair or restore the file")
+    })
+}

@@ -1,0 +1,212 @@
+//! The episode table: which rows of which data file belong to which episode.
+//!
+//! v3.0 reads `meta/episodes/chunk-*/file-*.parquet` (four of its many columns), v2.1 reads `meta/episodes.jsonl`. Either way a
+//! sample's number is its position in the concatenation of all episodes, and rows lie in a file in that order.
+//!
+//! Memory: 40 bytes an episode, the only thing here that grows with the data set.
+
+use std::{
+    collections::HashMap,
+    fs::File,
+    path::{Path, PathBuf},
+};
+
+use arrow::array::{Array, AsArray};
+use arrow::datatypes::{DataType, Int64Type};
+use parquet::arrow::{ProjectionMask, arrow_reader::ParquetRecordBatchReaderBuilder};
+use serde::Deserialize;
+
+use super::info::{Info, Version};
+use crate::error::{DataError, read_text};
+
+/// One recorded episode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Episode {
+    /// First sample, counted over the whole data set.
+    pub start: u64,
+    /// Frames.
+    pub length: u64,
+    /// Index into [`Episodes::files`].
+    pub file: u32,
+    /// First row within the file.
+    pub first_row: u64,
+}
+
+impl Episode {
+    /// One past the last sample.
+    pub fn end(&self) -> u64 {
+        self.start + self.length
+    }
+}
+
+/// A data file by chunk and file number (v2.1: by chunk and episode), and the rows that the metadata puts in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DataFile {
+    /// `chunk_index`.
+    pub chunk: u64,
+    /// `file_index`, or the episode.
+    pub file: u64,
+    /// Rows.
+    pub rows: u64,
+}
+
+/// All episodes in order, and the files they lie in.
+#[derive(Clone, Debug, Default)]
+pub struct Episodes {
+    /// By episode index.
+    pub episodes: Vec<Episode>,
+    /// In order of first use.
+    pub files: Vec<DataFile>,
+}
+
+/// An episode as the metadata spells it.
+struct Entry {
+    index: u64,
+    length: u64,
+    chunk: u64,
+    file: u64,
+}
+
+impl Episodes {
+    /// Reads the table of the data set at `root`.
+    pub fn read(root: &Path, info: &Info) -> Result<Self, DataError> {
+        let (path, entries) = match info.version {
+            Version::V3_0 => {
+                let dir = root.join("meta/episodes");
+                let mut entries = Vec::new();
+                for path in parquet_files(&dir)? {
+                    read_parquet(&path, &mut entries)?;
+                }
+                (dir, entries)
+            }
+            Version::V2_1 => {
+                let path = root.join("meta/episodes.jsonl");
+                let entries = read_jsonl(&path, info.chunk_size)?;
+                (path, entries)
+            }
+        };
+        Self::assemble(&path, info, entries)
+    }
+
+    fn assemble(path: &Path, info: &Info, mut entries: Vec<Entry>) -> Result<Self, DataError> {
+        entries.sort_by_key(|e| e.index);
+        let mut table = Self::default();
+        let mut by_name: HashMap<(u64, u64), u32> = HashMap::new();
+        let mut start = 0;
+        for (position, entry) in entries.iter().enumerate() {
+            if entry.index != position as u64 {
+                let found = format!("episode {} where {position} was expected", entry.index);
+                let remedy = "episodes count from 0 without gaps; restore the missing metadata";
+                return Err(DataError::invalid(path, "episode_index", found, remedy));
+            }
+            if entry.length == 0 {
+                let found = format!("episode {} is empty", entry.index);
+                return Err(DataError::invalid(
+                    path,
+                    "length",
+                    found,
+                    "delete the episode from the data set",
+                ));
+            }
+            let file = *by_name.entry((entry.chunk, entry.file)).or_insert_with(|| {
+                table.files.push(DataFile { chunk: entry.chunk, file: entry.file, rows: 0 });
+                table.files.len() as u32 - 1
+            });
+            let rows = &mut table.files[file as usize].rows;
+            table.episodes.push(Episode { start, length: entry.length, file, first_row: *rows });
+            *rows += entry.length;
+            start += entry.length;
+        }
+        if start != info.frames || table.episodes.len() as u64 != info.episodes {
+            let found = format!(
+                "{} episodes with {start} frames, but {} says {} with {}",
+                table.episodes.len(),
+                info.path.display(),
+                info.episodes,
+                info.frames
+            );
+            return Err(DataError::invalid(path, "length", found, "restore the missing metadata"));
+        }
+        Ok(table)
+    }
+
+    /// Frames of all episodes.
+    pub fn frames(&self) -> u64 {
+        self.episodes.last().map_or(0, Episode::end)
+    }
+
+    /// The episode that sample `index` belongs to, and its number.
+    pub fn of_sample(&self, index: u64) -> Option<(u64, Episode)> {
+        let number = self.episodes.partition_point(|e| e.end() <= index);
+        self.episodes.get(number).map(|e| (number as u64, *e))
+    }
+
+    /// The sample in row `row` of file `file`.
+    pub fn sample_of_row(&self, file: u32, row: u64) -> Option<u64> {
+        let holds = |e: &&Episode| e.file == file && (e.first_row..e.first_row + e.length).contains(&row);
+        self.episodes.iter().find(holds).map(|e| e.start + row - e.first_row)
+    }
+}
+
+/// The parquet files two levels below `dir`, in order of their names.
+pub fn parquet_files(dir: &Path) -> Result<Vec<PathBuf>, DataError> {
+    let list = |dir: &Path| -> Result<Vec<PathBuf>, DataError> {
+        let entries = std::fs::read_dir(dir).map_err(DataError::io(dir, "list"))?;
+        let paths: Result<Vec<_>, _> = entries.map(|e| e.map(|e| e.path())).collect();
+        let mut paths = paths.map_err(DataError::io(dir, "list"))?;
+        paths.sort();
+        Ok(paths)
+    };
+    let mut files = Vec::new();
+    for chunk in list(dir)?.into_iter().filter(|p| p.is_dir()) {
+        files.extend(list(&chunk)?.into_iter().filter(|p| p.extension().is_some_and(|e| e == "parquet")));
+    }
+    Ok(files)
+}
+
+fn read_parquet(path: &Path, out: &mut Vec<Entry>) -> Result<(), DataError> {
+    const COLUMNS: [&str; 4] = ["episode_index", "length", "data/chunk_index", "data/file_index"];
+    let file = File::open(path).map_err(DataError::io(path, "read"))?;
+    let builder = ParquetRecordBatchReaderBuilder::try_new(file).map_err(|e| DataError::parquet(path, e))?;
+    let mask = ProjectionMask::columns(builder.parquet_schema(), COLUMNS);
+    let reader = builder.with_projection(mask).build().map_err(|e| DataError::parquet(path, e))?;
+    for batch in reader {
+        let batch = batch.map_err(|e| DataError::parquet(path, e))?;
+        let mut columns = Vec::with_capacity(COLUMNS.len());
+        for name in COLUMNS {
+            let column = batch.column_by_name(name).filter(|c| c.data_type() == &DataType::Int64);
+            let column = column.filter(|c| c.null_count() == 0).ok_or_else(|| {
+                DataError::invalid(path, name, "missing, not int64, or null", "restore the metadata")
+            })?;
+            columns.push(column.as_primitive::<Int64Type>());
+        }
+        for row in 0..batch.num_rows() {
+            let mut values = [0u64; 4];
+            for ((value, column), name) in values.iter_mut().zip(&columns).zip(COLUMNS) {
+                *value = u64::try_from(column.value(row)).map_err(|_| {
+                    DataError::invalid(path, name, column.value(row).to_string(), "restore the metadata")
+                })?;
+            }
+            let [index, length, chunk, file] = values;
+            out.push(Entry { index, length, chunk, file });
+        }
+    }
+    Ok(())
+}
+
+fn read_jsonl(path: &Path, chunk_size: u64) -> Result<Vec<Entry>, DataError> {
+    #[derive(Deserialize)]
+    struct Line {
+        episode_index: u64,
+        length: u64,
+    }
+    let mut entries = Vec::new();
+    for (number, line) in read_text(path)?.lines().enumerate().filter(|(_, l)| !l.trim().is_empty()) {
+        let Line { episode_index: index, length } = serde_json::from_str(line).map_err(|e| {
+            let remedy = "needs episode_index and length";
+            DataError::invalid(path, format!("line {}", number + 1), e.to_string(), remedy)
+        })?;
+        entries.push(Entry { index, length, chunk: index / chunk_size, file: index });
+    }
+    Ok(entries)
+}

@@ -1,0 +1,297 @@
+//! `meta/info.json`: version, sizes, features, and where data files lie.
+//!
+//! Unknown keys are ignored, as LeRobot does: later versions and forks add their own.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::error::{DataError, read_json};
+
+/// Columns that LeRobot keeps for itself.
+pub const BOOKKEEPING: [&str; 5] = ["timestamp", "frame_index", "episode_index", "index", "task_index"];
+
+/// Layouts of a LeRobot data set on disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum Version {
+    /// One parquet file per episode, metadata in JSON lines.
+    #[serde(rename = "v2.1")]
+    V2_1,
+    /// Many episodes per parquet file, metadata in parquet.
+    #[serde(rename = "v3.0")]
+    V3_0,
+}
+
+/// One entry of `features`.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct Feature {
+    /// `float32`, `int64`, `image`, `video`, ...
+    pub dtype: String,
+    /// Axes of one frame's value.
+    #[serde(default)]
+    pub shape: Vec<usize>,
+    /// Names of axes or elements, as written: a list, an object or null.
+    #[serde(default)]
+    pub names: Value,
+}
+
+impl Feature {
+    /// Elements of one frame's value.
+    pub fn width(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// True for images stored in parquet.
+    pub fn is_image(&self) -> bool {
+        self.dtype == "image"
+    }
+
+    /// True for cameras stored as video files.
+    pub fn is_video(&self) -> bool {
+        self.dtype == "video"
+    }
+
+    /// True for numbers that can be fed to a model.
+    pub fn is_number(&self) -> bool {
+        matches!(
+            self.dtype.as_str(),
+            "float16" | "float32" | "float64" | "int8" | "int16" | "int32" | "int64" | "uint8" | "bool"
+        )
+    }
+
+    /// Height and width of an image feature. `names` says which axis is the channel; without names it is the first if that alone can be
+    /// one, and else the last, as LeRobot writes it.
+    pub fn image_size(&self) -> Option<(usize, usize)> {
+        let [a, b, c] = self.shape[..] else { return None };
+        let named = |axis: usize| {
+            matches!(self.names.get(axis).and_then(Value::as_str), Some("channel" | "channels"))
+        };
+        let channels = |size: usize| matches!(size, 1 | 3 | 4);
+        let first = named(0) || (!named(2) && channels(a) && !channels(c));
+        if first { Some((b, c)) } else { Some((a, b)) }
+    }
+}
+
+/// What `info.json` says.
+#[derive(Clone, Debug)]
+pub struct Info {
+    /// The file itself.
+    pub path: PathBuf,
+    /// Layout.
+    pub version: Version,
+    /// Frames per second.
+    pub fps: f64,
+    /// Robot, if named.
+    pub robot: Option<String>,
+    /// Episodes.
+    pub episodes: u64,
+    /// Frames of all episodes.
+    pub frames: u64,
+    /// Episodes in one chunk directory (v2.1).
+    pub chunk_size: u64,
+    /// Features in file order.
+    pub features: Vec<(String, Feature)>,
+    data_path: String,
+}
+
+#[derive(Deserialize)]
+struct Raw {
+    codebase_version: String,
+    #[serde(default)]
+    robot_type: Option<String>,
+    total_episodes: u64,
+    total_frames: u64,
+    #[serde(default = "default_chunk_size")]
+    chunks_size: u64,
+    fps: f64,
+    data_path: String,
+    features: Map<String, Value>,
+}
+
+fn default_chunk_size() -> u64 {
+    1000
+}
+
+impl Info {
+    /// Reads `meta/info.json` below `root`.
+    pub fn read(root: &Path) -> Result<Self, DataError> {
+        let path = root.join("meta/info.json");
+        if !path.exists() {
+            return Err(DataError::invalid(
+                &path,
+                "(file)",
+                "missing",
+                "data.path must name a LeRobot v3.0 or v2.1 directory",
+            ));
+        }
+        let raw: Raw = read_json(&path)?;
+        let version = match raw.codebase_version.as_str() {
+            "v3.0" => Version::V3_0,
+            "v2.1" => Version::V2_1,
+            other => {
+                return Err(DataError::invalid(
+                    &path,
+                    "codebase_version",
+                    format!("{other:?}"),
+                    "v3.0 and v2.1 are read; convert the data set with lerobot's own scripts",
+                ));
+            }
+        };
+        let mut features = Vec::with_capacity(raw.features.len());
+        for (name, value) in raw.features {
+            let feature: Feature = serde_json::from_value(value).map_err(|e| {
+                DataError::invalid(&path, format!("features.{name}"), e.to_string(), "needs dtype and shape")
+            })?;
+            features.push((name, feature));
+        }
+        if raw.total_episodes == 0 || raw.total_frames == 0 {
+            let found = format!("{} episodes, {} frames", raw.total_episodes, raw.total_frames);
+            return Err(DataError::invalid(&path, "total_frames", found, "record at least one episode"));
+        }
+        Ok(Self {
+            path,
+            version,
+            fps: raw.fps,
+            robot: raw.robot_type,
+            episodes: raw.total_episodes,
+            frames: raw.total_frames,
+            chunk_size: raw.chunks_size.max(1),
+            features,
+            data_path: raw.data_path,
+        })
+    }
+
+    /// The feature of this name.
+    pub fn feature(&self, name: &str) -> Option<&Feature> {
+        self.features.iter().find(|(n, _)| n == name).map(|(_, f)| f)
+    }
+
+    /// The feature that `data.<key>` names, if it is there and `fits`; otherwise an error listing those that would do.
+    pub fn require(
+        &self,
+        key: &'static str,
+        name: &str,
+        fits: impl Fn(&Feature) -> bool,
+    ) -> Result<&Feature, DataError> {
+        match self.feature(name) {
+            Some(feature) if feature.is_video() && key == "cameras" => {
+                Err(DataError::Video { path: self.path.clone(), feature: name.into() })
+            }
+            Some(feature) if fits(feature) => Ok(feature),
+            Some(feature) => Err(DataError::invalid(
+                &self.path,
+                format!("features.{name}"),
+                format!("dtype {} and shape {:?} do not suit data.{key}", feature.dtype, feature.shape),
+                format!("name one of: {}", self.candidates(&fits).join(", ")),
+            )),
+            None => {
+                let candidates = self.candidates(|f| fits(f) || (key == "cameras" && f.is_video()));
+                let suggestion = nearest(name, &candidates);
+                let available = match candidates.is_empty() {
+                    true => "none that would do".to_string(),
+                    false => candidates.join(", "),
+                };
+                Err(DataError::UnknownFeature {
+                    path: self.path.clone(),
+                    key,
+                    name: name.into(),
+                    available,
+                    suggestion,
+                })
+            }
+        }
+    }
+
+    fn candidates(&self, fits: impl Fn(&Feature) -> bool) -> Vec<String> {
+        let usable = |(n, f): &&(String, Feature)| !BOOKKEEPING.contains(&n.as_str()) && fits(f);
+        self.features.iter().filter(usable).map(|(n, _)| n.clone()).collect()
+    }
+
+    /// Data file `file` of chunk `chunk`, relative to the data set; in v2.1 `file` is the episode.
+    pub fn data_file(&self, chunk: u64, file: u64) -> Result<String, DataError> {
+        let fill = |name: &str| match name {
+            "chunk_index" | "episode_chunk" => Some(chunk),
+            "file_index" | "episode_index" => Some(file),
+            _ => None,
+        };
+        expand(&self.data_path, fill).ok_or_else(|| {
+            DataError::invalid(
+                &self.path,
+                "data_path",
+                format!("{:?}", self.data_path),
+                "expected e.g. data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
+            )
+        })
+    }
+}
+
+/// The candidate closest to `name`, if it is close at all.
+fn nearest(name: &str, candidates: &[String]) -> Option<String> {
+    let scored = candidates.iter().map(|c| (strsim::jaro_winkler(name, c), c));
+    let (score, best) = scored.max_by(|a, b| a.0.total_cmp(&b.0))?;
+    (score > 0.7).then(|| best.clone())
+}
+
+/// Python's `str.format` for `{name}` and `{name:0Nd}`; `None` for anything else.
+fn expand(template: &str, value: impl Fn(&str) -> Option<u64>) -> Option<String> {
+    let mut out = String::with_capacity(template.len());
+    let mut rest = template;
+    while let Some(open) = rest.find('{') {
+        let close = open + rest[open..].find('}')?;
+        let (name, format) = rest[open + 1..close].split_once(':').unwrap_or((&rest[open + 1..close], "d"));
+        let width = match format.strip_suffix('d')? {
+            "" => 0,
+            digits => digits.strip_prefix('0')?.parse::<usize>().ok().filter(|w| *w <= 20)?,
+        };
+        out.push_str(&rest[..open]);
+        out.push_str(&format!("{:0width$}", value(name)?));
+        rest = &rest[close + 1..];
+    }
+    out.push_str(rest);
+    Some(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_expand_as_python_formats_them() {
+        let fill = |name: &str| match name {
+            "chunk_index" => Some(2),
+            "file_index" => Some(1234567),
+            _ => None,
+        };
+        let path = expand("data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet", fill);
+        assert_eq!(path.as_deref(), Some("data/chunk-002/file-1234567.parquet"));
+        assert_eq!(expand("{chunk_index}/{file_index:09d}", fill).as_deref(), Some("2/001234567"));
+        for bad in ["{unknown}", "{chunk_index:x}", "{chunk_index", "{chunk_index:0999999999d}"] {
+            assert_eq!(expand(bad, fill), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_channel_axis_is_found_by_name() {
+        let feature =
+            |names: Value, shape: [usize; 3]| Feature { dtype: "image".into(), shape: shape.into(), names };
+        let hwc = feature(serde_json::json!(["height", "width", "channels"]), [48, 64, 3]);
+        let chw = feature(serde_json::json!(["channels", "height", "width"]), [3, 48, 64]);
+        assert_eq!(hwc.image_size(), Some((48, 64)));
+        assert_eq!(chw.image_size(), Some((48, 64)));
+    }
+
+    #[test]
+    fn without_names_the_channel_axis_is_the_one_that_can_be() {
+        let size = |shape: [usize; 3]| {
+            Feature { dtype: "image".into(), shape: shape.into(), names: Value::Null }.image_size()
+        };
+        assert_eq!(size([3, 480, 640]), Some((480, 640)));
+        assert_eq!(size([480, 640, 3]), Some((480, 640)));
+        assert_eq!(
+            size([3, 5, 4]),
+            Some((3, 5)),
+            "an image of three rows: both can be, and the last is LeRobot's"
+        );
+    }
+}

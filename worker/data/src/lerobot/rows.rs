@@ -1,0 +1,313 @@
+//! Rows out of data files, at random, in bounded memory.
+//!
+//! ```text
+//! file > row group > window     a window is as many consecutive rows of one row group as fit a byte limit
+//! ```
+//!
+//! A window is decoded once, for all numeric columns together or for one camera (whose images stay compressed), and kept in a
+//! cache that forgets the least recently used one when it exceeds its limit ([`Limits`]). So memory is bounded by the cache plus
+//! one parquet page, whatever the size of the data set.
+//!
+//! The trade-off: samples are visited in a full random order, so once a data set is much larger than the cache, nearly every
+//! sample decodes a window of its own, up to `block_bytes` for one image. That costs a few milliseconds on the pipeline's thread,
+//! hidden behind a forward pass of any real model; in return the order is a true permutation and no shuffle buffer is kept.
+
+use std::{
+    fs::File,
+    path::PathBuf,
+    sync::{Arc, Mutex},
+};
+
+use arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
+use parquet::arrow::ProjectionMask;
+use parquet::arrow::arrow_reader::{
+    ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReaderBuilder, RowSelection, RowSelector,
+};
+
+use super::Catalog;
+use super::cache::{Lru, lock};
+use super::columns::{RowFault, images, integers, numbers};
+use crate::error::DataError;
+use crate::surviving::{DECODING, surviving};
+
+/// How much a store may keep.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Bytes of decoded windows.
+    pub cache_bytes: usize,
+    /// Bytes of one window.
+    pub block_bytes: u64,
+    /// Parsed footers.
+    pub footers: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            // A few thousand compressed camera images; small next to the weights of any model worth tuning.
+            cache_bytes: 128 << 20,
+            // Holds an episode of small images, and decodes in milliseconds.
+            block_bytes: 4 << 20,
+            // A footer is at most a few MB; v2.1 has a file for every episode.
+            footers: 16,
+        }
+    }
+}
+
+/// Which columns of a data file are read.
+#[derive(Clone, Debug)]
+pub struct Columns {
+    /// Numeric features with their shapes.
+    pub numbers: Vec<(String, Vec<usize>)>,
+    /// Image features.
+    pub cameras: Vec<String>,
+}
+
+/// What a window holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Part {
+    /// All numeric features and the bookkeeping columns.
+    Numbers,
+    /// Compressed images of one camera.
+    Camera(usize),
+}
+
+/// Consecutive rows of one file, decoded.
+#[derive(Debug)]
+pub struct Block {
+    /// Row of the file that the block starts with.
+    pub first_row: u64,
+    /// Rows.
+    pub rows: usize,
+    /// By feature, `rows * width` numbers; empty in a camera's block.
+    pub numbers: Vec<Vec<f32>>,
+    /// `episode_index`, `frame_index` and `task_index` of each row; empty in a camera's block.
+    pub keys: [Vec<i64>; 3],
+    images: Option<ArrayRef>,
+}
+
+impl Block {
+    /// The compressed image in row `row` of the file; `None` if the row has no embedded bytes.
+    pub fn image(&self, row: u64) -> Option<&[u8]> {
+        let images = self.images.as_ref()?;
+        let at = (row - self.first_row) as usize;
+        if images.is_null(at) {
+            return None;
+        }
+        let bytes = images.as_binary_opt::<i32>().map(|a| a.value(at));
+        bytes.or_else(|| images.as_binary_opt::<i64>().map(|a| a.value(at)))
+    }
+
+    /// Whether row `row` of the file is here.
+    pub fn holds(&self, row: u64) -> bool {
+        (self.first_row..self.first_row + self.rows as u64).contains(&row)
+    }
+
+    fn bytes(&self) -> usize {
+        let numbers: usize = self.numbers.iter().map(|n| n.len() * 4).sum();
+        let keys: usize = self.keys.iter().map(|k| k.len() * 8).sum();
+        numbers + keys + self.images.as_ref().map_or(0, |i| i.get_array_memory_size())
+    }
+}
+
+/// A data file's footer, and where its row groups start.
+struct Footer {
+    path: PathBuf,
+    metadata: ArrowReaderMetadata,
+    /// First row of each group, and one past the last row of the file.
+    starts: Vec<u64>,
+}
+
+/// Reads rows of a data set's files.
+pub struct RowStore {
+    columns: Columns,
+    limits: Limits,
+    footers: Mutex<Lru<u32, Footer>>,
+    blocks: Mutex<Lru<(u32, u64, Part), Block>>,
+}
+
+impl RowStore {
+    /// A store that reads these columns.
+    pub fn new(columns: Columns, limits: Limits) -> Self {
+        let footers = Mutex::new(Lru::new(limits.footers));
+        Self { columns, limits, footers, blocks: Mutex::new(Lru::new(limits.cache_bytes)) }
+    }
+
+    /// Parses the footer of data file `file` and checks it against the episode table and the columns asked for.
+    pub fn check_file(&self, catalog: &Catalog, file: u32) -> Result<(), DataError> {
+        self.footer(catalog, file).map(drop)
+    }
+
+    /// The window of `part` that row `row` of data file `file` lies in. A decoder that panics is an error of that row.
+    pub fn block(&self, catalog: &Catalog, file: u32, row: u64, part: Part) -> Result<Arc<Block>, DataError> {
+        surviving(
+            || self.decoded(catalog, file, row, part),
+            |fault| catalog.row_error(file, row, DECODING, fault),
+        )
+    }
+
+    fn decoded(&self, catalog: &Catalog, file: u32, row: u64, part: Part) -> Result<Arc<Block>, DataError> {
+        let footer = self.footer(catalog, file)?;
+        let window = self.window(&footer, row, part);
+        let key = (file, window.first_row(), part);
+        if let Some(block) = lock(&self.blocks).get(&key) {
+            return Ok(block);
+        }
+        // Decoded outside the lock: two threads may decode the same window, which is only wasted work.
+        let batch = self.read(&window)?;
+        let fault = |feature: &str, fault: RowFault| {
+            catalog.row_error(file, window.first_row() + fault.row as u64, feature, fault.fault)
+        };
+        let block = Arc::new(self.decode(&window, &batch).map_err(|(feature, f)| fault(&feature, f))?);
+        lock(&self.blocks).put(key, block.clone(), block.bytes());
+        Ok(block)
+    }
+
+    /// Forgets all decoded windows.
+    pub fn forget(&self) {
+        *lock(&self.blocks) = Lru::new(self.limits.cache_bytes);
+    }
+
+    /// Bytes of decoded windows kept now.
+    pub fn cached_bytes(&self) -> usize {
+        lock(&self.blocks).weight()
+    }
+
+    fn footer(&self, catalog: &Catalog, file: u32) -> Result<Arc<Footer>, DataError> {
+        if let Some(footer) = lock(&self.footers).get(&file) {
+            return Ok(footer);
+        }
+        let path = catalog.data_path(file)?;
+        let source = File::open(&path).map_err(DataError::io(&path, "read"))?;
+        // Arrow's own schema would bring extension and fixed-size types; parquet's is enough and has fewer shapes.
+        let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
+        let metadata =
+            ArrowReaderMetadata::load(&source, options).map_err(|e| DataError::parquet(&path, e))?;
+        let mut starts = vec![0u64];
+        for group in metadata.metadata().row_groups() {
+            starts.push(starts[starts.len() - 1] + group.num_rows().max(0) as u64);
+        }
+        let (found, expected) = (starts[starts.len() - 1], catalog.episodes.files[file as usize].rows);
+        if found != expected {
+            let found = format!("{found} rows, but the episode metadata puts {expected} there");
+            return Err(DataError::invalid(
+                &path,
+                "rows",
+                found,
+                "metadata and data are of different recordings",
+            ));
+        }
+        for name in self.names() {
+            if metadata.schema().field_with_name(name).is_err() {
+                let remedy = "info.json names this feature; re-export the data set";
+                return Err(DataError::invalid(&path, format!("column {name}"), "missing", remedy));
+            }
+        }
+        let footer = Arc::new(Footer { path, metadata, starts });
+        lock(&self.footers).put(file, footer.clone(), 1);
+        Ok(footer)
+    }
+
+    fn names(&self) -> impl Iterator<Item = &str> {
+        let numbers = self.columns.numbers.iter().map(|(name, _)| name.as_str());
+        numbers.chain(self.columns.cameras.iter().map(String::as_str)).chain(KEYS)
+    }
+
+    /// Whether leaf column `path` belongs to `part`.
+    fn belongs(&self, path: &[String], part: Part) -> bool {
+        let root = path.first().map_or("", String::as_str);
+        match part {
+            Part::Numbers => {
+                KEYS.contains(&root) || self.columns.numbers.iter().any(|(name, _)| name == root)
+            }
+            Part::Camera(i) => {
+                root == self.columns.cameras[i] && (path.len() == 1 || path[path.len() - 1] == "bytes")
+            }
+        }
+    }
+
+    fn window<'a>(&self, footer: &'a Footer, row: u64, part: Part) -> Window<'a> {
+        let group = footer.starts.partition_point(|s| *s <= row) - 1;
+        let metadata = footer.metadata.metadata().row_group(group);
+        let mine = metadata.columns().iter().filter(|c| self.belongs(c.column_path().parts(), part));
+        let bytes: u64 = mine.map(|c| c.uncompressed_size().max(0) as u64).sum();
+        let all = metadata.num_rows().max(1) as u64;
+        let size = (self.limits.block_bytes.saturating_mul(all) / bytes.max(1)).clamp(1, all);
+        let skip = (row - footer.starts[group]) / size * size;
+        Window { footer, part, group, skip, rows: size.min(all - skip) as usize }
+    }
+
+    fn read(&self, window: &Window<'_>) -> Result<RecordBatch, DataError> {
+        let Window { footer, part, rows, .. } = *window;
+        let failed = |e: &dyn std::fmt::Display| DataError::parquet(&footer.path, e);
+        // A fresh handle each time: clones of one handle share a position, which threads would fight over.
+        let source = File::open(&footer.path).map_err(DataError::io(&footer.path, "read"))?;
+        let builder = ParquetRecordBatchReaderBuilder::new_with_metadata(source, footer.metadata.clone());
+        let leaves = builder.parquet_schema().columns().iter().enumerate();
+        let mine = leaves.filter(|(_, c)| self.belongs(c.path().parts(), part)).map(|(i, _)| i);
+        let mask = ProjectionMask::leaves(builder.parquet_schema(), mine.collect::<Vec<_>>());
+        let selection = vec![RowSelector::skip(window.skip as usize), RowSelector::select(rows)];
+        let mut reader = builder
+            .with_row_groups(vec![window.group])
+            .with_projection(mask)
+            .with_row_selection(RowSelection::from(selection))
+            .with_batch_size(rows)
+            .build()
+            .map_err(|e| failed(&e))?;
+        let batch = reader.next().ok_or_else(|| failed(&"no rows where the footer promises some"))?;
+        let batch = batch.map_err(|e| failed(&e))?;
+        match batch.num_rows() == rows {
+            true => Ok(batch),
+            false => Err(failed(&format!("{} rows where the footer promises {rows}", batch.num_rows()))),
+        }
+    }
+
+    /// Failure names the feature, and the row within the window.
+    fn decode(&self, window: &Window<'_>, batch: &RecordBatch) -> Result<Block, (String, RowFault)> {
+        let column = |name: &str| {
+            let fault =
+                || RowFault { row: 0, fault: "the column has no values; re-export the data set".into() };
+            batch.column_by_name(name).ok_or_else(|| (name.to_string(), fault()))
+        };
+        let mut block = Block {
+            first_row: window.first_row(),
+            rows: window.rows,
+            numbers: Vec::new(),
+            keys: Default::default(),
+            images: None,
+        };
+        match window.part {
+            Part::Numbers => {
+                for (name, shape) in &self.columns.numbers {
+                    block.numbers.push(numbers(column(name)?, shape).map_err(|f| (name.clone(), f))?);
+                }
+                for (keys, name) in block.keys.iter_mut().zip(KEYS) {
+                    *keys = integers(column(name)?).map_err(|f| (name.to_string(), f))?;
+                }
+            }
+            Part::Camera(i) => {
+                let name = &self.columns.cameras[i];
+                block.images = Some(images(column(name)?).map_err(|f| (name.clone(), f))?);
+            }
+        }
+        Ok(block)
+    }
+}
+
+/// Consecutive rows of one row group.
+struct Window<'a> {
+    footer: &'a Footer,
+    part: Part,
+    group: usize,
+    /// Rows of the group before the window.
+    skip: u64,
+    rows: usize,
+}
+
+impl Window<'_> {
+    fn first_row(&self) -> u64 {
+        self.footer.starts[self.group] + self.skip
+    }
+}
+
+const KEYS: [&str; 3] = ["episode_index", "frame_index", "task_index"];

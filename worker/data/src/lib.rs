@@ -1,0 +1,24 @@
+//! Data sets as they lie on disk, and the order in which training goes through them.
+//!
+//! ```text
+//! lerobot     metadata and rows (v3.0, v2.1)
+//! normalize   numbers to model range and back
+//! order       position to sample
+//! inspect     a data set, described
+//! surviving   decoders that panic, as errors
+//! ```
+//!
+//! Nothing here knows tensors, models, ranks or gRPC, nor what a sample is to a task.
+
+pub mod error;
+mod inspect;
+pub mod lerobot;
+mod normalize;
+mod order;
+pub mod surviving;
+
+pub use error::DataError;
+pub use inspect::{FeatureReport, Report, Role, inspect};
+pub use lerobot::Fingerprint;
+pub use normalize::Normalizer;
+pub use order::{SampleOrder, TrainingSamples};

@@ -1,0 +1,200 @@
+//! What can be wrong with a checkpoint, an adapter or an input file, said so that its owner can mend it.
+//!
+//! Every variant names the file, the field or tensor in it, what was found, and what to do.
+
+use std::{io, path::PathBuf};
+
+use coxswain_nn::lora::LoraError;
+
+/// A model directory, or tensors for it, that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    /// A file could not be opened, read or written.
+    #[error("{}: {source}; {remedy}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// A device did not take weights.
+    #[error(
+        "the device has not taken the weights: {0}; `cox selftest --device cuda` tells what it cannot do"
+    )]
+    Device(String),
+    /// A JSON file is not JSON.
+    #[error("{}: not valid JSON: {source}; download the file again", path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// Line, column and reason.
+        source: serde_json::Error,
+    },
+    /// A field of `config.json` is missing, of the wrong type, contradicts another, or asks for what is not supported.
+    #[error("{}: `{field}`: {problem}", path.display())]
+    Config {
+        /// The file.
+        path: PathBuf,
+        /// Dotted path of the field.
+        field: String,
+        /// What was found, what was expected, and what to do.
+        problem: String,
+    },
+    /// A safetensors file is truncated, garbled, or not safetensors at all.
+    #[error("{}: {problem}; download or copy the file again", path.display())]
+    Safetensors {
+        /// The file.
+        path: PathBuf,
+        /// What was found.
+        problem: String,
+    },
+    /// The checkpoint lacks a tensor that `config.json` asks for.
+    #[error(
+        "{}: no tensor `{tensor}` of shape {expected:?}, which config.json asks for; the directory holds another model, or a shard is missing",
+        path.display()
+    )]
+    MissingTensor {
+        /// The model directory, or the file that its index names.
+        path: PathBuf,
+        /// The tensor, in the spelling of Transformers 5.
+        tensor: String,
+        /// Its shape according to `config.json`.
+        expected: Vec<usize>,
+    },
+    /// A tensor's shape contradicts `config.json`.
+    #[error(
+        "{}: tensor `{tensor}` has shape {found:?}, but config.json asks for {expected:?}; the two files are not of the same model",
+        path.display()
+    )]
+    WrongShape {
+        /// The file.
+        path: PathBuf,
+        /// The tensor as the file spells it.
+        tensor: String,
+        /// Its shape in the file.
+        found: Vec<usize>,
+        /// Its shape according to `config.json`.
+        expected: Vec<usize>,
+    },
+    /// A tensor is stored in a type that is not read.
+    #[error(
+        "{}: tensor `{tensor}` is stored as {found}; expected F32, BF16 or F16: save the checkpoint in one of these (quantised checkpoints are not supported)",
+        path.display()
+    )]
+    UnsupportedDtype {
+        /// The file.
+        path: PathBuf,
+        /// The tensor as the file spells it.
+        tensor: String,
+        /// Its type in the file.
+        found: String,
+    },
+    /// An input tensor of `model forward` is missing or does not fit the model.
+    #[error("{}: `{tensor}`: {problem}", path.display())]
+    Input {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: &'static str,
+        /// What was found, what was expected, and what to do.
+        problem: String,
+    },
+    /// Token ids or image grids that do not fit the model or each other.
+    #[error("{0}")]
+    Tokens(#[from] TokenError),
+    /// An adapter that does not fit.
+    #[error(transparent)]
+    Lora(#[from] LoraError),
+    /// Weights that cannot be read again.
+    #[error(transparent)]
+    Unreadable(#[from] UnreadableWeights),
+}
+
+/// Frozen weights that are streamed from their file (`memory.offload: layers`), and cannot be read any more.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{}: tensor `{tensor}` cannot be read again: {problem}; with memory.offload `layers` the file must stay as it is while the run lasts: \
+     restore it and start again, or copy the model to a disk that does not fail",
+    path.display()
+)]
+pub struct UnreadableWeights {
+    /// The file.
+    pub path: PathBuf,
+    /// The tensor as the file spells it.
+    pub tensor: String,
+    /// The system's reason, or how the file differs from what was opened.
+    pub problem: String,
+}
+
+/// Token ids and image grids that do not fit the model or each other.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TokenError {
+    /// The prompt's image tokens and the images disagree.
+    #[error(
+        "row {row}: {tokens} image tokens (id {id}), but its images make {features}; expand each image placeholder to t * h * w / merge^2 tokens"
+    )]
+    ImageTokens {
+        /// Batch row.
+        row: usize,
+        /// Image token id.
+        id: u32,
+        /// Image tokens in the row.
+        tokens: usize,
+        /// Features of the images that fall to the row.
+        features: usize,
+    },
+    /// More or fewer images than the image tokens of all rows call for.
+    #[error("{given} images given, but the image tokens of all rows use {used}")]
+    ImageCount {
+        /// Images given.
+        given: usize,
+        /// Images used.
+        used: usize,
+    },
+    /// An image grid that the vision tower cannot take.
+    #[error(
+        "image {image}: grid {grid:?} (t, h, w in patches); all must be positive, h and w divisible by {merge}"
+    )]
+    Grid {
+        /// Number of the image.
+        image: usize,
+        /// Its grid.
+        grid: [u32; 3],
+        /// `spatial_merge_size`.
+        merge: usize,
+    },
+    /// Patches that do not fit the grids.
+    #[error("{found} pixel values, but the image grids call for {patches} patches of {width}")]
+    Pixels {
+        /// Values found.
+        found: usize,
+        /// Patches that the grids call for.
+        patches: usize,
+        /// Values of a patch.
+        width: usize,
+    },
+    /// A token id outside the vocabulary.
+    #[error(
+        "row {row}, position {position}: token id {id}; the vocabulary has {vocab} entries: another model's tokenizer?"
+    )]
+    Vocabulary {
+        /// Batch row.
+        row: usize,
+        /// Position in the row.
+        position: usize,
+        /// The id.
+        id: i64,
+        /// `vocab_size`.
+        vocab: usize,
+    },
+    /// A video token: only images are supported.
+    #[error("row {row}: video token (id {id}); only text and images are supported")]
+    Video {
+        /// Batch row.
+        row: usize,
+        /// Video token id.
+        id: u32,
+    },
+}

@@ -1,0 +1,94 @@
+//! Turns tensors of a checkpoint into layers on a device, registering adapters on the way.
+
+use std::{cell::Cell, sync::Arc};
+
+use burn::tensor::{Bytes, Tensor, TensorData};
+use coxswain_proto::run_spec::WeightsDtype;
+
+use super::{checkpoint::Checkpoint, error::ModelError};
+use coxswain_nn::{kernels::ModelBackend, lora::{Adapter, LoraLinear, LoraPlan, linear::frozen}, params::TrainableLayout, pulse};
+
+/// Bytes handed to a device between two moments at which it has taken them over. A device copies in its own time, and keeps what it
+/// was given in host memory until then: without this a fast disk would bring the whole model there.
+const IN_FLIGHT: usize = 256 << 20;
+
+/// What all layers need while they are loaded.
+pub struct Loader<'a, B: ModelBackend> {
+    /// Where weights come from.
+    pub checkpoint: &'a Arc<Checkpoint>,
+    /// How matrices are kept.
+    pub dtype: WeightsDtype,
+    /// Whether repeated blocks are left in their files, to be read when they run.
+    pub streamed: bool,
+    /// Which linears have adapters.
+    pub lora: Option<&'a LoraPlan>,
+    /// Where adapters are registered.
+    pub layout: &'a mut TrainableLayout,
+    /// Where weights go.
+    pub device: &'a B::Device,
+    /// Bytes that the device may not have taken over yet.
+    pub in_flight: Cell<usize>,
+}
+
+impl<B: ModelBackend> Loader<'_, B> {
+    /// `module.weight` `[out, in]`, with `module.bias` if asked for, and its adapter.
+    pub fn linear(
+        &mut self,
+        module: &str,
+        [inputs, outputs]: [usize; 2],
+        bias: bool,
+    ) -> Result<LoraLinear<B>, ModelError> {
+        let weight_oi = self.matrix(&format!("{module}.weight"), [outputs, inputs])?;
+        let bias_o = bias.then(|| self.vector(&format!("{module}.bias"), outputs)).transpose()?;
+        let adapter = self.adapter(module, [inputs, outputs]);
+        Ok(LoraLinear::new(weight_oi, bias_o, adapter))
+    }
+
+    /// Registers the adapter of a linear of these features, if it has one.
+    pub fn adapter(&mut self, module: &str, features: [usize; 2]) -> Option<Adapter> {
+        Adapter::register(module, features, self.lora, self.layout)
+    }
+
+    /// A matrix, by the tensor's full name.
+    pub fn matrix(&self, name: &str, shape: [usize; 2]) -> Result<Tensor<B, 2>, ModelError> {
+        self.placed(self.checkpoint.matrix(name, &shape, &shape, self.dtype)?)
+    }
+
+    /// A tensor of any shape in the file, as a matrix with the same elements.
+    pub fn flattened(
+        &self,
+        name: &str,
+        expected: &[usize],
+        shape: [usize; 2],
+    ) -> Result<Tensor<B, 2>, ModelError> {
+        self.placed(self.checkpoint.matrix(name, expected, &shape, self.dtype)?)
+    }
+
+    /// A bias or a gain, by the tensor's full name.
+    pub fn vector(&self, name: &str, len: usize) -> Result<Tensor<B, 1>, ModelError> {
+        self.placed(self.checkpoint.vector(name, len)?)
+    }
+
+    /// A tensor on the device. Waits for the device now and then; on the CPU there is nothing to wait for.
+    fn placed<const D: usize>(&self, data: TensorData) -> Result<Tensor<B, D>, ModelError> {
+        pulse::beat();
+        let in_flight = self.in_flight.get() + data.bytes.len();
+        let data = if B::ON_HOST { data } else { unmapped(data) };
+        // Held to the end: a device's allocator gives each exactly what it takes, not the next larger of its pages.
+        let tensor = B::memory_persistent_allocations(self.device, data, |data| frozen(data, self.device));
+        self.in_flight.set(in_flight);
+        if in_flight >= IN_FLIGHT {
+            self.in_flight.set(0);
+            // cubecl lets go of what it has copied when it launches a kernel, and at no other time: this is one.
+            drop(Tensor::<B, 1>::zeros([1], self.device));
+            B::sync(self.device).map_err(|error| ModelError::Device(error.to_string()))?;
+        }
+        Ok(tensor)
+    }
+}
+
+/// The same in memory of its own. cubecl stages what is a file's in page-locked memory, in pages that grow by powers of four: ten gigabytes of
+/// it, for good, for an embedding table.
+fn unmapped(data: TensorData) -> TensorData {
+    TensorData { bytes: Bytes::from_bytes_vec(data.bytes.to_vec()), ..data }
+}

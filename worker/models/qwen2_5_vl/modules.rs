@@ -1,0 +1,225 @@
+//! The model's modules by the paths that Transformers 5 and PEFT give them, known from sizes alone.
+
+use coxswain_proto::run_spec::WeightsDtype;
+
+use super::config::QwenConfig;
+use coxswain_nn::lora::{Module, ModuleKind};
+
+/// All named modules of `Qwen2_5_VLForConditionalGeneration`, in its order.
+pub fn modules(config: &QwenConfig) -> Vec<Module> {
+    let mut list = List(Vec::new());
+    list.other("model");
+    vision(config, &mut list);
+    text(config, &mut list);
+    list.push("lm_head", linear(config.text.hidden_size, config.text.vocab_size, true));
+    list.0
+}
+
+/// A frozen tensor that training loads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FrozenTensor {
+    /// As in the checkpoint.
+    pub name: String,
+    /// How many numbers it has.
+    pub elements: usize,
+    /// Matrices are kept in `model.weights_dtype`; biases and gains are always float32.
+    pub is_matrix: bool,
+}
+
+impl FrozenTensor {
+    /// Whether it is the vision tower's; else it is the language model's.
+    pub fn of_vision(&self) -> bool {
+        of_vision(&self.name)
+    }
+
+    /// The repeated block of its tower that it is part of; none for what a tower has besides them.
+    pub fn block(&self) -> Option<usize> {
+        let stacks = ["model.visual.blocks.", "model.language_model.layers."];
+        let rest = stacks.iter().find_map(|stack| self.name.strip_prefix(stack))?;
+        rest.split('.').next()?.parse().ok()
+    }
+
+    /// Bytes of its elements where matrices are kept as `dtype`.
+    pub fn kept_bytes(&self, dtype: WeightsDtype) -> u64 {
+        let each = match dtype {
+            WeightsDtype::Bfloat16 if self.is_matrix => 2,
+            WeightsDtype::Bfloat16 | WeightsDtype::Float32 => 4,
+        };
+        each * self.elements as u64
+    }
+}
+
+/// Bytes of frozen weights, as far as it matters which of them are in memory when.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FrozenBytes {
+    /// Of what is not part of a repeated block.
+    pub outside: u64,
+    /// Of each repeated block: language model, vision tower.
+    pub towers: [Vec<u64>; 2],
+}
+
+impl FrozenBytes {
+    /// Adds up `bytes` of all frozen tensors.
+    pub fn of(tensors: &[FrozenTensor], bytes: impl Fn(&FrozenTensor) -> u64) -> Self {
+        let mut found = Self::default();
+        for tensor in tensors {
+            let bytes = bytes(tensor);
+            let Some(block) = tensor.block() else {
+                found.outside += bytes;
+                continue;
+            };
+            let tower = &mut found.towers[usize::from(tensor.of_vision())];
+            if tower.len() <= block {
+                tower.resize(block + 1, 0);
+            }
+            tower[block] += bytes;
+        }
+        found
+    }
+
+    /// Of the two neighbours among the blocks that are largest together: what is in memory at once of blocks that are streamed.
+    pub fn two_blocks(&self) -> u64 {
+        let pairs = self.towers.iter().flat_map(|tower| tower.windows(2).map(|pair| pair[0] + pair[1]));
+        let alone = self.towers.iter().filter_map(|tower| tower.first().copied());
+        pairs.chain(alone).max().unwrap_or(0)
+    }
+
+    /// Those in memory at once, with blocks held or streamed.
+    pub fn in_memory(&self, streamed: bool) -> u64 {
+        let blocks = if streamed { self.two_blocks() } else { self.towers.iter().flatten().sum() };
+        self.outside + blocks
+    }
+}
+
+/// The frozen tensors that training loads, in the order of modules. An LM head of its own is not among them.
+pub fn frozen_tensors(config: &QwenConfig) -> Vec<FrozenTensor> {
+    let (vision, text) = (&config.vision, &config.text);
+    let mut tensors = Vec::new();
+    let mut add =
+        |name: String, elements, is_matrix| tensors.push(FrozenTensor { name, elements, is_matrix });
+    for Module { name, kind, .. } in modules(config) {
+        match kind {
+            ModuleKind::Linear { head: true, .. } => {}
+            ModuleKind::Linear { inputs, outputs, .. } => {
+                add(format!("{name}.weight"), inputs * outputs, true);
+                if has_bias(&name) {
+                    add(format!("{name}.bias"), outputs, false);
+                }
+            }
+            ModuleKind::Convolution => {
+                add(format!("{name}.weight"), vision.hidden_size * vision.patch_values(), true);
+            }
+            ModuleKind::Embedding => {
+                add(format!("{name}.weight"), text.vocab_size * text.hidden_size, true);
+            }
+            ModuleKind::Other if is_norm(&name) => {
+                let width = if of_vision(&name) { vision.hidden_size } else { text.hidden_size };
+                add(format!("{name}.weight"), width, false);
+            }
+            ModuleKind::Other => {}
+        }
+    }
+    tensors
+}
+
+fn of_vision(name: &str) -> bool {
+    name.starts_with("model.visual")
+}
+
+/// Whether a module is a norm, whose only tensor is its gain.
+pub fn is_norm(module: &str) -> bool {
+    ["norm", "norm1", "norm2", "ln_q"].iter().any(|end| module.ends_with(end))
+}
+
+/// Whether a linear has a bias: all of the vision tower's, and query, key and value of the language model.
+pub fn has_bias(module: &str) -> bool {
+    of_vision(module) || ["q_proj", "k_proj", "v_proj"].iter().any(|end| module.ends_with(end))
+}
+
+fn vision(config: &QwenConfig, list: &mut List) {
+    let vision = &config.vision;
+    let (d, f) = (vision.hidden_size, vision.intermediate_size);
+    list.other("model.visual");
+    list.other("model.visual.patch_embed");
+    list.push("model.visual.patch_embed.proj", ModuleKind::Convolution);
+    list.other("model.visual.rotary_pos_emb");
+    list.other("model.visual.blocks");
+    for block in 0..vision.depth {
+        let at = format!("model.visual.blocks.{block}");
+        list.other(&at);
+        list.other(&format!("{at}.norm1"));
+        list.other(&format!("{at}.norm2"));
+        list.other(&format!("{at}.attn"));
+        list.linear(&format!("{at}.attn.qkv"), d, 3 * d);
+        list.linear(&format!("{at}.attn.proj"), d, d);
+        list.mlp(&at, d, f);
+    }
+    let merged = d * vision.merge_unit();
+    list.other("model.visual.merger");
+    list.other("model.visual.merger.ln_q");
+    list.other("model.visual.merger.mlp");
+    list.linear("model.visual.merger.mlp.0", merged, merged);
+    list.other("model.visual.merger.mlp.1");
+    list.linear("model.visual.merger.mlp.2", merged, vision.out_hidden_size);
+}
+
+fn text(config: &QwenConfig, list: &mut List) {
+    let text = &config.text;
+    let (d, kv) = (text.hidden_size, text.num_kv_heads * text.head_dim);
+    list.other("model.language_model");
+    list.push("model.language_model.embed_tokens", ModuleKind::Embedding);
+    list.other("model.language_model.layers");
+    for layer in 0..text.num_layers {
+        let at = format!("model.language_model.layers.{layer}");
+        list.other(&at);
+        list.other(&format!("{at}.self_attn"));
+        list.linear(&format!("{at}.self_attn.q_proj"), d, d);
+        list.linear(&format!("{at}.self_attn.k_proj"), d, kv);
+        list.linear(&format!("{at}.self_attn.v_proj"), d, kv);
+        list.linear(&format!("{at}.self_attn.o_proj"), d, d);
+        list.mlp(&at, d, text.intermediate_size);
+        list.other(&format!("{at}.input_layernorm"));
+        list.other(&format!("{at}.post_attention_layernorm"));
+    }
+    list.other("model.language_model.norm");
+    list.other("model.language_model.rotary_emb");
+}
+
+fn linear(inputs: usize, outputs: usize, head: bool) -> ModuleKind {
+    ModuleKind::Linear { inputs, outputs, head }
+}
+
+/// The path that `name` had before Transformers 4.52.
+fn old_name(name: &str) -> String {
+    match name.strip_prefix("model.") {
+        Some(rest) if rest.starts_with("visual") => rest.into(),
+        Some(rest) => {
+            rest.strip_prefix("language_model.").map_or("model".into(), |rest| format!("model.{rest}"))
+        }
+        None => name.into(),
+    }
+}
+
+struct List(Vec<Module>);
+
+impl List {
+    fn push(&mut self, name: &str, kind: ModuleKind) {
+        self.0.push(Module { name: name.into(), old_name: old_name(name), kind });
+    }
+
+    fn other(&mut self, name: &str) {
+        self.push(name, ModuleKind::Other);
+    }
+
+    fn linear(&mut self, name: &str, inputs: usize, outputs: usize) {
+        self.push(name, linear(inputs, outputs, false));
+    }
+
+    fn mlp(&mut self, at: &str, width: usize, inner: usize) {
+        self.other(&format!("{at}.mlp"));
+        self.linear(&format!("{at}.mlp.gate_proj"), width, inner);
+        self.linear(&format!("{at}.mlp.up_proj"), width, inner);
+        self.linear(&format!("{at}.mlp.down_proj"), inner, width);
+        self.other(&format!("{at}.mlp.act_fn"));
+    }
+}

@@ -1,0 +1,15 @@
+//! From pictures and text to the model's input: patches of pixels, and token ids in the chat template.
+//!
+//! ```text
+//! preprocessor   the checkpoint's own settings for images
+//! vision         encoded image -> smart_resize -> normalised patches      resize   bicubic, as Pillow's
+//! prompt         task text and image placeholders -> token ids
+//! ```
+
+mod preprocessor;
+mod prompt;
+mod resize;
+mod vision;
+
+pub use prompt::{ModelFacts, PromptEncoder};
+pub use vision::{DEFAULT_MAX_PIXELS, ImageProcessor, PatchShape, Patches, PixelBounds, image_size, smart_resize};

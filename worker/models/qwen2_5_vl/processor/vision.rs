@@ -1,0 +1,254 @@
+//! From an encoded camera image to the rows that Qwen's vision tower reads, as Transformers' `Qwen2VLImageProcessor` does it.
+//!
+//! ```text
+//! png/jpeg -> RGB -> smart_resize (multiples of patch * merge) -> bicubic -> x / 255 -> (x - mean) / std -> patches
+//! rows     (grid_h / merge, grid_w / merge, merge, merge)     patches of one merged cell are neighbours
+//! columns  (channel, frame, patch, patch)                     an image is its own second frame
+//! ```
+//!
+//! An upper bound on pixels always applies: `data.max_pixels`; without it the checkpoint's own bound, but at most
+//! [`DEFAULT_MAX_PIXELS`], since published checkpoints allow 12.8 M pixels, 16,384 tokens, for a single image.
+
+use std::{io::Cursor, path::Path};
+
+use image::{DynamicImage, ImageFormat, ImageReader, Limits};
+
+use coxswain_data::DataError;
+use super::preprocessor::Preprocessor;
+use super::resize::{Rgb, resize};
+
+/// 1,280 tokens of 28 x 28 pixels: Transformers' default for the model family. `data.max_pixels` lifts it.
+pub const DEFAULT_MAX_PIXELS: usize = 1280 * 28 * 28;
+/// Transformers' default: 4 tokens.
+const DEFAULT_MIN_PIXELS: usize = 4 * 28 * 28;
+/// Largest decoded image accepted; a garbled header must not allocate the machine away.
+const MAX_DECODED_BYTES: u64 = 512 << 20;
+/// Beyond this ratio of the longer side to the shorter the model family refuses an image.
+const MAX_ASPECT: f64 = 200.0;
+
+/// Sizes of the vision tower that shape its input, from `config.json`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PatchShape {
+    /// Side of a patch in pixels.
+    pub patch: usize,
+    /// Patches merged into one token along each side.
+    pub merge: usize,
+    /// Frames in one patch.
+    pub frames: usize,
+}
+
+impl PatchShape {
+    /// Values of one patch: channels, frames and pixels.
+    pub fn columns(&self) -> usize {
+        3 * self.frames * self.patch * self.patch
+    }
+
+    /// Tokens that an image of this grid becomes.
+    pub fn tokens(&self, grid: [u32; 3]) -> usize {
+        grid.iter().map(|g| *g as usize).product::<usize>() / (self.merge * self.merge)
+    }
+}
+
+/// One image as the vision tower reads it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Patches {
+    /// `[patches, columns]`, row-major.
+    pub pixel_values: Vec<f32>,
+    /// `(t, h, w)` in patches.
+    pub grid: [u32; 3],
+}
+
+/// Bounds of an image's pixels after resizing, where the run gives them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PixelBounds {
+    /// `data.min_pixels`.
+    pub min: Option<usize>,
+    /// `data.max_pixels`.
+    pub max: Option<usize>,
+}
+
+/// Turns images into patches.
+#[derive(Clone, Debug)]
+pub struct ImageProcessor {
+    shape: PatchShape,
+    min_pixels: usize,
+    max_pixels: usize,
+    /// Normalised value of every byte, by channel: 255ths, less mean, by deviation.
+    table: Box<[[f32; 256]; 3]>,
+}
+
+impl ImageProcessor {
+    /// With the settings of the checkpoint at `model`; the run's bounds win over its.
+    pub fn open(model: &Path, shape: PatchShape, bounds: PixelBounds) -> Result<Self, DataError> {
+        let own = Preprocessor::read(model, shape)?;
+        let own_max = own.max_pixels.unwrap_or(DEFAULT_MAX_PIXELS);
+        let max_pixels = bounds.max.unwrap_or(own_max.min(DEFAULT_MAX_PIXELS));
+        let own_min = own.min_pixels.unwrap_or(DEFAULT_MIN_PIXELS);
+        let min_pixels = bounds.min.unwrap_or(own_min.min(max_pixels));
+        let cell = (shape.patch * shape.merge).pow(2);
+        if max_pixels < cell || min_pixels > max_pixels {
+            let found = format!("between {min_pixels} and {max_pixels} pixels");
+            let remedy =
+                format!("data.min_pixels <= data.max_pixels, and at least one token of {cell} pixels");
+            return Err(DataError::invalid(&own.path, "min_pixels, max_pixels", found, remedy));
+        }
+        // The order of roundings is Transformers': f64 product rounded to f32, then f32 difference and quotient.
+        let value = |channel: usize, byte: usize| {
+            let rescaled = (byte as f64 * own.rescale_factor) as f32;
+            (rescaled - own.mean[channel] as f32) / own.std[channel] as f32
+        };
+        let table = std::array::from_fn(|c| std::array::from_fn(|byte| value(c, byte)));
+        Ok(Self { shape, min_pixels, max_pixels, table: Box::new(table) })
+    }
+
+    /// All that decides what an image becomes, in words; a change of any of it changes the text.
+    pub fn describe(&self) -> String {
+        let PatchShape { patch, merge, frames } = self.shape;
+        let values: &[[f32; 256]] = &*self.table;
+        let table = blake3::hash(bytemuck::cast_slice(values));
+        format!(
+            "smart_resize to multiples of {}, {} to {} pixels; bicubic as Pillow's; values of table {}; patches of {patch} x {patch} x {frames}, \
+             merged by {merge}",
+            patch * merge,
+            self.min_pixels,
+            self.max_pixels,
+            &table.to_hex()[..16],
+        )
+    }
+
+    /// The grid of patches of an image of `height * width` pixels.
+    pub fn grid(&self, height: usize, width: usize) -> Result<[u32; 3], String> {
+        let factor = self.shape.patch * self.shape.merge;
+        let (h, w) = smart_resize(height, width, factor, self.min_pixels, self.max_pixels)?;
+        Ok([1, (h / self.shape.patch) as u32, (w / self.shape.patch) as u32])
+    }
+
+    /// Decodes, resizes, normalises and cuts one image. `expected` is its size according to the data set.
+    pub fn process(&self, encoded: &[u8], expected: (usize, usize)) -> Result<Patches, String> {
+        let image = decode(encoded)?;
+        if (image.height, image.width) != expected {
+            return Err(format!(
+                "the image is {}x{} (height x width), info.json says {}x{}; correct the feature's shape or re-export",
+                image.height, image.width, expected.0, expected.1
+            ));
+        }
+        let grid = self.grid(image.height, image.width)?;
+        let [_, grid_h, grid_w] = grid.map(|g| g as usize);
+        let image = resize(image, grid_h * self.shape.patch, grid_w * self.shape.patch);
+        Ok(Patches { pixel_values: self.cut(&image, grid_h, grid_w), grid })
+    }
+
+    fn cut(&self, image: &Rgb, grid_h: usize, grid_w: usize) -> Vec<f32> {
+        let PatchShape { patch, merge, frames } = self.shape;
+        let mut out = Vec::with_capacity(grid_h * grid_w * self.shape.columns());
+        for cell in 0..grid_h / merge * (grid_w / merge) {
+            let (cell_y, cell_x) = (cell / (grid_w / merge), cell % (grid_w / merge));
+            for inner in 0..merge * merge {
+                let y = (cell_y * merge + inner / merge) * patch;
+                let x = (cell_x * merge + inner % merge) * patch;
+                for channel in 0..3 {
+                    let start = out.len();
+                    for row in y..y + patch {
+                        let from = (row * image.width + x) * 3;
+                        let pixels = image.pixels[from..from + patch * 3].chunks_exact(3);
+                        out.extend(pixels.map(|p| self.table[channel][p[channel] as usize]));
+                    }
+                    for _ in 1..frames {
+                        out.extend_from_within(start..start + patch * patch);
+                    }
+                }
+            }
+        }
+        out
+    }
+}
+
+/// Height and width that an encoded image says it has.
+pub fn image_size(encoded: &[u8]) -> Option<(usize, usize)> {
+    let reader = ImageReader::new(Cursor::new(encoded)).with_guessed_format().ok()?;
+    let (width, height) = reader.into_dimensions().ok()?;
+    Some((height as usize, width as usize))
+}
+
+fn decode(encoded: &[u8]) -> Result<Rgb, String> {
+    let mut reader = ImageReader::new(Cursor::new(encoded))
+        .with_guessed_format()
+        .map_err(|e| format!("the image does not decode: {e}"))?;
+    if !matches!(reader.format(), Some(ImageFormat::Png | ImageFormat::Jpeg)) {
+        return Err("the image is neither PNG nor JPEG; re-export the data set".into());
+    }
+    let mut limits = Limits::default();
+    limits.max_alloc = Some(MAX_DECODED_BYTES);
+    reader.limits(limits);
+    let image =
+        reader.decode().map_err(|e| format!("the image does not decode ({e}); record the frame again"))?;
+    // Like Pillow's convert("RGB"): an alpha channel is dropped, grey is repeated.
+    let rgb = match image {
+        DynamicImage::ImageRgb8(rgb) => rgb,
+        other => other.to_rgb8(),
+    };
+    let (width, height) = (rgb.width() as usize, rgb.height() as usize);
+    Ok(Rgb { height, width, pixels: rgb.into_raw() })
+}
+
+/// The size nearest to `height x width` whose sides are multiples of `factor`, within bounds of pixels, keeping the aspect.
+/// Halves round to even, as Python's `round` does.
+pub fn smart_resize(
+    height: usize,
+    width: usize,
+    factor: usize,
+    min_pixels: usize,
+    max_pixels: usize,
+) -> Result<(usize, usize), String> {
+    let (h, w, f) = (height as f64, width as f64, factor as f64);
+    if height == 0 || width == 0 || h.max(w) / h.min(w) > MAX_ASPECT {
+        return Err(format!(
+            "an image of {height}x{width} pixels is too narrow: one side may be 200 times the other"
+        ));
+    }
+    let nearest = |side: f64| (side / f).round_ties_even() * f;
+    let (rounded_h, rounded_w) = (nearest(h), nearest(w));
+    let (min, max) = (min_pixels as f64, max_pixels as f64);
+    let (h, w) = if rounded_h * rounded_w > max {
+        let beta = (h * w / max).sqrt();
+        let fit = |side: f64| ((side / beta / f).floor() * f).max(f);
+        (fit(h), fit(w))
+    } else if rounded_h * rounded_w < min {
+        let beta = (min / (h * w)).sqrt();
+        let fit = |side: f64| (side * beta / f).ceil() * f;
+        (fit(h), fit(w))
+    } else {
+        (rounded_h, rounded_w)
+    };
+    Ok((h as usize, w as usize))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_follow_the_published_rule() {
+        let at = |h, w| smart_resize(h, w, 28, 3136, 12_845_056).unwrap();
+        assert_eq!(at(480, 640), (476, 644));
+        assert_eq!(at(224, 224), (224, 224));
+        assert_eq!(at(256, 256), (252, 252));
+        assert_eq!(at(720, 1280), (728, 1288));
+        // 70 / 28 = 2.5 and 126 / 28 = 4.5 are ties: to even.
+        assert_eq!(at(70, 126), (56, 112));
+        assert_eq!(at(10, 10), (56, 56));
+        assert_eq!(smart_resize(1000, 1000, 28, 3136, 10_000).unwrap(), (84, 84));
+        // One side would vanish: it stays one cell.
+        assert_eq!(smart_resize(4000, 30, 28, 3136, 10_000).unwrap(), (1148, 28));
+        assert!(smart_resize(28, 28 * 201, 28, 3136, 12_845_056).is_err());
+        assert!(smart_resize(0, 28, 28, 3136, 12_845_056).is_err());
+    }
+
+    #[test]
+    fn garbage_is_refused_with_a_reason() {
+        for bytes in [&b""[..], b"hello", b"\x89PNG\r\n\x1a\n truncated"] {
+            let reason = decode(bytes).unwrap_err();
+            assert!(reason.contains("the image"), "{reason}");
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! Elements out of weight files, converted on the way.
+//!
+//! ```text
+//! InMap    the mapped file, by all threads: while a model is loaded. A fault of the disk ends the process (`mapping`)
+//! InFile   plain reads through a small buffer, by the calling thread: while training runs. A fault of the disk is an error
+//! ```
+//!
+//! The bits are the same either way. What this file does not do: know names and shapes (`checkpoint`).
+
+use std::{
+    convert::Infallible,
+    fs::{File, Metadata},
+    io,
+    os::unix::fs::FileExt,
+    time::SystemTime,
+};
+
+use burn::tensor::Bytes;
+use coxswain_proto::run_spec::WeightsDtype;
+use half::{bf16, f16};
+use rayon::prelude::*;
+use safetensors::Dtype;
+
+use coxswain_nn::pulse;
+
+/// Elements converted by one thread at a time: large enough to hide the hand-over, small enough to balance.
+const CONVERT_CHUNK: usize = 1 << 16;
+/// Bytes of one plain read: they stay in the second-level cache until they are converted. A multiple of every element's size.
+const PIECE: usize = 256 << 10;
+
+/// Stored elements, little-endian.
+pub trait Stored {
+    /// Why they cannot be read.
+    type Fault;
+
+    /// All of them, converted from `N` bytes each.
+    fn convert<const N: usize, T: Copy + Default + Send>(
+        &self,
+        element: impl Fn([u8; N]) -> T + Sync,
+    ) -> Result<Vec<T>, Self::Fault>;
+}
+
+/// Elements in a mapped file.
+pub struct InMap<'a>(pub &'a [u8]);
+
+impl Stored for InMap<'_> {
+    type Fault = Infallible;
+
+    fn convert<const N: usize, T: Copy + Default + Send>(
+        &self,
+        element: impl Fn([u8; N]) -> T + Sync,
+    ) -> Result<Vec<T>, Infallible> {
+        pulse::allow(self.0.len() as u64);
+        let mut out = vec![T::default(); self.0.len() / N];
+        let pieces = self.0.par_chunks(CONVERT_CHUNK * N);
+        out.par_chunks_mut(CONVERT_CHUNK).zip(pieces).for_each(|(out, piece)| {
+            for (value, le) in out.iter_mut().zip(piece.as_chunks::<N>().0) {
+                *value = element(*le);
+            }
+        });
+        Ok(out)
+    }
+}
+
+/// Elements in an open file.
+pub struct InFile<'a> {
+    /// The file.
+    pub file: &'a File,
+    /// Where they begin.
+    pub start: u64,
+    /// How many bytes they are.
+    pub len: usize,
+}
+
+impl Stored for InFile<'_> {
+    type Fault = io::Error;
+
+    fn convert<const N: usize, T: Copy + Default + Send>(
+        &self,
+        element: impl Fn([u8; N]) -> T + Sync,
+    ) -> Result<Vec<T>, io::Error> {
+        let mut out = Vec::with_capacity(self.len / N);
+        let mut buffer = vec![0; PIECE.min(self.len)];
+        for at in (0..self.len).step_by(PIECE) {
+            let piece = &mut buffer[..PIECE.min(self.len - at)];
+            self.file.read_exact_at(piece, self.start + at as u64)?;
+            out.extend(piece.as_chunks::<N>().0.iter().map(|le| element(*le)));
+        }
+        Ok(out)
+    }
+}
+
+/// Elements of type `source` as `wanted`; bfloat16 is rounded to nearest even.
+pub fn converted<S: Stored>(stored: &S, source: Dtype, wanted: WeightsDtype) -> Result<Bytes, S::Fault> {
+    Ok(match (wanted, source) {
+        (WeightsDtype::Float32, Dtype::F32) => Bytes::from_elems(stored.convert(f32::from_le_bytes)?),
+        (WeightsDtype::Float32, Dtype::BF16) => {
+            Bytes::from_elems(stored.convert(|le| bf16::from_le_bytes(le).to_f32())?)
+        }
+        (WeightsDtype::Float32, _) => {
+            Bytes::from_elems(stored.convert(|le| f16::from_le_bytes(le).to_f32())?)
+        }
+        (WeightsDtype::Bfloat16, Dtype::F32) => {
+            Bytes::from_elems(stored.convert(|le| bf16::from_f32(f32::from_le_bytes(le)))?)
+        }
+        (WeightsDtype::Bfloat16, Dtype::BF16) => Bytes::from_elems(stored.convert(bf16::from_le_bytes)?),
+        (WeightsDtype::Bfloat16, _) => {
+            Bytes::from_elems(stored.convert(|le| bf16::from_f32(f16::from_le_bytes(le).to_f32()))?)
+        }
+    })
+}
+
+/// What a file was when it was opened, as far as its metadata tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stamp {
+    len: u64,
+    modified: Option<SystemTime>,
+}
+
+impl Stamp {
+    /// Of an open file.
+    pub fn of(file: &File) -> io::Result<Self> {
+        let metadata: Metadata = file.metadata()?;
+        Ok(Self { len: metadata.len(), modified: metadata.modified().ok() })
+    }
+
+    /// An error if the file is another than it was.
+    pub fn hold(&self, file: &File) -> io::Result<()> {
+        let now = Self::of(file)?;
+        let problem = match () {
+            () if now.len != self.len => format!("it had {} bytes and has {}", self.len, now.len),
+            () if now != *self => "it was written to".to_owned(),
+            () => return Ok(()),
+        };
+        Err(io::Error::new(io::ErrorKind::InvalidData, format!("{problem} since it was opened")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    const SOURCES: [Dtype; 3] = [Dtype::F32, Dtype::BF16, Dtype::F16];
+    const WANTED: [WeightsDtype; 2] = [WeightsDtype::Float32, WeightsDtype::Bfloat16];
+
+    /// Elements of every type that are longer than a piece together, with something before and after them.
+    fn file_of(bytes: &[u8]) -> File {
+        let mut file = tempfile::tempfile().expect("a temporary file");
+        [&b"before"[..], bytes, b"after"]
+            .iter()
+            .for_each(|part| file.write_all(part).expect("there is room"));
+        file
+    }
+
+    #[test]
+    fn a_file_read_piece_by_piece_gives_the_bits_of_the_mapped_one() {
+        let bytes: Vec<u8> = (0..2 * PIECE + 40).map(|at| (at * 31 % 251) as u8).collect();
+        let file = file_of(&bytes);
+        let in_file = InFile { file: &file, start: 6, len: bytes.len() };
+        for (source, wanted) in SOURCES.into_iter().flat_map(|source| WANTED.map(|wanted| (source, wanted))) {
+            let Ok(mapped) = converted(&InMap(&bytes), source, wanted);
+            let read = converted(&in_file, source, wanted).expect("readable");
+            assert!(mapped[..] == read[..], "{source:?} as {wanted:?}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_ends_early_is_an_error() {
+        let file = file_of(&[1; 64]);
+        let beyond = InFile { file: &file, start: 6, len: 128 };
+        let error = converted(&beyond, Dtype::F32, WeightsDtype::Float32).expect_err("64 bytes and 5 more");
+        assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+    }
+
+    #[test]
+    fn a_stamp_holds_until_the_file_is_cut_or_written_to() {
+        let mut file = file_of(&[1; 64]);
+        let stamp = Stamp::of(&file).expect("it is open");
+        stamp.hold(&file).expect("nothing has happened");
+        file.write_all(b"more").expect("there is room");
+        let said = stamp.hold(&file).expect_err("it is longer").to_string();
+        assert_eq!(said, "it had 75 bytes and has 79 since it was opened");
+        file.set_len(75).expect("it may be cut");
+        let later = SystemTime::now() + std::time::Duration::from_secs(5);
+        file.set_modified(later).expect("it is ours");
+        let said = stamp.hold(&file).expect_err("it was changed").to_string();
+        assert_eq!(said, "it was written to since it was opened");
+    }
+}

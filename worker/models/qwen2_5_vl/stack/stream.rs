@@ -1,0 +1,304 @@
+//! Blocks whose weights are not held: read from their files when their turn comes, and dropped when they have run.
+//!
+//! ```text
+//! reader thread   read 0 ┐ read 1      ┐ read 2      ┐            one thread a pass, plain reads, no device
+//! trainer                └▶ run 0      └▶ run 1      └▶ run 2 ..   to the device, assembled, run, dropped
+//! ```
+//!
+//! The hand-over has no room of its own: a block is read on only when the one before it has been taken, which is when the one before *that*
+//! is gone. So two blocks are in memory at most, the one that runs and the one that is next, and nothing between passes.
+//!
+//! Where tensors are host memory, one that lies in its file as it is wanted is the mapped file, as without streaming: it costs no memory
+//! and is not read ahead. For a device everything is read into a buffer and handed over; the device is waited for before its next block, so
+//! that buffers which it has not taken yet do not pile up.
+//!
+//! The bits are those of blocks that are held. Reading happens on a thread that computes nothing, so a step waits only where a disk is slower
+//! than a layer. What this file does not do: keep pages of the files in memory; that is the system's page cache, and it may drop them.
+
+use std::{
+    ops::ControlFlow,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+        mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel},
+    },
+    thread,
+};
+
+use burn::tensor::{Tensor, TensorData};
+use coxswain_proto::run_spec::WeightsDtype;
+
+use super::{
+    super::{
+        checkpoint::{Checkpoint, Located},
+        error::{ModelError, UnreadableWeights},
+        loader::Loader,
+    },
+    Assemble, Manifest, Parts,
+};
+use coxswain_nn::{kernels::ModelBackend, lora::{Adapter, LoraLinear, linear::frozen}, pulse};
+
+/// A tower's blocks, in their files.
+pub(super) struct Streamed<B: ModelBackend, K: Assemble<B>> {
+    sizes: K::Sizes,
+    files: Files,
+    /// Of each block, what its linears have besides their weights.
+    linears: Vec<Vec<Beside>>,
+    device: B::Device,
+}
+
+/// What is known of a linear without its weights.
+#[derive(Clone, Copy)]
+struct Beside {
+    bias: bool,
+    adapter: Option<Adapter>,
+}
+
+impl<B: ModelBackend, K: Assemble<B>> Streamed<B, K> {
+    /// Finds everything that the manifests name, and registers adapters; reads no weight.
+    pub fn locate(
+        loader: &mut Loader<'_, B>,
+        sizes: &K::Sizes,
+        manifests: impl Iterator<Item = Manifest>,
+    ) -> Result<Self, ModelError> {
+        let (mut blocks, mut linears) = (Vec::new(), Vec::new());
+        for manifest in manifests {
+            blocks.push(wanted(loader.checkpoint, loader.dtype, &manifest)?);
+            let beside = manifest.linears.iter().map(|linear| Beside {
+                bias: linear.bias,
+                adapter: loader.adapter(&linear.module, linear.features),
+            });
+            linears.push(beside.collect());
+        }
+        let files = Files {
+            checkpoint: Arc::clone(loader.checkpoint),
+            blocks,
+            share: B::ON_HOST,
+            now: AtomicU64::new(0),
+            most: AtomicU64::new(0),
+        };
+        Ok(Self { sizes: sizes.clone(), files, linears, device: loader.device.clone() })
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.linears.len()
+    }
+
+    /// Whether a block has an adapter.
+    pub fn trains(&self, index: usize) -> bool {
+        self.linears[index].iter().any(|linear| linear.adapter.is_some())
+    }
+
+    /// Most bytes in memory at once so far.
+    pub fn most(&self) -> u64 {
+        self.files.most.load(Ordering::Relaxed)
+    }
+
+    /// Hands the blocks of `order` to `step`, one after another, until it breaks off.
+    pub fn fold<A>(
+        &self,
+        order: impl Iterator<Item = usize>,
+        start: A,
+        mut step: impl FnMut(A, usize, K) -> ControlFlow<A, A>,
+    ) -> Result<A, UnreadableWeights> {
+        let order: Vec<usize> = order.collect();
+        let signals = Signals::default();
+        let (files, order, signals) = (&self.files, &order, &signals);
+        thread::scope(|scope| {
+            // Both go before the scope waits for the reader, however this closure is left: then nobody is there to read for.
+            let (hand_over, ready) = sync_channel(0);
+            let _stop = StopReading(signals);
+            let mut state = start;
+            let Some(&first) = order.first() else { return Ok(state) };
+            let reader = thread::Builder::new().name("layers".into());
+            let started = reader.spawn_scoped(scope, move || files.read_all(order, signals, &hand_over));
+            started.map_err(|error| files.unreadable(first, &format!("no thread to read with: {error}")))?;
+            for &index in order {
+                let Some(fetched) = signals.wait(&ready) else { break };
+                let Fetched { tensors, lease } = fetched?;
+                match step(state, index, self.assemble(index, tensors)) {
+                    ControlFlow::Continue(next) => state = next,
+                    ControlFlow::Break(last) => return Ok(last),
+                }
+                drop(lease);
+            }
+            Ok(state)
+        })
+    }
+
+    /// A block, on the device, from its tensors in the manifest's order.
+    fn assemble(&self, index: usize, tensors: Vec<TensorData>) -> K {
+        let mut tensors = tensors.into_iter();
+        let mut next = || tensors.next().expect("a block is read as its manifest names it");
+        let vector = |data| -> Tensor<B, 1> { frozen(data, &self.device) };
+        let norms = [vector(next()), vector(next())];
+        let linears = self.linears[index].iter().map(|&Beside { bias, adapter }| {
+            let weight_oi = frozen(next(), &self.device);
+            LoraLinear::new(weight_oi, bias.then(|| vector(next())), adapter)
+        });
+        let linears: Vec<_> = linears.collect();
+        if !B::ON_HOST {
+            // What a device has to say of a failure it says again to whoever uses the tensors.
+            let _ = B::sync(&self.device);
+        }
+        K::assemble(&self.sizes, index, Parts { norms, linears: linears.into() })
+    }
+}
+
+/// A tensor to read, and how it is kept.
+struct Wanted {
+    at: Located,
+    dtype: WeightsDtype,
+}
+
+/// The tensors of a block, in the order in which it is assembled: norms, then weight and bias of each linear.
+fn wanted(
+    checkpoint: &Checkpoint,
+    dtype: WeightsDtype,
+    manifest: &Manifest,
+) -> Result<Vec<Wanted>, ModelError> {
+    let find = |name: &str, shape: &[usize], dtype| -> Result<Wanted, ModelError> {
+        Ok(Wanted { at: checkpoint.locate(name, shape)?, dtype })
+    };
+    let vector = |name: &str, len| find(name, &[len], WeightsDtype::Float32);
+    let mut wanted = Vec::new();
+    for norm in &manifest.norms {
+        wanted.push(vector(norm, manifest.width)?);
+    }
+    for linear in &manifest.linears {
+        let [inputs, outputs] = linear.features;
+        wanted.push(find(&format!("{}.weight", linear.module), &[outputs, inputs], dtype)?);
+        if linear.bias {
+            wanted.push(vector(&format!("{}.bias", linear.module), outputs)?);
+        }
+    }
+    Ok(wanted)
+}
+
+/// Where all blocks of a tower lie, and how much of them is in memory.
+struct Files {
+    checkpoint: Arc<Checkpoint>,
+    blocks: Vec<Vec<Wanted>>,
+    /// Whether a tensor may be the mapped file itself.
+    share: bool,
+    /// Bytes in memory.
+    now: AtomicU64,
+    /// The most that there ever were.
+    most: AtomicU64,
+}
+
+/// A block that was read.
+struct Fetched<'l> {
+    tensors: Vec<TensorData>,
+    lease: Lease<'l>,
+}
+
+impl Files {
+    /// Reads the blocks of `order`, each when the one before it has been taken.
+    fn read_all<'l>(
+        &'l self,
+        order: &[usize],
+        signals: &Signals,
+        hand_over: &SyncSender<Result<Fetched<'l>, UnreadableWeights>>,
+    ) {
+        for &index in order {
+            let Some(read) = self.read(index, signals) else { return };
+            let failed = read.is_err();
+            if hand_over.send(read).is_err() || failed {
+                return;
+            }
+        }
+    }
+
+    /// Reads one block; none if nobody waits for it any more.
+    fn read(&self, index: usize, signals: &Signals) -> Option<Result<Fetched<'_>, UnreadableWeights>> {
+        let lease = self.lease(index);
+        let mut tensors = Vec::with_capacity(self.blocks[index].len());
+        for Wanted { at, dtype } in &self.blocks[index] {
+            if signals.stopped.load(Ordering::Relaxed) {
+                return None;
+            }
+            match self.checkpoint.fetch(at, *dtype, self.share) {
+                Ok(tensor) => tensors.push(tensor),
+                Err(fault) => return Some(Err(fault)),
+            }
+            signals.read.fetch_add(1, Ordering::Relaxed);
+        }
+        Some(Ok(Fetched { tensors, lease }))
+    }
+
+    /// Bytes of a block in memory.
+    fn bytes(&self, index: usize) -> u64 {
+        let bytes = |Wanted { at, dtype }: &Wanted| match self.share {
+            true => at.copied_bytes(*dtype),
+            false => at.kept_bytes(*dtype),
+        };
+        self.blocks[index].iter().map(bytes).sum()
+    }
+
+    /// Books a block's bytes until the lease ends.
+    fn lease(&self, index: usize) -> Lease<'_> {
+        let bytes = self.bytes(index);
+        let now = self.now.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        self.most.fetch_max(now, Ordering::Relaxed);
+        Lease { files: self, bytes }
+    }
+
+    /// An error about a block of which nothing could be read.
+    fn unreadable(&self, index: usize, problem: &str) -> UnreadableWeights {
+        self.checkpoint.unreadable(&self.blocks[index][0].at, problem)
+    }
+}
+
+/// A block's bytes, in memory for as long as this lives.
+struct Lease<'l> {
+    files: &'l Files,
+    bytes: u64,
+}
+
+impl Drop for Lease<'_> {
+    fn drop(&mut self) {
+        self.files.now.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// What trainer and reader tell each other besides blocks.
+#[derive(Default)]
+struct Signals {
+    /// Tensors read so far.
+    read: AtomicU64,
+    /// Nobody waits any more.
+    stopped: AtomicBool,
+}
+
+impl Signals {
+    /// The next block; none if the reader is gone. A trainer that waits while a slow disk gets on is no trainer that stands still.
+    fn wait<R>(&self, ready: &Receiver<R>) -> Option<R> {
+        let mut seen = self.read.load(Ordering::Relaxed);
+        loop {
+            match ready.recv_timeout(pulse::LOOK) {
+                Ok(fetched) => return Some(fetched),
+                Err(RecvTimeoutError::Disconnected) => return None,
+                Err(RecvTimeoutError::Timeout) => {
+                    let read = self.read.load(Ordering::Relaxed);
+                    if std::mem::replace(&mut seen, read) != read {
+                        pulse::beat();
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Tells the reader to stop, also when a step unwinds: an out-of-memory does.
+struct StopReading<'s>(&'s Signals);
+
+impl Drop for StopReading<'_> {
+    fn drop(&mut self) {
+        self.0.stopped.store(true, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,160 @@
+//! The language model: decoder layers with grouped queries, rotary positions on three axes, and a gated MLP.
+//!
+//! Everything runs on flattened tokens, `[n, d]` with `n = b * s`; batch and length live in the context. Not here: the embedding
+//! table and the head (`embed`), caches for generation (there are none).
+
+use std::{ops::Range, sync::Arc};
+
+use burn::tensor::Tensor;
+
+use super::{
+    config::TextConfig,
+    error::ModelError,
+    loader::Loader,
+    mlp::GatedMlp,
+    rope::RotaryTables,
+    stack::{Assemble, LinearShape, Manifest, Parts, Stack},
+};
+use coxswain_nn::{kernels::{AttentionMask, ModelBackend, Tape}, lora::{LoraLinear, forward_all}, block::Block, params::{Keep, ParamScope}};
+
+/// What all decoder layers share within one micro-batch.
+#[derive(Clone)]
+pub struct TextContext<B: ModelBackend> {
+    /// Rows.
+    pub batch: usize,
+    /// Padded length.
+    pub seq: usize,
+    /// Rotary tables, `[b, s, k]`.
+    pub tables: RotaryTables<B>,
+    /// Causal, within each row's valid range.
+    pub mask: AttentionMask,
+}
+
+/// The decoder stack.
+pub struct TextModel<B: ModelBackend> {
+    /// Sizes.
+    pub config: TextConfig,
+    /// Decoder layers, first to last.
+    pub layers: Stack<B, DecoderLayer<B>>,
+    norm_d: Tensor<B, 1>,
+    device: B::Device,
+}
+
+impl<B: ModelBackend> TextModel<B> {
+    /// Loads layers and final norm below `model.language_model`.
+    pub fn load(loader: &mut Loader<'_, B>, config: &TextConfig) -> Result<Self, ModelError> {
+        let layers = Stack::load(loader, config, config.num_layers)?;
+        let norm_d = loader.vector("model.language_model.norm.weight", config.hidden_size)?;
+        Ok(Self { config: config.clone(), layers, norm_d, device: loader.device.clone() })
+    }
+
+    /// Where the weights are.
+    pub fn device(&self) -> &B::Device {
+        &self.device
+    }
+
+    /// Tables and mask for positions `[3, b, s]` and one valid range per row.
+    pub fn context(&self, position_ids: &[u32], valid: &[Range<u32>]) -> TextContext<B> {
+        let batch = valid.len();
+        TextContext {
+            batch,
+            seq: position_ids.len() / 3 / batch.max(1),
+            tables: RotaryTables::text(&self.config, position_ids, batch, &self.device),
+            mask: AttentionMask::Causal(Arc::from(valid)),
+        }
+    }
+
+    /// The norm after the last layer.
+    pub fn final_norm<T: Tape<Base = B>>(&self, x_nd: Tensor<T, 2>) -> Tensor<T, 2> {
+        T::rms_norm(x_nd, T::lift(self.norm_d.clone()), self.config.rms_norm_eps)
+    }
+}
+
+/// One decoder layer.
+pub struct DecoderLayer<B: ModelBackend> {
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    eps: f64,
+    attention_norm_d: Tensor<B, 1>,
+    q: LoraLinear<B>,
+    k: LoraLinear<B>,
+    v: LoraLinear<B>,
+    o: LoraLinear<B>,
+    mlp_norm_d: Tensor<B, 1>,
+    mlp: GatedMlp<B>,
+}
+
+impl<B: ModelBackend> Assemble<B> for DecoderLayer<B> {
+    type Sizes = TextConfig;
+
+    fn manifest(config: &TextConfig, index: usize) -> Manifest {
+        let at = format!("model.language_model.layers.{index}");
+        let (d, kv) = (config.hidden_size, config.num_kv_heads * config.head_dim);
+        let attention = [
+            LinearShape::new(&at, "self_attn.q_proj", [d, d], true),
+            LinearShape::new(&at, "self_attn.k_proj", [d, kv], true),
+            LinearShape::new(&at, "self_attn.v_proj", [d, kv], true),
+            LinearShape::new(&at, "self_attn.o_proj", [d, d], false),
+        ];
+        let mlp = LinearShape::gated_mlp(&at, [d, config.intermediate_size], false);
+        Manifest {
+            norms: ["input_layernorm", "post_attention_layernorm"].map(|norm| format!("{at}.{norm}.weight")),
+            width: d,
+            linears: attention.into_iter().chain(mlp).collect(),
+        }
+    }
+
+    fn assemble(config: &TextConfig, _index: usize, parts: Parts<B>) -> Self {
+        let Parts { norms: [attention_norm_d, mlp_norm_d], mut linears } = parts;
+        Self {
+            heads: config.num_heads,
+            kv_heads: config.num_kv_heads,
+            head_dim: config.head_dim,
+            eps: config.rms_norm_eps,
+            attention_norm_d,
+            q: linears.take(),
+            k: linears.take(),
+            v: linears.take(),
+            o: linears.take(),
+            mlp_norm_d,
+            mlp: GatedMlp::assemble(&mut linears),
+        }
+    }
+}
+
+impl<B: ModelBackend> Block<B> for DecoderLayer<B> {
+    type Context = TextContext<B>;
+
+    fn attention_half<T: Tape<Base = B>>(
+        &self,
+        params: &ParamScope<'_, T>,
+        x_nd: Tensor<T, 2>,
+        context: &TextContext<B>,
+    ) -> Tensor<T, 2> {
+        let (b, s, k) = (context.batch, context.seq, self.head_dim);
+        let y_nd = T::rms_norm(x_nd.clone(), T::lift(self.attention_norm_d.clone()), self.eps);
+        let [q_nd, k_nd, v_nd] =
+            forward_all(params, [&self.q, &self.k, &self.v].map(|layer| (layer, Keep::Output)), y_nd);
+        let inputs_bshk = [(q_nd, self.heads), (k_nd, self.kv_heads), (v_nd, self.kv_heads)]
+            .map(|(x_nd, heads)| x_nd.reshape([b, s, heads, k]));
+        let scale = (k as f64).powf(-0.5);
+        let heads_bshk = T::turned_attention(inputs_bshk, context.tables.lifted(), &context.mask, scale);
+        let heads_nd = heads_bshk.reshape([b * s, self.heads * k]);
+        self.o.forward_onto(params, x_nd, heads_nd)
+    }
+
+    fn mlp_half<T: Tape<Base = B>>(
+        &self,
+        params: &ParamScope<'_, T>,
+        x_nd: Tensor<T, 2>,
+        _context: &TextContext<B>,
+    ) -> Tensor<T, 2> {
+        let y_nd = T::rms_norm(x_nd.clone(), T::lift(self.mlp_norm_d.clone()), self.eps);
+        self.mlp.forward_onto(params, x_nd, y_nd)
+    }
+
+    fn trains(&self) -> bool {
+        [&self.q, &self.k, &self.v, &self.o].into_iter().any(LoraLinear::trains) || self.mlp.trains()
+    }
+}

@@ -1,0 +1,214 @@
+//! The vision tower: patches to tokens of the language model's width.
+//!
+//! ```text
+//! embed    pixels to [patches, d], in window order
+//! blocks   attention within windows, or within whole frames in `fullatt_block_indexes`
+//! merge    squares of patches to tokens [tokens, out], back in raster order
+//! ```
+
+use burn::tensor::{Int, Tensor, TensorData};
+
+use super::{
+    config::VisionConfig,
+    error::{ModelError, TokenError},
+    loader::Loader,
+    mlp::GatedMlp,
+    rope::RotaryTables,
+    stack::{Assemble, LinearShape, Manifest, Parts, Stack},
+    windows::WindowPlan,
+};
+use coxswain_nn::{kernels::{AttentionMask, ModelBackend, Tape}, lora::{LoraLinear, forward_all}, block::Block, params::{Keep, ParamScope}};
+
+/// Of every norm of the tower; not configurable in Transformers either.
+const NORM_EPS: f64 = 1e-6;
+
+/// What all vision blocks share within one micro-batch.
+#[derive(Clone)]
+pub struct VisionContext<B: ModelBackend> {
+    /// Order, windows and positions of the patches.
+    pub plan: WindowPlan,
+    /// Rotary tables in window order, `[1, patches, k]`.
+    pub tables: RotaryTables<B>,
+    /// Attention within windows.
+    pub window_mask: AttentionMask,
+    /// Attention within frames.
+    pub frame_mask: AttentionMask,
+    /// Place in window order of each token in raster order, `[tokens]`.
+    places: Vec<i32>,
+}
+
+/// The vision tower.
+pub struct VisionTower<B: ModelBackend> {
+    /// Sizes.
+    pub config: VisionConfig,
+    /// Blocks, first to last.
+    pub blocks: Stack<B, VisionBlock<B>>,
+    patch_weight: Tensor<B, 2>,
+    merger_norm_d: Tensor<B, 1>,
+    merger_in: LoraLinear<B>,
+    merger_out: LoraLinear<B>,
+    device: B::Device,
+}
+
+impl<B: ModelBackend> VisionTower<B> {
+    /// Loads everything below `model.visual`.
+    pub fn load(loader: &mut Loader<'_, B>, config: &VisionConfig) -> Result<Self, ModelError> {
+        let (d, merged) = (config.hidden_size, config.hidden_size * config.merge_unit());
+        let side = config.patch_size;
+        // A convolution whose stride is its kernel is a linear map of the flattened patch.
+        let patch_weight = loader.flattened(
+            "model.visual.patch_embed.proj.weight",
+            &[d, config.in_channels, config.temporal_patch_size, side, side],
+            [d, config.patch_values()],
+        )?;
+        let blocks = Stack::load(loader, config, config.depth)?;
+        Ok(Self {
+            patch_weight,
+            blocks,
+            merger_norm_d: loader.vector("model.visual.merger.ln_q.weight", d)?,
+            merger_in: loader.linear("model.visual.merger.mlp.0", [merged, merged], true)?,
+            merger_out: loader.linear("model.visual.merger.mlp.2", [merged, config.out_hidden_size], true)?,
+            config: config.clone(),
+            device: loader.device.clone(),
+        })
+    }
+
+    /// Tables and masks for images of these grids, `(t, h, w)` in patches.
+    pub fn context(&self, grids: &[[u32; 3]]) -> Result<VisionContext<B>, TokenError> {
+        let plan = WindowPlan::new(&self.config, grids)?;
+        let places: Vec<i32> = plan.places().into_iter().map(|place| place as i32).collect();
+        Ok(VisionContext {
+            tables: RotaryTables::vision(&self.config, &plan, &self.device),
+            window_mask: plan.window_mask(),
+            frame_mask: plan.frame_mask(),
+            places,
+            plan,
+        })
+    }
+
+    /// Embeds patches `[patches, channels * frames * side * side]` in raster order; returns `[patches, d]` in window order.
+    pub fn embed(
+        &self,
+        pixel_values: &[f32],
+        context: &VisionContext<B>,
+    ) -> Result<Tensor<B, 2>, TokenError> {
+        let (patches, width) = (context.plan.patches(), self.config.patch_values());
+        if pixel_values.len() != patches * width {
+            return Err(TokenError::Pixels { found: pixel_values.len(), patches, width });
+        }
+        let rows = context.plan.permute(pixel_values, width, self.config.merge_unit());
+        let x_pi = Tensor::from_data(TensorData::new(rows, [patches, width]), &self.device);
+        Ok(<B as ModelBackend>::linear(x_pi, self.patch_weight.clone(), None))
+    }
+
+    /// Merges the last block's output to tokens in raster order, `[tokens, out_hidden_size]`.
+    pub fn merge<T: Tape<Base = B>>(
+        &self,
+        params: &ParamScope<'_, T>,
+        x_pd: Tensor<T, 2>,
+        context: &VisionContext<B>,
+    ) -> Tensor<T, 2> {
+        let [patches, d] = x_pd.dims();
+        let unit = self.config.merge_unit();
+        let y_pd = T::rms_norm(x_pd, T::lift(self.merger_norm_d.clone()), NORM_EPS);
+        let y_ni = self.merger_in.forward(params, y_pd.reshape([patches / unit, unit * d]));
+        let y_nd = self.merger_out.forward(params, T::gelu_erf(y_ni));
+        let places = TensorData::new(context.places.clone(), [context.places.len()]);
+        let places: Tensor<T, 1, Int> = Tensor::from_data(places, &y_nd.device());
+        y_nd.select(0, places)
+    }
+
+    /// Whether the merger has an adapter.
+    pub fn merger_trains(&self) -> bool {
+        self.merger_in.trains() || self.merger_out.trains()
+    }
+}
+
+/// One vision block.
+pub struct VisionBlock<B: ModelBackend> {
+    heads: usize,
+    head_dim: usize,
+    full_attention: bool,
+    attention_norm_d: Tensor<B, 1>,
+    qkv: LoraLinear<B>,
+    proj: LoraLinear<B>,
+    mlp_norm_d: Tensor<B, 1>,
+    mlp: GatedMlp<B>,
+}
+
+impl<B: ModelBackend> Assemble<B> for VisionBlock<B> {
+    type Sizes = VisionConfig;
+
+    fn manifest(config: &VisionConfig, index: usize) -> Manifest {
+        let (at, d) = (format!("model.visual.blocks.{index}"), config.hidden_size);
+        let attention = [
+            LinearShape::new(&at, "attn.qkv", [d, 3 * d], true),
+            LinearShape::new(&at, "attn.proj", [d, d], true),
+        ];
+        let mlp = LinearShape::gated_mlp(&at, [d, config.intermediate_size], true);
+        Manifest {
+            norms: ["norm1", "norm2"].map(|norm| format!("{at}.{norm}.weight")),
+            width: d,
+            linears: attention.into_iter().chain(mlp).collect(),
+        }
+    }
+
+    fn assemble(config: &VisionConfig, index: usize, parts: Parts<B>) -> Self {
+        let Parts { norms: [attention_norm_d, mlp_norm_d], mut linears } = parts;
+        Self {
+            heads: config.num_heads,
+            head_dim: config.head_dim,
+            full_attention: config.full_attention_blocks.contains(&index),
+            attention_norm_d,
+            qkv: linears.take(),
+            proj: linears.take(),
+            mlp_norm_d,
+            mlp: GatedMlp::assemble(&mut linears),
+        }
+    }
+}
+
+/// The norm of either half, for layers that round it or do not.
+fn normed<B: ModelBackend, T: Tape<Base = B>>(
+    x_nd: &Tensor<T, 2>,
+    gain_d: &Tensor<B, 1>,
+    rounded: bool,
+) -> Tensor<T, 2> {
+    let norm = if rounded { T::rms_norm_for_rounding } else { T::rms_norm };
+    norm(x_nd.clone(), T::lift(gain_d.clone()), NORM_EPS)
+}
+
+impl<B: ModelBackend> Block<B> for VisionBlock<B> {
+    type Context = VisionContext<B>;
+
+    fn attention_half<T: Tape<Base = B>>(
+        &self,
+        params: &ParamScope<'_, T>,
+        x_nd: Tensor<T, 2>,
+        context: &VisionContext<B>,
+    ) -> Tensor<T, 2> {
+        let [n, d] = x_nd.dims();
+        let (h, k) = (self.heads, self.head_dim);
+        let y_nd = normed(&x_nd, &self.attention_norm_d, self.qkv.rounds_input());
+        let [qkv] = forward_all(params, [(&self.qkv, Keep::Output)], y_nd);
+        let part = |number: usize| qkv.clone().narrow(1, number * d, d).reshape([1, n, h, k]);
+        let (inputs_bshk, scale) = ([part(0), part(1), part(2)], (k as f64).powf(-0.5));
+        let mask = if self.full_attention { &context.frame_mask } else { &context.window_mask };
+        let heads_bshk = T::turned_attention(inputs_bshk, context.tables.lifted(), mask, scale);
+        self.proj.forward_onto(params, x_nd, heads_bshk.reshape([n, d]))
+    }
+
+    fn mlp_half<T: Tape<Base = B>>(
+        &self,
+        params: &ParamScope<'_, T>,
+        x_nd: Tensor<T, 2>,
+        _context: &VisionContext<B>,
+    ) -> Tensor<T, 2> {
+        let y_nd = normed(&x_nd, &self.mlp_norm_d, self.mlp.rounds_input());
+        self.mlp.forward_onto(params, x_nd, y_nd)
+    }
+
+    fn trains(&self) -> bool {
+        self.qkv.trains() || self.proj.trains() || self.mlp.trains()
+    }
+}

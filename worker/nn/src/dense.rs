@@ -1,0 +1,75 @@
+//! A trainable linear layer: two entries of the flat space and their product with an input.
+
+use burn::tensor::Tensor;
+
+use crate::{kernels::Tape, params::{Group, Init, ParamId, ParamScope, TrainableLayout}};
+
+/// `y = x w^T + b`, both trained.
+#[derive(Clone, Copy, Debug)]
+pub struct Dense {
+    weight: ParamId,
+    bias: Option<ParamId>,
+}
+
+/// Sizes and initial values of a [`Dense`].
+#[derive(Clone, Copy, Debug)]
+pub struct DenseShape {
+    /// Input features.
+    pub inputs: usize,
+    /// Output features.
+    pub outputs: usize,
+    /// Initial values of the weight; the bias starts at zero.
+    pub init: Init,
+    /// Whether there is a bias.
+    pub bias: bool,
+}
+
+impl DenseShape {
+    /// With a bias, and Xavier's uniform bound, which keeps the variance of activations and of gradients alike.
+    pub fn xavier(inputs: usize, outputs: usize) -> Self {
+        let bound = (6.0 / (inputs + outputs) as f32).sqrt();
+        Self { inputs, outputs, init: Init::Uniform(bound), bias: true }
+    }
+
+    /// With a bias, all zero.
+    pub fn zeros(inputs: usize, outputs: usize) -> Self {
+        Self { inputs, outputs, init: Init::Zeros, bias: true }
+    }
+
+    /// The same without a bias.
+    pub fn without_bias(self) -> Self {
+        Self { bias: false, ..self }
+    }
+
+    /// The same with normal initial values.
+    pub fn normal(self, std: f32) -> Self {
+        Self { init: Init::Normal(std), ..self }
+    }
+}
+
+impl Dense {
+    /// Adds `{name}.weight` `[outputs, inputs]` and `{name}.bias` `[outputs]` to the layout.
+    pub fn register(layout: &mut TrainableLayout, group: Group, name: &str, shape: DenseShape) -> Self {
+        let weight_name = format!("{name}.weight");
+        let weight = layout.add(weight_name, &[shape.outputs, shape.inputs], group, true, shape.init);
+        let bias = shape
+            .bias
+            .then(|| layout.add(format!("{name}.bias"), &[shape.outputs], group, false, Init::Zeros));
+        Self { weight, bias }
+    }
+
+    /// The product. `x_ni`; returns `[n, o]`.
+    pub fn apply<T: Tape>(&self, params: &ParamScope<'_, T>, x_ni: Tensor<T, 2>) -> Tensor<T, 2> {
+        params.linear(x_ni, self.weight, self.bias)
+    }
+
+    /// `residual` plus the product: the output of half a block.
+    pub fn apply_onto<T: Tape>(
+        &self,
+        params: &ParamScope<'_, T>,
+        residual_no: Tensor<T, 2>,
+        x_ni: Tensor<T, 2>,
+    ) -> Tensor<T, 2> {
+        params.linear_onto(residual_no, x_ni, self.weight, self.bias)
+    }
+}

@@ -1,0 +1,128 @@
+//! Buffers in host memory.
+//!
+//! Every operation is one pass on as many threads as there are, and none copies: a tensor of a backend that is in host memory too gives its
+//! elements away and takes them back. On any other backend what is taken from a tensor is read back.
+
+use std::{borrow::Cow, ops::Range};
+
+use burn::tensor::{Tensor, TensorData, Transaction};
+use half::bf16;
+use rayon::prelude::*;
+
+use super::{
+    Flat, FlatOn, Gradient, Halves, Lent, Product,
+    adamw::{self, Part, Run},
+    squares::sum_of_squares,
+};
+use crate::{bfloat16::{narrow, widen}, kernels::{GradientSlot, ModelBackend, vectorised}};
+
+/// Elements given to a thread at once where nothing but their type changes.
+const TASK: usize = 64 << 10;
+
+impl Flat for Vec<f32> {
+    type Place = ();
+    /// Empty until the first use.
+    type Halves = Vec<bf16>;
+
+    fn of((): &(), values: Vec<f32>) -> Self {
+        values
+    }
+
+    fn zeros((): &(), len: usize) -> Self {
+        vec![0.0; len]
+    }
+
+    fn len(&self) -> usize {
+        self.len()
+    }
+
+    fn read(&self, range: Range<usize>) -> Cow<'_, [f32]> {
+        Cow::Borrowed(&self[range])
+    }
+
+    fn edit<R>(&mut self, edit: impl FnOnce(&mut [f32]) -> R) -> R {
+        edit(self)
+    }
+
+    fn clear(&mut self, range: Range<usize>) {
+        self[range].fill(0.0);
+    }
+
+    fn squares(&self, ranges: &[Range<usize>]) -> f64 {
+        ranges.iter().map(|range| sum_of_squares(&self[range.clone()])).sum()
+    }
+
+    fn adamw(part: Part<'_, Self>, runs: &[Run]) {
+        adamw::update(part, runs);
+    }
+
+    fn lend(&mut self) -> Lent<'_, f32> {
+        Lent::Host(self)
+    }
+
+    fn narrow(&self, halves: &mut Vec<bf16>) {
+        halves.resize(self.len(), bf16::ZERO);
+        convert(self, halves, narrow);
+    }
+
+    fn widen(&mut self, halves: &Vec<bf16>, range: Range<usize>) {
+        convert(&halves[range.clone()], &mut self[range], widen);
+    }
+}
+
+impl<B: ModelBackend> FlatOn<B> for Vec<f32> {
+    fn place(_device: &B::Device) {}
+
+    fn from_tensor(tensor: Tensor<B, 1>, len: usize) -> Self {
+        let mut values: Self = tensor.into_data().into_vec().expect("the flat space is fp32 by construction");
+        values.truncate(len);
+        values
+    }
+
+    fn into_tensor(self, device: &B::Device) -> Tensor<B, 1> {
+        let len = self.len();
+        Tensor::from_data(TensorData::new(self, [len]), device)
+    }
+
+    fn add(&mut self, gradients: Vec<Gradient<B>>) {
+        if gradients.is_empty() {
+            return;
+        }
+        // One transaction for all of them: a device is waited for once a block, not once a parameter.
+        let (slots, values): (Vec<_>, Vec<_>) =
+            gradients.into_iter().map(|it| ((it.range, it.first), it.values)).unzip();
+        let read = values.into_iter().fold(Transaction::default(), Transaction::register).execute();
+        for ((range, stale), values) in slots.into_iter().zip(read) {
+            let values = values.as_slice::<f32>().expect("gradients of fp32 leaves are fp32");
+            GradientSlot { values: &mut self[range], stale }.add(values);
+        }
+    }
+
+    fn add_products(&mut self, products: Vec<Product<B>>) {
+        for Product { range, first, dy_no, x_ni } in products {
+            let sum = GradientSlot { values: &mut self[range], stale: first };
+            B::add_linear_weight_gradient(dy_no, x_ni, sum);
+        }
+    }
+}
+
+impl Halves for Vec<bf16> {
+    fn lend(&mut self) -> Lent<'_, bf16> {
+        Lent::Host(self)
+    }
+
+    fn bytes(&self) -> u64 {
+        size_of_val(self.as_slice()) as u64
+    }
+}
+
+/// Converts on as many threads as there are.
+#[inline(always)]
+fn convert<T: Copy + Sync, U: Send>(from: &[T], to: &mut [U], one: impl Fn(T) -> U + Sync) {
+    to.par_chunks_mut(TASK).zip(from.par_chunks(TASK)).for_each(|(to, from)| {
+        vectorised(
+            #[inline(always)]
+            || to.iter_mut().zip(from).for_each(|(to, from)| *to = one(*from)),
+        )
+    });
+}

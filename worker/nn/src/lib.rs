@@ -1,0 +1,27 @@
+//! What models are made of, and what the engine and the models share.
+//!
+//! ```text
+//! lora recompute dense      adapters, layers that run again in the backward pass, a linear layer
+//! params                    trainables in one flat buffer
+//! kernels                   fused operations on burn tensors with their backward passes; buffers of the flat space
+//! memory pulse bfloat16     counted allocations and out of memory as a value; signs of motion; rounding
+//! ```
+//!
+//! Imports only go down this list. This crate knows no model, no file format of a data set, no rank and no engine. Draws (`rng`) are
+//! the protocol's, which the coordinator counts with, too.
+//!
+//! Tensor names carry their axes as a suffix: `b` batch, `s` sequence, `n` tokens (`b * s`), `d` hidden, `h` heads, `k` head
+//! dimension, `r` LoRA rank, `o`/`i` output/input features, `p` patches, `c` channels, `t` action steps.
+
+pub mod bfloat16;
+pub mod block;
+pub mod dense;
+pub mod files;
+pub mod kernels;
+pub mod lora;
+pub mod memory;
+pub mod params;
+pub mod pulse;
+pub mod recompute;
+
+pub use coxswain_proto::rng;

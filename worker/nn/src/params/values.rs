@@ -1,0 +1,322 @@
+//! The values of everything that trains, and parameters as one tape sees them.
+//!
+//! [`Trainables`] owns the flat tensor; a parameter is a view of it. A [`ParamScope`] lends views to the blocks of the model: as
+//! constants, or as leaves whose gradients it adds to the flat sums when their block's backward pass is done.
+//!
+//! The optimizer takes the whole buffer out ([`Trainables::take`]), changes it where it lies, and puts it back; nothing is copied, in host
+//! memory or in a device's. What goes to files and to other generations is read by the host ([`Trainables::lend`]).
+//!
+//! What this file does not do: update values (`zero`), or know which parameters a block has.
+
+use std::{
+    cell::RefCell,
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use burn::tensor::{Tensor, backend::AutodiffBackend};
+use coxswain_proto::run_spec::ActivationsDtype;
+
+use super::{
+    GradientSums, ParamId, TrainableLayout, held,
+    notes::{Keep, LinearInputs, Notebook, Notes},
+};
+use crate::kernels::{
+    LinearLayer, ModelBackend, Tape,
+    flat::{Flat, FlatOn},
+};
+
+/// The current values, on a device: one flat tensor; parameters are views of it.
+pub struct Trainables<B: ModelBackend> {
+    layout: TrainableLayout,
+    /// At least as long as the layout; none while they are taken.
+    flat: Option<Tensor<B, 1>>,
+    device: B::Device,
+}
+
+/// Nobody looks while values are taken.
+const THERE: &str = "values that were taken are put back before anybody looks";
+
+impl<B: ModelBackend> Trainables<B> {
+    /// Takes over `values`, which must have the layout's length.
+    pub fn new(layout: TrainableLayout, values: Vec<f32>, device: &B::Device) -> Self {
+        assert_eq!(layout.len(), values.len(), "flat values do not fit the layout");
+        let flat = B::Flat::of(&B::Flat::place(device), values).into_tensor(device);
+        Self { layout, flat: Some(flat), device: device.clone() }
+    }
+
+    /// The layout.
+    pub fn layout(&self) -> &TrainableLayout {
+        &self.layout
+    }
+
+    /// Where they are.
+    pub fn device(&self) -> B::Device {
+        self.device.clone()
+    }
+
+    /// Replaces all values.
+    pub fn set(&mut self, values: Vec<f32>) {
+        self.put(B::Flat::of(&B::Flat::place(&self.device), values));
+    }
+
+    /// Takes all values out to where `F` has them, without a copy if they are there and no view of them is alive. Nothing may use the
+    /// trainables until [`Trainables::put`] puts values back: this pair is how the optimizer updates them in place.
+    pub fn take<F: FlatOn<B>>(&mut self) -> F {
+        F::from_tensor(self.flat.take().expect(THERE), self.layout.len())
+    }
+
+    /// The values from now on.
+    pub fn put(&mut self, values: impl FlatOn<B>) {
+        assert_eq!(self.layout.len(), values.len(), "flat values do not fit the layout");
+        self.flat = Some(values.into_tensor(&self.device));
+    }
+
+    /// Lends all values to the host, to be written to a file. Without a copy where they are in host memory: an expert's are half a
+    /// gigabyte and more. They come back even if `read` unwinds, as an out-of-memory does.
+    pub fn lend<R>(&mut self, read: impl FnOnce(&TrainableLayout, &[f32]) -> R) -> R {
+        let lent = Lent { values: Some(self.take()), trainables: self };
+        let values = lent.values.as_ref().map(|values| values.read(0..values.len())).unwrap_or_default();
+        read(&lent.trainables.layout, &values)
+    }
+
+    /// A copy of all values in host memory.
+    pub fn to_vec(&self) -> Vec<f32> {
+        self.leading_values(self.layout.len())
+    }
+
+    /// A copy of the first `len` values in host memory.
+    pub fn leading_values(&self, len: usize) -> Vec<f32> {
+        if len == 0 {
+            return Vec::new();
+        }
+        let leading = self.flat.clone().expect(THERE).narrow(0, 0, len);
+        leading.into_data().into_vec().expect("trainables are fp32 by construction")
+    }
+
+    /// A parameter as a matrix, without a copy; one of a single axis is a row.
+    fn view(&self, id: ParamId) -> Tensor<B, 2> {
+        let param = self.layout.get(id);
+        let shape = match param.shape[..] {
+            [rows, cols] => [rows, cols],
+            _ => [1, param.len()],
+        };
+        B::matrix_view(self.flat.clone().expect(THERE), param.offset, shape)
+    }
+}
+
+/// Values on loan; put back when it ends, however it ends.
+struct Lent<'a, B: ModelBackend> {
+    values: Option<B::Flat>,
+    trainables: &'a mut Trainables<B>,
+}
+
+impl<B: ModelBackend> Drop for Lent<'_, B> {
+    fn drop(&mut self) {
+        self.values.take().into_iter().for_each(|values| self.trainables.put(values));
+    }
+}
+
+/// The parameters as one tape sees them: constants on a plain backend, leaves under autodiff.
+///
+/// Made for one block at a time: leaves are created when first asked for, and [`ParamScope::collect`] sums their
+/// gradients into the flat buffer after that block's backward pass.
+pub struct ParamScope<'a, T: Tape> {
+    trainables: &'a Trainables<T::Base>,
+    tracked: fn(ParamView<T>) -> ParamView<T>,
+    leaves: RefCell<HashMap<ParamId, ParamView<T>>>,
+    left: Arc<Mutex<Vec<LeftGradient<T::Base>>>>,
+    notebook: Notebook<T::Base>,
+    activations: ActivationsDtype,
+}
+
+/// What the gradient of a linear layer's weight is made of, left by the backward pass for [`ParamScope::collect`].
+struct LeftGradient<B: ModelBackend> {
+    weight: ParamId,
+    dy_no: Tensor<B, 2>,
+    x_ni: Tensor<B, 2>,
+}
+
+/// A parameter on a tape, as [`Trainables::view`] gives it; anything but a matrix is shaped on use.
+type ParamView<T> = Tensor<T, 2>;
+
+impl<'a, T: Tape> ParamScope<'a, T> {
+    /// Parameters as constants.
+    pub fn frozen(trainables: &'a Trainables<T::Base>) -> Self {
+        Self::new(trainables, |view| view)
+    }
+
+    fn new(trainables: &'a Trainables<T::Base>, tracked: fn(ParamView<T>) -> ParamView<T>) -> Self {
+        let (notebook, activations) = (Notebook::Closed, ActivationsDtype::Float32);
+        Self { trainables, tracked, leaves: RefCell::default(), left: Arc::default(), notebook, activations }
+    }
+
+    /// The same for a block whose values are of this precision where they may be kept (`held`); float32 unless said.
+    pub fn holding(self, activations: ActivationsDtype) -> Self {
+        Self { activations, ..self }
+    }
+
+    /// Linear layers of one input, computed or, where this scope reads notes, recalled from them.
+    pub fn noted_linears<const N: usize>(
+        &self,
+        x_ni: Tensor<T, 2>,
+        layers: [(Keep, LinearLayer<T>); N],
+    ) -> [Tensor<T, 2>; N] {
+        let outputs = self.notebook.linears(self.activations, x_ni, layers.into());
+        outputs.try_into().expect("a layer has an output")
+    }
+
+    /// `x` plus a linear layer, the output of half a block: what layer recompute keeps as the next half's input.
+    pub fn noted_residual(&self, x_nd: Tensor<T, 2>, layer: LinearInputs<T>) -> Tensor<T, 2> {
+        self.notebook.last(self.activations, x_nd, layer)
+    }
+
+    /// The parameter as a tensor of `D` axes.
+    ///
+    /// Panics if the parameter has another number of axes: a programming error, not an input error.
+    pub fn get<const D: usize>(&self, id: ParamId) -> Tensor<T, D> {
+        let param = self.trainables.layout.get(id);
+        let shape: [usize; D] = param.shape.clone().try_into().unwrap_or_else(|shape: Vec<usize>| {
+            panic!("parameter {} has {} axes, asked for with {D}", param.name, shape.len())
+        });
+        let leaf = self.leaf(id);
+        match D {
+            2 => Tensor::from_primitive(leaf.into_primitive()),
+            _ => leaf.reshape(shape),
+        }
+    }
+
+    /// `x w^T + bias` with parameters of this scope. `x_ni`; returns `[n, o]`.
+    ///
+    /// The weight's gradient never exists as a tensor of the tape: [`ParamScope::collect`] makes it where it is summed.
+    pub fn linear(&self, x_ni: Tensor<T, 2>, weight: ParamId, bias: Option<ParamId>) -> Tensor<T, 2> {
+        let bias = bias.map(|bias| self.get(bias));
+        T::linear_leaving_weight(x_ni, self.get(weight), bias, self.leave(weight))
+    }
+
+    /// `residual` plus such a layer, the output of half a block.
+    pub fn linear_onto(
+        &self,
+        residual_no: Tensor<T, 2>,
+        x_ni: Tensor<T, 2>,
+        weight: ParamId,
+        bias: Option<ParamId>,
+    ) -> Tensor<T, 2> {
+        let leave = self.leave(weight);
+        let (weight, bias) = (self.get(weight), bias.map(|bias| self.get(bias)));
+        if self.notebook.is_reading() {
+            // Any value of the right shape is as good as another.
+            let unread_no = T::lower(residual_no.clone());
+            let y_no = T::linear_leaving_weight_known(unread_no, x_ni, weight, bias, leave);
+            return T::sum_unread(residual_no, y_no);
+        }
+        T::linear_leaving_weight_onto(held::onto(self.activations, residual_no), x_ni, weight, bias, leave)
+    }
+
+    /// What takes the makings of a weight's gradient in a backward pass.
+    fn leave(
+        &self,
+        weight: ParamId,
+    ) -> impl FnOnce(Tensor<T::Base, 2>, Tensor<T::Base, 2>) + Send + use<T> + 'static {
+        let left = Arc::clone(&self.left);
+        move |dy_no, x_ni| {
+            let mut left = left.lock().unwrap_or_else(PoisonError::into_inner);
+            left.push(LeftGradient { weight, dy_no, x_ni });
+        }
+    }
+
+    fn leaf(&self, id: ParamId) -> ParamView<T> {
+        let mut leaves = self.leaves.borrow_mut();
+        leaves.entry(id).or_insert_with(|| (self.tracked)(T::lift(self.trainables.view(id)))).clone()
+    }
+}
+
+impl<'a, B: Tape<Base = B>> ParamScope<'a, B> {
+    /// Parameters as constants, and notes taken of the linear layers: of their outputs only if `outputs`.
+    pub fn noting(trainables: &'a Trainables<B>, outputs: bool) -> Self {
+        let notebook = Notebook::Writing { outputs, notes: RefCell::default() };
+        Self { notebook, ..Self::frozen(trainables) }
+    }
+
+    /// The notes taken.
+    pub fn into_notes(self) -> Notes<B> {
+        match self.notebook {
+            Notebook::Writing { notes, .. } => notes.into_inner(),
+            Notebook::Closed | Notebook::Reading(_) => Notes::default(),
+        }
+    }
+}
+
+impl<'a, T: Tape + AutodiffBackend<InnerBackend = <T as Tape>::Base>> ParamScope<'a, T> {
+    /// Parameters as leaves that gather gradients.
+    pub fn tracked(trainables: &'a Trainables<<T as Tape>::Base>) -> Self {
+        Self::new(trainables, |view| view.require_grad())
+    }
+
+    /// The same for a block that has run before: its linear layers are recalled from `notes` where they are in there.
+    pub fn recalling(trainables: &'a Trainables<<T as Tape>::Base>, notes: Notes<T::Base>) -> Self {
+        Self { notebook: Notebook::Reading(RefCell::new(notes)), ..Self::tracked(trainables) }
+    }
+
+    /// Adds the gradients of every leaf that was used to `into`.
+    pub fn collect(self, grads: &mut T::Gradients, into: &mut dyn GradientSums<T::Base>) {
+        let layout = &self.trainables.layout;
+        let mut leaves: Vec<_> = self.leaves.into_inner().into_iter().collect();
+        leaves.sort_by_key(|(id, _)| *id);
+        let reached = leaves.into_iter().filter_map(|(id, leaf)| Some((id, leaf.grad_remove(grads)?)));
+        into.add(reached.map(|(id, gradient)| (layout.get(id), gradient)).collect());
+        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        let makings =
+            left.drain(..).map(|LeftGradient { weight, dy_no, x_ni }| (layout.get(weight), [dy_no, x_ni]));
+        into.add_weight_gradients(makings.collect());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::backend::Flex;
+
+    use super::*;
+    use crate::params::{Group, Init};
+
+    #[test]
+    fn a_parameter_is_a_view_of_the_flat_space() {
+        let mut layout = TrainableLayout::default();
+        layout.add("a".into(), &[5], Group("expert"), true, Init::Zeros);
+        let id = layout.add("b".into(), &[2, 3], Group("expert"), true, Init::Zeros);
+        let values: Vec<f32> = (0..11).map(|x| x as f32).collect();
+        let (begin, end) = (values.as_ptr() as usize, values.as_ptr_range().end as usize);
+        let trainables = Trainables::<Flex>::new(layout, values, &Default::default());
+        let matrix = ParamScope::<Flex>::frozen(&trainables).get::<2>(id);
+        let primitive = matrix.clone().into_primitive().tensor();
+        let stored = primitive.bytes().as_ptr() as usize;
+        assert!((begin..end).contains(&stored), "a copy was made");
+        assert_eq!(matrix.into_data().into_vec::<f32>().unwrap(), [5.0, 6.0, 7.0, 8.0, 9.0, 10.0]);
+    }
+
+    #[test]
+    fn taking_the_values_out_and_putting_them_back_copies_nothing() {
+        let mut layout = TrainableLayout::default();
+        let id = layout.add("w".into(), &[1000], Group("expert"), true, Init::Zeros);
+        let values = vec![1.5f32; 1000];
+        let at = values.as_ptr();
+        let mut trainables = Trainables::<Flex>::new(layout, values, &Default::default());
+        drop(trainables.view(id));
+        let taken: Vec<f32> = trainables.take();
+        assert!(taken.as_ptr() == at && taken == vec![1.5; 1000]);
+        trainables.set(taken);
+        assert_eq!(trainables.to_vec(), vec![1.5; 1000]);
+    }
+
+    #[test]
+    fn values_on_loan_come_back_even_if_the_borrower_unwinds() {
+        let mut layout = TrainableLayout::default();
+        layout.add("w".into(), &[4], Group("expert"), true, Init::Zeros);
+        let mut trainables = Trainables::<Flex>::new(layout, vec![2.5; 4], &Default::default());
+        let borrower = std::panic::AssertUnwindSafe(|| {
+            trainables.lend(|_, values| assert!(values.is_empty(), "out of memory"));
+        });
+        std::panic::catch_unwind(borrower).unwrap_err();
+        assert_eq!(trainables.to_vec(), vec![2.5; 4]);
+    }
+}

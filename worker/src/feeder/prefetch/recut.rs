@@ -1,0 +1,270 @@
+//! Micro-batches of another size out of those that are ready: their rows, put together otherwise.
+//!
+//! ```text
+//! ready     | a b c d | e f g h |            4 at a time; b has the longest prompt, so a, c and d are padded to it
+//! recut     | a b | c d | e f | ...          2 at a time; c and d are padded to the longer of the two
+//! ```
+//!
+//! A row is a function of its sample and of where features come from, and a micro-batch is put together of rows in one way only
+//! ([`put_together`]); so what is cut here has the bits of what would be read anew. Where a row is not there its micro-batch is left
+//! to the data threads.
+//!
+//! No more is kept than may be ready, and one micro-batch for the trainer, which has none then: a rank that is out of memory has use for
+//! the rest.
+
+use std::collections::BTreeMap;
+
+use coxswain_proto::ids::Step;
+
+use super::{Shared, State, StepRequest};
+use coxswain_data::DataError;
+use coxswain_task::Samples;
+
+use crate::feeder::rows::{Prepared, Row, put_together};
+
+/// Rows by their step and the index of their sample.
+pub(super) type Rows = BTreeMap<(Step, u64), Row>;
+
+impl State {
+    /// The rows of these micro-batches, as far as their steps are on record.
+    pub(super) fn take_apart(&self, samples: &dyn Samples, ready: impl Iterator<Item = Prepared>) -> Rows {
+        let mut rows = Rows::new();
+        for prepared in ready {
+            let step = prepared.batch.step();
+            let request = self.requests.iter().find(|(_, request)| request.step == step);
+            let Some((_, request)) = request else { continue };
+            let apart = prepared.into_rows(samples, request.kept.as_ref());
+            rows.extend(apart.into_iter().map(|row| ((step, row.sample.index()), row)));
+        }
+        rows
+    }
+}
+
+impl Shared {
+    /// The micro-batches of the requests on record that these rows make, by number.
+    pub(super) fn recut(&self, state: &State, mut rows: Rows) -> BTreeMap<u64, Result<Prepared, DataError>> {
+        let mut made = BTreeMap::new();
+        for (first, request) in &state.requests {
+            let most = state.taken + self.bound(state, request) + 1;
+            for number in (*first..*first + request.micro_batches()).take_while(|number| *number < most) {
+                let Some(own) = self.take_rows(request, number - first, &mut rows) else { continue };
+                let made_anew = put_together(&*self.samples, request.step, own, request.kept.as_ref());
+                made.insert(number, Ok(made_anew));
+            }
+        }
+        made
+    }
+
+    /// The rows of one micro-batch, if all are there.
+    fn take_rows(&self, request: &StepRequest, number: u64, rows: &mut Rows) -> Option<Vec<Row>> {
+        let key = |position| Some((request.step, self.order.sample(request.epoch, position)?));
+        let keys: Vec<(Step, u64)> = request.part(number).map(key).collect::<Option<_>>()?;
+        let all = keys.iter().all(|key| rows.contains_key(key));
+        all.then(|| keys.iter().filter_map(|key| rows.remove(key)).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        collections::BTreeSet,
+        sync::{Arc, LazyLock},
+        time::{Duration, Instant},
+    };
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{data::{
+            Dataset, FeatureShape, KeptFeatures, Prefetcher,
+            tests::{mini, spec},
+        }, vl_cache::Store};
+
+    const SHARE: u64 = 6;
+    const STEPS: u64 = 3;
+
+    static DATASET: LazyLock<(Arc<Dataset>, KeptFeatures)> = LazyLock::new(|| {
+        let dataset = Dataset::open(&spec(&mini())).expect("the data set opens");
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let store = Store::open(dir.path(), None).expect("a new store");
+        let keys = Arc::new(dataset.sample_keys(&store).expect("readable"));
+        let shape = FeatureShape { width: 2, merged_patches: None };
+        (Arc::new(dataset), KeptFeatures { space: None, keys, shape })
+    });
+
+    fn request(step: u64, micro_batch: usize, kept: Option<&KeptFeatures>) -> StepRequest {
+        let positions = vec![step * SHARE..step * SHARE + 2, step * SHARE + 3..(step + 1) * SHARE];
+        StepRequest { step: Step(step), epoch: 0, positions, micro_batch, kept: kept.cloned() }
+    }
+
+    /// Waits until nothing more can be made ready, and ends the threads: from then on nothing is read.
+    fn rest(prefetcher: &mut Prefetcher) {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let idle = |state: &State, depth: u64| {
+            let due = (state.taken + depth).min(state.planned);
+            (state.taken..due).all(|number| state.done.contains_key(&number))
+        };
+        while !idle(&prefetcher.shared.lock(), prefetcher.shared.depth) {
+            assert!(Instant::now() < deadline, "the data threads do not get ready");
+            std::thread::yield_now();
+        }
+        prefetcher.shared.lock().stop = true;
+        prefetcher.shared.wanted.notify_all();
+        prefetcher.makers.drain(..).for_each(|maker| maker.join().expect("panics are caught"));
+    }
+
+    /// As the trainer would have computed them.
+    fn features(sample: u64, values: &mut [f32]) {
+        values.fill(sample as f32 + 0.5);
+    }
+
+    /// What reading a micro-batch anew gives, with the features of these samples in their places.
+    fn anew(request: &StepRequest, number: u64, computed: &BTreeSet<u64>) -> Prepared {
+        let (dataset, _) = &*DATASET;
+        let order = dataset.order();
+        let indices: Vec<u64> =
+            request.part(number).filter_map(|position| order.sample(request.epoch, position)).collect();
+        let read = dataset.prepare(request.step, &indices, request.kept.as_ref());
+        let mut read = read.map_err(|(_, error)| error).expect("sound samples");
+        for missing in std::mem::take(&mut read.missing) {
+            if computed.contains(&missing.seen.index) {
+                let batch = read.batch.features.as_mut().expect("they were asked for");
+                features(missing.seen.index, &mut batch.values[missing.place]);
+                read.computed.push(missing.row);
+            } else {
+                read.missing.push(missing);
+            }
+        }
+        read
+    }
+
+    /// When and how micro-batches are cut anew.
+    #[derive(Debug)]
+    struct Cut {
+        before: usize,
+        after: usize,
+        depth: usize,
+        /// Micro-batches that the trainer has taken.
+        taken: usize,
+        /// Whether it gives the last of them back.
+        last: bool,
+        /// Whether features are kept.
+        kept: bool,
+        /// Rows that the trainer has borrowed to compute their features, and how many of them it has brought back.
+        lent: usize,
+        back: usize,
+    }
+
+    fn check(cut: &Cut) -> Result<(), TestCaseError> {
+        let &Cut { before, after, depth, taken, last, kept, lent, back } = cut;
+        let (dataset, features_of) = &*DATASET;
+        let kept = kept.then_some(features_of);
+        let mut prefetcher = Prefetcher::start(dataset.clone(), depth, 2).expect("threads start");
+        for step in 0..STEPS {
+            prefetcher.request(request(step, before, kept)).expect("in order");
+        }
+        let mut newest = None;
+        for _ in 0..taken {
+            newest = prefetcher.next(Step(0)).expect("sound samples");
+        }
+        rest(&mut prefetcher);
+        let rows = prefetcher.upcoming(lent);
+        let (returned, away) = rows.split_at(back.min(rows.len()));
+        for row in returned {
+            let mut values = vec![0.0; row.missing.place.len()];
+            features(row.missing.seen.index, &mut values);
+            prefetcher.put_back(row, &values, true);
+        }
+        let index = |row: &crate::data::Upcoming| row.missing.seen.index;
+        let (computed, away): (BTreeSet<u64>, BTreeSet<u64>) =
+            (returned.iter().map(index).collect(), away.iter().map(index).collect());
+        let mut there: BTreeSet<(Step, u64)> = prefetcher
+            .shared
+            .lock()
+            .done
+            .values()
+            .flatten()
+            .chain(newest.as_ref().filter(|_| last))
+            .flat_map(|ready| ready.batch.sample_indices.iter().map(|index| (ready.batch.step, *index)))
+            .collect();
+        there.retain(|(_, index)| !away.contains(index));
+
+        prefetcher.replan(Step(0), after, newest.filter(|_| last)).expect("step 0 is on record");
+        let mut state = prefetcher.shared.lock();
+        let (mut number, start) = (state.taken, state.taken);
+        for step in 0..STEPS {
+            let request = request(step, after, kept);
+            for part in 0..request.micro_batches() {
+                let expected = anew(&request, part, &computed);
+                let all = expected.batch.sample_indices.iter();
+                let all = all.map(|index| (Step(step), *index)).all(|row| there.contains(&row));
+                let cut = state.done.remove(&number);
+                prop_assert_eq!(cut.is_some(), all && number <= start + depth as u64);
+                if let Some(cut) = cut {
+                    let cut = cut.expect("a micro-batch");
+                    prop_assert_eq!(cut.batch, expected.batch);
+                    prop_assert_eq!(cut.missing, expected.missing);
+                    prop_assert_eq!(cut.computed, expected.computed);
+                    prop_assert!(cut.lent.is_empty());
+                }
+                number += 1;
+            }
+        }
+        prop_assert!(state.done.is_empty());
+        Ok(())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(24))]
+
+        #[test]
+        fn what_is_cut_is_what_reading_anew_gives_and_nothing_is_read(
+            (before, after) in (1..7usize, 1..5usize),
+            (depth, taken) in (1..4usize, 0..2usize),
+            (last, kept) in any::<(bool, bool)>(),
+            (lent, back) in (0..4usize, 0..4usize),
+        ) {
+            check(&Cut { before, after, depth, taken, last, kept, lent, back })?;
+        }
+    }
+
+    #[test]
+    fn both_halves_of_the_micro_batch_that_did_not_fit_are_there_at_once() {
+        let cut = Cut { before: 4, after: 2, depth: 1, taken: 1, last: true, kept: false, lent: 0, back: 0 };
+        check(&cut).expect("as above");
+    }
+
+    #[test]
+    fn what_was_cut_and_taken_is_not_made_again() {
+        let (dataset, _) = &*DATASET;
+        let mut prefetcher = Prefetcher::start(dataset.clone(), 1, 1).expect("a thread starts");
+        (0..STEPS).for_each(|step| prefetcher.request(request(step, 4, None)).expect("in order"));
+        let last = prefetcher.next(Step(0)).expect("sound samples");
+        rest(&mut prefetcher);
+        prefetcher.replan(Step(0), 2, last).expect("step 0 is on record");
+        for _ in 0..2 {
+            prefetcher.next(Step(0)).expect("sound samples").expect("cut");
+        }
+        // A thread that has been busy all the time.
+        prefetcher.shared.lock().stop = false;
+        let job = prefetcher.shared.claim().expect("nobody stops it");
+        assert_eq!(job.number, prefetcher.shared.lock().taken);
+    }
+
+    #[test]
+    fn threads_make_what_is_not_cut_and_leave_what_is() {
+        let (dataset, _) = &*DATASET;
+        let mut prefetcher = Prefetcher::start(dataset.clone(), 1, 2).expect("threads start");
+        (0..STEPS).for_each(|step| prefetcher.request(request(step, 3, None)).expect("in order"));
+        let last = prefetcher.next(Step(0)).expect("sound samples");
+        prefetcher.replan(Step(0), 2, last).expect("step 0 is on record");
+        for step in 0..STEPS {
+            let request = request(step, 2, None);
+            for part in 0..request.micro_batches() {
+                let made = prefetcher.next(Step(step)).expect("sound samples").expect("one more");
+                assert_eq!(made.batch, anew(&request, part, &BTreeSet::new()).batch);
+            }
+            assert!(prefetcher.next(Step(step)).expect("sound samples").is_none());
+        }
+    }
+}

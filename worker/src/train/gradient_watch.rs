@@ -1,0 +1,80 @@
+//! Proof that what should train does.
+
+use coxswain_nn::{
+    kernels::flat::Flat,
+    params::{FlatGrads, TrainableLayout},
+};
+
+use crate::zero::Rates;
+
+/// Watches that every trainable gets a gradient, over the first steps of a run.
+///
+/// Three steps must have been taken before silence means a fault: an output layer and every `lora_B` may start at zero, so
+/// in the first step only the output layer has a gradient, in the second everything but `lora_A`, in the third everything. Groups whose
+/// learning rate is 0 are not meant to train, and are not watched; the expert's is never 0, since nothing has a gradient before its output
+/// layer has moved.
+#[derive(Clone, Debug)]
+pub struct GradientWatch {
+    /// Numbers of the parameters that had no gradient other than zero so far.
+    silent: Vec<usize>,
+    /// Steps that were taken.
+    steps: usize,
+    /// Whether gradients were seen since the last step that was taken: a step that is voted down, or broken off because a rank was
+    /// lost, is tried again and counts once.
+    seen: bool,
+}
+
+/// Some trainables never got a gradient.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{} of {total} trainable tensors got no gradient in the first {steps} steps, beginning with `{}`: they are not part of the loss, or their inputs are constant zero; take them out of lora.targets, or look for a feature that is always zero",
+    names.len(),
+    names[0]
+)]
+pub struct SilentTrainables {
+    /// Their names.
+    pub names: Vec<String>,
+    /// All trainable tensors.
+    pub total: usize,
+    /// Steps watched.
+    pub steps: usize,
+}
+
+impl GradientWatch {
+    /// Steps that have to be taken before [`GradientWatch::verdict`] may find a fault.
+    pub const STEPS: usize = 3;
+
+    /// Nothing seen yet of what has a rate other than 0 in `peak`.
+    pub fn new(layout: &TrainableLayout, peak: &Rates) -> Self {
+        let trains = |&number: &usize| peak.of(layout.params()[number].group) > 0.0;
+        Self { silent: (0..layout.params().len()).filter(trains).collect(), steps: 0, seen: false }
+    }
+
+    /// Takes note of the gradients of one try of a step, before they are reduced over ranks or cleared. A step in which this rank had no
+    /// samples is passed over.
+    pub fn observe<F: Flat>(&mut self, layout: &TrainableLayout, grads: &FlatGrads<F>) {
+        if !layout.params().iter().any(|param| grads.touched(param)) {
+            return;
+        }
+        self.seen = true;
+        self.silent.retain(|&number| {
+            let param = &layout.params()[number];
+            !grads.touched(param) || grads.values().read(param.range()).iter().all(|&g| g == 0.0)
+        });
+    }
+
+    /// True once nothing is left to watch for.
+    pub fn all_heard(&self) -> bool {
+        self.silent.is_empty()
+    }
+
+    /// A step was taken: an error if some trainable has had no gradient and enough steps were taken.
+    pub fn verdict(&mut self, layout: &TrainableLayout) -> Result<(), SilentTrainables> {
+        self.steps += usize::from(std::mem::take(&mut self.seen));
+        if self.all_heard() || self.steps < Self::STEPS {
+            return Ok(());
+        }
+        let names = self.silent.iter().map(|&number| layout.params()[number].name.clone()).collect();
+        Err(SilentTrainables { names, total: layout.params().len(), steps: self.steps })
+    }
+}

@@ -1,0 +1,123 @@
+//! Samples and batches as the engine passes them from threads to the device: opaque, but for what is written here.
+
+use std::{any::Any, fmt::Debug};
+
+use coxswain_proto::ids::Step;
+
+/// What of a sample's inputs is kept in the store beside its features, so that a hit reads and tokenizes nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Inputs {
+    /// Token ids.
+    pub ids: Vec<u32>,
+    /// Sizes of inputs that were cut into patches, `(t, h, w)` each.
+    pub grids: Vec<[u32; 3]>,
+}
+
+/// One sample, preprocessed.
+pub trait Sample: Any + Debug + Send + Sync {
+    /// Its place in the data set, which keys its random draws.
+    fn index(&self) -> u64;
+
+    /// What is kept of its inputs beside its features.
+    fn inputs(&self) -> Inputs;
+
+    /// Takes out what features are computed from: the sample that is returned has its inputs and nothing else, this one keeps all but the
+    /// large ones.
+    fn take_seen(&mut self) -> Box<dyn Sample>;
+
+    /// A copy.
+    fn boxed(&self) -> Box<dyn Sample>;
+
+    /// Whether the other one is of the same type and has the same values.
+    fn equals(&self, other: &dyn Sample) -> bool;
+
+    /// The task's own type.
+    fn as_any(&self) -> &dyn Any;
+}
+
+impl dyn Sample {
+    /// The task's own sample.
+    pub fn content<S: Sample>(&self) -> &S {
+        self.as_any().downcast_ref().expect("samples of a run are those of its task")
+    }
+}
+
+impl Clone for Box<dyn Sample> {
+    fn clone(&self) -> Self {
+        self.boxed()
+    }
+}
+
+impl PartialEq for dyn Sample {
+    fn eq(&self, other: &Self) -> bool {
+        self.equals(other)
+    }
+}
+
+/// Features of the rows of a batch at an objective's tap.
+///
+/// A row has as many tokens as the [`FeatureShape`](super::FeatureShape) says of its inputs, padding has none. Where a tap has several
+/// tensors, a row's are one after the other.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CachedFeatures {
+    /// Values of a token.
+    pub width: usize,
+    /// `[tokens, width]`, the rows' tokens one after the other.
+    pub values: Vec<f32>,
+}
+
+/// The samples of one forward pass on one rank.
+pub trait Batch: Any + Debug + Send + Sync {
+    /// The optimizer step it belongs to.
+    fn step(&self) -> Step;
+
+    /// The samples' indices, in the order of its rows.
+    fn samples(&self) -> &[u64];
+
+    /// Tokens (or whatever the task counts its speed in) that are not padding.
+    fn tokens(&self) -> u64;
+
+    /// Rows times padded length: what the memory of a pass grows with.
+    fn cells(&self) -> usize;
+
+    /// Bytes of its values, features included.
+    fn bytes(&self) -> u64;
+
+    /// Features to use instead of computing them; none where the pass computes its own.
+    fn features(&self) -> Option<&CachedFeatures>;
+
+    /// See [`Batch::features`].
+    fn features_mut(&mut self) -> &mut Option<CachedFeatures>;
+
+    /// The same rows with these features, without the inputs that they stand for.
+    fn with_features(&self, features: CachedFeatures) -> Box<dyn Batch>;
+
+    /// Whether the other one is of the same type and has the same values.
+    fn equals(&self, other: &dyn Batch) -> bool;
+
+    /// The task's own type.
+    fn as_any(&self) -> &dyn Any;
+}
+
+impl dyn Batch {
+    /// The task's own batch.
+    pub fn content<T: Batch>(&self) -> &T {
+        self.as_any().downcast_ref().expect("batches of a run are those of its task")
+    }
+
+    /// Rows.
+    pub fn len(&self) -> usize {
+        self.samples().len()
+    }
+
+    /// True when no sample is left for this rank.
+    pub fn is_empty(&self) -> bool {
+        self.samples().is_empty()
+    }
+}
+
+impl PartialEq for dyn Batch {
+    fn eq(&self, other: &Self) -> bool {
+        self.equals(other)
+    }
+}

@@ -1,0 +1,33 @@
+//! What the engine sees of a task. A task is a folder of `worker/tasks`; the engine (`worker/src`) trains whatever implements these traits,
+//! and neither knows the other.
+//!
+//! ```text
+//! Task, TaskOn   by name in a registry: opens a run's samples; builds, on a backend, what trains on them
+//! Samples        the opened data of a run: samples by index, side by side as batches, apart again
+//! Objective      loss and gradients of a batch, evaluation, what is exported, which features may be kept
+//! Extractor      the frozen part of an objective, whose answers the engine keeps
+//! ```
+//!
+//! Samples and batches are opaque to the engine, which asks them for their sizes only. So the training loop is compiled once for each backend,
+//! not once for each task; a task finds its own types again with [`dyn Batch::content`](batch::Batch) and its like.
+
+pub mod batch;
+pub mod clock;
+pub mod error;
+pub mod features;
+pub mod memory;
+pub mod objective;
+pub mod samples;
+pub mod selftest;
+pub mod task;
+
+pub use self::{
+    batch::{Batch, CachedFeatures, Inputs, Sample},
+    clock::{Pass, StageClock},
+    error::{Fault, TaskError},
+    features::{Extractor, FeatureShape, FrozenWeights},
+    objective::{Artifact, Built, Evaluation, MicroLoss, Module, Objective},
+    samples::{InputIngredients, Readable, SampleKeys, Samples, TextFile},
+    selftest::{Losses, Width},
+    task::{Task, TaskOn},
+};

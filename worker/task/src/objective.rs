@@ -1,0 +1,114 @@
+//! What trains: loss and gradients of a batch, its evaluation, and what is left when it is done.
+
+use std::path::Path;
+
+use coxswain_nn::{
+    kernels::Tape,
+    params::{GradientSums, TrainableLayout, Trainables},
+};
+
+use crate::{Batch, Extractor, Samples, StageClock, TaskError};
+
+/// The loss of one micro-batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct MicroLoss {
+    /// Sum over valid elements.
+    pub loss_sum: f64,
+    /// Valid elements.
+    pub valid: f64,
+}
+
+/// What was found on held-out samples. Adds up over batches and ranks; a measure is its sum over the count.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Evaluation {
+    /// What the sums are divided by.
+    pub count: f64,
+    /// One for each name of [`Objective::measures`].
+    pub sums: Vec<f64>,
+}
+
+/// One row of the start-up table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Module {
+    /// A part of the model, or a group of trainables in it.
+    pub module: String,
+    /// Tensors.
+    pub tensors: usize,
+    /// Elements.
+    pub parameters: usize,
+    /// Whether it trains.
+    pub trains: bool,
+    /// How it is kept: `float32`, `bfloat16`, or both.
+    pub dtype: &'static str,
+    /// Bytes on the device, without gradients and optimizer state; of what is streamed as many as are there at once.
+    pub bytes: u64,
+}
+
+/// A file that a run leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Artifact {
+    /// Its path below the run's directory.
+    pub path: &'static str,
+    /// What it is, for the manifest.
+    pub what: &'static str,
+}
+
+/// An objective, the layout of everything that trains in it, and the values it starts from; both are the same on every rank.
+pub struct Built<B: Tape<Base = B>> {
+    /// What trains.
+    pub objective: Box<dyn Objective<B>>,
+    /// Its trainables.
+    pub layout: TrainableLayout,
+    /// Their first values.
+    pub initial: Vec<f32>,
+}
+
+/// Frozen weights, and what is computed with them and the trainables.
+///
+/// Losses are *sums* over valid elements, and so are gradients: the engine divides by the count of the global batch. Random draws depend
+/// on the run's seed, the batch's step and each sample's index, on nothing else.
+pub trait Objective<B: Tape<Base = B>> {
+    /// Runs one micro-batch and adds the gradient of its loss sum to `grads`. On an error `grads` may hold a part of it: it is zeroed before
+    /// the next attempt.
+    fn forward_backward(
+        &self,
+        trainables: &Trainables<B>,
+        batch: &dyn Batch,
+        grads: &mut dyn GradientSums<B>,
+        clock: &mut StageClock<'_>,
+    ) -> Result<MicroLoss, TaskError>;
+
+    /// The loss that [`Objective::forward_backward`] would have, from the same draws.
+    fn loss(&self, trainables: &Trainables<B>, batch: &dyn Batch) -> Result<MicroLoss, TaskError>;
+
+    /// Names of what [`Objective::evaluate`] measures; empty if there is nothing to measure.
+    fn measures(&self) -> &'static [&'static str];
+
+    /// Evaluates held-out samples; `batch` is never empty.
+    fn evaluate(
+        &self,
+        trainables: &Trainables<B>,
+        batch: &dyn Batch,
+        samples: &dyn Samples,
+    ) -> Result<Evaluation, TaskError>;
+
+    /// Rows of the start-up table: frozen parts first, then what trains.
+    fn modules(&self, layout: &TrainableLayout) -> Vec<Module>;
+
+    /// The values that trainables start from, once more.
+    fn initial_values(&self, layout: &TrainableLayout) -> Result<Vec<f32>, TaskError>;
+
+    /// Writes what a user takes away, each file whole or not at all, and says what it has written.
+    fn export(&self, dir: &Path, layout: &TrainableLayout, values: &[f32])
+    -> Result<Vec<Artifact>, TaskError>;
+
+    /// What of it may be kept; none if the run's cache is off, or nothing may.
+    fn extractor(&self) -> Option<&dyn Extractor<B>> {
+        None
+    }
+
+    /// Most bytes of streamed frozen weights (`memory.offload: layers`) that were in memory at once so far.
+    fn most_streamed(&self) -> u64 {
+        0
+    }
+}

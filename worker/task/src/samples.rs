@@ -1,0 +1,151 @@
+//! The opened data of a run, as its task sees it.
+
+use std::{any::Any, sync::Arc};
+
+use coxswain_data::{DataError, Fingerprint, SampleOrder, TrainingSamples};
+use coxswain_feature_store::{Digest, SampleKey, Store, StoreError};
+use coxswain_proto::{ids::Step, order::DamagedRow};
+
+use crate::{Batch, Inputs, Sample};
+
+/// Keys of all samples of a data set, by index; 33 bytes each.
+pub struct SampleKeys {
+    keys: Vec<Option<SampleKey>>,
+    /// Inputs that were read and hashed for this table; 0 if all were remembered.
+    pub inputs_read: u64,
+}
+
+impl SampleKeys {
+    /// From the keys by index, none for samples that could not be read.
+    pub fn new(keys: Vec<Option<SampleKey>>, inputs_read: u64) -> Self {
+        Self { keys, inputs_read }
+    }
+
+    /// The key of sample `index`; none if it could not be read, or does not exist.
+    pub fn get(&self, index: u64) -> Option<SampleKey> {
+        self.keys.get(usize::try_from(index).ok()?).copied().flatten()
+    }
+
+    /// Bytes of memory that they take.
+    pub fn bytes(&self) -> u64 {
+        size_of_val(&*self.keys) as u64
+    }
+
+    /// Samples that have a key.
+    pub fn len(&self) -> usize {
+        self.keys.iter().flatten().count()
+    }
+
+    /// True if no sample has a key.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// How inputs are made: what features depend on besides sample and model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InputIngredients {
+    /// How images become the model's input, in words.
+    pub preprocessing: String,
+    /// What stands around the sample's own text.
+    pub prompt: String,
+    /// The tokenizer's file.
+    pub tokenizer: Digest,
+}
+
+/// A text that goes beside a run's results.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TextFile {
+    /// Its name in the run's directory.
+    pub path: &'static str,
+    /// What it is, for the manifest.
+    pub what: &'static str,
+    /// Its content.
+    pub text: String,
+}
+
+/// Samples that could be read, and what is wrong with the others.
+#[derive(Debug, Default)]
+pub struct Readable {
+    /// In the order asked for.
+    pub samples: Vec<Box<dyn Sample>>,
+    /// One for each sample that is not there.
+    pub faults: Vec<DataError>,
+}
+
+/// An opened data set. Shared between threads, which read samples side by side.
+pub trait Samples: Send + Sync {
+    /// Samples that are trained on.
+    fn training(&self) -> &Arc<TrainingSamples>;
+
+    /// Samples that are held out, in order.
+    fn holdout(&self) -> Vec<u64>;
+
+    /// Names the content, and keys the order of samples.
+    fn fingerprint(&self) -> Fingerprint;
+
+    /// Sample `index`, as training sees it.
+    fn read(&self, index: u64) -> Result<Box<dyn Sample>, DataError>;
+
+    /// Sample `index` with these inputs, without those that its features stand for; reads as little as that takes.
+    fn read_beside(&self, index: u64, inputs: Inputs) -> Result<Box<dyn Sample>, DataError>;
+
+    /// A batch of these samples, in this order.
+    fn collate(&self, step: Step, samples: &[&dyn Sample]) -> Box<dyn Batch>;
+
+    /// What [`Samples::collate`] was given.
+    fn take_apart(&self, batch: &dyn Batch) -> Vec<Box<dyn Sample>>;
+
+    /// What of the data set is to blame that sample `index` cannot be used, and which other samples need it.
+    fn damaged_row(&self, index: u64, fault: &DataError) -> DamagedRow;
+
+    /// Keys of all samples by content, from the store's memo and, where that does not know them, from the files.
+    fn keys(&self, store: &Store) -> Result<SampleKeys, StoreError>;
+
+    /// What features depend on besides sample and model.
+    fn ingredients(&self) -> Result<InputIngredients, StoreError>;
+
+    /// What belongs beside the run's results, normalisation statistics for instance.
+    fn files(&self) -> Vec<TextFile>;
+
+    /// Lines of `cox check` about the data: label and text.
+    fn describe(&self) -> Result<Vec<(&'static str, String)>, DataError>;
+
+    /// The task's own type.
+    fn as_any(&self) -> &dyn Any;
+}
+
+impl dyn Samples {
+    /// Samples of an epoch.
+    pub fn training_len(&self) -> u64 {
+        self.training().len()
+    }
+
+    /// The training sample that has so many before it in the data set.
+    pub fn training_sample(&self, number: u64) -> Option<u64> {
+        self.training().get(number)
+    }
+
+    /// The order of training samples under a run's seed.
+    pub fn order(&self, seed: u64) -> SampleOrder {
+        SampleOrder::new(seed, self.fingerprint(), self.training().clone())
+    }
+
+    /// Those of these samples that can be read.
+    pub fn readable(&self, indices: &[u64]) -> Readable {
+        let mut readable = Readable::default();
+        for &index in indices {
+            match self.read(index) {
+                Ok(sample) => readable.samples.push(sample),
+                Err(fault) => readable.faults.push(fault),
+            }
+        }
+        readable
+    }
+
+    /// A batch of these samples, in this order.
+    pub fn batch(&self, step: Step, samples: &[Box<dyn Sample>]) -> Box<dyn Batch> {
+        let samples: Vec<&dyn Sample> = samples.iter().map(|sample| &**sample).collect();
+        self.collate(step, &samples)
+    }
+}

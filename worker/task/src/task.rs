@@ -1,0 +1,42 @@
+//! Tasks by name.
+
+use std::sync::Arc;
+
+use coxswain_data::DataError;
+use coxswain_nn::kernels::Tape;
+use coxswain_proto::run_spec::RunSpec;
+
+use crate::{Built, Losses, Samples, TaskError, Width, memory::Subject};
+
+/// Something that can be trained.
+pub trait Task: Send + Sync {
+    /// As `task.type` of a run file names it.
+    fn name(&self) -> &'static str;
+
+    /// Opens the run's data: all metadata is read and checked against the run.
+    fn open(&self, spec: &RunSpec) -> Result<Arc<dyn Samples>, DataError>;
+
+    /// Sizes of what the run names, from configuration and headers alone.
+    fn sizes(&self, spec: &RunSpec) -> Result<Box<dyn Subject>, TaskError>;
+
+    /// The losses that [`TaskOn::few_steps`] had on the CPU of the machine it was written on; empty if it has none.
+    fn known_losses(&self) -> &'static [f64] {
+        &[]
+    }
+}
+
+/// A task on one kind of device.
+pub trait TaskOn<B: Tape<Base = B>>: Task {
+    /// Reads the model and registers everything that trains, for these samples.
+    fn build(
+        &self,
+        spec: &RunSpec,
+        samples: &dyn Samples,
+        device: &B::Device,
+    ) -> Result<Built<B>, TaskError>;
+
+    /// Trains a small instance, which it brings along, for a few steps; nothing if it has none.
+    fn few_steps(&self, _device: &B::Device, _width: Width) -> Option<Losses> {
+        None
+    }
+}

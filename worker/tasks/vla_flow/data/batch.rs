@@ -1,0 +1,110 @@
+//! What the data pipeline hands to the policy: plain host memory, no tensors, no files. The engine sees it as
+//! [`coxswain_task::Sample`] and [`coxswain_task::Batch`].
+
+use std::ops::Range;
+
+use coxswain_proto::ids::Step;
+use coxswain_task::CachedFeatures;
+
+/// One training sample, preprocessed: what the model sees of one frame of one episode.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Sample {
+    /// Position in the data set (`index` column), which keys the sample's random draws.
+    pub index: u64,
+    /// `episode_index` column.
+    pub episode: u64,
+    /// `frame_index` column.
+    pub frame: u64,
+    /// Prompt with image placeholders expanded: one id per token.
+    pub input_ids: Vec<u32>,
+    /// Patches of all images, in prompt order: `[patches, 1176]`, row-major.
+    pub pixel_values: Vec<f32>,
+    /// `(t, h, w)` in patches, one per image.
+    pub image_grids: Vec<[u32; 3]>,
+    /// Normalised proprioceptive state, `[state]`.
+    pub state: Vec<f32>,
+    /// Normalised sensor window, `[window, channels]` row-major; empty without a sensor.
+    pub sensor: Vec<f32>,
+    /// Normalised actions, `[horizon, action]` row-major; steps past the episode's end repeat its last action.
+    pub actions: Vec<f32>,
+    /// `[horizon]`; true where the action lies past the episode's end and must not count.
+    pub action_is_pad: Vec<bool>,
+}
+
+impl Sample {
+    /// Where it stands in the data set, and nothing else.
+    pub fn without_content(&self) -> Self {
+        Self { index: self.index, episode: self.episode, frame: self.frame, ..Self::default() }
+    }
+}
+
+/// Sizes that are the same for every sample of a data set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SampleDims {
+    /// Length of the state vector.
+    pub state: usize,
+    /// Sensor window length; 0 without a sensor.
+    pub sensor_window: usize,
+    /// Sensor channels; 0 without a sensor.
+    pub sensor_channels: usize,
+    /// Actions per chunk.
+    pub horizon: usize,
+    /// Length of an action.
+    pub action: usize,
+}
+
+/// Samples of one forward pass on one rank, sequences padded to the longest.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct MicroBatch {
+    /// The optimizer step it belongs to.
+    pub step: Step,
+    /// The samples' `index`, in batch order.
+    pub sample_indices: Vec<u64>,
+    /// `[b, s]` row-major, padded on the left as VLA prompts are.
+    pub input_ids: Vec<u32>,
+    /// Valid tokens of each row; `b` ranges within `0..s`.
+    pub valid: Vec<Range<u32>>,
+    /// Padded sequence length, `s`.
+    pub seq_len: usize,
+    /// `[patches, 1176]` of all images of all rows, in order.
+    pub pixel_values: Vec<f32>,
+    /// One per image, in order of rows, then prompt order.
+    pub image_grids: Vec<[u32; 3]>,
+    /// Images of each row.
+    pub images_per_row: Vec<u32>,
+    /// `[b, state]`.
+    pub state: Vec<f32>,
+    /// `[b, window, channels]`.
+    pub sensor: Vec<f32>,
+    /// `[b, horizon, action]`.
+    pub actions: Vec<f32>,
+    /// `[b, horizon]`, 1 where the action counts.
+    pub action_valid: Vec<f32>,
+    /// Features to use instead of the pixels and of what they pass through, for every row; none where the model computes its own.
+    pub features: Option<CachedFeatures>,
+}
+
+impl MicroBatch {
+    /// Rows in the batch.
+    pub fn len(&self) -> usize {
+        self.sample_indices.len()
+    }
+
+    /// True when no sample is left for this rank.
+    pub fn is_empty(&self) -> bool {
+        self.sample_indices.is_empty()
+    }
+
+    /// Bytes of its values.
+    pub fn bytes(&self) -> u64 {
+        let floats = [&self.pixel_values, &self.state, &self.sensor, &self.actions, &self.action_valid];
+        let features = self.features.as_ref().map(|features| &features.values);
+        let floats: usize = floats.into_iter().chain(features).map(Vec::len).sum();
+        4 * (floats + self.input_ids.len()) as u64
+    }
+
+    /// Tokens that are not padding.
+    pub fn tokens(&self) -> u64 {
+        self.valid.iter().map(|r| u64::from(r.end - r.start)).sum()
+    }
+}

@@ -1,0 +1,310 @@
+//! A data set as a run sees it: the features it names, normalised, with images as patches and the task as token ids.
+//!
+//! [`Dataset::open`] reads all metadata and checks it against the run: a run that would fail on its data fails here. Values are
+//! checked when their sample is read: NaN and infinity, images that do not decode, rows that contradict the metadata.
+
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use coxswain_proto::order::DamagedRow;
+use coxswain_proto::run_spec::{Data, RunSpec};
+
+use coxswain_data::{
+    DataError, Fingerprint, Normalizer, SampleOrder, TrainingSamples,
+    lerobot::{
+        Catalog,
+        episodes::Episode,
+        info::{Feature, Info},
+        rows::{Columns, Limits, RowStore},
+        stats::Stats,
+    },
+};
+use coxswain_models::qwen2_5_vl::processor::{ImageProcessor, ModelFacts, PixelBounds, PromptEncoder, image_size};
+
+use super::batch::SampleDims;
+
+/// Footers of data files read while opening. Beyond this (v2.1 has one file per episode) the others are checked on first use.
+const FILES_CHECKED_AT_OPEN: u32 = 64;
+
+/// A numeric feature that the model sees.
+pub(super) struct Numeric {
+    pub(super) name: String,
+    /// Its place among the columns of a numeric block.
+    pub(super) column: usize,
+    pub(super) width: usize,
+    pub(super) normalizer: Normalizer,
+}
+
+pub(super) struct Camera {
+    pub(super) name: String,
+    pub(super) size: (usize, usize),
+}
+
+/// An opened data set. Shared between threads; reading a sample needs no lock beyond that of the cache.
+pub struct Dataset {
+    pub(super) catalog: Catalog,
+    pub(super) rows: RowStore,
+    pub(super) state: Numeric,
+    pub(super) sensor: Option<Numeric>,
+    pub(super) action: Numeric,
+    pub(super) cameras: Vec<Camera>,
+    pub(super) images: ImageProcessor,
+    pub(super) prompt: PromptEncoder,
+    pub(super) dims: SampleDims,
+    pub(super) training: Arc<TrainingSamples>,
+    model: PathBuf,
+    holdout: BTreeSet<u64>,
+    seed: u64,
+}
+
+impl Dataset {
+    /// Opens the run's data set and everything that samples are made with: tokenizer, image processor, statistics.
+    pub fn open(spec: &RunSpec) -> Result<Self, DataError> {
+        let data = &spec.data;
+        let catalog = Catalog::open(Path::new(&data.path))?;
+        let info = &catalog.info;
+        let mut columns = Columns { numbers: Vec::new(), cameras: data.cameras.clone() };
+        let mut numeric = |key, name: &str, mode| -> Result<Numeric, DataError> {
+            let feature = info.require(key, name, |f| f.is_number() && f.width() > 0)?;
+            let (column, width) = (columns.numbers.len(), feature.width());
+            columns.numbers.push((name.to_string(), feature.shape.clone()));
+            let normalizer = Normalizer::new(&catalog, name, width, mode)?;
+            Ok(Numeric { name: name.to_string(), column, width, normalizer })
+        };
+        let state = numeric("state", &data.state, data.normalization.state)?;
+        let action = numeric("action", &data.action, data.normalization.action)?;
+        let sensor = data.sensor.as_deref().map(|name| numeric("sensor", name, data.normalization.sensor));
+        let sensor = sensor.transpose()?;
+        let (sensor_window, sensor_channels) = match &data.sensor {
+            Some(name) => sensor_shape(info, name)?,
+            None => (0, 0),
+        };
+        let camera = |name: &String| Ok(Camera { name: name.clone(), size: camera_size(info, name)? });
+        let cameras: Result<Vec<_>, DataError> = data.cameras.iter().map(camera).collect();
+        let model = Path::new(&spec.model.path);
+        let facts = ModelFacts::read(model)?;
+        let dims = SampleDims {
+            state: state.width,
+            sensor_window,
+            sensor_channels,
+            horizon: data.horizon,
+            action: action.width,
+        };
+        let holdout: BTreeSet<u64> = data.holdout_episodes.iter().map(|e| *e as u64).collect();
+        let training = Arc::new(training_samples(&catalog, &holdout)?);
+        let dataset = Self {
+            rows: RowStore::new(columns, Limits::default()),
+            state,
+            sensor,
+            action,
+            cameras: cameras?,
+            images: ImageProcessor::open(model, facts.patches, pixel_bounds(data))?,
+            prompt: PromptEncoder::open(model, facts, &data.prompt, data.cameras.len())?,
+            dims,
+            training,
+            holdout,
+            seed: spec.run.seed,
+            model: model.into(),
+            catalog,
+        };
+        dataset.check()?;
+        Ok(dataset)
+    }
+
+    /// What needs the opened data set: images have a legal shape, tasks can be rendered, data files can be opened.
+    fn check(&self) -> Result<(), DataError> {
+        let path = &self.catalog.info.path;
+        let grids = self.image_grids()?;
+        if self.catalog.tasks.iter().all(Option::is_none) {
+            let found = "no task text at all";
+            return Err(DataError::invalid(
+                &self.catalog.root.join("meta"),
+                "tasks",
+                found,
+                "restore the tasks",
+            ));
+        }
+        for task in self.catalog.tasks.iter().flatten().take(1) {
+            self.prompt.encode(task, &grids).map_err(|e| {
+                DataError::invalid(path, "data.prompt", e, "correct data.prompt or the task text")
+            })?;
+        }
+        let files = self.catalog.episodes.files.len() as u32;
+        (0..files.min(FILES_CHECKED_AT_OPEN)).try_for_each(|f| self.rows.check_file(&self.catalog, f))?;
+        let checked = (0..self.cameras.len()).try_for_each(|camera| self.check_images(camera));
+        // An opened data set holds its metadata, and windows only of what is read next.
+        self.rows.forget();
+        checked
+    }
+
+    /// Images have the size that `info.json` says: some of them, from the whole of the data set. What cannot be read here is for the step
+    /// that needs it, and one image of another size for its sample; only if all differ is the metadata wrong.
+    fn check_images(&self, camera: usize) -> Result<(), DataError> {
+        let Camera { name, size } = &self.cameras[camera];
+        let last = self.len() - 1;
+        let seen =
+            [0, last / 2, last].map(|index| self.encoded_image(index, camera, image_size).ok().flatten());
+        match seen.iter().flatten().next() {
+            Some((height, width)) if !seen.contains(&Some(*size)) => {
+                let found =
+                    format!("{}x{} (height x width), its images are {height}x{width}", size.0, size.1);
+                let remedy = "correct the feature's shape; `names` says which of its axes is the channel";
+                Err(DataError::invalid(
+                    &self.catalog.info.path,
+                    format!("features.{name}.shape"),
+                    found,
+                    remedy,
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The checkpoint whose tokenizer and image settings samples are made with.
+    pub(super) fn model(&self) -> &Path {
+        &self.model
+    }
+
+    /// Sizes that all samples share.
+    pub fn dims(&self) -> SampleDims {
+        self.dims
+    }
+
+    /// Patch grids of one sample's images, in prompt order, from the image sizes in `info.json`.
+    pub fn image_grids(&self) -> Result<Vec<[u32; 3]>, DataError> {
+        let grid = |camera: &Camera| {
+            self.images.grid(camera.size.0, camera.size.1).map_err(|e| {
+                let field = format!("features.{}", camera.name);
+                DataError::invalid(&self.catalog.info.path, field, e, "use a camera of another shape")
+            })
+        };
+        self.cameras.iter().map(grid).collect()
+    }
+
+    /// Samples, held-out ones included.
+    pub fn len(&self) -> u64 {
+        self.catalog.episodes.frames()
+    }
+
+    /// Never true: opening refuses an empty data set.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Samples that are trained on: one epoch.
+    pub fn training_len(&self) -> u64 {
+        self.training.len()
+    }
+
+    /// The training sample that has so many before it in the data set.
+    pub fn training_sample(&self, rank: u64) -> Option<u64> {
+        self.training.get(rank)
+    }
+
+    /// Samples of held-out episodes, in order.
+    pub fn holdout(&self) -> impl Iterator<Item = u64> + '_ {
+        self.holdout.iter().filter_map(|e| self.episode(*e).ok()).flat_map(|e| e.start..e.end())
+    }
+
+    /// Held-out episodes, in order.
+    pub fn holdout_episodes(&self) -> impl Iterator<Item = u64> + '_ {
+        self.holdout.iter().copied()
+    }
+
+    /// The samples of one episode.
+    pub fn episode_samples(&self, episode: u64) -> Result<std::ops::Range<u64>, DataError> {
+        self.episode(episode).map(|e| e.start..e.end())
+    }
+
+    /// Digest of the data set, by which its order of samples is keyed.
+    pub fn fingerprint(&self) -> Fingerprint {
+        self.catalog.fingerprint
+    }
+
+    /// The order of training samples under the run's seed.
+    pub fn order(&self) -> SampleOrder {
+        SampleOrder::new(self.seed, self.fingerprint(), self.training.clone())
+    }
+
+    /// The id that fills up shorter prompts of a batch.
+    pub fn pad_token(&self) -> u32 {
+        self.prompt.pad()
+    }
+
+    /// Model actions (`[.., action]`, normalised) back to the data set's units, in place.
+    pub fn denormalize_actions(&self, actions: &mut [f32]) {
+        self.action.normalizer.invert(actions);
+    }
+
+    /// Statistics of the features that the model sees, in the layout of LeRobot's `stats.json`.
+    pub fn stats(&self) -> Stats {
+        let names = [Some(&self.state), self.sensor.as_ref(), Some(&self.action)];
+        let stats = self.catalog.stats.as_ref();
+        stats.map(|s| s.only(names.into_iter().flatten().map(|n| n.name.as_str()))).unwrap_or_default()
+    }
+
+    /// What of the data set is to blame that sample `index` cannot be used, and which other samples need it: a row of actions is needed by
+    /// every sample whose chunk reaches it, anything else by its own sample alone.
+    pub fn damaged_row(&self, index: u64, fault: &DataError) -> DamagedRow {
+        let (row, of_actions) = match fault {
+            DataError::Sample { index: row, feature, .. } => (*row, *feature == self.action.name),
+            _ => (index, false),
+        };
+        let reach = if of_actions { self.dims.horizon.max(1) as u64 } else { 1 };
+        let start = self.catalog.episodes.of_sample(row).map_or(row, |(_, episode)| episode.start);
+        let first = (row + 1).saturating_sub(reach).max(start);
+        let number = |sample| self.training.number(sample);
+        // Episodes train as a whole; what is held out is asked for by nobody here.
+        let numbers = number(first.min(index)).zip(number(row.max(index)));
+        let (begin, last) = numbers.unwrap_or_default();
+        DamagedRow { row, begin, end: last + 1 }
+    }
+
+    fn episode(&self, number: u64) -> Result<Episode, DataError> {
+        let episodes = &self.catalog.episodes.episodes;
+        let len = episodes.len() as u64;
+        let found = usize::try_from(number).ok().and_then(|n| episodes.get(n));
+        found.copied().ok_or(DataError::OutOfRange { what: "episode", index: number, len })
+    }
+}
+
+/// The run's own bounds of an image's pixels.
+pub(super) fn pixel_bounds(data: &Data) -> PixelBounds {
+    PixelBounds { min: data.min_pixels, max: data.max_pixels }
+}
+
+pub(super) fn camera_size(info: &Info, name: &str) -> Result<(usize, usize), DataError> {
+    let size = |f: &Feature| f.image_size().filter(|(h, w)| *h > 0 && *w > 0);
+    let feature = info.require("cameras", name, |f| f.is_image() && size(f).is_some())?;
+    Ok(size(feature).unwrap_or_default())
+}
+
+/// Window and channels; a plain vector is a window of one reading.
+pub(super) fn sensor_shape(info: &Info, name: &str) -> Result<(usize, usize), DataError> {
+    let one_or_two_axes = |f: &Feature| f.is_number() && matches!(f.shape.len(), 1 | 2);
+    match info.require("sensor", name, one_or_two_axes)?.shape[..] {
+        [window, channels] => Ok((window, channels)),
+        [channels] => Ok((1, channels)),
+        _ => Ok((0, 0)),
+    }
+}
+
+fn training_samples(catalog: &Catalog, holdout: &BTreeSet<u64>) -> Result<TrainingSamples, DataError> {
+    let episodes = &catalog.episodes.episodes;
+    if let Some(missing) = holdout.iter().find(|e| **e >= episodes.len() as u64) {
+        let found = format!("no episode {missing}; there are {}", episodes.len());
+        let remedy = "correct data.holdout_episodes";
+        return Err(DataError::invalid(&catalog.info.path, "total_episodes", found, remedy));
+    }
+    let kept = episodes.iter().enumerate().filter(|(n, _)| !holdout.contains(&(*n as u64)));
+    let samples = TrainingSamples::new(kept.map(|(_, e)| e.start..e.end()));
+    if samples.is_empty() {
+        let found = "data.holdout_episodes holds every episode out";
+        let remedy = "leave at least one episode to train on";
+        return Err(DataError::invalid(&catalog.info.path, "total_episodes", found, remedy));
+    }
+    Ok(samples)
+}

@@ -1,0 +1,28 @@
+//! A run's samples: frames of a LeRobot data set, normalised, with images as patches and the task as token ids.
+//!
+//! ```text
+//! dataset     opened and checked for a run        reading      its samples, one by one
+//! batch       a sample, a micro-batch             collate      the one from the other, and back
+//! samples     what the engine sees of all this    keys         names of samples by content, for the feature store
+//! outline     sizes of samples, from metadata alone            sample_file  one sample, written out
+//! ```
+//!
+//! Memory: metadata (40 bytes an episode) and a cache of fixed size. It grows with the size of the data set only where features are kept: 33 bytes
+//! a frame of names (`keys`).
+
+pub mod batch;
+mod collate;
+mod dataset;
+mod keys;
+mod outline;
+mod reading;
+mod sample_file;
+mod samples;
+#[cfg(test)]
+mod tests;
+
+pub use batch::{MicroBatch, Sample, SampleDims};
+pub use collate::{collate, take_apart};
+pub use dataset::Dataset;
+pub use outline::{Outline, PromptLength};
+pub use sample_file::write_sample;

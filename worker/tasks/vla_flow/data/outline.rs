@@ -1,0 +1,112 @@
+//! How large a run's samples are, from metadata alone: what a memory prediction needs to know of the data.
+//!
+//! Opening a [`Dataset`](super::Dataset) reads the tokenizer, which for a real checkpoint takes half a second and tens of
+//! megabytes. This reads the metadata and the image processor's bounds; the tokenizer only when it is small. Sizes are those of
+//! the *longest* sample, not of the mean one: the largest micro-batch is what has to fit.
+
+use std::path::Path;
+
+use coxswain_proto::run_spec::RunSpec;
+
+use coxswain_data::{DataError, lerobot::Catalog};
+use coxswain_models::qwen2_5_vl::processor::{ImageProcessor, ModelFacts, PromptEncoder};
+
+use super::dataset::{camera_size, pixel_bounds, sensor_shape};
+use super::batch::SampleDims;
+
+/// A tokenizer up to this size is read; larger ones make the prompt's length an estimate.
+const SMALL_TOKENIZER: u64 = 2 << 20;
+/// Tokens of the prompt's frame: system turn, user turn, generation prompt (`prompt`).
+const FRAME_TOKENS: usize = 19;
+/// Tokens around one image.
+const IMAGE_TOKENS: usize = 2;
+/// Characters of text per token: English has more than 4, so this errs on the long side.
+const CHARACTERS_PER_TOKEN: usize = 3;
+
+/// How the longest prompt's length is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PromptLength {
+    /// Encoded by the checkpoint's tokenizer.
+    Encoded,
+    /// Estimated from the text's length.
+    Estimated,
+}
+
+/// Sizes of a run's samples.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outline {
+    /// Sizes that all samples share.
+    pub dims: SampleDims,
+    /// Patch grids of one sample's images, `(t, h, w)`, in prompt order.
+    pub grids: Vec<[u32; 3]>,
+    /// Tokens of the longest prompt, images included.
+    pub prompt_tokens: usize,
+    /// How that is known.
+    pub prompt_length: PromptLength,
+    /// Frames of the data set.
+    pub frames: u64,
+    /// Bytes of all data files.
+    pub data_bytes: u64,
+    /// Bytes of the tokenizer's file; 0 if there is none.
+    pub tokenizer_bytes: u64,
+}
+
+impl Outline {
+    /// Reads the metadata of the run's data set, and of its checkpoint what images and prompts depend on.
+    pub fn read(spec: &RunSpec) -> Result<Self, DataError> {
+        let (data, model) = (&spec.data, Path::new(&spec.model.path));
+        let catalog = Catalog::open(Path::new(&data.path))?;
+        let info = &catalog.info;
+        let width = |key, name: &str| {
+            info.require(key, name, |f| f.is_number() && f.width() > 0).map(|feature| feature.width())
+        };
+        let (sensor_window, sensor_channels) = match &data.sensor {
+            Some(name) => sensor_shape(info, name)?,
+            None => (0, 0),
+        };
+        let dims = SampleDims {
+            state: width("state", &data.state)?,
+            sensor_window,
+            sensor_channels,
+            horizon: data.horizon,
+            action: width("action", &data.action)?,
+        };
+        let facts = ModelFacts::read(model)?;
+        let images = ImageProcessor::open(model, facts.patches, pixel_bounds(data))?;
+        let grid = |name: &String| {
+            let (height, width) = camera_size(info, name)?;
+            images.grid(height, width).map_err(|fault| {
+                DataError::invalid(
+                    &info.path,
+                    format!("features.{name}"),
+                    fault,
+                    "use a camera of another shape",
+                )
+            })
+        };
+        let grids = data.cameras.iter().map(grid).collect::<Result<Vec<_>, DataError>>()?;
+        let tokenizer_bytes = std::fs::metadata(model.join("tokenizer.json")).map_or(0, |file| file.len());
+        let texts: Vec<&str> = catalog.tasks.iter().flatten().map(String::as_str).collect();
+        let (prompt_tokens, prompt_length) = match tokenizer_bytes {
+            1..=SMALL_TOKENIZER => {
+                let encoder = PromptEncoder::open(model, facts, &data.prompt, data.cameras.len())?;
+                let tokens = |text: &&str| encoder.encode(text, &grids).map_or(0, |ids| ids.len());
+                (texts.iter().map(tokens).max().unwrap_or(0), PromptLength::Encoded)
+            }
+            _ => {
+                let images: usize = grids.iter().map(|grid| facts.patches.tokens(*grid) + IMAGE_TOKENS).sum();
+                let text = |text: &&str| data.prompt.replace("{task}", text).chars().count();
+                let longest = texts.iter().map(text).max().unwrap_or(0);
+                let tokens = FRAME_TOKENS + images + longest.div_ceil(CHARACTERS_PER_TOKEN);
+                (tokens, PromptLength::Estimated)
+            }
+        };
+        let (frames, data_bytes) = (info.frames, catalog.data_bytes);
+        Ok(Self { dims, grids, prompt_tokens, prompt_length, frames, data_bytes, tokenizer_bytes })
+    }
+
+    /// Patches of one sample's images.
+    pub fn patches(&self) -> u64 {
+        self.grids.iter().map(|grid| grid.iter().map(|&side| u64::from(side)).product::<u64>()).sum()
+    }
+}

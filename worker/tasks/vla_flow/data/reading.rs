@@ -1,0 +1,197 @@
+//! Samples, read one by one: rows and images as values that the model takes, checked.
+//!
+//! Whatever is wrong with a sample is an error that names it, and a decoder that panics on garbled bytes (parquet, PNG and JPEG are other
+//! people's code) is one of them: the sample is at fault, not the thread.
+
+use std::sync::Arc;
+
+use super::dataset::{Dataset, Numeric};
+use super::batch::Sample;
+use coxswain_data::{
+    DataError,
+    lerobot::{
+        episodes::Episode,
+        rows::{Block, Part},
+    },
+    surviving::{DECODING, surviving},
+};
+
+impl Dataset {
+    /// Sample `index`, as training sees it.
+    pub fn sample(&self, index: u64) -> Result<Sample, DataError> {
+        let at = self.at(index)?;
+        at.surviving(|| at.whole())
+    }
+
+    /// The numbers of sample `index`: all of it but prompt, pixels and grids, which are empty. Reads no image.
+    pub fn sample_unseen(&self, index: u64) -> Result<Sample, DataError> {
+        let at = self.at(index)?;
+        at.surviving(|| Ok(at.unseen()?.0))
+    }
+
+    /// The encoded image of one camera in sample `index`.
+    pub(super) fn encoded_image<V>(
+        &self,
+        index: u64,
+        camera: usize,
+        read: impl FnOnce(&[u8]) -> V,
+    ) -> Result<V, DataError> {
+        let at = self.at(index)?;
+        at.surviving(|| {
+            let block = at.block(at.row(), Part::Camera(camera))?;
+            Ok(read(at.image(&block, &self.cameras[camera].name)?))
+        })
+    }
+
+    pub(super) fn at(&self, index: u64) -> Result<At<'_>, DataError> {
+        let found = self.catalog.episodes.of_sample(index);
+        let (number, episode) =
+            found.ok_or(DataError::OutOfRange { what: "sample", index, len: self.len() })?;
+        Ok(At { dataset: self, index, number, episode })
+    }
+}
+
+/// One sample being read.
+pub(super) struct At<'a> {
+    dataset: &'a Dataset,
+    index: u64,
+    number: u64,
+    episode: Episode,
+}
+
+impl<'a> At<'a> {
+    /// What `read` returns; an error that names this sample if it panics.
+    pub(super) fn surviving<V>(&self, read: impl FnOnce() -> Result<V, DataError>) -> Result<V, DataError> {
+        surviving(read, |fault| self.error(DECODING, fault))
+    }
+
+    /// The whole sample.
+    fn whole(&self) -> Result<Sample, DataError> {
+        let dataset = self.dataset;
+        let (mut sample, task) = self.unseen()?;
+        for (i, camera) in dataset.cameras.iter().enumerate() {
+            let block = self.block(self.row(), Part::Camera(i))?;
+            let encoded = self.image(&block, &camera.name)?;
+            let patches = dataset
+                .images
+                .process(encoded, camera.size)
+                .map_err(|fault| self.error(&camera.name, fault))?;
+            sample.image_grids.push(patches.grid);
+            match sample.pixel_values.is_empty() {
+                true => sample.pixel_values = patches.pixel_values,
+                false => sample.pixel_values.extend_from_slice(&patches.pixel_values),
+            }
+        }
+        sample.input_ids =
+            dataset.prompt.encode(task, &sample.image_grids).map_err(|fault| self.error("task", fault))?;
+        Ok(sample)
+    }
+
+    fn image<'b>(&self, block: &'b Block, camera: &str) -> Result<&'b [u8], DataError> {
+        block.image(self.row()).ok_or_else(|| {
+            let fault = "no image bytes in the row; re-export with images embedded in parquet";
+            self.error(camera, fault.into())
+        })
+    }
+
+    fn row(&self) -> u64 {
+        self.episode.first_row + self.index - self.episode.start
+    }
+
+    fn error(&self, feature: &str, fault: String) -> DataError {
+        self.dataset.catalog.row_error(self.episode.file, self.row(), feature, fault)
+    }
+
+    fn block(&self, row: u64, part: Part) -> Result<Arc<Block>, DataError> {
+        self.dataset.rows.block(&self.dataset.catalog, self.episode.file, row, part)
+    }
+
+    /// Checks that the row is the frame that the metadata promises, and returns its task.
+    fn keys(&self, [episode, frame, task]: &[i64; 3]) -> Result<&'a str, DataError> {
+        let wanted = (self.number as i64, (self.index - self.episode.start) as i64);
+        if (*episode, *frame) != wanted {
+            let fault = format!(
+                "the row says episode {episode}, frame {frame}; metadata and data are of different recordings"
+            );
+            return Err(self.error("episode_index, frame_index", fault));
+        }
+        let text = usize::try_from(*task).ok().and_then(|t| self.dataset.catalog.tasks.get(t));
+        text.and_then(Option::as_deref).ok_or_else(|| {
+            let fault = format!("task {task} has no text in meta/tasks; restore the task list");
+            self.error("task_index", fault)
+        })
+    }
+
+    /// The sample without prompt and images, and the text of its task.
+    fn unseen(&self) -> Result<(Sample, &'a str), DataError> {
+        let dataset = self.dataset;
+        let numbers = self.block(self.row(), Part::Numbers)?;
+        let first = numbers.first_row;
+        let task = self.keys(&numbers.keys.each_ref().map(|k| k[(self.row() - first) as usize]))?;
+        let state = self.numbers(&dataset.state, &numbers)?;
+        let sensor =
+            dataset.sensor.as_ref().map_or(Ok(Vec::new()), |sensor| self.numbers(sensor, &numbers))?;
+        let (actions, action_is_pad) = self.actions(&numbers)?;
+        let sample = Sample {
+            index: self.index,
+            episode: self.number,
+            frame: self.index - self.episode.start,
+            input_ids: Vec::new(),
+            pixel_values: Vec::new(),
+            image_grids: Vec::with_capacity(dataset.cameras.len()),
+            state,
+            sensor,
+            actions,
+            action_is_pad,
+        };
+        Ok((sample, task))
+    }
+
+    /// This frame's value of a feature, checked and normalised.
+    fn numbers(&self, feature: &Numeric, block: &Block) -> Result<Vec<f32>, DataError> {
+        let mut values = Vec::with_capacity(feature.width);
+        self.append(feature, block, self.row(), &mut values)?;
+        feature.normalizer.apply(&mut values);
+        Ok(values)
+    }
+
+    /// The chunk of actions from this frame on; past the episode's end its last action repeats and counts as padding.
+    fn actions(&self, first: &Arc<Block>) -> Result<(Vec<f32>, Vec<bool>), DataError> {
+        let action = &self.dataset.action;
+        let horizon = self.dataset.dims.horizon;
+        let left = (self.episode.end() - self.index) as usize;
+        let mut values = Vec::with_capacity(horizon * action.width);
+        let mut block = first.clone();
+        for row in (self.row()..).take(horizon.min(left)) {
+            if !block.holds(row) {
+                block = self.block(row, Part::Numbers)?;
+            }
+            self.append(action, &block, row, &mut values)?;
+        }
+        for _ in left..horizon {
+            values.extend_from_within(values.len() - action.width..);
+        }
+        action.normalizer.apply(&mut values);
+        Ok((values, (0..horizon).map(|step| step >= left).collect()))
+    }
+
+    fn append(
+        &self,
+        feature: &Numeric,
+        block: &Block,
+        row: u64,
+        out: &mut Vec<f32>,
+    ) -> Result<(), DataError> {
+        let from = (row - block.first_row) as usize * feature.width;
+        let values = &block.numbers[feature.column][from..from + feature.width];
+        if let Some(element) = values.iter().position(|v| !v.is_finite()) {
+            let fault = format!(
+                "element {element} is {}; repair the recording or delete the episode",
+                values[element]
+            );
+            return Err(self.dataset.catalog.row_error(self.episode.file, row, &feature.name, fault));
+        }
+        out.extend_from_slice(values);
+        Ok(())
+    }
+}

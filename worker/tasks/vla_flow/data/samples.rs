@@ -1,0 +1,153 @@
+//! What the engine sees of samples, micro-batches and the data set.
+
+use std::{any::Any, sync::Arc};
+
+use coxswain_data::{DataError, Fingerprint, TrainingSamples};
+use coxswain_feature_store::{Digest, Store, StoreError};
+use coxswain_proto::{ids::Step, order::DamagedRow};
+use coxswain_task::{
+    Batch, CachedFeatures, InputIngredients, Inputs, SampleKeys, Samples, TextFile,
+};
+
+use super::{Dataset, MicroBatch, Sample, collate, take_apart};
+
+impl coxswain_task::Sample for Sample {
+    fn index(&self) -> u64 {
+        self.index
+    }
+
+    fn inputs(&self) -> Inputs {
+        Inputs { ids: self.input_ids.clone(), grids: self.image_grids.clone() }
+    }
+
+    fn take_seen(&mut self) -> Box<dyn coxswain_task::Sample> {
+        Box::new(Self {
+            input_ids: self.input_ids.clone(),
+            image_grids: self.image_grids.clone(),
+            pixel_values: std::mem::take(&mut self.pixel_values),
+            ..self.without_content()
+        })
+    }
+
+    fn boxed(&self) -> Box<dyn coxswain_task::Sample> {
+        Box::new(self.clone())
+    }
+
+    fn equals(&self, other: &dyn coxswain_task::Sample) -> bool {
+        other.as_any().downcast_ref() == Some(self)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Batch for MicroBatch {
+    fn step(&self) -> Step {
+        self.step
+    }
+
+    fn samples(&self) -> &[u64] {
+        &self.sample_indices
+    }
+
+    fn tokens(&self) -> u64 {
+        Self::tokens(self)
+    }
+
+    fn cells(&self) -> usize {
+        self.len() * self.seq_len
+    }
+
+    fn bytes(&self) -> u64 {
+        Self::bytes(self)
+    }
+
+    fn features(&self) -> Option<&CachedFeatures> {
+        self.features.as_ref()
+    }
+
+    fn features_mut(&mut self) -> &mut Option<CachedFeatures> {
+        &mut self.features
+    }
+
+    fn with_features(&self, features: CachedFeatures) -> Box<dyn Batch> {
+        Box::new(Self { features: Some(features), pixel_values: Vec::new(), ..self.clone() })
+    }
+
+    fn equals(&self, other: &dyn Batch) -> bool {
+        other.as_any().downcast_ref() == Some(self)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Samples for Dataset {
+    fn training(&self) -> &Arc<TrainingSamples> {
+        &self.training
+    }
+
+    fn holdout(&self) -> Vec<u64> {
+        Self::holdout(self).collect()
+    }
+
+    fn fingerprint(&self) -> Fingerprint {
+        Self::fingerprint(self)
+    }
+
+    fn read(&self, index: u64) -> Result<Box<dyn coxswain_task::Sample>, DataError> {
+        Ok(Box::new(self.sample(index)?))
+    }
+
+    fn read_beside(&self, index: u64, inputs: Inputs) -> Result<Box<dyn coxswain_task::Sample>, DataError> {
+        let Inputs { ids: input_ids, grids: image_grids } = inputs;
+        Ok(Box::new(Sample { input_ids, image_grids, ..self.sample_unseen(index)? }))
+    }
+
+    fn collate(&self, step: Step, samples: &[&dyn coxswain_task::Sample]) -> Box<dyn Batch> {
+        let samples: Vec<&Sample> = samples.iter().map(|sample| sample.content()).collect();
+        Box::new(collate(step, &samples, self.pad_token()))
+    }
+
+    fn take_apart(&self, batch: &dyn Batch) -> Vec<Box<dyn coxswain_task::Sample>> {
+        let rows = take_apart(batch.content());
+        rows.into_iter().map(|row| Box::new(row) as Box<dyn coxswain_task::Sample>).collect()
+    }
+
+    fn damaged_row(&self, index: u64, fault: &DataError) -> DamagedRow {
+        Self::damaged_row(self, index, fault)
+    }
+
+    fn keys(&self, store: &Store) -> Result<SampleKeys, StoreError> {
+        self.sample_keys(store)
+    }
+
+    fn ingredients(&self) -> Result<InputIngredients, StoreError> {
+        let path = self.model().join("tokenizer.json");
+        let tokenizer = Digest::of_file(&path);
+        Ok(InputIngredients {
+            preprocessing: self.preprocessing(),
+            prompt: self.prompt_template(),
+            tokenizer: tokenizer.map_err(|source| StoreError::Io { action: "read", path, source })?,
+        })
+    }
+
+    fn files(&self) -> Vec<TextFile> {
+        let text = self.stats().to_json();
+        vec![TextFile { path: "stats.json", what: "normalisation statistics", text }]
+    }
+
+    fn describe(&self) -> Result<Vec<(&'static str, String)>, DataError> {
+        let prompt = match self.training_sample(0) {
+            Some(index) => self.sample(index)?.input_ids.len(),
+            None => 0,
+        };
+        Ok(vec![("prompt_tokens", prompt.to_string())])
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

@@ -1,0 +1,178 @@
+//! One DiT block of the action expert (arXiv 2212.09748), in the form of GR00T and starVLA:
+//!
+//! ```text
+//! scale, shift = chunk(W_ada cond + b_ada)              cond = silu(time embedding), one row per draw
+//! y = layer_norm(x) * (1 + scale) + shift               eps 1e-5, no gain, no bias
+//! x = x + W_o attention(W_q y, W_k c, W_v c) + b_o      c = hidden states in even blocks, y in odd ones
+//! x = x + W_2 gelu_tanh(W_1 layer_norm(x))              4 x as wide, with biases
+//! ```
+//!
+//! Cross-attention reads `R` draws of one sample as one longer query sequence, `[b, r * t]`, so keys and values of the hidden
+//! states are computed once per sample whatever `R` is; self-attention keeps the draws apart, `[b * r, t]`. Both are views of
+//! the same rows.
+//!
+//! Keys have no bias: a constant added to every key moves all scores of a query alike, which the softmax takes out again. Its
+//! gradient is rounding noise, which AdamW would scale up to full steps.
+//!
+//! Initial values: Xavier's bound, and zero for `W_ada`, so that a block starts as a plain pre-norm transformer block.
+
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+
+use crate::vla_flow::EXPERT;
+use coxswain_nn::{kernels::{AdaNorm, AttentionMask, ModelBackend, Tape}, dense::{Dense, DenseShape}, recompute::Layer, params::{ParamScope, TrainableLayout}};
+
+use super::ExpertShape;
+
+/// Of the layer norms inside blocks.
+const EPS: f64 = 1e-5;
+
+/// A block's parameters.
+#[derive(Clone, Debug)]
+pub(super) struct DitBlock {
+    cross: bool,
+    width: usize,
+    heads: usize,
+    ada: Dense,
+    query: Dense,
+    key: Dense,
+    value: Dense,
+    output: Dense,
+    mlp_in: Dense,
+    mlp_out: Dense,
+}
+
+/// How rows are arranged in one micro-batch.
+#[derive(Clone, Debug)]
+pub(super) struct Rows {
+    /// Samples.
+    pub batch: usize,
+    /// Draws per sample.
+    pub repeats: usize,
+    /// Tokens per draw.
+    pub tokens: usize,
+    /// Which hidden states count.
+    pub mask: AttentionMask,
+}
+
+/// What the queries of a block attend to.
+pub(super) enum Attended<'a, T: Tape> {
+    /// Hidden states, still to be projected.
+    Hidden(&'a Tensor<T, 2>),
+    /// Keys and values projected before, `[n, d]`.
+    Projected(&'a KeysValues<T>),
+}
+
+/// Keys and values, `[n, d]` each.
+#[derive(Clone)]
+pub(super) struct KeysValues<T: Tape> {
+    keys_nd: Tensor<T, 2>,
+    values_nd: Tensor<T, 2>,
+}
+
+impl DitBlock {
+    /// Registers block `index`; even ones cross-attend.
+    pub fn register(layout: &mut TrainableLayout, shape: &ExpertShape, index: usize) -> Self {
+        let (width, cross) = (shape.width, index.is_multiple_of(2));
+        let source = if cross { shape.context } else { width };
+        let mut dense = |name: &str, shape: DenseShape| {
+            Dense::register(layout, EXPERT, &format!("expert.blocks.{index}.{name}"), shape)
+        };
+        Self {
+            cross,
+            width,
+            heads: shape.heads,
+            ada: dense("ada", DenseShape::zeros(width, 2 * width)),
+            query: dense("attn.q", DenseShape::xavier(width, width)),
+            key: dense("attn.k", DenseShape::xavier(source, width).without_bias()),
+            value: dense("attn.v", DenseShape::xavier(source, width)),
+            output: dense("attn.o", DenseShape::xavier(width, width)),
+            mlp_in: dense("mlp.in", DenseShape::xavier(width, 4 * width)),
+            mlp_out: dense("mlp.out", DenseShape::xavier(4 * width, width)),
+        }
+    }
+
+    /// Whether the block reads the hidden states.
+    pub fn is_cross(&self) -> bool {
+        self.cross
+    }
+
+    /// Keys and values of `source_nd`: the hidden states, or the block's own normalised input.
+    pub fn project<T: Tape>(&self, params: &ParamScope<'_, T>, source_nd: &Tensor<T, 2>) -> KeysValues<T> {
+        KeysValues {
+            keys_nd: self.key.apply(params, source_nd.clone()),
+            values_nd: self.value.apply(params, source_nd.clone()),
+        }
+    }
+
+    /// The attention half. `x_nd` `[b * r * t, d]`, `cond_md` `[b * r, d]`.
+    pub fn attend<T: Tape>(
+        &self,
+        params: &ParamScope<'_, T>,
+        rows: &Rows,
+        x_nd: Tensor<T, 2>,
+        cond_md: &Tensor<T, 2>,
+        attended: Attended<'_, T>,
+    ) -> Tensor<T, 2> {
+        let ada_md = self.ada.apply(params, cond_md.clone());
+        let y_nd = T::ada_layer_norm(x_nd.clone(), ada_md, AdaNorm { shift_first: false, eps: EPS });
+        let KeysValues { keys_nd, values_nd } = match (self.cross, attended) {
+            (true, Attended::Hidden(hidden_nd)) => self.project(params, hidden_nd),
+            (true, Attended::Projected(projected)) => projected.clone(),
+            (false, _) => self.project(params, &y_nd),
+        };
+        let q_nd = self.query.apply(params, y_nd);
+        let (sequences, mask) = match self.cross {
+            true => (rows.batch, rows.mask.clone()),
+            false => (rows.batch * rows.repeats, AttentionMask::Full),
+        };
+        let head_dim = self.width / self.heads;
+        let by_head = |x_nd: Tensor<T, 2>| {
+            let length = x_nd.dims()[0] / sequences;
+            x_nd.reshape([sequences, length, self.heads, head_dim])
+        };
+        let scale = 1.0 / (head_dim as f64).sqrt();
+        let mixed =
+            <T as ModelBackend>::attention(by_head(q_nd), by_head(keys_nd), by_head(values_nd), &mask, scale);
+        let mixed_nd = mixed.reshape([rows.batch * rows.repeats * rows.tokens, self.width]);
+        self.output.apply_onto(params, x_nd, mixed_nd)
+    }
+
+    /// The MLP half.
+    pub fn mlp<T: Tape>(&self, params: &ParamScope<'_, T>, x_nd: Tensor<T, 2>) -> Tensor<T, 2> {
+        let inner_nf = self.mlp_in.apply(params, <T as ModelBackend>::layer_norm(x_nd.clone(), EPS));
+        self.mlp_out.apply_onto(params, x_nd, T::gelu_tanh(inner_nf))
+    }
+}
+
+/// A block in its micro-batch, as a layer of a tower whose side inputs are `cond_md` and the hidden states.
+pub(super) struct DitLayer<'a> {
+    pub block: &'a DitBlock,
+    pub rows: Arc<Rows>,
+}
+
+impl<B: Tape<Base = B>> Layer<B> for DitLayer<'_> {
+    fn attention_half<T: Tape<Base = B>>(
+        &self,
+        params: &ParamScope<'_, T>,
+        inputs: &[Tensor<T, 2>],
+    ) -> Tensor<T, 2> {
+        let [x_nd, cond_md, hidden_nd] = inputs else {
+            unreachable!("the expert's tower has two side inputs")
+        };
+        self.block.attend(params, &self.rows, x_nd.clone(), cond_md, Attended::Hidden(hidden_nd))
+    }
+
+    fn mlp_half<T: Tape<Base = B>>(
+        &self,
+        params: &ParamScope<'_, T>,
+        inputs: &[Tensor<T, 2>],
+    ) -> Tensor<T, 2> {
+        self.block.mlp(params, inputs[0].clone())
+    }
+
+    fn trains(&self) -> bool {
+        true
+    }
+}

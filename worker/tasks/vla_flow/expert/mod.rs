@@ -1,0 +1,245 @@
+//! The action expert: DiT blocks that predict the velocity of a noisy action chunk, given the vision-language hidden states,
+//! the state, the sensor tokens and the flow time.
+//!
+//! ```text
+//! tokens  = [state | sensor tokens | horizon actions] + positions             [b, r, t, d]
+//! cond    = silu(W_2 silu(W_1 sinusoids(1000 t)))                              [b * r, d]
+//! blocks  : even ones cross-attend the hidden states, odd ones the tokens     `block`
+//! velocity = W_out (layer_norm(last horizon tokens) * (1 + scale) + shift)    `ends`
+//! ```
+//!
+//! Rows are in the order sample, repeat, token: `m = b * r` draws of `t` tokens. All `r` draws of a sample share one set of
+//! keys and values of its hidden states.
+//!
+//! The output layer and every AdaLN start at zero, as is customary for diffusion transformers: the first prediction is zero
+//! velocity and a block starts without modulation. In the very first step only the output layer therefore gets a gradient.
+//!
+//! Training runs it in segments (`recompute::segment`): each block's parameter gradients go to host memory before the next
+//! block's exist, which for an expert trained in full is what bounds the peak. What this module does not do: draw noise or
+//! compute a loss (`flow`), or know where hidden states come from.
+
+mod block;
+mod ends;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+use coxswain_proto::run_spec::ActivationsDtype;
+
+pub(crate) use self::ends::TIME_WIDTH;
+use self::{
+    block::{Attended, DitBlock, DitLayer, Rows},
+    ends::{Head, HeadSegment, TimeEmbedding, TimeSegment, TokenEmbedding, TokenSegment, sinusoids},
+};
+use coxswain_nn::recompute::{
+    Retention, Tower, Trace,
+    segment::{Input, Recorded, Segment},
+};
+use coxswain_nn::{kernels::{AttentionMask, Tape}, params::{GradientSums, ParamScope, TrainableLayout, Trainables, held}};
+
+/// Sizes of an expert.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertShape {
+    /// Model width.
+    pub width: usize,
+    /// Blocks.
+    pub layers: usize,
+    /// Attention heads; divides `width`.
+    pub heads: usize,
+    /// Width of the hidden states it attends to.
+    pub context: usize,
+    /// Length of the state.
+    pub state: usize,
+    /// Sensor tokens; 0 without a sensor.
+    pub sensor_tokens: usize,
+    /// Actions per chunk.
+    pub horizon: usize,
+    /// Length of an action.
+    pub action: usize,
+}
+
+impl ExpertShape {
+    /// Tokens of one draw.
+    pub fn tokens(&self) -> usize {
+        1 + self.sensor_tokens + self.horizon
+    }
+}
+
+/// The expert: where its parameters lie in the flat space.
+#[derive(Clone, Debug)]
+pub struct ActionExpert {
+    shape: ExpertShape,
+    time: TimeEmbedding,
+    tokens: TokenEmbedding,
+    blocks: Vec<DitBlock>,
+    head: Head,
+}
+
+/// What the expert attends to besides its own tokens.
+#[derive(Clone)]
+pub struct Conditioning<B: Tape<Base = B>> {
+    /// `[b, state]`.
+    pub state_bc: Tensor<B, 2>,
+    /// `[b * sensor_tokens, width]`; none without a sensor.
+    pub sensor: Option<Input<B>>,
+    /// Vision-language hidden states, `[b * s, context]`.
+    pub hidden: Input<B>,
+    /// Which of the `s` hidden states of each sample count.
+    pub mask: AttentionMask,
+}
+
+/// Noisy chunks on the device.
+#[derive(Clone)]
+pub struct Draws<'t, B: Tape<Base = B>> {
+    /// Flow times, `[b * r]`.
+    pub times: &'t [f32],
+    /// `[b * r * horizon, action]`.
+    pub noisy_nc: Tensor<B, 2>,
+}
+
+/// What a forward pass kept.
+pub struct ExpertTrace<'a, B: Tape<Base = B>> {
+    time: Recorded<'a, B>,
+    tokens: Recorded<'a, B>,
+    tower: Tower<'a, B, Vec<DitLayer<'a>>>,
+    blocks: Trace<'a, B>,
+    head: Recorded<'a, B>,
+}
+
+/// Gradients of what went into the expert; none where not tracked.
+pub struct ExpertGradient<B: Tape<Base = B>> {
+    /// By the hidden states, `[b * s, context]`.
+    pub hidden: Option<Tensor<B, 2>>,
+    /// By the sensor tokens, `[b * sensor_tokens, width]`.
+    pub sensor: Option<Tensor<B, 2>>,
+}
+
+impl ActionExpert {
+    /// Registers all parameters under `expert.…`. `heads` must divide `width`.
+    pub fn register(layout: &mut TrainableLayout, shape: ExpertShape) -> Self {
+        assert!(shape.width.is_multiple_of(shape.heads.max(1)), "checked with the run spec");
+        Self {
+            shape,
+            time: TimeEmbedding::register(layout, &shape),
+            tokens: TokenEmbedding::register(layout, &shape),
+            blocks: (0..shape.layers).map(|index| DitBlock::register(layout, &shape, index)).collect(),
+            head: Head::register(layout, &shape),
+        }
+    }
+
+    /// Sizes.
+    pub fn shape(&self) -> &ExpertShape {
+        &self.shape
+    }
+
+    /// Predicts velocities, `[b * r * horizon, action]`, keeping what `retention` says for one backward pass.
+    pub fn forward<'a, B: Tape<Base = B>>(
+        &'a self,
+        trainables: &'a Trainables<B>,
+        retention: Retention,
+        conditioning: Conditioning<B>,
+        draws: Draws<'_, B>,
+    ) -> (Tensor<B, 2>, ExpertTrace<'a, B>) {
+        let rows = self.rows(&conditioning, &draws);
+        let time = Recorded::run(&self.time_segment(&draws), trainables, vec![]);
+        let token_segment = self.token_segment(&rows, &conditioning, &draws);
+        let tokens = Recorded::run(&token_segment, trainables, conditioning.sensor.into_iter().collect());
+        let layers: Vec<_> = self.blocks.iter().map(|block| DitLayer { block, rows: rows.clone() }).collect();
+        let tower = Tower {
+            layers,
+            trainables,
+            retention,
+            sides: vec![Input::tracked(time.output()), conditioning.hidden],
+        };
+        let Ok((x_nd, blocks)) = tower.forward(tokens.output(), true);
+        let head_inputs = vec![Input::tracked(x_nd), Input::tracked(time.output())];
+        let head = Recorded::run(&self.head_segment(&rows), trainables, head_inputs);
+        (head.output(), ExpertTrace { time, tokens, tower, blocks, head })
+    }
+
+    /// Carries the gradient of the velocities back; parameter gradients are added to `grads`.
+    pub fn backward<B: Tape<Base = B>>(
+        trace: ExpertTrace<'_, B>,
+        dv_nc: Tensor<B, 2>,
+        grads: &mut dyn GradientSums<B>,
+    ) -> ExpertGradient<B> {
+        let ExpertTrace { time, tokens, tower, blocks, head } = trace;
+        let mut of_head = head.backward(dv_nc, grads).into_iter();
+        let dx_nd = of_head.next().flatten().expect("the head's tokens are tracked");
+        let head_cond = of_head.next().flatten().expect("the head's condition is tracked");
+        let Ok(of_tower) = tower.backward(blocks, dx_nd, grads);
+        let mut sides = of_tower.sides.into_iter();
+        let cond_md = match sides.next().flatten() {
+            Some(blocks_cond) => blocks_cond + head_cond,
+            None => head_cond,
+        };
+        let hidden = sides.next().flatten();
+        time.backward(cond_md, grads);
+        let dx_nd = of_tower.input.expect("the tower's input is tracked");
+        let sensor = tokens.backward(dx_nd, grads).into_iter().next().flatten();
+        ExpertGradient { hidden, sensor }
+    }
+
+    /// A function that predicts velocities without a tape, for sampling: what does not depend on the flow's position is
+    /// computed here, once.
+    pub fn velocity<'a, B: Tape<Base = B>>(
+        &'a self,
+        trainables: &'a Trainables<B>,
+        activations: ActivationsDtype,
+        conditioning: Conditioning<B>,
+    ) -> impl Fn(Draws<'_, B>) -> Tensor<B, 2> + 'a {
+        let params = ParamScope::<B>::frozen(trainables);
+        let in_blocks = ParamScope::<B>::frozen(trainables).holding(activations);
+        let projected: Vec<_> = self
+            .blocks
+            .iter()
+            .map(|block| block.is_cross().then(|| block.project(&params, &conditioning.hidden.value)))
+            .collect();
+        move |draws| {
+            let rows = self.rows(&conditioning, &draws);
+            let cond_md = self.time_segment(&draws).run(&params, &[]);
+            let sensor: Vec<_> = conditioning.sensor.iter().map(|input| input.value.clone()).collect();
+            let x_nd = self.token_segment(&rows, &conditioning, &draws).run(&params, &sensor);
+            let mut x_nd = held::rounded(activations, x_nd);
+            for (block, projected) in self.blocks.iter().zip(&projected) {
+                let attended = match projected {
+                    Some(projected) => Attended::Projected(projected),
+                    None => Attended::Hidden(&conditioning.hidden.value),
+                };
+                x_nd = block.mlp(&in_blocks, block.attend(&in_blocks, &rows, x_nd, &cond_md, attended));
+            }
+            self.head_segment(&rows).run(&params, &[x_nd, cond_md])
+        }
+    }
+
+    fn rows<B: Tape<Base = B>>(&self, conditioning: &Conditioning<B>, draws: &Draws<'_, B>) -> Arc<Rows> {
+        let batch = conditioning.state_bc.dims()[0];
+        let (repeats, tokens) = (draws.times.len() / batch.max(1), self.shape.tokens());
+        Arc::new(Rows { batch, repeats, tokens, mask: conditioning.mask.clone() })
+    }
+
+    fn time_segment<B: Tape<Base = B>>(&self, draws: &Draws<'_, B>) -> TimeSegment<'_, B> {
+        let sinusoids_mf = sinusoids(draws.times, &draws.noisy_nc.device());
+        TimeSegment { embedding: &self.time, sinusoids_mf }
+    }
+
+    fn token_segment<B: Tape<Base = B>>(
+        &self,
+        rows: &Arc<Rows>,
+        conditioning: &Conditioning<B>,
+        draws: &Draws<'_, B>,
+    ) -> TokenSegment<'_, B> {
+        TokenSegment {
+            embedding: &self.tokens,
+            rows: rows.clone(),
+            state_bc: conditioning.state_bc.clone(),
+            noisy_nc: draws.noisy_nc.clone(),
+        }
+    }
+
+    fn head_segment(&self, rows: &Arc<Rows>) -> HeadSegment<'_> {
+        HeadSegment { head: &self.head, rows: rows.clone(), horizon: self.shape.horizon }
+    }
+}

@@ -1,0 +1,211 @@
+use burn::{backend::Flex, tensor::TensorData};
+use coxswain_proto::run_spec::Recompute;
+use proptest::prelude::*;
+
+use super::*;
+use coxswain_nn::{params::FlatGrads, rng::{Key, Purpose}};
+
+const SHAPE: ExpertShape = ExpertShape {
+    width: 8,
+    layers: 3,
+    heads: 2,
+    context: 6,
+    state: 3,
+    sensor_tokens: 2,
+    horizon: 4,
+    action: 2,
+};
+const CONTEXT_LEN: usize = 5;
+const PLAIN: Retention = Retention::in_float32(Recompute::None);
+
+fn random(rows: usize, columns: usize, stream: u64) -> Tensor<Flex, 2> {
+    let mut values = vec![0.0; rows * columns];
+    Key { seed: 2, purpose: Purpose::Init, step: stream, sample: 0, repeat: 0 }.draws().normal(&mut values);
+    Tensor::from_data(TensorData::new(values, [rows, columns]), &Default::default())
+}
+
+fn values(x: Tensor<Flex, 2>) -> Vec<f32> {
+    x.into_data().into_vec().expect("f32")
+}
+
+struct Toy {
+    expert: ActionExpert,
+    trainables: Trainables<Flex>,
+}
+
+/// Everything one pass gives.
+#[derive(Clone, Debug, PartialEq)]
+struct Outcome {
+    velocity: Vec<f32>,
+    hidden: Vec<f32>,
+    sensor: Vec<f32>,
+    params: Vec<f32>,
+}
+
+impl Toy {
+    /// With all parameters random: the zero start would hide most of the network.
+    fn new() -> Self {
+        let mut layout = TrainableLayout::default();
+        let expert = ActionExpert::register(&mut layout, SHAPE);
+        let flat = values(random(1, layout.len(), 9)).into_iter().map(|v| 0.3 * v).collect();
+        Self { expert, trainables: Trainables::new(layout, flat, &Default::default()) }
+    }
+
+    fn conditioning(&self, rows: std::ops::Range<usize>) -> Conditioning<Flex> {
+        let take =
+            |x: Tensor<Flex, 2>, per_row: usize| x.narrow(0, rows.start * per_row, rows.len() * per_row);
+        let ranges: Vec<_> = [0..5u32, 2..5, 1..4][rows.clone()].to_vec();
+        Conditioning {
+            state_bc: take(random(3, SHAPE.state, 20), 1),
+            sensor: Some(Input::tracked(take(random(3 * 2, SHAPE.width, 21), 2))),
+            hidden: Input::tracked(take(random(3 * CONTEXT_LEN, SHAPE.context, 22), CONTEXT_LEN)),
+            mask: AttentionMask::Keys(ranges.into()),
+        }
+    }
+
+    /// Runs draws `draws` of each of `rows`, with the gradient of draw `(row, r)` taken from a stream of its own.
+    fn run(
+        &self,
+        rows: std::ops::Range<usize>,
+        draws: std::ops::Range<usize>,
+        retention: Retention,
+    ) -> Outcome {
+        let chunk = |stream| {
+            let parts: Vec<_> = rows
+                .clone()
+                .flat_map(|row| draws.clone().map(move |draw| (10 * row + draw) as u64))
+                .map(|draw| random(SHAPE.horizon, SHAPE.action, stream + draw))
+                .collect();
+            Tensor::cat(parts, 0)
+        };
+        let times: Vec<f32> = rows
+            .clone()
+            .flat_map(|row| draws.clone().map(move |draw| 0.1 + 0.2 * row as f32 + 0.07 * draw as f32))
+            .collect();
+        let noisy = Draws { times: &times, noisy_nc: chunk(1000) };
+        let (velocity, trace) =
+            self.expert.forward(&self.trainables, retention, self.conditioning(rows.clone()), noisy);
+        let mut grads = FlatGrads::new(self.trainables.layout().len());
+        let gradient = ActionExpert::backward(trace, chunk(2000), &mut grads);
+        Outcome {
+            velocity: values(velocity),
+            hidden: values(gradient.hidden.expect("tracked")),
+            sensor: values(gradient.sensor.expect("tracked")),
+            params: grads.values().to_vec(),
+        }
+    }
+}
+
+fn close(a: &[f32], b: &[f32]) -> bool {
+    let norm = b.iter().map(|v| v * v).sum::<f32>().sqrt();
+    let error = a.iter().zip(b).map(|(a, b)| (a - b).powi(2)).sum::<f32>().sqrt();
+    a.len() == b.len() && error <= 1e-5 * norm.max(1e-3)
+}
+
+fn add(a: &[f32], b: &[f32]) -> Vec<f32> {
+    a.iter().zip(b).map(|(a, b)| a + b).collect()
+}
+
+#[test]
+fn repeats_share_a_forward_pass_and_give_the_sum_of_single_ones() {
+    let toy = Toy::new();
+    let both = toy.run(0..3, 0..2, PLAIN);
+    let (first, second) = (toy.run(0..3, 0..1, PLAIN), toy.run(0..3, 1..2, PLAIN));
+    assert!(close(&both.hidden, &add(&first.hidden, &second.hidden)));
+    assert!(close(&both.sensor, &add(&first.sensor, &second.sensor)));
+    assert!(close(&both.params, &add(&first.params, &second.params)));
+    let chunk = SHAPE.horizon * SHAPE.action;
+    for row in 0..3 {
+        let of = |outcome: &Outcome, draw: usize| outcome.velocity[draw * chunk..(draw + 1) * chunk].to_vec();
+        assert!(close(&of(&both, 2 * row), &of(&first, row)));
+        assert!(close(&of(&both, 2 * row + 1), &of(&second, row)));
+    }
+}
+
+#[test]
+fn a_batch_gives_what_its_samples_give_alone() {
+    let toy = Toy::new();
+    let whole = toy.run(0..3, 0..2, PLAIN);
+    let alone: Vec<_> = (0..3).map(|row| toy.run(row..row + 1, 0..2, PLAIN)).collect();
+    let joined: Vec<f32> = alone.iter().flat_map(|outcome| outcome.velocity.clone()).collect();
+    assert!(close(&whole.velocity, &joined));
+    let hidden: Vec<f32> = alone.iter().flat_map(|outcome| outcome.hidden.clone()).collect();
+    assert!(close(&whole.hidden, &hidden));
+    let sum = alone.iter().fold(vec![0.0; whole.params.len()], |sum, outcome| add(&sum, &outcome.params));
+    assert!(close(&whole.params, &sum));
+}
+
+#[test]
+fn padding_gets_no_gradient() {
+    let outcome = Toy::new().run(0..3, 0..1, PLAIN);
+    let row = |b: usize, s: usize| &outcome.hidden[(b * CONTEXT_LEN + s) * SHAPE.context..][..SHAPE.context];
+    assert!([(1, 0), (1, 1), (2, 0), (2, 4)].iter().all(|&(b, s)| row(b, s).iter().all(|&g| g == 0.0)));
+    assert!(row(1, 2).iter().any(|&g| g != 0.0));
+}
+
+#[test]
+fn every_parameter_gets_a_gradient() {
+    let toy = Toy::new();
+    let outcome = toy.run(0..3, 0..1, PLAIN);
+    for param in toy.trainables.layout().params() {
+        let gradient = &outcome.params[param.offset..param.offset + param.len()];
+        assert!(gradient.iter().any(|&g| g.abs() > 1e-6), "{} has none", param.name);
+    }
+}
+
+#[test]
+fn sampling_sees_the_same_network_as_training() {
+    let toy = Toy::new();
+    let (times, noisy_nc) = ([0.3, 0.6, 0.9], random(3 * SHAPE.horizon, SHAPE.action, 5));
+    let draws = Draws { times: &times, noisy_nc };
+    for activations in [ActivationsDtype::Float32, ActivationsDtype::Bfloat16] {
+        let retention = Retention { recompute: Recompute::None, activations };
+        let (trained, _) =
+            toy.expert.forward(&toy.trainables, retention, toy.conditioning(0..3), draws.clone());
+        let velocity = toy.expert.velocity(&toy.trainables, activations, toy.conditioning(0..3));
+        assert!(close(&values(velocity(draws.clone())), &values(trained)), "{activations:?}");
+        assert_eq!(values(velocity(draws.clone())), values(velocity(draws.clone())));
+    }
+}
+
+#[test]
+fn a_new_expert_predicts_zero_velocity() {
+    let mut layout = TrainableLayout::default();
+    let expert = ActionExpert::register(&mut layout, SHAPE);
+    let trainables = Trainables::new(layout.clone(), layout.initial_values(0), &Default::default());
+    let toy = Toy { expert, trainables };
+    assert!(toy.run(0..3, 0..1, PLAIN).velocity.iter().all(|&v| v == 0.0));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
+
+    /// The directional derivative along a random direction, by central differences in f32.
+    #[test]
+    fn gradients_are_derivatives(stream in 100u64..1000) {
+        let toy = Toy::new();
+        let direction = values(random(1, toy.trainables.layout().len(), stream));
+        let at = |shift: f32| {
+            let flat = toy.trainables.to_vec().iter().zip(&direction).map(|(v, d)| v + shift * d).collect();
+            let moved = Toy { expert: toy.expert.clone(), trainables: Trainables::new(toy.trainables.layout().clone(), flat, &Default::default()) };
+            let outcome = moved.run(0..1, 0..1, PLAIN);
+            let seed = values(random(SHAPE.horizon, SHAPE.action, 2000));
+            outcome.velocity.iter().zip(seed).map(|(v, d)| f64::from(v * d)).sum::<f64>()
+        };
+        let step = 2e-4;
+        let slope = (at(step) - at(-step)) / f64::from(2.0 * step);
+        let found: f64 = toy.run(0..1, 0..1, PLAIN).params.iter().zip(&direction).map(|(g, d)| f64::from(g * d)).sum();
+        prop_assert!((slope - found).abs() <= 2e-2 * (1.0 + found.abs()), "{slope} for {found}");
+    }
+}
+#[test]
+fn recompute_changes_no_bit() {
+    let toy = Toy::new();
+    for activations in [ActivationsDtype::Float32, ActivationsDtype::Bfloat16] {
+        let run = |recompute| toy.run(0..3, 0..2, Retention { recompute, activations });
+        let unchecked = run(Recompute::None);
+        for mode in [Recompute::Selective, Recompute::Full, Recompute::Every(2)] {
+            assert_eq!(run(mode), unchecked, "{mode:?}, {activations:?}");
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! How many elements there are of what: exact, from sizes alone.
+//!
+//! Frozen weights come from the same list of modules that PEFT's names are checked against; expert and sensor encoder from the
+//! layout that training itself uses, which needs no tensor; adapters from the plan that decides where they are.
+
+use coxswain_proto::run_spec::RunSpec;
+
+use coxswain_models::qwen2_5_vl::{config::QwenConfig, modules::{frozen_tensors, modules}};
+use coxswain_nn::{
+    lora::{LoraPlan, ModuleKind},
+    params::{Group, TrainableLayout},
+};
+
+use crate::vla_flow::{
+    EXPERT, SENSOR,
+    data::SampleDims,
+    expert::{ActionExpert, ExpertShape},
+    sensor::{SensorEncoder, SensorShape},
+};
+
+/// Elements of a frozen part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Elements {
+    /// Of matrices, which are kept in `model.weights_dtype`.
+    pub matrices: u64,
+    /// Of biases and gains, which are always fp32.
+    pub vectors: u64,
+}
+
+impl Elements {
+    /// Matrices and vectors.
+    pub fn total(&self) -> u64 {
+        self.matrices + self.vectors
+    }
+}
+
+/// Elements of a policy by part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// The vision tower and its merger.
+    pub vision: Elements,
+    /// Embedding table, decoder layers, final norm.
+    pub language: Elements,
+    /// The LM head where it is a matrix of its own. Training on actions never loads it.
+    pub head: Elements,
+    /// Adapters.
+    pub lora: u64,
+    /// The action expert.
+    pub expert: u64,
+    /// The sensor encoder.
+    pub sensor: u64,
+}
+
+impl Counts {
+    /// Counts a policy for samples of these sizes.
+    pub fn of(config: &QwenConfig, lora: Option<&LoraPlan>, spec: &RunSpec, dims: SampleDims) -> Self {
+        let mut counts = Self::frozen(config);
+        counts.lora = lora.map_or(0, |plan| adapters(config, plan));
+        let mut layout = TrainableLayout::default();
+        register(&mut layout, config, spec, dims);
+        for param in layout.params() {
+            let group = match param.group {
+                SENSOR => &mut counts.sensor,
+                EXPERT => &mut counts.expert,
+                _ => &mut counts.lora,
+            };
+            *group += param.len() as u64;
+        }
+        counts
+    }
+
+    /// Counts the pretrained model alone.
+    pub fn frozen(config: &QwenConfig) -> Self {
+        let mut counts = Self::default();
+        for tensor in frozen_tensors(config) {
+            let part = if tensor.of_vision() { &mut counts.vision } else { &mut counts.language };
+            let elements = if tensor.is_matrix { &mut part.matrices } else { &mut part.vectors };
+            *elements += tensor.elements as u64;
+        }
+        if !config.tie_word_embeddings {
+            counts.head.matrices = (config.text.hidden_size * config.text.vocab_size) as u64;
+        }
+        counts
+    }
+
+    /// The pretrained model, its head included: what model cards quote.
+    pub fn pretrained(&self) -> u64 {
+        self.vision.total() + self.language.total() + self.head.total()
+    }
+
+    /// What is held frozen while training: without a head of its own.
+    pub fn held_frozen(&self) -> Elements {
+        Elements {
+            matrices: self.vision.matrices + self.language.matrices,
+            vectors: self.vision.vectors + self.language.vectors,
+        }
+    }
+
+    /// Everything that trains: the length of the flat space.
+    pub fn trainable(&self) -> u64 {
+        self.lora + self.expert + self.sensor
+    }
+}
+
+fn adapters(config: &QwenConfig, plan: &LoraPlan) -> u64 {
+    let elements = modules(config).into_iter().filter_map(|module| match module.kind {
+        ModuleKind::Linear { inputs, outputs, .. } => {
+            plan.adapter(&module.name).map(|adapter| adapter.rank * (inputs + outputs))
+        }
+        _ => None,
+    });
+    elements.sum::<usize>() as u64
+}
+
+/// Sensor encoder and expert, in the order in which a policy registers them.
+fn register(layout: &mut TrainableLayout, config: &QwenConfig, spec: &RunSpec, dims: SampleDims) {
+    let with_sensor = dims.sensor_window > 0;
+    if with_sensor {
+        let shape = SensorShape {
+            window: dims.sensor_window,
+            channels: dims.sensor_channels,
+            tokens: spec.sensor.tokens.max(1),
+            width: spec.sensor.width,
+            outputs: spec.expert.width,
+        };
+        SensorEncoder::register(layout, shape);
+    }
+    let shape = ExpertShape {
+        width: spec.expert.width,
+        layers: spec.expert.layers,
+        heads: spec.expert.heads,
+        context: config.text.hidden_size,
+        state: dims.state,
+        sensor_tokens: if with_sensor { spec.sensor.tokens } else { 0 },
+        horizon: dims.horizon,
+        action: dims.action,
+    };
+    ActionExpert::register(layout, shape);
+}

@@ -1,0 +1,78 @@
+//! What is held besides weights and activations: read-ahead, caches, scratch, and what the process takes by itself.
+
+use coxswain_proto::run_spec::ReduceDtype;
+
+use super::{Ask, Place, Subject, shadow::Micro};
+use coxswain_data::lerobot::rows;
+use coxswain_task::memory::RECEIVE_BYTES;
+
+/// A process without model and data: runtime, telemetry, connections, metadata. Measured: 2.7 to 2.8 MiB.
+const PROCESS: u64 = 2800 << 10;
+/// A second-level cache where the system does not tell its size.
+const USUAL_L2: u64 = 1 << 20;
+/// Bytes that a tokenizer takes for each byte of its file.
+const TOKENIZER: u64 = 8;
+/// A CUDA context with its libraries' workspaces, and the unused ends of the allocator's pages.
+const CARD: u64 = 768 << 20;
+
+/// What the communicator holds for itself, and what gradients travel in where that is not their own buffer.
+pub(super) fn collective_bytes(subject: &Subject, ask: Ask) -> u64 {
+    let receiving = match ask.place {
+        // What the ring keeps to receive into.
+        Place::Host { .. } if ask.world > 1 => RECEIVE_BYTES,
+        Place::Host { .. } | Place::Card => 0,
+    };
+    receiving + travelling_bytes(subject, ask)
+}
+
+fn travelling_bytes(subject: &Subject, ask: Ask) -> u64 {
+    match subject.spec.optimizer.reduce_dtype {
+        ReduceDtype::Bfloat16 if ask.world > 1 => 2 * subject.counts.trainable(),
+        ReduceDtype::Bfloat16 | ReduceDtype::Float32 => 0,
+    }
+}
+
+/// Read-ahead and row cache. On a card only the micro-batch that runs is there, and its pixels are counted with the activations.
+pub(super) fn input_bytes(subject: &Subject, ask: Ask) -> u64 {
+    let sample = sample_bytes(subject);
+    match ask.place {
+        Place::Card => ask.micro_batch * sample,
+        Place::Host { .. } => {
+            let ahead = subject.spec.data.prefetch.max(1) as u64 + 1;
+            let batch = ask.micro_batch.min(subject.spec.train.global_batch as u64);
+            // Where features may be missing, an encoder batch is kept ready.
+            let encoder_batch = subject.tap().and(subject.spec.cache.encoder_batch).unwrap_or(0) as u64;
+            let row_cache = rows::Limits::default().cache_bytes as u64;
+            (ahead * batch).max(encoder_batch + batch) * sample + row_cache.min(subject.outline.data_bytes)
+        }
+    }
+}
+
+/// One sample as the data threads hand it over.
+fn sample_bytes(subject: &Subject) -> u64 {
+    let (outline, vision) = (&subject.outline, &subject.config.vision);
+    let dims = outline.dims;
+    let numbers = dims.state + dims.sensor_window * dims.sensor_channels + dims.horizon * (dims.action + 1);
+    let pixels = outline.patches() * vision.patch_values() as u64;
+    // Rows whose features are kept bring these instead; the first epoch still brings pixels.
+    let features = subject.tap().map_or(0, |tap| subject.feature_values(tap));
+    4 * (pixels.max(features) + outline.prompt_tokens as u64 + numbers as u64)
+}
+
+/// What the process takes by itself.
+pub(super) fn framework_bytes(subject: &Subject, ask: Ask, micro: &Micro) -> u64 {
+    match ask.place {
+        Place::Card => CARD,
+        Place::Host { threads } => {
+            // The `gemm` crate keeps a packing buffer of the size of the second-level cache on every thread that multiplies.
+            let of_thread = micro.scratch + second_level_cache();
+            PROCESS + TOKENIZER * subject.outline.tokenizer_bytes + threads * of_thread
+        }
+    }
+}
+
+fn second_level_cache() -> u64 {
+    let text = std::fs::read_to_string("/sys/devices/system/cpu/cpu0/cache/index2/size").unwrap_or_default();
+    let kibibytes = text.trim().strip_suffix('K').and_then(|number| number.parse::<u64>().ok());
+    kibibytes.map_or(USUAL_L2, |kibibytes| kibibytes << 10)
+}

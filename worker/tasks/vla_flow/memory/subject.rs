@@ -1,0 +1,102 @@
+//! The prediction as the engine and `cox plan` see it.
+
+use coxswain_proto::{
+    human,
+    run_spec::{RunSpec, WeightsDtype},
+};
+use coxswain_task::{
+    TaskError,
+    memory::{self, Ask, Lever, Prediction},
+};
+use serde_json::{Value, json};
+
+use super::Subject;
+use crate::vla_flow::data::PromptLength;
+
+impl memory::Subject for Subject {
+    fn spec(&self) -> &RunSpec {
+        &self.spec
+    }
+
+    fn model(&self) -> String {
+        format!("{:?}", self.config)
+    }
+
+    fn predict(&self, ask: Ask) -> Prediction {
+        Self::predict(self, ask)
+    }
+
+    fn beside_card(&self, ask: Ask) -> u64 {
+        Self::beside_card(self, ask)
+    }
+
+    fn levers(&self, ask: Ask) -> Vec<Lever> {
+        Self::levers(self, ask)
+    }
+
+    fn describe(&self) -> Vec<(&'static str, String)> {
+        let (counts, outline, spec) = (&self.counts, &self.outline, &self.spec);
+        let trainable = counts.trainable();
+        let share = 100.0 * trainable as f64 / (counts.pretrained() + trainable).max(1) as f64;
+        let dtype = match spec.model.weights_dtype {
+            WeightsDtype::Float32 => "float32",
+            WeightsDtype::Bfloat16 => "bfloat16",
+        };
+        let estimated = match outline.prompt_length {
+            PromptLength::Encoded => "",
+            PromptLength::Estimated => " (estimated)",
+        };
+        vec![
+            (
+                "model",
+                format!(
+                    "{} parameters frozen in {dtype}, {} trained in float32 ({share:.2} %)",
+                    human::grouped(counts.pretrained()),
+                    human::grouped(trainable)
+                ),
+            ),
+            (
+                "trains",
+                format!(
+                    "lora {}, expert {}, sensor {}",
+                    human::grouped(counts.lora),
+                    human::grouped(counts.expert),
+                    human::grouped(counts.sensor)
+                ),
+            ),
+            (
+                "sample",
+                format!(
+                    "{} prompt tokens{estimated}, {} image patches, {} draws of {} actions (the longest)",
+                    outline.prompt_tokens,
+                    outline.patches(),
+                    spec.expert.repeated_noise,
+                    outline.dims.horizon
+                ),
+            ),
+        ]
+    }
+
+    fn to_json(&self) -> Value {
+        let (counts, outline) = (&self.counts, &self.outline);
+        json!({
+            "parameters": {
+                "pretrained": counts.pretrained(),
+                "trainable": counts.trainable(),
+                "lora": counts.lora,
+                "expert": counts.expert,
+                "sensor": counts.sensor,
+            },
+            "sample": {
+                "prompt_tokens": outline.prompt_tokens,
+                "estimated": outline.prompt_length == PromptLength::Estimated,
+                "patches": outline.patches(),
+            },
+        })
+    }
+
+    fn changed(&self, change: &dyn Fn(&mut RunSpec)) -> Result<Box<dyn memory::Subject>, TaskError> {
+        let changed = Self::changed(self, change).map_err(TaskError::bad_input)?;
+        Ok(Box::new(changed))
+    }
+}

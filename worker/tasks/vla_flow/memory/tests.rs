@@ -1,0 +1,265 @@
+//! Counts are exact, and a prediction changes the way the thing it predicts does.
+
+use std::path::{Path, PathBuf};
+
+use burn::backend::Flex;
+use coxswain_proto::run_spec::{
+    ActivationsDtype, LoraTargets, Recompute, ReduceDtype, RunSpec, WeightsDtype,
+};
+
+use super::*;
+use crate::vla_flow::policy::Policy;
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// A run file of the repository, with its paths made absolute.
+fn spec(name: &str) -> RunSpec {
+    let root = repository();
+    let mut spec =
+        RunSpec::load(&root.join("configs").join(name), &[]).expect("a run file of the repository");
+    for path in [&mut spec.model.path, &mut spec.data.path] {
+        *path = root.join(&path).display().to_string();
+    }
+    spec
+}
+
+fn subject(name: &str) -> Subject {
+    Subject::read(&spec(name)).expect("its model and data are in the repository")
+}
+
+fn card(micro_batch: u64, world: u64) -> Ask {
+    Ask { micro_batch, world, rank: 0, place: Place::Card }
+}
+
+#[test]
+fn the_published_model_is_counted_to_the_unit() {
+    let counts = subject("qwen2.5-vl-3b.yaml").counts;
+    assert_eq!(counts.pretrained(), 3_754_622_976);
+    assert_eq!(counts.vision.total(), 668_684_288);
+    assert_eq!(counts.language.total(), 3_085_938_688);
+    // r = 32 on every linear of the language model.
+    assert_eq!(counts.lora, 59_867_136);
+}
+
+#[test]
+fn trainables_are_counted_as_the_layout_has_them() {
+    let changes: [fn(&mut RunSpec); 4] = [
+        |_| {},
+        |spec| spec.lora = None,
+        |spec| {
+            let lora = spec.lora.as_mut().expect("the quickstart has adapters");
+            lora.targets = LoraTargets::Regex("all-linear".into());
+            lora.rank_pattern = [("q_proj".into(), 3)].into_iter().collect();
+        },
+        |spec| {
+            spec.data.sensor = None;
+            (spec.expert.width, spec.expert.layers, spec.expert.heads) = (96, 3, 6);
+        },
+    ];
+    let original = subject("quickstart.yaml");
+    for change in changes {
+        let mut spec = original.spec.clone();
+        change(&mut spec);
+        let subject = Subject::read(&spec).expect("a run that can be read");
+        let (_, layout, _) = Policy::<Flex>::load(&spec, subject.outline.dims, &Default::default())
+            .expect("a run that can be loaded");
+        assert_eq!(subject.counts.trainable(), layout.len() as u64);
+    }
+}
+
+#[test]
+fn the_longest_prompt_is_the_data_sets_own() {
+    let spec = spec("quickstart.yaml");
+    let outline = Outline::read(&spec).expect("metadata of the repository's data set");
+    let dataset = crate::vla_flow::data::Dataset::open(&spec).expect("the repository's data set");
+    let longest =
+        (0..dataset.len()).map(|index| dataset.sample(index).expect("a sample").input_ids.len()).max();
+    assert_eq!(Some(outline.prompt_tokens), longest);
+    assert_eq!(outline.grids, dataset.image_grids().expect("legal shapes"));
+    assert_eq!(outline.dims, dataset.dims());
+    assert_eq!(outline.prompt_length, crate::vla_flow::data::PromptLength::Encoded);
+}
+
+#[test]
+fn a_missing_tokenizer_makes_the_prompt_an_estimate_on_the_long_side() {
+    let mut spec = spec("quickstart.yaml");
+    let encoded = Outline::read(&spec).expect("metadata").prompt_tokens;
+    spec.model.path = repository().join("configs/assets/qwen2.5-vl-3b").display().to_string();
+    let estimated = Outline::read(&spec).expect("metadata needs no tokenizer");
+    assert_eq!(estimated.prompt_length, crate::vla_flow::data::PromptLength::Estimated);
+    assert!(estimated.prompt_tokens >= encoded, "{estimated:?} for {encoded}");
+}
+
+#[test]
+fn frozen_weights_on_a_card_are_the_model_without_a_head_of_its_own() {
+    let subject = subject("qwen2.5-vl-3b.yaml");
+    let held = subject.counts.held_frozen();
+    let narrow = subject.predict(card(1, 1)).of(Category::FrozenWeights);
+    assert_eq!(narrow, 2 * held.matrices + 4 * held.vectors);
+    let wide =
+        subject.changed(|spec| spec.model.weights_dtype = WeightsDtype::Float32).expect("no new names");
+    assert_eq!(wide.predict(card(1, 1)).of(Category::FrozenWeights), 4 * 3_754_622_976);
+}
+
+#[test]
+fn only_moments_shrink_with_the_world() {
+    let subject = subject("qwen2.5-vl-3b.yaml");
+    let n = subject.counts.trainable();
+    let place = Place::Host { threads: 2 };
+    let [one, four] = [1, 4].map(|world| subject.predict(Ask { micro_batch: 2, world, rank: 0, place }));
+    assert_eq!(one.of(Category::OptimizerShard), 8 * n);
+    assert_eq!(four.of(Category::OptimizerShard), 8 * n.div_ceil(4));
+    for category in
+        [Category::FrozenWeights, Category::Trainables, Category::Gradients, Category::Activations]
+    {
+        assert_eq!(one.of(category), four.of(category), "{category}");
+    }
+}
+
+#[test]
+fn a_card_holds_the_flat_space_and_the_host_what_is_offloaded() {
+    let subject = subject("qwen2.5-vl-3b.yaml");
+    let n = subject.counts.trainable();
+    let [one, four] = [1, 4].map(|world| subject.predict(card(2, world)));
+    let taken = |prediction: &Prediction| {
+        [Category::Trainables, Category::Gradients, Category::OptimizerShard, Category::Mirror]
+            .map(|category| prediction.of(category))
+    };
+    let shard = n.div_ceil(4);
+    assert_eq!(taken(&one), [4 * n, 4 * n, 8 * n, 0]);
+    assert_eq!(taken(&four), [4 * n, 4 * n, 8 * shard, MIRROR_BYTES * shard]);
+    assert_eq!(
+        [&one, &four].map(|it| it.of(Category::CollectiveBuffers)),
+        [0, 0],
+        "they travel where they lie"
+    );
+    assert_eq!(subject.beside_card(card(2, 4)), 0);
+    let offloaded = subject.changed(|spec| spec.memory.offload = Offload::Optimizer).expect("no new names");
+    assert_eq!(taken(&offloaded.predict(card(2, 4))), [4 * n, 4 * n, 0, 0]);
+    assert_eq!(offloaded.beside_card(card(2, 4)), (8 + MIRROR_BYTES) * shard);
+    let halves = subject.changed(|spec| spec.optimizer.reduce_dtype = ReduceDtype::Bfloat16);
+    let halves = halves.expect("no new names").predict(card(2, 4));
+    assert_eq!(halves.of(Category::CollectiveBuffers), 2 * n);
+}
+
+#[test]
+fn more_recompute_never_needs_more_activations_and_more_samples_always_do() {
+    let base = subject("qwen2.5-vl-3b.yaml");
+    let peak = |recompute, micro_batch| {
+        let subject = base.changed(|spec| spec.train.recompute = recompute).expect("no new names");
+        subject.predict(card(micro_batch, 1)).of(Category::Activations)
+    };
+    let modes = [Recompute::None, Recompute::Every(2), Recompute::Full];
+    let peaks = modes.map(|mode| peak(mode, 4));
+    assert!(peaks.is_sorted_by(|a, b| a > b), "{peaks:?}");
+    assert!(peak(Recompute::Full, 2) < peak(Recompute::Full, 4));
+}
+
+#[test]
+fn of_streamed_blocks_two_neighbours_are_in_memory_and_the_rest_of_the_model() {
+    let base = subject("qwen2.5-vl-3b.yaml");
+    let streamed = base.changed(|spec| spec.memory.offload = Offload::Layers).expect("no new names");
+    let (text, bytes) = (&base.config.text, |subject: &Subject| subject.predict(card(1, 1)));
+    let [held, left] = [&base, &streamed].map(|subject| bytes(subject).of(Category::FrozenWeights));
+    // bf16: q and o, k and v, three of the MLP; fp32: two gains and three biases.
+    let (d, f, kv) = (text.hidden_size, text.intermediate_size, text.num_kv_heads * text.head_dim);
+    let layer = (2 * (2 * d * d + 2 * d * kv + 3 * d * f) + 4 * (3 * d + 2 * kv)) as u64;
+    let table = 2 * (text.vocab_size * d) as u64;
+    assert!(left > table + 2 * layer && left < table + 2 * layer + (100 << 20), "{left}, {table}, {layer}");
+    assert!(held > left + 30 * layer, "{held} {left}");
+    for category in [Category::Trainables, Category::Input, Category::Framework] {
+        assert_eq!(bytes(&base).of(category), bytes(&streamed).of(category), "{category}");
+    }
+    // The worst moment of a step with streamed blocks is no worse than both worst moments at once, and may be another one.
+    let activations = [&base, &streamed].map(|subject| bytes(subject).of(Category::Activations));
+    assert!(
+        activations[1] <= activations[0] && activations[1] + 2 * layer >= activations[0],
+        "{activations:?}"
+    );
+}
+
+#[test]
+fn on_a_host_streaming_saves_what_is_copied_out_of_the_files_and_nothing_else() {
+    let host = Ask { micro_batch: 2, world: 1, rank: 0, place: Place::Host { threads: 2 } };
+    // The small model is stored in bfloat16.
+    let saved = |dtype| {
+        let subject = subject("quickstart.yaml").changed(|spec| spec.model.weights_dtype = dtype);
+        let subject = subject.expect("no new names");
+        let lever = subject.levers(host).into_iter().find(|lever| lever.setting == "memory.offload=layers");
+        let streamed = subject.changed(|spec| spec.memory.offload = Offload::Layers).expect("no new names");
+        let less = subject.predict(host).peak() as i64 - streamed.predict(host).peak() as i64;
+        assert_eq!(lever.expect("it is offered").saves, less);
+        assert!(streamed.levers(host).iter().all(|lever| lever.what != "frozen layers streamed"));
+        less
+    };
+    let (wide, narrow) = (saved(WeightsDtype::Float32), saved(WeightsDtype::Bfloat16));
+    assert!(wide > 2 << 20, "{wide}");
+    assert!((0..256 << 10).contains(&narrow), "gains and biases alone: {narrow}");
+}
+
+#[test]
+fn offloading_the_optimizer_saves_on_a_card_what_the_table_says() {
+    let subject = subject("qwen2.5-vl-3b.yaml");
+    for world in [1, 4] {
+        let levers = subject.levers(card(1, world));
+        let lever = levers.iter().find(|lever| lever.setting == "memory.offload=optimizer").expect("offered");
+        let done = subject.changed(|spec| spec.memory.offload = Offload::Optimizer).expect("no new names");
+        let less = subject.predict(card(1, world)).peak() - done.predict(card(1, world)).peak();
+        assert_eq!(lever.saves, less as i64);
+        assert!(done.levers(card(1, world)).iter().all(|lever| lever.what != "moments in host memory"));
+    }
+    let host = Ask { micro_batch: 1, world: 1, rank: 0, place: Place::Host { threads: 2 } };
+    assert!(subject.levers(host).iter().all(|lever| lever.what != "moments in host memory"));
+}
+
+#[test]
+fn activations_in_bfloat16_take_half_of_what_recompute_keeps_and_nothing_off_graphs() {
+    let base = subject("qwen2.5-vl-3b.yaml");
+    let kept = |recompute, activations| {
+        let subject = base.changed(|spec| {
+            spec.train.recompute = recompute;
+            spec.model.activations_dtype = activations;
+        });
+        subject.expect("no new names").predict(card(4, 1)).kept as f64
+    };
+    let ratio =
+        |recompute| kept(recompute, ActivationsDtype::Bfloat16) / kept(recompute, ActivationsDtype::Float32);
+    // The expert's tokens are rounded into another buffer.
+    assert!((1.0..1.001).contains(&ratio(Recompute::None)), "{}", ratio(Recompute::None));
+    // Graphs of the expert's ends, tables and the inner products of adapters stay as they are.
+    for recompute in [Recompute::Selective, Recompute::Full] {
+        assert!((0.5..0.6).contains(&ratio(recompute)), "{recompute:?}: {}", ratio(recompute));
+    }
+    assert!((0.6..1.0).contains(&ratio(Recompute::Every(2))), "{}", ratio(Recompute::Every(2)));
+}
+
+#[test]
+fn a_plan_says_what_activations_in_bfloat16_would_save_and_what_they_need() {
+    let base = subject("qwen2.5-vl-3b.yaml");
+    let of = |recompute, activations| {
+        let subject = base.changed(|spec| {
+            spec.train.recompute = recompute;
+            spec.model.activations_dtype = activations;
+        });
+        subject.expect("no new names")
+    };
+    let lever = |subject: &Subject| {
+        let levers = subject.levers(card(8, 1)).into_iter();
+        levers.filter(|lever| lever.setting == "model.activations_dtype=bfloat16").collect::<Vec<_>>()
+    };
+    let (wide, narrow) = (ActivationsDtype::Float32, ActivationsDtype::Bfloat16);
+    let saved = |recompute| {
+        let [wide, narrow] =
+            [wide, narrow].map(|dtype| of(recompute, dtype).predict(card(8, 1)).peak() as i64);
+        wide - narrow
+    };
+    for recompute in [Recompute::Full, Recompute::Selective] {
+        assert_eq!(lever(&of(recompute, wide))[0].saves, saved(recompute));
+        assert!(lever(&of(recompute, narrow)).is_empty(), "it is on already");
+    }
+    let [without] = &lever(&of(Recompute::None, wide))[..] else { panic!("one lever") };
+    assert_eq!(without.saves, saved(Recompute::Selective));
+    assert!(without.remark.contains("train.recompute=selective"), "{without:?}");
+}

@@ -1,0 +1,21 @@
+//! A vision-language-action policy: Qwen2.5-VL, a sensor encoder, and an action expert trained by flow matching.
+
+pub mod data;
+pub mod expert;
+pub mod flops;
+pub mod flow;
+pub mod memory;
+pub mod policy;
+pub mod selftest;
+pub mod sensor;
+mod objective;
+mod task;
+
+pub use task::VlaFlow;
+
+use coxswain_nn::params::Group;
+
+/// The action expert.
+pub const EXPERT: Group = Group("expert");
+/// The sensor encoder.
+pub const SENSOR: Group = Group("sensor");

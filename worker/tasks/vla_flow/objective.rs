@@ -1,0 +1,191 @@
+//! The policy as the engine trains it.
+
+use std::{io, path::Path};
+
+use coxswain_models::qwen2_5_vl::config::QwenConfig;
+use coxswain_nn::{
+    files::{replace, write_tensors},
+    kernels::Tape,
+    lora::{LoraError, write_adapter},
+    params::{GradientSums, Group, TrainableLayout, Trainables},
+};
+use coxswain_proto::run_spec::RunSpec;
+use coxswain_task::{
+    Artifact, Batch, CachedFeatures, Evaluation, Extractor, Fault, FeatureShape, FrozenWeights, MicroLoss, Module,
+    Objective, Samples, StageClock, TaskError,
+};
+
+use super::{
+    EXPERT, SENSOR,
+    data::{Dataset, MicroBatch},
+    policy::{Policy, StepError, Tap},
+};
+
+/// What held-out samples are measured by: squared error in normalised units, which can be compared between data sets, and absolute
+/// error in the data set's own units.
+const MEASURES: [&str; 2] = ["mse_normalized", "mae"];
+
+/// What a run leaves beside its adapter, a file for each group.
+const GROUPS: [(Group, Artifact); 2] = [
+    (EXPERT, Artifact { path: "expert.safetensors", what: "action expert" }),
+    (SENSOR, Artifact { path: "sensor.safetensors", what: "sensor encoder" }),
+];
+const ADAPTER: [Artifact; 2] = [
+    Artifact { path: "adapter/adapter_config.json", what: "PEFT configuration of the adapter" },
+    Artifact { path: "adapter/adapter_model.safetensors", what: "LoRA weights under PEFT's names" },
+];
+
+/// A policy, and the run that it is trained by.
+pub(super) struct VlaObjective<B: Tape<Base = B>> {
+    pub(super) policy: Policy<B>,
+    pub(super) spec: RunSpec,
+}
+
+impl<B: Tape<Base = B>> Objective<B> for VlaObjective<B> {
+    fn forward_backward(
+        &self,
+        trainables: &Trainables<B>,
+        batch: &dyn Batch,
+        grads: &mut dyn GradientSums<B>,
+        clock: &mut StageClock<'_>,
+    ) -> Result<MicroLoss, TaskError> {
+        Ok(self.policy.forward_backward(trainables, batch.content(), grads, clock)?)
+    }
+
+    fn loss(&self, trainables: &Trainables<B>, batch: &dyn Batch) -> Result<MicroLoss, TaskError> {
+        Ok(self.policy.loss(trainables, batch.content())?)
+    }
+
+    fn measures(&self) -> &'static [&'static str] {
+        &MEASURES
+    }
+
+    fn evaluate(
+        &self,
+        trainables: &Trainables<B>,
+        batch: &dyn Batch,
+        samples: &dyn Samples,
+    ) -> Result<Evaluation, TaskError> {
+        let batch: &MicroBatch = batch.content();
+        let dataset = dataset(samples);
+        let mut sampled = self.policy.sample_actions(trainables, batch, self.spec.run.seed)?;
+        let mut recorded = batch.actions.clone();
+        let width = dataset.dims().action;
+        let squared = masked_sum(batch, width, &sampled, &recorded, |d| d * d);
+        dataset.denormalize_actions(&mut sampled);
+        dataset.denormalize_actions(&mut recorded);
+        let absolute = masked_sum(batch, width, &sampled, &recorded, f64::abs);
+        let valid = batch.action_valid.iter().map(|&v| f64::from(v)).sum::<f64>();
+        Ok(Evaluation { count: valid * width as f64, sums: vec![squared, absolute] })
+    }
+
+    fn modules(&self, layout: &TrainableLayout) -> Vec<Module> {
+        self.policy.trainable_report(layout, self.spec.model.weights_dtype)
+    }
+
+    fn initial_values(&self, layout: &TrainableLayout) -> Result<Vec<f32>, TaskError> {
+        self.policy.initial_values(&self.spec, layout).map_err(TaskError::bad_input)
+    }
+
+    fn export(
+        &self,
+        dir: &Path,
+        layout: &TrainableLayout,
+        values: &[f32],
+    ) -> Result<Vec<Artifact>, TaskError> {
+        let trained = |group| layout.params().iter().any(|param| param.group == group);
+        let mut written = Vec::new();
+        for (group, artifact) in GROUPS.into_iter().filter(|(group, _)| trained(*group)) {
+            let (path, prefix) = (dir.join(artifact.path), format!("{group}."));
+            replace(&path, |path| write_tensors(path, layout, values, |name| name.starts_with(&prefix)))
+                .map_err(|error| unwritten(&path, &error))?;
+            written.push(artifact);
+        }
+        if let Some(plan) = self.policy.lora() {
+            write_adapter(&dir.join("adapter"), plan, &self.spec.model.path, layout, values)
+                .map_err(|error: LoraError| TaskError::io(error))?;
+            written.extend(ADAPTER);
+        }
+        Ok(written)
+    }
+
+    fn extractor(&self) -> Option<&dyn Extractor<B>> {
+        self.policy.tap().map(|_| self as &dyn Extractor<B>)
+    }
+
+    fn most_streamed(&self) -> u64 {
+        self.policy.most_streamed()
+    }
+}
+
+impl<B: Tape<Base = B>> Extractor<B> for VlaObjective<B> {
+    fn tap(&self) -> String {
+        self.policy.tap().map_or(String::new(), |tap| tap.to_string())
+    }
+
+    fn describe(&self) -> Vec<String> {
+        self.policy.describe_tap().into_iter().flatten().collect()
+    }
+
+    fn shape(&self) -> FeatureShape {
+        let (width, config) = (self.policy.tap_width(), &self.policy.model().config);
+        match self.policy.tap() {
+            Some(Tap::Vision) => image_tokens(width, config),
+            _ => FeatureShape::every_token(width),
+        }
+    }
+
+    fn resting(&self) -> Group {
+        Group::LORA
+    }
+
+    fn row_values(&self, batch: &dyn Batch) -> Vec<usize> {
+        let width = self.policy.tap_width();
+        self.policy.tap_tokens(batch.content()).into_iter().map(|tokens| tokens * width).collect()
+    }
+
+    fn compute(&self, trainables: &Trainables<B>, batch: &dyn Batch) -> Result<CachedFeatures, TaskError> {
+        Ok(self.policy.features_below(trainables, batch.content())?)
+    }
+
+    fn frozen(&self) -> Result<Box<dyn FrozenWeights>, TaskError> {
+        let tap = self.policy.tap().unwrap_or(Tap::Final);
+        Ok(Box::new(self.policy.weights_below(tap).map_err(TaskError::bad_input)?))
+    }
+}
+
+/// Features of image tokens alone, each made of as many patches as the merger joins.
+fn image_tokens(width: usize, config: &QwenConfig) -> FeatureShape {
+    let merged = config.vision.merge_unit().max(1);
+    let patches = |grid: &[u32; 3]| grid.iter().map(|&side| side as usize).product::<usize>();
+    FeatureShape::new(width, move |_, grids| grids.iter().map(|grid| patches(grid) / merged).sum())
+}
+
+/// The data set behind a run's samples.
+pub(super) fn dataset(samples: &dyn Samples) -> &Dataset {
+    samples.as_any().downcast_ref().expect("samples of a run are those of its task")
+}
+
+/// Sum of `f(difference)` over the components of valid action steps.
+fn masked_sum(batch: &MicroBatch, width: usize, a: &[f32], b: &[f32], f: impl Fn(f64) -> f64) -> f64 {
+    let steps = a.chunks_exact(width).zip(b.chunks_exact(width)).zip(&batch.action_valid);
+    steps
+        .filter(|(_, valid)| **valid > 0.0)
+        .flat_map(|((a, b), _)| a.iter().zip(b))
+        .map(|(&a, &b)| f(f64::from(a) - f64::from(b)))
+        .sum()
+}
+
+fn unwritten(path: &Path, error: &io::Error) -> TaskError {
+    TaskError::io(format!("write {}: {error}", path.display()))
+}
+
+impl From<StepError> for TaskError {
+    fn from(error: StepError) -> Self {
+        let fault = match error {
+            StepError::Weights { .. } => Fault::Io,
+            StepError::Tokens { .. } | StepError::Features { .. } | StepError::NonFiniteLoss { .. } => Fault::Numeric,
+        };
+        Self::new(fault, error)
+    }
+}

@@ -1,0 +1,64 @@
+//! What can go wrong when a policy is built or runs.
+
+use coxswain_proto::ids::Step;
+
+use coxswain_models::qwen2_5_vl::error::{ModelError, TokenError, UnreadableWeights};
+
+/// A policy that cannot be built.
+#[derive(Debug, thiserror::Error)]
+pub enum PolicyError {
+    /// The vision-language model or its adapter.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// A setting of the run file that does not fit the data set or the model.
+    #[error("{field}: {problem}")]
+    Setting {
+        /// Dotted path in the run file.
+        field: &'static str,
+        /// What was found, what was expected, and what to do.
+        problem: String,
+    },
+}
+
+/// A micro-batch that cannot be run.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum StepError {
+    /// Its tokens or images do not fit the model.
+    #[error("step {step}, samples {samples:?}: {source}")]
+    Tokens {
+        /// Optimizer step.
+        step: Step,
+        /// Samples of the micro-batch.
+        samples: Vec<u64>,
+        /// What does not fit.
+        source: TokenError,
+    },
+    /// Its cached features do not fit its tokens.
+    #[error("step {step}, samples {samples:?}: cached features: {problem}")]
+    Features {
+        /// Optimizer step.
+        step: Step,
+        /// Samples of the micro-batch.
+        samples: Vec<u64>,
+        /// What was found, and what was expected.
+        problem: String,
+    },
+    /// Frozen weights that are streamed cannot be read any more.
+    #[error("step {step}: {source}")]
+    Weights {
+        /// Optimizer step.
+        step: Step,
+        /// Which, and why.
+        source: UnreadableWeights,
+    },
+    /// The loss is infinite or not a number.
+    #[error(
+        "step {step}: the loss of samples {samples:?} is not finite; look for NaN in their data and its statistics, or lower the learning rate"
+    )]
+    NonFiniteLoss {
+        /// Optimizer step.
+        step: Step,
+        /// The samples concerned, by `index`.
+        samples: Vec<u64>,
+    },
+}

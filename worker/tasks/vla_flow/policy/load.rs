@@ -1,0 +1,152 @@
+//! Building a policy from a run spec: the model is read, adapters and experts are registered in one layout, and the flat space
+//! gets its initial values.
+
+use std::path::Path;
+
+use coxswain_proto::run_spec::{Lora, Offload, RunSpec};
+
+use super::{Adapted, Policy, PolicyError, Settings, Source, Tap};
+use coxswain_models::qwen2_5_vl::{LoadOptions, QwenVl, config::QwenConfig, error::ModelError, modules::modules};
+use coxswain_nn::{kernels::Tape, lora::{LoraError, LoraPlan, Module, PeftAdapter}, recompute::Retention, params::TrainableLayout};
+use crate::vla_flow::{data::SampleDims, expert::{ActionExpert, ExpertShape}, sensor::{SensorEncoder, SensorShape}};
+
+impl<B: Tape<Base = B>> Policy<B> {
+    /// Reads the model directory and builds the policy for samples of these sizes. Returns it with the layout of everything that
+    /// trains and the values it starts from; both are the same on every rank.
+    pub fn load(
+        spec: &RunSpec,
+        dims: SampleDims,
+        device: &B::Device,
+    ) -> Result<(Self, TrainableLayout, Vec<f32>), PolicyError> {
+        check(spec, dims)?;
+        let dir = Path::new(&spec.model.path);
+        let config = QwenConfig::read(dir)?;
+        let modules = modules(&config);
+        let adapters = spec.lora.as_ref().map(|lora| Adapters::resolve(lora, &modules)).transpose()?;
+        let mut layout = TrainableLayout::default();
+        let lora = adapters.as_ref().map(|adapters| &adapters.plan);
+        let tap = Tap::resolve(&spec.cache, &Adapted::new(&config, lora))?;
+        let streamed = spec.memory.offload == Offload::Layers;
+        let options = LoadOptions { streamed, ..spec.model.weights_dtype.into() };
+        let model = QwenVl::load(dir, options, lora, &mut layout, device)?;
+        let sensor = (dims.sensor_window > 0).then(|| {
+            let shape = SensorShape {
+                window: dims.sensor_window,
+                channels: dims.sensor_channels,
+                tokens: spec.sensor.tokens,
+                width: spec.sensor.width,
+                outputs: spec.expert.width,
+            };
+            SensorEncoder::register(&mut layout, shape)
+        });
+        let shape = ExpertShape {
+            width: spec.expert.width,
+            layers: spec.expert.layers,
+            heads: spec.expert.heads,
+            context: model.config.text.hidden_size,
+            state: dims.state,
+            sensor_tokens: if sensor.is_some() { spec.sensor.tokens } else { 0 },
+            horizon: dims.horizon,
+            action: dims.action,
+        };
+        let expert = ActionExpert::register(&mut layout, shape);
+        let values = initial_values(spec, &layout, adapters.as_ref());
+        let settings = Settings {
+            seed: spec.run.seed,
+            convention: spec.expert.convention,
+            repeats: spec.expert.repeated_noise,
+            sampling_steps: spec.expert.sampling_steps,
+            retention: Retention {
+                recompute: spec.train.recompute,
+                activations: spec.model.activations_dtype,
+            },
+            cache: spec.cache.mode,
+        };
+        let lora = adapters.map(|adapters| adapters.plan);
+        let source = Source { dir: dir.into(), dtype: spec.model.weights_dtype };
+        let device = device.clone();
+        let policy = Self { model, lora, sensor, expert, tap, source, streamed, dims, settings, device };
+        Ok((policy, layout, values))
+    }
+
+    /// What the trainables of a loaded policy started from, once more.
+    pub fn initial_values(&self, spec: &RunSpec, layout: &TrainableLayout) -> Result<Vec<f32>, PolicyError> {
+        let modules = modules(&QwenConfig::read(Path::new(&spec.model.path))?);
+        let adapters = spec.lora.as_ref().map(|lora| Adapters::resolve(lora, &modules)).transpose()?;
+        Ok(initial_values(spec, layout, adapters.as_ref()))
+    }
+}
+
+fn initial_values(spec: &RunSpec, layout: &TrainableLayout, adapters: Option<&Adapters>) -> Vec<f32> {
+    let mut values = layout.initial_values(spec.run.seed);
+    if let Some(start) = adapters.and_then(|adapters| adapters.start.as_ref()) {
+        start.fill(layout, &mut values);
+    }
+    values
+}
+
+/// Which linears are adapted, and the adapter to start from, if there is one.
+struct Adapters {
+    plan: LoraPlan,
+    start: Option<PeftAdapter>,
+}
+
+impl Adapters {
+    fn resolve(lora: &Lora, modules: &[Module]) -> Result<Self, ModelError> {
+        let plan = LoraPlan::resolve(lora, modules)?;
+        if plan.adapter("lm_head").is_some() {
+            return Err(setting(
+                "lora.targets",
+                "matches `lm_head`, which the action loss does not reach, so it would never train; leave it out",
+            ));
+        }
+        let Some(dir) = &lora.init_from else { return Ok(Self { plan, start: None }) };
+        let start = PeftAdapter::read(Path::new(dir), modules)?;
+        match plan.difference(start.plan()) {
+            None => Ok(Self { plan, start: Some(start) }),
+            Some(difference) => Err(setting(
+                "lora.init_from",
+                &format!(
+                    "{dir} does not fit the run file's adapter settings (first: run file, second: adapter): {difference}; set lora.rank, lora.alpha and lora.targets as in its adapter_config.json"
+                ),
+            )),
+        }
+    }
+}
+
+fn setting(field: &str, problem: &str) -> ModelError {
+    LoraError::Setting { field: field.into(), problem: problem.into() }.into()
+}
+
+/// What only shows when the run file meets the data set, and what would otherwise divide by zero.
+fn check(spec: &RunSpec, dims: SampleDims) -> Result<(), PolicyError> {
+    let refuse = |field, problem| Err(PolicyError::Setting { field, problem });
+    let at_least_one = [
+        ("expert.width", spec.expert.width),
+        ("expert.layers", spec.expert.layers),
+        ("expert.heads", spec.expert.heads),
+        ("expert.repeated_noise", spec.expert.repeated_noise),
+        ("expert.sampling_steps", spec.expert.sampling_steps),
+        ("sensor.width", spec.sensor.width),
+        ("sensor.tokens", spec.sensor.tokens),
+        ("data.state", dims.state),
+        ("data.action", dims.action),
+        ("data.horizon", dims.horizon),
+    ];
+    if let Some((field, _)) = at_least_one.into_iter().find(|(_, value)| *value == 0) {
+        return refuse(field, "0; expected at least 1".into());
+    }
+    let (width, heads) = (spec.expert.width, spec.expert.heads);
+    if !width.is_multiple_of(heads) {
+        return refuse("expert.heads", format!("{heads} heads do not divide expert.width {width}"));
+    }
+    let (window, tokens) = (dims.sensor_window, spec.sensor.tokens);
+    if window > 0 && dims.sensor_channels == 0 {
+        return refuse("data.sensor", "its readings have no channels; name another feature".into());
+    }
+    if window > 0 && tokens > window {
+        let problem = format!("{tokens} tokens for a window of {window} readings; set at most {window}");
+        return refuse("sensor.tokens", problem);
+    }
+    Ok(())
+}

@@ -1,0 +1,95 @@
+//! What of the policy is frozen and what trains.
+
+use std::collections::BTreeMap;
+
+use coxswain_proto::run_spec::WeightsDtype;
+
+use super::Policy;
+use coxswain_models::qwen2_5_vl::modules::{FrozenBytes, frozen_tensors};
+use coxswain_nn::{
+    kernels::Tape,
+    params::{Group, TrainableLayout},
+};
+use coxswain_task::Module;
+
+use crate::vla_flow::{EXPERT, SENSOR};
+
+/// Tensors, elements and bytes of a part.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tally {
+    tensors: usize,
+    parameters: usize,
+    bytes: u64,
+}
+
+impl Tally {
+    fn add(&mut self, elements: usize, bytes: u64) {
+        self.tensors += 1;
+        self.parameters += elements;
+        self.bytes += bytes;
+    }
+
+    fn row(self, module: impl Into<String>, trains: bool, dtype: &'static str) -> Module {
+        let Self { tensors, parameters, bytes } = self;
+        Module { module: module.into(), tensors, parameters, trains, dtype, bytes }
+    }
+}
+
+impl<B: Tape<Base = B>> Policy<B> {
+    /// Rows of the start-up table: frozen parts first, then what trains.
+    pub fn trainable_report(&self, layout: &TrainableLayout, frozen: WeightsDtype) -> Vec<Module> {
+        let name = match frozen {
+            WeightsDtype::Float32 => "float32",
+            WeightsDtype::Bfloat16 => "bfloat16",
+        };
+        let [vision, language, streamed] = self.frozen_tallies(frozen);
+        let mut rows = vec![vision.row("vision", false, name), language.row("language", false, name)];
+        if streamed.tensors > 0 {
+            rows.push(streamed.row("streamed", false, name));
+        }
+        let order = [Group::LORA, EXPERT, SENSOR];
+        let place = |group| order.iter().position(|known| *known == group);
+        let mut groups: BTreeMap<(Option<usize>, &str), (Group, Tally)> = BTreeMap::new();
+        for param in layout.params() {
+            let key = (place(param.group), part(&param.name));
+            let (_, tally) = groups.entry(key).or_insert((param.group, Tally::default()));
+            tally.add(param.len(), 4 * param.len() as u64);
+        }
+        rows.extend(groups.into_iter().map(|((_, part), (group, tally))| {
+            let module = if part.is_empty() { group.to_string() } else { format!("{part}.{group}") };
+            tally.row(module, true, "float32")
+        }));
+        rows
+    }
+
+    /// Frozen weights of the vision tower, of the language model, and of blocks of either that are streamed, from the model's sizes. An LM
+    /// head is not held, unless it is the embedding table.
+    fn frozen_tallies(&self, dtype: WeightsDtype) -> [Tally; 3] {
+        let tensors = frozen_tensors(&self.model.config);
+        let mut tallies = [Tally::default(); 3];
+        for tensor in &tensors {
+            let [vision, language, streamed] = &mut tallies;
+            let tally = match tensor.block() {
+                Some(_) if self.streamed => streamed,
+                _ if tensor.of_vision() => vision,
+                _ => language,
+            };
+            tally.add(tensor.elements, tensor.kept_bytes(dtype));
+        }
+        let together = FrozenBytes::of(&tensors, |tensor| tensor.kept_bytes(dtype)).two_blocks();
+        tallies[2].bytes = tallies[2].bytes.min(together);
+        tallies
+    }
+}
+
+/// The frozen part that a trainable belongs to; empty for parts of its own.
+fn part(name: &str) -> &'static str {
+    if name.contains(".visual.") {
+        "vision"
+    } else if name.contains(".language_model.") {
+        "language"
+    } else {
+        ""
+    }
+}
+

@@ -1,0 +1,249 @@
+//! Where features are taken, and whether that is sound: a pure function of the run file and of which modules have adapters.
+//!
+//! ```text
+//! pixels ─▶ vision tower, merger ─┬▶ embedding ─▶ layer 0 ─▶ .. ─▶ layer k ─▶ .. ─▶ final norm ─┬▶ expert
+//!                              Vision           Layer(0)       Layer(k)                       Final
+//! ```
+//!
+//! `exact` takes features where nothing below them trains, so that they are those that the step would compute itself. `periodic`
+//! takes the final ones, adapters and all; in the steps that use them the adapters rest. `Layer(0)` holds the image features and the
+//! embedded text; `Vision` holds the first alone, which is less to keep for the same, so `auto` never chooses `Layer(0)`.
+//!
+//! What this file does not do: compute features (`vl`), keep them (`vl_cache`), or decide which steps use them (`train`).
+
+use std::fmt;
+
+use coxswain_proto::run_spec::{self, Cache, CacheMode};
+
+use super::PolicyError;
+use coxswain_models::qwen2_5_vl::config::QwenConfig;
+use coxswain_nn::lora::LoraPlan;
+
+/// Where in the model features are taken. Ordered by depth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Tap {
+    /// The image features after the merger, `[image tokens, d]`.
+    Vision,
+    /// The input of this decoder layer, before its norm, `[tokens, d]`.
+    Layer(usize),
+    /// The hidden states after the final norm, `[tokens, d]`: what the expert attends to.
+    Final,
+}
+
+/// Which parts of the vision-language model train.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Adapted {
+    /// The first adapted module of the vision tower and its merger, by path.
+    pub vision: Option<String>,
+    /// Decoder layers with an adapter, in order.
+    pub layers: Vec<usize>,
+    /// Decoder layers in all.
+    pub of_layers: usize,
+}
+
+impl Adapted {
+    /// From the adapters of a model.
+    pub fn new(config: &QwenConfig, plan: Option<&LoraPlan>) -> Self {
+        let names = || plan.into_iter().flat_map(LoraPlan::adapters).map(|(name, _)| name);
+        let layer = |name: &str| {
+            let rest = name.strip_prefix("model.language_model.layers.")?;
+            rest.split('.').next()?.parse().ok()
+        };
+        let mut layers: Vec<usize> = names().filter_map(layer).collect();
+        layers.sort_unstable();
+        layers.dedup();
+        let vision = names().find(|name| name.starts_with("model.visual.")).map(str::to_owned);
+        Self { vision, layers, of_layers: config.text.num_layers }
+    }
+
+    /// In words: what of the vision-language model trains.
+    fn words(&self) -> String {
+        let layers = match self.layers[..] {
+            [] => String::new(),
+            [only] => format!("decoder layer {only}"),
+            [first, .., last] if last - first + 1 == self.layers.len() => {
+                format!("decoder layers {first} to {last}")
+            }
+            [first, .., last] => format!("{} decoder layers from {first} to {last}", self.layers.len()),
+        };
+        match (&self.vision, layers.is_empty()) {
+            (None, true) => "nothing of the vision-language model".into(),
+            (None, false) => format!("LoRA in {layers}"),
+            (Some(_), true) => "LoRA in the vision tower".into(),
+            (Some(_), false) => format!("LoRA in the vision tower and {layers}"),
+        }
+    }
+}
+
+impl Tap {
+    /// The tap of a run; none if its cache is off. Refuses a tap below which something trains in the steps that use it.
+    pub fn resolve(cache: &Cache, adapted: &Adapted) -> Result<Option<Self>, PolicyError> {
+        if cache.mode == CacheMode::Off {
+            return Ok(None);
+        }
+        let deepest = match (cache.mode, adapted.layers.first()) {
+            (CacheMode::Periodic, _) | (_, None) => Self::Final,
+            (_, Some(0)) => Self::Vision,
+            (_, Some(&layer)) => Self::Layer(layer),
+        };
+        if let (CacheMode::Exact, Some(module)) = (cache.mode, &adapted.vision) {
+            return refuse(
+                "cache.mode",
+                format!(
+                    "is `exact`, but `{module}` trains, and everything in the model comes after it, so no feature stays the same from one step to the next; take the vision tower out of lora.targets, or use `periodic` or `off`"
+                ),
+            );
+        }
+        let named = match cache.tap {
+            run_spec::Tap::Auto => return Ok(Some(deepest)),
+            run_spec::Tap::Vision => Self::Vision,
+            run_spec::Tap::Final => Self::Final,
+            run_spec::Tap::Layer(layer) => Self::Layer(layer),
+        };
+        named.check(cache.mode, adapted, deepest)?;
+        Ok(Some(named))
+    }
+
+    fn check(self, mode: CacheMode, adapted: &Adapted, deepest: Self) -> Result<(), PolicyError> {
+        if let Self::Layer(layer) = self
+            && layer >= adapted.of_layers
+        {
+            let last = adapted.of_layers.saturating_sub(1);
+            let problem = format!("names decoder layer {layer}; the model's last one is {last}");
+            return refuse("cache.tap", problem);
+        }
+        if mode == CacheMode::Periodic && self != Self::Final {
+            let problem = format!("is {self}; `periodic` takes the final hidden states: use `auto`");
+            return refuse("cache.tap", problem);
+        }
+        let trained_below = match (self, adapted.layers.first()) {
+            (Self::Layer(layer), Some(&first)) if first < layer => Some(first),
+            (Self::Final, Some(&first)) => Some(first),
+            _ => None,
+        };
+        match trained_below {
+            Some(first) if mode == CacheMode::Exact => refuse(
+                "cache.tap",
+                format!(
+                    "is {self}, but decoder layer {first} trains below it, so the features would not stay the same; use `auto` ({deepest}), or `cache.mode: periodic`"
+                ),
+            ),
+            _ => Ok(()),
+        }
+    }
+
+    /// What a step need not compute where features are kept.
+    pub fn skips(self) -> String {
+        match self {
+            Self::Vision => "the vision tower and its merger".into(),
+            Self::Layer(0) => "the vision tower, its merger and the embedding".into(),
+            Self::Layer(1) => "the vision tower, the embedding and decoder layer 0".into(),
+            Self::Layer(k) => format!("the vision tower, the embedding and decoder layers 0 to {}", k - 1),
+            Self::Final => "the whole vision-language model".into(),
+        }
+    }
+
+    /// For the log: where features are taken, what is skipped, and what trains in which steps. One line each.
+    pub fn describe(self, mode: CacheMode, adapted: &Adapted) -> [String; 3] {
+        let trains = format!("{}, the expert and the sensor encoder train", adapted.words());
+        let steps = match mode {
+            CacheMode::Periodic => format!(
+                "live steps: {trains}; cached steps: the expert and the sensor encoder train, LoRA rests (weights and moments)"
+            ),
+            CacheMode::Exact | CacheMode::Off => format!("every step: {trains}, as without a cache"),
+        };
+        [format!("features: {self}"), format!("skipped where they are kept: {}", self.skips()), steps]
+    }
+}
+
+impl fmt::Display for Tap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Vision => f.write_str("the image features after the merger"),
+            Self::Layer(k) => write!(f, "the input of decoder layer {k} (pre-norm)"),
+            Self::Final => f.write_str("the final hidden states (post-norm)"),
+        }
+    }
+}
+
+fn refuse<T>(field: &'static str, problem: String) -> Result<T, PolicyError> {
+    Err(PolicyError::Setting { field, problem })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cache(mode: CacheMode, tap: run_spec::Tap) -> Cache {
+        Cache { mode, tap, ..Cache::default() }
+    }
+
+    fn adapted(layers: &[usize]) -> Adapted {
+        Adapted { vision: None, layers: layers.into(), of_layers: 6 }
+    }
+
+    fn exact(tap: run_spec::Tap, layers: &[usize]) -> Result<Option<Tap>, String> {
+        Tap::resolve(&cache(CacheMode::Exact, tap), &adapted(layers)).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn auto_is_as_deep_as_exactness_allows() {
+        assert_eq!(exact(run_spec::Tap::Auto, &[]), Ok(Some(Tap::Final)));
+        assert_eq!(exact(run_spec::Tap::Auto, &[4, 5]), Ok(Some(Tap::Layer(4))));
+        assert_eq!(exact(run_spec::Tap::Auto, &[0, 5]), Ok(Some(Tap::Vision)));
+        let off = cache(CacheMode::Off, run_spec::Tap::Final);
+        assert_eq!(Tap::resolve(&off, &adapted(&[0])).ok(), Some(None));
+    }
+
+    #[test]
+    fn a_named_tap_may_be_shallower_but_not_deeper() {
+        for tap in [Tap::Vision, Tap::Layer(0), Tap::Layer(3), Tap::Layer(4)] {
+            let named = match tap {
+                Tap::Layer(layer) => run_spec::Tap::Layer(layer),
+                _ => run_spec::Tap::Vision,
+            };
+            assert_eq!(exact(named, &[4, 5]), Ok(Some(tap)));
+        }
+        let message = exact(run_spec::Tap::Layer(5), &[4, 5]).expect_err("layer 4 trains below");
+        assert!(message.starts_with("cache.tap: is the input of decoder layer 5"), "{message}");
+        assert!(message.contains("decoder layer 4 trains") && message.contains("auto"), "{message}");
+        let message = exact(run_spec::Tap::Final, &[4, 5]).expect_err("layer 4 trains below");
+        assert!(message.contains("periodic"), "{message}");
+        let message = exact(run_spec::Tap::Layer(6), &[]).expect_err("six layers");
+        assert!(message.contains("last one is 5"), "{message}");
+    }
+
+    #[test]
+    fn a_vision_tower_that_trains_leaves_nothing_to_keep() {
+        let adapted = Adapted { vision: Some("model.visual.blocks.0.attn.qkv".into()), ..adapted(&[4]) };
+        for tap in [run_spec::Tap::Auto, run_spec::Tap::Vision] {
+            let error =
+                Tap::resolve(&cache(CacheMode::Exact, tap), &adapted).expect_err("refused").to_string();
+            assert!(
+                error.contains("model.visual.blocks.0.attn.qkv") && error.contains("lora.targets"),
+                "{error}"
+            );
+        }
+        let periodic = cache(CacheMode::Periodic, run_spec::Tap::Auto);
+        assert_eq!(Tap::resolve(&periodic, &adapted).ok(), Some(Some(Tap::Final)));
+    }
+
+    #[test]
+    fn the_log_says_what_trains_when() {
+        let [tap, skipped, steps] = Tap::Layer(4).describe(CacheMode::Exact, &adapted(&[4, 5]));
+        assert_eq!(tap, "features: the input of decoder layer 4 (pre-norm)");
+        assert!(skipped.ends_with("the vision tower, the embedding and decoder layers 0 to 3"), "{skipped}");
+        assert!(steps.starts_with("every step: LoRA in decoder layers 4 to 5, the expert"), "{steps}");
+        let [_, _, steps] = Tap::Final.describe(CacheMode::Periodic, &adapted(&[1, 4]));
+        assert!(steps.contains("live steps: LoRA in 2 decoder layers from 1 to 4"), "{steps}");
+        assert!(
+            steps.contains("cached steps: the expert and the sensor encoder train, LoRA rests"),
+            "{steps}"
+        );
+    }
+
+    #[test]
+    fn taps_are_ordered_by_depth() {
+        assert!(Tap::Vision < Tap::Layer(0) && Tap::Layer(3) < Tap::Layer(4) && Tap::Layer(9) < Tap::Final);
+    }
+}
