@@ -9,13 +9,14 @@ use std::{
 use coxswain_proto::{
     VERSION,
     ids::{Bytes, Step},
+    report::CheckpointState,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::{
     aside,
     core::{
-        checkpoints::{CheckpointEntry, EntryState},
+        checkpoints::CheckpointEntry,
         machine::Config,
     },
     journal::{Durable, Forgetful, Identity, Journal, JournalError, JournalThread, Life, Memory},
@@ -168,7 +169,7 @@ fn scan(directory: &Path, own: &str) -> Result<Vec<CheckpointEntry>, StartError>
             step,
             path: format!("checkpoints/{}", step.checkpoint_dir()),
             bytes: Bytes(manifest.files.values().map(|file| file.bytes).sum()),
-            state: EntryState::Complete,
+            state: CheckpointState::Complete,
         };
         found.push((entry, path, manifest.spec_digest));
     }

@@ -139,6 +139,17 @@ impl TrainableLayout {
         &self.params
     }
 
+    /// The groups of its tensors, in flat order.
+    pub fn groups(&self) -> Vec<Group> {
+        let mut groups = Vec::new();
+        for group in self.params.iter().map(|param| param.group) {
+            if !groups.contains(&group) {
+                groups.push(group);
+            }
+        }
+        groups
+    }
+
     /// One tensor.
     pub fn get(&self, id: ParamId) -> &ParamSpec {
         &self.params[id.0]

@@ -21,13 +21,13 @@ use coxswain_proto::{
     ids::{Rank, Step},
 };
 
-use super::{TrainError, fit, run::Training};
+use super::{TrainError, fit, run::Training, step::Spent};
 use crate::{
     batch::Sample,
     collective::{Buf, BufMut},
     data::{DataError, collate},
     kernels::Tape,
-    link::{Phase, Report, StepTimes},
+    link::{Phase, Report},
     memory::{OutOfMemory, Resident},
 };
 
@@ -201,7 +201,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         self.grads.zero();
         // One at a time is not refused on a prediction: that is what a trial is for.
         let bound = std::mem::replace(&mut self.micro_batch, 1);
-        let passed = self.pass(step, &micro_batch, &mut StepTimes::default());
+        let passed = self.pass(step, &micro_batch, &mut Spent::default());
         self.micro_batch = bound;
         passed?;
         // In a step, the data threads hold others of its size meanwhile.

@@ -29,7 +29,7 @@ use crate::{
     collective::Buf,
     collective::BufMut,
     kernels::Tape,
-    link::{Phase, Report, StepDone},
+    link::{Phase, Report, StepReport},
     memory::{self, OutOfMemory, PhasePeak, prediction::outcome::Outcome},
     params::{Group, TrainableLayout},
     pulse,
@@ -153,9 +153,9 @@ impl Summary {
     }
 
     /// One committed step.
-    pub(super) fn book(&mut self, done: &StepDone) {
+    pub(super) fn book(&mut self, done: &StepReport) {
         self.steps = done.step.0 + 1;
-        self.losses.push(done.loss_sum / done.valid_count.max(1.0));
+        self.losses.push(done.totals.loss_sum / done.totals.valid_count.max(1.0));
         self.tokens += done.tokens;
         self.samples += done.positions.iter().map(|range| range.end - range.start).sum::<u64>();
         self.train_seconds += done.times.total.as_secs_f64();

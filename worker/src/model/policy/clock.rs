@@ -2,17 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-/// A part of the policy, for time accounting.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
-    /// Vision tower and merger.
-    Vision,
-    /// Embedding, decoder layers, final norm.
-    Language,
-    /// Sensor encoder, expert and loss.
-    Expert,
-}
-
 /// A direction, for memory accounting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pass {
@@ -22,15 +11,33 @@ pub enum Pass {
     Backward,
 }
 
-/// Time by stage, both directions together.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct StageTimes {
-    /// See [`Stage::Vision`].
-    pub vision: Duration,
-    /// See [`Stage::Language`].
-    pub language: Duration,
-    /// See [`Stage::Expert`].
-    pub expert: Duration,
+/// Time by stage, both directions together, in the order in which stages were first left.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StageTimes(Vec<(&'static str, Duration)>);
+
+impl StageTimes {
+    /// Books time that a stage took.
+    pub fn add(&mut self, stage: &'static str, time: Duration) {
+        match self.0.iter_mut().find(|(known, _)| *known == stage) {
+            Some((_, sum)) => *sum += time,
+            None => self.0.push((stage, time)),
+        }
+    }
+
+    /// Books all that others came to.
+    pub fn extend(&mut self, others: &Self) {
+        others.iter().for_each(|(stage, time)| self.add(stage, time));
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, Duration)> {
+        self.0.iter().copied()
+    }
+
+    /// What one stage took.
+    pub fn of(&self, stage: &str) -> Duration {
+        self.iter().find(|(known, _)| *known == stage).map_or(Duration::ZERO, |(_, time)| time)
+    }
 }
 
 /// Splits the time of micro-batches by stage. On a device that runs behind the host, a lap measures what the host did.
@@ -47,7 +54,7 @@ impl<'a> StageClock<'a> {
     }
 
     /// The sums since the clock was made.
-    pub fn times(&self) -> StageTimes {
+    pub fn into_times(self) -> StageTimes {
         self.times
     }
 
@@ -57,15 +64,10 @@ impl<'a> StageClock<'a> {
         self.last = Instant::now();
     }
 
-    /// Books the time since the last lap.
-    pub(super) fn lap(&mut self, stage: Stage) {
+    /// Books the time since the last lap for a stage, which is shown under this name.
+    pub(super) fn lap(&mut self, stage: &'static str) {
         let now = Instant::now();
-        let spent = now - std::mem::replace(&mut self.last, now);
-        match stage {
-            Stage::Vision => self.times.vision += spent,
-            Stage::Language => self.times.language += spent,
-            Stage::Expert => self.times.expert += spent,
-        }
+        self.times.add(stage, now - std::mem::replace(&mut self.last, now));
     }
 }
 

@@ -37,7 +37,7 @@ use coxswain_proto::run_spec::{CacheMode, FlowConvention, Recompute, WeightsDtyp
 
 use self::vl::{Broken, Entry, VlContext, VlRun};
 pub use self::{
-    clock::{Pass, Stage, StageClock, StageTimes},
+    clock::{Pass, StageClock, StageTimes},
     digest::{AdapterSnapshot, Digest, SnapshotError, WeightsBelow},
     error::{PolicyError, StepError},
     report::{GradientWatch, ModuleRow, SilentTrainables},
@@ -59,6 +59,14 @@ use crate::{
     lora::LoraPlan,
     params::{GradientSums, ParamScope, Trainables},
 };
+
+// Stages, as their times are shown.
+/// Vision tower and merger.
+const VISION: &str = "vision";
+/// Embedding, decoder layers, final norm.
+const LANGUAGE: &str = "language";
+/// Sensor encoder, expert and loss.
+const EXPERT: &str = "expert";
 
 /// A policy: frozen weights, and where its trainables lie in the flat space.
 pub struct Policy<B: Tape<Base = B>> {
@@ -176,7 +184,7 @@ impl<B: Tape<Base = B>> Policy<B> {
             self.expert.forward(trainables, self.expert_retention(), conditioning, draws);
         let loss = flow::squared_error(&download(velocity_nc), &noised.target, clean);
         check_finite(batch, &loss.per_sample)?;
-        clock.lap(Stage::Expert);
+        clock.lap(EXPERT);
 
         clock.enter(Pass::Backward);
         let dv_nc = self.upload(&loss.gradient, self.dims.action);
@@ -184,7 +192,7 @@ impl<B: Tape<Base = B>> Policy<B> {
         if let (Some(sensor), Some(dtokens_nd)) = (sensor, gradient.sensor) {
             sensor.backward(dtokens_nd, grads);
         }
-        clock.lap(Stage::Expert);
+        clock.lap(EXPERT);
         if let Some(dhidden_nd) = gradient.hidden {
             vl.backward(vl_trace, dhidden_nd, grads, clock).map_err(|broken| failed(batch, broken))?;
         }

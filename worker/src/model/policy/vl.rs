@@ -12,10 +12,7 @@
 
 use burn::tensor::Tensor;
 
-use super::{
-    clock::{Stage, StageClock},
-    tap::Tap,
-};
+use super::{LANGUAGE, VISION, clock::StageClock, tap::Tap};
 use crate::{
     batch::MicroBatch,
     kernels::Tape,
@@ -129,7 +126,7 @@ impl<'a, B: Tape<Base = B>> VlRun<'a, B> {
         let (first, x_nd, vision) = match entry {
             Entry::Pixels => {
                 let (features, vision) = self.vision_forward(batch)?;
-                clock.lap(Stage::Vision);
+                clock.lap(VISION);
                 (0, self.embed(batch, features), vision)
             }
             Entry::Images(features_md) => (0, self.embed(batch, Some(features_md)), None),
@@ -147,7 +144,7 @@ impl<'a, B: Tape<Base = B>> VlRun<'a, B> {
         } else {
             (norm.run(&ParamScope::<B>::frozen(self.trainables), &[x_nd]), None)
         };
-        clock.lap(Stage::Language);
+        clock.lap(LANGUAGE);
         Ok((hidden_nd, VlTrace { vision, text }))
     }
 
@@ -163,14 +160,14 @@ impl<'a, B: Tape<Base = B>> VlRun<'a, B> {
         let dx = norm.backward(dhidden_nd, grads).into_iter().next().flatten();
         let dx_nd = dx.expect("the norm's input is tracked");
         let dx = self.text_tower(first, None).backward(layers, dx_nd, grads)?.input;
-        clock.lap(Stage::Language);
+        clock.lap(LANGUAGE);
         let (Some(VisionTrace { blocks, merger }), Some(dx_nd)) = (trace.vision, dx) else { return Ok(()) };
         let dfeatures_md = self.context.image_rows.gather(dx_nd);
         let dpatches = merger.backward(dfeatures_md, grads).into_iter().next().flatten();
         if let (Some(tower), Some(dpatches_pd)) = (self.vision_tower(), dpatches) {
             tower.backward(blocks, dpatches_pd, grads)?;
         }
-        clock.lap(Stage::Vision);
+        clock.lap(VISION);
         Ok(())
     }
 
