@@ -15,10 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     aside,
-    core::{
-        checkpoints::CheckpointEntry,
-        machine::Config,
-    },
+    core::{checkpoints::CheckpointEntry, machine::Config},
     journal::{Durable, Forgetful, Identity, Journal, JournalError, JournalThread, Life, Memory},
     options::Options,
 };

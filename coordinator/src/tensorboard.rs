@@ -185,7 +185,8 @@ impl Event {
         ];
         let rate = step.learning_rate().map(|rate| scalar("train/learning_rate", rate));
         let metrics = step.metrics.iter().map(|metric| scalar(&tag(metric), metric.value));
-        let values = known.map(|(name, value)| scalar(name, value)).into_iter().chain(rate).chain(metrics).collect();
+        let values =
+            known.map(|(name, value)| scalar(name, value)).into_iter().chain(rate).chain(metrics).collect();
         Self { step: step.step.0 as i64, summary: Some(Summary { values }), ..Self::default() }
     }
 

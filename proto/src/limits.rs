@@ -132,7 +132,8 @@ const _: () = assert!(STILL_TIMEOUT.as_millis() < RENDEZVOUS_TIMEOUT.as_millis()
 const _: () = assert!(MAX_LEDGER_RANKS >= MAX_WORLD && MAX_LEDGER_RANKS * 60 <= MAX_MESSAGE_BYTES);
 // A metric is its name, its unit, and less than 24 bytes.
 const _: () = assert!(
-    (MAX_METRIC_NAME_BYTES + MAX_METRIC_UNIT_BYTES + 24) * MAX_RANK_METRICS * MAX_WORLD * 3 / 2 <= MAX_MESSAGE_BYTES
+    (MAX_METRIC_NAME_BYTES + MAX_METRIC_UNIT_BYTES + 24) * MAX_RANK_METRICS * MAX_WORLD * 3 / 2
+        <= MAX_MESSAGE_BYTES
 );
 const _: () = assert!(MAX_COUNT.checked_mul(MAX_WORLD as u64).is_some());
 const _: () = assert!(REUNION_TIMEOUT.as_millis() >= HANG_TIMEOUT.as_millis());

@@ -48,7 +48,9 @@ impl Checkpoints {
         match self.entries.get(&step) {
             Some(known) if *known == entry => return None,
             // What is on disk is not lost by a later try to write it.
-            Some(known) if state == CheckpointState::Failed && known.state == CheckpointState::Complete => return None,
+            Some(known) if state == CheckpointState::Failed && known.state == CheckpointState::Complete => {
+                return None;
+            }
             _ => {}
         }
         self.entries.insert(step, entry.clone());

@@ -2,11 +2,11 @@
 
 use std::{fmt, time::Duration};
 
+pub use coxswain_proto::report::CheckpointState;
 use coxswain_proto::{
     cache_plan::CacheReport,
     ids::{Bytes, Generation, Seat, Step, WorkerId},
 };
-pub use coxswain_proto::report::CheckpointState;
 use serde::{Deserialize, Serialize};
 
 use super::{

@@ -2,12 +2,12 @@
 
 use std::{ops::Range, time::Duration};
 
+pub use coxswain_proto::report::{
+    CacheUse, Merged, Metric, PhaseMemory, StateSource, StepReport, StepTimes, Totals, WorkerPhase,
+};
 use coxswain_proto::{
     ids::{Bytes, Generation, Seat, Step},
     report::highest_learning_rate,
-};
-pub use coxswain_proto::report::{
-    CacheUse, Merged, Metric, PhaseMemory, StateSource, StepReport, StepTimes, Totals, WorkerPhase,
 };
 
 /// A step that every rank has done.

@@ -62,18 +62,36 @@ fn unpacked(line: &str) -> Option<Value> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use serde_json::json;
+
     use super::*;
 
+    fn written(emit: impl FnOnce()) -> Value {
+        let sink = Arc::new(Mutex::new(Vec::new()));
+        let lines = tracing_subscriber::fmt().with_writer(sink.clone()).json().flatten_event(true);
+        tracing::subscriber::with_default(lines.map_event_format(WithMetrics).finish(), emit);
+        let text = sink.lock().expect("one thread").clone();
+        serde_json::from_slice(&text).expect("one record")
+    }
+
     #[test]
-    fn metrics_are_values_and_what_is_no_metric_stays() {
-        let metrics = packed(&[Metric::same("made_up/thing", 0.5)]);
-        let line = serde_json::json!({"step": 3, "metrics": metrics}).to_string();
-        let record = unpacked(&line).expect("a record");
-        assert_eq!(
-            record.to_string(),
-            r#"{"step":3,"metrics":[{"name":"made_up/thing","unit":"1","value":0.5}]}"#
-        );
-        assert_eq!(unpacked(r#"{"metrics":3}"#), None);
-        assert_eq!(unpacked("no record"), None);
+    fn a_metric_that_no_line_of_this_program_names_is_logged_as_json() {
+        let metrics = packed(&[Metric::same("made_up/thing", 0.5), Metric::same("hollow", f64::NAN)]);
+        let record = written(|| tracing::info!(step = 3, metrics, "a line"));
+        assert_eq!((&record["step"], &record["message"]), (&json!(3), &json!("a line")));
+        let wanted = json!([
+            {"name": "made_up/thing", "unit": "1", "value": 0.5},
+            {"name": "hollow", "unit": "1", "value": null},
+        ]);
+        assert_eq!(record["metrics"], wanted);
+    }
+
+    #[test]
+    fn what_is_no_metric_stays_as_it_is() {
+        assert_eq!(written(|| tracing::info!(metrics = "no json", "a line"))["metrics"], "no json");
+        assert_eq!(written(|| tracing::info!(metrics = 3, "a line"))["metrics"], 3);
+        assert_eq!(written(|| tracing::info!("a line"))["message"], "a line");
     }
 }

@@ -134,8 +134,10 @@ fn newest_step(sheet: &mut Sheet<'_>, status: &Status) -> fmt::Result {
         Some(Unit::Seconds),
         times.total.as_secs_f64(),
     )?;
-    let parts = [("data", times.data), ("optimizer", times.optimizer), ("communication", times.communication)];
-    let parts = parts.into_iter().map(|(part, time)| (part, time.as_secs_f64())).chain(stage_times(&step.metrics));
+    let parts =
+        [("data", times.data), ("optimizer", times.optimizer), ("communication", times.communication)];
+    let parts =
+        parts.into_iter().map(|(part, time)| (part, time.as_secs_f64())).chain(stage_times(&step.metrics));
     let rows = parts.map(|(part, seconds)| ([("part", part)], seconds));
     sheet.family("step_part_time", "Where it went, mean over ranks", Some(Unit::Seconds), rows)?;
     figures(sheet, &step.metrics)

@@ -96,11 +96,14 @@ impl Metric {
             let begins = self.name.starts_with(|first: char| first.is_ascii_lowercase());
             let (kind, of) = self.name.split_once('/').unwrap_or((&self.name, "-"));
             let well = begins && word(kind, b"_") && word(of, b"_-./");
-            (!well).then(|| format!("{:?} is not of the form kind or kind/of, of letters, digits and _", self.name))
+            (!well).then(|| {
+                format!("{:?} is not of the form kind or kind/of, of letters, digits and _", self.name)
+            })
         };
         let in_no_unit = || (!word(&self.unit, b"_")).then(|| format!("{:?} is not a unit", self.unit));
         let name = too_long(&self.name, MAX_METRIC_NAME_BYTES).or_else(badly_named).map(|why| ("name", why));
-        let unit = || too_long(&self.unit, MAX_METRIC_UNIT_BYTES).or_else(in_no_unit).map(|why| ("unit", why));
+        let unit =
+            || too_long(&self.unit, MAX_METRIC_UNIT_BYTES).or_else(in_no_unit).map(|why| ("unit", why));
         name.or_else(unit)
     }
 }

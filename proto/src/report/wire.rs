@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use super::{CacheUse, CheckpointState, Merge, Metric, PhaseMemory, StateSource, StepReport, StepTimes, WorkerPhase};
+use super::{
+    CacheUse, CheckpointState, Merge, Metric, PhaseMemory, StateSource, StepReport, StepTimes, WorkerPhase,
+};
 use crate::{ids::Bytes, v1};
 
 impl From<WorkerPhase> for v1::WorkerPhase {

@@ -112,9 +112,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             Err(error @ TrainError::Device { .. }) => return Err(error),
             Err(error) => match self.held.as_ref().filter(|held| held.optimizer.versions().0.newest > step.0)
             {
-                Some(held) => {
-                    (Norms { all: held.optimizer.last_norm(), groups: Vec::new() }, Some(error))
-                }
+                Some(held) => (Norms { all: held.optimizer.last_norm(), groups: Vec::new() }, Some(error)),
                 None => return Err(error),
             },
         };
@@ -318,7 +316,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     /// What there is to tell of a step that only names itself: every sink shows whatever stands here. Rank 0 speaks for all where all know
     /// the same.
     fn metrics(&self, step: Step, stages: &StageTimes, norms: &[GroupNorm]) -> Vec<Metric> {
-        let mut metrics: Vec<_> = stages.iter().map(|(stage, time)| Metric::stage_time(stage, time)).collect();
+        let mut metrics: Vec<_> =
+            stages.iter().map(|(stage, time)| Metric::stage_time(stage, time)).collect();
         if self.rank().0 == 0 {
             let rates = self.rates.rates(step.0);
             let rate = |group: Group| Metric::learning_rate(&group.to_string(), group.rate(&rates));
@@ -349,11 +348,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             cache_generation: claim.as_ref().map_or(0, |claim| claim.turn.number()),
             cache,
             positions: claim.map_or(Vec::new(), |claim| claim.positions),
-            totals: Totals {
-                loss_sum: verdict.loss_sum,
-                valid_count: verdict.valid_count,
-                grad_norm,
-            },
+            totals: Totals { loss_sum: verdict.loss_sum, valid_count: verdict.valid_count, grad_norm },
             times,
             metrics: Arc::default(),
             tokens: share.tokens,

@@ -264,7 +264,8 @@ impl<F: Flat> ShardedAdamW<F> {
         }
         let (clip, clipped) = clip_coefficient(self.settings.clip_norm, grad_norm);
         let norms = groups.into_iter().zip(&sums[1..]);
-        let group_norms = norms.map(|(group, sum)| GroupNorm { group, norm: sum.sqrt() * input.scale }).collect();
+        let group_norms =
+            norms.map(|(group, sum)| GroupNorm { group, norm: sum.sqrt() * input.scale }).collect();
         let update = Update { input: *input, norm: grad_norm, clip };
         Ok(Reduced { group_norms, clipped, compute, update })
     }
