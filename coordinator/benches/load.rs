@@ -23,6 +23,7 @@ use coxswain_proto::{
     VERSION,
     ids::{Rank, Step},
     plan::Plan,
+    report::Metric,
     run_spec::RunSpec,
     v1::{self, coordinator_client::CoordinatorClient, directive::Kind},
 };
@@ -239,6 +240,7 @@ impl Worker {
     fn report(&self, generation: u64, step: u64) -> v1::StepReport {
         let batch = self.plan.batch(Step(step));
         let positions = batch.of_rank(Rank(self.rank), self.load.workers);
+        let stage = |name: &str| (&Metric::stage_time(name, Duration::from_millis(300))).into();
         v1::StepReport {
             generation,
             step,
@@ -248,6 +250,7 @@ impl Worker {
             valid_count: 8.0,
             grad_norm: 1.0,
             times: Some(v1::StepTimes { total_ms: 1000.0, ..Default::default() }),
+            metrics: ["vision", "language", "expert"].map(stage).into(),
             tokens: 10,
             ..Default::default()
         }

@@ -9,15 +9,13 @@ use std::{
 use coxswain_proto::{
     VERSION,
     ids::{Bytes, Step},
+    report::CheckpointState,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::{
     aside,
-    core::{
-        checkpoints::{CheckpointEntry, EntryState},
-        machine::Config,
-    },
+    core::{checkpoints::CheckpointEntry, machine::Config},
     journal::{Durable, Forgetful, Identity, Journal, JournalError, JournalThread, Life, Memory},
     options::Options,
 };
@@ -168,7 +166,7 @@ fn scan(directory: &Path, own: &str) -> Result<Vec<CheckpointEntry>, StartError>
             step,
             path: format!("checkpoints/{}", step.checkpoint_dir()),
             bytes: Bytes(manifest.files.values().map(|file| file.bytes).sum()),
-            state: EntryState::Complete,
+            state: CheckpointState::Complete,
         };
         found.push((entry, path, manifest.spec_digest));
     }

@@ -17,7 +17,7 @@ use std::{
     thread,
 };
 
-use coxswain_proto::limits::DRAIN_TIMEOUT;
+use coxswain_proto::{limits::DRAIN_TIMEOUT, report::Metric};
 use tokio::sync::{
     broadcast::{Receiver, error::RecvError},
     oneshot,
@@ -168,30 +168,39 @@ impl Event {
     fn step(step: &CommittedStep) -> Self {
         let seconds = |time: std::time::Duration| time.as_secs_f64();
         let times = &step.times;
-        let values = [
+        let scalar = |name: &str, value: f64| Scalar { name: name.to_owned(), value: value as f32 };
+        let known = [
             ("train/loss", step.totals.loss()),
             ("train/grad_norm", step.totals.grad_norm),
-            ("train/learning_rate", step.learning_rate),
             ("train/epoch", step.epoch as f64),
             ("speed/samples_per_second", step.samples_per_second()),
             ("speed/tokens_per_second", step.tokens_per_second()),
             ("seconds/step", seconds(times.total)),
             ("seconds/data", seconds(times.data)),
-            ("seconds/vision", seconds(times.vision)),
-            ("seconds/language", seconds(times.language)),
-            ("seconds/expert", seconds(times.expert)),
             ("seconds/optimizer", seconds(times.optimizer)),
             ("seconds/communication", seconds(times.communication)),
             ("memory/peak_bytes", step.memory_peak.0 as f64),
             ("run/world_size", f64::from(step.world)),
             ("run/cache_generation", step.cache_generation as f64),
         ];
-        let values = values.map(|(name, value)| Scalar { name: name.to_owned(), value: value as f32 }).into();
+        let rate = step.learning_rate().map(|rate| scalar("train/learning_rate", rate));
+        let metrics = step.metrics.iter().map(|metric| scalar(&tag(metric), metric.value));
+        let values =
+            known.map(|(name, value)| scalar(name, value)).into_iter().chain(rate).chain(metrics).collect();
         Self { step: step.step.0 as i64, summary: Some(Summary { values }), ..Self::default() }
     }
 
     fn restart(step: u64) -> Self {
         Self { step: step as i64, session: Some(SessionLog { status: Self::START }), ..Self::default() }
+    }
+}
+
+/// Where a metric is shown: times of stages beside those of the engine, a kind with members as a group of charts, others beside the loss.
+fn tag(metric: &Metric) -> String {
+    match metric.as_stage_time() {
+        Some((stage, _)) => format!("seconds/{stage}"),
+        None if metric.of().is_empty() => format!("train/{}", metric.name),
+        None => metric.name.to_string(),
     }
 }
 

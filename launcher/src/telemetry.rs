@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use clap::{Args, ValueEnum};
-use coxswain_coordinator::log::Human;
+use coxswain_coordinator::log::{Human, WithMetrics};
 use tracing_subscriber::{
     EnvFilter, fmt,
     fmt::{
@@ -120,7 +120,7 @@ pub fn start(flags: &LogFlags, steers: bool) -> Logging {
         fmt().with_env_filter(filter).with_writer(writer).with_target(false).log_internal_errors(false);
     match flags.log_format {
         LogFormat::Text => lines.with_ansi(colours).event_format(Human::new(steers && !colours)).init(),
-        LogFormat::Json => lines.json().flatten_event(true).init(),
+        LogFormat::Json => lines.json().flatten_event(true).map_event_format(WithMetrics).init(),
     }
     Logging { format: flags.log_format, outlet }
 }

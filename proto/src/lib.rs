@@ -12,8 +12,8 @@ pub mod ids;
 pub mod limits;
 pub mod memory;
 pub mod order;
-pub mod phase;
 pub mod plan;
+pub mod report;
 pub mod rng;
 pub mod run_spec;
 

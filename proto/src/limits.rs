@@ -78,6 +78,14 @@ pub const MAX_NAME_BYTES: usize = 4096;
 pub const MAX_COUNT: u64 = 1 << 48;
 /// Longest time of a step, or of a part of one, that is taken from the wire.
 pub const MAX_STEP_TIME: Duration = Duration::from_secs(24 * 60 * 60);
+/// Metrics in the report of a step: a time for each stage, and a few figures for each parameter group.
+pub const MAX_METRICS: usize = 64;
+/// Of these, how many `status` shows of each rank: those of the largest world fit a message beside everything else.
+pub const MAX_RANK_METRICS: usize = 8;
+/// Bytes of a metric's name.
+pub const MAX_METRIC_NAME_BYTES: usize = 64;
+/// Bytes of its unit.
+pub const MAX_METRIC_UNIT_BYTES: usize = 16;
 /// Ranks' lines in one page of the ledger, some 30 bytes each: a page fits a message in the largest world, too.
 pub const MAX_LEDGER_RANKS: usize = 250_000;
 /// Generations in a row that may end without a committed step.
@@ -122,6 +130,11 @@ pub const MAX_CONFIG_DEPTH: usize = 32;
 const _: () = assert!(HANG_TIMEOUT.as_millis() >= 3 * HEARTBEAT_INTERVAL.as_millis());
 const _: () = assert!(STILL_TIMEOUT.as_millis() < RENDEZVOUS_TIMEOUT.as_millis());
 const _: () = assert!(MAX_LEDGER_RANKS >= MAX_WORLD && MAX_LEDGER_RANKS * 60 <= MAX_MESSAGE_BYTES);
+// A metric is its name, its unit, and less than 24 bytes.
+const _: () = assert!(
+    (MAX_METRIC_NAME_BYTES + MAX_METRIC_UNIT_BYTES + 24) * MAX_RANK_METRICS * MAX_WORLD * 3 / 2
+        <= MAX_MESSAGE_BYTES
+);
 const _: () = assert!(MAX_COUNT.checked_mul(MAX_WORLD as u64).is_some());
 const _: () = assert!(REUNION_TIMEOUT.as_millis() >= HANG_TIMEOUT.as_millis());
 const _: () = assert!(PLACE_PATIENCE.as_millis() < RENDEZVOUS_TIMEOUT.as_millis());

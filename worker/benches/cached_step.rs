@@ -244,8 +244,9 @@ impl<'a> Bench<'a> {
         let grads = self.grads.values_but(resting, self.trainables.layout());
         self.optimizer.step(grads, &mut weights, &input, &mut Solo::default())?;
         self.trainables.set(weights);
-        let (end, times) = (Instant::now(), clock.times());
-        let parts = [end - begin, times.vision, times.language, times.expert, end - updating];
+        let (end, times) = (Instant::now(), clock.into_times());
+        let parts =
+            [end - begin, times.of("vision"), times.of("language"), times.of("expert"), end - updating];
         let [all, vision, language, expert, optimizer] = parts.map(|part| part.as_secs_f64() * 1e3);
         Ok([all, vision, language, expert, optimizer, processor_ms()? - busy])
     }

@@ -69,11 +69,11 @@ fn main() -> Result<()> {
         let input = StepInput { scale: 1.0 / micro.valid, rates, resting: None };
         optimizer.step(grads.values_mut(), &mut weights, &input, &mut Solo::default())?;
         trainables.set(weights);
-        let (end, times) = (Instant::now(), clock.times());
+        let (end, times) = (Instant::now(), clock.into_times());
         loss = micro.loss_sum / micro.valid;
         if step >= warmup {
             step_ms.push(round((end - begin).as_secs_f64() * 1e3));
-            let parts = [times.vision, times.language, times.expert, end - updating];
+            let parts = [times.of("vision"), times.of("language"), times.of("expert"), end - updating];
             parts_ms.push(parts.map(|part| round(part.as_secs_f64() * 1e3)));
         }
     }

@@ -3,14 +3,16 @@
 //! The trainer sees only [`Link`]. [`SoloLink`] is its null object: a world of one that owns every sample, takes no commands and
 //! drops its reports, so a worker can train from a run spec alone.
 
-use std::{ops::Range, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use coxswain_proto::{
-    cache_plan::{CacheReport, CacheUse, Decided},
+    cache_plan::{CacheReport, Decided},
     ids::{Bytes, Generation, Rank, Step},
     memory::Comparison,
     order::DamagedRow,
 };
+
+pub use coxswain_proto::report::{PhaseMemory, StateSource, StepReport, StepTimes, WorkerPhase as Phase};
 
 use crate::collective::{AbortHandle, Progress};
 
@@ -18,7 +20,6 @@ mod cache;
 mod solo;
 
 pub use cache::{CacheSpace, CacheTurn, Leased};
-pub use coxswain_proto::phase::Phase;
 pub use solo::SoloLink;
 
 /// A rank's place in one generation.
@@ -53,19 +54,6 @@ pub struct BadSample {
     pub message: String,
 }
 
-/// Where the ranks of a generation had their state from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StateSource {
-    /// The run begins.
-    Fresh,
-    /// All of it was carried over by living ranks.
-    Carried,
-    /// A lost rank's part came from its neighbour's mirror.
-    Mirror,
-    /// Read from the newest checkpoint.
-    Checkpoint,
-}
-
 /// Where a generation starts, as its ranks have agreed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Start {
@@ -96,73 +84,6 @@ pub struct Commands {
     pub hand_over: bool,
 }
 
-/// What one rank did in one committed or voted-down step.
-#[derive(Clone, Debug, PartialEq)]
-pub struct StepDone {
-    /// Which step.
-    pub step: Step,
-    /// Which epoch its samples belong to.
-    pub epoch: u64,
-    /// Positions of the epoch's order that this rank consumed.
-    pub positions: Vec<Range<u64>>,
-    /// Sum of losses over valid elements, over all ranks.
-    pub loss_sum: f64,
-    /// Valid elements, over all ranks.
-    pub valid_count: f64,
-    /// Norm of the global gradient before clipping.
-    pub grad_norm: f64,
-    /// Learning rate of the expert's group.
-    pub learning_rate: f64,
-    /// Where the time went.
-    pub times: StepTimes,
-    /// Tokens of this rank's samples.
-    pub tokens: u64,
-    /// Samples per forward pass.
-    pub micro_batch: u32,
-    /// Forward passes.
-    pub accumulation: u32,
-    /// Times the step was voted down for want of memory before it was committed.
-    pub retries: u32,
-    /// Peak bytes in use on this rank during the step.
-    pub memory_peak: Bytes,
-    /// The generation of the feature cache that the lease named; 0 in a live step.
-    pub cache_generation: u64,
-    /// What the feature cache did for this rank.
-    pub cache: CacheUse,
-}
-
-/// Time of one step by what it went into.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct StepTimes {
-    /// Everything.
-    pub total: Duration,
-    /// Waiting for the data pipeline.
-    pub data: Duration,
-    /// Vision tower.
-    pub vision: Duration,
-    /// Language model.
-    pub language: Duration,
-    /// Sensor encoder, expert and loss.
-    pub expert: Duration,
-    /// Clipping and AdamW.
-    pub optimizer: Duration,
-    /// Collectives.
-    pub communication: Duration,
-}
-
-/// Peaks of one phase.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PhaseMemory {
-    /// Which phase.
-    pub phase: Phase,
-    /// Allocator, in use.
-    pub in_use: Bytes,
-    /// Allocator, reserved.
-    pub reserved: Bytes,
-    /// Driver, or resident set.
-    pub driver: Bytes,
-}
-
 /// How a checkpoint is getting on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CheckpointNews {
@@ -178,7 +99,7 @@ pub enum Report {
     /// The generation can begin.
     Started(Start),
     /// A finished step.
-    Step(StepDone),
+    Step(StepReport),
     /// Peaks by phase, and predicted beside measured where there is something to compare.
     Memory(Vec<PhaseMemory>, Option<Comparison>),
     /// A checkpoint.

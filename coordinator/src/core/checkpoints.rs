@@ -8,9 +8,10 @@ use std::collections::BTreeMap;
 use coxswain_proto::{
     ids::{Bytes, Step},
     limits::MAX_LISTED_CHECKPOINTS,
+    report::CheckpointState,
 };
 
-use super::event::{CheckpointReport, CheckpointState};
+use super::event::CheckpointReport;
 
 /// Checkpoints of a run, by step.
 #[derive(Clone, Debug)]
@@ -30,16 +31,7 @@ pub struct CheckpointEntry {
     /// Of the whole.
     pub bytes: Bytes,
     /// Whether there is one.
-    pub state: EntryState,
-}
-
-/// What became of a checkpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EntryState {
-    /// It can be resumed from.
-    Complete,
-    /// It was given up.
-    Failed,
+    pub state: CheckpointState,
 }
 
 impl Checkpoints {
@@ -52,15 +44,13 @@ impl Checkpoints {
     /// Takes a report; the entry when it is news for people (complete or failed, once each).
     pub fn take(&mut self, report: CheckpointReport) -> Option<CheckpointEntry> {
         let CheckpointReport { step, state, path, bytes } = report;
-        let state = match state {
-            CheckpointState::Complete => EntryState::Complete,
-            CheckpointState::Failed => EntryState::Failed,
-        };
         let entry = CheckpointEntry { step, path, bytes, state };
         match self.entries.get(&step) {
             Some(known) if *known == entry => return None,
             // What is on disk is not lost by a later try to write it.
-            Some(known) if state == EntryState::Failed && known.state == EntryState::Complete => return None,
+            Some(known) if state == CheckpointState::Failed && known.state == CheckpointState::Complete => {
+                return None;
+            }
             _ => {}
         }
         self.entries.insert(step, entry.clone());
@@ -75,7 +65,7 @@ impl Checkpoints {
 
     /// Whether one of this step can be resumed from.
     pub fn has(&self, step: Step) -> bool {
-        self.entries.get(&step).is_some_and(|entry| entry.state == EntryState::Complete)
+        self.entries.get(&step).is_some_and(|entry| entry.state == CheckpointState::Complete)
     }
 
     /// The newest `limit` checkpoints, in step order.
@@ -87,7 +77,7 @@ impl Checkpoints {
 
     /// Steps that can be resumed from, in order.
     fn complete(&self) -> impl DoubleEndedIterator<Item = Step> {
-        let complete = self.entries.values().filter(|entry| entry.state == EntryState::Complete);
+        let complete = self.entries.values().filter(|entry| entry.state == CheckpointState::Complete);
         complete.map(|entry| entry.step)
     }
 
@@ -96,7 +86,7 @@ impl Checkpoints {
         let surplus = self.complete().count().saturating_sub(self.keep);
         let pruned: Vec<_> = self.complete().take(surplus).collect();
         self.entries.retain(|step, _| !pruned.contains(step));
-        let failed = self.entries.values().filter(|entry| entry.state == EntryState::Failed);
+        let failed = self.entries.values().filter(|entry| entry.state == CheckpointState::Failed);
         let failed: Vec<_> = failed.map(|entry| entry.step).collect();
         for step in failed.iter().rev().skip(MAX_LISTED_CHECKPOINTS) {
             self.entries.remove(step);

@@ -2,6 +2,7 @@
 
 use std::{fmt, time::Duration};
 
+pub use coxswain_proto::report::CheckpointState;
 use coxswain_proto::{
     cache_plan::CacheReport,
     ids::{Bytes, Generation, Seat, Step, WorkerId},
@@ -298,15 +299,6 @@ pub struct CheckpointReport {
     pub path: String,
     /// Of the whole.
     pub bytes: Bytes,
-}
-
-/// How a checkpoint is getting on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CheckpointState {
-    /// It can be resumed from.
-    Complete,
-    /// It was given up.
-    Failed,
 }
 
 /// How a process ended.

@@ -24,7 +24,7 @@ use coxswain_proto::{
     plan::{self, Plan},
 };
 
-use super::report::{CacheUse, CommittedStep, StepReport, StepTimes, Totals};
+use super::report::{CacheUse, CommittedStep, Merged, StepReport, StepTimes, Totals};
 
 /// Steps of one generation.
 #[derive(Clone, Debug)]
@@ -43,8 +43,8 @@ struct OpenStep {
     reported: u32,
     witness: Rank,
     totals: Totals,
-    learning_rate: f64,
     times: StepTimes,
+    metrics: Merged,
     tokens: u64,
     memory_peak: Bytes,
     memory_peak_seat: Seat,
@@ -260,8 +260,8 @@ impl StepLedger {
             world: self.world(),
             positions: batch.positions,
             totals: open.totals,
-            learning_rate: open.learning_rate,
             times: open.times.mean_of(open.reported),
+            metrics: open.metrics.finish(),
             tokens: open.tokens,
             memory_peak: open.memory_peak,
             memory_peak_seat: open.memory_peak_seat,
@@ -299,7 +299,6 @@ impl StepLedger {
             self.open.push_back(OpenStep {
                 witness: rank,
                 totals: report.totals,
-                learning_rate: report.learning_rate,
                 memory_peak_seat: seat,
                 ..OpenStep::default()
             });
@@ -311,6 +310,7 @@ impl StepLedger {
         }
         open.reported += 1;
         open.times.add(&report.times);
+        open.metrics.add(&report.metrics);
         open.tokens = open.tokens.saturating_add(report.tokens);
         open.retries = open.retries.max(report.retries);
         open.cache_generation = report.cache_generation;

@@ -7,12 +7,12 @@ use coxswain_proto::{
     memory::Comparison,
 };
 
-use super::report::{PhasePeak, WorkerPhase};
+use super::report::{PhaseMemory, WorkerPhase};
 
 /// Peaks of every rank.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryLedger {
-    seats: BTreeMap<Seat, BTreeMap<WorkerPhase, PhasePeak>>,
+    seats: BTreeMap<Seat, BTreeMap<WorkerPhase, PhaseMemory>>,
     comparisons: BTreeMap<Seat, Comparison>,
 }
 
@@ -20,7 +20,7 @@ pub struct MemoryLedger {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MemoryReport {
     /// Peaks by phase.
-    pub peaks: Vec<PhasePeak>,
+    pub peaks: Vec<PhaseMemory>,
     /// Predicted beside measured, where there is something to compare.
     pub comparison: Option<Comparison>,
 }
@@ -33,14 +33,14 @@ pub struct RankMemory {
     /// On which machine.
     pub host: String,
     /// By phase.
-    pub phases: Vec<PhasePeak>,
+    pub phases: Vec<PhaseMemory>,
     /// Predicted beside measured.
     pub comparison: Option<Comparison>,
 }
 
 impl RankMemory {
     /// The largest peak in use of any phase, and which phase that was.
-    pub fn peak(&self) -> Option<&PhasePeak> {
+    pub fn peak(&self) -> Option<&PhaseMemory> {
         self.phases.iter().max_by_key(|peak| peak.in_use)
     }
 }
@@ -62,7 +62,7 @@ impl MemoryLedger {
     }
 
     /// What a rank has reported, in phase order.
-    pub fn phases(&self, seat: Seat) -> Vec<PhasePeak> {
+    pub fn phases(&self, seat: Seat) -> Vec<PhaseMemory> {
         self.seats.get(&seat).map(|phases| phases.values().copied().collect()).unwrap_or_default()
     }
 

@@ -1,6 +1,6 @@
 //! Workers: who has which seat, their lines and their last sign of life.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use coxswain_proto::ids::{Bytes, Generation, Seat, Step, WorkerId};
 use serde::{Deserialize, Serialize};
@@ -10,7 +10,7 @@ use super::{
     failure::Failure,
     motion::{self, Member, Pulse},
     refusal::Refusal,
-    report::{StepTimes, WorkerPhase},
+    report::{Metric, StepTimes, WorkerPhase},
     time::Timestamp,
 };
 use crate::options::Patience;
@@ -64,6 +64,8 @@ pub struct Worker {
     pub step: Step,
     /// Where the time of its last reported step went.
     pub times: StepTimes,
+    /// Its figures of that step.
+    pub metrics: Arc<[Metric]>,
     /// Last collective entered, last one finished.
     pub collective: (u64, u64),
     /// Bytes in use.
@@ -110,6 +112,7 @@ impl Worker {
             phase: WorkerPhase::Joining,
             step: Step(0),
             times: StepTimes::default(),
+            metrics: Arc::default(),
             collective: (0, 0),
             memory_in_use: Bytes(0),
             last_seen: now,

@@ -14,7 +14,7 @@ use super::{
     checkpoints::CheckpointEntry,
     failure::Failure,
     reason::{Reason, RunPhase},
-    report::{CommittedStep, StepTimes, WorkerPhase},
+    report::{CommittedStep, Metric, StepTimes, WorkerPhase},
 };
 
 /// A run at one moment.
@@ -91,7 +91,7 @@ pub struct CacheStatus {
 }
 
 /// One seat at one moment: whoever has it, or is on the way to it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct RankStatus {
     /// Its place.
     pub seat: Seat,
@@ -108,7 +108,7 @@ pub struct RankStatus {
 }
 
 /// Who has a seat.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Occupant {
     /// A process that its launcher starts, and that has not made itself known.
     Starting,
@@ -117,7 +117,7 @@ pub enum Occupant {
 }
 
 /// What is known of a worker.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct WorkerStatus {
     /// Its name in every call.
     pub worker: WorkerId,
@@ -137,6 +137,8 @@ pub struct WorkerStatus {
     pub lease_end: Step,
     /// Where the time of its last reported step went.
     pub times: StepTimes,
+    /// Its figures of that step.
+    pub metrics: Arc<[Metric]>,
     /// Largest peak it has reported.
     pub memory_peak: Bytes,
 }

@@ -2,7 +2,7 @@
 
 use std::{fmt::Write, time::Duration};
 
-use coxswain_proto::{human, ids::Step, limits};
+use coxswain_proto::{human, ids::Step, limits, report::stage_times};
 
 use crate::core::{
     failure::Failure,
@@ -20,7 +20,7 @@ pub fn step(step: &CommittedStep) -> String {
         step.epoch,
         real(step.totals.loss()),
         real(step.totals.grad_norm),
-        step.learning_rate,
+        step.learning_rate().unwrap_or_default(),
     );
     let speed = (human::count(step.samples_per_second()), human::count(step.tokens_per_second()));
     write!(line, "  {:>5} samples/s  {:>6} tokens/s", speed.0, speed.1).expect("strings take everything");
@@ -37,26 +37,20 @@ pub fn step(step: &CommittedStep) -> String {
 
 /// Parts of a step in milliseconds, those that took no time left out.
 fn split(step: &CommittedStep) -> String {
+    const LEAST_MS: f64 = 0.05;
+    let ms = |time: Duration| 1e3 * time.as_secs_f64();
     let times = &step.times;
-    let parts = [
-        ("data", times.data),
-        ("vision", times.vision),
-        ("language", times.language),
-        ("expert", times.expert),
-        ("optimizer", times.optimizer),
-        ("comm", times.communication),
-    ];
-    let told = parts
-        .iter()
-        .filter(|(_, time)| *time >= Duration::from_micros(50))
-        .map(|(name, time)| format!("{name} {}", milliseconds(*time)));
+    let stages = stage_times(&step.metrics).map(|(stage, seconds)| (stage, 1e3 * seconds));
+    let parts = [("data", ms(times.data))]
+        .into_iter()
+        .chain(stages)
+        .chain([("optimizer", ms(times.optimizer)), ("comm", ms(times.communication))]);
+    let told = parts.filter(|(_, ms)| *ms >= LEAST_MS).map(|(name, ms)| match ms < 9.95 {
+        true => format!("{name} {ms:.1}"),
+        false => format!("{name} {ms:.0}"),
+    });
     let told: Vec<_> = told.collect();
     if told.is_empty() { "ms".into() } else { format!("ms: {}", told.join(", ")) }
-}
-
-fn milliseconds(time: Duration) -> String {
-    let ms = time.as_secs_f64() * 1e3;
-    if ms < 9.95 { format!("{ms:.1}") } else { format!("{ms:.0}") }
 }
 
 /// Five significant digits: `0.81230`, `12.346`, `1.23e-7`.
@@ -112,7 +106,7 @@ mod tests {
     use coxswain_proto::ids::{Bytes, Generation, Seat, Step};
 
     use super::*;
-    use crate::core::report::{CacheUse, StepTimes, Totals};
+    use crate::core::report::{CacheUse, Metric, StepTimes, Totals};
 
     fn committed(number: u64, loss: f64) -> CommittedStep {
         CommittedStep {
@@ -123,13 +117,14 @@ mod tests {
             world: 2,
             positions: 0..8,
             totals: Totals { loss_sum: loss * 64.0, valid_count: 64.0, grad_norm: 1.25 },
-            learning_rate: 1e-4,
-            times: StepTimes {
-                total: Duration::from_millis(480),
-                vision: Duration::from_millis(120),
-                language: Duration::from_micros(4200),
-                ..StepTimes::default()
-            },
+            times: StepTimes { total: Duration::from_millis(480), ..StepTimes::default() },
+            metrics: vec![
+                Metric::stage_time("vision", Duration::from_millis(120)),
+                Metric::stage_time("language", Duration::from_micros(4200)),
+                Metric::stage_time("too-short", Duration::from_micros(49)),
+                Metric::learning_rate("expert", 1e-4),
+                Metric::learning_rate("lora", 1e-5),
+            ],
             tokens: 2048,
             memory_peak: Bytes(512 << 20),
             memory_peak_seat: Seat(1),

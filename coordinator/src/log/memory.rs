@@ -17,7 +17,7 @@ use coxswain_proto::{human, ids::Bytes};
 
 use crate::core::{
     memory::RankMemory,
-    report::{PhasePeak, WorkerPhase},
+    report::{PhaseMemory, WorkerPhase},
 };
 
 /// The ranks with the largest peaks, at most `limit`, in rank order.
@@ -39,7 +39,7 @@ pub fn rank_head() -> String {
 
 /// One rank: the largest of its peaks, scope by scope.
 pub fn rank(row: &RankMemory) -> String {
-    let most = |scope: fn(&PhasePeak) -> Bytes| {
+    let most = |scope: fn(&PhaseMemory) -> Bytes| {
         row.phases.iter().map(scope).max().map_or_else(|| "-".to_owned(), |bytes| human::bytes(bytes.0))
     };
     format!(
@@ -55,7 +55,7 @@ pub fn rank(row: &RankMemory) -> String {
 
 /// A heading, and for each phase that some rank has reported the rank with most in use.
 pub fn phases(table: &[RankMemory]) -> Vec<String> {
-    let mut most = BTreeMap::<WorkerPhase, (&RankMemory, &PhasePeak)>::new();
+    let mut most = BTreeMap::<WorkerPhase, (&RankMemory, &PhaseMemory)>::new();
     for (row, peak) in table.iter().flat_map(|row| row.phases.iter().map(move |peak| (row, peak))) {
         let kept = most.entry(peak.phase).or_insert((row, peak));
         if peak.in_use > kept.1.in_use {
@@ -63,7 +63,7 @@ pub fn phases(table: &[RankMemory]) -> Vec<String> {
         }
     }
     let head = format!("{:<12}{:>11}  {:>4}{:>12}{:>11}", "phase", "in use", "rank", "reserved", "driver");
-    let line = |(phase, (row, peak)): (&WorkerPhase, &(&RankMemory, &PhasePeak))| {
+    let line = |(phase, (row, peak)): (&WorkerPhase, &(&RankMemory, &PhaseMemory))| {
         let [in_use, reserved, driver] =
             [peak.in_use, peak.reserved, peak.driver].map(|bytes| human::bytes(bytes.0));
         format!("{:<12}{in_use:>11}  {:>4}{reserved:>12}{driver:>11}", short(*phase), row.seat)
@@ -111,12 +111,12 @@ mod tests {
 
     use super::*;
 
-    fn peak(phase: WorkerPhase, mib: u64) -> PhasePeak {
+    fn peak(phase: WorkerPhase, mib: u64) -> PhaseMemory {
         let scope = |times: u64| Bytes((times * mib) << 20);
-        PhasePeak { phase, in_use: scope(1), reserved: scope(2), driver: scope(3) }
+        PhaseMemory { phase, in_use: scope(1), reserved: scope(2), driver: scope(3) }
     }
 
-    fn row(seat: u32, host: &str, phases: Vec<PhasePeak>) -> RankMemory {
+    fn row(seat: u32, host: &str, phases: Vec<PhaseMemory>) -> RankMemory {
         RankMemory { seat: Seat(seat), host: host.into(), phases, comparison: None }
     }
 

@@ -1,23 +1,26 @@
 //! The coordinator's log, the primary monitor of a run: news become one line each, with fields for machines.
 //!
 //! Every event has a target `coxswain::TAG`, a message that is a finished, aligned line, and the same facts as fields. [`Human`]
-//! prints time, tag and line, and the date once a day; a JSON subscriber keeps the fields.
+//! prints time, tag and line, and the date once a day; a JSON subscriber keeps the fields, and [`WithMetrics`] makes the metrics among them
+//! JSON, too.
 
 mod cache_lines;
 mod human_format;
+mod json_format;
 mod lines;
 mod memory;
 
 pub(crate) use cache_lines::{line as cache_line, why};
-use coxswain_proto::{human, ids::Step};
+use coxswain_proto::{human, ids::Step, report::CheckpointState};
 pub use human_format::{Human, time_of_day};
+pub use json_format::WithMetrics;
 pub(crate) use lines::{rolled_back, sample};
 pub use memory::tables as memory_tables;
 use tracing::{debug, error, info, warn};
 
 use crate::core::{
     action::Spent,
-    checkpoints::{CheckpointEntry, EntryState},
+    checkpoints::CheckpointEntry,
     failure::Failure,
     memory::RankMemory,
     news::{MemberChange, News},
@@ -142,14 +145,11 @@ impl Log {
             epoch = step.epoch,
             loss = step.totals.loss(),
             grad_norm = step.totals.grad_norm,
-            learning_rate = step.learning_rate,
+            learning_rate = step.learning_rate(),
             samples_per_second = step.samples_per_second(),
             tokens_per_second = step.tokens_per_second(),
             total_ms = ms(times.total),
             data_ms = ms(times.data),
-            vision_ms = ms(times.vision),
-            language_ms = ms(times.language),
-            expert_ms = ms(times.expert),
             optimizer_ms = ms(times.optimizer),
             communication_ms = ms(times.communication),
             cache_generation = step.cache_generation,
@@ -157,6 +157,7 @@ impl Log {
             cache_misses = step.cache.misses,
             memory_peak = step.memory_peak.0,
             memory_peak_rank = step.memory_peak_seat.0,
+            metrics = json_format::packed(&step.metrics),
             "{}", lines::step(step)
         );
     }
@@ -167,10 +168,10 @@ fn checkpoint(entry: &CheckpointEntry) {
     let size = human::bytes(bytes.0);
     let (step, bytes) = (step.0, bytes.0);
     match state {
-        EntryState::Complete => {
+        CheckpointState::Complete => {
             info!(target: "coxswain::save", step, bytes, path, "checkpoint at step {step}: {path}, {size}");
         }
-        EntryState::Failed => {
+        CheckpointState::Failed => {
             warn!(target: "coxswain::save", step, path, "checkpoint at step {step} was given up; training goes on");
         }
     }

@@ -96,13 +96,6 @@ pub fn turn(turn: LeaseTurn) -> v1::CacheTurn {
     }
 }
 
-/// What the cache did in a step.
-pub fn used(of: &CacheUse) -> v1::CacheUse {
-    let ms = |time: Duration| time.as_secs_f64() * 1e3;
-    let CacheUse { hits, misses, kept, read, fill } = *of;
-    v1::CacheUse { hits, misses, read_ms: ms(read), fill_ms: ms(fill), kept }
-}
-
 /// News of the cache.
 pub fn changed(news: &CacheNews) -> v1::CacheChanged {
     let (generation, step) = match news {

@@ -1,6 +1,6 @@
 //! From the wire to the core: every value is checked here, and an error names the field.
 
-use std::{ops::Range, time::Duration};
+use std::{ops::Range, sync::Arc, time::Duration};
 
 use super::fields::{Decoded, FieldError, count, cut, filled, milliseconds, name, unknown};
 use crate::{
@@ -12,13 +12,13 @@ use crate::{
         failure::Failure,
         memory::{MemoryReport, RankMemory},
         quarantine::BadSample,
-        report::{CacheUse, PhasePeak, StateSource, StepReport, StepTimes, Totals, WorkerPhase},
+        report::{CacheUse, Metric, PhaseMemory, StateSource, StepReport, StepTimes, Totals, WorkerPhase},
     },
     options::CauseKind,
 };
 use coxswain_proto::{
     ids::{Bytes, Generation, Seat, Step, WorkerId},
-    limits::{MAX_ERROR_TEXT, MAX_SAMPLES_OF_ROW},
+    limits::{MAX_ERROR_TEXT, MAX_METRICS, MAX_SAMPLES_OF_ROW},
     order::DamagedRow,
     v1,
 };
@@ -164,9 +164,9 @@ impl TryFrom<v1::RankMemory> for RankMemory {
     }
 }
 
-fn peaks(wire: Vec<v1::PhaseMemory>) -> Decoded<Vec<PhasePeak>> {
+fn peaks(wire: Vec<v1::PhaseMemory>) -> Decoded<Vec<PhaseMemory>> {
     let peaks = wire.into_iter().enumerate().map(|(i, peak)| {
-        Ok(PhasePeak {
+        Ok(PhaseMemory {
             phase: phase(&format!("phases[{i}].phase"), peak.phase)?,
             in_use: Bytes(count("phases.peak_in_use", peak.peak_in_use)?),
             reserved: Bytes(count("phases.peak_reserved", peak.peak_reserved)?),
@@ -261,8 +261,8 @@ fn step_report(wire: v1::StepReport) -> Decoded<StepReport> {
         epoch: wire.epoch,
         positions: positions(wire.samples)?,
         totals: Totals { loss_sum: wire.loss_sum, valid_count: wire.valid_count, grad_norm: wire.grad_norm },
-        learning_rate: wire.learning_rate,
         times: wire.times.map_or(Ok(StepTimes::default()), times)?,
+        metrics: metrics(wire.metrics)?,
         tokens: count("tokens", wire.tokens)?,
         memory_peak: Bytes(count("memory_peak", wire.memory_peak)?),
         retries: wire.retries,
@@ -275,12 +275,23 @@ fn times(wire: v1::StepTimes) -> Decoded<StepTimes> {
     Ok(StepTimes {
         total: milliseconds("times.total_ms", wire.total_ms)?,
         data: milliseconds("times.data_ms", wire.data_ms)?,
-        vision: milliseconds("times.vision_ms", wire.vision_ms)?,
-        language: milliseconds("times.language_ms", wire.language_ms)?,
-        expert: milliseconds("times.expert_ms", wire.expert_ms)?,
         optimizer: milliseconds("times.optimizer_ms", wire.optimizer_ms)?,
         communication: milliseconds("times.communication_ms", wire.communication_ms)?,
     })
+}
+
+fn metrics(wire: Vec<v1::Metric>) -> Decoded<Arc<[Metric]>> {
+    if wire.len() > MAX_METRICS {
+        return Err(FieldError::new("metrics", format!("{} of them; {MAX_METRICS} are allowed", wire.len())));
+    }
+    let metrics = wire.into_iter().enumerate().map(|(i, wire)| {
+        let metric = Metric::from(wire);
+        match metric.problem() {
+            Some((field, problem)) => Err(FieldError::new(format!("metrics[{i}].{field}"), problem)),
+            None => Ok(metric),
+        }
+    });
+    metrics.collect()
 }
 
 fn failure(wire: v1::Failure) -> Decoded<Failure> {
@@ -359,6 +370,32 @@ mod tests {
         wire.steps[1].samples = vec![v1::SampleRange { begin: 4, end: 3 }];
         let error = Ask::try_from(wire).unwrap_err();
         assert_eq!(error.to_string(), "steps[1].samples[0]: begins at 4, after its end 3");
+    }
+
+    #[test]
+    fn metrics_that_are_too_many_or_badly_named_are_refused_with_their_place() {
+        let step = |metrics: Vec<v1::Metric>| {
+            let steps = vec![v1::StepReport { metrics, ..Default::default() }];
+            Ask::try_from(v1::ReportStepsRequest { worker_id: 1, steps })
+        };
+        let metric = |name: &str, unit: &str| v1::Metric {
+            name: name.into(),
+            unit: unit.into(),
+            ..v1::Metric::default()
+        };
+        assert!(step(vec![metric("made_up/thing", "s"); MAX_METRICS]).is_ok());
+        let refused = |metrics| step(metrics).unwrap_err().to_string();
+        assert_eq!(
+            refused(vec![metric("x", "1"); MAX_METRICS + 1]),
+            "steps[0].metrics: 65 of them; 64 are allowed"
+        );
+        let long = "x".repeat(65);
+        assert_eq!(
+            refused(vec![metric("x", "1"), metric(&long, "1")]),
+            "steps[0].metrics[1].name: has 65 bytes; 64 are allowed"
+        );
+        assert!(refused(vec![metric("a b", "1")]).starts_with("steps[0].metrics[0].name: \"a b\" is not"));
+        assert_eq!(refused(vec![metric("x", "m/s")]), "steps[0].metrics[0].unit: \"m/s\" is not a unit");
     }
 
     #[test]

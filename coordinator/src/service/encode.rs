@@ -1,9 +1,8 @@
 //! From the core to the wire: cannot fail.
 
-use std::time::Duration;
-
 use coxswain_proto::{
     ids::{Bytes, Rank},
+    limits::MAX_RANK_METRICS,
     order::DamagedRow,
     v1,
 };
@@ -13,13 +12,13 @@ use super::{RunFacts, cache};
 use crate::{
     core::{
         action::{Assignment, Directive},
-        checkpoints::{CheckpointEntry, EntryState},
+        checkpoints::CheckpointEntry,
         failure::Failure,
         memory::RankMemory,
         news::News,
         reason::RunPhase,
         refusal::Refusal,
-        report::{CommittedStep, StepTimes, WorkerPhase},
+        report::CommittedStep,
         roster::Respawn,
         status::{LeavingNode, Occupant, RankStatus, Status as RunStatus, WorkerStatus},
     },
@@ -165,6 +164,7 @@ pub fn status(status: RunStatus, facts: &RunFacts) -> v1::GetStatusResponse {
         rescales: status.spent.rescales,
         cache: status.cache.map(cache::status),
         leaving: status.leaving.into_iter().map(|node| leaving(node, facts)).collect(),
+        metrics: last.map_or_else(Vec::new, |step| step.metrics.iter().map(Into::into).collect()),
     }
 }
 
@@ -178,16 +178,7 @@ pub fn memory(table: &[RankMemory]) -> v1::GetMemoryResponse {
     let ranks = table.iter().map(|row| v1::RankMemory {
         rank: row.seat.0,
         host: row.host.clone(),
-        phases: row
-            .phases
-            .iter()
-            .map(|peak| v1::PhaseMemory {
-                phase: worker_phase(peak.phase).into(),
-                peak_in_use: peak.in_use.0,
-                peak_reserved: peak.reserved.0,
-                peak_driver: peak.driver.0,
-            })
-            .collect(),
+        phases: row.phases.iter().map(Into::into).collect(),
         comparison: row.comparison.as_ref().map(Into::into),
     });
     v1::GetMemoryResponse { ranks: ranks.collect() }
@@ -255,12 +246,13 @@ fn worker_status(worker: WorkerStatus, seat: v1::RankStatus) -> v1::RankStatus {
         worker_id: worker.worker.0,
         pid: worker.pid,
         device: worker.device,
-        phase: worker_phase(worker.phase).into(),
+        phase: v1::WorkerPhase::from(worker.phase).into(),
         step: worker.step.0,
         lease_first_step: worker.lease_first.0,
         lease_end_step: worker.lease_end.0,
         memory_peak: worker.memory_peak.0,
-        times: Some(times(&worker.times)),
+        times: Some((&worker.times).into()),
+        metrics: worker.metrics.iter().take(MAX_RANK_METRICS).map(Into::into).collect(),
         gone: worker.gone,
         ..seat
     }
@@ -273,25 +265,22 @@ fn committed(step: &CommittedStep) -> v1::StepCommitted {
         epoch: step.epoch,
         loss: step.totals.loss(),
         grad_norm: step.totals.grad_norm,
-        learning_rate: step.learning_rate,
+        learning_rate: step.learning_rate().unwrap_or_default(),
         samples_per_second: step.samples_per_second(),
         tokens_per_second: step.tokens_per_second(),
-        times: Some(times(&step.times)),
+        times: Some((&step.times).into()),
+        metrics: step.metrics.iter().map(Into::into).collect(),
         memory_peak: step.memory_peak.0,
         memory_peak_rank: step.memory_peak_seat.0,
         cache_generation: step.cache_generation,
-        cache: Some(cache::used(&step.cache)),
+        cache: Some((&step.cache).into()),
     }
 }
 
 fn checkpoint(entry: &CheckpointEntry) -> v1::CheckpointRecord {
-    let state = match entry.state {
-        EntryState::Complete => v1::CheckpointState::Complete,
-        EntryState::Failed => v1::CheckpointState::Failed,
-    };
     v1::CheckpointRecord {
         step: entry.step.0,
-        state: state.into(),
+        state: v1::CheckpointState::from(entry.state).into(),
         path: entry.path.clone(),
         bytes: entry.bytes.0,
     }
@@ -311,7 +300,7 @@ fn failure(failure: &Failure, unix_ms: u64) -> v1::Failure {
         rank: failure.seat.map(|seat| seat.0),
         host: failure.host.clone(),
         generation: failure.generation.0,
-        phase: worker_phase(failure.phase).into(),
+        phase: v1::WorkerPhase::from(failure.phase).into(),
         step: failure.step.0,
         collective: failure.collective,
         samples: samples.collect(),
@@ -338,37 +327,5 @@ impl From<CauseKind> for v1::FailureKind {
             CauseKind::Rendezvous => Self::Rendezvous,
             CauseKind::NoProgress => Self::NoProgress,
         }
-    }
-}
-
-fn worker_phase(phase: WorkerPhase) -> v1::WorkerPhase {
-    match phase {
-        WorkerPhase::Joining => v1::WorkerPhase::Joining,
-        WorkerPhase::Loading => v1::WorkerPhase::Loading,
-        WorkerPhase::Connecting => v1::WorkerPhase::Connecting,
-        WorkerPhase::Data => v1::WorkerPhase::Data,
-        WorkerPhase::Forward => v1::WorkerPhase::Forward,
-        WorkerPhase::Backward => v1::WorkerPhase::Backward,
-        WorkerPhase::Communication => v1::WorkerPhase::Communication,
-        WorkerPhase::Optimizer => v1::WorkerPhase::Optimizer,
-        WorkerPhase::Checkpoint => v1::WorkerPhase::Checkpoint,
-        WorkerPhase::Starting => v1::WorkerPhase::Starting,
-        WorkerPhase::CacheBuild => v1::WorkerPhase::CacheBuild,
-        WorkerPhase::Evaluation => v1::WorkerPhase::Evaluation,
-        WorkerPhase::Paused => v1::WorkerPhase::Paused,
-        WorkerPhase::Done => v1::WorkerPhase::Done,
-    }
-}
-
-fn times(times: &StepTimes) -> v1::StepTimes {
-    let ms = |time: Duration| time.as_secs_f64() * 1e3;
-    v1::StepTimes {
-        total_ms: ms(times.total),
-        data_ms: ms(times.data),
-        vision_ms: ms(times.vision),
-        language_ms: ms(times.language),
-        expert_ms: ms(times.expert),
-        optimizer_ms: ms(times.optimizer),
-        communication_ms: ms(times.communication),
     }
 }

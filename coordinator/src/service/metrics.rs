@@ -4,13 +4,14 @@
 //! restarted coordinator goes on where its journal is. Names begin with `coxswain_`, units are base units and stand at their end. A value
 //! that is not known yet is left out.
 
-use std::{fmt, sync::Arc};
+use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use axum::{
     extract::State,
     http::{HeaderMap, StatusCode, header},
     response::{IntoResponse, Response},
 };
+use coxswain_proto::report::{Metric, stage_times};
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric, text},
@@ -121,7 +122,9 @@ fn newest_step(sheet: &mut Sheet<'_>, status: &Status) -> fmt::Result {
     let Some(step) = &status.last else { return Ok(()) };
     sheet.gauge("loss", "Mean loss of a valid element", None, step.totals.loss())?;
     sheet.gauge("grad_norm", "Of the global gradient, before clipping", None, step.totals.grad_norm)?;
-    sheet.gauge("learning_rate", "Of the expert's group", None, step.learning_rate)?;
+    if let Some(rate) = step.learning_rate() {
+        sheet.gauge("learning_rate", "The highest of all parameter groups", None, rate)?;
+    }
     sheet.gauge("samples_per_second", "Of all ranks", None, step.samples_per_second())?;
     sheet.gauge("tokens_per_second", "Of all ranks", None, step.tokens_per_second())?;
     let times = &step.times;
@@ -131,16 +134,31 @@ fn newest_step(sheet: &mut Sheet<'_>, status: &Status) -> fmt::Result {
         Some(Unit::Seconds),
         times.total.as_secs_f64(),
     )?;
-    let parts = [
-        ("data", times.data),
-        ("vision", times.vision),
-        ("language", times.language),
-        ("expert", times.expert),
-        ("optimizer", times.optimizer),
-        ("communication", times.communication),
-    ];
-    let rows = parts.map(|(part, time)| ([("part", part)], time.as_secs_f64()));
-    sheet.family("step_part_time", "Where it went, mean over ranks", Some(Unit::Seconds), rows)
+    let parts =
+        [("data", times.data), ("optimizer", times.optimizer), ("communication", times.communication)];
+    let parts =
+        parts.into_iter().map(|(part, time)| (part, time.as_secs_f64())).chain(stage_times(&step.metrics));
+    let rows = parts.map(|(part, seconds)| ([("part", part)], seconds));
+    sheet.family("step_part_time", "Where it went, mean over ranks", Some(Unit::Seconds), rows)?;
+    figures(sheet, &step.metrics)
+}
+
+/// Figures that only the task knows: a family for each kind and unit, with what it is of as a label.
+fn figures(sheet: &mut Sheet<'_>, metrics: &[Metric]) -> fmt::Result {
+    let mut families = BTreeMap::<String, Vec<&Metric>>::new();
+    for metric in metrics.iter().filter(|metric| metric.as_stage_time().is_none()) {
+        let unit = match &*metric.unit {
+            "1" => "",
+            "s" => "_seconds",
+            other => &format!("_{other}"),
+        };
+        families.entry(format!("metric_{}{unit}", metric.kind())).or_default().push(metric);
+    }
+    for (name, members) in families {
+        let rows = members.into_iter().map(|metric| ([("of", metric.of())], metric.value));
+        sheet.family(&name, "Of the last step, as its task reports it", None, rows)?;
+    }
+    Ok(())
 }
 
 /// A process that has not made itself known has no device, and nothing to show but its silence.

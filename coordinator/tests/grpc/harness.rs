@@ -7,6 +7,7 @@ use coxswain_proto::{
     VERSION,
     ids::{Rank, Step},
     plan::Plan,
+    report::Metric,
     run_spec::RunSpec,
     v1::{self, control_client::ControlClient, coordinator_client::CoordinatorClient, directive::Kind},
 };
@@ -156,6 +157,8 @@ pub struct FakeWorker {
     pub directives: Streaming<v1::Directive>,
     /// What its reports say of the feature cache.
     pub cache_generation: u64,
+    /// What its reports say besides.
+    pub metrics: Vec<Metric>,
     plan: Plan,
 }
 
@@ -179,6 +182,7 @@ impl FakeWorker {
             directives,
             plan,
             cache_generation: 0,
+            metrics: Vec::new(),
         };
         worker.ready(0, "").await?;
         Ok(worker)
@@ -248,6 +252,7 @@ impl FakeWorker {
             valid_count: 8.0,
             grad_norm: 1.0,
             times: Some(v1::StepTimes { total_ms: 10.0, ..Default::default() }),
+            metrics: self.metrics.iter().map(Into::into).collect(),
             tokens: 10,
             cache_generation: self.cache_generation,
             ..Default::default()

@@ -1,7 +1,8 @@
 //! What monitoring systems read: `/metrics` beside the gRPC services, scalars for TensorBoard on disk.
 
-use std::fs;
+use std::{fs, time::Duration};
 
+use coxswain_proto::report::{Merge, Metric};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -32,6 +33,9 @@ async fn metrics_tell_where_the_run_is_on_the_same_port() {
 
     let mut crew = sandbox.crew(2).await;
     for worker in &mut crew {
+        let time = |ms| Metric::stage_time("language", Duration::from_millis(ms));
+        let sum = Metric { unit: "bytes".into(), merge: Merge::Sum, ..Metric::same("made_up/thing", 16.0) };
+        worker.metrics = vec![time(2 + 4 * u64::from(worker.rank)), sum, Metric::same("alone", 0.5)];
         worker.begin().await;
         worker.steps(0..3).await.unwrap();
     }
@@ -43,7 +47,9 @@ async fn metrics_tell_where_the_run_is_on_the_same_port() {
         "coxswain_workers 2",
         "coxswain_restarts_total 0",
         "coxswain_loss ",
-        "coxswain_step_part_time_seconds{part=\"language\"}",
+        "coxswain_step_part_time_seconds{part=\"language\"} 0.004",
+        "coxswain_metric_made_up_bytes{of=\"thing\"} 32.0",
+        "coxswain_metric_alone{of=\"\"} 0.5",
         "coxswain_rank_memory_peak_bytes{rank=\"1\",host=\"node-a\",device=",
     ] {
         assert!(during.contains(&format!("\n{line}")), "{line} is not in {during}");
@@ -73,6 +79,11 @@ async fn scalars_of_every_committed_step_are_on_disk_when_the_run_is_over() {
     let directory = tempfile::tempdir().unwrap();
     let sandbox = Sandbox::start(options(spec(directory.path(), 3), 1)).await;
     let mut crew = sandbox.crew(1).await;
+    crew[0].metrics = vec![
+        Metric::stage_time("tower", Duration::from_millis(2)),
+        Metric::same("made_up/thing", 0.5),
+        Metric::learning_rate("slow", 1e-5),
+    ];
     crew[0].begin().await;
     crew[0].steps(0..3).await.unwrap();
     crew[0].leave(0).await;
@@ -83,6 +94,8 @@ async fn scalars_of_every_committed_step_are_on_disk_when_the_run_is_over() {
     let bytes = fs::read(file).unwrap();
     let count = |needle: &[u8]| bytes.windows(needle.len()).filter(|window| *window == needle).count();
     assert_eq!((count(b"brain.Event:2"), count(b"train/loss")), (1, 3));
+    let metrics = ["seconds/tower", "made_up/thing", "lr/slow", "train/learning_rate"];
+    assert_eq!(metrics.map(|name| count(name.as_bytes())), [3; 4]);
 }
 
 #[tokio::test]

@@ -2,7 +2,8 @@
 
 use coxswain_proto::{
     human,
-    v1::{StepCommitted, StepTimes, WatchEvent, watch_event::Kind},
+    report::{Metric, stage_times},
+    v1::{StepCommitted, WatchEvent, watch_event::Kind},
 };
 
 use super::{cache, names, status};
@@ -17,9 +18,7 @@ pub fn beside_bar(step: &StepCommitted) -> String {
     if let Some(left) = time_left(step) {
         parts.push(format!("eta {left}"));
     }
-    if let Some(times) = &step.times {
-        parts.push(split(times));
-    }
+    parts.extend(split(step));
     if step.cache_generation > 0 {
         let used = step.cache.unwrap_or_default();
         parts.push(format!(
@@ -41,20 +40,17 @@ fn time_left(step: &StepCommitted) -> Option<String> {
 }
 
 /// `312 ms: language 45% vision 20% ...`, the largest parts first, those under a percent left out.
-fn split(times: &StepTimes) -> String {
-    let mut parts = [
-        ("data", times.data_ms),
-        ("vision", times.vision_ms),
-        ("language", times.language_ms),
-        ("expert", times.expert_ms),
-        ("optimizer", times.optimizer_ms),
-        ("comm", times.communication_ms),
-    ];
+fn split(step: &StepCommitted) -> Option<String> {
+    let times = step.times.as_ref()?;
+    let metrics: Vec<Metric> = step.metrics.iter().cloned().map(Into::into).collect();
+    let mut parts = vec![("data", times.data_ms)];
+    parts.extend(stage_times(&metrics).map(|(stage, seconds)| (stage, 1e3 * seconds)));
+    parts.extend([("optimizer", times.optimizer_ms), ("comm", times.communication_ms)]);
     parts.sort_by(|a, b| b.1.total_cmp(&a.1));
     let total = times.total_ms.max(f64::MIN_POSITIVE);
     let shares = parts.iter().map(|(name, ms)| (name, 100.0 * ms / total)).filter(|(_, share)| *share >= 1.0);
     let shares: Vec<_> = shares.map(|(name, share)| format!("{name} {share:.0}%")).collect();
-    format!("{:.0} ms: {}", times.total_ms, shares.join(" "))
+    Some(format!("{:.0} ms: {}", times.total_ms, shares.join(" ")))
 }
 
 /// One line for an event.
@@ -87,18 +83,16 @@ pub fn line(event: &WatchEvent) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use coxswain_proto::v1::StepTimes;
+
     use super::*;
 
     #[test]
     fn a_step_shows_where_its_time_went() {
-        let times = StepTimes {
-            total_ms: 200.0,
-            language_ms: 90.0,
-            vision_ms: 40.0,
-            expert_ms: 60.0,
-            communication_ms: 1.0,
-            ..StepTimes::default()
-        };
+        let times = StepTimes { total_ms: 200.0, communication_ms: 1.0, ..StepTimes::default() };
+        let stage = |name, ms| (&Metric::stage_time(name, Duration::from_millis(ms))).into();
         let step = StepCommitted {
             step: 3,
             total_steps: 10,
@@ -106,6 +100,7 @@ mod tests {
             samples_per_second: 40.0,
             tokens_per_second: 8_000.0,
             times: Some(times),
+            metrics: vec![stage("vision", 40), stage("language", 90), stage("expert", 60)],
             memory_peak: 5 << 20,
             ..StepCommitted::default()
         };

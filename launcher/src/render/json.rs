@@ -2,8 +2,9 @@
 
 use coxswain_proto::{
     memory::Comparison,
+    report::Metric,
     v1::{
-        CheckpointRecord, Failure, GetMemoryResponse, GetStatusResponse, LeavingNode, RankStatus,
+        self, CheckpointRecord, Failure, GetMemoryResponse, GetStatusResponse, LeavingNode, RankStatus,
         StepCommitted, StepTimes, WatchEvent, WorkerPhase, watch_event::Kind,
     },
 };
@@ -39,6 +40,7 @@ pub fn status(status: &GetStatusResponse) -> Value {
         "checkpoints": status.checkpoints.iter().map(checkpoint).collect::<Vec<_>>(),
         "cache": status.cache.as_ref().map(cache::json),
         "leaving": status.leaving.iter().map(leaving).collect::<Vec<_>>(),
+        "metrics": metrics(&status.metrics),
         "first_failure": status.first_failure.as_ref().map(failure),
     })
 }
@@ -62,6 +64,7 @@ fn rank(rank: &RankStatus) -> Value {
         "lease_end_step": known.then_some(rank.lease_end_step),
         "memory_peak": known.then_some(rank.memory_peak),
         "times": rank.times.as_ref().map(times),
+        "metrics": metrics(&rank.metrics),
     })
 }
 
@@ -78,12 +81,14 @@ fn times(times: &StepTimes) -> Value {
     json!({
         "total_ms": times.total_ms,
         "data_ms": times.data_ms,
-        "vision_ms": times.vision_ms,
-        "language_ms": times.language_ms,
-        "expert_ms": times.expert_ms,
         "optimizer_ms": times.optimizer_ms,
         "communication_ms": times.communication_ms,
     })
+}
+
+/// Whatever there is: `[{"name": "time/vision", "unit": "s", "value": 0.0079}, ..]`.
+fn metrics(metrics: &[v1::Metric]) -> Value {
+    metrics.iter().map(|metric| json!(Metric::from(metric.clone()))).collect()
 }
 
 fn checkpoint(record: &CheckpointRecord) -> Value {
@@ -160,6 +165,7 @@ fn step(step: &StepCommitted) -> Value {
         "samples_per_second": step.samples_per_second,
         "tokens_per_second": step.tokens_per_second,
         "times": step.times.as_ref().map(times),
+        "metrics": metrics(&step.metrics),
         "memory_peak": step.memory_peak,
         "memory_peak_rank": step.memory_peak_rank,
         "cache_generation": step.cache_generation,
@@ -207,6 +213,18 @@ mod tests {
         let changed = PhaseChanged { phase: RunPhase::Paused as i32, reason: "asked to".into() };
         let shown = event(&WatchEvent { unix_ms: 5, kind: Some(Kind::Phase(changed)) });
         assert_eq!(shown.to_string(), r#"{"unix_ms":5,"phase":{"phase":"paused","reason":"asked to"}}"#);
+    }
+
+    #[test]
+    fn a_metric_that_no_line_of_this_program_names_is_shown() {
+        let made_up = v1::Metric::from(&Metric::same("made_up/thing", 0.5));
+        let wanted = json!([{"name": "made_up/thing", "unit": "1", "value": 0.5}]);
+        let done = StepCommitted { metrics: vec![made_up.clone()], ..Default::default() };
+        assert_eq!(step(&done)["metrics"], wanted);
+        let there = RankStatus { metrics: vec![made_up.clone()], ..Default::default() };
+        let now = GetStatusResponse { metrics: vec![made_up], ranks: vec![there], ..Default::default() };
+        let shown = status(&now);
+        assert_eq!((&shown["metrics"], &shown["ranks"][0]["metrics"]), (&wanted, &wanted));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use coxswain_coordinator::{
     Budgets, Outcome, Patience, World as Nodes,
     core::{
         action::{Action, Directive, Record},
-        checkpoints::{CheckpointEntry, EntryState},
+        checkpoints::CheckpointEntry,
         event::{Ask, Event, StreamId, Ticket},
         invariants,
         machine::{Config, Machine},
@@ -19,6 +19,7 @@ use coxswain_coordinator::{
 };
 use coxswain_proto::{
     ids::{Bytes, Step, WorkerId},
+    report::CheckpointState,
     run_spec::{Cache, CacheMode, Recompute, Span, Train},
 };
 
@@ -90,7 +91,7 @@ impl Brain {
 
 fn on_disk(step: u64) -> CheckpointEntry {
     let path = format!("checkpoints/step-{step}");
-    CheckpointEntry { step: Step(step), path, bytes: Bytes(0), state: EntryState::Complete }
+    CheckpointEntry { step: Step(step), path, bytes: Bytes(0), state: CheckpointState::Complete }
 }
 
 fn cache(turns: Turns) -> Cache {

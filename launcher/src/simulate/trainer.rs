@@ -8,7 +8,7 @@
 //! gather     everyone has the new weights
 //! ```
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use coxswain_coordinator::core::{
     event::{Ask, CheckpointReport, CheckpointState, StartReport},
@@ -342,11 +342,11 @@ impl World {
             epoch: batch.epoch,
             positions: vec![batch.positions.start + slice.start..batch.positions.start + slice.end],
             totals: Totals { loss_sum: 1.0 / (1.0 + step.0 as f64), valid_count: 1.0, grad_norm: 1.0 },
-            learning_rate: 0.0,
             times: StepTimes {
                 total: Duration::from_secs_f64(self.script.step_ms / 1e3),
                 ..StepTimes::default()
             },
+            metrics: Arc::default(),
             tokens: 0,
             memory_peak: Bytes(0),
             retries: 0,

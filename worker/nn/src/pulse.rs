@@ -21,7 +21,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use coxswain_proto::phase::Phase;
+use coxswain_proto::report::WorkerPhase as Phase;
 
 /// Bytes in a second below which a disk or a network counts as standing still: a tenth of a bad day.
 const SLOWEST: f64 = 10e6;

@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use coxswain_proto::{
-    cache_plan::{CacheGeneration, CacheReport, CacheUse},
+    cache_plan::{CacheGeneration, CacheReport},
     ids::{Bytes, Generation, Rank, Step},
     limits,
     order::DamagedRow,
@@ -16,10 +16,11 @@ use super::{
     standing::{Lease, Told},
 };
 use coxswain_nn::pulse::Longest;
-use crate::{link::{
-        Assignment, BadSample, CacheSpace, CacheTurn, CheckpointNews, Phase, PhaseMemory, Start, StateSource,
-        StepDone, StepTimes,
-    }, trainer::{FailureKind, TrainerFailure}};
+
+use crate::{
+    link::{Assignment, BadSample, CacheSpace, CacheTurn, CheckpointNews, Phase, Start},
+    trainer::{FailureKind, TrainerFailure},
+};
 
 pub(super) fn assignment(wire: v1::Assignment) -> Result<Assignment, String> {
     let (rank, world) = (wire.rank, wire.world_size);
@@ -99,11 +100,6 @@ fn turn(wire: v1::CacheTurn) -> Result<CacheTurn, String> {
     })
 }
 
-fn cache_use(of: &CacheUse) -> v1::CacheUse {
-    let CacheUse { hits, misses, kept, read, fill } = *of;
-    v1::CacheUse { hits, misses, read_ms: ms(read), fill_ms: ms(fill), kept }
-}
-
 /// What rank 0 knows of the feature cache.
 pub(super) fn cache(report: CacheReport) -> v1::CacheReport {
     v1::CacheReport {
@@ -126,31 +122,12 @@ pub(super) fn cache(report: CacheReport) -> v1::CacheReport {
     }
 }
 
-pub(super) fn phase(phase: Phase) -> v1::WorkerPhase {
-    use v1::WorkerPhase as W;
-    match phase {
-        Phase::Joining => W::Joining,
-        Phase::Loading => W::Loading,
-        Phase::Connecting => W::Connecting,
-        Phase::Forward => W::Forward,
-        Phase::Backward => W::Backward,
-        Phase::Communication => W::Communication,
-        Phase::Optimizer => W::Optimizer,
-        Phase::Checkpoint => W::Checkpoint,
-        Phase::CacheBuild => W::CacheBuild,
-        Phase::Evaluation => W::Evaluation,
-        Phase::Paused => W::Paused,
-        Phase::Data => W::Data,
-        Phase::Done => W::Done,
-    }
-}
-
 /// Of phases that were left, what the coordinator has not been told.
 pub(super) fn paces(told: &Longest, longest: &Longest) -> Vec<v1::PhasePace> {
     let phases = Phase::ALL.into_iter().zip(told.iter().zip(longest));
     let news = phases.filter(|(_, (told, longest))| longest > told);
     news.map(|(of, (_, longest))| v1::PhasePace {
-        phase: phase(of).into(),
+        phase: v1::WorkerPhase::from(of).into(),
         longest_ms: whole_ms(longest.unwrap_or_default()),
     })
     .collect()
@@ -165,64 +142,13 @@ fn ranges(positions: &[std::ops::Range<u64>]) -> Vec<v1::SampleRange> {
     positions.iter().map(|range| v1::SampleRange { begin: range.start, end: range.end }).collect()
 }
 
-fn ms(duration: Duration) -> f64 {
-    duration.as_secs_f64() * 1e3
-}
-
-fn times(times: &StepTimes) -> v1::StepTimes {
-    v1::StepTimes {
-        total_ms: ms(times.total),
-        data_ms: ms(times.data),
-        vision_ms: ms(times.vision),
-        language_ms: ms(times.language),
-        expert_ms: ms(times.expert),
-        optimizer_ms: ms(times.optimizer),
-        communication_ms: ms(times.communication),
-    }
-}
-
-pub(super) fn step(done: StepDone, generation: Generation) -> v1::StepReport {
-    v1::StepReport {
-        generation: generation.0,
-        step: done.step.0,
-        epoch: done.epoch,
-        samples: ranges(&done.positions),
-        loss_sum: done.loss_sum,
-        valid_count: done.valid_count,
-        grad_norm: done.grad_norm,
-        learning_rate: done.learning_rate,
-        times: Some(times(&done.times)),
-        tokens: done.tokens,
-        memory_peak: done.memory_peak.0,
-        cache_generation: done.cache_generation,
-        retries: done.retries,
-        cache: Some(cache_use(&done.cache)),
-    }
-}
-
 pub(super) fn start(start: &Start, worker_id: u64, generation: Generation) -> v1::ReportStartRequest {
-    let source = match start.source {
-        StateSource::Fresh => v1::StateSource::Fresh,
-        StateSource::Carried => v1::StateSource::Carried,
-        StateSource::Mirror => v1::StateSource::Mirror,
-        StateSource::Checkpoint => v1::StateSource::Checkpoint,
-    };
     v1::ReportStartRequest {
         worker_id,
         generation: generation.0,
         first_step: start.first_step.0,
-        source: source.into(),
+        source: v1::StateSource::from(start.source).into(),
     }
-}
-
-pub(super) fn memory(peaks: Vec<PhaseMemory>) -> Vec<v1::PhaseMemory> {
-    let convert = |peak: PhaseMemory| v1::PhaseMemory {
-        phase: phase(peak.phase).into(),
-        peak_in_use: peak.in_use.0,
-        peak_reserved: peak.reserved.0,
-        peak_driver: peak.driver.0,
-    };
-    peaks.into_iter().map(convert).collect()
 }
 
 /// State of a checkpoint, and what there is to say besides.
@@ -252,7 +178,7 @@ pub(super) fn failure(failure: &TrainerFailure, at: Position, (rank, host): (Ran
         rank: Some(rank.0),
         host: host.to_owned(),
         generation: at.generation.0,
-        phase: phase(failure.phase).into(),
+        phase: v1::WorkerPhase::from(failure.phase).into(),
         step: failure.step.0,
         collective: at.entered,
         samples: ranges(&failure.positions),

@@ -75,9 +75,7 @@ impl Reporter {
         let mut steps = Vec::new();
         for said in waiting.drain(..) {
             match said {
-                Said::Report(generation, Report::Step(done)) => {
-                    steps.push(convert::step(done, generation));
-                }
+                Said::Report(_, Report::Step(report)) => steps.push((&report).into()),
                 other => {
                     // What follows a step in time must not overtake it.
                     self.send_steps(std::mem::take(&mut steps)).await?;
@@ -215,7 +213,8 @@ impl Voice {
         match report {
             Report::Step(_) | Report::Started(_) => {}
             Report::Memory(peaks, comparison) => {
-                let (phases, comparison) = (convert::memory(peaks), comparison.as_ref().map(Into::into));
+                let phases = peaks.iter().map(Into::into).collect();
+                let comparison = comparison.as_ref().map(Into::into);
                 let request = v1::ReportMemoryRequest { worker_id, phases, comparison };
                 persist(&self.options, || {
                     let (mut client, request) = (self.client.clone(), request.clone());

@@ -288,7 +288,7 @@ impl Session {
                 worker_id,
                 incarnation: self.incarnation.clone(),
                 generation: at.generation.0,
-                phase: convert::phase(at.phase).into(),
+                phase: v1::WorkerPhase::from(at.phase).into(),
                 step: at.step.0,
                 collective_entered: at.entered,
                 collective_finished: at.finished,

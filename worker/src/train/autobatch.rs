@@ -21,10 +21,16 @@ use coxswain_proto::{
     ids::{Rank, Step},
 };
 
-use super::{TrainError, fit, run::Training};
 use coxswain_nn::kernels::Tape;
-use coxswain_tasks::vla_flow::batch::Sample;
-use crate::{collective::{Buf, BufMut}, data::{DataError, collate}, link::{Phase, Report, StepTimes}, memory::{OutOfMemory, Resident}};
+use coxswain_task::Sample;
+
+use super::{TrainError, fit, run::Training, step::Spent};
+use crate::{
+    collective::{Buf, BufMut},
+    feeder::DataError,
+    link::{Phase, Report},
+    memory::{OutOfMemory, Resident},
+};
 
 /// Trials at most.
 const TRIALS: usize = 6;
@@ -196,7 +202,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         self.grads.zero();
         // One at a time is not refused on a prediction: that is what a trial is for.
         let bound = std::mem::replace(&mut self.micro_batch, 1);
-        let passed = self.pass(step, &micro_batch, &mut StepTimes::default());
+        let passed = self.pass(step, &micro_batch, &mut Spent::default());
         self.micro_batch = bound;
         passed?;
         // In a step, the data threads hold others of its size meanwhile.

@@ -25,8 +25,12 @@ use super::{
     TrainError, checkpoint::FileEntry, evaluate::ActionError, features::CacheSummary, run::Training,
     save::write_tensors,
 };
-use coxswain_nn::{kernels::Tape, params::{Group, TrainableLayout}, pulse};
-use crate::{collective::Buf, collective::BufMut, link::{Phase, Report, StepDone}, memory::{self, OutOfMemory, PhasePeak, prediction::outcome::Outcome}};
+use coxswain_nn::{files::replace, kernels::Tape, params::TrainableLayout, pulse};
+use crate::{
+    collective::{Buf, BufMut},
+    link::{Phase, Report, StepReport},
+    memory::{self, OutOfMemory, PhasePeak, prediction::outcome::Outcome},
+};
 
 const SPEC_FILE: &str = "run_spec.json";
 /// The run in numbers.
@@ -146,9 +150,9 @@ impl Summary {
     }
 
     /// One committed step.
-    pub(super) fn book(&mut self, done: &StepDone) {
+    pub(super) fn book(&mut self, done: &StepReport) {
         self.steps = done.step.0 + 1;
-        self.losses.push(done.loss_sum / done.valid_count.max(1.0));
+        self.losses.push(done.totals.loss_sum / done.totals.valid_count.max(1.0));
         self.tokens += done.tokens;
         self.samples += done.positions.iter().map(|range| range.end - range.start).sum::<u64>();
         self.train_seconds += done.times.total.as_secs_f64();

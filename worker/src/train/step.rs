@@ -18,7 +18,7 @@
 //! step, says so in its ballot, too; that step counts, and the next one takes less.
 
 use std::{
-    sync::atomic::Ordering,
+    sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 
@@ -26,6 +26,7 @@ use coxswain_proto::{
     cache_plan::CacheUse,
     ids::{Bytes, Step},
     plan::Batch,
+    report::{Metric, Totals},
     run_spec::CacheMode,
 };
 
@@ -36,8 +37,14 @@ use super::{
     vote::{self, Ballot, Fared, Lookout, Verdict},
 };
 use coxswain_nn::{kernels::Tape, params::Group};
-use coxswain_tasks::vla_flow::{batch::MicroBatch, policy::{MicroLoss, Pass, StageClock}};
-use crate::{data::Prepared, link::{CacheTurn, Phase, Report, StepDone, StepTimes}, memory::{self, Attempt, Category, Held, Unfinished}, zero::StepInput};
+use coxswain_task::{Batch, MicroLoss, Pass, StageClock, StageTimes};
+
+use crate::{
+    feeder::Prepared,
+    link::{CacheTurn, Phase, Report, StepReport, StepTimes},
+    memory::{self, Attempt, Category, Held, Unfinished},
+    zero::{GroupNorm, StepInput},
+};
 
 /// Steps after which every buffer that steps keep has been made.
 pub(super) const STEPS_SIGHTED: usize = 2;
@@ -48,29 +55,42 @@ struct Share {
     loss_sum: f64,
     valid_count: f64,
     tokens: u64,
-    micro_batches: u32,
     cache: CacheUse,
+}
+
+/// Where the time of a step went.
+#[derive(Debug, Default)]
+pub(super) struct Spent {
+    times: StepTimes,
+    stages: StageTimes,
+}
+
+/// Norms of the global gradient, before clipping.
+#[derive(Debug)]
+struct Norms {
+    all: f64,
+    groups: Vec<GroupNorm>,
 }
 
 impl<B: Tape<Base = B>> Training<'_, B> {
     /// Runs `step` until all ranks have committed it. Returns what happened and the verdict with everybody's commands.
-    pub(super) fn transaction(&mut self, step: Step) -> Result<(StepDone, Verdict), TrainError> {
+    pub(super) fn transaction(&mut self, step: Step) -> Result<(StepReport, Verdict), TrainError> {
         let started = Instant::now();
         if !self.meter.keeps_books_of(self.assignment.rank) {
             self.meter.begin_run(self.holdings(), &self.output_dir, self.assignment.rank);
         }
         let batch = self.plan.batch(step);
-        let (mut times, mut retries) = (StepTimes::default(), 0);
+        let (mut spent, mut retries) = (Spent::default(), 0);
         let (share, verdict) = loop {
             let (mut share, mut last) = (Share::default(), None);
-            let accumulated = self.accumulate(step, &mut share, &mut last, &mut times);
+            let accumulated = self.accumulate(step, &mut share, &mut last, &mut spent);
             let (fared, own) = match accumulated {
                 Ok(()) => (Fared::Ok, None),
                 Err(TrainError::CalledOff) => (Fared::GaveUp, None),
                 Err(own @ TrainError::DoesNotFit { .. }) => (Fared::OutOfMemory, Some(own)),
                 Err(own) => (Fared::Failed, Some(own)),
             };
-            let verdict = self.vote(step, fared, share, &mut times)?;
+            let verdict = self.vote(step, fared, share, &mut spent)?;
             match (verdict.fared, own) {
                 ((Fared::Ok, _), _) => break (share, verdict),
                 ((Fared::OutOfMemory, _), own) => {
@@ -86,19 +106,20 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             }
         };
         self.settle_features(step)?;
-        let (grad_norm, broken) = match self.update(step, &verdict, &mut times) {
-            Ok(norm) => (norm, None),
+        let (norms, broken) = match self.update(step, &verdict, &mut spent) {
+            Ok(norms) => (norms, None),
             Err(error @ TrainError::Device { .. }) => return Err(error),
             Err(error) => match self.held.as_ref().filter(|held| held.optimizer.versions().0.newest > step.0)
             {
-                Some(held) => (held.optimizer.last_norm(), Some(error)),
+                Some(held) => (Norms { all: held.optimizer.last_norm(), groups: Vec::new() }, Some(error)),
                 None => return Err(error),
             },
         };
-        times.total = started.elapsed();
+        spent.times.total = started.elapsed();
         let memory_peak = self.meter.end_step(step, self.micro_batch, retries + 1);
-        let done = self.done(step, &batch, (share, memory_peak), times, (&verdict, grad_norm));
-        let done = StepDone { retries, ..done };
+        let metrics = self.metrics(step, &spent.stages, &norms.groups);
+        let done = self.done(step, &batch, (share, memory_peak), spent.times, (&verdict, norms.all));
+        let done = StepReport { retries, metrics: metrics.into(), ..done };
         if let Some(error) = broken {
             // The last collective broke, but this rank has taken the step, and perhaps nobody else lives to tell: if all parts of
             // that version exist, the next generation goes on from it.
@@ -119,7 +140,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         step: Step,
         share: &mut Share,
         last: &mut Option<Prepared>,
-        times: &mut StepTimes,
+        spent: &mut Spent,
     ) -> Result<(), TrainError> {
         self.grads.zero();
         // The optimizer and the collectives of the step before have no vote of their own.
@@ -134,7 +155,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             }
             let waiting = Instant::now();
             let prepared = self.prefetch.next(step)?;
-            times.data += waiting.elapsed();
+            spent.times.data += waiting.elapsed();
             let Some(prepared) = prepared else { break };
             // That one has fitted: its rows are not wanted while this one runs.
             *last = None;
@@ -144,11 +165,10 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             if self.summary.losses.len() < STEPS_SIGHTED {
                 self.sightings.ready = memory::in_use();
             }
-            let loss = self.pass(step, micro_batch, times)?;
+            let loss = self.pass(step, micro_batch, spent)?;
             share.loss_sum += loss.loss_sum;
             share.valid_count += loss.valid;
             share.tokens += micro_batch.tokens();
-            share.micro_batches += 1;
         }
         self.publish_features(step);
         // Where LoRA rests, that it has no gradient means nothing.
@@ -164,7 +184,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         &mut self,
         step: Step,
         micro_batch: &MicroBatch,
-        times: &mut StepTimes,
+        spent: &mut Spent,
     ) -> Result<MicroLoss, TrainError> {
         let does_not_fit = |source| TrainError::DoesNotFit { step, source };
         let attempt = Attempt {
@@ -198,11 +218,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
                 (loss, settled)
             },
         );
-        let stages = clock.times();
-        drop(clock);
-        times.vision += stages.vision;
-        times.language += stages.language;
-        times.expert += stages.expert;
+        spent.stages.extend(&clock.into_times());
         self.enter(Phase::Data, step)?;
         let (loss, overrun) = match outcome {
             Ok(loss) => (Some(loss), None),
@@ -223,7 +239,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         step: Step,
         fared: Fared,
         share: Share,
-        times: &mut StepTimes,
+        spent: &mut Spent,
     ) -> Result<Verdict, TrainError> {
         self.enter(Phase::Communication, step)?;
         let voting = Instant::now();
@@ -235,7 +251,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             pressed: self.meter.take_pressed(),
         };
         let verdict = vote::cast(&ballot, self.comm.as_mut())?;
-        times.communication += voting.elapsed();
+        spent.times.communication += voting.elapsed();
         Ok(verdict)
     }
 
@@ -259,8 +275,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         .into()
     }
 
-    /// Reduce, clip, AdamW on this rank's shard, gather. Returns the global gradient norm before clipping.
-    fn update(&mut self, step: Step, verdict: &Verdict, times: &mut StepTimes) -> Result<f64, TrainError> {
+    /// Reduce, clip, AdamW on this rank's shard, gather.
+    fn update(&mut self, step: Step, verdict: &Verdict, spent: &mut Spent) -> Result<Norms, TrainError> {
         self.enter(Phase::Optimizer, step)?;
         let (updating, busy) = (Instant::now(), self.communicating());
         let resting = self.resting();
@@ -272,13 +288,16 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let outcome = held.optimizer.step(grads, &mut weights, &input, self.comm.as_mut());
         self.trainables.put(weights);
         let communication = self.communicating() - busy;
-        times.communication += communication;
-        times.optimizer += updating.elapsed().saturating_sub(communication);
+        spent.times.communication += communication;
+        spent.times.optimizer += updating.elapsed().saturating_sub(communication);
         // Refused here, memory is missing in the middle of a step that others may have taken: what this rank holds is not to be trusted, and
         // its part is its neighbour's mirror's to give.
         match memory::refused() {
             Some(detail) => Err(TrainError::Device { step, detail }),
-            None => Ok(outcome?.grad_norm),
+            None => {
+                let outcome = outcome?;
+                Ok(Norms { all: outcome.grad_norm, groups: outcome.group_norms })
+            }
         }
     }
 
@@ -293,6 +312,21 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         Duration::from_nanos(self.comm.progress().busy_nanos.load(Ordering::Relaxed))
     }
 
+    /// What there is to tell of a step that only names itself: every sink shows whatever stands here. Rank 0 speaks for all where all know
+    /// the same.
+    fn metrics(&self, step: Step, stages: &StageTimes, norms: &[GroupNorm]) -> Vec<Metric> {
+        let mut metrics: Vec<_> =
+            stages.iter().map(|(stage, time)| Metric::stage_time(stage, time)).collect();
+        if self.rank().0 == 0 {
+            let rates = self.rates.rates(step.0);
+            let rate = |group: Group| Metric::learning_rate(&group.to_string(), group.rate(&rates));
+            let norm = |of: &GroupNorm| Metric::same(format!("grad_norm/{}", of.group), of.norm);
+            metrics.extend(norms.iter().map(norm));
+            metrics.extend(self.trainables.layout().groups().into_iter().map(rate));
+        }
+        metrics
+    }
+
     fn done(
         &mut self,
         step: Step,
@@ -300,26 +334,23 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         (share, memory_peak): (Share, Bytes),
         times: StepTimes,
         (verdict, grad_norm): (&Verdict, f64),
-    ) -> StepDone {
+    ) -> StepReport {
         let claim = self.claimed.pop_front();
         let cache = match &mut self.features {
             Some(features) => features.book(share.cache, &times),
             None => share.cache,
         };
-        StepDone {
+        StepReport {
+            generation: self.assignment.generation,
             step,
             epoch: batch.epoch,
             cache_generation: claim.as_ref().map_or(0, |claim| claim.turn.number()),
             cache,
             positions: claim.map_or(Vec::new(), |claim| claim.positions),
-            loss_sum: verdict.loss_sum,
-            valid_count: verdict.valid_count,
-            grad_norm,
-            learning_rate: self.rates.rates(step.0).expert,
+            totals: Totals { loss_sum: verdict.loss_sum, valid_count: verdict.valid_count, grad_norm },
             times,
+            metrics: Arc::default(),
             tokens: share.tokens,
-            micro_batch: self.micro_batch as u32,
-            accumulation: share.micro_batches,
             retries: 0,
             memory_peak,
         }

@@ -51,7 +51,7 @@ mod schedule;
 mod state;
 
 pub use mirror::{Copy, Keeps, MirroredAdamW, ShardState, Versions};
-pub use optimizer::{ShardedAdamW, StepError, StepInput, StepOutcome, ZeroBytes};
+pub use optimizer::{GroupNorm, ShardedAdamW, StepError, StepInput, StepOutcome, ZeroBytes};
 pub use partition::{Partition, Segment};
 pub use schedule::{LearningRateSchedule, Rates};
 pub use state::StateError;

@@ -3,7 +3,7 @@
 //! ```text
 //! gradients, full length, different on every rank
 //!   -> reduce-scatter in place        this rank's chunk is the sum over ranks (`exchange`)
-//!   -> norm over all chunks           one f64 around the ring; not finite: an error, nothing has changed
+//!   -> norm over all chunks           one f64 around the ring, and one a group; not finite: an error, nothing has changed
 //!   -> AdamW on this rank's chunk     of the flat weights, which is their master copy
 //!   -> all-gather in place            everyone has all weights
 //! ```
@@ -80,7 +80,7 @@ impl Update {
 
 /// What the first half of a step came to.
 pub(super) struct Reduced {
-    grad_norm: f64,
+    group_norms: Vec<GroupNorm>,
     clipped: bool,
     pub compute: Duration,
     pub update: Update,
@@ -88,17 +88,29 @@ pub(super) struct Reduced {
 
 impl Reduced {
     /// The step's outcome, given the time of its computations and of all of it.
-    pub fn outcome(&self, compute: Duration, total: Duration) -> StepOutcome {
-        let Self { grad_norm, clipped, .. } = *self;
-        StepOutcome { grad_norm, clipped, compute, communication: total.saturating_sub(compute) }
+    pub fn outcome(self, compute: Duration, total: Duration) -> StepOutcome {
+        let Self { group_norms, clipped, update, .. } = self;
+        let communication = total.saturating_sub(compute);
+        StepOutcome { grad_norm: update.norm, group_norms, clipped, compute, communication }
     }
 }
 
-/// What one step did.
+/// Norm of one group's part of the scaled global gradient, before clipping.
 #[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GroupNorm {
+    /// Which group.
+    pub group: Group,
+    /// Its norm.
+    pub norm: f64,
+}
+
+/// What one step did.
+#[derive(Clone, Debug, PartialEq)]
 pub struct StepOutcome {
     /// Norm of the scaled global gradient, before clipping.
     pub grad_norm: f64,
+    /// Those of the groups that move, in the order of the flat space.
+    pub group_norms: Vec<GroupNorm>,
     /// Whether it was scaled down to `clip_norm`.
     pub clipped: bool,
     /// Time in collectives, waiting for other ranks included.
@@ -236,16 +248,24 @@ impl<F: Flat> ShardedAdamW<F> {
         self.check(grads.len(), weights, comm)?;
         self.exchange.reduce_scatter(grads, self.partition.own(), comm)?;
         let begin = Instant::now();
-        let mut sum = [self.squares(grads, input.resting)];
+        // The whole first: an element's sum over ranks does not depend on those behind it.
+        let mut groups = self.layout.groups();
+        groups.retain(|group| input.resting != Some(*group));
+        let mut sums = vec![self.squares(grads, input.resting)];
+        sums.extend(groups.iter().map(|&group| self.squares_of(grads, |other| other == group)));
         let compute = begin.elapsed();
-        comm.all_reduce(BufMut::F64(&mut sum), Reduce::Sum)?;
-        let grad_norm = sum[0].sqrt() * input.scale;
+        comm.all_reduce(BufMut::F64(&mut sums), Reduce::Sum)?;
+        let grad_norm = sums[0].sqrt() * input.scale;
         if !grad_norm.is_finite() {
             let (rank, parameter) = (self.partition.rank(), self.first_non_finite(grads, input.resting));
             return Err(StepError::NonFinite { norm: grad_norm, rank, parameter });
         }
         let (clip, clipped) = clip_coefficient(self.settings.clip_norm, grad_norm);
-        Ok(Reduced { grad_norm, clipped, compute, update: Update { input: *input, norm: grad_norm, clip } })
+        let norms = groups.into_iter().zip(&sums[1..]);
+        let group_norms =
+            norms.map(|(group, sum)| GroupNorm { group, norm: sum.sqrt() * input.scale }).collect();
+        let update = Update { input: *input, norm: grad_norm, clip };
+        Ok(Reduced { group_norms, clipped, compute, update })
     }
 
     /// Second half: AdamW on this rank's part. Gradients are full length; in `weights` the part begins at `weights_from`.
@@ -265,9 +285,16 @@ impl<F: Flat> ShardedAdamW<F> {
 
     /// Sum of squares over this rank's part, as far as it moves.
     fn squares(&self, grads: &F, resting: Option<Group>) -> f64 {
-        let Some(resting) = resting else { return grads.squares(&[self.partition.own()]) };
-        let moving = self.segments.iter().filter(|segment| segment.group != resting);
-        grads.squares(&moving.map(|segment| segment.range.clone()).collect::<Vec<_>>())
+        match resting {
+            Some(resting) => self.squares_of(grads, |group| group != resting),
+            None => grads.squares(&[self.partition.own()]),
+        }
+    }
+
+    /// Sum of squares over some groups' elements in this rank's part.
+    fn squares_of(&self, grads: &F, of: impl Fn(Group) -> bool) -> f64 {
+        let segments = self.segments.iter().filter(|segment| of(segment.group));
+        grads.squares(&segments.map(|segment| segment.range.clone()).collect::<Vec<_>>())
     }
 
     /// What optimizer, gradients and weights take on this rank.

@@ -11,10 +11,38 @@ pub enum Pass {
     Backward,
 }
 
-/// Splits the time of micro-batches by stages that the task names, both directions together. On a device that runs behind the host, a lap
-/// measures what the host did.
+/// Time by stage, both directions together, in the order in which stages were first left.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StageTimes(Vec<(&'static str, Duration)>);
+
+impl StageTimes {
+    /// Books time that a stage took.
+    pub fn add(&mut self, stage: &'static str, time: Duration) {
+        match self.0.iter_mut().find(|(known, _)| *known == stage) {
+            Some((_, sum)) => *sum += time,
+            None => self.0.push((stage, time)),
+        }
+    }
+
+    /// Books all that others came to.
+    pub fn extend(&mut self, others: &Self) {
+        others.iter().for_each(|(stage, time)| self.add(stage, time));
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, Duration)> {
+        self.0.iter().copied()
+    }
+
+    /// What one stage took.
+    pub fn of(&self, stage: &str) -> Duration {
+        self.iter().find(|(known, _)| *known == stage).map_or(Duration::ZERO, |(_, time)| time)
+    }
+}
+
+/// Splits the time of micro-batches by stage. On a device that runs behind the host, a lap measures what the host did.
 pub struct StageClock<'a> {
-    times: Vec<(&'static str, Duration)>,
+    times: StageTimes,
     last: Instant,
     enter: Box<dyn FnMut(Pass) + 'a>,
 }
@@ -22,28 +50,24 @@ pub struct StageClock<'a> {
 impl<'a> StageClock<'a> {
     /// Starts at zero. `enter` is called when a micro-batch enters a pass.
     pub fn new(enter: impl FnMut(Pass) + 'a) -> Self {
-        Self { times: Vec::new(), last: Instant::now(), enter: Box::new(enter) }
+        Self { times: StageTimes::default(), last: Instant::now(), enter: Box::new(enter) }
     }
 
-    /// The sums since the clock was made, in the order in which stages were first met.
-    pub fn times(&self) -> &[(&'static str, Duration)] {
-        &self.times
+    /// The sums since the clock was made.
+    pub fn into_times(self) -> StageTimes {
+        self.times
     }
 
-    /// Enters a pass; time since the last lap is not booked.
+    /// Enters a pass; time since the last lap belongs to nobody.
     pub fn enter(&mut self, pass: Pass) {
         (self.enter)(pass);
         self.last = Instant::now();
     }
 
-    /// Books the time since the last lap under this stage.
+    /// Books the time since the last lap for a stage, which is shown under this name.
     pub fn lap(&mut self, stage: &'static str) {
         let now = Instant::now();
-        let spent = now - std::mem::replace(&mut self.last, now);
-        match self.times.iter_mut().find(|(name, _)| *name == stage) {
-            Some((_, time)) => *time += spent,
-            None => self.times.push((stage, spent)),
-        }
+        self.times.add(stage, now - std::mem::replace(&mut self.last, now));
     }
 }
 

@@ -23,7 +23,7 @@ pub mod task;
 
 pub use self::{
     batch::{Batch, CachedFeatures, Inputs, Sample},
-    clock::{Pass, StageClock},
+    clock::{Pass, StageClock, StageTimes},
     error::{Fault, TaskError},
     features::{Extractor, FeatureShape, FrozenWeights},
     objective::{Artifact, Built, Evaluation, MicroLoss, Module, Objective},

@@ -197,6 +197,7 @@ impl Machine {
                 lease_first: self.progress.committed,
                 lease_end: self.lease_end(worker.id),
                 times: worker.times,
+                metrics: worker.metrics.clone(),
                 memory_peak: self.memory.peak(worker.seat()),
             }),
         }

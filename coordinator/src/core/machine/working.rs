@@ -43,6 +43,7 @@ impl Machine {
         let seat = worker.seat();
         if let Some(newest) = reports.last() {
             worker.times = newest.times;
+            worker.metrics = newest.metrics.clone();
             worker.step = newest.step;
         }
         for report in &reports {

@@ -19,7 +19,7 @@ mod seen;
 mod standstill;
 mod training;
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use coxswain_proto::{
     ids::{Bytes, Generation, Rank, Seat, Step, WorkerId},
@@ -351,8 +351,8 @@ impl Run {
             epoch: batch.epoch,
             positions: vec![batch.of_rank(position, world.max(position.0 + 1))],
             totals: Totals { loss_sum: 4.0, valid_count: 8.0, grad_norm: 1.0 },
-            learning_rate: 1e-4,
             times: StepTimes { total: Duration::from_millis(100), ..StepTimes::default() },
+            metrics: Arc::default(),
             tokens: 10,
             memory_peak: Bytes(u64::from(rank) << 20),
             retries: 0,
@@ -385,6 +385,6 @@ fn id(rank: u32) -> WorkerId {
 }
 
 /// A report of peaks, with nothing to compare them to.
-fn peaks(peaks: Vec<super::report::PhasePeak>) -> MemoryReport {
+fn peaks(peaks: Vec<super::report::PhaseMemory>) -> MemoryReport {
     MemoryReport { peaks, comparison: None }
 }

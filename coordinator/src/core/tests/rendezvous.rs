@@ -3,11 +3,11 @@
 use super::*;
 use crate::core::{
     action::{Lease, LeaseTurn, Record},
-    checkpoints::{CheckpointEntry, EntryState},
+    checkpoints::CheckpointEntry,
     past::PastGeneration,
     refusal::Witness,
 };
-use coxswain_proto::ids::LeaseId;
+use coxswain_proto::{ids::LeaseId, report::CheckpointState};
 
 fn node(id: &str, node_rank: Option<u32>) -> Ask {
     Ask::JoinNode(NodeClaim {
@@ -126,7 +126,7 @@ fn training_starts_at_the_newest_checkpoint_and_in_a_new_generation() {
         step: Step(40),
         path: String::new(),
         bytes: Bytes(0),
-        state: EntryState::Complete,
+        state: CheckpointState::Complete,
     }];
     let mut run = Run::started_with(config);
     let (_, actions) = run.follow(0, 7);

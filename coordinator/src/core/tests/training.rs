@@ -4,7 +4,7 @@ use super::*;
 use crate::core::{
     action::Record,
     event::{CheckpointReport, CheckpointState},
-    report::PhasePeak,
+    report::PhaseMemory,
 };
 use crate::options::CauseKind;
 use coxswain_proto::memory::Comparison;
@@ -179,7 +179,7 @@ fn a_complete_checkpoint_is_published_once() {
 #[test]
 fn the_last_memory_report_of_a_phase_counts() {
     let mut run = Run::started(1);
-    let peak = |phase, bytes| PhasePeak {
+    let peak = |phase, bytes| PhaseMemory {
         phase,
         in_use: Bytes(bytes),
         reserved: Bytes(bytes),

@@ -136,14 +136,14 @@ impl Link for LoggingLink {
             Report::Step(done)
                 if done.step.0.is_multiple_of(self.log_every) || done.step.0 + 1 == self.total_steps =>
             {
-                let loss = done.loss_sum / done.valid_count.max(1.0);
+                let loss = done.totals.loss_sum / done.totals.valid_count.max(1.0);
                 let ms = done.times.total.as_millis();
                 tracing::info!(
                     step = done.step.0 + 1,
                     of = self.total_steps,
                     epoch = done.epoch,
                     loss = format_args!("{loss:.5}"),
-                    grad_norm = format_args!("{:.4}", done.grad_norm),
+                    grad_norm = format_args!("{:.4}", done.totals.grad_norm),
                     ms,
                     "step"
                 );

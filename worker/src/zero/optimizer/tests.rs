@@ -205,6 +205,45 @@ fn what_rests_keeps_its_bits_on_owner_and_mirror_and_a_bad_gradient_of_it_harms_
 }
 
 #[test]
+fn norms_of_groups_make_up_the_norm_of_all_and_leave_its_bits_as_they_are() {
+    let len = layout().len();
+    for (world, resting) in (1..=4).flat_map(|world| [(world, None), (world, Some(Group::Lora))]) {
+        let input = StepInput { resting, ..input() };
+        let outcomes = on_ring(world, |rank, comm| {
+            let mut optimizer = ShardedAdamW::new(&layout(), world, Rank(rank as u32), &settings());
+            let (mut grads, mut weights) = (noise(len, 1 + rank), noise(len, 0));
+            // The norm without groups: one number a rank.
+            let mut reduced = grads.clone();
+            let own = optimizer.partition().own();
+            optimizer.exchange.reduce_scatter(&mut reduced, own, comm).expect("a sum");
+            let mut alone = [optimizer.squares(&reduced, resting)];
+            comm.all_reduce(BufMut::F64(&mut alone), Reduce::Sum).expect("a sum");
+            let outcome = optimizer.step(&mut grads, &mut weights, &input, comm).expect("a step");
+            assert_eq!(outcome.grad_norm.to_bits(), (alone[0].sqrt() * input.scale).to_bits());
+            (outcome.grad_norm, outcome.group_norms)
+        });
+        let sum_of = |at: usize| (0..world).map(|rank| f64::from(noise(len, 1 + rank)[at])).sum::<f64>();
+        let norm_of = |group: Group| {
+            let params =
+                layout().params().iter().filter(|param| param.group == group).cloned().collect::<Vec<_>>();
+            params.iter().flat_map(|param| param.range()).map(|at| sum_of(at).powi(2)).sum::<f64>().sqrt()
+        };
+        let moving =
+            [Group::Lora, Group::Expert, Group::Sensor].into_iter().filter(|of| resting != Some(*of));
+        for (all, groups) in &outcomes {
+            assert_eq!((all, groups), (&outcomes[0].0, &outcomes[0].1), "all ranks know the same");
+            assert!(groups.iter().map(|of| of.group).eq(moving.clone()));
+            let together = groups.iter().map(|of| of.norm.powi(2)).sum::<f64>().sqrt();
+            assert!((together / all - 1.0).abs() < 1e-12, "{together} for {all}");
+            for of in groups {
+                let expected = norm_of(of.group) * input.scale;
+                assert!((of.norm / expected - 1.0).abs() < 1e-6, "{} for {expected}", of.norm);
+            }
+        }
+    }
+}
+
+#[test]
 fn a_gradient_that_is_not_finite_stops_all_ranks_before_anything_changes() {
     for bad in [f32::NAN, f32::INFINITY] {
         let names = on_ring(2, |rank, comm| {

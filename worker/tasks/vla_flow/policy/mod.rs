@@ -54,6 +54,14 @@ use coxswain_nn::recompute::{
 use coxswain_nn::{kernels::{AttentionMask, Tape}, lora::LoraPlan, params::{GradientSums, ParamScope, Trainables}};
 use crate::vla_flow::data::batch::{MicroBatch, SampleDims};
 
+// Stages, as their times are shown.
+/// Vision tower and merger.
+const VISION: &str = "vision";
+/// Embedding, decoder layers, final norm.
+const LANGUAGE: &str = "language";
+/// Sensor encoder, expert and loss.
+const EXPERT_STAGE: &str = "expert";
+
 /// A policy: frozen weights, and where its trainables lie in the flat space.
 pub struct Policy<B: Tape<Base = B>> {
     model: QwenVl<B>,
@@ -161,7 +169,7 @@ impl<B: Tape<Base = B>> Policy<B> {
             self.expert.forward(trainables, self.expert_retention(), conditioning, draws);
         let loss = flow::squared_error(&download(velocity_nc), &noised.target, clean);
         check_finite(batch, &loss.per_sample)?;
-        clock.lap("expert");
+        clock.lap(EXPERT_STAGE);
 
         clock.enter(Pass::Backward);
         let dv_nc = self.upload(&loss.gradient, self.dims.action);
@@ -169,7 +177,7 @@ impl<B: Tape<Base = B>> Policy<B> {
         if let (Some(sensor), Some(dtokens_nd)) = (sensor, gradient.sensor) {
             sensor.backward(dtokens_nd, grads);
         }
-        clock.lap("expert");
+        clock.lap(EXPERT_STAGE);
         if let Some(dhidden_nd) = gradient.hidden {
             vl.backward(vl_trace, dhidden_nd, grads, clock).map_err(|broken| failed(batch, broken))?;
         }

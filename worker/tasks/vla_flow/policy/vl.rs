@@ -27,7 +27,7 @@ use coxswain_nn::{
 };
 use coxswain_task::StageClock;
 
-use super::tap::Tap;
+use super::{LANGUAGE, VISION, tap::Tap};
 use crate::vla_flow::data::batch::MicroBatch;
 
 /// Why a pass through the model ends early.
@@ -126,7 +126,7 @@ impl<'a, B: Tape<Base = B>> VlRun<'a, B> {
         let (first, x_nd, vision) = match entry {
             Entry::Pixels => {
                 let (features, vision) = self.vision_forward(batch)?;
-                clock.lap("vision");
+                clock.lap(VISION);
                 (0, self.embed(batch, features), vision)
             }
             Entry::Images(features_md) => (0, self.embed(batch, Some(features_md)), None),
@@ -144,7 +144,7 @@ impl<'a, B: Tape<Base = B>> VlRun<'a, B> {
         } else {
             (norm.run(&ParamScope::<B>::frozen(self.trainables), &[x_nd]), None)
         };
-        clock.lap("language");
+        clock.lap(LANGUAGE);
         Ok((hidden_nd, VlTrace { vision, text }))
     }
 
@@ -160,14 +160,14 @@ impl<'a, B: Tape<Base = B>> VlRun<'a, B> {
         let dx = norm.backward(dhidden_nd, grads).into_iter().next().flatten();
         let dx_nd = dx.expect("the norm's input is tracked");
         let dx = self.text_tower(first, None).backward(layers, dx_nd, grads)?.input;
-        clock.lap("language");
+        clock.lap(LANGUAGE);
         let (Some(VisionTrace { blocks, merger }), Some(dx_nd)) = (trace.vision, dx) else { return Ok(()) };
         let dfeatures_md = self.context.image_rows.gather(dx_nd);
         let dpatches = merger.backward(dfeatures_md, grads).into_iter().next().flatten();
         if let (Some(tower), Some(dpatches_pd)) = (self.vision_tower(), dpatches) {
             tower.backward(blocks, dpatches_pd, grads)?;
         }
-        clock.lap("vision");
+        clock.lap(VISION);
         Ok(())
     }
 

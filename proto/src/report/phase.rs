@@ -1,0 +1,147 @@
+//! What a worker is doing, where its state is from, and the memory it takes.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::Bytes;
+
+/// What a worker is doing, for heartbeats, memory peaks and failures. In the order in which tables show them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum WorkerPhase {
+    /// Its launcher starts its process, which has not made itself known yet: the coordinator's to say.
+    Starting,
+    /// Waiting for the world to be complete.
+    #[default]
+    Joining,
+    /// Reading the checkpoint and the data set's metadata.
+    Loading,
+    /// Forming the ring.
+    Connecting,
+    /// Waiting for data.
+    Data,
+    /// Forward pass.
+    Forward,
+    /// Backward pass.
+    Backward,
+    /// In a collective.
+    Communication,
+    /// Optimizer step.
+    Optimizer,
+    /// Writing or reading a checkpoint.
+    Checkpoint,
+    /// Filling the feature cache.
+    CacheBuild,
+    /// Held-out evaluation.
+    Evaluation,
+    /// Waiting for `resume`.
+    Paused,
+    /// Nothing more to do.
+    Done,
+}
+
+impl WorkerPhase {
+    /// Those that a worker is in by its own account, in order.
+    pub const ALL: [Self; 13] = [
+        Self::Joining,
+        Self::Loading,
+        Self::Connecting,
+        Self::Data,
+        Self::Forward,
+        Self::Backward,
+        Self::Communication,
+        Self::Optimizer,
+        Self::Checkpoint,
+        Self::CacheBuild,
+        Self::Evaluation,
+        Self::Paused,
+        Self::Done,
+    ];
+
+    /// Whether it comes before the first step of a generation.
+    pub fn is_before_steps(self) -> bool {
+        matches!(self, Self::Starting | Self::Joining | Self::Loading | Self::Connecting)
+    }
+
+    /// In lower case, as files and a worker's messages have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Joining => "joining",
+            Self::Loading => "loading",
+            Self::Connecting => "connecting",
+            Self::Data => "data",
+            Self::Forward => "forward",
+            Self::Backward => "backward",
+            Self::Communication => "communication",
+            Self::Optimizer => "optimizer",
+            Self::Checkpoint => "checkpoint",
+            Self::CacheBuild => "cache build",
+            Self::Evaluation => "evaluation",
+            Self::Paused => "paused",
+            Self::Done => "done",
+        }
+    }
+
+    /// As a noun, for the log: `lost: rank 1, load: no such file`.
+    pub fn noun(self) -> &'static str {
+        match self {
+            Self::Starting => "start",
+            Self::Loading => "load",
+            Self::Connecting => "connect",
+            other => other.name(),
+        }
+    }
+}
+
+impl fmt::Display for WorkerPhase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.noun())
+    }
+}
+
+/// Where the ranks of a generation had their state from; the later, the dearer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum StateSource {
+    /// The run begins.
+    Fresh,
+    /// Living ranks had all of it.
+    Carried,
+    /// A lost rank's part came from its neighbour's mirror.
+    Mirror,
+    /// Read from the newest checkpoint.
+    Checkpoint,
+}
+
+impl fmt::Display for StateSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Fresh => "fresh",
+            Self::Carried => "carried over",
+            Self::Mirror => "mirror",
+            Self::Checkpoint => "checkpoint",
+        })
+    }
+}
+
+/// Peaks of one phase on one rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PhaseMemory {
+    /// Which phase.
+    pub phase: WorkerPhase,
+    /// Allocator, in use.
+    pub in_use: Bytes,
+    /// Allocator, reserved.
+    pub reserved: Bytes,
+    /// Driver, or resident set.
+    pub driver: Bytes,
+}
+
+/// How a checkpoint is getting on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CheckpointState {
+    /// Its manifest is published: it can be resumed from.
+    Complete,
+    /// It was given up; training goes on.
+    Failed,
+}

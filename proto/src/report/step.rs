@@ -1,0 +1,106 @@
+//! What one rank did in one step.
+
+use std::{ops::Range, sync::Arc, time::Duration};
+
+use super::{CacheUse, Metric};
+use crate::ids::{Bytes, Generation, Step};
+
+/// What one rank did in one step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepReport {
+    /// The membership it was done in; another than the present one is stale and ignored.
+    pub generation: Generation,
+    /// Which step.
+    pub step: Step,
+    /// Which epoch its samples belong to.
+    pub epoch: u64,
+    /// Positions of the epoch's order that this rank consumed.
+    pub positions: Vec<Range<u64>>,
+    /// Equal on all ranks.
+    pub totals: Totals,
+    /// Where the time went, as far as the engine knows.
+    pub times: StepTimes,
+    /// Figures that the coordinator passes on without knowing them.
+    pub metrics: Arc<[Metric]>,
+    /// Tokens of this rank's samples.
+    pub tokens: u64,
+    /// Peak bytes in use on this rank during the step.
+    pub memory_peak: Bytes,
+    /// Times the step was voted down for want of memory before it was committed.
+    pub retries: u32,
+    /// The generation of the feature cache that the lease named; 0 in a live step.
+    pub cache_generation: u64,
+    /// What the feature cache did for this rank.
+    pub cache: CacheUse,
+}
+
+/// Sums over all ranks, agreed in the step's collective: every rank must report the same bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Totals {
+    /// Sum of losses over valid elements.
+    pub loss_sum: f64,
+    /// Valid elements.
+    pub valid_count: f64,
+    /// Norm of the global gradient before clipping.
+    pub grad_norm: f64,
+}
+
+impl Totals {
+    /// The first total on which two ranks differ, bit for bit.
+    pub fn difference(&self, other: &Self) -> Option<(&'static str, f64, f64)> {
+        [
+            ("loss_sum", self.loss_sum, other.loss_sum),
+            ("valid_count", self.valid_count, other.valid_count),
+            ("grad_norm", self.grad_norm, other.grad_norm),
+        ]
+        .into_iter()
+        .find(|(_, left, right)| left.to_bits() != right.to_bits())
+    }
+
+    /// The first total that is NaN or infinite.
+    pub fn not_finite(&self) -> Option<(&'static str, f64)> {
+        [("loss_sum", self.loss_sum), ("valid_count", self.valid_count), ("grad_norm", self.grad_norm)]
+            .into_iter()
+            .find(|(_, value)| !value.is_finite())
+    }
+
+    /// Mean loss of a valid element.
+    pub fn loss(&self) -> f64 {
+        if self.valid_count > 0.0 { self.loss_sum / self.valid_count } else { 0.0 }
+    }
+}
+
+/// Time of one step by what the engine spent it on. What is left of `total` went into the task's own stages
+/// ([`stage_times`](super::stage_times)).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepTimes {
+    /// Everything.
+    pub total: Duration,
+    /// Waiting for the data pipeline.
+    pub data: Duration,
+    /// Clipping and AdamW.
+    pub optimizer: Duration,
+    /// Collectives.
+    pub communication: Duration,
+}
+
+impl StepTimes {
+    /// Adds another rank's times.
+    pub fn add(&mut self, other: &Self) {
+        self.total += other.total;
+        self.data += other.data;
+        self.optimizer += other.optimizer;
+        self.communication += other.communication;
+    }
+
+    /// The mean of `ranks` times that were added up.
+    pub fn mean_of(self, ranks: u32) -> Self {
+        let n = ranks.max(1);
+        Self {
+            total: self.total / n,
+            data: self.data / n,
+            optimizer: self.optimizer / n,
+            communication: self.communication / n,
+        }
+    }
+}
