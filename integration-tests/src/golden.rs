@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeMap, fs, path::Path};
 
-use coxswain_proto::run_spec::WeightsDtype;
+use coxswain_proto::vla_flow::WeightsDtype;
 use coxswain_worker::{
     device::{self, Accelerator, Device},
     model::qwen::forward::Job,

@@ -8,7 +8,7 @@ use std::{
 };
 
 use burn_flex::Flex;
-use coxswain_proto::run_spec::WeightsDtype;
+use coxswain_proto::vla_flow::WeightsDtype;
 use coxswain_worker::model::qwen::forward::{self, Job};
 use serde_json::{Value, json};
 use tempfile::TempDir;

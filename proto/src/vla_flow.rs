@@ -22,11 +22,11 @@ use crate::{
 };
 
 /// The tasks that there are.
-pub const TASKS: Tasks = Tasks(&[TaskSchema::of::<VlaFlow>()]);
+pub const TASKS: Tasks = Tasks(&[TaskSchema::of::<VlaSettings>()]);
 
 /// The task's keys.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct VlaFlow {
+pub struct VlaSettings {
     /// The pretrained vision-language model.
     pub model: Model,
     /// Low-rank adapters; absent means that the vision-language model stays frozen.
@@ -45,6 +45,51 @@ pub struct VlaFlow {
     pub optimizer: Optimizer,
 }
 
+impl VlaSettings {
+    /// Those of a specification that the task's schema wrote, or checked.
+    pub fn of(spec: &RunSpec) -> Self {
+        spec.settings().unwrap_or_else(|error| panic!("a run of this task has been checked: {error}"))
+    }
+}
+
+impl RunSpec {
+    /// The task's keys with their types.
+    pub fn vla(&self) -> VlaSettings {
+        VlaSettings::of(self)
+    }
+
+    /// The task's keys, to be changed; written back when the value is dropped.
+    pub fn vla_mut(&mut self) -> VlaMut<'_> {
+        VlaMut { settings: self.vla(), spec: self }
+    }
+}
+
+/// The task's keys of a specification, while they are changed.
+pub struct VlaMut<'s> {
+    settings: VlaSettings,
+    spec: &'s mut RunSpec,
+}
+
+impl std::ops::Deref for VlaMut<'_> {
+    type Target = VlaSettings;
+
+    fn deref(&self) -> &VlaSettings {
+        &self.settings
+    }
+}
+
+impl std::ops::DerefMut for VlaMut<'_> {
+    fn deref_mut(&mut self) -> &mut VlaSettings {
+        &mut self.settings
+    }
+}
+
+impl Drop for VlaMut<'_> {
+    fn drop(&mut self) {
+        self.spec.set_settings(&self.settings);
+    }
+}
+
 /// The task's part of the section `optimizer`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -53,7 +98,7 @@ pub struct Optimizer {
     pub lr: LearningRates,
 }
 
-impl TaskSettings for VlaFlow {
+impl TaskSettings for VlaSettings {
     const TYPE: &'static str = "vla_flow";
 
     const IDENTITY: &'static Classes = &[
@@ -155,6 +200,12 @@ impl TryFrom<&crate::run_spec::Tap> for Tap {
 
     fn try_from(tap: &crate::run_spec::Tap) -> Result<Self, Self::Error> {
         Self::deserialize(&tap.0)
+    }
+}
+
+impl From<Tap> for crate::run_spec::Tap {
+    fn from(tap: Tap) -> Self {
+        Self(serde_json::to_value(tap).expect("a name, or a name with a number"))
     }
 }
 

@@ -17,7 +17,7 @@ mod values;
 
 use std::{fmt, ops::Range};
 
-use coxswain_proto::run_spec::LearningRates;
+use coxswain_proto::vla_flow::LearningRates;
 
 pub use self::{
     gradients::{FlatGrads, GradientSums},

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use coxswain_proto::{human, run_spec::WeightsDtype};
+use coxswain_proto::{human, vla_flow::WeightsDtype};
 use coxswain_worker::{data, model::qwen::random::RandomCheckpoint};
 
 use super::SpecArgs;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use coxswain_proto::run_spec::{DeviceChoice, WeightsDtype};
+use coxswain_proto::{run_spec::DeviceChoice, vla_flow::WeightsDtype};
 use coxswain_worker::{device, model::qwen::forward::Job};
 
 use crate::{

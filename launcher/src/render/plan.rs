@@ -2,7 +2,8 @@
 
 use coxswain_proto::{
     human,
-    run_spec::{ActivationsDtype, Offload, Recompute, WeightsDtype},
+    run_spec::{Offload, Recompute},
+    vla_flow::{ActivationsDtype, WeightsDtype},
 };
 use coxswain_worker::{
     data::PromptLength,
@@ -76,7 +77,7 @@ fn subject(question: &Question) -> String {
         format!(
             "model      {} parameters frozen in {}, {} trained in float32 ({share:.2} %)",
             human::grouped(counts.pretrained()),
-            dtype(spec.model.weights_dtype),
+            dtype(spec.vla().model.weights_dtype),
             human::grouped(trainable)
         ),
         format!(
@@ -89,7 +90,7 @@ fn subject(question: &Question) -> String {
             "sample     {} prompt tokens{estimated}, {} image patches, {} draws of {} actions (the longest)",
             outline.prompt_tokens,
             outline.patches(),
-            spec.expert.repeated_noise,
+            spec.vla().expert.repeated_noise,
             outline.dims.horizon
         ),
         format!(
@@ -99,7 +100,7 @@ fn subject(question: &Question) -> String {
             question.world,
             if question.world == 1 { "" } else { "s" },
             recompute(spec.train.recompute),
-            match (spec.model.activations_dtype, spec.train.recompute) {
+            match (spec.vla().model.activations_dtype, spec.train.recompute) {
                 (ActivationsDtype::Float32, _) => "",
                 (ActivationsDtype::Bfloat16, Recompute::None) => ", activations rounded to bfloat16",
                 (ActivationsDtype::Bfloat16, _) => ", activations kept in bfloat16",

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use super::{Data, Expert, LearningRates, Lora, LoraTargets, Model, Sensor, Tap, VlaFlow};
+use super::{Data, Expert, LearningRates, Lora, LoraTargets, Model, Sensor, Tap, VlaSettings};
 use crate::{
     config::Findings,
     run_spec::{CacheMode, Offload, Recompute, RunSpec},
 };
 
-pub(super) fn check(settings: &VlaFlow, spec: &RunSpec, f: &mut Findings) {
+pub(super) fn check(settings: &VlaSettings, spec: &RunSpec, f: &mut Findings) {
     check_model(&settings.model, f);
     if let Some(lora) = &settings.lora {
         check_lora(lora, f);
@@ -128,7 +128,7 @@ fn check_learning_rates(rates: &LearningRates, f: &mut Findings) {
     );
 }
 
-fn check_cache(settings: &VlaFlow, spec: &RunSpec, f: &mut Findings) {
+fn check_cache(settings: &VlaSettings, spec: &RunSpec, f: &mut Findings) {
     let Some(tap) = f.read::<Tap>("cache.tap", &spec.cache.tap.0) else { return };
     if spec.cache.mode == CacheMode::Periodic {
         f.require(
@@ -146,7 +146,7 @@ fn check_cache(settings: &VlaFlow, spec: &RunSpec, f: &mut Findings) {
     }
 }
 
-fn check_offload(settings: &VlaFlow, spec: &RunSpec, f: &mut Findings) {
+fn check_offload(settings: &VlaSettings, spec: &RunSpec, f: &mut Findings) {
     // What a backward pass runs again is read again; what is kept of a block keeps the block's weights.
     let kept = match spec.train.recompute {
         Recompute::None => "every block's",

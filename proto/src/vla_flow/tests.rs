@@ -37,7 +37,7 @@ fn small(overrides: &[&str]) -> RunSpec {
     read(SMALL, overrides).unwrap()
 }
 
-fn vla(overrides: &[&str]) -> VlaFlow {
+fn vla(overrides: &[&str]) -> VlaSettings {
     small(overrides).settings().unwrap()
 }
 
@@ -81,7 +81,7 @@ fn the_reference_names_every_key_and_states_every_default() {
     let text = std::fs::read_to_string(&file).unwrap();
     let mut written = Vec::new();
     leaves(&config::from_yaml(&text, "reference.yaml").unwrap(), String::new(), &mut written);
-    let mut known = [config::engine_keys(), TaskSchema::of::<VlaFlow>().known_keys()].concat();
+    let mut known = [config::engine_keys(), TaskSchema::of::<VlaSettings>().known_keys()].concat();
     written.sort();
     known.sort();
     assert_eq!(written, known);
@@ -92,7 +92,7 @@ fn the_reference_names_every_key_and_states_every_default() {
             .unwrap();
     defaults.run = crate::run_spec::Run { seed: defaults.run.seed, ..reference.run.clone() };
     defaults.data.path.clone_from(&reference.data.path);
-    let (mut settings, given): (VlaFlow, VlaFlow) =
+    let (mut settings, given): (VlaSettings, VlaSettings) =
         (defaults.settings().unwrap(), reference.settings().unwrap());
     settings.model.path = given.model.path;
     settings.data.cameras = given.data.cameras;
@@ -114,7 +114,7 @@ fn leaves(value: &Value, path: String, found: &mut Vec<String>) {
 
 #[test]
 fn every_key_says_whether_it_decides_what_is_learned() {
-    assert_eq!(TaskSchema::of::<VlaFlow>().misfits(), Vec::<String>::new());
+    assert_eq!(TaskSchema::of::<VlaSettings>().misfits(), Vec::<String>::new());
 }
 
 #[test]

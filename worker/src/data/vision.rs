@@ -11,7 +11,7 @@
 
 use std::{io::Cursor, path::Path};
 
-use coxswain_proto::run_spec::Data;
+use coxswain_proto::vla_flow::Data;
 use image::{DynamicImage, ImageFormat, ImageReader, Limits};
 
 use super::error::DataError;

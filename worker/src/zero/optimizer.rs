@@ -22,7 +22,8 @@ use std::time::{Duration, Instant};
 
 use coxswain_proto::{
     ids::{Bytes, Rank},
-    run_spec::{LearningRates, Optimizer},
+    run_spec::Optimizer,
+    vla_flow::LearningRates,
 };
 
 use super::{

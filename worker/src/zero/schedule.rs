@@ -7,7 +7,10 @@
 //! constant  1
 //! ```
 
-use coxswain_proto::run_spec::{LearningRates, Optimizer, Schedule};
+use coxswain_proto::{
+    run_spec::{Optimizer, Schedule},
+    vla_flow::LearningRates,
+};
 
 /// Learning rates over a run.
 #[derive(Clone, Debug, PartialEq)]
@@ -21,9 +24,9 @@ pub struct LearningRateSchedule {
 
 impl LearningRateSchedule {
     /// The schedule of a run of `total` steps.
-    pub fn new(optimizer: &Optimizer, total: u64) -> Self {
+    pub fn new(optimizer: &Optimizer, peak: LearningRates, total: u64) -> Self {
         Self {
-            peak: optimizer.lr,
+            peak,
             warmup: optimizer.warmup_steps,
             total,
             shape: optimizer.schedule,
@@ -65,7 +68,7 @@ mod tests {
     fn schedule(shape: Schedule, warmup_steps: u64, total: u64) -> LearningRateSchedule {
         let optimizer =
             Optimizer { schedule: shape, warmup_steps, min_lr_ratio: 0.1, ..Optimizer::default() };
-        LearningRateSchedule::new(&optimizer, total)
+        LearningRateSchedule::new(&optimizer, LearningRates::default(), total)
     }
 
     #[test]

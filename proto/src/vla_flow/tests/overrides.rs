@@ -8,12 +8,12 @@ fn patterns_keep_the_order_in_which_peft_asks_them() {
     let written = [("self_attn.q_proj", &4), ("q_proj", &16), ("down_proj", &2)];
     let spec = small(&given);
     assert_eq!(
-        spec.settings::<VlaFlow>().unwrap().lora.unwrap().rank_pattern.iter().collect::<Vec<_>>(),
+        spec.settings::<VlaSettings>().unwrap().lora.unwrap().rank_pattern.iter().collect::<Vec<_>>(),
         written
     );
     let travelled = RunSpec::try_from(&crate::v1::RunSpecDocument::from(&spec)).unwrap();
     assert_eq!(
-        travelled.settings::<VlaFlow>().unwrap().lora.unwrap().rank_pattern.iter().collect::<Vec<_>>(),
+        travelled.settings::<VlaSettings>().unwrap().lora.unwrap().rank_pattern.iter().collect::<Vec<_>>(),
         written
     );
 }

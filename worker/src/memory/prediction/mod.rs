@@ -39,7 +39,10 @@ pub mod truth;
 
 use std::path::{Path, PathBuf};
 
-use coxswain_proto::run_spec::{CacheMode, Offload, RunSpec, WeightsDtype};
+use coxswain_proto::{
+    run_spec::{CacheMode, Offload, RunSpec},
+    vla_flow::WeightsDtype,
+};
 
 use super::Category;
 use crate::{
@@ -158,7 +161,8 @@ impl Prediction {
 impl Subject {
     /// Reads configuration and metadata of everything the run names.
     pub fn read(spec: &RunSpec) -> Result<Self, PredictionError> {
-        let dir = Path::new(&spec.model.path);
+        let vla = spec.vla();
+        let dir = Path::new(&vla.model.path);
         let config = QwenConfig::read(dir)?;
         let outline = Outline::read(spec)?;
         let frozen = Frozen::read(dir, &config)?;
@@ -172,7 +176,7 @@ impl Subject {
         let mut subject = self.clone();
         change(&mut subject.spec);
         let modules = modules(&subject.config);
-        let lora = subject.spec.lora.as_ref().map(|lora| LoraPlan::resolve(lora, &modules));
+        let lora = subject.spec.vla().lora.as_ref().map(|lora| LoraPlan::resolve(lora, &modules));
         subject.lora = lora.transpose()?;
         subject.counts =
             Counts::of(&subject.config, subject.lora.as_ref(), &subject.spec, subject.outline.dims);
@@ -251,7 +255,7 @@ impl Subject {
             Place::Card => &self.frozen.whole,
             Place::Host { .. } => &self.frozen.copied,
         };
-        match self.spec.model.weights_dtype {
+        match self.spec.vla().model.weights_dtype {
             WeightsDtype::Float32 => &by_dtype[0],
             WeightsDtype::Bfloat16 => &by_dtype[1],
         }

@@ -13,7 +13,7 @@
 
 use std::{fmt, path::Path};
 
-use coxswain_proto::run_spec::ActivationsDtype;
+use coxswain_proto::vla_flow::ActivationsDtype;
 
 use super::{Policy, Tap};
 use crate::{

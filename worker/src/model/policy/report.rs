@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use coxswain_proto::run_spec::{LearningRates, WeightsDtype};
+use coxswain_proto::vla_flow::{LearningRates, WeightsDtype};
 
 use super::Policy;
 use crate::{
