@@ -4,8 +4,8 @@
 
 use std::{collections::BTreeMap, fs, path::Path};
 
-use coxswain_proto::run_spec::WeightsDtype;
 use coxswain_models::qwen2_5_vl::forward::Job;
+use coxswain_proto::vla_flow::WeightsDtype;
 use coxswain_worker::device::{self, Accelerator, Device};
 use safetensors::{Dtype, SafeTensors};
 

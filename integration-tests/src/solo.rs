@@ -19,7 +19,8 @@ pub fn quickstart(output: &Path, overrides: &[&str]) -> RunSpec {
         "optimizer.warmup_steps=2".to_owned(),
     ];
     all.extend(overrides.iter().map(ToString::to_string));
-    RunSpec::load(&root.join("configs/quickstart.yaml"), &all).expect("the quickstart is valid")
+    RunSpec::load(&root.join("configs/quickstart.yaml"), &all, coxswain_proto::vla_flow::TASKS)
+        .expect("the quickstart is valid")
 }
 
 /// Trains from the checkpoint of `first_step`, or afresh, over whatever `link` makes of the null object.

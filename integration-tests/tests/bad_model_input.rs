@@ -8,8 +8,8 @@ use std::{
 };
 
 use burn_flex::Flex;
-use coxswain_proto::run_spec::WeightsDtype;
 use coxswain_models::qwen2_5_vl::forward::{self, Job};
+use coxswain_proto::vla_flow::WeightsDtype;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 

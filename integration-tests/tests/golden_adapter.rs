@@ -12,7 +12,7 @@ use std::{
 
 use burn_flex::Flex;
 use coxswain_integration_tests::fixture;
-use coxswain_proto::run_spec::{RunSpec, WeightsDtype};
+use coxswain_proto::{run_spec::RunSpec, vla_flow::WeightsDtype};
 use coxswain_models::qwen2_5_vl::{
         config::QwenConfig,
         forward::{self, Job},
@@ -109,8 +109,9 @@ fn a_run_file_means_what_the_same_lines_mean_to_peft() {
         let Some(lines) = run_file_lines(config).filter(|_| !adapts_more_than_linears(theirs)) else {
             continue;
         };
-        let spec = RunSpec::from_yaml(rest, "run.yaml", &lines).unwrap_or_else(|e| panic!("{config}: {e}"));
-        let plan = LoraPlan::resolve(&spec.lora.unwrap(), &modules).unwrap();
+        let spec = RunSpec::from_yaml(rest, "run.yaml", &lines, coxswain_proto::vla_flow::TASKS)
+            .unwrap_or_else(|e| panic!("{config}: {e}"));
+        let plan = LoraPlan::resolve(&spec.vla().lora.unwrap(), &modules).unwrap();
         let ours: BTreeMap<String, (u64, f64)> =
             plan.adapters().map(|(name, spec)| (name.to_owned(), (spec.rank as u64, spec.scale))).collect();
         assert_eq!(ours, adapters_of(theirs), "{config}");

@@ -1,42 +1,8 @@
 //! A run specification as it travels and as it is recognised: JSON with a digest.
 //!
-//! The digest names *what is learned*. Keys that change how fast, how long, on how much memory or where a run trains do not
-//! belong to it, so a run may be continued with more steps, another micro-batch, another number of processes or from another
-//! directory, and is refused when the model, the data, the seed, the batch or the optimizer is another.
+//! The digest names *what is learned*: which keys belong to that, `identity` says.
 
-use serde_json::{Map, Value};
-
-use crate::{run_spec::RunSpec, v1};
-
-/// Keys outside the digest, each with the reason.
-const OUTSIDE: &[&str] = &[
-    "run.name",               // a label
-    "run.output_dir",         // a run directory may be moved
-    "train.steps",            // a run may be prolonged
-    "train.epochs",           // likewise
-    "train.micro_batch",      // the same global batch, cut otherwise
-    "train.auto_micro_batch", // likewise
-    "train.recompute",        // the same gradients, computed otherwise
-    "train.checkpoint_every", // how often, not what
-    "train.keep_checkpoints", // likewise
-    "train.log_every",        // likewise
-    "train.resume",           // likewise
-    "data.prefetch",          // speed
-    "data.threads",           // likewise
-    "cache.dir",              // where
-    "cache.budget",           // a bound
-    "cache.encoder_batch",    // the same features, computed otherwise
-    "memory",                 // a bound
-    "faults",                 // redundancy
-    "launch",                 // where
-];
-
-/// Keys that earlier versions did not have, with the value that says what they did. At that value a key is left out of the digest, so
-/// that directories and journals of earlier versions still belong to their runs.
-const LATER: &[(&str, &str)] = &[("model.activations_dtype", "\"float32\"")];
-
-/// Maps that are one value: which of their entries comes first decides what is learned.
-const ORDERED: &[&str] = &["lora.rank_pattern", "lora.alpha_pattern"];
+use crate::{config::ConfigError, identity::Identity, run_spec::RunSpec, v1};
 
 /// Why a document is not a run specification.
 #[derive(Debug, thiserror::Error)]
@@ -52,6 +18,9 @@ pub enum DocumentError {
         /// As computed here.
         computed: String,
     },
+    /// The specification contradicts itself.
+    #[error("spec.json is no usable specification: {0}")]
+    Invalid(#[from] ConfigError),
 }
 
 /// One key on which two specifications differ, with both values as JSON.
@@ -74,20 +43,22 @@ impl std::fmt::Display for Difference {
 /// The digest that names what a specification learns: lower-case hex BLAKE3 over its sorted dotted keys.
 pub fn digest(spec: &RunSpec) -> String {
     let mut hasher = blake3::Hasher::new();
-    let as_ever = |key: &str, value: &str| LATER.contains(&(key, value));
-    for (key, value) in identity(spec).into_iter().filter(|(key, value)| !as_ever(key, value)) {
+    for (key, value) in identity(spec).named() {
         hasher.update(format!("{key}={value}\n").as_bytes());
     }
     hasher.finalize().to_hex().to_string()
 }
 
-/// The keys that decide what is learned and on which two specifications differ.
+/// The keys that decide what is learned and on which two specifications differ. Of two tasks only that is told: their other keys
+/// mean nothing to each other.
 pub fn differences(left: &RunSpec, right: &RunSpec) -> Vec<Difference> {
-    let (left, right) = (identity(left), identity(right));
+    let other_task = left.task != right.task;
+    let (left, right) = (identity(left).keys(), identity(right).keys());
     let absent = || "(absent)".to_owned();
     let keys: std::collections::BTreeSet<_> = left.keys().chain(right.keys()).collect();
     keys.into_iter()
         .filter(|key| left.get(*key) != right.get(*key))
+        .filter(|key| !other_task || *key == "task.type")
         .map(|key| Difference {
             key: key.clone(),
             left: left.get(key).cloned().unwrap_or_else(absent),
@@ -98,7 +69,8 @@ pub fn differences(left: &RunSpec, right: &RunSpec) -> Vec<Difference> {
 
 impl From<&RunSpec> for v1::RunSpecDocument {
     fn from(spec: &RunSpec) -> Self {
-        Self { json: value(spec).to_string(), digest: digest(spec) }
+        let json = serde_json::to_string(spec).expect("a run specification has text as keys");
+        Self { json, digest: digest(spec) }
     }
 }
 
@@ -111,53 +83,22 @@ impl TryFrom<&v1::RunSpecDocument> for RunSpec {
         if computed != document.digest {
             return Err(DocumentError::Digest { found: document.digest.clone(), computed });
         }
+        spec.check()?;
         Ok(spec)
     }
 }
 
-fn value(spec: &RunSpec) -> Value {
-    serde_json::to_value(spec).expect("a run specification has string keys and finite checked numbers")
-}
-
-/// Dotted key to JSON value, of the keys inside the digest.
-fn identity(spec: &RunSpec) -> std::collections::BTreeMap<String, String> {
-    let mut keys = std::collections::BTreeMap::new();
-    if let Value::Object(map) = value(spec) {
-        flatten("", &map, &mut keys);
-    }
-    keys
-}
-
-fn flatten(prefix: &str, map: &Map<String, Value>, into: &mut std::collections::BTreeMap<String, String>) {
-    for (name, value) in map {
-        let key = if prefix.is_empty() { name.clone() } else { format!("{prefix}.{name}") };
-        match value {
-            _ if OUTSIDE.contains(&key.as_str()) => {}
-            Value::Object(inner) if inner.is_empty() || !ORDERED.contains(&key.as_str()) => {
-                flatten(&key, inner, into)
-            }
-            Value::Null => {}
-            leaf => {
-                into.insert(key, leaf.to_string());
-            }
-        }
-    }
+fn identity(spec: &RunSpec) -> Identity {
+    Identity::of(&spec.document(), spec.marks())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run_spec::ActivationsDtype;
+    use crate::toy::small;
 
     fn spec() -> RunSpec {
-        serde_json::from_value(serde_json::json!({
-            "run": {"name": "a", "output_dir": "runs/a", "seed": 7},
-            "model": {"path": "m"},
-            "lora": {},
-            "data": {"path": "d", "cameras": ["front"]},
-            "train": {"steps": 10, "global_batch": 8, "micro_batch": 2},
-        }))
-        .unwrap()
+        small(&["run.seed=7"])
     }
 
     #[test]
@@ -176,6 +117,14 @@ mod tests {
     }
 
     #[test]
+    fn a_document_that_contradicts_itself_is_refused() {
+        let mut wrong = spec();
+        wrong.train.micro_batch = 0;
+        let error = RunSpec::try_from(&v1::RunSpecDocument::from(&wrong)).unwrap_err().to_string();
+        assert!(error.contains("train.micro_batch: must be at least 1"), "{error}");
+    }
+
+    #[test]
     fn a_run_keeps_its_digest_when_it_is_prolonged_or_cut_otherwise() {
         let mut longer = spec();
         longer.train.steps = None;
@@ -190,41 +139,73 @@ mod tests {
     }
 
     #[test]
-    fn another_batch_seed_or_adapter_is_another_run_and_said_by_key() {
+    fn another_batch_or_seed_is_another_run_and_said_by_key() {
         let mut other = spec();
         other.train.global_batch = 16;
         other.run.seed = 8;
-        other.lora = None;
         assert_ne!(digest(&other), digest(&spec()));
         let told: Vec<_> = differences(&spec(), &other).iter().map(Difference::to_string).collect();
-        assert!(told.contains(&"train.global_batch (8 there, 16 here)".to_owned()), "{told:?}");
-        assert!(told.contains(&"run.seed (7 there, 8 here)".to_owned()), "{told:?}");
-        assert!(told.iter().any(|line| line.starts_with("lora.rank (16 there, (absent) here)")), "{told:?}");
+        assert_eq!(told, ["run.seed (7 there, 8 here)", "train.global_batch (8 there, 16 here)"]);
     }
 
+    /// As `spec.json` was written before run files named a task: without `task`, and without marks.
+    const BEFORE_TASKS: &str = r#"{"run":{"name":"a","output_dir":"runs/a","seed":7},
+        "model":{"path":"m","weights_dtype":"float32","activations_dtype":"float32"},
+        "lora":{"rank":16,"alpha":32.0,"rslora":false,
+            "targets":"model\\.language_model\\.layers\\.\\d+\\.(self_attn\\.(q|k|v|o)_proj|mlp\\.(gate|up|down)_proj)","rank_pattern":{},"alpha_pattern":{},"init_from":null},
+        "expert":{"width":384,"layers":4,"heads":6,"convention":"noise_at_zero","repeated_noise":1,
+            "sampling_steps":10},
+        "sensor":{"width":64,"tokens":4},
+        "data":{"path":"d","cameras":["front"],"state":"observation.state","sensor":null,"action":"action",
+            "horizon":16,"normalization":{"state":"mean_std","action":"mean_std","sensor":"mean_std"},
+            "holdout_episodes":[],"prompt":"{task}","min_pixels":null,"max_pixels":null,"prefetch":2,
+            "threads":null},
+        "train":{"steps":10,"epochs":null,"global_batch":8,"micro_batch":2,"auto_micro_batch":false,
+            "recompute":"none","checkpoint_every":0,"keep_checkpoints":2,"log_every":1,"resume":true},
+        "optimizer":{"lr":{"lora":0.00001,"expert":0.0001,"sensor":0.0001},"betas":[0.9,0.95],"eps":1e-8,
+            "weight_decay":1e-8,"clip_norm":1.0,"warmup_steps":0,"schedule":"cosine","min_lr_ratio":0.1,
+            "reduce_dtype":"float32"},
+        "eval":{"samples":64},
+        "cache":{"mode":"off","tap":"auto","dtype":"float32","dir":null,"budget":null,"encoder_batch":null,
+            "interval":{"epochs":5,"steps":null},"live":{"epochs":1,"steps":null},"rebuild_above":null,
+            "rebuild_below":null,"probe_samples":32},
+        "memory":{"capacity":null,"offload":"none"},
+        "faults":{"mirror":true},
+        "launch":{"nproc_per_node":null,"device":"auto","collectives":"auto","threads_per_worker":null,
+            "listen":null}}"#;
+
     #[test]
-    fn a_key_that_came_later_names_another_run_only_where_it_does_something_else() {
+    fn a_document_of_before_tasks_still_belongs_to_its_run() {
         // Of the specification above, before there was `model.activations_dtype`.
         const BEFORE: &str = "8259f76864f10c48110a5cf04a9c6465eec42e2a09c1e9ea17c2000dd94b2660";
-        assert_eq!(digest(&spec()), BEFORE);
-        let mut rounded = spec();
-        rounded.model.activations_dtype = ActivationsDtype::Bfloat16;
+        let document = v1::RunSpecDocument { json: BEFORE_TASKS.into(), digest: BEFORE.into() };
+        let spec = RunSpec::try_from(&document).unwrap();
+        assert_eq!(spec.task.kind, "vla_flow");
+        // And what is written of it now is the same run.
+        let again = v1::RunSpecDocument::from(&spec);
+        assert_eq!(again.digest, BEFORE);
+        assert_eq!(RunSpec::try_from(&again).unwrap(), spec);
+        let older = BEFORE_TASKS.replace(
+            r#""weights_dtype":"float32","activations_dtype":"float32""#,
+            r#""weights_dtype":"float32""#,
+        );
+        assert_ne!(older, BEFORE_TASKS);
+        let older = RunSpec::try_from(&v1::RunSpecDocument { json: older, digest: BEFORE.into() }).unwrap();
+        assert_eq!(differences(&older, &spec), vec![]);
+        let rounded =
+            BEFORE_TASKS.replace(r#""activations_dtype":"float32""#, r#""activations_dtype":"bfloat16""#);
+        let rounded: RunSpec = serde_json::from_str(&rounded).unwrap();
         assert_ne!(digest(&rounded), BEFORE);
-        let told: Vec<_> = differences(&spec(), &rounded).iter().map(Difference::to_string).collect();
+        let told: Vec<_> = differences(&older, &rounded).iter().map(Difference::to_string).collect();
         assert_eq!(told, ["model.activations_dtype (\"float32\" there, \"bfloat16\" here)"]);
     }
 
     #[test]
-    fn the_order_of_patterns_is_part_of_what_is_learned() {
-        let [one, other] = [["self_attn.q_proj", "q_proj"], ["q_proj", "self_attn.q_proj"]].map(|order| {
-            let mut spec = spec();
-            let lora = spec.lora.as_mut().unwrap();
-            lora.rank_pattern = order.map(|key| (key.to_owned(), key.len())).into_iter().collect();
-            spec
+    fn the_order_of_patterns_of_before_tasks_is_part_of_what_is_learned() {
+        let [one, other] = [r#"{"a":1,"b":2}"#, r#"{"b":2,"a":1}"#].map(|patterns| {
+            let json = BEFORE_TASKS.replace(r#""rank_pattern":{}"#, &format!(r#""rank_pattern":{patterns}"#));
+            serde_json::from_str::<RunSpec>(&json).unwrap()
         });
         assert_ne!(digest(&one), digest(&other));
-        let [difference] = &differences(&one, &other)[..] else { panic!("{:?}", differences(&one, &other)) };
-        assert_eq!(difference.key, "lora.rank_pattern");
-        assert!(difference.left.starts_with(r#"{"self_attn.q_proj":16,"#), "{difference}");
     }
 }

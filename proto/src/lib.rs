@@ -8,6 +8,7 @@ pub mod calls;
 pub mod config;
 pub mod document;
 pub mod human;
+pub mod identity;
 pub mod ids;
 pub mod limits;
 pub mod memory;
@@ -16,6 +17,9 @@ pub mod plan;
 pub mod report;
 pub mod rng;
 pub mod run_spec;
+#[cfg(test)]
+mod toy;
+pub mod vla_flow;
 
 /// The wire contract, generated from `proto/coxswain/v1/*.proto`; read those for the meaning of each call and field.
 pub mod v1 {

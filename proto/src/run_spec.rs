@@ -1,47 +1,43 @@
 //! The run specification: everything a run is, as one checked value.
 //!
 //! A YAML file (plus dotted overrides) becomes a [`RunSpec`] in two steps (`config`): unknown keys and wrong types are refused,
-//! then [`RunSpec::check`] refuses values that contradict each other. Coordinator and workers only ever see a checked spec; it
-//! travels to workers as JSON inside `coxswain.v1.RunSpecDocument`.
+//! then values that contradict each other. Coordinator and workers only ever see a checked spec; it travels to workers as JSON
+//! inside `coxswain.v1.RunSpecDocument`.
+//!
+//! The engine's keys are fields here. A task's keys ([`TaskSchema`](crate::config::TaskSchema)) are carried as JSON that only the task
+//! reads, through [`RunSpec::settings`].
 //!
 //! Nothing here touches the file system: whether paths exist and agree with each other is for the worker's own checks.
 
 mod cache;
-mod data;
-mod patterns;
 mod resources;
-mod trainables;
+mod sections;
 mod training;
 
 use serde::{Deserialize, Serialize};
 
+pub(crate) use self::sections::EnginePart;
 pub use self::{
     cache::{Cache, CacheDtype, CacheMode, Span, Tap},
-    data::{Data, NormMode, Normalization},
-    patterns::Patterns,
     resources::{Collectives, DeviceChoice, Faults, Launch, Memory, Offload},
-    trainables::{Expert, FlowConvention, Lora, LoraTargets, Sensor},
-    training::{Eval, LearningRates, Optimizer, Recompute, ReduceDtype, Schedule, Train},
+    sections::SettingsError,
+    training::{Data, Eval, Optimizer, Recompute, ReduceDtype, Schedule, Train},
 };
 
-/// One run: model, what trains in it, data, optimizer, schedule, and how it is launched.
+/// The task of a run that names none: there was no other when run files did not name one.
+pub const DEFAULT_TASK: &str = "vla_flow";
+
+/// One run: its task, data, optimizer, schedule, and how it is launched.
+// `remote = "Self"` makes serde's code for the fields inherent functions. The traits, which add the task's keys, are in `sections`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(remote = "Self")]
 pub struct RunSpec {
     /// Name, output directory and seed.
     pub run: Run,
-    /// The pretrained vision-language model.
-    pub model: Model,
-    /// Low-rank adapters; absent means that the vision-language model stays frozen.
+    /// What is learned, and what reads the keys that are not the engine's.
     #[serde(default)]
-    pub lora: Option<Lora>,
-    /// The flow-matching action expert.
-    #[serde(default)]
-    pub expert: Expert,
-    /// The sensor encoder; used only when `data.sensor` names a feature.
-    #[serde(default)]
-    pub sensor: Sensor,
-    /// The LeRobot data set and how samples are cut from it.
+    pub task: Task,
+    /// The data set and how it is read.
     pub data: Data,
     /// Steps, batch, recompute, checkpoints.
     pub train: Train,
@@ -51,7 +47,7 @@ pub struct RunSpec {
     /// Held-out evaluation before the first step and after the last.
     #[serde(default)]
     pub eval: Eval,
-    /// Features of the vision-language model, kept instead of computed again.
+    /// Features of what does not train, kept instead of computed again.
     #[serde(default)]
     pub cache: Cache,
     /// Peak-memory accounting, and what is kept elsewhere than where a rank computes.
@@ -63,11 +59,13 @@ pub struct RunSpec {
     /// Processes and threads; the command line wins over it.
     #[serde(default)]
     pub launch: Launch,
+    /// The task's keys.
+    #[serde(skip)]
+    sections: sections::Sections,
 }
 
 /// Name, output directory and seed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Run {
     /// Used in logs and file names: letters, digits, `-`, `_`, `.`.
     pub name: String,
@@ -78,41 +76,17 @@ pub struct Run {
     pub seed: u64,
 }
 
-/// The pretrained vision-language model.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Model {
-    /// A Hugging Face directory of a Qwen2.5-VL checkpoint.
-    pub path: String,
-    /// How frozen weights are kept in memory.
-    #[serde(default)]
-    pub weights_dtype: WeightsDtype,
-    /// How precise the values are that blocks hand to each other, and that layer recompute keeps for the backward pass.
-    #[serde(default)]
-    pub activations_dtype: ActivationsDtype,
+/// What is learned.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Task {
+    /// Name of the task whose schema reads the keys that are not the engine's.
+    #[serde(rename = "type")]
+    pub kind: String,
 }
 
-/// How frozen weights are kept in memory. Trainables always have fp32 master weights.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum WeightsDtype {
-    /// 4 bytes a weight.
-    #[default]
-    Float32,
-    /// 2 bytes a weight; products still accumulate in fp32.
-    Bfloat16,
-}
-
-/// How precise the values are that blocks hand to each other, and that layer recompute keeps for the backward pass.
-///
-/// It is part of what is computed, in training as in evaluation and whatever `train.recompute` is, so that no recompute mode changes
-/// a gradient. Products, attention, norms and all gradients are fp32 with either.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ActivationsDtype {
-    /// As they are computed; kept in 4 bytes.
-    #[default]
-    Float32,
-    /// Rounded to bfloat16; what recompute keeps takes 2 bytes.
-    Bfloat16,
+impl Default for Task {
+    fn default() -> Self {
+        Self { kind: DEFAULT_TASK.into() }
+    }
 }

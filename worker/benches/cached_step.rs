@@ -32,7 +32,8 @@ use anyhow::{Context, Result};
 use burn::backend::Flex;
 use coxswain_proto::{
     ids::{Rank, Step},
-    run_spec::{LearningRates, Optimizer, RunSpec},
+    run_spec::{Optimizer, RunSpec},
+    vla_flow::LearningRates,
 };
 use coxswain_models::qwen2_5_vl::config::QwenConfig;
 use coxswain_nn::{kernels::pool, params::{FlatGrads, Group, Trainables}};
@@ -148,7 +149,7 @@ impl<'a> Bench<'a> {
         let resting = (tap == Tap::Final).then_some(Group::LORA);
         let grads = FlatGrads::new(layout.len());
         let optimizer = ShardedAdamW::new(&layout, 1, Rank(0), &Optimizer::default());
-        let repeats = spec.expert.repeated_noise;
+        let repeats = spec.vla().expert.repeated_noise;
         let (times, peaks, step) = ([vec![], vec![]], [0; 2], 0);
         Ok(Self {
             policy,

@@ -22,9 +22,10 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use burn::backend::Flex;
-use coxswain_proto::run_spec::ActivationsDtype;
 use coxswain_nn::params::{FlatGrads, Trainables};
-use coxswain_tasks::vla_flow::policy::{Policy, StageClock};
+use coxswain_proto::vla_flow::ActivationsDtype;
+use coxswain_task::StageClock;
+use coxswain_tasks::vla_flow::policy::Policy;
 use coxswain_worker::{link::Phase, memory::{CountingAllocator, Meter, in_use}};
 use nix::sys::{
     resource::{UsageWho, getrusage},
@@ -77,7 +78,7 @@ fn main() -> Result<()> {
     let (mut modes, mut trainables) = (Vec::new(), None);
     for (name, mode, activations) in named {
         let mut spec = spec(dir.path(), number("--rank", 16)?, &mode)?;
-        spec.model.activations_dtype = activations;
+        spec.vla_mut().model.activations_dtype = activations;
         let (policy, layout, values) = Policy::<Flex>::load(&spec, DIMS, &Default::default())?;
         trainables.get_or_insert_with(|| Trainables::<Flex>::new(layout, values, &Default::default()));
         modes.push(Mode {

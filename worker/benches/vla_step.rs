@@ -21,7 +21,8 @@ use anyhow::{Context, Result, bail};
 use burn::backend::Flex;
 use coxswain_proto::{
     ids::{Rank, Step},
-    run_spec::{LearningRates, Optimizer, RunSpec},
+    run_spec::{Optimizer, RunSpec},
+    vla_flow::LearningRates,
 };
 use coxswain_models::qwen2_5_vl::config::QwenConfig;
 use coxswain_nn::{kernels::pool, params::{FlatGrads, Trainables}};
@@ -77,7 +78,7 @@ fn main() -> Result<()> {
             parts_ms.push(parts.map(|part| round(part.as_secs_f64() * 1e3)));
         }
     }
-    let frozen = policy.trainable_report(&layout, spec.model.weights_dtype);
+    let frozen = policy.trainable_report(&layout, spec.vla().model.weights_dtype);
     let frozen: usize = frozen.iter().filter(|row| !row.trains).map(|row| row.parameters).sum();
     let report = json!({
         "step_ms": step_ms, "vision_language_expert_optimizer_ms": parts_ms, "loss": loss, "tokens": tokens,

@@ -18,7 +18,8 @@ use std::{
 use anyhow::{Context, Result};
 use coxswain_proto::{
     ids::{Generation, Rank},
-    run_spec::{LearningRates, Optimizer},
+    run_spec::Optimizer,
+    vla_flow::LearningRates,
 };
 use coxswain_nn::params::{Group, Init, TrainableLayout};
 use coxswain_worker::{collective::{Collective, Membership, Ring, RingAbort, RingListener}, zero::{MirroredAdamW, StepInput}};

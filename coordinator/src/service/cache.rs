@@ -5,7 +5,7 @@ use std::time::Duration;
 use coxswain_proto::{
     cache_plan::{CacheDrift, CacheReport, CacheUse, Drift},
     ids::{Bytes, Step, WorkerId},
-    run_spec::{CacheMode, Tap},
+    run_spec::CacheMode,
     v1,
 };
 
@@ -129,12 +129,7 @@ pub fn status(status: CacheStatus) -> v1::CacheStatus {
     });
     v1::CacheStatus {
         mode: mode.into(),
-        tap: match status.tap {
-            Tap::Auto => "auto".into(),
-            Tap::Vision => "vision".into(),
-            Tap::Final => "final".into(),
-            Tap::Layer(layer) => format!("layer {layer}"),
-        },
+        tap: status.tap.to_string(),
         serving: status.serving,
         turn_ends: status.turn_ends.map(|step| step.0),
         waits_at: status.waits_at.map(|step| step.0),

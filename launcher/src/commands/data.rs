@@ -3,9 +3,8 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use coxswain_proto::{human, run_spec::WeightsDtype};
 use coxswain_models::qwen2_5_vl::random::RandomCheckpoint;
-use coxswain_worker::data;
+use coxswain_proto::{human, vla_flow::WeightsDtype};
 
 use super::SpecArgs;
 use crate::{

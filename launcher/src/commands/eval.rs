@@ -43,7 +43,7 @@ pub fn execute(args: &EvalArgs) -> Outcome {
     // The directory may have been moved since. JSON is YAML.
     let mut overrides = vec![format!("run.output_dir={}", serde_json::json!(args.run_dir))];
     overrides.extend(args.overrides.iter().cloned());
-    let spec = RunSpec::load(&file, &overrides)?;
+    let spec = RunSpec::load(&file, &overrides, coxswain_proto::vla_flow::TASKS)?;
     let wanted = args.device.unwrap_or(spec.launch.device);
     let device = device::choose(wanted, 0, accelerator())
         .map_err(|missing| Failed::usage(format!("device {wanted}: {missing}")))?;

@@ -143,7 +143,11 @@ pub struct SpecArgs {
 impl SpecArgs {
     /// Reads and checks the run.
     pub fn load(&self) -> Result<coxswain_proto::run_spec::RunSpec, crate::exit::Failed> {
-        Ok(coxswain_proto::run_spec::RunSpec::load(&self.config, &self.changes())?)
+        Ok(coxswain_proto::run_spec::RunSpec::load(
+            &self.config,
+            &self.changes(),
+            coxswain_proto::vla_flow::TASKS,
+        )?)
     }
 
     /// All that is laid over the file.

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use coxswain_proto::run_spec::{DeviceChoice, WeightsDtype};
 use coxswain_models::qwen2_5_vl::forward::Job;
+use coxswain_proto::{run_spec::DeviceChoice, vla_flow::WeightsDtype};
 use coxswain_worker::device;
 
 use crate::{

@@ -41,7 +41,7 @@ pub struct WorkerArgs {
 /// Trains this rank's part of a run.
 pub fn execute(args: &WorkerArgs) -> Outcome {
     if let Some(config) = &args.config {
-        let spec = RunSpec::load(config, &args.overrides)?;
+        let spec = RunSpec::load(config, &args.overrides, coxswain_proto::vla_flow::TASKS)?;
         let wanted = args.device(&process_env)?.unwrap_or(spec.launch.device);
         refuse_what_is_not_here(wanted)?;
         return solo::train(&spec, ChosenTrainer::new(accelerator(), Some(wanted), 0, None));

@@ -2,7 +2,8 @@
 
 use coxswain_proto::{
     human,
-    run_spec::{ActivationsDtype, Offload, Recompute, WeightsDtype},
+    run_spec::{Offload, Recompute},
+    vla_flow::{ActivationsDtype, WeightsDtype},
 };
 use coxswain_worker::{data::PromptLength, memory::{
         Category,
@@ -72,7 +73,7 @@ fn subject(question: &Question) -> String {
             question.world,
             if question.world == 1 { "" } else { "s" },
             recompute(spec.train.recompute),
-            match (spec.model.activations_dtype, spec.train.recompute) {
+            match (spec.vla().model.activations_dtype, spec.train.recompute) {
                 (ActivationsDtype::Float32, _) => "",
                 (ActivationsDtype::Bfloat16, Recompute::None) => ", activations rounded to bfloat16",
                 (ActivationsDtype::Bfloat16, _) => ", activations kept in bfloat16",

@@ -13,21 +13,59 @@ use serde::{
 
 use super::{
     error::{ConfigError, Place, Problem},
-    keys,
+    keys::{self, join},
     tree::{Key, Node, Value},
 };
 
 /// Reads a `T` from the tree. All unknown keys are reported, and the first value that does not fit.
 pub(super) fn from_tree<T: for<'de> Deserialize<'de>>(root: &Node) -> Result<T, ConfigError> {
-    let unknown = RefCell::new(Vec::new());
-    let result = Reader { node: root, path: String::new(), unknown: &unknown }.read(PhantomData::<T>);
-    let mut problems = unknown.into_inner();
-    match result {
+    let Reading { value, unknown } = read(root);
+    let known = keys::known_keys::<T>();
+    let mut problems: Vec<_> = unknown.iter().map(|key| key.problem(&known)).collect();
+    match value {
         Ok(value) if problems.is_empty() => return Ok(value),
         Ok(_) => {}
-        Err(error) => problems.push(*error.0),
+        Err(problem) => problems.push(problem),
     }
     Err(ConfigError::Invalid(problems))
+}
+
+/// What became of reading a tree as one type.
+pub(super) struct Reading<T> {
+    /// The value, or the first that does not fit; unknown keys do not keep it from being read.
+    pub(super) value: Result<T, Problem>,
+    /// Keys that the type does not have, as far as it was read.
+    pub(super) unknown: Vec<UnknownKey>,
+}
+
+/// Reads a `T` from the tree, for somebody who decides what unknown keys mean.
+pub(super) fn read<T: for<'de> Deserialize<'de>>(root: &Node) -> Reading<T> {
+    let unknown = RefCell::new(Vec::new());
+    let reader = Reader { node: root, path: String::new(), unknown: &unknown };
+    let value = reader.read(PhantomData::<T>).map_err(|error| *error.0);
+    Reading { value, unknown: unknown.into_inner() }
+}
+
+/// A key that a type does not have.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct UnknownKey {
+    pub(super) place: Place,
+    pub(super) section: String,
+    pub(super) key: String,
+    /// The keys that the type has there.
+    pub(super) fields: Vec<&'static str>,
+}
+
+impl UnknownKey {
+    pub(super) fn path(&self) -> String {
+        join(&self.section, &self.key)
+    }
+
+    /// As a complaint, where `known` are all keys there are.
+    pub(super) fn problem(&self, known: &[String]) -> Problem {
+        let help = keys::suggestion(&self.section, &self.key, &self.fields, known);
+        Problem::new(self.path(), "unknown key").at(&self.place).help(help)
+    }
 }
 
 /// A problem that may not know its place yet.
@@ -74,14 +112,10 @@ impl de::Error for ReadError {
     }
 }
 
-fn join(path: &str, key: &str) -> String {
-    if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
-}
-
 struct Reader<'a> {
     node: &'a Node,
     path: String,
-    unknown: &'a RefCell<Vec<Problem>>,
+    unknown: &'a RefCell<Vec<UnknownKey>>,
 }
 
 impl<'a> Reader<'a> {
@@ -131,9 +165,12 @@ impl<'a> Reader<'a> {
     }
 
     fn note_unknown(&self, key: &Key, fields: &'static [&'static str]) {
-        let path = join(&self.path, &key.text);
-        let help = keys::suggestion(&self.path, &key.text, fields);
-        self.unknown.borrow_mut().push(Problem::new(path, "unknown key").at(&key.place).help(help));
+        self.unknown.borrow_mut().push(UnknownKey {
+            place: key.place.clone(),
+            section: self.path.clone(),
+            key: key.text.clone(),
+            fields: fields.to_vec(),
+        });
     }
 }
 

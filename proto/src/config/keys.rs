@@ -7,26 +7,23 @@ use serde::{
     de::{self, IntoDeserializer, Visitor},
 };
 
-use crate::run_spec::RunSpec;
-
-/// The dotted path of every key of a [`RunSpec`], in the order of its declaration; sections themselves are not listed.
-pub fn known_keys() -> Vec<String> {
+/// The dotted path of every key of a type, in the order of its declaration; sections themselves are not listed.
+pub(super) fn known_keys<T: for<'de> Deserialize<'de>>() -> Vec<String> {
     let mut found = Vec::new();
-    RunSpec::deserialize(Probe { path: String::new(), found: &mut found })
-        .expect("the probe answers every question a spec's types ask");
+    // Types whose values the probe cannot guess are listed as far as it got.
+    let _ = T::deserialize(Probe { path: String::new(), found: &mut found });
     found
 }
 
 /// Help for an unknown `key` below `section`, whose keys are `fields`: the same key elsewhere, a near miss here, or what there is.
-pub(super) fn suggestion(section: &str, key: &str, fields: &[&str]) -> String {
-    let known = known_keys();
+pub(super) fn suggestion(section: &str, key: &str, fields: &[&str], known: &[String]) -> String {
     let last = |path: &&String| path.rsplit('.').next().is_some_and(|name| name == key);
     let within = |path: &&String| path.split('.').any(|part| part == key);
     if let Some(path) = known.iter().find(last).or_else(|| known.iter().find(within)) {
         return format!("did you mean `{path}`?");
     }
     if let Some(near) = closest(key, fields.iter().copied()) {
-        return format!("did you mean `{}`?", dotted(section, near));
+        return format!("did you mean `{}`?", join(section, near));
     }
     let names = fields.iter().map(|f| format!("`{f}`")).collect::<Vec<_>>().join(", ");
     match section {
@@ -46,7 +43,8 @@ pub(super) fn closest<'a>(given: &str, candidates: impl Iterator<Item = &'a str>
         .map(|(_, name)| name)
 }
 
-fn dotted(section: &str, key: &str) -> String {
+/// The dotted path of `key` in `section`.
+pub(super) fn join(section: &str, key: &str) -> String {
     if section.is_empty() { key.to_owned() } else { format!("{section}.{key}") }
 }
 
@@ -210,6 +208,6 @@ impl<'de> de::MapAccess<'de> for Fields<'_> {
     }
 
     fn next_value_seed<T: de::DeserializeSeed<'de>>(&mut self, seed: T) -> Result<T::Value, ProbeError> {
-        seed.deserialize(Probe { path: dotted(&self.path, self.current), found: self.found })
+        seed.deserialize(Probe { path: join(&self.path, self.current), found: self.found })
     }
 }

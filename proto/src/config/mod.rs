@@ -1,8 +1,9 @@
 //! From a YAML file and dotted overrides to a checked [`RunSpec`].
 //!
 //! ```text
-//! text ──tree──▶ Node with places ──overrides──▶ Node ──de──▶ RunSpec ──check──▶ checked RunSpec
-//!                                                  └─ unknown keys, wrong types     └─ contradictions
+//! text ──tree──▶ Node with places ──overrides──▶ Node ──de──▶ engine's part ─┬─▶ RunSpec ──check──▶ checked RunSpec
+//!                                                  │    └───▶ task's part ───┘                └─ contradictions
+//!                                                  └─ keys that neither knows, wrong types
 //! ```
 //!
 //! Every complaint names the file, line and column (or the override) it is about, the dotted path of the field, and what to do.
@@ -14,17 +15,24 @@
 mod check;
 mod de;
 mod error;
+mod findings;
 mod keys;
 mod overrides;
+mod task;
 mod tree;
 
 use std::path::Path;
 
+use self::{de::UnknownKey, task::has, tree::Node};
 pub use self::{
     error::{ConfigError, Place, Problem},
-    keys::known_keys,
+    findings::Findings,
+    task::{TaskSchema, TaskSettings, Tasks},
 };
-use crate::{limits::MAX_CONFIG_BYTES, run_spec::RunSpec};
+use crate::{
+    limits::MAX_CONFIG_BYTES,
+    run_spec::{EnginePart, RunSpec, Task},
+};
 
 /// Reads any value from YAML, with the same complaints; `source_name` stands for the file in them.
 pub fn from_yaml<T: for<'de> serde::Deserialize<'de>>(
@@ -34,9 +42,14 @@ pub fn from_yaml<T: for<'de> serde::Deserialize<'de>>(
     de::from_tree(&tree::parse(text, source_name)?)
 }
 
+/// The dotted path of every key that the engine has, whatever the task, in the order of its declaration.
+pub fn engine_keys() -> Vec<String> {
+    keys::known_keys::<EnginePart>()
+}
+
 impl RunSpec {
     /// Reads the file at `path`, lays `overrides` (`a.b=value`, later ones win) over it, and checks the result.
-    pub fn load(path: &Path, overrides: &[String]) -> Result<Self, ConfigError> {
+    pub fn load(path: &Path, overrides: &[String], tasks: Tasks) -> Result<Self, ConfigError> {
         let name = path.display().to_string();
         let unreadable = |source| ConfigError::Unreadable { file: name.clone(), source };
         let bytes = std::fs::metadata(path).map_err(unreadable)?.len();
@@ -44,27 +57,95 @@ impl RunSpec {
             return Err(ConfigError::TooLarge { file: name, bytes, limit: MAX_CONFIG_BYTES });
         }
         let text = std::fs::read_to_string(path).map_err(unreadable)?;
-        Self::from_yaml(&text, &name, overrides)
+        Self::from_yaml(&text, &name, overrides, tasks)
     }
 
     /// As [`RunSpec::load`], from text; `source_name` stands for the file in errors.
-    pub fn from_yaml(text: &str, source_name: &str, overrides: &[String]) -> Result<Self, ConfigError> {
+    pub fn from_yaml(
+        text: &str,
+        source_name: &str,
+        overrides: &[String],
+        tasks: Tasks,
+    ) -> Result<Self, ConfigError> {
         let mut root = tree::parse(text, source_name)?;
         for given in overrides {
             overrides::apply(&mut root, given)?;
         }
-        let spec: Self = de::from_tree(&root)?;
-        match spec.check() {
-            Ok(()) => Ok(spec),
-            Err(ConfigError::Invalid(mut problems)) => {
-                for problem in &mut problems {
-                    problem.place = Some(root.nearest(&problem.path).place.clone());
-                }
-                Err(ConfigError::Invalid(problems))
+        read(&root, tasks)
+    }
+}
+
+fn read(root: &Node, tasks: Tasks) -> Result<RunSpec, ConfigError> {
+    let schema = schema(root, tasks)?;
+    let engine = de::read::<EnginePart>(root);
+    let task = schema.read(root);
+    let unknown = unknown_to_both(engine.unknown, task.unknown, schema);
+    let mut problems = describe(&unknown, schema, tasks);
+    match (engine.value, task.value) {
+        (Ok(EnginePart(mut spec)), Ok(settings)) if problems.is_empty() => {
+            settings.put_into(&mut spec);
+            let mut findings = Findings::default();
+            spec.find(&mut findings);
+            settings.check(&spec, &mut findings);
+            problems = findings.into_problems();
+            if problems.is_empty() {
+                return Ok(spec);
             }
-            Err(other) => Err(other),
+            for problem in &mut problems {
+                problem.place = Some(root.nearest(&problem.path).place.clone());
+            }
+        }
+        (Err(problem), _) | (Ok(_), Err(problem)) => problems.push(problem),
+        (Ok(_), Ok(_)) => {}
+    }
+    Err(ConfigError::Invalid(problems))
+}
+
+/// The schema of the task that the file names.
+fn schema(root: &Node, tasks: Tasks) -> Result<&'static TaskSchema, ConfigError> {
+    #[derive(serde::Deserialize)]
+    struct TaskAlone {
+        #[serde(default)]
+        task: Task,
+    }
+    let task = de::read::<TaskAlone>(root).value.map_err(ConfigError::one)?.task;
+    let unknown = || ConfigError::one(tasks.unknown(&task).at(&root.nearest("task.type").place));
+    tasks.named(&task.kind).ok_or_else(unknown)
+}
+
+/// Of the keys that one of the readers does not have those that the other does not have either.
+fn unknown_to_both(engine: Vec<UnknownKey>, task: Vec<UnknownKey>, schema: &TaskSchema) -> Vec<UnknownKey> {
+    let engines = engine_keys();
+    let mut unknown: Vec<_> = engine.into_iter().filter(|key| !schema.has(&key.path())).collect();
+    for key in task.into_iter().filter(|key| !has(&engines, &key.path())) {
+        match unknown.iter_mut().find(|other| other.path() == key.path()) {
+            Some(other) => other.fields.extend(key.fields),
+            None => unknown.push(key),
         }
     }
+    for key in &mut unknown {
+        let mut seen = std::collections::BTreeSet::new();
+        key.fields.retain(|field| seen.insert(*field));
+    }
+    unknown
+}
+
+/// Says what may have been meant by each key: another task's, or one of this file's.
+fn describe(unknown: &[UnknownKey], schema: &TaskSchema, tasks: Tasks) -> Vec<Problem> {
+    if unknown.is_empty() {
+        return Vec::new();
+    }
+    let known = [engine_keys(), schema.known_keys()].concat();
+    let problem = |key: &UnknownKey| match tasks.other_with(schema.name, &key.path()) {
+        Some(other) => Problem::new(
+            key.path(),
+            format!("is a key of the task `{other}`, and this file's is `{}`", schema.name),
+        )
+        .at(&key.place)
+        .help("remove it, or set `task.type`"),
+        None => key.problem(&known),
+    };
+    unknown.iter().map(problem).collect()
 }
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
-//! The section `cache`: which features of the vision-language model are kept, where, and for how long.
+//! The section `cache`: which features of what does not train are kept, where, and for how long.
 
 use serde::{Deserialize, Serialize};
 
-/// Features of the vision-language model, kept instead of computed again.
+/// Features of what does not train, kept instead of computed again.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(default)]
 pub struct Cache {
     /// Whether features are kept, and whether they may be older than the adapter.
     pub mode: CacheMode,
@@ -20,7 +20,7 @@ pub struct Cache {
     pub encoder_batch: Option<usize>,
     /// `periodic`: from the beginning of one live phase to the next.
     pub interval: Span,
-    /// `periodic`: how long everything trains, LoRA included, at the beginning of an interval.
+    /// `periodic`: how long everything trains at the beginning of an interval.
     pub live: Span,
     /// `periodic`: rebuild only if the features of the probes have moved by more than this relative L2; every time if absent.
     pub rebuild_above: Option<f64>,
@@ -34,7 +34,7 @@ impl Default for Cache {
     fn default() -> Self {
         Self {
             mode: CacheMode::Off,
-            tap: Tap::Auto,
+            tap: Tap::default(),
             dtype: CacheDtype::Float32,
             dir: None,
             budget: None,
@@ -57,23 +57,32 @@ pub enum CacheMode {
     Off,
     /// What nothing trainable lies below is kept: the same losses as without.
     Exact,
-    /// The final hidden states are kept, LoRA and all: in cached steps the expert and the sensor encoder train, and LoRA rests.
+    /// Features are kept as what trains below them makes them: in cached steps that rests, and the rest trains.
     Periodic,
 }
 
-/// Where in the model features are taken.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Tap {
-    /// As deep as the mode allows.
-    #[default]
-    Auto,
-    /// The vision tower's output, after the merger.
-    Vision,
-    /// The hidden states after the final norm.
-    Final,
-    /// The input of this decoder layer, before its norm.
-    Layer(usize),
+/// Where in the model features are taken, in the words of the task: `auto` (as deep as the mode allows), another name, or a name
+/// with a value (`layer: 3`).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Tap(pub serde_json::Value);
+
+impl Default for Tap {
+    fn default() -> Self {
+        Self("auto".into())
+    }
+}
+
+impl std::fmt::Display for Tap {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.0 {
+            serde_json::Value::String(name) => f.write_str(name),
+            serde_json::Value::Object(map) if map.len() == 1 => {
+                map.iter().try_for_each(|(name, value)| write!(f, "{name} {value}"))
+            }
+            other => other.fmt(f),
+        }
+    }
 }
 
 /// How a value of the cache is stored.

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// Peak-memory accounting, and what is kept elsewhere than where a rank computes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(default)]
 pub struct Memory {
     /// Bytes a rank may allocate on the CPU device before an allocation counts as out of memory; absent means no bound.
     pub capacity: Option<u64>,
@@ -21,14 +21,13 @@ pub enum Offload {
     None,
     /// Moments and mirror: beside a card they are in host memory, and every step brings them to the card and back. On a CPU the same as `none`.
     Optimizer,
-    /// The frozen weights of all vision blocks and decoder layers: read from their files whenever a layer runs, two layers in memory
-    /// at a time.
+    /// The frozen weights of all blocks: read from their files whenever a block runs, two blocks in memory at a time.
     Layers,
 }
 
 /// What is kept in store for a lost worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(default)]
 pub struct Faults {
     /// Whether every rank keeps a mirror of its neighbour's optimizer shard, so that losing one worker loses no step. Costs 12
     /// bytes on each rank for each trainable of a shard; without it a lost worker takes the run back to its last checkpoint.
@@ -43,7 +42,7 @@ impl Default for Faults {
 
 /// Processes and threads; the command line wins over it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(default)]
 pub struct Launch {
     /// Worker processes on each node.
     pub nproc_per_node: Option<usize>,

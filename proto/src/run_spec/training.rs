@@ -1,10 +1,29 @@
-//! How it trains: the sections `train`, `optimizer` and `eval`.
+//! What it reads and how it trains: what the engine knows of the sections `data`, `train`, `optimizer` and `eval`.
 
 use serde::{Deserialize, Serialize};
 
+/// The data set and how it is read; how samples are cut from it is the task's.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Data {
+    /// Where it is.
+    pub path: String,
+    /// Episodes kept out of training, for `cox eval` and the evaluation at the end.
+    #[serde(default)]
+    pub holdout_episodes: Vec<usize>,
+    /// Micro-batches prepared ahead of the training thread.
+    #[serde(default = "default_prefetch")]
+    pub prefetch: usize,
+    /// Threads of each worker that read and decode samples; as many as it computes with, but at most 8, when absent.
+    #[serde(default)]
+    pub threads: Option<usize>,
+}
+
+fn default_prefetch() -> usize {
+    2
+}
+
 /// Steps, batch, recompute, checkpoints.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Train {
     /// Optimizer steps; give this or `epochs`.
     #[serde(default)]
@@ -61,12 +80,10 @@ pub enum Recompute {
     Every(usize),
 }
 
-/// AdamW (arXiv 1711.05101) and its schedule.
+/// AdamW (arXiv 1711.05101) and its schedule. Peak rates are the task's: see [`RunSpec::learning_rates`](super::RunSpec::learning_rates).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(default)]
 pub struct Optimizer {
-    /// Peak learning rate of each group of trainables.
-    pub lr: LearningRates,
     /// Exponential decay rates of the moments.
     pub betas: [f64; 2],
     /// Added to the root of the second moment.
@@ -88,7 +105,6 @@ pub struct Optimizer {
 impl Default for Optimizer {
     fn default() -> Self {
         Self {
-            lr: LearningRates::default(),
             betas: [0.9, 0.95],
             eps: 1e-8,
             weight_decay: 1e-8,
@@ -98,31 +114,6 @@ impl Default for Optimizer {
             min_lr_ratio: 0.1,
             reduce_dtype: ReduceDtype::Float32,
         }
-    }
-}
-
-/// Peak learning rate of each group of trainables.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct LearningRates {
-    /// LoRA matrices of the vision-language model.
-    pub lora: f64,
-    /// The action expert.
-    pub expert: f64,
-    /// The sensor encoder.
-    pub sensor: f64,
-}
-
-impl LearningRates {
-    /// Name and peak rate of each group.
-    pub fn entries(&self) -> Vec<(String, f64)> {
-        vec![("lora".into(), self.lora), ("expert".into(), self.expert), ("sensor".into(), self.sensor)]
-    }
-}
-
-impl Default for LearningRates {
-    fn default() -> Self {
-        Self { lora: 1e-5, expert: 1e-4, sensor: 1e-4 }
     }
 }
 
@@ -150,7 +141,7 @@ pub enum ReduceDtype {
 
 /// Held-out evaluation before the first step and after the last.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(default)]
 pub struct Eval {
     /// Frames of the held-out episodes to sample actions for, spread evenly; 0 switches evaluation off.
     pub samples: usize,

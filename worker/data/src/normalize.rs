@@ -9,7 +9,7 @@
 //!
 //! `eps = 1e-8`; f32 arithmetic in this order. Forward and inverse of mean_std differ by `eps`, as LeRobot's do.
 
-use coxswain_proto::run_spec::NormMode;
+use coxswain_proto::vla_flow::NormMode;
 
 use super::error::DataError;
 use super::lerobot::Catalog;

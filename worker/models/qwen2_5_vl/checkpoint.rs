@@ -18,7 +18,7 @@ use std::{
 };
 
 use burn::tensor::{AllocationProperty, Bytes, DType, TensorData};
-use coxswain_proto::run_spec::WeightsDtype;
+use coxswain_proto::vla_flow::WeightsDtype;
 use memmap2::Mmap;
 use safetensors::{Dtype, SafeTensorError, SafeTensors, tensor::Metadata};
 use serde_json::Value;

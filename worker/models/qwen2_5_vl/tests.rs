@@ -10,7 +10,7 @@ use burn::{
     backend::{Flex, flex::FlexDevice},
     tensor::{DType, Tensor},
 };
-use coxswain_proto::run_spec::{Lora, LoraTargets, WeightsDtype};
+use coxswain_proto::vla_flow::{Lora, LoraTargets, WeightsDtype};
 
 use super::{
     ImageRows, LoadOptions, QwenVl,

@@ -2,7 +2,8 @@
 
 use coxswain_proto::{
     human,
-    run_spec::{ActivationsDtype, Offload, Recompute, RunSpec},
+    run_spec::{Offload, Recompute, RunSpec},
+    vla_flow::ActivationsDtype,
 };
 
 use super::{TrainError, run::Training};
@@ -19,7 +20,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             return Ok(());
         }
         let mut lines: Vec<String> = Vec::new();
-        let rows = self.policy.trainable_report(self.trainables.layout(), self.spec.model.weights_dtype);
+        let rows =
+            self.policy.trainable_report(self.trainables.layout(), self.spec.vla().model.weights_dtype);
         lines.extend(rows.iter().map(describe));
         let held = self.held.as_ref().expect("a generation begins with a state");
         let bytes = held.optimizer.bytes(self.comm.as_ref());
@@ -67,7 +69,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
 
 /// What becomes of activations, where it is not the default.
 pub(super) fn activations(spec: &RunSpec) -> Option<String> {
-    let kept = match (spec.model.activations_dtype, spec.train.recompute) {
+    let kept = match (spec.vla().model.activations_dtype, spec.train.recompute) {
         (ActivationsDtype::Float32, _) => return None,
         (ActivationsDtype::Bfloat16, Recompute::None) => {
             "nothing is saved: with train.recompute: none graphs are kept, in float32"

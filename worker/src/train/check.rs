@@ -66,7 +66,7 @@ pub fn check<B: Tape<Base = B>>(spec: &RunSpec, device: &B::Device) -> Result<Ch
         prompt_tokens,
         steps_per_epoch: plan.steps_per_epoch(),
         total_steps: plan.total_steps(),
-        modules: policy.trainable_report(&layout, spec.model.weights_dtype),
+        modules: policy.trainable_report(&layout, spec.vla().model.weights_dtype),
         trainable: layout.len() as u64,
         activations: activations(spec),
         checkpoint_bytes: 3 * 4 * layout.len() as u64,

@@ -178,7 +178,7 @@ struct Manifest<'a> {
     version: &'a str,
     run: &'a str,
     spec_digest: &'a str,
-    base_model: &'a str,
+    base_model: String,
     steps: u64,
     files: Vec<ManifestFile>,
 }
@@ -257,7 +257,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     }
 
     fn write_export(&mut self, summary: &Summary) -> Result<(), TrainError> {
-        let (dir, adapter) = (&self.output_dir, self.policy.lora().map(|plan| (plan, &self.spec.model.path)));
+        let vla = self.spec.vla();
+        let (dir, adapter) = (&self.output_dir, self.policy.lora().map(|plan| (plan, &vla.model.path)));
         let weights = |layout: &TrainableLayout, values: &[f32]| -> Result<_, TrainError> {
             let mut files = write_groups(dir, layout, values)?;
             if let Some((plan, base)) = adapter {
@@ -309,7 +310,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             version: VERSION,
             run: &self.spec.run.name,
             spec_digest: &self.spec_digest,
-            base_model: &self.spec.model.path,
+            base_model: self.spec.vla().model.path,
             steps: self.next.0,
             files: files.iter().map(describe).collect::<Result<_, TrainError>>()?,
         };

@@ -2,7 +2,8 @@
 
 use coxswain_proto::{
     ids::{Rank, Step},
-    run_spec::{ActivationsDtype, Offload, Recompute, RunSpec, WeightsDtype},
+    run_spec::{Offload, Recompute, RunSpec},
+    vla_flow::{ActivationsDtype, WeightsDtype},
 };
 
 use super::{TrainError, run::Training, vote::Verdict};
@@ -88,20 +89,20 @@ pub(super) fn advice(spec: &RunSpec) -> String {
     if spec.train.recompute != Recompute::Full {
         settings.push("train.recompute: full".into());
     }
-    if spec.model.activations_dtype == ActivationsDtype::Float32 {
+    if spec.vla().model.activations_dtype == ActivationsDtype::Float32 {
         settings.push("model.activations_dtype: bfloat16 (with recompute)".into());
     }
-    if spec.model.weights_dtype == WeightsDtype::Float32 {
+    if spec.vla().model.weights_dtype == WeightsDtype::Float32 {
         settings.push("model.weights_dtype: bfloat16".into());
     }
     if spec.memory.offload != Offload::Layers {
         settings.push("memory.offload: layers (where frozen weights are copied out of their files)".into());
     }
-    if spec.expert.repeated_noise > 1 {
-        settings.push(format!("expert.repeated_noise below {}", spec.expert.repeated_noise));
+    if spec.vla().expert.repeated_noise > 1 {
+        settings.push(format!("expert.repeated_noise below {}", spec.vla().expert.repeated_noise));
     }
-    if spec.data.cameras.len() > 1 {
-        settings.push(format!("fewer than {} data.cameras", spec.data.cameras.len()));
+    if spec.vla().data.cameras.len() > 1 {
+        settings.push(format!("fewer than {} data.cameras", spec.vla().data.cameras.len()));
     }
     if spec.memory.capacity.is_some() {
         settings.push("a larger memory.capacity".into());

@@ -258,7 +258,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     /// What this rank holds from the first step to the last, for messages.
     fn holdings(&self) -> Vec<Held> {
         let layout = self.trainables.layout();
-        let rows = self.policy.trainable_report(layout, self.spec.model.weights_dtype);
+        let rows = self.policy.trainable_report(layout, self.spec.vla().model.weights_dtype);
         let frozen = rows.iter().filter(|row| !row.trains).map(|row| row.bytes).sum();
         let optimizer = &self.held.as_ref().expect("a generation begins with a state").optimizer;
         let optimizer = optimizer.bytes(self.comm.as_ref());

@@ -132,13 +132,13 @@ impl<B: Tape<Base = B>> PolicyTrainer<B> {
         Ok(Training {
             spec,
             spec_digest: document::digest(spec),
-            rates: LearningRateSchedule::new(&spec.optimizer, plan.total_steps()),
+            rates: LearningRateSchedule::new(&spec.optimizer, spec.vla().optimizer.lr, plan.total_steps()),
             store: Store::new(&output_dir),
             output_dir,
             plan,
             grads: FlatGrads::at(&B::Flat::place(&self.options.device), layout.len()),
             warm_up: WarmUp::default(),
-            gradients: GradientWatch::new(&layout, &spec.optimizer.lr),
+            gradients: GradientWatch::new(&layout, &spec.vla().optimizer.lr),
             trainables: Trainables::new(layout, initial, &self.options.device),
             micro_batch: match spec.train.auto_micro_batch {
                 true => spec.train.global_batch,

@@ -49,9 +49,9 @@ pub struct LearningRateSchedule {
 
 impl LearningRateSchedule {
     /// The schedule of a run of `total` steps.
-    pub fn new(optimizer: &Optimizer, total: u64) -> Self {
+    pub fn new(optimizer: &Optimizer, peak: LearningRates, total: u64) -> Self {
         Self {
-            peak: Rates::peak(optimizer),
+            peak,
             warmup: optimizer.warmup_steps,
             total,
             shape: optimizer.schedule,
@@ -88,7 +88,7 @@ mod tests {
     fn schedule(shape: Schedule, warmup_steps: u64, total: u64) -> LearningRateSchedule {
         let optimizer =
             Optimizer { schedule: shape, warmup_steps, min_lr_ratio: 0.1, ..Optimizer::default() };
-        LearningRateSchedule::new(&optimizer, total)
+        LearningRateSchedule::new(&optimizer, LearningRates::default(), total)
     }
 
     #[test]

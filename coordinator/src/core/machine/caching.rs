@@ -118,7 +118,7 @@ impl Machine {
         });
         Some(CacheStatus {
             mode: book.config().mode,
-            tap: book.config().tap,
+            tap: book.config().tap.clone(),
             serving: turns.turn(next).map_or(0, |turn| turn.number()),
             turn_ends: Some(turns.end(next)).filter(|end| *end < Step(u64::MAX)),
             waits_at: self.waits_for_drift().filter(|_| !matches!(self.phase, Phase::Over(_))),

@@ -16,25 +16,37 @@ fn a_key_of_another_section_is_suggested_there() {
     refuses(
         &format!("{SMALL}lr: 1e-4\n"),
         &[],
-        "run.yaml:11:1: lr: unknown key\n    help: did you mean `optimizer.lr.lora`?",
+        "run.yaml:11:1: lr: unknown key\n    help: did you mean `optimizer.lr.head`?",
     );
 }
 
 #[test]
 fn without_a_near_miss_the_keys_of_the_section_are_listed() {
     refuses(
-        &SMALL.replace("path: m", "path: m\n  xyzzy: 1"),
+        &SMALL.replace("{width: 8}", "{width: 8, xyzzy: 1}"),
         &[],
-        "run.yaml:4:3: model.xyzzy: unknown key\n    help: keys of `model` are `path`, `weights_dtype`, `activations_dtype`",
+        "run.yaml:3:18: head.xyzzy: unknown key\n    help: keys of `head` are `width`, `bias`, `frozen`",
+    );
+    // Of a section that engine and task share, the engine's first.
+    refuses(
+        &SMALL.replace("columns: [x]", "columns: [x]\n  xyzzy: 1"),
+        &[],
+        "run.yaml:7:3: data.xyzzy: unknown key\n    help: keys of `data` are `path`, `holdout_episodes`, `prefetch`, \
+         `threads`, `columns`, `weight`",
     );
 }
 
 #[test]
 fn all_unknown_keys_are_reported_together_with_what_is_missing() {
     refuses(
-        &SMALL.replace("path: m", "pth: m").replace("steps: 10", "step: 10"),
+        &SMALL
+            .replace("width: 8", "wdth: 8")
+            .replace("steps: 10", "step: 10")
+            .replace("[x]", "[x]\n  pth: e"),
         &[],
-        "run.yaml:3:3: model.pth: unknown key\n    help: did you mean `model.path`?\n\
-         run.yaml:3:3: model.path: this key is required and missing",
+        "run.yaml:7:3: data.pth: unknown key\n    help: did you mean `data.path`?\n\
+         run.yaml:9:3: train.step: unknown key\n    help: did you mean `train.steps`?\n\
+         run.yaml:3:8: head.wdth: unknown key\n    help: did you mean `head.width`?\n\
+         run.yaml:3:7: head.width: this key is required and missing",
     );
 }

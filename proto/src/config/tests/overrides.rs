@@ -5,40 +5,21 @@ use super::*;
 #[test]
 fn overrides_set_add_and_take_back() {
     let spec = small(&[
-        "optimizer.lr.lora=1e-4",
+        "optimizer.lr.head=1e-4",
         "train.recompute=full",
-        "data.cameras=[front, wrist]",
-        "data.sensor=observation.sensor",
-        "data.sensor=",
-        "lora={}",
-        "lora.rank_pattern={'layers\\.0\\.': 4}",
+        "data.columns=[x, y]",
+        "data.weight=w",
+        "data.weight=",
+        "head.frozen={'a\\.b': 4}",
         "run.name=007",
     ]);
-    assert_eq!(spec.optimizer.lr.lora, 1e-4);
+    let toy = settings(&spec);
+    assert_eq!(toy.optimizer.lr.head, 1e-4);
     assert_eq!(spec.train.recompute, Recompute::Full);
-    assert_eq!(spec.data.cameras, ["front", "wrist"]);
-    assert_eq!(spec.data.sensor, None);
-    assert_eq!(spec.lora.unwrap().rank_pattern.iter().collect::<Vec<_>>(), [("layers\\.0\\.", &4)]);
+    assert_eq!(toy.data.columns, ["x", "y"]);
+    assert_eq!(toy.data.weight, None);
+    assert_eq!(toy.head.frozen["a\\.b"], 4);
     assert_eq!(spec.run.name, "007");
-}
-
-#[test]
-fn patterns_keep_the_order_in_which_peft_asks_them() {
-    let given = ["lora={}", "lora.rank_pattern={'self_attn.q_proj': 4, q_proj: 16, down_proj: 2}"];
-    let written = [("self_attn.q_proj", &4), ("q_proj", &16), ("down_proj", &2)];
-    let spec = small(&given);
-    assert_eq!(spec.lora.as_ref().unwrap().rank_pattern.iter().collect::<Vec<_>>(), written);
-    let travelled = RunSpec::try_from(&crate::v1::RunSpecDocument::from(&spec)).unwrap();
-    assert_eq!(travelled.lora.unwrap().rank_pattern.iter().collect::<Vec<_>>(), written);
-}
-
-#[test]
-fn patterns_are_those_of_python() {
-    let spec = small(&["lora={}", r"lora.targets='^(?!.*visual).*\.(?P<kind>q|v)_proj$'"]);
-    assert!(matches!(spec.lora.unwrap().targets, LoraTargets::Regex(text) if text.starts_with("^(?!")));
-    let refused = RunSpec::from_yaml(SMALL, "run.yaml", &["lora={}".into(), "lora.targets='(?<=a'".into()]);
-    let told = refused.unwrap_err().to_string();
-    assert!(told.contains("lora.targets: `(?<=a` is not a regular expression"), "{told}");
 }
 
 #[test]
@@ -62,14 +43,14 @@ fn a_wrong_override_is_named() {
     );
     refuses(
         SMALL,
-        &["optimizer.lr.lroa=1"],
-        "override `optimizer.lr.lroa=1`: optimizer.lr.lroa: unknown key\n    help: did you mean `optimizer.lr.lora`?",
+        &["optimizer.lr.haed=1"],
+        "override `optimizer.lr.haed=1`: optimizer.lr.haed: unknown key\n    help: did you mean `optimizer.lr.head`?",
     );
     refuses(
         SMALL,
-        &["data.cameras.0=wrist"],
-        "override `data.cameras.0=wrist`: data.cameras: is a list and cannot be changed in part\n    \
-         help: replace it as a whole: `data.cameras=[first, second]`",
+        &["data.columns.0=y"],
+        "override `data.columns.0=y`: data.columns: is a list and cannot be changed in part\n    \
+         help: replace it as a whole: `data.columns=[first, second]`",
     );
     refuses(
         SMALL,

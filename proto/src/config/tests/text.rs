@@ -19,14 +19,14 @@ fn a_wrong_type_names_field_place_and_what_was_found() {
         refuses(&with(batch), &[], &expected(found));
     }
     refuses(
-        &SMALL.replace("cameras: [front]", "cameras: front"),
+        &SMALL.replace("columns: [x]", "columns: x"),
         &[],
-        "run.yaml:6:12: data.cameras: expected a list, found `front`",
+        "run.yaml:6:12: data.columns: expected a list, found `x`",
     );
     refuses(
-        &SMALL.replace("cameras: [front]", "cameras: [front, [a]]"),
+        &SMALL.replace("columns: [x]", "columns: [x, [a]]"),
         &[],
-        "run.yaml:6:20: data.cameras.1: expected text, found a list",
+        "run.yaml:6:16: data.columns.1: expected text, found a list",
     );
 }
 
@@ -36,9 +36,9 @@ fn text_that_is_not_yaml_is_refused_with_its_place() {
     assert!(error.starts_with("run.yaml:2:"), "{error}");
     assert!(error.contains("not YAML"), "{error}");
     refuses(
-        &SMALL.replace("path: m", "path: m\n  path: n"),
+        &SMALL.replace("path: d", "path: d\n  path: e"),
         &[],
-        "run.yaml:4:3: key `path` is given twice; first at run.yaml:3:3\n    help: remove one of them",
+        "run.yaml:6:3: key `path` is given twice; first at run.yaml:5:3\n    help: remove one of them",
     );
     refuses(
         "a: 1\n---\nb: 2\n",
@@ -65,14 +65,15 @@ fn nested_aliases_cannot_exhaust_memory() {
 
 #[test]
 fn aliases_are_expanded() {
-    let spec = read(&SMALL.replace("path: m", "path: &p m").replace("path: d", "path: *p"), &[]).unwrap();
+    let spec = read(&SMALL.replace("name: a", "name: &p m").replace("path: d", "path: *p"), &[]).unwrap();
     assert_eq!(spec.data.path, "m");
 }
 
 #[test]
 fn an_empty_file_and_an_empty_section_say_what_is_missing() {
-    refuses("", &[], "run.yaml:1:1: run: this key is required and missing");
-    refuses("run:\n", &[], "run.yaml:1:4: run.name: this key is required and missing");
+    refuses("task: {type: toy}\n", &[], "run.yaml:1:1: run: this key is required and missing");
+    let empty = "run:\ntask: {type: toy}\n";
+    refuses(empty, &[], "run.yaml:1:4: run.name: this key is required and missing");
 }
 
 #[test]

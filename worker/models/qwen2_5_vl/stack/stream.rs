@@ -26,7 +26,7 @@ use std::{
 };
 
 use burn::tensor::{Tensor, TensorData};
-use coxswain_proto::run_spec::WeightsDtype;
+use coxswain_proto::vla_flow::WeightsDtype;
 
 use super::{
     super::{

@@ -6,7 +6,7 @@
 
 use std::cell::Cell;
 
-use coxswain_proto::run_spec::WeightsDtype;
+use coxswain_proto::vla_flow::WeightsDtype;
 
 thread_local! {
     static ROUNDED: Cell<bool> = const { Cell::new(false) };

@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use coxswain_proto::run_spec::LoraTargets;
+use coxswain_proto::vla_flow::LoraTargets;
 use serde_json::{Map, Value, json};
 
 use super::{

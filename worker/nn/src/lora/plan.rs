@@ -5,7 +5,7 @@ use std::{
     fmt,
 };
 
-use coxswain_proto::run_spec::{Lora, LoraTargets};
+use coxswain_proto::vla_flow::{Lora, LoraTargets};
 
 use super::{
     error::LoraError,

@@ -13,7 +13,7 @@
 //! What this file does not do: say what is kept (`notes`, `model::recompute`).
 
 use burn::tensor::{DType, Tensor};
-use coxswain_proto::run_spec::ActivationsDtype;
+use coxswain_proto::vla_flow::ActivationsDtype;
 
 use crate::kernels::{ModelBackend, Onto};
 

@@ -19,7 +19,7 @@
 use std::{cell::RefCell, collections::VecDeque};
 
 use burn::tensor::Tensor;
-use coxswain_proto::run_spec::ActivationsDtype;
+use coxswain_proto::vla_flow::ActivationsDtype;
 
 use super::held;
 use crate::kernels::{LinearLayer, ModelBackend, Onto, Tape};

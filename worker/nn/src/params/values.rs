@@ -15,7 +15,7 @@ use std::{
 };
 
 use burn::tensor::{Tensor, backend::AutodiffBackend};
-use coxswain_proto::run_spec::ActivationsDtype;
+use coxswain_proto::vla_flow::ActivationsDtype;
 
 use super::{
     GradientSums, ParamId, TrainableLayout, held,

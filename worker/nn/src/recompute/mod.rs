@@ -38,7 +38,7 @@ pub mod segment;
 use std::{convert::Infallible, ops::ControlFlow};
 
 use burn::tensor::Tensor;
-use coxswain_proto::run_spec::{ActivationsDtype, Recompute};
+use coxswain_proto::{run_spec::Recompute, vla_flow::ActivationsDtype};
 
 use super::block::{Block, Lent};
 use crate::{kernels::Tape, memory, params::{GradientSums, Notes, ParamScope, Trainables, held}};

@@ -276,7 +276,7 @@ fn vector_unit() -> &'static str {
 
 /// What features depend on besides sample, adapter and device.
 fn ingredients(spec: &RunSpec, dataset: &Dataset, weights: Digest) -> Result<Ingredients, StoreError> {
-    let path = Path::new(&spec.model.path).join("tokenizer.json");
+    let path = Path::new(&spec.vla().model.path).join("tokenizer.json");
     let tokenizer = Digest::of_file(&path);
     let tokenizer = tokenizer.map_err(|source| StoreError::Io { action: "read", path, source })?;
     Ok(Ingredients {

@@ -33,8 +33,12 @@ fn train_watched(
     let mut spec = recording.spec(data.path());
     spec.run.output_dir = output.path().display().to_string();
     spec.train.steps = Some(5);
-    (spec.sensor.tokens, spec.sensor.width) = (2, 8);
-    (spec.expert.width, spec.expert.layers, spec.expert.heads) = (16, 2, 2);
+    let mut vla = spec.vla_mut();
+    (vla.sensor.tokens, vla.sensor.width) = (2, 8);
+    drop(vla);
+    let mut vla = spec.vla_mut();
+    (vla.expert.width, vla.expert.layers, vla.expert.heads) = (16, 2, 2);
+    drop(vla);
     spec.cache.mode = CacheMode::Exact;
     spec.cache.dir = Some(store.display().to_string());
     change(&mut spec);
@@ -143,8 +147,8 @@ fn one_word_of_one_task_is_the_samples_of_that_task() {
 #[test]
 fn the_template_and_the_pixel_limit_are_everything() {
     let recording = Recording::default();
-    assert_eq!(misses(&recording, |spec| spec.data.prompt.push('.')), SAMPLES);
-    let limited = misses(&recording, |spec| spec.data.max_pixels = Some(4 * 56 * 56));
+    assert_eq!(misses(&recording, |spec| spec.vla_mut().data.prompt.push('.')), SAMPLES);
+    let limited = misses(&recording, |spec| spec.vla_mut().data.max_pixels = Some(4 * 56 * 56));
     assert_eq!(limited, SAMPLES);
 }
 
@@ -172,8 +176,8 @@ fn one_frozen_weight_below_the_tap_is_everything_and_one_above_it_nothing() {
     {
         let mut kept = None;
         let found = misses(&recording, |spec| {
-            let model = with_one_weight_changed(&spec.model.path, tensor);
-            spec.model.path = model.path().display().to_string();
+            let model = with_one_weight_changed(&spec.vla().model.path, tensor);
+            spec.vla_mut().model.path = model.path().display().to_string();
             kept = Some(model);
         });
         assert_eq!(found, expected, "{tensor} lies below the final states");
@@ -181,14 +185,14 @@ fn one_frozen_weight_below_the_tap_is_everything_and_one_above_it_nothing() {
     let store = tempfile::tempdir().expect("a temporary directory");
     let upper = |spec: &mut RunSpec| {
         let lora = serde_json::json!({"rank": 2, "targets": r"model\.language_model\.layers\.[45]\..*proj"});
-        spec.lora = Some(serde_json::from_value(lora).expect("adapters"));
+        spec.vla_mut().lora = Some(serde_json::from_value(lora).expect("adapters"));
     };
     train(&recording, store.path(), upper);
     let mut kept = None;
     let above = train(&recording, store.path(), |spec| {
         upper(spec);
-        let model = with_one_weight_changed(&spec.model.path, "model.layers.5.mlp.up_proj.weight");
-        spec.model.path = model.path().display().to_string();
+        let model = with_one_weight_changed(&spec.vla().model.path, "model.layers.5.mlp.up_proj.weight");
+        spec.vla_mut().model.path = model.path().display().to_string();
         kept = Some(model);
     });
     assert_eq!((above.hits, above.misses), (SAMPLES, 0), "layer 5 lies above the input of layer 4");

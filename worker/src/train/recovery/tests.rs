@@ -3,7 +3,8 @@
 
 use coxswain_proto::{
     ids::{Generation, Rank, Step},
-    run_spec::{LearningRates, Optimizer},
+    run_spec::Optimizer,
+    vla_flow::LearningRates,
 };
 
 use super::{Holding, choose};

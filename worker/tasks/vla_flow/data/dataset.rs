@@ -63,8 +63,9 @@ pub struct Dataset {
 impl Dataset {
     /// Opens the run's data set and everything that samples are made with: tokenizer, image processor, statistics.
     pub fn open(spec: &RunSpec) -> Result<Self, DataError> {
-        let data = &spec.data;
-        let catalog = Catalog::open(Path::new(&data.path))?;
+        let vla = spec.vla();
+        let data = &vla.data;
+        let catalog = Catalog::open(Path::new(&spec.data.path))?;
         let info = &catalog.info;
         let mut columns = Columns { numbers: Vec::new(), cameras: data.cameras.clone() };
         let mut numeric = |key, name: &str, mode| -> Result<Numeric, DataError> {
@@ -84,7 +85,7 @@ impl Dataset {
         };
         let camera = |name: &String| Ok(Camera { name: name.clone(), size: camera_size(info, name)? });
         let cameras: Result<Vec<_>, DataError> = data.cameras.iter().map(camera).collect();
-        let model = Path::new(&spec.model.path);
+        let model = Path::new(&vla.model.path);
         let facts = ModelFacts::read(model)?;
         let dims = SampleDims {
             state: state.width,
@@ -93,7 +94,7 @@ impl Dataset {
             horizon: data.horizon,
             action: action.width,
         };
-        let holdout: BTreeSet<u64> = data.holdout_episodes.iter().map(|e| *e as u64).collect();
+        let holdout: BTreeSet<u64> = spec.data.holdout_episodes.iter().map(|e| *e as u64).collect();
         let training = Arc::new(training_samples(&catalog, &holdout)?);
         let dataset = Self {
             rows: RowStore::new(columns, Limits::default()),

@@ -54,8 +54,9 @@ pub struct Outline {
 impl Outline {
     /// Reads the metadata of the run's data set, and of its checkpoint what images and prompts depend on.
     pub fn read(spec: &RunSpec) -> Result<Self, DataError> {
-        let (data, model) = (&spec.data, Path::new(&spec.model.path));
-        let catalog = Catalog::open(Path::new(&data.path))?;
+        let vla = spec.vla();
+        let (data, model) = (&vla.data, Path::new(&vla.model.path));
+        let catalog = Catalog::open(Path::new(&spec.data.path))?;
         let info = &catalog.info;
         let width = |key, name: &str| {
             info.require(key, name, |f| f.is_number() && f.width() > 0).map(|feature| feature.width())

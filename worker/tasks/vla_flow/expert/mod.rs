@@ -26,7 +26,7 @@ mod tests;
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
-use coxswain_proto::run_spec::ActivationsDtype;
+use coxswain_proto::vla_flow::ActivationsDtype;
 
 pub(crate) use self::ends::TIME_WIDTH;
 use self::{

@@ -109,12 +109,12 @@ impl Subject {
     fn speed_limit(&self, tap: Tap, micro_batch: u64) -> f64 {
         let (spec, dims) = (&self.spec, self.outline.dims);
         let expert = ExpertShape {
-            width: spec.expert.width,
-            layers: spec.expert.layers,
-            heads: spec.expert.heads,
+            width: spec.vla().expert.width,
+            layers: spec.vla().expert.layers,
+            heads: spec.vla().expert.heads,
             context: self.config.text.hidden_size,
             state: dims.state,
-            sensor_tokens: if dims.sensor_window > 0 { spec.sensor.tokens } else { 0 },
+            sensor_tokens: if dims.sensor_window > 0 { spec.vla().sensor.tokens } else { 0 },
             horizon: dims.horizon,
             action: dims.action,
         };
@@ -125,7 +125,7 @@ impl Subject {
             rows: micro_batch as usize,
             tokens: self.outline.prompt_tokens,
             grids: &self.outline.grids,
-            repeats: spec.expert.repeated_noise,
+            repeats: spec.vla().expert.repeated_noise,
         };
         work.step(None).total() as f64 / work.step(Some(tap)).total().max(1) as f64
     }
@@ -156,7 +156,8 @@ impl Subject {
             let saves = now - subject.predict(ask).peak() as i64;
             Some(Lever { what: "features kept".into(), setting: setting.into(), saves, remark })
         };
-        let periodic = self.spec.lora.is_some().then(|| lever(CacheMode::Periodic, "cache.mode=periodic"));
+        let periodic =
+            self.spec.vla().lora.is_some().then(|| lever(CacheMode::Periodic, "cache.mode=periodic"));
         [lever(CacheMode::Exact, "cache.mode=exact"), periodic.flatten()].into_iter().flatten().collect()
     }
 }
@@ -165,7 +166,7 @@ impl Subject {
 mod tests {
     use std::path::Path;
 
-    use coxswain_proto::run_spec::{LoraTargets, RunSpec};
+    use coxswain_proto::{run_spec::RunSpec, vla_flow::LoraTargets};
 
     use super::*;
     use crate::vla_flow::memory::{Category, Place};
@@ -174,10 +175,12 @@ mod tests {
 
     fn subject(change: impl FnOnce(&mut RunSpec)) -> Subject {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-        let mut spec = RunSpec::load(&root.join("configs/quickstart.yaml"), &[]).expect("the quickstart");
-        for path in [&mut spec.model.path, &mut spec.data.path] {
-            *path = root.join(&path).display().to_string();
-        }
+        let mut spec =
+            RunSpec::load(&root.join("configs/quickstart.yaml"), &[], coxswain_proto::vla_flow::TASKS)
+                .expect("the quickstart");
+        let model = root.join(&spec.vla().model.path).display().to_string();
+        spec.vla_mut().model.path = model;
+        spec.data.path = root.join(&spec.data.path).display().to_string();
         change(&mut spec);
         Subject::read(&spec).expect("its model and data are in the repository")
     }
@@ -185,7 +188,7 @@ mod tests {
     fn exact(targets: &str) -> Subject {
         subject(|spec| {
             spec.cache.mode = CacheMode::Exact;
-            spec.lora.as_mut().expect("the quickstart has adapters").targets =
+            spec.vla_mut().lora.as_mut().expect("the quickstart has adapters").targets =
                 LoraTargets::Regex(targets.into());
         })
     }
@@ -195,7 +198,10 @@ mod tests {
         let outlooks = [
             exact(r".*language_model\.layers\.\d\..*q_proj"),
             exact(r".*language_model\.layers\.[345]\..*q_proj"),
-            subject(|spec| (spec.lora, spec.cache.mode) = (None, CacheMode::Exact)),
+            subject(|spec| {
+                spec.vla_mut().lora = None;
+                spec.cache.mode = CacheMode::Exact;
+            }),
         ];
         let outlooks = outlooks.map(|subject| subject.cache(ASK).expect("a sound tap"));
         assert_eq!(outlooks.map(|outlook| outlook.tap), [Tap::Vision, Tap::Layer(3), Tap::Final]);
@@ -210,7 +216,12 @@ mod tests {
     #[test]
     fn an_exact_cache_lowers_the_peak_and_a_periodic_one_does_not() {
         let peak = |subject: &Subject| subject.predict(ASK).of(Category::Activations);
-        let frozen = |mode| subject(move |spec| (spec.lora, spec.cache.mode) = (None, mode));
+        let frozen = |mode| {
+            subject(move |spec| {
+                spec.vla_mut().lora = None;
+                spec.cache.mode = mode;
+            })
+        };
         let (off, exact) = (frozen(CacheMode::Off), frozen(CacheMode::Exact));
         assert!(peak(&exact) < peak(&off));
         let outlook = exact.cache(ASK).expect("it is frozen");
@@ -226,7 +237,8 @@ mod tests {
     fn the_store_is_counted_by_hand() {
         let of = |dtype| {
             let subject = subject(|spec| {
-                (spec.lora, spec.cache.mode, spec.cache.dtype) = (None, CacheMode::Exact, dtype)
+                spec.vla_mut().lora = None;
+                (spec.cache.mode, spec.cache.dtype) = (CacheMode::Exact, dtype)
             });
             (subject.cache(ASK).expect("it is frozen").store_bytes, subject.outline)
         };
@@ -248,7 +260,10 @@ mod tests {
             ([cache(1), cache(2)], subject)
         };
         assert_eq!(of(|_| {}).0, [0, 0], "without a cache there is nothing");
-        let (exact, subject) = of(|spec| (spec.lora, spec.cache.mode) = (None, CacheMode::Exact));
+        let (exact, subject) = of(|spec| {
+            spec.vla_mut().lora = None;
+            spec.cache.mode = CacheMode::Exact;
+        });
         // 239 frames: 512 slots of 32 + 8 + 1 bytes, at most seven eighths of them full; three batches of 4 samples of width 128.
         let sample = 4 * 128 * subject.outline.prompt_tokens as u64;
         assert_eq!(subject.outline.frames, 239);
@@ -268,7 +283,8 @@ mod tests {
         assert!(both[0].0 == "cache.mode=exact" && both[1].0 == "cache.mode=periodic", "{both:?}");
         assert!(both[1].2.contains("x faster") && both[1].2.contains("less"), "{both:?}");
         let vision = settings(subject(|spec| {
-            let lora = spec.lora.as_mut().expect("the quickstart has adapters");
+            let mut vla = spec.vla_mut();
+            let lora = vla.lora.as_mut().expect("the quickstart has adapters");
             lora.targets = LoraTargets::Regex(r".*visual\.blocks.*qkv".into());
         }));
         assert_eq!(vision.len(), 1, "a vision tower that trains leaves periodic alone: {vision:?}");

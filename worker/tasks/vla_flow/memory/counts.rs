@@ -119,19 +119,19 @@ fn register(layout: &mut TrainableLayout, config: &QwenConfig, spec: &RunSpec, d
         let shape = SensorShape {
             window: dims.sensor_window,
             channels: dims.sensor_channels,
-            tokens: spec.sensor.tokens.max(1),
-            width: spec.sensor.width,
-            outputs: spec.expert.width,
+            tokens: spec.vla().sensor.tokens.max(1),
+            width: spec.vla().sensor.width,
+            outputs: spec.vla().expert.width,
         };
         SensorEncoder::register(layout, shape);
     }
     let shape = ExpertShape {
-        width: spec.expert.width,
-        layers: spec.expert.layers,
-        heads: spec.expert.heads,
+        width: spec.vla().expert.width,
+        layers: spec.vla().expert.layers,
+        heads: spec.vla().expert.heads,
         context: config.text.hidden_size,
         state: dims.state,
-        sensor_tokens: if with_sensor { spec.sensor.tokens } else { 0 },
+        sensor_tokens: if with_sensor { spec.vla().sensor.tokens } else { 0 },
         horizon: dims.horizon,
         action: dims.action,
     };

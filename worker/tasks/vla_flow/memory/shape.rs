@@ -1,6 +1,6 @@
 //! The shapes of one micro-batch, for the shadow step.
 
-use coxswain_proto::run_spec::{ActivationsDtype, WeightsDtype};
+use coxswain_proto::vla_flow::{ActivationsDtype, WeightsDtype};
 
 use super::{
     Subject,
@@ -12,7 +12,7 @@ use crate::vla_flow::policy::Tap;
 
 /// Bytes of an activation's element: products accumulate in fp32 whatever the weights are; what recompute keeps may be narrower.
 pub(super) fn widths(subject: &Subject) -> Widths {
-    let kept = match subject.spec.model.activations_dtype {
+    let kept = match subject.spec.vla().model.activations_dtype {
         ActivationsDtype::Float32 => 4,
         ActivationsDtype::Bfloat16 => 2,
     };
@@ -107,25 +107,25 @@ fn vl(subject: &Subject, batch: u64) -> VlShape {
         width: text.hidden_size as u64,
         head: text.head_dim as u64,
         text: (0..text.num_layers).map(layer).collect(),
-        narrow_table: subject.spec.model.weights_dtype == WeightsDtype::Bfloat16,
+        narrow_table: subject.spec.vla().model.weights_dtype == WeightsDtype::Bfloat16,
     }
 }
 
 fn expert(subject: &Subject, batch: u64) -> ExpertShape {
     let (spec, dims) = (&subject.spec, subject.outline.dims);
-    let tokens = spec.sensor.tokens.max(1);
+    let tokens = spec.vla().sensor.tokens.max(1);
     ExpertShape {
-        width: spec.expert.width as u64,
-        layers: spec.expert.layers as u64,
-        heads: spec.expert.heads as u64,
+        width: spec.vla().expert.width as u64,
+        layers: spec.vla().expert.layers as u64,
+        heads: spec.vla().expert.heads as u64,
         state: dims.state as u64,
         action: dims.action as u64,
         horizon: dims.horizon as u64,
         batch,
-        repeats: spec.expert.repeated_noise as u64,
+        repeats: spec.vla().expert.repeated_noise as u64,
         context_tokens: subject.outline.prompt_tokens as u64,
         sensor: (dims.sensor_window > 0).then(|| SensorShape {
-            width: spec.sensor.width as u64,
+            width: spec.vla().sensor.width as u64,
             tokens: tokens as u64,
             inputs: (dims.sensor_window.div_ceil(tokens) * dims.sensor_channels) as u64,
         }),
@@ -153,6 +153,6 @@ impl Linears<'_> {
     }
 
     fn narrow(&self) -> bool {
-        self.subject.spec.model.weights_dtype == WeightsDtype::Bfloat16
+        self.subject.spec.vla().model.weights_dtype == WeightsDtype::Bfloat16
     }
 }

@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use burn::backend::Flex;
-use coxswain_proto::run_spec::{
-    ActivationsDtype, LoraTargets, Recompute, ReduceDtype, RunSpec, WeightsDtype,
+use coxswain_proto::{
+    run_spec::{Recompute, ReduceDtype, RunSpec},
+    vla_flow::{ActivationsDtype, LoraTargets, WeightsDtype},
 };
 
 use super::*;
@@ -17,11 +18,11 @@ fn repository() -> PathBuf {
 /// A run file of the repository, with its paths made absolute.
 fn spec(name: &str) -> RunSpec {
     let root = repository();
-    let mut spec =
-        RunSpec::load(&root.join("configs").join(name), &[]).expect("a run file of the repository");
-    for path in [&mut spec.model.path, &mut spec.data.path] {
-        *path = root.join(&path).display().to_string();
-    }
+    let mut spec = RunSpec::load(&root.join("configs").join(name), &[], coxswain_proto::vla_flow::TASKS)
+        .expect("a run file of the repository");
+    let model = root.join(&spec.vla().model.path).display().to_string();
+    spec.vla_mut().model.path = model;
+    spec.data.path = root.join(&spec.data.path).display().to_string();
     spec
 }
 
@@ -47,15 +48,18 @@ fn the_published_model_is_counted_to_the_unit() {
 fn trainables_are_counted_as_the_layout_has_them() {
     let changes: [fn(&mut RunSpec); 4] = [
         |_| {},
-        |spec| spec.lora = None,
+        |spec| spec.vla_mut().lora = None,
         |spec| {
-            let lora = spec.lora.as_mut().expect("the quickstart has adapters");
+            let mut vla = spec.vla_mut();
+            let lora = vla.lora.as_mut().expect("the quickstart has adapters");
             lora.targets = LoraTargets::Regex("all-linear".into());
             lora.rank_pattern = [("q_proj".into(), 3)].into_iter().collect();
         },
         |spec| {
-            spec.data.sensor = None;
-            (spec.expert.width, spec.expert.layers, spec.expert.heads) = (96, 3, 6);
+            spec.vla_mut().data.sensor = None;
+            let mut vla = spec.vla_mut();
+            (vla.expert.width, vla.expert.layers, vla.expert.heads) = (96, 3, 6);
+            drop(vla);
         },
     ];
     let original = subject("quickstart.yaml");
@@ -86,7 +90,7 @@ fn the_longest_prompt_is_the_data_sets_own() {
 fn a_missing_tokenizer_makes_the_prompt_an_estimate_on_the_long_side() {
     let mut spec = spec("quickstart.yaml");
     let encoded = Outline::read(&spec).expect("metadata").prompt_tokens;
-    spec.model.path = repository().join("configs/assets/qwen2.5-vl-3b").display().to_string();
+    spec.vla_mut().model.path = repository().join("configs/assets/qwen2.5-vl-3b").display().to_string();
     let estimated = Outline::read(&spec).expect("metadata needs no tokenizer");
     assert_eq!(estimated.prompt_length, crate::vla_flow::data::PromptLength::Estimated);
     assert!(estimated.prompt_tokens >= encoded, "{estimated:?} for {encoded}");
@@ -98,8 +102,9 @@ fn frozen_weights_on_a_card_are_the_model_without_a_head_of_its_own() {
     let held = subject.counts.held_frozen();
     let narrow = subject.predict(card(1, 1)).of(Category::FrozenWeights);
     assert_eq!(narrow, 2 * held.matrices + 4 * held.vectors);
-    let wide =
-        subject.changed(|spec| spec.model.weights_dtype = WeightsDtype::Float32).expect("no new names");
+    let wide = subject
+        .changed(|spec| spec.vla_mut().model.weights_dtype = WeightsDtype::Float32)
+        .expect("no new names");
     assert_eq!(wide.predict(card(1, 1)).of(Category::FrozenWeights), 4 * 3_754_622_976);
 }
 
@@ -185,7 +190,7 @@ fn on_a_host_streaming_saves_what_is_copied_out_of_the_files_and_nothing_else() 
     let host = Ask { micro_batch: 2, world: 1, rank: 0, place: Place::Host { threads: 2 } };
     // The small model is stored in bfloat16.
     let saved = |dtype| {
-        let subject = subject("quickstart.yaml").changed(|spec| spec.model.weights_dtype = dtype);
+        let subject = subject("quickstart.yaml").changed(|spec| spec.vla_mut().model.weights_dtype = dtype);
         let subject = subject.expect("no new names");
         let lever = subject.levers(host).into_iter().find(|lever| lever.setting == "memory.offload=layers");
         let streamed = subject.changed(|spec| spec.memory.offload = Offload::Layers).expect("no new names");
@@ -220,7 +225,7 @@ fn activations_in_bfloat16_take_half_of_what_recompute_keeps_and_nothing_off_gra
     let kept = |recompute, activations| {
         let subject = base.changed(|spec| {
             spec.train.recompute = recompute;
-            spec.model.activations_dtype = activations;
+            spec.vla_mut().model.activations_dtype = activations;
         });
         subject.expect("no new names").predict(card(4, 1)).kept as f64
     };
@@ -241,7 +246,7 @@ fn a_plan_says_what_activations_in_bfloat16_would_save_and_what_they_need() {
     let of = |recompute, activations| {
         let subject = base.changed(|spec| {
             spec.train.recompute = recompute;
-            spec.model.activations_dtype = activations;
+            spec.vla_mut().model.activations_dtype = activations;
         });
         subject.expect("no new names")
     };

@@ -9,7 +9,7 @@
 
 use std::path::PathBuf;
 
-use coxswain_proto::run_spec::ActivationsDtype;
+use coxswain_proto::vla_flow::ActivationsDtype;
 
 use super::{Policy, Tap};
 use coxswain_models::qwen2_5_vl::{checkpoint::Checkpoint, error::ModelError, modules::frozen_tensors};

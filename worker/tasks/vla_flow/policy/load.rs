@@ -3,7 +3,10 @@
 
 use std::path::Path;
 
-use coxswain_proto::run_spec::{Lora, Offload, RunSpec};
+use coxswain_proto::{
+    run_spec::{Offload, RunSpec},
+    vla_flow::Lora,
+};
 
 use super::{Adapted, Policy, PolicyError, Settings, Source, Tap};
 use coxswain_models::qwen2_5_vl::{LoadOptions, QwenVl, config::QwenConfig, error::ModelError, modules::modules};
@@ -19,33 +22,34 @@ impl<B: Tape<Base = B>> Policy<B> {
         device: &B::Device,
     ) -> Result<(Self, TrainableLayout, Vec<f32>), PolicyError> {
         check(spec, dims)?;
-        let dir = Path::new(&spec.model.path);
+        let vla = spec.vla();
+        let dir = Path::new(&vla.model.path);
         let config = QwenConfig::read(dir)?;
         let modules = modules(&config);
-        let adapters = spec.lora.as_ref().map(|lora| Adapters::resolve(lora, &modules)).transpose()?;
+        let adapters = spec.vla().lora.as_ref().map(|lora| Adapters::resolve(lora, &modules)).transpose()?;
         let mut layout = TrainableLayout::default();
         let lora = adapters.as_ref().map(|adapters| &adapters.plan);
         let tap = Tap::resolve(&spec.cache, &Adapted::new(&config, lora))?;
         let streamed = spec.memory.offload == Offload::Layers;
-        let options = LoadOptions { streamed, ..spec.model.weights_dtype.into() };
+        let options = LoadOptions { streamed, ..spec.vla().model.weights_dtype.into() };
         let model = QwenVl::load(dir, options, lora, &mut layout, device)?;
         let sensor = (dims.sensor_window > 0).then(|| {
             let shape = SensorShape {
                 window: dims.sensor_window,
                 channels: dims.sensor_channels,
-                tokens: spec.sensor.tokens,
-                width: spec.sensor.width,
-                outputs: spec.expert.width,
+                tokens: spec.vla().sensor.tokens,
+                width: spec.vla().sensor.width,
+                outputs: spec.vla().expert.width,
             };
             SensorEncoder::register(&mut layout, shape)
         });
         let shape = ExpertShape {
-            width: spec.expert.width,
-            layers: spec.expert.layers,
-            heads: spec.expert.heads,
+            width: spec.vla().expert.width,
+            layers: spec.vla().expert.layers,
+            heads: spec.vla().expert.heads,
             context: model.config.text.hidden_size,
             state: dims.state,
-            sensor_tokens: if sensor.is_some() { spec.sensor.tokens } else { 0 },
+            sensor_tokens: if sensor.is_some() { spec.vla().sensor.tokens } else { 0 },
             horizon: dims.horizon,
             action: dims.action,
         };
@@ -53,17 +57,17 @@ impl<B: Tape<Base = B>> Policy<B> {
         let values = initial_values(spec, &layout, adapters.as_ref());
         let settings = Settings {
             seed: spec.run.seed,
-            convention: spec.expert.convention,
-            repeats: spec.expert.repeated_noise,
-            sampling_steps: spec.expert.sampling_steps,
+            convention: spec.vla().expert.convention,
+            repeats: spec.vla().expert.repeated_noise,
+            sampling_steps: spec.vla().expert.sampling_steps,
             retention: Retention {
                 recompute: spec.train.recompute,
-                activations: spec.model.activations_dtype,
+                activations: spec.vla().model.activations_dtype,
             },
             cache: spec.cache.mode,
         };
         let lora = adapters.map(|adapters| adapters.plan);
-        let source = Source { dir: dir.into(), dtype: spec.model.weights_dtype };
+        let source = Source { dir: dir.into(), dtype: spec.vla().model.weights_dtype };
         let device = device.clone();
         let policy = Self { model, lora, sensor, expert, tap, source, streamed, dims, settings, device };
         Ok((policy, layout, values))
@@ -71,8 +75,8 @@ impl<B: Tape<Base = B>> Policy<B> {
 
     /// What the trainables of a loaded policy started from, once more.
     pub fn initial_values(&self, spec: &RunSpec, layout: &TrainableLayout) -> Result<Vec<f32>, PolicyError> {
-        let modules = modules(&QwenConfig::read(Path::new(&spec.model.path))?);
-        let adapters = spec.lora.as_ref().map(|lora| Adapters::resolve(lora, &modules)).transpose()?;
+        let modules = modules(&QwenConfig::read(Path::new(&spec.vla().model.path))?);
+        let adapters = spec.vla().lora.as_ref().map(|lora| Adapters::resolve(lora, &modules)).transpose()?;
         Ok(initial_values(spec, layout, adapters.as_ref()))
     }
 }
@@ -122,13 +126,13 @@ fn setting(field: &str, problem: &str) -> ModelError {
 fn check(spec: &RunSpec, dims: SampleDims) -> Result<(), PolicyError> {
     let refuse = |field, problem| Err(PolicyError::Setting { field, problem });
     let at_least_one = [
-        ("expert.width", spec.expert.width),
-        ("expert.layers", spec.expert.layers),
-        ("expert.heads", spec.expert.heads),
-        ("expert.repeated_noise", spec.expert.repeated_noise),
-        ("expert.sampling_steps", spec.expert.sampling_steps),
-        ("sensor.width", spec.sensor.width),
-        ("sensor.tokens", spec.sensor.tokens),
+        ("expert.width", spec.vla().expert.width),
+        ("expert.layers", spec.vla().expert.layers),
+        ("expert.heads", spec.vla().expert.heads),
+        ("expert.repeated_noise", spec.vla().expert.repeated_noise),
+        ("expert.sampling_steps", spec.vla().expert.sampling_steps),
+        ("sensor.width", spec.vla().sensor.width),
+        ("sensor.tokens", spec.vla().sensor.tokens),
         ("data.state", dims.state),
         ("data.action", dims.action),
         ("data.horizon", dims.horizon),
@@ -136,11 +140,11 @@ fn check(spec: &RunSpec, dims: SampleDims) -> Result<(), PolicyError> {
     if let Some((field, _)) = at_least_one.into_iter().find(|(_, value)| *value == 0) {
         return refuse(field, "0; expected at least 1".into());
     }
-    let (width, heads) = (spec.expert.width, spec.expert.heads);
+    let (width, heads) = (spec.vla().expert.width, spec.vla().expert.heads);
     if !width.is_multiple_of(heads) {
         return refuse("expert.heads", format!("{heads} heads do not divide expert.width {width}"));
     }
-    let (window, tokens) = (dims.sensor_window, spec.sensor.tokens);
+    let (window, tokens) = (dims.sensor_window, spec.vla().sensor.tokens);
     if window > 0 && dims.sensor_channels == 0 {
         return refuse("data.sensor", "its readings have no channels; name another feature".into());
     }

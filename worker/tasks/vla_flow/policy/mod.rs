@@ -32,7 +32,10 @@ mod vl;
 use std::path::PathBuf;
 
 use burn::tensor::{Tensor, TensorData};
-use coxswain_proto::run_spec::{CacheMode, FlowConvention, Recompute, WeightsDtype};
+use coxswain_proto::{
+    run_spec::{CacheMode, Recompute},
+    vla_flow::{FlowConvention, WeightsDtype},
+};
 
 use self::vl::{Broken, Entry, VlContext, VlRun};
 pub use self::{

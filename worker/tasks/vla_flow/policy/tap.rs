@@ -13,7 +13,10 @@
 
 use std::fmt;
 
-use coxswain_proto::run_spec::{self, Cache, CacheMode};
+use coxswain_proto::{
+    run_spec::{Cache, CacheMode},
+    vla_flow,
+};
 
 use super::PolicyError;
 use coxswain_models::qwen2_5_vl::config::QwenConfig;
@@ -81,6 +84,10 @@ impl Tap {
         if cache.mode == CacheMode::Off {
             return Ok(None);
         }
+        let given = match vla_flow::Tap::try_from(&cache.tap) {
+            Ok(given) => given,
+            Err(error) => return refuse("cache.tap", error.to_string()),
+        };
         let deepest = match (cache.mode, adapted.layers.first()) {
             (CacheMode::Periodic, _) | (_, None) => Self::Final,
             (_, Some(0)) => Self::Vision,
@@ -94,11 +101,11 @@ impl Tap {
                 ),
             );
         }
-        let named = match cache.tap {
-            run_spec::Tap::Auto => return Ok(Some(deepest)),
-            run_spec::Tap::Vision => Self::Vision,
-            run_spec::Tap::Final => Self::Final,
-            run_spec::Tap::Layer(layer) => Self::Layer(layer),
+        let named = match given {
+            vla_flow::Tap::Auto => return Ok(Some(deepest)),
+            vla_flow::Tap::Vision => Self::Vision,
+            vla_flow::Tap::Final => Self::Final,
+            vla_flow::Tap::Layer(layer) => Self::Layer(layer),
         };
         named.check(cache.mode, adapted, deepest)?;
         Ok(Some(named))
@@ -174,24 +181,24 @@ fn refuse<T>(field: &'static str, problem: String) -> Result<T, PolicyError> {
 mod tests {
     use super::*;
 
-    fn cache(mode: CacheMode, tap: run_spec::Tap) -> Cache {
-        Cache { mode, tap, ..Cache::default() }
+    fn cache(mode: CacheMode, tap: vla_flow::Tap) -> Cache {
+        Cache { mode, tap: tap.into(), ..Cache::default() }
     }
 
     fn adapted(layers: &[usize]) -> Adapted {
         Adapted { vision: None, layers: layers.into(), of_layers: 6 }
     }
 
-    fn exact(tap: run_spec::Tap, layers: &[usize]) -> Result<Option<Tap>, String> {
+    fn exact(tap: vla_flow::Tap, layers: &[usize]) -> Result<Option<Tap>, String> {
         Tap::resolve(&cache(CacheMode::Exact, tap), &adapted(layers)).map_err(|error| error.to_string())
     }
 
     #[test]
     fn auto_is_as_deep_as_exactness_allows() {
-        assert_eq!(exact(run_spec::Tap::Auto, &[]), Ok(Some(Tap::Final)));
-        assert_eq!(exact(run_spec::Tap::Auto, &[4, 5]), Ok(Some(Tap::Layer(4))));
-        assert_eq!(exact(run_spec::Tap::Auto, &[0, 5]), Ok(Some(Tap::Vision)));
-        let off = cache(CacheMode::Off, run_spec::Tap::Final);
+        assert_eq!(exact(vla_flow::Tap::Auto, &[]), Ok(Some(Tap::Final)));
+        assert_eq!(exact(vla_flow::Tap::Auto, &[4, 5]), Ok(Some(Tap::Layer(4))));
+        assert_eq!(exact(vla_flow::Tap::Auto, &[0, 5]), Ok(Some(Tap::Vision)));
+        let off = cache(CacheMode::Off, vla_flow::Tap::Final);
         assert_eq!(Tap::resolve(&off, &adapted(&[0])).ok(), Some(None));
     }
 
@@ -199,24 +206,24 @@ mod tests {
     fn a_named_tap_may_be_shallower_but_not_deeper() {
         for tap in [Tap::Vision, Tap::Layer(0), Tap::Layer(3), Tap::Layer(4)] {
             let named = match tap {
-                Tap::Layer(layer) => run_spec::Tap::Layer(layer),
-                _ => run_spec::Tap::Vision,
+                Tap::Layer(layer) => vla_flow::Tap::Layer(layer),
+                _ => vla_flow::Tap::Vision,
             };
             assert_eq!(exact(named, &[4, 5]), Ok(Some(tap)));
         }
-        let message = exact(run_spec::Tap::Layer(5), &[4, 5]).expect_err("layer 4 trains below");
+        let message = exact(vla_flow::Tap::Layer(5), &[4, 5]).expect_err("layer 4 trains below");
         assert!(message.starts_with("cache.tap: is the input of decoder layer 5"), "{message}");
         assert!(message.contains("decoder layer 4 trains") && message.contains("auto"), "{message}");
-        let message = exact(run_spec::Tap::Final, &[4, 5]).expect_err("layer 4 trains below");
+        let message = exact(vla_flow::Tap::Final, &[4, 5]).expect_err("layer 4 trains below");
         assert!(message.contains("periodic"), "{message}");
-        let message = exact(run_spec::Tap::Layer(6), &[]).expect_err("six layers");
+        let message = exact(vla_flow::Tap::Layer(6), &[]).expect_err("six layers");
         assert!(message.contains("last one is 5"), "{message}");
     }
 
     #[test]
     fn a_vision_tower_that_trains_leaves_nothing_to_keep() {
         let adapted = Adapted { vision: Some("model.visual.blocks.0.attn.qkv".into()), ..adapted(&[4]) };
-        for tap in [run_spec::Tap::Auto, run_spec::Tap::Vision] {
+        for tap in [vla_flow::Tap::Auto, vla_flow::Tap::Vision] {
             let error =
                 Tap::resolve(&cache(CacheMode::Exact, tap), &adapted).expect_err("refused").to_string();
             assert!(
@@ -224,7 +231,7 @@ mod tests {
                 "{error}"
             );
         }
-        let periodic = cache(CacheMode::Periodic, run_spec::Tap::Auto);
+        let periodic = cache(CacheMode::Periodic, vla_flow::Tap::Auto);
         assert_eq!(Tap::resolve(&periodic, &adapted).ok(), Some(Some(Tap::Final)));
     }
 

@@ -1,10 +1,7 @@
 //! The policy on the small checkpoint that ships with the repository.
 
 use burn::backend::Flex;
-use coxswain_proto::{
-    ids::Step,
-    run_spec::{LearningRates, RunSpec},
-};
+use coxswain_proto::{ids::Step, run_spec::RunSpec, vla_flow::LearningRates};
 use serde_json::{Value, json};
 
 use super::*;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use coxswain_proto::run_spec::{NormMode, RunSpec};
+use coxswain_proto::{run_spec::RunSpec, vla_flow::NormMode};
 use serde_json::json;
 
 use super::recording::{Recording, edit};

@@ -21,7 +21,7 @@ fn checkpoint(change: impl FnOnce(&Path)) -> PathBuf {
 #[track_caller]
 fn refused_checkpoint(change: impl FnOnce(&Path), says: &[&str]) {
     let mut spec = super::spec(&mini());
-    spec.model.path = checkpoint(change).display().to_string();
+    spec.vla_mut().model.path = checkpoint(change).display().to_string();
     refused(Dataset::open(&spec), says);
 }
 
@@ -89,7 +89,9 @@ fn image_settings_that_ask_for_other_images_are_refused_by_name() {
 fn bounds_of_pixels_that_leave_no_size_are_refused() {
     let bounds = |min, max| {
         let mut spec = super::spec(&mini());
-        (spec.data.min_pixels, spec.data.max_pixels) = (min, max);
+        let mut vla = spec.vla_mut();
+        (vla.data.min_pixels, vla.data.max_pixels) = (min, max);
+        drop(vla);
         Dataset::open(&spec)
     };
     refused(bounds(None, Some(100)), &["data.max_pixels", "784"]);
@@ -100,6 +102,6 @@ fn bounds_of_pixels_that_leave_no_size_are_refused() {
 #[test]
 fn a_task_that_contains_an_image_placeholder_is_refused() {
     let mut spec = super::spec(&mini());
-    spec.data.prompt = "look <|image_pad|> {task}".into();
+    spec.vla_mut().data.prompt = "look <|image_pad|> {task}".into();
     refused(Dataset::open(&spec), &["data.prompt", "2 image placeholders for 1 images"]);
 }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use coxswain_proto::run_spec::NormMode;
+use coxswain_proto::vla_flow::NormMode;
 use safetensors::SafeTensors;
 use serde::Deserialize;
 
@@ -114,7 +114,7 @@ fn a_checkpoint_saved_again_by_transformers_5_gives_the_same_samples() {
 
     let mut spec = spec(&mini());
     let published = Dataset::open(&spec).unwrap();
-    spec.model.path = dir.path().display().to_string();
+    spec.vla_mut().model.path = dir.path().display().to_string();
     let again = Dataset::open(&spec).unwrap();
     let (ours, theirs) = (again.sample(7).unwrap(), published.sample(7).unwrap());
     assert_eq!(ours.input_ids, theirs.input_ids);
@@ -128,10 +128,10 @@ fn a_v2_1_data_set_gives_the_samples_of_the_v3_0_one_it_was_made_from() {
     let open = |path: &Path| {
         let mut spec = spec(path);
         spec.data.holdout_episodes = vec![1];
-        spec.data.horizon = 3;
-        spec.data.normalization.state = NormMode::Identity;
-        spec.data.normalization.action = NormMode::Identity;
-        spec.data.normalization.sensor = NormMode::Identity;
+        spec.vla_mut().data.horizon = 3;
+        spec.vla_mut().data.normalization.state = NormMode::Identity;
+        spec.vla_mut().data.normalization.action = NormMode::Identity;
+        spec.vla_mut().data.normalization.sensor = NormMode::Identity;
         Dataset::open(&spec).unwrap()
     };
     let (old, new) = (open(&root), open(&mini()));
@@ -156,7 +156,7 @@ fn v2_1_statistics_are_aggregated_over_episodes() {
     let root = fixtures().join("metaworld-v21");
     let dataset = Dataset::open(&spec(&root)).unwrap();
     let mut spec = spec(&root);
-    spec.data.normalization.state = NormMode::Identity;
+    spec.vla_mut().data.normalization.state = NormMode::Identity;
     let raw = Dataset::open(&spec).unwrap();
     let states: Vec<Vec<f32>> = (0..18).map(|i| raw.sample(i).unwrap().state).collect();
     let stats = dataset.stats();
@@ -169,7 +169,7 @@ fn v2_1_statistics_are_aggregated_over_episodes() {
         assert_eq!(of("max"), values.fold(f64::NEG_INFINITY, f64::max));
     }
     // Quantiles came with v3.0.
-    spec.data.normalization.state = NormMode::Quantiles;
+    spec.vla_mut().data.normalization.state = NormMode::Quantiles;
     let error = Dataset::open(&spec).err().map(|e| e.to_string()).unwrap_or_default();
     assert!(error.contains("episodes_stats.jsonl") && error.contains("observation.state.q01"), "{error}");
     let report = inspect(&root).unwrap();

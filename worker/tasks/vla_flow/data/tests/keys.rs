@@ -57,7 +57,7 @@ fn one_word_of_a_task_changes_its_samples_and_the_template_all() {
     assert_eq!(changed(&before, &written(&moved)), [3]);
     let dir = recording.write();
     let mut spec = recording.spec(dir.path());
-    spec.data.prompt = "{task} now".into();
+    spec.vla_mut().data.prompt = "{task} now".into();
     let dataset = Dataset::open(&spec).unwrap();
     let store = tempfile::tempdir().unwrap();
     let keys = dataset.sample_keys(&Store::open(store.path(), None).unwrap()).unwrap();
@@ -122,7 +122,7 @@ fn a_second_launch_reads_no_images() {
 
     // Another prompt makes other keys of the same digests.
     let mut spec = super::spec(&super::mini());
-    spec.data.prompt = "please {task}".into();
+    spec.vla_mut().data.prompt = "please {task}".into();
     let third = Dataset::open(&spec).unwrap().sample_keys(&store).unwrap();
     assert_eq!(third.images_read, 0);
     assert_ne!(third.get(0), first.get(0));
@@ -170,7 +170,7 @@ fn what_could_not_be_read_is_not_remembered_as_having_no_key() {
 fn bounds_of_pixels_change_the_description_of_preprocessing() {
     let describe = |max_pixels| {
         let mut spec = super::spec(&super::mini());
-        spec.data.max_pixels = max_pixels;
+        spec.vla_mut().data.max_pixels = max_pixels;
         Dataset::open(&spec).unwrap().preprocessing()
     };
     assert_eq!(describe(None), describe(None));

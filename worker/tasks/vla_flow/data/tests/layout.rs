@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use coxswain_proto::run_spec::NormMode;
+use coxswain_proto::vla_flow::NormMode;
 use parquet::file::properties::WriterProperties;
 
 use super::recording::{CHANNELS, Recording, WINDOW, action, sensor, state};
@@ -13,9 +13,9 @@ use crate::data::lerobot::rows::{Columns, Limits, Part, RowStore};
 fn identity(recording: &Recording) -> (tempfile::TempDir, Dataset) {
     let dir = recording.write();
     let mut spec = recording.spec(dir.path());
-    spec.data.normalization.state = NormMode::Identity;
-    spec.data.normalization.action = NormMode::Identity;
-    spec.data.normalization.sensor = NormMode::Identity;
+    spec.vla_mut().data.normalization.state = NormMode::Identity;
+    spec.vla_mut().data.normalization.action = NormMode::Identity;
+    spec.vla_mut().data.normalization.sensor = NormMode::Identity;
     let dataset = Dataset::open(&spec).unwrap();
     (dir, dataset)
 }
@@ -179,7 +179,7 @@ fn normalisation_is_lerobot_s_formula_in_every_mode() {
         (NormMode::Quantiles, 2.0 * (x + 2.0) / 4.0 - 1.0),
     ];
     for (mode, want) in cases {
-        spec.data.normalization.action = mode;
+        spec.vla_mut().data.normalization.action = mode;
         let dataset = Dataset::open(&spec).unwrap();
         let mut actions = dataset.sample(7).unwrap().actions;
         assert_eq!(actions[0], want, "{mode:?}");
@@ -201,7 +201,7 @@ fn a_feature_that_never_moves_is_normalised_without_infinities() {
     });
     for mode in [NormMode::MeanStd, NormMode::MinMax, NormMode::Quantiles] {
         let mut spec = recording.spec(dir.path());
-        spec.data.normalization.action = mode;
+        spec.vla_mut().data.normalization.action = mode;
         let sample = Dataset::open(&spec).unwrap().sample(7).unwrap();
         assert!(sample.actions.iter().all(|a| a.is_finite()), "{mode:?}: {:?}", sample.actions);
     }

@@ -99,9 +99,9 @@ impl Recording {
     /// A run that names everything here.
     pub fn spec(&self, dir: &Path) -> RunSpec {
         let mut spec = super::spec(dir);
-        spec.data.cameras = self.cameras.iter().map(|(name, ..)| name.to_string()).collect();
+        spec.vla_mut().data.cameras = self.cameras.iter().map(|(name, ..)| name.to_string()).collect();
         spec.data.holdout_episodes = Vec::new();
-        spec.data.horizon = 4;
+        spec.vla_mut().data.horizon = 4;
         spec
     }
 

@@ -1,13 +1,10 @@
-//! The section `data`: the data set, and how samples are cut from it.
+//! How samples are cut from the data set: the task's part of the section `data`.
 
 use serde::{Deserialize, Serialize};
 
-/// The LeRobot data set and how samples are cut from it.
+/// How samples are cut from a LeRobot data set.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Data {
-    /// A LeRobot v3.0 or v2.1 directory.
-    pub path: String,
     /// Image features, in prompt order.
     pub cameras: Vec<String>,
     /// Proprioceptive state feature.
@@ -25,9 +22,6 @@ pub struct Data {
     /// Normalisation per kind of feature.
     #[serde(default)]
     pub normalization: Normalization,
-    /// Episodes kept out of training, for `cox eval` and the evaluation at the end.
-    #[serde(default)]
-    pub holdout_episodes: Vec<usize>,
     /// `{task}` is replaced by the sample's task text.
     #[serde(default = "default_prompt")]
     pub prompt: String,
@@ -37,12 +31,6 @@ pub struct Data {
     /// See `min_pixels`.
     #[serde(default)]
     pub max_pixels: Option<usize>,
-    /// Micro-batches prepared ahead of the training thread.
-    #[serde(default = "default_prefetch")]
-    pub prefetch: usize,
-    /// Threads of each worker that read and decode samples; as many as it computes with, but at most 8, when absent.
-    #[serde(default)]
-    pub threads: Option<usize>,
 }
 
 fn default_state() -> String {
@@ -56,9 +44,6 @@ fn default_horizon() -> usize {
 }
 fn default_prompt() -> String {
     "{task}".into()
-}
-fn default_prefetch() -> usize {
-    2
 }
 
 /// Normalisation per kind of feature, from the data set's `stats.json`.

@@ -1,4 +1,4 @@
-//! What trains: the sections `lora`, `expert` and `sensor`.
+//! What trains: the sections `lora`, `expert` and `sensor`, and their learning rates.
 
 use serde::{Deserialize, Serialize};
 
@@ -114,5 +114,23 @@ pub struct Sensor {
 impl Default for Sensor {
     fn default() -> Self {
         Self { width: 64, tokens: 4 }
+    }
+}
+
+/// Peak learning rate of each group of trainables.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LearningRates {
+    /// LoRA matrices of the vision-language model.
+    pub lora: f64,
+    /// The action expert.
+    pub expert: f64,
+    /// The sensor encoder.
+    pub sensor: f64,
+}
+
+impl Default for LearningRates {
+    fn default() -> Self {
+        Self { lora: 1e-5, expert: 1e-4, sensor: 1e-4 }
     }
 }

@@ -1,0 +1,192 @@
+//! Which keys of a run file decide what is learned.
+//!
+//! Two runs are the same if they learn the same. Keys that change how fast, how long, on how much memory or where a run trains do
+//! not belong to that, so a run may be continued with more steps, another micro-batch, another number of processes or from another
+//! directory, and is refused when the model, the data, the seed, the batch or the optimizer is another.
+//!
+//! Every key says which it is: the engine's below, a task's in its schema. What a task says travels with the specification as
+//! [`Marks`], so that coordinator and workers tell runs apart without knowing the task.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// What another value of a key means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// Another run.
+    Learned,
+    /// Another run, and so does another order of its entries: a map that is one value.
+    LearnedInOrder,
+    /// Another run; earlier versions did not have the key, and did what it says with this value (as JSON). A specification with
+    /// that value is recognised as the same run as one without the key.
+    LearnedSince(&'static str),
+    /// The same run, for this reason.
+    Outside(&'static str),
+}
+
+/// Dotted keys, each with its class.
+pub type Classes = [(&'static str, Class)];
+
+use Class::{Learned, LearnedSince, Outside};
+
+/// The classes of the keys that every run file has, whatever its task.
+pub const ENGINE: &Classes = &[
+    ("run.name", Outside("a label")),
+    ("run.output_dir", Outside("a run directory may be moved")),
+    ("run.seed", Learned),
+    ("task.type", LearnedSince("\"vla_flow\"")),
+    ("data.path", Learned),
+    ("data.holdout_episodes", Learned),
+    ("data.prefetch", Outside("speed")),
+    ("data.threads", Outside("speed")),
+    ("train.steps", Outside("a run may be prolonged")),
+    ("train.epochs", Outside("a run may be prolonged")),
+    ("train.global_batch", Learned),
+    ("train.micro_batch", Outside("the same global batch, cut otherwise")),
+    ("train.auto_micro_batch", Outside("the same global batch, cut otherwise")),
+    ("train.recompute", Outside("the same gradients, computed otherwise")),
+    ("train.checkpoint_every", Outside("how often, not what")),
+    ("train.keep_checkpoints", Outside("how many, not what")),
+    ("train.log_every", Outside("how often, not what")),
+    ("train.resume", Outside("where it begins, not what it learns")),
+    ("optimizer.betas", Learned),
+    ("optimizer.eps", Learned),
+    ("optimizer.weight_decay", Learned),
+    ("optimizer.clip_norm", Learned),
+    ("optimizer.warmup_steps", Learned),
+    ("optimizer.schedule", Learned),
+    ("optimizer.min_lr_ratio", Learned),
+    ("optimizer.reduce_dtype", Learned),
+    ("eval.samples", Learned),
+    ("cache.mode", Learned),
+    ("cache.tap", Learned),
+    ("cache.dtype", Learned),
+    ("cache.dir", Outside("where")),
+    ("cache.budget", Outside("a bound")),
+    ("cache.encoder_batch", Outside("the same features, computed otherwise")),
+    ("cache.interval.epochs", Learned),
+    ("cache.interval.steps", Learned),
+    ("cache.live.epochs", Learned),
+    ("cache.live.steps", Learned),
+    ("cache.rebuild_above", Learned),
+    ("cache.rebuild_below", Learned),
+    ("cache.probe_samples", Learned),
+    ("memory.capacity", Outside("a bound")),
+    ("memory.offload", Outside("where")),
+    ("faults.mirror", Outside("redundancy")),
+    ("launch.nproc_per_node", Outside("where")),
+    ("launch.device", Outside("where")),
+    ("launch.collectives", Outside("where")),
+    ("launch.threads_per_worker", Outside("speed")),
+    ("launch.listen", Outside("where")),
+];
+
+/// What of a task's classes is not simply `Learned`, in the form that travels with a specification.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Marks {
+    outside: BTreeSet<String>,
+    ordered: BTreeSet<String>,
+    /// Key to the value that says what versions without it did.
+    since: BTreeMap<String, Value>,
+}
+
+impl Marks {
+    pub(crate) fn of(classes: &Classes) -> Self {
+        let mut marks = Self::default();
+        for (key, class) in classes {
+            let key = (*key).to_owned();
+            match class {
+                Class::Learned => {}
+                Class::LearnedInOrder => drop(marks.ordered.insert(key)),
+                Class::LearnedSince(before) => {
+                    let before = serde_json::from_str(before).expect("classes give a default as JSON");
+                    marks.since.insert(key, before);
+                }
+                Class::Outside(_) => drop(marks.outside.insert(key)),
+            }
+        }
+        marks
+    }
+
+    /// What specifications meant that were written before they carried marks: their task was always `vla_flow`.
+    pub(crate) fn before_marks_travelled() -> Self {
+        Self::of(&[
+            ("model.activations_dtype", LearnedSince("\"float32\"")),
+            ("lora.rank_pattern", Class::LearnedInOrder),
+            ("lora.alpha_pattern", Class::LearnedInOrder),
+        ])
+    }
+
+    fn and(mut self, other: &Self) -> Self {
+        self.outside.extend(other.outside.iter().cloned());
+        self.ordered.extend(other.ordered.iter().cloned());
+        self.since.extend(other.since.iter().map(|(key, before)| (key.clone(), before.clone())));
+        self
+    }
+}
+
+/// The part of a specification that decides what is learned.
+pub(crate) struct Identity {
+    /// Dotted key to JSON value; without what is null.
+    keys: BTreeMap<String, String>,
+    marks: Marks,
+}
+
+impl Identity {
+    /// Of a whole document, whose task's keys have these marks.
+    pub(crate) fn of(document: &Map<String, Value>, task: &Marks) -> Self {
+        let mut identity = Self { keys: BTreeMap::new(), marks: Marks::of(ENGINE).and(task) };
+        identity.take("", document);
+        identity
+    }
+
+    fn take(&mut self, prefix: &str, map: &Map<String, Value>) {
+        for (name, value) in map {
+            let key = if prefix.is_empty() { name.clone() } else { format!("{prefix}.{name}") };
+            match value {
+                _ if self.marks.outside.contains(&key) => {}
+                Value::Object(inner) if inner.is_empty() || !self.marks.ordered.contains(&key) => {
+                    self.take(&key, inner);
+                }
+                Value::Null => {}
+                leaf => drop(self.keys.insert(key, leaf.to_string())),
+            }
+        }
+    }
+
+    /// All keys, those that came later also where they are not written.
+    pub(crate) fn keys(&self) -> BTreeMap<String, String> {
+        let mut keys = self.keys.clone();
+        for (key, before) in &self.marks.since {
+            keys.entry(key.clone()).or_insert_with(|| before.to_string());
+        }
+        keys
+    }
+
+    /// Keys and values that name the run: without those that say what versions without them did.
+    pub(crate) fn named(&self) -> impl Iterator<Item = (&str, &str)> {
+        let as_before = |key: &str, value: &str| {
+            self.marks.since.get(key).is_some_and(|before| before.to_string() == *value)
+        };
+        let keys = self.keys.iter().map(|(key, value)| (key.as_str(), value.as_str()));
+        keys.filter(move |(key, value)| !as_before(key, value))
+    }
+}
+
+/// What is wrong with a list of classes for these keys, one line each: a key without a class or with two, a class without a key.
+pub fn misfits(known: &[String], classes: &Classes) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for key in known {
+        match classes.iter().filter(|(listed, _)| listed == key).count() {
+            1 => {}
+            0 => wrong.push(format!("{key}: say whether it decides what is learned")),
+            times => wrong.push(format!("{key}: has {times} classes")),
+        }
+    }
+    let strays = classes.iter().filter(|(key, _)| !known.iter().any(|known| known == key));
+    wrong.extend(strays.map(|(key, _)| format!("{key}: there is no such key")));
+    wrong
+}

@@ -1,0 +1,101 @@
+//! Values that are no choice, and settings that contradict each other.
+
+use super::*;
+
+#[test]
+fn names_of_choices_are_checked_and_suggested() {
+    refuses(
+        SMALL,
+        &["lora.targets={a: b}"],
+        "override `lora.targets={a: b}`: lora.targets: \
+         expected a list of module names, or one regular expression as text",
+    );
+    refuses(
+        SMALL,
+        &["cache.tap=fnal"],
+        "override `cache.tap=fnal`: cache.tap: `fnal` is not one of `auto`, `vision`, `final`, `layer`\n    \
+         help: did you mean `final`?",
+    );
+    refuses(
+        SMALL,
+        &["cache.tap=layer"],
+        "override `cache.tap=layer`: cache.tap: `layer` needs a value; write `{layer: 2}`",
+    );
+}
+
+#[test]
+fn targets_are_a_list_or_an_expression() {
+    let targets = |text: &str| vla(&[&format!("lora.targets={text}")]).lora.unwrap().targets;
+    assert_eq!(targets("[q_proj, v_proj]"), LoraTargets::Suffixes(vec!["q_proj".into(), "v_proj".into()]));
+    assert_eq!(targets("all-linear"), LoraTargets::Regex("all-linear".into()));
+}
+
+#[test]
+fn contradictions_are_reported_all_at_once_with_their_places() {
+    let text =
+        SMALL.replace("steps: 10", "steps: 10\n  epochs: 2").replace("micro_batch: 2", "micro_batch: 9");
+    refuses(
+        &text,
+        &["expert.heads=5", "data.cameras=[a, a]", "optimizer.lr.lora=.nan"],
+        "run.yaml:8:10: train.steps: is given together with `train.epochs`\n    \
+         help: remove one of them (on the command line: `train.epochs=`)\n\
+         run.yaml:11:16: train.micro_batch: 9 is larger than the global batch of 8\n    \
+         help: lower `train.micro_batch` or raise `train.global_batch`\n\
+         override `expert.heads=5`: expert.heads: 5 heads do not divide the width 384\n    \
+         help: choose `expert.width` as a multiple of `expert.heads`\n\
+         override `data.cameras=[a, a]`: data.cameras: names a camera twice\n    help: name each once\n\
+         override `optimizer.lr.lora=.nan`: optimizer.lr.lora: must be a finite number of at least 0, is NaN\n    \
+         help: correct it",
+    );
+}
+
+#[test]
+fn every_rule_has_a_case() {
+    for (given, field) in [
+        ("model.path=''", "model.path"),
+        ("lora.rank=0", "lora.rank"),
+        ("lora.alpha=0", "lora.alpha"),
+        ("lora.targets=[]", "lora.targets"),
+        ("lora.targets='(a'", "lora.targets"),
+        ("lora.rank_pattern={a: 0}", "lora.rank_pattern"),
+        ("lora.alpha_pattern={a: -1}", "lora.alpha_pattern"),
+        ("lora.init_from=''", "lora.init_from"),
+        ("optimizer.lr.expert=0", "optimizer.lr.expert"),
+        ("expert.layers=0", "expert.layers"),
+        ("expert.heads=0", "expert.heads"),
+        ("expert.repeated_noise=0", "expert.repeated_noise"),
+        ("expert.sampling_steps=0", "expert.sampling_steps"),
+        ("sensor.tokens=0", "sensor.tokens"),
+        ("data.cameras=[]", "data.cameras"),
+        ("data.sensor=''", "data.sensor"),
+        ("data.horizon=0", "data.horizon"),
+        ("data.prompt=''", "data.prompt"),
+        ("data.min_pixels=0", "data.min_pixels"),
+        ("cache={mode: periodic}", "cache.mode"),
+    ] {
+        let error = read(SMALL, &[given]).expect_err(given);
+        assert!(error.problems().iter().any(|p| p.path == field), "{given}: {error}");
+    }
+}
+
+#[test]
+fn layers_are_streamed_only_where_the_tape_does_not_keep_them() {
+    let layers = "memory.offload=layers";
+    for kept in ["train.recompute=none", "train.recompute={every: 2}"] {
+        let error = read(SMALL, &["lora={}", kept, layers]).expect_err(kept);
+        let [problem] = error.problems() else { panic!("{error}") };
+        assert_eq!(problem.path, "memory.offload");
+        assert!(error.to_string().contains("train.recompute: full"), "{error}");
+        // Without adapters nothing of the model is on a tape.
+        assert_eq!(small(&[kept, layers]).memory.offload, Offload::Layers);
+    }
+    for again in ["train.recompute=full", "train.recompute=selective", "train.recompute={every: 1}"] {
+        assert_eq!(small(&["lora={}", again, layers]).memory.offload, Offload::Layers);
+    }
+}
+
+#[test]
+fn where_weights_lie_is_not_what_is_learned() {
+    let digest = |given: &[&str]| crate::document::digest(&small(given));
+    assert_eq!(digest(&[]), digest(&["memory.offload=layers"]));
+}
