@@ -5,12 +5,12 @@ use coxswain_proto::{
     run_spec::{DeviceChoice, RunSpec},
 };
 
-use super::{Accelerator, Device, choose};
-use crate::{collective::RingListener, link::{Link, Phase}, memory::prediction::truth::Truth, train::{PolicyTrainer, TrainerOptions}, trainer::{DataSetFacts, FailureKind, Trainer, TrainerFailure, TrainerOutcome}};
+use super::{Device, Tasks, choose};
+use crate::{collective::RingListener, link::{Link, Phase}, memory::prediction::truth::Truth, train::{TaskTrainer, TrainerOptions}, trainer::{DataSetFacts, FailureKind, Trainer, TrainerFailure, TrainerOutcome}};
 
 /// Trains on what the run file, or somebody above it, says.
 pub struct ChosenTrainer {
-    accelerator: &'static dyn Accelerator,
+    tasks: Tasks,
     wanted: Option<DeviceChoice>,
     local_rank: usize,
     listener: Option<RingListener>,
@@ -22,18 +22,18 @@ impl ChosenTrainer {
     /// The trainer of the `local_rank`-th worker on this machine. `wanted` wins over the run file; `listener` accepts the ring's
     /// neighbour, none for a world of one.
     pub fn new(
-        accelerator: &'static dyn Accelerator,
+        tasks: Tasks,
         wanted: Option<DeviceChoice>,
         local_rank: usize,
         listener: Option<RingListener>,
     ) -> Self {
-        Self { accelerator, wanted, local_rank, listener, device: Device::Cpu, inner: None }
+        Self { tasks, wanted, local_rank, listener, device: Device::Cpu, inner: None }
     }
 
     fn inner(&mut self, spec: &RunSpec) -> Result<&mut Box<dyn Trainer>, TrainerFailure> {
         if self.inner.is_none() {
             let wanted = self.wanted.unwrap_or(spec.launch.device);
-            let device = choose(wanted, self.local_rank, self.accelerator)
+            let device = choose(wanted, self.local_rank, self.tasks.accelerator)
                 .map_err(|missing| refused(format!("launch.device {wanted}: {missing}")))?;
             if device != Device::Cpu && spec.train.auto_micro_batch {
                 return Err(refused(format!(
@@ -43,18 +43,18 @@ impl ChosenTrainer {
             }
             tracing::info!(%device, "computing on");
             self.device = device;
+            let task = self.tasks.of(spec).map_err(|unknown| refused(unknown.to_string()))?;
             let listener = self.listener.take();
             self.inner = Some(match device {
                 Device::Cpu => {
                     let options = TrainerOptions { device: Default::default(), listener };
-                    let trainer =
-                        PolicyTrainer::<burn::backend::Flex>::new(options).remembering(Truth::home());
+                    let trainer = TaskTrainer::new(task, options).remembering(Truth::home());
                     match wanted {
                         DeviceChoice::Auto => Box::new(trainer.for_want_of_card()),
                         DeviceChoice::Cpu | DeviceChoice::Cuda => Box::new(trainer),
                     }
                 }
-                Device::Cuda(card) => self.accelerator.trainer(card, listener),
+                Device::Cuda(card) => self.tasks.accelerator.trainer(&spec.task.kind, card, listener),
             });
         }
         Ok(self.inner.as_mut().expect("made above"))

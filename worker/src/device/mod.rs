@@ -18,17 +18,21 @@ mod tests;
 
 use std::{fmt, path::PathBuf};
 
+use burn::backend::Flex;
 use coxswain_proto::{
     ids::Step,
     run_spec::{DeviceChoice, RunSpec},
 };
 
 pub use self::chosen::ChosenTrainer;
-use coxswain_models::qwen2_5_vl::{
-        error::ModelError,
-        forward::{self, Job},
-    };
-use crate::{collective::{FabricError, FabricSource, RingListener}, selftest::{self, Finding, Losses, Sizes, Width}, train::{self, ActionError, TrainError}, trainer::Trainer};
+use coxswain_task::{Losses, TaskOn, Width};
+
+use crate::{
+    collective::{FabricError, FabricSource, RingListener},
+    selftest::{self, Finding, Sizes},
+    train::{self, HeldOutError, TrainError},
+    trainer::Trainer,
+};
 
 /// Where a worker's tensors live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,14 +140,11 @@ pub trait Accelerator: Sync {
     /// NCCL's version, `20000 + 100 * minor + patch`, or why there is none.
     fn nccl(&self) -> Result<u32, FabricError>;
 
-    /// Trains on a card.
-    fn trainer(&self, card: usize, listener: Option<RingListener>) -> Box<dyn Trainer>;
+    /// Trains a task, by its name, on a card.
+    fn trainer(&self, task: &str, card: usize, listener: Option<RingListener>) -> Box<dyn Trainer>;
 
-    /// See [`evaluate`].
-    fn evaluate(&self, spec: &RunSpec, card: usize) -> Result<(Step, Option<ActionError>), TrainError>;
-
-    /// See [`forward`].
-    fn forward(&self, job: &Job<'_>, card: usize) -> Result<(), ModelError>;
+    /// See [`Tasks::evaluate`].
+    fn evaluate(&self, spec: &RunSpec, card: usize) -> Result<(Step, Option<HeldOutError>), TrainError>;
 
     /// What carries large buffers between cards.
     fn fabric(&self, card: usize) -> Box<dyn FabricSource>;
@@ -151,8 +152,8 @@ pub trait Accelerator: Sync {
     /// Copies and products, for `cox selftest`.
     fn measure(&self, card: usize) -> Vec<Finding>;
 
-    /// A few steps of a small policy, for `cox selftest`.
-    fn step(&self, card: usize, width: Width) -> Losses;
+    /// A few steps of a small instance of each task that brings one, for `cox selftest`; in the order of the registry.
+    fn few_steps(&self, card: usize, width: Width) -> Vec<(&'static str, Losses)>;
 }
 
 /// A build without cards.
@@ -168,15 +169,11 @@ impl Accelerator for Absent {
         Err(FabricError(NoCards::NotBuilt.to_string()))
     }
 
-    fn trainer(&self, card: usize, _listener: Option<RingListener>) -> Box<dyn Trainer> {
+    fn trainer(&self, _task: &str, card: usize, _listener: Option<RingListener>) -> Box<dyn Trainer> {
         never(card)
     }
 
-    fn evaluate(&self, _spec: &RunSpec, card: usize) -> Result<(Step, Option<ActionError>), TrainError> {
-        never(card)
-    }
-
-    fn forward(&self, _job: &Job<'_>, card: usize) -> Result<(), ModelError> {
+    fn evaluate(&self, _spec: &RunSpec, card: usize) -> Result<(Step, Option<HeldOutError>), TrainError> {
         never(card)
     }
 
@@ -188,7 +185,7 @@ impl Accelerator for Absent {
         never(card)
     }
 
-    fn step(&self, card: usize, _width: Width) -> Losses {
+    fn few_steps(&self, card: usize, _width: Width) -> Vec<(&'static str, Losses)> {
         never(card)
     }
 }
@@ -220,24 +217,42 @@ pub fn choose(
     }
 }
 
-/// The held-out action error of the newest checkpoint of a run, computed on `device`.
-pub fn evaluate(
-    spec: &RunSpec,
-    device: Device,
-    accelerator: &dyn Accelerator,
-) -> Result<(Step, Option<ActionError>), TrainError> {
-    match device {
-        Device::Cpu => train::evaluate_run::<burn::backend::Flex>(spec, &Default::default()),
-        Device::Cuda(card) => accelerator.evaluate(spec, card),
+/// What this program can train, and on what.
+#[derive(Clone, Copy)]
+pub struct Tasks {
+    /// On the CPU; a task is known if it is here.
+    pub cpu: &'static [&'static dyn TaskOn<Flex>],
+    /// On GPUs, which knows its own list.
+    pub accelerator: &'static dyn Accelerator,
+}
+
+impl Tasks {
+    /// The task of a run; the specification has been checked, so there is one.
+    pub fn of(&self, spec: &RunSpec) -> Result<&'static dyn TaskOn<Flex>, UnknownTask> {
+        let named = |task: &&&'static dyn TaskOn<Flex>| task.name() == spec.task.kind;
+        self.cpu.iter().find(named).copied().ok_or_else(|| UnknownTask {
+            name: spec.task.kind.clone(),
+            known: self.cpu.iter().map(|task| task.name()).collect::<Vec<_>>().join(", "),
+        })
+    }
+
+    /// The held-out error of the newest checkpoint of a run, computed on `device`.
+    pub fn evaluate(&self, spec: &RunSpec, device: Device) -> Result<(Step, Option<HeldOutError>), TrainError> {
+        match device {
+            Device::Cpu => train::evaluate_run(self.of(spec)?, spec, &Default::default()),
+            Device::Cuda(card) => self.accelerator.evaluate(spec, card),
+        }
     }
 }
 
-/// One forward pass from file to file, computed on `device`.
-pub fn forward(job: &Job<'_>, device: Device, accelerator: &dyn Accelerator) -> Result<(), ModelError> {
-    match device {
-        Device::Cpu => forward::run::<burn::backend::Flex>(job, &Default::default()),
-        Device::Cuda(card) => accelerator.forward(job, card),
-    }
+/// A run of a task that this program does not have.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("task.type: this cox does not know the task `{name}`; it knows {known}")]
+pub struct UnknownTask {
+    /// As the run names it.
+    pub name: String,
+    /// Those that there are.
+    pub known: String,
 }
 
 /// Copies and products on `device`.
@@ -245,7 +260,7 @@ pub(crate) fn measure(device: Device, accelerator: &dyn Accelerator) -> Vec<Find
     match device {
         Device::Cpu => {
             let sizes = Sizes { copy: 64 << 20, side: 768, rounds: 3, bf16: false };
-            selftest::speed_in_host_memory::<burn::backend::Flex>(&Default::default(), sizes)
+            selftest::speed_in_host_memory::<Flex>(&Default::default(), sizes)
         }
         Device::Cuda(card) => accelerator.measure(card),
     }

@@ -59,7 +59,7 @@ pub struct Prepared {
 }
 
 /// A row whose features the store does not have.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Missing {
     /// Which row of the micro-batch.
     pub row: usize,

@@ -15,8 +15,10 @@ use coxswain_proto::{
 };
 use serde::{Deserialize, Serialize};
 
+use coxswain_nn::memory::{allocator, ceiling};
+
 use super::{
-    Demand, Gauge, Held, OutOfMemory, Overrun, Pressure, Resident, allocator, ceiling,
+    Demand, Gauge, Held, OutOfMemory, Overrun, Pressure, Resident,
     fault::Fault,
     timeline::{Line, Timeline},
 };

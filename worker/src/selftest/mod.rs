@@ -19,20 +19,29 @@ pub(crate) use self::speed::speed_in_host_memory;
 pub use self::{
     findings::{Finding, Verdict},
     speed::{Sizes, speed},
-    step::{Losses, Width, step},
 };
-use crate::device::{self, Accelerator, Device};
+use coxswain_task::Width;
+
+use crate::device::{self, Accelerator, Device, Tasks};
 
 /// Runs everything that this device can do. A failure is among the findings.
-pub fn run(device: Device, accelerator: &dyn Accelerator) -> Vec<Finding> {
+pub fn run(device: Device, tasks: Tasks) -> Vec<Finding> {
+    let accelerator = tasks.accelerator;
     let mut found = environment(accelerator);
     found.extend(device::measure(device, accelerator));
     found.extend(links::links(device, accelerator));
-    let reference = step::<burn::backend::Flex>(&Default::default(), Width::Float32);
-    found.extend(step::compared_with_stored(&reference));
+    let on_cpu = tasks.cpu.iter().filter_map(|task| {
+        let losses = task.few_steps(&Default::default(), Width::Float32)?;
+        Some((task.name(), task.known_losses(), losses))
+    });
+    let on_cpu: Vec<_> = on_cpu.collect();
+    found.extend(on_cpu.iter().map(|(_, stored, losses)| step::compared_with_stored(losses, stored)));
     if let Device::Cuda(card) = device {
         for width in [Width::Float32, Width::Bfloat16] {
-            found.push(step::compared(width, &reference, &accelerator.step(card, width)));
+            for (name, losses) in accelerator.few_steps(card, width) {
+                let reference = on_cpu.iter().find(|(task, ..)| *task == name);
+                found.extend(reference.map(|(_, _, reference)| step::compared(width, reference, &losses)));
+            }
         }
     }
     found

@@ -13,7 +13,7 @@ use coxswain_proto::{
 
 use super::{TrainError, features::Claim, run::Training};
 use coxswain_nn::kernels::Tape;
-use crate::data::StepRequest;
+use crate::feeder::StepRequest;
 
 /// Steps whose samples are requested ahead of the one that runs, so that data threads never wait for a lease. More where an encoder batch
 /// reaches further.
@@ -59,7 +59,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     /// These positions without those whose samples nobody uses any more.
     pub(super) fn usable(&self, epoch: u64, positions: Range<u64>) -> Vec<Range<u64>> {
         let batch = Batch { epoch, positions };
-        let left_out = self.dataset.order().without(&self.assignment.quarantined).of(&batch);
+        let left_out = self.samples.order(self.spec.run.seed).without(&self.assignment.quarantined).of(&batch);
         plan::without(batch.positions, &left_out)
     }
 }

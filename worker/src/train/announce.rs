@@ -1,14 +1,10 @@
 //! What a run says about itself before its first step: what is frozen, what trains, and what that costs.
 
-use coxswain_proto::{
-    human,
-    run_spec::{Offload, Recompute, RunSpec},
-    vla_flow::ActivationsDtype,
-};
+use coxswain_proto::{human, run_spec::Offload};
 
 use super::{TrainError, run::Training};
 use coxswain_nn::kernels::Tape;
-use coxswain_tasks::vla_flow::policy::ModuleRow;
+use coxswain_task::Module;
 use crate::{collective::Computes, link::{Report, Start, StateSource}};
 
 impl<B: Tape<Base = B>> Training<'_, B> {
@@ -20,8 +16,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             return Ok(());
         }
         let mut lines: Vec<String> = Vec::new();
-        let rows =
-            self.policy.trainable_report(self.trainables.layout(), self.spec.vla().model.weights_dtype);
+        let rows = self.objective.modules(self.trainables.layout());
         lines.extend(rows.iter().map(describe));
         let held = self.held.as_ref().expect("a generation begins with a state");
         let bytes = held.optimizer.bytes(self.comm.as_ref());
@@ -39,7 +34,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
                     .into(),
             );
         }
-        lines.extend(activations(self.spec));
+        lines.extend(self.objective.notes());
         if self.spec.memory.offload == Offload::Optimizer {
             lines.push(match self.computes {
                 Computes::OnCard => "memory.offload: optimizer: moments and mirror are in host memory between steps; every step brings them to the card and back".into(),
@@ -55,7 +50,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             ));
         }
         if let Some(features) = &self.features {
-            lines.extend(self.policy.describe_tap().into_iter().flatten());
+            lines.extend(self.objective.extractor().map(|extractor| extractor.describe()).into_iter().flatten());
             lines.push(features.words_of_store());
         }
         lines.push(format!("a checkpoint takes {} on disk", human::bytes(self.checkpoint_bytes().0)));
@@ -67,20 +62,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     }
 }
 
-/// What becomes of activations, where it is not the default.
-pub(super) fn activations(spec: &RunSpec) -> Option<String> {
-    let kept = match (spec.vla().model.activations_dtype, spec.train.recompute) {
-        (ActivationsDtype::Float32, _) => return None,
-        (ActivationsDtype::Bfloat16, Recompute::None) => {
-            "nothing is saved: with train.recompute: none graphs are kept, in float32"
-        }
-        (ActivationsDtype::Bfloat16, _) => "what recompute keeps takes 2 bytes a value",
-    };
-    Some(format!("activations are rounded to bfloat16 between blocks; {kept}"))
-}
-
 /// One row of the table of what is frozen and what trains.
-pub(super) fn describe(row: &ModuleRow) -> String {
+pub(super) fn describe(row: &Module) -> String {
     format!(
         "{:<18} {} {:>5} tensors {:>13} parameters {:>9} {:>10}",
         row.module,

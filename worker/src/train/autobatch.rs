@@ -24,7 +24,7 @@ use coxswain_proto::{
 use coxswain_nn::kernels::Tape;
 use coxswain_task::Sample;
 
-use super::{TrainError, fit, run::Training, step::Spent};
+use super::{TrainError, run::Training, step::Spent};
 use crate::{
     collective::{Buf, BufMut},
     feeder::DataError,
@@ -130,7 +130,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             return Err(TrainError::Exhausted {
                 step: self.next,
                 source: source.into(),
-                advice: fit::advice(self.spec),
+                advice: self.advice(),
             });
         };
         (self.micro_batch, self.searched) = (size, true);
@@ -198,11 +198,11 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         if samples.is_empty() {
             return Ok(0);
         }
-        let micro_batch = collate(step, &samples, self.dataset.pad_token());
+        let micro_batch = self.samples.batch(step, &samples);
         self.grads.zero();
         // One at a time is not refused on a prediction: that is what a trial is for.
         let bound = std::mem::replace(&mut self.micro_batch, 1);
-        let passed = self.pass(step, &micro_batch, &mut Spent::default());
+        let passed = self.pass(step, &*micro_batch, &mut Spent::default());
         self.micro_batch = bound;
         passed?;
         // In a step, the data threads hold others of its size meanwhile.
@@ -211,8 +211,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
 
     /// So many of the samples that this rank will train on first, again and again where they are fewer. One that cannot be used is for
     /// another worker to try, as in a step.
-    fn trial_samples(&self, size: usize) -> Result<Vec<Sample>, TrainError> {
-        let order = self.dataset.order();
+    fn trial_samples(&self, size: usize) -> Result<Vec<Box<dyn Sample>>, TrainError> {
+        let order = self.samples.order(self.spec.run.seed);
         let usable = (self.next.0..self.plan.total_steps()).find_map(|step| {
             let batch = self.plan.batch(Step(step));
             let mine = batch.of_rank(self.rank(), self.world());
@@ -225,8 +225,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let chosen = positions.iter().cycle().take(size);
         let indices = chosen.filter_map(|&position| Some((position, order.sample(epoch, position)?)));
         let read = |(position, index)| {
-            self.dataset.sample(index).map_err(|source| {
-                let row = self.dataset.damaged_row(index, &source);
+            self.samples.read(index).map_err(|source| {
+                let row = self.samples.damaged_row(index, &source);
                 DataError::AtPosition { epoch, position, row, source: Box::new(source) }.into()
             })
         };

@@ -3,18 +3,17 @@
 
 use std::{fmt, fs, io, path::Path};
 
-use coxswain_proto::{human, ids::Step, plan::Plan, run_spec::RunSpec};
+use coxswain_proto::{human, plan::Plan, run_spec::RunSpec};
 use serde::Serialize;
 
 use super::{
     TrainError,
-    announce::{activations, describe},
+    announce::describe,
     checkpoint::Store,
     features,
 };
 use coxswain_nn::kernels::Tape;
-use coxswain_tasks::vla_flow::policy::{ModuleRow, Policy};
-use crate::data::Dataset;
+use coxswain_task::{Built, Module, TaskOn};
 
 /// What a run will be.
 #[derive(Clone, Debug, Serialize)]
@@ -23,19 +22,19 @@ pub struct CheckReport {
     pub training_samples: u64,
     /// Samples of held-out episodes.
     pub holdout_samples: u64,
-    /// Prompt tokens of the first training sample, images included.
-    pub prompt_tokens: usize,
+    /// What the task says of its data: label and text.
+    pub data: Vec<(&'static str, String)>,
     /// Steps of an epoch.
     pub steps_per_epoch: u64,
     /// Steps of the run.
     pub total_steps: u64,
     /// What is frozen and what trains.
     #[serde(skip)]
-    pub modules: Vec<ModuleRow>,
+    pub modules: Vec<Module>,
     /// Elements that train.
     pub trainable: u64,
-    /// What rounding of activations does; none without it.
-    pub activations: Option<String>,
+    /// What else the task has to say.
+    pub notes: Vec<String>,
     /// Bytes of one checkpoint.
     pub checkpoint_bytes: u64,
     /// Where features are kept, and what is there; none if the cache is off.
@@ -45,30 +44,29 @@ pub struct CheckReport {
 }
 
 /// Reads everything a run would read, and trains nothing. Leaves no trace on the disk.
-pub fn check<B: Tape<Base = B>>(spec: &RunSpec, device: &B::Device) -> Result<CheckReport, TrainError> {
-    let dataset = Dataset::open(spec)?;
-    let plan = Plan::new(&spec.train, dataset.training_len())?;
-    let order = dataset.order();
-    let first = order.sample(0, plan.batch(Step(0)).positions.start);
-    let prompt_tokens = match first {
-        Some(index) => dataset.sample(index)?.input_ids.len(),
-        None => 0,
-    };
-    let (policy, layout, _) = Policy::<B>::load(spec, dataset.dims(), device)?;
+pub fn check<B: Tape<Base = B>>(
+    task: &'static dyn TaskOn<B>,
+    spec: &RunSpec,
+    device: &B::Device,
+) -> Result<CheckReport, TrainError> {
+    let samples = task.open(spec)?;
+    let plan = Plan::new(&spec.train, samples.training_len())?;
+    let data = samples.describe()?;
+    let Built { objective, layout, .. } = task.build(spec, &*samples, device)?;
     let output_dir = Path::new(&spec.run.output_dir);
     let io = |source| TrainError::Io { action: "write below", path: output_dir.to_path_buf(), source };
     check_writable(output_dir).map_err(io)?;
     let features = features::check(spec)?;
     let resumes_at = Store::new(output_dir).complete()?.pop().map(|found| found.manifest.step);
     Ok(CheckReport {
-        training_samples: dataset.training_len(),
-        holdout_samples: dataset.holdout().count() as u64,
-        prompt_tokens,
+        training_samples: samples.training_len(),
+        holdout_samples: samples.holdout().len() as u64,
+        data,
         steps_per_epoch: plan.steps_per_epoch(),
         total_steps: plan.total_steps(),
-        modules: policy.trainable_report(&layout, spec.vla().model.weights_dtype),
+        modules: objective.modules(&layout),
         trainable: layout.len() as u64,
-        activations: activations(spec),
+        notes: objective.notes(),
         checkpoint_bytes: 3 * 4 * layout.len() as u64,
         features,
         resumes_at: resumes_at.filter(|_| spec.train.resume),
@@ -85,19 +83,15 @@ pub(super) fn check_writable(dir: &Path) -> io::Result<()> {
 
 impl fmt::Display for CheckReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "data      {} training samples, {} held out, {} prompt tokens a sample",
-            self.training_samples, self.holdout_samples, self.prompt_tokens
-        )?;
+        write!(f, "data      {} training samples, {} held out", self.training_samples, self.holdout_samples)?;
+        self.data.iter().try_for_each(|(_, text)| write!(f, ", {text}"))?;
+        writeln!(f)?;
         writeln!(f, "steps     {} an epoch, {} in all", self.steps_per_epoch, self.total_steps)?;
         for row in &self.modules {
             writeln!(f, "model     {}", describe(row))?;
         }
         writeln!(f, "trains    {} parameters", human::grouped(self.trainable))?;
-        if let Some(activations) = &self.activations {
-            writeln!(f, "keeps     {activations}")?;
-        }
+        self.notes.iter().try_for_each(|note| writeln!(f, "keeps     {note}"))?;
         write!(f, "on disk   {} a checkpoint", human::bytes(self.checkpoint_bytes))?;
         if let Some(features) = &self.features {
             write!(f, "\nfeatures  {features}")?;

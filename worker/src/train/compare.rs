@@ -1,11 +1,13 @@
 //! A run's memory laid beside its prediction: for the tables while it goes, and for `summary.json` and later predictions at its end.
 
-use super::{TrainError, run::Training};
 use coxswain_nn::kernels::Tape;
-use crate::{collective::Computes, link::{Phase, Report}, memory::prediction::{
-        PredictionError,
-        outcome::{Finished, Outcome},
-    }};
+
+use super::{TrainError, run::Training};
+use crate::{
+    collective::Computes,
+    link::{Phase, Report},
+    memory::prediction::outcome::{Finished, Outcome},
+};
 
 /// The phases of a step: their peak is what a prediction is about.
 const STEP: [Phase; 5] =
@@ -28,7 +30,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     /// what was predicted is on a card, whose allocator does not tell its peaks.
     fn beside_prediction(
         &mut self,
-        compare: impl FnOnce(&Finished<'_>) -> Result<Outcome, PredictionError>,
+        compare: impl FnOnce(&Finished<'_>) -> Outcome,
     ) -> Option<Outcome> {
         let peaks = self.meter.report();
         let of_steps = peaks.iter().filter(|peak| STEP.contains(&peak.phase));
@@ -40,10 +42,14 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let world = u64::from(self.world());
         let samples = (self.spec.train.global_batch as u64).div_ceil(world);
         let zero = self.held.as_ref()?.optimizer.bytes(self.comm.as_ref());
-        self.sightings.streamed = self.policy.most_streamed();
+        self.sightings.streamed = self.objective.most_streamed();
         let cache = self.features.as_ref().map_or(0, |features| features.bytes().0);
+        let subject = self.task.sizes(self.spec);
+        let subject = subject
+            .inspect_err(|error| tracing::warn!(%error, "memory cannot be compared with its prediction"))
+            .ok()?;
         let finished = Finished {
-            spec: self.spec,
+            subject: &*subject,
             micro_batch: (self.micro_batch as u64).min(samples),
             world,
             rank: u64::from(self.rank().0),
@@ -51,9 +57,6 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             measured: self.sightings.measured(&zero, cache, peak),
             records: self.records.as_deref(),
         };
-        let compared = compare(&finished);
-        compared
-            .inspect_err(|error| tracing::warn!(%error, "memory cannot be compared with its prediction"))
-            .ok()
+        Some(compare(&finished))
     }
 }

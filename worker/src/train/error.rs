@@ -2,11 +2,16 @@
 
 use coxswain_proto::ids::{Rank, Step};
 
-use super::checkpoint::{CheckpointError, remedy};
-use coxswain_models::qwen2_5_vl::error::ModelError;
-use coxswain_nn::lora::LoraError;
-use coxswain_tasks::vla_flow::policy::{PolicyError, SilentTrainables, StepError};
-use crate::{collective::CollectiveError, data::DataError, link::LinkError, memory::OutOfMemory, trainer::FailureKind, vl_cache::StoreError, zero};
+use coxswain_feature_store::StoreError;
+use coxswain_task::{Fault, TaskError};
+
+use super::{
+    checkpoint::{CheckpointError, remedy},
+    gradient_watch::SilentTrainables,
+};
+use crate::{
+    collective::CollectiveError, device::UnknownTask, feeder::DataError, link::LinkError, memory::OutOfMemory, trainer::FailureKind, zero,
+};
 
 /// Why training on this rank ended early.
 #[derive(Debug, thiserror::Error)]
@@ -14,27 +19,21 @@ pub enum TrainError {
     /// The data set, or one of its samples.
     #[error(transparent)]
     Data(#[from] DataError),
-    /// The checkpoint of the pretrained model, or the adapter to start from.
+    /// The run is of a task that is not there.
     #[error(transparent)]
-    Policy(#[from] PolicyError),
-    /// Forward or backward pass.
+    UnknownTask(#[from] UnknownTask),
+    /// The task's model, or one of its passes.
     #[error(transparent)]
-    Step(#[from] StepError),
+    Task(#[from] TaskError),
     /// The optimizer refused the gradients.
     #[error(transparent)]
     Optimizer(#[from] zero::StepError),
-    /// The adapter cannot be written.
-    #[error(transparent)]
-    Lora(#[from] LoraError),
     /// A checkpoint that training cannot start from.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
     /// The store of features cannot be opened.
     #[error("cache.dir: {0}; name a directory that can be written, or set `cache.mode: off`")]
     Features(#[from] StoreError),
-    /// The model's weights cannot be read again, to name what is computed with them.
-    #[error(transparent)]
-    Weights(#[from] ModelError),
     /// A collective did not finish.
     #[error(transparent)]
     Collective(#[from] CollectiveError),
@@ -98,19 +97,18 @@ impl TrainError {
     /// The kind under which the coordinator files it.
     pub fn kind(&self) -> FailureKind {
         match self {
-            Self::Data(_)
-            | Self::Policy(_)
-            | Self::NoGradient(_)
-            | Self::Plan(_)
-            | Self::Weights(_)
-            | Self::Features(_) => FailureKind::BadInput,
-            Self::Step(StepError::Weights { .. }) => FailureKind::Io,
-            Self::Step(_) | Self::Optimizer(zero::StepError::NonFinite { .. }) => FailureKind::Numeric,
+            Self::Task(error) => match error.fault {
+                Fault::BadInput => FailureKind::BadInput,
+                Fault::Numeric => FailureKind::Numeric,
+                Fault::Io => FailureKind::Io,
+            },
+            Self::UnknownTask(_) | Self::Data(_) | Self::NoGradient(_) | Self::Plan(_) | Self::Features(_) => FailureKind::BadInput,
+            Self::Optimizer(zero::StepError::NonFinite { .. }) => FailureKind::Numeric,
             Self::DoesNotFit { .. } | Self::Exhausted { .. } => FailureKind::OutOfMemory,
             Self::Collective(CollectiveError::PeerLost { .. }) | Self::PeerFailed(_) | Self::CalledOff => {
                 FailureKind::PeerLost
             }
-            Self::Checkpoint(_) | Self::Lora(_) | Self::Io { .. } => FailureKind::Io,
+            Self::Checkpoint(_) | Self::Io { .. } => FailureKind::Io,
             Self::Collective(CollectiveError::NoFabric(_) | CollectiveError::MixedDevices { .. }) => {
                 FailureKind::BadInput
             }

@@ -1,9 +1,7 @@
 //! What a user takes away from a run, written by rank 0 once training is over.
 //!
 //! ```text
-//! adapter/              PEFT directory of the LoRA weights
-//! expert.safetensors    sensor.safetensors      the rest of what was trained, fp32, by name
-//! stats.json            normalisation statistics of the features the policy saw
+//! ..                    the task's artifacts: adapters, weights, statistics
 //! run_spec.json         the run
 //! summary.json          losses, held-out error, speed, memory of every rank
 //! manifest.json         what each file is, with checksums; written last
@@ -15,17 +13,18 @@ use std::{
     collections::BTreeMap,
     fs,
     io::Write,
-    path::{Path, PathBuf},
+    path::Path,
 };
 
 use coxswain_proto::{VERSION, ids::Step};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    TrainError, checkpoint::FileEntry, evaluate::ActionError, features::CacheSummary, run::Training,
-    save::write_tensors,
+    TrainError, checkpoint::FileEntry, evaluate::HeldOutError, features::CacheSummary, run::Training,
 };
-use coxswain_nn::{files::replace, kernels::Tape, params::TrainableLayout, pulse};
+use coxswain_nn::{files::replace, kernels::Tape, pulse};
+use coxswain_task::TextFile;
+
 use crate::{
     collective::{Buf, BufMut},
     link::{Phase, Report, StepReport},
@@ -55,10 +54,10 @@ pub struct Summary {
     pub loss_last: f64,
     /// Loss of every step of this process.
     pub losses: Vec<f64>,
-    /// Held-out action error before the first of these steps.
-    pub error_before: Option<ActionError>,
-    /// Held-out action error after the last.
-    pub error_after: Option<ActionError>,
+    /// Held-out error before the first of these steps.
+    pub error_before: Option<HeldOutError>,
+    /// Held-out error after the last.
+    pub error_after: Option<HeldOutError>,
     /// Seconds from the first of these steps to the last.
     pub train_seconds: f64,
     /// Of these, what rank 0's first step on a card took beyond those after it: kernels compiled and products tuned.
@@ -178,7 +177,7 @@ struct Manifest<'a> {
     version: &'a str,
     run: &'a str,
     spec_digest: &'a str,
-    base_model: String,
+    base_model: &'a str,
     steps: u64,
     files: Vec<ManifestFile>,
 }
@@ -193,10 +192,10 @@ struct ManifestFile {
 
 impl<B: Tape<Base = B>> Training<'_, B> {
     /// Gathers what only all ranks together know, and lets rank 0 write everything.
-    pub(super) fn export(&mut self, error_after: Option<ActionError>) -> Result<(), TrainError> {
+    pub(super) fn export(&mut self, error_after: Option<HeldOutError>) -> Result<(), TrainError> {
         self.enter(Phase::Checkpoint, self.next)?;
         let mut summary = self.summary.clone();
-        summary.error_before = self.before.flatten();
+        summary.error_before = self.before.clone().flatten();
         summary.error_after = error_after;
         summary.stopped = self.stopped;
         summary.warm_up_seconds = self.warm_up.excess().as_secs_f64();
@@ -257,35 +256,30 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     }
 
     fn write_export(&mut self, summary: &Summary) -> Result<(), TrainError> {
-        let vla = self.spec.vla();
-        let (dir, adapter) = (&self.output_dir, self.policy.lora().map(|plan| (plan, &vla.model.path)));
-        let weights = |layout: &TrainableLayout, values: &[f32]| -> Result<_, TrainError> {
-            let mut files = write_groups(dir, layout, values)?;
-            if let Some((plan, base)) = adapter {
-                coxswain_nn::lora::write_adapter(&dir.join("adapter"), plan, base, layout, values)?;
-                files.push(("adapter/adapter_config.json", "PEFT configuration of the adapter"));
-                files.push(("adapter/adapter_model.safetensors", "LoRA weights under PEFT's names"));
-            }
-            Ok(files)
-        };
+        let (dir, objective) = (&self.output_dir, &*self.objective);
         let bytes = self.checkpoint_bytes().0;
         let mut write = || {
             pulse::allow(bytes);
-            self.trainables.lend(weights)
+            self.trainables.lend(|layout, values| objective.export(dir, layout, values))
         };
         // On a host nothing is refused: what has been written is there.
-        let mut files = if B::ON_HOST {
+        let written = if B::ON_HOST {
             write()?
         } else {
             let before = self.meter.in_use();
-            memory::guarded_again(write).unwrap_or_else(|overrun| {
+            let written = memory::guarded_again(write).map_err(|overrun| {
                 let found = self.meter.out_of_memory(Phase::Checkpoint, overrun.in_use, before.0);
                 let source = OutOfMemory { device: overrun.device, ..found };
-                Err(TrainError::DoesNotFit { step: self.next, source })
-            })?
+                TrainError::DoesNotFit { step: self.next, source }
+            })?;
+            written?
         };
+        let mut files: Vec<_> = written.into_iter().map(|artifact| (artifact.path, artifact.what)).collect();
+        for TextFile { path, what, text } in self.samples.files() {
+            write_text(&dir.join(path), &text)?;
+            files.push((path, what));
+        }
         let texts = [
-            ("stats.json", "normalisation statistics", self.dataset.stats().to_json()),
             (SPEC_FILE, "the run", pretty(self.spec)),
             (SUMMARY_FILE, "losses, errors, speed and memory", pretty(summary)),
         ];
@@ -310,7 +304,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             version: VERSION,
             run: &self.spec.run.name,
             spec_digest: &self.spec_digest,
-            base_model: self.spec.vla().model.path,
+            base_model: self.objective.base(),
             steps: self.next.0,
             files: files.iter().map(describe).collect::<Result<_, TrainError>>()?,
         };
@@ -324,5 +318,6 @@ fn pretty(value: &impl Serialize) -> String {
 
 fn write_text(path: &Path, text: &str) -> Result<(), TrainError> {
     replace(path, |path| fs::File::create(path).and_then(|mut file| file.write_all(text.as_bytes())))
+        .map_err(|source| TrainError::Io { action: "write", path: path.to_path_buf(), source })
 }
 

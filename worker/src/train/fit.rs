@@ -2,13 +2,13 @@
 
 use coxswain_proto::{
     ids::{Rank, Step},
-    run_spec::{Offload, Recompute, RunSpec},
-    vla_flow::{ActivationsDtype, WeightsDtype},
+    run_spec::{Recompute, RunSpec},
 };
 
 use super::{TrainError, run::Training, vote::Verdict};
 use coxswain_nn::kernels::Tape;
-use crate::{data::Prepared, link::Report};
+use coxswain_task::Task;
+use crate::{feeder::Prepared, link::Report};
 
 impl<B: Tape<Base = B>> Training<'_, B> {
     /// Half the micro-batch for this step and all later ones; the samples and the global batch stay. `own` is this rank's own
@@ -24,7 +24,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         if self.micro_batch == 1 {
             return Err(match own {
                 Some(TrainError::DoesNotFit { step, source }) => {
-                    TrainError::Exhausted { step, source: source.into(), advice: advice(self.spec) }
+                    TrainError::Exhausted { step, source: source.into(), advice: self.advice() }
                 }
                 Some(other) => other,
                 None => TrainError::PeerFailed(rank),
@@ -45,11 +45,16 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     /// A rank is being swapped out: the next step takes less, as long as there is less to take.
     pub(super) fn relieve(&mut self, next: Step, rank: Rank) -> Result<(), TrainError> {
         if self.micro_batch == 1 {
-            tracing::warn!(%rank, advice = advice(self.spec), "a rank is swapped out with one sample at a time");
+            tracing::warn!(%rank, advice = self.advice(), "a rank is swapped out with one sample at a time");
             return Ok(());
         }
         self.halve(next, rank, &Smaller { why: "swapping on", meanwhile: "" })?;
         self.recut(next, None)
+    }
+
+    /// What to change where one sample alone does not fit.
+    pub(super) fn advice(&self) -> String {
+        advice(self.task, self.spec)
     }
 
     /// Puts what is ready, and this micro-batch, together anew in the size that counts now.
@@ -84,26 +89,12 @@ struct Smaller<'a> {
 }
 
 /// Settings of this run that would take less, most effective first.
-pub(super) fn advice(spec: &RunSpec) -> String {
+pub(super) fn advice(task: &dyn Task, spec: &RunSpec) -> String {
     let mut settings: Vec<String> = Vec::new();
     if spec.train.recompute != Recompute::Full {
         settings.push("train.recompute: full".into());
     }
-    if spec.vla().model.activations_dtype == ActivationsDtype::Float32 {
-        settings.push("model.activations_dtype: bfloat16 (with recompute)".into());
-    }
-    if spec.vla().model.weights_dtype == WeightsDtype::Float32 {
-        settings.push("model.weights_dtype: bfloat16".into());
-    }
-    if spec.memory.offload != Offload::Layers {
-        settings.push("memory.offload: layers (where frozen weights are copied out of their files)".into());
-    }
-    if spec.vla().expert.repeated_noise > 1 {
-        settings.push(format!("expert.repeated_noise below {}", spec.vla().expert.repeated_noise));
-    }
-    if spec.vla().data.cameras.len() > 1 {
-        settings.push(format!("fewer than {} data.cameras", spec.vla().data.cameras.len()));
-    }
+    settings.extend(task.frugal_settings(spec));
     if spec.memory.capacity.is_some() {
         settings.push("a larger memory.capacity".into());
     }

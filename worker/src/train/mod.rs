@@ -30,6 +30,7 @@ mod evaluate;
 mod export;
 mod features;
 mod fit;
+mod gradient_watch;
 pub mod recovery;
 mod run;
 mod save;
@@ -40,7 +41,8 @@ mod warm_up;
 
 pub use self::check::{CheckReport, check};
 pub use error::TrainError;
-pub use evaluate::{ActionError, evaluate_run};
+pub use evaluate::{HeldOutError, MAX_MEASURES, evaluate_run};
 pub use export::Summary;
 pub use features::{CacheSummary, DriftRecord, Mark, Place};
-pub use trainer::{PolicyTrainer, TrainerOptions};
+pub use gradient_watch::{GradientWatch, SilentTrainables};
+pub use trainer::{TaskTrainer, TrainerOptions};

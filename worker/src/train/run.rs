@@ -24,24 +24,34 @@ use coxswain_proto::{
 use super::{
     TrainError,
     checkpoint::Store,
-    evaluate::ActionError,
+    evaluate::HeldOutError,
     export::Summary,
+    gradient_watch::GradientWatch,
     features::{Claim, Features},
     recovery::{Held, is_the_generations},
     step::STEPS_SIGHTED,
     warm_up::WarmUp,
 };
-use coxswain_nn::{kernels::Tape, params::{FlatGrads, Trainables}};
-use coxswain_tasks::vla_flow::policy::{GradientWatch, Policy};
-use crate::{collective::{
-        self, Brings, Collective, Computes, FabricSource, Membership, Progress, Ring, RingAbort,
-        RingListener, Solo,
-    }, data::{DataError, Dataset, Prefetcher}, link::{Assignment, BadSample, Commands, Link, LinkError, Phase, Report}, memory::{Meter, prediction::outcome::Sightings}, zero::LearningRateSchedule};
+use coxswain_nn::{
+    kernels::Tape,
+    params::{FlatGrads, Trainables},
+};
+use coxswain_task::{Objective, Samples, TaskOn};
+
+use crate::{
+    collective::{
+        self, Brings, Collective, Computes, FabricSource, Membership, Progress, Ring, RingAbort, RingListener, Solo,
+    },
+    feeder::{DataError, Prefetcher},
+    link::{Assignment, BadSample, Commands, Link, LinkError, Phase, Report},
+    memory::{Meter, prediction::outcome::Sightings},
+    zero::LearningRateSchedule,
+};
 
 /// How long ranks look for each other once all are assigned. The coordinator's abort ends it sooner if one of them is gone.
 const RING_PATIENCE: Duration = Duration::from_secs(60);
 
-/// Everything one rank trains with. Built by [`PolicyTrainer`](super::PolicyTrainer); lives on the trainer thread.
+/// Everything one rank trains with. Built by [`TaskTrainer`](super::TaskTrainer); lives on the trainer thread.
 pub(super) struct Training<'a, B: Tape<Base = B>> {
     pub(super) spec: &'a RunSpec,
     pub(super) spec_digest: String,
@@ -56,9 +66,10 @@ pub(super) struct Training<'a, B: Tape<Base = B>> {
     pub(super) records: Option<PathBuf>,
     /// What may carry large buffers beside the ring.
     pub(super) fabric: Option<Box<dyn FabricSource>>,
-    pub(super) dataset: Arc<Dataset>,
+    pub(super) task: &'static dyn TaskOn<B>,
+    pub(super) samples: Arc<dyn Samples>,
     pub(super) prefetch: Prefetcher,
-    pub(super) policy: Policy<B>,
+    pub(super) objective: Box<dyn Objective<B>>,
     pub(super) trainables: Trainables<B>,
     /// The optimizer of the newest generation that has begun; none before the first.
     pub(super) held: Option<Held<B::Flat>>,
@@ -87,7 +98,7 @@ pub(super) struct Training<'a, B: Tape<Base = B>> {
     /// The step of the newest checkpoint of this run.
     pub(super) saved: Option<Step>,
     /// The held-out error before the first step, once it has been looked at.
-    pub(super) before: Option<Option<ActionError>>,
+    pub(super) before: Option<Option<HeldOutError>>,
     /// The run in numbers, as far as this process has seen it.
     pub(super) summary: Summary,
     /// What the first step of this process took beyond the others.

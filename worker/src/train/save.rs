@@ -14,14 +14,14 @@ use coxswain_proto::{
     VERSION,
     ids::{Bytes, Step},
 };
-use safetensors::{Dtype, SafeTensorError, SafeTensors, tensor::TensorView};
+use safetensors::{Dtype, SafeTensors};
 
 use super::{
     TrainError,
     checkpoint::{CheckpointError, Found, Manifest, Staging, io_error},
     run::Training,
 };
-use coxswain_nn::{kernels::Tape, params::TrainableLayout, pulse};
+use coxswain_nn::{files::write_tensors, kernels::Tape, params::TrainableLayout, pulse};
 use crate::{collective::{BufMut, Reduce}, link::{CheckpointNews, Phase, Report}, memory::{self, OutOfMemory}, zero::{MirroredAdamW, StateError}};
 
 const TRAINABLES: &str = "trainables.safetensors";
@@ -141,7 +141,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             world_size: self.comm.world(),
             spec_digest: self.spec_digest.clone(),
             version: VERSION.to_owned(),
-            dataset_fingerprint: self.dataset.fingerprint().to_string(),
+            dataset_fingerprint: self.samples.fingerprint().to_string(),
             micro_batch: self.micro_batch,
             cache: self.cache_mark(),
             turn: self.link.decided(self.next),
@@ -220,7 +220,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
                 "was written by a run with other settings; choose another run.output_dir, or restore the settings".into(),
             ));
         }
-        let fingerprint = self.dataset.fingerprint().to_string();
+        let fingerprint = self.samples.fingerprint().to_string();
         if manifest.dataset_fingerprint != fingerprint {
             return Err(foreign(format!(
                 "belongs to data set {}, data.path is {fingerprint}; its order of samples is another",

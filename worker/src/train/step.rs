@@ -37,7 +37,7 @@ use super::{
     vote::{self, Ballot, Fared, Lookout, Verdict},
 };
 use coxswain_nn::{kernels::Tape, params::Group};
-use coxswain_task::{Batch, MicroLoss, Pass, StageClock, StageTimes};
+use coxswain_task::{self as task, MicroLoss, Pass, StageClock, StageTimes};
 
 use crate::{
     feeder::Prepared,
@@ -160,7 +160,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             // That one has fitted: its rows are not wanted while this one runs.
             *last = None;
             let prepared = self.complete(step, prepared, &mut share.cache)?;
-            let micro_batch = &last.insert(prepared).batch;
+            let micro_batch = &*last.insert(prepared).batch;
             // The optimizer makes its buffers in the first step; later ones begin with everything there.
             if self.summary.losses.len() < STEPS_SIGHTED {
                 self.sightings.ready = memory::in_use();
@@ -183,7 +183,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     pub(super) fn pass(
         &mut self,
         step: Step,
-        micro_batch: &MicroBatch,
+        micro_batch: &dyn task::Batch,
         spent: &mut Spent,
     ) -> Result<MicroLoss, TrainError> {
         let does_not_fit = |source| TrainError::DoesNotFit { step, source };
@@ -191,14 +191,14 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             rank: self.rank(),
             step,
             samples: micro_batch.len(),
-            cells: micro_batch.len() * micro_batch.seq_len,
+            cells: micro_batch.cells(),
             divisible: self.micro_batch > 1,
-            representative: micro_batch.features.is_none() || self.resting().is_none(),
+            representative: micro_batch.features().is_none() || self.resting().is_none(),
         };
         self.meter.expect(attempt).map_err(does_not_fit)?;
         let before = self.meter.in_use();
         let lookout = Lookout::of(self.comm.as_ref());
-        let Self { policy, trainables, grads, meter, link, .. } = self;
+        let Self { objective, trainables, grads, meter, link, .. } = self;
         let mut clock = StageClock::new(|pass| {
             let phase = match pass {
                 Pass::Forward => Phase::Forward,
@@ -211,7 +211,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let outcome = memory::guarded_unless(
             move || lookout.sees_loss(),
             || {
-                let loss = policy.forward_backward(trainables, micro_batch, grads, &mut clock);
+                let loss = objective.forward_backward(trainables, micro_batch, grads, &mut clock);
                 // A device says what it could not do when it comes to it, and only to who waits; gradients that it did not make look
                 // like any others.
                 let settled = if B::ON_HOST { Ok(()) } else { B::sync(&trainables.device()) };
@@ -258,7 +258,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     /// What this rank holds from the first step to the last, for messages.
     fn holdings(&self) -> Vec<Held> {
         let layout = self.trainables.layout();
-        let rows = self.policy.trainable_report(layout, self.spec.vla().model.weights_dtype);
+        let rows = self.objective.modules(layout);
         let frozen = rows.iter().filter(|row| !row.trains).map(|row| row.bytes).sum();
         let optimizer = &self.held.as_ref().expect("a generation begins with a state").optimizer;
         let optimizer = optimizer.bytes(self.comm.as_ref());
@@ -304,7 +304,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     /// What stays as it is in the step that runs: the adapter, where features come from a generation that it made.
     fn resting(&self) -> Option<Group> {
         let cached = matches!(self.claimed.front(), Some(Claim { turn: CacheTurn::Cached(_), .. }));
-        (cached && self.spec.cache.mode == CacheMode::Periodic).then_some(Group::LORA)
+        let periodic = cached && self.spec.cache.mode == CacheMode::Periodic;
+        self.objective.extractor().filter(|_| periodic).map(|extractor| extractor.resting())
     }
 
     /// Time spent in collectives so far.
@@ -319,7 +320,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             stages.iter().map(|(stage, time)| Metric::stage_time(stage, time)).collect();
         if self.rank().0 == 0 {
             let rates = self.rates.rates(step.0);
-            let rate = |group: Group| Metric::learning_rate(&group.to_string(), group.rate(&rates));
+            let rate = |group: Group| Metric::learning_rate(&group.to_string(), rates.of(group));
             let norm = |of: &GroupNorm| Metric::same(format!("grad_norm/{}", of.group), of.norm);
             metrics.extend(norms.iter().map(norm));
             metrics.extend(self.trainables.layout().groups().into_iter().map(rate));

@@ -1,4 +1,4 @@
-//! The policy trainer: what a session runs on its trainer thread.
+//! Trains a task: what a session runs on its trainer thread.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -9,12 +9,24 @@ use coxswain_proto::{
     run_spec::RunSpec,
 };
 
-use super::{
-    TrainError, checkpoint::Store, export::Summary, features::Features, fit, run::Training, warm_up::WarmUp,
+use coxswain_nn::{
+    kernels::{Tape, flat::FlatOn, pool},
+    params::{FlatGrads, Trainables},
 };
-use coxswain_nn::{kernels::{Tape, flat::FlatOn, pool}, params::{FlatGrads, TrainableLayout, Trainables}};
-use coxswain_tasks::vla_flow::{batch::SampleDims, policy::{GradientWatch, Policy}};
-use crate::{collective::{Computes, FabricSource, RingListener, Solo}, data::{Dataset, Prefetcher}, link::{Assignment, Commands, Link, LinkError, Phase}, memory::{self, Gauge, Meter, OutOfMemory, prediction::outcome::Sightings}, trainer::{DataSetFacts, Trainer, TrainerFailure, TrainerOutcome}, zero::LearningRateSchedule};
+use coxswain_task::{Built, Samples, TaskOn};
+
+use super::{
+    TrainError, checkpoint::Store, export::Summary, features::Features, fit, gradient_watch::GradientWatch,
+    run::Training, warm_up::WarmUp,
+};
+use crate::{
+    collective::{Computes, FabricSource, RingListener, Solo},
+    feeder::Prefetcher,
+    link::{Assignment, Commands, Link, LinkError, Phase},
+    memory::{self, Gauge, Meter, OutOfMemory, prediction::outcome::Sightings},
+    trainer::{DataSetFacts, Trainer, TrainerFailure, TrainerOutcome},
+    zero::{LearningRateSchedule, Rates},
+};
 
 /// Threads that read samples, unless `data.threads` says otherwise: as many as this rank computes with, since on a card those have little to
 /// do, up to where parquet windows that are decoded twice cost more than another thread brings.
@@ -28,26 +40,28 @@ pub struct TrainerOptions<B: Tape<Base = B>> {
     pub listener: Option<RingListener>,
 }
 
-/// Trains the policy of a run spec on backend `B`.
-pub struct PolicyTrainer<B: Tape<Base = B>> {
+/// Trains a task on backend `B`.
+pub struct TaskTrainer<B: Tape<Base = B>> {
+    task: &'static dyn TaskOn<B>,
     options: TrainerOptions<B>,
     computes: Computes,
     fabric: Option<Box<dyn FabricSource>>,
     gauge: Option<Box<dyn Gauge>>,
     records: Option<PathBuf>,
-    dataset: Option<Arc<Dataset>>,
+    samples: Option<Arc<dyn Samples>>,
 }
 
-impl<B: Tape<Base = B>> PolicyTrainer<B> {
+impl<B: Tape<Base = B>> TaskTrainer<B> {
     /// A trainer that has read nothing yet.
-    pub fn new(options: TrainerOptions<B>) -> Self {
+    pub fn new(task: &'static dyn TaskOn<B>, options: TrainerOptions<B>) -> Self {
         Self {
+            task,
             options,
             computes: Computes::default(),
             fabric: None,
             gauge: None,
             records: None,
-            dataset: None,
+            samples: None,
         }
     }
 
@@ -66,13 +80,13 @@ impl<B: Tape<Base = B>> PolicyTrainer<B> {
         Self { records: dir, ..self }
     }
 
-    fn dataset(&mut self, spec: &RunSpec) -> Result<Arc<Dataset>, TrainError> {
-        if let Some(dataset) = &self.dataset {
-            return Ok(dataset.clone());
+    fn samples(&mut self, spec: &RunSpec) -> Result<Arc<dyn Samples>, TrainError> {
+        if let Some(samples) = &self.samples {
+            return Ok(samples.clone());
         }
-        let dataset = Arc::new(Dataset::open(spec)?);
-        self.dataset = Some(dataset.clone());
-        Ok(dataset)
+        let samples = self.task.open(spec)?;
+        self.samples = Some(samples.clone());
+        Ok(samples)
     }
 
     /// Keeps books of whatever memory the model will be in. Called on the trainer thread, before anything is on a device.
@@ -91,10 +105,10 @@ impl<B: Tape<Base = B>> PolicyTrainer<B> {
     }
 
     /// Loads the model, as far as memory goes.
-    fn load(&self, spec: &RunSpec, dims: SampleDims, meter: &Meter) -> Result<Loaded<B>, TrainError> {
+    fn load(&self, spec: &RunSpec, samples: &dyn Samples, meter: &Meter) -> Result<Built<B>, TrainError> {
         let (device, before) = (&self.options.device, meter.in_use());
         let loaded = memory::guarded(|| {
-            let loaded = Policy::<B>::load(spec, dims, device);
+            let loaded = self.task.build(spec, samples, device);
             // A device may not have begun with what it was told; that it cannot shows now.
             (loaded, B::sync(device))
         });
@@ -105,9 +119,15 @@ impl<B: Tape<Base = B>> PolicyTrainer<B> {
             }
             Err(overrun) => {
                 let found = meter.out_of_memory(Phase::Loading, overrun.in_use, before.0);
-                Err(too_large(spec, OutOfMemory { device: overrun.device, ..found }))
+                Err(self.too_large(spec, OutOfMemory { device: overrun.device, ..found }))
             }
         }
+    }
+
+    /// What loads and does not fit has nothing to make smaller.
+    fn too_large(&self, spec: &RunSpec, source: OutOfMemory) -> TrainError {
+        let advice = fit::advice(self.task, spec);
+        TrainError::Exhausted { step: Step(0), source: source.into(), advice }
     }
 
     /// Loads the model while the world gathers.
@@ -118,27 +138,29 @@ impl<B: Tape<Base = B>> PolicyTrainer<B> {
     ) -> Result<Training<'a, B>, TrainError> {
         link.at(Phase::Loading, Step(0));
         let mut meter = self.meter(spec);
-        let dataset = self.dataset(spec)?;
-        let plan = Plan::new(&spec.train, dataset.training_len())?;
+        let samples = self.samples(spec)?;
+        let plan = Plan::new(&spec.train, samples.training_len())?;
         let mut sightings = Sightings { opened: memory::in_use(), ..Sightings::default() };
-        let (policy, layout, initial) = self.load(spec, dataset.dims(), &meter)?;
+        let Built { objective, layout, initial } = self.load(spec, &*samples, &meter)?;
         sightings.loaded = memory::in_use();
-        let features = Features::open(spec, &dataset, &policy, (&self.options.device, meter.card()))?;
-        meter.enter(Phase::Connecting).map_err(|source| too_large(spec, source))?;
+        let features = Features::open(spec, &*samples, &*objective, (&self.options.device, meter.card()))?;
+        meter.enter(Phase::Connecting).map_err(|source| self.too_large(spec, source))?;
         let output_dir = PathBuf::from(&spec.run.output_dir);
         let threads = spec.data.threads.unwrap_or_else(|| pool::join().min(MAX_DATA_THREADS));
-        let mut prefetch = Prefetcher::start(dataset.clone(), spec.data.prefetch, threads)?;
+        let mut prefetch = Prefetcher::start(samples.clone(), samples.order(spec.run.seed), spec.data.prefetch, threads)?;
         prefetch.keep_ahead(features.as_ref().map_or(0, Features::encoder_batch));
+        let peak = Rates::from(spec.learning_rates());
         Ok(Training {
             spec,
+            task: self.task,
             spec_digest: document::digest(spec),
-            rates: LearningRateSchedule::new(&spec.optimizer, spec.vla().optimizer.lr, plan.total_steps()),
+            rates: LearningRateSchedule::new(&spec.optimizer, peak.clone(), plan.total_steps()),
             store: Store::new(&output_dir),
             output_dir,
             plan,
             grads: FlatGrads::at(&B::Flat::place(&self.options.device), layout.len()),
             warm_up: WarmUp::default(),
-            gradients: GradientWatch::new(&layout, &spec.vla().optimizer.lr),
+            gradients: GradientWatch::new(&layout, &peak),
             trainables: Trainables::new(layout, initial, &self.options.device),
             micro_batch: match spec.train.auto_micro_batch {
                 true => spec.train.global_batch,
@@ -171,29 +193,21 @@ impl<B: Tape<Base = B>> PolicyTrainer<B> {
             held: None,
             coming: None,
             link,
-            dataset,
+            samples,
             prefetch,
-            policy,
+            objective,
             meter,
             sightings,
         })
     }
 }
 
-/// A model, its trainables, and their first values.
-type Loaded<B> = (Policy<B>, TrainableLayout, Vec<f32>);
-
-/// What loads and does not fit has nothing to make smaller.
-fn too_large(spec: &RunSpec, source: OutOfMemory) -> TrainError {
-    TrainError::Exhausted { step: Step(0), source: source.into(), advice: fit::advice(spec) }
-}
-
-impl<B: Tape<Base = B>> Trainer for PolicyTrainer<B>
+impl<B: Tape<Base = B>> Trainer for TaskTrainer<B>
 where
     B::Device: Send,
 {
     fn open(&mut self, spec: &RunSpec) -> Result<DataSetFacts, TrainerFailure> {
-        let dataset = self.dataset(spec).map_err(|error| failure(&error, Phase::Loading, Step(0)))?;
+        let dataset = self.samples(spec).map_err(|error| failure(&error, Phase::Loading, Step(0)))?;
         Ok(DataSetFacts {
             training_samples: dataset.training_len(),
             fingerprint: dataset.fingerprint().to_string(),

@@ -206,7 +206,7 @@ impl<F: Flat> MirroredAdamW<F> {
         let begin = Instant::now();
         let reduced = self.own.reduce(grads, weights.len(), input, comm)?;
         self.own.exchange.shift(grads, mirror.range(), comm)?;
-        self.prepared = Some(reduced.update);
+        self.prepared = Some(reduced.update.clone());
         comm.barrier()?;
         let (updating, own) = (Instant::now(), self.own.partition().own());
         self.prepared = None;
@@ -265,7 +265,7 @@ impl<F: Flat> MirroredAdamW<F> {
 
     /// Norm of the global gradient, before clipping, of the last step taken or prepared.
     pub fn last_norm(&self) -> f64 {
-        self.prepared.map_or(self.own.last_norm, |update| update.norm())
+        self.prepared.as_ref().map_or(self.own.last_norm, Update::norm)
     }
 
     /// Writes this rank's moments ([`ShardedAdamW::write_to`]).

@@ -51,7 +51,7 @@ pub struct ShardedAdamW<F: Flat = Vec<f32>> {
 }
 
 /// What one step needs besides its buffers.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct StepInput {
     /// Applied to the summed gradients before anything else: one over the valid elements of the global batch.
     pub scale: f64,
@@ -62,7 +62,7 @@ pub struct StepInput {
 }
 
 /// How reduced gradients are applied, the same on all ranks.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Update {
     input: StepInput,
     /// Norm of the scaled global gradient.
@@ -264,7 +264,7 @@ impl<F: Flat> ShardedAdamW<F> {
         let norms = groups.into_iter().zip(&sums[1..]);
         let group_norms =
             norms.map(|(group, sum)| GroupNorm { group, norm: sum.sqrt() * input.scale }).collect();
-        let update = Update { input: *input, norm: grad_norm, clip };
+        let update = Update { input: input.clone(), norm: grad_norm, clip };
         Ok(Reduced { group_norms, clipped, compute, update })
     }
 

@@ -8,6 +8,8 @@
 //! ```
 
 use coxswain_nn::params::Group;
+use std::collections::BTreeMap;
+
 use coxswain_proto::run_spec::{Optimizer, Schedule};
 
 /// A learning rate for each group of trainables, by its name.
@@ -15,11 +17,6 @@ use coxswain_proto::run_spec::{Optimizer, Schedule};
 pub struct Rates(Vec<(String, f64)>);
 
 impl Rates {
-    /// The peaks that a run file gives.
-    pub fn peak(optimizer: &Optimizer) -> Self {
-        Self(optimizer.lr.entries())
-    }
-
     /// That of a group; 0 for one that has none, which keeps it as it is.
     pub fn of(&self, group: Group) -> f64 {
         self.0.iter().find(|(name, _)| name == group.0).map_or(0.0, |(_, rate)| *rate)
@@ -28,6 +25,12 @@ impl Rates {
     /// All of them, times `factor`.
     pub fn scaled(&self, factor: f64) -> Self {
         Self(self.0.iter().map(|(name, rate)| (name.clone(), rate * factor)).collect())
+    }
+}
+
+impl From<BTreeMap<String, f64>> for Rates {
+    fn from(rates: BTreeMap<String, f64>) -> Self {
+        Self(rates.into_iter().collect())
     }
 }
 
@@ -49,7 +52,7 @@ pub struct LearningRateSchedule {
 
 impl LearningRateSchedule {
     /// The schedule of a run of `total` steps.
-    pub fn new(optimizer: &Optimizer, peak: LearningRates, total: u64) -> Self {
+    pub fn new(optimizer: &Optimizer, peak: Rates, total: u64) -> Self {
         Self {
             peak,
             warmup: optimizer.warmup_steps,

@@ -49,6 +49,11 @@ pub struct Prediction {
 }
 
 impl Prediction {
+    /// What a pass holds, and nothing else yet.
+    pub fn of_pass(forward: u64, kept: u64, backward: u64) -> Self {
+        Self { forward, kept, backward, ..Self::default() }
+    }
+
     /// Bytes of a category.
     pub fn of(&self, category: Category) -> u64 {
         self.by[category as usize]

@@ -95,6 +95,14 @@ pub trait Objective<B: Tape<Base = B>> {
     /// Rows of the start-up table: frozen parts first, then what trains.
     fn modules(&self, layout: &TrainableLayout) -> Vec<Module>;
 
+    /// What it started from, for the manifest of its results: a model's directory.
+    fn base(&self) -> &str;
+
+    /// What a run says of itself before its first step, where it is out of the ordinary; a line each.
+    fn notes(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// The values that trainables start from, once more.
     fn initial_values(&self, layout: &TrainableLayout) -> Result<Vec<f32>, TaskError>;
 

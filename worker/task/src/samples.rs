@@ -115,7 +115,7 @@ pub trait Samples: Send + Sync {
     fn as_any(&self) -> &dyn Any;
 }
 
-impl dyn Samples {
+impl dyn Samples + '_ {
     /// Samples of an epoch.
     pub fn training_len(&self) -> u64 {
         self.training().len()

@@ -19,6 +19,11 @@ pub trait Task: Send + Sync {
     /// Sizes of what the run names, from configuration and headers alone.
     fn sizes(&self, spec: &RunSpec) -> Result<Box<dyn Subject>, TaskError>;
 
+    /// The task's own settings of this run that would take less memory, most effective first, for people.
+    fn frugal_settings(&self, _spec: &RunSpec) -> Vec<String> {
+        Vec::new()
+    }
+
     /// The losses that [`TaskOn::few_steps`] had on the CPU of the machine it was written on; empty if it has none.
     fn known_losses(&self) -> &'static [f64] {
         &[]

@@ -9,7 +9,10 @@ use coxswain_nn::{
     lora::{LoraError, write_adapter},
     params::{GradientSums, Group, TrainableLayout, Trainables},
 };
-use coxswain_proto::run_spec::RunSpec;
+use coxswain_proto::{
+    run_spec::{Recompute, RunSpec},
+    vla_flow::{ActivationsDtype, VlaSettings},
+};
 use coxswain_task::{
     Artifact, Batch, CachedFeatures, Evaluation, Extractor, Fault, FeatureShape, FrozenWeights, MicroLoss, Module,
     Objective, Samples, StageClock, TaskError,
@@ -39,6 +42,7 @@ const ADAPTER: [Artifact; 2] = [
 pub(super) struct VlaObjective<B: Tape<Base = B>> {
     pub(super) policy: Policy<B>,
     pub(super) spec: RunSpec,
+    pub(super) settings: VlaSettings,
 }
 
 impl<B: Tape<Base = B>> Objective<B> for VlaObjective<B> {
@@ -80,7 +84,15 @@ impl<B: Tape<Base = B>> Objective<B> for VlaObjective<B> {
     }
 
     fn modules(&self, layout: &TrainableLayout) -> Vec<Module> {
-        self.policy.trainable_report(layout, self.spec.model.weights_dtype)
+        self.policy.trainable_report(layout, self.settings.model.weights_dtype)
+    }
+
+    fn base(&self) -> &str {
+        &self.settings.model.path
+    }
+
+    fn notes(&self) -> Vec<String> {
+        activations(&self.settings, self.spec.train.recompute).into_iter().collect()
     }
 
     fn initial_values(&self, layout: &TrainableLayout) -> Result<Vec<f32>, TaskError> {
@@ -102,7 +114,7 @@ impl<B: Tape<Base = B>> Objective<B> for VlaObjective<B> {
             written.push(artifact);
         }
         if let Some(plan) = self.policy.lora() {
-            write_adapter(&dir.join("adapter"), plan, &self.spec.model.path, layout, values)
+            write_adapter(&dir.join("adapter"), plan, &self.settings.model.path, layout, values)
                 .map_err(|error: LoraError| TaskError::io(error))?;
             written.extend(ADAPTER);
         }
@@ -152,6 +164,18 @@ impl<B: Tape<Base = B>> Extractor<B> for VlaObjective<B> {
         let tap = self.policy.tap().unwrap_or(Tap::Final);
         Ok(Box::new(self.policy.weights_below(tap).map_err(TaskError::bad_input)?))
     }
+}
+
+/// What becomes of activations, where it is not the default.
+fn activations(settings: &VlaSettings, recompute: Recompute) -> Option<String> {
+    let kept = match (settings.model.activations_dtype, recompute) {
+        (ActivationsDtype::Float32, _) => return None,
+        (ActivationsDtype::Bfloat16, Recompute::None) => {
+            "nothing is saved: with train.recompute: none graphs are kept, in float32"
+        }
+        (ActivationsDtype::Bfloat16, _) => "what recompute keeps takes 2 bytes a value",
+    };
+    Some(format!("activations are rounded to bfloat16 between blocks; {kept}"))
 }
 
 /// Features of image tokens alone, each made of as many patches as the merger joins.

@@ -3,10 +3,7 @@
 
 use std::{fs, path::PathBuf};
 
-use coxswain_proto::{
-    ids::Step,
-    run_spec::{RunSpec, WeightsDtype},
-};
+use coxswain_proto::{ids::Step, run_spec::RunSpec, vla_flow::WeightsDtype};
 use serde_json::json;
 
 use coxswain_task::{Losses, StageClock, Width};

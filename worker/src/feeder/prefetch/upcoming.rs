@@ -9,7 +9,7 @@ use super::{Prefetcher, Prepared};
 use crate::feeder::rows::Missing;
 
 /// A row that was taken out of a micro-batch which waits.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Upcoming {
     /// Which micro-batch.
     job: u64,

@@ -11,7 +11,9 @@ use serde::{Deserialize, Serialize};
 
 use super::Features;
 use coxswain_nn::kernels::Tape;
-use crate::{link::{CacheTurn, StepTimes}, vl_cache::StoreError};
+use coxswain_feature_store::StoreError;
+
+use crate::link::{CacheTurn, StepTimes};
 
 /// Damaged records that are named; a part that is damaged throughout has thousands.
 const DAMAGES_NAMED: u64 = 8;
@@ -250,7 +252,7 @@ impl<B: Tape<Base = B>> Features<B> {
         let space = self.serving.as_ref().and_then(|serving| serving.space.as_ref());
         CacheSummary {
             mode: format!("{:?}", self.mode).to_lowercase(),
-            tap: self.tap.to_string(),
+            tap: self.tap.clone(),
             generations: self.account.generations.iter().copied().collect(),
             hits: sums[0] as u64,
             misses: sums[1] as u64,

@@ -19,8 +19,15 @@ use super::{
     keeper::{Made, MadeRow, News},
 };
 use coxswain_nn::kernels::Tape;
-use coxswain_tasks::vla_flow::batch::{MicroBatch, Sample};
-use crate::{data::{Missing, Prefetcher, Prepared, Upcoming, collate}, link::{Phase, Report}, memory::{self, OutOfMemory}, train::{TrainError, run::Training}, vl_cache::round_trip};
+use coxswain_feature_store::round_trip;
+use coxswain_task::{Batch, Sample};
+
+use crate::{
+    feeder::{Missing, Prefetcher, Prepared, Upcoming},
+    link::{Phase, Report},
+    memory::{self, OutOfMemory},
+    train::{TrainError, run::Training},
+};
 
 /// A row without features.
 enum Row {
@@ -48,7 +55,7 @@ impl Row {
 
 /// Where rows get their features.
 struct Target<'a> {
-    batch: &'a mut MicroBatch,
+    batch: &'a mut dyn Batch,
     waiting: &'a mut Prefetcher,
 }
 
@@ -57,7 +64,7 @@ impl Target<'_> {
         match row {
             Row::Due(missing) => {
                 let features =
-                    self.batch.features.as_mut().expect("a row can only be missing among features");
+                    self.batch.features_mut().as_mut().expect("a row can only be missing among features");
                 features.values[missing.place.clone()].copy_from_slice(values);
             }
             Row::Later(upcoming) => self.waiting.put_back(upcoming, values, computed),
@@ -73,7 +80,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         mut prepared: Prepared,
         used: &mut CacheUse,
     ) -> Result<Prepared, TrainError> {
-        if prepared.batch.features.is_none() {
+        if prepared.batch.features().is_none() {
             return Ok(prepared);
         }
         used.read += prepared.read;
@@ -84,13 +91,13 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         }
         let looking = Instant::now();
         let missing = std::mem::take(&mut prepared.missing);
-        let missing = self.look_again(&mut prepared.batch, missing);
+        let missing = self.look_again(&mut *prepared.batch, missing);
         used.read += looking.elapsed();
         if !missing.is_empty() {
             self.enter(Phase::CacheBuild, step)?;
             let began = Instant::now();
             prepared.computed.extend(missing.iter().map(|missing| missing.row));
-            let filled = self.fill(step, &mut prepared.batch, missing);
+            let filled = self.fill(step, &mut *prepared.batch, missing);
             used.fill += began.elapsed();
             self.enter(Phase::Data, step)?;
             filled?;
@@ -101,7 +108,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     }
 
     /// What is still missing of a micro-batch that is due.
-    fn look_again(&mut self, batch: &mut MicroBatch, missing: Vec<Missing>) -> Vec<Missing> {
+    fn look_again(&mut self, batch: &mut dyn Batch, missing: Vec<Missing>) -> Vec<Missing> {
         let Some(features) = self.features.as_ref().filter(|_| !missing.is_empty()) else { return missing };
         let mut rows: Vec<Row> = missing.into_iter().map(Row::Due).collect();
         let mut target = Target { batch, waiting: &mut self.prefetch };
@@ -110,8 +117,9 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     }
 
     /// Computes these rows of `batch`.
-    fn fill(&mut self, step: Step, batch: &mut MicroBatch, missing: Vec<Missing>) -> Result<(), TrainError> {
-        let features = self.features.as_mut().expect("who asks for features has a store");
+    fn fill(&mut self, step: Step, batch: &mut dyn Batch, missing: Vec<Missing>) -> Result<(), TrainError> {
+        let features = self.features.as_mut().expect("a step that asks for features has a store");
+        let extractor = self.objective.extractor().expect("what is kept was computed by it");
         let room = missing.len().next_multiple_of(features.fill_batch) - missing.len();
         let mut ahead: Vec<Row> = self.prefetch.upcoming(room).into_iter().map(Row::Later).collect();
         let mut target = Target { batch, waiting: &mut self.prefetch };
@@ -120,12 +128,12 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let mut left = &rows[..];
         while !left.is_empty() {
             let (now, later) = left.split_at(left.len().min(features.fill_batch));
-            let samples: Vec<&Sample> = now.iter().map(|row| &row.missing().seen).collect();
-            let pixels = collate(step, &samples, self.dataset.pad_token());
+            let samples: Vec<&dyn Sample> = now.iter().map(|row| &*row.missing().seen).collect();
+            let inputs = self.samples.collate(step, &samples);
             let serving = features.serving.as_ref();
             let below = serving.and_then(|serving| serving.older.as_ref()).unwrap_or(&self.trainables);
             let before = memory::in_use();
-            match memory::guarded(|| self.policy.features_below(below, &pixels)) {
+            match memory::guarded(|| extractor.compute(below, &*inputs)) {
                 Ok(made) => {
                     features.keep(&mut target, now, made?.values);
                     left = later;
@@ -261,9 +269,7 @@ impl<B: Tape<Base = B>> Features<B> {
             round_trip(self.dtype, self.shape.width, &mut rounded);
             target.put(row, &rounded, true);
             if let Some(key) = *key {
-                let Sample { input_ids, image_grids, .. } = seen;
-                let (input_ids, image_grids) = (input_ids.clone(), image_grids.clone());
-                made.rows.push(MadeRow { key, input_ids, image_grids, place: own });
+                made.rows.push(MadeRow { key, inputs: seen.inputs(), place: own });
             }
         }
         // Unrounded, so that the part knows what rounding costs; its bytes are the same.

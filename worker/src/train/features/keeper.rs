@@ -26,7 +26,8 @@ use coxswain_proto::limits::FEATURES_WAITING;
 
 use super::{account::Complaint, adapter};
 use coxswain_nn::pulse::{self, Pulse};
-use coxswain_tasks::vla_flow::policy::AdapterSnapshot;
+use coxswain_task::Inputs;
+use super::adapter::AdapterSnapshot;
 use coxswain_feature_store::{Coverage, PartWriter, Record, SampleKey, Space, Store, StoreError};
 
 /// Between two looks at whether there is room for another order; storing one takes as long or longer.
@@ -45,8 +46,7 @@ pub(super) struct Made {
 #[derive(Debug)]
 pub(super) struct MadeRow {
     pub key: SampleKey,
-    pub input_ids: Vec<u32>,
-    pub image_grids: Vec<[u32; 3]>,
+    pub inputs: Inputs,
     /// Its place among the values.
     pub place: Range<usize>,
 }
@@ -245,8 +245,8 @@ impl Storing {
                 Some(part) => part,
                 None => self.part.insert(space.writer().inspect_err(|_| self.full = true)?),
             };
-            let MadeRow { key, input_ids, image_grids, place } = row;
-            let record = Record { input_ids, image_grids, values: &made.values[place.clone()] };
+            let MadeRow { key, inputs: Inputs { ids, grids }, place } = row;
+            let record = Record { ids, grids, values: &made.values[place.clone()] };
             match part.append(*key, &record) {
                 Ok(new) => self.news(|news| news.kept += u64::from(new)),
                 Err(error) => {

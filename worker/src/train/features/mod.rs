@@ -15,7 +15,7 @@
 //! is computed, what cannot be written is told once and computed again next time. A store that may only be read is read. Only one that cannot be
 //! opened at all is refused, before the first step.
 //!
-//! What this module does not do: decide about turns (the link), know files (`vl_cache`), or know what lies below a tap (`model::policy`).
+//! What this module does not do: decide about turns (the link), know files (`vl_cache`), or know what lies below a tap (the task).
 
 mod account;
 mod adapter;
@@ -50,11 +50,17 @@ pub use self::{
     turn::{Mark, Place},
 };
 use super::{TrainError, check::check_writable};
-use coxswain_nn::{kernels::Tape, params::Trainables};
-use coxswain_tasks::vla_flow::policy::{AdapterSnapshot, Policy, Tap};
-use crate::{data::{Dataset, FeatureShape, KeptFeatures, SampleKeys}, vl_cache::{
-        Digest, Ingredients, SampleKey, Space, SpaceDescription, SpaceKey, Store, StoreError, adapter_digest,
-    }};
+use coxswain_feature_store::{
+    Digest, Ingredients, SampleKey, Space, SpaceDescription, SpaceKey, Store, StoreError, adapter_digest,
+};
+use coxswain_nn::{
+    kernels::Tape,
+    params::{Group, Trainables},
+};
+use coxswain_task::{Extractor, FeatureShape, InputIngredients, Objective, SampleKeys, Samples};
+
+use self::adapter::AdapterSnapshot;
+use crate::feeder::KeptFeatures;
 
 /// Raised when the computation of features changes other than by the model's kernels, which have a version of their own.
 const COMPUTE: &str = "coxswain 1";
@@ -63,7 +69,9 @@ const DEFAULT_DIR: &str = "vl-cache";
 
 /// What a run keeps of its features, and how.
 pub(super) struct Features<B: Tape<Base = B>> {
-    tap: Tap,
+    tap: String,
+    /// The group that rests while features of an older adapter serve.
+    resting: Group,
     mode: CacheMode,
     dtype: CacheDtype,
     shape: FeatureShape,
@@ -114,35 +122,24 @@ impl<B: Tape<Base = B>> Features<B> {
     /// tap and all images.
     pub(super) fn open(
         spec: &RunSpec,
-        dataset: &Dataset,
-        policy: &Policy<B>,
+        samples: &dyn Samples,
+        objective: &dyn Objective<B>,
         (device, card): (&B::Device, Option<String>),
     ) -> Result<Option<Self>, TrainError> {
-        let (cache, Some(tap)) = (&spec.cache, policy.tap()) else { return Ok(None) };
+        let (cache, Some(extractor)) = (&spec.cache, objective.extractor()) else { return Ok(None) };
         let store = Store::open(&store_dir(spec), cache.budget)?;
-        let keys = Arc::new(dataset.sample_keys(&store)?);
-        let training = training_keys(dataset, &keys);
-        let width = policy.tap_width();
-        let weights = policy.weights_below(tap)?;
-        let frozen = store.digest_of(weights.files(), &weights.name(), || {
-            Ok::<_, TrainError>(Digest(weights.digest()?.0))
-        })?;
-        let base = SpaceDescription {
-            tap: tap.to_string(),
-            dtype: cache.dtype,
-            width: width as u32,
-            ingredients: Ingredients {
-                compute: format!("{COMPUTE} on {}", device_kind(&B::name(device), card.as_deref())),
-                ..ingredients(spec, dataset, frozen)?
-            },
-            made_by: spec.run.name.clone(),
-        };
-        let merged_patches = (tap == Tap::Vision).then(|| policy.model().config.vision.merge_unit());
+        let keys = Arc::new(samples.keys(&store)?);
+        let training = training_keys(samples, &keys);
+        let shape = extractor.shape();
+        let base = describe(spec, samples, extractor, &store)?;
+        let compute = format!("{COMPUTE} on {}", device_kind(&B::name(device), card.as_deref()));
+        let base = SpaceDescription { ingredients: Ingredients { compute, ..base.ingredients }, ..base };
         let mut features = Self {
-            tap,
+            tap: extractor.tap(),
+            resting: extractor.resting(),
             mode: cache.mode,
             dtype: cache.dtype,
-            shape: FeatureShape { width, merged_patches },
+            shape,
             account: Account::new(training.len() as u64),
             keeper: Keeper::start(&store)?,
             store,
@@ -231,7 +228,7 @@ impl<B: Tape<Base = B>> Features<B> {
 
     /// What data threads need to look for features in this space; without one they find nothing.
     fn source(&self, space: Option<Space>) -> KeptFeatures {
-        KeptFeatures { space, keys: self.keys.clone(), shape: self.shape }
+        KeptFeatures { space, keys: self.keys.clone(), shape: self.shape.clone() }
     }
 
     /// The space of features made with this adapter.
@@ -274,18 +271,26 @@ fn vector_unit() -> &'static str {
     std::env::consts::ARCH
 }
 
-/// What features depend on besides sample, adapter and device.
-fn ingredients(spec: &RunSpec, dataset: &Dataset, weights: Digest) -> Result<Ingredients, StoreError> {
-    let path = Path::new(&spec.vla().model.path).join("tokenizer.json");
-    let tokenizer = Digest::of_file(&path);
-    let tokenizer = tokenizer.map_err(|source| StoreError::Io { action: "read", path, source })?;
-    Ok(Ingredients {
-        weights,
-        adapter: None,
-        preprocessing: dataset.preprocessing(),
-        prompt: dataset.prompt_template(),
-        tokenizer,
-        compute: String::new(),
+/// The spaces of a run, but for adapter and device. The first time, and where they have changed, reads all frozen weights below the tap.
+fn describe<B: Tape<Base = B>>(
+    spec: &RunSpec,
+    samples: &dyn Samples,
+    extractor: &dyn Extractor<B>,
+    store: &Store,
+) -> Result<SpaceDescription, TrainError> {
+    let frozen = extractor.frozen()?;
+    let files = frozen.files();
+    let weights = store.digest_of(files.iter().map(PathBuf::as_path), &frozen.name(), || {
+        Ok::<_, TrainError>(frozen.digest()?)
+    })?;
+    let InputIngredients { preprocessing, prompt, tokenizer } = samples.ingredients()?;
+    let compute = String::new();
+    Ok(SpaceDescription {
+        tap: extractor.tap(),
+        dtype: spec.cache.dtype,
+        width: extractor.shape().width as u32,
+        ingredients: Ingredients { weights, adapter: None, preprocessing, prompt, tokenizer, compute },
+        made_by: spec.run.name.clone(),
     })
 }
 
@@ -320,9 +325,9 @@ pub(super) fn check(spec: &RunSpec) -> Result<Option<String>, TrainError> {
 }
 
 /// Keys of the samples that are trained on, each once: equal frames share a record.
-fn training_keys(dataset: &Dataset, keys: &SampleKeys) -> Arc<[SampleKey]> {
-    let samples = (0..dataset.training_len()).filter_map(|rank| dataset.training_sample(rank));
-    let mut training: Vec<_> = samples.filter_map(|sample| keys.get(sample)).collect();
+fn training_keys(samples: &dyn Samples, keys: &SampleKeys) -> Arc<[SampleKey]> {
+    let indices = (0..samples.training_len()).filter_map(|number| samples.training_sample(number));
+    let mut training: Vec<_> = indices.filter_map(|index| keys.get(index)).collect();
     training.sort_unstable();
     training.dedup();
     training.into()

@@ -29,8 +29,15 @@ use super::{
     keeper::{Made, MadeRow},
 };
 use coxswain_nn::{kernels::Tape, params::Trainables};
-use coxswain_tasks::vla_flow::batch::{CachedFeatures, MicroBatch, Sample};
-use crate::{collective::{Buf, BufMut}, data::{Readable, collate}, link::{CacheSpace, Phase, Report}, memory::{self, OutOfMemory}, train::{TrainError, run::Training}, vl_cache::round_trip};
+use coxswain_feature_store::round_trip;
+use coxswain_task::{Batch, CachedFeatures, Extractor, Readable};
+
+use crate::{
+    collective::{Buf, BufMut},
+    link::{CacheSpace, Phase, Report},
+    memory::{self, OutOfMemory},
+    train::{TrainError, run::Training},
+};
 
 /// A measurement that goes on.
 pub(super) struct Measuring<B: Tape<Base = B>> {
@@ -115,10 +122,10 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     fn measure(&mut self, at: Step, portions: Range<Step>, against: Against<B>) {
         let wanted = self.spec.cache.probe_samples as u64;
         let (rank, world) = (self.comm.rank().0 as usize, self.comm.world());
-        let all = self.dataset.training_len();
+        let all = self.samples.training_len();
         let count = wanted.min(all);
         let Some(features) = self.features.as_mut().filter(|_| count > 0) else { return };
-        let spread = (0..count).filter_map(|i| self.dataset.training_sample(i * all / count));
+        let spread = (0..count).filter_map(|i| self.samples.training_sample(i * all / count));
         let stale = |serving: &Serving<B>| serving.stale;
         let lost = match &against {
             Against::Serving => features.serving.as_ref().is_none_or(stale),
@@ -293,18 +300,17 @@ impl<B: Tape<Base = B>> Training<'_, B> {
 
     /// Compares some samples: the sums with them, and their fresh features, if they were computed.
     fn compare(&self, indices: &[u64], measuring: &mut Measuring<B>) -> Result<(Sums, Made), TrainError> {
-        let Readable { samples, faults } = self.dataset.readable(indices);
+        let Readable { samples, faults } = self.samples.readable(indices);
         faults.iter().for_each(|error| tracing::warn!(%error, "a probe is left out"));
         if samples.is_empty() {
             return Ok((measuring.sums, Made::default()));
         }
-        let indices: Vec<u64> = samples.iter().map(|sample| sample.index).collect();
-        let batch = collate(measuring.at, &samples, self.dataset.pad_token());
+        let indices: Vec<u64> = samples.iter().map(|sample| sample.index()).collect();
+        let batch = self.samples.batch(measuring.at, &samples);
         let features = self.features.as_ref().expect("probes are of kept features");
-        let width = self.policy.tap_width();
-        let rows: Vec<usize> =
-            self.policy.tap_tokens(&batch).into_iter().map(|tokens| tokens * width).collect();
-        let probes = Probes { indices: &indices, rows: &rows, batch: &batch };
+        let width = features.shape.width;
+        let rows = self.extractor().row_values(&*batch);
+        let probes = Probes { indices: &indices, rows: &rows, batch: &*batch };
         let (fresh, unrounded) = self.fresh(&probes, measuring.before().is_some())?;
         let kept = self.kept(&probes, measuring)?;
         let mut sums = measuring.sums;
@@ -314,21 +320,23 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             let place = at..at + row;
             at = place.end;
             sums.compare(&fresh[place.clone()], &kept[place.clone()]);
-            if let Some(key) = features.keys.get(sample.index).filter(|_| !made.values.is_empty()) {
-                let Sample { input_ids, image_grids, .. } = sample;
-                made.rows.push(MadeRow { key, input_ids, image_grids, place });
+            if let Some(key) = features.keys.get(sample.index()).filter(|_| !made.values.is_empty()) {
+                made.rows.push(MadeRow { key, inputs: sample.inputs(), place });
             }
         }
         let loss = |values| {
-            let features = Some(CachedFeatures { width, values });
-            let batch = MicroBatch { features, pixel_values: Vec::new(), ..batch.clone() };
-            self.policy.loss(&self.trainables, &batch)
+            let batch = batch.with_features(CachedFeatures { width, values });
+            self.objective.loss(&self.trainables, &*batch)
         };
         let (with_fresh, with_kept) = (loss(fresh)?, loss(kept)?);
         sums.loss_fresh += with_fresh.loss_sum;
         sums.loss_kept += with_kept.loss_sum;
         sums.valid += with_fresh.valid;
         Ok((sums, made))
+    }
+
+    fn extractor(&self) -> &dyn Extractor<B> {
+        self.objective.extractor().expect("what is kept was computed by it")
     }
 
     /// What the present adapter makes of probes, rounded; and unrounded, if it had to be computed. `serves`: the generation made with it does.
@@ -338,7 +346,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         if let Some(found) = serving.and_then(|serving| features.read_probes(serving, probes)) {
             return Ok((found, None));
         }
-        let CachedFeatures { width, values } = self.policy.features_below(&self.trainables, probes.batch)?;
+        let CachedFeatures { width, values } = self.extractor().compute(&self.trainables, probes.batch)?;
         let mut rounded = values.clone();
         round_trip(features.dtype, width, &mut rounded);
         Ok((rounded, Some(values)))
@@ -361,7 +369,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             (None, Some(adapter)) => older.get_or_insert_with(|| adapter.trainables(&features.device)),
             (None, None) => &self.trainables,
         };
-        let CachedFeatures { width, mut values } = self.policy.features_below(below, probes.batch)?;
+        let CachedFeatures { width, mut values } = self.extractor().compute(below, probes.batch)?;
         round_trip(features.dtype, width, &mut values);
         Ok(values)
     }
@@ -372,7 +380,7 @@ struct Probes<'a> {
     indices: &'a [u64],
     /// Values of each.
     rows: &'a [usize],
-    batch: &'a MicroBatch,
+    batch: &'a dyn Batch,
 }
 
 impl<B: Tape<Base = B>> Features<B> {

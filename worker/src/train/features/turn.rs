@@ -19,10 +19,13 @@ use coxswain_proto::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{Features, Serving, adapter};
+use super::{
+    Features, Serving,
+    adapter::{self, AdapterSnapshot},
+};
 use coxswain_nn::{kernels::Tape, params::Trainables};
-use coxswain_tasks::vla_flow::policy::AdapterSnapshot;
-use crate::{data::KeptFeatures, link::{CacheSpace, CacheTurn, Leased, Report}, train::{TrainError, run::Training}, vl_cache::{Digest, SpaceKey}};
+use coxswain_feature_store::{Digest, SpaceKey};
+use crate::{feeder::KeptFeatures, link::{CacheSpace, CacheTurn, Leased, Report}, train::{TrainError, run::Training}};
 
 /// What this rank consumes in a step, and where the step takes its features from.
 #[derive(Clone, Debug)]
@@ -177,7 +180,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
 impl<B: Tape<Base = B>> Features<B> {
     /// The generation of a cached step: begins, if it does so here, or is the one that was there. Returns what served before one that begins.
     fn serve(&mut self, space: &CacheSpace, step: Step, trainables: &Trainables<B>) -> Option<Serving<B>> {
-        let present = AdapterSnapshot::of(trainables);
+        let present = AdapterSnapshot::of(trainables, self.resting);
         if space.generation.since == step {
             let before = self.serving.take();
             // A drift since what does not serve any more decides nothing.
@@ -203,7 +206,7 @@ impl<B: Tape<Base = B>> Features<B> {
 
     /// Finds the adapter that an older generation was made with: the present one, if LoRA has rested since, or the one in its space.
     fn recall(&mut self, wanted: &CacheSpace, trainables: &Trainables<B>) {
-        let present = AdapterSnapshot::of(trainables);
+        let present = AdapterSnapshot::of(trainables, self.resting);
         let key = wanted.space.as_ref().and_then(|key| key.parse::<Digest>().ok()).map(SpaceKey);
         let here = self.described(Some(&present)).key();
         if key.is_none_or(|key| key == here) {
@@ -245,7 +248,7 @@ impl<B: Tape<Base = B>> Features<B> {
             }
         };
         // The space may be another kind of device's: then its adapter is what is wanted, and its records are not.
-        let snapshot = adapter::snapshot(trainables.layout(), &tensors);
+        let snapshot = adapter::snapshot(trainables.layout(), self.resting, &tensors);
         snapshot.inspect_err(|error| self.account.complain(error.to_string())).ok()
     }
 

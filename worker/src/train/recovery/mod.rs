@@ -54,7 +54,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     pub(super) fn settle(&mut self) -> Result<Start, TrainError> {
         let began = Instant::now();
         let holdings = [&self.held, &self.coming].map(|held| held.as_ref().map(Held::holding));
-        let (holdings, carried) = table::exchange(holdings, &self.carried(), self.comm.as_mut())?;
+        let (holdings, carried) = table::exchange(holdings, &self.carried(), self.objective.measures(), self.comm.as_mut())?;
         let (source, bytes) = match choose(&holdings, self.assignment.checkpoint_step) {
             Some(choice) => {
                 let bytes = self.take_over(&choice)?;
@@ -82,7 +82,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             micro_batch: self.micro_batch as u32,
             searched: self.searched,
             saved: self.saved,
-            before: self.before,
+            before: self.before.clone(),
             stopped: self.stopped,
             cache: self.cache_mark(),
         }
@@ -126,7 +126,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     fn begin_afresh(&mut self) -> Result<(), TrainError> {
         let values = match self.held {
             None => self.trainables.to_vec(),
-            Some(_) => self.policy.initial_values(self.spec, self.trainables.layout())?,
+            Some(_) => self.objective.initial_values(self.trainables.layout())?,
         };
         let mut optimizer = self.empty_optimizer();
         optimizer.begin(0, &values);

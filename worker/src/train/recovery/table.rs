@@ -6,13 +6,15 @@ use coxswain_proto::{
 };
 
 use super::choice::Holding;
+use coxswain_feature_store::Digest;
+
 use crate::{collective::{Buf, BufMut, Collective, CollectiveError}, train::{
-        evaluate::ActionError,
+        evaluate::{HeldOutError, MAX_MEASURES},
         features::{Mark, Place},
-    }, vl_cache::Digest, zero::Versions};
+    }, zero::Versions};
 
 /// What a generation hands to the next besides weights and moments: everything that decides what ranks do together.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(in crate::train) struct Carried {
     /// Requests for checkpoints obeyed so far.
     pub checkpoints: u32,
@@ -25,7 +27,7 @@ pub(in crate::train) struct Carried {
     /// The step of the newest checkpoint of this run.
     pub saved: Option<Step>,
     /// The held-out error before the first step, once it has been looked at.
-    pub before: Option<Option<ActionError>>,
+    pub before: Option<Option<HeldOutError>>,
     /// Whether all had agreed to stop.
     pub stopped: bool,
     /// The generation of kept features that serves, or served last.
@@ -64,9 +66,11 @@ const BEFORE: usize = 28;
 const PLACE: usize = 10;
 /// Where the second holding stands in a row.
 const COMING: usize = BEFORE + PLACE;
+/// Where the measures of held-out samples stand in a row.
+const MEASURES: usize = COMING + HOLDING;
 /// Numbers of a holding.
 const HOLDING: usize = 7;
-const FIELDS: usize = COMING + HOLDING;
+const FIELDS: usize = MEASURES + MAX_MEASURES;
 /// Stands for "none" where a count is expected.
 const NONE: f64 = -1.0;
 
@@ -86,7 +90,7 @@ fn encode(held: Holdings, carried: &Carried) -> Row {
     row[10] = carried.saved.map_or(NONE, |step| step.0 as f64);
     row[15] = f64::from(u8::from(carried.stopped));
     row[26] = f64::from(u8::from(carried.searched));
-    row[11] = match carried.before {
+    row[11] = match &carried.before {
         None => NONE,
         Some(None) => 0.0,
         Some(Some(_)) => 1.0,
@@ -95,18 +99,19 @@ fn encode(held: Holdings, carried: &Carried) -> Row {
         encode_place(&newest, &mut row[16..16 + PLACE]);
         before.iter().for_each(|before| encode_place(before, &mut row[BEFORE..]));
     }
-    if let Some(Some(error)) = carried.before {
-        row[12..15].copy_from_slice(&[error.samples as f64, error.mse_normalized, error.mae]);
-        row[27] = error.unreadable as f64;
+    if let Some(Some(error)) = &carried.before {
+        (row[12], row[27]) = (error.samples as f64, error.unreadable as f64);
+        row[MEASURES..].iter_mut().zip(error.measures.iter()).for_each(|(field, (_, value))| *field = *value);
     }
     row
 }
 
-fn decode(row: &[f64]) -> (Holdings, Carried) {
+fn decode(row: &[f64], measures: &[&str]) -> (Holdings, Carried) {
     let some = |value: f64| (value >= 0.0).then_some(value);
     let held = [0, COMING].map(|begin| decode_holding(&row[begin..begin + HOLDING]));
     let (samples, unreadable) = (row[12] as u64, row[27] as u64);
-    let error = ActionError { samples, mse_normalized: row[13], mae: row[14], unreadable };
+    let measures = measures.iter().zip(&row[MEASURES..]).map(|(name, value)| ((*name).to_owned(), *value));
+    let error = HeldOutError { samples, measures: measures.collect(), unreadable };
     let newest = decode_place(&row[16..16 + PLACE]);
     let cache = newest.map(|newest| Mark { newest, before: decode_place(&row[BEFORE..]) });
     let carried = Carried {
@@ -165,13 +170,14 @@ fn decode_place(fields: &[f64]) -> Option<Place> {
 pub(in crate::train) fn exchange(
     held: Holdings,
     carried: &Carried,
+    measures: &[&str],
     comm: &mut dyn Collective,
 ) -> Result<(Vec<(Rank, Holding)>, Carried), CollectiveError> {
     let mut table = vec![0.0; FIELDS * comm.world()];
     comm.all_gather(Buf::F64(&encode(held, carried)), BufMut::F64(&mut table))?;
-    let rows: Vec<_> = table.chunks_exact(FIELDS).map(decode).collect();
-    let carriers = rows.iter().filter(|(held, _)| held[0].is_some()).map(|(_, carried)| *carried);
-    let merged = Carried::merge(carriers, *carried);
+    let rows: Vec<_> = table.chunks_exact(FIELDS).map(|row| decode(row, measures)).collect();
+    let carriers = rows.iter().filter(|(held, _)| held[0].is_some()).map(|(_, carried)| carried.clone());
+    let merged = Carried::merge(carriers, carried.clone());
     let of_rank = |(rank, (held, _)): (u32, (Holdings, Carried))| {
         held.into_iter().flatten().map(move |held| (Rank(rank), held))
     };
@@ -199,7 +205,7 @@ mod tests {
             own: Versions { newest: 1 << 40, older: true },
             mirror: None,
         };
-        let before = Some(Some(ActionError { samples: 64, mse_normalized: 0.5, mae: 0.25, unreadable: 3 }));
+        let before = Some(Some(HeldOutError { samples: 64, measures: measures(), unreadable: 3 }));
         let carried = Carried {
             checkpoints: 2,
             memory_reports: 0,

@@ -10,7 +10,7 @@ use std::{
 };
 
 use coxswain_proto::order::DamagedRow;
-use coxswain_proto::run_spec::{Data, RunSpec};
+use coxswain_proto::{run_spec::RunSpec, vla_flow::Data};
 
 use coxswain_data::{
     DataError, Fingerprint, Normalizer, SampleOrder, TrainingSamples,

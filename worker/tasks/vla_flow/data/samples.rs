@@ -144,7 +144,7 @@ impl Samples for Dataset {
             Some(index) => self.sample(index)?.input_ids.len(),
             None => 0,
         };
-        Ok(vec![("prompt_tokens", prompt.to_string())])
+        Ok(vec![("prompt_tokens", format!("{prompt} prompt tokens a sample"))])
     }
 
     fn as_any(&self) -> &dyn Any {

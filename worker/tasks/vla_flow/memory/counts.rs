@@ -8,7 +8,7 @@ use coxswain_proto::run_spec::RunSpec;
 use coxswain_models::qwen2_5_vl::{config::QwenConfig, modules::{frozen_tensors, modules}};
 use coxswain_nn::{
     lora::{LoraPlan, ModuleKind},
-    params::{Group, TrainableLayout},
+    params::TrainableLayout,
 };
 
 use crate::vla_flow::{

@@ -36,7 +36,10 @@ mod tests;
 
 use std::path::{Path, PathBuf};
 
-use coxswain_proto::run_spec::{CacheMode, Offload, RunSpec, WeightsDtype};
+use coxswain_proto::{
+    run_spec::{CacheMode, Offload, RunSpec},
+    vla_flow::WeightsDtype,
+};
 
 use coxswain_data::DataError;
 use coxswain_models::qwen2_5_vl::{
@@ -93,7 +96,8 @@ struct Frozen {
 impl Subject {
     /// Reads configuration and metadata of everything the run names.
     pub fn read(spec: &RunSpec) -> Result<Self, PredictionError> {
-        let dir = Path::new(&spec.model.path);
+        let vla = spec.vla();
+        let dir = Path::new(&vla.model.path);
         let config = QwenConfig::read(dir)?;
         let outline = Outline::read(spec)?;
         let frozen = Frozen::read(dir, &config)?;
@@ -107,7 +111,7 @@ impl Subject {
         let mut subject = self.clone();
         change(&mut subject.spec);
         let modules = modules(&subject.config);
-        let lora = subject.spec.lora.as_ref().map(|lora| LoraPlan::resolve(lora, &modules));
+        let lora = subject.spec.vla().lora.as_ref().map(|lora| LoraPlan::resolve(lora, &modules));
         subject.lora = lora.transpose()?;
         subject.counts =
             Counts::of(&subject.config, subject.lora.as_ref(), &subject.spec, subject.outline.dims);
@@ -119,7 +123,7 @@ impl Subject {
         let n = self.counts.trainable();
         let micro = self.micro(ask);
         let shadow::Micro { forward, kept, backward, .. } = micro;
-        let mut prediction = Prediction { forward, kept, backward, ..Prediction::default() };
+        let mut prediction = Prediction::of_pass(forward, kept, backward);
         let streamed = self.streamed(ask.place).map_or(0, FrozenBytes::two_blocks);
         let held = self.frozen(ask.place).in_memory(self.streamed(ask.place).is_some());
         prediction.set(Category::FrozenWeights, held);
@@ -186,7 +190,7 @@ impl Subject {
             Place::Card => &self.frozen.whole,
             Place::Host { .. } => &self.frozen.copied,
         };
-        match self.spec.model.weights_dtype {
+        match self.spec.vla().model.weights_dtype {
             WeightsDtype::Float32 => &by_dtype[0],
             WeightsDtype::Bfloat16 => &by_dtype[1],
         }

@@ -1,9 +1,6 @@
 //! The prediction as the engine and `cox plan` see it.
 
-use coxswain_proto::{
-    human,
-    run_spec::{RunSpec, WeightsDtype},
-};
+use coxswain_proto::{human, run_spec::RunSpec, vla_flow::WeightsDtype};
 use coxswain_task::{
     TaskError,
     memory::{self, Ask, Lever, Prediction},
@@ -35,10 +32,10 @@ impl memory::Subject for Subject {
     }
 
     fn describe(&self) -> Vec<(&'static str, String)> {
-        let (counts, outline, spec) = (&self.counts, &self.outline, &self.spec);
+        let (counts, outline, vla) = (&self.counts, &self.outline, self.spec.vla());
         let trainable = counts.trainable();
         let share = 100.0 * trainable as f64 / (counts.pretrained() + trainable).max(1) as f64;
-        let dtype = match spec.model.weights_dtype {
+        let dtype = match vla.model.weights_dtype {
             WeightsDtype::Float32 => "float32",
             WeightsDtype::Bfloat16 => "bfloat16",
         };
@@ -70,7 +67,7 @@ impl memory::Subject for Subject {
                     "{} prompt tokens{estimated}, {} image patches, {} draws of {} actions (the longest)",
                     outline.prompt_tokens,
                     outline.patches(),
-                    spec.expert.repeated_noise,
+                    vla.expert.repeated_noise,
                     outline.dims.horizon
                 ),
             ),

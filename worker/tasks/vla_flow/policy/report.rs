@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use coxswain_proto::run_spec::WeightsDtype;
+use coxswain_proto::vla_flow::WeightsDtype;
 
 use super::Policy;
 use coxswain_models::qwen2_5_vl::modules::{FrozenBytes, frozen_tensors};
