@@ -5,18 +5,18 @@ use std::{collections::HashMap, fs};
 
 use burn::tensor::{Tensor, TensorData};
 use coxswain_proto::run_spec::Recompute;
-use coxswain_worker::{
+use coxswain_nn::{
     kernels::{AttentionMask, Tape},
-    model::{
-        expert::{ActionExpert, Conditioning, Draws, ExpertShape},
-        flow::{CleanActions, squared_error},
-        recompute::{
-            Retention,
-            segment::{Input, Recorded},
-        },
-        sensor::{SensorEncoder, SensorShape},
-    },
     params::{FlatGrads, TrainableLayout, Trainables},
+    recompute::{
+        Retention,
+        segment::{Input, Recorded},
+    },
+};
+use coxswain_tasks::vla_flow::{
+    expert::{ActionExpert, Conditioning, Draws, ExpertShape},
+    flow::{CleanActions, squared_error},
+    sensor::{SensorEncoder, SensorShape},
 };
 use safetensors::SafeTensors;
 

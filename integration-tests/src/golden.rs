@@ -4,9 +4,10 @@
 
 use std::{collections::BTreeMap, fs, path::Path};
 
-use coxswain_models::qwen2_5_vl::forward::Job;
+use burn::backend::Flex;
 use coxswain_proto::vla_flow::WeightsDtype;
-use coxswain_worker::device::{self, Accelerator, Device};
+use coxswain_task::ForwardJob;
+use coxswain_worker::device::{Accelerator, Device, Tasks};
 use safetensors::{Dtype, SafeTensors};
 
 use crate::{fixture, relative_error};
@@ -40,11 +41,11 @@ impl Tolerance {
 
 /// What computes, and how.
 #[derive(Clone, Copy)]
-pub struct Computer<'a> {
+pub struct Computer {
     /// The device.
     pub device: Device,
     /// What knows its cards.
-    pub accelerator: &'a dyn Accelerator,
+    pub accelerator: &'static dyn Accelerator,
     /// Type of the frozen matrices.
     pub dtype: WeightsDtype,
 }
@@ -71,25 +72,26 @@ impl Tensors {
 }
 
 /// Runs a case with its adapter, if it has one, and without, and compares every tensor.
-pub fn hold(case: &str, computer: Computer<'_>, tolerance: Tolerance) {
+pub fn hold(case: &str, computer: Computer, tolerance: Tolerance) {
     if fixture("golden").join(case).join("adapter").exists() {
         compare(case, true, computer, tolerance);
     }
     compare(case, false, computer, tolerance);
 }
 
-fn compare(case: &str, adapter: bool, computer: Computer<'_>, tolerance: Tolerance) {
+fn compare(case: &str, adapter: bool, computer: Computer, tolerance: Tolerance) {
     let dir = fixture("golden").join(case);
     let out = tempfile::tempdir().unwrap();
     let (adapter_dir, file) = (dir.join("adapter"), out.path().join("out.safetensors"));
-    let job = Job {
+    let job = ForwardJob {
         model: &dir.join("model"),
         adapter: adapter.then_some(adapter_dir.as_path()),
         inputs: &dir.join("inputs.safetensors"),
         out: &file,
-        dtype: computer.dtype,
+        bfloat16: computer.dtype == WeightsDtype::Bfloat16,
     };
-    device::forward(&job, computer.device, computer.accelerator).unwrap();
+    let tasks = Tasks { cpu: coxswain_tasks::on::<Flex>().leak(), accelerator: computer.accelerator };
+    tasks.forward(&job, computer.device).unwrap().unwrap();
     let (ours, expected) = (Tensors::read(&file), Tensors::read(&dir.join("expected.safetensors")));
 
     // Both first, so that a run that is off shows by how much everywhere.

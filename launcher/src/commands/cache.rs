@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
-use coxswain_worker::vl_cache::{Store, StoreError};
+use coxswain_feature_store::{Store, StoreError};
 
 use crate::{
     exit::{Exit, Failed, Outcome},

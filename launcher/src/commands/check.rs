@@ -1,11 +1,15 @@
 //! `cox check`: everything that can be known before training. Reads the model, the data and the checkpoints; writes nothing.
 
-use burn_flex::Flex;
 use clap::Args;
 use coxswain_worker::train;
 
 use super::SpecArgs;
-use crate::{exit::Outcome, plan::check::submission, render::say};
+use crate::{
+    exit::{Exit, Failed, Outcome},
+    plan::check::submission,
+    render::say,
+    tasks::tasks,
+};
 
 /// Flags of `cox check`.
 #[derive(Args, Debug)]
@@ -20,7 +24,8 @@ pub struct CheckArgs {
 /// Checks a run and shows what it would be.
 pub fn execute(args: &CheckArgs) -> Outcome {
     let spec = args.spec.load()?;
-    let report = train::check::<Flex>(&spec, &Default::default())?;
+    let task = tasks().of(&spec).map_err(|unknown| Failed::new(Exit::BadInput, unknown))?;
+    let report = train::check(task, &spec, &Default::default())?;
     let ranks = spec.launch.nproc_per_node.unwrap_or(1) as u64;
     if let Some(shortfall) = submission(&spec, ranks, ranks)? {
         return Err(shortfall.refusal());

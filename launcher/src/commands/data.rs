@@ -3,13 +3,15 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use coxswain_models::qwen2_5_vl::random::RandomCheckpoint;
-use coxswain_proto::{human, vla_flow::WeightsDtype};
+use coxswain_data as data;
+use coxswain_proto::human;
+use coxswain_task::RandomJob;
 
 use super::SpecArgs;
 use crate::{
     exit::{Exit, Failed, Outcome},
     render::say,
+    tasks::tasks,
 };
 
 /// Subcommands of `cox data`.
@@ -89,18 +91,22 @@ pub fn execute(command: &DataCommand) -> Outcome {
         }
         DataCommand::Sample(args) => {
             let spec = args.spec.load()?;
-            data::write_sample(&spec, args.index, &args.out).map_err(bad)?;
+            let task = tasks().of(&spec).map_err(|unknown| Failed::new(Exit::BadInput, unknown))?;
+            task.write_sample(&spec, args.index, &args.out).map_err(bad)?;
             say(format_args!("sample {} written to {}", args.index, args.out.display()));
         }
         DataCommand::MakeCheckpoint(args) => {
-            let dtype = match args.dtype {
-                Dtype::Bf16 => WeightsDtype::Bfloat16,
-                Dtype::F32 => WeightsDtype::Float32,
+            let job = RandomJob {
+                like: &args.like,
+                tokenizer: args.tokenizer.as_deref(),
+                out: &args.out,
+                bfloat16: matches!(args.dtype, Dtype::Bf16),
+                seed: args.seed,
             };
-            let tokenizer = args.tokenizer.as_deref();
-            let wanted =
-                RandomCheckpoint { like: &args.like, tokenizer, out: &args.out, dtype, seed: args.seed };
-            let made = wanted.write().map_err(|error| Failed::new(Exit::BadInput, error))?;
+            let made = tasks().cpu.iter().find_map(|task| task.make_checkpoint(&job)).ok_or_else(|| {
+                Failed::usage(format!("{}: no task of this program has such a model", args.like.display()))
+            })?;
+            let made = made.map_err(|error| Failed::new(Exit::BadInput, error))?;
             say(format_args!(
                 "{}: {} parameters in {} tensors, {} in {} file{}",
                 args.out.display(),

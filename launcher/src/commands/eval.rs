@@ -1,4 +1,4 @@
-//! `cox eval`: how far a trained policy's actions are from recorded ones that it never saw.
+//! `cox eval`: a task's measures on samples that training never saw.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use coxswain_proto::run_spec::{DeviceChoice, RunSpec};
 use coxswain_worker::device;
 
 use crate::{
-    accelerator::accelerator,
+    tasks::{accelerator, schemas, tasks},
     endpoint,
     exit::{Exit, Failed, Outcome},
     render::say,
@@ -43,11 +43,11 @@ pub fn execute(args: &EvalArgs) -> Outcome {
     // The directory may have been moved since. JSON is YAML.
     let mut overrides = vec![format!("run.output_dir={}", serde_json::json!(args.run_dir))];
     overrides.extend(args.overrides.iter().cloned());
-    let spec = RunSpec::load(&file, &overrides, coxswain_proto::vla_flow::TASKS)?;
+    let spec = RunSpec::load(&file, &overrides, schemas())?;
     let wanted = args.device.unwrap_or(spec.launch.device);
     let device = device::choose(wanted, 0, accelerator())
         .map_err(|missing| Failed::usage(format!("device {wanted}: {missing}")))?;
-    let (step, error) = device::evaluate(&spec, device, accelerator())?;
+    let (step, error) = tasks().evaluate(&spec, device)?;
     let Some(error) = error else {
         return Err(Failed::new(
             Exit::Usage,
@@ -55,12 +55,12 @@ pub fn execute(args: &EvalArgs) -> Outcome {
         ));
     };
     match args.json {
-        true => say(serde_json::json!({"step": step, "action_error": error})),
-        false => say(format_args!(
-            "step {step}: over {} held-out samples the actions are off by {:.4} (mean absolute, in the data's units; squared and \
-             normalised {:.4})",
-            error.samples, error.mae, error.mse_normalized
-        )),
+        true => say(serde_json::json!({"step": step, "held_out": error})),
+        false => {
+            let measures = error.measures.iter().map(|(name, value)| format!("{name} {value:.4}"));
+            let measures = measures.collect::<Vec<_>>().join(", ");
+            say(format_args!("step {step}: over {} held-out samples: {measures}", error.samples))
+        }
     };
     Ok(())
 }

@@ -146,7 +146,7 @@ impl SpecArgs {
         Ok(coxswain_proto::run_spec::RunSpec::load(
             &self.config,
             &self.changes(),
-            coxswain_proto::vla_flow::TASKS,
+            crate::tasks::schemas(),
         )?)
     }
 

@@ -3,12 +3,12 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use coxswain_models::qwen2_5_vl::forward::Job;
-use coxswain_proto::{run_spec::DeviceChoice, vla_flow::WeightsDtype};
+use coxswain_proto::run_spec::DeviceChoice;
+use coxswain_task::ForwardJob;
 use coxswain_worker::device;
 
 use crate::{
-    accelerator::accelerator,
+    tasks::{accelerator, tasks},
     exit::{Exit, Failed, Outcome},
     render::say,
 };
@@ -23,16 +23,16 @@ pub enum ModelCommand {
 /// Flags of `cox model forward`.
 #[derive(Args, Debug)]
 pub struct ForwardArgs {
-    /// Hugging Face directory of a Qwen2.5-VL checkpoint
+    /// Hugging Face directory of a model that some task trains
     #[arg(long, value_name = "DIR")]
     model: PathBuf,
     /// PEFT directory of a LoRA adapter
     #[arg(long, value_name = "PEFT_DIR")]
     adapter: Option<PathBuf>,
-    /// safetensors: input_ids, attention_mask, pixel_values, image_grid_thw, and labels if wanted
+    /// safetensors: what the model takes (`cox data sample` writes such a file), and labels if wanted
     #[arg(long, value_name = "FILE")]
     inputs: PathBuf,
-    /// safetensors: image_features, lm.layer{i}, last_hidden_state, logits, position_ids, loss, grad.*
+    /// safetensors: every intermediate result under the model's own names, loss, grad.*
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
     /// Where to compute: `cpu`, `cuda` (the first card that this process sees), or `auto`
@@ -48,14 +48,17 @@ pub fn execute(command: &ModelCommand) -> Outcome {
     let ModelCommand::Forward(args) = command;
     let device = device::choose(args.device, 0, accelerator())
         .map_err(|missing| Failed::usage(format!("--device {}: {missing}", args.device)))?;
-    let job = Job {
+    let job = ForwardJob {
         model: &args.model,
         adapter: args.adapter.as_deref(),
         inputs: &args.inputs,
         out: &args.out,
-        dtype: if args.bfloat16 { WeightsDtype::Bfloat16 } else { WeightsDtype::Float32 },
+        bfloat16: args.bfloat16,
     };
-    device::forward(&job, device, accelerator()).map_err(|error| Failed::new(Exit::BadInput, error))?;
+    let done = tasks().forward(&job, device).ok_or_else(|| {
+        Failed::usage(format!("{}: no task of this program has such a model", args.model.display()))
+    })?;
+    done.map_err(|error| Failed::new(Exit::BadInput, error))?;
     say(format_args!("written to {}", args.out.display()));
     Ok(())
 }

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use clap::Args;
-use coxswain_worker::memory::{Resident, prediction::Subject};
+use coxswain_worker::memory::Resident;
 use nix::sys::{
     resource::{UsageWho, getrusage},
     time::TimeValLike,
@@ -11,9 +11,9 @@ use nix::sys::{
 
 use super::SpecArgs;
 use crate::{
-    exit::{Exit, Failed, Outcome},
+    exit::Outcome,
     gpu::named::Card,
-    plan::{Question, capacity::Memory, check, threads},
+    plan::{Question, capacity::Memory, check, sizes, threads},
     render::{plan as render, say},
 };
 
@@ -53,7 +53,7 @@ pub fn execute(args: &PlanArgs) -> Outcome {
     let spec = args.spec.load()?;
     let local = spec.launch.nproc_per_node.unwrap_or(1) as u64;
     let world = args.world.map_or(local, u64::from);
-    let subject = Subject::read(&spec).map_err(|error| Failed::new(Exit::BadInput, error))?;
+    let subject = sizes(&spec)?;
     let question = Question { subject, world, threads: threads(&spec, local) };
     let memories: Vec<Memory> = match (args.all_cards, args.card.is_empty()) {
         (true, _) => Card::overview().into_iter().map(|card| Memory::of_card(card, false)).collect(),

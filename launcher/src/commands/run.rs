@@ -15,7 +15,7 @@ use coxswain_proto::{
 
 use super::{SpecArgs, block_on};
 use crate::{
-    accelerator::accelerator,
+    tasks::accelerator,
     control::Access,
     endpoint::{self, Published},
     exit::{Exit, Failed, Outcome},

@@ -5,7 +5,7 @@ use coxswain_proto::{human, run_spec::DeviceChoice};
 use coxswain_worker::{device::{self, Device}, selftest::{self, Finding, Verdict}};
 
 use crate::{
-    accelerator::accelerator,
+    tasks::{accelerator, tasks},
     exit::{Exit, Failed, Outcome},
     gpu::Driver,
     render::{
@@ -30,7 +30,7 @@ pub fn execute(args: &SelftestArgs) -> Outcome {
     let device = device::choose(args.device, 0, accelerator())
         .map_err(|missing| Failed::usage(format!("--device {}: {missing}", args.device)))?;
     let mut findings = if device == Device::Cpu { Vec::new() } else { cards() };
-    findings.extend(selftest::run(device, accelerator()));
+    findings.extend(selftest::run(device, tasks()));
     let failed = findings.iter().filter(|finding| finding.failed()).count();
     match args.json {
         true => {

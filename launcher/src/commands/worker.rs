@@ -16,7 +16,7 @@ use coxswain_worker::{collective::RingListener, device::{self, ChosenTrainer}, m
 
 use super::block_on;
 use crate::{
-    accelerator::accelerator,
+    tasks::{accelerator, tasks},
     exit::{Exit, Failed, Outcome},
     launch::{
         inputs::{Env, Given, process_env},
@@ -41,10 +41,10 @@ pub struct WorkerArgs {
 /// Trains this rank's part of a run.
 pub fn execute(args: &WorkerArgs) -> Outcome {
     if let Some(config) = &args.config {
-        let spec = RunSpec::load(config, &args.overrides, coxswain_proto::vla_flow::TASKS)?;
+        let spec = RunSpec::load(config, &args.overrides, crate::tasks::schemas())?;
         let wanted = args.device(&process_env)?.unwrap_or(spec.launch.device);
         refuse_what_is_not_here(wanted)?;
-        return solo::train(&spec, ChosenTrainer::new(accelerator(), Some(wanted), 0, None));
+        return solo::train(&spec, ChosenTrainer::new(tasks(), Some(wanted), 0, None));
     }
     let seat = Seat::from_env(&process_env)?;
     let wanted = args.device(&process_env)?;
@@ -66,7 +66,7 @@ pub fn execute(args: &WorkerArgs) -> Outcome {
         ..SessionOptions::new(seat.coordinator)
     };
     let local_rank = usize::try_from(seat.local_rank).unwrap_or(0);
-    let trainer = ChosenTrainer::new(accelerator(), wanted, local_rank, Some(listener));
+    let trainer = ChosenTrainer::new(tasks(), wanted, local_rank, Some(listener));
     block_on(session::run(options, trainer)).map_err(|error| {
         let exit = match &error {
             SessionError::Refused { .. } => Exit::Rendezvous,

@@ -208,7 +208,7 @@ mod tests {
     fn plan(flags: LaunchFlags) -> Plan {
         let text = "{run: {name: a, output_dir: a}, model: {path: m}, data: {path: d, cameras: [c]}, \
                     train: {steps: 1, global_batch: 9, micro_batch: 1}}";
-        let spec = RunSpec::from_yaml(text, "a", &[], coxswain_proto::vla_flow::TASKS).unwrap();
+        let spec = RunSpec::from_yaml(text, "a", &[], crate::tasks::schemas()).unwrap();
         let machine = Machine { host: "here".into(), cores: 1, addresses: vec![] };
         let cards = || Err(coxswain_worker::device::NoCards::NoDriver);
         let sources =

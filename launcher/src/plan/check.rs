@@ -3,9 +3,9 @@
 use std::fmt;
 
 use coxswain_proto::{human, run_spec::RunSpec};
-use coxswain_worker::memory::prediction::{Subject, fit::Fit};
+use coxswain_worker::memory::prediction::fit::Fit;
 
-use super::{Basis, Question, capacity::Memory, threads};
+use super::{Basis, Question, capacity::Memory, sizes, threads};
 use crate::exit::{Exit, Failed};
 
 /// A run that does not fit.
@@ -69,7 +69,7 @@ pub fn shortfall(question: &Question, memories: &[Memory]) -> Option<Shortfall> 
 /// swaps, and other programs come and go.
 pub fn submission(spec: &RunSpec, world: u64, local: u64) -> Result<Option<Shortfall>, Failed> {
     let Some(bound) = Memory::of_spec(spec) else { return Ok(None) };
-    let subject = Subject::read(spec).map_err(|error| Failed::new(Exit::BadInput, error))?;
+    let subject = sizes(spec)?;
     let question = Question { subject, world, threads: threads(spec, local) };
     Ok(shortfall(&question, &[bound]))
 }

@@ -21,6 +21,10 @@ use coxswain_worker::memory::{
 use serde::Serialize;
 
 use self::capacity::Memory;
+use crate::{
+    exit::{Exit, Failed},
+    tasks::tasks,
+};
 
 /// Micro-batches beyond the maximum that a table still shows, as too large.
 const SHOWN_BEYOND: usize = 1;
@@ -153,6 +157,13 @@ impl Question {
     pub fn levers(&self, memory: &Memory) -> Vec<Lever> {
         self.subject.levers(self.ask(memory, self.micro_batch()))
     }
+}
+
+/// Sizes of what a run names.
+pub fn sizes(spec: &RunSpec) -> Result<Box<dyn Subject>, Failed> {
+    let bad = |error: &dyn std::fmt::Display| Failed::new(Exit::BadInput, error);
+    let task = tasks().of(spec).map_err(|unknown| bad(&unknown))?;
+    task.sizes(spec).map_err(|error| bad(&error))
 }
 
 /// Compute threads of one rank of `local` on this machine.

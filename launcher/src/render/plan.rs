@@ -3,12 +3,11 @@
 use coxswain_proto::{
     human,
     run_spec::{Offload, Recompute},
-    vla_flow::{ActivationsDtype, WeightsDtype},
 };
-use coxswain_worker::{data::PromptLength, memory::{
-        Category,
-        prediction::{Lever, fit::Verdict},
-    }};
+use coxswain_worker::memory::{
+    Category,
+    prediction::{Lever, fit::Verdict},
+};
 use serde_json::{Value, json};
 
 use super::table::{remarked, table, width, words};
@@ -73,11 +72,7 @@ fn subject(question: &Question) -> String {
             question.world,
             if question.world == 1 { "" } else { "s" },
             recompute(spec.train.recompute),
-            match (spec.vla().model.activations_dtype, spec.train.recompute) {
-                (ActivationsDtype::Float32, _) => "",
-                (ActivationsDtype::Bfloat16, Recompute::None) => ", activations rounded to bfloat16",
-                (ActivationsDtype::Bfloat16, _) => ", activations kept in bfloat16",
-            },
+            question.subject.precision().map_or(String::new(), |words| format!(", {words}")),
             if spec.memory.offload == Offload::Layers { ", frozen layers streamed" } else { "" },
         ),
     );
@@ -218,13 +213,6 @@ fn percent(part: u64, whole: u64) -> String {
 fn signed(bytes: i64) -> String {
     let sign = if bytes < 0 { "-" } else { "" };
     format!("{sign}{}", human::bytes(bytes.unsigned_abs()))
-}
-
-fn dtype(dtype: WeightsDtype) -> &'static str {
-    match dtype {
-        WeightsDtype::Float32 => "float32",
-        WeightsDtype::Bfloat16 => "bfloat16",
-    }
 }
 
 fn recompute(mode: Recompute) -> String {

@@ -6,7 +6,7 @@ use std::{
 };
 
 use coxswain_proto::human;
-use coxswain_worker::vl_cache::{Collected, Coverage, Repaired, SpaceReport, Verified};
+use coxswain_feature_store::{Collected, Coverage, Repaired, SpaceReport, Verified};
 use serde_json::{Value, json};
 
 use super::table::table;
@@ -176,7 +176,7 @@ pub fn collected_json(collected: &Collected, dry_run: bool, left: u64) -> Value 
 #[cfg(test)]
 mod tests {
     use coxswain_proto::run_spec::CacheDtype;
-    use coxswain_worker::vl_cache::{Damaged, Digest, Ingredients, SpaceDescription};
+    use coxswain_feature_store::{Damaged, Digest, Ingredients, SpaceDescription};
 
     use super::*;
 

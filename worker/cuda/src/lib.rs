@@ -23,11 +23,14 @@ use std::sync::OnceLock;
 
 use burn_cuda::{Cuda, CudaDevice};
 use coxswain_proto::{ids::Step, run_spec::RunSpec};
-use coxswain_models::qwen2_5_vl::{
-        error::ModelError,
-        forward::{self, Job},
-    };
-use coxswain_worker::{collective::{FabricError, FabricSource, RingListener}, device::{Accelerator, Cards, NoCards, Version}, selftest::{self, Finding, Losses, Sizes, Width}, train::{ActionError, PolicyTrainer, TrainError, TrainerOptions, evaluate_run}, trainer::Trainer};
+use coxswain_task::{ForwardJob, Losses, TaskError, TaskOn, Width};
+use coxswain_worker::{
+    collective::{FabricError, FabricSource, RingListener},
+    device::{Accelerator, Cards, NoCards, UnknownTask, Version},
+    selftest::{self, Finding, Sizes},
+    train::{HeldOutError, TaskTrainer, TrainError, TrainerOptions, evaluate_run},
+    trainer::Trainer,
+};
 use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig, cache::CacheConfig};
 
 use self::{
@@ -56,18 +59,23 @@ impl Accelerator for Nvidia {
         nccl::version()
     }
 
-    fn trainer(&self, card: usize, listener: Option<RingListener>) -> Box<dyn Trainer> {
+    fn trainer(
+        &self,
+        task: &str,
+        card: usize,
+        listener: Option<RingListener>,
+    ) -> Result<Box<dyn Trainer>, UnknownTask> {
         let options = TrainerOptions { device: CudaDevice::new(card), listener };
         let gauge = Box::new(CardGauge::new(card));
-        Box::new(PolicyTrainer::<Cuda>::new(options).on_card(self.fabric(card), gauge))
+        Ok(Box::new(TaskTrainer::new(named(task)?, options).on_card(self.fabric(card), gauge)))
     }
 
-    fn evaluate(&self, spec: &RunSpec, card: usize) -> Result<(Step, Option<ActionError>), TrainError> {
-        evaluate_run::<Cuda>(spec, &CudaDevice::new(card))
+    fn evaluate(&self, spec: &RunSpec, card: usize) -> Result<(Step, Option<HeldOutError>), TrainError> {
+        evaluate_run(named(&spec.task.kind)?, spec, &CudaDevice::new(card))
     }
 
-    fn forward(&self, job: &Job<'_>, card: usize) -> Result<(), ModelError> {
-        forward::run::<Cuda>(job, &CudaDevice::new(card))
+    fn forward(&self, job: &ForwardJob<'_>, card: usize) -> Option<Result<(), TaskError>> {
+        coxswain_tasks::on::<Cuda>().iter().find_map(|task| task.forward(job, &CudaDevice::new(card)))
     }
 
     fn fabric(&self, card: usize) -> Box<dyn FabricSource> {
@@ -79,9 +87,16 @@ impl Accelerator for Nvidia {
         selftest::speed::<Cuda>(&CudaDevice::new(card), sizes)
     }
 
-    fn step(&self, card: usize, width: Width) -> Losses {
-        selftest::step::<Cuda>(&CudaDevice::new(card), width)
+    fn few_steps(&self, card: usize, width: Width) -> Vec<(&'static str, Losses)> {
+        let device = CudaDevice::new(card);
+        let tried = |task: &&'static dyn TaskOn<Cuda>| Some((task.name(), task.few_steps(&device, width)?));
+        coxswain_tasks::on::<Cuda>().iter().filter_map(tried).collect()
     }
+}
+
+/// The task of this name, on a GPU.
+fn named(name: &str) -> Result<&'static dyn TaskOn<Cuda>, UnknownTask> {
+    UnknownTask::unless_found(name, &coxswain_tasks::on::<Cuda>())
 }
 
 fn look() -> Result<Cards, NoCards> {

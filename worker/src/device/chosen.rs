@@ -54,7 +54,10 @@ impl ChosenTrainer {
                         DeviceChoice::Cpu | DeviceChoice::Cuda => Box::new(trainer),
                     }
                 }
-                Device::Cuda(card) => self.tasks.accelerator.trainer(&spec.task.kind, card, listener),
+                Device::Cuda(card) => {
+                    let trainer = self.tasks.accelerator.trainer(&spec.task.kind, card, listener);
+                    trainer.map_err(|unknown| refused(unknown.to_string()))?
+                },
             });
         }
         Ok(self.inner.as_mut().expect("made above"))

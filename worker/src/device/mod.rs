@@ -25,7 +25,8 @@ use coxswain_proto::{
 };
 
 pub use self::chosen::ChosenTrainer;
-use coxswain_task::{Losses, TaskOn, Width};
+use coxswain_nn::kernels::Tape;
+use coxswain_task::{ForwardJob, Losses, TaskError, TaskOn, Width};
 
 use crate::{
     collective::{FabricError, FabricSource, RingListener},
@@ -141,10 +142,18 @@ pub trait Accelerator: Sync {
     fn nccl(&self) -> Result<u32, FabricError>;
 
     /// Trains a task, by its name, on a card.
-    fn trainer(&self, task: &str, card: usize, listener: Option<RingListener>) -> Box<dyn Trainer>;
+    fn trainer(
+        &self,
+        task: &str,
+        card: usize,
+        listener: Option<RingListener>,
+    ) -> Result<Box<dyn Trainer>, UnknownTask>;
 
     /// See [`Tasks::evaluate`].
     fn evaluate(&self, spec: &RunSpec, card: usize) -> Result<(Step, Option<HeldOutError>), TrainError>;
+
+    /// See [`Tasks::forward`].
+    fn forward(&self, job: &ForwardJob<'_>, card: usize) -> Option<Result<(), TaskError>>;
 
     /// What carries large buffers between cards.
     fn fabric(&self, card: usize) -> Box<dyn FabricSource>;
@@ -169,11 +178,20 @@ impl Accelerator for Absent {
         Err(FabricError(NoCards::NotBuilt.to_string()))
     }
 
-    fn trainer(&self, _task: &str, card: usize, _listener: Option<RingListener>) -> Box<dyn Trainer> {
+    fn trainer(
+        &self,
+        _task: &str,
+        card: usize,
+        _listener: Option<RingListener>,
+    ) -> Result<Box<dyn Trainer>, UnknownTask> {
         never(card)
     }
 
     fn evaluate(&self, _spec: &RunSpec, card: usize) -> Result<(Step, Option<HeldOutError>), TrainError> {
+        never(card)
+    }
+
+    fn forward(&self, _job: &ForwardJob<'_>, card: usize) -> Option<Result<(), TaskError>> {
         never(card)
     }
 
@@ -229,11 +247,15 @@ pub struct Tasks {
 impl Tasks {
     /// The task of a run; the specification has been checked, so there is one.
     pub fn of(&self, spec: &RunSpec) -> Result<&'static dyn TaskOn<Flex>, UnknownTask> {
-        let named = |task: &&&'static dyn TaskOn<Flex>| task.name() == spec.task.kind;
-        self.cpu.iter().find(named).copied().ok_or_else(|| UnknownTask {
-            name: spec.task.kind.clone(),
-            known: self.cpu.iter().map(|task| task.name()).collect::<Vec<_>>().join(", "),
-        })
+        UnknownTask::unless_found(&spec.task.kind, self.cpu)
+    }
+
+    /// One forward pass from file to file, computed on `device`; nothing if no task has such a model.
+    pub fn forward(&self, job: &ForwardJob<'_>, device: Device) -> Option<Result<(), TaskError>> {
+        match device {
+            Device::Cpu => self.cpu.iter().find_map(|task| task.forward(job, &Default::default())),
+            Device::Cuda(card) => self.accelerator.forward(job, card),
+        }
     }
 
     /// The held-out error of the newest checkpoint of a run, computed on `device`.
@@ -253,6 +275,19 @@ pub struct UnknownTask {
     pub name: String,
     /// Those that there are.
     pub known: String,
+}
+
+impl UnknownTask {
+    /// The task of this name among these.
+    pub fn unless_found<B: Tape<Base = B>>(
+        name: &str,
+        tasks: &[&'static dyn TaskOn<B>],
+    ) -> Result<&'static dyn TaskOn<B>, Self> {
+        tasks.iter().find(|task| task.name() == name).copied().ok_or_else(|| Self {
+            name: name.to_owned(),
+            known: tasks.iter().map(|task| task.name()).collect::<Vec<_>>().join(", "),
+        })
+    }
 }
 
 /// Copies and products on `device`.

@@ -20,6 +20,7 @@ pub mod objective;
 pub mod samples;
 pub mod selftest;
 pub mod task;
+pub mod tools;
 
 pub use self::{
     batch::{Batch, CachedFeatures, Inputs, Sample},
@@ -30,4 +31,5 @@ pub use self::{
     samples::{InputIngredients, Readable, SampleKeys, Samples, TextFile},
     selftest::{Losses, Width},
     task::{Task, TaskOn},
+    tools::{ForwardJob, Made, RandomJob},
 };

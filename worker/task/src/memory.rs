@@ -108,6 +108,11 @@ pub trait Subject {
     /// For people: what is frozen, what trains, how large a sample is. Label and text of a line each.
     fn describe(&self) -> Vec<(&'static str, String)>;
 
+    /// In a few words, how precise activations are, where it is not the default.
+    fn precision(&self) -> Option<&'static str> {
+        None
+    }
+
     /// The same for programs.
     fn to_json(&self) -> serde_json::Value;
 

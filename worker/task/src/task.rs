@@ -1,17 +1,20 @@
 //! Tasks by name.
 
-use std::sync::Arc;
+use std::{path::Path, sync::Arc};
 
 use coxswain_data::DataError;
 use coxswain_nn::kernels::Tape;
-use coxswain_proto::run_spec::RunSpec;
+use coxswain_proto::{config::TaskSchema, run_spec::RunSpec};
 
-use crate::{Built, Losses, Samples, TaskError, Width, memory::Subject};
+use crate::{Built, ForwardJob, Losses, Made, RandomJob, Samples, TaskError, Width, memory::Subject};
 
 /// Something that can be trained.
 pub trait Task: Send + Sync {
     /// As `task.type` of a run file names it.
     fn name(&self) -> &'static str;
+
+    /// Its keys in a run file.
+    fn schema(&self) -> TaskSchema;
 
     /// Opens the run's data: all metadata is read and checked against the run.
     fn open(&self, spec: &RunSpec) -> Result<Arc<dyn Samples>, DataError>;
@@ -22,6 +25,14 @@ pub trait Task: Send + Sync {
     /// The task's own settings of this run that would take less memory, most effective first, for people.
     fn frugal_settings(&self, _spec: &RunSpec) -> Vec<String> {
         Vec::new()
+    }
+
+    /// Writes sample `index` of a run's data, as training sees it, to `out`.
+    fn write_sample(&self, spec: &RunSpec, index: u64, out: &Path) -> Result<(), DataError>;
+
+    /// Makes a checkpoint of random weights; nothing if the model is none of this task's.
+    fn make_checkpoint(&self, _job: &RandomJob<'_>) -> Option<Result<Made, TaskError>> {
+        None
     }
 
     /// The losses that [`TaskOn::few_steps`] had on the CPU of the machine it was written on; empty if it has none.
@@ -39,6 +50,11 @@ pub trait TaskOn<B: Tape<Base = B>>: Task {
         samples: &dyn Samples,
         device: &B::Device,
     ) -> Result<Built<B>, TaskError>;
+
+    /// One forward pass of the task's model; nothing if the model is none of this task's.
+    fn forward(&self, _job: &ForwardJob<'_>, _device: &B::Device) -> Option<Result<(), TaskError>> {
+        None
+    }
 
     /// Trains a small instance, which it brings along, for a few steps; nothing if it has none.
     fn few_steps(&self, _device: &B::Device, _width: Width) -> Option<Losses> {

@@ -1,17 +1,24 @@
 //! Its place among tasks.
 
-use std::sync::Arc;
+use std::{path::Path, sync::Arc};
 
 use coxswain_data::DataError;
+use coxswain_models::qwen2_5_vl::{
+    forward,
+    random::{self, RandomCheckpoint},
+};
 use coxswain_nn::kernels::Tape;
 use coxswain_proto::{
     run_spec::{Offload, RunSpec},
-    vla_flow::{ActivationsDtype, WeightsDtype},
+    config::TaskSchema,
+    vla_flow::{ActivationsDtype, VlaSettings, WeightsDtype},
 };
-use coxswain_task::{Built, Losses, Samples, Task, TaskError, TaskOn, Width, memory::Subject};
+use coxswain_task::{
+    Built, ForwardJob, Losses, Made, RandomJob, Samples, Task, TaskError, TaskOn, Width, memory::Subject,
+};
 
 use super::{
-    data::Dataset,
+    data::{Dataset, write_sample},
     memory,
     objective::{VlaObjective, dataset},
     policy::Policy,
@@ -25,6 +32,10 @@ pub struct VlaFlow;
 impl Task for VlaFlow {
     fn name(&self) -> &'static str {
         "vla_flow"
+    }
+
+    fn schema(&self) -> TaskSchema {
+        TaskSchema::of::<VlaSettings>()
     }
 
     fn open(&self, spec: &RunSpec) -> Result<Arc<dyn Samples>, DataError> {
@@ -56,6 +67,20 @@ impl Task for VlaFlow {
         settings
     }
 
+    fn write_sample(&self, spec: &RunSpec, index: u64, out: &Path) -> Result<(), DataError> {
+        write_sample(spec, index, out)
+    }
+
+    fn make_checkpoint(&self, job: &RandomJob<'_>) -> Option<Result<Made, TaskError>> {
+        let RandomJob { like, tokenizer, out, seed, .. } = *job;
+        let made = RandomCheckpoint { like, tokenizer, out, dtype: dtype(job.bfloat16), seed }.write();
+        let told = |made: random::Made| {
+            let random::Made { parameters, tensors, bytes, shards } = made;
+            Made { parameters, tensors, bytes, shards }
+        };
+        Some(made.map(told).map_err(TaskError::bad_input))
+    }
+
     fn known_losses(&self) -> &'static [f64] {
         &selftest::STORED
     }
@@ -75,7 +100,17 @@ impl<B: Tape<Base = B>> TaskOn<B> for VlaFlow {
         Ok(Built { objective, layout, initial })
     }
 
+    fn forward(&self, job: &ForwardJob<'_>, device: &B::Device) -> Option<Result<(), TaskError>> {
+        let ForwardJob { model, adapter, inputs, out, bfloat16 } = *job;
+        let job = forward::Job { model, adapter, inputs, out, dtype: dtype(bfloat16) };
+        Some(forward::run::<B>(&job, device).map_err(TaskError::bad_input))
+    }
+
     fn few_steps(&self, device: &B::Device, width: Width) -> Option<Losses> {
         Some(selftest::step::<B>(device, width))
     }
+}
+
+fn dtype(bfloat16: bool) -> WeightsDtype {
+    if bfloat16 { WeightsDtype::Bfloat16 } else { WeightsDtype::Float32 }
 }

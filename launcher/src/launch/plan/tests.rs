@@ -24,7 +24,7 @@ fn machine() -> Machine {
 
 fn resolve(case: &Case<'_>) -> Result<Plan, String> {
     let overrides: Vec<String> = case.spec.iter().map(|o| (*o).to_owned()).collect();
-    let spec = RunSpec::from_yaml(SPEC, "run.yaml", &overrides, coxswain_proto::vla_flow::TASKS).unwrap();
+    let spec = RunSpec::from_yaml(SPEC, "run.yaml", &overrides, crate::tasks::schemas()).unwrap();
     let env = |name: &str| case.env.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned());
     let machine = machine();
     let cards = || case.cards.ok_or(NoCards::NoDriver);

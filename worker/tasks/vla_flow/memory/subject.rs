@@ -1,6 +1,10 @@
 //! The prediction as the engine and `cox plan` see it.
 
-use coxswain_proto::{human, run_spec::RunSpec, vla_flow::WeightsDtype};
+use coxswain_proto::{
+    human,
+    run_spec::{Recompute, RunSpec},
+    vla_flow::{ActivationsDtype, WeightsDtype},
+};
 use coxswain_task::{
     TaskError,
     memory::{self, Ask, Lever, Prediction},
@@ -72,6 +76,14 @@ impl memory::Subject for Subject {
                 ),
             ),
         ]
+    }
+
+    fn precision(&self) -> Option<&'static str> {
+        match (self.spec.vla().model.activations_dtype, self.spec.train.recompute) {
+            (ActivationsDtype::Float32, _) => None,
+            (ActivationsDtype::Bfloat16, Recompute::None) => Some("activations rounded to bfloat16"),
+            (ActivationsDtype::Bfloat16, _) => Some("activations kept in bfloat16"),
+        }
     }
 
     fn to_json(&self) -> Value {

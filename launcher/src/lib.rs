@@ -1,0 +1,38 @@
+//! `cox`: launches, coordinates, trains, and answers questions about runs.
+
+mod audit;
+mod commands;
+mod control;
+mod endpoint;
+mod exit;
+mod gpu;
+mod launch;
+mod plan;
+mod render;
+mod simulate;
+mod supervise;
+mod tasks;
+mod telemetry;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+pub use tasks::standard;
+
+/// Runs the command line with the tasks that this program has. The allocator is the program's own: a worker reads from it how much memory
+/// each phase took ([`CountingAllocator`](coxswain_worker::memory::CountingAllocator)).
+pub fn run(tasks: coxswain_worker::device::Tasks) -> ExitCode {
+    tasks::install(tasks);
+    let cli = commands::Cli::parse();
+    let logging = telemetry::start(&cli.log, cli.steers());
+    match commands::execute(cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failed) => {
+            if let Some(message) = failed.message {
+                logging.last_word(&message);
+            }
+            ExitCode::from(failed.exit.code())
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! What this program can train, and on what. Set once, when the program starts.
+
+use std::sync::OnceLock;
+
+use burn_flex::Flex;
+use coxswain_proto::config;
+use coxswain_worker::device::{Accelerator, Tasks};
+
+static INSTALLED: OnceLock<(Tasks, config::Tasks)> = OnceLock::new();
+
+/// All tasks of this repository.
+pub fn standard() -> Tasks {
+    Tasks { cpu: coxswain_tasks::on::<Flex>().leak(), accelerator: nvidia() }
+}
+
+/// NVIDIA's GPUs, or the null object in a build without them.
+pub fn nvidia() -> &'static dyn Accelerator {
+    #[cfg(feature = "cuda")]
+    return &coxswain_cuda::Nvidia;
+    #[cfg(not(feature = "cuda"))]
+    return &coxswain_worker::device::Absent;
+}
+
+/// Makes these the program's tasks; the first call counts.
+pub fn install(tasks: Tasks) {
+    let schemas: Vec<_> = tasks.cpu.iter().map(|task| task.schema()).collect();
+    let _ = INSTALLED.set((tasks, config::Tasks(schemas.leak())));
+}
+
+/// The program's tasks; all of this repository in a test, where nothing has been installed.
+pub fn tasks() -> Tasks {
+    installed().0
+}
+
+/// Their keys in run files.
+pub fn schemas() -> config::Tasks {
+    installed().1
+}
+
+fn installed() -> (Tasks, config::Tasks) {
+    if INSTALLED.get().is_none() {
+        install(standard());
+    }
+    *INSTALLED.get().expect("installed above")
+}
+
+/// What this build can do with GPUs.
+pub fn accelerator() -> &'static dyn Accelerator {
+    tasks().accelerator
+}

@@ -1,0 +1,46 @@
+//! What a task can do without a run: `cox model`, `cox data sample`, `cox data make-checkpoint`.
+
+use std::path::Path;
+
+/// One forward pass from file to file: what to read, and where to write.
+#[derive(Clone, Copy, Debug)]
+pub struct ForwardJob<'a> {
+    /// Directory of the model.
+    pub model: &'a Path,
+    /// PEFT directory of an adapter.
+    pub adapter: Option<&'a Path>,
+    /// File of the inputs.
+    pub inputs: &'a Path,
+    /// File of the results.
+    pub out: &'a Path,
+    /// Whether the model's matrices are kept in bfloat16, not float32.
+    pub bfloat16: bool,
+}
+
+/// A checkpoint with random weights and the shapes of another one.
+#[derive(Clone, Copy, Debug)]
+pub struct RandomJob<'a> {
+    /// Directory whose configuration gives the shapes.
+    pub like: &'a Path,
+    /// Directory of the tokenizer, if it is not there.
+    pub tokenizer: Option<&'a Path>,
+    /// Directory to make.
+    pub out: &'a Path,
+    /// Whether weights are bfloat16, not float32.
+    pub bfloat16: bool,
+    /// Keys every draw.
+    pub seed: u64,
+}
+
+/// What was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Made {
+    /// Elements.
+    pub parameters: u64,
+    /// Tensors.
+    pub tensors: usize,
+    /// Bytes of all files.
+    pub bytes: u64,
+    /// Files of weights.
+    pub shards: usize,
+}
