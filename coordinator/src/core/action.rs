@@ -6,8 +6,8 @@ use std::{
 };
 
 use coxswain_proto::{
-    cache_plan::{CacheGeneration, Decided},
-    ids::{Generation, LeaseId, Rank, Seat, Step, WorkerId},
+    cache_plan::Decided,
+    ids::{Generation, Rank, Seat, Step, WorkerId},
     order::DamagedRow,
 };
 use serde::{Deserialize, Serialize};
@@ -15,16 +15,19 @@ use serde::{Deserialize, Serialize};
 use super::{
     cache::{GenerationEntry, Reached},
     event::{DataSet, StreamId, Ticket, WorkerClaim},
-    failure::Failure,
+    failure::{End, Failure},
     memory::RankMemory,
     news::News,
-    phase::End,
     quarantine::Quarantine,
     reason::RunPhase,
     refusal::Refusal,
     report::{CommittedStep, StateSource},
     roster::Respawn,
     status::Status,
+};
+pub use super::{
+    failure::Spent,
+    leases::{CacheKey, Lease, LeaseTurn},
 };
 
 /// One decision. The driver carries out all [`Action::Record`]s of a batch before anything else of it.
@@ -170,46 +173,6 @@ impl Assignment {
     }
 }
 
-/// The right to consume one slice of every global batch in a range of steps.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Lease {
-    /// Which.
-    pub id: LeaseId,
-    /// In which membership.
-    pub generation: Generation,
-    /// From this step.
-    pub first: Step,
-    /// Up to, not including, this step.
-    pub end: Step,
-    /// Which slice.
-    pub slice: Rank,
-    /// Of how many.
-    pub slices: u32,
-    /// Where all of the steps take their features from.
-    pub turn: LeaseTurn,
-}
-
-/// Where the steps of a lease take their features from.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum LeaseTurn {
-    /// They are computed; everything trains.
-    Live {
-        /// The generation that served last.
-        kept: Option<CacheKey>,
-    },
-    /// From this generation.
-    Cached(CacheKey),
-}
-
-/// A generation of the feature cache, as workers know it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CacheKey {
-    /// Which, and since when.
-    pub generation: CacheGeneration,
-    /// Its directory in the store, once it is known.
-    pub space: Option<String>,
-}
-
 /// What outlives the coordinator.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Record {
@@ -304,18 +267,4 @@ pub struct Orders {
     /// Nodes that are to go, by place.
     #[serde(default)]
     pub draining: BTreeSet<u32>,
-}
-
-/// What a run has used of its budgets.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Spent {
-    /// Faults survived.
-    pub restarts: u32,
-    /// Changes of the world on purpose.
-    pub rescales: u32,
-    /// Generations in a row that ended without a committed step.
-    pub barren: u32,
-    /// Who was lost with the last of them.
-    #[serde(default)]
-    pub barren_seats: BTreeSet<Seat>,
 }

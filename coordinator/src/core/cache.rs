@@ -24,10 +24,7 @@ use coxswain_proto::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{
-    action::{CacheKey, LeaseTurn},
-    leases,
-};
+use super::leases::{self, CacheKey, LeaseTurn};
 
 /// The cache of one run.
 #[derive(Clone, Debug)]

@@ -136,6 +136,12 @@ impl Incident {
         !self.lost.insert(seat) || first
     }
 
+    /// Its cause, with those who suffered from it.
+    pub fn suffered(&self) -> Option<Arc<Failure>> {
+        let cause = Failure::clone(self.cause.as_ref()?);
+        Some(Arc::new(Failure { victims: self.victims.clone(), ..cause }))
+    }
+
     /// What happened, as a clause: `rank 1 was lost`.
     pub fn what(&self) -> String {
         let ranks: Vec<_> = self.lost.iter().take(4).map(Seat::to_string).collect();
@@ -150,6 +156,31 @@ impl Incident {
             _ => format!("ranks {}{more} were lost", ranks.join(", ")),
         }
     }
+}
+
+/// How a run ended.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum End {
+    /// Every step was committed and every worker left in order.
+    Finished(Step),
+    /// Someone asked for it.
+    Stopped(Step, String),
+    /// The first cause.
+    Failed(#[serde(with = "shared")] Arc<Failure>),
+}
+
+/// What a run has used of its budgets.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Spent {
+    /// Faults survived.
+    pub restarts: u32,
+    /// Changes of the world on purpose.
+    pub rescales: u32,
+    /// Generations in a row that ended without a committed step.
+    pub barren: u32,
+    /// Who was lost with the last of them.
+    #[serde(default)]
+    pub barren_seats: BTreeSet<Seat>,
 }
 
 /// Failures that are shared in memory, as serde sees them.

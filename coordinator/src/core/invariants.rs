@@ -3,22 +3,23 @@
 use coxswain_proto::{cache_plan::Decided, ids::Rank, limits};
 
 use super::{
-    machine::Machine,
-    phase::{End, Phase},
+    machine::run::Run,
+    phase::{End, Phase, Stage},
     reason::Reason,
-    roster::Gone,
+    roster::{Gone, Worker},
 };
 
-type Named = (&'static str, fn(&Machine) -> bool);
+type Named = (&'static str, fn(&Run) -> bool);
 
 /// The name of the first invariant that does not hold.
-pub fn violated(machine: &Machine) -> Option<&'static str> {
-    let all: [Named; 13] = [
+pub fn violated(machine: &impl AsRef<Run>) -> Option<&'static str> {
+    let all: [Named; 14] = [
         ("no generation has a lost member", no_generation_has_a_lost_member),
         ("a fixed world is complete or waits", a_fixed_world_is_complete_or_waits),
         ("each worker stands at its seat", each_worker_stands_at_its_seat),
         ("one generation lives", one_generation_lives),
         ("no step is committed that was not leased", no_step_is_committed_that_was_not_leased),
+        ("only a generation that trains is granted steps", only_a_generation_that_trains_is_granted_steps),
         ("no rank runs ahead of its lease", no_rank_runs_ahead_of_its_lease),
         ("every leased step has its turn", every_leased_step_has_its_turn),
         ("generations of the cache follow each other", generations_of_the_cache_follow_each_other),
@@ -28,77 +29,79 @@ pub fn violated(machine: &Machine) -> Option<&'static str> {
         ("every living worker is watched", every_living_worker_is_watched),
         ("the reason fits the phase", the_reason_fits_the_phase),
     ];
-    all.into_iter().find(|(_, holds)| !holds(machine)).map(|(name, _)| name)
+    all.into_iter().find(|(_, holds)| !holds(machine.as_ref())).map(|(name, _)| name)
 }
 
 /// Each member of a generation that runs is the worker at its seat, and is not lost, unless all that remains are good-byes.
-pub fn no_generation_has_a_lost_member(machine: &Machine) -> bool {
-    let Phase::Running(running) = &machine.phase else { return true };
-    if machine.result_is_safe() {
+fn no_generation_has_a_lost_member(run: &Run) -> bool {
+    let Phase::Running(running) = &run.phase else { return true };
+    if run.result_is_safe() {
         return true;
     }
     running.assignment.members.iter().all(|member| {
-        let found = machine.roster.at(member.seat);
+        let found = run.fleet.roster.at(member.seat);
         found.is_some_and(|worker| {
-            worker.id == member.worker && (worker.gone != Some(Gone::Lost) || running.done())
+            worker.id == member.worker && (worker.gone != Some(Gone::Lost) || run.steps_done())
         })
     })
 }
 
 /// A fixed world trains with every seat; an elastic one with the fewest at least.
-pub fn a_fixed_world_is_complete_or_waits(machine: &Machine) -> bool {
-    let Phase::Running(running) = &machine.phase else { return true };
-    (machine.config.world.least()..=machine.config.world.size()).contains(&running.assignment.world())
+fn a_fixed_world_is_complete_or_waits(run: &Run) -> bool {
+    let Phase::Running(running) = &run.phase else { return true };
+    (run.config.world.least()..=run.config.world.size()).contains(&running.assignment.world())
 }
 
 /// Two workers never hold one seat, and a worker is found at the seat it claimed.
-pub fn each_worker_stands_at_its_seat(machine: &Machine) -> bool {
-    let stands = |worker: &super::roster::Worker| {
-        machine.roster.at(worker.seat()).is_some_and(|found| found.id == worker.id)
-    };
-    machine.roster.workers().all(stands)
+fn each_worker_stands_at_its_seat(run: &Run) -> bool {
+    let stands =
+        |worker: &Worker| run.fleet.roster.at(worker.seat()).is_some_and(|found| found.id == worker.id);
+    run.fleet.roster.workers().all(stands)
 }
 
 /// Only members of the newest generation have been told of it, and nobody of a later one.
-pub fn one_generation_lives(machine: &Machine) -> bool {
-    machine.roster.living().all(|worker| match &machine.phase {
+fn one_generation_lives(run: &Run) -> bool {
+    run.fleet.roster.living().all(|worker| match &run.phase {
         Phase::Running(running) if running.rank_of(worker.id).is_some() => {
             worker.generation == running.assignment.generation && !worker.ready
         }
         Phase::Running(running) => worker.generation < running.assignment.generation,
-        Phase::Gathering(_) | Phase::Over(_) => worker.generation <= machine.generation,
+        Phase::Gathering(_) | Phase::Over(_) => worker.generation <= run.generation,
     })
 }
 
 /// Commits stay below the end of the leases.
-pub fn no_step_is_committed_that_was_not_leased(machine: &Machine) -> bool {
-    match &machine.phase {
-        Phase::Running(running) => running
-            .training()
-            .is_none_or(|at| at.course.ledger.committed() <= at.course.leases.end().max(at.first_step)),
-        Phase::Gathering(_) | Phase::Over(_) => true,
-    }
+fn no_step_is_committed_that_was_not_leased(run: &Run) -> bool {
+    let Some(course) = run.progress.training() else { return true };
+    course.ledger.committed() <= course.leases.end().max(course.first_step)
+}
+
+/// Steps are granted to the generation that trains, and to no other.
+fn only_a_generation_that_trains_is_granted_steps(run: &Run) -> bool {
+    let trains = matches!(&run.phase, Phase::Running(running) if matches!(running.stage, Stage::Training));
+    trains == run.progress.training().is_some()
 }
 
 /// No rank has reported a step that it had no lease for, or owes one that is committed.
-pub fn no_rank_runs_ahead_of_its_lease(machine: &Machine) -> bool {
-    let Some(course) = machine.phase.course() else { return true };
+fn no_rank_runs_ahead_of_its_lease(run: &Run) -> bool {
+    let Some(course) = run.progress.course() else { return true };
     let committed = course.ledger.committed();
     let held = (0..).map(Rank).map(|rank| course.leases.end_of(rank).max(committed));
     course.ledger.all_owed().zip(held).all(|(owed, limit)| owed <= limit && owed >= committed)
 }
 
 /// Nobody is leased a step before it is decided where its features come from, and all of them lie in one window.
-pub fn every_leased_step_has_its_turn(machine: &Machine) -> bool {
-    let Some(course) = machine.phase.course() else { return true };
+fn every_leased_step_has_its_turn(run: &Run) -> bool {
+    let Some(course) = run.progress.course() else { return true };
     let (committed, end) = (course.ledger.committed(), course.leases.end());
     let held = (0..course.ledger.all_owed().count() as u32).map(|rank| course.leases.end_of(Rank(rank)));
-    machine.cache.turns().undecided(committed, end).is_none() && held.max().is_none_or(|held| held <= end)
+    run.progress.cache.book.turns().undecided(committed, end).is_none()
+        && held.max().is_none_or(|held| held <= end)
 }
 
 /// A generation of the cache serves from its first step on, under its number alone, and older ones do not come back.
-pub fn generations_of_the_cache_follow_each_other(machine: &Machine) -> bool {
-    let decided: Vec<_> = machine.cache.turns().decided().collect();
+fn generations_of_the_cache_follow_each_other(run: &Run) -> bool {
+    let decided: Vec<_> = run.progress.cache.book.turns().decided().collect();
     let follows = |(before, after): (&&Decided, &&Decided)| match after.begins() {
         true => after.generation.number > before.generation.number,
         false => after.generation == before.generation,
@@ -107,35 +110,34 @@ pub fn generations_of_the_cache_follow_each_other(machine: &Machine) -> bool {
 }
 
 /// Steps in flight lie between the commits and the rank that is furthest ahead.
-pub fn only_uncommitted_steps_are_in_flight(machine: &Machine) -> bool {
-    let Some(course) = machine.phase.course() else { return true };
+fn only_uncommitted_steps_are_in_flight(run: &Run) -> bool {
+    let Some(course) = run.progress.course() else { return true };
     let committed = course.ledger.committed();
     let furthest = course.ledger.all_owed().max().unwrap_or(committed);
     furthest.0 - committed.0 == course.ledger.in_flight() as u64
 }
 
 /// What status shows is what the ledger holds.
-pub fn progress_is_what_the_ledger_says(machine: &Machine) -> bool {
-    machine.phase.course().is_none_or(|course| machine.progress.committed == course.ledger.committed())
+fn progress_is_what_the_ledger_says(run: &Run) -> bool {
+    run.progress.course().is_none_or(|course| run.progress.committed == course.ledger.committed())
 }
 
 /// No more faults are survived than may be.
-pub fn budgets_are_kept(machine: &Machine) -> bool {
-    let over = matches!(machine.phase, Phase::Over(_));
-    machine.spent.restarts <= machine.config.budgets.restarts
-        && (over || machine.spent.barren < limits::MAX_BARREN_GENERATIONS)
+fn budgets_are_kept(run: &Run) -> bool {
+    let over = matches!(run.phase, Phase::Over(_));
+    run.faults.spent.restarts <= run.config.budgets.restarts
+        && (over || run.faults.spent.barren < limits::MAX_BARREN_GENERATIONS)
 }
 
 /// Silence of any worker that is not gone will be noticed.
-pub fn every_living_worker_is_watched(machine: &Machine) -> bool {
-    machine
-        .next_possible_loss()
-        .is_none_or(|first| machine.watched_from().is_some_and(|watched| watched <= first))
+fn every_living_worker_is_watched(run: &Run) -> bool {
+    let watched = run.fleet.watched_from();
+    run.fleet.next_possible_loss().is_none_or(|first| watched.is_some_and(|watched| watched <= first))
 }
 
 /// People are told why the run is where it is.
-pub fn the_reason_fits_the_phase(machine: &Machine) -> bool {
-    match (&machine.phase, &machine.reason) {
+fn the_reason_fits_the_phase(run: &Run) -> bool {
+    match (&run.phase, &run.voice.reason) {
         (Phase::Gathering(_), reason) => {
             matches!(reason, Reason::Incomplete { .. } | Reason::Regathering { .. })
         }

@@ -12,11 +12,10 @@
 //! thousands of them in one step would hold up everybody's reports of it.
 
 use coxswain_proto::{
+    cache_plan::CacheGeneration,
     ids::{Generation, LeaseId, Rank, Step},
     limits::LEASE_STEPS,
 };
-
-use super::action::{Lease, LeaseTurn};
 
 /// A rank is prolonged when it holds no more than this.
 const HALF: u64 = LEASE_STEPS / 2;
@@ -24,6 +23,46 @@ const HALF: u64 = LEASE_STEPS / 2;
 /// How far the window reaches at most when steps below `committed` are.
 pub fn furthest(committed: Step, total: Step) -> Step {
     Step(committed.0.saturating_add(LEASE_STEPS).min(total.0))
+}
+
+/// The right to consume one slice of every global batch in a range of steps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lease {
+    /// Which.
+    pub id: LeaseId,
+    /// In which membership.
+    pub generation: Generation,
+    /// From this step.
+    pub first: Step,
+    /// Up to, not including, this step.
+    pub end: Step,
+    /// Which slice.
+    pub slice: Rank,
+    /// Of how many.
+    pub slices: u32,
+    /// Where all of the steps take their features from.
+    pub turn: LeaseTurn,
+}
+
+/// Where the steps of a lease take their features from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LeaseTurn {
+    /// They are computed; everything trains.
+    Live {
+        /// The generation that served last.
+        kept: Option<CacheKey>,
+    },
+    /// From this generation.
+    Cached(CacheKey),
+}
+
+/// A generation of the feature cache, as workers know it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CacheKey {
+    /// Which, and since when.
+    pub generation: CacheGeneration,
+    /// Its directory in the store, once it is known.
+    pub space: Option<String>,
 }
 
 /// The window that all ranks of one generation share, and what each of them holds of it.

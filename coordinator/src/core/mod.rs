@@ -7,16 +7,37 @@
 //! ```
 //!
 //! The driver hands in the time with every event and carries out the actions, so the same machine serves a run, a test transcript
-//! and a simulation. Every decision that people may ask about carries a typed [`reason`].
+//! and a simulation. Every decision that people may ask about carries a typed [`reason`]. Imports only go down this list:
+//!
+//! ```text
+//! machine     decides what follows from an event     invariants  what holds after each
+//!
+//! owners of a run's state, each with its questions
+//! fleet       who is there: roster, nodes, starts, motion, line
+//! progress    how far the run is: ledger, leases, caching, cache, quarantine, checkpoints
+//! faults      what was lost, and what it has cost    refreshes   who waits for memory reports
+//! phase       where the run is                       voice       what people were told
+//!
+//! values
+//! config, past                                       what a run is made from
+//! event ─▶ ... ─▶ action                             what happens, and what is to be done
+//! failure, refusal, reason, news, status, memory     what people hear
+//! report, time                                       what everybody needs
+//! ```
 
 pub mod action;
 pub mod cache;
+mod caching;
 pub mod checkpoints;
+mod config;
 pub mod event;
 pub mod failure;
+mod faults;
+mod fleet;
 pub mod invariants;
 pub mod leases;
 pub mod ledger;
+mod line;
 pub mod machine;
 pub mod memory;
 pub mod motion;
@@ -24,14 +45,17 @@ pub mod news;
 pub mod nodes;
 pub mod past;
 pub mod phase;
+mod progress;
 pub mod quarantine;
 pub mod reason;
+mod refreshes;
 pub mod refusal;
 pub mod report;
 pub mod roster;
 pub mod starts;
 pub mod status;
 pub mod time;
+mod voice;
 
 #[cfg(test)]
 pub(crate) mod tests;

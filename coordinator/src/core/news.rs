@@ -8,10 +8,9 @@ use coxswain_proto::{
 };
 
 use super::{
-    action::Spent,
     cache::{Changed, DriftEntry, GenerationEntry},
     checkpoints::CheckpointEntry,
-    failure::Failure,
+    failure::{Failure, Spent},
     memory::RankMemory,
     quarantine::{BadSample, Verdict},
     reason::{Reason, RunPhase},

@@ -9,6 +9,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use super::{
     event::{NodeClaim, StreamId},
+    line::Line,
     past::PastNode,
     refusal::Refusal,
     time::Timestamp,
@@ -31,16 +32,12 @@ pub struct Node {
     pub node_id: String,
     /// Its machine.
     pub host: String,
-    /// Its open line, if there is one.
-    pub line: Option<StreamId>,
-    /// It has opened a line at least once.
-    pub followed: bool,
+    /// Its line.
+    pub line: Line,
     /// It has been missed for too long, and its workers are gone.
     pub gone: bool,
     /// It is of an earlier life of the coordinator, and has not been heard of in this one.
     pub recalled: bool,
-    closed_at: Timestamp,
-    reopen_within: Duration,
 }
 
 /// What became of a claim to a place.
@@ -68,12 +65,12 @@ impl Placed {
 impl Node {
     /// When it counts as gone unless its line is opened: again, or at all.
     fn gone_at(&self) -> Option<Timestamp> {
-        (self.line.is_none() && !self.gone).then(|| self.closed_at.after(self.reopen_within))
+        self.line.missed_at().filter(|_| !self.gone)
     }
 
     /// It was there and is not now; its place will be free unless it comes back.
     fn is_missed(&self) -> bool {
-        self.followed && self.line.is_none() && !self.gone
+        self.line.opened > 0 && self.line.stream.is_none() && !self.gone
     }
 }
 
@@ -86,16 +83,8 @@ impl Nodes {
     /// Enters a node of an earlier life of the coordinator; it is missed after `reopen_within`.
     pub fn recall(&mut self, now: Timestamp, place: u32, past: PastNode, reopen_within: Duration) {
         let PastNode { node_id, host } = past;
-        let node = Node {
-            node_id,
-            host,
-            line: None,
-            followed: true,
-            gone: false,
-            recalled: true,
-            closed_at: now,
-            reopen_within,
-        };
+        let line = Line::opened_before(now, reopen_within);
+        let node = Node { node_id, host, line, gone: false, recalled: true };
         self.nodes.insert(place, node);
     }
 
@@ -113,7 +102,7 @@ impl Nodes {
         }
         if let Some((&place, node)) = self.nodes.iter_mut().find(|(_, node)| node.node_id == claim.node_id) {
             if std::mem::take(&mut node.gone) {
-                (node.closed_at, node.reopen_within) = (now, patience);
+                node.line.close(now, patience);
                 return Ok(Placed::Back(place));
             }
             return Ok(Placed::Again(place));
@@ -135,12 +124,9 @@ impl Nodes {
         let node = Node {
             node_id: claim.node_id.clone(),
             host: claim.host.clone(),
-            line: None,
-            followed: false,
+            line: Line::closed(now, patience),
             gone: false,
             recalled: false,
-            closed_at: now,
-            reopen_within: patience,
         };
         Ok(match self.nodes.insert(place, node) {
             Some(_) => Placed::Instead(place),
@@ -179,9 +165,14 @@ impl Nodes {
         self.nodes.get(&place)
     }
 
+    /// The machine of the node at a place; empty if nobody has it.
+    pub fn host(&self, place: u32) -> &str {
+        self.at(place).map_or("", |node| &node.host)
+    }
+
     /// The open line of the node at a place.
     pub fn line(&self, place: u32) -> Option<StreamId> {
-        self.nodes.get(&place)?.line
+        self.nodes.get(&place)?.line.stream
     }
 
     /// Places of nodes that are not gone.
@@ -197,10 +188,9 @@ impl Nodes {
         line: StreamId,
         within: Duration,
     ) -> Option<Timestamp> {
-        let node = self.nodes.values_mut().find(|node| node.node_id == node_id && node.line == Some(line))?;
-        node.line = None;
-        node.closed_at = now;
-        node.reopen_within = within;
+        let node =
+            self.nodes.values_mut().find(|node| node.node_id == node_id && node.line.stream == Some(line))?;
+        node.line.close(now, within);
         node.gone_at()
     }
 
@@ -219,7 +209,7 @@ impl Nodes {
 
     /// The earliest moment at which a node without living workers could count as gone.
     pub fn next_loss(&self, lives: impl Fn(u32) -> bool) -> Option<Timestamp> {
-        let deserted = self.nodes.iter().filter(|(_, node)| node.line.is_none());
+        let deserted = self.nodes.iter().filter(|(_, node)| node.line.stream.is_none());
         deserted.filter(|(place, _)| !lives(**place)).filter_map(|(_, node)| node.gone_at()).min()
     }
 }

@@ -13,11 +13,10 @@ use coxswain_proto::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    action::{Orders, Record, Spent},
+    action::{Orders, Record},
     cache::{GenerationEntry, Reached},
     event::{DataSet, WorkerClaim},
-    failure::Failure,
-    phase::End,
+    failure::{End, Failure, Spent},
     quarantine::Quarantine,
     report::StateSource,
     roster::Respawn,

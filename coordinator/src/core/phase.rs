@@ -9,17 +9,15 @@
 //! ```
 //!
 //! Connecting and Training are the two stages of [`Running`]. Only `machine/transitions.rs` moves from one phase to another;
-//! `machine/recalling.rs` begins in the one that an earlier life was in.
+//! `machine/recalling.rs` begins in the one that an earlier life was in. The steps of a generation outlive its phase, for its ranks may
+//! still report them: they belong to [`Progress`](super::progress::Progress).
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use coxswain_proto::ids::{Rank, Step, WorkerId};
-use serde::{Deserialize, Serialize};
 
-use super::{
-    action::Assignment, failure::Failure, leases::LeaseWindow, ledger::StepLedger, report::StateSource,
-    status::Rhythm, time::Timestamp,
-};
+pub use super::failure::End;
+use super::{action::Assignment, report::StateSource, time::Timestamp};
 
 /// Where a run is.
 #[derive(Clone, Debug)]
@@ -30,6 +28,21 @@ pub enum Phase {
     Running(Box<Running>),
     /// Nothing will happen but farewells.
     Over(Over),
+}
+
+impl Phase {
+    /// The generation that runs.
+    pub fn running(&self) -> Option<&Running> {
+        match self {
+            Self::Running(running) => Some(running),
+            Self::Gathering(_) | Self::Over(_) => None,
+        }
+    }
+
+    /// Whether nothing will happen but farewells.
+    pub fn is_over(&self) -> bool {
+        matches!(self, Self::Over(_))
+    }
 }
 
 /// Workers get ready for the next generation. A moment that is set back to `None` has come.
@@ -43,8 +56,6 @@ pub struct Gathering {
     pub respawn_by: Option<Timestamp>,
     /// Until when an elastic world waits for more nodes, when the run begins.
     pub last_call: LastCall,
-    /// The steps of the newest generation that has started.
-    pub earlier: Option<Course>,
     /// Why the last generation ended, if it did so without a committed step.
     pub fruitless: Option<String>,
     /// The members of the last generation left it with all state in a checkpoint, so that those who are to go can.
@@ -59,10 +70,24 @@ impl Gathering {
             settle_by: None,
             respawn_by: None,
             last_call: LastCall::Closed,
-            earlier: None,
             fruitless: None,
             relieved: false,
         }
+    }
+
+    /// No generation was formed before: nobody trains meanwhile, and nobody can be trained without.
+    pub fn is_first(&self) -> bool {
+        self.last_call != LastCall::Over
+    }
+
+    /// The next moment at which something is due.
+    pub fn next(&self) -> Timestamp {
+        let last_call = match self.last_call {
+            LastCall::Open(until) => Some(until),
+            LastCall::Closed | LastCall::Over => None,
+        };
+        let others = [self.settle_by, self.respawn_by, last_call].into_iter().flatten();
+        others.fold(self.deadline, Timestamp::min)
     }
 }
 
@@ -75,15 +100,6 @@ pub enum LastCall {
     Open(Timestamp),
     /// No longer.
     Over,
-}
-
-/// The steps of one generation, and how far its ranks may go.
-#[derive(Clone, Debug)]
-pub struct Course {
-    /// Its steps.
-    pub ledger: StepLedger,
-    /// How far its ranks may go.
-    pub leases: LeaseWindow,
 }
 
 /// A generation connects or trains.
@@ -105,93 +121,39 @@ pub enum Stage {
     /// Ranks find each other, and agree where to start.
     Connecting(Connecting),
     /// Steps are being done.
-    Training(Training),
+    Training,
 }
 
 /// Ranks find each other, and agree where to start.
 #[derive(Clone, Debug, Default)]
 pub struct Connecting {
-    /// The steps of the newest generation that has started.
-    pub earlier: Option<Course>,
     /// What ranks have said.
     pub starts: BTreeMap<Rank, (Step, StateSource)>,
     /// Ranks may have spoken to a coordinator that was lost, and will not say it again.
     pub recalled: bool,
 }
 
-/// Steps are being done.
-#[derive(Clone, Debug)]
-pub struct Training {
-    /// Its steps.
-    pub course: Course,
-    /// Where it started.
-    pub first_step: Step,
-    /// How long its steps take.
-    pub rhythm: Rhythm,
-}
-
 impl Running {
+    /// A generation of these that has just been formed.
+    pub fn new(assignment: Arc<Assignment>) -> Self {
+        let stage = Stage::Connecting(Connecting::default());
+        Self { assignment, regroup: false, hand_over: false, stage }
+    }
+
     /// A worker's position, if it is a member.
     pub fn rank_of(&self, worker: WorkerId) -> Option<Rank> {
         self.assignment.rank_of(worker)
     }
 
-    /// Its steps, once it has started.
-    pub fn training(&self) -> Option<&Training> {
-        match &self.stage {
-            Stage::Training(training) => Some(training),
-            Stage::Connecting(_) => None,
-        }
-    }
-
-    /// True when every step of the run is committed.
-    pub fn done(&self) -> bool {
-        self.training().is_some_and(|training| training.course.ledger.done())
-    }
-
-    /// The steps of the newest generation that has started.
-    pub fn into_course(self) -> Option<Course> {
-        match self.stage {
-            Stage::Connecting(connecting) => connecting.earlier,
-            Stage::Training(training) => Some(training.course),
-        }
-    }
-}
-
-impl Phase {
-    /// The steps that workers may still report: of the generation that trains, or of the one before until the next has started.
-    pub fn course(&self) -> Option<&Course> {
-        match self {
-            Self::Gathering(gathering) => gathering.earlier.as_ref(),
-            Self::Running(running) => match &running.stage {
-                Stage::Connecting(connecting) => connecting.earlier.as_ref(),
-                Stage::Training(training) => Some(&training.course),
-            },
-            Self::Over(_) => None,
-        }
-    }
-
-    /// As [`Phase::course`].
-    pub fn course_mut(&mut self) -> Option<&mut Course> {
-        match self {
-            Self::Gathering(gathering) => gathering.earlier.as_mut(),
-            Self::Running(running) => match &mut running.stage {
-                Stage::Connecting(connecting) => connecting.earlier.as_mut(),
-                Stage::Training(training) => Some(&mut training.course),
-            },
-            Self::Over(_) => None,
-        }
-    }
-
-    /// The steps that are being done.
-    pub fn training_mut(&mut self) -> Option<&mut Training> {
-        match self {
-            Self::Running(running) => match &mut running.stage {
-                Stage::Training(training) => Some(training),
-                Stage::Connecting(_) => None,
-            },
-            Self::Gathering(_) | Self::Over(_) => None,
-        }
+    /// Where the ranks that have spoken start, and whether no other need be heard.
+    pub fn agreed(&self) -> Option<(Step, StateSource, bool)> {
+        let Stage::Connecting(connecting) = &self.stage else { return None };
+        // Ranks may differ in where they had their part from; the dearest source says most.
+        let (first, _) = connecting.starts.values().next()?;
+        let source = connecting.starts.values().map(|(_, source)| *source).max()?;
+        // To a coordinator that was lost the others have spoken, perhaps.
+        let last = connecting.starts.len() == self.assignment.members.len() || connecting.recalled;
+        Some((*first, source, last))
     }
 }
 
@@ -204,15 +166,4 @@ pub struct Over {
     pub deadline: Timestamp,
     /// True once the deadline has passed.
     pub expired: bool,
-}
-
-/// How a run ended.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub enum End {
-    /// Every step was committed and every worker left in order.
-    Finished(Step),
-    /// Someone asked for it.
-    Stopped(Step, String),
-    /// The first cause.
-    Failed(#[serde(with = "super::failure::shared")] Arc<Failure>),
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use coxswain_proto::ids::{Generation, Step};
 
-use super::{phase::End, report::StateSource};
+use super::{failure::End, report::StateSource};
 use crate::options::FirstCause;
 
 /// The phase of a run.

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     event::{Beat, StreamId, WorkerClaim},
     failure::Failure,
+    line::Line,
     motion::{self, Member, Pulse},
     refusal::Refusal,
     report::{Metric, StepTimes, WorkerPhase},
@@ -59,27 +60,19 @@ pub struct Worker {
     /// What it said of itself.
     pub claim: WorkerClaim,
     /// What it was doing when last heard of.
-    pub phase: WorkerPhase,
-    /// In which step.
-    pub step: Step,
+    pub doing: Doing,
     /// Where the time of its last reported step went.
     pub times: StepTimes,
     /// Its figures of that step.
     pub metrics: Arc<[Metric]>,
-    /// Last collective entered, last one finished.
-    pub collective: (u64, u64),
-    /// Bytes in use.
-    pub memory_in_use: Bytes,
     /// Last sign of life.
     pub last_seen: Timestamp,
     /// Whether its trainer moved, as of its last heartbeat.
     pub pulse: Pulse,
     /// It was named for standing still, and has not moved since.
     pub named: bool,
-    /// Its open line, if there is one.
-    pub line: Option<StreamId>,
-    /// Lines opened so far.
-    pub lines: u64,
+    /// Its line.
+    pub line: Line,
     /// Checkpoints that had been asked for when it came: not its affair.
     pub asked_before: u32,
     /// Sequence number of its last line for people.
@@ -90,8 +83,19 @@ pub struct Worker {
     pub ready: bool,
     /// How it went, once it is gone.
     pub gone: Option<Gone>,
-    closed_at: Timestamp,
-    reopen_within: Duration,
+}
+
+/// What a worker was doing when last heard of.
+#[derive(Clone, Debug)]
+pub struct Doing {
+    /// What.
+    pub phase: WorkerPhase,
+    /// In which step.
+    pub step: Step,
+    /// Last collective entered, last one finished.
+    pub collective: (u64, u64),
+    /// Bytes in use.
+    pub memory_in_use: Bytes,
 }
 
 /// How a worker went.
@@ -104,29 +108,24 @@ pub enum Gone {
 }
 
 impl Worker {
-    /// A process that has just made itself known.
-    pub fn new(now: Timestamp, id: WorkerId, claim: WorkerClaim, reopen_within: Duration) -> Self {
+    /// A process that has just made itself known, or did in an earlier life of the coordinator.
+    pub fn new(now: Timestamp, id: WorkerId, claim: WorkerClaim, line: Line) -> Self {
+        let (phase, step) = (WorkerPhase::Joining, Step(0));
         Self {
             id,
             claim,
-            phase: WorkerPhase::Joining,
-            step: Step(0),
+            doing: Doing { phase, step, collective: (0, 0), memory_in_use: Bytes(0) },
             times: StepTimes::default(),
             metrics: Arc::default(),
-            collective: (0, 0),
-            memory_in_use: Bytes(0),
             last_seen: now,
             pulse: Pulse::moving(now),
             named: false,
-            line: None,
-            lines: 0,
+            line,
             asked_before: 0,
             notes: 0,
             generation: Generation(0),
             ready: false,
             gone: None,
-            closed_at: now,
-            reopen_within,
         }
     }
 
@@ -137,43 +136,45 @@ impl Worker {
 
     /// True when it can be assigned: ready, and within reach.
     pub fn assignable(&self) -> bool {
-        self.gone.is_none() && self.ready && self.line.is_some()
+        self.gone.is_none() && self.ready && self.line.stream.is_some()
+    }
+
+    /// Whether it has a part in a generation that is over, and has not left it.
+    pub fn is_leaving(&self) -> bool {
+        self.generation.0 > 0 && !self.ready
     }
 
     /// Whether it waits for other ranks: in a collective, or for its neighbours while the ring is formed.
     pub fn waits_for_ranks(&self) -> bool {
-        self.phase == WorkerPhase::Communication || self.in_collective()
+        self.doing.phase == WorkerPhase::Communication || self.in_collective()
     }
 
     /// Whether it has entered a collective that it has not finished.
     pub fn in_collective(&self) -> bool {
-        self.collective.0 > self.collective.1
+        self.doing.collective.0 > self.doing.collective.1
     }
 
     /// Whether it may be waiting for a disk: whoever waits for other ranks does not, in whatever phase.
     pub fn may_wait_for_disk(&self) -> bool {
-        motion::may_wait_for_disk(self.phase) && !self.waits_for_ranks()
+        motion::may_wait_for_disk(self.doing.phase) && !self.waits_for_ranks()
     }
 
     /// As far as its motion goes.
     pub fn motion(&self) -> Member {
-        let waits = self.phase == WorkerPhase::Done || self.pulse.waits || self.waits_for_ranks();
-        Member { seat: self.seat(), phase: self.phase, waits, pulse: self.pulse }
+        let phase = self.doing.phase;
+        let waits = phase == WorkerPhase::Done || self.pulse.waits || self.waits_for_ranks();
+        Member { seat: self.seat(), phase, waits, pulse: self.pulse }
     }
 
     /// When it counts as lost unless it is heard of again.
     pub fn lost_at(&self, patience: &Patience) -> Timestamp {
-        match self.line {
-            Some(_) => self.last_seen.after(patience.hang),
-            None => self.closed_at.after(self.reopen_within),
-        }
+        self.line.missed_at().unwrap_or_else(|| self.last_seen.after(patience.hang))
     }
 
-    /// Its line was closed, and must be opened again in this time.
-    pub fn line_closed(&mut self, now: Timestamp, reopen_within: Duration) {
-        self.line = None;
-        self.closed_at = now;
-        self.reopen_within = reopen_within;
+    /// It is gone; the line that it had, which is to be closed.
+    pub fn go(&mut self, how: Gone) -> Option<StreamId> {
+        (self.gone, self.ready) = (Some(how), false);
+        self.line.stream.take()
     }
 }
 
@@ -203,7 +204,7 @@ impl Roster {
     pub fn enter(&mut self, now: Timestamp, claim: WorkerClaim, reopen_within: Duration) -> &mut Worker {
         let id = WorkerId(self.next_id);
         self.next_id += 1;
-        self.put(Worker::new(now, id, claim, reopen_within))
+        self.put(Worker::new(now, id, claim, Line::closed(now, reopen_within)))
     }
 
     /// Puts a worker at its seat; whoever was there is forgotten. The seat must be one of this world.
@@ -226,6 +227,16 @@ impl Roster {
         }
     }
 
+    /// As [`Roster::at`].
+    pub fn at_mut(&mut self, seat: Seat) -> Option<&mut Worker> {
+        self.slots.get_mut(seat.0 as usize)?.worker.as_mut()
+    }
+
+    /// The open line of the worker at a seat, if it is not gone.
+    pub fn line(&self, seat: Seat) -> Option<StreamId> {
+        self.living_at(seat)?.line.stream
+    }
+
     /// The worker of this id, though it may be gone.
     pub fn get_mut(&mut self, id: WorkerId) -> Result<&mut Worker, Refusal> {
         let seat = self.seats.get(&id).ok_or(Refusal::UnknownWorker(id))?;
@@ -242,14 +253,13 @@ impl Roster {
         match self.get_mut(beat.worker) {
             Ok(worker) if worker.claim.incarnation == beat.incarnation && worker.gone != Some(Gone::Lost) => {
                 worker.last_seen = now;
-                worker.memory_in_use = beat.memory_in_use;
+                worker.doing.memory_in_use = beat.memory_in_use;
                 let Beat { still, in_phase, waits, .. } = *beat;
                 worker.pulse = Pulse { at: now, still, in_phase, waits };
                 // Of a generation that is over it tells nothing of the one that it was assigned to since.
                 if beat.generation >= worker.generation {
-                    worker.phase = beat.phase;
-                    worker.step = beat.step;
-                    worker.collective = beat.collective;
+                    let Beat { phase, step, collective, memory_in_use, .. } = *beat;
+                    worker.doing = Doing { phase, step, collective, memory_in_use };
                 }
                 true
             }
@@ -279,8 +289,7 @@ impl Roster {
 
     /// A worker is named for standing still; false if it has been before, and has not moved since.
     pub fn name(&mut self, seat: Seat) -> bool {
-        let worker = self.slots.get_mut(seat.0 as usize).and_then(|slot| slot.worker.as_mut());
-        worker.is_some_and(|worker| !std::mem::replace(&mut worker.named, true))
+        self.at_mut(seat).is_some_and(|worker| !std::mem::replace(&mut worker.named, true))
     }
 
     /// Whether any of these seats has a worker that is not gone.

@@ -9,10 +9,9 @@ use coxswain_proto::{
 };
 
 use super::{
-    action::Spent,
     cache::{DriftEntry, GenerationEntry, GenerationState},
     checkpoints::CheckpointEntry,
-    failure::Failure,
+    failure::{Failure, Spent},
     reason::{Reason, RunPhase},
     report::{CommittedStep, Metric, StepTimes, WorkerPhase},
 };

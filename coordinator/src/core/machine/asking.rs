@@ -1,260 +1,156 @@
 //! What people ask of a run.
 
-use std::{collections::BTreeMap, sync::Arc};
-
-use coxswain_proto::{
-    ids::{Step, WorkerId},
-    limits,
-};
-
-use super::{Machine, Refresh, Refusal, Reply, Ticket, Timestamp};
+use super::run::Run;
 use crate::core::{
-    action::{Action, Directive},
-    failure::Failure,
-    memory::RankMemory,
-    motion::Member,
-    news::News,
-    phase::{End, Phase},
+    action::{Directive, Reply},
+    event::{NodeName, Ticket},
+    failure::End,
+    news::MemberChange,
+    phase::Phase,
     reason::Reason,
-    roster::Worker,
-    status::{LeavingNode, Occupant, RankStatus, Status, WorkerStatus},
+    refusal::Refusal,
 };
 
-impl Machine {
-    pub(super) fn pause(&mut self, out: &mut Vec<Action>) -> Result<Reply, Refusal> {
-        self.must_go_on()?;
-        if !self.orders.pause && self.orders.stop.is_none() {
-            self.order(|orders| orders.pause = true, out);
-            self.tell_all(&Directive::Pause, out);
-            if self.training() {
-                self.say(Reason::Pausing, out);
-            }
+/// People, and the run that they ask something of.
+pub(super) struct People<'a> {
+    pub(super) run: &'a mut Run,
+}
+
+impl People<'_> {
+    pub(super) fn pause(mut self) -> Result<Reply, Refusal> {
+        let run = &mut *self.run;
+        run.must_go_on()?;
+        if !run.orders.pause && run.orders.stop.is_none() {
+            run.order(|orders| orders.pause = true);
+            run.tell_all(&Directive::Pause);
+            self.say_while_training(Reason::Pausing);
         }
-        Ok(Reply::Phase(self.run_phase()))
+        Ok(Reply::Phase(self.run.phase_for(&self.run.voice.reason)))
     }
 
-    pub(super) fn resume(&mut self, out: &mut Vec<Action>) -> Result<Reply, Refusal> {
-        self.must_go_on()?;
+    pub(super) fn resume(mut self) -> Result<Reply, Refusal> {
+        let run = &mut *self.run;
+        run.must_go_on()?;
         // Whoever goes on already is not disturbed, and whoever missed it goes on now.
-        self.tell_all(&Directive::Resume, out);
-        if self.orders.pause {
-            self.order(|orders| orders.pause = false, out);
-            if self.training() {
-                self.say(Reason::Resumed, out);
-            }
+        run.tell_all(&Directive::Resume);
+        if run.orders.pause {
+            run.order(|orders| orders.pause = false);
+            self.say_while_training(Reason::Resumed);
         }
-        Ok(Reply::Phase(self.run_phase()))
+        Ok(Reply::Phase(self.run.phase_for(&self.run.voice.reason)))
     }
 
-    pub(super) fn checkpoint_now(&mut self, out: &mut Vec<Action>) -> Result<Reply, Refusal> {
-        self.must_go_on()?;
-        // One that was asked for and is not written yet is the same.
-        if self.orders.checkpoint_due.is_none() {
-            let due = Some(self.progress.committed);
-            self.order(
-                |orders| {
-                    (orders.checkpoints, orders.checkpoint_due) = (orders.checkpoints.saturating_add(1), due);
-                },
-                out,
-            );
+    fn say_while_training(&mut self, reason: Reason) {
+        if self.run.progress.training().is_some() && self.run.voice.reason != Reason::StepsDone {
+            self.run.say(reason);
         }
-        self.tell_all(&Directive::Checkpoint(self.orders.checkpoints), out);
+    }
+
+    pub(super) fn checkpoint_now(self) -> Result<Reply, Refusal> {
+        let run = &mut *self.run;
+        run.must_go_on()?;
+        // One that was asked for and is not written yet is the same.
+        if run.orders.checkpoint_due.is_none() {
+            let due = Some(run.progress.committed);
+            run.order(|orders| {
+                (orders.checkpoints, orders.checkpoint_due) = (orders.checkpoints.saturating_add(1), due);
+            });
+        }
+        run.tell_all(&Directive::Checkpoint(run.orders.checkpoints));
         Ok(Reply::Done)
     }
 
-    pub(super) fn stop(
-        &mut self,
-        now: Timestamp,
-        reason: String,
-        out: &mut Vec<Action>,
-    ) -> Result<Reply, Refusal> {
-        self.must_go_on()?;
-        if self.orders.stop.is_none() {
-            self.order(|orders| orders.stop = Some(reason.clone()), out);
-            match &self.phase {
+    pub(super) fn stop(self, reason: String) -> Result<Reply, Refusal> {
+        let run = &mut *self.run;
+        run.must_go_on()?;
+        if run.orders.stop.is_none() {
+            run.order(|orders| orders.stop = Some(reason.clone()));
+            match &run.phase {
                 // Nothing has been trained, or all is lost but the checkpoints: nothing to save.
-                Phase::Gathering(gathering) if gathering.earlier.is_none() => {
-                    self.end(now, End::Stopped(self.progress.committed, reason), out);
+                Phase::Gathering(_) if run.progress.course().is_none() => {
+                    run.end(End::Stopped(run.progress.committed, reason));
                 }
-                Phase::Gathering(_) => self.tell_all(&Directive::Stop(reason), out),
-                _ => {
-                    self.tell_all(&Directive::Stop(reason.clone()), out);
-                    self.say(Reason::StopAsked(reason), out);
+                Phase::Gathering(_) => run.tell_all(&Directive::Stop(reason)),
+                Phase::Running(_) | Phase::Over(_) => {
+                    run.tell_all(&Directive::Stop(reason.clone()));
+                    run.say(Reason::StopAsked(reason));
                 }
             }
         }
-        Ok(Reply::Phase(self.run_phase()))
+        Ok(Reply::Phase(self.run.phase_for(&self.run.voice.reason)))
     }
 
-    pub(super) fn refresh_memory(&mut self, now: Timestamp, ticket: Ticket, out: &mut Vec<Action>) {
-        if !matches!(self.phase, Phase::Running(_)) {
-            return out.push(Action::Reply(ticket, Ok(Reply::Memory(self.memory_table()))));
+    pub(super) fn refresh_memory(self, ticket: Ticket) {
+        let run = &mut *self.run;
+        if run.phase.running().is_none() {
+            let table = run.memory.table(&run.fleet.roster);
+            return run.reply(ticket, Ok(Reply::Memory(table)));
         }
-        self.order(|orders| orders.memory_reports = orders.memory_reports.saturating_add(1), out);
-        self.tell_all(&Directive::MemoryReport(self.orders.memory_reports), out);
-        let present = self.roster.living();
-        self.refreshes.push(Refresh {
-            ticket,
-            missing: present.map(|worker| worker.seat()).collect(),
-            deadline: now.after(limits::MEMORY_REFRESH_TIMEOUT),
-        });
+        run.order(|orders| orders.memory_reports = orders.memory_reports.saturating_add(1));
+        run.tell_all(&Directive::MemoryReport(run.orders.memory_reports));
+        run.memory.refresh(run.now, ticket, &run.fleet.roster);
     }
 
-    /// Answers those whose reports are all in, or whose time is up.
-    pub(super) fn finish_refreshes(&mut self, now: Timestamp, out: &mut Vec<Action>) {
-        let ready = |refresh: &Refresh| refresh.missing.is_empty() || refresh.deadline <= now;
-        let (ready, waiting): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.refreshes).into_iter().partition(ready);
-        self.refreshes = waiting;
-        self.answer(&ready, out);
-    }
-
-    /// Answers everyone: no further report will come.
-    pub(super) fn finish_all_refreshes(&mut self, out: &mut Vec<Action>) {
-        let ready = std::mem::take(&mut self.refreshes);
-        self.answer(&ready, out);
-    }
-
-    pub(super) fn memory_table(&self) -> Arc<Vec<RankMemory>> {
-        let table = self.roster.workers().map(|worker| RankMemory {
-            seat: worker.seat(),
-            host: worker.claim.host.clone(),
-            phases: self.memory.phases(worker.seat()),
-            comparison: self.memory.comparison(worker.seat()),
-        });
-        Arc::new(table.collect())
-    }
-
-    pub(super) fn status(&self, now: Timestamp) -> Status {
-        let committed = self.progress.committed;
-        let left = self.plan.map(|plan| plan.total_steps().saturating_sub(committed.0));
-        Status {
-            phase: self.run_phase(),
-            reason: self.reason.clone(),
-            generation: self.generation_now(),
-            world: self.config.world.size(),
-            present: self.roster.present(),
-            committed,
-            total: self.plan.map(|plan| plan.total_steps()),
-            epoch: self.plan.map_or(0, |plan| plan.epoch(committed)),
-            last: self.progress.last.clone(),
-            eta: left.and_then(|steps| self.progress.pace.time_for(steps)),
-            ranks: self.rank_statuses(now),
-            checkpoints: self.checkpoints.newest(limits::MAX_LISTED_CHECKPOINTS),
-            failure: match &self.phase {
-                Phase::Over(over) => match &over.end {
-                    End::Failed(failure) => Some(failure.clone()),
-                    End::Finished(_) | End::Stopped(..) => self.survived.clone(),
-                },
-                Phase::Gathering(_) | Phase::Running(_) => self.newest_fault(),
-            },
-            spent: self.spent.clone(),
-            max_restarts: self.config.budgets.restarts,
-            sizes: self.plan.map(|plan| (plan.samples(), plan.global_batch())),
-            cache: self.cache_status(),
-            leaving: self.leaving(),
+    pub(super) fn rebuild_cache(self) -> Result<Reply, Refusal> {
+        let run = &mut *self.run;
+        run.must_go_on()?;
+        let (decided, goes_on) = run.progress.rebuild_cache(&mut run.out)?;
+        if goes_on {
+            run.grant(&run.progress.dry_ranks());
         }
+        Ok(Reply::Rebuild(decided))
     }
 
-    /// A row for each seat that somebody has, had, or is on the way to, in seat order.
-    fn rank_statuses(&self, now: Timestamp) -> Vec<RankStatus> {
-        let starting: BTreeMap<_, _> =
-            self.on_their_way(now).map(|start| (start.seat, self.starting_status(&start))).collect();
-        let there = self.roster.workers().filter(|worker| !starting.contains_key(&worker.seat()));
-        let mut ranks: BTreeMap<_, _> =
-            there.map(|worker| (worker.seat(), self.worker_status(now, worker))).collect();
-        ranks.extend(starting);
-        ranks.into_values().collect()
-    }
-
-    fn starting_status(&self, start: &Member) -> RankStatus {
-        let world = self.config.world;
-        let node_rank = world.node_of(start.seat);
-        RankStatus {
-            seat: start.seat,
-            host: self.nodes.at(node_rank).map_or_else(String::new, |node| node.host.clone()),
-            node_rank,
-            local_rank: start.seat.0 % world.nproc_per_node,
-            silent: start.pulse.still,
-            occupant: Occupant::Starting,
-        }
-    }
-
-    fn worker_status(&self, now: Timestamp, worker: &Worker) -> RankStatus {
-        RankStatus {
-            seat: worker.seat(),
-            host: worker.claim.host.clone(),
-            node_rank: worker.claim.node_rank,
-            local_rank: worker.claim.local_rank,
-            silent: now.since(worker.last_seen),
-            occupant: Occupant::Worker(WorkerStatus {
-                worker: worker.id,
-                gone: worker.gone.is_some(),
-                pid: worker.claim.pid,
-                device: worker.claim.device.clone(),
-                phase: worker.phase,
-                step: worker.step,
-                lease_first: self.progress.committed,
-                lease_end: self.lease_end(worker.id),
-                times: worker.times,
-                metrics: worker.metrics.clone(),
-                memory_peak: self.memory.peak(worker.seat()),
-            }),
-        }
-    }
-
-    fn leaving(&self) -> Vec<LeavingNode> {
-        let leaving = self.orders.draining.iter().filter_map(|place| {
-            let node = self.nodes.at(*place)?;
-            let seats = self.config.world.seats_of(*place);
-            let workers = seats.filter(|seat| self.roster.living_at(*seat).is_some()).count() as u32;
-            let (node_id, host) = (node.node_id.clone(), node.host.clone());
-            Some(LeavingNode { place: *place, node_id, host, workers })
-        });
-        leaving.collect()
-    }
-
-    fn answer(&self, ready: &[Refresh], out: &mut Vec<Action>) {
-        if ready.is_empty() {
-            return;
-        }
-        let table = self.memory_table();
-        out.push(Action::Publish(News::Memory(table.clone())));
-        out.extend(
-            ready.iter().map(|refresh| Action::Reply(refresh.ticket, Ok(Reply::Memory(table.clone())))),
-        );
-    }
-
-    /// The first step that a worker may not run now.
-    fn lease_end(&self, worker: WorkerId) -> Step {
-        let held = match &self.phase {
-            Phase::Running(running) => running.training().and_then(|training| {
-                Some(training.course.leases.end_of(training.course.ledger.rank_of(worker)?))
-            }),
-            Phase::Gathering(_) | Phase::Over(_) => None,
+    /// A node of an elastic world is to go, because somebody says so or its machine is taken away: it leaves at a step boundary, and the
+    /// rest trains on without a step lost.
+    ///
+    /// ```text
+    /// asked ─▶ Regroup with a checkpoint ─▶ all members leave at one boundary ─▶ Dismiss to those who go ─▶ they leave
+    ///                                                                       └──▶ the others form the next generation
+    /// ```
+    ///
+    /// Mirrors alone would not do: neighbours on one node hold each other's. So the checkpoint of that boundary is there whatever happens.
+    /// Nobody is let go in the middle of a recovery: whoever holds a part of the state is a member of the next generation first. A node
+    /// stays marked until another launcher takes its place, or its own is gone. Losing a worker of such a node costs no restart, and nobody
+    /// is asked to come back.
+    pub(super) fn drain(self, node: NodeName, reason: String) -> Result<Reply, Refusal> {
+        let run = &mut *self.run;
+        run.must_go_on()?;
+        let place = match node {
+            NodeName::Place(place) => place,
+            NodeName::Launcher(node_id) => run.fleet.nodes.find(&node_id)?.0,
         };
-        held.unwrap_or_default().max(self.progress.committed)
-    }
-
-    /// The fault that is being dealt with, or else the newest one that was.
-    fn newest_fault(&self) -> Option<Arc<Failure>> {
-        let open = self.incident.as_ref().and_then(|incident| {
-            let mut failure = (**incident.cause.as_ref()?).clone();
-            failure.victims.clone_from(&incident.victims);
-            Some(Arc::new(failure))
-        });
-        open.or_else(|| self.survived.clone())
-    }
-
-    fn training(&self) -> bool {
-        matches!(&self.phase, Phase::Running(running) if running.training().is_some())
-            && self.reason != Reason::StepsDone
-    }
-
-    pub(super) fn must_go_on(&self) -> Result<(), Refusal> {
-        match self.phase {
-            Phase::Over(_) => Err(Refusal::Over(self.reason.clone())),
-            Phase::Gathering(_) | Phase::Running(_) => Ok(()),
+        let node = run.fleet.nodes.at(place).filter(|node| !node.gone).ok_or(Refusal::NoNodeThere(place))?;
+        let (node_rank, host) = (place, node.host.clone());
+        if run.orders.draining.contains(&place) {
+            return Ok(Reply::Drained(place));
         }
+        self.can_do_without(place)?;
+        let run = &mut *self.run;
+        run.order(|orders| orders.draining.extend([place]));
+        run.announce(MemberChange::NodeDrained { node_rank, host, reason });
+        for seat in run.config.world.seats_of(place) {
+            if let Some(worker) = run.fleet.roster.living_at(seat) {
+                run.dismiss(worker.id);
+            }
+        }
+        run.let_go();
+        run.try_form();
+        Ok(Reply::Drained(place))
+    }
+
+    fn can_do_without(&self, node_rank: u32) -> Result<(), Refusal> {
+        let (world, draining) = (self.run.config.world, &self.run.orders.draining);
+        if !world.elastic() {
+            let why = "the world is fixed (--nnodes MIN:MAX makes it elastic)".to_owned();
+            return Err(Refusal::Needed { node_rank, why });
+        }
+        let stays = |place: &u32| *place != node_rank && !draining.contains(place);
+        let staying = self.run.fleet.nodes.living().filter(stays).count();
+        if staying < world.min_nodes as usize {
+            let why = format!("{staying} nodes would remain, and the fewest are {}", world.min_nodes);
+            return Err(Refusal::Needed { node_rank, why });
+        }
+        Ok(())
     }
 }

@@ -1,214 +1,342 @@
-//! The only file that moves from one phase to another.
+//! The only file that moves from one phase to another: it carries out what `losing` and `forming` have decided.
+//!
+//! ```text
+//! a worker is lost        lose ─▶ losing::judge ─▶ break_up, or the end, or nothing
+//! a world is complete     try_form ─▶ forming::decide ─▶ form ─▶ Connecting
+//! ranks agree             try_start ─▶ start ─▶ Training
+//! nothing is left to do   finish ─▶ end ─▶ Over
+//! ```
+//!
+//! Where a generation starts, at step t, while c is the first step that is not committed:
+//!
+//! ```text
+//! t = c      nothing is lost
+//! t > c      steps c..t were done by all ranks of the generation before, though a lost rank could not say so, or nobody could because
+//!            it was lost in the last collective of a step: they are committed now, with what has been reported of them
+//! t < c      steps t..c are lost with the state that held them; they are repeated, and people are told
+//! ```
 
 use std::sync::Arc;
 
-use coxswain_proto::{
-    ids::{Generation, Step},
-    limits,
-};
+use coxswain_proto::ids::{Generation, Seat, Step};
 
-use super::{Machine, Timestamp};
+use super::{
+    forming::{self, Forming},
+    losing::{self, Loss},
+    run::Run,
+};
 use crate::{
     core::{
         action::{Action, Assignment, Directive, Record},
-        failure::{Failure, Incident},
-        news::News,
-        phase::{Connecting, Course, End, Gathering, LastCall, Over, Phase, Running, Stage, Training},
+        failure::{End, Failure},
+        news::{News, Recovery},
+        phase::{Gathering, LastCall, Over, Phase, Running, Stage},
         reason::Reason,
-        status::Rhythm,
+        report::StateSource,
     },
     options::CauseKind,
 };
 
-impl Machine {
-    /// The number of the generation that is being formed.
-    pub(super) fn next_generation(&mut self) -> Generation {
-        self.generation = Generation(self.generation.0 + 1);
-        self.generation
-    }
-
-    /// Gathering to Connecting: everyone who must be there is ready.
-    pub(super) fn connect(&mut self, assignment: Assignment, out: &mut Vec<Action>) -> Arc<Assignment> {
-        let generation = assignment.generation;
-        let members = assignment.members.iter().map(|member| (member.seat, member.worker)).collect();
-        out.push(Action::Record(Record::Generation { generation, members }));
-        let assignment = Arc::new(assignment);
-        let earlier = match &mut self.phase {
-            Phase::Gathering(gathering) => gathering.earlier.take(),
-            Phase::Running(_) | Phase::Over(_) => None,
-        };
-        let workers = assignment.world();
-        self.phase = Phase::Running(Box::new(Running {
-            assignment: assignment.clone(),
-            regroup: false,
-            hand_over: false,
-            stage: Stage::Connecting(Connecting { earlier, ..Connecting::default() }),
-        }));
-        self.say(Reason::Formed { generation, workers }, out);
-        assignment
-    }
-
-    /// Connecting to Training: the ranks have agreed where to start.
-    pub(super) fn train(&mut self, course: Course, first_step: Step) {
-        if let Phase::Running(running) = &mut self.phase {
-            running.stage = Stage::Training(Training { course, first_step, rhythm: Rhythm::default() });
+impl Run {
+    /// A worker is gone for a reason that may pass: unless nothing follows, its seat is called back, and its generation ends.
+    pub(super) fn lose(&mut self, seat: Seat, failure: Failure) {
+        self.fleet.lose(seat, &mut self.out);
+        let loss = losing::judge(self, seat, failure.kind);
+        if loss == Loss::Fatal {
+            return self.fatal(failure);
         }
+        let failure = Arc::new(failure);
+        match loss {
+            Loss::Farewell => {
+                self.publish(News::Consequence(failure));
+                self.finish();
+            }
+            Loss::ExpectedOutside => self.publish(News::Consequence(failure)),
+            Loss::Dispensable => self.faults.outside(&failure, &mut self.out),
+            Loss::Outside => {
+                if self.afford(&failure) {
+                    self.faults.outside(&failure, &mut self.out);
+                    self.fleet.call_back(self.now, seat, failure.message.clone(), &mut self.out);
+                }
+            }
+            Loss::Expected => {
+                self.faults.incident(self.now).lose(seat);
+                self.faults.blame(&failure, &mut self.out);
+                let of = "of a node that was to leave ";
+                self.break_up(&format!("rank {seat} {of}is lost: {}", failure.message), true);
+            }
+            Loss::Breaks | Loss::Fatal => {
+                if self.faults.incident(self.now).lose(seat) && !self.afford(&failure) {
+                    return;
+                }
+                self.faults.blame(&failure, &mut self.out);
+                self.fleet.call_back(self.now, seat, failure.message.clone(), &mut self.out);
+                self.break_up(&format!("rank {seat} is lost: {}", failure.message), true);
+            }
+        }
+    }
+
+    /// As [`Run::lose`], for a worker that said nothing.
+    pub(super) fn lose_silently(&mut self, seat: Seat, message: String) {
+        let failure = self.failure_of(seat, CauseKind::WorkerLost, message);
+        self.lose(seat, failure);
+    }
+
+    /// Pays for one fault; false if that is more than the run may survive, which ends it.
+    fn afford(&mut self, failure: &Failure) -> bool {
+        let paid = self.faults.pay(&mut self.out);
+        if !paid {
+            self.fatal(failure.clone());
+        }
+        paid
     }
 
     /// Running to Gathering: the generation is over, its workers get ready for the next.
-    pub(super) fn break_up(&mut self, now: Timestamp, because: &str, abort: bool, out: &mut Vec<Action>) {
-        let Phase::Running(running) = &mut self.phase else { return };
-        let assignment = running.assignment.clone();
-        let generation = assignment.generation;
-        let fruitless = running.training().is_none_or(|at| at.course.ledger.committed() <= at.first_step);
-        let standstill = self.config.patience.standstill + self.progress.pace.time_for(3).unwrap_or_default();
-        let gathering = Gathering {
-            settle_by: Some(now.after(standstill)),
-            respawn_by: Some(now.after(self.config.patience.respawn)),
+    pub(super) fn break_up(&mut self, because: &str, abort: bool) {
+        let Some(running) = self.phase.running() else { return };
+        let (assignment, relieved) = (running.assignment.clone(), running.hand_over && !abort);
+        let (generation, because) = (assignment.generation, because.to_owned());
+        let course = self.progress.training();
+        let fruitless = course.is_none_or(|course| course.ledger.committed() <= course.first_step);
+        let patience = self.config.patience;
+        let standstill = patience.standstill + self.progress.pace.time_for(3).unwrap_or_default();
+        self.gather(Gathering {
+            settle_by: Some(self.now.after(standstill)),
+            respawn_by: Some(self.now.after(patience.respawn)),
             last_call: LastCall::Over,
-            relieved: running.hand_over && !abort,
-            ..Gathering::new(now.after(self.config.patience.rendezvous))
-        };
-        self.gather(gathering, out);
+            fruitless: fruitless.then(|| because.clone()),
+            relieved,
+            ..Gathering::new(self.now.after(patience.rendezvous))
+        });
         if abort {
-            self.tell_members(&assignment, because, out);
+            // Those who are ready have left it already.
+            let directive = Directive::Abort { generation, reason: because.clone(), over: false };
+            self.tell_members(&assignment, &directive, true);
         }
-        self.say(Reason::Regathering { generation, because: because.to_owned() }, out);
-        if let (true, Phase::Gathering(gathering)) = (fruitless, &mut self.phase) {
-            gathering.fruitless = Some(because.to_owned());
+        self.say(Reason::Regathering { generation, because });
+    }
+
+    /// To Gathering. What may still be reported of the newest generation that has started remains.
+    fn gather(&mut self, gathering: Gathering) {
+        if let Some(running) = self.phase.running() {
+            let generation = running.assignment.generation;
+            self.out.push(Action::Record(Record::Broken { generation }));
+        }
+        self.progress.interrupt();
+        self.phase = Phase::Gathering(Box::new(gathering));
+    }
+
+    /// Forgets the workers of an earlier launch at `places`, which are another launcher's now. A coordinator that no launcher has started
+    /// *again* is part of a new launch: of the launch before nobody may be left, or the launchers of other machines, which look for their
+    /// coordinator for a while, with their workers. So nobody of it is given up before the reunion is over, but who is replaced is neither
+    /// waited for nor counted as lost. If nobody is left, what the run had used of its budgets and what was asked of it ends with them.
+    pub(super) fn replace_launch(&mut self, places: &[u32]) {
+        if self.config.restarted || self.phase.is_over() {
+            return;
+        }
+        let left_behind = self.fleet.left_behind(places);
+        if left_behind.is_empty() {
+            return;
+        }
+        let was_member = left_behind.iter().any(|seat| self.is_member(*seat));
+        for seat in left_behind {
+            self.fleet.roster.clear(seat);
+            self.out.push(Action::Record(Record::Lost { seat, respawn: None }));
+        }
+        if self.fleet.is_new() {
+            self.gather(Gathering::new(self.now.after(self.config.patience.rendezvous)));
+            self.faults.incident = None;
+            self.faults.spend(|spent| *spent = Default::default(), &mut self.out);
+            self.order(|orders| *orders = Default::default());
+            self.say(self.fleet.incomplete());
+        } else if was_member {
+            self.break_up("a launcher was launched again", true);
         }
     }
 
-    /// To Gathering. What may still be reported of the newest generation that has started goes along.
-    pub(super) fn gather(&mut self, gathering: Gathering, out: &mut Vec<Action>) {
-        let earlier = match std::mem::replace(&mut self.phase, Phase::Gathering(Box::new(gathering))) {
-            Phase::Running(running) => {
-                out.push(Action::Record(Record::Broken { generation: running.assignment.generation }));
-                running.into_course()
+    /// Forms the next generation if those who must be there are.
+    pub(super) fn try_form(&mut self) {
+        let forming = forming::decide(self);
+        let Phase::Gathering(gathering) = &mut self.phase else { return };
+        match forming {
+            Forming::Wait => {}
+            Forming::OpenLastCall => {
+                gathering.last_call = LastCall::Open(self.now.after(self.config.patience.last_call));
             }
-            Phase::Gathering(gathering) => gathering.earlier,
-            Phase::Over(_) => None,
-        };
-        if let Phase::Gathering(gathering) = &mut self.phase {
-            gathering.earlier = earlier;
+            Forming::Of(seats) => match self.faults.account(gathering.fruitless.take(), &mut self.out) {
+                Ok(()) => self.form(seats),
+                Err(failure) => self.fatal(failure),
+            },
+        }
+    }
+
+    /// Gathering to Connecting: everyone who must be there is ready.
+    fn form(&mut self, mut seats: Vec<Seat>) {
+        self.generation = Generation(self.generation.0 + 1);
+        let (generation, progress) = (self.generation, &self.progress);
+        progress.quarantine.turn(&mut seats);
+        let members = self.fleet.members(&seats);
+        let checkpoint = progress.checkpoints.newest_complete();
+        let assignment = Arc::new(Assignment::new(generation, checkpoint, members, &progress.quarantine));
+        for member in &assignment.members {
+            if let Ok(worker) = self.fleet.roster.get_mut(member.worker) {
+                (worker.generation, worker.ready) = (generation, false);
+                // Collectives of an older one say nothing of this one.
+                worker.doing.collective = (0, 0);
+            }
+        }
+        let members = assignment.members.iter().map(|member| (member.seat, member.worker)).collect();
+        self.out.push(Action::Record(Record::Generation { generation, members }));
+        self.phase = Phase::Running(Box::new(Running::new(assignment.clone())));
+        self.say(Reason::Formed { generation, workers: assignment.world() });
+        for worker in self.fleet.roster.living() {
+            if let (Some(stream), Some(rank)) = (worker.line.stream, assignment.rank_of(worker.id)) {
+                self.out.push(Action::Tell(stream, Directive::Assignment(assignment.clone(), rank)));
+            }
+        }
+        self.fleet.motion.begin(self.now);
+        self.let_go();
+    }
+
+    /// Asks a generation with members that are to go to end at the next boundary, after a checkpoint.
+    pub(super) fn let_go(&mut self) {
+        if forming::lets_go(self) {
+            self.regroup(true);
         }
     }
 
     /// Asks the members to leave their generation at the next boundary, because the world is to change; after a checkpoint, if some of
     /// them are to go.
-    pub(super) fn regroup(&mut self, now: Timestamp, hand_over: bool, out: &mut Vec<Action>) {
+    pub(super) fn regroup(&mut self, hand_over: bool) {
         let Phase::Running(running) = &mut self.phase else { return };
         (running.regroup, running.hand_over) = (true, hand_over);
         let assignment = running.assignment.clone();
-        let incident = self.incident.get_or_insert_with(|| Incident::new(now));
-        incident.on_purpose = true;
-        self.spend(|spent| spent.rescales += 1, out);
-        let lines = assignment.members.iter().filter_map(|member| self.roster.living_at(member.seat)?.line);
+        self.faults.incident(self.now).on_purpose = true;
+        self.faults.spend(|spent| spent.rescales += 1, &mut self.out);
         let directive = Directive::Regroup { generation: assignment.generation, checkpoint: hand_over };
-        out.extend(lines.map(|line| Action::Tell(line, directive.clone())));
+        self.tell_members(&assignment, &directive, false);
+    }
+
+    /// Starts the generation, once what its state proves is covered by reports.
+    pub(super) fn try_start(&mut self) {
+        let Some((first, source, last)) = self.phase.running().and_then(Running::agreed) else { return };
+        // Reports of the others may be on their way, unless they have spoken, too.
+        let before = self.progress.committed;
+        let settled = self.progress.settle(self.generation, (first, source), last, &mut self.out);
+        let committed = self.progress.committed;
+        if committed > before {
+            self.faults.got_on(&mut self.out);
+        }
+        let message = match settled {
+            Ok(true) => return self.start(first, source),
+            Ok(false) if !last => return,
+            Ok(false) => format!(
+                "all ranks start at step {first}, but step {committed} is next, and what lies between was never leased"
+            ),
+            Err(message) => message,
+        };
+        self.fatal(Failure::of_run(CauseKind::Disagreement, message));
+    }
+
+    /// Connecting to Training: the ranks have agreed where to start.
+    fn start(&mut self, first_step: Step, source: StateSource) {
+        let Phase::Running(running) = &mut self.phase else { return };
+        let (generation, members) = (running.assignment.generation, running.assignment.workers());
+        running.stage = Stage::Training;
+        self.out.push(Action::Record(Record::Started { generation, first_step, source }));
+        if self.orders.checkpoint_due.is_some() {
+            self.order(|orders| orders.checkpoint_due = None);
+        }
+        let committed = self.progress.committed;
+        self.fleet.motion.begin(self.now);
+        if let Some(reached) = self.progress.start(generation, &members, first_step) {
+            self.out.push(Action::Record(Record::RolledBack(reached)));
+            self.publish(News::RolledBack { from: committed, to: first_step });
+        }
+        self.say(Reason::Started { generation, first_step, source });
+        self.grant(&self.progress.all_ranks());
+        self.recovered(members.len() as u32, first_step, source);
+        if self.progress.done() {
+            self.say(Reason::StepsDone);
+        } else if let Some(reason) = self.orders.stop.clone() {
+            self.say(Reason::StopAsked(reason));
+        } else if self.orders.pause {
+            self.say(Reason::Pausing);
+        }
+    }
+
+    /// The incident, if there was one, is over.
+    fn recovered(&mut self, members: u32, first_step: Step, source: StateSource) {
+        let Some(incident) = self.faults.survive(&mut self.out) else { return };
+        self.publish(News::Recovered(Recovery {
+            generation: self.generation,
+            members,
+            world: self.config.world.size(),
+            first_step,
+            source,
+            took: self.now.since(incident.since),
+            what: incident.what(),
+            spent: self.faults.spent.clone(),
+            max_restarts: self.config.budgets.restarts,
+        }));
     }
 
     /// To Over, for a failure that nothing can be done about.
-    pub(super) fn fatal(&mut self, now: Timestamp, mut failure: Failure, out: &mut Vec<Action>) {
-        if matches!(self.phase, Phase::Over(_)) {
-            return out.push(Action::Publish(News::Consequence(Arc::new(failure))));
+    pub(super) fn fatal(&mut self, mut failure: Failure) {
+        if self.phase.is_over() {
+            return self.publish(News::Consequence(Arc::new(failure)));
         }
         failure.fatal = true;
-        if let Some(incident) = &self.incident {
+        if let Some(incident) = &self.faults.incident {
             failure.victims.extend(&incident.victims);
         }
-        self.end(now, End::Failed(Arc::new(failure)), out);
+        self.end(End::Failed(Arc::new(failure)));
+    }
+
+    /// A worker of an elastic world was taken away on purpose: the others go on.
+    pub(super) fn shrink(&mut self, seat: Seat, reason: &str) {
+        let incident = self.faults.incident(self.now);
+        incident.on_purpose |= incident.lost.is_empty();
+        self.faults.spend(|spent| spent.rescales += 1, &mut self.out);
+        self.break_up(&format!("rank {seat} left: {reason}"), true);
+    }
+
+    /// A worker has left in order, with the last steps: the results are on disk.
+    pub(super) fn leave_in_order(&mut self) {
+        if self.result_is_safe() {
+            self.progress.safe_since.get_or_insert(self.now);
+        }
+        self.finish();
+    }
+
+    /// Running to Over, once every worker has left.
+    pub(super) fn finish(&mut self) {
+        let Some(running) = self.phase.running() else { return };
+        let mut members = running.assignment.members.iter();
+        if members.all(|member| self.fleet.roster.living_at(member.seat).is_none()) {
+            self.end(self.end_in_order());
+        }
     }
 
     /// To Over.
-    pub(super) fn end(&mut self, now: Timestamp, end: End, out: &mut Vec<Action>) {
+    pub(super) fn end(&mut self, end: End) {
         let reason = Reason::of_end(&end);
         let told = match &end {
             End::Failed(failure) => {
-                out.push(Action::Publish(News::Failure(failure.clone(), self.spent.clone())));
+                self.publish(News::Failure(failure.clone(), self.faults.spent.clone()));
                 failure.to_string()
             }
             End::Finished(_) | End::Stopped(..) => reason.to_string(),
         };
-        let directive = Directive::Abort { generation: self.generation, reason: told, over: true };
-        self.tell_all(&directive, out);
-        let deadline = now.after(self.config.patience.farewell);
-        out.push(Action::Record(Record::Over(end.clone())));
+        self.tell_all(&Directive::Abort { generation: self.generation, reason: told, over: true });
+        let deadline = self.now.after(self.config.patience.farewell);
+        self.out.push(Action::Record(Record::Over(end.clone())));
         self.phase = Phase::Over(Over { end, deadline, expired: false });
-        self.finish_all_refreshes(out);
-        self.say(reason, out);
-        if !self.memory.is_empty() {
-            out.push(Action::Publish(News::Memory(self.memory_table())));
+        self.progress.close();
+        self.memory.answer(self.now, &self.fleet.roster, false, &mut self.out);
+        self.say(reason);
+        if !self.memory.ledger.is_empty() {
+            self.publish(News::Memory(self.memory.table(&self.fleet.roster)));
         }
-    }
-
-    /// What is due because the phase has lasted long enough.
-    pub(super) fn phase_deadline(&mut self, now: Timestamp, out: &mut Vec<Action>) {
-        match &mut self.phase {
-            Phase::Gathering(gathering) if gathering.deadline <= now => {
-                let failure = self.rendezvous_failed();
-                self.fatal(now, failure, out);
-            }
-            Phase::Gathering(gathering) => {
-                let due = |at: Option<Timestamp>| at.is_some_and(|at| at <= now);
-                let stragglers = due(gathering.settle_by);
-                if due(gathering.respawn_by) {
-                    gathering.respawn_by = None;
-                }
-                if matches!(gathering.last_call, LastCall::Open(until) if until <= now) {
-                    gathering.last_call = LastCall::Over;
-                }
-                if stragglers {
-                    self.look_for_stragglers(now, out);
-                }
-                self.try_form(now, out);
-            }
-            Phase::Over(over) if over.deadline <= now => over.expired = true,
-            Phase::Running(_) | Phase::Over(_) => {}
-        }
-    }
-
-    /// The membership as news tell it: 0 while the first one is forming.
-    pub(super) fn generation_now(&self) -> Generation {
-        match &self.phase {
-            Phase::Gathering(gathering) if gathering.last_call != LastCall::Over => Generation(0),
-            _ => self.generation,
-        }
-    }
-
-    /// Tells the members that their generation is over.
-    fn tell_members(&self, assignment: &Assignment, because: &str, out: &mut Vec<Action>) {
-        let waiting = assignment.members.iter().filter_map(|member| self.roster.living_at(member.seat));
-        // Those who are ready have left it already.
-        let lines = waiting.filter(|worker| !worker.ready).filter_map(|worker| worker.line);
-        out.extend(lines.map(|line| {
-            let (generation, reason) = (assignment.generation, because.to_owned());
-            Action::Tell(line, Directive::Abort { generation, reason, over: false })
-        }));
-    }
-
-    /// False if one generation too many has ended without a committed step, which ends the run. Asked when the next one is formed,
-    /// for only then it is known what ended the last one: a change on purpose is expected to cost a generation, and a sample that failed
-    /// will be left out, or not fail elsewhere.
-    pub(super) fn still_hopeful(&mut self, now: Timestamp, out: &mut Vec<Action>) -> bool {
-        let Phase::Gathering(gathering) = &mut self.phase else { return true };
-        let Some(because) = gathering.fruitless.take() else { return true };
-        let expected = |incident: &Incident| incident.on_purpose || incident.sample.is_some();
-        if self.incident.as_ref().is_some_and(expected) {
-            return true;
-        }
-        // Faults that have nothing to do with each other are no loop: one comes back to the same worker, or has none to blame.
-        let lost = self.incident.as_ref().map(|incident| incident.lost.clone()).unwrap_or_default();
-        let again = lost.is_empty() || !lost.is_disjoint(&self.spent.barren_seats);
-        let barren = if again { self.spent.barren + 1 } else { 1 };
-        self.spend(|spent| (spent.barren, spent.barren_seats) = (barren, lost), out);
-        if barren < limits::MAX_BARREN_GENERATIONS {
-            return true;
-        }
-        let message = format!(
-            "{barren} generations in a row ended without a committed step; the last one because {because}"
-        );
-        self.fatal(now, Failure::of_run(CauseKind::NoProgress, message), out);
-        false
     }
 }

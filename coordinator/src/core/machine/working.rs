@@ -1,192 +1,221 @@
-//! What workers report while a generation runs.
+//! What workers report: that they are ready, where they start, how far they are.
 
-use std::sync::Arc;
+use coxswain_proto::{
+    cache_plan::CacheReport,
+    ids::{Bytes, Seat, WorkerId},
+};
 
-use coxswain_proto::ids::{Bytes, Seat, Step, WorkerId};
-
-use super::{Machine, Refusal, Reply, Timestamp};
+use super::{Machine, forming};
 use crate::{
     core::{
-        action::{Action, Record},
-        event::{Beat, CheckpointReport},
+        action::Reply,
+        event::{Beat, CheckpointReport, Readiness, StartReport},
         failure::Failure,
-        ledger::{Due, Fault},
+        ledger::Fault,
         memory::MemoryReport,
         news::News,
+        phase::{Phase, Stage},
         reason::Reason,
-        report::{CommittedStep, StepReport, WorkerPhase},
+        refusal::Refusal,
+        report::{StepReport, WorkerPhase},
     },
     options::CauseKind,
 };
 
 impl Machine {
-    pub(super) fn heartbeat(&mut self, now: Timestamp, beat: &Beat, out: &mut Vec<Action>) -> bool {
-        let known = self.roster.heard(now, beat);
-        if known {
-            self.felt(beat, out);
+    /// A worker can take a place in the next generation; if it left one that was taken for alive, that one is broken.
+    pub(super) fn ready(&mut self, ready: &Readiness) -> Result<Reply, Refusal> {
+        let run = &mut self.run;
+        run.must_go_on()?;
+        let worker = run.fleet.roster.living_mut(ready.worker)?;
+        if worker.claim.incarnation != ready.incarnation {
+            return Err(Refusal::UnknownWorker(ready.worker));
         }
-        if known && self.reason == Reason::Pausing {
-            self.all_paused(out);
+        worker.last_seen = run.now;
+        if ready.left < worker.generation {
+            // Said before it was assigned, and heard again.
+            return Ok(Reply::Done);
+        }
+        worker.ready = true;
+        let seat = worker.seat();
+        match &run.phase {
+            // Whoever has left in order was its neighbour, and that is all that it lost.
+            Phase::Running(_) if run.is_member(seat) && run.result_is_safe() => run.end(run.end_in_order()),
+            Phase::Running(_) if run.is_member(seat) => self.deserted(seat, &ready.reason),
+            Phase::Running(_) if forming::widens(run) => run.regroup(false),
+            Phase::Gathering(_) if !ready.reason.is_empty() => self.complained(seat, &ready.reason),
+            Phase::Running(_) | Phase::Gathering(_) | Phase::Over(_) => {}
+        }
+        self.run.dismiss(ready.worker);
+        self.run.try_form();
+        Ok(Reply::Done)
+    }
+
+    /// A member has left the generation by itself: its peers are gone for it, or all were asked to leave.
+    fn deserted(&mut self, seat: Seat, reason: &str) {
+        // Nobody leaves without a reason but because all were asked to; a coordinator that was restarted may not know that it asked.
+        let asked = reason.is_empty();
+        let incident = self.run.faults.incident(self.run.now);
+        incident.on_purpose |= asked;
+        let because = if asked { incident.what() } else { format!("rank {seat}: {reason}") };
+        if !asked {
+            self.complained(seat, reason);
+        }
+        // Those that were asked leave at one boundary, each by itself.
+        self.run.break_up(&because, !asked);
+    }
+
+    /// A worker suffers from a fault that somebody else may be to blame for.
+    fn complained(&mut self, seat: Seat, reason: &str) {
+        let complaint = self.run.failure_of(seat, CauseKind::PeerLost, reason.to_owned());
+        self.run.faults.complained(seat, complaint);
+    }
+
+    pub(super) fn reported_start(&mut self, report: &StartReport) -> Result<Reply, Refusal> {
+        let run = &mut self.run;
+        let seat = run.fleet.seen(run.now, report.worker)?.seat();
+        let stale = Refusal::Stale { theirs: report.generation, ours: run.generation };
+        let Phase::Running(running) = &mut run.phase else { return Err(stale) };
+        let Some(rank) = running.rank_of(report.worker) else { return Err(stale) };
+        if running.assignment.generation != report.generation {
+            return Err(stale);
+        }
+        let agreed = match &mut running.stage {
+            Stage::Training => run.progress.training().map(|course| course.first_step),
+            Stage::Connecting(connecting) => {
+                connecting.starts.insert(rank, (report.first_step, report.source));
+                connecting.starts.values().next().map(|(first, _)| *first)
+            }
+        };
+        if let Some(agreed) = agreed.filter(|agreed| *agreed != report.first_step) {
+            let message = format!(
+                "starts generation {} at step {}, but another rank at step {agreed}",
+                report.generation, report.first_step
+            );
+            run.fatal(run.failure_of(seat, CauseKind::Disagreement, message));
+        } else {
+            run.try_start();
+        }
+        Ok(Reply::Done)
+    }
+
+    pub(super) fn heartbeat(&mut self, beat: &Beat) -> bool {
+        let run = &mut self.run;
+        let known = run.fleet.roster.heard(run.now, beat);
+        if known && let Some(seat) = run.fleet.felt(beat) {
+            run.publish(News::Standstill(seat, "moves again".into()));
+        }
+        if known && run.voice.reason == Reason::Pausing {
+            self.all_paused();
         }
         known
     }
 
-    pub(super) fn steps(
-        &mut self,
-        now: Timestamp,
-        id: WorkerId,
-        reports: Vec<StepReport>,
-        out: &mut Vec<Action>,
-    ) -> Result<Reply, Refusal> {
-        let worker = self.roster.living_mut(id)?;
-        worker.last_seen = now;
+    /// Training to Paused, once every rank waits: for `resume`, or in a collective for those that do. A rank whose directive came
+    /// a moment after the vote goes one step further and waits there.
+    fn all_paused(&mut self) {
+        let paused = |phase| phase == WorkerPhase::Paused;
+        let waits = |phase| paused(phase) || phase == WorkerPhase::Communication;
+        let phases = || self.run.fleet.roster.living().map(|worker| worker.doing.phase);
+        if phases().any(paused) && phases().all(waits) {
+            self.run.say(Reason::AllWait);
+        }
+    }
+
+    pub(super) fn steps(&mut self, id: WorkerId, reports: &[StepReport]) -> Result<Reply, Refusal> {
+        let run = &mut self.run;
+        let worker = run.fleet.seen(run.now, id)?;
         let seat = worker.seat();
         if let Some(newest) = reports.last() {
             worker.times = newest.times;
             worker.metrics = newest.metrics.clone();
-            worker.step = newest.step;
+            worker.doing.step = newest.step;
         }
-        for report in &reports {
-            let Some(course) = self.phase.course_mut() else { break };
-            let Some(rank) = course.ledger.rank_of(id) else { break };
-            let cache_generation = self.cache.turns().turn(report.step).map_or(0, |turn| turn.number());
-            let due = Due { lease_end: course.leases.end_of(rank), cache_generation };
-            if let Err(fault) = course.ledger.report((rank, seat), report, due) {
-                if matches!(fault, Fault::Gap { .. }) && self.config.life > 1 {
-                    // An earlier life had heard what is missing; on its new line the worker says it again, and this, too.
-                    break;
-                }
-                let failure = self.disagreement(seat, report, &fault);
-                self.fatal(now, failure, out);
-            }
+        match run.progress.report(id, seat, reports) {
+            // An earlier life had heard what is missing; on its new line the worker says it again, and this, too.
+            Err((_, Fault::Gap { .. })) if run.config.life > 1 => {}
+            Err((report, fault)) => self.disagreement(seat, &report, &fault),
+            Ok(()) => {}
         }
-        self.commit(now, out);
-        self.try_start(now, out);
-        if let Some(rank) = self.phase.training_mut().and_then(|training| training.course.ledger.rank_of(id))
-        {
-            self.grant_to(now, rank, out);
-        }
-        Ok(Reply::Committed(self.progress.committed))
-    }
-
-    pub(super) fn memory(
-        &mut self,
-        now: Timestamp,
-        id: WorkerId,
-        report: MemoryReport,
-        out: &mut Vec<Action>,
-    ) -> Result<Reply, Refusal> {
-        let worker = self.roster.living_mut(id)?;
-        worker.last_seen = now;
-        let seat = worker.seat();
-        self.memory.take(seat, report);
-        for refresh in &mut self.refreshes {
-            refresh.missing.remove(&seat);
-        }
-        self.finish_refreshes(now, out);
-        Ok(Reply::Done)
-    }
-
-    pub(super) fn checkpoint(
-        &mut self,
-        now: Timestamp,
-        id: WorkerId,
-        report: CheckpointReport,
-        out: &mut Vec<Action>,
-    ) -> Result<Reply, Refusal> {
-        self.roster.living_mut(id)?.last_seen = now;
-        if self.orders.checkpoint_due.is_some_and(|due| due <= report.step) {
-            self.order(|orders| orders.checkpoint_due = None, out);
-        }
-        let entry = self.checkpoints.take(report);
-        out.extend(entry.map(|entry| Action::Publish(News::Checkpoint(entry))));
-        Ok(Reply::Done)
-    }
-
-    pub(super) fn note(
-        &mut self,
-        now: Timestamp,
-        id: WorkerId,
-        sequence: u64,
-        text: String,
-        out: &mut Vec<Action>,
-    ) -> Result<Reply, Refusal> {
-        let worker = self.roster.living_mut(id)?;
-        worker.last_seen = now;
-        if sequence > worker.notes {
-            worker.notes = sequence;
-            out.push(Action::Publish(News::Note(worker.seat(), text)));
-        }
-        Ok(Reply::Done)
+        self.commit();
+        self.run.try_start();
+        let due = self.run.progress.due_rank(id);
+        self.run.grant(due.as_slice());
+        Ok(Reply::Committed(self.run.progress.committed))
     }
 
     /// Commits every step that all ranks have reported.
-    fn commit(&mut self, now: Timestamp, out: &mut Vec<Action>) {
-        let before = self.progress.committed;
-        while let Some(step) = self.phase.course_mut().and_then(|course| course.ledger.commit()) {
-            self.committed_step(&step, out);
-        }
-        let committed = self.progress.committed;
-        if committed == before {
+    fn commit(&mut self) {
+        let run = &mut self.run;
+        if !run.progress.commit(&mut run.out) {
             return;
         }
-        self.motion.begin(now);
-        let Some(training) = self.phase.training_mut() else { return };
-        let done = training.course.ledger.done();
-        self.grant_dry(now, out);
-        match self.reason {
-            _ if done => self.say(Reason::StepsDone, out),
-            Reason::Started { .. } | Reason::Recalled { .. } | Reason::Resumed => {
-                self.say(Reason::Committing, out)
-            }
+        run.faults.got_on(&mut run.out);
+        run.fleet.motion.begin(run.now);
+        if run.progress.training().is_none() {
+            return;
+        }
+        run.grant(&run.progress.dry_ranks());
+        match run.voice.reason {
+            _ if run.progress.done() => run.say(Reason::StepsDone),
+            Reason::Started { .. } | Reason::Recalled { .. } | Reason::Resumed => run.say(Reason::Committing),
             _ => {}
         }
     }
 
-    /// Makes one step part of the run.
-    pub(super) fn committed_step(&mut self, step: &Arc<CommittedStep>, out: &mut Vec<Action>) {
-        self.progress.committed = Step(step.step.0 + 1);
-        self.proven = true;
-        out.push(Action::Record(Record::Step(step.clone())));
-        if self.spent.barren > 0 {
-            self.spend(|spent| (spent.barren, spent.barren_seats) = Default::default(), out);
-        }
-        if self.quarantine.consumed(step.epoch, &step.positions) {
-            out.push(Action::Record(Record::Quarantine(self.quarantine.clone())));
-        }
-        self.note_turn(step, out);
-        // Of a step that nobody could report there is nothing to show.
-        if step.reports > 0 {
-            self.progress.pace.take(step);
-            if let Some(training) = self.phase.training_mut() {
-                training.rhythm.take(step);
-            }
-            self.progress.last = Some(step.clone());
-            out.push(Action::Publish(News::Step(step.clone())));
-        }
-    }
-
-    /// Training to Paused, once every rank waits: for `resume`, or in a collective for those that do. A rank whose directive came
-    /// a moment after the vote goes one step further and waits there.
-    fn all_paused(&mut self, out: &mut Vec<Action>) {
-        let paused = |phase| phase == WorkerPhase::Paused;
-        let waits = |phase| paused(phase) || phase == WorkerPhase::Communication;
-        let phases = || self.roster.living().map(|worker| worker.phase);
-        if phases().any(paused) && phases().all(waits) {
-            self.say(Reason::AllWait, out);
-        }
-    }
-
-    fn disagreement(&self, seat: Seat, report: &StepReport, fault: &Fault) -> Failure {
+    /// A rank reports what cannot be true.
+    fn disagreement(&mut self, seat: Seat, report: &StepReport, fault: &Fault) {
         let kind = match fault {
             Fault::NotFinite { .. } => CauseKind::Numeric,
             _ => CauseKind::Disagreement,
         };
-        let mut failure = self.failure_of(seat, kind, fault.to_string());
-        failure.generation = report.generation;
-        failure.phase = WorkerPhase::Communication;
-        failure.step = report.step;
-        (failure.collective, failure.memory_in_use) = (0, Bytes(0));
-        failure
+        self.run.fatal(Failure {
+            generation: report.generation,
+            phase: WorkerPhase::Communication,
+            step: report.step,
+            collective: 0,
+            memory_in_use: Bytes(0),
+            ..self.run.failure_of(seat, kind, fault.to_string())
+        });
+    }
+
+    pub(super) fn memory(&mut self, id: WorkerId, report: MemoryReport) -> Result<Reply, Refusal> {
+        let run = &mut self.run;
+        let seat = run.fleet.seen(run.now, id)?.seat();
+        run.memory.take(seat, report);
+        run.memory.answer(run.now, &run.fleet.roster, true, &mut run.out);
+        Ok(Reply::Done)
+    }
+
+    pub(super) fn checkpoint(&mut self, id: WorkerId, report: CheckpointReport) -> Result<Reply, Refusal> {
+        let run = &mut self.run;
+        run.fleet.seen(run.now, id)?;
+        if run.orders.checkpoint_due.is_some_and(|due| due <= report.step) {
+            run.order(|orders| orders.checkpoint_due = None);
+        }
+        if let Some(entry) = run.progress.checkpoints.take(report) {
+            run.publish(News::Checkpoint(entry));
+        }
+        Ok(Reply::Done)
+    }
+
+    pub(super) fn cache_report(&mut self, id: WorkerId, report: CacheReport) -> Result<Reply, Refusal> {
+        let run = &mut self.run;
+        run.fleet.seen(run.now, id)?;
+        if run.progress.cache_report(report, &mut run.out) {
+            run.grant(&run.progress.dry_ranks());
+        }
+        Ok(Reply::Done)
+    }
+
+    pub(super) fn note(&mut self, id: WorkerId, sequence: u64, text: String) -> Result<Reply, Refusal> {
+        let run = &mut self.run;
+        let worker = run.fleet.seen(run.now, id)?;
+        if sequence > worker.notes {
+            worker.notes = sequence;
+            let seat = worker.seat();
+            run.publish(News::Note(seat, text));
+        }
+        Ok(Reply::Done)
     }
 }

@@ -62,7 +62,7 @@ fn the_others_train_on_from_the_boundary_and_the_node_may_come_back() {
     run.event(Event::NodeLineClosed("node-1".into(), StreamId(6001)));
     pass(&mut run, 4);
     assert_eq!(members(&run), [0, 1]);
-    assert!(run.machine.orders.draining.is_empty(), "whoever comes next is to stay");
+    assert!(run.machine.run.orders.draining.is_empty(), "whoever comes next is to stay");
     join(&mut run, 2);
     for rank in 2..4 {
         run.replace(rank, 1);
@@ -91,7 +91,7 @@ fn a_node_that_is_needed_is_not_let_go() {
 fn workers_that_were_lost_on_the_way_out_cost_no_restart_and_do_not_come_back() {
     let mut run = two_nodes();
     drain(&mut run, 1).0.unwrap();
-    let pid = run.machine.roster.at(Seat(2)).map(|worker| worker.claim.pid);
+    let pid = run.machine.run.fleet.roster.at(Seat(2)).map(|worker| worker.claim.pid);
     let exit = Ask::Exit { node_id: "node-1".into(), seat: Seat(2), pid, ended: Ended::Signal(9) };
     let actions = run.tell(exit);
     assert!(!actions.iter().any(|action| matches!(action, Action::TellNode(..))), "{actions:?}");
@@ -114,7 +114,7 @@ fn workers_that_were_lost_on_the_way_out_cost_no_restart_and_do_not_come_back() 
 #[test]
 fn nobody_is_let_go_in_the_middle_of_a_recovery() {
     let mut run = two_nodes();
-    let pid = run.machine.roster.at(Seat(0)).map(|worker| worker.claim.pid);
+    let pid = run.machine.run.fleet.roster.at(Seat(0)).map(|worker| worker.claim.pid);
     run.tell(Ask::Exit { node_id: "node-0".into(), seat: Seat(0), pid, ended: Ended::Signal(9) });
     let (_, actions) = drain(&mut run, 1);
     assert!(!dismissed(&actions, 2));

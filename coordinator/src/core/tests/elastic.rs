@@ -30,7 +30,7 @@ pub(super) fn come(run: &mut Run, rank: u32) -> Vec<Action> {
 }
 
 pub(super) fn members(run: &Run) -> Vec<u32> {
-    match &run.machine.phase {
+    match &run.machine.run.phase {
         crate::core::phase::Phase::Running(running) => {
             running.assignment.members.iter().map(|member| member.seat.0).collect()
         }
@@ -72,7 +72,7 @@ pub(super) fn pass(run: &mut Run, seconds: u64) {
     for _ in 0..seconds {
         run.wait(Duration::from_secs(1));
         for rank in 0..4 {
-            if run.machine.roster.living_at(Seat(rank)).is_some() {
+            if run.machine.run.fleet.roster.living_at(Seat(rank)).is_some() {
                 run.beat(rank, WorkerPhase::Forward);
             }
         }
@@ -94,11 +94,11 @@ fn a_full_world_begins_at_once() {
 fn people_are_told_how_many_are_enough() {
     let mut run = elastic();
     come(&mut run, 0);
-    let told = |run: &Run| run.machine.reason.to_string();
+    let told = |run: &Run| run.machine.run.voice.reason.to_string();
     assert_eq!(told(&run), "1 of 4 workers are there; 2 are enough to begin");
     pass(&mut run, 61);
     assert_eq!(told(&run), "only 1 of the 2 workers that are enough came within 60 s");
-    assert_eq!(Run::new(config(3)).machine.reason.to_string(), "0 of 3 workers are there");
+    assert_eq!(Run::new(config(3)).machine.run.voice.reason.to_string(), "0 of 3 workers are there");
 }
 
 #[test]
@@ -202,7 +202,7 @@ fn a_worker_that_leaves_on_purpose_makes_the_world_smaller() {
 #[test]
 fn the_budget_for_rescaling_is_its_own() {
     let mut run = one_node();
-    run.machine.config.budgets.rescales = Some(0);
+    run.machine.run.config.budgets.rescales = Some(0);
     join(&mut run, 1);
     come(&mut run, 2);
     let actions = come(&mut run, 3);
@@ -224,7 +224,7 @@ fn a_node_that_joins_without_its_data_costs_the_others_nothing() {
         let asked = |action: &&Action| matches!(action, Action::TellNode(..));
         assert_eq!(actions.iter().find(asked), None, "the next one would fail alike");
     }
-    assert_eq!((members(&run), run.machine.spent.restarts), (vec![0, 1], 0));
+    assert_eq!((members(&run), run.machine.run.faults.spent.restarts), (vec![0, 1], 0));
 }
 
 #[test]
@@ -237,7 +237,7 @@ fn a_lost_worker_whose_machine_cannot_bring_it_back_is_done_without() {
         exit(&mut run, 1, 3, (pid, Ended::Code(2)));
     }
     pass(&mut run, 6);
-    assert_eq!((members(&run), run.machine.spent.restarts), (vec![0, 1, 2], 1));
+    assert_eq!((members(&run), run.machine.run.faults.spent.restarts), (vec![0, 1, 2], 1));
 }
 
 #[test]

@@ -67,7 +67,7 @@ fn input_that_a_successor_cannot_use_is_its_machines_fault_once_steps_are_commit
     let mut exit = |pid| {
         let ended = Ended::Code(2);
         run.tell(Ask::Exit { node_id: NODE.into(), seat: Seat(1), pid: Some(pid), ended });
-        (run.phase(), run.machine.spent.restarts)
+        (run.phase(), run.machine.run.faults.spent.restarts)
     };
     assert_eq!(exit(1101), (RunPhase::WaitingForWorkers, 2), "the card may come back");
     assert_eq!(exit(2101), (RunPhase::WaitingForWorkers, 3));

@@ -60,7 +60,7 @@ fn cut_off(run: &mut Run, ranks: std::ops::Range<u32>, seconds: u32) -> Vec<Acti
 fn a_launcher_that_is_stopped_keeps_its_workers_and_its_place() {
     let mut run = at_step_ten();
     let actions = cut_off(&mut run, 0..2, 18);
-    assert_eq!((news(&actions), run.machine.spent.restarts), (vec![], 0));
+    assert_eq!((news(&actions), run.machine.run.faults.spent.restarts), (vec![], 0));
     let kept = Refusal::PlaceKept { node_rank: 0, host: "node-a".into() };
     for host in ["node-a", "node-b"] {
         assert_eq!(run.ask(wants("other", host, None, 2)).0, Err(kept.clone()));
@@ -68,7 +68,7 @@ fn a_launcher_that_is_stopped_keeps_its_workers_and_its_place() {
     // Whoever is lost meanwhile is started by it once it goes on.
     run.event(Event::LineClosed(id(1), StreamId(1)));
     assert_eq!(respawns(&cut_off(&mut run, 0..1, 6)), []);
-    assert_eq!(run.machine.spent.restarts, 1);
+    assert_eq!(run.machine.run.faults.spent.restarts, 1);
     let actions = run.tell(Ask::FollowNode { node_id: NODE.into(), stream: NODE_LINE });
     assert_eq!(respawns(&actions), [(1, 1)]);
 }
@@ -94,14 +94,14 @@ fn a_launcher_that_was_given_up_is_asked_for_everybody_once_it_is_back() {
     run.event(Event::NodeLineClosed(NODE.into(), NODE_LINE));
     run.event(Event::LineClosed(id(1), StreamId(1)));
     run.wait(Duration::from_secs(4));
-    assert!(run.machine.nodes.at(0).is_some_and(|node| node.gone));
+    assert!(run.machine.run.fleet.nodes.at(0).is_some_and(|node| node.gone));
     // A process that it had started before comes late, and is lost while nobody can be told.
     run.tell(Ask::Register(successor(0, 1)));
     run.wait(Duration::from_secs(4));
-    assert_eq!(run.machine.roster.present(), 0);
+    assert_eq!(run.machine.run.fleet.roster.present(), 0);
     let actions = run.tell(Ask::FollowNode { node_id: NODE.into(), stream: NODE_LINE });
     assert_eq!(respawns(&actions), [(0, 2), (1, 1)]);
-    assert_eq!(run.machine.spent.restarts, 2, "rank 0 was lost twice");
+    assert_eq!(run.machine.run.faults.spent.restarts, 2, "rank 0 was lost twice");
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn a_node_whose_line_stays_closed_is_gone_once_its_workers_are() {
     assert!(survived(&actions).is_some_and(|text| text.contains("no sign of life for 3.0 s")), "{actions:?}");
     let gone = |news: &&News| matches!(news, News::Member { change: MemberChange::NodeGone { .. }, .. });
     assert_eq!(news(&actions).into_iter().filter(gone).count(), 1);
-    assert_eq!((run.phase(), run.machine.spent.restarts), (RunPhase::WaitingForWorkers, 1));
+    assert_eq!((run.phase(), run.machine.run.faults.spent.restarts), (RunPhase::WaitingForWorkers, 1));
     // Another launcher takes the place, and starts all workers by itself.
     let other = wants("other", "node-b", None, 2);
     assert_eq!(run.ask(other).0, Ok(Reply::Placed { node_rank: 0, first: Seat(0) }));
@@ -134,7 +134,7 @@ fn a_process_that_a_new_launcher_has_started_is_not_started_again() {
     run.wait(Duration::from_millis(100));
     let join = wants("other", "node-a", None, 2);
     assert!(run.ask(join).0.is_ok());
-    run.machine.config.restarted = true;
+    run.machine.run.config.restarted = true;
     run.tell(Ask::FollowNode { node_id: "other".into(), stream: NODE_LINE });
     assert_eq!(respawns(&run.wait(Duration::from_secs(1))), []);
     // Unless it has ended, too.

@@ -46,7 +46,7 @@ fn live(run: &mut Run, seconds: u64) -> Vec<Action> {
     let mut actions = Vec::new();
     for _ in 0..seconds {
         actions.extend(run.wait(Duration::from_secs(1)));
-        let there: Vec<_> = run.machine.roster.living().map(|worker| worker.seat().0).collect();
+        let there: Vec<_> = run.machine.run.fleet.roster.living().map(|worker| worker.seat().0).collect();
         actions.extend(there.into_iter().flat_map(|rank| run.beat(rank, WorkerPhase::Joining)));
     }
     actions
@@ -119,7 +119,7 @@ fn a_process_that_is_never_heard_of_is_named_within_ten_seconds_of_what_others_t
     let text = survived(&actions).expect("it is given up");
     assert!(text.starts_with("rank 2 on node-a, start: it has not made itself known"), "{text}");
     assert_eq!(respawns(&actions), [(2, 1)]);
-    assert_eq!(run.machine.spent.restarts, 1);
+    assert_eq!(run.machine.run.faults.spent.restarts, 1);
     come(&mut run, 2);
     assert_eq!(run.phase(), RunPhase::Starting, "the generation is complete");
 }
@@ -144,7 +144,7 @@ fn whoever_is_named_and_comes_after_all_is_told_to() {
     assert_eq!(named(&live(&mut run, 12)).len(), 1);
     let (_, actions) = run.ask(Ask::Register(claim(2)));
     assert_eq!(named(&actions), [(2, "has made itself known".to_owned())]);
-    assert_eq!(run.machine.spent.restarts, 0);
+    assert_eq!(run.machine.run.faults.spent.restarts, 0);
 }
 
 #[test]
@@ -167,7 +167,7 @@ fn what_most_processes_are_waiting_for_is_nobodys_fault() {
         matches!(&named(&actions)[..], [(1, text)] if text.contains("so does 1 other rank")),
         "{actions:?}"
     );
-    assert_eq!((survived(&actions), run.machine.spent.restarts), (None, 0));
+    assert_eq!((survived(&actions), run.machine.run.faults.spent.restarts), (None, 0));
 }
 
 #[test]

@@ -183,7 +183,7 @@ impl Run {
             origin: origin(),
             node_id: NODE.into(),
             host: "node-a".into(),
-            local_world: self.machine.config.world.nproc_per_node,
+            local_world: self.machine.run.config.world.nproc_per_node,
             node_rank: None,
             returns: false,
         }));
@@ -200,11 +200,11 @@ impl Run {
 
     /// The worker that has the seat now.
     fn worker(&self, rank: u32) -> WorkerId {
-        self.machine.roster.at(Seat(rank)).map_or(WorkerId(0), |worker| worker.id)
+        self.machine.run.fleet.roster.at(Seat(rank)).map_or(WorkerId(0), |worker| worker.id)
     }
 
     fn incarnation(&self, rank: u32) -> String {
-        let worker = self.machine.roster.at(Seat(rank));
+        let worker = self.machine.run.fleet.roster.at(Seat(rank));
         worker.map_or_else(|| claim(rank).incarnation, |worker| worker.claim.incarnation.clone())
     }
 
@@ -220,7 +220,7 @@ impl Run {
     fn start(&mut self, rank: u32, first: u64, source: StateSource) -> (Result<Reply, Refusal>, Vec<Action>) {
         self.ask(Ask::Start(StartReport {
             worker: self.worker(rank),
-            generation: self.machine.generation,
+            generation: self.machine.run.generation,
             first_step: Step(first),
             source,
         }))
@@ -237,7 +237,7 @@ impl Run {
 
     /// The launcher says that a seat's process was killed.
     fn kill(&mut self, rank: u32) -> Vec<Action> {
-        let pid = self.machine.roster.at(Seat(rank)).map(|worker| worker.claim.pid);
+        let pid = self.machine.run.fleet.roster.at(Seat(rank)).map(|worker| worker.claim.pid);
         let ended = super::event::Ended::Signal(9);
         self.tell(Ask::Exit { node_id: NODE.into(), seat: Seat(rank), pid, ended })
     }
@@ -327,7 +327,7 @@ impl Run {
         Beat {
             worker: self.worker(rank),
             incarnation: self.incarnation(rank),
-            generation: self.machine.generation,
+            generation: self.machine.run.generation,
             phase,
             step: Step(0),
             collective,
@@ -342,7 +342,7 @@ impl Run {
     /// What a seat's worker reports of a step of the generation that is reported now.
     fn report(&self, rank: u32, step: u64) -> StepReport {
         let batch = self.plan.batch(Step(step));
-        let ledger = self.machine.phase.course().map(|course| &course.ledger);
+        let ledger = self.machine.run.progress.course().map(|course| &course.ledger);
         let position = ledger.and_then(|ledger| ledger.rank_of(self.worker(rank))).unwrap_or(Rank(rank));
         let world = ledger.map_or(1, |ledger| ledger.all_owed().count() as u32);
         StepReport {
@@ -356,7 +356,15 @@ impl Run {
             tokens: 10,
             memory_peak: Bytes(u64::from(rank) << 20),
             retries: 0,
-            cache_generation: self.machine.cache.turns().turn(Step(step)).map_or(0, |turn| turn.number()),
+            cache_generation: self
+                .machine
+                .run
+                .progress
+                .cache
+                .book
+                .turns()
+                .turn(Step(step))
+                .map_or(0, |turn| turn.number()),
             cache: CacheUse::default(),
         }
     }

@@ -72,7 +72,7 @@ impl Mortal {
 
     /// The coordinator that comes next: started again by its launcher, or with a launch of its own.
     pub fn begin_life(&mut self, restarted: bool) {
-        let mut config = self.run.machine.config.clone();
+        let mut config = self.run.machine.run.config.clone();
         (config.life, config.restarted, config.past) = (config.life + 1, restarted, self.past.clone());
         self.run.machine = Machine::new(self.run.at(), config);
     }

@@ -87,7 +87,8 @@ fn moves(world: u32) -> impl Strategy<Value = Move> {
 }
 
 fn play(run: &mut Run, next: &Move, owed: &mut [u64]) -> Vec<Action> {
-    let ids: Vec<_> = run.machine.roster.workers().map(|worker| (worker.seat().0, worker.id)).collect();
+    let ids: Vec<_> =
+        run.machine.run.fleet.roster.workers().map(|worker| (worker.seat().0, worker.id)).collect();
     let id = |rank: u32| ids.iter().find(|(found, _)| *found == rank).map_or(WorkerId(0), |(_, id)| *id);
     let ask = match *next {
         Move::Asked(ref ask) => (**ask).clone(),
@@ -99,7 +100,7 @@ fn play(run: &mut Run, next: &Move, owed: &mut [u64]) -> Vec<Action> {
             Ask::Follow { worker: id(rank), incarnation: run.incarnation(rank), stream }
         }
         Move::Ready { rank, left, complains } => {
-            let left = Generation(run.machine.generation.0.saturating_sub(left));
+            let left = Generation(run.machine.run.generation.0.saturating_sub(left));
             let reason = if complains { "its peer is gone".into() } else { String::new() };
             Ask::Ready(Readiness { worker: id(rank), incarnation: run.incarnation(rank), left, reason })
         }
@@ -110,25 +111,29 @@ fn play(run: &mut Run, next: &Move, owed: &mut [u64]) -> Vec<Action> {
             }
             Ask::Start(StartReport {
                 worker: id(rank),
-                generation: run.machine.generation,
+                generation: run.machine.run.generation,
                 first_step,
                 source: StateSource::Carried,
             })
         }
-        Move::JoinNode => super::mortal::wants(NODE, "node-a", None, run.machine.config.world.nproc_per_node),
+        Move::JoinNode => {
+            super::mortal::wants(NODE, "node-a", None, run.machine.run.config.world.nproc_per_node)
+        }
         Move::NodeLine(true) => Ask::FollowNode { node_id: NODE.into(), stream: NODE_LINE },
         // Needs what was recorded: see the property.
         Move::Restart => return Vec::new(),
         Move::NodeLine(false) => return run.event(Event::NodeLineClosed(NODE.into(), NODE_LINE)),
         Move::CloseLine(rank) => {
-            let Some(stream) = run.machine.roster.at(Seat(rank)).and_then(|worker| worker.line) else {
+            let Some(stream) =
+                run.machine.run.fleet.roster.at(Seat(rank)).and_then(|worker| worker.line.stream)
+            else {
                 return Vec::new();
             };
             let worker = id(rank);
             return run.event(Event::LineClosed(worker, stream));
         }
         Move::Steps { rank, back, count } => {
-            let rank = rank % run.machine.config.world.size();
+            let rank = rank % run.machine.run.config.world.size();
             let Some(reports) = reports(run, rank, (back, count), owed) else { return Vec::new() };
             Ask::Steps(id(rank), reports)
         }
@@ -146,7 +151,7 @@ fn play(run: &mut Run, next: &Move, owed: &mut [u64]) -> Vec<Action> {
         }
         Move::Leave(rank) => Ask::Leave { worker: id(rank), exit_code: 0, reason: "done".into() },
         Move::Exit(rank) => {
-            let pid = run.machine.roster.at(Seat(rank)).map(|worker| worker.claim.pid);
+            let pid = run.machine.run.fleet.roster.at(Seat(rank)).map(|worker| worker.claim.pid);
             Ask::Exit { node_id: NODE.into(), seat: Seat(rank), pid, ended: Ended::Code(1) }
         }
     };
@@ -167,19 +172,19 @@ fn reports(run: &mut Run, rank: u32, (back, count): (u64, u64), owed: &mut [u64]
 /// The coordinator is killed, and another one goes on with what it has recorded.
 fn restart(run: &mut Run, past: &Past) -> Result<(), TestCaseError> {
     let before = run.machine.clone();
-    let mut config = before.config.clone();
+    let mut config = before.run.config.clone();
     (config.life, config.restarted, config.past) = (config.life + 1, true, past.clone());
     run.machine = Machine::new(run.at(), config);
     prop_assert_eq!(invariants::violated(&run.machine), None);
     prop_assert_eq!(run.machine.committed(), before.committed());
-    prop_assert_eq!(run.machine.generation, before.generation);
-    prop_assert_eq!(&run.machine.spent, &before.spent);
-    prop_assert_eq!(&run.machine.orders, &before.orders);
-    prop_assert_eq!(run.machine.cache.turns(), before.cache.turns());
-    let over = |machine: &Machine| matches!(machine.phase, Phase::Over(_));
+    prop_assert_eq!(run.machine.run.generation, before.run.generation);
+    prop_assert_eq!(&run.machine.run.faults.spent, &before.run.faults.spent);
+    prop_assert_eq!(&run.machine.run.orders, &before.run.orders);
+    prop_assert_eq!(run.machine.run.progress.cache.book.turns(), before.run.progress.cache.book.turns());
+    let over = |machine: &Machine| matches!(machine.run.phase, Phase::Over(_));
     prop_assert_eq!(over(&run.machine), over(&before));
     let seats = |machine: &Machine| -> Vec<_> {
-        machine.roster.living().map(|worker| (worker.seat(), worker.id)).collect()
+        machine.run.fleet.roster.living().map(|worker| (worker.seat(), worker.id)).collect()
     };
     prop_assert_eq!(seats(&run.machine), seats(&before));
     Ok(())
@@ -187,8 +192,9 @@ fn restart(run: &mut Run, past: &Past) -> Result<(), TestCaseError> {
 
 /// What is measured where everybody waits for it, or else at some boundary.
 fn drift_report(run: &Run, relative_l2: f64) -> CacheReport {
-    let at = run.machine.waits_for_drift().unwrap_or(Step(8));
-    let generation = run.machine.cache.turns().before(at).map_or(1, |decided| decided.generation.number);
+    let at = run.machine.run.progress.waits_for_drift().unwrap_or(Step(8));
+    let generation =
+        run.machine.run.progress.cache.book.turns().before(at).map_or(1, |decided| decided.generation.number);
     let drift = Drift { relative_l2, cosine: 1.0, loss_fresh: 1.0, loss_cached: 1.0 };
     let drift = Some(CacheDrift { at, drift, probes: 1 });
     CacheReport { generation, total: 1, fill_batch: 1, drift, ..CacheReport::default() }
@@ -206,13 +212,13 @@ fn caches() -> impl Strategy<Value = Cache> {
 /// Every step of a lease takes the turn that it names.
 fn lies_in_one_turn(machine: &Machine, lease: &Lease) -> bool {
     let named = super::cache::number(lease);
-    let turn = |step| machine.cache.turns().turn(Step(step)).map(|turn| turn.number());
+    let turn = |step| machine.run.progress.cache.book.turns().turn(Step(step)).map(|turn| turn.number());
     lease.first < lease.end && (lease.first.0..lease.end.0).all(|step| turn(step) == Some(named))
 }
 
 /// The next step that a seat's worker has to report.
 fn due(run: &Run, rank: u32) -> Option<u64> {
-    let ledger = &run.machine.phase.course()?.ledger;
+    let ledger = &run.machine.run.progress.course()?.ledger;
     let position = ledger.rank_of(run.worker(rank))?;
     ledger.all_owed().nth(position.0 as usize).map(|step| step.0)
 }
@@ -254,7 +260,7 @@ proptest! {
                 match action {
                     Action::Record(Record::Step(step)) => {
                         prop_assert_eq!(step.step.0, next_commit, "steps commit in order, once");
-                        let turn = run.machine.cache.turns().turn(step.step).map(|turn| turn.number());
+                        let turn = run.machine.run.progress.cache.book.turns().turn(step.step).map(|turn| turn.number());
                         prop_assert_eq!(turn, Some(step.cache_generation), "a step has the turn it was leased");
                         next_commit += 1;
                     }
@@ -287,7 +293,7 @@ proptest! {
             }
         }
         prop_assert_eq!(run.machine.committed().0, next_commit);
-        if let Phase::Running(running) = &run.machine.phase {
+        if let Phase::Running(running) = &run.machine.run.phase {
             prop_assert_eq!(running.assignment.generation, generation);
         }
     }

@@ -7,7 +7,10 @@ use crate::core::reason::Reason;
 fn training_goes_on_as_if_nothing_had_happened() {
     let mut mortal = Mortal::at_step_ten();
     mortal.kill_coordinator();
-    assert!(matches!(mortal.run.machine.reason, Reason::Recalled { generation: Generation(1), .. }));
+    assert!(matches!(
+        mortal.run.machine.run.voice.reason,
+        Reason::Recalled { generation: Generation(1), .. }
+    ));
     let reopened = mortal.reopen(0);
     let directives: Vec<_> = reopened
         .iter()
@@ -26,7 +29,7 @@ fn training_goes_on_as_if_nothing_had_happened() {
     // What was in flight is reported again, from the first step that is not committed.
     mortal.keep(|run| run.steps(0, 10..15));
     mortal.keep(|run| run.steps(1, 10..15));
-    assert_eq!((mortal.run.committed(), mortal.run.machine.spent.restarts), (15, 0));
+    assert_eq!((mortal.run.committed(), mortal.run.machine.run.faults.spent.restarts), (15, 0));
     assert_eq!(mortal.run.beat(0, WorkerPhase::Forward), vec![], "it is known");
 }
 
@@ -73,8 +76,8 @@ fn a_recovery_goes_on_after_the_coordinator_died_in_it() {
     // The survivor's reports of the old generation are said again, too.
     mortal.keep(|run| run.steps(0, 10..11));
     mortal.keep(|run| run.start_all(2, 11, StateSource::Mirror));
-    assert_eq!((mortal.run.committed(), mortal.run.machine.spent.restarts), (11, 1));
-    assert_eq!(mortal.run.machine.generation, Generation(2));
+    assert_eq!((mortal.run.committed(), mortal.run.machine.run.faults.spent.restarts), (11, 1));
+    assert_eq!(mortal.run.machine.run.generation, Generation(2));
 }
 
 #[test]
@@ -117,7 +120,7 @@ fn a_run_that_is_over_is_not_called_back() {
     config.past = settled;
     let machine = Machine::new(Timestamp::default(), config);
     assert_eq!((machine.run_phase(), machine.committed()), (RunPhase::WaitingForWorkers, Step(10)));
-    assert_eq!(machine.generation, Generation(1), "its number is not used again");
+    assert_eq!(machine.run.generation, Generation(1), "its number is not used again");
     assert!(mortal.past.seats[&Seat(0)].left == Some(0) && mortal.past.dataset.is_some());
     let forgotten = mortal.past.forgotten();
     assert_eq!((forgotten.committed, forgotten.dataset), (None, None));
@@ -146,7 +149,7 @@ fn what_ends_a_generation_while_nobody_coordinates_is_not_blamed_on_an_older_fau
     mortal.keep(|run| run.start_all(2, 10, StateSource::Mirror));
     mortal.keep(|run| run.get_ready(0, 2, "rank 1 is gone"));
     mortal.kill_coordinator();
-    let incident = mortal.run.machine.incident.as_ref().expect("the generation is broken");
+    let incident = mortal.run.machine.run.faults.incident.as_ref().expect("the generation is broken");
     assert_eq!(incident.cause, None, "that fault was of generation 1");
 }
 

@@ -265,7 +265,7 @@ fn generations_without_a_step_are_counted_on_by_a_coordinator_that_was_started_a
     for life in 0..3 {
         mortal.keep(|run| run.replace(0, life));
         mortal.keep(|run| run.start_all(1, 0, StateSource::Fresh));
-        assert_eq!(mortal.run.machine.spent.barren, life, "one for each that was lost");
+        assert_eq!(mortal.run.machine.run.faults.spent.barren, life, "one for each that was lost");
         mortal.kill_coordinator();
         mortal.ask(Ask::FollowNode { node_id: NODE.into(), stream: NODE_LINE });
         mortal.reopen(0);
@@ -299,7 +299,7 @@ fn a_member_that_does_not_leave_its_generation_is_lost() {
     for _ in 0..12 {
         actions.extend(run.wait(Duration::from_secs(1)));
         for (rank, phase) in [(0, WorkerPhase::Backward), (1, WorkerPhase::Joining)] {
-            if run.machine.roster.living_at(Seat(rank)).is_some() {
+            if run.machine.run.fleet.roster.living_at(Seat(rank)).is_some() {
                 run.beat(rank, phase);
             }
         }
@@ -358,7 +358,10 @@ fn status_says_what_was_survived() {
     assert!(status.failure.is_some_and(|failure| !failure.fatal));
     assert_eq!(invariants::violated(&run.machine), None);
     let seat = Seat(1);
-    let respawn =
-        Respawn { seat, attempt: 1, reason: run.machine.roster.respawn(seat).unwrap().reason.clone() };
-    assert_eq!(run.machine.roster.respawn(seat), Some(&respawn));
+    let respawn = Respawn {
+        seat,
+        attempt: 1,
+        reason: run.machine.run.fleet.roster.respawn(seat).unwrap().reason.clone(),
+    };
+    assert_eq!(run.machine.run.fleet.roster.respawn(seat), Some(&respawn));
 }

@@ -10,7 +10,7 @@ use super::{
 fn launched_again_on(host: &str) -> Mortal {
     let mut mortal = Mortal::at_step_ten();
     mortal.keep(|run| run.kill(1));
-    mortal.run.machine.config.budgets.restarts = 0;
+    mortal.run.machine.run.config.budgets.restarts = 0;
     mortal.begin_life(false);
     let (reply, _) = mortal.run.ask(wants("tomorrow", host, None, 2));
     assert_eq!(reply, Ok(Reply::Placed { node_rank: 0, first: Seat(0) }), "the only place there is");
@@ -34,7 +34,7 @@ fn goes_on_from_the_checkpoint(mut mortal: Mortal) {
     }
     let started = mortal.keep(|run| run.start_all(2, 4, StateSource::Checkpoint));
     assert!(news(&started).contains(&&News::RolledBack { from: Step(10), to: Step(4) }));
-    assert_eq!((mortal.run.machine.spent.restarts, mortal.run.phase()), (0, RunPhase::Starting));
+    assert_eq!((mortal.run.machine.run.faults.spent.restarts, mortal.run.phase()), (0, RunPhase::Starting));
     mortal.keep(|run| run.wait(Duration::from_millis(2500)));
     assert_eq!(mortal.run.phase(), RunPhase::Starting, "nobody of the earlier launch is missed");
 }
@@ -77,7 +77,7 @@ fn machines_that_outlive_the_coordinators_launcher_keep_their_workers_and_pay_no
     mortal.keep(|run| run.get_ready(1, 1, ""));
     mortal.keep(|run| run.replace(0, 1));
     mortal.keep(|run| run.start_all(2, 10, StateSource::Mirror));
-    assert_eq!((mortal.run.machine.spent.restarts, mortal.run.phase()), (0, RunPhase::Starting));
+    assert_eq!((mortal.run.machine.run.faults.spent.restarts, mortal.run.phase()), (0, RunPhase::Starting));
     assert_eq!(mortal.run.worker(1), WorkerId((1 << 32) + 2), "the same worker");
 }
 
@@ -93,7 +93,7 @@ fn launchers_that_all_come_from_elsewhere_take_the_places_they_name() {
         mortal.keep(|run| run.replace(place, 1));
     }
     mortal.keep(|run| run.start_all(2, 0, StateSource::Checkpoint));
-    assert_eq!((mortal.run.machine.spent.restarts, mortal.run.phase()), (0, RunPhase::Starting));
+    assert_eq!((mortal.run.machine.run.faults.spent.restarts, mortal.run.phase()), (0, RunPhase::Starting));
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn a_place_that_nobody_names_is_kept_until_the_reunion_is_over_and_costs_nothing
     mortal.keep(|run| run.wait(Duration::from_secs(11)));
     assert_eq!(ask(&mut mortal).0, Ok(Reply::Placed { node_rank: 0, first: Seat(0) }));
     let machine = &mortal.run.machine;
-    assert_eq!((machine.spent.restarts, machine.run_phase()), (0, RunPhase::WaitingForWorkers));
+    assert_eq!((machine.run.faults.spent.restarts, machine.run_phase()), (0, RunPhase::WaitingForWorkers));
 }
 
 #[test]
@@ -144,5 +144,5 @@ fn an_elastic_world_that_is_launched_again_elsewhere_forgets_the_one_before() {
     }
     live(&mut mortal, first..first + 2, 45);
     assert_eq!(members(&mortal.run), [first, first + 1]);
-    assert_eq!(mortal.run.machine.spent.restarts, 0);
+    assert_eq!(mortal.run.machine.run.faults.spent.restarts, 0);
 }

@@ -23,12 +23,12 @@ impl Run {
     /// A seat's worker cannot use a sample, and leaves the generation; the others leave it, too.
     fn fail_sample(&mut self, rank: u32, at: BadSample) -> Vec<Action> {
         let mut failure = Failure::of_run(CauseKind::BadInput, "not a PNG".into());
-        failure.generation = self.machine.generation;
+        failure.generation = self.machine.run.generation;
         let ask =
             Ask::Failure { run_id: RUN.into(), worker: Some(self.worker(rank)), failure, sample: Some(at) };
         let mut actions = self.tell(ask.clone());
         assert_eq!(self.tell(ask), vec![], "what is said again has no effect");
-        let (generation, world) = (self.machine.generation.0, self.machine.config.world.size());
+        let (generation, world) = (self.machine.run.generation.0, self.machine.run.config.world.size());
         for other in 0..world {
             actions.extend(self.get_ready(other, generation, "not a PNG"));
         }
@@ -36,7 +36,7 @@ impl Run {
     }
 
     fn assignment(&self) -> std::sync::Arc<crate::core::action::Assignment> {
-        match &self.machine.phase {
+        match &self.machine.run.phase {
             crate::core::phase::Phase::Running(running) => running.assignment.clone(),
             other => panic!("no generation: {other:?}"),
         }
@@ -65,9 +65,9 @@ fn a_sample_that_fails_goes_to_another_worker_and_then_to_nobody() {
         run.tell(Ask::Steps(run.worker(rank as u32), vec![report]));
     }
     assert_eq!(run.machine.committed(), Step(1));
-    let last = run.machine.progress.last.clone().expect("a committed step");
+    let last = run.machine.run.progress.last.clone().expect("a committed step");
     assert_eq!((last.samples(), last.left_out.clone()), (7, vec![5..6]));
-    assert_eq!(run.machine.spent.restarts, 0, "bad samples have a budget of their own");
+    assert_eq!(run.machine.run.faults.spent.restarts, 0, "bad samples have a budget of their own");
 }
 
 impl Run {
@@ -107,7 +107,7 @@ fn a_damaged_row_is_left_out_of_every_epoch_and_counts_once() {
             let holes = order().damaged(epoch, &[row]);
             report.positions = coxswain_proto::plan::without(report.positions[0].clone(), &holes);
             run.tell(Ask::Steps(run.worker(0), vec![report]));
-            left_out.extend(run.machine.progress.last.clone().expect("a step").left_out.iter().cloned());
+            left_out.extend(run.machine.run.progress.last.clone().expect("a step").left_out.iter().cloned());
         }
         let mut numbers: Vec<_> =
             left_out.into_iter().flatten().filter_map(|at| order().at(epoch, at)).collect();

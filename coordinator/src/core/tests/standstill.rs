@@ -11,7 +11,7 @@ fn stand_still(run: &mut Run, seconds: u64, phase: WorkerPhase) -> Vec<Action> {
     for _ in 0..seconds {
         actions.extend(run.wait(Duration::from_secs(1)));
         for (rank, phase) in [(0, WorkerPhase::Communication), (1, phase)] {
-            if run.machine.roster.living_at(Seat(rank)).is_some() {
+            if run.machine.run.fleet.roster.living_at(Seat(rank)).is_some() {
                 actions.extend(run.beat(rank, phase));
             }
         }
@@ -136,7 +136,7 @@ fn a_rank_that_is_alone_is_held_against_its_own_earlier_times() {
         let mut actions = Vec::new();
         for _ in 0..40 {
             actions.extend(run.wait(Duration::from_secs(1)));
-            if run.machine.roster.living_at(Seat(0)).is_some() {
+            if run.machine.run.fleet.roster.living_at(Seat(0)).is_some() {
                 actions.extend(run.beat(0, WorkerPhase::Checkpoint));
             }
         }
@@ -158,7 +158,7 @@ fn a_rank_that_stands_still_while_it_loads_is_named_and_replaced() {
     for second in 0..40 {
         actions.extend(run.wait(Duration::from_secs(1)));
         actions.extend(run.beat(0, WorkerPhase::Joining));
-        if run.machine.roster.living_at(Seat(1)).is_some() {
+        if run.machine.run.fleet.roster.living_at(Seat(1)).is_some() {
             actions.extend(run.beat(1, WorkerPhase::Loading));
         }
         // Three times three seconds, and seven.
@@ -209,7 +209,7 @@ fn a_rank_that_never_comes_out_of_a_collective_is_replaced_though_the_others_wai
         }
         let phase = if aborted { WorkerPhase::Joining } else { WorkerPhase::Checkpoint };
         actions.extend(run.beat_at(0, phase, (4, 3)));
-        if run.machine.roster.living_at(Seat(1)).is_some() {
+        if run.machine.run.fleet.roster.living_at(Seat(1)).is_some() {
             actions.extend(run.beat_at(1, WorkerPhase::Communication, (3, 2)));
         }
     }
@@ -226,7 +226,7 @@ fn wait_for_rank_one(run: &mut Run, seconds: u64, at: (WorkerPhase, (u64, u64)))
             _ => WorkerPhase::Communication,
         };
         for (rank, (phase, collective)) in [(0, (waits, (1, 0))), (1, at)] {
-            if run.machine.roster.living_at(Seat(rank)).is_some() {
+            if run.machine.run.fleet.roster.living_at(Seat(rank)).is_some() {
                 actions.extend(run.beat_at(rank, phase, collective));
             }
         }
@@ -296,7 +296,7 @@ fn a_rank_that_does_not_reach_the_boundary_that_was_asked_for_is_named() {
             (3, WorkerPhase::Joining),
         ];
         for (rank, phase) in all {
-            if run.machine.roster.living_at(Seat(rank)).is_some() {
+            if run.machine.run.fleet.roster.living_at(Seat(rank)).is_some() {
                 actions.extend(run.beat(rank, phase));
             }
         }
@@ -357,7 +357,7 @@ fn a_rank_that_stands_still_in_sight_of_a_boundary_that_waits_for_drift_is_named
         run.steps(0, step..step + 1);
         run.steps(1, step..step + 1);
     }
-    assert_eq!(run.machine.waits_for_drift(), Some(Step(53)), "the window ends there");
+    assert_eq!(run.machine.run.progress.waits_for_drift(), Some(Step(53)), "the window ends there");
     let actions = stand_still(&mut run, 10, WorkerPhase::Backward);
     assert!(survived(&actions).is_some_and(|text| text.contains("stands still: backward")), "{actions:?}");
 }
@@ -386,7 +386,7 @@ fn a_survivor_that_stays_in_a_collective_of_a_generation_that_has_ended_is_repla
     let mut actions = Vec::new();
     for _ in 0..40 {
         actions.extend(run.wait(Duration::from_secs(1)));
-        if run.machine.roster.living_at(Seat(0)).is_some() {
+        if run.machine.run.fleet.roster.living_at(Seat(0)).is_some() {
             actions.extend(run.beat_at(0, WorkerPhase::Checkpoint, (4, 3)));
         }
     }

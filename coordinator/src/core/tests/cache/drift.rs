@@ -5,7 +5,7 @@ use super::*;
 #[test]
 fn what_depends_on_drift_is_not_leased_before_it_is_known() {
     let mut kept = Mortal::started(periodic(2, 6, Some(0.05)));
-    assert_eq!(kept.run.machine.waits_for_drift(), Some(Step(8)));
+    assert_eq!(kept.run.machine.run.progress.waits_for_drift(), Some(Step(8)));
     let actions = kept.train(0..8);
     assert_eq!(leases(&actions), [], "nothing beyond step 8");
     let actions = kept.report(drift_of(1, 8, 0.04));
@@ -29,7 +29,7 @@ fn the_old_generation_is_leased_on_while_its_drift_is_measured() {
     let own: Vec<_> = leases(&actions).into_iter().filter(|(rank, ..)| *rank == 0).collect();
     let furthest = own.last().map(|(_, steps, generation)| (steps.end, *generation));
     assert_eq!(furthest, Some((37, 1)), "{own:?}");
-    assert_eq!(kept.run.machine.waits_for_drift(), Some(Step(37)));
+    assert_eq!(kept.run.machine.run.progress.waits_for_drift(), Some(Step(37)));
     let actions = kept.train(29..36);
     assert_eq!((decided(&actions), leases(&actions)), (vec![], vec![]));
     let actions = kept.report(drift_of(1, 37, 0.5));
@@ -60,7 +60,7 @@ fn a_drift_that_does_not_come_is_not_waited_for_for_ever() {
     all.extend(kept.live(41, WorkerPhase::Data));
     let [Decided { first, generation, why: Why::Unmeasured }] = decided(&all)[..] else { panic!("{all:?}") };
     assert_eq!((first, generation.number), (Step(8), 2));
-    assert_eq!(kept.run.machine.spent.restarts, 0, "nobody stood still");
+    assert_eq!(kept.run.machine.run.faults.spent.restarts, 0, "nobody stood still");
     kept.train(8..12);
     assert_eq!(kept.run.committed(), 12);
 }
@@ -72,15 +72,15 @@ fn a_restarted_coordinator_knows_the_same_turns_and_waits_for_the_same_drift() {
     kept.train(0..8);
     kept.report(drift_of(1, 8, 0.01));
     kept.train(8..11);
-    let before = kept.run.machine.cache.turns().clone();
+    let before = kept.run.machine.run.progress.cache.book.turns().clone();
     kept.restart_coordinator();
-    assert_eq!(*kept.run.machine.cache.turns(), before);
-    let (turn, _) = kept.run.machine.cache.lease_turn(Step(9)).expect("decided");
+    assert_eq!(*kept.run.machine.run.progress.cache.book.turns(), before);
+    let (turn, _) = kept.run.machine.run.progress.cache.book.lease_turn(Step(9)).expect("decided");
     let generation = CacheGeneration { number: 1, since: Step(2) };
     assert_eq!(turn, LeaseTurn::Cached(CacheKey { generation, space: Some("5f".into()) }));
     kept.train(11..14);
     kept.restart_coordinator();
-    assert_eq!(kept.run.machine.waits_for_drift(), Some(Step(14)));
+    assert_eq!(kept.run.machine.run.progress.waits_for_drift(), Some(Step(14)));
     let actions = kept.report(drift_of(1, 14, 0.5));
     assert_eq!(decided(&actions)[0].generation.number, 2);
     kept.train(14..18);
@@ -104,7 +104,7 @@ fn a_coordinator_that_comes_back_in_sight_of_a_boundary_does_not_give_up_the_dri
     kept.train(0..40);
     kept.restart_coordinator();
     kept.keep(|run| run.tell(Ask::FollowNode { node_id: NODE.into(), stream: NODE_LINE }));
-    assert_eq!(kept.run.machine.waits_for_drift(), Some(Step(53)));
+    assert_eq!(kept.run.machine.run.progress.waits_for_drift(), Some(Step(53)));
     let all = kept.live(50, WorkerPhase::Forward);
     assert_eq!(decided(&all), []);
     assert_eq!(decided(&kept.train(40..53)), [], "nothing but the steps before it is waited for");

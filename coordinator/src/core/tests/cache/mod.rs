@@ -97,7 +97,7 @@ impl Mortal {
 
     /// Generations that the steps of a range take their features from.
     fn turns(&self, steps: std::ops::Range<u64>) -> Vec<u64> {
-        let turns = self.run.machine.cache.turns();
+        let turns = self.run.machine.run.progress.cache.book.turns();
         steps.map(|step| turns.turn(Step(step)).expect("it is decided").number()).collect()
     }
 }

@@ -16,7 +16,7 @@ fn a_generation_is_complete_once_and_retired_by_the_next() {
     assert_eq!(kept.report(report_of(99)), [], "nobody knows it");
     kept.restart_coordinator();
     let state = |kept: &Mortal, number: u64| {
-        let status = kept.run.machine.cache_status().expect("there is a cache");
+        let status = kept.run.machine.run.progress.cache_status().expect("there is a cache");
         status.generations.iter().find(|(entry, _)| entry.number == number).map(|(_, state)| *state)
     };
     assert_eq!(state(&kept, 1), Some(GenerationState::Complete));
@@ -44,6 +44,6 @@ fn what_the_cache_did_is_in_the_books() {
     });
     let step = step.expect("it is committed");
     assert_eq!((step.cache_generation, step.cache.hits, step.cache.misses), (1, 2, 6));
-    let entry = kept.run.machine.cache.entry(1).expect("it serves");
+    let entry = kept.run.machine.run.progress.cache.book.entry(1).expect("it serves");
     assert_eq!((entry.used.hits, entry.used.misses), (2, 6));
 }

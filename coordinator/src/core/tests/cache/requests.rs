@@ -24,7 +24,7 @@ fn a_request_begins_a_generation_where_nobody_holds_a_lease_yet() {
 fn rolled_back() -> (Mortal, Step) {
     let mut kept = Mortal::started(periodic(2, 60, None));
     kept.train(0..20);
-    let leased = kept.run.machine.phase.course().map(|course| course.leases.end()).expect("it trains");
+    let leased = kept.run.machine.run.progress.course().map(|course| course.leases.end()).expect("it trains");
     for rank in 0..2 {
         kept.keep(|run| run.kill(rank));
     }
@@ -57,7 +57,7 @@ fn a_coordinator_that_is_killed_after_a_rollback_knows_how_far_leases_had_reache
 fn a_run_that_is_begun_again_after_its_end_knows_how_far_leases_may_have_reached() {
     let mut kept = Mortal::started(periodic(2, 60, None));
     kept.train(0..20);
-    let leased = kept.run.machine.phase.course().map(|course| course.leases.end()).expect("it trains");
+    let leased = kept.run.machine.run.progress.course().map(|course| course.leases.end()).expect("it trains");
     let failure = Failure::of_run(crate::options::CauseKind::BadInput, "broken".into());
     let worker = Some(kept.run.worker(0));
     kept.keep(|run| run.tell(Ask::Failure { run_id: RUN.into(), worker, failure, sample: None }));

@@ -9,7 +9,7 @@ fn exact_features_come_from_one_generation_throughout() {
     assert_eq!(leases(&actions), [(0, 0..32, 1), (1, 0..32, 1)]);
     kept.train(0..40);
     assert_eq!((decided(&kept.train(40..50)), kept.run.committed()), (vec![], 50));
-    let status = kept.run.machine.cache_status().expect("there is a cache");
+    let status = kept.run.machine.run.progress.cache_status().expect("there is a cache");
     let states: Vec<_> = status.generations.iter().map(|(entry, state)| (entry.number, *state)).collect();
     assert_eq!((status.serving, states), (1, vec![(1, GenerationState::Building)]));
 }

@@ -1,0 +1,195 @@
+//! The feature cache as a run uses it: what is decided about steps, what people hear of it, and how long a measurement of drift is
+//! waited for.
+
+use std::{ops::Range, time::Duration};
+
+use coxswain_proto::{
+    cache_plan::{CacheReport, Decided},
+    ids::Step,
+    run_spec::CacheMode,
+};
+
+use super::{
+    action::{Action, Record},
+    cache::{CacheBook, Changed, Reached},
+    news::{CacheNews, News},
+    refusal::Refusal,
+    report::CommittedStep,
+    status::CacheStatus,
+    time::Timestamp,
+};
+
+/// The feature cache of a run.
+#[derive(Clone, Debug)]
+pub struct FeatureCache {
+    /// What is known and decided.
+    pub book: CacheBook,
+    /// When a measurement of drift that everybody waits for is given up.
+    drift_by: Option<Timestamp>,
+    /// How long it is waited for while nobody measures.
+    patience: Duration,
+}
+
+impl FeatureCache {
+    /// Nothing is waited for.
+    pub fn new(book: CacheBook, patience: Duration) -> Self {
+        Self { book, drift_by: None, patience }
+    }
+
+    /// When the measurement is given up, if one is waited for.
+    pub fn drift_by(&self) -> Option<Timestamp> {
+        self.drift_by
+    }
+
+    /// A measurement is waited for from now on, unless one was before.
+    pub fn wait_for_drift(&mut self, now: Timestamp) {
+        self.drift_by.get_or_insert(now.after(self.patience));
+    }
+
+    /// Somebody measures, or nobody can: the time begins again.
+    pub fn wait_longer(&mut self, now: Timestamp) {
+        self.drift_by = Some(now.after(self.patience));
+    }
+
+    /// Nothing is waited for any more.
+    pub fn go_on(&mut self) {
+        self.drift_by = None;
+    }
+
+    /// The generation that serves a step; 0 for none.
+    pub fn serving(&self, step: Step) -> u64 {
+        self.book.turns().turn(step).map_or(0, |turn| turn.number())
+    }
+
+    /// Whether it is not decided yet where a step takes its features from.
+    pub fn is_undecided(&self, step: Step) -> bool {
+        self.book.turns().turn(step).is_none()
+    }
+
+    /// How far leases may reach that are to be prolonged by these steps: decides about turns on the way, and stops where a drift must be
+    /// waited for. Steps below `committed` are.
+    pub fn decide_over(
+        &mut self,
+        now: Timestamp,
+        committed: Step,
+        steps: Range<Step>,
+        out: &mut Vec<Action>,
+    ) -> Step {
+        let Range { start: end, end: target } = steps;
+        let overdue = self.drift_by.is_some_and(|by| by <= now);
+        while let Some(at) = self.book.turns().undecided(end, target) {
+            let Some(decided) = self.book.decide(at, overdue && at == end) else {
+                if committed == at {
+                    self.wait_for_drift(now);
+                }
+                return at;
+            };
+            self.record(&decided, out);
+            if end == at {
+                // Everybody has waited for this, and not stood still.
+                self.go_on();
+            }
+        }
+        target
+    }
+
+    /// Takes a report in, and decides at once if something depended on it: a coordinator that is restarted would not hear of it again.
+    /// `waited` is the step that everybody waits at; true if they can go on.
+    pub fn report(&mut self, report: CacheReport, waited: Option<Step>, out: &mut Vec<Action>) -> bool {
+        let number = report.generation;
+        // Of a generation that nobody remembers there is nothing to say.
+        let Some(changed) = self.book.take(report) else { return false };
+        let Some(entry) = self.book.entry(number).cloned() else { return false };
+        let Changed { durable, completed, lost, drift } = changed;
+        if durable {
+            out.push(Action::Record(Record::CacheGeneration(entry.clone())));
+        }
+        if let Some(drift) = drift {
+            out.push(Action::Publish(News::Cache(CacheNews::Drift(drift))));
+        }
+        // A generation whose adapter is lost has no drift, and no use.
+        let at = drift.map(|drift| drift.at).or(waited.filter(|_| entry.lost));
+        let at = at.filter(|at| self.book.turns().asks_for_drift(*at));
+        let decided = at.and_then(|at| self.book.decide(at, false));
+        let goes_on = decided.is_some_and(|decided| self.decided(&decided, waited, out));
+        if completed || lost {
+            out.push(Action::Publish(News::Cache(CacheNews::Reported(entry, changed))));
+        }
+        goes_on
+    }
+
+    /// Whether there is a cache whose features go stale.
+    pub fn can_be_rebuilt(&self) -> Result<(), Refusal> {
+        match self.book.config().mode {
+            CacheMode::Periodic => Ok(()),
+            CacheMode::Off => Err(Refusal::NoCache),
+            CacheMode::Exact => Err(Refusal::ExactCache),
+        }
+    }
+
+    /// Somebody asks for a new generation in a run of `total` steps that has come so far. What was decided, and whether those that
+    /// `waited` can go on.
+    pub fn rebuild(
+        &mut self,
+        reached: Reached,
+        total: Step,
+        waited: Option<Step>,
+        out: &mut Vec<Action>,
+    ) -> Result<(Decided, bool), Refusal> {
+        let Reached { committed, leased } = reached;
+        let asked = self.book.ask(committed, leased, total);
+        let (decided, new) = asked.ok_or(Refusal::NoCachedStep { leased })?;
+        Ok((decided, new && self.decided(&decided, waited, out)))
+    }
+
+    /// A committed step took its features from somewhere; the next one may be of another phase.
+    pub fn used(&mut self, step: &CommittedStep, out: &mut Vec<Action>) {
+        self.book.used(step.cache_generation, &step.cache);
+        let next = Step(step.step.0 + 1);
+        let turns = self.book.turns();
+        let live = turns.changes_at(next) && turns.turn(next).is_some_and(|turn| turn.number() == 0);
+        if live && next.0 < step.total_steps {
+            let kept = turns.before(next).map(|decided| decided.generation.number);
+            out.push(Action::Publish(News::Cache(CacheNews::Live(next, kept))));
+        }
+    }
+
+    /// What `status` shows of it when `next` is the next step; nothing if there is none.
+    pub fn status(&self, next: Step, waits_at: Option<Step>) -> Option<CacheStatus> {
+        let (book, turns) = (&self.book, self.book.turns());
+        if book.config().mode == CacheMode::Off {
+            return None;
+        }
+        let drifts = book.drifts().map(|entry| {
+            let then = turns.decided().find(|decided| decided.first == entry.at);
+            (*entry, then.copied())
+        });
+        Some(CacheStatus {
+            mode: book.config().mode,
+            tap: book.config().tap.clone(),
+            serving: self.serving(next),
+            turn_ends: Some(turns.end(next)).filter(|end| *end < Step(u64::MAX)),
+            waits_at,
+            generations: book.newest().map(|entry| (entry.clone(), book.state(entry, next))).collect(),
+            drifts: drifts.collect(),
+        })
+    }
+
+    /// Makes a decision durable; true if it is what everybody waited for.
+    fn decided(&mut self, decided: &Decided, waited: Option<Step>, out: &mut Vec<Action>) -> bool {
+        self.record(decided, out);
+        let goes_on = waited == Some(decided.first);
+        if goes_on {
+            self.go_on();
+        }
+        goes_on
+    }
+
+    /// Makes a decision durable before anybody hears of it.
+    fn record(&self, decided: &Decided, out: &mut Vec<Action>) {
+        out.push(Action::Record(Record::CacheTurn(*decided)));
+        let entry = self.book.entry(decided.generation.number).filter(|_| decided.begins());
+        out.extend(entry.map(|entry| Action::Record(Record::CacheGeneration(entry.clone()))));
+        out.push(Action::Publish(News::Cache(CacheNews::Decided(*decided))));
+    }
+}

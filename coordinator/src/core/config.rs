@@ -1,0 +1,35 @@
+//! What a run is made from.
+
+use coxswain_proto::run_spec::{Cache, Train};
+
+use super::{checkpoints::CheckpointEntry, past::Past};
+use crate::options::{Budgets, Patience, World};
+
+/// What a machine is made from.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Names the run among runs.
+    pub run_id: String,
+    /// What workers' versions must equal.
+    pub version: String,
+    /// How long, in which batches.
+    pub train: Train,
+    /// Where features come from.
+    pub cache: Cache,
+    /// How many workers.
+    pub world: World,
+    /// Bounds on waiting.
+    pub patience: Patience,
+    /// Bounds on trying again.
+    pub budgets: Budgets,
+    /// `run.seed`: with the data set it decides the order of samples.
+    pub seed: u64,
+    /// Starts of the coordinator for this run, from 1.
+    pub life: u32,
+    /// True when this coordinator takes the place of one that was lost a moment ago.
+    pub restarted: bool,
+    /// What earlier lives have recorded.
+    pub past: Past,
+    /// Checkpoints on disk now; what was there once does not count.
+    pub checkpoints: Vec<CheckpointEntry>,
+}

@@ -1,0 +1,147 @@
+//! What faults have cost: the one that is being dealt with, the newest one that was survived, and the budgets.
+//!
+//! It says whether one more fault can be paid for, and who is to blame. What follows for the run is not its affair.
+
+use std::sync::Arc;
+
+use coxswain_proto::{
+    ids::{Generation, Seat},
+    limits,
+};
+
+use super::{
+    action::{Action, Record},
+    failure::{Failure, Incident, Spent},
+    news::News,
+    time::Timestamp,
+};
+use crate::options::{Budgets, CauseKind};
+
+/// The faults of a run.
+#[derive(Clone, Debug)]
+pub struct Faults {
+    /// What ended the newest generation, or keeps the next from starting.
+    pub incident: Option<Incident>,
+    /// What is used of the budgets.
+    pub spent: Spent,
+    /// The newest fault that was survived.
+    pub survived: Option<Arc<Failure>>,
+    /// What there is to spend.
+    pub budgets: Budgets,
+}
+
+impl Faults {
+    /// Those of earlier lives of the coordinator: what was spent, and what was survived.
+    pub fn new(budgets: Budgets, spent: Spent, survived: Option<Arc<Failure>>) -> Self {
+        Self { incident: None, spent, survived, budgets }
+    }
+
+    /// The incident that is being dealt with, which begins now if there is none.
+    pub fn incident(&mut self, now: Timestamp) -> &mut Incident {
+        self.incident.get_or_insert_with(|| Incident::new(now))
+    }
+
+    /// A generation was being broken up when the coordinator was restarted. A fault of an earlier one has been paid for, and is not what
+    /// ended this one.
+    pub fn recall(&mut self, now: Timestamp, generation: Generation) {
+        let cause = self.survived.clone().filter(|fault| fault.generation == generation);
+        let lost = cause.as_ref().and_then(|cause| cause.seat).into_iter().collect();
+        self.incident = Some(Incident { cause, lost, ..Incident::new(now) });
+    }
+
+    /// A worker suffers from a fault that somebody else may be to blame for.
+    pub fn complained(&mut self, seat: Seat, complaint: Failure) {
+        let Some(incident) = &mut self.incident else { return };
+        incident.victims.insert(seat);
+        incident.complaint.get_or_insert(complaint);
+    }
+
+    /// Makes durable what is used up.
+    pub fn spend(&mut self, change: impl FnOnce(&mut Spent), out: &mut Vec<Action>) {
+        change(&mut self.spent);
+        out.push(Action::Record(Record::Spent(self.spent.clone())));
+    }
+
+    /// Pays for one fault; false if that is more than the run may survive.
+    pub fn pay(&mut self, out: &mut Vec<Action>) -> bool {
+        let affordable = self.spent.restarts < self.budgets.restarts;
+        if affordable {
+            self.spend(|spent| spent.restarts += 1, out);
+        }
+        affordable
+    }
+
+    /// A step was committed: generations do get on.
+    pub fn got_on(&mut self, out: &mut Vec<Action>) {
+        if self.spent.barren > 0 {
+            self.spend(|spent| (spent.barren, spent.barren_seats) = Default::default(), out);
+        }
+    }
+
+    /// This is to blame, unless something else was found before; either way it is told.
+    pub fn blame(&mut self, failure: &Arc<Failure>, out: &mut Vec<Action>) {
+        if let Some(incident) = &mut self.incident {
+            incident.cause.get_or_insert_with(|| failure.clone());
+        }
+        out.push(Action::Record(Record::Failure(failure.clone())));
+        out.push(Action::Publish(News::Failure(failure.clone(), self.spent.clone())));
+    }
+
+    /// Somebody is lost whom nobody waits for.
+    pub fn outside(&self, failure: &Arc<Failure>, out: &mut Vec<Action>) {
+        out.push(Action::Record(Record::Failure(failure.clone())));
+        out.push(Action::Publish(News::LostOutside(failure.clone(), self.spent.clone())));
+    }
+
+    /// The next generation is about to be formed, so it is known what ended the last one; why it was `fruitless`, if it was. The failure of
+    /// the run if this is one fault, or one generation without a committed step, too many.
+    pub fn account(&mut self, fruitless: Option<String>, out: &mut Vec<Action>) -> Result<(), Failure> {
+        if let Some(complaint) = self.of_victims().cloned() {
+            if !self.pay(out) {
+                return Err(complaint);
+            }
+            self.blame(&Arc::new(complaint), out);
+        }
+        fruitless.and_then(|because| self.hopeless(&because, out)).map_or(Ok(()), Err)
+    }
+
+    /// Victims without a culprit: ranks lost each other, and all are ready again. What the first of them said is to blame.
+    fn of_victims(&self) -> Option<&Failure> {
+        let incident = self.incident.as_ref()?;
+        let explained = incident.on_purpose || incident.cause.is_some() || incident.sample.is_some();
+        incident.complaint.as_ref().filter(|_| !explained)
+    }
+
+    /// A generation has ended without a committed step, `because` of something; the failure of the run, if that is one too many. A change
+    /// on purpose is expected to cost a generation, and a sample that failed will be left out, or not fail elsewhere.
+    fn hopeless(&mut self, because: &str, out: &mut Vec<Action>) -> Option<Failure> {
+        let incident = self.incident.as_ref();
+        if incident.is_some_and(|incident| incident.on_purpose || incident.sample.is_some()) {
+            return None;
+        }
+        // Faults that have nothing to do with each other are no loop: one comes back to the same worker, or has none to blame.
+        let lost = incident.map(|incident| incident.lost.clone()).unwrap_or_default();
+        let again = lost.is_empty() || !lost.is_disjoint(&self.spent.barren_seats);
+        let barren = if again { self.spent.barren + 1 } else { 1 };
+        self.spend(|spent| (spent.barren, spent.barren_seats) = (barren, lost), out);
+        let message = format!(
+            "{barren} generations in a row ended without a committed step; the last one because {because}"
+        );
+        (barren >= limits::MAX_BARREN_GENERATIONS).then(|| Failure::of_run(CauseKind::NoProgress, message))
+    }
+
+    /// Training goes on: the incident, if there was one, is over.
+    pub fn survive(&mut self, out: &mut Vec<Action>) -> Option<Incident> {
+        let incident = self.incident.take()?;
+        self.survived = incident.suffered();
+        if let Some(failure) = &self.survived {
+            out.push(Action::Record(Record::Failure(failure.clone())));
+        }
+        Some(incident)
+    }
+
+    /// The fault that is being dealt with, or else the newest one that was.
+    pub fn newest(&self) -> Option<Arc<Failure>> {
+        self.incident.as_ref().and_then(Incident::suffered).or_else(|| self.survived.clone())
+    }
+}

@@ -1,0 +1,420 @@
+//! Who is there: launchers and workers, their lines, the processes that are on their way, and whether all of them move.
+//!
+//! It answers who is lost, who is missed and who may be assigned, and enters who comes. What follows for the run is not its affair.
+
+use std::collections::BTreeSet;
+
+use coxswain_proto::{
+    ids::{Generation, Seat, WorkerId},
+    limits::START_FLOOR,
+};
+
+use super::{
+    action::{self, Action, Record},
+    event::{Beat, NodeClaim, StreamId, WorkerClaim},
+    failure::Failure,
+    line::Line,
+    motion::{Member, Motion},
+    nodes::{Nodes, Placed},
+    past::Past,
+    reason::Reason,
+    refusal::Refusal,
+    report::WorkerPhase,
+    roster::{Gone, Respawn, Roster, Worker},
+    starts::Starts,
+    time::Timestamp,
+};
+use crate::options::{CauseKind, Patience, World};
+
+/// All launchers and workers of a run.
+#[derive(Clone, Debug)]
+pub struct Fleet {
+    /// How many there may be.
+    pub world: World,
+    /// How long they are waited for.
+    pub patience: Patience,
+    /// Workers.
+    pub roster: Roster,
+    /// Launchers.
+    pub nodes: Nodes,
+    /// Processes that have not made themselves known.
+    pub starts: Starts,
+    /// How long work takes.
+    pub motion: Motion,
+    /// Somebody of an earlier life of the coordinator has been heard of in this one.
+    reunited: bool,
+    /// When to look for lost workers and nodes; none counts as lost before.
+    next_loss: Option<Timestamp>,
+}
+
+/// A launcher has opened its line.
+pub struct NodeFollows {
+    /// Its place.
+    pub place: u32,
+    /// It had been given up.
+    pub was_gone: bool,
+    /// The line that this one replaces.
+    pub replaced: Option<StreamId>,
+}
+
+impl Fleet {
+    /// Nobody is there yet. `life` counts the coordinator's starts; whoever was there before a `new_launch` is not expected back.
+    pub fn new(world: World, patience: Patience, life: u32, new_launch: bool) -> Self {
+        Self {
+            world,
+            patience,
+            roster: Roster::new(world.size(), life),
+            nodes: Nodes::new(world, new_launch),
+            starts: Starts::default(),
+            motion: Motion::default(),
+            reunited: false,
+            next_loss: None,
+        }
+    }
+
+    /// Takes over nodes and seats of an earlier life of the coordinator; they are missed after the reunion.
+    pub fn recall(&mut self, now: Timestamp, past: &Past) {
+        let reunion = self.patience.reunion;
+        self.motion.begin(now.after(reunion));
+        self.motion.look_at = now.after(reunion);
+        for (place, node) in &past.nodes {
+            self.nodes.recall(now, *place, node.clone(), reunion);
+        }
+        let assigned = |worker| {
+            let places = [past.newest(), past.started()].into_iter().flatten();
+            let places = places.filter(|(_, of)| of.members.iter().any(|(_, member)| *member == worker));
+            places.map(|(generation, _)| generation).max().unwrap_or_default()
+        };
+        let size = self.roster.size();
+        for (seat, kept) in past.seats.iter().filter(|(seat, _)| seat.0 < size) {
+            if let Some(respawn) = kept.respawn.clone() {
+                self.roster.recall_respawn(respawn);
+            }
+            if let Some((id, claim)) = kept.worker.clone().filter(|(_, claim)| claim.seat == *seat) {
+                let mut worker = Worker::new(now, id, claim, Line::opened_before(now, reunion));
+                worker.generation = assigned(id);
+                worker.gone = kept.left.map(Gone::Left);
+                // Whoever has the seat is what was asked for; only the count goes on.
+                self.roster.put(worker);
+            }
+        }
+        self.next_loss = self.next_possible_loss();
+    }
+
+    /// Gives a launcher its place. One that has just taken it starts all of its workers by itself.
+    pub fn place(&mut self, now: Timestamp, claim: &NodeClaim) -> Result<Placed, Refusal> {
+        // Its line follows at once; a launcher that dies before it does must not keep its place.
+        let (world, roster, patience) = (self.world, &self.roster, self.patience.reunion);
+        let connected = |place| world.seats_of(place).any(|seat| roster.line(seat).is_some());
+        let placed = self.nodes.place(now, claim, patience, connected)?;
+        self.watch_for_loss(now.after(patience));
+        if matches!(placed, Placed::New(_) | Placed::Instead(_)) && !claim.returns {
+            for seat in world.seats_of(placed.node_rank()) {
+                self.roster.forget_respawn(seat);
+                self.starts.begin(now, seat);
+            }
+        }
+        Ok(placed)
+    }
+
+    /// A launcher opens its line. What it starts it starts now; who was cut off may have been stopped. Who has had a seat is known, so if
+    /// it comes back, somebody is on the way at the others.
+    pub fn node_follows(
+        &mut self,
+        now: Timestamp,
+        node_id: &str,
+        stream: StreamId,
+    ) -> Result<NodeFollows, Refusal> {
+        let (place, node) = self.nodes.find(node_id)?;
+        let returns = node.line.opened > 0;
+        self.reunited |= std::mem::take(&mut node.recalled);
+        let was_gone = std::mem::take(&mut node.gone);
+        let replaced = node.line.open(stream);
+        if replaced.is_none() {
+            for seat in self.world.seats_of(place) {
+                if self.starts.at(seat) || (returns && self.roster.at(seat).is_none()) {
+                    self.starts.begin(now, seat);
+                }
+            }
+        }
+        Ok(NodeFollows { place, was_gone, replaced })
+    }
+
+    /// What a launcher was asked to start and has not, for a line that was opened.
+    pub fn to_start(&mut self, now: Timestamp, place: u32) -> Vec<Respawn> {
+        let respawns = self.world.seats_of(place).filter_map(|seat| self.roster.respawn(seat).cloned());
+        let respawns: Vec<_> = respawns.collect();
+        respawns.iter().for_each(|respawn| self.starts.expect(now, respawn.seat));
+        respawns
+    }
+
+    /// A launcher's line was closed.
+    pub fn node_line_closed(&mut self, now: Timestamp, node_id: &str, stream: StreamId) {
+        if let Some(gone_at) = self.nodes.line_closed(now, node_id, stream, self.patience.node) {
+            self.watch_for_loss(gone_at);
+        }
+    }
+
+    /// Enters a worker at a seat that nobody living has. Until its line is open, it has the time of one that is.
+    pub fn enter(&mut self, now: Timestamp, claim: WorkerClaim, asked_before: u32) -> WorkerId {
+        let hang = self.patience.hang;
+        let worker = self.roster.enter(now, claim, hang);
+        worker.asked_before = asked_before;
+        let id = worker.id;
+        self.watch_for_loss(now.after(hang));
+        id
+    }
+
+    /// A worker opens its line; the line that it replaces.
+    pub fn follows(
+        &mut self,
+        now: Timestamp,
+        id: WorkerId,
+        incarnation: &str,
+        stream: StreamId,
+    ) -> Result<Option<StreamId>, Refusal> {
+        let recalled = self.roster.is_recalled(id);
+        let worker = self.roster.living_mut(id)?;
+        if worker.claim.incarnation != incarnation {
+            return Err(Refusal::UnknownWorker(id));
+        }
+        worker.last_seen = now;
+        let replaced = worker.line.open(stream);
+        self.reunited |= recalled;
+        self.watch_for_loss(now.after(self.patience.hang));
+        Ok(replaced)
+    }
+
+    /// A worker's line was closed: its seat, if that was its newest line and it is not gone.
+    pub fn line_closed(&mut self, now: Timestamp, id: WorkerId, stream: StreamId) -> Option<Seat> {
+        let worker = self.roster.get_mut(id).ok()?;
+        if worker.line.stream != Some(stream) {
+            return None;
+        }
+        worker.line.close(now, self.patience.silence);
+        if worker.gone.is_some() {
+            return None;
+        }
+        let (seat, lost_at) = (worker.seat(), worker.lost_at(&self.patience));
+        self.watch_for_loss(lost_at);
+        Some(seat)
+    }
+
+    /// A living worker has called: it is alive.
+    pub fn seen(&mut self, now: Timestamp, id: WorkerId) -> Result<&mut Worker, Refusal> {
+        let worker = self.roster.living_mut(id)?;
+        worker.last_seen = now;
+        Ok(worker)
+    }
+
+    /// What a heartbeat says of a worker's motion; its seat if it had been named, and moves again.
+    pub fn felt(&mut self, beat: &Beat) -> Option<Seat> {
+        self.motion.learn(&beat.paces);
+        let worker = self.roster.get_mut(beat.worker).ok()?;
+        let moves = worker.named && beat.still <= self.patience.standstill;
+        worker.named &= !moves;
+        moves.then(|| worker.seat())
+    }
+
+    /// A worker says good-bye.
+    pub fn leave(&mut self, seat: Seat, exit_code: i32, out: &mut Vec<Action>) {
+        let Some(worker) = self.roster.at_mut(seat) else { return };
+        out.extend(worker.go(Gone::Left(exit_code)).map(Action::Close));
+        out.push(Action::Record(Record::Left { seat, exit_code }));
+        self.watch_for_its_node(seat);
+    }
+
+    /// A worker is gone without a good-bye.
+    pub fn lose(&mut self, seat: Seat, out: &mut Vec<Action>) {
+        let Some(worker) = self.roster.at_mut(seat) else { return };
+        out.extend(worker.go(Gone::Lost).map(Action::Close));
+        out.push(Action::Record(Record::Lost { seat, respawn: None }));
+        self.watch_for_its_node(seat);
+    }
+
+    /// The first worker that has been missed for too long.
+    pub fn lost(&self, now: Timestamp) -> Option<&Worker> {
+        self.roster.lost(now, &self.patience)
+    }
+
+    /// Launchers that have been missed for too long, and of which nobody lives: another one may have their places. If one comes back it is
+    /// told whom to start.
+    pub fn lose_nodes(&mut self, now: Timestamp) -> Vec<u32> {
+        let (world, roster) = (self.world, &self.roster);
+        let lives = |place| roster.lives_at(world.seats_of(place));
+        let missed: Vec<_> = std::iter::from_fn(|| self.nodes.lose_one(now, lives)).collect();
+        for seat in missed.iter().flat_map(|place| world.seats_of(*place)) {
+            self.starts.end(now, seat);
+        }
+        missed
+    }
+
+    /// Asks the launcher of a seat for a new process, if there ever was a launcher: one that is missed hears it when it is back, and one
+    /// that has taken its place by then starts all of its processes by itself.
+    pub fn call_back(&mut self, now: Timestamp, seat: Seat, reason: String, out: &mut Vec<Action>) {
+        let place = self.world.node_of(seat);
+        let respawn = match self.nodes.at(place) {
+            // A process is on its way, of another launcher perhaps, or has come by itself: to ask for one would end that.
+            Some(_) if self.starts.at(seat) || self.roster.refilled(seat) => None,
+            Some(_) => self.roster.ask_respawn(seat, reason).cloned(),
+            None => None,
+        };
+        out.push(Action::Record(Record::Lost { seat, respawn: respawn.clone() }));
+        if let (Some(stream), Some(respawn)) = (self.nodes.line(place), respawn) {
+            self.starts.begin(now, seat);
+            out.push(Action::TellNode(stream, respawn));
+        }
+    }
+
+    /// What is known of a worker, as a failure.
+    pub fn failure_of(
+        &self,
+        seat: Seat,
+        kind: CauseKind,
+        message: String,
+        generation: Generation,
+    ) -> Failure {
+        let mut failure = Failure { seat: Some(seat), generation, ..Failure::of_run(kind, message) };
+        if self.starts.at(seat) && self.roster.living_at(seat).is_none() {
+            failure.host = self.nodes.host(self.world.node_of(seat)).to_owned();
+            failure.phase = WorkerPhase::Starting;
+        } else if let Some(worker) = self.roster.at(seat) {
+            failure.host.clone_from(&worker.claim.host);
+            failure.phase = worker.doing.phase;
+            failure.step = worker.doing.step;
+            failure.collective = worker.doing.collective.0;
+            failure.memory_in_use = worker.doing.memory_in_use;
+        }
+        failure
+    }
+
+    /// A process has made itself known at its seat; whether its start had been named for taking long.
+    pub fn has_started(&mut self, now: Timestamp, seat: Seat) -> bool {
+        let Some(start) = self.starts.end(now, seat) else { return false };
+        self.motion.learn(&[(WorkerPhase::Starting, start.took.max(START_FLOOR))]);
+        start.named
+    }
+
+    /// A process has ended. False when that is no news.
+    pub fn exited(&mut self, now: Timestamp, seat: Seat, pid: Option<u32>) -> bool {
+        let news = self.roster.exited(seat, pid);
+        let known = self.roster.at(seat).map(|worker| worker.claim.pid);
+        // It may have been the one that is awaited there.
+        if news && (pid.is_none() || known != pid) {
+            self.starts.end(now, seat);
+        }
+        news
+    }
+
+    /// A process that never made itself known is given up. Whoever was is seen to take that long, so that a machine on which everything is
+    /// slow has three times as long the next time, and does not use up the run's restarts.
+    pub fn give_up_start(&mut self, now: Timestamp, seat: Seat) {
+        if let Some(start) = self.starts.end(now, seat) {
+            self.motion.learn(&[(WorkerPhase::Starting, start.took)]);
+        }
+    }
+
+    /// Processes that are on their way to a seat that nobody living has.
+    pub fn on_their_way(&self, now: Timestamp) -> impl Iterator<Item = Member> {
+        self.starts.members(now).filter(|start| self.roster.living_at(start.seat).is_none())
+    }
+
+    /// Everybody whose motion counts: workers, and processes on their way whose launcher can be told, and whose node is to stay.
+    pub fn moving(&self, now: Timestamp, draining: &BTreeSet<u32>) -> impl Iterator<Item = Member> {
+        let awaited = self.on_their_way(now).filter(|start| {
+            let place = self.world.node_of(start.seat);
+            self.nodes.line(place).is_some() && !draining.contains(&place)
+        });
+        self.roster.living().map(Worker::motion).chain(awaited)
+    }
+
+    /// A rank, or a start, is named for standing still; false if it has been before, and has not moved since.
+    pub fn name(&mut self, member: &Member) -> bool {
+        match member.phase {
+            WorkerPhase::Starting => self.starts.name(member.seat),
+            _ => self.roster.name(member.seat),
+        }
+    }
+
+    /// Whether a seat has a worker that can be assigned.
+    pub fn assignable(&self, seat: Seat) -> bool {
+        self.roster.at(seat).is_some_and(Worker::assignable)
+    }
+
+    /// Seats of nodes that are there to stay, without a worker that can be assigned.
+    pub fn missing(&self, draining: &BTreeSet<u32>) -> impl Iterator<Item = Seat> {
+        let places = self.nodes.living().filter(|place| !draining.contains(place));
+        places.flat_map(|place| self.world.seats_of(place)).filter(|seat| !self.assignable(*seat))
+    }
+
+    /// The workers at these seats, as members of a generation.
+    pub fn members(&self, seats: &[Seat]) -> Vec<action::Member> {
+        let workers = seats.iter().filter_map(|seat| self.roster.living_at(*seat));
+        workers.map(member).collect()
+    }
+
+    /// How many are there, of how many.
+    pub fn incomplete(&self) -> Reason {
+        let (present, world) = (self.roster.present(), self.world);
+        Reason::Incomplete { present, world: world.size(), enough: world.least() }
+    }
+
+    /// Workers of an earlier launch at these places that have not been heard of. Each is taken to have had one line then.
+    pub fn left_behind(&self, places: &[u32]) -> Vec<Seat> {
+        let left_behind = |seat: &Seat| {
+            let silent = |worker: &&Worker| worker.line.stream.is_none() && worker.line.opened <= 1;
+            let worker = self.roster.at(*seat).filter(silent);
+            worker.is_some_and(|it| self.roster.is_recalled(it.id) && it.gone != Some(Gone::Lost))
+        };
+        places.iter().flat_map(|place| self.world.seats_of(*place)).filter(left_behind).collect()
+    }
+
+    /// Whether nobody of an earlier life has been heard of, nor is still expected.
+    pub fn is_new(&self) -> bool {
+        !self.reunited && self.roster.living().all(|worker| !self.roster.is_recalled(worker.id))
+    }
+
+    /// Whether nobody of an earlier life has come by the end of the reunion.
+    pub fn is_deserted(&self, now: Timestamp) -> bool {
+        !self.reunited && self.lost(now).is_some_and(|worker| self.roster.is_recalled(worker.id))
+    }
+
+    /// No worker can count as lost before this.
+    pub fn watched_from(&self) -> Option<Timestamp> {
+        self.next_loss
+    }
+
+    /// All who could be lost have been looked at.
+    pub fn looked(&mut self) {
+        self.next_loss = self.next_possible_loss();
+    }
+
+    /// When a worker could count as lost next, or a node.
+    pub fn next_possible_loss(&self) -> Option<Timestamp> {
+        let lives = |place| self.roster.lives_at(self.world.seats_of(place));
+        let losses = [self.roster.next_loss(&self.patience), self.nodes.next_loss(lives)];
+        losses.into_iter().flatten().min()
+    }
+
+    /// Makes sure that a worker or a node is looked at when it could count as lost.
+    fn watch_for_loss(&mut self, at: Timestamp) {
+        self.next_loss = Some(self.next_loss.map_or(at, |next| next.min(at)));
+    }
+
+    /// A worker is gone: if it was the last of a launcher that is missed, so may that be.
+    fn watch_for_its_node(&mut self, seat: Seat) {
+        if let Some(at) = self.nodes.gone_at(self.world.node_of(seat)) {
+            self.watch_for_loss(at);
+        }
+    }
+}
+
+/// A worker, as the others of its generation are told of it.
+pub fn member(worker: &Worker) -> action::Member {
+    action::Member {
+        worker: worker.id,
+        seat: worker.seat(),
+        data_address: worker.claim.data_address.clone(),
+        host: worker.claim.host.clone(),
+    }
+}

@@ -1,0 +1,167 @@
+//! Who goes: failures and failed samples that workers report, good-byes, and processes that end without a word.
+
+use std::sync::Arc;
+
+use coxswain_proto::ids::{Seat, WorkerId};
+
+use super::{Machine, losing};
+use crate::{
+    core::{
+        action::{Action, Record, Reply},
+        event::Ended,
+        failure::Failure,
+        news::{MemberChange, News},
+        phase::Phase,
+        quarantine::{BadSample, Verdict},
+        refusal::Refusal,
+    },
+    options::CauseKind,
+};
+
+impl Machine {
+    /// A launcher saw a process end. News only if its worker has not said why.
+    pub(super) fn exited(
+        &mut self,
+        node_id: &str,
+        seat: Seat,
+        pid: Option<u32>,
+        ended: Ended,
+    ) -> Result<Reply, Refusal> {
+        let (world, run) = (self.run.config.world, &mut self.run);
+        let (place, _) = run.fleet.nodes.find(node_id)?;
+        if seat.0 >= world.size() {
+            return Err(Refusal::RankOutside { seat, world: world.size() });
+        }
+        if world.node_of(seat) != place {
+            return Err(Refusal::RankElsewhere { seat, place });
+        }
+        if run.fleet.exited(run.now, seat, pid) {
+            // The exit codes of this program: the same configuration or data would end the next process, too.
+            let kind = match ended {
+                Ended::Code(2 | 3) => CauseKind::BadInput,
+                Ended::Code(5) => CauseKind::OutOfMemory,
+                _ => CauseKind::WorkerLost,
+            };
+            let told = run.fleet.roster.take_unheard(seat);
+            run.lose(seat, told.unwrap_or_else(|| run.failure_of(seat, kind, ended.to_string())));
+            run.try_form();
+        }
+        Ok(Reply::Done)
+    }
+
+    /// A failure that a worker reports of itself.
+    pub(super) fn reported_failure(&mut self, id: WorkerId, mut failure: Failure) -> Result<Reply, Refusal> {
+        let run = &mut self.run;
+        let worker = run.fleet.roster.get_mut(id)?;
+        worker.last_seen = run.now;
+        if worker.gone.is_some() {
+            return Ok(Reply::Done);
+        }
+        let seat = worker.seat();
+        failure.seat = Some(seat);
+        failure.host.clone_from(&worker.claim.host);
+        if losing::is_final(run, failure.kind, run.is_member(seat)) {
+            // It has its good-byes to say.
+            run.fatal(failure);
+        } else {
+            run.lose(seat, failure);
+            run.try_form();
+        }
+        Ok(Reply::Done)
+    }
+
+    /// A process fails before it has a seat.
+    pub(super) fn failed_unregistered(&mut self, failure: Failure) -> Reply {
+        let run = &mut self.run;
+        if losing::is_final(run, failure.kind, false) {
+            run.fatal(failure);
+            return Reply::Done;
+        }
+        run.publish(News::Consequence(failure.clone().into()));
+        if let Some(seat) = failure.seat {
+            // Its launcher will say that the process has ended.
+            run.fleet.roster.note_unheard(seat, failure);
+        }
+        Reply::Done
+    }
+
+    /// A sample failed on a worker that is well: the generation ends, and in the next one another worker tries it, or nobody. Costs nothing
+    /// of the budget for faults: the quarantine has its own. A worker that had no answer says it again, and nothing more follows.
+    pub(super) fn failed_sample(
+        &mut self,
+        id: WorkerId,
+        sample: BadSample,
+        mut failure: Failure,
+    ) -> Result<Reply, Refusal> {
+        let run = &mut self.run;
+        let seat = run.fleet.seen(run.now, id)?.seat();
+        // Those that can try it: the workers of the generation, or those that the next one will have.
+        let (stale, workers) = match &run.phase {
+            Phase::Running(running) => {
+                let theirs = running.assignment.generation != failure.generation;
+                (theirs || running.rank_of(id).is_none(), running.assignment.world())
+            }
+            Phase::Gathering(_) if run.config.world.elastic() => (false, run.fleet.roster.present()),
+            Phase::Gathering(_) => (false, run.config.world.size()),
+            Phase::Over(_) => (true, 0),
+        };
+        let (said_in, quarantine) = (failure.generation, &mut run.progress.quarantine);
+        let verdict = if stale { None } else { quarantine.failed(sample, (seat, said_in), workers) };
+        let Some(verdict) = verdict else { return Ok(Reply::Done) };
+        failure.seat = Some(seat);
+        run.out.push(Action::Record(Record::Quarantine(run.progress.quarantine.clone())));
+        run.publish(News::Sample(sample, verdict, Arc::new(failure.clone())));
+        if matches!(verdict, Verdict::TooMany | Verdict::WorkerAtFault) {
+            run.fatal(failure);
+            return Ok(Reply::Done);
+        }
+        let incident = run.faults.incident(run.now);
+        incident.sample = Some(sample);
+        incident.victims.remove(&seat);
+        run.break_up(&format!("{sample} failed on rank {seat}"), true);
+        Ok(Reply::Done)
+    }
+
+    /// A worker's last word.
+    pub(super) fn leave(&mut self, id: WorkerId, exit_code: i32, reason: String) -> Result<Reply, Refusal> {
+        let run = &mut self.run;
+        let worker = run.fleet.roster.get_mut(id)?;
+        worker.last_seen = run.now;
+        if worker.gone.is_some() {
+            return Ok(Reply::Done);
+        }
+        let seat = worker.seat();
+        run.fleet.leave(seat, exit_code, &mut run.out);
+        run.announce(MemberChange::Left { seat, exit_code, reason: reason.clone() });
+        if exit_code == 0 && run.orders.stop.is_none() {
+            let before = run.progress.committed;
+            run.progress.settle_all(id, &mut run.out);
+            if run.progress.committed > before {
+                run.faults.got_on(&mut run.out);
+            }
+        }
+        let at_the_end = run.progress.done() || run.orders.stop.is_some();
+        let in_order = match &run.phase {
+            Phase::Gathering(_) if exit_code == 0 && at_the_end && !run.drained(seat) => {
+                // Nobody leaves in order before the results are on disk, whatever ended the generation after that.
+                run.end(run.end_in_order());
+                return Ok(Reply::Done);
+            }
+            Phase::Gathering(_) => false,
+            Phase::Running(_) => exit_code == 0 && at_the_end,
+            Phase::Over(_) => true,
+        };
+        if in_order {
+            run.leave_in_order();
+        } else if exit_code == 0 && run.drained(seat) && !run.is_member(seat) {
+            // It was to go.
+        } else if exit_code == 0 && run.config.world.elastic() {
+            run.shrink(seat, &reason);
+        } else {
+            let message = format!("left with exit code {exit_code} before the run was over: {reason}");
+            run.lose_silently(seat, message);
+        }
+        run.try_form();
+        Ok(Reply::Done)
+    }
+}

@@ -1,0 +1,231 @@
+//! One run: the values that own its state, and the questions that concern several of them.
+//!
+//! ```text
+//! fleet      who is there                       faults     what was lost, and what it has cost
+//! progress   steps, leases, cache, checkpoints  orders     what people want
+//! phase      where the run is                   voice      what people were told
+//!                                               memory     what ranks have reported of theirs
+//! ```
+
+use coxswain_proto::ids::{Generation, Rank, Seat, WorkerId};
+
+use crate::core::{
+    action::{Action, Assignment, Directive, Orders, Record, Reply},
+    config::Config,
+    event::Ticket,
+    failure::{End, Failure},
+    faults::Faults,
+    fleet::Fleet,
+    news::{MemberChange, News},
+    past::Past,
+    phase::{Gathering, Phase},
+    progress::Progress,
+    reason::{Reason, RunPhase},
+    refreshes::Memory,
+    refusal::Refusal,
+    roster::Gone,
+    time::Timestamp,
+    voice::Voice,
+};
+use crate::options::CauseKind;
+
+/// One run.
+#[derive(Clone, Debug)]
+pub struct Run {
+    pub(in crate::core) config: Config,
+    pub(in crate::core) fleet: Fleet,
+    pub(in crate::core) progress: Progress,
+    pub(in crate::core) faults: Faults,
+    pub(in crate::core) orders: Orders,
+    pub(in crate::core) voice: Voice,
+    pub(in crate::core) memory: Memory,
+    pub(in crate::core) phase: Phase,
+    /// The newest one that was formed.
+    pub(in crate::core) generation: Generation,
+    /// The moment of the event that is being handled.
+    pub(super) now: Timestamp,
+    /// What follows from it, so far.
+    pub(super) out: Vec<Action>,
+}
+
+impl Run {
+    /// A run that waits for its workers from `now` on.
+    pub(super) fn new(now: Timestamp, config: Config, past: &Past) -> Self {
+        let (world, patience) = (config.world, config.patience);
+        let fleet = Fleet::new(world, patience, config.life, !config.restarted);
+        Self {
+            faults: Faults::new(config.budgets, past.spent.clone(), past.fault.clone()),
+            orders: past.orders.clone(),
+            voice: Voice::new(fleet.incomplete()),
+            memory: Memory::default(),
+            phase: Phase::Gathering(Box::new(Gathering::new(now.after(patience.rendezvous)))),
+            generation: past.newest().map_or(Generation(0), |(generation, _)| generation),
+            progress: Progress::new(&config, past),
+            fleet,
+            config,
+            now,
+            out: Vec::new(),
+        }
+    }
+
+    /// Nothing can be asked of a run that is over.
+    pub(super) fn must_go_on(&self) -> Result<(), Refusal> {
+        if self.phase.is_over() { Err(Refusal::Over(self.voice.reason.clone())) } else { Ok(()) }
+    }
+
+    /// The phase as people see it.
+    pub(super) fn phase_for(&self, reason: &Reason) -> RunPhase {
+        match (&self.phase, reason) {
+            (Phase::Gathering(_), _) => RunPhase::WaitingForWorkers,
+            (Phase::Over(over), _) => match over.end {
+                End::Failed(_) => RunPhase::Failed,
+                End::Finished(_) | End::Stopped(..) => RunPhase::Finished,
+            },
+            (Phase::Running(_), Reason::AllWait) => RunPhase::Paused,
+            (Phase::Running(_), Reason::StopAsked(_) | Reason::StepsDone) => RunPhase::Stopping,
+            (Phase::Running(_), _) => match self.progress.training() {
+                Some(course) if course.ledger.committed() > course.first_step => RunPhase::Training,
+                _ => RunPhase::Starting,
+            },
+        }
+    }
+
+    /// The membership as news tell it: 0 while the first one is forming.
+    pub(super) fn generation_now(&self) -> Generation {
+        match &self.phase {
+            Phase::Gathering(gathering) if gathering.is_first() => Generation(0),
+            _ => self.generation,
+        }
+    }
+
+    /// Whether a seat's worker is in the generation that runs.
+    pub(super) fn is_member(&self, seat: Seat) -> bool {
+        let Some(running) = self.phase.running() else { return false };
+        self.fleet.roster.at(seat).is_some_and(|worker| running.rank_of(worker.id).is_some())
+    }
+
+    /// Whether the generation that runs has nothing to do but to say good-bye.
+    pub(in crate::core) fn steps_done(&self) -> bool {
+        self.progress.training().is_some() && self.progress.done()
+    }
+
+    /// A member has left in order: nobody does before the results are on disk, so a loss changes nothing any more.
+    pub(in crate::core) fn result_is_safe(&self) -> bool {
+        let Some(running) = self.phase.running() else { return false };
+        if self.progress.safe_since.is_some() {
+            // Another process may have the seat of whoever has left by now.
+            return true;
+        }
+        let left = |seat| self.fleet.roster.at(seat).is_some_and(|it| it.gone == Some(Gone::Left(0)));
+        let mut members = running.assignment.members.iter().map(|member| member.seat);
+        (self.steps_done() || self.orders.stop.is_some())
+            && members.any(|seat| left(seat) && !self.drained(seat))
+    }
+
+    /// The end of a run whose results are there.
+    pub(super) fn end_in_order(&self) -> End {
+        let steps = self.progress.committed;
+        match &self.orders.stop {
+            Some(reason) if !self.progress.done() => End::Stopped(steps, reason.clone()),
+            _ => End::Finished(steps),
+        }
+    }
+
+    /// Whether a seat's node is to go.
+    pub(super) fn drained(&self, seat: Seat) -> bool {
+        self.orders.draining.contains(&self.config.world.node_of(seat))
+    }
+
+    /// Whether a seat's worker is to go and holds nothing that anybody needs: it is no member of the generation that runs; between two,
+    /// it was in none yet, or the last one has left a checkpoint behind.
+    pub(super) fn may_go(&self, seat: Seat) -> bool {
+        let worker = self.fleet.roster.living_at(seat).filter(|_| self.drained(seat));
+        worker.is_some_and(|worker| match &self.phase {
+            Phase::Running(running) => running.rank_of(worker.id).is_none(),
+            Phase::Gathering(gathering) => worker.generation.0 == 0 || (gathering.relieved && worker.ready),
+            Phase::Over(_) => false,
+        })
+    }
+
+    /// What is known of a worker, as a failure.
+    pub(super) fn failure_of(&self, seat: Seat, kind: CauseKind, message: String) -> Failure {
+        self.fleet.failure_of(seat, kind, message, self.generation_now())
+    }
+
+    /// Answers a call.
+    pub(super) fn reply(&mut self, ticket: Ticket, reply: Result<Reply, Refusal>) {
+        self.out.push(Action::Reply(ticket, reply));
+    }
+
+    /// Publishes the phase and its reason if either has changed.
+    pub(super) fn say(&mut self, reason: Reason) {
+        let phase = self.phase_for(&reason);
+        self.voice.say(reason, phase, &mut self.out);
+    }
+
+    pub(super) fn publish(&mut self, news: News) {
+        self.out.push(Action::Publish(news));
+    }
+
+    /// Somebody came or went.
+    pub(super) fn announce(&mut self, change: MemberChange) {
+        let (present, world) = (self.fleet.roster.present(), self.config.world.size());
+        self.publish(News::Member { generation: self.generation_now(), present, world, change });
+    }
+
+    /// Sends a directive down every open line.
+    pub(super) fn tell_all(&mut self, directive: &Directive) {
+        let lines = self.fleet.roster.workers().filter_map(|worker| worker.line.stream);
+        self.out.extend(lines.map(|stream| Action::Tell(stream, directive.clone())));
+    }
+
+    /// Sends a directive to those of these members that are there.
+    pub(super) fn tell_members(&mut self, assignment: &Assignment, directive: &Directive, unready: bool) {
+        let living = assignment.members.iter().filter_map(|it| self.fleet.roster.living_at(it.seat));
+        let lines = living.filter(|worker| !(unready && worker.ready)).filter_map(|it| it.line.stream);
+        self.out.extend(lines.map(|line| Action::Tell(line, directive.clone())));
+    }
+
+    /// Remembers and makes durable what people want.
+    pub(super) fn order(&mut self, change: impl FnOnce(&mut Orders)) {
+        change(&mut self.orders);
+        self.out.push(Action::Record(Record::Orders(self.orders.clone())));
+    }
+
+    /// Grants these ranks what there is, once the window is prolonged.
+    pub(super) fn grant(&mut self, ranks: &[Rank]) {
+        if ranks.is_empty() {
+            return;
+        }
+        self.progress.prolong(self.now, &mut self.out);
+        let Phase::Running(running) = &self.phase else { return };
+        for rank in ranks {
+            let leases = self.progress.grant(*rank);
+            let member = running.assignment.members.get(rank.0 as usize);
+            if let Some(stream) = member.and_then(|member| self.fleet.roster.line(member.seat)) {
+                let leases = leases.into_iter().map(Directive::Lease);
+                self.out.extend(leases.map(|lease| Action::Tell(stream, lease)));
+            }
+        }
+    }
+
+    /// Tells a worker to leave if it may go.
+    pub(super) fn dismiss(&mut self, id: WorkerId) {
+        if self.orders.draining.is_empty() {
+            return;
+        }
+        let Some(worker) = self.fleet.roster.living().find(|worker| worker.id == id) else { return };
+        let seat = worker.seat();
+        if let Some(line) = worker.line.stream.filter(|_| self.may_go(seat)) {
+            let reason = format!("node {} is drained", self.config.world.node_of(seat));
+            self.out.push(Action::Tell(line, Directive::Dismiss(reason)));
+        }
+    }
+
+    /// Whoever has this place from now on is to stay.
+    pub(super) fn forget_drain(&mut self, place: u32) {
+        if self.orders.draining.contains(&place) {
+            self.order(|orders| orders.draining.retain(|other| *other != place));
+        }
+    }
+}

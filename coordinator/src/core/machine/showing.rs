@@ -1,0 +1,104 @@
+//! What `status` shows.
+
+use std::collections::BTreeMap;
+
+use coxswain_proto::limits;
+
+use super::run::Run;
+use crate::core::{
+    failure::End,
+    motion::Member,
+    phase::Phase,
+    roster::Worker,
+    status::{LeavingNode, Occupant, RankStatus, Status, WorkerStatus},
+};
+
+/// A run at this moment.
+pub(super) fn status(run: &Run) -> Status {
+    let Run { progress, fleet, faults, voice, .. } = run;
+    let (plan, committed) = (progress.plan, progress.committed);
+    let left = plan.map(|plan| plan.total_steps().saturating_sub(committed.0));
+    Status {
+        phase: run.phase_for(&voice.reason),
+        reason: voice.reason.clone(),
+        generation: run.generation_now(),
+        world: run.config.world.size(),
+        present: fleet.roster.present(),
+        committed,
+        total: plan.map(|plan| plan.total_steps()),
+        epoch: plan.map_or(0, |plan| plan.epoch(committed)),
+        last: progress.last.clone(),
+        eta: left.and_then(|steps| progress.pace.time_for(steps)),
+        ranks: ranks(run),
+        checkpoints: progress.checkpoints.newest(limits::MAX_LISTED_CHECKPOINTS),
+        failure: match &run.phase {
+            Phase::Over(over) => match &over.end {
+                End::Failed(failure) => Some(failure.clone()),
+                End::Finished(_) | End::Stopped(..) => faults.survived.clone(),
+            },
+            Phase::Gathering(_) | Phase::Running(_) => faults.newest(),
+        },
+        spent: faults.spent.clone(),
+        max_restarts: run.config.budgets.restarts,
+        sizes: plan.map(|plan| (plan.samples(), plan.global_batch())),
+        cache: progress.cache_status(),
+        leaving: leaving(run),
+    }
+}
+
+/// A row for each seat that somebody has, had, or is on the way to, in seat order.
+fn ranks(run: &Run) -> Vec<RankStatus> {
+    let starting = run.fleet.on_their_way(run.now).map(|start| (start.seat, starting(run, &start)));
+    let starting: BTreeMap<_, _> = starting.collect();
+    let there = run.fleet.roster.workers().filter(|worker| !starting.contains_key(&worker.seat()));
+    let mut ranks: BTreeMap<_, _> = there.map(|it| (it.seat(), present(run, it))).collect();
+    ranks.extend(starting);
+    ranks.into_values().collect()
+}
+
+fn starting(run: &Run, start: &Member) -> RankStatus {
+    let world = run.config.world;
+    let node_rank = world.node_of(start.seat);
+    RankStatus {
+        seat: start.seat,
+        host: run.fleet.nodes.host(node_rank).to_owned(),
+        node_rank,
+        local_rank: start.seat.0 % world.nproc_per_node,
+        silent: start.pulse.still,
+        occupant: Occupant::Starting,
+    }
+}
+
+fn present(run: &Run, worker: &Worker) -> RankStatus {
+    RankStatus {
+        seat: worker.seat(),
+        host: worker.claim.host.clone(),
+        node_rank: worker.claim.node_rank,
+        local_rank: worker.claim.local_rank,
+        silent: run.now.since(worker.last_seen),
+        occupant: Occupant::Worker(WorkerStatus {
+            worker: worker.id,
+            gone: worker.gone.is_some(),
+            pid: worker.claim.pid,
+            device: worker.claim.device.clone(),
+            phase: worker.doing.phase,
+            step: worker.doing.step,
+            lease_first: run.progress.committed,
+            lease_end: run.progress.lease_end(worker.id),
+            times: worker.times,
+            metrics: worker.metrics.clone(),
+            memory_peak: run.memory.ledger.peak(worker.seat()),
+        }),
+    }
+}
+
+fn leaving(run: &Run) -> Vec<LeavingNode> {
+    let leaving = run.orders.draining.iter().filter_map(|place| {
+        let node = run.fleet.nodes.at(*place)?;
+        let seats = run.config.world.seats_of(*place);
+        let workers = seats.filter(|seat| run.fleet.roster.living_at(*seat).is_some()).count() as u32;
+        let (node_id, host) = (node.node_id.clone(), node.host.clone());
+        Some(LeavingNode { place: *place, node_id, host, workers })
+    });
+    leaving.collect()
+}

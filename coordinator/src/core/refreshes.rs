@@ -1,0 +1,78 @@
+//! Memory as people ask for it: what ranks have reported, and who waits for fresh reports.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use coxswain_proto::{ids::Seat, limits};
+
+use super::{
+    action::{Action, Reply},
+    event::Ticket,
+    memory::{MemoryLedger, MemoryReport, RankMemory},
+    news::News,
+    roster::Roster,
+    time::Timestamp,
+};
+
+/// What ranks have reported, and who waits for more.
+#[derive(Clone, Debug, Default)]
+pub struct Memory {
+    /// What ranks have reported.
+    pub ledger: MemoryLedger,
+    refreshes: Vec<Refresh>,
+}
+
+/// Somebody who waits for fresh reports.
+#[derive(Clone, Debug)]
+struct Refresh {
+    ticket: Ticket,
+    missing: BTreeSet<Seat>,
+    deadline: Timestamp,
+}
+
+impl Memory {
+    /// A rank has reported.
+    pub fn take(&mut self, seat: Seat, report: MemoryReport) {
+        self.ledger.take(seat, report);
+        for refresh in &mut self.refreshes {
+            refresh.missing.remove(&seat);
+        }
+    }
+
+    /// Somebody waits for a report of everybody who is there.
+    pub fn refresh(&mut self, now: Timestamp, ticket: Ticket, roster: &Roster) {
+        let missing = roster.living().map(|worker| worker.seat()).collect();
+        let deadline = now.after(limits::MEMORY_REFRESH_TIMEOUT);
+        self.refreshes.push(Refresh { ticket, missing, deadline });
+    }
+
+    /// When to answer those that wait, whatever has come.
+    pub fn deadline(&self) -> Option<Timestamp> {
+        self.refreshes.iter().map(|refresh| refresh.deadline).min()
+    }
+
+    /// Answers those whose reports are all in, or whose time is up; everyone if no further report `will_come`.
+    pub fn answer(&mut self, now: Timestamp, roster: &Roster, will_come: bool, out: &mut Vec<Action>) {
+        let ready = |refresh: &Refresh| !will_come || refresh.missing.is_empty() || refresh.deadline <= now;
+        let (ready, waiting): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.refreshes).into_iter().partition(ready);
+        self.refreshes = waiting;
+        if !ready.is_empty() {
+            let table = self.table(roster);
+            out.push(Action::Publish(News::Memory(table.clone())));
+            out.extend(
+                ready.iter().map(|refresh| Action::Reply(refresh.ticket, Ok(Reply::Memory(table.clone())))),
+            );
+        }
+    }
+
+    /// What ranks have reported, in seat order.
+    pub fn table(&self, roster: &Roster) -> Arc<Vec<RankMemory>> {
+        let table = roster.workers().map(|worker| RankMemory {
+            seat: worker.seat(),
+            host: worker.claim.host.clone(),
+            phases: self.ledger.phases(worker.seat()),
+            comparison: self.ledger.comparison(worker.seat()),
+        });
+        Arc::new(table.collect())
+    }
+}
