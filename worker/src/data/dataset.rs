@@ -9,6 +9,7 @@ use coxswain_proto::order::DamagedRow;
 use coxswain_proto::run_spec::RunSpec;
 
 use super::error::DataError;
+use super::image::image_size;
 use super::lerobot::episodes::Episode;
 use super::lerobot::info::{Feature, Info};
 use super::lerobot::rows::{Columns, Limits, RowStore};
@@ -17,7 +18,7 @@ use super::lerobot::{Catalog, Fingerprint};
 use super::normalize::Normalizer;
 use super::order::{SampleOrder, TrainingSamples};
 use super::prompt::{ModelFacts, PromptEncoder};
-use super::vision::{ImageProcessor, image_size};
+use super::vision::ImageProcessor;
 use crate::batch::SampleDims;
 
 /// Footers of data files read while opening. Beyond this (v2.1 has one file per episode) the others are checked on first use.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! lerobot    metadata and rows as they lie on disk (v3.0, v2.1)
-//! normalize  numbers to model range and back          preprocessor, resize, vision  images to patches
+//! normalize  numbers to model range and back          preprocessor, image, resize, vision  images to patches
 //! prompt     task text to token ids                   order           position to sample
 //! dataset    all of it, opened and checked for a run   reading         its samples, one by one
 //! collate, prefetch   samples to micro-batches, ahead of the trainer
@@ -18,6 +18,7 @@
 mod collate;
 mod dataset;
 mod error;
+mod image;
 mod inspect;
 mod keys;
 pub mod lerobot;
