@@ -62,10 +62,8 @@ fn decode_png(encoded: &[u8]) -> Result<Rgb, String> {
 }
 
 fn jpeg_headers(encoded: &[u8]) -> Result<JpegDecoder<ZCursor<&[u8]>>, String> {
-    let options = DecoderOptions::default()
-        .set_strict_mode(false)
-        .set_max_width(usize::MAX)
-        .set_max_height(usize::MAX);
+    let options =
+        DecoderOptions::default().set_strict_mode(false).set_max_width(usize::MAX).set_max_height(usize::MAX);
     let mut decoder = JpegDecoder::new_with_options(ZCursor::new(encoded), options);
     decoder.decode_headers().map_err(|e| e.to_string())?;
     Ok(decoder)

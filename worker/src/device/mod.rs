@@ -85,7 +85,9 @@ pub struct Cards {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoCards {
     /// Built without the feature.
-    #[error("this cox was built without the feature `cuda`; build it with `cargo build --release --features cuda`")]
+    #[error(
+        "this cox was built without the feature `cuda`; build it with `cargo build --release --features cuda`"
+    )]
     NotBuilt {
         /// Whether this machine has the driver, so that only the build is missing.
         driver: bool,
