@@ -194,6 +194,18 @@ fn metadata_and_data_of_different_recordings_do_not_mix() {
 }
 
 #[test]
+fn a_value_that_is_not_there_is_named_by_feature_sample_and_file() {
+    for feature in ["observation.state", "observation.sensor", "action"] {
+        let recording = Recording { missing: Some((feature, 8)), ..Default::default() };
+        let dataset = open_spoiled(&recording, |_, _| ()).unwrap();
+        refused(
+            dataset.sample(8),
+            &["file-001.parquet", "sample 8 (episode 2, frame 2)", feature, "a value is missing (null)"],
+        );
+    }
+}
+
+#[test]
 fn nan_and_infinity_are_named_by_feature_sample_and_file() {
     for (feature, value, shown) in [
         ("observation.state", f32::NAN, "NaN"),
