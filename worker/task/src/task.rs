@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use coxswain_data::DataError;
 use coxswain_nn::kernels::Tape;
-use coxswain_proto::run_spec::RunSpec;
+use coxswain_proto::{config::TaskSchema, run_spec::RunSpec};
 
 use crate::{Built, Losses, Samples, TaskError, Width, memory::Subject};
 
@@ -12,6 +12,9 @@ use crate::{Built, Losses, Samples, TaskError, Width, memory::Subject};
 pub trait Task: Send + Sync {
     /// As `task.type` of a run file names it.
     fn name(&self) -> &'static str;
+
+    /// Its keys in run files.
+    fn schema(&self) -> TaskSchema;
 
     /// Opens the run's data: all metadata is read and checked against the run.
     fn open(&self, spec: &RunSpec) -> Result<Arc<dyn Samples>, DataError>;

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use coxswain_data::DataError;
 use coxswain_nn::kernels::Tape;
 use coxswain_proto::{
+    config::TaskSchema,
     run_spec::{Offload, RunSpec},
-    vla_flow::{ActivationsDtype, WeightsDtype},
+    vla_flow::{ActivationsDtype, VlaSettings, WeightsDtype},
 };
 use coxswain_task::{Built, Losses, Samples, Task, TaskError, TaskOn, Width, memory::Subject};
 
@@ -25,6 +26,10 @@ pub struct VlaFlow;
 impl Task for VlaFlow {
     fn name(&self) -> &'static str {
         "vla_flow"
+    }
+
+    fn schema(&self) -> TaskSchema {
+        TaskSchema::of::<VlaSettings>()
     }
 
     fn open(&self, spec: &RunSpec) -> Result<Arc<dyn Samples>, DataError> {
