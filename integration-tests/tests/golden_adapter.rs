@@ -161,7 +161,7 @@ fn a_written_adapter_holds_the_tensors_and_the_meaning_of_the_one_it_was_read_fr
 
         // A stable place, so that peer/check_peft.py can be pointed at it.
         let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("written-adapters").join(case);
-        write_adapter(&dir, adapter.plan(), "model", &layout, &values).unwrap();
+        write_adapter(&dir, adapter.plan(), "model", &layout, &values, "").unwrap();
         let again = PeftAdapter::read(&dir, &modules).unwrap();
         assert_eq!(again.plan().difference(adapter.plan()), None, "{case}");
         let mut repeated = vec![f32::NAN; layout.len()];
@@ -188,7 +188,7 @@ fn a_written_configuration_has_every_field_that_peft_writes() {
     let adapter = PeftAdapter::read(&golden(case).join("adapter"), &modules).unwrap();
     let layout = layout_of(&adapter, &modules);
     let dir = tempfile::tempdir().unwrap();
-    write_adapter(dir.path(), adapter.plan(), "model", &layout, &vec![0.0; layout.len()]).unwrap();
+    write_adapter(dir.path(), adapter.plan(), "model", &layout, &vec![0.0; layout.len()], "").unwrap();
     let (ours, theirs) = (
         json(&dir.path().join("adapter_config.json")),
         json(&golden(case).join("adapter/adapter_config.json")),

@@ -122,7 +122,7 @@ mod tests {
                 Metric::stage_time("vision", Duration::from_millis(120)),
                 Metric::stage_time("language", Duration::from_micros(4200)),
                 Metric::stage_time("too-short", Duration::from_micros(49)),
-                Metric::learning_rate("expert", 1e-4),
+                Metric::learning_rate("head", 1e-4),
                 Metric::learning_rate("lora", 1e-5),
             ],
             tokens: 2048,

@@ -85,8 +85,13 @@ pub fn execute(command: &DataCommand) -> Outcome {
         DataCommand::Inspect(args) => {
             let report = data::inspect(&args.dir).map_err(bad)?;
             match args.json {
-                true => say(serde_json::json!(report)),
-                false => say(report),
+                true => {
+                    say(serde_json::json!(report));
+                }
+                false => {
+                    let keys = tasks().cpu.first().map_or(&[][..], |task| task.data_keys());
+                    say(format_args!("{report}\nIn a run file:\n\n{}", report.run_section(keys)));
+                }
             };
         }
         DataCommand::Sample(args) => {

@@ -100,14 +100,14 @@ mod tests {
             samples_per_second: 40.0,
             tokens_per_second: 8_000.0,
             times: Some(times),
-            metrics: vec![stage("vision", 40), stage("language", 90), stage("expert", 60)],
+            metrics: vec![stage("vision", 40), stage("language", 90), stage("head", 60)],
             memory_peak: 5 << 20,
             ..StepCommitted::default()
         };
         assert_eq!(
             line(&WatchEvent { unix_ms: 0, kind: Some(Kind::Step(step)) }),
             "step 4/10 · epoch 0 · loss 0.2500 · 40.0 samples/s · 8000 tokens/s · eta 1.2 s · \
-             200 ms: language 45% expert 30% vision 20% · peak 5.0 MiB"
+             200 ms: language 45% head 30% vision 20% · peak 5.0 MiB"
         );
     }
 }

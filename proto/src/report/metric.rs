@@ -1,7 +1,7 @@
 //! Figures of a step as data: whoever measures one names it, and everything between there and a screen passes it on.
 //!
 //! ```text
-//! name    kind, or kind/of: `time/vision`, `grad_norm/lora`, `lr/expert`
+//! name    kind, or kind/of: `time/vision`, `grad_norm/lora`, `lr/lora`
 //! unit    `s`, `bytes`, ...; `1` for a plain number
 //! merge   how the values of ranks become the step's
 //! ```

@@ -69,15 +69,15 @@ pub struct FeatureReport {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// `data.cameras`
+    /// An image in every row.
     Camera,
     /// A camera stored as video, which is not decoded.
     Video,
-    /// `data.action`
+    /// What was done: its name says so.
     Action,
-    /// `data.state`, or a sensor of one reading.
+    /// Numbers.
     Vector,
-    /// `data.sensor`
+    /// Readings over time, `[window, channels]`.
     Window,
     /// LeRobot's own columns.
     Bookkeeping,
@@ -175,19 +175,15 @@ fn problems(catalog: &Catalog, features: &[FeatureReport]) -> Vec<String> {
 }
 
 impl Report {
-    /// The `data:` section of a run file that uses this data set.
-    pub fn run_section(&self) -> String {
+    /// The `data:` section of a run file that uses this data set. `keys` are the task's: for each the role of the feature it names, and
+    /// the usual name of that feature.
+    pub fn run_section(&self, keys: &[(&str, Role, &str)]) -> String {
         let of = |role| self.features.iter().filter(move |f| f.role == role).map(|f| f.name.as_str());
         let cameras: Vec<_> = of(Role::Camera).collect();
-        let prefer = |role, usual: &'static str| of(role).find(|n| *n == usual).or_else(|| of(role).next());
+        let prefer = |role, usual: &str| of(role).find(|name| *name == usual).or_else(|| of(role).next());
         let mut out = format!("data:\n  path: {}\n  cameras: [{}]\n", self.path, cameras.join(", "));
-        let named = [
-            ("state", prefer(Role::Vector, "observation.state")),
-            ("sensor", of(Role::Window).next()),
-            ("action", prefer(Role::Action, "action")),
-        ];
-        for (key, name) in named {
-            out.extend(name.map(|name| format!("  {key}: {name}\n")));
+        for &(key, role, usual) in keys {
+            out.extend(prefer(role, usual).map(|name| format!("  {key}: {name}\n")));
         }
         out
     }
@@ -224,6 +220,6 @@ impl fmt::Display for Report {
         for problem in &self.problems {
             writeln!(f, "  problem: {problem}")?;
         }
-        write!(f, "\nIn a run file:\n\n{}", self.run_section())
+        Ok(())
     }
 }

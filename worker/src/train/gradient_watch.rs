@@ -11,8 +11,8 @@ use crate::zero::Rates;
 ///
 /// Three steps must have been taken before silence means a fault: an output layer and every `lora_B` may start at zero, so
 /// in the first step only the output layer has a gradient, in the second everything but `lora_A`, in the third everything. Groups whose
-/// learning rate is 0 are not meant to train, and are not watched; the expert's is never 0, since nothing has a gradient before its output
-/// layer has moved.
+/// learning rate is 0 are not meant to train, and are not watched; a task whose other groups learn through one alone
+/// refuses a rate of 0 for that one.
 #[derive(Clone, Debug)]
 pub struct GradientWatch {
     /// Numbers of the parameters that had no gradient other than zero so far.

@@ -13,7 +13,7 @@
 //!   features   kept features: turns, generations, what is missing, drift
 //!   save       checkpoints written and read by all ranks together (`checkpoint` knows the files)
 //!   evaluate   held-out action error, every rank a part
-//!   export     what a user takes away: PEFT directory, expert, sensor encoder, statistics, summary
+//!   export     what a user takes away: the task's artifacts, statistics, summary
 //! check        everything that can be known before training, for `cox check`
 //! ```
 //!

@@ -35,7 +35,7 @@
 //! anything.
 //!
 //! Under LoRA this is small change: 30 M trainables over 4 ranks save 180 MB a rank beside gigabytes of frozen weights. With an
-//! action expert of 0.5 B trained in full it is 3 GB. [`ZeroBytes`] has the figures of a run.
+//! head of 0.5 B trained in full it is 3 GB. [`ZeroBytes`] has the figures of a run.
 //!
 //! # What it does not do
 //!

@@ -114,7 +114,7 @@ mod tests {
             params in prop::collection::vec((0usize..40, 0usize..3, any::<bool>()), 0..12),
             world in 1usize..9,
         ) {
-            let groups = [Group::LORA, Group("expert"), Group("sensor")];
+            let groups = [Group::LORA, Group("head"), Group("other")];
             let params: Vec<_> = params.into_iter().map(|(len, group, decay)| (len, groups[group], decay)).collect();
             let layout = layout(&params);
             let rules: Vec<_> = params.iter().flat_map(|&(len, group, decay)| vec![(group, decay); len]).collect();

@@ -2,7 +2,7 @@
 
 use std::{path::Path, sync::Arc};
 
-use coxswain_data::DataError;
+use coxswain_data::{DataError, Role};
 use coxswain_nn::kernels::Tape;
 use coxswain_proto::{config::TaskSchema, run_spec::RunSpec};
 
@@ -25,6 +25,11 @@ pub trait Task: Send + Sync {
     /// The task's own settings of this run that would take less memory, most effective first, for people.
     fn frugal_settings(&self, _spec: &RunSpec) -> Vec<String> {
         Vec::new()
+    }
+
+    /// Keys of the section `data` that name features of a data set: for each the role of its feature, and that one's usual name.
+    fn data_keys(&self) -> &'static [(&'static str, Role, &'static str)] {
+        &[]
     }
 
     /// Writes sample `index` of a run's data, as training sees it, to `out`.

@@ -114,7 +114,8 @@ impl<B: Tape<Base = B>> Objective<B> for VlaObjective<B> {
             written.push(artifact);
         }
         if let Some(plan) = self.policy.lora() {
-            write_adapter(&dir.join("adapter"), plan, &self.settings.model.path, layout, values)
+            let base = &self.settings.model.path;
+            write_adapter(&dir.join("adapter"), plan, base, layout, values, &model_card(base))
                 .map_err(|error: LoraError| TaskError::io(error))?;
             written.extend(ADAPTER);
         }
@@ -212,4 +213,27 @@ impl From<StepError> for TaskError {
         };
         Self::new(fault, error)
     }
+}
+
+/// The README of the adapter's directory.
+fn model_card(base_model: &str) -> String {
+    format!(
+        "---\n\
+         base_model: {base_model}\n\
+         library_name: peft\n\
+         tags:\n\
+         - base_model:adapter:{base_model}\n\
+         - lora\n\
+         - transformers\n\
+         ---\n\n\
+         # LoRA adapter of {base_model}\n\n\
+         Trained by Coxswain as part of a vision-language-action policy. The action expert that reads the hidden states of this\n\
+         model is not part of this directory.\n\n\
+         ```python\n\
+         from peft import PeftModel\n\
+         from transformers import Qwen2_5_VLForConditionalGeneration\n\n\
+         base = Qwen2_5_VLForConditionalGeneration.from_pretrained(\"{base_model}\")\n\
+         model = PeftModel.from_pretrained(base, \"path/to/this/directory\")\n\
+         ```\n"
+    )
 }

@@ -2,7 +2,7 @@
 
 use std::{path::Path, sync::Arc};
 
-use coxswain_data::DataError;
+use coxswain_data::{DataError, Role};
 use coxswain_models::qwen2_5_vl::{
     forward,
     random::{self, RandomCheckpoint},
@@ -65,6 +65,14 @@ impl Task for VlaFlow {
             settings.push(format!("fewer than {} data.cameras", vla.data.cameras.len()));
         }
         settings
+    }
+
+    fn data_keys(&self) -> &'static [(&'static str, Role, &'static str)] {
+        &[
+            ("state", Role::Vector, "observation.state"),
+            ("sensor", Role::Window, "observation.sensor"),
+            ("action", Role::Action, "action"),
+        ]
     }
 
     fn write_sample(&self, spec: &RunSpec, index: u64, out: &Path) -> Result<(), DataError> {

@@ -219,7 +219,7 @@ pub trait ModelBackend: Backend {
 
     /// [`linear_weight_gradient`](Self::linear_weight_gradient) added to a sum in host memory.
     ///
-    /// The weights of an expert outnumber the values of its micro-batch by far: where memory is shared with the host, a
+    /// The weights of a trained head outnumber the values of its micro-batch by far: where memory is shared with the host, a
     /// gradient that is made where it is summed costs one pass over it instead of three.
     fn add_linear_weight_gradient(dy_no: Tensor<Self, 2>, x_ni: Tensor<Self, 2>, sum: GradientSlot<'_>) {
         let gradient = Self::linear_weight_gradient(dy_no, x_ni).into_data().convert::<f32>();

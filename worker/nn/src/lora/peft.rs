@@ -183,7 +183,7 @@ impl Weights<'_> {
     }
 }
 
-/// Writes a directory that PEFT loads: the LoRA tensors of `values`, which has the layout's order.
+/// Writes a directory that PEFT loads: the LoRA tensors of `values`, which has the layout's order, and `card` as its README.
 ///
 /// Each file appears complete or not at all; the configuration comes last, so that a directory with one is a whole adapter.
 pub fn write_adapter(
@@ -192,6 +192,7 @@ pub fn write_adapter(
     base_model: &str,
     layout: &TrainableLayout,
     values: &[f32],
+    card: &str,
 ) -> Result<(), LoraError> {
     let failed = |path: PathBuf| {
         move |source| LoraError::Io {
@@ -212,8 +213,7 @@ pub fn write_adapter(
     let bytes =
         safetensors::serialize(params, Some(metadata)).expect("views of owned tensors always serialize");
     let config = format!("{:#}\n", peft_config::to_json(plan, base_model));
-    let card = model_card(base_model);
-    let files = [(WEIGHTS, bytes.as_slice()), ("README.md", card.as_bytes()), (CONFIG, config.as_bytes())];
+        let files = [(WEIGHTS, bytes.as_slice()), ("README.md", card.as_bytes()), (CONFIG, config.as_bytes())];
     for (name, bytes) in files {
         let path = dir.join(name);
         publish(&path, bytes).map_err(failed(path))?;
@@ -234,26 +234,4 @@ pub fn publish(path: &Path, bytes: &[u8]) -> io::Result<()> {
         let _ = fs::remove_file(&part);
     }
     written
-}
-
-fn model_card(base_model: &str) -> String {
-    format!(
-        "---\n\
-         base_model: {base_model}\n\
-         library_name: peft\n\
-         tags:\n\
-         - base_model:adapter:{base_model}\n\
-         - lora\n\
-         - transformers\n\
-         ---\n\n\
-         # LoRA adapter of {base_model}\n\n\
-         Trained by Coxswain as part of a vision-language-action policy. The action expert that reads the hidden states of this\n\
-         model is not part of this directory.\n\n\
-         ```python\n\
-         from peft import PeftModel\n\
-         from transformers import Qwen2_5_VLForConditionalGeneration\n\n\
-         base = Qwen2_5_VLForConditionalGeneration.from_pretrained(\"{base_model}\")\n\
-         model = PeftModel.from_pretrained(base, \"path/to/this/directory\")\n\
-         ```\n"
-    )
 }

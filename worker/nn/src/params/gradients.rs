@@ -136,7 +136,7 @@ mod tests {
     fn a_new_step_forgets_the_last_one<F: FlatOn<Flex>>() {
         let mut layout = TrainableLayout::default();
         let [a, b, c] = ["a", "b", "c"].map(|name| {
-            let id = layout.add(name.into(), &[2], Group("expert"), true, Init::Zeros);
+            let id = layout.add(name.into(), &[2], Group("head"), true, Init::Zeros);
             layout.get(id).clone()
         });
         let mut grads = FlatGrads::<F>::at(&F::place(&Default::default()), layout.len());
@@ -165,8 +165,8 @@ mod tests {
         let mut param = |name: &str, group| layout.add(name.into(), &[2], group, true, Init::Zeros);
         let ids = [
             param("a", Group::LORA),
-            param("b", Group("expert")),
-            param("c", Group("expert")),
+            param("b", Group("head")),
+            param("c", Group("head")),
             param("d", Group::LORA),
         ];
         let mut grads = FlatGrads::new(layout.len());

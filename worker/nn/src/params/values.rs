@@ -72,7 +72,7 @@ impl<B: ModelBackend> Trainables<B> {
         self.flat = Some(values.into_tensor(&self.device));
     }
 
-    /// Lends all values to the host, to be written to a file. Without a copy where they are in host memory: an expert's are half a
+    /// Lends all values to the host, to be written to a file. Without a copy where they are in host memory: those of a large head are half a
     /// gigabyte and more. They come back even if `read` unwinds, as an out-of-memory does.
     pub fn lend<R>(&mut self, read: impl FnOnce(&TrainableLayout, &[f32]) -> R) -> R {
         let lent = Lent { values: Some(self.take()), trainables: self };
@@ -282,8 +282,8 @@ mod tests {
     #[test]
     fn a_parameter_is_a_view_of_the_flat_space() {
         let mut layout = TrainableLayout::default();
-        layout.add("a".into(), &[5], Group("expert"), true, Init::Zeros);
-        let id = layout.add("b".into(), &[2, 3], Group("expert"), true, Init::Zeros);
+        layout.add("a".into(), &[5], Group("head"), true, Init::Zeros);
+        let id = layout.add("b".into(), &[2, 3], Group("head"), true, Init::Zeros);
         let values: Vec<f32> = (0..11).map(|x| x as f32).collect();
         let (begin, end) = (values.as_ptr() as usize, values.as_ptr_range().end as usize);
         let trainables = Trainables::<Flex>::new(layout, values, &Default::default());
@@ -297,7 +297,7 @@ mod tests {
     #[test]
     fn taking_the_values_out_and_putting_them_back_copies_nothing() {
         let mut layout = TrainableLayout::default();
-        let id = layout.add("w".into(), &[1000], Group("expert"), true, Init::Zeros);
+        let id = layout.add("w".into(), &[1000], Group("head"), true, Init::Zeros);
         let values = vec![1.5f32; 1000];
         let at = values.as_ptr();
         let mut trainables = Trainables::<Flex>::new(layout, values, &Default::default());
@@ -311,7 +311,7 @@ mod tests {
     #[test]
     fn values_on_loan_come_back_even_if_the_borrower_unwinds() {
         let mut layout = TrainableLayout::default();
-        layout.add("w".into(), &[4], Group("expert"), true, Init::Zeros);
+        layout.add("w".into(), &[4], Group("head"), true, Init::Zeros);
         let mut trainables = Trainables::<Flex>::new(layout, vec![2.5; 4], &Default::default());
         let borrower = std::panic::AssertUnwindSafe(|| {
             trainables.lend(|_, values| assert!(values.is_empty(), "out of memory"));

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! In a cached phase the adapter rests, so what is measured some steps after the turn is what had moved at the turn, bit for bit, and measuring can be
-//! begun again wherever a fault has cut it off. Only the loss of a portion is under the expert of its own step, for fresh and kept features
+//! begun again wherever a fault has cut it off. Only the loss of a portion is under the trainables above the tap of its own step, for fresh and kept features
 //! alike. Both are rounded as the store rounds, since that is what training would see.
 //!
 //! Where the schedule alone decides, the new generation serves already: what is fresh are records of its space, found there or stored. Where drift

@@ -373,7 +373,7 @@ fn training_starts_from_an_adapter_directory() {
     let dir = tempfile::tempdir().expect("a directory");
     let plan = donor.policy.lora().expect("it has adapters");
     let values = donor.trainables.to_vec();
-    coxswain_nn::lora::write_adapter(dir.path(), plan, MODEL, donor.trainables.layout(), &values).expect("written");
+    coxswain_nn::lora::write_adapter(dir.path(), plan, MODEL, donor.trainables.layout(), &values, "").expect("written");
 
     let mut from_dir = lora;
     from_dir["init_from"] = json!(dir.path());

@@ -20,7 +20,7 @@
 //! |---|---|
 //! | products with a bfloat16 weight | the other side is rounded to bfloat16, tensor cores add up in float32, and that is what is written; the weight is never copied |
 //! | LoRA beside a product | of usual ranks in float32 on plain cores, in the passes that round the input and add the bias; else as the next |
-//! | products of float32 alone (expert, sensor, gradients of weights) | exact under a float32 model; under a bfloat16 one tensor cores may round the inputs ([`precision`](super::precision)) |
+//! | products of float32 alone (trained layers, gradients of weights) | exact under a float32 model; under a bfloat16 one tensor cores may round the inputs ([`precision`](super::precision)) |
 //! | attention | [`blocked`](super::blocked): tile by tile, segment by segment |
 //!
 //! Activations, gradients and everything that trains are float32, as `torch.autocast` keeps its master weights; what a product
