@@ -6,13 +6,13 @@
 
 use std::path::{Path, PathBuf};
 
-use coxswain_proto::{memory::relative, run_spec::RunSpec};
 use coxswain_models::qwen2_5_vl::{config::QwenConfig, modules::modules};
 use coxswain_nn::lora::ModuleKind;
+use coxswain_proto::{memory::relative, run_spec::RunSpec};
 use coxswain_worker::memory::prediction::{
-        Ask, Place, Subject,
-        truth::{Calibration, Record},
-    };
+    Ask, Place, Subject,
+    truth::{Calibration, Record},
+};
 
 use crate::support::{cox, root, train};
 

@@ -4,7 +4,6 @@
 use std::{collections::HashMap, fs};
 
 use burn::tensor::{Tensor, TensorData};
-use coxswain_proto::run_spec::Recompute;
 use coxswain_nn::{
     kernels::{AttentionMask, Tape},
     params::{FlatGrads, TrainableLayout, Trainables},
@@ -13,6 +12,7 @@ use coxswain_nn::{
         segment::{Input, Recorded},
     },
 };
+use coxswain_proto::run_spec::Recompute;
 use coxswain_tasks::vla_flow::{
     expert::{ActionExpert, Conditioning, Draws, ExpertShape},
     flow::{CleanActions, squared_error},

@@ -3,7 +3,11 @@
 use std::{fs, path::Path};
 
 use coxswain_proto::{ids::Step, plan::Plan, run_spec::RunSpec};
-use coxswain_worker::{link::{Link, SoloLink}, train::{Summary, checkpoint::Store}, trainer::{Trainer, TrainerOutcome}};
+use coxswain_worker::{
+    link::{Link, SoloLink},
+    train::{Summary, checkpoint::Store},
+    trainer::{Trainer, TrainerOutcome},
+};
 
 use crate::repository;
 

@@ -12,13 +12,16 @@ use std::{
 
 use burn_flex::Flex;
 use coxswain_integration_tests::fixture;
-use coxswain_proto::{run_spec::RunSpec, vla_flow::WeightsDtype};
 use coxswain_models::qwen2_5_vl::{
-        config::QwenConfig,
-        forward::{self, Job},
-        modules::modules,
-    };
-use coxswain_nn::{lora::{AdapterConfig, LoraPlan, Module, ModuleKind, PeftAdapter, write_adapter}, params::{Group, Init, TrainableLayout}};
+    config::QwenConfig,
+    forward::{self, Job},
+    modules::modules,
+};
+use coxswain_nn::{
+    lora::{AdapterConfig, LoraPlan, Module, ModuleKind, PeftAdapter, write_adapter},
+    params::{Group, Init, TrainableLayout},
+};
+use coxswain_proto::{run_spec::RunSpec, vla_flow::WeightsDtype};
 use serde_json::Value;
 
 fn golden(path: &str) -> PathBuf {

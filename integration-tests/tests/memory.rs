@@ -11,10 +11,13 @@ use std::{
 use burn_flex::Flex;
 use coxswain_integration_tests::solo;
 use coxswain_proto::run_spec::RunSpec;
-use coxswain_worker::{memory::{
+use coxswain_worker::{
+    memory::{
         Category, CountingAllocator,
         prediction::{Ask, Place, Subject, outcome::Outcome},
-    }, train::{PolicyTrainer, Summary, TrainerOptions}};
+    },
+    train::{PolicyTrainer, Summary, TrainerOptions},
+};
 use serde_json::Value;
 
 #[global_allocator]

@@ -30,15 +30,27 @@ use std::{
 
 use anyhow::{Context, Result};
 use burn::backend::Flex;
+use coxswain_models::qwen2_5_vl::config::QwenConfig;
+use coxswain_nn::{
+    kernels::pool,
+    params::{FlatGrads, Group, Trainables},
+};
 use coxswain_proto::{
     ids::{Rank, Step},
     run_spec::{Optimizer, RunSpec},
     vla_flow::LearningRates,
 };
-use coxswain_models::qwen2_5_vl::config::QwenConfig;
-use coxswain_nn::{kernels::pool, params::{FlatGrads, Group, Trainables}};
-use coxswain_tasks::vla_flow::{batch::{CachedFeatures, MicroBatch}, flops::Workload, policy::{Policy, StageClock, Tap}};
-use coxswain_worker::{collective::Solo, link::Phase, memory::{self, CountingAllocator, Meter}, zero::{ShardedAdamW, StepInput}};
+use coxswain_tasks::vla_flow::{
+    batch::{CachedFeatures, MicroBatch},
+    flops::Workload,
+    policy::{Policy, StageClock, Tap},
+};
+use coxswain_worker::{
+    collective::Solo,
+    link::Phase,
+    memory::{self, CountingAllocator, Meter},
+    zero::{ShardedAdamW, StepInput},
+};
 use nix::sys::{
     resource::{UsageWho, getrusage},
     time::TimeValLike,

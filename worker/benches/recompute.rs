@@ -26,7 +26,10 @@ use coxswain_nn::params::{FlatGrads, Trainables};
 use coxswain_proto::vla_flow::ActivationsDtype;
 use coxswain_task::StageClock;
 use coxswain_tasks::vla_flow::policy::Policy;
-use coxswain_worker::{link::Phase, memory::{CountingAllocator, Meter, in_use}};
+use coxswain_worker::{
+    link::Phase,
+    memory::{CountingAllocator, Meter, in_use},
+};
 use nix::sys::{
     resource::{UsageWho, getrusage},
     time::TimeVal,

@@ -19,15 +19,23 @@ use std::{path::Path, time::Instant};
 
 use anyhow::{Context, Result, bail};
 use burn::backend::Flex;
+use coxswain_models::qwen2_5_vl::config::QwenConfig;
+use coxswain_nn::{
+    kernels::pool,
+    params::{FlatGrads, Trainables},
+};
 use coxswain_proto::{
     ids::{Rank, Step},
     run_spec::{Optimizer, RunSpec},
     vla_flow::LearningRates,
 };
-use coxswain_models::qwen2_5_vl::config::QwenConfig;
-use coxswain_nn::{kernels::pool, params::{FlatGrads, Trainables}};
 use coxswain_tasks::vla_flow::policy::{Policy, StageClock};
-use coxswain_worker::{collective::Solo, link::Phase, memory::{CountingAllocator, Meter}, zero::{ShardedAdamW, StepInput}};
+use coxswain_worker::{
+    collective::Solo,
+    link::Phase,
+    memory::{CountingAllocator, Meter},
+    zero::{ShardedAdamW, StepInput},
+};
 use prompts::{DIMS, Flags, Prompts};
 use serde_json::{Value, json};
 

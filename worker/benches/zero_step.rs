@@ -16,13 +16,16 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use coxswain_nn::params::{Group, Init, TrainableLayout};
 use coxswain_proto::{
     ids::{Generation, Rank},
     run_spec::Optimizer,
     vla_flow::LearningRates,
 };
-use coxswain_nn::params::{Group, Init, TrainableLayout};
-use coxswain_worker::{collective::{Collective, Membership, Ring, RingAbort, RingListener}, zero::{MirroredAdamW, StepInput}};
+use coxswain_worker::{
+    collective::{Collective, Membership, Ring, RingAbort, RingListener},
+    zero::{MirroredAdamW, StepInput},
+};
 
 fn main() -> Result<()> {
     let args: Vec<String> = std::env::args().collect();

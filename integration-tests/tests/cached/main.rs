@@ -22,7 +22,12 @@ use coxswain_proto::{
     ids::Step,
     run_spec::RunSpec,
 };
-use coxswain_worker::{collective::RingListener, link::{Assignment, Commands, Leased, Link, LinkError, Phase, Report, SoloLink}, train::{CacheSummary, PolicyTrainer, Summary, TrainerOptions}, trainer::TrainerOutcome};
+use coxswain_worker::{
+    collective::RingListener,
+    link::{Assignment, Commands, Leased, Link, LinkError, Phase, Report, SoloLink},
+    train::{CacheSummary, PolicyTrainer, Summary, TrainerOptions},
+    trainer::TrainerOutcome,
+};
 
 /// Samples of the data set's first episode, the only one that these tests train on.
 const SAMPLES: u64 = 64;

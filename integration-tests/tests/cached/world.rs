@@ -13,7 +13,11 @@ use coxswain_proto::{
     plan,
     run_spec::RunSpec,
 };
-use coxswain_worker::{collective::RingListener, link::{Assignment, Commands, Leased, Link, LinkError, Phase, Report, SoloLink}, trainer::TrainerOutcome};
+use coxswain_worker::{
+    collective::RingListener,
+    link::{Assignment, Commands, Leased, Link, LinkError, Phase, Report, SoloLink},
+    trainer::TrainerOutcome,
+};
 
 use super::{BATCH, EPOCH, Heard, Run, SAMPLES, UPPER_LAYERS, collected, outcome, solo, spec, trainer};
 

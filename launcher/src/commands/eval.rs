@@ -7,10 +7,10 @@ use coxswain_proto::run_spec::{DeviceChoice, RunSpec};
 use coxswain_worker::device;
 
 use crate::{
-    tasks::{accelerator, schemas, tasks},
     endpoint,
     exit::{Exit, Failed, Outcome},
     render::say,
+    tasks::{accelerator, schemas, tasks},
 };
 
 /// Flags of `cox eval`.

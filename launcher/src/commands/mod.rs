@@ -146,11 +146,7 @@ pub struct SpecArgs {
 impl SpecArgs {
     /// Reads and checks the run.
     pub fn load(&self) -> Result<coxswain_proto::run_spec::RunSpec, crate::exit::Failed> {
-        Ok(coxswain_proto::run_spec::RunSpec::load(
-            &self.config,
-            &self.changes(),
-            crate::tasks::schemas(),
-        )?)
+        Ok(coxswain_proto::run_spec::RunSpec::load(&self.config, &self.changes(), crate::tasks::schemas())?)
     }
 
     /// All that is laid over the file.

@@ -8,9 +8,9 @@ use coxswain_task::ForwardJob;
 use coxswain_worker::device;
 
 use crate::{
-    tasks::{accelerator, tasks},
     exit::{Exit, Failed, Outcome},
     render::say,
+    tasks::{accelerator, tasks},
 };
 
 /// Subcommands of `cox model`.

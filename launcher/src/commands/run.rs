@@ -15,7 +15,6 @@ use coxswain_proto::{
 
 use super::{SpecArgs, block_on};
 use crate::{
-    tasks::accelerator,
     control::Access,
     endpoint::{self, Published},
     exit::{Exit, Failed, Outcome},
@@ -40,6 +39,7 @@ use crate::{
         signals,
         voyage::{self, Contacts},
     },
+    tasks::accelerator,
     telemetry::LogFlags,
 };
 

@@ -2,16 +2,19 @@
 
 use clap::Args;
 use coxswain_proto::{human, run_spec::DeviceChoice};
-use coxswain_worker::{device::{self, Device}, selftest::{self, Finding, Verdict}};
+use coxswain_worker::{
+    device::{self, Device},
+    selftest::{self, Finding, Verdict},
+};
 
 use crate::{
-    tasks::{accelerator, tasks},
     exit::{Exit, Failed, Outcome},
     gpu::Driver,
     render::{
         say,
         table::{remarked, width},
     },
+    tasks::{accelerator, tasks},
 };
 
 /// Flags of `cox selftest`.

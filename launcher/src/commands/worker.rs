@@ -12,16 +12,21 @@ use coxswain_proto::{
     ids::{Bytes, Rank},
     run_spec::{DeviceChoice, RunSpec},
 };
-use coxswain_worker::{collective::RingListener, device::{self, ChosenTrainer}, memory, session::{self, SessionError, SessionOptions}};
+use coxswain_worker::{
+    collective::RingListener,
+    device::{self, ChosenTrainer},
+    memory,
+    session::{self, SessionError, SessionOptions},
+};
 
 use super::block_on;
 use crate::{
-    tasks::{accelerator, tasks},
     exit::{Exit, Failed, Outcome},
     launch::{
         inputs::{Env, Given, process_env},
         machine::Machine,
     },
+    tasks::{accelerator, tasks},
 };
 
 /// Flags of `cox worker`.

@@ -64,18 +64,16 @@ fn subject(question: &Question) -> String {
     let told = question.subject.describe();
     let mut lines = vec![format!("run        {}", spec.run.name)];
     lines.extend(told.into_iter().map(|(label, text)| format!("{label:<10} {text}")));
-    lines.push(
-        format!(
-            "step       {} samples, {} on each of {} rank{}, recompute {}{}{}",
-            spec.train.global_batch,
-            question.samples(),
-            question.world,
-            if question.world == 1 { "" } else { "s" },
-            recompute(spec.train.recompute),
-            question.subject.precision().map_or(String::new(), |words| format!(", {words}")),
-            if spec.memory.offload == Offload::Layers { ", frozen layers streamed" } else { "" },
-        ),
-    );
+    lines.push(format!(
+        "step       {} samples, {} on each of {} rank{}, recompute {}{}{}",
+        spec.train.global_batch,
+        question.samples(),
+        question.world,
+        if question.world == 1 { "" } else { "s" },
+        recompute(spec.train.recompute),
+        question.subject.precision().map_or(String::new(), |words| format!(", {words}")),
+        if spec.memory.offload == Offload::Layers { ", frozen layers streamed" } else { "" },
+    ));
     lines.join("\n")
 }
 

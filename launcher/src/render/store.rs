@@ -5,8 +5,8 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use coxswain_proto::human;
 use coxswain_feature_store::{Collected, Coverage, Repaired, SpaceReport, Verified};
+use coxswain_proto::human;
 use serde_json::{Value, json};
 
 use super::table::table;
@@ -175,8 +175,8 @@ pub fn collected_json(collected: &Collected, dry_run: bool, left: u64) -> Value 
 
 #[cfg(test)]
 mod tests {
-    use coxswain_proto::run_spec::CacheDtype;
     use coxswain_feature_store::{Damaged, Digest, Ingredients, SpaceDescription};
+    use coxswain_proto::run_spec::CacheDtype;
 
     use super::*;
 

@@ -9,7 +9,12 @@ use coxswain_coordinator::core::{
     report::WorkerPhase,
 };
 use coxswain_proto::ids::{Generation, Rank, Seat, WorkerId};
-use coxswain_worker::{link::{Assignment, CacheSpace, CacheTurn, LinkError}, session::standing::{Lease, Standing, Told}, train::recovery::Holding, zero::Versions};
+use coxswain_worker::{
+    link::{Assignment, CacheSpace, CacheTurn, LinkError},
+    session::standing::{Lease, Standing, Told},
+    train::recovery::Holding,
+    zero::Versions,
+};
 
 use super::{
     session::{Call, Session},

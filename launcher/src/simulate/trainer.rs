@@ -18,7 +18,11 @@ use coxswain_proto::{
     ids::{Bytes, Generation, Step},
     plan,
 };
-use coxswain_worker::{link::{Assignment, LinkError}, train::recovery::Holding, zero::Versions};
+use coxswain_worker::{
+    link::{Assignment, LinkError},
+    train::recovery::Holding,
+    zero::Versions,
+};
 
 use super::{
     process::{At, OPENING},

@@ -1,9 +1,9 @@
 //! Micro-batches of images and text for a checkpoint, the same prompt in every row, and the flags that size them.
 
 use anyhow::{Context, Result};
-use coxswain_proto::ids::Step;
 use coxswain_models::qwen2_5_vl::config::QwenConfig;
 use coxswain_nn::rng::{Draws, Key, Purpose};
+use coxswain_proto::ids::Step;
 use coxswain_tasks::vla_flow::batch::{MicroBatch, SampleDims};
 
 /// Sizes of a sample: state and actions.

@@ -9,11 +9,11 @@ use burn::{
 
 use burn_cuda::{Cuda, CudaDevice};
 use coxswain_integration_tests::expert;
-use coxswain_proto::run_spec::Recompute;
 use coxswain_nn::kernels::{
-        AdaNorm, AttentionMask, LinearLayer, LowRank, ModelBackend, Onto,
-        flat::{Coefficients, FlatOn, Gradient, OnDevice, Part, Run},
-    };
+    AdaNorm, AttentionMask, LinearLayer, LowRank, ModelBackend, Onto,
+    flat::{Coefficients, FlatOn, Gradient, OnDevice, Part, Run},
+};
+use coxswain_proto::run_spec::Recompute;
 use coxswain_worker::device::Accelerator;
 
 use crate::Nvidia;

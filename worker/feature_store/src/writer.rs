@@ -102,11 +102,8 @@ impl PartWriter {
         if self.keys.contains(&key) || self.space.holds(&key) {
             return Ok(false);
         }
-        let counts = Counts {
-            tokens: tokens as u32,
-            ids: record.ids.len() as u32,
-            grids: record.grids.len() as u32,
-        };
+        let counts =
+            Counts { tokens: tokens as u32, ids: record.ids.len() as u32, grids: record.grids.len() as u32 };
         pulse::beat();
         let span = counts.span(dtype, width);
         let end = part::end_len(self.entries.len() + 1);

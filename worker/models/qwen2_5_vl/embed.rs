@@ -3,7 +3,10 @@
 use burn::tensor::{DType, Int, Tensor, TensorData};
 
 use super::{config::QwenConfig, error::ModelError, loader::Loader};
-use coxswain_nn::{kernels::{ModelBackend, Tape}, lora::LoraLinear};
+use coxswain_nn::{
+    kernels::{ModelBackend, Tape},
+    lora::LoraLinear,
+};
 
 /// The table of token embeddings, `[vocab, d]`.
 pub struct Embedding<B: ModelBackend> {

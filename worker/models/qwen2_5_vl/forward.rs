@@ -32,11 +32,16 @@ use super::{
     ImageRows, LoadOptions, QwenVl, config::QwenConfig, error::ModelError, inputs::ForwardInputs,
     modules::modules, rope::RopeIndex,
 };
-use coxswain_nn::{kernels::{
+use coxswain_nn::{
+    block::Block,
+    kernels::{
         ModelBackend, Tape,
         flat::{Flat, FlatOn},
         pool,
-    }, lora::{PeftAdapter, peft}, block::Block, params::{FlatGrads, ParamScope, TrainableLayout, Trainables}};
+    },
+    lora::{PeftAdapter, peft},
+    params::{FlatGrads, ParamScope, TrainableLayout, Trainables},
+};
 
 /// Labels of this value are not predicted.
 const IGNORED_LABEL: i64 = -100;

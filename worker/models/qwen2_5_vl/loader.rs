@@ -6,7 +6,12 @@ use burn::tensor::{Bytes, Tensor, TensorData};
 use coxswain_proto::vla_flow::WeightsDtype;
 
 use super::{checkpoint::Checkpoint, error::ModelError};
-use coxswain_nn::{kernels::ModelBackend, lora::{Adapter, LoraLinear, LoraPlan, linear::frozen}, params::TrainableLayout, pulse};
+use coxswain_nn::{
+    kernels::ModelBackend,
+    lora::{Adapter, LoraLinear, LoraPlan, linear::frozen},
+    params::TrainableLayout,
+    pulse,
+};
 
 /// Bytes handed to a device between two moments at which it has taken them over. A device copies in its own time, and keeps what it
 /// was given in host memory until then: without this a fast disk would bring the whole model there.

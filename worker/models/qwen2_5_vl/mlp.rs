@@ -3,7 +3,11 @@
 use burn::tensor::Tensor;
 
 use super::stack::Linears;
-use coxswain_nn::{kernels::{ModelBackend, Tape}, lora::{LoraLinear, forward_all}, params::{Keep, ParamScope}};
+use coxswain_nn::{
+    kernels::{ModelBackend, Tape},
+    lora::{LoraLinear, forward_all},
+    params::{Keep, ParamScope},
+};
 
 /// `down(silu(gate(x)) * up(x))`.
 pub struct GatedMlp<B: ModelBackend> {

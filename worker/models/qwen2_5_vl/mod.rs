@@ -46,7 +46,11 @@ use self::{
     checkpoint::Checkpoint, config::QwenConfig, embed::Embedding, error::TokenError, loader::Loader,
     rope::RopeIndex,
 };
-use coxswain_nn::{kernels::{ModelBackend, Tape, precision}, lora::{LoraLinear, LoraPlan}, params::{ParamScope, TrainableLayout}};
+use coxswain_nn::{
+    kernels::{ModelBackend, Tape, precision},
+    lora::{LoraLinear, LoraPlan},
+    params::{ParamScope, TrainableLayout},
+};
 
 pub use self::{
     embed::ImageRows,

@@ -23,7 +23,10 @@ use rayon::prelude::*;
 use serde_json::{Map, Value, json};
 
 use super::{config::QwenConfig, error::ModelError, modules::modules, tokens};
-use coxswain_nn::{lora::ModuleKind, rng::{Key, Purpose}};
+use coxswain_nn::{
+    lora::ModuleKind,
+    rng::{Key, Purpose},
+};
 
 /// Elements drawn by one thread at a time.
 const CHUNK: usize = 1 << 16;

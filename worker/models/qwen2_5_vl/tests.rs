@@ -20,7 +20,11 @@ use super::{
     modules::modules,
     rope::RopeIndex,
 };
-use coxswain_nn::{lora::{LoraPlan, ModuleKind}, block::Block, params::{ParamScope, TrainableLayout, Trainables}};
+use coxswain_nn::{
+    block::Block,
+    lora::{LoraPlan, ModuleKind},
+    params::{ParamScope, TrainableLayout, Trainables},
+};
 
 fn golden(case: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))

@@ -15,7 +15,12 @@ use super::{
     rope::RotaryTables,
     stack::{Assemble, LinearShape, Manifest, Parts, Stack},
 };
-use coxswain_nn::{kernels::{AttentionMask, ModelBackend, Tape}, lora::{LoraLinear, forward_all}, block::Block, params::{Keep, ParamScope}};
+use coxswain_nn::{
+    block::Block,
+    kernels::{AttentionMask, ModelBackend, Tape},
+    lora::{LoraLinear, forward_all},
+    params::{Keep, ParamScope},
+};
 
 /// What all decoder layers share within one micro-batch.
 #[derive(Clone)]

@@ -17,7 +17,12 @@ use super::{
     stack::{Assemble, LinearShape, Manifest, Parts, Stack},
     windows::WindowPlan,
 };
-use coxswain_nn::{kernels::{AttentionMask, ModelBackend, Tape}, lora::{LoraLinear, forward_all}, block::Block, params::{Keep, ParamScope}};
+use coxswain_nn::{
+    block::Block,
+    kernels::{AttentionMask, ModelBackend, Tape},
+    lora::{LoraLinear, forward_all},
+    params::{Keep, ParamScope},
+};
 
 /// Of every norm of the tower; not configurable in Transformers either.
 const NORM_EPS: f64 = 1e-6;

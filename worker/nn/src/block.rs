@@ -4,7 +4,10 @@ use std::ops::Deref;
 
 use burn::tensor::Tensor;
 
-use crate::{kernels::{ModelBackend, Tape}, params::ParamScope};
+use crate::{
+    kernels::{ModelBackend, Tape},
+    params::ParamScope,
+};
 
 /// One transformer block, of the vision tower or of the language model.
 ///

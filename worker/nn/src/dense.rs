@@ -2,7 +2,10 @@
 
 use burn::tensor::Tensor;
 
-use crate::{kernels::Tape, params::{Group, Init, ParamId, ParamScope, TrainableLayout}};
+use crate::{
+    kernels::Tape,
+    params::{Group, Init, ParamId, ParamScope, TrainableLayout},
+};
 
 /// `y = x w^T + b`, both trained.
 #[derive(Clone, Copy, Debug)]

@@ -8,10 +8,9 @@ use std::ops::Range;
 use coxswain_proto::{
     ids::Step,
     limits::LEASE_STEPS,
-    plan::{self, Batch},
 };
 
-use super::{TrainError, features::Claim, run::Training};
+use super::{TrainError, features::Claim, training::Training};
 use coxswain_nn::kernels::Tape;
 use crate::feeder::StepRequest;
 
@@ -23,13 +22,13 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     /// Leases the next steps' samples and puts the data threads to work on them.
     pub(super) fn request_ahead(&mut self, total: Step) -> Result<(), TrainError> {
         let until = Step((self.next.0 + 1 + self.steps_ahead()).min(total.0));
-        while self.requested < until {
-            let step = self.requested;
-            let batch = self.plan.batch(step);
+        while self.feed.requested < until {
+            let step = self.feed.requested;
+            let batch = self.run.plan.batch(step);
             let leased = match step == self.next {
                 true => self.lease_next(batch.len())?,
                 false if self.measures_before(step) => break,
-                false => match self.link.lease_ahead(step, batch.len())? {
+                false => match self.members.link.lease_ahead(step, batch.len())? {
                     Some(leased) => leased,
                     None => break,
                 },
@@ -37,13 +36,13 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             let Some(kept) = self.source(&leased.turn) else { break };
             let begin = batch.positions.start;
             let positions = self.usable(batch.epoch, begin + leased.slice.start..begin + leased.slice.end);
-            self.claimed.push_back(Claim { positions: positions.clone(), turn: leased.turn });
-            let (epoch, micro_batch) = (batch.epoch, self.micro_batch);
-            self.prefetch.request(StepRequest { step, epoch, positions, micro_batch, kept })?;
-            self.requested = Step(step.0 + 1);
+            self.feed.claimed.push_back(Claim { positions: positions.clone(), turn: leased.turn });
+            let (epoch, micro_batch) = (batch.epoch, self.feed.micro_batch);
+            self.feed.prefetch.request(StepRequest { step, epoch, positions, micro_batch, kept })?;
+            self.feed.requested = Step(step.0 + 1);
         }
         // A step that was requested ahead takes its turn when it is due.
-        match self.claimed.front().map(|claim| claim.turn.clone()) {
+        match self.feed.claimed.front().map(|claim| claim.turn.clone()) {
             Some(turn) => self.take_turn(&turn),
             None => Ok(()),
         }
@@ -51,15 +50,14 @@ impl<B: Tape<Base = B>> Training<'_, B> {
 
     /// Steps after the next one whose samples are asked for.
     fn steps_ahead(&self) -> u64 {
-        let share = self.plan.batch(self.next).len().div_ceil(u64::from(self.world().max(1))).max(1);
+        let share = self.run.plan.batch(self.next).len().div_ceil(u64::from(self.members.world().max(1))).max(1);
         let wanted = self.features.as_ref().map_or(0, |features| features.encoder_batch() as u64);
         wanted.div_ceil(share).clamp(REQUESTS_AHEAD, LEASE_STEPS)
     }
 
-    /// These positions without those whose samples nobody uses any more.
+    /// These positions without those whose samples are left out.
     pub(super) fn usable(&self, epoch: u64, positions: Range<u64>) -> Vec<Range<u64>> {
-        let batch = Batch { epoch, positions };
-        let left_out = self.samples.order(self.spec.run.seed).without(&self.assignment.quarantined).of(&batch);
-        plan::without(batch.positions, &left_out)
+        let quarantined = &self.members.assignment.quarantined;
+        self.feed.usable(self.run.spec.run.seed, quarantined, epoch, positions)
     }
 }

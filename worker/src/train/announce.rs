@@ -2,7 +2,7 @@
 
 use coxswain_proto::{human, run_spec::Offload};
 
-use super::{TrainError, run::Training};
+use super::{TrainError, training::Training};
 use coxswain_nn::kernels::Tape;
 use coxswain_task::Module;
 use crate::{collective::Computes, link::{Report, Start, StateSource}};
@@ -12,14 +12,14 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     pub(super) fn announce(&mut self, start: &Start) -> Result<(), TrainError> {
         // A worker that joins a run under way has nothing new to say.
         let begins = matches!(start.source, StateSource::Fresh | StateSource::Checkpoint);
-        if self.rank().0 != 0 || !begins {
+        if self.members.rank().0 != 0 || !begins {
             return Ok(());
         }
         let mut lines: Vec<String> = Vec::new();
-        let rows = self.objective.modules(self.trainables.layout());
+        let rows = self.learner.objective.modules(self.learner.trainables.layout());
         lines.extend(rows.iter().map(describe));
-        let held = self.held.as_ref().expect("a generation begins with a state");
-        let bytes = held.optimizer.bytes(self.comm.as_ref());
+        let held = self.learner.held.as_ref().expect("a generation begins with a state");
+        let bytes = held.optimizer.bytes(self.members.comm.as_ref());
         lines.push(format!(
             "optimizer shard {} a rank, {} without partition; gradients {}, buffers of collectives {}",
             human::bytes(bytes.moments.0),
@@ -27,16 +27,16 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             human::bytes(bytes.grads.0),
             human::bytes(bytes.comm_buffers.0)
         ));
-        if self.computes == Computes::OnCard {
+        if self.members.computes == Computes::OnCard {
             lines.push(
                 "kernels are compiled and products tuned when they are first used: a first launch can stand still for minutes before its \
                  first step"
                     .into(),
             );
         }
-        lines.extend(self.objective.notes());
-        if self.spec.memory.offload == Offload::Optimizer {
-            lines.push(match self.computes {
+        lines.extend(self.learner.objective.notes());
+        if self.run.spec.memory.offload == Offload::Optimizer {
+            lines.push(match self.members.computes {
                 Computes::OnCard => "memory.offload: optimizer: moments and mirror are in host memory between steps; every step brings them to the card and back".into(),
                 Computes::OnCpu | Computes::OnCpuForWantOfCard => {
                     "memory.offload: optimizer asks for what a CPU does anyhow: moments and master weights are in host memory".into()
@@ -50,14 +50,14 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             ));
         }
         if let Some(features) = &self.features {
-            lines.extend(self.objective.extractor().map(|extractor| extractor.describe()).into_iter().flatten());
+            lines.extend(self.learner.objective.extractor().map(|extractor| extractor.describe()).into_iter().flatten());
             lines.push(features.words_of_store());
         }
-        lines.push(format!("a checkpoint takes {} on disk", human::bytes(self.checkpoint_bytes().0)));
+        lines.push(format!("a checkpoint takes {} on disk", human::bytes(self.learner.checkpoint_bytes().0)));
         if self.next.0 > 0 {
             lines.push(format!("resumed from the checkpoint of step {}", self.next));
         }
-        lines.into_iter().try_for_each(|line| self.link.report(Report::Note(line)))?;
+        lines.into_iter().try_for_each(|line| self.members.link.report(Report::Note(line)))?;
         Ok(())
     }
 }

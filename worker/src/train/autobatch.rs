@@ -24,7 +24,7 @@ use coxswain_proto::{
 use coxswain_nn::kernels::Tape;
 use coxswain_task::Sample;
 
-use super::{TrainError, run::Training, step::Spent};
+use super::{TrainError, training::Training, step::Spent};
 use crate::{
     collective::{Buf, BufMut},
     feeder::DataError,
@@ -117,33 +117,33 @@ impl Search {
 impl<B: Tape<Base = B>> Training<'_, B> {
     /// Finds the micro-batch for a run that begins, together with all ranks.
     pub(super) fn find_micro_batch(&mut self) -> Result<(), TrainError> {
-        let capacity = self.spec.memory.capacity;
+        let capacity = self.run.spec.memory.capacity;
         let limit = capacity.unwrap_or_else(|| self.machines_share());
-        self.meter.bound(Some(limit));
-        let most = self.micro_batch;
+        self.books.meter.bound(Some(limit));
+        let most = self.feed.micro_batch;
         let found = self.search(limit, most);
-        self.meter.bound(capacity);
-        self.meter.begin_step();
+        self.books.meter.bound(capacity);
+        self.books.meter.begin_step();
         let (search, last) = found?;
         let Some(size) = search.best() else {
-            let source = last.unwrap_or_else(|| self.meter.out_of_memory(Phase::Forward, 0, 0));
+            let source = last.unwrap_or_else(|| self.books.meter.out_of_memory(Phase::Forward, 0, 0));
             return Err(TrainError::Exhausted {
                 step: self.next,
                 source: source.into(),
-                advice: self.advice(),
+                advice: self.run.advice(),
             });
         };
-        (self.micro_batch, self.searched) = (size, true);
-        if self.rank().0 == 0 {
+        (self.feed.micro_batch, self.feed.searched) = (size, true);
+        if self.members.rank().0 == 0 {
             let share = self.share();
             let bounded = match most < share {
                 true => format!(" (at most {most}: a rank was lost while more were tried)"),
                 false => String::new(),
             };
-            self.link.report(Report::Note(format!(
+            self.members.link.report(Report::Note(format!(
                 "micro-batch found: {size} samples at a time, {} passes a step on each rank, {} samples a step as configured; tried {}{bounded}",
                 share.div_ceil(size),
-                self.spec.train.global_batch,
+                self.run.spec.train.global_batch,
                 search.told()
             )))?;
         }
@@ -156,7 +156,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         while let Some(size) = search.next() {
             let (trial, refused) = match self.trial(size, limit) {
                 Err(TrainError::Collective(error)) => {
-                    self.micro_batch = most.min(size / 2).max(1);
+                    self.feed.micro_batch = most.min(size / 2).max(1);
                     tracing::warn!(size, %error, "a rank was lost while this many samples were tried at a time; half of it is the most that is tried next");
                     return Err(error.into());
                 }
@@ -170,15 +170,15 @@ impl<B: Tape<Base = B>> Training<'_, B> {
 
     /// Tries a size together with all ranks. Also returns why it does not fit, if it is this rank that it does not fit on.
     fn trial(&mut self, size: usize, limit: u64) -> Result<(Trial, Option<OutOfMemory>), TrainError> {
-        let before = self.meter.in_use().0;
+        let before = self.books.meter.in_use().0;
         let (own, failed, refused) = match self.try_size(size) {
             Ok(took) => ([took as f64, 0.0], None, None),
             Err(TrainError::DoesNotFit { source, .. }) => ([0.0, 1.0], None, Some(source)),
             Err(other) => ([0.0, 2.0], Some(other), None),
         };
         let room = limit.saturating_sub(before) as f64;
-        let mut all = vec![0.0; 3 * self.comm.world()];
-        self.comm.all_gather(Buf::F64(&[own[0], own[1], room]), BufMut::F64(&mut all))?;
+        let mut all = vec![0.0; 3 * self.members.comm.world()];
+        self.members.comm.all_gather(Buf::F64(&[own[0], own[1], room]), BufMut::F64(&mut all))?;
         if let Some(error) = failed {
             return Err(error);
         }
@@ -198,24 +198,24 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         if samples.is_empty() {
             return Ok(0);
         }
-        let micro_batch = self.samples.batch(step, &samples);
-        self.grads.zero();
+        let micro_batch = self.feed.samples.batch(step, &samples);
+        self.learner.grads.zero();
         // One at a time is not refused on a prediction: that is what a trial is for.
-        let bound = std::mem::replace(&mut self.micro_batch, 1);
+        let bound = std::mem::replace(&mut self.feed.micro_batch, 1);
         let passed = self.pass(step, &*micro_batch, &mut Spent::default());
-        self.micro_batch = bound;
+        self.feed.micro_batch = bound;
         passed?;
         // In a step, the data threads hold others of its size meanwhile.
-        Ok(self.meter.last_took() + micro_batch.bytes() * (1 + self.spec.data.prefetch as u64))
+        Ok(self.books.meter.last_took() + micro_batch.bytes() * (1 + self.run.spec.data.prefetch as u64))
     }
 
     /// So many of the samples that this rank will train on first, again and again where they are fewer. One that cannot be used is for
     /// another worker to try, as in a step.
     fn trial_samples(&self, size: usize) -> Result<Vec<Box<dyn Sample>>, TrainError> {
-        let order = self.samples.order(self.spec.run.seed);
-        let usable = (self.next.0..self.plan.total_steps()).find_map(|step| {
-            let batch = self.plan.batch(Step(step));
-            let mine = batch.of_rank(self.rank(), self.world());
+        let order = self.feed.samples.order(self.run.spec.run.seed);
+        let usable = (self.next.0..self.run.plan.total_steps()).find_map(|step| {
+            let batch = self.run.plan.batch(Step(step));
+            let mine = batch.of_rank(self.members.rank(), self.members.world());
             [mine, batch.positions].into_iter().find_map(|range| {
                 let positions: Vec<u64> = self.usable(batch.epoch, range).into_iter().flatten().collect();
                 (!positions.is_empty()).then_some((batch.epoch, positions))
@@ -225,8 +225,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let chosen = positions.iter().cycle().take(size);
         let indices = chosen.filter_map(|&position| Some((position, order.sample(epoch, position)?)));
         let read = |(position, index)| {
-            self.samples.read(index).map_err(|source| {
-                let row = self.samples.damaged_row(index, &source);
+            self.feed.samples.read(index).map_err(|source| {
+                let row = self.feed.samples.damaged_row(index, &source);
                 DataError::AtPosition { epoch, position, row, source: Box::new(source) }.into()
             })
         };
@@ -235,14 +235,14 @@ impl<B: Tape<Base = B>> Training<'_, B> {
 
     /// Samples of the largest slice of a step.
     fn share(&self) -> usize {
-        self.spec.train.global_batch.div_ceil(self.world().max(1) as usize)
+        self.run.spec.train.global_batch.div_ceil(self.members.world().max(1) as usize)
     }
 
     /// What this worker may hold if nothing bounds it but the machine.
     fn machines_share(&self) -> u64 {
-        let workers = self.spec.launch.nproc_per_node.unwrap_or(self.world() as usize).max(1);
+        let workers = self.run.spec.launch.nproc_per_node.unwrap_or(self.members.world() as usize).max(1);
         let free = Resident::free_on_this_machine() as f64 * OF_FREE / workers as f64;
-        self.meter.in_use().0 + free as u64
+        self.books.meter.in_use().0 + free as u64
     }
 }
 

@@ -2,7 +2,7 @@
 
 use coxswain_nn::kernels::Tape;
 
-use super::{TrainError, run::Training};
+use super::{TrainError, training::Training};
 use crate::{
     collective::Computes,
     link::{Phase, Report},
@@ -17,8 +17,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     /// Says what this rank's memory has come to, by phase and beside its prediction.
     pub(super) fn report_memory(&mut self) -> Result<(), TrainError> {
         let comparison = self.beside_prediction(|finished| finished.compare());
-        let peaks = self.meter.report();
-        Ok(self.link.report(Report::Memory(peaks, comparison.as_ref().map(Into::into)))?)
+        let peaks = self.books.meter.report();
+        Ok(self.members.link.report(Report::Memory(peaks, comparison.as_ref().map(Into::into)))?)
     }
 
     /// The comparison of a run that is over, kept for the next prediction on this machine.
@@ -32,30 +32,30 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         &mut self,
         compare: impl FnOnce(&Finished<'_>) -> Outcome,
     ) -> Option<Outcome> {
-        let peaks = self.meter.report();
+        let peaks = self.books.meter.report();
         let of_steps = peaks.iter().filter(|peak| STEP.contains(&peak.phase));
         let peak = of_steps.map(|peak| peak.in_use.0).max().filter(|&peak| peak > 0)?;
-        let changed = self.micro_batch != self.spec.train.micro_batch;
-        if changed || self.sightings.ready == 0 || self.computes == Computes::OnCard {
+        let changed = self.feed.micro_batch != self.run.spec.train.micro_batch;
+        if changed || self.books.sightings.ready == 0 || self.members.computes == Computes::OnCard {
             return None;
         }
-        let world = u64::from(self.world());
-        let samples = (self.spec.train.global_batch as u64).div_ceil(world);
-        let zero = self.held.as_ref()?.optimizer.bytes(self.comm.as_ref());
-        self.sightings.streamed = self.objective.most_streamed();
+        let world = u64::from(self.members.world());
+        let samples = (self.run.spec.train.global_batch as u64).div_ceil(world);
+        let zero = self.learner.held.as_ref()?.optimizer.bytes(self.members.comm.as_ref());
+        self.books.sightings.streamed = self.learner.objective.most_streamed();
         let cache = self.features.as_ref().map_or(0, |features| features.bytes().0);
-        let subject = self.task.sizes(self.spec);
+        let subject = self.run.task.sizes(self.run.spec);
         let subject = subject
             .inspect_err(|error| tracing::warn!(%error, "memory cannot be compared with its prediction"))
             .ok()?;
         let finished = Finished {
             subject: &*subject,
-            micro_batch: (self.micro_batch as u64).min(samples),
+            micro_batch: (self.feed.micro_batch as u64).min(samples),
             world,
-            rank: u64::from(self.rank().0),
+            rank: u64::from(self.members.rank().0),
             peak,
-            measured: self.sightings.measured(&zero, cache, peak),
-            records: self.records.as_deref(),
+            measured: self.books.sightings.measured(&zero, cache, peak),
+            records: self.run.records.as_deref(),
         };
         Some(compare(&finished))
     }

@@ -1,7 +1,7 @@
 //! Held-out evaluation: the task's measures on samples that training never sees.
 //!
 //! A batch that does not fit is halved by the rank it does not fit on: samples are independent of each other and of their batch, so the
-//! others need not know. Only a rank on which one sample alone does not fit, or that failed otherwise, is everybody's business; it says
+//! others need not know. Only a rank on which one sample alone does not or that failed otherwise, is everybody's business; it says
 //! so in the collective that sums up, so that all leave together.
 
 use std::path::Path;
@@ -13,44 +13,17 @@ use coxswain_nn::{
 use coxswain_proto::{
     ids::{Bytes, Rank, Step},
     run_spec::RunSpec,
-    vla_flow::Patterns,
 };
 use coxswain_task::{Built, Evaluation as Found, Objective, Readable, Samples, Task, TaskOn};
-use serde::{Deserialize, Serialize};
 
-use super::{TrainError, checkpoint::Store, fit, run::Training, save};
+use super::{
+    TrainError, advice::advice, checkpoint::Store, held_out::HeldOutError, save, training::Training,
+};
 use crate::{
     collective::{Buf, BufMut, Collective, Solo},
     link::Phase,
     memory::{self, OutOfMemory},
 };
-
-/// Most measures of a task.
-pub const MAX_MEASURES: usize = 8;
-
-/// What was found on held-out samples: the mean of each of the task's measures.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct HeldOutError {
-    /// Held-out samples looked at.
-    pub samples: u64,
-    /// By name, in the task's order.
-    #[serde(flatten)]
-    pub measures: Patterns<f64>,
-    /// Held-out samples that should have been looked at and cannot be read.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub unreadable: u64,
-}
-
-impl HeldOutError {
-    /// The value of a measure; none if the task has none of this name.
-    pub fn of(&self, measure: &str) -> Option<f64> {
-        self.measures.iter().find(|(name, _)| *name == measure).map(|(_, value)| *value)
-    }
-}
-
-fn is_zero(count: &u64) -> bool {
-    *count == 0
-}
 
 /// Sums that add up over samples and ranks.
 #[derive(Clone, Debug, Default)]
@@ -76,13 +49,13 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     pub(super) fn evaluate(&mut self) -> Result<Option<HeldOutError>, TrainError> {
         self.enter(Phase::Evaluation, self.next)?;
         let evaluation = Evaluation {
-            spec: self.spec,
-            task: self.task,
-            samples: &*self.samples,
-            objective: &*self.objective,
-            trainables: &self.trainables,
+            spec: self.run.spec,
+            task: self.run.task,
+            samples: &*self.feed.samples,
+            objective: &*self.learner.objective,
+            trainables: &self.learner.trainables,
         };
-        evaluation.run(self.next, self.comm.as_mut())
+        evaluation.run(self.next, self.members.comm.as_mut())
     }
 }
 
@@ -184,7 +157,7 @@ impl<B: Tape<Base = B>> Evaluation<'_, B> {
                     return Err(TrainError::Exhausted {
                         step,
                         source: source.into(),
-                        advice: fit::advice(self.task, self.spec),
+                        advice: advice(self.task, self.spec),
                     });
                 }
             }

@@ -1,13 +1,9 @@
 //! What follows when memory runs out: less at a time, on all ranks; and what to change where one sample alone does not fit.
 
-use coxswain_proto::{
-    ids::{Rank, Step},
-    run_spec::{Recompute, RunSpec},
-};
+use coxswain_proto::ids::{Rank, Step};
 
-use super::{TrainError, run::Training, vote::Verdict};
+use super::{TrainError, training::Training, vote::Verdict};
 use coxswain_nn::kernels::Tape;
-use coxswain_task::Task;
 use crate::{feeder::Prepared, link::Report};
 
 impl<B: Tape<Base = B>> Training<'_, B> {
@@ -21,17 +17,17 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         last: Option<Prepared>,
     ) -> Result<(), TrainError> {
         let (_, rank) = verdict.fared;
-        if self.micro_batch == 1 {
+        if self.feed.micro_batch == 1 {
             return Err(match own {
                 Some(TrainError::DoesNotFit { step, source }) => {
-                    TrainError::Exhausted { step, source: source.into(), advice: self.advice() }
+                    TrainError::Exhausted { step, source: source.into(), advice: self.run.advice() }
                 }
                 Some(other) => other,
                 None => TrainError::PeerFailed(rank),
             });
         }
         if let Some(own) = &own {
-            self.link.report(Report::Note(format!("rank {}: {own}", self.assignment.rank)))?;
+            self.members.link.report(Report::Note(format!("rank {}: {own}", self.members.assignment.rank)))?;
         }
         let meanwhile = match verdict.gave_up {
             0 => String::new(),
@@ -44,38 +40,33 @@ impl<B: Tape<Base = B>> Training<'_, B> {
 
     /// A rank is being swapped out: the next step takes less, as long as there is less to take.
     pub(super) fn relieve(&mut self, next: Step, rank: Rank) -> Result<(), TrainError> {
-        if self.micro_batch == 1 {
-            tracing::warn!(%rank, advice = self.advice(), "a rank is swapped out with one sample at a time");
+        if self.feed.micro_batch == 1 {
+            tracing::warn!(%rank, advice = self.run.advice(), "a rank is swapped out with one sample at a time");
             return Ok(());
         }
         self.halve(next, rank, &Smaller { why: "swapping on", meanwhile: "" })?;
         self.recut(next, None)
     }
 
-    /// What to change where one sample alone does not fit.
-    pub(super) fn advice(&self) -> String {
-        advice(self.task, self.spec)
-    }
-
     /// Puts what is ready, and this micro-batch, together anew in the size that counts now.
     fn recut(&mut self, step: Step, last: Option<Prepared>) -> Result<(), TrainError> {
-        self.prefetch.replan(step, self.micro_batch, last)?;
+        self.feed.prefetch.replan(step, self.feed.micro_batch, last)?;
         // Old and new rows were there side by side for a moment, which no step does: it is no reason to halve again.
-        self.meter.overlook();
+        self.books.meter.overlook();
         Ok(())
     }
 
     /// Takes half, and says so.
     fn halve(&mut self, step: Step, rank: Rank, words: &Smaller<'_>) -> Result<(), TrainError> {
-        let (before, Smaller { why, meanwhile }) = (self.micro_batch, words);
-        self.micro_batch = before.div_ceil(2);
-        if self.assignment.rank == rank {
-            self.link.report(Report::Note(format!(
+        let (before, Smaller { why, meanwhile }) = (self.feed.micro_batch, words);
+        self.feed.micro_batch = before.div_ceil(2);
+        if self.members.assignment.rank == rank {
+            self.members.link.report(Report::Note(format!(
                 "{why} rank {rank}: all ranks go from {before} to {} samples at a time, the same samples a step, from step {step} on{meanwhile}",
-                self.micro_batch
+                self.feed.micro_batch
             )))?;
         }
-        tracing::warn!(step = step.0, %rank, micro_batch = self.micro_batch, "{why} a rank: all ranks halve the micro-batch");
+        tracing::warn!(step = step.0, %rank, micro_batch = self.feed.micro_batch, "{why} a rank: all ranks halve the micro-batch");
         Ok(())
     }
 }
@@ -86,18 +77,4 @@ struct Smaller<'a> {
     why: &'static str,
     /// What the others did; may be empty.
     meanwhile: &'a str,
-}
-
-/// Settings of this run that would take less, most effective first.
-pub(super) fn advice(task: &dyn Task, spec: &RunSpec) -> String {
-    let mut settings: Vec<String> = Vec::new();
-    if spec.train.recompute != Recompute::Full {
-        settings.push("train.recompute: full".into());
-    }
-    settings.extend(task.frugal_settings(spec));
-    if spec.memory.capacity.is_some() {
-        settings.push("a larger memory.capacity".into());
-    }
-    settings.push("a smaller model or shorter prompts".into());
-    settings.join(", or ")
 }

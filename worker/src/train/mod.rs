@@ -19,30 +19,40 @@
 //!
 //! One OS thread runs all of this. It sees the control plane only as a [`Link`](crate::link::Link), and never sees tonic.
 
+mod advice;
 mod ahead;
 mod announce;
 mod autobatch;
+mod books;
 pub mod check;
 pub mod checkpoint;
 mod compare;
 mod error;
 mod evaluate;
 mod export;
+mod facts;
 mod features;
+mod feed;
 mod fit;
 mod gradient_watch;
+mod held_out;
+mod learner;
+mod members;
 pub mod recovery;
 mod run;
 mod save;
 mod step;
+mod summary;
 mod trainer;
+mod training;
 mod vote;
 mod warm_up;
 
 pub use self::check::{CheckReport, check};
 pub use error::TrainError;
-pub use evaluate::{HeldOutError, MAX_MEASURES, evaluate_run};
-pub use export::Summary;
+pub use evaluate::evaluate_run;
+pub use held_out::{HeldOutError, MAX_MEASURES};
+pub use summary::Summary;
 pub use features::{CacheSummary, DriftRecord, Mark, Place};
 pub use gradient_watch::{GradientWatch, SilentTrainables};
 pub use trainer::{TaskTrainer, TrainerOptions};

@@ -19,7 +19,7 @@ use safetensors::{Dtype, SafeTensors};
 use super::{
     TrainError,
     checkpoint::{CheckpointError, Found, Manifest, Staging, io_error},
-    run::Training,
+    training::Training,
 };
 use coxswain_nn::{files::write_tensors, kernels::Tape, params::TrainableLayout, pulse};
 use crate::{collective::{BufMut, Reduce}, link::{CheckpointNews, Phase, Report}, memory::{self, OutOfMemory}, zero::{MirroredAdamW, StateError}};
@@ -31,11 +31,6 @@ fn optimizer_file(rank: u32, world: usize) -> String {
 }
 
 impl<B: Tape<Base = B>> Training<'_, B> {
-    /// Bytes of one checkpoint: fp32 values and both moments of everything that trains.
-    pub(super) fn checkpoint_bytes(&self) -> Bytes {
-        Bytes(3 * 4 * self.trainables.layout().len() as u64)
-    }
-
     /// Writes the checkpoint of the steps done so far. What the file system refuses is reported and survived.
     pub(super) fn save(&mut self) -> Result<(), TrainError> {
         let step = self.next;
@@ -59,8 +54,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     fn tell(&mut self, path: &str, bytes: Bytes, news: CheckpointNews) -> Result<(), TrainError> {
         let path = path.to_owned();
         // Completion is the publisher's to tell; a failure is told by whoever saw it.
-        if self.rank().0 == 0 || matches!(news, CheckpointNews::Failed(_)) {
-            self.link.report(Report::Checkpoint { step: self.next, path, bytes, news })?;
+        if self.members.rank().0 == 0 || matches!(news, CheckpointNews::Failed(_)) {
+            self.members.link.report(Report::Checkpoint { step: self.next, path, bytes, news })?;
         }
         Ok(())
     }
@@ -68,7 +63,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     /// All ranks: stage, write, agree, publish. The outer error ends training; the inner one only this checkpoint.
     fn write_together(&mut self) -> Result<Result<Bytes, CheckpointError>, TrainError> {
         let step = self.next.0;
-        let first = self.rank().0 == 0;
+        let first = self.members.rank().0 == 0;
         let staged = if first { self.store.stage(step) } else { Ok(self.store.staging(step)) };
         let staging = match self.agree(staged)? {
             Ok(staging) => staging,
@@ -94,7 +89,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         own: Result<V, CheckpointError>,
     ) -> Result<Result<V, CheckpointError>, TrainError> {
         let mut failed = [f64::from(u8::from(own.is_err()))];
-        self.comm.all_reduce(BufMut::F64(&mut failed), Reduce::Max)?;
+        self.members.comm.all_reduce(BufMut::F64(&mut failed), Reduce::Max)?;
         Ok(match own {
             Ok(_) if failed[0] > 0.0 => Err(CheckpointError::OtherRank { step: self.next.0 }),
             own => own,
@@ -103,9 +98,9 @@ impl<B: Tape<Base = B>> Training<'_, B> {
 
     /// [`write_parts`](Self::write_parts), as far as memory goes.
     fn write_guarded(&mut self, staging: &Staging) -> Result<Bytes, CheckpointError> {
-        let before = self.meter.in_use();
+        let before = self.books.meter.in_use();
         memory::guarded_again(|| self.write_parts(staging)).unwrap_or_else(|overrun| {
-            let found = self.meter.out_of_memory(Phase::Checkpoint, overrun.in_use, before.0);
+            let found = self.books.meter.out_of_memory(Phase::Checkpoint, overrun.in_use, before.0);
             let source = Box::new(OutOfMemory { device: overrun.device, ..found });
             Err(CheckpointError::DoesNotFit { step: self.next.0, source })
         })
@@ -113,19 +108,19 @@ impl<B: Tape<Base = B>> Training<'_, B> {
 
     /// This rank's files; returns their bytes.
     fn write_parts(&mut self, staging: &Staging) -> Result<Bytes, CheckpointError> {
-        let name = optimizer_file(self.rank().0, self.comm.world());
+        let name = optimizer_file(self.members.rank().0, self.members.comm.world());
         let path = staging.file(&name);
-        let optimizer = &self.held.as_ref().expect("a generation begins with a state").optimizer;
-        pulse::allow(self.checkpoint_bytes().0);
+        let optimizer = &self.learner.held.as_ref().expect("a generation begins with a state").optimizer;
+        pulse::allow(self.learner.checkpoint_bytes().0);
         File::create(&path)
             .map(|file| BufWriter::with_capacity(1 << 20, file))
             .and_then(|mut file| optimizer.write_to(&mut file).and_then(|_| file.flush()))
             .map_err(io_error("write", &path))?;
         let mut bytes = staging.sync(&name)?;
-        if self.rank().0 == 0 {
+        if self.members.rank().0 == 0 {
             let path = staging.file(TRAINABLES);
-            pulse::allow(self.checkpoint_bytes().0);
-            self.trainables
+            pulse::allow(self.learner.checkpoint_bytes().0);
+            self.learner.trainables
                 .lend(|layout, values| write_tensors(&path, layout, values, |_| true))
                 .map_err(io_error("write", &path))?;
             bytes += staging.sync(TRAINABLES)?;
@@ -137,21 +132,21 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let manifest = Manifest {
             format: Manifest::FORMAT,
             step: self.next.0,
-            epoch: self.plan.epoch(self.next),
-            world_size: self.comm.world(),
-            spec_digest: self.spec_digest.clone(),
+            epoch: self.run.plan.epoch(self.next),
+            world_size: self.members.comm.world(),
+            spec_digest: self.run.spec_digest.clone(),
             version: VERSION.to_owned(),
-            dataset_fingerprint: self.samples.fingerprint().to_string(),
-            micro_batch: self.micro_batch,
+            dataset_fingerprint: self.feed.samples.fingerprint().to_string(),
+            micro_batch: self.feed.micro_batch,
             cache: self.cache_mark(),
-            turn: self.link.decided(self.next),
+            turn: self.members.link.decided(self.next),
             files: Default::default(),
         };
-        let world = self.comm.world();
+        let world = self.members.comm.world();
         let mut wanted: Vec<_> = (0..world as u32).map(|rank| optimizer_file(rank, world)).collect();
         wanted.push(TRAINABLES.to_owned());
         let found = staging.publish(manifest, &wanted)?;
-        self.store.prune(self.spec.train.keep_checkpoints);
+        self.store.prune(self.run.spec.train.keep_checkpoints);
         Ok(Bytes(found.bytes()))
     }
 
@@ -160,14 +155,14 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         self.enter(Phase::Checkpoint, step)?;
         let found = self.store.open(step.0)?;
         self.check_origin(&found)?;
-        let weights = read_trainables(&found, self.trainables.layout())?;
+        let weights = read_trainables(&found, self.learner.trainables.layout())?;
         let optimizer = self.read_optimizer(&found, &weights)?;
-        self.trainables.set(weights);
+        self.learner.trainables.set(weights);
         self.hold(optimizer, step);
-        self.searched = self.spec.train.auto_micro_batch;
-        self.micro_batch = match self.spec.train.auto_micro_batch {
+        self.feed.searched = self.run.spec.train.auto_micro_batch;
+        self.feed.micro_batch = match self.run.spec.train.auto_micro_batch {
             true => found.manifest.micro_batch,
-            false => self.spec.train.micro_batch.min(found.manifest.micro_batch),
+            false => self.run.spec.train.micro_batch.min(found.manifest.micro_batch),
         };
         self.saved = Some(step);
         self.resume_cache(found.manifest.cache)?;
@@ -181,7 +176,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         weights: &[f32],
     ) -> Result<MirroredAdamW<B::Flat>, CheckpointError> {
         let world = found.manifest.world_size;
-        let mut optimizer = self.empty_optimizer();
+        let mut optimizer = self.learner.empty_optimizer(self.run.spec, &self.members);
         let wanted = |rank: &usize| optimizer.keeps_of(&optimizer.part_in(world, *rank));
         let read = |chosen: &dyn Fn(&usize) -> bool| -> Result<Vec<Vec<u8>>, CheckpointError> {
             let file = |rank: usize| match chosen(&rank) {
@@ -215,12 +210,12 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     fn check_origin(&self, found: &Found) -> Result<(), CheckpointError> {
         let foreign = |detail: String| CheckpointError::Foreign { path: found.path.clone(), detail };
         let manifest = &found.manifest;
-        if manifest.spec_digest != self.spec_digest {
+        if manifest.spec_digest != self.run.spec_digest {
             return Err(foreign(
                 "was written by a run with other settings; choose another run.output_dir, or restore the settings".into(),
             ));
         }
-        let fingerprint = self.samples.fingerprint().to_string();
+        let fingerprint = self.feed.samples.fingerprint().to_string();
         if manifest.dataset_fingerprint != fingerprint {
             return Err(foreign(format!(
                 "belongs to data set {}, data.path is {fingerprint}; its order of samples is another",

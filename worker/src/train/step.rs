@@ -18,8 +18,8 @@
 //! step, says so in its ballot, too; that step counts, and the next one takes less.
 
 use std::{
-    sync::{Arc, atomic::Ordering},
-    time::{Duration, Instant},
+    sync::Arc,
+    time::Instant,
 };
 
 use coxswain_proto::{
@@ -32,8 +32,10 @@ use coxswain_proto::{
 
 use super::{
     TrainError,
+    learner::Learner,
+    books::STEPS_SIGHTED,
     features::{Claim, Features},
-    run::Training,
+    training::Training,
     vote::{self, Ballot, Fared, Lookout, Verdict},
 };
 use coxswain_nn::{kernels::Tape, params::Group};
@@ -45,9 +47,6 @@ use crate::{
     memory::{self, Attempt, Category, Held, Unfinished},
     zero::{GroupNorm, StepInput},
 };
-
-/// Steps after which every buffer that steps keep has been made.
-pub(super) const STEPS_SIGHTED: usize = 2;
 
 /// Sums over this rank's micro-batches.
 #[derive(Clone, Copy, Debug, Default)]
@@ -76,10 +75,10 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     /// Runs `step` until all ranks have committed it. Returns what happened and the verdict with everybody's commands.
     pub(super) fn transaction(&mut self, step: Step) -> Result<(StepReport, Verdict), TrainError> {
         let started = Instant::now();
-        if !self.meter.keeps_books_of(self.assignment.rank) {
-            self.meter.begin_run(self.holdings(), &self.output_dir, self.assignment.rank);
+        if !self.books.meter.keeps_books_of(self.members.assignment.rank) {
+            self.books.meter.begin_run(self.holdings(), &self.run.output_dir, self.members.assignment.rank);
         }
-        let batch = self.plan.batch(step);
+        let batch = self.run.plan.batch(step);
         let (mut spent, mut retries) = (Spent::default(), 0);
         let (share, verdict) = loop {
             let (mut share, mut last) = (Share::default(), None);
@@ -109,22 +108,22 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let (norms, broken) = match self.update(step, &verdict, &mut spent) {
             Ok(norms) => (norms, None),
             Err(error @ TrainError::Device { .. }) => return Err(error),
-            Err(error) => match self.held.as_ref().filter(|held| held.optimizer.versions().0.newest > step.0)
+            Err(error) => match self.learner.held.as_ref().filter(|held| held.optimizer.versions().0.newest > step.0)
             {
                 Some(held) => (Norms { all: held.optimizer.last_norm(), groups: Vec::new() }, Some(error)),
                 None => return Err(error),
             },
         };
         spent.times.total = started.elapsed();
-        let memory_peak = self.meter.end_step(step, self.micro_batch, retries + 1);
+        let memory_peak = self.books.meter.end_step(step, self.feed.micro_batch, retries + 1);
         let metrics = self.metrics(step, &spent.stages, &norms.groups);
         let done = self.done(step, &batch, (share, memory_peak), spent.times, (&verdict, norms.all));
         let done = StepReport { retries, metrics: metrics.into(), ..done };
         if let Some(error) = broken {
             // The last collective broke, but this rank has taken the step, and perhaps nobody else lives to tell: if all parts of
             // that version exist, the next generation goes on from it.
-            self.summary.book(&done);
-            self.link.report(Report::Step(done))?;
+            self.books.summary.book(&done);
+            self.members.link.report(Report::Step(done))?;
             return Err(error);
         }
         if let Some(rank) = verdict.pressed {
@@ -133,7 +132,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         Ok((done, verdict))
     }
 
-    /// Forward and backward over this rank's samples; gradients of the loss sum end up in `self.grads`. Leaves the micro-batch that ran last,
+    /// Forward and backward over this rank's samples; gradients of the loss sum end up in `self.learner.grads`. Leaves the micro-batch that ran last,
     /// for another attempt.
     fn accumulate(
         &mut self,
@@ -142,19 +141,19 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         last: &mut Option<Prepared>,
         spent: &mut Spent,
     ) -> Result<(), TrainError> {
-        self.grads.zero();
+        self.learner.grads.zero();
         // The optimizer and the collectives of the step before have no vote of their own.
-        if let Some(source) = self.meter.take_overrun() {
+        if let Some(source) = self.books.meter.take_overrun() {
             return Err(TrainError::DoesNotFit { step, source });
         }
         self.measure_portion(step)?;
         loop {
             self.enter(Phase::Data, step)?;
-            if Lookout::of(self.comm.as_ref()).sees_loss() {
+            if Lookout::of(self.members.comm.as_ref()).sees_loss() {
                 return Err(TrainError::CalledOff);
             }
             let waiting = Instant::now();
-            let prepared = self.prefetch.next(step)?;
+            let prepared = self.feed.prefetch.next(step)?;
             spent.times.data += waiting.elapsed();
             let Some(prepared) = prepared else { break };
             // That one has fitted: its rows are not wanted while this one runs.
@@ -162,8 +161,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             let prepared = self.complete(step, prepared, &mut share.cache)?;
             let micro_batch = &*last.insert(prepared).batch;
             // The optimizer makes its buffers in the first step; later ones begin with everything there.
-            if self.summary.losses.len() < STEPS_SIGHTED {
-                self.sightings.ready = memory::in_use();
+            if self.books.summary.losses.len() < STEPS_SIGHTED {
+                self.books.sightings.ready = memory::in_use();
             }
             let loss = self.pass(step, micro_batch, spent)?;
             share.loss_sum += loss.loss_sum;
@@ -172,8 +171,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         }
         self.publish_features(step);
         // Where LoRA rests, that it has no gradient means nothing.
-        if self.resting().is_none() && !self.gradients.all_heard() {
-            self.gradients.observe(self.trainables.layout(), &self.grads);
+        if self.resting().is_none() && !self.learner.gradients.all_heard() {
+            self.learner.gradients.observe(self.learner.trainables.layout(), &self.learner.grads);
         }
         Ok(())
     }
@@ -188,17 +187,18 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     ) -> Result<MicroLoss, TrainError> {
         let does_not_fit = |source| TrainError::DoesNotFit { step, source };
         let attempt = Attempt {
-            rank: self.rank(),
+            rank: self.members.rank(),
             step,
             samples: micro_batch.len(),
             cells: micro_batch.cells(),
-            divisible: self.micro_batch > 1,
+            divisible: self.feed.micro_batch > 1,
             representative: micro_batch.features().is_none() || self.resting().is_none(),
         };
-        self.meter.expect(attempt).map_err(does_not_fit)?;
-        let before = self.meter.in_use();
-        let lookout = Lookout::of(self.comm.as_ref());
-        let Self { objective, trainables, grads, meter, link, .. } = self;
+        self.books.meter.expect(attempt).map_err(does_not_fit)?;
+        let before = self.books.meter.in_use();
+        let lookout = Lookout::of(self.members.comm.as_ref());
+        let Learner { objective, trainables, grads, .. } = &mut self.learner;
+        let (meter, link) = (&mut self.books.meter, &mut self.members.link);
         let mut clock = StageClock::new(|pass| {
             let phase = match pass {
                 Pass::Forward => Phase::Forward,
@@ -224,11 +224,11 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             Ok(loss) => (Some(loss), None),
             Err(Unfinished::OutOfMemory(overrun)) => (None, Some(overrun)),
             Err(Unfinished::CalledOff) => {
-                self.meter.given_up().map_err(does_not_fit)?;
+                self.books.meter.given_up().map_err(does_not_fit)?;
                 return Err(TrainError::CalledOff);
             }
         };
-        self.meter.passed(before.0, overrun).map_err(does_not_fit)?;
+        self.books.meter.passed(before.0, overrun).map_err(does_not_fit)?;
         let (loss, settled) = loss.expect("a pass without a loss has overrun");
         settled.map_err(|error| TrainError::Device { step, detail: error.to_string() })?;
         Ok(loss?)
@@ -245,23 +245,23 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let voting = Instant::now();
         let ballot = Ballot {
             fared,
-            commands: self.link.commands(),
+            commands: self.members.link.commands(),
             loss_sum: share.loss_sum,
             valid_count: share.valid_count,
-            pressed: self.meter.take_pressed(),
+            pressed: self.books.meter.take_pressed(),
         };
-        let verdict = vote::cast(&ballot, self.comm.as_mut())?;
+        let verdict = vote::cast(&ballot, self.members.comm.as_mut())?;
         spent.times.communication += voting.elapsed();
         Ok(verdict)
     }
 
     /// What this rank holds from the first step to the last, for messages.
     fn holdings(&self) -> Vec<Held> {
-        let layout = self.trainables.layout();
-        let rows = self.objective.modules(layout);
+        let layout = self.learner.trainables.layout();
+        let rows = self.learner.objective.modules(layout);
         let frozen = rows.iter().filter(|row| !row.trains).map(|row| row.bytes).sum();
-        let optimizer = &self.held.as_ref().expect("a generation begins with a state").optimizer;
-        let optimizer = optimizer.bytes(self.comm.as_ref());
+        let optimizer = &self.learner.held.as_ref().expect("a generation begins with a state").optimizer;
+        let optimizer = optimizer.bytes(self.members.comm.as_ref());
         [
             (Category::FrozenWeights, Bytes(frozen)),
             (Category::Trainables, optimizer.weights),
@@ -278,16 +278,16 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     /// Reduce, clip, AdamW on this rank's shard, gather.
     fn update(&mut self, step: Step, verdict: &Verdict, spent: &mut Spent) -> Result<Norms, TrainError> {
         self.enter(Phase::Optimizer, step)?;
-        let (updating, busy) = (Instant::now(), self.communicating());
+        let (updating, busy) = (Instant::now(), self.members.communicating());
         let resting = self.resting();
         let scale = 1.0 / verdict.valid_count.max(1.0);
-        let input = StepInput { scale, rates: self.rates.rates(step.0), resting };
-        let mut weights: B::Flat = self.trainables.take();
-        let held = self.held.as_mut().expect("a generation begins with a state");
-        let grads = self.grads.values_but(resting, self.trainables.layout());
-        let outcome = held.optimizer.step(grads, &mut weights, &input, self.comm.as_mut());
-        self.trainables.put(weights);
-        let communication = self.communicating() - busy;
+        let input = StepInput { scale, rates: self.learner.rates.rates(step.0), resting };
+        let mut weights: B::Flat = self.learner.trainables.take();
+        let held = self.learner.held.as_mut().expect("a generation begins with a state");
+        let grads = self.learner.grads.values_but(resting, self.learner.trainables.layout());
+        let outcome = held.optimizer.step(grads, &mut weights, &input, self.members.comm.as_mut());
+        self.learner.trainables.put(weights);
+        let communication = self.members.communicating() - busy;
         spent.times.communication += communication;
         spent.times.optimizer += updating.elapsed().saturating_sub(communication);
         // Refused here, memory is missing in the middle of a step that others may have taken: what this rank holds is not to be trusted, and
@@ -303,14 +303,9 @@ impl<B: Tape<Base = B>> Training<'_, B> {
 
     /// What stays as it is in the step that runs: the adapter, where features come from a generation that it made.
     fn resting(&self) -> Option<Group> {
-        let cached = matches!(self.claimed.front(), Some(Claim { turn: CacheTurn::Cached(_), .. }));
-        let periodic = cached && self.spec.cache.mode == CacheMode::Periodic;
-        self.objective.extractor().filter(|_| periodic).map(|extractor| extractor.resting())
-    }
-
-    /// Time spent in collectives so far.
-    fn communicating(&self) -> Duration {
-        Duration::from_nanos(self.comm.progress().busy_nanos.load(Ordering::Relaxed))
+        let cached = matches!(self.feed.claimed.front(), Some(Claim { turn: CacheTurn::Cached(_), .. }));
+        let periodic = cached && self.run.spec.cache.mode == CacheMode::Periodic;
+        self.learner.objective.extractor().filter(|_| periodic).map(|extractor| extractor.resting())
     }
 
     /// What there is to tell of a step that only names itself: every sink shows whatever stands here. Rank 0 speaks for all where all know
@@ -318,12 +313,12 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     fn metrics(&self, step: Step, stages: &StageTimes, norms: &[GroupNorm]) -> Vec<Metric> {
         let mut metrics: Vec<_> =
             stages.iter().map(|(stage, time)| Metric::stage_time(stage, time)).collect();
-        if self.rank().0 == 0 {
-            let rates = self.rates.rates(step.0);
+        if self.members.rank().0 == 0 {
+            let rates = self.learner.rates.rates(step.0);
             let rate = |group: Group| Metric::learning_rate(&group.to_string(), rates.of(group));
             let norm = |of: &GroupNorm| Metric::same(format!("grad_norm/{}", of.group), of.norm);
             metrics.extend(norms.iter().map(norm));
-            metrics.extend(self.trainables.layout().groups().into_iter().map(rate));
+            metrics.extend(self.learner.trainables.layout().groups().into_iter().map(rate));
         }
         metrics
     }
@@ -336,13 +331,13 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         times: StepTimes,
         (verdict, grad_norm): (&Verdict, f64),
     ) -> StepReport {
-        let claim = self.claimed.pop_front();
+        let claim = self.feed.claimed.pop_front();
         let cache = match &mut self.features {
             Some(features) => features.book(share.cache, &times),
             None => share.cache,
         };
         StepReport {
-            generation: self.assignment.generation,
+            generation: self.members.assignment.generation,
             step,
             epoch: batch.epoch,
             cache_generation: claim.as_ref().map_or(0, |claim| claim.turn.number()),

@@ -4,7 +4,7 @@ use std::{path::PathBuf, sync::Arc};
 
 use coxswain_proto::{
     document,
-    ids::{Bytes, Generation, Rank, Step},
+    ids::{Bytes, Step},
     plan::Plan,
     run_spec::RunSpec,
 };
@@ -16,13 +16,14 @@ use coxswain_nn::{
 use coxswain_task::{Built, Samples, TaskOn};
 
 use super::{
-    TrainError, checkpoint::Store, export::Summary, features::Features, fit, gradient_watch::GradientWatch,
-    run::Training, warm_up::WarmUp,
+    TrainError, advice::advice, books::Books, checkpoint::Store, facts::Facts, features::Features, feed::Feed,
+    gradient_watch::GradientWatch, learner::Learner, members::Members, summary::Summary, training::Training,
+    warm_up::WarmUp,
 };
 use crate::{
-    collective::{Computes, FabricSource, RingListener, Solo},
+    collective::{Computes, FabricSource, RingListener},
     feeder::Prefetcher,
-    link::{Assignment, Commands, Link, LinkError, Phase},
+    link::{Commands, Link, LinkError, Phase},
     memory::{self, Gauge, Meter, OutOfMemory, prediction::outcome::Sightings},
     trainer::{DataSetFacts, Trainer, TrainerFailure, TrainerOutcome},
     zero::{LearningRateSchedule, Rates},
@@ -127,7 +128,7 @@ impl<B: Tape<Base = B>> TaskTrainer<B> {
 
     /// What loads and does not fit has nothing to make smaller.
     fn too_large(&self, spec: &RunSpec, source: OutOfMemory) -> TrainError {
-        let advice = fit::advice(self.task, spec);
+        let advice = advice(self.task, spec);
         TrainError::Exhausted { step: Step(0), source: source.into(), advice }
     }
 
@@ -151,54 +152,42 @@ impl<B: Tape<Base = B>> TaskTrainer<B> {
         let mut prefetch = Prefetcher::start(samples.clone(), samples.order(spec.run.seed), spec.data.prefetch, threads)?;
         prefetch.keep_ahead(features.as_ref().map_or(0, Features::encoder_batch));
         let peak = Rates::from(spec.learning_rates());
-        Ok(Training {
-            spec,
-            task: self.task,
-            spec_digest: document::digest(spec),
+        let learner = Learner {
             rates: LearningRateSchedule::new(&spec.optimizer, peak.clone(), plan.total_steps()),
-            store: Store::new(&output_dir),
-            output_dir,
-            plan,
             grads: FlatGrads::at(&B::Flat::place(&self.options.device), layout.len()),
-            warm_up: WarmUp::default(),
             gradients: GradientWatch::new(&layout, &peak),
             trainables: Trainables::new(layout, initial, &self.options.device),
-            micro_batch: match spec.train.auto_micro_batch {
-                true => spec.train.global_batch,
-                false => spec.train.micro_batch,
+            objective,
+            held: None,
+            coming: None,
+        };
+        let micro_batch = match spec.train.auto_micro_batch {
+            true => spec.train.global_batch,
+            false => spec.train.micro_batch,
+        };
+        let (requested, claimed) = (Step(0), Default::default());
+        let (summary, warm_up) = (Summary::new(), WarmUp::default());
+        Ok(Training {
+            store: Store::new(&output_dir),
+            run: Facts {
+                spec,
+                spec_digest: document::digest(spec),
+                plan,
+                task: self.task,
+                output_dir,
+                records: self.records.clone(),
             },
-            searched: false,
-            next: Step(0),
-            requested: Step(0),
-            claimed: Default::default(),
+            members: Members::alone(link, self.computes, self.fabric.take()),
+            learner,
+            feed: Feed { samples, prefetch, micro_batch, searched: false, requested, claimed },
             features,
+            books: Books { meter, sightings, summary, warm_up },
+            next: Step(0),
             obeyed: Commands::default(),
             saved: None,
             before: None,
             stopped: false,
-            summary: Summary::new(),
             announced: false,
-            // Nobody's place yet: the first assignment gives one.
-            assignment: Assignment {
-                generation: Generation(0),
-                rank: Rank(0),
-                world: 0,
-                next: String::new(),
-                quarantined: Vec::new(),
-                checkpoint_step: Step(0),
-            },
-            comm: Box::new(Solo::default()),
-            computes: self.computes,
-            records: self.records.clone(),
-            fabric: self.fabric.take(),
-            held: None,
-            coming: None,
-            link,
-            samples,
-            prefetch,
-            objective,
-            meter,
-            sightings,
         })
     }
 }
@@ -225,10 +214,10 @@ where
         match training.train(self.options.listener.as_ref()) {
             Ok(()) => TrainerOutcome::Done,
             Err(error) => {
-                let mut failure = failure(&error, training.meter.phase(), training.next);
-                failure.memory_in_use = training.meter.in_use();
+                let mut failure = failure(&error, training.books.meter.phase(), training.next);
+                failure.memory_in_use = training.books.meter.in_use();
                 failure.positions =
-                    training.claimed.front().map_or(Vec::new(), |claim| claim.positions.clone());
+                    training.feed.claimed.front().map_or(Vec::new(), |claim| claim.positions.clone());
                 ended(&error, failure)
             }
         }

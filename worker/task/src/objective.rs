@@ -107,8 +107,12 @@ pub trait Objective<B: Tape<Base = B>> {
     fn initial_values(&self, layout: &TrainableLayout) -> Result<Vec<f32>, TaskError>;
 
     /// Writes what a user takes away, each file whole or not at all, and says what it has written.
-    fn export(&self, dir: &Path, layout: &TrainableLayout, values: &[f32])
-    -> Result<Vec<Artifact>, TaskError>;
+    fn export(
+        &self,
+        dir: &Path,
+        layout: &TrainableLayout,
+        values: &[f32],
+    ) -> Result<Vec<Artifact>, TaskError>;
 
     /// What of it may be kept; none if the run's cache is off, or nothing may.
     fn extractor(&self) -> Option<&dyn Extractor<B>> {

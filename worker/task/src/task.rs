@@ -49,12 +49,8 @@ pub trait Task: Send + Sync {
 /// A task on one kind of device.
 pub trait TaskOn<B: Tape<Base = B>>: Task {
     /// Reads the model and registers everything that trains, for these samples.
-    fn build(
-        &self,
-        spec: &RunSpec,
-        samples: &dyn Samples,
-        device: &B::Device,
-    ) -> Result<Built<B>, TaskError>;
+    fn build(&self, spec: &RunSpec, samples: &dyn Samples, device: &B::Device)
+    -> Result<Built<B>, TaskError>;
 
     /// One forward pass of the task's model; nothing if the model is none of this task's.
     fn forward(&self, _job: &ForwardJob<'_>, _device: &B::Device) -> Option<Result<(), TaskError>> {

@@ -9,7 +9,11 @@ use std::{
 };
 
 use coxswain_proto::{cache_plan::Decided, ids::Step, run_spec::RunSpec};
-use coxswain_worker::{link::{Assignment, CheckpointNews, Commands, Leased, Link, LinkError, Phase, Report, SoloLink}, train::checkpoint::Store, trainer::{Trainer, TrainerFailure, TrainerOutcome}};
+use coxswain_worker::{
+    link::{Assignment, CheckpointNews, Commands, Leased, Link, LinkError, Phase, Report, SoloLink},
+    train::checkpoint::Store,
+    trainer::{Trainer, TrainerFailure, TrainerOutcome},
+};
 
 use crate::{
     exit::{Exit, Failed, Outcome},

@@ -40,8 +40,8 @@ use self::{
 };
 use coxswain_nn::kernels::flat::DeviceBuffer;
 use coxswain_worker::collective::{
-        Cargo, Fabric, FabricError, FabricId, FabricSource, Movement, Offer, Place, Transfer, chunk,
-    };
+    Cargo, Fabric, FabricError, FabricId, FabricSource, Movement, Offer, Place, Transfer, chunk,
+};
 
 /// Between two looks at a communicator that connects or leaves.
 const PAUSE: Duration = Duration::from_micros(200);

@@ -7,11 +7,11 @@ use burn::{
     tensor::{Tensor, TensorData},
 };
 use burn_cuda::{Cuda, CudaDevice};
-use coxswain_proto::ids::Rank;
 use coxswain_nn::kernels::{
-        ModelBackend,
-        flat::{Coefficients, Flat, FlatOn, Gradient, Halves, Lent, OnDevice, Part, Run},
-    };
+    ModelBackend,
+    flat::{Coefficients, Flat, FlatOn, Gradient, Halves, Lent, OnDevice, Part, Run},
+};
+use coxswain_proto::ids::Rank;
 use coxswain_worker::{collective::Reduce, device::Accelerator};
 
 use super::*;

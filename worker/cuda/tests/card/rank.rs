@@ -18,16 +18,19 @@ use std::{
 
 use burn_cuda::{Cuda, CudaDevice};
 use coxswain_cuda::Nvidia;
+use coxswain_nn::kernels::flat::{Flat, OnDevice};
 use coxswain_proto::{
     ids::{Generation, Rank},
     run_spec::Collectives,
 };
-use coxswain_nn::kernels::flat::{Flat, OnDevice};
-use coxswain_worker::{collective::{
+use coxswain_worker::{
+    collective::{
         self, Brings, BufMut, Collective, CollectiveError, Computes, Membership, Reduce, Ring, RingAbort,
         RingListener,
         conformance::{self, Behaviour},
-    }, device::Accelerator};
+    },
+    device::Accelerator,
+};
 
 /// Names the environment variable `RANK WORLD ring|nccl` of such a process.
 pub const SEAT: &str = "COX_TEST_SEAT";

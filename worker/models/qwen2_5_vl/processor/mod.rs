@@ -13,6 +13,6 @@ mod prompt;
 mod resize;
 mod vision;
 
-pub use prompt::{ModelFacts, PromptEncoder};
 pub use image::image_size;
+pub use prompt::{ModelFacts, PromptEncoder};
 pub use vision::{DEFAULT_MAX_PIXELS, ImageProcessor, PatchShape, Patches, PixelBounds, smart_resize};

@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use coxswain_data::error::{DataError, read_json};
 use super::vision::PatchShape;
+use coxswain_data::error::{DataError, read_json};
 
 const OWN_FILE: &str = "preprocessor_config.json";
 const SHARED_FILE: &str = "processor_config.json";

@@ -18,8 +18,8 @@ use serde::Deserialize;
 use serde_json::Value;
 use tokenizers::Tokenizer;
 
-use coxswain_data::error::{DataError, read_json, read_text};
 use super::vision::PatchShape;
+use coxswain_data::error::{DataError, read_json, read_text};
 
 const SYSTEM: &str = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n";
 const IMAGE: &str = "<|vision_start|><|image_pad|><|vision_end|>";

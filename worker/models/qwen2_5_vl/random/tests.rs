@@ -1,12 +1,12 @@
 use burn::backend::{Flex, flex::FlexDevice};
 
 use super::*;
-use coxswain_nn::params::TrainableLayout;
 use crate::qwen2_5_vl::{
-        QwenVl,
-        checkpoint::Checkpoint,
-        modules::{FrozenTensor, frozen_tensors},
-    };
+    QwenVl,
+    checkpoint::Checkpoint,
+    modules::{FrozenTensor, frozen_tensors},
+};
+use coxswain_nn::params::TrainableLayout;
 
 fn asset(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/assets").join(name)

@@ -6,7 +6,7 @@
 use burn::tensor::Tensor;
 
 use super::super::{error::ModelError, loader::Loader};
-use coxswain_nn::{kernels::ModelBackend, lora::LoraLinear, block::Block};
+use coxswain_nn::{block::Block, kernels::ModelBackend, lora::LoraLinear};
 
 /// The tensors of one block.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -22,7 +22,11 @@ use super::{
     error::{ModelError, UnreadableWeights},
     loader::Loader,
 };
-use coxswain_nn::{kernels::{ModelBackend, Tape}, block::Lent, recompute::{InContext, Layers, fold_held}};
+use coxswain_nn::{
+    block::Lent,
+    kernels::{ModelBackend, Tape},
+    recompute::{InContext, Layers, fold_held},
+};
 
 /// The repeated blocks of one tower, first to last.
 pub struct Stack<B: ModelBackend, K: Assemble<B>>(Blocks<B, K>);

@@ -36,7 +36,11 @@ use super::{
     },
     Assemble, Manifest, Parts,
 };
-use coxswain_nn::{kernels::ModelBackend, lora::{Adapter, LoraLinear, linear::frozen}, pulse};
+use coxswain_nn::{
+    kernels::ModelBackend,
+    lora::{Adapter, LoraLinear, linear::frozen},
+    pulse,
+};
 
 /// A tower's blocks, in their files.
 pub(super) struct Streamed<B: ModelBackend, K: Assemble<B>> {

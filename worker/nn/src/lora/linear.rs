@@ -6,7 +6,10 @@
 use burn::tensor::{DType, Tensor, TensorData};
 
 use super::plan::LoraPlan;
-use crate::{kernels::{LinearLayer, LowRank, ModelBackend, Tape}, params::{Group, Init, Keep, LinearInputs, ParamId, ParamScope, TrainableLayout}};
+use crate::{
+    kernels::{LinearLayer, LowRank, ModelBackend, Tape},
+    params::{Group, Init, Keep, LinearInputs, ParamId, ParamScope, TrainableLayout},
+};
 
 /// Where an adapter's matrices are, and how much they count.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -213,7 +213,7 @@ pub fn write_adapter(
     let bytes =
         safetensors::serialize(params, Some(metadata)).expect("views of owned tensors always serialize");
     let config = format!("{:#}\n", peft_config::to_json(plan, base_model));
-        let files = [(WEIGHTS, bytes.as_slice()), ("README.md", card.as_bytes()), (CONFIG, config.as_bytes())];
+    let files = [(WEIGHTS, bytes.as_slice()), ("README.md", card.as_bytes()), (CONFIG, config.as_bytes())];
     for (name, bytes) in files {
         let path = dir.join(name);
         publish(&path, bytes).map_err(failed(path))?;

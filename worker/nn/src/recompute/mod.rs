@@ -41,7 +41,11 @@ use burn::tensor::Tensor;
 use coxswain_proto::{run_spec::Recompute, vla_flow::ActivationsDtype};
 
 use super::block::{Block, Lent};
-use crate::{kernels::Tape, memory, params::{GradientSums, Notes, ParamScope, Trainables, held}};
+use crate::{
+    kernels::Tape,
+    memory,
+    params::{GradientSums, Notes, ParamScope, Trainables, held},
+};
 use segment::{Input, Recorded, Segment};
 
 /// A block of a tower: two residual halves over `inputs[0]`, with the tower's side inputs in `inputs[1..]`.

@@ -19,7 +19,10 @@ use burn_autodiff::{
     ops::{Backward, Ops, OpsKind},
 };
 
-use crate::{kernels::Tape, params::{GradientSums, ParamScope, Trainables}};
+use crate::{
+    kernels::Tape,
+    params::{GradientSums, ParamScope, Trainables},
+};
 
 /// A differentiable function of a few `[n, d]` tensors and of trainables.
 pub trait Segment<B: Tape<Base = B>> {

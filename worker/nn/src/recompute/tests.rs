@@ -5,7 +5,11 @@ use burn::{
 use proptest::prelude::*;
 
 use super::*;
-use crate::{kernels::{LinearLayer, LowRank, ModelBackend}, params::{FlatGrads, Group, Init, Keep, LinearInputs, ParamId, TrainableLayout}, rng::{Key, Purpose}};
+use crate::{
+    kernels::{LinearLayer, LowRank, ModelBackend},
+    params::{FlatGrads, Group, Init, Keep, LinearInputs, ParamId, TrainableLayout},
+    rng::{Key, Purpose},
+};
 
 const WIDTH: usize = 8;
 const TOKENS: usize = 6;

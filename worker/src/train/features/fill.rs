@@ -26,7 +26,7 @@ use crate::{
     feeder::{Missing, Prefetcher, Prepared, Upcoming},
     link::{Phase, Report},
     memory::{self, OutOfMemory},
-    train::{TrainError, run::Training},
+    train::{TrainError, training::Training},
 };
 
 /// A row without features.
@@ -111,7 +111,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     fn look_again(&mut self, batch: &mut dyn Batch, missing: Vec<Missing>) -> Vec<Missing> {
         let Some(features) = self.features.as_ref().filter(|_| !missing.is_empty()) else { return missing };
         let mut rows: Vec<Row> = missing.into_iter().map(Row::Due).collect();
-        let mut target = Target { batch, waiting: &mut self.prefetch };
+        let mut target = Target { batch, waiting: &mut self.feed.prefetch };
         features.look_again(&mut rows, &mut target);
         rows.into_iter().map(Row::into_missing).collect()
     }
@@ -119,19 +119,19 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     /// Computes these rows of `batch`.
     fn fill(&mut self, step: Step, batch: &mut dyn Batch, missing: Vec<Missing>) -> Result<(), TrainError> {
         let features = self.features.as_mut().expect("a step that asks for features has a store");
-        let extractor = self.objective.extractor().expect("what is kept was computed by it");
+        let extractor = self.learner.objective.extractor().expect("what is kept was computed by it");
         let room = missing.len().next_multiple_of(features.fill_batch) - missing.len();
-        let mut ahead: Vec<Row> = self.prefetch.upcoming(room).into_iter().map(Row::Later).collect();
-        let mut target = Target { batch, waiting: &mut self.prefetch };
+        let mut ahead: Vec<Row> = self.feed.prefetch.upcoming(room).into_iter().map(Row::Later).collect();
+        let mut target = Target { batch, waiting: &mut self.feed.prefetch };
         features.look_again(&mut ahead, &mut target);
         let rows: Vec<Row> = missing.into_iter().map(Row::Due).chain(ahead).collect();
         let mut left = &rows[..];
         while !left.is_empty() {
             let (now, later) = left.split_at(left.len().min(features.fill_batch));
             let samples: Vec<&dyn Sample> = now.iter().map(|row| &*row.missing().seen).collect();
-            let inputs = self.samples.collate(step, &samples);
+            let inputs = self.feed.samples.collate(step, &samples);
             let serving = features.serving.as_ref();
-            let below = serving.and_then(|serving| serving.older.as_ref()).unwrap_or(&self.trainables);
+            let below = serving.and_then(|serving| serving.older.as_ref()).unwrap_or(&self.learner.trainables);
             let before = memory::in_use();
             match memory::guarded(|| extractor.compute(below, &*inputs)) {
                 Ok(made) => {
@@ -143,14 +143,14 @@ impl<B: Tape<Base = B>> Training<'_, B> {
                     target.waiting.keep_ahead(features.fill_batch);
                     let line = format!(
                         "rank {}: out of memory while computing features: {} samples at a time from now on; steps are not affected",
-                        self.assignment.rank, features.fill_batch
+                        self.members.assignment.rank, features.fill_batch
                     );
                     tracing::warn!(step = step.0, "{line}");
-                    self.link.report(Report::Note(line))?;
+                    self.members.link.report(Report::Note(line))?;
                 }
                 Err(overrun) => {
                     // One sample does not fit beside what is there; a smaller micro-batch leaves more room.
-                    let capacity = self.spec.memory.capacity.map(coxswain_proto::ids::Bytes);
+                    let capacity = self.run.spec.memory.capacity.map(coxswain_proto::ids::Bytes);
                     let source = OutOfMemory::of(Phase::CacheBuild, overrun, before, capacity);
                     return Err(TrainError::DoesNotFit { step, source });
                 }
@@ -161,14 +161,14 @@ impl<B: Tape<Base = B>> Training<'_, B> {
 
     /// Lets the features of an epoch be published where its last step has computed them; training goes on meanwhile.
     pub(in crate::train) fn publish_features(&self, step: Step) {
-        if let Some(features) = self.features.as_ref().filter(|_| self.ends_epoch(step)) {
+        if let Some(features) = self.features.as_ref().filter(|_| self.run.ends_epoch(step)) {
             features.keeper.publish();
         }
     }
 
     /// Where an epoch ends, waits until its features are published: called before a collective, so that after it all ranks can see them.
     pub(in crate::train) fn settle_features(&mut self, step: Step) -> Result<(), TrainError> {
-        match self.ends_epoch(step) {
+        match self.run.ends_epoch(step) {
             true => self.storing(step, |own| own.features.iter_mut().for_each(Features::settle)),
             false => Ok(()),
         }
@@ -179,7 +179,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         if self.features.is_none() {
             return Ok(());
         }
-        let phase = self.meter.phase();
+        let phase = self.books.meter.phase();
         self.enter(Phase::CacheBuild, step)?;
         work(self);
         self.enter(phase, step)
@@ -188,20 +188,20 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     /// Says what the step that is done has brought.
     pub(in crate::train) fn tell_features(&mut self, step: Step) -> Result<(), TrainError> {
         self.conclude_drift(step)?;
-        let first = self.assignment.rank.0 == 0;
-        let epoch_ends = self.ends_epoch(step);
+        let first = self.members.assignment.rank.0 == 0;
+        let epoch_ends = self.run.ends_epoch(step);
         if let Some(features) = self.features.as_mut().filter(|_| first && epoch_ends) {
             let Features { keeper, base, training, .. } = features;
             keeper.note(&base.made_by, training);
             if let Some(line) = features.words_of_epoch() {
-                self.link.report(Report::Note(line))?;
+                self.members.link.report(Report::Note(line))?;
             }
         }
         self.tell_cache()
     }
 
     fn ends_epoch(&self, step: Step) -> bool {
-        (step.0 + 1).is_multiple_of(self.plan.steps_per_epoch())
+        (step.0 + 1).is_multiple_of(self.run.plan.steps_per_epoch())
     }
 
     /// Publishes everything: where a run or a generation ends, and with every checkpoint.
@@ -215,7 +215,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let Some(features) = &mut self.features else { return Ok(()) };
         features.hear();
         for line in features.account.take_complaints() {
-            self.link.report(Report::Note(format!("rank {}: {line}", self.assignment.rank)))?;
+            self.members.link.report(Report::Note(format!("rank {}: {line}", self.members.assignment.rank)))?;
         }
         Ok(())
     }
@@ -223,13 +223,13 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     /// Says what has gone wrong, and how far the generation is.
     fn tell_cache(&mut self) -> Result<(), TrainError> {
         self.tell_complaints()?;
-        let Some(features) = self.features.as_mut().filter(|_| self.assignment.rank.0 == 0) else {
+        let Some(features) = self.features.as_mut().filter(|_| self.members.assignment.rank.0 == 0) else {
             return Ok(());
         };
         if features.account.has_news()
             && let Some(report) = features.report()
         {
-            self.link.report(Report::Cache(report))?;
+            self.members.link.report(Report::Cache(report))?;
         }
         Ok(())
     }

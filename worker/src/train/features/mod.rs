@@ -19,6 +19,7 @@
 
 mod account;
 mod adapter;
+mod claim;
 mod drift;
 mod fill;
 mod keeper;
@@ -39,7 +40,7 @@ use coxswain_proto::{
     run_spec::{CacheDtype, CacheMode, RunSpec},
 };
 
-pub(super) use self::turn::Claim;
+pub(super) use self::claim::Claim;
 use self::{
     account::Account,
     keeper::{Keeper, Made},
@@ -47,7 +48,7 @@ use self::{
 };
 pub use self::{
     account::{CacheSummary, DriftRecord},
-    turn::{Mark, Place},
+    claim::{Mark, Place},
 };
 use super::{TrainError, check::check_writable};
 use coxswain_feature_store::{

@@ -36,7 +36,7 @@ use crate::{
     collective::{Buf, BufMut},
     link::{CacheSpace, Phase, Report},
     memory::{self, OutOfMemory},
-    train::{TrainError, run::Training},
+    train::{TrainError, training::Training},
 };
 
 /// A measurement that goes on.
@@ -86,12 +86,12 @@ fn drift_decides(cache: &Cache) -> bool {
 
 impl<B: Tape<Base = B>> Training<'_, B> {
     fn schedule(&self) -> Option<CacheSchedule> {
-        CacheSchedule::new(&self.spec.cache, &self.plan)
+        CacheSchedule::new(&self.run.spec.cache, &self.run.plan)
     }
 
     /// Begins to measure in the cached step that runs next, if there is something to measure after this turn. `before` served until here.
     pub(super) fn begin_measuring(&mut self, space: &CacheSpace, before: Option<Serving<B>>) {
-        let (step, cache) = (self.next, &self.spec.cache);
+        let (step, cache) = (self.next, &self.run.spec.cache);
         let Some(schedule) = self.schedule() else { return };
         let begins = schedule.cached_since(step);
         let portions = schedule.measured_in(begins);
@@ -120,12 +120,12 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     }
 
     fn measure(&mut self, at: Step, portions: Range<Step>, against: Against<B>) {
-        let wanted = self.spec.cache.probe_samples as u64;
-        let (rank, world) = (self.comm.rank().0 as usize, self.comm.world());
-        let all = self.samples.training_len();
+        let wanted = self.run.spec.cache.probe_samples as u64;
+        let (rank, world) = (self.members.comm.rank().0 as usize, self.members.comm.world());
+        let all = self.feed.samples.training_len();
         let count = wanted.min(all);
         let Some(features) = self.features.as_mut().filter(|_| count > 0) else { return };
-        let spread = (0..count).filter_map(|i| self.samples.training_sample(i * all / count));
+        let spread = (0..count).filter_map(|i| self.feed.samples.training_sample(i * all / count));
         let stale = |serving: &Serving<B>| serving.stale;
         let lost = match &against {
             Against::Serving => features.serving.as_ref().is_none_or(stale),
@@ -190,8 +190,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     /// Whether drift decides about `step`, and is not measured yet: then all ranks measure it together before they lease the step.
     pub(in crate::train) fn measures_before(&self, step: Step) -> bool {
         let Some((features, schedule)) = self.features.as_ref().zip(self.schedule()) else { return false };
-        let serving = features.serving.as_ref().filter(|_| drift_decides(&self.spec.cache));
-        let wanted = self.spec.cache.probe_samples > 0 && features.measured != Some(step);
+        let serving = features.serving.as_ref().filter(|_| drift_decides(&self.run.spec.cache));
+        let wanted = self.run.spec.cache.probe_samples > 0 && features.measured != Some(step);
         let served = |serving: &Serving<B>| serving.generation.since < schedule.cached_since(step);
         wanted && schedule.decides_at(step) && serving.is_some_and(served)
     }
@@ -225,8 +225,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             (Ok(()), Against::Lost) => Sums::default().row(UNAVAILABLE),
             (Ok(()), _) => measuring.sums.row(WELL),
         };
-        let mut rows = vec![0.0; FIELDS * self.comm.world()];
-        self.comm.all_gather(Buf::F64(&row), BufMut::F64(&mut rows))?;
+        let mut rows = vec![0.0; FIELDS * self.members.comm.world()];
+        self.members.comm.all_gather(Buf::F64(&row), BufMut::F64(&mut rows))?;
         own?;
         let fared = || rows.chunks_exact(FIELDS).map(Sums::status);
         if let Some((_, rank)) = fared().zip(0..).find(|(status, _)| *status == FAILED) {
@@ -244,24 +244,24 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         // Where drift decides, whoever decides must hear that there is none.
         let (compared, told) = match &against {
             Against::Before(before) => (Some(&**before), drift.is_some()),
-            Against::Serving | Against::Lost => (features.serving.as_ref(), drift_decides(&self.spec.cache)),
+            Against::Serving | Against::Lost => (features.serving.as_ref(), drift_decides(&self.run.spec.cache)),
         };
         let Some(report) = compared.map(|serving| features.report_of(serving)).filter(|_| told) else {
             return Ok(());
         };
         features.account.measured(report.generation, drift);
         features.probed = Some((at, made)).filter(|(_, made)| !made.rows.is_empty());
-        if self.assignment.rank.0 > 0 {
+        if self.members.assignment.rank.0 > 0 {
             return Ok(());
         }
         if let Some(CacheDrift { drift, probes, .. }) = &drift {
-            self.link.report(Report::Note(format!(
+            self.members.link.report(Report::Note(format!(
                 "step {at}: features have moved by {:.2} % (relative L2, cosine {:.4}) since generation {} was begun; loss {:.5} with fresh ones, {:.5} with kept ones, on {probes} probes",
                 100.0 * drift.relative_l2, drift.cosine, report.generation, drift.loss_fresh, drift.loss_cached
             )))?;
         }
         let lost = report.lost || (lost && matches!(against, Against::Serving | Against::Lost));
-        Ok(self.link.report(Report::Cache(CacheReport { drift, lost, ..report }))?)
+        Ok(self.members.link.report(Report::Cache(CacheReport { drift, lost, ..report }))?)
     }
 
     /// Compares the next `count` of this rank's probes, as many at once as memory allows.
@@ -289,7 +289,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
                 }
                 Err(_) if indices.len() > 1 => size = indices.len().div_ceil(2),
                 Err(overrun) => {
-                    let capacity = self.spec.memory.capacity.map(Bytes);
+                    let capacity = self.run.spec.memory.capacity.map(Bytes);
                     let source = OutOfMemory::of(Phase::CacheBuild, overrun, before, capacity);
                     return Err(TrainError::DoesNotFit { step, source });
                 }
@@ -300,13 +300,13 @@ impl<B: Tape<Base = B>> Training<'_, B> {
 
     /// Compares some samples: the sums with them, and their fresh features, if they were computed.
     fn compare(&self, indices: &[u64], measuring: &mut Measuring<B>) -> Result<(Sums, Made), TrainError> {
-        let Readable { samples, faults } = self.samples.readable(indices);
+        let Readable { samples, faults } = self.feed.samples.readable(indices);
         faults.iter().for_each(|error| tracing::warn!(%error, "a probe is left out"));
         if samples.is_empty() {
             return Ok((measuring.sums, Made::default()));
         }
         let indices: Vec<u64> = samples.iter().map(|sample| sample.index()).collect();
-        let batch = self.samples.batch(measuring.at, &samples);
+        let batch = self.feed.samples.batch(measuring.at, &samples);
         let features = self.features.as_ref().expect("probes are of kept features");
         let width = features.shape.width;
         let rows = self.extractor().row_values(&*batch);
@@ -326,7 +326,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         }
         let loss = |values| {
             let batch = batch.with_features(CachedFeatures { width, values });
-            self.objective.loss(&self.trainables, &*batch)
+            self.learner.objective.loss(&self.learner.trainables, &*batch)
         };
         let (with_fresh, with_kept) = (loss(fresh)?, loss(kept)?);
         sums.loss_fresh += with_fresh.loss_sum;
@@ -336,7 +336,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     }
 
     fn extractor(&self) -> &dyn Extractor<B> {
-        self.objective.extractor().expect("what is kept was computed by it")
+        self.learner.objective.extractor().expect("what is kept was computed by it")
     }
 
     /// What the present adapter makes of probes, rounded; and unrounded, if it had to be computed. `serves`: the generation made with it does.
@@ -346,7 +346,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         if let Some(found) = serving.and_then(|serving| features.read_probes(serving, probes)) {
             return Ok((found, None));
         }
-        let CachedFeatures { width, values } = self.extractor().compute(&self.trainables, probes.batch)?;
+        let CachedFeatures { width, values } = self.extractor().compute(&self.learner.trainables, probes.batch)?;
         let mut rounded = values.clone();
         round_trip(features.dtype, width, &mut rounded);
         Ok((rounded, Some(values)))
@@ -367,7 +367,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let below = match (ready, serving.and_then(|serving| serving.adapter.as_ref())) {
             (Some(ready), _) => ready,
             (None, Some(adapter)) => older.get_or_insert_with(|| adapter.trainables(&features.device)),
-            (None, None) => &self.trainables,
+            (None, None) => &self.learner.trainables,
         };
         let CachedFeatures { width, mut values } = self.extractor().compute(below, probes.batch)?;
         round_trip(features.dtype, width, &mut values);

@@ -11,50 +11,21 @@
 //! Within a cached phase LoRA rests, so the present adapter *is* the generation's, and a rank that comes back there needs nothing from
 //! the store.
 
-use std::{ops::Range, sync::Arc};
+use std::sync::Arc;
 
 use coxswain_proto::{
     cache_plan::{CacheGeneration, CacheReport},
     ids::{Bytes, Step},
 };
-use serde::{Deserialize, Serialize};
 
 use super::{
     Features, Serving,
     adapter::{self, AdapterSnapshot},
+    claim::{Claim, Mark, Place},
 };
 use coxswain_nn::{kernels::Tape, params::Trainables};
 use coxswain_feature_store::{Digest, SpaceKey};
-use crate::{feeder::KeptFeatures, link::{CacheSpace, CacheTurn, Leased, Report}, train::{TrainError, run::Training}};
-
-/// What this rank consumes in a step, and where the step takes its features from.
-#[derive(Clone, Debug)]
-pub(in crate::train) struct Claim {
-    /// Positions of the epoch's order.
-    pub positions: Vec<Range<u64>>,
-    /// As leased.
-    pub turn: CacheTurn,
-}
-
-/// The generation that serves or served last, as ranks and checkpoints hand it on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Mark {
-    /// Which, and where.
-    #[serde(flatten)]
-    pub newest: Place,
-    /// The one before it, while the drift since then is being measured.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub before: Option<Place>,
-}
-
-/// A generation, and where its features are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
-    /// Which.
-    pub generation: CacheGeneration,
-    /// The key of its space.
-    pub space: Digest,
-}
+use crate::{feeder::KeptFeatures, link::{CacheSpace, CacheTurn, Leased, Report}, train::{TrainError, training::Training}};
 
 impl<B: Tape<Base = B>> Training<'_, B> {
     /// Leases the next step, after what has to be known for that.
@@ -63,7 +34,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         if self.measures_before(step) {
             self.measure_before(step)?;
         }
-        let leased = self.link.lease(step, samples)?;
+        let leased = self.members.link.lease(step, samples)?;
         self.take_turn(&leased.turn)?;
         Ok(leased)
     }
@@ -78,7 +49,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             // step that fills another generation: it would take them for its own.
             None if space.generation.since > self.next => {
                 let alike = |claim: &Claim| [0, number].contains(&claim.turn.number());
-                self.claimed.iter().all(alike).then(|| Some(features.source(None)))
+                self.feed.claimed.iter().all(alike).then(|| Some(features.source(None)))
             }
             None => None,
         }
@@ -113,11 +84,11 @@ impl<B: Tape<Base = B>> Training<'_, B> {
                     && kept.space.is_some()
                     && !features.serves(&kept.generation)
                 {
-                    features.recall(kept, &self.trainables);
+                    features.recall(kept, &self.learner.trainables);
                 }
             }
             CacheTurn::Cached(space) => {
-                let before = features.serve(space, step, &self.trainables);
+                let before = features.serve(space, step, &self.learner.trainables);
                 self.begin_measuring(space, before);
             }
         }
@@ -126,14 +97,14 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     /// One line for people, and for the coordinator what serves now.
     fn tell_turn(&mut self, turn: &CacheTurn) -> Result<(), TrainError> {
         self.tell_complaints()?;
-        let Some(features) = self.features.as_mut().filter(|_| self.assignment.rank.0 == 0) else {
+        let Some(features) = self.features.as_mut().filter(|_| self.members.assignment.rank.0 == 0) else {
             return Ok(());
         };
-        self.link.report(Report::Note(features.words_of_turn(self.next, turn)))?;
+        self.members.link.report(Report::Note(features.words_of_turn(self.next, turn)))?;
         if matches!(turn, CacheTurn::Cached(_))
             && let Some(report) = features.report()
         {
-            self.link.report(Report::Cache(report))?;
+            self.members.link.report(Report::Cache(report))?;
         }
         Ok(())
     }
@@ -168,10 +139,10 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let here = features.serving.as_ref();
         if here.is_none_or(|own| own.generation != generation || own.key.0 != space || own.stale) {
             let space = CacheSpace { generation, space: Some(space.to_string()) };
-            features.recall(&space, &self.trainables);
+            features.recall(&space, &self.learner.trainables);
         }
         if let Some(before) = before {
-            let before = features.past(before, &self.trainables);
+            let before = features.past(before, &self.learner.trainables);
             self.measure_again(generation.since, before);
         }
     }

@@ -19,50 +19,30 @@ mod tests;
 use std::time::Instant;
 
 use coxswain_proto::{
-    ids::{Bytes, Generation, Step},
-    run_spec::Offload,
+    ids::{Bytes, Step},
 };
 
 pub use choice::{Choice, Holding, Source, choose};
 pub(super) use table::Carried;
 
-use super::{TrainError, run::Training};
-use coxswain_nn::kernels::{
-        Tape,
-        flat::{Flat, FlatOn},
-    };
-use crate::{collective::{BufMut, CollectiveError}, link::{Start, StateSource}, zero::{Keeps, MirroredAdamW, ShardState}};
-
-/// The optimizer, and the generation whose partition it follows.
-pub(super) struct Held<F: Flat> {
-    pub generation: Generation,
-    pub optimizer: MirroredAdamW<F>,
-    /// Weights of that state; none if they are the ones that train.
-    pub weights: Option<Vec<f32>>,
-}
-
-impl<F: Flat> Held<F> {
-    fn holding(&self) -> Holding {
-        let (own, mirror) = self.optimizer.versions();
-        let world = self.optimizer.world() as u32;
-        Holding { generation: self.generation, world, rank: self.optimizer.rank(), own, mirror }
-    }
-}
+use super::{TrainError, learner::Held, training::Training};
+use coxswain_nn::kernels::Tape;
+use crate::{collective::{BufMut, CollectiveError}, link::{Start, StateSource}, zero::{MirroredAdamW, ShardState}};
 
 impl<B: Tape<Base = B>> Training<'_, B> {
     /// Agrees with the other ranks of a new generation where to start, and takes over that state. `self.next` is where.
     pub(super) fn settle(&mut self) -> Result<Start, TrainError> {
         let began = Instant::now();
-        let holdings = [&self.held, &self.coming].map(|held| held.as_ref().map(Held::holding));
-        let (holdings, carried) = table::exchange(holdings, &self.carried(), self.objective.measures(), self.comm.as_mut())?;
-        let (source, bytes) = match choose(&holdings, self.assignment.checkpoint_step) {
+        let holdings = [&self.learner.held, &self.learner.coming].map(|held| held.as_ref().map(Held::holding));
+        let (holdings, carried) = table::exchange(holdings, &self.carried(), self.learner.objective.measures(), self.members.comm.as_mut())?;
+        let (source, bytes) = match choose(&holdings, self.members.assignment.checkpoint_step) {
             Some(choice) => {
                 let bytes = self.take_over(&choice)?;
                 let mirrored = choice.uses_mirror();
                 (if mirrored { StateSource::Mirror } else { StateSource::Carried }, bytes)
             }
-            None if self.assignment.checkpoint_step > Step(0) => {
-                (StateSource::Checkpoint, self.restore(self.assignment.checkpoint_step)?)
+            None if self.members.assignment.checkpoint_step > Step(0) => {
+                (StateSource::Checkpoint, self.restore(self.members.assignment.checkpoint_step)?)
             }
             None => {
                 self.begin_afresh()?;
@@ -79,8 +59,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         Carried {
             checkpoints: self.obeyed.checkpoints,
             memory_reports: self.obeyed.memory_reports,
-            micro_batch: self.micro_batch as u32,
-            searched: self.searched,
+            micro_batch: self.feed.micro_batch as u32,
+            searched: self.feed.searched,
             saved: self.saved,
             before: self.before.clone(),
             stopped: self.stopped,
@@ -95,58 +75,46 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         self.stopped = carried.stopped;
         // A checkpoint says for itself which step it is of, and which micro-batch fitted.
         if !restored {
-            self.micro_batch = carried.micro_batch as usize;
-            self.searched = carried.searched;
+            self.feed.micro_batch = carried.micro_batch as usize;
+            self.feed.searched = carried.searched;
             self.saved = carried.saved;
             self.resume_cache(carried.cache)?;
         }
         Ok(())
     }
 
-    /// An optimizer for this generation's partition, without a state.
-    pub(super) fn empty_optimizer(&self) -> MirroredAdamW<B::Flat> {
-        let offloaded = self.spec.memory.offload == Offload::Optimizer;
-        MirroredAdamW::at(
-            &B::Flat::place(&self.trainables.device()),
-            self.trainables.layout(),
-            (self.comm.world(), self.assignment.rank),
-            &self.spec.optimizer,
-            Keeps { mirror: self.spec.faults.mirror, offloaded },
-        )
-    }
-
     /// From now on this is the state, at step `next`.
     pub(super) fn hold(&mut self, optimizer: MirroredAdamW<B::Flat>, next: Step) {
-        self.held = Some(Held { generation: self.assignment.generation, optimizer, weights: None });
-        self.coming = None;
+        self.learner.held = Some(Held { generation: self.members.assignment.generation, optimizer, weights: None });
+        self.learner.coming = None;
         self.next = next;
     }
 
     /// Every rank starts with what the specification says.
     fn begin_afresh(&mut self) -> Result<(), TrainError> {
-        let values = match self.held {
-            None => self.trainables.to_vec(),
-            Some(_) => self.objective.initial_values(self.trainables.layout())?,
+        let values = match self.learner.held {
+            None => self.learner.trainables.to_vec(),
+            Some(_) => self.learner.objective.initial_values(self.learner.trainables.layout())?,
         };
-        let mut optimizer = self.empty_optimizer();
+        let mut optimizer = self.learner.empty_optimizer(self.run.spec, &self.members);
         optimizer.begin(0, &values);
-        self.trainables.set(values);
+        self.learner.trainables.set(values);
         self.hold(optimizer, Step(0));
         Ok(())
     }
 
     /// Every part is broadcast by its source; returns the bytes that came in.
     fn take_over(&mut self, choice: &Choice) -> Result<Bytes, TrainError> {
-        self.coming.take_if(|coming| coming.generation == choice.generation).into_iter().for_each(|coming| {
+        self.learner.coming.take_if(|coming| coming.generation == choice.generation).into_iter().for_each(|coming| {
             // All ranks go on from what this one has been taking over, so what it had before is nobody's any more.
-            self.held = Some(coming);
+            self.learner.held = Some(coming);
         });
-        let mut weights = self.trainables.to_vec();
-        let mut optimizer = self.empty_optimizer();
-        let (own_rank, mut received) = (self.comm.rank(), 0);
+        let mut weights = self.learner.trainables.to_vec();
+        let mut optimizer = self.learner.empty_optimizer(self.run.spec, &self.members);
+        let (own_rank, mut received) = (self.members.comm.rank(), 0);
         for (part, source) in choice.sources.iter().enumerate() {
             let range = optimizer.part_in(choice.sources.len(), part);
-            let mine = self.held.as_ref().filter(|_| source.from == own_rank);
+            let mine = self.learner.held.as_ref().filter(|_| source.from == own_rank);
             let mut state = match mine {
                 Some(held) => held
                     .optimizer
@@ -154,7 +122,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
                         source.copy,
                         choice.version,
                         held.weights.as_deref().unwrap_or(&weights),
-                        self.grads.values(),
+                        self.learner.grads.values(),
                     )
                     .expect("a rank is chosen for what it said it holds"),
                 None => {
@@ -164,19 +132,19 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             };
             let ShardState { weights: values, exp_avg, exp_avg_sq } = &mut state;
             for buffer in [values, exp_avg, exp_avg_sq] {
-                self.comm.broadcast(BufMut::F32(buffer), source.from)?;
+                self.members.comm.broadcast(BufMut::F32(buffer), source.from)?;
             }
             weights[range.clone()].copy_from_slice(&state.weights);
             optimizer.adopt(&range, &state);
         }
         optimizer.begin(choice.version, &weights);
         // Whoever passes this knows that all have everything, so the old state may go.
-        if let Err(error) = self.comm.barrier() {
-            let (generation, weights) = (self.assignment.generation, Some(weights));
-            self.coming = Some(Held { generation, optimizer, weights });
+        if let Err(error) = self.members.comm.barrier() {
+            let (generation, weights) = (self.members.assignment.generation, Some(weights));
+            self.learner.coming = Some(Held { generation, optimizer, weights });
             return Err(error.into());
         }
-        self.trainables.set(weights);
+        self.learner.trainables.set(weights);
         self.hold(optimizer, Step(choice.version));
         Ok(Bytes(received))
     }

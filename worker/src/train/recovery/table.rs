@@ -9,7 +9,7 @@ use super::choice::Holding;
 use coxswain_feature_store::Digest;
 
 use crate::{collective::{Buf, BufMut, Collective, CollectiveError}, train::{
-        evaluate::{HeldOutError, MAX_MEASURES},
+        held_out::{HeldOutError, MAX_MEASURES},
         features::{Mark, Place},
     }, zero::Versions};
 

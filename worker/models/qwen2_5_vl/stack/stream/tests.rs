@@ -10,8 +10,8 @@ use std::{
 use burn::backend::{Flex, flex::FlexDevice};
 
 use super::{super::Blocks, *};
-use coxswain_nn::params::TrainableLayout;
 use crate::qwen2_5_vl::{DecoderLayer, LoadOptions, QwenVl};
+use coxswain_nn::params::TrainableLayout;
 
 /// Stored as bfloat16: as float32 it is a copy.
 const COPIED: &str = "configs/assets/tiny-vla";

@@ -14,7 +14,10 @@ use super::{
     adamw::{self, Part, Run},
     squares::sum_of_squares,
 };
-use crate::{bfloat16::{narrow, widen}, kernels::{GradientSlot, ModelBackend, vectorised}};
+use crate::{
+    bfloat16::{narrow, widen},
+    kernels::{GradientSlot, ModelBackend, vectorised},
+};
 
 /// Elements given to a thread at once where nothing but their type changes.
 const TASK: usize = 64 << 10;

@@ -1,0 +1,32 @@
+//! What does not change while a rank trains: the run, its plan, its task, and where results go.
+
+use std::path::PathBuf;
+
+use coxswain_nn::kernels::Tape;
+use coxswain_proto::{ids::Step, plan::Plan, run_spec::RunSpec};
+use coxswain_task::TaskOn;
+
+use super::advice::advice;
+
+/// What does not change while a rank trains.
+pub(super) struct Facts<'a, B: Tape<Base = B>> {
+    pub spec: &'a RunSpec,
+    pub spec_digest: String,
+    pub plan: Plan,
+    pub task: &'static dyn TaskOn<B>,
+    pub output_dir: PathBuf,
+    /// Where this machine's memory records are; none: nothing is learned from them, and nothing added.
+    pub records: Option<PathBuf>,
+}
+
+impl<B: Tape<Base = B>> Facts<'_, B> {
+    /// Whether an epoch ends with this step.
+    pub fn ends_epoch(&self, step: Step) -> bool {
+        (step.0 + 1).is_multiple_of(self.plan.steps_per_epoch())
+    }
+
+    /// What to change where one sample alone does not fit.
+    pub fn advice(&self) -> String {
+        advice(self.task, self.spec)
+    }
+}

@@ -1,0 +1,71 @@
+//! What learns: the objective, its trainables, the sums of their gradients, and the optimizer's state.
+
+use coxswain_nn::{
+    kernels::{
+        Tape,
+        flat::{Flat, FlatOn},
+    },
+    params::{FlatGrads, Trainables},
+};
+use coxswain_proto::{
+    ids::{Bytes, Generation},
+    run_spec::{Offload, RunSpec},
+};
+use coxswain_task::Objective;
+
+use super::{gradient_watch::GradientWatch, members::Members, recovery::Holding};
+use crate::zero::{Keeps, LearningRateSchedule, MirroredAdamW};
+
+/// What learns.
+pub(super) struct Learner<B: Tape<Base = B>> {
+    pub objective: Box<dyn Objective<B>>,
+    pub trainables: Trainables<B>,
+    pub grads: FlatGrads<B::Flat>,
+    pub rates: LearningRateSchedule,
+    /// The optimizer of the newest generation that has begun; none before the first.
+    pub held: Option<Held<B::Flat>>,
+    /// The state that was being taken over when a rank was lost in the last moment.
+    pub coming: Option<Held<B::Flat>>,
+    /// Watches in the first steps that everything that should train does.
+    pub gradients: GradientWatch,
+}
+
+/// The optimizer, and the generation whose partition it follows.
+pub(super) struct Held<F: Flat> {
+    pub generation: Generation,
+    pub optimizer: MirroredAdamW<F>,
+    /// Weights of that state; none if they are the ones that train.
+    pub weights: Option<Vec<f32>>,
+}
+
+impl<F: Flat> Held<F> {
+    pub fn holding(&self) -> Holding {
+        let (own, mirror) = self.optimizer.versions();
+        let world = self.optimizer.world() as u32;
+        Holding { generation: self.generation, world, rank: self.optimizer.rank(), own, mirror }
+    }
+}
+
+impl<B: Tape<Base = B>> Learner<B> {
+    /// The optimizer of the generation that trains.
+    pub fn optimizer(&self) -> &MirroredAdamW<B::Flat> {
+        &self.held.as_ref().expect("a generation begins with a state").optimizer
+    }
+
+    /// An optimizer for this generation's partition, without a state.
+    pub fn empty_optimizer(&self, spec: &RunSpec, members: &Members) -> MirroredAdamW<B::Flat> {
+        let offloaded = spec.memory.offload == Offload::Optimizer;
+        MirroredAdamW::at(
+            &B::Flat::place(&self.trainables.device()),
+            self.trainables.layout(),
+            (members.comm.world(), members.rank()),
+            &spec.optimizer,
+            Keeps { mirror: spec.faults.mirror, offloaded },
+        )
+    }
+
+    /// Bytes of one checkpoint: fp32 values and both moments of everything that trains.
+    pub fn checkpoint_bytes(&self) -> Bytes {
+        Bytes(3 * 4 * self.trainables.layout().len() as u64)
+    }
+}

@@ -1,0 +1,48 @@
+//! Everything one rank trains with, in values that each own a part of it.
+//!
+//! ```text
+//! run       what does not change: specification, plan, task         learner   objective, trainables, gradients, optimizer
+//! members   place, line to the control plane, communicator          features  what is kept of the model below its tap
+//! feed      samples, the threads that read them, the micro-batch    books     memory and speed, for tables and the summary
+//! ```
+
+use coxswain_nn::kernels::Tape;
+use coxswain_proto::ids::Step;
+
+use super::{
+    TrainError, books::Books, checkpoint::Store, facts::Facts, features::Features, feed::Feed, held_out::HeldOutError,
+    learner::Learner, members::Members,
+};
+use crate::link::{Commands, Phase};
+
+/// Everything one rank trains with. Built by [`TaskTrainer`](super::TaskTrainer); lives on the trainer thread.
+pub(super) struct Training<'a, B: Tape<Base = B>> {
+    pub run: Facts<'a, B>,
+    pub members: Members,
+    pub learner: Learner<B>,
+    pub feed: Feed,
+    /// Features that are kept; none if the cache is off.
+    pub features: Option<Features<B>>,
+    pub books: Books,
+    pub store: Store,
+    /// The next step to run.
+    pub next: Step,
+    /// Requests obeyed so far, to tell a new one from an old one.
+    pub obeyed: Commands,
+    /// The step of the newest checkpoint of this run.
+    pub saved: Option<Step>,
+    /// The held-out error before the first step, once it has been looked at.
+    pub before: Option<Option<HeldOutError>>,
+    /// Whether all ranks have agreed to stop before the last step.
+    pub stopped: bool,
+    /// Whether the run was described in the log.
+    pub announced: bool,
+}
+
+impl<B: Tape<Base = B>> Training<'_, B> {
+    /// Begins a phase: for heartbeats, and for memory peaks.
+    pub fn enter(&mut self, phase: Phase, step: Step) -> Result<(), TrainError> {
+        self.members.link.at(phase, step);
+        self.books.meter.enter(phase).map_err(|source| TrainError::DoesNotFit { step, source })
+    }
+}
