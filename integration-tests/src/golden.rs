@@ -5,7 +5,7 @@
 use std::{collections::BTreeMap, fs, path::Path};
 
 use burn::backend::Flex;
-use coxswain_proto::vla_flow::WeightsDtype;
+use coxswain_nn::dtypes::WeightsDtype;
 use coxswain_task::ForwardJob;
 use coxswain_worker::device::{Accelerator, Device, Tasks};
 use safetensors::{Dtype, SafeTensors};

@@ -23,7 +23,7 @@ pub fn quickstart(output: &Path, overrides: &[&str]) -> RunSpec {
         "optimizer.warmup_steps=2".to_owned(),
     ];
     all.extend(overrides.iter().map(ToString::to_string));
-    RunSpec::load(&root.join("configs/quickstart.yaml"), &all, coxswain_proto::vla_flow::TASKS)
+    RunSpec::load(&root.join("configs/quickstart.yaml"), &all, coxswain_tasks::TASKS)
         .expect("the quickstart is valid")
 }
 

@@ -9,7 +9,7 @@ use std::{
 
 use burn_flex::Flex;
 use coxswain_models::qwen2_5_vl::forward::{self, Job};
-use coxswain_proto::vla_flow::WeightsDtype;
+use coxswain_nn::dtypes::WeightsDtype;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 

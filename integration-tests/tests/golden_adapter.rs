@@ -4,6 +4,7 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
 
+use coxswain_tasks::vla_flow::config::VlaSpec;
 use std::{
     collections::BTreeMap,
     fs,
@@ -17,11 +18,12 @@ use coxswain_models::qwen2_5_vl::{
     forward::{self, Job},
     modules::modules,
 };
+use coxswain_nn::dtypes::WeightsDtype;
 use coxswain_nn::{
     lora::{AdapterConfig, LoraPlan, Module, ModuleKind, PeftAdapter, write_adapter},
     params::{Group, Init, TrainableLayout},
 };
-use coxswain_proto::{run_spec::RunSpec, vla_flow::WeightsDtype};
+use coxswain_proto::run_spec::RunSpec;
 use serde_json::Value;
 
 fn golden(path: &str) -> PathBuf {
@@ -112,7 +114,7 @@ fn a_run_file_means_what_the_same_lines_mean_to_peft() {
         let Some(lines) = run_file_lines(config).filter(|_| !adapts_more_than_linears(theirs)) else {
             continue;
         };
-        let spec = RunSpec::from_yaml(rest, "run.yaml", &lines, coxswain_proto::vla_flow::TASKS)
+        let spec = RunSpec::from_yaml(rest, "run.yaml", &lines, coxswain_tasks::TASKS)
             .unwrap_or_else(|e| panic!("{config}: {e}"));
         let plan = LoraPlan::resolve(&spec.vla().lora.unwrap(), &modules).unwrap();
         let ours: BTreeMap<String, (u64, f64)> =

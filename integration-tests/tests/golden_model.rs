@@ -1,7 +1,7 @@
 //! The model against Transformers and PEFT, on the CPU, with weights in both types.
 
 use coxswain_integration_tests::golden::{Computer, IN_BFLOAT16, Tolerance, hold};
-use coxswain_proto::vla_flow::WeightsDtype;
+use coxswain_nn::dtypes::WeightsDtype;
 use coxswain_worker::device::{Absent, Device};
 
 const FLOAT32: Tolerance = Tolerance { values: 1e-4, gradients: 1e-3 };

@@ -19,7 +19,6 @@ pub mod rng;
 pub mod run_spec;
 #[cfg(test)]
 mod toy;
-pub mod vla_flow;
 
 /// The wire contract, generated from `proto/coxswain/v1/*.proto`; read those for the meaning of each call and field.
 pub mod v1 {

@@ -21,6 +21,7 @@
 #[path = "support/prompts.rs"]
 mod prompts;
 
+use coxswain_tasks::vla_flow::config::VlaSpec;
 use std::{
     io::{BufRead, BufReader, Write},
     path::Path,
@@ -38,8 +39,8 @@ use coxswain_nn::{
 use coxswain_proto::{
     ids::{Rank, Step},
     run_spec::{Optimizer, RunSpec},
-    vla_flow::LearningRates,
 };
+use coxswain_tasks::vla_flow::config::LearningRates;
 use coxswain_tasks::vla_flow::{
     batch::{CachedFeatures, MicroBatch},
     flops::Workload,

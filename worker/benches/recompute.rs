@@ -18,12 +18,13 @@ mod support {
     pub mod synthetic;
 }
 
+use coxswain_tasks::vla_flow::config::VlaSpec;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
 use burn::backend::Flex;
+use coxswain_nn::dtypes::ActivationsDtype;
 use coxswain_nn::params::{FlatGrads, Trainables};
-use coxswain_proto::vla_flow::ActivationsDtype;
 use coxswain_task::StageClock;
 use coxswain_tasks::vla_flow::policy::Policy;
 use coxswain_worker::{

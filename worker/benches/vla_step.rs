@@ -15,6 +15,7 @@
 #[path = "support/prompts.rs"]
 mod prompts;
 
+use coxswain_tasks::vla_flow::config::VlaSpec;
 use std::{path::Path, time::Instant};
 
 use anyhow::{Context, Result, bail};
@@ -27,8 +28,8 @@ use coxswain_nn::{
 use coxswain_proto::{
     ids::{Rank, Step},
     run_spec::{Optimizer, RunSpec},
-    vla_flow::LearningRates,
 };
+use coxswain_tasks::vla_flow::config::LearningRates;
 use coxswain_tasks::vla_flow::policy::{Policy, StageClock};
 use coxswain_worker::{
     collective::Solo,

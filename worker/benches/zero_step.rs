@@ -20,8 +20,8 @@ use coxswain_nn::params::{Group, Init, TrainableLayout};
 use coxswain_proto::{
     ids::{Generation, Rank},
     run_spec::Optimizer,
-    vla_flow::LearningRates,
 };
+use coxswain_tasks::vla_flow::config::LearningRates;
 use coxswain_worker::{
     collective::{Collective, Membership, Ring, RingAbort, RingListener},
     zero::{MirroredAdamW, StepInput},

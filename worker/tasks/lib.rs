@@ -2,6 +2,11 @@
 
 pub mod vla_flow;
 
+use coxswain_proto::config::Tasks;
+
+/// The keys of all tasks in run files: a line each.
+pub const TASKS: Tasks = Tasks(&[vla_flow::config::SCHEMA]);
+
 use coxswain_nn::kernels::Tape;
 use coxswain_task::TaskOn;
 

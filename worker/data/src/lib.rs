@@ -20,5 +20,5 @@ pub mod surviving;
 pub use error::DataError;
 pub use inspect::{FeatureReport, Report, Role, inspect};
 pub use lerobot::Fingerprint;
-pub use normalize::Normalizer;
+pub use normalize::{NormMode, Normalizer};
 pub use order::{SampleOrder, TrainingSamples};

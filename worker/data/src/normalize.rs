@@ -9,12 +9,27 @@
 //!
 //! `eps = 1e-8`; f32 arithmetic in this order. Forward and inverse of mean_std differ by `eps`, as LeRobot's do.
 
-use coxswain_proto::vla_flow::NormMode;
+use serde::{Deserialize, Serialize};
 
 use super::error::DataError;
 use super::lerobot::Catalog;
 
 const EPS: f32 = 1e-8;
+
+/// How one feature is normalised (LeRobot `normalize_processor.py`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NormMode {
+    /// As stored.
+    Identity,
+    /// `(x - mean) / (std + eps)`.
+    #[default]
+    MeanStd,
+    /// `2 (x - min) / (max - min) - 1`.
+    MinMax,
+    /// `2 (x - q01) / (q99 - q01) - 1`.
+    Quantiles,
+}
 
 /// The normalisation of one feature. Statistics repeat along the feature: `[channels]` serves `[window, channels]`.
 #[derive(Clone, Debug, PartialEq)]

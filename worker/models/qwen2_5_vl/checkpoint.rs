@@ -18,7 +18,7 @@ use std::{
 };
 
 use burn::tensor::{AllocationProperty, Bytes, DType, TensorData};
-use coxswain_proto::vla_flow::WeightsDtype;
+use coxswain_nn::dtypes::WeightsDtype;
 use memmap2::Mmap;
 use safetensors::{Dtype, SafeTensorError, SafeTensors, tensor::Metadata};
 use serde_json::Value;

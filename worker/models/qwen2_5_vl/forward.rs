@@ -25,7 +25,7 @@ use burn::{
     backend::Autodiff,
     tensor::{Int, Tensor, TensorData, activation},
 };
-use coxswain_proto::vla_flow::WeightsDtype;
+use coxswain_nn::dtypes::WeightsDtype;
 use safetensors::{Dtype, tensor::TensorView};
 
 use super::{

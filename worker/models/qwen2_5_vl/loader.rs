@@ -3,7 +3,7 @@
 use std::{cell::Cell, sync::Arc};
 
 use burn::tensor::{Bytes, Tensor, TensorData};
-use coxswain_proto::vla_flow::WeightsDtype;
+use coxswain_nn::dtypes::WeightsDtype;
 
 use super::{checkpoint::Checkpoint, error::ModelError};
 use coxswain_nn::{

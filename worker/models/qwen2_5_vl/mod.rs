@@ -40,7 +40,7 @@ pub mod windows;
 use std::{ops::Range, path::Path, sync::Arc};
 
 use burn::tensor::Tensor;
-use coxswain_proto::vla_flow::WeightsDtype;
+use coxswain_nn::dtypes::WeightsDtype;
 
 use self::{
     checkpoint::Checkpoint, config::QwenConfig, embed::Embedding, error::TokenError, loader::Loader,

@@ -1,6 +1,6 @@
 //! The model's modules by the paths that Transformers 5 and PEFT give them, known from sizes alone.
 
-use coxswain_proto::vla_flow::WeightsDtype;
+use coxswain_nn::dtypes::WeightsDtype;
 
 use super::config::QwenConfig;
 use coxswain_nn::lora::{Module, ModuleKind};

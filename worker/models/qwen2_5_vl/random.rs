@@ -17,7 +17,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use coxswain_proto::vla_flow::WeightsDtype;
+use coxswain_nn::dtypes::WeightsDtype;
 use half::bf16;
 use rayon::prelude::*;
 use serde_json::{Map, Value, json};

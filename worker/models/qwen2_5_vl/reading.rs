@@ -16,7 +16,7 @@ use std::{
 };
 
 use burn::tensor::Bytes;
-use coxswain_proto::vla_flow::WeightsDtype;
+use coxswain_nn::dtypes::WeightsDtype;
 use half::{bf16, f16};
 use rayon::prelude::*;
 use safetensors::Dtype;

@@ -10,7 +10,9 @@ use burn::{
     backend::{Flex, flex::FlexDevice},
     tensor::{DType, Tensor},
 };
-use coxswain_proto::vla_flow::{Lora, LoraTargets, WeightsDtype};
+use coxswain_nn::dtypes::WeightsDtype;
+use coxswain_nn::lora::Lora;
+use coxswain_nn::lora::LoraTargets;
 
 use super::{
     ImageRows, LoadOptions, QwenVl,

@@ -5,6 +5,7 @@
 //! params                    trainables in one flat buffer
 //! kernels                   fused operations on burn tensors with their backward passes; buffers of the flat space
 //! memory pulse bfloat16     counted allocations and out of memory as a value; signs of motion; rounding
+//! dtypes                    the precisions that a run file chooses from
 //! ```
 //!
 //! Imports only go down this list. This crate knows no model, no file format of a data set, no rank and no engine. Draws (`rng`) are
@@ -16,6 +17,7 @@
 pub mod bfloat16;
 pub mod block;
 pub mod dense;
+pub mod dtypes;
 pub mod files;
 pub mod kernels;
 pub mod lora;

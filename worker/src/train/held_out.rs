@@ -1,6 +1,6 @@
 //! What was found on held-out samples.
 
-use coxswain_proto::vla_flow::Patterns;
+use coxswain_nn::lora::Patterns;
 use serde::{Deserialize, Serialize};
 
 /// Most measures of a task.

@@ -270,7 +270,8 @@ fn attention(scores: u64, trains: bool) -> Flops {
 mod tests {
     use std::path::Path;
 
-    use coxswain_proto::vla_flow::{Lora, LoraTargets};
+    use coxswain_nn::lora::Lora;
+    use coxswain_nn::lora::LoraTargets;
 
     use super::*;
     use coxswain_models::qwen2_5_vl::modules::modules;

@@ -17,7 +17,7 @@
 //! `noisy` and one of the loss gradient. Draws are keyed by (seed, step, sample, repeat) and by nothing else.
 //! What this module does not do: know the network that predicts the velocity.
 
-use coxswain_proto::vla_flow::FlowConvention;
+use crate::vla_flow::config::FlowConvention;
 
 use coxswain_nn::rng::{Key, Purpose};
 

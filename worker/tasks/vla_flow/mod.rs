@@ -1,14 +1,15 @@
 //! A vision-language-action policy: Qwen2.5-VL, a sensor encoder, and an action expert trained by flow matching.
 
+pub mod config;
 pub mod data;
 pub mod expert;
 pub mod flops;
 pub mod flow;
 pub mod memory;
+mod objective;
 pub mod policy;
 pub mod selftest;
 pub mod sensor;
-mod objective;
 mod task;
 
 pub use task::VlaFlow;

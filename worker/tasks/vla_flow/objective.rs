@@ -2,20 +2,19 @@
 
 use std::{io, path::Path};
 
+use crate::vla_flow::config::VlaSettings;
 use coxswain_models::qwen2_5_vl::config::QwenConfig;
+use coxswain_nn::dtypes::ActivationsDtype;
 use coxswain_nn::{
     files::{replace, write_tensors},
     kernels::Tape,
     lora::{LoraError, write_adapter},
     params::{GradientSums, Group, TrainableLayout, Trainables},
 };
-use coxswain_proto::{
-    run_spec::{Recompute, RunSpec},
-    vla_flow::{ActivationsDtype, VlaSettings},
-};
+use coxswain_proto::run_spec::{Recompute, RunSpec};
 use coxswain_task::{
-    Artifact, Batch, CachedFeatures, Evaluation, Extractor, Fault, FeatureShape, FrozenWeights, MicroLoss, Module,
-    Objective, Samples, StageClock, TaskError,
+    Artifact, Batch, CachedFeatures, Evaluation, Extractor, Fault, FeatureShape, FrozenWeights, MicroLoss,
+    Module, Objective, Samples, StageClock, TaskError,
 };
 
 use super::{
@@ -209,7 +208,9 @@ impl From<StepError> for TaskError {
     fn from(error: StepError) -> Self {
         let fault = match error {
             StepError::Weights { .. } => Fault::Io,
-            StepError::Tokens { .. } | StepError::Features { .. } | StepError::NonFiniteLoss { .. } => Fault::Numeric,
+            StepError::Tokens { .. } | StepError::Features { .. } | StepError::NonFiniteLoss { .. } => {
+                Fault::Numeric
+            }
         };
         Self::new(fault, error)
     }

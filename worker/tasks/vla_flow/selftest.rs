@@ -3,15 +3,20 @@
 
 use std::{fs, path::PathBuf};
 
-use coxswain_proto::{ids::Step, run_spec::RunSpec, vla_flow::WeightsDtype};
+use coxswain_nn::dtypes::WeightsDtype;
+use coxswain_proto::{ids::Step, run_spec::RunSpec};
 use serde_json::json;
 
-use coxswain_task::{Losses, StageClock, Width};
 use coxswain_models::qwen2_5_vl::random::RandomCheckpoint;
-use coxswain_nn::{kernels::{
+use coxswain_nn::{
+    kernels::{
         Tape,
         flat::{Flat, FlatOn},
-    }, params::{FlatGrads, Trainables}, rng::{Key, Purpose}};
+    },
+    params::{FlatGrads, Trainables},
+    rng::{Key, Purpose},
+};
+use coxswain_task::{Losses, StageClock, Width};
 
 use super::{
     data::{MicroBatch, SampleDims},
@@ -134,4 +139,3 @@ impl Drop for Scratch {
         let _ = fs::remove_dir_all(&self.0);
     }
 }
-

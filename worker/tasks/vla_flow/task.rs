@@ -1,5 +1,6 @@
 //! Its place among tasks.
 
+use crate::vla_flow::config::VlaSpec;
 use std::{path::Path, sync::Arc};
 
 use coxswain_data::{DataError, Role};
@@ -7,11 +8,12 @@ use coxswain_models::qwen2_5_vl::{
     forward,
     random::{self, RandomCheckpoint},
 };
+use coxswain_nn::dtypes::ActivationsDtype;
+use coxswain_nn::dtypes::WeightsDtype;
 use coxswain_nn::kernels::Tape;
 use coxswain_proto::{
     config::TaskSchema,
     run_spec::{Offload, RunSpec},
-    vla_flow::{ActivationsDtype, VlaSettings, WeightsDtype},
 };
 use coxswain_task::{
     Built, ForwardJob, Losses, Made, RandomJob, Samples, Task, TaskError, TaskOn, Width, memory::Subject,
@@ -35,7 +37,7 @@ impl Task for VlaFlow {
     }
 
     fn schema(&self) -> TaskSchema {
-        TaskSchema::of::<VlaSettings>()
+        super::config::SCHEMA
     }
 
     fn open(&self, spec: &RunSpec) -> Result<Arc<dyn Samples>, DataError> {
@@ -56,7 +58,8 @@ impl Task for VlaFlow {
             settings.push("model.weights_dtype: bfloat16".into());
         }
         if spec.memory.offload != Offload::Layers {
-            settings.push("memory.offload: layers (where frozen weights are copied out of their files)".into());
+            settings
+                .push("memory.offload: layers (where frozen weights are copied out of their files)".into());
         }
         if vla.expert.repeated_noise > 1 {
             settings.push(format!("expert.repeated_noise below {}", vla.expert.repeated_noise));

@@ -2,7 +2,7 @@
 
 use coxswain_cuda::Nvidia;
 use coxswain_integration_tests::golden::{CASES, Computer, IN_BFLOAT16, Tolerance, hold};
-use coxswain_proto::vla_flow::WeightsDtype;
+use coxswain_nn::dtypes::WeightsDtype;
 use coxswain_worker::device::Device;
 
 use crate::cards;

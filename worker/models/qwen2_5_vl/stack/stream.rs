@@ -26,7 +26,7 @@ use std::{
 };
 
 use burn::tensor::{Tensor, TensorData};
-use coxswain_proto::vla_flow::WeightsDtype;
+use coxswain_nn::dtypes::WeightsDtype;
 
 use super::{
     super::{

@@ -6,7 +6,7 @@
 
 use std::cell::Cell;
 
-use coxswain_proto::vla_flow::WeightsDtype;
+use crate::dtypes::WeightsDtype;
 
 thread_local! {
     static ROUNDED: Cell<bool> = const { Cell::new(false) };

@@ -11,15 +11,19 @@
 
 mod error;
 pub mod linear;
+mod patterns;
 pub mod peft;
 pub mod peft_config;
 
 pub mod plan;
+mod settings;
 pub mod targets;
 
 pub use error::LoraError;
 pub use linear::{Adapter, LoraLinear, forward_all};
 pub use peft::{PeftAdapter, write_adapter};
 
+pub use patterns::Patterns;
 pub use peft_config::AdapterConfig;
 pub use plan::{AdapterSpec, LoraPlan, Module, ModuleKind};
+pub use settings::{Lora, LoraTargets};

@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use coxswain_proto::vla_flow::LoraTargets;
+use crate::lora::LoraTargets;
 use serde_json::{Map, Value, json};
 
 use super::{

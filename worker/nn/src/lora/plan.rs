@@ -5,7 +5,8 @@ use std::{
     fmt,
 };
 
-use coxswain_proto::vla_flow::{Lora, LoraTargets};
+use crate::lora::Lora;
+use crate::lora::LoraTargets;
 
 use super::{
     error::LoraError,

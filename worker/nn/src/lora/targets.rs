@@ -11,7 +11,7 @@
 //! `(?(1)..|..)` are not known to it in the same form, possessive and atomic groups follow Oniguruma, and a runaway expression is an
 //! error instead of a hang. Module paths are ASCII, so Unicode classes do not matter.
 
-use coxswain_proto::vla_flow::LoraTargets;
+use crate::lora::LoraTargets;
 use fancy_regex::Regex;
 
 use super::{

@@ -12,8 +12,8 @@
 //!
 //! What this file does not do: say what is kept (`notes`, `model::recompute`).
 
+use crate::dtypes::ActivationsDtype;
 use burn::tensor::{DType, Tensor};
-use coxswain_proto::vla_flow::ActivationsDtype;
 
 use crate::kernels::{ModelBackend, Onto};
 

@@ -18,8 +18,8 @@
 
 use std::{cell::RefCell, collections::VecDeque};
 
+use crate::dtypes::ActivationsDtype;
 use burn::tensor::Tensor;
-use coxswain_proto::vla_flow::ActivationsDtype;
 
 use super::held;
 use crate::kernels::{LinearLayer, ModelBackend, Onto, Tape};

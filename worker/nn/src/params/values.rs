@@ -14,8 +14,8 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+use crate::dtypes::ActivationsDtype;
 use burn::tensor::{Tensor, backend::AutodiffBackend};
-use coxswain_proto::vla_flow::ActivationsDtype;
 
 use super::{
     GradientSums, ParamId, TrainableLayout, held,

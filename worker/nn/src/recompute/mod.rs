@@ -37,8 +37,9 @@ pub mod segment;
 
 use std::{convert::Infallible, ops::ControlFlow};
 
+use crate::dtypes::ActivationsDtype;
 use burn::tensor::Tensor;
-use coxswain_proto::{run_spec::Recompute, vla_flow::ActivationsDtype};
+use coxswain_proto::run_spec::Recompute;
 
 use super::block::{Block, Lent};
 use crate::{

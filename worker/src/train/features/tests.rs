@@ -1,5 +1,6 @@
 //! What a change of data, prompt or model costs: exactly the features that it changes.
 
+use coxswain_tasks::vla_flow::config::VlaSpec;
 use std::{
     path::Path,
     sync::{Arc, Mutex},
@@ -204,7 +205,8 @@ fn one_frozen_weight_below_the_tap_is_everything_and_one_above_it_nothing() {
 fn a_space_says_which_kind_of_device_it_is_of() {
     let store = tempfile::tempdir().expect("a temporary directory");
     train(&Recording::default(), store.path(), |_| {});
-    let opened = coxswain_feature_store::Store::existing(store.path()).expect("readable").expect("it is there");
+    let opened =
+        coxswain_feature_store::Store::existing(store.path()).expect("readable").expect("it is there");
     let (spaces, _) = opened.list().expect("readable");
     let compute: Vec<_> = spaces.iter().map(|space| &space.description.ingredients.compute).collect();
     assert!(matches!(&compute[..], [one] if one.contains(" on cpu ")), "{compute:?}");

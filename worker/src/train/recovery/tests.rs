@@ -4,12 +4,15 @@
 use coxswain_proto::{
     ids::{Generation, Rank, Step},
     run_spec::Optimizer,
-    vla_flow::LearningRates,
 };
+use coxswain_tasks::vla_flow::config::LearningRates;
 
 use super::{Holding, choose};
+use crate::{
+    collective::{BufMut, Collective, Reduce, Ring, chunk, loopback},
+    zero::{MirroredAdamW, ShardState, ShardedAdamW, StepInput},
+};
 use coxswain_nn::params::{Group, Init, TrainableLayout};
-use crate::{collective::{BufMut, Collective, Reduce, Ring, chunk, loopback}, zero::{MirroredAdamW, ShardState, ShardedAdamW, StepInput}};
 
 /// Steps that everyone finishes.
 const BEFORE: u64 = 3;

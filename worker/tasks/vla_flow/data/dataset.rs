@@ -3,14 +3,16 @@
 //! [`Dataset::open`] reads all metadata and checks it against the run: a run that would fail on its data fails here. Values are
 //! checked when their sample is read: NaN and infinity, images that do not decode, rows that contradict the metadata.
 
+use crate::vla_flow::config::VlaSpec;
 use std::{
     collections::BTreeSet,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
+use crate::vla_flow::config::Data;
 use coxswain_proto::order::DamagedRow;
-use coxswain_proto::{run_spec::RunSpec, vla_flow::Data};
+use coxswain_proto::run_spec::RunSpec;
 
 use coxswain_data::{
     DataError, Fingerprint, Normalizer, SampleOrder, TrainingSamples,
@@ -22,7 +24,9 @@ use coxswain_data::{
         stats::Stats,
     },
 };
-use coxswain_models::qwen2_5_vl::processor::{ImageProcessor, ModelFacts, PixelBounds, PromptEncoder, image_size};
+use coxswain_models::qwen2_5_vl::processor::{
+    ImageProcessor, ModelFacts, PixelBounds, PromptEncoder, image_size,
+};
 
 use super::batch::SampleDims;
 

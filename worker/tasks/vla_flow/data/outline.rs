@@ -4,6 +4,7 @@
 //! megabytes. This reads the metadata and the image processor's bounds; the tokenizer only when it is small. Sizes are those of
 //! the *longest* sample, not of the mean one: the largest micro-batch is what has to fit.
 
+use crate::vla_flow::config::VlaSpec;
 use std::path::Path;
 
 use coxswain_proto::run_spec::RunSpec;
@@ -11,8 +12,8 @@ use coxswain_proto::run_spec::RunSpec;
 use coxswain_data::{DataError, lerobot::Catalog};
 use coxswain_models::qwen2_5_vl::processor::{ImageProcessor, ModelFacts, PromptEncoder};
 
-use super::dataset::{camera_size, pixel_bounds, sensor_shape};
 use super::batch::SampleDims;
+use super::dataset::{camera_size, pixel_bounds, sensor_shape};
 
 /// A tokenizer up to this size is read; larger ones make the prompt's length an estimate.
 const SMALL_TOKENIZER: u64 = 2 << 20;

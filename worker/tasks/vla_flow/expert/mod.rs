@@ -26,7 +26,7 @@ mod tests;
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
-use coxswain_proto::vla_flow::ActivationsDtype;
+use coxswain_nn::dtypes::ActivationsDtype;
 
 pub(crate) use self::ends::TIME_WIDTH;
 use self::{
@@ -37,7 +37,10 @@ use coxswain_nn::recompute::{
     Retention, Tower, Trace,
     segment::{Input, Recorded, Segment},
 };
-use coxswain_nn::{kernels::{AttentionMask, Tape}, params::{GradientSums, ParamScope, TrainableLayout, Trainables, held}};
+use coxswain_nn::{
+    kernels::{AttentionMask, Tape},
+    params::{GradientSums, ParamScope, TrainableLayout, Trainables, held},
+};
 
 /// Sizes of an expert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,6 +12,7 @@
 //! With `exact` no step computes what is below the tap, so the run's peak is lower; with `periodic` live steps keep theirs. The store's size
 //! is an upper bound: the longest sample's tokens for every frame.
 
+use crate::vla_flow::config::VlaSpec;
 use coxswain_proto::{
     human,
     limits::FEATURES_WAITING,
@@ -19,7 +20,11 @@ use coxswain_proto::{
 };
 
 use super::{Ask, Lever, Subject, shadow, shape};
-use crate::vla_flow::{expert::ExpertShape, flops::Workload, policy::{Adapted, Tap}};
+use crate::vla_flow::{
+    expert::ExpertShape,
+    flops::Workload,
+    policy::{Adapted, Tap},
+};
 use coxswain_feature_store::{SampleKey, index_bytes};
 
 /// What a cache would be and do.
@@ -166,7 +171,8 @@ impl Subject {
 mod tests {
     use std::path::Path;
 
-    use coxswain_proto::{run_spec::RunSpec, vla_flow::LoraTargets};
+    use coxswain_nn::lora::LoraTargets;
+    use coxswain_proto::run_spec::RunSpec;
 
     use super::*;
     use crate::vla_flow::memory::{Category, Place};
@@ -176,8 +182,7 @@ mod tests {
     fn subject(change: impl FnOnce(&mut RunSpec)) -> Subject {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let mut spec =
-            RunSpec::load(&root.join("configs/quickstart.yaml"), &[], coxswain_proto::vla_flow::TASKS)
-                .expect("the quickstart");
+            RunSpec::load(&root.join("configs/quickstart.yaml"), &[], crate::TASKS).expect("the quickstart");
         let model = root.join(&spec.vla().model.path).display().to_string();
         spec.vla_mut().model.path = model;
         spec.data.path = root.join(&spec.data.path).display().to_string();

@@ -3,9 +3,13 @@
 //! Frozen weights come from the same list of modules that PEFT's names are checked against; expert and sensor encoder from the
 //! layout that training itself uses, which needs no tensor; adapters from the plan that decides where they are.
 
+use crate::vla_flow::config::VlaSpec;
 use coxswain_proto::run_spec::RunSpec;
 
-use coxswain_models::qwen2_5_vl::{config::QwenConfig, modules::{frozen_tensors, modules}};
+use coxswain_models::qwen2_5_vl::{
+    config::QwenConfig,
+    modules::{frozen_tensors, modules},
+};
 use coxswain_nn::{
     lora::{LoraPlan, ModuleKind},
     params::TrainableLayout,

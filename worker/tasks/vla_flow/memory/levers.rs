@@ -3,10 +3,10 @@
 //! Small figures are shown like large ones: that partitioning the optimizer saves megabytes under LoRA is worth knowing before
 //! renting four machines for it.
 
-use coxswain_proto::{
-    run_spec::{Offload, Recompute, RunSpec},
-    vla_flow::{ActivationsDtype, WeightsDtype},
-};
+use crate::vla_flow::config::VlaSpec;
+use coxswain_nn::dtypes::ActivationsDtype;
+use coxswain_nn::dtypes::WeightsDtype;
+use coxswain_proto::run_spec::{Offload, Recompute, RunSpec};
 
 use super::{Ask, Category, Lever, Place, Subject};
 

@@ -34,12 +34,11 @@ mod subject;
 #[cfg(test)]
 mod tests;
 
+use crate::vla_flow::config::VlaSpec;
 use std::path::{Path, PathBuf};
 
-use coxswain_proto::{
-    run_spec::{CacheMode, Offload, RunSpec},
-    vla_flow::WeightsDtype,
-};
+use coxswain_nn::dtypes::WeightsDtype;
+use coxswain_proto::run_spec::{CacheMode, Offload, RunSpec};
 
 use coxswain_data::DataError;
 use coxswain_models::qwen2_5_vl::{

@@ -1,6 +1,8 @@
 //! The shapes of one micro-batch, for the shadow step.
 
-use coxswain_proto::vla_flow::{ActivationsDtype, WeightsDtype};
+use crate::vla_flow::config::VlaSpec;
+use coxswain_nn::dtypes::ActivationsDtype;
+use coxswain_nn::dtypes::WeightsDtype;
 
 use super::{
     Subject,

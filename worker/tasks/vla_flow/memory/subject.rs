@@ -1,9 +1,11 @@
 //! The prediction as the engine and `cox plan` see it.
 
+use crate::vla_flow::config::VlaSpec;
+use coxswain_nn::dtypes::ActivationsDtype;
+use coxswain_nn::dtypes::WeightsDtype;
 use coxswain_proto::{
     human,
     run_spec::{Recompute, RunSpec},
-    vla_flow::{ActivationsDtype, WeightsDtype},
 };
 use coxswain_task::{
     TaskError,

@@ -1,12 +1,13 @@
 //! Counts are exact, and a prediction changes the way the thing it predicts does.
 
+use crate::vla_flow::config::VlaSpec;
 use std::path::{Path, PathBuf};
 
 use burn::backend::Flex;
-use coxswain_proto::{
-    run_spec::{Recompute, ReduceDtype, RunSpec},
-    vla_flow::{ActivationsDtype, LoraTargets, WeightsDtype},
-};
+use coxswain_nn::dtypes::ActivationsDtype;
+use coxswain_nn::dtypes::WeightsDtype;
+use coxswain_nn::lora::LoraTargets;
+use coxswain_proto::run_spec::{Recompute, ReduceDtype, RunSpec};
 
 use super::*;
 use crate::vla_flow::policy::Policy;
@@ -18,7 +19,7 @@ fn repository() -> PathBuf {
 /// A run file of the repository, with its paths made absolute.
 fn spec(name: &str) -> RunSpec {
     let root = repository();
-    let mut spec = RunSpec::load(&root.join("configs").join(name), &[], coxswain_proto::vla_flow::TASKS)
+    let mut spec = RunSpec::load(&root.join("configs").join(name), &[], crate::TASKS)
         .expect("a run file of the repository");
     let model = root.join(&spec.vla().model.path).display().to_string();
     spec.vla_mut().model.path = model;

@@ -9,11 +9,11 @@
 
 use std::path::PathBuf;
 
-use coxswain_proto::vla_flow::ActivationsDtype;
+use coxswain_nn::dtypes::ActivationsDtype;
 
 use super::{Policy, Tap};
-use coxswain_models::qwen2_5_vl::{checkpoint::Checkpoint, error::ModelError, modules::frozen_tensors};
 use coxswain_feature_store::Digest;
+use coxswain_models::qwen2_5_vl::{checkpoint::Checkpoint, error::ModelError, modules::frozen_tensors};
 use coxswain_nn::{kernels::Tape, pulse};
 use coxswain_task::{FrozenWeights, TaskError};
 use rayon::prelude::*;

@@ -1,17 +1,27 @@
 //! Building a policy from a run spec: the model is read, adapters and experts are registered in one layout, and the flat space
 //! gets its initial values.
 
+use crate::vla_flow::config::VlaSpec;
 use std::path::Path;
 
-use coxswain_proto::{
-    run_spec::{Offload, RunSpec},
-    vla_flow::Lora,
-};
+use coxswain_nn::lora::Lora;
+use coxswain_proto::run_spec::{Offload, RunSpec};
 
 use super::{Adapted, Policy, PolicyError, Settings, Source, Tap};
-use coxswain_models::qwen2_5_vl::{LoadOptions, QwenVl, config::QwenConfig, error::ModelError, modules::modules};
-use coxswain_nn::{kernels::Tape, lora::{LoraError, LoraPlan, Module, PeftAdapter}, recompute::Retention, params::TrainableLayout};
-use crate::vla_flow::{data::SampleDims, expert::{ActionExpert, ExpertShape}, sensor::{SensorEncoder, SensorShape}};
+use crate::vla_flow::{
+    data::SampleDims,
+    expert::{ActionExpert, ExpertShape},
+    sensor::{SensorEncoder, SensorShape},
+};
+use coxswain_models::qwen2_5_vl::{
+    LoadOptions, QwenVl, config::QwenConfig, error::ModelError, modules::modules,
+};
+use coxswain_nn::{
+    kernels::Tape,
+    lora::{LoraError, LoraPlan, Module, PeftAdapter},
+    params::TrainableLayout,
+    recompute::Retention,
+};
 
 impl<B: Tape<Base = B>> Policy<B> {
     /// Reads the model directory and builds the policy for samples of these sizes. Returns it with the layout of everything that

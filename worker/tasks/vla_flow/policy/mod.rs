@@ -31,11 +31,10 @@ mod vl;
 
 use std::path::PathBuf;
 
+use crate::vla_flow::config::FlowConvention;
 use burn::tensor::{Tensor, TensorData};
-use coxswain_proto::{
-    run_spec::{CacheMode, Recompute},
-    vla_flow::{FlowConvention, WeightsDtype},
-};
+use coxswain_nn::dtypes::WeightsDtype;
+use coxswain_proto::run_spec::{CacheMode, Recompute};
 
 use self::vl::{Broken, Entry, VlContext, VlRun};
 pub use self::{
@@ -48,14 +47,18 @@ use super::{
     flow::{self, CleanActions, FlowKeys},
     sensor::SensorEncoder,
 };
+use crate::vla_flow::data::batch::{MicroBatch, SampleDims};
 use coxswain_models::qwen2_5_vl::QwenVl;
-use coxswain_task::{MicroLoss, Pass, StageClock};
 use coxswain_nn::recompute::{
     Retention,
     segment::{Input, Recorded, Segment},
 };
-use coxswain_nn::{kernels::{AttentionMask, Tape}, lora::LoraPlan, params::{GradientSums, ParamScope, Trainables}};
-use crate::vla_flow::data::batch::{MicroBatch, SampleDims};
+use coxswain_nn::{
+    kernels::{AttentionMask, Tape},
+    lora::LoraPlan,
+    params::{GradientSums, ParamScope, Trainables},
+};
+use coxswain_task::{MicroLoss, Pass, StageClock};
 
 // Stages, as their times are shown.
 /// Vision tower and merger.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use coxswain_proto::vla_flow::WeightsDtype;
+use coxswain_nn::dtypes::WeightsDtype;
 
 use super::Policy;
 use coxswain_models::qwen2_5_vl::modules::{FrozenBytes, frozen_tensors};
@@ -92,4 +92,3 @@ fn part(name: &str) -> &'static str {
         ""
     }
 }
-

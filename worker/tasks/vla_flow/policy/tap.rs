@@ -13,10 +13,8 @@
 
 use std::fmt;
 
-use coxswain_proto::{
-    run_spec::{Cache, CacheMode},
-    vla_flow,
-};
+use crate::vla_flow::config as vla_flow;
+use coxswain_proto::run_spec::{Cache, CacheMode};
 
 use super::PolicyError;
 use coxswain_models::qwen2_5_vl::config::QwenConfig;

@@ -1,12 +1,16 @@
 //! The policy on the small checkpoint that ships with the repository.
 
+use crate::vla_flow::config::LearningRates;
 use burn::backend::Flex;
-use coxswain_proto::{ids::Step, run_spec::RunSpec, vla_flow::LearningRates};
+use coxswain_proto::{ids::Step, run_spec::RunSpec};
 use serde_json::{Value, json};
 
 use super::*;
 use coxswain_models::qwen2_5_vl::checkpoint::Checkpoint;
-use coxswain_nn::{params::{FlatGrads, Group, TrainableLayout}, rng::{Key, Purpose}};
+use coxswain_nn::{
+    params::{FlatGrads, Group, TrainableLayout},
+    rng::{Key, Purpose},
+};
 
 mod cached;
 mod on_device;
@@ -373,7 +377,8 @@ fn training_starts_from_an_adapter_directory() {
     let dir = tempfile::tempdir().expect("a directory");
     let plan = donor.policy.lora().expect("it has adapters");
     let values = donor.trainables.to_vec();
-    coxswain_nn::lora::write_adapter(dir.path(), plan, MODEL, donor.trainables.layout(), &values, "").expect("written");
+    coxswain_nn::lora::write_adapter(dir.path(), plan, MODEL, donor.trainables.layout(), &values, "")
+        .expect("written");
 
     let mut from_dir = lora;
     from_dir["init_from"] = json!(dir.path());

@@ -1,8 +1,10 @@
 //! Bad input: every fault of a data set is refused with the file, the field or sample, and a remedy.
 
+use crate::vla_flow::config::VlaSpec;
 use std::path::Path;
 
-use coxswain_proto::{run_spec::RunSpec, vla_flow::NormMode};
+use coxswain_data::NormMode;
+use coxswain_proto::run_spec::RunSpec;
 use serde_json::json;
 
 use super::recording::{Recording, edit};

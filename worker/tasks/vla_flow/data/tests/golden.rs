@@ -1,8 +1,9 @@
 //! Against Pillow, Transformers and their tokenizers: fixtures made by `integration-tests/fixtures/make_data.py`.
 
+use crate::vla_flow::config::VlaSpec;
 use std::path::{Path, PathBuf};
 
-use coxswain_proto::vla_flow::NormMode;
+use coxswain_data::NormMode;
 use safetensors::SafeTensors;
 use serde::Deserialize;
 

@@ -1,5 +1,6 @@
 //! Names of samples follow exactly what the model sees of them.
 
+use crate::vla_flow::config::VlaSpec;
 use std::{
     path::Path,
     time::{Duration, Instant},

@@ -1,8 +1,9 @@
 //! Where rows lie must not matter: several files and chunks, cameras, row groups, page sizes, windows and cache sizes.
 
+use crate::vla_flow::config::VlaSpec;
 use std::sync::Arc;
 
-use coxswain_proto::vla_flow::NormMode;
+use coxswain_data::NormMode;
 use parquet::basic::Compression;
 use parquet::file::properties::{WriterProperties, WriterVersion};
 

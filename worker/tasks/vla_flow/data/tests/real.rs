@@ -2,6 +2,7 @@
 
 use super::{mini, spec};
 use crate::data::Dataset;
+use crate::vla_flow::config::VlaSpec;
 
 #[test]
 fn samples_have_the_promised_sizes_and_their_episode_s_task() {
@@ -34,7 +35,7 @@ fn actions_past_the_episode_s_end_repeat_the_last_one_and_count_as_padding() {
 fn actions_come_back_to_the_data_set_s_units() {
     let mut spec = spec(&mini());
     let normalized = Dataset::open(&spec).unwrap();
-    spec.vla_mut().data.normalization.action = coxswain_proto::vla_flow::NormMode::Identity;
+    spec.vla_mut().data.normalization.action = coxswain_data::NormMode::Identity;
     let stored = Dataset::open(&spec).unwrap().sample(17).unwrap().actions;
     let mut actions = normalized.sample(17).unwrap().actions;
     assert_ne!(actions, stored);

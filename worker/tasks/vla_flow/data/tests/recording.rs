@@ -1,5 +1,6 @@
 //! A small v3.0 data set made on the spot, so that it can be made wrong in exactly one place.
 
+use crate::vla_flow::config::VlaSpec;
 use std::path::Path;
 
 use coxswain_proto::run_spec::RunSpec;

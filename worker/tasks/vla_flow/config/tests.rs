@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::*;
-use crate::{
+use crate::TASKS;
+use coxswain_nn::lora::LoraTargets;
+use coxswain_proto::{
     config::{self, ConfigError},
     document,
     run_spec::Offload,
@@ -59,7 +61,7 @@ fn yaml_files(dir: &Path, found: &mut Vec<PathBuf>) {
 }
 
 fn configs() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs")
 }
 
 /// Fault scripts and deployment files are read by tests of their own.
@@ -90,7 +92,7 @@ fn the_reference_names_every_key_and_states_every_default() {
     let mut defaults =
         read(SMALL, &["lora={}", "train.steps=1000", "train.global_batch=32", "train.micro_batch=4"])
             .unwrap();
-    defaults.run = crate::run_spec::Run { seed: defaults.run.seed, ..reference.run.clone() };
+    defaults.run = coxswain_proto::run_spec::Run { seed: defaults.run.seed, ..reference.run.clone() };
     defaults.data.path.clone_from(&reference.data.path);
     let (mut settings, given): (VlaSettings, VlaSettings) =
         (defaults.settings().unwrap(), reference.settings().unwrap());

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use super::{Data, Expert, LearningRates, Lora, LoraTargets, Model, Sensor, Tap, VlaSettings};
-use crate::{
+use super::{Data, Expert, LearningRates, Model, Sensor, Tap, VlaSettings};
+use coxswain_nn::lora::{Lora, LoraTargets};
+use coxswain_proto::{
     config::Findings,
     run_spec::{CacheMode, Offload, Recompute, RunSpec},
 };

@@ -11,7 +11,7 @@ fn patterns_keep_the_order_in_which_peft_asks_them() {
         spec.settings::<VlaSettings>().unwrap().lora.unwrap().rank_pattern.iter().collect::<Vec<_>>(),
         written
     );
-    let travelled = RunSpec::try_from(&crate::v1::RunSpecDocument::from(&spec)).unwrap();
+    let travelled = RunSpec::try_from(&coxswain_proto::v1::RunSpecDocument::from(&spec)).unwrap();
     assert_eq!(
         travelled.settings::<VlaSettings>().unwrap().lora.unwrap().rank_pattern.iter().collect::<Vec<_>>(),
         written

@@ -2,18 +2,20 @@
 
 mod check;
 mod data;
-mod patterns;
 mod trainables;
 
 use serde::{Deserialize, Serialize};
 
 pub use self::{
-    data::{Data, NormMode, Normalization},
-    patterns::Patterns,
-    trainables::{Expert, FlowConvention, LearningRates, Lora, LoraTargets, Sensor},
+    data::{Data, Normalization},
+    trainables::{Expert, FlowConvention, LearningRates, Sensor},
 };
-use crate::{
-    config::{Findings, TaskSchema, TaskSettings, Tasks},
+use coxswain_nn::{
+    dtypes::{ActivationsDtype, WeightsDtype},
+    lora::Lora,
+};
+use coxswain_proto::{
+    config::{Findings, TaskSchema, TaskSettings},
     identity::{
         Class::{Learned, LearnedInOrder, LearnedSince},
         Classes,
@@ -21,8 +23,8 @@ use crate::{
     run_spec::RunSpec,
 };
 
-/// The tasks that there are.
-pub const TASKS: Tasks = Tasks(&[TaskSchema::of::<VlaSettings>()]);
+/// The keys' schema.
+pub const SCHEMA: TaskSchema = TaskSchema::of::<VlaSettings>();
 
 /// The task's keys.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -52,14 +54,21 @@ impl VlaSettings {
     }
 }
 
-impl RunSpec {
-    /// The task's keys with their types.
-    pub fn vla(&self) -> VlaSettings {
+/// The task's keys of a specification.
+pub trait VlaSpec {
+    /// With their types.
+    fn vla(&self) -> VlaSettings;
+
+    /// To be changed; written back when the value is dropped.
+    fn vla_mut(&mut self) -> VlaMut<'_>;
+}
+
+impl VlaSpec for RunSpec {
+    fn vla(&self) -> VlaSettings {
         VlaSettings::of(self)
     }
 
-    /// The task's keys, to be changed; written back when the value is dropped.
-    pub fn vla_mut(&mut self) -> VlaMut<'_> {
+    fn vla_mut(&mut self) -> VlaMut<'_> {
         VlaMut { settings: self.vla(), spec: self }
     }
 }
@@ -155,31 +164,6 @@ pub struct Model {
     pub activations_dtype: ActivationsDtype,
 }
 
-/// How frozen weights are kept in memory. Trainables always have fp32 master weights.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum WeightsDtype {
-    /// 4 bytes a weight.
-    #[default]
-    Float32,
-    /// 2 bytes a weight; products still accumulate in fp32.
-    Bfloat16,
-}
-
-/// How precise the values are that blocks hand to each other, and that layer recompute keeps for the backward pass.
-///
-/// It is part of what is computed, in training as in evaluation and whatever `train.recompute` is, so that no recompute mode changes
-/// a gradient. Products, attention, norms and all gradients are fp32 with either.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ActivationsDtype {
-    /// As they are computed; kept in 4 bytes.
-    #[default]
-    Float32,
-    /// Rounded to bfloat16; what recompute keeps takes 2 bytes.
-    Bfloat16,
-}
-
 /// Where in the model features are taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -195,15 +179,15 @@ pub enum Tap {
     Layer(usize),
 }
 
-impl TryFrom<&crate::run_spec::Tap> for Tap {
+impl TryFrom<&coxswain_proto::run_spec::Tap> for Tap {
     type Error = serde_json::Error;
 
-    fn try_from(tap: &crate::run_spec::Tap) -> Result<Self, Self::Error> {
+    fn try_from(tap: &coxswain_proto::run_spec::Tap) -> Result<Self, Self::Error> {
         Self::deserialize(&tap.0)
     }
 }
 
-impl From<Tap> for crate::run_spec::Tap {
+impl From<Tap> for coxswain_proto::run_spec::Tap {
     fn from(tap: Tap) -> Self {
         Self(serde_json::to_value(tap).expect("a name, or a name with a number"))
     }

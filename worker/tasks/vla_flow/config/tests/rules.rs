@@ -96,6 +96,6 @@ fn layers_are_streamed_only_where_the_tape_does_not_keep_them() {
 
 #[test]
 fn where_weights_lie_is_not_what_is_learned() {
-    let digest = |given: &[&str]| crate::document::digest(&small(given));
+    let digest = |given: &[&str]| coxswain_proto::document::digest(&small(given));
     assert_eq!(digest(&[]), digest(&["memory.offload=layers"]));
 }

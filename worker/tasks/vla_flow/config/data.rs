@@ -1,5 +1,6 @@
 //! How samples are cut from the data set: the task's part of the section `data`.
 
+use coxswain_data::NormMode;
 use serde::{Deserialize, Serialize};
 
 /// How samples are cut from a LeRobot data set.
@@ -56,19 +57,4 @@ pub struct Normalization {
     pub action: NormMode,
     /// Sensor window.
     pub sensor: NormMode,
-}
-
-/// How one feature is normalised (LeRobot `normalize_processor.py`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum NormMode {
-    /// As stored.
-    Identity,
-    /// `(x - mean) / (std + eps)`.
-    #[default]
-    MeanStd,
-    /// `2 (x - min) / (max - min) - 1`.
-    MinMax,
-    /// `2 (x - q01) / (q99 - q01) - 1`.
-    Quantiles,
 }

@@ -1,0 +1,28 @@
+//! In what precision a model keeps its weights and hands values from block to block.
+
+use serde::{Deserialize, Serialize};
+
+/// How frozen weights are kept in memory. Trainables always have fp32 master weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WeightsDtype {
+    /// 4 bytes a weight.
+    #[default]
+    Float32,
+    /// 2 bytes a weight; products still accumulate in fp32.
+    Bfloat16,
+}
+
+/// How precise the values are that blocks hand to each other, and that layer recompute keeps for the backward pass.
+///
+/// It is part of what is computed, in training as in evaluation and whatever `train.recompute` is, so that no recompute mode changes
+/// a gradient. Products, attention, norms and all gradients are fp32 with either.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ActivationsDtype {
+    /// As they are computed; kept in 4 bytes.
+    #[default]
+    Float32,
+    /// Rounded to bfloat16; what recompute keeps takes 2 bytes.
+    Bfloat16,
+}
