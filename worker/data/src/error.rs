@@ -107,11 +107,13 @@ pub enum DataError {
 }
 
 impl DataError {
+    /// A call on a file that failed; `action` is a verb, as in "cannot read".
     pub fn io(path: &Path, action: &'static str) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.to_path_buf();
         move |source| Self::Io { path, action, source }
     }
 
+    /// A field of a file that cannot be used.
     pub fn invalid(
         path: &Path,
         field: impl Into<String>,
@@ -126,6 +128,7 @@ impl DataError {
         }
     }
 
+    /// A file that cannot be read as parquet.
     pub fn parquet(path: &Path, detail: impl std::fmt::Display) -> Self {
         Self::Parquet { path: path.to_path_buf(), detail: detail.to_string() }
     }

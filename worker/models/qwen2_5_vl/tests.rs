@@ -30,7 +30,7 @@ use coxswain_nn::{
 
 fn golden(case: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../integration-tests/fixtures/golden")
+        .join("../../integration-tests/fixtures/golden")
         .join(case)
         .join("model")
 }

@@ -1,6 +1,7 @@
 //! Choices on machines with and without cards.
 
 use coxswain_proto::run_spec::DeviceChoice;
+use coxswain_tasks::vla_flow::VlaFlow;
 
 use super::*;
 use crate::{link::Link, trainer::{DataSetFacts, TrainerFailure, TrainerOutcome}};
@@ -21,16 +22,21 @@ impl Accelerator for Machine {
         ABSENT.nccl()
     }
 
-    fn trainer(&self, card: usize, listener: Option<RingListener>) -> Box<dyn Trainer> {
-        let _ = (card, listener);
-        Box::new(Idle)
+    fn trainer(
+        &self,
+        task: &str,
+        card: usize,
+        listener: Option<RingListener>,
+    ) -> Result<Box<dyn Trainer>, UnknownTask> {
+        let _ = (task, card, listener);
+        Ok(Box::new(Idle))
     }
 
-    fn evaluate(&self, spec: &RunSpec, card: usize) -> Result<(Step, Option<ActionError>), TrainError> {
+    fn evaluate(&self, spec: &RunSpec, card: usize) -> Result<(Step, Option<HeldOutError>), TrainError> {
         ABSENT.evaluate(spec, card)
     }
 
-    fn forward(&self, job: &Job<'_>, card: usize) -> Result<(), ModelError> {
+    fn forward(&self, job: &ForwardJob<'_>, card: usize) -> Option<Result<(), TaskError>> {
         ABSENT.forward(job, card)
     }
 
@@ -42,8 +48,8 @@ impl Accelerator for Machine {
         ABSENT.measure(card)
     }
 
-    fn step(&self, card: usize, width: Width) -> Losses {
-        ABSENT.step(card, width)
+    fn few_steps(&self, card: usize, width: Width) -> Vec<(&'static str, Losses)> {
+        ABSENT.few_steps(card, width)
     }
 }
 
@@ -109,7 +115,8 @@ fn a_trainer_says_what_it_computes_on_when_it_has_opened_a_run() {
         "train": {"steps": 1, "global_batch": 4, "micro_batch": 2},
     }));
     let spec: RunSpec = spec.expect("a valid spec");
-    let mut trainer = ChosenTrainer::new(&FOUR, Some(DeviceChoice::Cuda), 6, None);
+    let tasks = Tasks { cpu: &[&VlaFlow], accelerator: &FOUR };
+    let mut trainer = ChosenTrainer::new(tasks, Some(DeviceChoice::Cuda), 6, None);
     trainer.open(&spec).expect("an idle trainer opens everything");
     assert_eq!(trainer.device(), Device::Cuda(2));
 }

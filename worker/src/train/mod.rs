@@ -43,6 +43,8 @@ mod run;
 mod save;
 mod step;
 mod summary;
+#[cfg(test)]
+mod tests;
 mod trainer;
 mod training;
 mod vote;

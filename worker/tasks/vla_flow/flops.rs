@@ -276,7 +276,7 @@ mod tests {
     use super::*;
     use coxswain_models::qwen2_5_vl::modules::modules;
 
-    const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs/assets/tiny-vla");
+    const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/assets/tiny-vla");
     const EXPERT: ExpertShape = ExpertShape {
         width: 32,
         layers: 2,

@@ -11,6 +11,8 @@ pub mod policy;
 pub mod selftest;
 pub mod sensor;
 mod task;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 
 pub use task::VlaFlow;
 

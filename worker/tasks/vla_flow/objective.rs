@@ -238,3 +238,18 @@ fn model_card(base_model: &str) -> String {
          ```\n"
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vla_flow::testing::assets;
+
+    #[test]
+    fn at_the_vision_tap_only_image_tokens_have_features() {
+        let config = QwenConfig::read(&assets().join("tiny-vla")).expect("part of the repository");
+        assert_eq!(config.vision.merge_unit(), 4);
+        let grids = [[1, 6, 8], [1, 4, 4]];
+        assert_eq!(image_tokens(8, &config).values(&[0; 40], &grids), (12 + 4) * 8);
+        assert_eq!(FeatureShape::every_token(2).values(&[0; 40], &grids), 40 * 2);
+    }
+}

@@ -11,6 +11,8 @@ mod image;
 mod preprocessor;
 mod prompt;
 mod resize;
+#[cfg(test)]
+mod tests;
 mod vision;
 
 pub use image::image_size;

@@ -9,7 +9,7 @@ use crate::qwen2_5_vl::{
 use coxswain_nn::params::TrainableLayout;
 
 fn asset(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/assets").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/assets").join(name)
 }
 
 fn make(like: &Path, out: &Path, dtype: WeightsDtype) -> Result<Made, ModelError> {

@@ -1,15 +1,17 @@
 //! Rows whose features are kept, next to rows whose features are missing.
 
-use std::sync::Arc;
-
-use coxswain_proto::{ids::Step, run_spec::CacheDtype};
-
-use super::{mini, spec};
-use coxswain_tasks::vla_flow::batch::MicroBatch;
-use crate::data::{Dataset, FeatureShape, KeptFeatures, collate};
 use coxswain_feature_store::{Digest, Ingredients, Record, Space, SpaceDescription, Store};
+use coxswain_proto::{ids::Step, run_spec::CacheDtype};
+use coxswain_task::FeatureShape;
+use coxswain_tasks::vla_flow::data::{Dataset, MicroBatch, Sample, collate};
 
-const SHAPE: FeatureShape = FeatureShape { width: 2, merged_patches: None };
+use super::{dataset, keys};
+use crate::feeder::rows::{KeptFeatures, prepare};
+
+/// What is kept of a row: two values for each of its tokens.
+fn kept(dataset: &Dataset, space: Option<Space>) -> KeptFeatures {
+    KeptFeatures { space, keys: keys(dataset), shape: FeatureShape::every_token(2) }
+}
 
 fn space(store: &Store) -> Space {
     let ingredients = Ingredients {
@@ -39,44 +41,32 @@ fn store_features(dataset: &Dataset, kept: &KeptFeatures, index: u64) -> Vec<f32
 #[test]
 fn a_hit_brings_features_without_pixels_and_a_miss_pixels_and_room() {
     let dir = tempfile::tempdir().expect("a temporary directory");
-    let dataset = Dataset::open(&spec(&mini())).expect("the data set opens");
     let store = Store::open(dir.path(), None).expect("a new store");
-    let keys = Arc::new(dataset.sample_keys(&store).expect("readable"));
-    let kept = KeptFeatures { space: Some(space(&store)), keys, shape: SHAPE };
+    let dataset = dataset();
+    let kept = kept(&dataset, Some(space(&store)));
     let values = store_features(&dataset, &kept, 5);
-    let prepared = dataset.prepare(Step(3), &[9, 5], Some(&kept)).expect("sound samples");
+    let prepared = prepare(&*dataset, Step(3), &[9, 5], Some(&kept)).expect("sound samples");
 
     let whole = [9, 5].map(|index| dataset.sample(index).expect("a sound sample"));
     let [missing] = &prepared.missing[..] else { panic!("sample 9 alone is missing") };
-    assert_eq!((missing.seen.index, missing.key), (9, kept.keys.get(9)));
-    assert_eq!(missing.seen.pixel_values, whole[0].pixel_values);
+    assert_eq!((missing.seen.index(), missing.key), (9, kept.keys.get(9)));
+    assert_eq!(missing.seen.content::<Sample>().pixel_values, whole[0].pixel_values);
     assert_eq!(missing.place, 0..2 * whole[0].input_ids.len());
-    let features = prepared.batch.features.clone().expect("they were asked for");
+    let features = prepared.batch.features().cloned().expect("they were asked for");
     assert!(features.values[missing.place.clone()].iter().all(|value| *value == 0.0));
     assert_eq!(features.values[missing.place.end..], values);
 
-    let expected = collate(Step(3), &whole, dataset.pad_token());
+    let expected = collate(Step(3), &whole.each_ref(), dataset.pad_token());
     let unseen = MicroBatch { features: Some(features), pixel_values: Vec::new(), ..expected };
-    assert_eq!(prepared.batch, unseen, "everything but pixels is as without a cache");
+    assert_eq!(prepared.batch.content::<MicroBatch>(), &unseen, "everything but pixels is as without a cache");
     assert!(prepared.damaged.is_empty());
 }
 
 #[test]
 fn without_a_space_everything_is_missing() {
-    let dir = tempfile::tempdir().expect("a temporary directory");
-    let dataset = Dataset::open(&spec(&mini())).expect("the data set opens");
-    let store = Store::open(dir.path(), None).expect("a new store");
-    let keys = Arc::new(dataset.sample_keys(&store).expect("readable"));
-    let kept = KeptFeatures { space: None, keys, shape: SHAPE };
-    let prepared = dataset.prepare(Step(0), &[0, 1, 2], Some(&kept)).expect("sound samples");
+    let dataset = dataset();
+    let kept = kept(&dataset, None);
+    let prepared = prepare(&*dataset, Step(0), &[0, 1, 2], Some(&kept)).expect("sound samples");
     assert_eq!(prepared.missing.len(), 3);
-    assert!(prepared.batch.pixel_values.is_empty());
-}
-
-#[test]
-fn at_the_vision_tap_only_image_tokens_have_features() {
-    let shape = FeatureShape { width: 8, merged_patches: Some(4) };
-    let grids = [[1, 6, 8], [1, 4, 4]];
-    assert_eq!(shape.tokens(&[0; 40], &grids), 12 + 4);
-    assert_eq!(SHAPE.tokens(&[0; 40], &grids), 40);
+    assert!(prepared.batch.content::<MicroBatch>().pixel_values.is_empty());
 }

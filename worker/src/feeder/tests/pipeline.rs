@@ -6,26 +6,27 @@ use std::{
 };
 
 use coxswain_proto::ids::Step;
+use coxswain_task::{Batch, FeatureShape};
+use coxswain_tasks::vla_flow::data::Dataset;
 
-use super::{mini, spec};
-use coxswain_tasks::vla_flow::batch::MicroBatch;
-use crate::data::{DataError, Dataset, FeatureShape, KeptFeatures, Prefetcher, StepRequest};
-use coxswain_feature_store::Store;
+use super::{dataset, keys};
+use crate::feeder::{DataError, KeptFeatures, Prefetcher, StepRequest};
 
-fn dataset() -> Arc<Dataset> {
-    Arc::new(Dataset::open(&spec(&mini())).unwrap())
+fn start(dataset: Arc<Dataset>, depth: usize, threads: usize) -> Prefetcher {
+    let order = dataset.order();
+    Prefetcher::start(dataset, order, depth, threads).unwrap()
 }
 
 fn request(step: u64, positions: std::ops::Range<u64>, micro_batch: usize) -> StepRequest {
     StepRequest { step: Step(step), epoch: 0, positions: vec![positions], micro_batch, kept: None }
 }
 
-fn take(prefetcher: &mut Prefetcher, step: u64) -> Vec<MicroBatch> {
+fn take(prefetcher: &mut Prefetcher, step: u64) -> Vec<Box<dyn Batch>> {
     std::iter::from_fn(|| prefetcher.next(Step(step)).unwrap()).map(|prepared| prepared.batch).collect()
 }
 
-fn indices(batches: &[MicroBatch]) -> Vec<u64> {
-    batches.iter().flat_map(|b| b.sample_indices.clone()).collect()
+fn indices(batches: &[Box<dyn Batch>]) -> Vec<u64> {
+    batches.iter().flat_map(|b| b.samples().to_vec()).collect()
 }
 
 #[test]
@@ -33,30 +34,30 @@ fn batches_come_in_order_and_hold_the_samples_of_their_positions() {
     let dataset = dataset();
     let order = dataset.order();
     for threads in [1, 3] {
-        let mut prefetcher = Prefetcher::start(dataset.clone(), 2, threads).unwrap();
+        let mut prefetcher = start(dataset.clone(), 2, threads);
         for step in 10..13 {
             prefetcher.request(request(step, step * 5..step * 5 + 5, 2)).unwrap();
         }
         for step in 10..13u64 {
             let batches = take(&mut prefetcher, step);
-            assert_eq!(batches.iter().map(MicroBatch::len).collect::<Vec<_>>(), [2, 2, 1]);
+            assert_eq!(batches.iter().map(|b| b.len()).collect::<Vec<_>>(), [2, 2, 1]);
             let want: Vec<u64> = (step * 5..step * 5 + 5).filter_map(|p| order.sample(0, p)).collect();
             assert_eq!(indices(&batches), want);
-            assert!(batches.iter().all(|b| b.step == Step(step)));
+            assert!(batches.iter().all(|b| b.step() == Step(step)));
         }
     }
 }
 
 #[test]
 fn a_retried_step_brings_the_same_samples_in_smaller_batches() {
-    let mut prefetcher = Prefetcher::start(dataset(), 3, 2).unwrap();
+    let mut prefetcher = start(dataset(), 3, 2);
     prefetcher.request(request(0, 0..8, 4)).unwrap();
     prefetcher.request(request(1, 8..16, 4)).unwrap();
     let first = prefetcher.next(Step(0)).unwrap().unwrap();
-    let samples = first.batch.sample_indices.clone();
+    let samples = first.batch.samples().to_vec();
     prefetcher.replan(Step(0), 2, Some(first)).unwrap();
     let again = take(&mut prefetcher, 0);
-    assert_eq!(again.iter().map(MicroBatch::len).collect::<Vec<_>>(), [2, 2, 2, 2]);
+    assert_eq!(again.iter().map(|b| b.len()).collect::<Vec<_>>(), [2, 2, 2, 2]);
     assert_eq!(indices(&again[..2]), samples);
     prefetcher.replan(Step(0), 1, None).unwrap();
     assert_eq!(indices(&take(&mut prefetcher, 0)), indices(&again));
@@ -65,20 +66,20 @@ fn a_retried_step_brings_the_same_samples_in_smaller_batches() {
 
 #[test]
 fn a_step_that_is_not_requested_yet_has_nothing_to_start_again() {
-    let mut prefetcher = Prefetcher::start(dataset(), 3, 2).unwrap();
+    let mut prefetcher = start(dataset(), 3, 2);
     prefetcher.request(request(0, 0..8, 4)).unwrap();
     let before = indices(&take(&mut prefetcher, 0));
     // As where a rank swaps in the last step of a run, or in the one before a turn.
     prefetcher.replan(Step(1), 2, None).unwrap();
     prefetcher.request(request(1, 0..8, 2)).unwrap();
     let after = take(&mut prefetcher, 1);
-    assert_eq!(after.iter().map(MicroBatch::len).collect::<Vec<_>>(), [2, 2, 2, 2]);
+    assert_eq!(after.iter().map(|b| b.len()).collect::<Vec<_>>(), [2, 2, 2, 2]);
     assert_eq!(indices(&after), before);
 }
 
 #[test]
 fn a_step_left_early_does_not_hold_up_the_next() {
-    let mut prefetcher = Prefetcher::start(dataset(), 2, 1).unwrap();
+    let mut prefetcher = start(dataset(), 2, 1);
     for step in 0..4 {
         prefetcher.request(request(step, step * 8..step * 8 + 8, 1)).unwrap();
     }
@@ -93,7 +94,7 @@ fn a_step_left_early_does_not_hold_up_the_next() {
 
 #[test]
 fn a_rank_without_samples_in_a_step_gets_no_batch() {
-    let mut prefetcher = Prefetcher::start(dataset(), 2, 1).unwrap();
+    let mut prefetcher = start(dataset(), 2, 1);
     prefetcher.request(request(0, 3..3, 2)).unwrap();
     prefetcher.request(request(1, 3..4, 2)).unwrap();
     assert!(take(&mut prefetcher, 0).is_empty());
@@ -102,7 +103,7 @@ fn a_rank_without_samples_in_a_step_gets_no_batch() {
 
 #[test]
 fn misuse_and_positions_past_the_epoch_are_values() {
-    let mut prefetcher = Prefetcher::start(dataset(), 1, 1).unwrap();
+    let mut prefetcher = start(dataset(), 1, 1);
     assert!(matches!(prefetcher.next(Step(0)), Err(DataError::Pipeline(_))));
     prefetcher.request(request(3, 1000..1001, 1)).unwrap();
     assert!(matches!(prefetcher.request(request(3, 0..1, 1)), Err(DataError::Pipeline(_))));
@@ -115,12 +116,12 @@ fn misuse_and_positions_past_the_epoch_are_values() {
 
 #[test]
 fn a_panic_costs_its_micro_batch_and_no_thread() {
-    let (dataset, dir) = (dataset(), tempfile::tempdir().unwrap());
-    let keys = dataset.sample_keys(&Store::open(dir.path(), None).unwrap()).unwrap();
+    let dataset = dataset();
+    let keys = keys(&dataset);
     // Between 16 and 127 tokens of this width are more than an allocation can be, and no overflow.
-    let shape = FeatureShape { width: 1 << 57, merged_patches: None };
-    let kept = Some(KeptFeatures { space: None, keys: Arc::new(keys), shape });
-    let mut prefetcher = Prefetcher::start(dataset, 1, 2).unwrap();
+    let shape = FeatureShape::every_token(1 << 57);
+    let kept = Some(KeptFeatures { space: None, keys, shape });
+    let mut prefetcher = start(dataset, 1, 2);
     prefetcher.request(StepRequest { kept, ..request(0, 0..1, 1) }).unwrap();
     prefetcher.request(request(1, 1..2, 1)).unwrap();
     let error = prefetcher.next(Step(0)).unwrap_err();
@@ -131,7 +132,7 @@ fn a_panic_costs_its_micro_batch_and_no_thread() {
 #[test]
 fn dropping_the_pipeline_joins_its_threads_while_they_wait() {
     let dataset = dataset();
-    let mut prefetcher = Prefetcher::start(dataset.clone(), 1, 3).unwrap();
+    let mut prefetcher = start(dataset.clone(), 1, 3);
     prefetcher.request(request(0, 0..100, 1)).unwrap();
     prefetcher.next(Step(0)).unwrap();
     drop(prefetcher);
@@ -140,11 +141,11 @@ fn dropping_the_pipeline_joins_its_threads_while_they_wait() {
 
 #[test]
 fn rows_of_micro_batches_that_wait_are_completed_ahead_within_a_bound() {
-    let (dataset, dir) = (dataset(), tempfile::tempdir().unwrap());
-    let keys = dataset.sample_keys(&Store::open(dir.path(), None).unwrap()).unwrap();
-    let shape = FeatureShape { width: 1, merged_patches: None };
-    let kept = Some(KeptFeatures { space: None, keys: Arc::new(keys), shape });
-    let mut prefetcher = Prefetcher::start(dataset, 1, 1).unwrap();
+    let dataset = dataset();
+    let keys = keys(&dataset);
+    let shape = FeatureShape::every_token(1);
+    let kept = Some(KeptFeatures { space: None, keys, shape });
+    let mut prefetcher = start(dataset, 1, 1);
     prefetcher.keep_ahead(6);
     for step in 0..4 {
         let request = request(step, step * 4..step * 4 + 4, 2);
@@ -161,8 +162,8 @@ fn rows_of_micro_batches_that_wait_are_completed_ahead_within_a_bound() {
     }
     assert_eq!(rows.len(), 5, "six samples may be ready, in three micro-batches");
     for row in &rows {
-        let values = vec![row.missing.seen.index as f32; row.missing.place.len()];
-        prefetcher.put_back(row, &values, row.missing.seen.index != rows[0].missing.seen.index);
+        let values = vec![row.missing.seen.index() as f32; row.missing.place.len()];
+        prefetcher.put_back(row, &values, row.missing.seen.index() != rows[0].missing.seen.index());
     }
     let made: Vec<_> = [0, 1, 1].map(|step| prefetcher.next(Step(step)).unwrap().unwrap()).into();
     let ahead: Vec<_> = made.iter().map(|made| (made.missing.len(), made.computed.len())).collect();
@@ -172,9 +173,9 @@ fn rows_of_micro_batches_that_wait_are_completed_ahead_within_a_bound() {
         "the first was found and not computed, the last is still missing"
     );
     for (made, rows) in made.iter().zip(rows.chunks(2)) {
-        let values = &made.batch.features.as_ref().unwrap().values;
+        let values = &made.batch.features().unwrap().values;
         for row in rows {
-            assert!(values[row.missing.place.clone()].iter().all(|x| *x == row.missing.seen.index as f32));
+            assert!(values[row.missing.place.clone()].iter().all(|x| *x == row.missing.seen.index() as f32));
         }
     }
 }

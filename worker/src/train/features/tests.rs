@@ -1,5 +1,7 @@
 //! What a change of data, prompt or model costs: exactly the features that it changes.
 
+mod adapter;
+
 use coxswain_tasks::vla_flow::config::VlaSpec;
 use std::{
     path::Path,
@@ -7,6 +9,10 @@ use std::{
 };
 
 use burn::backend::Flex;
+use coxswain_tasks::vla_flow::{
+    VlaFlow,
+    testing::recording::{Recording, png_of},
+};
 use coxswain_proto::{
     ids::Step,
     plan::Plan,
@@ -47,7 +53,7 @@ fn train_watched(
     spec.cache.dir = Some(store.display().to_string());
     change(&mut spec);
     let mut trainer =
-        PolicyTrainer::<Flex>::new(TrainerOptions { device: Default::default(), listener: None });
+        TaskTrainer::<Flex>::new(&VlaFlow, TrainerOptions { device: Default::default(), listener: None });
     let facts = trainer.open(&spec).expect("the recording is sound");
     assert_eq!(facts.training_samples, SAMPLES);
     let plan = Plan::new(&spec.train, SAMPLES).expect("a possible plan");

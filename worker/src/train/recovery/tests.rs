@@ -5,12 +5,11 @@ use coxswain_proto::{
     ids::{Generation, Rank, Step},
     run_spec::Optimizer,
 };
-use coxswain_tasks::vla_flow::config::LearningRates;
 
 use super::{Holding, choose};
 use crate::{
     collective::{BufMut, Collective, Reduce, Ring, chunk, loopback},
-    zero::{MirroredAdamW, ShardState, ShardedAdamW, StepInput},
+    zero::{MirroredAdamW, Rates, ShardState, ShardedAdamW, StepInput},
 };
 use coxswain_nn::params::{Group, Init, TrainableLayout};
 
@@ -30,7 +29,7 @@ fn settings() -> Optimizer {
 }
 
 fn input() -> StepInput {
-    StepInput { scale: 0.25, rates: LearningRates { lora: 1e-3, expert: 1e-2, sensor: 3e-3 }, resting: None }
+    StepInput { scale: 0.25, rates: Rates::from([("lora", 1e-3), ("expert", 1e-2), ("sensor", 3e-3)]), resting: None }
 }
 
 fn noise(len: usize, salt: u64) -> Vec<f32> {

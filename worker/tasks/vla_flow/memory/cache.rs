@@ -180,7 +180,7 @@ mod tests {
     const ASK: Ask = Ask { micro_batch: 4, world: 1, rank: 0, place: Place::Host { threads: 2 } };
 
     fn subject(change: impl FnOnce(&mut RunSpec)) -> Subject {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let mut spec =
             RunSpec::load(&root.join("configs/quickstart.yaml"), &[], crate::TASKS).expect("the quickstart");
         let model = root.join(&spec.vla().model.path).display().to_string();

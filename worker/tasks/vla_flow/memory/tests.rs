@@ -13,7 +13,7 @@ use super::*;
 use crate::vla_flow::policy::Policy;
 
 fn repository() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
 /// A run file of the repository, with its paths made absolute.

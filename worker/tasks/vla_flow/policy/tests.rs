@@ -1,135 +1,17 @@
 //! The policy on the small checkpoint that ships with the repository.
 
-use crate::vla_flow::config::LearningRates;
 use burn::backend::Flex;
-use coxswain_proto::{ids::Step, run_spec::RunSpec};
+use coxswain_models::qwen2_5_vl::checkpoint::Checkpoint;
+use coxswain_nn::params::{FlatGrads, Group};
+use coxswain_proto::ids::Step;
 use serde_json::{Value, json};
 
 use super::*;
-use coxswain_models::qwen2_5_vl::checkpoint::Checkpoint;
-use coxswain_nn::{
-    params::{FlatGrads, Group, TrainableLayout},
-    rng::{Key, Purpose},
-};
+use crate::vla_flow::testing::small::{DIMS, EVERYWHERE, Fixture, MODEL, batch, load, normal, relative_error, shaken, spec};
 
 mod cached;
-mod on_device;
 mod rounded;
 mod streamed;
-
-const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs/assets/tiny-vla");
-const DIMS: SampleDims = SampleDims { state: 3, sensor_window: 4, sensor_channels: 2, horizon: 4, action: 2 };
-/// Adapters in both towers and the merger.
-const EVERYWHERE: &str = r".*(q_proj|down_proj|attn\.qkv|merger\.mlp\.0)";
-
-fn spec(changes: &[(&str, Value)]) -> RunSpec {
-    let mut spec = json!({
-        "run": {"name": "test", "output_dir": "unused", "seed": 11},
-        "model": {"path": MODEL},
-        "lora": {"rank": 2, "alpha": 4.0},
-        "expert": {"width": 32, "layers": 2, "heads": 2},
-        "sensor": {"width": 8, "tokens": 2},
-        "data": {"path": "unused", "cameras": ["unused"]},
-        "train": {"steps": 1, "global_batch": 3, "micro_batch": 3},
-        "cache": {},
-        "memory": {},
-    });
-    for (path, value) in changes {
-        *spec.pointer_mut(&format!("/{}", path.replace('.', "/"))).expect("a key of the base spec") =
-            value.clone();
-    }
-    serde_json::from_value(spec).expect("a run spec")
-}
-
-struct Fixture {
-    policy: Policy<Flex>,
-    trainables: Trainables<Flex>,
-}
-
-fn load(spec: &RunSpec) -> Fixture {
-    let (policy, layout, values) =
-        Policy::<Flex>::load(spec, DIMS, &Default::default()).expect("the checkpoint is sound");
-    Fixture { policy, trainables: Trainables::new(layout, values, &Default::default()) }
-}
-
-/// With every zero start replaced, so that nothing is hidden.
-fn shaken(spec: &RunSpec) -> Fixture {
-    let Fixture { policy, trainables } = load(spec);
-    let layout = trainables.layout().clone();
-    let noise = normal(layout.len(), 77);
-    let values = trainables.to_vec().iter().zip(noise).map(|(v, n)| v + 0.05 * n).collect();
-    Fixture { policy, trainables: Trainables::new(layout, values, &Default::default()) }
-}
-
-fn normal(len: usize, stream: u64) -> Vec<f32> {
-    let mut values = vec![0.0; len];
-    Key { seed: 5, purpose: Purpose::Init, step: stream, sample: 0, repeat: 0 }.draws().normal(&mut values);
-    values
-}
-
-/// Samples `rows` of a small world: prompts of different lengths, one or two images of different sizes.
-fn batch(rows: &[usize]) -> MicroBatch {
-    let grids: [&[[u32; 3]]; 3] = [&[[1, 4, 4]], &[[1, 4, 6], [1, 2, 4]], &[[1, 6, 4]]];
-    let prompts: Vec<Vec<u32>> = rows
-        .iter()
-        .map(|&row| {
-            let mut ids = vec![20 + row as u32; 2 + row];
-            for grid in grids[row] {
-                ids.push(1014);
-                ids.extend(vec![1016; (grid[1] * grid[2] / 4) as usize]);
-                ids.push(1015);
-            }
-            ids.extend([50, 51 + row as u32]);
-            ids
-        })
-        .collect();
-    let seq_len = prompts.iter().map(Vec::len).max().expect("at least one row");
-    let mut batch = MicroBatch {
-        step: Step(3),
-        sample_indices: rows.iter().map(|&row| 100 + row as u64).collect(),
-        input_ids: vec![],
-        valid: vec![],
-        seq_len,
-        pixel_values: vec![],
-        image_grids: vec![],
-        images_per_row: vec![],
-        state: vec![],
-        sensor: vec![],
-        actions: vec![],
-        action_valid: vec![],
-        features: None,
-    };
-    for (&row, prompt) in rows.iter().zip(prompts) {
-        let padding = seq_len - prompt.len();
-        batch.input_ids.extend(std::iter::repeat_n(0, padding).chain(prompt));
-        batch.valid.push(padding as u32..seq_len as u32);
-        let stream = 10 * row as u64;
-        for (image, grid) in grids[row].iter().enumerate() {
-            batch.pixel_values.extend(normal((grid[1] * grid[2]) as usize * 1176, stream + image as u64));
-        }
-        batch.image_grids.extend(grids[row]);
-        batch.images_per_row.push(grids[row].len() as u32);
-        batch.state.extend(normal(DIMS.state, stream + 5));
-        batch.sensor.extend(normal(DIMS.sensor_window * DIMS.sensor_channels, stream + 6));
-        batch.actions.extend(normal(DIMS.horizon * DIMS.action, stream + 7));
-        batch.action_valid.extend([1.0, 1.0, 1.0, if row == 1 { 0.0 } else { 1.0 }]);
-    }
-    batch
-}
-
-impl Fixture {
-    fn run(&self, batch: &MicroBatch) -> (MicroLoss, FlatGrads) {
-        let mut grads = FlatGrads::new(self.trainables.layout().len());
-        let loss =
-            self.policy.forward_backward(&self.trainables, batch, &mut grads, &mut StageClock::default());
-        (loss.expect("a sound batch"), grads)
-    }
-}
-
-fn relative_error(a: &[f32], b: &[f32]) -> f64 {
-    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|v| v * v).sum::<f64>().sqrt();
-    norm(&mut a.iter().zip(b).map(|(a, b)| f64::from(a - b))) / norm(&mut b.iter().map(|&b| b.into()))
-}
 
 #[test]
 fn recompute_changes_no_bit_of_loss_or_gradient() {
@@ -190,67 +72,6 @@ fn gradients_are_derivatives_in_every_group() {
         let slope = (at(step) - at(-step)) / (2.0 * step);
         assert!((slope - norm).abs() < 0.01 * norm, "{group}: slope {slope}, gradient norm {norm}");
     }
-}
-
-#[test]
-fn everything_trains_within_three_steps_of_the_zero_start() {
-    let Fixture { policy, mut trainables } = load(&spec(&[]));
-    let layout = trainables.layout().clone();
-    let mut watch = GradientWatch::new(&layout, &LearningRates::default());
-    for step in 0..GradientWatch::STEPS as u64 {
-        assert!(!watch.all_heard());
-        let mut grads = FlatGrads::new(layout.len());
-        let batch = MicroBatch { step: Step(step), ..batch(&[0, 1, 2]) };
-        policy.forward_backward(&trainables, &batch, &mut grads, &mut StageClock::default()).expect("sound");
-        watch.observe(&layout, &grads);
-        assert_eq!(watch.verdict(&layout), Ok(()));
-        let moved = trainables.to_vec().iter().zip(grads.values()).map(|(v, g)| v - 1e-3 * g).collect();
-        trainables.set(moved);
-    }
-    assert!(watch.all_heard());
-}
-
-#[test]
-fn a_trainable_without_a_gradient_is_found_and_named() {
-    let mut layout = TrainableLayout::default();
-    layout.add("lost".into(), &[2], Group::LORA, true, coxswain_nn::params::Init::Zeros);
-    let Fixture { policy, trainables } = load(&spec(&[]));
-    let mut grads = FlatGrads::new(trainables.layout().len());
-    policy
-        .forward_backward(&trainables, &batch(&[0]), &mut grads, &mut StageClock::default())
-        .expect("sound");
-    let mut watch = GradientWatch::new(trainables.layout(), &LearningRates::default());
-    for tries in 1..GradientWatch::STEPS {
-        // However often a step is tried, it counts once.
-        (0..=tries).for_each(|_| watch.observe(trainables.layout(), &grads));
-        assert_eq!(watch.verdict(trainables.layout()), Ok(()), "too early to tell");
-        assert_eq!(watch.verdict(trainables.layout()), Ok(()), "a step without samples");
-    }
-    watch.observe(trainables.layout(), &grads);
-    let silent = watch.verdict(trainables.layout()).expect_err("the adapters never got a gradient");
-    assert!(silent.to_string().contains("lora_A"), "{silent}");
-}
-
-#[test]
-fn what_has_no_learning_rate_is_not_expected_to_train() {
-    let Fixture { policy, trainables } = load(&spec(&[]));
-    let mut grads = FlatGrads::new(trainables.layout().len());
-    policy
-        .forward_backward(&trainables, &batch(&[0]), &mut grads, &mut StageClock::default())
-        .expect("sound");
-    // A fresh adapter that rests: `lora_A` never gets a gradient, because `lora_B` stays zero.
-    let resting = LearningRates { lora: 0.0, ..LearningRates::default() };
-    let mut watch = GradientWatch::new(trainables.layout(), &resting);
-    // The expert's output layer has moved.
-    grads.values_mut().iter_mut().for_each(|g| *g += 1e-3);
-    for param in trainables.layout().params().iter().filter(|param| param.group == Group::LORA) {
-        grads.values_mut()[param.offset..param.offset + param.len()].fill(0.0);
-    }
-    for _ in 0..2 * GradientWatch::STEPS {
-        watch.observe(trainables.layout(), &grads);
-        assert_eq!(watch.verdict(trainables.layout()), Ok(()));
-    }
-    assert!(watch.all_heard());
 }
 
 #[test]

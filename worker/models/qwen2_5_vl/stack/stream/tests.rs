@@ -19,7 +19,7 @@ const COPIED: &str = "configs/assets/tiny-vla";
 const IN_PLACE: &str = "integration-tests/fixtures/golden/flat-gqa-left/model";
 
 fn repository() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
 /// Its matrices as float32, its blocks streamed.

@@ -70,7 +70,7 @@ impl Golden {
     fn input(&self, step: usize) -> StepInput {
         let multiplier = self.numbers("multipliers")[step];
         let peak = |group: &str| self.meta["peak"][group].as_f64().expect("a rate") * multiplier;
-        let rates = LearningRates { lora: peak("lora"), expert: peak("expert"), sensor: peak("sensor") };
+        let rates = Rates::from(["lora", "expert", "sensor"].map(|group| (group, peak(group))));
         let rests = |steps: &Vec<Value>| steps.contains(&step.into());
         let resting = self.meta["resting"].as_array().is_some_and(rests).then_some(Group::LORA);
         StepInput { scale: self.number("scale"), rates, resting }

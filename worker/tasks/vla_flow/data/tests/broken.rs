@@ -8,7 +8,8 @@ use coxswain_proto::run_spec::RunSpec;
 use serde_json::json;
 
 use super::recording::{Recording, edit};
-use crate::data::{DataError, Dataset, inspect, lerobot::rows::Part};
+use crate::vla_flow::data::Dataset;
+use coxswain_data::{DataError, inspect, lerobot::rows::Part};
 
 /// Opens the recording's data set after `spoil` had its way with directory and spec.
 fn open_spoiled(

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 
 use super::{assets, broken::refused, mini, recording::edit};
-use crate::data::Dataset;
+use crate::vla_flow::data::Dataset;
 
 /// A copy of the checkpoint's small files, with one of them changed.
 fn checkpoint(change: impl FnOnce(&Path)) -> PathBuf {

@@ -1,96 +1,16 @@
-//! Against Pillow, Transformers and their tokenizers: fixtures made by `integration-tests/fixtures/make_data.py`.
+//! Against Transformers and LeRobot: fixtures made by `integration-tests/fixtures/make_data.py`.
 
 use crate::vla_flow::config::VlaSpec;
 use std::path::{Path, PathBuf};
 
 use coxswain_data::NormMode;
-use safetensors::SafeTensors;
-use serde::Deserialize;
 
 use super::{assets, mini, spec};
-use crate::data::prompt::{ModelFacts, PromptEncoder};
-use crate::data::vision::{ImageProcessor, PatchShape};
-use crate::data::{Dataset, inspect};
+use crate::vla_flow::data::Dataset;
+use coxswain_data::inspect;
 
 fn fixtures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../integration-tests/fixtures/data")
-}
-
-fn floats(bytes: &[u8]) -> Vec<f32> {
-    bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
-}
-
-fn ints(bytes: &[u8]) -> Vec<usize> {
-    let words = bytes.chunks_exact(8).map(|b| b.try_into().expect("8 bytes"));
-    words.map(|b| i64::from_le_bytes(b) as usize).collect()
-}
-
-#[test]
-fn preprocessed_pixels_are_transformers_own() {
-    let bytes = std::fs::read(fixtures().join("images.safetensors")).unwrap();
-    let file = SafeTensors::deserialize(&bytes).unwrap();
-    let names: Vec<_> =
-        file.names().into_iter().filter_map(|n| n.strip_suffix(".file").map(str::to_string)).collect();
-    assert_eq!(names.len(), 9);
-    for name in names {
-        let tensor = |part: &str| file.tensor(&format!("{name}.{part}")).unwrap();
-        let mut data = spec(&mini()).vla().data;
-        let bounds = ints(tensor("bounds").data());
-        (data.min_pixels, data.max_pixels) = (Some(bounds[0]), Some(bounds[1]));
-        let shape = PatchShape { patch: 14, merge: 2, frames: 2 };
-        let processor = ImageProcessor::open(&assets().join("tiny-vla"), shape, &data).unwrap();
-        // The image's size is part of its name: anything_HxW.
-        let size = name.rsplit('_').next().and_then(|s| s.split_once('x')).expect("a size");
-        let size = (size.0.parse().unwrap(), size.1.parse().unwrap());
-        let got = processor.process(tensor("file").data(), size).unwrap();
-        assert_eq!(got.grid.map(|g| g as usize).to_vec(), ints(tensor("grid").data()), "{name}");
-        let want = floats(tensor("pixel_values").data());
-        assert_eq!(got.pixel_values.len(), want.len(), "{name}");
-        let square = |x: f32| f64::from(x) * f64::from(x);
-        let off: f64 = got.pixel_values.iter().zip(&want).map(|(a, b)| square(a - b)).sum();
-        let norm: f64 = want.iter().map(|b| square(*b)).sum();
-        let error = (off / norm).sqrt();
-        // The bar is 1e-4; Pillow's arithmetic is repeated exactly, so all that may differ is the last bit of a quotient.
-        assert!(error < 1e-7, "{name}: relative error {error:e}");
-    }
-}
-
-#[derive(Deserialize)]
-struct Prompts {
-    published_template: String,
-    pad_token_id: u32,
-    cases: Vec<Case>,
-}
-
-#[derive(Deserialize)]
-struct Case {
-    template: String,
-    text: String,
-    image_tokens: Vec<u32>,
-    input_ids: Vec<u32>,
-}
-
-#[test]
-fn prompts_are_encoded_as_transformers_encodes_them() {
-    let text = std::fs::read_to_string(fixtures().join("prompts.json")).unwrap();
-    let prompts: Prompts = serde_json::from_str(&text).unwrap();
-    let own = assets().join("tiny-vla");
-    let published = tempfile::tempdir().unwrap();
-    for file in ["tokenizer.json", "config.json"] {
-        std::fs::copy(own.join(file), published.path().join(file)).unwrap();
-    }
-    let template = serde_json::json!({"chat_template": prompts.published_template});
-    std::fs::write(published.path().join("chat_template.json"), template.to_string()).unwrap();
-    let facts = ModelFacts::read(&own).unwrap();
-    for case in &prompts.cases {
-        let model = if case.template == "own" { own.as_path() } else { published.path() };
-        let encoder = PromptEncoder::open(model, facts, "{task}", case.image_tokens.len()).unwrap();
-        // A grid of one cell's height and as many cells as the image has tokens.
-        let grids: Vec<[u32; 3]> = case.image_tokens.iter().map(|n| [1, 2, 2 * n]).collect();
-        let ids = encoder.encode(&case.text, &grids).unwrap();
-        assert_eq!(ids, case.input_ids, "{:?} with the {} template", case.text, case.template);
-        assert_eq!(encoder.pad(), prompts.pad_token_id);
-    }
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../integration-tests/fixtures/data")
 }
 
 /// `AutoProcessor.save_pretrained` after a call with truncation and padding, as it leaves a directory.

@@ -7,8 +7,9 @@ use std::{
 };
 
 use super::recording::{Recording, png_of};
-use crate::data::{Dataset, SampleKeys};
+use crate::vla_flow::data::Dataset;
 use coxswain_feature_store::{SampleKey, Store};
+use coxswain_task::SampleKeys;
 
 /// Keys of a data set, with nothing remembered.
 fn keys_of(recording: &Recording, dir: &Path) -> Vec<Option<SampleKey>> {

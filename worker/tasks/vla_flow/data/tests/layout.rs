@@ -8,9 +8,11 @@ use parquet::basic::Compression;
 use parquet::file::properties::{WriterProperties, WriterVersion};
 
 use super::recording::{CHANNELS, Recording, WINDOW, action, sensor, state};
-use crate::data::Dataset;
-use crate::data::lerobot::Catalog;
-use crate::data::lerobot::rows::{Columns, Limits, Part, RowStore};
+use crate::vla_flow::data::Dataset;
+use coxswain_data::lerobot::{
+    Catalog,
+    rows::{Columns, Limits, Part, RowStore},
+};
 
 fn identity(recording: &Recording) -> (tempfile::TempDir, Dataset) {
     let dir = recording.write();

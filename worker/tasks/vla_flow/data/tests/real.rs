@@ -1,7 +1,7 @@
 //! Samples of a data set that the lerobot package wrote.
 
 use super::{mini, spec};
-use crate::data::Dataset;
+use crate::vla_flow::data::Dataset;
 use crate::vla_flow::config::VlaSpec;
 
 #[test]
@@ -50,7 +50,7 @@ fn a_written_sample_is_the_sample_that_training_sees() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("x.safetensors");
     let spec = spec(&mini());
-    crate::data::write_sample(&spec, 70, &out).unwrap();
+    crate::vla_flow::data::write_sample(&spec, 70, &out).unwrap();
     let sample = Dataset::open(&spec).unwrap().sample(70).unwrap();
     let bytes = std::fs::read(&out).unwrap();
     let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
@@ -68,14 +68,14 @@ fn a_written_sample_is_the_sample_that_training_sees() {
     assert_eq!(tensor("actions").shape(), [8, 4]);
     assert_eq!(tensor("action_is_pad").shape(), [8]);
     // Out of range, and into a directory that is not there: nothing is left behind.
-    assert!(crate::data::write_sample(&spec, 239, &dir.path().join("y")).is_err());
-    assert!(crate::data::write_sample(&spec, 0, &dir.path().join("no/z")).is_err());
+    assert!(crate::vla_flow::data::write_sample(&spec, 239, &dir.path().join("y")).is_err());
+    assert!(crate::vla_flow::data::write_sample(&spec, 0, &dir.path().join("no/z")).is_err());
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
 }
 
 #[test]
 fn an_inspected_data_set_says_what_a_run_can_name() {
-    let report = crate::data::inspect(&mini()).unwrap();
+    let report = coxswain_data::inspect(&mini()).unwrap();
     assert_eq!((report.episodes, report.frames, report.tasks, report.files), (4, 239, 2, 1));
     assert_eq!(report.problems, Vec::<String>::new());
     let section = report.run_section();

@@ -3,7 +3,8 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::vla_flow::data::batch::CachedFeatures;
+use coxswain_feature_store::Digest;
+use coxswain_task::CachedFeatures;
 
 /// Adapters on the two highest layers.
 const TOP: &str = r".*language_model\.layers\.[45]\..*(q_proj|down_proj)";
@@ -298,31 +299,4 @@ fn one_weight_changes_the_digest_of_the_taps_above_it() {
         let [before, after] = [&before, &changed].map(|policy| digest(policy, tap));
         assert_eq!(before == after, same, "{tap}");
     }
-}
-
-#[test]
-fn a_snapshot_of_the_adapters_computes_their_features() {
-    let changes = [("lora", lora(EVERYWHERE)), ("cache", json!({"mode": "periodic"}))];
-    let Fixture { policy, mut trainables } = shaken(&spec(&changes));
-    let snapshot = AdapterSnapshot::of(&trainables);
-    let batch = batch(&[0, 1]);
-    let then = policy.features_below(&trainables, &batch).expect("sound");
-    trainables.set(trainables.to_vec().iter().map(|value| 1.5 * value).collect());
-    assert_ne!(policy.features_below(&trainables, &batch).expect("sound"), then);
-    assert_ne!(AdapterSnapshot::of(&trainables), snapshot);
-
-    let find = |name: &str| {
-        let found = snapshot.tensors().find(|(own, ..)| *own == name);
-        found.map(|(_, shape, values)| (shape, values))
-    };
-    let read = AdapterSnapshot::from_tensors(trainables.layout(), find).expect("its own tensors");
-    assert_eq!(read, snapshot);
-    let old = read.trainables::<Flex>(&Default::default());
-    assert_eq!(policy.features_below(&old, &batch).expect("sound"), then);
-
-    let other = load(&spec(&[("lora", json!({"rank": 4, "targets": EVERYWHERE}))])).trainables;
-    let error = AdapterSnapshot::from_tensors(other.layout(), find).expect_err("another rank");
-    assert!(error.to_string().contains("lora_A"), "{error}");
-    let error = AdapterSnapshot::from_tensors(other.layout(), |_| None).expect_err("nothing there");
-    assert!(error.to_string().contains("missing"), "{error}");
 }

@@ -4,6 +4,7 @@ use std::{cell::Cell, fs, path::Path};
 
 use super::*;
 use coxswain_models::qwen2_5_vl::modules::{FrozenBytes, frozen_tensors};
+use coxswain_task::Module;
 
 const LANGUAGE: &str = r".*language_model.*(q_proj|up_proj)";
 const TOP: &str = r".*language_model\.layers\.[45]\..*(q_proj|down_proj)";
@@ -91,11 +92,11 @@ fn the_report_says_what_is_streamed_and_how_much_of_it_is_in_memory() {
     let report =
         |fixture: &Fixture| fixture.policy.trainable_report(fixture.trainables.layout(), Default::default());
     let (held, rows) = (report(&held), report(&streamed));
-    let sum = |rows: &[ModuleRow], of: fn(&ModuleRow) -> u64| {
+    let sum = |rows: &[Module], of: fn(&Module) -> u64| {
         rows.iter().filter(|row| !row.trains).map(of).sum::<u64>()
     };
     assert_eq!(rows[2].module, "streamed");
-    let parameters = |row: &ModuleRow| row.parameters as u64;
+    let parameters = |row: &Module| row.parameters as u64;
     assert_eq!(sum(&rows, parameters), sum(&held, parameters));
     let tensors = frozen_tensors(&streamed.policy.model().config);
     let bytes = FrozenBytes::of(&tensors, |tensor| 4 * tensor.elements as u64);

@@ -29,12 +29,15 @@ pub struct Recording {
     pub task: Option<(usize, i64)>,
     /// Elements actually written for the state.
     pub state_width: usize,
+    /// How files of rows are written.
     pub properties: WriterProperties,
     /// A row group for every episode, as LeRobot writes them, or one for the whole file.
     pub group_per_episode: bool,
 }
 
+/// Readings of a sensor in a sample.
 pub const WINDOW: usize = 3;
+/// Values of a reading.
 pub const CHANNELS: usize = 2;
 
 impl Default for Recording {
@@ -54,18 +57,22 @@ impl Default for Recording {
     }
 }
 
+/// What is recorded of the robot.
 pub fn state(episode: usize, frame: usize) -> [f32; 3] {
     [episode as f32, frame as f32, 0.5]
 }
 
+/// What it did.
 pub fn action(episode: usize, frame: usize) -> [f32; 2] {
     [10.0 * episode as f32 + frame as f32, -(frame as f32)]
 }
 
+/// What its sensor felt.
 pub fn sensor(episode: usize, frame: usize) -> [f32; WINDOW * CHANNELS] {
     std::array::from_fn(|i| (100 * episode + 10 * frame + i) as f32)
 }
 
+/// What an episode is about.
 pub fn task(episode: usize) -> String {
     format!("task of episode {episode}")
 }
@@ -203,7 +210,7 @@ impl Recording {
         for (name, height, width) in &self.cameras {
             features[*name] = json!({"dtype": "image", "shape": [height, width, 3], "names": ["height", "width", "channels"]});
         }
-        for name in crate::data::lerobot::info::BOOKKEEPING {
+        for name in coxswain_data::lerobot::info::BOOKKEEPING {
             features[name] = json!({"dtype": "int64", "shape": [1], "names": null});
         }
         let info = json!({

@@ -14,8 +14,11 @@ use parquet::{
 
 /// Rows of a column; all of it can be null, as in the files that the lerobot package writes.
 pub enum Column {
+    /// A number each.
     Integers(Vec<i64>),
+    /// A text each.
     Texts(Vec<String>),
+    /// Lists of numbers.
     Lists(Vec<Vec<Option<f32>>>),
     /// Lists of so many numbers each in a list.
     ListsOfLists(Vec<Vec<Option<f32>>>, usize),

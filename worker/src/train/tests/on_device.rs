@@ -1,10 +1,27 @@
 //! Training whose flat space lies in a device's memory against training whose lies in the host's: the same policy, on Flex.
 
-use coxswain_proto::{ids::Rank, run_spec::Optimizer};
+use burn::backend::Flex;
+use coxswain_nn::{
+    kernels::flat::{Flat, FlatOn, OnDevice},
+    params::{FlatGrads, Group},
+};
+use coxswain_proto::{
+    ids::{Rank, Step},
+    run_spec::{Optimizer, RunSpec},
+};
+use coxswain_task::StageClock;
+use coxswain_tasks::vla_flow::{
+    data::MicroBatch,
+    testing::small::{EVERYWHERE, Fixture, batch, load, relative_error, shaken, spec},
+};
+use serde_json::json;
 
-use super::*;
-use coxswain_nn::kernels::flat::{Flat, FlatOn, OnDevice};
-use crate::{collective::Solo, zero::{Keeps, MirroredAdamW, StepInput}};
+use super::peak;
+use crate::{
+    collective::Solo,
+    train::GradientWatch,
+    zero::{Keeps, MirroredAdamW, Rates, StepInput},
+};
 
 const STEPS: u64 = 5;
 
@@ -14,7 +31,7 @@ fn trained<F: FlatOn<Flex>>(spec: &RunSpec) -> (Vec<[f64; 2]>, Vec<f32>) {
     let layout = trainables.layout().clone();
     let place = F::place(&trainables.device());
     let mut grads = FlatGrads::<F>::at(&place, layout.len());
-    let mut watch = GradientWatch::new(&layout, &LearningRates::default());
+    let mut watch = GradientWatch::new(&layout, &peak());
     let mut optimizer =
         MirroredAdamW::<F>::at(&place, &layout, (1, Rank(0)), &Optimizer::default(), Keeps::default());
     optimizer.begin(0, &trainables.to_vec());
@@ -30,7 +47,7 @@ fn trained<F: FlatOn<Flex>>(spec: &RunSpec) -> (Vec<[f64; 2]>, Vec<f32>) {
             (loss, valid) = (loss + micro.loss_sum, valid + micro.valid);
         }
         watch.observe(&layout, &grads);
-        let rates = LearningRates { lora: 1e-3, expert: 1e-3, sensor: 1e-3 };
+        let rates = Rates::from([("lora", 1e-3), ("expert", 1e-3), ("sensor", 1e-3)]);
         // As in a cached phase: in the last step the adapter rests.
         let resting = (step + 1 == STEPS).then_some(Group::LORA);
         let input = StepInput { scale: 1.0 / valid, rates, resting };
@@ -68,7 +85,7 @@ fn a_gradient_that_is_not_finite_is_named_wherever_it_lies() {
         let bad = layout.params()[3].offset + 1;
         grads.values_mut().edit(|values| values[bad] = f32::NAN);
         let mut weights = F::zeros(place, layout.len());
-        let input = StepInput { scale: 1.0, rates: LearningRates::default(), resting: None };
+        let input = StepInput { scale: 1.0, rates: peak(), resting: None };
         let mut optimizer =
             MirroredAdamW::<F>::at(place, &layout, (1, Rank(0)), &Optimizer::default(), Keeps::default());
         let error = optimizer.step(grads.values_mut(), &mut weights, &input, &mut Solo::default());

@@ -1,0 +1,11 @@
+//! Parts of training on a real task's policy.
+
+mod gradients;
+mod on_device;
+
+use crate::zero::Rates;
+
+/// A rate for each of its groups.
+fn peak() -> Rates {
+    Rates::from([("lora", 1e-4), ("expert", 1e-4), ("sensor", 1e-4)])
+}
