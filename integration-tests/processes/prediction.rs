@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 use coxswain_models::qwen2_5_vl::{config::QwenConfig, modules::modules};
 use coxswain_nn::lora::ModuleKind;
 use coxswain_proto::{memory::relative, run_spec::RunSpec};
+use coxswain_tasks::vla_flow::memory::Subject;
 use coxswain_worker::memory::prediction::{
-    Ask, Place, Subject,
+    Ask, Place,
     truth::{Calibration, Record},
 };
 

@@ -3,11 +3,12 @@
 use burn_flex::Flex;
 use coxswain_integration_tests::solo::{self, quickstart as spec};
 use coxswain_proto::run_spec::RunSpec;
-use coxswain_worker::train::{PolicyTrainer, Summary, TrainerOptions};
+use coxswain_tasks::vla_flow::VlaFlow;
+use coxswain_worker::train::{Summary, TaskTrainer, TrainerOptions};
 
 fn train(spec: &RunSpec, first_step: u64) -> Summary {
     let options = TrainerOptions { device: Default::default(), listener: None };
-    solo::train(&mut PolicyTrainer::<Flex>::new(options), spec, first_step)
+    solo::train(&mut TaskTrainer::<Flex>::new(&VlaFlow, options), spec, first_step)
 }
 
 fn bits(losses: &[f64]) -> Vec<u64> {

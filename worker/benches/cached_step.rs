@@ -40,17 +40,17 @@ use coxswain_proto::{
     ids::{Rank, Step},
     run_spec::{Optimizer, RunSpec},
 };
-use coxswain_tasks::vla_flow::config::LearningRates;
+use coxswain_task::{CachedFeatures, StageClock};
 use coxswain_tasks::vla_flow::{
-    batch::{CachedFeatures, MicroBatch},
+    data::MicroBatch,
     flops::Workload,
-    policy::{Policy, StageClock, Tap},
+    policy::{Policy, Tap},
 };
 use coxswain_worker::{
     collective::Solo,
     link::Phase,
     memory::{self, CountingAllocator, Meter},
-    zero::{ShardedAdamW, StepInput},
+    zero::{Rates, ShardedAdamW, StepInput},
 };
 use nix::sys::{
     resource::{UsageWho, getrusage},
@@ -243,7 +243,7 @@ impl<'a> Bench<'a> {
     }
 
     fn step(&mut self, batch: &MicroBatch) -> Result<Times> {
-        let rates = LearningRates { lora: 1e-4, expert: 1e-4, sensor: 1e-4 };
+        let rates = Rates::from([("lora", 1e-4), ("expert", 1e-4), ("sensor", 1e-4)]);
         let resting = self.resting.filter(|_| batch.features.is_some());
         let (mut meter, before) = (Meter::new(Phase::Forward, None), memory::in_use());
         let (begin, busy) = (Instant::now(), processor_ms()?);

@@ -29,13 +29,13 @@ use coxswain_proto::{
     ids::{Rank, Step},
     run_spec::{Optimizer, RunSpec},
 };
-use coxswain_tasks::vla_flow::config::LearningRates;
-use coxswain_tasks::vla_flow::policy::{Policy, StageClock};
+use coxswain_task::StageClock;
+use coxswain_tasks::vla_flow::policy::Policy;
 use coxswain_worker::{
     collective::Solo,
     link::Phase,
     memory::{CountingAllocator, Meter},
-    zero::{ShardedAdamW, StepInput},
+    zero::{Rates, ShardedAdamW, StepInput},
 };
 use prompts::{DIMS, Flags, Prompts};
 use serde_json::{Value, json};
@@ -59,7 +59,7 @@ fn main() -> Result<()> {
     let mut trainables = Trainables::new(layout.clone(), values, &Default::default());
     let mut grads = FlatGrads::new(layout.len());
     let mut optimizer = ShardedAdamW::new(&layout, 1, Rank(0), &Optimizer::default());
-    let rates = LearningRates { lora: 1e-4, expert: 1e-4, sensor: 1e-4 };
+    let rates = Rates::from([("lora", 1e-4), ("expert", 1e-4), ("sensor", 1e-4)]);
     let (warmup, steps) = (flags.number("--warmup", 2)?, flags.number("--steps", 8)?);
     let config = QwenConfig::read(Path::new(&model))?;
     let prompts = Prompts::from_flags(&flags, &config)?;
@@ -76,7 +76,7 @@ fn main() -> Result<()> {
         let micro = policy.forward_backward(&trainables, &batch, &mut grads, &mut clock)?;
         let updating = Instant::now();
         let mut weights = trainables.take();
-        let input = StepInput { scale: 1.0 / micro.valid, rates, resting: None };
+        let input = StepInput { scale: 1.0 / micro.valid, rates: rates.clone(), resting: None };
         optimizer.step(grads.values_mut(), &mut weights, &input, &mut Solo::default())?;
         trainables.set(weights);
         let (end, times) = (Instant::now(), clock.into_times());

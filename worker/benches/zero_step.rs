@@ -21,10 +21,9 @@ use coxswain_proto::{
     ids::{Generation, Rank},
     run_spec::Optimizer,
 };
-use coxswain_tasks::vla_flow::config::LearningRates;
 use coxswain_worker::{
     collective::{Collective, Membership, Ring, RingAbort, RingListener},
-    zero::{MirroredAdamW, StepInput},
+    zero::{MirroredAdamW, Rates, StepInput},
 };
 
 fn main() -> Result<()> {
@@ -108,7 +107,7 @@ impl Bench {
         optimizer.begin(0, &weights);
         let input = StepInput {
             scale: 0.5,
-            rates: LearningRates { lora: 1e-4, expert: 1e-4, sensor: 1e-4 },
+            rates: Rates::from([("lora", 1e-4), ("expert", 1e-4), ("sensor", 1e-4)]),
             resting: None,
         };
         let (mut times, mut communication, mut compute) = (Vec::new(), Vec::new(), Vec::new());

@@ -22,10 +22,11 @@ use coxswain_proto::{
     ids::Step,
     run_spec::RunSpec,
 };
+use coxswain_tasks::vla_flow::VlaFlow;
 use coxswain_worker::{
     collective::RingListener,
     link::{Assignment, Commands, Leased, Link, LinkError, Phase, Report, SoloLink},
-    train::{CacheSummary, PolicyTrainer, Summary, TrainerOptions},
+    train::{CacheSummary, Summary, TaskTrainer, TrainerOptions},
     trainer::TrainerOutcome,
 };
 
@@ -185,8 +186,8 @@ impl Link for Listening {
 }
 
 /// One rank; `listener` is where its neighbour calls, if it has one.
-fn trainer(listener: Option<RingListener>) -> PolicyTrainer<Flex> {
-    PolicyTrainer::new(TrainerOptions { device: Default::default(), listener })
+fn trainer(listener: Option<RingListener>) -> TaskTrainer<Flex> {
+    TaskTrainer::new(&VlaFlow, TrainerOptions { device: Default::default(), listener })
 }
 
 fn solo(spec: &RunSpec) -> Run {

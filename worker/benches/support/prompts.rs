@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use coxswain_models::qwen2_5_vl::config::QwenConfig;
 use coxswain_nn::rng::{Draws, Key, Purpose};
 use coxswain_proto::ids::Step;
-use coxswain_tasks::vla_flow::batch::{MicroBatch, SampleDims};
+use coxswain_tasks::vla_flow::data::{MicroBatch, SampleDims};
 
 /// Sizes of a sample: state and actions.
 pub const DIMS: SampleDims =

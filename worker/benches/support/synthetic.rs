@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, fs, path::Path};
 use anyhow::Result;
 use coxswain_nn::rng::{Draws, Key, Purpose};
 use coxswain_proto::{ids::Step, run_spec::RunSpec};
-use coxswain_tasks::vla_flow::batch::{MicroBatch, SampleDims};
+use coxswain_tasks::vla_flow::data::{MicroBatch, SampleDims};
 use safetensors::{Dtype, tensor::TensorView};
 use serde_json::{Value, json};
 

@@ -19,8 +19,14 @@ mod worlds;
 
 use std::io::Write;
 
+use burn::backend::Flex;
 use coxswain_cuda::Nvidia;
-use coxswain_worker::device::Accelerator;
+use coxswain_worker::device::{Accelerator, Tasks};
+
+/// As `cox` has them.
+fn tasks() -> Tasks {
+    Tasks { cpu: coxswain_tasks::on::<Flex>().leak(), accelerator: &Nvidia }
+}
 
 /// Cards of this machine. Without one, says why on stderr, past the capture of a passing test's output.
 fn cards(test: &str) -> Option<usize> {

@@ -1,7 +1,7 @@
 //! Speed of the fused CPU operations, of a decoder layer and of a language model made of them, next to PyTorch.
 //!
 //! ```text
-//! RAYON_NUM_THREADS=2 cargo bench -p coxswain-worker --bench kernels -- [--torch PYTHON] [--cpu] [FILTER]
+//! RAYON_NUM_THREADS=2 cargo bench -p coxswain-nn --bench kernels -- [--torch PYTHON] [--cpu] [FILTER]
 //! ```
 //!
 //! Without `--torch` only our own times are printed. With it, `torch_peer.py` runs beside this process (torch, transformers

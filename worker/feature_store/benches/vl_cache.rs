@@ -1,7 +1,7 @@
 //! The feature store: how fast records are appended, and read from the page cache, next to a plain copy of the same bytes.
 //!
 //! ```text
-//! cargo bench -p coxswain-worker --bench vl_cache -- [--dir DIR] [--mib 256] [--tokens 192] [--width 768] [--rounds 5] [--cpu]
+//! cargo bench -p coxswain-feature-store --bench vl_cache -- [--dir DIR] [--mib 256] [--tokens 192] [--width 768] [--rounds 5] [--cpu]
 //! ```
 //!
 //! A read is everything that a hit costs: look-up, verification of ids and values, decoding to float32 into a buffer that is used again. "First"
@@ -18,7 +18,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use coxswain_proto::run_spec::CacheDtype;
-use coxswain_worker::vl_cache::{Digest, Ingredients, Record, SampleKey, Space, SpaceDescription, Store};
+use coxswain_feature_store::{Digest, Ingredients, Record, SampleKey, Space, SpaceDescription, Store};
 use nix::sys::{
     resource::{UsageWho, getrusage},
     time::TimeValLike,
