@@ -7,13 +7,13 @@
     net.py COX --compare OTHER_COX   runs both programs on this machine; says which step or tensor differs first
     net.py --list                    names the runs
 
-    --only quickstart,kill   some of the runs        --checkout DIR   whose configs and assets are used (this one)
-    --keep DIR               keep the run directories
+    --only quickstart,kill   some of the runs           --checkout DIR       whose configs and assets are used (this one)
+    --keep DIR               keep the run directories   --begun-by OLD_COX   `resumed` goes on from what that program has left
 
 Digests are those of one kind of processor: kernels differ in their order of summation. FILE names the processor it was made on; across
 machines, use `--compare` with a program built from the tree before. Both programs then get the same configs.
 
-Work that changes bits on purpose renews the record and says so in its message.
+Work that changes bits on purpose renews the record and says so in its message. A run that fails is told, and the others go on.
 
 What a run is disturbed by happens at fixed steps: a worker stands still where `COX_TEST_HOLD` tells it to (hold.rs of the worker's
 session), and is killed, or joined by another one, while it stands there. Run directories are made anew for every run, so nothing is read
@@ -65,16 +65,21 @@ VARIANT = [
 
 # ---- Runs ------------------------------------------------------------------------------------------------------------------------------
 
+class Failed(Exception):
+    """A run that did not go as it should, and what it printed."""
+
+
 class Run:
     """One run in a directory of its own, launched and disturbed by a scenario."""
 
-    def __init__(self, cox, checkout, directory):
+    def __init__(self, cox, checkout, directory, begun_by=None):
         self.cox, self.checkout, self.directory = cox, checkout, directory
+        self.begun_by = begun_by or cox
         self.output, self.holds, self.launched = directory / "run", directory / "hold", []
         self.holds.mkdir(parents=True)
 
-    def command(self, *arguments):
-        """Starts `cox`; what it prints goes to a file beside the run."""
+    def command(self, *arguments, cox=None):
+        """Starts a program; what it prints goes to a file beside the run."""
         of_others = ("COX_", "PET_", "SLURM_", "RAYON_", "TORCHELASTIC_")
         alone = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
         environment = {k: v for k, v in os.environ.items() if not k.startswith(of_others) and k not in alone}
@@ -82,16 +87,15 @@ class Run:
         environment |= {"XDG_CACHE_HOME": str(self.directory / "user-cache"), "COX_TEST_HOLD": str(self.holds)}
         printed = self.directory / f"printed-{len(self.launched)}"
         with open(printed, "wb") as out:
-            process = subprocess.Popen([self.cox, *arguments], cwd=self.checkout, env=environment, stdin=subprocess.DEVNULL,
+            process = subprocess.Popen([cox or self.cox, *arguments], cwd=self.checkout, env=environment, stdin=subprocess.DEVNULL,
                                        stdout=out, stderr=subprocess.STDOUT)
         self.launched.append((process, printed))
         return process
 
-    def start(self, keys=(), flags=("--nproc-per-node=2",)):
+    def start(self, keys=(), flags=("--nproc-per-node=2",), cox=None):
         """`cox run`; later keys win over earlier ones."""
-        self.keys = keys
         keys = [f"run.output_dir={self.output}", *BASE, *keys]
-        return self.command("run", CONFIG, *keys, *flags, "--log-format=json")
+        return self.command("run", CONFIG, *keys, *flags, "--log-format=json", cox=cox)
 
     def hold(self, rank, phase, step):
         """Makes a worker that is launched later stand still in `phase` from `step` on."""
@@ -99,16 +103,22 @@ class Run:
         order.write_text(str(step))
         return order.with_name(order.name + ".held")
 
+    def expect_worlds(self, *worlds):
+        """Whether what was to happen to the run has happened: how many workers each of its generations had."""
+        seen, sound = trained_by(self)
+        if seen != worlds or not sound:
+            raise self.failure(f"trained by worlds of {seen}, not {worlds}, or the books do not add up")
+
     def finish(self, process, code=0):
-        self.until("its end", lambda: process.poll() is not None, alive=())
+        self.until("its end", lambda: process.poll() is not None)
         if process.returncode != code:
             raise self.failure(f"ended with {process.returncode}, not {code}")
 
-    def until(self, what, seen, alive=None):
-        """Waits until something can be seen; the launchers must live as long."""
+    def until(self, what, seen, alive=()):
+        """Waits until something can be seen; these processes must live as long."""
         give_up = time.monotonic() + PATIENCE_SECONDS
         while not seen():
-            for process in (alive if alive is not None else [process for process, _ in self.launched[-1:]]):
+            for process in alive:
                 if process.poll() is not None and not seen():
                     raise self.failure(f"ended with {process.returncode} before {what}")
             if time.monotonic() > give_up:
@@ -117,7 +127,7 @@ class Run:
 
     def failure(self, what):
         texts = [path.read_text(errors="replace")[-3000:] for _, path in self.launched]
-        return SystemExit(f"{self.directory.name}: {what}\n" + "\n----\n".join(texts))
+        return Failed("\n----\n".join([what, *texts]))
 
     def end_everything(self):
         for process, _ in self.launched:
@@ -144,26 +154,26 @@ def killed(phase, step, ranks, *keys):
     def scenario(run):
         held = run.hold(1, phase, step)
         launcher = run.start(keys)
-        run.until(f"rank 1 in {phase} of step {step}", held.exists)
+        run.until(f"rank 1 in {phase} of step {step}", held.exists, alive=[launcher])
         for pid in [worker_of(launcher.pid, rank) for rank in ranks]:
             os.kill(pid, signal.SIGKILL)
         run.finish(launcher)
-        run.expect_generations(2, 2)
+        run.expect_worlds(2, 2)
     return scenario
 
 
 def resumed(run):
     """Three ranks go on where two were killed with their launcher, on the checkpoint of step 4."""
     held = run.hold(1, "forward", 6)
-    launcher = run.start()
-    run.until("rank 1 in step 6", held.exists)
+    launcher = run.start(cox=run.begun_by)
+    run.until("rank 1 in step 6", held.exists, alive=[launcher])
     processes = children(launcher.pid)
     launcher.kill()
     launcher.wait()
-    run.until("the end of its children", lambda: not any(is_alive(pid) for pid in processes), alive=())
+    run.until("the end of its children", lambda: not any(is_alive(pid) for pid in processes))
     held.unlink()
     run.finish(run.start(flags=["--nproc-per-node=3"]))
-    run.expect_generations(2, 3)
+    run.expect_worlds(2, 3)
 
 
 def machine(run, endpoint, rank, of, waits_for_all):
@@ -183,20 +193,20 @@ def shrunk(run):
     machines[2].wait()
     run.finish(machines[0])
     run.finish(machines[1])
-    run.expect_generations(3, 2)
+    run.expect_worlds(3, 2)
 
 
 def grown(run):
     """One machine; a second one comes while the worker of the first stands in step 5."""
     endpoint, held = free_endpoint(), run.hold(0, "forward", 5)
     first = machine(run, endpoint, 0, of=2, waits_for_all=False)
-    run.until("rank 0 in step 5", held.exists)
+    run.until("rank 0 in step 5", held.exists, alive=[first])
     second = machine(run, endpoint, 1, of=2, waits_for_all=False)
     run.until("a second worker at the coordinator", lambda: knows_both(run), alive=[first, second])
     held.unlink()
     run.finish(first)
     run.finish(second)
-    run.expect_generations(1, 2)
+    run.expect_worlds(1, 2)
 
 
 RUNS = {
@@ -271,16 +281,12 @@ def log(run):
             yield json.loads(line)
 
 
-def expect_generations(run, *worlds):
-    """Whether what was to happen to the run has happened: the worlds that it was trained by."""
-    process = subprocess.run([run.cox, "audit", "--json", run.output], cwd=run.checkout, capture_output=True, text=True)
-    audit = json.loads(process.stdout)
-    seen = tuple(generation["workers"] for generation in audit["generations"])
-    if seen != worlds or audit["missing"] or audit["duplicate"]:
-        raise run.failure(f"trained by worlds of {seen}, not {worlds}; {process.stdout}")
-
-
-Run.expect_generations = expect_generations
+def trained_by(run):
+    """How many workers each generation had, and whether every sample counted once."""
+    command = [run.cox, "audit", "--json", run.output]
+    audit = json.loads(subprocess.run(command, cwd=run.checkout, capture_output=True, text=True).stdout)
+    worlds = tuple(generation["workers"] for generation in audit["generations"])
+    return worlds, audit["missing"] == audit["duplicate"] == 0
 
 
 def knows_both(run):
@@ -331,11 +337,12 @@ def digest(artefact):
 
 
 def first_difference(one, other):
+    """Where two artefacts begin to differ, and what stands there if it is short."""
     one, other = dict(one), dict(other)
-    for label in sorted(one.keys() | other.keys(), key=lambda label: list(one).index(label) if label in one else -1):
+    for label in [*one, *(label for label in other if label not in one)]:
         if one.get(label) != other.get(label):
-            shown = [of[label].decode() if len(of[label]) < 40 else "other bytes" for of in (one, other) if label in of]
-            return f"{label}: {' and '.join(shown)}" if len(shown) == 2 else f"{label} is in one of them only"
+            shown = [of[label].decode(errors="replace") if label in of else "nothing" for of in (one, other)]
+            return f"{label}: {shown[0]}, the other {shown[1]}" if max(map(len, shown)) < 40 else label
     return "the order"
 
 
@@ -353,7 +360,7 @@ def worker_of(launcher, rank):
     for pid in children(launcher):
         if f"RANK={rank}".encode() in pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
             return pid
-    raise SystemExit(f"launcher {launcher} has no worker of rank {rank}")
+    raise Failed(f"launcher {launcher} has no worker of rank {rank}")
 
 
 def is_alive(pid):
@@ -374,14 +381,20 @@ def free_endpoint():
 
 # ---- The command -----------------------------------------------------------------------------------------------------------------------
 
-def execute(name, cox, checkout, directory):
+def execute(name, cox, directory, args):
     """One run to its end; what it left."""
-    run = Run(cox, checkout, directory)
+    shutil.rmtree(directory, ignore_errors=True)
+    run = Run(cox, args.checkout.absolute(), directory, args.begun_by)
     try:
         RUNS[name](run)
         return dict(artefacts(run))
+    except Failed as failed:
+        print(f"{name} FAILED with {cox}: {failed}", flush=True)
+        return None
     finally:
         run.end_everything()
+        if not args.keep:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def processor():
@@ -389,61 +402,62 @@ def processor():
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
-def main():
+def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cox", nargs="?")
+    parser.add_argument("cox", type=os.path.abspath, nargs="?")
     parser.add_argument("--checkout", type=pathlib.Path, default=CHECKOUT)
     parser.add_argument("--only", default=",".join(RUNS))
     parser.add_argument("--keep", type=pathlib.Path)
+    parser.add_argument("--begun-by", type=os.path.abspath, metavar="OLD_COX")
     parser.add_argument("--list", action="store_true")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--record", type=pathlib.Path)
     what.add_argument("--check", type=pathlib.Path)
-    what.add_argument("--compare", metavar="OTHER_COX")
+    what.add_argument("--compare", type=os.path.abspath, metavar="OTHER_COX")
     args = parser.parse_args()
-    names = args.only.split(",")
-    if args.list or not args.cox or not set(names) <= set(RUNS):
+    args.names = args.only.split(",")
+    if args.list:
         print("\n".join(RUNS))
-        sys.exit(0 if args.list else 2)
-    programs = [os.path.abspath(cox) for cox in (args.cox, args.compare) if cox]
-    expected = {}
-    if args.check:
-        lines = args.check.read_text().splitlines()
-        expected = {tuple(line.split()[:2]): line.split()[2] for line in lines if line and not line.startswith("#")}
+        sys.exit()
+    if not args.cox or not set(args.names) <= set(RUNS):
+        parser.error(f"a program and runs of {', '.join(RUNS)} are needed")
+    return args
 
-    printed, differing, started = [f"# processor: {processor()}"], [], time.monotonic()
-    base = args.keep or pathlib.Path(tempfile.mkdtemp(prefix="cox-net-"))
+
+def main():
+    args, started = arguments(), time.monotonic()
+    recorded = args.check.read_text().splitlines() if args.check else []
+    expected = {tuple(line.split()[:2]): line.split()[2] for line in recorded if not line.startswith("#")}
+    lines, wrong = [f"# processor: {processor()}"], []
+    base = (args.keep or pathlib.Path(tempfile.mkdtemp(prefix="cox-net-"))).absolute()
     try:
-        for name in names:
-            left = []
-            for at, cox in enumerate(programs):
-                directory = base.absolute() / (name if at == 0 else f"{name}-other")
-                shutil.rmtree(directory, ignore_errors=True)
-                left.append(execute(name, cox, args.checkout.absolute(), directory))
-                if not args.keep:
-                    shutil.rmtree(directory, ignore_errors=True)
-            for what, artefact in left[0].items():
-                printed.append(f"{name} {what} {digest(artefact)}")
-                note = ""
-                if args.compare and left[1][what] != artefact:
-                    note = f"the other's is {digest(left[1][what])}: {first_difference(artefact, left[1][what])}"
+        for name in args.names:
+            left = execute(name, args.cox, base / name, args)
+            other = execute(name, args.compare, base / f"{name}-other", args) if args.compare else left
+            if left is None or other is None:
+                wrong.append(f"{name}: failed")
+                continue
+            for what, artefact in left.items():
+                line, note = f"{name} {what} {digest(artefact)}", None
+                if other[what] != artefact:
+                    note = f"the other's is {digest(other[what])}, first at {first_difference(artefact, other[what])}"
                 elif args.check and expected.get((name, what)) != digest(artefact):
                     note = f"the record has {expected.get((name, what), 'nothing')}"
                 if note:
-                    differing.append(f"{name} {what}: {note}")
-                print(printed[-1], f"  DIFFERS, {note}" if note else "", flush=True)
+                    wrong.append(f"{line}: {note}")
+                lines.append(line)
+                print(wrong[-1] if note else line, flush=True)
     finally:
         if not args.keep:
             shutil.rmtree(base, ignore_errors=True)
 
-    print(f"{len(printed) - 1} digests of {len(names)} runs in {time.monotonic() - started:.0f} s", file=sys.stderr)
+    print(f"{len(lines) - 1} digests of {len(args.names)} runs in {time.monotonic() - started:.0f} s", file=sys.stderr)
+    if args.check and lines[0] not in recorded:
+        print(f"the record was made on another processor, this is {processor()}: use --compare", file=sys.stderr)
+    if wrong:
+        sys.exit("\n".join(["these differ:", *wrong]))
     if args.record:
-        args.record.write_text("\n".join(printed) + "\n")
-    if args.check and printed[0] not in args.check.read_text().splitlines():
-        print(f"the record was made on another processor; this is {processor()}: use --compare", file=sys.stderr)
-    if differing:
-        print("\n".join(["these differ:", *differing]), file=sys.stderr)
-        sys.exit(1)
+        args.record.write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":
