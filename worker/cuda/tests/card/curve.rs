@@ -3,7 +3,7 @@
 //! Rounding grows through training, so single steps may part further than a forward pass does. What is held is the mean over the
 //! curve of the distance between two losses, in parts of the loss.
 
-use coxswain_cuda::Nvidia;
+use coxswain_cuda::NVIDIA;
 use coxswain_integration_tests::solo::{quickstart, train};
 use coxswain_proto::run_spec::DeviceChoice;
 use coxswain_worker::device::ChosenTrainer;
@@ -32,7 +32,7 @@ fn losses(device: DeviceChoice, [weights, activations]: Dtypes, steps: usize) ->
         "eval.samples=0".to_owned(),
     ];
     let spec = quickstart(dir.path(), &settings.each_ref().map(String::as_str));
-    let summary = train(&mut ChosenTrainer::new(&Nvidia, Some(device), 0, None), &spec, 0);
+    let summary = train(&mut ChosenTrainer::new(&NVIDIA, Some(device), 0, None), &spec, 0);
     assert_eq!(summary.losses.len(), steps);
     summary.losses
 }
