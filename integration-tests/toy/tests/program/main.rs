@@ -10,7 +10,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use processes::{signal, worker_of};
-use support::{Toy, cox, free_endpoint, get, losses, read_json};
+use support::{Toy, free_endpoint, get, losses, read_json};
 
 const SHORT: [&str; 3] = ["train.steps=8", "train.checkpoint_every=2", "optimizer.warmup_steps=2"];
 
@@ -88,10 +88,7 @@ fn a_step_that_does_not_fit_goes_on_with_half_the_micro_batch_and_the_same_numbe
 
 /// The peak that `cox-toy plan` predicts for a rank.
 fn planned(toy: &Toy, overrides: &[&str]) -> u64 {
-    let mut command = cox(&["plan", "integration-tests/toy/table.yaml", "--json"]);
-    command.arg(format!("data.path={}", toy.path("table.parquet").display())).args(overrides);
-    let answer = command.output().expect("cox-toy was built");
-    let told = String::from_utf8_lossy(&answer.stdout);
+    let told = toy.plan(&[&["--json"], overrides].concat());
     let plan: Value = serde_json::from_str(&told).unwrap_or_else(|error| panic!("{error}: {told}"));
     let peak = plan.pointer("/memories/0/current/peak").and_then(Value::as_u64);
     peak.unwrap_or_else(|| panic!("no peak: {plan:#}"))
@@ -107,19 +104,16 @@ fn recompute_changes_no_bit() {
 
 #[test]
 fn the_plan_says_what_the_run_then_takes() {
-    let toy = Toy::new(6_000);
     for recompute in ["train.recompute=none", "train.recompute=full"] {
+        // Another one has learned nothing from this one.
+        let toy = Toy::new(6_000);
         let overrides = [&WIDE[..], &["train.micro_batch=2048", recompute]].concat();
         let (summary, _) = toy.train(recompute, &overrides);
         let number = |field: &str| summary["memory"][field].as_f64().expect(field);
         let (predicted, measured) = (number("predicted"), number("measured"));
         assert!((predicted / measured - 1.0).abs() < 0.1, "{recompute}: {predicted} for {measured}");
     }
-    let mut plan = cox(&["plan", "integration-tests/toy/table.yaml"]);
-    plan.arg(format!("data.path={}", toy.path("table.parquet").display()));
-    let answer = plan.output().expect("cox-toy was built");
-    let told = String::from_utf8_lossy(&answer.stdout);
-    assert!(answer.status.success(), "{told}");
+    let told = Toy::new(6_000).plan(&[]);
     assert!(told.contains("161 parameters trained") && told.contains("6,000 rows of 3 inputs"), "{told}");
 }
 

@@ -1,6 +1,6 @@
 //! What bad input gets: one clear line, and nothing half-written.
 
-use crate::support::{Toy, cox, refused};
+use crate::support::{Toy, refused};
 
 #[test]
 fn an_unknown_task_is_told_with_those_that_there_are() {
@@ -46,7 +46,7 @@ fn a_run_directory_of_another_task_is_refused_and_left_as_it_is() {
     let toy = Toy::new(60);
     toy.train("run", &["train.steps=2", "train.global_batch=8", "train.micro_batch=4"]);
     let manifest = std::fs::read(toy.path("run/manifest.json")).expect("it has run");
-    let mut other = cox(&["run", "configs/quickstart.yaml", "train.steps=4"]);
+    let mut other = toy.cox(&["run", "configs/quickstart.yaml", "train.steps=4"]);
     other.arg(format!("run.output_dir={}", toy.path("run").display()));
     let (code, printed) = refused(other);
     assert!(code.is_some_and(|code| code != 0), "{printed}");

@@ -50,14 +50,32 @@ impl Toy {
         self.dir.path().join(name)
     }
 
+    /// A `cox-toy` command in the repository's root. What its run teaches about memory stays in this directory.
+    pub fn cox(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cox-toy"));
+        command.args(arguments).current_dir(root()).stdin(Stdio::null());
+        command.env("XDG_CACHE_HOME", self.path("records"));
+        command
+    }
+
     /// `cox-toy run` of the table into the directory `name`.
     pub fn command(&self, name: &str, overrides: &[&str]) -> Command {
         let (table, output) = (self.path("table.parquet"), self.path(name));
-        let mut command = cox(&["run", "integration-tests/toy/table.yaml"]);
+        let mut command = self.cox(&["run", "integration-tests/toy/table.yaml"]);
         command.arg(format!("data.path={}", table.display()));
         command.arg(format!("run.output_dir={}", output.display())).args(overrides);
         command.env("COX_TEST_HOLD", self.path("hold"));
         command
+    }
+
+    /// `cox-toy plan` of the table.
+    pub fn plan(&self, flags: &[&str]) -> String {
+        let mut command = self.cox(&["plan", "integration-tests/toy/table.yaml"]);
+        command.arg(format!("data.path={}", self.path("table.parquet").display())).args(flags);
+        let answer = command.output().expect("cox-toy was built");
+        let told = String::from_utf8_lossy(&answer.stdout).into_owned();
+        assert!(answer.status.success(), "{told}\n{}", String::from_utf8_lossy(&answer.stderr));
+        told
     }
 
     /// Starts it.
@@ -89,7 +107,7 @@ impl Toy {
 
     /// The books of a run: every sample of every step once.
     pub fn assert_audited(&self, name: &str, steps: u64) {
-        let answer = cox(&["audit", "--json"]).arg(self.path(name)).output().expect("cox-toy was built");
+        let answer = self.cox(&["audit", "--json"]).arg(self.path(name)).output().expect("cox-toy was built");
         let told = String::from_utf8_lossy(&answer.stdout);
         let audit: Value = serde_json::from_str(&told).unwrap_or_else(|error| panic!("{error}: {told}"));
         assert!(answer.status.success(), "{audit:#}");
@@ -113,15 +131,6 @@ fn write_table(path: &Path, columns: &[Vec<f64>]) {
     }
     group.close().expect("the row group's end");
     writer.close().expect("a footer");
-}
-
-/// A `cox-toy` command in the repository's root.
-pub fn cox(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_cox-toy"));
-    command.args(arguments).current_dir(root()).stdin(Stdio::null());
-    // What runs here teach about memory is not for the user's own plans.
-    command.env("XDG_CACHE_HOME", std::env::temp_dir().join("coxswain-tests"));
-    command
 }
 
 /// Runs a command that is to be refused; returns its exit code and what it printed.
