@@ -16,7 +16,7 @@ pub fn standard() -> Tasks {
 /// NVIDIA's GPUs, or the null object in a build without them.
 pub fn nvidia() -> &'static dyn Accelerator {
     #[cfg(feature = "cuda")]
-    return &coxswain_cuda::Nvidia;
+    return &coxswain_cuda::NVIDIA;
     #[cfg(not(feature = "cuda"))]
     return &coxswain_worker::device::Absent { driver: has_driver };
 }

@@ -20,6 +20,8 @@ pub enum Purpose {
     EvalNoise = 4,
     /// Order of samples.
     Order = 5,
+    /// What a task draws for a sample; `repeat` tells its streams apart.
+    Task = 6,
 }
 
 /// The key of one stream of draws.

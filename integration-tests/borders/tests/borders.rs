@@ -92,7 +92,8 @@ const CARGO_IS_KNOWN_IN: [&str; 5] =
 /// Crates of models and tasks.
 const CARGO_CRATES: [&str; 2] = ["coxswain-models", "coxswain-tasks"];
 /// Crates that may depend on them: those that put a program together, and tests. Every other crate is the engine's.
-const WIRING: [&str; 4] = ["coxswain", "coxswain-cuda", "coxswain-integration-tests", "coxswain-borders"];
+const WIRING: [&str; 5] =
+    ["coxswain", "coxswain-cuda", "coxswain-integration-tests", "coxswain-borders", "coxswain-toy"];
 
 /// An exception: places that begin like this, and why they are right.
 type Exceptions = [(&'static str, &'static str)];

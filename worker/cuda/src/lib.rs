@@ -21,7 +21,8 @@ mod tests;
 
 use std::sync::OnceLock;
 
-use burn_cuda::{Cuda, CudaDevice};
+pub use burn_cuda::Cuda;
+use burn_cuda::CudaDevice;
 use coxswain_proto::{ids::Step, run_spec::RunSpec};
 use coxswain_task::{ForwardJob, Losses, TaskError, TaskOn, Width};
 use coxswain_worker::{
@@ -45,9 +46,27 @@ const NEEDED: Version = Version { major: 12, minor: 8 };
 /// compile, and be passed over in silence for one that does without.
 const HEADERS: [&str; 2] = ["cuda_runtime.h", "crt/mma.h"];
 
-/// NVIDIA's cards.
+/// NVIDIA's cards, and what they can train.
 #[derive(Clone, Copy, Debug)]
-pub struct Nvidia;
+pub struct Nvidia {
+    /// All tasks.
+    pub tasks: fn() -> Vec<&'static dyn TaskOn<Cuda>>,
+}
+
+/// The tasks of this repository. Instantiated here; a program with tasks of its own adds to them.
+pub fn standard() -> Vec<&'static dyn TaskOn<Cuda>> {
+    coxswain_tasks::on::<Cuda>()
+}
+
+/// NVIDIA's cards with the tasks of this repository.
+pub const NVIDIA: Nvidia = Nvidia { tasks: standard };
+
+impl Nvidia {
+    /// The task of this name.
+    fn named(&self, name: &str) -> Result<&'static dyn TaskOn<Cuda>, UnknownTask> {
+        UnknownTask::unless_found(name, &(self.tasks)())
+    }
+}
 
 impl Accelerator for Nvidia {
     fn probe(&self) -> Result<Cards, NoCards> {
@@ -67,15 +86,15 @@ impl Accelerator for Nvidia {
     ) -> Result<Box<dyn Trainer>, UnknownTask> {
         let options = TrainerOptions { device: CudaDevice::new(card), listener };
         let gauge = Box::new(CardGauge::new(card));
-        Ok(Box::new(TaskTrainer::new(named(task)?, options).on_card(self.fabric(card), gauge)))
+        Ok(Box::new(TaskTrainer::new(self.named(task)?, options).on_card(self.fabric(card), gauge)))
     }
 
     fn evaluate(&self, spec: &RunSpec, card: usize) -> Result<(Step, Option<HeldOutError>), TrainError> {
-        evaluate_run(named(&spec.task.kind)?, spec, &CudaDevice::new(card))
+        evaluate_run(self.named(&spec.task.kind)?, spec, &CudaDevice::new(card))
     }
 
     fn forward(&self, job: &ForwardJob<'_>, card: usize) -> Option<Result<(), TaskError>> {
-        coxswain_tasks::on::<Cuda>().iter().find_map(|task| task.forward(job, &CudaDevice::new(card)))
+        (self.tasks)().iter().find_map(|task| task.forward(job, &CudaDevice::new(card)))
     }
 
     fn fabric(&self, card: usize) -> Box<dyn FabricSource> {
@@ -90,13 +109,8 @@ impl Accelerator for Nvidia {
     fn few_steps(&self, card: usize, width: Width) -> Vec<(&'static str, Losses)> {
         let device = CudaDevice::new(card);
         let tried = |task: &&'static dyn TaskOn<Cuda>| Some((task.name(), task.few_steps(&device, width)?));
-        coxswain_tasks::on::<Cuda>().iter().filter_map(tried).collect()
+        (self.tasks)().iter().filter_map(tried).collect()
     }
-}
-
-/// The task of this name, on a GPU.
-fn named(name: &str) -> Result<&'static dyn TaskOn<Cuda>, UnknownTask> {
-    UnknownTask::unless_found(name, &coxswain_tasks::on::<Cuda>())
 }
 
 fn look() -> Result<Cards, NoCards> {

@@ -16,11 +16,11 @@ use coxswain_nn::kernels::{
 use coxswain_proto::run_spec::Recompute;
 use coxswain_worker::device::Accelerator;
 
-use crate::Nvidia;
+use crate::NVIDIA;
 
 /// The first card, if this machine has one that can be used.
 fn card() -> Option<CudaDevice> {
-    match Nvidia.probe() {
+    match NVIDIA.probe() {
         Ok(_) => Some(CudaDevice::new(0)),
         Err(missing) => {
             // A stderr that is closed loses a line, and nothing else.
@@ -67,7 +67,7 @@ fn assert_close_at_least(what: &str, found: &[f32], expected: &[f32], least: f64
 
 #[test]
 fn what_is_missing_is_said_with_a_remedy() {
-    if let Err(missing) = Nvidia.probe() {
+    if let Err(missing) = NVIDIA.probe() {
         let said = missing.to_string();
         let remedies = ["install", "check", "newer"];
         assert!(remedies.iter().any(|remedy| said.contains(remedy)), "{said}");

@@ -206,6 +206,8 @@ pub(super) fn put_together(
         all.push(row.sample);
     }
     let mut batch = samples.batch(step, &all);
-    *batch.features_mut() = kept.map(|kept| CachedFeatures { width: kept.shape.width, values });
+    if let Some(kept) = kept {
+        *batch.features_mut() = Some(CachedFeatures { width: kept.shape.width, values });
+    }
     Prepared { batch, missing, computed, lent: Vec::new(), read, damaged }
 }

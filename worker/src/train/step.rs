@@ -26,7 +26,7 @@ use coxswain_proto::{
     cache_plan::CacheUse,
     ids::{Bytes, Step},
     plan::Batch,
-    report::{Metric, Totals},
+    report::{Merge, Metric, Totals},
     run_spec::CacheMode,
 };
 
@@ -39,7 +39,7 @@ use super::{
     vote::{self, Ballot, Fared, Lookout, Verdict},
 };
 use coxswain_nn::{kernels::Tape, params::Group};
-use coxswain_task::{self as task, MicroLoss, Pass, StageClock, StageTimes};
+use coxswain_task::{self as task, Figures, MicroLoss, Pass, StageClock, StageTimes};
 
 use crate::{
     feeder::Prepared,
@@ -62,6 +62,8 @@ struct Share {
 pub(super) struct Spent {
     times: StepTimes,
     stages: StageTimes,
+    /// Of the newest attempt.
+    figures: Figures,
 }
 
 /// Norms of the global gradient, before clipping.
@@ -116,7 +118,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         };
         spent.times.total = started.elapsed();
         let memory_peak = self.books.meter.end_step(step, self.feed.micro_batch, retries + 1);
-        let metrics = self.metrics(step, &spent.stages, &norms.groups);
+        let metrics = self.metrics(step, &spent, &norms.groups);
         let done = self.done(step, &batch, (share, memory_peak), spent.times, (&verdict, norms.all));
         let done = StepReport { retries, metrics: metrics.into(), ..done };
         if let Some(error) = broken {
@@ -142,6 +144,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         spent: &mut Spent,
     ) -> Result<(), TrainError> {
         self.learner.grads.zero();
+        spent.figures = Figures::default();
         // The optimizer and the collectives of the step before have no vote of their own.
         if let Some(source) = self.books.meter.take_overrun() {
             return Err(TrainError::DoesNotFit { step, source });
@@ -218,7 +221,9 @@ impl<B: Tape<Base = B>> Training<'_, B> {
                 (loss, settled)
             },
         );
-        spent.stages.extend(&clock.into_times());
+        let (stages, figures) = clock.into_parts();
+        spent.stages.extend(&stages);
+        spent.figures.extend(figures);
         self.enter(Phase::Data, step)?;
         let (loss, overrun) = match outcome {
             Ok(loss) => (Some(loss), None),
@@ -310,9 +315,11 @@ impl<B: Tape<Base = B>> Training<'_, B> {
 
     /// What there is to tell of a step that only names itself: every sink shows whatever stands here. Rank 0 speaks for all where all know
     /// the same.
-    fn metrics(&self, step: Step, stages: &StageTimes, norms: &[GroupNorm]) -> Vec<Metric> {
+    fn metrics(&self, step: Step, spent: &Spent, norms: &[GroupNorm]) -> Vec<Metric> {
         let mut metrics: Vec<_> =
-            stages.iter().map(|(stage, time)| Metric::stage_time(stage, time)).collect();
+            spent.stages.iter().map(|(stage, time)| Metric::stage_time(stage, time)).collect();
+        let speaks = |figure: &&Metric| figure.merge != Merge::Same || self.members.rank().0 == 0;
+        metrics.extend(spent.figures.iter().filter(speaks).cloned());
         if self.members.rank().0 == 0 {
             let rates = self.learner.rates.rates(step.0);
             let rate = |group: Group| Metric::learning_rate(&group.to_string(), rates.of(group));

@@ -4,6 +4,9 @@ use std::{any::Any, fmt::Debug};
 
 use coxswain_proto::ids::Step;
 
+/// What is asked of tasks with an extractor alone, and asked of another one.
+pub(crate) const KEEPS_NOTHING: &str = "features of a task without an extractor";
+
 /// What of a sample's inputs is kept in the store beside its features, so that a hit reads and tokenizes nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Inputs {
@@ -13,17 +16,22 @@ pub struct Inputs {
     pub grids: Vec<[u32; 3]>,
 }
 
-/// One sample, preprocessed.
+/// One sample, preprocessed. A task without an [`Extractor`](super::Extractor) leaves [`Sample::inputs`] and [`Sample::take_seen`] as they
+/// are.
 pub trait Sample: Any + Debug + Send + Sync {
     /// Its place in the data set, which keys its random draws.
     fn index(&self) -> u64;
 
     /// What is kept of its inputs beside its features.
-    fn inputs(&self) -> Inputs;
+    fn inputs(&self) -> Inputs {
+        Inputs::default()
+    }
 
     /// Takes out what features are computed from: the sample that is returned has its inputs and nothing else, this one keeps all but the
     /// large ones.
-    fn take_seen(&mut self) -> Box<dyn Sample>;
+    fn take_seen(&mut self) -> Box<dyn Sample> {
+        self.boxed()
+    }
 
     /// A copy.
     fn boxed(&self) -> Box<dyn Sample>;
@@ -66,7 +74,8 @@ pub struct CachedFeatures {
     pub values: Vec<f32>,
 }
 
-/// The samples of one forward pass on one rank.
+/// The samples of one forward pass on one rank. A task without an [`Extractor`](super::Extractor) leaves what is said of features as it is:
+/// its batches have none, and are never given any.
 pub trait Batch: Any + Debug + Send + Sync {
     /// The optimizer step it belongs to.
     fn step(&self) -> Step;
@@ -84,13 +93,19 @@ pub trait Batch: Any + Debug + Send + Sync {
     fn bytes(&self) -> u64;
 
     /// Features to use instead of computing them; none where the pass computes its own.
-    fn features(&self) -> Option<&CachedFeatures>;
+    fn features(&self) -> Option<&CachedFeatures> {
+        None
+    }
 
     /// See [`Batch::features`].
-    fn features_mut(&mut self) -> &mut Option<CachedFeatures>;
+    fn features_mut(&mut self) -> &mut Option<CachedFeatures> {
+        unreachable!("{KEEPS_NOTHING}")
+    }
 
     /// The same rows with these features, without the inputs that they stand for.
-    fn with_features(&self, features: CachedFeatures) -> Box<dyn Batch>;
+    fn with_features(&self, _features: CachedFeatures) -> Box<dyn Batch> {
+        unreachable!("{KEEPS_NOTHING}")
+    }
 
     /// Whether the other one is of the same type and has the same values.
     fn equals(&self, other: &dyn Batch) -> bool;

@@ -1,6 +1,8 @@
-//! Where the time of a micro-batch goes, and when forward turns to backward.
+//! Where the time of a micro-batch goes, when forward turns to backward, and what else its task has to tell of it.
 
 use std::time::{Duration, Instant};
+
+use coxswain_proto::report::{Merge, Metric};
 
 /// A direction, for memory accounting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,9 +42,42 @@ impl StageTimes {
     }
 }
 
-/// Splits the time of micro-batches by stage. On a device that runs behind the host, a lap measures what the host did.
+/// Figures of a step that its task knows, in the order in which they were first told; those of micro-batches are merged as those of ranks
+/// are.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Figures(Vec<(Metric, u32)>);
+
+impl Figures {
+    /// One more value of a figure.
+    pub fn add(&mut self, figure: Metric) {
+        debug_assert_eq!(figure.problem(), None, "{}", figure.name);
+        let Some((known, times)) = self.0.iter_mut().find(|(known, _)| known.name == figure.name) else {
+            return self.0.push((figure, 1));
+        };
+        *times += 1;
+        match known.merge {
+            Merge::Mean => known.value += (figure.value - known.value) / f64::from(*times),
+            Merge::Sum => known.value += figure.value,
+            Merge::Max => known.value = known.value.max(figure.value),
+            Merge::Same => {}
+        }
+    }
+
+    /// One more value of each of the others.
+    pub fn extend(&mut self, others: Self) {
+        others.0.into_iter().for_each(|(figure, _)| self.add(figure));
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = &Metric> {
+        self.0.iter().map(|(figure, _)| figure)
+    }
+}
+
+/// Splits the time of micro-batches by stage, and takes down what a task tells of them. On a device that runs behind the host, a lap measures what the host did.
 pub struct StageClock<'a> {
     times: StageTimes,
+    figures: Figures,
     last: Instant,
     enter: Box<dyn FnMut(Pass) + 'a>,
 }
@@ -50,12 +85,27 @@ pub struct StageClock<'a> {
 impl<'a> StageClock<'a> {
     /// Starts at zero. `enter` is called when a micro-batch enters a pass.
     pub fn new(enter: impl FnMut(Pass) + 'a) -> Self {
-        Self { times: StageTimes::default(), last: Instant::now(), enter: Box::new(enter) }
+        Self {
+            times: StageTimes::default(),
+            figures: Figures::default(),
+            last: Instant::now(),
+            enter: Box::new(enter),
+        }
     }
 
     /// The sums since the clock was made.
     pub fn into_times(self) -> StageTimes {
         self.times
+    }
+
+    /// The sums, and the figures.
+    pub fn into_parts(self) -> (StageTimes, Figures) {
+        (self.times, self.figures)
+    }
+
+    /// Tells a figure of this micro-batch, for the log, `/metrics`, TensorBoard and programs. Its name is `kind` or `kind/of`.
+    pub fn figure(&mut self, figure: Metric) {
+        self.figures.add(figure);
     }
 
     /// Enters a pass; time since the last lap belongs to nobody.

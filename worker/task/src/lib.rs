@@ -24,7 +24,7 @@ pub mod tools;
 
 pub use self::{
     batch::{Batch, CachedFeatures, Inputs, Sample},
-    clock::{Pass, StageClock, StageTimes},
+    clock::{Figures, Pass, StageClock, StageTimes},
     error::{Fault, TaskError},
     features::{Extractor, FeatureShape, FrozenWeights},
     objective::{Artifact, Built, Evaluation, MicroLoss, Module, Objective},

@@ -1,6 +1,10 @@
 //! What a rank of a run will hold, as far as its task has to say it: before launch, from sizes alone.
 
-use coxswain_proto::{memory::Category, run_spec::RunSpec};
+use coxswain_nn::params::chunk;
+use coxswain_proto::{
+    memory::Category,
+    run_spec::{Offload, ReduceDtype, RunSpec},
+};
 use serde::Serialize;
 
 use crate::TaskError;
@@ -10,6 +14,13 @@ pub const MIRROR_BYTES: u64 = 12;
 
 /// Bytes that a ring keeps to receive into.
 pub const RECEIVE_BYTES: u64 = 128 << 10;
+
+/// A worker without model and data: runtime, telemetry, connections. Measured: 2.7 to 2.8 MiB.
+const PROCESS: u64 = 2800 << 10;
+/// A CUDA context with its libraries' workspaces, and the unused ends of the allocator's pages.
+const CARD: u64 = 768 << 20;
+/// Of the second-level cache that each compute thread's packing buffer is as large as.
+const THREAD: u64 = 1 << 20;
 
 /// Where a rank's memory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +65,40 @@ impl Prediction {
         Self { forward, kept, backward, ..Self::default() }
     }
 
+    /// What the engine itself holds on a rank for so many trainables, whatever the task: everything but frozen weights, activations and
+    /// input.
+    pub fn of_engine(spec: &RunSpec, trainables: u64, ask: Ask) -> Self {
+        let mut prediction = Self::default();
+        prediction.set(Category::Trainables, 4 * trainables);
+        prediction.set(Category::Gradients, 4 * trainables);
+        let on_card = ask.place == Place::Card;
+        if !(on_card && spec.memory.offload == Offload::Optimizer) {
+            let [moments, mirror] = shards(spec, trainables, ask);
+            prediction.set(Category::OptimizerShard, moments);
+            prediction.set(Category::Mirror, mirror);
+        }
+        let receiving = if ask.world > 1 && !on_card { RECEIVE_BYTES } else { 0 };
+        let narrowed = ask.world > 1 && spec.optimizer.reduce_dtype == ReduceDtype::Bfloat16;
+        let travelling = if narrowed { 2 * trainables } else { 0 };
+        prediction.set(Category::CollectiveBuffers, receiving + travelling);
+        prediction.set(
+            Category::Framework,
+            match ask.place {
+                Place::Card => CARD,
+                Place::Host { threads } => PROCESS + threads * THREAD,
+            },
+        );
+        prediction
+    }
+
+    /// What of the engine's own is in host memory beside a GPU.
+    pub fn of_engine_beside_card(spec: &RunSpec, trainables: u64, ask: Ask) -> u64 {
+        match spec.memory.offload {
+            Offload::Optimizer => shards(spec, trainables, ask).iter().sum(),
+            Offload::None | Offload::Layers => 0,
+        }
+    }
+
     /// Bytes of a category.
     pub fn of(&self, category: Category) -> u64 {
         self.by[category as usize]
@@ -73,6 +118,13 @@ impl Prediction {
     pub fn fixed(&self) -> u64 {
         self.peak() - self.of(Category::Activations) - self.of(Category::Input)
     }
+}
+
+/// This rank's moments, and its copy of the neighbour's part.
+fn shards(spec: &RunSpec, trainables: u64, ask: Ask) -> [u64; 2] {
+    let shard = chunk(trainables as usize, ask.world.max(1) as usize, ask.rank as usize).len() as u64;
+    let mirrored = ask.world > 1 && spec.faults.mirror;
+    [8 * shard, if mirrored { MIRROR_BYTES * shard } else { 0 }]
 }
 
 /// A setting, and what it would do to a rank's peak.

@@ -6,7 +6,7 @@ use coxswain_data::{DataError, Fingerprint, SampleOrder, TrainingSamples};
 use coxswain_feature_store::{Digest, SampleKey, Store, StoreError};
 use coxswain_proto::{ids::Step, order::DamagedRow};
 
-use crate::{Batch, Inputs, Sample};
+use crate::{Batch, Inputs, Sample, batch::KEEPS_NOTHING};
 
 /// Keys of all samples of a data set, by index; 33 bytes each.
 pub struct SampleKeys {
@@ -73,7 +73,8 @@ pub struct Readable {
     pub faults: Vec<DataError>,
 }
 
-/// An opened data set. Shared between threads, which read samples side by side.
+/// An opened data set. Shared between threads, which read samples side by side. A task without an [`Extractor`](super::Extractor) leaves
+/// [`Samples::read_beside`], [`Samples::keys`] and [`Samples::ingredients`] as they are.
 pub trait Samples: Send + Sync {
     /// Samples that are trained on.
     fn training(&self) -> &Arc<TrainingSamples>;
@@ -88,7 +89,9 @@ pub trait Samples: Send + Sync {
     fn read(&self, index: u64) -> Result<Box<dyn Sample>, DataError>;
 
     /// Sample `index` with these inputs, without those that its features stand for; reads as little as that takes.
-    fn read_beside(&self, index: u64, inputs: Inputs) -> Result<Box<dyn Sample>, DataError>;
+    fn read_beside(&self, _index: u64, _inputs: Inputs) -> Result<Box<dyn Sample>, DataError> {
+        unreachable!("{KEEPS_NOTHING}")
+    }
 
     /// A batch of these samples, in this order.
     fn collate(&self, step: Step, samples: &[&dyn Sample]) -> Box<dyn Batch>;
@@ -100,13 +103,19 @@ pub trait Samples: Send + Sync {
     fn damaged_row(&self, index: u64, fault: &DataError) -> DamagedRow;
 
     /// Keys of all samples by content, from the store's memo and, where that does not know them, from the files.
-    fn keys(&self, store: &Store) -> Result<SampleKeys, StoreError>;
+    fn keys(&self, _store: &Store) -> Result<SampleKeys, StoreError> {
+        unreachable!("{KEEPS_NOTHING}")
+    }
 
     /// What features depend on besides sample and model.
-    fn ingredients(&self) -> Result<InputIngredients, StoreError>;
+    fn ingredients(&self) -> Result<InputIngredients, StoreError> {
+        unreachable!("{KEEPS_NOTHING}")
+    }
 
     /// What belongs beside the run's results, normalisation statistics for instance.
-    fn files(&self) -> Vec<TextFile>;
+    fn files(&self) -> Vec<TextFile> {
+        Vec::new()
+    }
 
     /// Lines of `cox check` about the data: label and text.
     fn describe(&self) -> Result<Vec<(&'static str, String)>, DataError>;

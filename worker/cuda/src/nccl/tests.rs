@@ -15,7 +15,7 @@ use coxswain_proto::ids::Rank;
 use coxswain_worker::{collective::Reduce, device::Accelerator};
 
 use super::*;
-use crate::Nvidia;
+use crate::NVIDIA;
 
 fn transfer(movement: Movement) -> Transfer {
     Transfer { movement, length: 10, width: 4 }
@@ -96,7 +96,7 @@ fn stepped<B: ModelBackend, F: FlatOn<B>>(
 
 #[test]
 fn a_card_does_to_flat_buffers_what_the_host_does_and_leaves_them_where_they_are() {
-    if let Err(missing) = Nvidia.probe() {
+    if let Err(missing) = NVIDIA.probe() {
         // A stderr that is closed loses a line, and nothing else.
         let _ = writeln!(std::io::stderr(), "skipped: flat buffers on a card: {missing}");
         return;

@@ -1,6 +1,6 @@
 //! The fixtures of Transformers and PEFT, through the trait object that training takes.
 
-use coxswain_cuda::Nvidia;
+use coxswain_cuda::NVIDIA;
 use coxswain_integration_tests::golden::{CASES, Computer, IN_BFLOAT16, Tolerance, hold};
 use coxswain_nn::dtypes::WeightsDtype;
 use coxswain_worker::device::Device;
@@ -11,7 +11,7 @@ const FLOAT32: Tolerance = Tolerance { values: 1e-3, gradients: 1e-3 };
 
 fn in_float32(device: Device) {
     for case in CASES {
-        hold(case, Computer { device, accelerator: &Nvidia, dtype: WeightsDtype::Float32 }, FLOAT32);
+        hold(case, Computer { device, accelerator: &NVIDIA, dtype: WeightsDtype::Float32 }, FLOAT32);
     }
 }
 
@@ -19,7 +19,7 @@ fn in_float32(device: Device) {
 fn in_bfloat16(device: Device) {
     for case in IN_BFLOAT16 {
         let tolerance = Tolerance { values: 2e-2, ..Tolerance::of_autocast(case) };
-        hold(case, Computer { device, accelerator: &Nvidia, dtype: WeightsDtype::Bfloat16 }, tolerance);
+        hold(case, Computer { device, accelerator: &NVIDIA, dtype: WeightsDtype::Bfloat16 }, tolerance);
     }
 }
 
@@ -28,7 +28,7 @@ fn the_cpu_gives_the_fixtures_within_a_cards_tolerances() {
     in_float32(Device::Cpu);
     // They are bfloat16 in the file, and a CPU computes in float32 with them.
     for case in IN_BFLOAT16 {
-        let computer = Computer { device: Device::Cpu, accelerator: &Nvidia, dtype: WeightsDtype::Bfloat16 };
+        let computer = Computer { device: Device::Cpu, accelerator: &NVIDIA, dtype: WeightsDtype::Bfloat16 };
         hold(case, computer, FLOAT32);
     }
 }

@@ -17,7 +17,7 @@ use std::{
 };
 
 use burn_cuda::{Cuda, CudaDevice};
-use coxswain_cuda::Nvidia;
+use coxswain_cuda::NVIDIA;
 use coxswain_nn::kernels::flat::{Flat, OnDevice};
 use coxswain_proto::{
     ids::{Generation, Rank},
@@ -73,8 +73,8 @@ impl Seat {
         let deadline = Instant::now() + PATIENCE;
         let membership = Membership::among("test", Generation(generation), Rank(self.rank as u32), addresses);
         let ring = Ring::connect(&self.listener, &membership, deadline, &RingAbort::new())?;
-        let cards = Nvidia.probe().map_or(1, |cards| cards.count);
-        let mut source = (self.over == Collectives::Nccl).then(|| Nvidia.fabric(self.rank % cards));
+        let cards = NVIDIA.probe().map_or(1, |cards| cards.count);
+        let mut source = (self.over == Collectives::Nccl).then(|| NVIDIA.fabric(self.rank % cards));
         let source = source.as_mut().map(|source| source.as_mut());
         collective::join(ring, self.over, Brings { computes: Computes::default(), source, deadline })
     }
@@ -101,7 +101,7 @@ impl Seat {
 
     /// What only the crate that knows a card can show.
     fn on_card(&self, generation: u64, addresses: &[String]) -> Result<(), String> {
-        let cards = Nvidia.probe().map_or(1, |cards| cards.count);
+        let cards = NVIDIA.probe().map_or(1, |cards| cards.count);
         let mut comm = self.join(generation, addresses).map_err(|error| error.to_string())?;
         let card = CudaDevice::new(self.rank % cards);
         let seen = conformance::on_device::<OnDevice<Cuda>>(comm.as_mut(), &card);

@@ -1,0 +1,87 @@
+//! A task of the smallest size: a regression on the rows of a parquet table, learned by a network of two layers.
+//!
+//! ```text
+//! settings    its keys in run files, and what each means for the identity of a run
+//! table       the data: rows of numbers, which of them train, and their fingerprint
+//! batch       a row, and rows side by side
+//! network     forward, backward, evaluation, and the file that it leaves
+//! memory      what a rank of a run will hold, from sizes alone
+//! ```
+//!
+//! `docs/develop/add-a-task.md` walks through these files. No crate of the engine knows this one: [`tasks`] is all that ties them together.
+
+mod batch;
+mod memory;
+mod network;
+mod settings;
+mod table;
+
+use std::{path::Path, sync::Arc};
+
+use burn::backend::Flex;
+use coxswain_data::DataError;
+use coxswain_nn::kernels::Tape;
+use coxswain_proto::{config::TaskSchema, run_spec::RunSpec};
+use coxswain_task::{Built, Samples, Task, TaskError, TaskOn, memory::Subject};
+use coxswain_worker::device::Tasks;
+
+pub use self::settings::Settings;
+use self::{memory::Sizes, network::Regression, table::Table};
+
+/// The task `regression`.
+#[derive(Clone, Copy, Debug)]
+pub struct TableRegression;
+
+impl Task for TableRegression {
+    fn name(&self) -> &'static str {
+        "regression"
+    }
+
+    fn schema(&self) -> TaskSchema {
+        TaskSchema::of::<Settings>()
+    }
+
+    fn open(&self, spec: &RunSpec) -> Result<Arc<dyn Samples>, DataError> {
+        Ok(Arc::new(Table::open(spec)?))
+    }
+
+    fn sizes(&self, spec: &RunSpec) -> Result<Box<dyn Subject>, TaskError> {
+        Ok(Box::new(Sizes::read(spec).map_err(TaskError::bad_input)?))
+    }
+
+    fn write_sample(&self, spec: &RunSpec, index: u64, out: &Path) -> Result<(), DataError> {
+        Table::open(spec)?.write(index, out)
+    }
+}
+
+impl<B: Tape<Base = B>> TaskOn<B> for TableRegression {
+    fn build(
+        &self,
+        spec: &RunSpec,
+        _samples: &dyn Samples,
+        device: &B::Device,
+    ) -> Result<Built<B>, TaskError> {
+        let (network, layout) = Regression::<B>::new(spec, device);
+        let initial = layout.initial_values(spec.run.seed);
+        Ok(Built { objective: Box::new(network), layout, initial })
+    }
+}
+
+/// All tasks of `cox`, and this one.
+pub fn tasks() -> Tasks {
+    let standard = coxswain::standard();
+    let mut cpu = standard.cpu.to_vec();
+    cpu.push(&TableRegression as &'static dyn TaskOn<Flex>);
+    #[cfg(not(feature = "cuda"))]
+    let accelerator = standard.accelerator;
+    #[cfg(feature = "cuda")]
+    let accelerator = &coxswain_cuda::Nvidia { tasks: on_gpus };
+    Tasks { cpu: cpu.leak(), accelerator }
+}
+
+#[cfg(feature = "cuda")]
+fn on_gpus() -> Vec<&'static dyn TaskOn<coxswain_cuda::Cuda>> {
+    let mut tasks = coxswain_cuda::standard();
+    tasks.push(&TableRegression);
+    tasks
+}

@@ -1,0 +1,239 @@
+//! A table, runs on it as real `cox-toy` processes, and what they leave.
+
+use std::{
+    fs::File,
+    io::{BufRead, BufReader, Read, Write},
+    net::{TcpListener, TcpStream},
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::{Arc, mpsc},
+    thread,
+    time::{Duration, Instant},
+};
+
+use parquet::{
+    data_type::DoubleType, file::properties::WriterProperties, file::writer::SerializedFileWriter,
+    schema::parser::parse_message_type,
+};
+use serde_json::Value;
+
+use crate::processes;
+
+/// Longer than anything here takes on a loaded machine; reached only when something hangs.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// The repository's root: relative paths in run files are taken from it.
+fn root() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.ancestors().nth(2).expect("the crate lies two folders deep").to_path_buf()
+}
+
+/// A table and a run on it, in a directory of their own.
+pub struct Toy {
+    dir: tempfile::TempDir,
+}
+
+impl Toy {
+    /// With so many rows of `y = sin(a) + b c`.
+    pub fn new(rows: usize) -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let turn = |row: usize, step: f64| (row as f64 * step).sin();
+        let columns: [Vec<f64>; 3] = [0.7, 1.3, 2.1].map(|step| (0..rows).map(|row| turn(row, step)).collect());
+        let [a, b, c] = &columns;
+        let y = (0..rows).map(|row| a[row].sin() + b[row] * c[row]).collect();
+        write_table(&dir.path().join("table.parquet"), &[columns.as_slice(), &[y]].concat());
+        Self { dir }
+    }
+
+    /// A path below its directory.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// A `cox-toy` command in the repository's root. What its run teaches about memory stays in this directory.
+    pub fn cox(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cox-toy"));
+        command.args(arguments).current_dir(root()).stdin(Stdio::null());
+        command.env("XDG_CACHE_HOME", self.path("records"));
+        command
+    }
+
+    /// `cox-toy run` of the table into the directory `name`.
+    pub fn command(&self, name: &str, overrides: &[&str]) -> Command {
+        let (table, output) = (self.path("table.parquet"), self.path(name));
+        let mut command = self.cox(&["run", "integration-tests/toy/table.yaml"]);
+        command.arg(format!("data.path={}", table.display()));
+        command.arg(format!("run.output_dir={}", output.display())).args(overrides);
+        command.env("COX_TEST_HOLD", self.path("hold"));
+        command
+    }
+
+    /// `cox-toy plan` of the table.
+    pub fn plan(&self, flags: &[&str]) -> String {
+        let mut command = self.cox(&["plan", "integration-tests/toy/table.yaml"]);
+        command.arg(format!("data.path={}", self.path("table.parquet").display())).args(flags);
+        let answer = command.output().expect("cox-toy was built");
+        let told = String::from_utf8_lossy(&answer.stdout).into_owned();
+        assert!(answer.status.success(), "{told}\n{}", String::from_utf8_lossy(&answer.stderr));
+        told
+    }
+
+    /// Starts it.
+    pub fn start(&self, name: &str, overrides: &[&str]) -> Running {
+        Running::of(self.command(name, overrides))
+    }
+
+    /// Runs it to its end; returns `summary.json` and what was printed.
+    pub fn train(&self, name: &str, overrides: &[&str]) -> (Value, String) {
+        let (status, printed) = self.start(name, overrides).finish();
+        assert!(status.success(), "{status}\n{printed}");
+        (read_json(&self.path(name).join("summary.json")), printed)
+    }
+
+    /// What a run has learned.
+    pub fn network(&self, name: &str) -> Vec<u8> {
+        let path = self.path(name).join("network.safetensors");
+        std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    }
+
+    /// Makes a worker of the next launch stand still in `phase` from `step` on.
+    pub fn hold(&self, rank: u32, phase: &str, step: u64) -> PathBuf {
+        let directory = self.path("hold");
+        std::fs::create_dir_all(&directory).expect("a directory");
+        let order = directory.join(format!("{rank}-{phase}"));
+        std::fs::write(&order, step.to_string()).expect("a file");
+        order.with_extension("held")
+    }
+
+    /// The books of a run: every sample of every step once.
+    pub fn assert_audited(&self, name: &str, steps: u64) {
+        let answer = self.cox(&["audit", "--json"]).arg(self.path(name)).output().expect("cox-toy was built");
+        let told = String::from_utf8_lossy(&answer.stdout);
+        let audit: Value = serde_json::from_str(&told).unwrap_or_else(|error| panic!("{error}: {told}"));
+        assert!(answer.status.success(), "{audit:#}");
+        assert_eq!((&audit["missing"], &audit["duplicate"]), (&0.into(), &0.into()), "{audit:#}");
+        assert_eq!(audit["committed_steps"], steps, "{audit:#}");
+    }
+}
+
+/// Columns `a`, `b`, `c` and `y`.
+fn write_table(path: &Path, columns: &[Vec<f64>]) {
+    let fields = ["a", "b", "c", "y"].map(|name| format!("required double {name};"));
+    let schema = parse_message_type(&format!("message table {{ {} }}", fields.join(" "))).expect("a schema");
+    let (file, properties) = (File::create(path).expect("a file"), WriterProperties::default());
+    let mut writer =
+        SerializedFileWriter::new(file, Arc::new(schema), Arc::new(properties)).expect("a writer");
+    let mut group = writer.next_row_group().expect("a row group");
+    for values in columns {
+        let mut column = group.next_column().expect("a column").expect("as many as in the schema");
+        column.typed::<DoubleType>().write_batch(values, None, None).expect("values");
+        column.close().expect("the column's end");
+    }
+    group.close().expect("the row group's end");
+    writer.close().expect("a footer");
+}
+
+/// Runs a command that is to be refused; returns its exit code and what it printed.
+pub fn refused(mut command: Command) -> (Option<i32>, String) {
+    let answer = command.output().expect("cox-toy was built");
+    let printed = [answer.stdout, answer.stderr].concat();
+    (answer.status.code(), String::from_utf8_lossy(&printed).into_owned())
+}
+
+/// A running launch, its output read line by line as it comes.
+pub struct Running {
+    child: Child,
+    lines: mpsc::Receiver<String>,
+    seen: Vec<String>,
+}
+
+impl Running {
+    fn of(mut command: Command) -> Self {
+        let captured = command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = captured.spawn().expect("cox-toy was built");
+        let (tell, lines) = mpsc::channel();
+        forward(child.stdout.take().expect("captured"), tell.clone());
+        forward(child.stderr.take().expect("captured"), tell);
+        Self { child, lines, seen: Vec::new() }
+    }
+
+    /// Waits for a line with `text` in it.
+    pub fn wait_for(&mut self, text: &str) {
+        let give_up = Instant::now() + PATIENCE;
+        while let Ok(line) = self.lines.recv_timeout(give_up.saturating_duration_since(Instant::now())) {
+            let found = line.contains(text);
+            self.seen.push(line);
+            if found {
+                return;
+            }
+        }
+        panic!("no line with {text:?} came:\n{}", self.seen.join("\n"));
+    }
+
+    /// Waits until a worker stands still where it was told to.
+    pub fn wait_until_held(&mut self, held: &Path) {
+        processes::wait_for(&held.display().to_string(), || {
+            if let Some(status) = self.child.try_wait().expect("a child can be asked") {
+                panic!("it ended with {status}:\n{}", self.lines.try_iter().collect::<Vec<_>>().join("\n"));
+            }
+            held.exists().then_some(())
+        });
+    }
+
+    /// Waits for the end; returns the status and everything that was printed.
+    pub fn finish(mut self) -> (ExitStatus, String) {
+        while let Ok(line) = self.lines.recv_timeout(PATIENCE) {
+            self.seen.push(line);
+        }
+        let status = self.child.wait().expect("a child can be waited for");
+        (status, std::mem::take(&mut self.seen).join("\n"))
+    }
+
+    /// The launcher's process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn forward(stream: impl Read + Send + 'static, tell: mpsc::Sender<String>) {
+    thread::spawn(move || {
+        let lines = BufReader::new(stream).lines().map_while(Result::ok);
+        lines.take_while(|line| tell.send(line.clone()).is_ok()).for_each(drop);
+    });
+}
+
+/// A JSON file.
+pub fn read_json(path: &Path) -> Value {
+    let text = std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// The losses of a summary, as bits.
+pub fn losses(summary: &Value) -> Vec<u64> {
+    let losses = summary["losses"].as_array().expect("an array");
+    losses.iter().map(|loss| loss.as_f64().expect("a number").to_bits()).collect()
+}
+
+/// An address that was free a moment ago, below the ports that the kernel gives to outgoing connections.
+pub fn free_endpoint() -> String {
+    let first = std::process::id().wrapping_mul(89);
+    let ports = (0..1_000u32).map(|n| 10_000 + (first.wrapping_add(n) % 20_000) as u16);
+    let free = ports.into_iter().find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok());
+    format!("127.0.0.1:{}", free.expect("one of a thousand ports is free"))
+}
+
+/// What `GET` answers.
+pub fn get(address: &str, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).expect("the coordinator listens");
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").expect("sent");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    answer
+}
