@@ -203,6 +203,7 @@ fn run(case: &Case, model: &Path, output: &Path) -> Record {
     let spec = RunSpec::load(
         &root().join("configs/quickstart.yaml"),
         &overrides.iter().map(ToString::to_string).chain([data()]).collect::<Vec<_>>(),
+        coxswain_proto::vla_flow::TASKS,
     )
     .expect("a valid run");
     let subject = Subject::read(&spec).expect("readable");

@@ -7,7 +7,7 @@ use coxswain_worker::device::{Absent, Device};
 const FLOAT32: Tolerance = Tolerance { values: 1e-4, gradients: 1e-3 };
 
 fn cpu(dtype: WeightsDtype) -> Computer<'static> {
-    Computer { device: Device::Cpu, accelerator: &Absent, dtype }
+    Computer { device: Device::Cpu, accelerator: &Absent { driver: || false }, dtype }
 }
 
 macro_rules! golden_cases {

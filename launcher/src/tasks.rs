@@ -18,7 +18,14 @@ pub fn nvidia() -> &'static dyn Accelerator {
     #[cfg(feature = "cuda")]
     return &coxswain_cuda::Nvidia;
     #[cfg(not(feature = "cuda"))]
-    return &coxswain_worker::device::Absent;
+    return &coxswain_worker::device::Absent { driver: has_driver };
+}
+
+/// Whether the driver could be loaded here: then this is the wrong build for the machine, and choosing a device says so.
+#[cfg(not(feature = "cuda"))]
+fn has_driver() -> bool {
+    // SAFETY: opening the driver runs its initialisers, as every program that uses a card does; no symbol is called.
+    unsafe { libloading::Library::new("libcuda.so.1") }.is_ok()
 }
 
 /// Makes these the program's tasks; the first call counts.

@@ -19,7 +19,7 @@ pack() {
     tests=$(cargo test --locked -p coxswain-cuda --no-run --message-format=json)
     install -m 755 "$(built '\/coxswain_cuda-' <<<"$tests")" "$1/operations"
     install -m 755 "$(built '\/card-' <<<"$tests")" "$1/card"
-    install -m 755 "$(cargo build --release --locked -p coxswain --message-format=json | built '\/cox')" "$1/cox"
+    install -m 755 "$(cargo build --release --locked -p coxswain --features cuda --message-format=json | built '\/cox')" "$1/cox"
     strip "$1/operations" "$1/card" "$1/cox"
     xz -T0 -6 -f "$1/operations" "$1/card" "$1/cox"
     ls -l "$1"

@@ -1,7 +1,5 @@
 //! The feature cache on the wire, both ways.
 
-use std::time::Duration;
-
 use coxswain_proto::{
     cache_plan::{CacheDrift, CacheReport, CacheUse, Drift},
     ids::{Bytes, Step, WorkerId},

@@ -22,9 +22,12 @@ mod status;
 mod watch;
 mod worker;
 
+/// What `--version` says: the version, and what decides what this build can do and how fast.
+const BUILT: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("COX_BUILT"), ")");
+
 /// Distributed LoRA fine-tuning of vision-language-action models.
 #[derive(Debug, Parser)]
-#[command(name = "cox", version, max_term_width = 120, after_help = EXIT_CODES)]
+#[command(name = "cox", version = BUILT, max_term_width = 120, after_help = EXIT_CODES)]
 pub struct Cli {
     /// How this process logs
     #[command(flatten)]

@@ -69,6 +69,14 @@ impl TaskSchema {
         wrong
     }
 
+    /// Checks the task's keys of a specification that came from elsewhere than a file.
+    pub fn check(&self, spec: &RunSpec) -> Result<(), ConfigError> {
+        let mut findings = Findings::default();
+        (self.check)(spec, &mut findings)
+            .map_err(|error| ConfigError::one(Problem::new("", error.to_string())))?;
+        findings.into_result()
+    }
+
     pub(super) fn read(&self, root: &Node) -> Reading<Box<dyn Settings>> {
         (self.read)(root)
     }
@@ -128,10 +136,7 @@ impl Tasks {
     /// Checks the task's keys of a specification that came from elsewhere than a file.
     pub fn check(self, spec: &RunSpec) -> Result<(), ConfigError> {
         let schema = self.named(&spec.task.kind).ok_or_else(|| ConfigError::one(self.unknown(&spec.task)))?;
-        let mut findings = Findings::default();
-        (schema.check)(spec, &mut findings)
-            .map_err(|error| ConfigError::one(Problem::new("", error.to_string())))?;
-        findings.into_result()
+        schema.check(spec)
     }
 
     pub(super) fn unknown(self, task: &Task) -> Problem {

@@ -23,7 +23,7 @@ mod mixture;
 mod ring;
 mod solo;
 
-use std::{ops::Range, sync::Arc};
+use std::sync::Arc;
 
 use coxswain_proto::ids::Rank;
 

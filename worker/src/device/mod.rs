@@ -85,8 +85,13 @@ pub struct Cards {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoCards {
     /// Built without the feature.
-    #[error("this cox was built without the feature `cuda`; build it with default features")]
-    NotBuilt,
+    #[error(
+        "this cox was built without the feature `cuda`; build it with `cargo build --release --features cuda`"
+    )]
+    NotBuilt {
+        /// Whether this machine has the driver, so that only the build is missing.
+        driver: bool,
+    },
     /// `libcuda.so.1` cannot be loaded.
     #[error(
         "no NVIDIA driver (libcuda.so.1 cannot be loaded); install one, or in a container make it visible (--gpus all)"
@@ -167,15 +172,18 @@ pub trait Accelerator: Sync {
 
 /// A build without cards.
 #[derive(Clone, Copy, Debug)]
-pub struct Absent;
+pub struct Absent {
+    /// Whether the machine has the driver nonetheless.
+    pub driver: fn() -> bool,
+}
 
 impl Accelerator for Absent {
     fn probe(&self) -> Result<Cards, NoCards> {
-        Err(NoCards::NotBuilt)
+        Err(NoCards::NotBuilt { driver: (self.driver)() })
     }
 
     fn nccl(&self) -> Result<u32, FabricError> {
-        Err(FabricError(NoCards::NotBuilt.to_string()))
+        Err(FabricError(NoCards::NotBuilt { driver: (self.driver)() }.to_string()))
     }
 
     fn trainer(
@@ -226,7 +234,7 @@ pub fn choose(
         DeviceChoice::Cuda => accelerator.probe().map(|cards| Device::Cuda(local_rank % cards.count)),
         DeviceChoice::Auto => Ok(match accelerator.probe() {
             Ok(cards) => Device::Cuda(local_rank % cards.count),
-            Err(NoCards::NotBuilt | NoCards::NoDriver | NoCards::NoCard) => Device::Cpu,
+            Err(NoCards::NotBuilt { driver: false } | NoCards::NoDriver | NoCards::NoCard) => Device::Cpu,
             Err(missing) => {
                 tracing::warn!("there is an NVIDIA driver, and still no way to use it: {missing}");
                 Device::Cpu

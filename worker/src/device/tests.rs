@@ -5,6 +5,8 @@ use coxswain_proto::run_spec::DeviceChoice;
 use super::*;
 use crate::{link::Link, trainer::{DataSetFacts, TrainerFailure, TrainerOutcome}};
 
+const ABSENT: Absent = Absent { driver: || false };
+
 /// A machine of so many cards, or of one obstacle.
 struct Machine(Result<usize, NoCards>);
 
@@ -16,7 +18,7 @@ impl Accelerator for Machine {
     }
 
     fn nccl(&self) -> Result<u32, FabricError> {
-        Absent.nccl()
+        ABSENT.nccl()
     }
 
     fn trainer(&self, card: usize, listener: Option<RingListener>) -> Box<dyn Trainer> {
@@ -25,23 +27,23 @@ impl Accelerator for Machine {
     }
 
     fn evaluate(&self, spec: &RunSpec, card: usize) -> Result<(Step, Option<ActionError>), TrainError> {
-        Absent.evaluate(spec, card)
+        ABSENT.evaluate(spec, card)
     }
 
     fn forward(&self, job: &Job<'_>, card: usize) -> Result<(), ModelError> {
-        Absent.forward(job, card)
+        ABSENT.forward(job, card)
     }
 
     fn fabric(&self, card: usize) -> Box<dyn FabricSource> {
-        Absent.fabric(card)
+        ABSENT.fabric(card)
     }
 
     fn measure(&self, card: usize) -> Vec<Finding> {
-        Absent.measure(card)
+        ABSENT.measure(card)
     }
 
     fn step(&self, card: usize, width: Width) -> Losses {
-        Absent.step(card, width)
+        ABSENT.step(card, width)
     }
 }
 
@@ -61,7 +63,8 @@ impl Trainer for Idle {
 fn obstacles() -> Vec<NoCards> {
     let version = |major| Version { major, minor: 0 };
     vec![
-        NoCards::NotBuilt,
+        NoCards::NotBuilt { driver: false },
+        NoCards::NotBuilt { driver: true },
         NoCards::NoDriver,
         NoCards::Refused { call: "cuInit", code: 803 },
         NoCards::NoCard,
@@ -116,4 +119,13 @@ fn devices_and_versions_are_named_as_everywhere() {
     assert_eq!(Device::Cpu.to_string(), "cpu");
     assert_eq!(Device::Cuda(3).to_string(), "cuda:3");
     assert_eq!(Version { major: 12, minor: 8 }.to_string(), "12.8");
+}
+
+#[test]
+fn a_build_without_cards_says_whether_the_machine_has_a_driver_and_how_to_build_another() {
+    for driver in [|| true, || false] {
+        let missing = Absent { driver }.probe().expect_err("there are no cards in this build");
+        assert_eq!(missing, NoCards::NotBuilt { driver: driver() });
+        assert!(missing.to_string().contains("cargo build --release --features cuda"), "{missing}");
+    }
 }

@@ -78,6 +78,9 @@ pub enum TrainError {
     /// Something that should train does not.
     #[error(transparent)]
     NoGradient(#[from] SilentTrainables),
+    /// The run's settings are none of its task's.
+    #[error(transparent)]
+    Settings(#[from] coxswain_proto::config::ConfigError),
     /// The run cannot be planned.
     #[error(transparent)]
     Plan(#[from] coxswain_proto::plan::PlanError),
@@ -102,7 +105,7 @@ impl TrainError {
                 Fault::Numeric => FailureKind::Numeric,
                 Fault::Io => FailureKind::Io,
             },
-            Self::UnknownTask(_) | Self::Data(_) | Self::NoGradient(_) | Self::Plan(_) | Self::Features(_) => FailureKind::BadInput,
+            Self::UnknownTask(_) | Self::Data(_) | Self::NoGradient(_) | Self::Plan(_) | Self::Settings(_) | Self::Features(_) => FailureKind::BadInput,
             Self::Optimizer(zero::StepError::NonFinite { .. }) => FailureKind::Numeric,
             Self::DoesNotFit { .. } | Self::Exhausted { .. } => FailureKind::OutOfMemory,
             Self::Collective(CollectiveError::PeerLost { .. }) | Self::PeerFailed(_) | Self::CalledOff => {

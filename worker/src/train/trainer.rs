@@ -84,6 +84,7 @@ impl<B: Tape<Base = B>> TaskTrainer<B> {
         if let Some(samples) = &self.samples {
             return Ok(samples.clone());
         }
+        self.task.schema().check(spec)?;
         let samples = self.task.open(spec)?;
         self.samples = Some(samples.clone());
         Ok(samples)

@@ -9,8 +9,8 @@ use coxswain_models::qwen2_5_vl::{
 };
 use coxswain_nn::kernels::Tape;
 use coxswain_proto::{
-    run_spec::{Offload, RunSpec},
     config::TaskSchema,
+    run_spec::{Offload, RunSpec},
     vla_flow::{ActivationsDtype, VlaSettings, WeightsDtype},
 };
 use coxswain_task::{

@@ -7,16 +7,13 @@
 
 use std::{
     collections::HashMap,
-    fs::File,
     path::{Path, PathBuf},
 };
 
-use arrow::array::{Array, AsArray};
-use arrow::datatypes::{DataType, Int64Type};
-use parquet::arrow::{ProjectionMask, arrow_reader::ParquetRecordBatchReaderBuilder};
 use serde::Deserialize;
 
 use super::info::{Info, Version};
+use super::tables::Table;
 use crate::error::{DataError, read_text};
 
 /// One recorded episode.
@@ -166,31 +163,20 @@ pub fn parquet_files(dir: &Path) -> Result<Vec<PathBuf>, DataError> {
 
 fn read_parquet(path: &Path, out: &mut Vec<Entry>) -> Result<(), DataError> {
     const COLUMNS: [&str; 4] = ["episode_index", "length", "data/chunk_index", "data/file_index"];
-    let file = File::open(path).map_err(DataError::io(path, "read"))?;
-    let builder = ParquetRecordBatchReaderBuilder::try_new(file).map_err(|e| DataError::parquet(path, e))?;
-    let mask = ProjectionMask::columns(builder.parquet_schema(), COLUMNS);
-    let reader = builder.with_projection(mask).build().map_err(|e| DataError::parquet(path, e))?;
-    for batch in reader {
-        let batch = batch.map_err(|e| DataError::parquet(path, e))?;
-        let mut columns = Vec::with_capacity(COLUMNS.len());
-        for name in COLUMNS {
-            let column = batch.column_by_name(name).filter(|c| c.data_type() == &DataType::Int64);
-            let column = column.filter(|c| c.null_count() == 0).ok_or_else(|| {
-                DataError::invalid(path, name, "missing, not int64, or null", "restore the metadata")
-            })?;
-            columns.push(column.as_primitive::<Int64Type>());
-        }
-        for row in 0..batch.num_rows() {
-            let mut values = [0u64; 4];
-            for ((value, column), name) in values.iter_mut().zip(&columns).zip(COLUMNS) {
-                *value = u64::try_from(column.value(row)).map_err(|_| {
-                    DataError::invalid(path, name, column.value(row).to_string(), "restore the metadata")
-                })?;
-            }
-            let [index, length, chunk, file] = values;
-            out.push(Entry { index, length, chunk, file });
-        }
+    let table = Table::open(path)?;
+    let mut columns: [std::vec::IntoIter<u64>; 4] = Default::default();
+    for (column, name) in columns.iter_mut().zip(COLUMNS) {
+        let invalid = |found: String| DataError::invalid(path, name, found, "restore the metadata");
+        let bad = || invalid("missing, not int64, or null".into());
+        let numbers = table.integers(name)?.ok_or_else(bad)?;
+        let number = |n: Option<i64>| {
+            n.ok_or_else(bad).and_then(|n| u64::try_from(n).map_err(|_| invalid(n.to_string())))
+        };
+        *column = numbers.into_iter().map(number).collect::<Result<Vec<_>, _>>()?.into_iter();
     }
+    let [index, length, chunk, file] = columns;
+    let rows = index.zip(length).zip(chunk.zip(file));
+    out.extend(rows.map(|((index, length), (chunk, file))| Entry { index, length, chunk, file }));
     Ok(())
 }
 

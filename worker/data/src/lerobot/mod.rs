@@ -8,6 +8,7 @@ pub mod episodes;
 pub mod info;
 pub mod rows;
 pub mod stats;
+mod tables;
 pub mod tasks;
 
 use std::path::{Path, PathBuf};

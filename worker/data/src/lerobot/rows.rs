@@ -18,15 +18,12 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
-use parquet::arrow::ProjectionMask;
-use parquet::arrow::arrow_reader::{
-    ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReaderBuilder, RowSelection, RowSelector,
-};
+use parquet::file::metadata::ParquetMetaData;
 
 use super::Catalog;
 use super::cache::{Lru, lock};
-use super::columns::{RowFault, images, integers, numbers};
+use super::columns::{ColumnFault, Images, RowFault, images, integers, numbers};
+use super::tables::{self, Column, Rows};
 use crate::error::DataError;
 use crate::surviving::{DECODING, surviving};
 
@@ -83,19 +80,13 @@ pub struct Block {
     pub numbers: Vec<Vec<f32>>,
     /// `episode_index`, `frame_index` and `task_index` of each row; empty in a camera's block.
     pub keys: [Vec<i64>; 3],
-    images: Option<ArrayRef>,
+    images: Images,
 }
 
 impl Block {
     /// The compressed image in row `row` of the file; `None` if the row has no embedded bytes.
     pub fn image(&self, row: u64) -> Option<&[u8]> {
-        let images = self.images.as_ref()?;
-        let at = (row - self.first_row) as usize;
-        if images.is_null(at) {
-            return None;
-        }
-        let bytes = images.as_binary_opt::<i32>().map(|a| a.value(at));
-        bytes.or_else(|| images.as_binary_opt::<i64>().map(|a| a.value(at)))
+        self.images.get((row - self.first_row) as usize)
     }
 
     /// Whether row `row` of the file is here.
@@ -106,14 +97,14 @@ impl Block {
     fn bytes(&self) -> usize {
         let numbers: usize = self.numbers.iter().map(|n| n.len() * 4).sum();
         let keys: usize = self.keys.iter().map(|k| k.len() * 8).sum();
-        numbers + keys + self.images.as_ref().map_or(0, |i| i.get_array_memory_size())
+        numbers + keys + self.images.bytes()
     }
 }
 
 /// A data file's footer, and where its row groups start.
 struct Footer {
     path: PathBuf,
-    metadata: ArrowReaderMetadata,
+    metadata: ParquetMetaData,
     /// First row of each group, and one past the last row of the file.
     starts: Vec<u64>,
 }
@@ -154,11 +145,15 @@ impl RowStore {
             return Ok(block);
         }
         // Decoded outside the lock: two threads may decode the same window, which is only wasted work.
-        let batch = self.read(&window)?;
-        let fault = |feature: &str, fault: RowFault| {
-            catalog.row_error(file, window.first_row() + fault.row as u64, feature, fault.fault)
-        };
-        let block = Arc::new(self.decode(&window, &batch).map_err(|(feature, f)| fault(&feature, f))?);
+        // A handle of its own: clones of one handle share a position, which threads would fight over.
+        let source = File::open(&footer.path).map_err(DataError::io(&footer.path, "read"))?;
+        let block = self.read(&window, &Arc::new(source)).map_err(|(feature, fault)| match fault {
+            ColumnFault::File(error) => DataError::parquet(&footer.path, error),
+            ColumnFault::Row(RowFault { row, fault }) => {
+                catalog.row_error(file, window.first_row() + row as u64, &feature, fault)
+            }
+        });
+        let block = Arc::new(block?);
         lock(&self.blocks).put(key, block.clone(), block.bytes());
         Ok(block)
     }
@@ -178,13 +173,9 @@ impl RowStore {
             return Ok(footer);
         }
         let path = catalog.data_path(file)?;
-        let source = File::open(&path).map_err(DataError::io(&path, "read"))?;
-        // Arrow's own schema would bring extension and fixed-size types; parquet's is enough and has fewer shapes.
-        let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
-        let metadata =
-            ArrowReaderMetadata::load(&source, options).map_err(|e| DataError::parquet(&path, e))?;
+        let metadata = tables::footer(&path)?;
         let mut starts = vec![0u64];
-        for group in metadata.metadata().row_groups() {
+        for group in metadata.row_groups() {
             starts.push(starts[starts.len() - 1] + group.num_rows().max(0) as u64);
         }
         let (found, expected) = (starts[starts.len() - 1], catalog.episodes.files[file as usize].rows);
@@ -197,8 +188,9 @@ impl RowStore {
                 "metadata and data are of different recordings",
             ));
         }
+        let columns = metadata.file_metadata().schema().get_fields();
         for name in self.names() {
-            if metadata.schema().field_with_name(name).is_err() {
+            if !columns.iter().any(|column| column.name() == name) {
                 let remedy = "info.json names this feature; re-export the data set";
                 return Err(DataError::invalid(&path, format!("column {name}"), "missing", remedy));
             }
@@ -221,14 +213,14 @@ impl RowStore {
                 KEYS.contains(&root) || self.columns.numbers.iter().any(|(name, _)| name == root)
             }
             Part::Camera(i) => {
-                root == self.columns.cameras[i] && (path.len() == 1 || path[path.len() - 1] == "bytes")
+                root == self.columns.cameras[i] && path[1..].iter().all(|field| field == "bytes")
             }
         }
     }
 
     fn window<'a>(&self, footer: &'a Footer, row: u64, part: Part) -> Window<'a> {
         let group = footer.starts.partition_point(|s| *s <= row) - 1;
-        let metadata = footer.metadata.metadata().row_group(group);
+        let metadata = footer.metadata.row_group(group);
         let mine = metadata.columns().iter().filter(|c| self.belongs(c.column_path().parts(), part));
         let bytes: u64 = mine.map(|c| c.uncompressed_size().max(0) as u64).sum();
         let all = metadata.num_rows().max(1) as u64;
@@ -237,60 +229,53 @@ impl RowStore {
         Window { footer, part, group, skip, rows: size.min(all - skip) as usize }
     }
 
-    fn read(&self, window: &Window<'_>) -> Result<RecordBatch, DataError> {
-        let Window { footer, part, rows, .. } = *window;
-        let failed = |e: &dyn std::fmt::Display| DataError::parquet(&footer.path, e);
-        // A fresh handle each time: clones of one handle share a position, which threads would fight over.
-        let source = File::open(&footer.path).map_err(DataError::io(&footer.path, "read"))?;
-        let builder = ParquetRecordBatchReaderBuilder::new_with_metadata(source, footer.metadata.clone());
-        let leaves = builder.parquet_schema().columns().iter().enumerate();
-        let mine = leaves.filter(|(_, c)| self.belongs(c.path().parts(), part)).map(|(i, _)| i);
-        let mask = ProjectionMask::leaves(builder.parquet_schema(), mine.collect::<Vec<_>>());
-        let selection = vec![RowSelector::skip(window.skip as usize), RowSelector::select(rows)];
-        let mut reader = builder
-            .with_row_groups(vec![window.group])
-            .with_projection(mask)
-            .with_row_selection(RowSelection::from(selection))
-            .with_batch_size(rows)
-            .build()
-            .map_err(|e| failed(&e))?;
-        let batch = reader.next().ok_or_else(|| failed(&"no rows where the footer promises some"))?;
-        let batch = batch.map_err(|e| failed(&e))?;
-        match batch.num_rows() == rows {
-            true => Ok(batch),
-            false => Err(failed(&format!("{} rows where the footer promises {rows}", batch.num_rows()))),
-        }
-    }
-
     /// Failure names the feature, and the row within the window.
-    fn decode(&self, window: &Window<'_>, batch: &RecordBatch) -> Result<Block, (String, RowFault)> {
-        let column = |name: &str| {
-            let fault =
-                || RowFault { row: 0, fault: "the column has no values; re-export the data set".into() };
-            batch.column_by_name(name).ok_or_else(|| (name.to_string(), fault()))
-        };
+    fn read(&self, window: &Window<'_>, source: &Arc<File>) -> Result<Block, (String, ColumnFault)> {
         let mut block = Block {
             first_row: window.first_row(),
             rows: window.rows,
             numbers: Vec::new(),
             keys: Default::default(),
-            images: None,
+            images: Images::default(),
         };
+        let named = |name: &str, fault| (name.to_string(), fault);
+        let column = |name| self.column(window, source, name);
         match window.part {
             Part::Numbers => {
                 for (name, shape) in &self.columns.numbers {
-                    block.numbers.push(numbers(column(name)?, shape).map_err(|f| (name.clone(), f))?);
+                    let values = column(name).and_then(|column| numbers(&column, shape));
+                    block.numbers.push(values.map_err(|fault| named(name, fault))?);
                 }
                 for (keys, name) in block.keys.iter_mut().zip(KEYS) {
-                    *keys = integers(column(name)?).map_err(|f| (name.to_string(), f))?;
+                    *keys = column(name).and_then(|c| integers(&c)).map_err(|fault| named(name, fault))?;
                 }
             }
             Part::Camera(i) => {
                 let name = &self.columns.cameras[i];
-                block.images = Some(images(column(name)?).map_err(|f| (name.clone(), f))?);
+                block.images = column(name).and_then(|c| images(&c)).map_err(|fault| named(name, fault))?;
             }
         }
         Ok(block)
+    }
+
+    /// The rows of the column called `name`.
+    fn column<'a>(
+        &self,
+        window: &Window<'a>,
+        source: &Arc<File>,
+        name: &str,
+    ) -> Result<Column<'a>, ColumnFault> {
+        let group = window.footer.metadata.row_group(window.group);
+        let is_mine = |path: &[String]| path[0] == name && self.belongs(path, window.part);
+        let leaves = group.columns().iter().map(|c| c.column_path().parts());
+        let mut mine = leaves.enumerate().filter(|(_, path)| is_mine(path)).map(|(leaf, _)| leaf);
+        let wrong = |fault: &str| Err(RowFault { row: 0, fault: fault.to_string() }.into());
+        let rows = Rows { skip: window.skip as usize, count: window.rows };
+        match (mine.next(), mine.next()) {
+            (Some(leaf), None) => Ok(Column::new(source.clone(), group, leaf, rows)),
+            (None, _) => wrong("the column has no values; re-export the data set"),
+            (Some(_), Some(_)) => wrong("stored as several columns; re-export the data set"),
+        }
     }
 }
 

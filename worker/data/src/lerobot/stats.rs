@@ -6,7 +6,7 @@
 //!
 //! Statistics of features that nobody normalises (depth, text, constants) may be anything: Python writes `NaN` where it has divided by
 //! nothing, which is not even JSON. What is not a finite number is NaN here and refused by name where it is wanted
-//! ([`Normalizer`](crate::data::Normalizer)); what is no number at all is left out.
+//! ([`Normalizer`](crate::Normalizer)); what is no number at all is left out.
 
 use std::{
     borrow::Cow,

@@ -1,12 +1,10 @@
 //! Task texts by `task_index`: `meta/tasks.parquet` (v3.0) or `meta/tasks.jsonl` (v2.1).
 
-use std::{fs::File, path::Path};
+use std::path::Path;
 
-use arrow::array::{Array, AsArray};
-use arrow::datatypes::{DataType, Int64Type};
-use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde::Deserialize;
 
+use super::tables::Table;
 use crate::error::{DataError, read_text};
 
 /// Texts by `task_index`; an index without a text is `None`.
@@ -50,29 +48,19 @@ pub fn read_jsonl(path: &Path) -> Result<Tasks, DataError> {
 
 /// Reads v3.0's parquet: the texts are a pandas index, whose column is called `task` or `__index_level_0__`.
 pub fn read_parquet(path: &Path) -> Result<Tasks, DataError> {
-    let file = File::open(path).map_err(DataError::io(path, "read"))?;
-    let reader = ParquetRecordBatchReaderBuilder::try_new(file)
-        .and_then(|b| b.build())
-        .map_err(|e| DataError::parquet(path, e))?;
+    let table = Table::open(path)?;
+    let (texts, indices) = (table.texts("task")?, table.integers("task_index")?);
+    let (Some(texts), Some(indices)) = (texts, indices) else {
+        let found = format!("columns {:?}", table.names());
+        return Err(DataError::invalid(path, "columns", found, "expected task_index and the task text"));
+    };
     let mut tasks = Tasks::new();
-    for batch in reader {
-        let batch = batch.map_err(|e| DataError::parquet(path, e))?;
-        let is_text =
-            |c: &&arrow::array::ArrayRef| matches!(c.data_type(), DataType::Utf8 | DataType::LargeUtf8);
-        let texts = batch.column_by_name("task").filter(is_text);
-        let texts = texts.or_else(|| batch.columns().iter().find(is_text));
-        let indices = batch.column_by_name("task_index").and_then(|c| c.as_primitive_opt::<Int64Type>());
-        let (Some(texts), Some(indices)) = (texts, indices) else {
-            let found =
-                format!("columns {:?}", batch.schema().fields().iter().map(|f| f.name()).collect::<Vec<_>>());
-            return Err(DataError::invalid(path, "columns", found, "expected task_index and the task text"));
-        };
-        for row in 0..batch.num_rows() {
-            let text = match texts.as_string_opt::<i32>() {
-                Some(texts) => texts.value(row),
-                None => texts.as_string::<i64>().value(row),
-            };
-            insert(&mut tasks, indices.value(row), text, path)?;
+    for (index, text) in indices.into_iter().zip(texts) {
+        let index = index.ok_or_else(|| {
+            DataError::invalid(path, "task_index", "a task without one (null)", "restore the metadata")
+        })?;
+        if let Some(text) = text {
+            insert(&mut tasks, index, &text, path)?;
         }
     }
     Ok(tasks)

@@ -2,14 +2,17 @@
 //!
 //! ```text
 //! preprocessor   the checkpoint's own settings for images
+//! image          PNG and JPEG to RGB
 //! vision         encoded image -> smart_resize -> normalised patches      resize   bicubic, as Pillow's
 //! prompt         task text and image placeholders -> token ids
 //! ```
 
+mod image;
 mod preprocessor;
 mod prompt;
 mod resize;
 mod vision;
 
 pub use prompt::{ModelFacts, PromptEncoder};
-pub use vision::{DEFAULT_MAX_PIXELS, ImageProcessor, PatchShape, Patches, PixelBounds, image_size, smart_resize};
+pub use image::image_size;
+pub use vision::{DEFAULT_MAX_PIXELS, ImageProcessor, PatchShape, Patches, PixelBounds, smart_resize};

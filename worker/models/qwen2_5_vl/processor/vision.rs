@@ -9,11 +9,11 @@
 //! An upper bound on pixels always applies: `data.max_pixels`; without it the checkpoint's own bound, but at most
 //! [`DEFAULT_MAX_PIXELS`], since published checkpoints allow 12.8 M pixels, 16,384 tokens, for a single image.
 
-use std::{io::Cursor, path::Path};
-
-use image::{DynamicImage, ImageFormat, ImageReader, Limits};
+use std::path::Path;
 
 use coxswain_data::DataError;
+
+use super::image::decode;
 use super::preprocessor::Preprocessor;
 use super::resize::{Rgb, resize};
 
@@ -21,8 +21,6 @@ use super::resize::{Rgb, resize};
 pub const DEFAULT_MAX_PIXELS: usize = 1280 * 28 * 28;
 /// Transformers' default: 4 tokens.
 const DEFAULT_MIN_PIXELS: usize = 4 * 28 * 28;
-/// Largest decoded image accepted; a garbled header must not allocate the machine away.
-const MAX_DECODED_BYTES: u64 = 512 << 20;
 /// Beyond this ratio of the longer side to the shorter the model family refuses an image.
 const MAX_ASPECT: f64 = 200.0;
 
@@ -163,34 +161,6 @@ impl ImageProcessor {
     }
 }
 
-/// Height and width that an encoded image says it has.
-pub fn image_size(encoded: &[u8]) -> Option<(usize, usize)> {
-    let reader = ImageReader::new(Cursor::new(encoded)).with_guessed_format().ok()?;
-    let (width, height) = reader.into_dimensions().ok()?;
-    Some((height as usize, width as usize))
-}
-
-fn decode(encoded: &[u8]) -> Result<Rgb, String> {
-    let mut reader = ImageReader::new(Cursor::new(encoded))
-        .with_guessed_format()
-        .map_err(|e| format!("the image does not decode: {e}"))?;
-    if !matches!(reader.format(), Some(ImageFormat::Png | ImageFormat::Jpeg)) {
-        return Err("the image is neither PNG nor JPEG; re-export the data set".into());
-    }
-    let mut limits = Limits::default();
-    limits.max_alloc = Some(MAX_DECODED_BYTES);
-    reader.limits(limits);
-    let image =
-        reader.decode().map_err(|e| format!("the image does not decode ({e}); record the frame again"))?;
-    // Like Pillow's convert("RGB"): an alpha channel is dropped, grey is repeated.
-    let rgb = match image {
-        DynamicImage::ImageRgb8(rgb) => rgb,
-        other => other.to_rgb8(),
-    };
-    let (width, height) = (rgb.width() as usize, rgb.height() as usize);
-    Ok(Rgb { height, width, pixels: rgb.into_raw() })
-}
-
 /// The size nearest to `height x width` whose sides are multiples of `factor`, within bounds of pixels, keeping the aspect.
 /// Halves round to even, as Python's `round` does.
 pub fn smart_resize(
@@ -242,13 +212,5 @@ mod tests {
         assert_eq!(smart_resize(4000, 30, 28, 3136, 10_000).unwrap(), (1148, 28));
         assert!(smart_resize(28, 28 * 201, 28, 3136, 12_845_056).is_err());
         assert!(smart_resize(0, 28, 28, 3136, 12_845_056).is_err());
-    }
-
-    #[test]
-    fn garbage_is_refused_with_a_reason() {
-        for bytes in [&b""[..], b"hello", b"\x89PNG\r\n\x1a\n truncated"] {
-            let reason = decode(bytes).unwrap_err();
-            assert!(reason.contains("the image"), "{reason}");
-        }
     }
 }

@@ -10,6 +10,7 @@
 pub mod adjoint;
 mod autodiff;
 pub mod blocked;
+#[cfg(feature = "cuda")]
 mod cube;
 pub mod flat;
 mod flex;

@@ -51,7 +51,7 @@ pub use self::{
 };
 use super::{TrainError, check::check_writable};
 use coxswain_feature_store::{
-    Digest, Ingredients, SampleKey, Space, SpaceDescription, SpaceKey, Store, StoreError, adapter_digest,
+    Ingredients, SampleKey, Space, SpaceDescription, SpaceKey, Store, StoreError, adapter_digest,
 };
 use coxswain_nn::{
     kernels::Tape,

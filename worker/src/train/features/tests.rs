@@ -1,7 +1,6 @@
 //! What a change of data, prompt or model costs: exactly the features that it changes.
 
 use std::{
-    io::Cursor,
     path::Path,
     sync::{Arc, Mutex},
 };
@@ -13,7 +12,11 @@ use coxswain_proto::{
     run_spec::{CacheMode, RunSpec},
 };
 
-use crate::{data::tests::recording::{Recording, png}, link::{Assignment, Commands, Leased, Link, LinkError, Phase, Report, SoloLink}, train::{CacheSummary, PolicyTrainer, Summary, TrainerOptions}, trainer::{Trainer, TrainerOutcome}};
+use crate::{
+    link::{Assignment, Commands, Leased, Link, LinkError, Phase, Report, SoloLink},
+    train::{CacheSummary, Summary, TaskTrainer, TrainerOptions},
+    trainer::{Trainer, TrainerOutcome},
+};
 
 /// Frames of the recording, all different.
 const SAMPLES: u64 = 17;
@@ -127,11 +130,10 @@ fn the_same_recording_somewhere_else_is_all_there() {
 fn one_pixel_of_one_image_is_one_sample() {
     let (name, height, width) = Recording::default().cameras[0];
     assert_eq!(name, "observation.images.front");
-    let mut image = image::load_from_memory(&png(60, height, width)).expect("a png").to_rgb8();
-    image.put_pixel(3, 4, image::Rgb([61, 60, 60]));
-    let mut bytes = Cursor::new(Vec::new());
-    image.write_to(&mut bytes, image::ImageFormat::Png).expect("a png in memory");
-    let changed = Recording { image: Some((6, Some(bytes.into_inner()))), ..Recording::default() };
+    let mut pixels = vec![60; 3 * height * width];
+    pixels[3 * (4 * width + 3)] += 1;
+    let changed =
+        Recording { image: Some((6, Some(png_of(&pixels, height, width)))), ..Recording::default() };
     assert_eq!(misses(&changed, |_| {}), 1);
 }
 

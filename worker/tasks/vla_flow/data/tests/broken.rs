@@ -42,7 +42,7 @@ fn refused_at_open(spoil: impl FnOnce(&Path, &mut RunSpec), says: &[&str]) {
 fn a_missing_data_set_or_camera_is_named_with_what_there_is() {
     refused_at_open(|_, s| s.data.path = "/nowhere".into(), &["/nowhere/meta/info.json", "data.path"]);
     refused_at_open(
-        |_, s| s.data.cameras = vec!["observation.image.front".into()],
+        |_, s| s.vla_mut().data.cameras = vec!["observation.image.front".into()],
         &[
             "info.json",
             "data.cameras names `observation.image.front`",
@@ -50,13 +50,16 @@ fn a_missing_data_set_or_camera_is_named_with_what_there_is() {
             "observation.images.wrist",
         ],
     );
-    refused_at_open(|_, s| s.data.state = "observation.sate".into(), &["data.state", "`observation.state`"]);
     refused_at_open(
-        |_, s| s.data.sensor = Some("force".into()),
+        |_, s| s.vla_mut().data.state = "observation.sate".into(),
+        &["data.state", "`observation.state`"],
+    );
+    refused_at_open(
+        |_, s| s.vla_mut().data.sensor = Some("force".into()),
         &["data.sensor names `force`", "observation.sensor"],
     );
     refused_at_open(
-        |_, s| s.data.action = "observation.images.front".into(),
+        |_, s| s.vla_mut().data.action = "observation.images.front".into(),
         &["features.observation.images.front", "dtype image", "data.action"],
     );
 }
@@ -114,7 +117,7 @@ fn statistics_that_are_missing_or_of_another_length_are_named() {
     );
     refused_at_open(
         |d, s| {
-            s.data.normalization.action = NormMode::Quantiles;
+            s.vla_mut().data.normalization.action = NormMode::Quantiles;
             edit(d, "meta/stats.json", |v| drop(v["action"].as_object_mut().unwrap().remove("q99")));
         },
         &["stats.json", "action.q99", "missing"],
@@ -140,9 +143,9 @@ fn statistics_that_are_missing_or_of_another_length_are_named() {
     // Without normalisation nobody needs statistics.
     let opened = open_spoiled(&Recording::default(), |d, s| {
         std::fs::remove_file(d.join("meta/stats.json")).unwrap();
-        s.data.normalization.state = NormMode::Identity;
-        s.data.normalization.action = NormMode::Identity;
-        s.data.normalization.sensor = NormMode::Identity;
+        s.vla_mut().data.normalization.state = NormMode::Identity;
+        s.vla_mut().data.normalization.action = NormMode::Identity;
+        s.vla_mut().data.normalization.sensor = NormMode::Identity;
     });
     assert!(opened.is_ok_and(|d| d.sample(0).is_ok()));
 }
@@ -191,6 +194,18 @@ fn metadata_and_data_of_different_recordings_do_not_mix() {
         std::fs::copy(theirs.path().join(file), dir.join(file)).unwrap();
     });
     refused(dataset.unwrap().sample(4), &["sample 4 (episode 0, frame 4)", "episode 1, frame 0"]);
+}
+
+#[test]
+fn a_value_that_is_not_there_is_named_by_feature_sample_and_file() {
+    for feature in ["observation.state", "observation.sensor", "action"] {
+        let recording = Recording { missing: Some((feature, 8)), ..Default::default() };
+        let dataset = open_spoiled(&recording, |_, _| ()).unwrap();
+        refused(
+            dataset.sample(8),
+            &["file-001.parquet", "sample 8 (episode 2, frame 2)", feature, "a value is missing (null)"],
+        );
+    }
 }
 
 #[test]
@@ -249,7 +264,7 @@ fn rows_that_do_not_have_the_promised_shape_are_named() {
         |d, s| {
             edit(d, "meta/info.json", |i| i["features"]["ghost"] = i["features"]["action"].clone());
             edit(d, "meta/stats.json", |v| v["ghost"] = v["action"].clone());
-            s.data.action = "ghost".into();
+            s.vla_mut().data.action = "ghost".into();
         },
         &["parquet", "column ghost", "missing"],
     );

@@ -33,7 +33,7 @@ fn preprocessed_pixels_are_transformers_own() {
     assert_eq!(names.len(), 9);
     for name in names {
         let tensor = |part: &str| file.tensor(&format!("{name}.{part}")).unwrap();
-        let mut data = spec(&mini()).data;
+        let mut data = spec(&mini()).vla().data;
         let bounds = ints(tensor("bounds").data());
         (data.min_pixels, data.max_pixels) = (Some(bounds[0]), Some(bounds[1]));
         let shape = PatchShape { patch: 14, merge: 2, frames: 2 };

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::recording::{Recording, png};
+use super::recording::{Recording, png_of};
 use crate::data::{Dataset, SampleKeys};
 use coxswain_feature_store::{SampleKey, Store};
 
@@ -38,13 +38,12 @@ fn one_pixel_changes_the_key_of_its_sample_alone() {
     assert!(before.iter().all(Option::is_some));
     let distinct: std::collections::HashSet<_> = before.iter().collect();
     assert_eq!(distinct.len(), 17, "every image has its own shade");
-    let mut image = image::load_from_memory(&png(60, 30, 40)).unwrap().to_rgb8();
-    image.get_pixel_mut(7, 5).0[1] += 1;
-    let mut bytes = std::io::Cursor::new(Vec::new());
-    image.write_to(&mut bytes, image::ImageFormat::Png).unwrap();
+    let mut pixels = [60; 3 * 30 * 40];
+    pixels[3 * (5 * 40 + 7) + 1] += 1;
+    let changed_image = png_of(&pixels, 30, 40);
     let one_camera =
         Recording { cameras: vec![("observation.images.front", 30, 40)], ..Recording::default() };
-    let spoiled = Recording { image: Some((6, Some(bytes.into_inner()))), ..one_camera.clone() };
+    let spoiled = Recording { image: Some((6, Some(changed_image))), ..one_camera.clone() };
     assert_eq!(changed(&written(&one_camera), &written(&spoiled)), [6]);
 }
 

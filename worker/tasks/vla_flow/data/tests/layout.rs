@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use coxswain_proto::vla_flow::NormMode;
-use parquet::file::properties::WriterProperties;
+use parquet::basic::Compression;
+use parquet::file::properties::{WriterProperties, WriterVersion};
 
 use super::recording::{CHANNELS, Recording, WINDOW, action, sensor, state};
 use crate::data::Dataset;
@@ -60,7 +61,14 @@ fn row_groups_and_pages_of_any_size_give_the_same_samples() {
     let small_pages = || WriterProperties::builder().set_write_batch_size(1).set_data_page_row_count_limit(2);
     for dictionary in [false, true] {
         for without_index in [false, true] {
+            // The second version of pages, in one of the compressions: levels lie outside of what is compressed.
+            let (version, compression) = match dictionary == without_index {
+                true => (WriterVersion::PARQUET_1_0, Compression::ZSTD(Default::default())),
+                false => (WriterVersion::PARQUET_2_0, Compression::SNAPPY),
+            };
             let properties = small_pages()
+                .set_writer_version(version)
+                .set_compression(compression)
                 .set_dictionary_enabled(dictionary)
                 .set_offset_index_disabled(without_index)
                 .build();

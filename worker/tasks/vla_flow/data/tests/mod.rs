@@ -9,6 +9,7 @@ mod layout;
 mod pipeline;
 mod real;
 pub mod recording;
+mod table;
 
 use std::path::{Path, PathBuf};
 

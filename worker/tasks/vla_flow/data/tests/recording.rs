@@ -1,17 +1,13 @@
 //! A small v3.0 data set made on the spot, so that it can be made wrong in exactly one place.
 
-use std::{fs::File, io::Cursor, path::Path, sync::Arc};
+use std::path::Path;
 
-use arrow::array::{
-    Array, ArrayRef, BinaryBuilder, Int64Array, ListArray, ListBuilder, PrimitiveBuilder, RecordBatch,
-    StringArray, StructArray,
-};
-use arrow::datatypes::{DataType, Field, Float32Type};
 use coxswain_proto::run_spec::RunSpec;
-use parquet::arrow::ArrowWriter;
 use parquet::file::properties::WriterProperties;
 use serde_json::{Value, json};
 use tempfile::TempDir;
+
+use super::table::{Column, write_table};
 
 /// What is recorded. Values are functions of (episode, frame), so that tests can say what a sample must hold.
 #[derive(Clone)]
@@ -22,6 +18,8 @@ pub struct Recording {
     pub cameras: Vec<(&'static str, usize, usize)>,
     /// Replaces element 0 of a numeric feature in a sample.
     pub poison: Option<(&'static str, usize, f32)>,
+    /// Leaves out element 0 of a numeric feature in a sample.
+    pub missing: Option<(&'static str, usize)>,
     /// Replaces what the first camera has of a sample.
     pub image: Option<(usize, Option<Vec<u8>>)>,
     /// The task of an episode, by its number.
@@ -44,6 +42,7 @@ impl Default for Recording {
             episodes: vec![(5, 0), (1, 0), (7, 1), (4, 2)],
             cameras: vec![("observation.images.front", 30, 40), ("observation.images.wrist", 28, 28)],
             poison: None,
+            missing: None,
             image: None,
             episode_task: task,
             task: None,
@@ -72,10 +71,16 @@ pub fn task(episode: usize) -> String {
 
 /// A flat image whose shade names its sample and camera.
 pub fn png(shade: u8, height: usize, width: usize) -> Vec<u8> {
-    let image = image::RgbImage::from_pixel(width as u32, height as u32, image::Rgb([shade; 3]));
-    let mut bytes = Cursor::new(Vec::new());
-    image.write_to(&mut bytes, image::ImageFormat::Png).expect("a png in memory");
-    bytes.into_inner()
+    png_of(&vec![shade; 3 * height * width], height, width)
+}
+
+/// An image of these pixels.
+pub fn png_of(pixels: &[u8], height: usize, width: usize) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut encoder = png::Encoder::new(&mut bytes, width as u32, height as u32);
+    encoder.set_color(png::ColorType::Rgb);
+    encoder.write_header().and_then(|mut w| w.write_image_data(pixels)).expect("a png in memory");
+    bytes
 }
 
 struct Frame {
@@ -114,88 +119,81 @@ impl Recording {
     fn write_file(&self, dir: &Path, file: usize) {
         let path = dir.join(format!("data/chunk-{:03}/file-{file:03}.parquet", file / 2));
         std::fs::create_dir_all(path.parent().expect("below data")).expect("a directory");
-        let mut writer: Option<ArrowWriter<File>> = None;
         let frames = self.frames();
+        let mut groups: Vec<Vec<&Frame>> = Vec::new();
         for (episode, _) in self.episodes.iter().enumerate().filter(|(_, (_, f))| *f == file) {
-            let mine: Vec<&Frame> = frames.iter().filter(|f| f.episode == episode).collect();
-            if mine.is_empty() {
-                continue;
-            }
-            let batch = self.batch(&mine);
-            let writer = writer.get_or_insert_with(|| {
-                let target = File::create(&path).expect("a file");
-                ArrowWriter::try_new(target, batch.schema(), Some(self.properties.clone())).expect("a writer")
-            });
-            writer.write(&batch).expect("a batch");
-            if self.group_per_episode {
-                writer.flush().expect("a row group");
+            let mine = frames.iter().filter(|f| f.episode == episode);
+            match groups.last_mut() {
+                Some(group) if !self.group_per_episode => group.extend(mine),
+                _ => groups.push(mine.collect()),
             }
         }
-        writer.expect("every file has an episode").close().expect("a footer");
+        groups.retain(|group| !group.is_empty());
+        let groups: Vec<_> = groups.iter().map(|group| self.columns(group)).collect();
+        write_table(&path, &groups, self.properties.clone());
     }
 
-    fn batch(&self, frames: &[&Frame]) -> RecordBatch {
-        let int = |f: fn(&Frame) -> usize| -> ArrayRef {
-            Arc::new(frames.iter().map(|x| f(x) as i64).collect::<Int64Array>())
-        };
+    fn columns(&self, frames: &[&Frame]) -> Vec<(String, Column)> {
+        let int = |f: fn(&Frame) -> usize| Column::Integers(frames.iter().map(|x| f(x) as i64).collect());
         let tasks = frames.iter().map(|f| match self.task {
             Some((sample, task)) if sample == f.sample => task,
             _ => f.episode as i64,
         });
-        let poisoned = |feature: &str, f: &Frame, mut values: Vec<f32>| {
-            if let Some((name, sample, value)) = self.poison
-                && (name, sample) == (feature, f.sample)
-            {
-                values[0] = value;
-            }
-            values
+        let rows = |feature: &str, of: &dyn Fn(&Frame) -> Vec<f32>| -> Vec<Vec<Option<f32>>> {
+            let row = |f: &&Frame| {
+                let mut values: Vec<_> = of(f).into_iter().map(Some).collect();
+                if let Some((name, sample, value)) = self.poison
+                    && (name, sample) == (feature, f.sample)
+                {
+                    values[0] = Some(value);
+                }
+                if self.missing == Some((feature, f.sample)) {
+                    values[0] = None;
+                }
+                values
+            };
+            frames.iter().map(row).collect()
         };
-        let vectors = |name: &str, of: &dyn Fn(&Frame) -> Vec<f32>| -> ArrayRef {
-            list(frames.iter().map(|f| poisoned(name, f, of(f))))
-        };
-        let states = vectors("observation.state", &|f| {
+        let states = rows("observation.state", &|f| {
             state(f.episode, f.frame).into_iter().cycle().take(self.state_width).collect()
         });
-        let actions = vectors("action", &|f| action(f.episode, f.frame).into());
-        let windows = nested(
-            frames.iter().map(|f| poisoned("observation.sensor", f, sensor(f.episode, f.frame).into())),
-        );
-        let mut columns: Vec<(String, ArrayRef)> = vec![
-            ("observation.state".into(), states),
-            ("observation.sensor".into(), windows),
-            ("action".into(), actions),
+        let windows = rows("observation.sensor", &|f| sensor(f.episode, f.frame).into());
+        let mut columns: Vec<(String, Column)> = vec![
+            ("observation.state".into(), Column::Lists(states)),
+            ("observation.sensor".into(), Column::ListsOfLists(windows, CHANNELS)),
+            ("action".into(), Column::Lists(rows("action", &|f| action(f.episode, f.frame).into()))),
         ];
         for (number, (name, height, width)) in self.cameras.iter().enumerate() {
             let encode = |f: &&Frame| match &self.image {
                 Some((sample, bytes)) if *sample == f.sample && number == 0 => bytes.clone(),
                 _ => Some(png((f.sample * 10 + number) as u8, *height, *width)),
             };
-            columns.push((name.to_string(), images(frames.iter().map(encode))));
+            columns.push((name.to_string(), Column::Images(frames.iter().map(encode).collect())));
         }
         columns.push(("frame_index".into(), int(|f| f.frame)));
         columns.push(("episode_index".into(), int(|f| f.episode)));
         columns.push(("index".into(), int(|f| f.sample)));
-        columns.push(("task_index".into(), Arc::new(tasks.collect::<Int64Array>())));
-        RecordBatch::try_from_iter(columns).expect("columns of one length")
+        columns.push(("task_index".into(), Column::Integers(tasks.collect())));
+        columns
     }
 
     fn write_metadata(&self, dir: &Path) {
         let meta = dir.join("meta");
         std::fs::create_dir_all(meta.join("episodes/chunk-000")).expect("a directory");
-        let of = |f: &dyn Fn(usize, &(usize, usize)) -> usize| -> ArrayRef {
-            let values = self.episodes.iter().enumerate().map(|(n, e)| f(n, e) as i64);
-            Arc::new(values.collect::<Int64Array>())
+        let of = |f: &dyn Fn(usize, &(usize, usize)) -> usize| {
+            Column::Integers(self.episodes.iter().enumerate().map(|(n, e)| f(n, e) as i64).collect())
         };
-        let episodes = [
-            ("episode_index", of(&|n, _| n)),
-            ("length", of(&|_, e| e.0)),
-            ("data/chunk_index", of(&|_, e| e.1 / 2)),
-            ("data/file_index", of(&|_, e| e.1)),
+        let episodes = vec![
+            ("episode_index".into(), of(&|n, _| n)),
+            ("length".into(), of(&|_, e| e.0)),
+            ("data/chunk_index".into(), of(&|_, e| e.1 / 2)),
+            ("data/file_index".into(), of(&|_, e| e.1)),
         ];
-        write_table(&meta.join("episodes/chunk-000/file-000.parquet"), episodes);
-        let texts: ArrayRef =
-            Arc::new((0..self.episodes.len()).map(|n| Some((self.episode_task)(n))).collect::<StringArray>());
-        write_table(&meta.join("tasks.parquet"), [("task_index", of(&|n, _| n)), ("task", texts)]);
+        let properties = WriterProperties::default;
+        write_table(&meta.join("episodes/chunk-000/file-000.parquet"), &[episodes], properties());
+        let texts = Column::Texts((0..self.episodes.len()).map(|n| (self.episode_task)(n)).collect());
+        let tasks = vec![("task_index".into(), of(&|n, _| n)), ("task".into(), texts)];
+        write_table(&meta.join("tasks.parquet"), &[tasks], properties());
         let vector = |n: usize| json!({"dtype": "float32", "shape": [n], "names": null});
         let mut features = json!({
             "observation.state": vector(3), "action": vector(2),
@@ -237,45 +235,4 @@ pub fn edit(dir: &Path, file: &str, change: impl FnOnce(&mut Value)) {
 
 fn write_json(path: &Path, value: &Value) {
     std::fs::write(path, value.to_string()).expect("a file");
-}
-
-fn write_table<const N: usize>(path: &Path, columns: [(&str, ArrayRef); N]) {
-    let batch = RecordBatch::try_from_iter(columns).expect("columns of one length");
-    let mut writer =
-        ArrowWriter::try_new(File::create(path).expect("a file"), batch.schema(), None).expect("a writer");
-    writer.write(&batch).expect("a batch");
-    writer.close().expect("a footer");
-}
-
-fn list(rows: impl Iterator<Item = Vec<f32>>) -> ArrayRef {
-    let mut builder = ListBuilder::new(PrimitiveBuilder::<Float32Type>::new());
-    for row in rows {
-        builder.values().append_slice(&row);
-        builder.append(true);
-    }
-    Arc::new(builder.finish())
-}
-
-fn nested(rows: impl Iterator<Item = Vec<f32>>) -> ArrayRef {
-    let mut builder = ListBuilder::new(ListBuilder::new(PrimitiveBuilder::<Float32Type>::new()));
-    for row in rows {
-        for reading in row.chunks(CHANNELS) {
-            builder.values().values().append_slice(reading);
-            builder.values().append(true);
-        }
-        builder.append(true);
-    }
-    let lists: ListArray = builder.finish();
-    Arc::new(lists)
-}
-
-fn images(rows: impl Iterator<Item = Option<Vec<u8>>>) -> ArrayRef {
-    let mut bytes = BinaryBuilder::new();
-    rows.for_each(|row| bytes.append_option(row));
-    let bytes: ArrayRef = Arc::new(bytes.finish());
-    let paths: ArrayRef = Arc::new(StringArray::from(vec!["frame.png"; bytes.len()]));
-    Arc::new(StructArray::from(vec![
-        (Arc::new(Field::new("bytes", DataType::Binary, true)), bytes),
-        (Arc::new(Field::new("path", DataType::Utf8, true)), paths),
-    ]))
 }

@@ -1,0 +1,249 @@
+//! The borders of the house, held by a machine: what the engine may not name, what may not depend on what, where nothing goes in circles,
+//! and how large things may be.
+//!
+//! Each rule finds places that break it. Exceptions are listed below with the reason that they are right; one that is no longer needed
+//! fails, too. `PENDING` counts what is not mended yet: it may be lowered and never raised.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::LazyLock,
+};
+
+use coxswain_borders::{
+    imports::{self, Graph},
+    sizes::{self, Sized},
+    sources::Sources,
+    words::{self, Word},
+    workspace::{self, Package},
+};
+
+/// Most fields of a struct.
+const FIELDS: usize = 15;
+/// Most methods of one type, over all its files, and of a trait.
+const METHODS: usize = 40;
+/// Most parameters of a function, beside `self`.
+const PARAMETERS: usize = 5;
+
+/// Places that break a rule today.
+struct Pending {
+    files_that_name_cargo: usize,
+    fields: usize,
+    methods: usize,
+    parameters: usize,
+    tuple_parameters: usize,
+    files_that_read_clocks: usize,
+}
+
+const PENDING: Pending = Pending {
+    files_that_name_cargo: 84,
+    fields: 12,
+    methods: 5,
+    parameters: 0,
+    tuple_parameters: 25,
+    files_that_read_clocks: 33,
+};
+
+/// Folders, each with the files in it that import each other in circles today. Circles with files elsewhere are the outer folder's.
+const CIRCLES: &[(&str, usize)] = &[
+    ("coordinator/src/core", 11),
+    ("worker/src/collective", 21),
+    ("worker/src/data", 7),
+    ("worker/src/kernels", 17),
+    ("worker/src/train", 19),
+    ("coordinator/src", 19),
+    ("launcher/src", 19),
+    ("proto/src", 3),
+    ("worker/src", 98),
+    ("worker/cuda/src", 0),
+];
+/// The same where a parent counts as a user of each child it declares: a child may then not import what its parent's file defines.
+const CIRCLES_WITH_PARENTS: &[(&str, usize)] = &[
+    ("coordinator/src", 38),
+    ("launcher/src", 24),
+    ("proto/src", 6),
+    ("worker/src", 116),
+    ("worker/cuda/src", 0),
+];
+
+/// What the engine carries and does not know.
+const CARGO: [Word; 5] = [
+    Word::Part("qwen"),
+    Word::Part("image_grid"),
+    Word::Part("action_expert"),
+    Word::Whole("expert"),
+    Word::Whole("sensor"),
+];
+/// Where it is at home.
+const CARGO_IS_KNOWN_IN: [&str; 5] =
+    ["worker/models", "worker/tasks", "configs", "docs", "integration-tests"];
+
+/// Crates of models and tasks.
+const CARGO_CRATES: [&str; 2] = ["coxswain-models", "coxswain-tasks"];
+/// Crates that may depend on them: those that put a program together, and tests. Every other crate is the engine's.
+const WIRING: [&str; 4] = ["coxswain", "coxswain-cuda", "coxswain-integration-tests", "coxswain-borders"];
+
+/// An exception: places that begin like this, and why they are right.
+type Exceptions = [(&'static str, &'static str)];
+
+const MANY_FIELDS: &Exceptions =
+    &[("launcher/src/launch/flags.rs: LaunchFlags", "one for each flag that torchrun has")];
+const MANY_METHODS: &Exceptions = &[];
+const MANY_PARAMETERS: &Exceptions = &[(
+    "worker/src/kernels/cube/",
+    "a kernel's parameters are the buffers and sizes that its launch binds one by one",
+)];
+const TUPLE_PARAMETERS: &Exceptions = &[];
+const CLOCKS: &Exceptions = &[("coordinator/src/clock.rs", "the coordinator's one clock")];
+
+#[test]
+fn the_engine_names_no_model_and_no_task() {
+    let root = workspace::root();
+    let is_known =
+        |file: &Path| CARGO_IS_KNOWN_IN.iter().any(|home| file.starts_with(home)) || is_a_test(file);
+    let files = workspace::files(&root, &[".rs", ".proto"]).into_iter().filter(|file| !is_known(file));
+    let found = files.filter_map(|file| {
+        let text = std::fs::read_to_string(root.join(&file)).expect("it was found a moment ago");
+        let lines = words::lines_with(&text, &CARGO);
+        let (line, shown) = lines.first()?;
+        Some(format!("{}:{line}: {} ({} lines)", file.display(), shown.trim(), lines.len()))
+    });
+    hold("names a model or a task", found.collect(), PENDING.files_that_name_cargo, &[]);
+}
+
+fn is_a_test(file: &Path) -> bool {
+    let in_tests = file.components().any(|part| part.as_os_str() == "tests" || part.as_os_str() == "benches");
+    in_tests || file.file_name().is_some_and(|name| name == "tests.rs")
+}
+
+#[test]
+fn no_crate_of_the_engine_is_built_with_a_model_or_a_task() {
+    let packages = workspace::packages();
+    for name in WIRING {
+        assert!(packages.contains_key(name), "there is no crate {name}: correct the list");
+    }
+    let is_engine =
+        |name: &&String| !WIRING.contains(&name.as_str()) && !CARGO_CRATES.contains(&name.as_str());
+    let mut found = Vec::new();
+    for name in packages.keys().filter(is_engine) {
+        let reached = workspace::reached(&packages, name);
+        found.extend(CARGO_CRATES.iter().filter_map(|cargo| reached.get(*cargo).cloned()));
+    }
+    hold("is built with a model or a task", found, 0, &[]);
+}
+
+#[test]
+fn files_do_not_import_each_other_in_circles() {
+    hold_circles(CIRCLES, |graph| imports::without_declarations(graph));
+}
+
+#[test]
+fn children_do_not_import_what_their_parents_define() {
+    hold_circles(CIRCLES_WITH_PARENTS, Graph::clone);
+}
+
+fn hold_circles(folders: &[(&str, usize)], seen: impl Fn(&Graph) -> Graph) {
+    let mut broken = Vec::new();
+    for (folder, allowed) in folders {
+        let mut graphs = FACTS.graphs.iter().map(&seen);
+        let graph = graphs.find(|graph| graph.keys().any(|file| file.starts_with(folder)));
+        let graph = graph.unwrap_or_else(|| panic!("there is no folder {folder}: correct the list"));
+        let circles = imports::circles(&graph, Path::new(folder));
+        let files: usize = circles.iter().map(|circle| circle.len()).sum();
+        if files > *allowed {
+            broken.push(format!("{folder}: {files} files in circles, {allowed} were known"));
+            broken.extend(circles.iter().map(|circle| imports::described(&graph, circle) + "\n"));
+        } else if files < *allowed {
+            println!("{folder}: {files} files in circles; lower the {allowed} in the list");
+        }
+    }
+    assert!(broken.is_empty(), "\n{}", broken.join("\n"));
+}
+
+#[test]
+fn structs_have_few_fields() {
+    hold(&format!("has more than {FIELDS} fields"), over(&FACTS.fields, FIELDS), PENDING.fields, MANY_FIELDS);
+}
+
+#[test]
+fn types_have_few_methods() {
+    let rule = format!("has more than {METHODS} methods");
+    hold(&rule, over(&FACTS.methods, METHODS), PENDING.methods, MANY_METHODS);
+}
+
+#[test]
+fn functions_have_few_parameters() {
+    let rule = format!("has more than {PARAMETERS} parameters");
+    hold(&rule, over(&FACTS.parameters, PARAMETERS), PENDING.parameters, MANY_PARAMETERS);
+}
+
+#[test]
+fn no_parameter_is_a_tuple_of_two_arguments() {
+    let found = over(&FACTS.tuple_parameters, 0);
+    hold("takes a tuple apart in its parameters", found, PENDING.tuple_parameters, TUPLE_PARAMETERS);
+}
+
+#[test]
+fn clocks_are_read_in_few_places() {
+    let found = FACTS.clocks.iter().map(|(file, count)| format!("{file} ({count} times)"));
+    hold("reads a clock", found.collect(), PENDING.files_that_read_clocks, CLOCKS);
+}
+
+/// What the production code of the workspace is like.
+#[derive(Default)]
+struct Facts {
+    graphs: Vec<Graph>,
+    fields: Vec<Sized>,
+    methods: Vec<Sized>,
+    parameters: Vec<Sized>,
+    tuple_parameters: Vec<Sized>,
+    clocks: BTreeMap<String, usize>,
+}
+
+static FACTS: LazyLock<Facts> = LazyLock::new(|| {
+    let mut facts = Facts::default();
+    let is_product = |package: &Package| !package.dir.starts_with("integration-tests");
+    for root in workspace::packages().into_values().filter(is_product).flat_map(|package| package.roots) {
+        facts.add(&root);
+    }
+    facts
+});
+
+impl Facts {
+    fn add(&mut self, root: &PathBuf) {
+        let workspace = workspace::root();
+        let sources = Sources::read(root, &|file| std::fs::read_to_string(workspace.join(file)).ok());
+        self.graphs.push(imports::graph(&sources));
+        self.fields.extend(sizes::fields(&sources));
+        self.methods.extend(sizes::methods(&sources));
+        self.parameters.extend(sizes::parameters(&sources));
+        self.tuple_parameters.extend(sizes::tuple_parameters(&sources));
+        self.clocks.extend(sizes::clocks(&sources));
+    }
+}
+
+fn over(sized: &[Sized], most: usize) -> Vec<String> {
+    let over = sized.iter().filter(|sized| sized.count > most);
+    over.map(|Sized { place, count }| format!("{place} ({count})")).collect()
+}
+
+/// No more places than `pending` break the rule, apart from the exceptions, and each exception is needed.
+fn hold(rule: &str, found: Vec<String>, pending: usize, exceptions: &Exceptions) {
+    for (place, _) in exceptions {
+        assert!(
+            found.iter().any(|found| found.starts_with(place)),
+            "{place} no longer {rule}: take it off the list"
+        );
+    }
+    let is_excepted = |found: &String| exceptions.iter().any(|(place, _)| found.starts_with(place));
+    let found: Vec<_> = found.into_iter().filter(|found| !is_excepted(found)).collect();
+    assert!(
+        found.len() <= pending,
+        "{} places where {pending} were known; each of these {rule}:\n  {}",
+        found.len(),
+        found.join("\n  ")
+    );
+    if found.len() < pending {
+        println!("{rule}: {}; lower the {pending} in the list", found.len());
+    }
+}

@@ -1,0 +1,198 @@
+//! Parquet files: a footer, and values of one column with the levels that say how they nest.
+//!
+//! Parquet's own column readers, not Arrow's arrays: all that is stored here is numbers, bytes and texts in few shapes, and
+//! Arrow's crates, which know all others, were a fifth of what building `cox` costs.
+
+use std::{fs::File, path::Path, sync::Arc};
+
+use parquet::{
+    basic::Type as Physical,
+    column::reader::{ColumnReader, ColumnReaderImpl, get_column_reader, get_typed_column_reader},
+    data_type::{ByteArrayType, DataType, Int64Type},
+    errors::ParquetError,
+    file::{
+        metadata::{ColumnChunkMetaData, ParquetMetaData, ParquetMetaDataReader, RowGroupMetaData},
+        serialized_reader::SerializedPageReader,
+    },
+    schema::types::{ColumnDescriptor, Type},
+};
+
+use super::columns::is_text;
+use crate::error::DataError;
+
+/// A small file, read column by column.
+pub struct Table<'a> {
+    path: &'a Path,
+    metadata: ParquetMetaData,
+}
+
+impl<'a> Table<'a> {
+    /// Reads the footer of the file at `path`.
+    pub fn open(path: &'a Path) -> Result<Self, DataError> {
+        Ok(Self { path, metadata: footer(path)? })
+    }
+
+    /// Its columns' names.
+    pub fn names(&self) -> Vec<&str> {
+        self.metadata.file_metadata().schema().get_fields().iter().map(|field| field.name()).collect()
+    }
+
+    /// All rows of the 64-bit integers called `name`; `None` if there are none.
+    pub fn integers(&self, name: &str) -> Result<Option<Vec<Option<i64>>>, DataError> {
+        let leaf = self.leaf(|c| c.name() == name && c.physical_type() == Physical::INT64);
+        self.rows(leaf, |column| column.by_row(get_typed_column_reader::<Int64Type>(column.reader()?), Some))
+    }
+
+    /// All rows of the text called `name`, or of the first text that there is; `None` if there is none.
+    pub fn texts(&self, name: &str) -> Result<Option<Vec<Option<String>>>, DataError> {
+        let leaf = self.leaf(|c| c.name() == name && is_text(c)).or_else(|| self.leaf(is_text));
+        self.rows(leaf, |column| {
+            let reader = get_typed_column_reader::<ByteArrayType>(column.reader()?);
+            let texts = column.by_row(reader, Some)?.into_iter();
+            texts.map(|text| text.map(|text| Ok(text.as_utf8()?.to_string())).transpose()).collect()
+        })
+    }
+
+    /// The first leaf that is a column of its own and passes `fits`.
+    fn leaf(&self, fits: impl Fn(&ColumnDescriptor) -> bool) -> Option<usize> {
+        let columns = self.metadata.file_metadata().schema_descr().columns();
+        columns.iter().position(|c| c.path().parts().len() == 1 && c.max_rep_level() == 0 && fits(c))
+    }
+
+    fn rows<V>(
+        &self,
+        leaf: Option<usize>,
+        read: impl Fn(&Column<'_>) -> Result<Vec<V>, ParquetError>,
+    ) -> Result<Option<Vec<V>>, DataError> {
+        let Some(leaf) = leaf else { return Ok(None) };
+        let file = Arc::new(File::open(self.path).map_err(DataError::io(self.path, "read"))?);
+        let mut rows = Vec::new();
+        for group in self.metadata.row_groups() {
+            let all = Rows { skip: 0, count: group.num_rows().max(0) as usize };
+            let column = Column::new(file.clone(), group, leaf, all);
+            rows.extend(read(&column).map_err(|e| DataError::parquet(self.path, e))?);
+        }
+        Ok(Some(rows))
+    }
+}
+
+/// The footer of the file at `path`.
+pub fn footer(path: &Path) -> Result<ParquetMetaData, DataError> {
+    let file = File::open(path).map_err(DataError::io(path, "read"))?;
+    ParquetMetaDataReader::new().parse_and_finish(&file).map_err(|e| DataError::parquet(path, e))
+}
+
+/// Consecutive rows of a row group.
+#[derive(Clone, Copy, Debug)]
+pub struct Rows {
+    /// Rows of the group before them.
+    pub skip: usize,
+    /// How many.
+    pub count: usize,
+}
+
+/// Some rows of one leaf column: where its values are to be read.
+pub struct Column<'a> {
+    file: Arc<File>,
+    group: &'a RowGroupMetaData,
+    leaf: usize,
+    /// Which of the group's rows.
+    pub rows: Rows,
+}
+
+/// Values of a column, and the levels that say how they nest.
+pub struct Values<V> {
+    /// Those that are there: nulls and empty lists have none.
+    pub present: Vec<V>,
+    /// By value, null or empty list: how much of the path to it is there. Empty if all of every path is always there.
+    pub definition: Vec<i16>,
+    /// By value, null or empty list: at which of the lists around it a new item begins, 0 for a new row. Empty without lists.
+    pub repetition: Vec<i16>,
+}
+
+impl<'a> Column<'a> {
+    /// Rows of leaf column `leaf` of `group`. `file` is one handle, whose position columns share: read by one thread at a time.
+    pub fn new(file: Arc<File>, group: &'a RowGroupMetaData, leaf: usize, rows: Rows) -> Self {
+        Self { file, group, leaf, rows }
+    }
+
+    /// What the values are.
+    pub fn descriptor(&self) -> &'a ColumnDescriptor {
+        self.metadata().column_descr()
+    }
+
+    /// The column of the schema that the leaf belongs to.
+    pub fn root(&self) -> &'a Type {
+        let descriptor = self.group.schema_descr();
+        descriptor.get_column_root(self.leaf)
+    }
+
+    fn metadata(&self) -> &'a ColumnChunkMetaData {
+        self.group.column(self.leaf)
+    }
+
+    /// A reader of the column's physical type, for [`Column::read`] and [`Column::each`].
+    pub fn reader(&self) -> Result<ColumnReader, ParquetError> {
+        let all = usize::try_from(self.group.num_rows())?;
+        let pages = SerializedPageReader::new(self.file.clone(), self.metadata(), all, None)?;
+        Ok(get_column_reader(self.metadata().column_descr_ptr(), Box::new(pages)))
+    }
+
+    /// All values.
+    pub fn read<T: DataType, V>(
+        &self,
+        mut reader: ColumnReaderImpl<T>,
+        convert: impl FnMut(T::T) -> V,
+    ) -> Result<Values<V>, ParquetError> {
+        let Rows { skip, count } = self.rows;
+        let (mut values, mut definition, mut repetition) = (Vec::new(), Vec::new(), Vec::new());
+        let skipped = reader.skip_records(skip)?;
+        let (found, ..) =
+            reader.read_records(count, Some(&mut definition), Some(&mut repetition), &mut values)?;
+        complete(skipped + found, skip + count)?;
+        Ok(Values { present: values.into_iter().map(convert).collect(), definition, repetition })
+    }
+
+    /// By row, of a column without lists: what `convert` makes of its value; `None` for null.
+    pub fn by_row<T: DataType, V>(
+        &self,
+        reader: ColumnReaderImpl<T>,
+        convert: impl FnMut(T::T) -> Option<V>,
+    ) -> Result<Vec<Option<V>>, ParquetError> {
+        let Values { present, definition, .. } = self.read(reader, convert)?;
+        if definition.is_empty() {
+            return Ok(present);
+        }
+        let there = self.descriptor().max_def_level();
+        let mut present = present.into_iter();
+        let value = |level: i16| if level == there { present.next().flatten() } else { None };
+        Ok(definition.into_iter().map(value).collect())
+    }
+
+    /// One row after the other, of a column without lists: its value, or `None` if it is null. Holds one page at a time.
+    pub fn each<T: DataType>(
+        &self,
+        mut reader: ColumnReaderImpl<T>,
+        mut take: impl FnMut(Option<T::T>),
+    ) -> Result<(), ParquetError> {
+        let Rows { skip, count } = self.rows;
+        let (mut value, mut definition) = (Vec::with_capacity(1), Vec::with_capacity(1));
+        let mut found = reader.skip_records(skip)?;
+        while found < skip + count {
+            definition.clear();
+            match reader.read_records(1, Some(&mut definition), None, &mut value)? {
+                (0, ..) => break,
+                (read, ..) => found += read,
+            }
+            take(value.pop());
+        }
+        complete(found, skip + count)
+    }
+}
+
+fn complete(found: usize, promised: usize) -> Result<(), ParquetError> {
+    match found == promised {
+        true => Ok(()),
+        false => Err(ParquetError::General(format!("{found} rows where the footer promises {promised}"))),
+    }
+}

@@ -1,0 +1,56 @@
+//! What is not decoded is said by name, with what helps.
+
+use std::path::Path;
+
+use coxswain_video::{DecoderPool, Fault, Moov, Video};
+
+use crate::fixtures::{path, read};
+
+fn refusal(file: &str) -> String {
+    match Video::open(&path(file)) {
+        Ok(video) => DecoderPool::new(1).rgb(&video, &[0])[0].clone().unwrap_err().to_string(),
+        Err(error) => error.to_string(),
+    }
+}
+
+#[test]
+fn other_codecs_and_formats_are_named_with_the_command_that_converts_them() {
+    for (file, name) in [
+        ("no_hevc.mp4", "HEVC (H.265) is not decoded here"),
+        ("no_depth.mp4", "a depth map (HEVC, 12 bit grey)"),
+        ("no_vp9.mp4", "VP9"),
+        ("no_mpeg4.mp4", "MPEG-4 part 2"),
+        ("no_h264_422.mp4", "H.264 with 4:2:2 chroma"),
+        ("no_h264_10bit.mp4", "H.264 with 10 bits a sample"),
+        ("no_h264_left_crop.mp4", "cropped at the left or top"),
+        ("no_h264_interlaced.mp4", "interlaced H.264"),
+        ("no_av1_10bit.mp4", "AV1 with 10 bits a sample"),
+        ("no_fragments.mp4", "a fragmented mp4"),
+    ] {
+        let said = refusal(file);
+        assert!(said.contains(file) && said.contains(name) && said.contains("`ffmpeg -i IN.mp4 "), "{said}");
+    }
+}
+
+#[test]
+fn a_track_that_is_not_there_is_named() {
+    let bytes = read("tracks.mp4");
+    let moov = Moov::read(&bytes).unwrap();
+    let error = Video::with(Path::new("t.mp4"), Box::new(bytes), &moov, 2).err().unwrap();
+    assert_eq!(error.fault, Fault::NoSuchTrack { tracks: 2, track: 2 });
+}
+
+#[test]
+fn a_missing_file_is_named() {
+    let said = refusal("none.mp4");
+    assert!(said.contains("none.mp4: cannot be read: "), "{said}");
+}
+
+#[test]
+fn a_file_that_changed_is_refused() {
+    let bytes = read("av1_g2.mp4");
+    let moov = Moov::read(&bytes).unwrap();
+    let longer = [bytes, vec![0]].concat();
+    let error = Video::with(Path::new("a.mp4"), Box::new(longer), &moov, 0).err().unwrap();
+    assert!(matches!(error.fault, Fault::Changed(_)), "{error}");
+}
