@@ -15,7 +15,10 @@ use coxswain_proto::{
     run_spec::RunSpec,
 };
 
-use crate::{device::Device, link::{Link, Phase}};
+use crate::{
+    device::Device,
+    link::{Link, Phase},
+};
 
 /// The training side of one worker process. All calls happen on the same thread, which is the trainer's alone; a panic in one
 /// becomes a [`TrainerFailure`] of kind [`FailureKind::Internal`].

@@ -112,10 +112,7 @@ impl Subject for Sizes {
 
     fn describe(&self) -> Vec<(&'static str, String)> {
         let trained = format!("{} parameters trained in float32", human::grouped(self.trainables));
-        vec![
-            ("network", trained),
-            ("table", format!("{} rows of {} inputs", self.rows, self.columns() - 1)),
-        ]
+        vec![("network", trained), ("table", format!("{} rows of {} inputs", self.rows, self.columns() - 1))]
     }
 
     fn to_json(&self) -> Value {

@@ -104,8 +104,7 @@ impl<B: Tape<Base = B>> Regression<B> {
         let mut inputs = rows.inputs.clone();
         let mut draws = vec![0.0; self.inputs];
         for (inputs, &sample) in inputs.chunks_exact_mut(self.inputs).zip(&rows.indices) {
-            let key =
-                Key { seed: self.seed, purpose: Purpose::Task, step: rows.step.0, sample, repeat: 0 };
+            let key = Key { seed: self.seed, purpose: Purpose::Task, step: rows.step.0, sample, repeat: 0 };
             key.draws().normal(&mut draws);
             inputs.iter_mut().zip(&draws).for_each(|(input, draw)| *input += self.noise * draw);
         }

@@ -88,10 +88,8 @@ impl Table {
         let view = |shape: usize, bytes| TensorView::new(Dtype::F32, vec![shape], bytes);
         let views = [("inputs", view(row.inputs.len(), &inputs)), ("target", view(1, &target))];
         let views = views.map(|(name, view)| (name, view.expect("as many bytes as values")));
-        replace(out, |path| {
-            safetensors::serialize_to_file(views, None, path).map_err(std::io::Error::other)
-        })
-        .map_err(DataError::io(out, "write"))
+        replace(out, |path| safetensors::serialize_to_file(views, None, path).map_err(std::io::Error::other))
+            .map_err(DataError::io(out, "write"))
     }
 }
 

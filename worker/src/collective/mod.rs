@@ -30,9 +30,9 @@ use coxswain_proto::ids::Rank;
 pub use buffer::{Buf, BufMut};
 use buffer::{size_error, through_host};
 pub use carried::{Brings, Carried, join};
+pub use coxswain_nn::params::chunk;
 pub use fabric::{Cargo, Fabric, FabricError, FabricId, FabricSource, Movement, Offer, Place, Transfer};
 pub use mixture::Computes;
-pub use coxswain_nn::params::chunk;
 pub use ring::{Ahead, JoinError, Membership, Ring, RingAbort, RingListener};
 #[cfg(test)]
 pub(crate) use ring::{loopback, loopback_over};
@@ -173,7 +173,6 @@ pub trait Collective {
     /// Bytes of memory that this communicator holds for itself, in the process (what the kernel keeps for sockets not counted).
     fn buffer_bytes(&self) -> usize;
 }
-
 
 /// Ends a communicator from another thread, at once.
 pub trait AbortHandle: Send + Sync {

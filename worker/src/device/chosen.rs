@@ -6,7 +6,13 @@ use coxswain_proto::{
 };
 
 use super::{Device, Tasks, choose};
-use crate::{collective::RingListener, link::{Link, Phase}, memory::prediction::truth::Truth, train::{TaskTrainer, TrainerOptions}, trainer::{DataSetFacts, FailureKind, Trainer, TrainerFailure, TrainerOutcome}};
+use crate::{
+    collective::RingListener,
+    link::{Link, Phase},
+    memory::prediction::truth::Truth,
+    train::{TaskTrainer, TrainerOptions},
+    trainer::{DataSetFacts, FailureKind, Trainer, TrainerFailure, TrainerOutcome},
+};
 
 /// Trains on what the run file, or somebody above it, says.
 pub struct ChosenTrainer {
@@ -57,7 +63,7 @@ impl ChosenTrainer {
                 Device::Cuda(card) => {
                     let trainer = self.tasks.accelerator.trainer(&spec.task.kind, card, listener);
                     trainer.map_err(|unknown| refused(unknown.to_string()))?
-                },
+                }
             });
         }
         Ok(self.inner.as_mut().expect("made above"))

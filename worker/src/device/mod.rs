@@ -267,7 +267,11 @@ impl Tasks {
     }
 
     /// The held-out error of the newest checkpoint of a run, computed on `device`.
-    pub fn evaluate(&self, spec: &RunSpec, device: Device) -> Result<(Step, Option<HeldOutError>), TrainError> {
+    pub fn evaluate(
+        &self,
+        spec: &RunSpec,
+        device: Device,
+    ) -> Result<(Step, Option<HeldOutError>), TrainError> {
         match device {
             Device::Cpu => train::evaluate_run(self.of(spec)?, spec, &Default::default()),
             Device::Cuda(card) => self.accelerator.evaluate(spec, card),

@@ -4,7 +4,10 @@ use coxswain_proto::run_spec::DeviceChoice;
 use coxswain_tasks::vla_flow::VlaFlow;
 
 use super::*;
-use crate::{link::Link, trainer::{DataSetFacts, TrainerFailure, TrainerOutcome}};
+use crate::{
+    link::Link,
+    trainer::{DataSetFacts, TrainerFailure, TrainerOutcome},
+};
 
 const ABSENT: Absent = Absent { driver: || false };
 

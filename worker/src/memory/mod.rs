@@ -24,8 +24,8 @@ mod resident;
 pub mod timeline;
 
 pub use coxswain_nn::memory::{
-    CountingAllocator, Overrun, Unfinished, after_refusal, check, guarded, guarded_again, guarded_unless, in_use, listen,
-    refused,
+    CountingAllocator, Overrun, Unfinished, after_refusal, check, guarded, guarded_again, guarded_unless,
+    in_use, listen, refused,
 };
 pub use coxswain_proto::memory::Category;
 

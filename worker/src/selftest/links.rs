@@ -8,10 +8,13 @@ use coxswain_proto::{
 };
 
 use super::Finding;
-use crate::{collective::{
+use crate::{
+    collective::{
         self, Brings, BufMut, Collective, CollectiveError, Computes, FabricSource, Membership, Reduce, Ring,
         RingAbort, RingListener, chunk,
-    }, device::{Accelerator, Device}};
+    },
+    device::{Accelerator, Device},
+};
 
 /// Elements of a timed buffer: 16 MiB.
 const LENGTH: usize = 4 << 20;

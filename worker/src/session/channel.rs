@@ -12,8 +12,11 @@ use coxswain_proto::{
 use tokio::sync::mpsc;
 
 use super::standing::{Lease, Standing, Told};
+use crate::{
+    collective::{AbortHandle, Progress},
+    link::{Assignment, Commands, Leased, Link, LinkError, Phase, Report},
+};
 use coxswain_nn::pulse::Pulse;
-use crate::{collective::{AbortHandle, Progress}, link::{Assignment, Commands, Leased, Link, LinkError, Phase, Report}};
 
 /// The standing, and everything heartbeats need.
 #[derive(Default)]

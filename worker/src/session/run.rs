@@ -25,8 +25,13 @@ use super::{
     convert, hold,
     reporter::{Reporter, Voice},
 };
+use crate::{
+    device::Device,
+    link::{Link, LinkError, Phase},
+    memory,
+    trainer::{DataSetFacts, FailureKind, Trainer, TrainerFailure, TrainerOutcome},
+};
 use coxswain_nn::pulse::{Longest, Pulse};
-use crate::{device::Device, link::{Link, LinkError, Phase}, memory, trainer::{DataSetFacts, FailureKind, Trainer, TrainerFailure, TrainerOutcome}};
 
 /// How long a worker that has failed looks for a coordinator to tell: one that has died is back by then, one whose run is over is
 /// not coming back.

@@ -5,14 +5,11 @@
 
 use std::ops::Range;
 
-use coxswain_proto::{
-    ids::Step,
-    limits::LEASE_STEPS,
-};
+use coxswain_proto::{ids::Step, limits::LEASE_STEPS};
 
 use super::{TrainError, features::Claim, training::Training};
-use coxswain_nn::kernels::Tape;
 use crate::feeder::StepRequest;
+use coxswain_nn::kernels::Tape;
 
 /// Steps whose samples are requested ahead of the one that runs, so that data threads never wait for a lease. More where an encoder batch
 /// reaches further.
@@ -50,7 +47,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
 
     /// Steps after the next one whose samples are asked for.
     fn steps_ahead(&self) -> u64 {
-        let share = self.run.plan.batch(self.next).len().div_ceil(u64::from(self.members.world().max(1))).max(1);
+        let share =
+            self.run.plan.batch(self.next).len().div_ceil(u64::from(self.members.world().max(1))).max(1);
         let wanted = self.features.as_ref().map_or(0, |features| features.encoder_batch() as u64);
         wanted.div_ceil(share).clamp(REQUESTS_AHEAD, LEASE_STEPS)
     }

@@ -3,9 +3,12 @@
 use coxswain_proto::{human, run_spec::Offload};
 
 use super::{TrainError, training::Training};
+use crate::{
+    collective::Computes,
+    link::{Report, Start, StateSource},
+};
 use coxswain_nn::kernels::Tape;
 use coxswain_task::Module;
-use crate::{collective::Computes, link::{Report, Start, StateSource}};
 
 impl<B: Tape<Base = B>> Training<'_, B> {
     /// Rank 0 describes the run in the coordinator's log.
@@ -50,7 +53,14 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             ));
         }
         if let Some(features) = &self.features {
-            lines.extend(self.learner.objective.extractor().map(|extractor| extractor.describe()).into_iter().flatten());
+            lines.extend(
+                self.learner
+                    .objective
+                    .extractor()
+                    .map(|extractor| extractor.describe())
+                    .into_iter()
+                    .flatten(),
+            );
             lines.push(features.words_of_store());
         }
         lines.push(format!("a checkpoint takes {} on disk", human::bytes(self.learner.checkpoint_bytes().0)));

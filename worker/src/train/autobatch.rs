@@ -24,7 +24,7 @@ use coxswain_proto::{
 use coxswain_nn::kernels::Tape;
 use coxswain_task::Sample;
 
-use super::{TrainError, training::Training, step::Spent};
+use super::{TrainError, step::Spent, training::Training};
 use crate::{
     collective::{Buf, BufMut},
     feeder::DataError,

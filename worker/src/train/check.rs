@@ -6,12 +6,7 @@ use std::{fmt, fs, io, path::Path};
 use coxswain_proto::{human, plan::Plan, run_spec::RunSpec};
 use serde::Serialize;
 
-use super::{
-    TrainError,
-    announce::describe,
-    checkpoint::Store,
-    features,
-};
+use super::{TrainError, announce::describe, checkpoint::Store, features};
 use coxswain_nn::kernels::Tape;
 use coxswain_task::{Built, Module, TaskOn};
 

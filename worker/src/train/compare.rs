@@ -28,10 +28,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
 
     /// None when there is nothing to compare: no step was taken, the micro-batch changed under way, nobody counts allocations, or
     /// what was predicted is on a card, whose allocator does not tell its peaks.
-    fn beside_prediction(
-        &mut self,
-        compare: impl FnOnce(&Finished<'_>) -> Outcome,
-    ) -> Option<Outcome> {
+    fn beside_prediction(&mut self, compare: impl FnOnce(&Finished<'_>) -> Outcome) -> Option<Outcome> {
         let peaks = self.books.meter.report();
         let of_steps = peaks.iter().filter(|peak| STEP.contains(&peak.phase));
         let peak = of_steps.map(|peak| peak.in_use.0).max().filter(|&peak| peak > 0)?;

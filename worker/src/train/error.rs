@@ -10,7 +10,8 @@ use super::{
     gradient_watch::SilentTrainables,
 };
 use crate::{
-    collective::CollectiveError, device::UnknownTask, feeder::DataError, link::LinkError, memory::OutOfMemory, trainer::FailureKind, zero,
+    collective::CollectiveError, device::UnknownTask, feeder::DataError, link::LinkError,
+    memory::OutOfMemory, trainer::FailureKind, zero,
 };
 
 /// Why training on this rank ended early.
@@ -105,7 +106,12 @@ impl TrainError {
                 Fault::Numeric => FailureKind::Numeric,
                 Fault::Io => FailureKind::Io,
             },
-            Self::UnknownTask(_) | Self::Data(_) | Self::NoGradient(_) | Self::Plan(_) | Self::Settings(_) | Self::Features(_) => FailureKind::BadInput,
+            Self::UnknownTask(_)
+            | Self::Data(_)
+            | Self::NoGradient(_)
+            | Self::Plan(_)
+            | Self::Settings(_)
+            | Self::Features(_) => FailureKind::BadInput,
             Self::Optimizer(zero::StepError::NonFinite { .. }) => FailureKind::Numeric,
             Self::DoesNotFit { .. } | Self::Exhausted { .. } => FailureKind::OutOfMemory,
             Self::Collective(CollectiveError::PeerLost { .. }) | Self::PeerFailed(_) | Self::CalledOff => {

@@ -9,11 +9,7 @@
 //!
 //! Every file appears by rename, so a crash leaves the previous export or the new one, file by file.
 
-use std::{
-    fs,
-    io::Write,
-    path::Path,
-};
+use std::{fs, io::Write, path::Path};
 
 use coxswain_proto::VERSION;
 use serde::Serialize;
@@ -185,4 +181,3 @@ fn write_text(path: &Path, text: &str) -> Result<(), TrainError> {
     replace(path, |path| fs::File::create(path).and_then(|mut file| file.write_all(text.as_bytes())))
         .map_err(|source| TrainError::Io { action: "write", path: path.to_path_buf(), source })
 }
-

@@ -3,8 +3,8 @@
 use coxswain_proto::ids::{Rank, Step};
 
 use super::{TrainError, training::Training, vote::Verdict};
-use coxswain_nn::kernels::Tape;
 use crate::{feeder::Prepared, link::Report};
+use coxswain_nn::kernels::Tape;
 
 impl<B: Tape<Base = B>> Training<'_, B> {
     /// Half the micro-batch for this step and all later ones; the samples and the global batch stay. `own` is this rank's own
@@ -27,7 +27,9 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             });
         }
         if let Some(own) = &own {
-            self.members.link.report(Report::Note(format!("rank {}: {own}", self.members.assignment.rank)))?;
+            self.members
+                .link
+                .report(Report::Note(format!("rank {}: {own}", self.members.assignment.rank)))?;
         }
         let meanwhile = match verdict.gave_up {
             0 => String::new(),

@@ -13,7 +13,8 @@ use coxswain_proto::{
 use super::TrainError;
 use crate::{
     collective::{
-        self, Brings, Collective, Computes, FabricSource, Membership, Progress, Ring, RingAbort, RingListener, Solo,
+        self, Brings, Collective, Computes, FabricSource, Membership, Progress, Ring, RingAbort,
+        RingListener, Solo,
     },
     link::{Assignment, Link, LinkError, Report},
 };

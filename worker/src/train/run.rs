@@ -43,7 +43,13 @@ impl<B: Tape<Base = B>> Training<'_, B> {
                     // Whether another worker tries it, or nobody any more, is the coordinator's to decide.
                     let (step, message) = (self.next, source.to_string());
                     why = Some(message.clone());
-                    self.members.link.report(Report::BadSample(BadSample { step, epoch, position, row, message }))?;
+                    self.members.link.report(Report::BadSample(BadSample {
+                        step,
+                        epoch,
+                        position,
+                        row,
+                        message,
+                    }))?;
                 }
                 Err(error) => return Err(error),
             }

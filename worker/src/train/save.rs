@@ -21,8 +21,13 @@ use super::{
     checkpoint::{CheckpointError, Found, Manifest, Staging, io_error},
     training::Training,
 };
+use crate::{
+    collective::{BufMut, Reduce},
+    link::{CheckpointNews, Phase, Report},
+    memory::{self, OutOfMemory},
+    zero::{MirroredAdamW, StateError},
+};
 use coxswain_nn::{files::write_tensors, kernels::Tape, params::TrainableLayout, pulse};
-use crate::{collective::{BufMut, Reduce}, link::{CheckpointNews, Phase, Report}, memory::{self, OutOfMemory}, zero::{MirroredAdamW, StateError}};
 
 const TRAINABLES: &str = "trainables.safetensors";
 
@@ -120,7 +125,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         if self.members.rank().0 == 0 {
             let path = staging.file(TRAINABLES);
             pulse::allow(self.learner.checkpoint_bytes().0);
-            self.learner.trainables
+            self.learner
+                .trainables
                 .lend(|layout, values| write_tensors(&path, layout, values, |_| true))
                 .map_err(io_error("write", &path))?;
             bytes += staging.sync(TRAINABLES)?;

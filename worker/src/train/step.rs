@@ -17,10 +17,7 @@
 //! run at all), or the phases after the vote of the step before went over. A rank whose system swaps it out, step after
 //! step, says so in its ballot, too; that step counts, and the next one takes less.
 
-use std::{
-    sync::Arc,
-    time::Instant,
-};
+use std::{sync::Arc, time::Instant};
 
 use coxswain_proto::{
     cache_plan::CacheUse,
@@ -32,9 +29,9 @@ use coxswain_proto::{
 
 use super::{
     TrainError,
-    learner::Learner,
     books::STEPS_SIGHTED,
     features::{Claim, Features},
+    learner::Learner,
     training::Training,
     vote::{self, Ballot, Fared, Lookout, Verdict},
 };
@@ -110,11 +107,14 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let (norms, broken) = match self.update(step, &verdict, &mut spent) {
             Ok(norms) => (norms, None),
             Err(error @ TrainError::Device { .. }) => return Err(error),
-            Err(error) => match self.learner.held.as_ref().filter(|held| held.optimizer.versions().0.newest > step.0)
-            {
-                Some(held) => (Norms { all: held.optimizer.last_norm(), groups: Vec::new() }, Some(error)),
-                None => return Err(error),
-            },
+            Err(error) => {
+                match self.learner.held.as_ref().filter(|held| held.optimizer.versions().0.newest > step.0) {
+                    Some(held) => {
+                        (Norms { all: held.optimizer.last_norm(), groups: Vec::new() }, Some(error))
+                    }
+                    None => return Err(error),
+                }
+            }
         };
         spent.times.total = started.elapsed();
         let memory_peak = self.books.meter.end_step(step, self.feed.micro_batch, retries + 1);

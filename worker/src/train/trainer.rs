@@ -16,9 +16,9 @@ use coxswain_nn::{
 use coxswain_task::{Built, Samples, TaskOn};
 
 use super::{
-    TrainError, advice::advice, books::Books, checkpoint::Store, facts::Facts, features::Features, feed::Feed,
-    gradient_watch::GradientWatch, learner::Learner, members::Members, summary::Summary, training::Training,
-    warm_up::WarmUp,
+    TrainError, advice::advice, books::Books, checkpoint::Store, facts::Facts, features::Features,
+    feed::Feed, gradient_watch::GradientWatch, learner::Learner, members::Members, summary::Summary,
+    training::Training, warm_up::WarmUp,
 };
 use crate::{
     collective::{Computes, FabricSource, RingListener},
@@ -149,7 +149,8 @@ impl<B: Tape<Base = B>> TaskTrainer<B> {
         meter.enter(Phase::Connecting).map_err(|source| self.too_large(spec, source))?;
         let output_dir = PathBuf::from(&spec.run.output_dir);
         let threads = spec.data.threads.unwrap_or_else(|| pool::join().min(MAX_DATA_THREADS));
-        let mut prefetch = Prefetcher::start(samples.clone(), samples.order(spec.run.seed), spec.data.prefetch, threads)?;
+        let mut prefetch =
+            Prefetcher::start(samples.clone(), samples.order(spec.run.seed), spec.data.prefetch, threads)?;
         prefetch.keep_ahead(features.as_ref().map_or(0, Features::encoder_batch));
         let peak = Rates::from(spec.learning_rates());
         let learner = Learner {

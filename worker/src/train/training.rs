@@ -10,8 +10,8 @@ use coxswain_nn::kernels::Tape;
 use coxswain_proto::ids::Step;
 
 use super::{
-    TrainError, books::Books, checkpoint::Store, facts::Facts, features::Features, feed::Feed, held_out::HeldOutError,
-    learner::Learner, members::Members,
+    TrainError, books::Books, checkpoint::Store, facts::Facts, features::Features, feed::Feed,
+    held_out::HeldOutError, learner::Learner, members::Members,
 };
 use crate::link::{Commands, Phase};
 

@@ -21,7 +21,10 @@
 
 use coxswain_proto::ids::Rank;
 
-use crate::{collective::{Ahead, Buf, BufMut, Collective, CollectiveError}, link::Commands};
+use crate::{
+    collective::{Ahead, Buf, BufMut, Collective, CollectiveError},
+    link::Commands,
+};
 
 /// How a rank's micro-batches ended, from best to worst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -161,7 +164,10 @@ mod tests {
     };
 
     use super::*;
-    use crate::{collective::{Solo, loopback_over}, memory::{self, Unfinished}};
+    use crate::{
+        collective::{Solo, loopback_over},
+        memory::{self, Unfinished},
+    };
 
     fn ballot(fared: Fared) -> Ballot {
         Ballot { fared, commands: Commands::default(), loss_sum: 1.5, valid_count: 2.0, pressed: false }

@@ -13,8 +13,8 @@ use std::ops::Range;
 
 use coxswain_proto::run_spec::ReduceDtype;
 
-use coxswain_nn::kernels::flat::{Flat, Halves};
 use crate::collective::{Collective, CollectiveError, Reduce};
+use coxswain_nn::kernels::flat::{Flat, Halves};
 
 /// What gradients travel in.
 #[derive(Debug)]

@@ -33,8 +33,8 @@ use super::{
     partition::{intersect, shifted},
     state::StateError,
 };
-use coxswain_nn::{kernels::flat::Flat, params::TrainableLayout};
 use crate::collective::{Collective, chunk};
+use coxswain_nn::{kernels::flat::Flat, params::TrainableLayout};
 
 /// One part of the flat space in one version.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -26,12 +26,15 @@ use coxswain_proto::{
 };
 
 use super::{
-    schedule::Rates,
     exchange::Exchange,
     partition::{Partition, Segment, intersect, shifted},
+    schedule::Rates,
 };
-use coxswain_nn::{kernels::flat::{Coefficients, Flat, Part, Run}, params::{Group, TrainableLayout}};
 use crate::collective::{BufMut, Collective, CollectiveError, Reduce};
+use coxswain_nn::{
+    kernels::flat::{Coefficients, Flat, Part, Run},
+    params::{Group, TrainableLayout},
+};
 
 /// AdamW whose moments exist only for this rank's part of the flat space.
 #[derive(Clone, Debug)]

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use coxswain_proto::ids::Rank;
 
-use coxswain_nn::params::{Group, TrainableLayout};
 use crate::collective::chunk;
+use coxswain_nn::params::{Group, TrainableLayout};
 
 /// One rank's place in a flat space that is cut in equal parts, the last ones short or empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -38,7 +38,8 @@ impl Toy {
     pub fn new(rows: usize) -> Self {
         let dir = tempfile::tempdir().expect("a directory");
         let turn = |row: usize, step: f64| (row as f64 * step).sin();
-        let columns: [Vec<f64>; 3] = [0.7, 1.3, 2.1].map(|step| (0..rows).map(|row| turn(row, step)).collect());
+        let columns: [Vec<f64>; 3] =
+            [0.7, 1.3, 2.1].map(|step| (0..rows).map(|row| turn(row, step)).collect());
         let [a, b, c] = &columns;
         let y = (0..rows).map(|row| a[row].sin() + b[row] * c[row]).collect();
         write_table(&dir.path().join("table.parquet"), &[columns.as_slice(), &[y]].concat());

@@ -20,23 +20,23 @@ mod worlds;
 use std::io::Write;
 
 use burn::backend::Flex;
-use coxswain_cuda::Nvidia;
+use coxswain_cuda::NVIDIA;
 use coxswain_worker::device::{Accelerator, Tasks};
 
 /// As `cox` has them.
 fn tasks() -> Tasks {
-    Tasks { cpu: coxswain_tasks::on::<Flex>().leak(), accelerator: &Nvidia }
+    Tasks { cpu: coxswain_tasks::on::<Flex>().leak(), accelerator: &NVIDIA }
 }
 
 /// Cards of this machine. Without one, says why on stderr, past the capture of a passing test's output.
 fn cards(test: &str) -> Option<usize> {
-    skipped_unless(test, Nvidia.probe().map(|cards| cards.count).map_err(|missing| missing.to_string()))
+    skipped_unless(test, NVIDIA.probe().map(|cards| cards.count).map_err(|missing| missing.to_string()))
 }
 
 /// The same, where NCCL is needed as well.
 fn cards_with_nccl(test: &str) -> Option<usize> {
     let count = cards(test)?;
-    skipped_unless(test, Nvidia.nccl().map(|_| count).map_err(|missing| missing.to_string()))
+    skipped_unless(test, NVIDIA.nccl().map(|_| count).map_err(|missing| missing.to_string()))
 }
 
 fn skipped_unless<T>(test: &str, found: Result<T, String>) -> Option<T> {

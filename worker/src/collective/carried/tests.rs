@@ -4,8 +4,8 @@
 use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 
 use super::*;
-use coxswain_nn::kernels::flat::HostCopy;
 use crate::collective::loopback;
+use coxswain_nn::kernels::flat::HostCopy;
 
 type Job = (Transfer, Vec<u8>);
 

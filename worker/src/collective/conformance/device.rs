@@ -12,8 +12,8 @@ use super::{
     Violation, hold,
     values::{Seen, of_all, place, reduced},
 };
-use coxswain_nn::kernels::flat::{Flat, Halves, OnDevice};
 use crate::collective::{Collective, Reduce, chunk};
+use coxswain_nn::kernels::flat::{Flat, Halves, OnDevice};
 
 const LENGTHS: [usize; 5] = [1, 3, 1027, 131_072, 500_009];
 

@@ -13,8 +13,8 @@ use coxswain_proto::ids::Rank;
 use half::bf16;
 
 use super::{Violation, hold};
-use coxswain_nn::rng::{Key, Purpose};
 use crate::collective::{Buf, BufMut, Collective, CollectiveError, Reduce, chunk};
+use coxswain_nn::rng::{Key, Purpose};
 
 pub(super) type Seen = Result<bool, Violation>;
 

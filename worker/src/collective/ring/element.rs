@@ -4,8 +4,11 @@
 
 use half::bf16;
 
-use coxswain_nn::{bfloat16::{narrow, widen}, kernels::vectorised};
 use crate::collective::Reduce;
+use coxswain_nn::{
+    bfloat16::{narrow, widen},
+    kernels::vectorised,
+};
 
 /// A number the ring can carry.
 pub(in crate::collective) trait Element: bytemuck::Pod {

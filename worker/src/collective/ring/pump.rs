@@ -21,8 +21,8 @@ use super::{
     plan::{Action, Plan},
     wire::{HEADER, Header},
 };
-use coxswain_nn::pulse;
 use crate::collective::Reduce;
+use coxswain_nn::pulse;
 
 /// Bytes given to one read or write. Small enough that what one call brings is still in the L2 cache (1 to 2 MiB a core, shared by
 /// the ranks of a core) when it is added and sent on, large enough that the system call itself does not count. Measured on

@@ -166,7 +166,8 @@ mod tests {
         let &Cut { before, after, depth, taken, last, kept, lent, back } = cut;
         let (dataset, features_of) = &*DATASET;
         let kept = kept.then_some(features_of);
-        let mut prefetcher = Prefetcher::start(dataset.clone(), dataset.order(), depth, 2).expect("threads start");
+        let mut prefetcher =
+            Prefetcher::start(dataset.clone(), dataset.order(), depth, 2).expect("threads start");
         for step in 0..STEPS {
             prefetcher.request(request(step, before, kept)).expect("in order");
         }
@@ -244,7 +245,8 @@ mod tests {
     #[test]
     fn what_was_cut_and_taken_is_not_made_again() {
         let (dataset, _) = &*DATASET;
-        let mut prefetcher = Prefetcher::start(dataset.clone(), dataset.order(), 1, 1).expect("a thread starts");
+        let mut prefetcher =
+            Prefetcher::start(dataset.clone(), dataset.order(), 1, 1).expect("a thread starts");
         (0..STEPS).for_each(|step| prefetcher.request(request(step, 4, None)).expect("in order"));
         let last = prefetcher.next(Step(0)).expect("sound samples");
         rest(&mut prefetcher);
@@ -261,7 +263,8 @@ mod tests {
     #[test]
     fn threads_make_what_is_not_cut_and_leave_what_is() {
         let (dataset, _) = &*DATASET;
-        let mut prefetcher = Prefetcher::start(dataset.clone(), dataset.order(), 1, 2).expect("threads start");
+        let mut prefetcher =
+            Prefetcher::start(dataset.clone(), dataset.order(), 1, 2).expect("threads start");
         (0..STEPS).for_each(|step| prefetcher.request(request(step, 3, None)).expect("in order"));
         let last = prefetcher.next(Step(0)).expect("sound samples");
         prefetcher.replan(Step(0), 2, last).expect("step 0 is on record");

@@ -58,7 +58,11 @@ fn a_hit_brings_features_without_pixels_and_a_miss_pixels_and_room() {
 
     let expected = collate(Step(3), &whole.each_ref(), dataset.pad_token());
     let unseen = MicroBatch { features: Some(features), pixel_values: Vec::new(), ..expected };
-    assert_eq!(prepared.batch.content::<MicroBatch>(), &unseen, "everything but pixels is as without a cache");
+    assert_eq!(
+        prepared.batch.content::<MicroBatch>(),
+        &unseen,
+        "everything but pixels is as without a cache"
+    );
     assert!(prepared.damaged.is_empty());
 }
 

@@ -10,8 +10,8 @@ use std::{
 use coxswain_proto::cache_plan::Decided;
 use serde::{Deserialize, Serialize};
 
-use coxswain_nn::pulse;
 use crate::train::features::Mark;
+use coxswain_nn::pulse;
 
 /// Bytes of a file that are read at a time.
 const PIECE: usize = 128 << 10;

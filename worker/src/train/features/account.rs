@@ -10,8 +10,8 @@ use coxswain_proto::{
 use serde::{Deserialize, Serialize};
 
 use super::Features;
-use coxswain_nn::kernels::Tape;
 use coxswain_feature_store::StoreError;
+use coxswain_nn::kernels::Tape;
 
 use crate::link::{CacheTurn, StepTimes};
 

@@ -36,4 +36,3 @@ pub struct Place {
     /// The key of its space.
     pub space: Digest,
 }
-

@@ -24,11 +24,11 @@ use std::{
 
 use coxswain_proto::limits::FEATURES_WAITING;
 
+use super::adapter::AdapterSnapshot;
 use super::{account::Complaint, adapter};
+use coxswain_feature_store::{Coverage, PartWriter, Record, SampleKey, Space, Store, StoreError};
 use coxswain_nn::pulse::{self, Pulse};
 use coxswain_task::Inputs;
-use super::adapter::AdapterSnapshot;
-use coxswain_feature_store::{Coverage, PartWriter, Record, SampleKey, Space, Store, StoreError};
 
 /// Between two looks at whether there is room for another order; storing one takes as long or longer.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);

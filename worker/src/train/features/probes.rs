@@ -28,8 +28,8 @@ use super::{
     drift::{FAILED, FIELDS, Sums, UNAVAILABLE, WELL},
     keeper::{Made, MadeRow},
 };
-use coxswain_nn::{kernels::Tape, params::Trainables};
 use coxswain_feature_store::round_trip;
+use coxswain_nn::{kernels::Tape, params::Trainables};
 use coxswain_task::{Batch, CachedFeatures, Extractor, Readable};
 
 use crate::{
@@ -244,7 +244,9 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         // Where drift decides, whoever decides must hear that there is none.
         let (compared, told) = match &against {
             Against::Before(before) => (Some(&**before), drift.is_some()),
-            Against::Serving | Against::Lost => (features.serving.as_ref(), drift_decides(&self.run.spec.cache)),
+            Against::Serving | Against::Lost => {
+                (features.serving.as_ref(), drift_decides(&self.run.spec.cache))
+            }
         };
         let Some(report) = compared.map(|serving| features.report_of(serving)).filter(|_| told) else {
             return Ok(());
@@ -346,7 +348,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         if let Some(found) = serving.and_then(|serving| features.read_probes(serving, probes)) {
             return Ok((found, None));
         }
-        let CachedFeatures { width, values } = self.extractor().compute(&self.learner.trainables, probes.batch)?;
+        let CachedFeatures { width, values } =
+            self.extractor().compute(&self.learner.trainables, probes.batch)?;
         let mut rounded = values.clone();
         round_trip(features.dtype, width, &mut rounded);
         Ok((rounded, Some(values)))

@@ -9,14 +9,14 @@ use std::{
 };
 
 use burn::backend::Flex;
-use coxswain_tasks::vla_flow::{
-    VlaFlow,
-    testing::recording::{Recording, png_of},
-};
 use coxswain_proto::{
     ids::Step,
     plan::Plan,
     run_spec::{CacheMode, RunSpec},
+};
+use coxswain_tasks::vla_flow::{
+    VlaFlow,
+    testing::recording::{Recording, png_of},
 };
 
 use crate::{

@@ -23,9 +23,13 @@ use super::{
     adapter::{self, AdapterSnapshot},
     claim::{Claim, Mark, Place},
 };
-use coxswain_nn::{kernels::Tape, params::Trainables};
+use crate::{
+    feeder::KeptFeatures,
+    link::{CacheSpace, CacheTurn, Leased, Report},
+    train::{TrainError, training::Training},
+};
 use coxswain_feature_store::{Digest, SpaceKey};
-use crate::{feeder::KeptFeatures, link::{CacheSpace, CacheTurn, Leased, Report}, train::{TrainError, training::Training}};
+use coxswain_nn::{kernels::Tape, params::Trainables};
 
 impl<B: Tape<Base = B>> Training<'_, B> {
     /// Leases the next step, after what has to be known for that.

@@ -18,23 +18,31 @@ mod tests;
 
 use std::time::Instant;
 
-use coxswain_proto::{
-    ids::{Bytes, Step},
-};
+use coxswain_proto::ids::{Bytes, Step};
 
 pub use choice::{Choice, Holding, Source, choose};
 pub(super) use table::Carried;
 
 use super::{TrainError, learner::Held, training::Training};
+use crate::{
+    collective::{BufMut, CollectiveError},
+    link::{Start, StateSource},
+    zero::{MirroredAdamW, ShardState},
+};
 use coxswain_nn::kernels::Tape;
-use crate::{collective::{BufMut, CollectiveError}, link::{Start, StateSource}, zero::{MirroredAdamW, ShardState}};
 
 impl<B: Tape<Base = B>> Training<'_, B> {
     /// Agrees with the other ranks of a new generation where to start, and takes over that state. `self.next` is where.
     pub(super) fn settle(&mut self) -> Result<Start, TrainError> {
         let began = Instant::now();
-        let holdings = [&self.learner.held, &self.learner.coming].map(|held| held.as_ref().map(Held::holding));
-        let (holdings, carried) = table::exchange(holdings, &self.carried(), self.learner.objective.measures(), self.members.comm.as_mut())?;
+        let holdings =
+            [&self.learner.held, &self.learner.coming].map(|held| held.as_ref().map(Held::holding));
+        let (holdings, carried) = table::exchange(
+            holdings,
+            &self.carried(),
+            self.learner.objective.measures(),
+            self.members.comm.as_mut(),
+        )?;
         let (source, bytes) = match choose(&holdings, self.members.assignment.checkpoint_step) {
             Some(choice) => {
                 let bytes = self.take_over(&choice)?;
@@ -85,7 +93,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
 
     /// From now on this is the state, at step `next`.
     pub(super) fn hold(&mut self, optimizer: MirroredAdamW<B::Flat>, next: Step) {
-        self.learner.held = Some(Held { generation: self.members.assignment.generation, optimizer, weights: None });
+        self.learner.held =
+            Some(Held { generation: self.members.assignment.generation, optimizer, weights: None });
         self.learner.coming = None;
         self.next = next;
     }
@@ -105,10 +114,12 @@ impl<B: Tape<Base = B>> Training<'_, B> {
 
     /// Every part is broadcast by its source; returns the bytes that came in.
     fn take_over(&mut self, choice: &Choice) -> Result<Bytes, TrainError> {
-        self.learner.coming.take_if(|coming| coming.generation == choice.generation).into_iter().for_each(|coming| {
-            // All ranks go on from what this one has been taking over, so what it had before is nobody's any more.
-            self.learner.held = Some(coming);
-        });
+        self.learner.coming.take_if(|coming| coming.generation == choice.generation).into_iter().for_each(
+            |coming| {
+                // All ranks go on from what this one has been taking over, so what it had before is nobody's any more.
+                self.learner.held = Some(coming);
+            },
+        );
         let mut weights = self.learner.trainables.to_vec();
         let mut optimizer = self.learner.empty_optimizer(self.run.spec, &self.members);
         let (own_rank, mut received) = (self.members.comm.rank(), 0);

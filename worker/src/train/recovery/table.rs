@@ -8,10 +8,14 @@ use coxswain_proto::{
 use super::choice::Holding;
 use coxswain_feature_store::Digest;
 
-use crate::{collective::{Buf, BufMut, Collective, CollectiveError}, train::{
-        held_out::{HeldOutError, MAX_MEASURES},
+use crate::{
+    collective::{Buf, BufMut, Collective, CollectiveError},
+    train::{
         features::{Mark, Place},
-    }, zero::Versions};
+        held_out::{HeldOutError, MAX_MEASURES},
+    },
+    zero::Versions,
+};
 
 /// What a generation hands to the next besides weights and moments: everything that decides what ranks do together.
 #[derive(Clone, Debug, PartialEq)]

@@ -29,7 +29,11 @@ fn settings() -> Optimizer {
 }
 
 fn input() -> StepInput {
-    StepInput { scale: 0.25, rates: Rates::from([("lora", 1e-3), ("expert", 1e-2), ("sensor", 3e-3)]), resting: None }
+    StepInput {
+        scale: 0.25,
+        rates: Rates::from([("lora", 1e-3), ("expert", 1e-2), ("sensor", 3e-3)]),
+        resting: None,
+    }
 }
 
 fn noise(len: usize, salt: u64) -> Vec<f32> {

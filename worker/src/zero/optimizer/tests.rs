@@ -8,8 +8,11 @@ use coxswain_proto::run_spec::ReduceDtype;
 use half::bf16;
 
 use super::*;
+use crate::{
+    collective::{Ring, Solo, chunk, loopback},
+    zero::{Copy, MirroredAdamW},
+};
 use coxswain_nn::params::Init;
-use crate::{collective::{Ring, Solo, chunk, loopback}, zero::{Copy, MirroredAdamW}};
 
 /// A few tensors of odd sizes, so that shard borders cut them.
 fn layout() -> TrainableLayout {
@@ -31,7 +34,11 @@ fn settings() -> Optimizer {
 }
 
 fn input() -> StepInput {
-    StepInput { scale: 0.25, rates: Rates::from([("lora", 1e-3), ("expert", 1e-2), ("sensor", 3e-3)]), resting: None }
+    StepInput {
+        scale: 0.25,
+        rates: Rates::from([("lora", 1e-3), ("expert", 1e-2), ("sensor", 3e-3)]),
+        resting: None,
+    }
 }
 
 /// Values that look random and are the same everywhere.

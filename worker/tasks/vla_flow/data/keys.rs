@@ -25,9 +25,9 @@ use std::{
 
 use super::dataset::Dataset;
 use coxswain_data::{DataError, lerobot::rows::Part};
+use coxswain_feature_store::{Digest, Memo, SampleKey, Stamp, Store, StoreError};
 use coxswain_nn::pulse;
 use coxswain_task::SampleKeys;
-use coxswain_feature_store::{Digest, Memo, SampleKey, Stamp, Store, StoreError};
 
 /// Rows that a thread takes at once: several windows of the row store, so that few are decoded by two threads.
 const STRIPE: u64 = 512;

@@ -5,8 +5,8 @@
 
 use std::sync::Arc;
 
-use super::dataset::{Dataset, Numeric};
 use super::batch::Sample;
+use super::dataset::{Dataset, Numeric};
 use coxswain_data::{
     DataError,
     lerobot::{

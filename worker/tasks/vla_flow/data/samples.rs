@@ -5,9 +5,7 @@ use std::{any::Any, sync::Arc};
 use coxswain_data::{DataError, Fingerprint, TrainingSamples};
 use coxswain_feature_store::{Digest, Store, StoreError};
 use coxswain_proto::{ids::Step, order::DamagedRow};
-use coxswain_task::{
-    Batch, CachedFeatures, InputIngredients, Inputs, SampleKeys, Samples, TextFile,
-};
+use coxswain_task::{Batch, CachedFeatures, InputIngredients, Inputs, SampleKeys, Samples, TextFile};
 
 use super::{Dataset, MicroBatch, Sample, collate, take_apart};
 

@@ -21,7 +21,12 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 
 use crate::vla_flow::EXPERT;
-use coxswain_nn::{kernels::{AdaNorm, AttentionMask, ModelBackend, Tape}, dense::{Dense, DenseShape}, recompute::Layer, params::{ParamScope, TrainableLayout}};
+use coxswain_nn::{
+    dense::{Dense, DenseShape},
+    kernels::{AdaNorm, AttentionMask, ModelBackend, Tape},
+    params::{ParamScope, TrainableLayout},
+    recompute::Layer,
+};
 
 use super::ExpertShape;
 

@@ -6,7 +6,12 @@ use std::sync::Arc;
 use burn::tensor::{Tensor, TensorData, backend::Backend};
 
 use crate::vla_flow::EXPERT;
-use coxswain_nn::{kernels::{AdaNorm, Tape}, dense::{Dense, DenseShape}, recompute::segment::Segment, params::{Init, ParamId, ParamScope, TrainableLayout}};
+use coxswain_nn::{
+    dense::{Dense, DenseShape},
+    kernels::{AdaNorm, Tape},
+    params::{Init, ParamId, ParamScope, TrainableLayout},
+    recompute::segment::Segment,
+};
 
 use super::{ExpertShape, block::Rows};
 
@@ -43,8 +48,7 @@ pub(super) struct TimeEmbedding {
 
 impl TimeEmbedding {
     pub fn register(layout: &mut TrainableLayout, shape: &ExpertShape) -> Self {
-        let mut dense =
-            |name, shape: DenseShape| Dense::register(layout, EXPERT, name, shape.normal(SMALL));
+        let mut dense = |name, shape: DenseShape| Dense::register(layout, EXPERT, name, shape.normal(SMALL));
         Self {
             first: dense("expert.time.in", DenseShape::xavier(TIME_WIDTH, shape.width)),
             second: dense("expert.time.out", DenseShape::xavier(shape.width, shape.width)),
@@ -77,9 +81,8 @@ pub(super) struct TokenEmbedding {
 
 impl TokenEmbedding {
     pub fn register(layout: &mut TrainableLayout, shape: &ExpertShape) -> Self {
-        let mut dense = |name, inputs| {
-            Dense::register(layout, EXPERT, name, DenseShape::xavier(inputs, shape.width))
-        };
+        let mut dense =
+            |name, inputs| Dense::register(layout, EXPERT, name, DenseShape::xavier(inputs, shape.width));
         let (state, action) = (dense("expert.state", shape.state), dense("expert.action", shape.action));
         let positions = layout.add(
             "expert.positions".into(),
@@ -132,9 +135,8 @@ pub(super) struct Head {
 
 impl Head {
     pub fn register(layout: &mut TrainableLayout, shape: &ExpertShape) -> Self {
-        let mut dense = |name, outputs| {
-            Dense::register(layout, EXPERT, name, DenseShape::zeros(shape.width, outputs))
-        };
+        let mut dense =
+            |name, outputs| Dense::register(layout, EXPERT, name, DenseShape::zeros(shape.width, outputs));
         Self {
             ada: dense("expert.final.ada", 2 * shape.width),
             output: dense("expert.final.out", shape.action),

@@ -3,7 +3,10 @@ use coxswain_proto::run_spec::Recompute;
 use proptest::prelude::*;
 
 use super::*;
-use coxswain_nn::{params::FlatGrads, rng::{Key, Purpose}};
+use coxswain_nn::{
+    params::FlatGrads,
+    rng::{Key, Purpose},
+};
 
 const SHAPE: ExpertShape = ExpertShape {
     width: 8,

@@ -7,7 +7,9 @@ use coxswain_proto::ids::Step;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::vla_flow::testing::small::{DIMS, EVERYWHERE, Fixture, MODEL, batch, load, normal, relative_error, shaken, spec};
+use crate::vla_flow::testing::small::{
+    DIMS, EVERYWHERE, Fixture, MODEL, batch, load, normal, relative_error, shaken, spec,
+};
 
 mod cached;
 mod rounded;

@@ -17,7 +17,8 @@ use crate::vla_flow::{
 /// The checkpoint.
 pub const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/assets/tiny-vla");
 /// Sizes of its samples.
-pub const DIMS: SampleDims = SampleDims { state: 3, sensor_window: 4, sensor_channels: 2, horizon: 4, action: 2 };
+pub const DIMS: SampleDims =
+    SampleDims { state: 3, sensor_window: 4, sensor_channels: 2, horizon: 4, action: 2 };
 /// Adapters in both towers and the merger.
 pub const EVERYWHERE: &str = r".*(q_proj|down_proj|attn\.qkv|merger\.mlp\.0)";
 

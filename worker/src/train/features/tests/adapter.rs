@@ -9,7 +9,8 @@ use crate::train::features::adapter::AdapterSnapshot;
 
 #[test]
 fn a_snapshot_of_the_adapters_computes_their_features() {
-    let changes = [("lora", json!({"rank": 3, "targets": EVERYWHERE})), ("cache", json!({"mode": "periodic"}))];
+    let changes =
+        [("lora", json!({"rank": 3, "targets": EVERYWHERE})), ("cache", json!({"mode": "periodic"}))];
     let Fixture { policy, mut trainables } = shaken(&spec(&changes));
     let snapshot = AdapterSnapshot::of(&trainables, Group::LORA);
     let batch = batch(&[0, 1]);
@@ -22,7 +23,8 @@ fn a_snapshot_of_the_adapters_computes_their_features() {
         let found = snapshot.tensors().find(|(own, ..)| *own == name);
         found.map(|(_, shape, values)| (shape, values))
     };
-    let read = AdapterSnapshot::from_tensors(trainables.layout(), Group::LORA, find).expect("its own tensors");
+    let read =
+        AdapterSnapshot::from_tensors(trainables.layout(), Group::LORA, find).expect("its own tensors");
     assert_eq!(read, snapshot);
     let old = read.trainables::<Flex>(&Default::default());
     assert_eq!(policy.features_below(&old, &batch).expect("sound"), then);
@@ -30,6 +32,7 @@ fn a_snapshot_of_the_adapters_computes_their_features() {
     let other = load(&spec(&[("lora", json!({"rank": 4, "targets": EVERYWHERE}))])).trainables;
     let error = AdapterSnapshot::from_tensors(other.layout(), Group::LORA, find).expect_err("another rank");
     assert!(error.to_string().contains("lora_A"), "{error}");
-    let error = AdapterSnapshot::from_tensors(other.layout(), Group::LORA, |_| None).expect_err("nothing there");
+    let error =
+        AdapterSnapshot::from_tensors(other.layout(), Group::LORA, |_| None).expect_err("nothing there");
     assert!(error.to_string().contains("missing"), "{error}");
 }

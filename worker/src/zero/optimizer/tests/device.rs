@@ -4,8 +4,8 @@ use burn::backend::{Flex, flex::FlexDevice};
 use proptest::prelude::*;
 
 use super::*;
-use coxswain_nn::kernels::flat::OnDevice;
 use crate::zero::{Keeps, ShardState};
+use coxswain_nn::kernels::flat::OnDevice;
 
 type Device = OnDevice<Flex>;
 

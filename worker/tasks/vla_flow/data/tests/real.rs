@@ -1,8 +1,8 @@
 //! Samples of a data set that the lerobot package wrote.
 
 use super::{mini, spec};
-use crate::vla_flow::data::Dataset;
 use crate::vla_flow::config::VlaSpec;
+use crate::vla_flow::data::Dataset;
 
 #[test]
 fn samples_have_the_promised_sizes_and_their_episode_s_task() {
