@@ -4,7 +4,7 @@ use super::*;
 use crate::core::{
     event::{CheckpointReport, CheckpointState},
     reason::Reason,
-    report::PhasePeak,
+    report::PhaseMemory,
 };
 use crate::options::Outcome;
 
@@ -139,7 +139,7 @@ fn a_memory_refresh_is_answered_when_every_rank_has_reported() {
     let asked = run.event(Event::Asked(ticket, Ask::ShowMemory { refresh: true }));
     assert_eq!(told(&asked, 1), [&Directive::MemoryReport(1)]);
     let peak =
-        PhasePeak { phase: WorkerPhase::Forward, in_use: Bytes(1), reserved: Bytes(2), driver: Bytes(3) };
+        PhaseMemory { phase: WorkerPhase::Forward, in_use: Bytes(1), reserved: Bytes(2), driver: Bytes(3) };
     let first = run.ask(Ask::Memory(id(0), peaks(vec![peak]))).1;
     assert_eq!(first, vec![]);
     let second = run.ask(Ask::Memory(id(1), peaks(vec![peak]))).1;
