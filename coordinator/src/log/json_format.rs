@@ -62,18 +62,18 @@ fn unpacked(line: &str) -> Option<Value> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Arc, Mutex};
+    use std::{fs, sync::Arc};
 
     use serde_json::json;
 
     use super::*;
 
     fn written(emit: impl FnOnce()) -> Value {
-        let sink = Arc::new(Mutex::new(Vec::new()));
-        let lines = tracing_subscriber::fmt().with_writer(sink.clone()).json().flatten_event(true);
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let writer = Arc::new(file.reopen().unwrap());
+        let lines = tracing_subscriber::fmt().with_writer(writer).json().flatten_event(true);
         tracing::subscriber::with_default(lines.map_event_format(WithMetrics).finish(), emit);
-        let text = sink.lock().expect("one thread").clone();
-        serde_json::from_slice(&text).expect("one record")
+        serde_json::from_slice(&fs::read(file.path()).unwrap()).expect("one record")
     }
 
     #[test]
