@@ -17,8 +17,8 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use coxswain_proto::run_spec::CacheDtype;
 use coxswain_feature_store::{Digest, Ingredients, Record, SampleKey, Space, SpaceDescription, Store};
+use coxswain_proto::run_spec::CacheDtype;
 use nix::sys::{
     resource::{UsageWho, getrusage},
     time::TimeValLike,
@@ -125,7 +125,7 @@ impl Bench {
         let ids: Vec<u32> = (0..self.tokens as u32).collect();
         let values: Vec<f32> =
             (0..self.tokens * self.width).map(|i| (i % 1009) as f32 / 100.0 - 5.0).collect();
-        let record = Record { input_ids: &ids, image_grids: &[[1, 16, 16], [1, 16, 16]], values: &values };
+        let record = Record { ids: &ids, grids: &[[1, 16, 16], [1, 16, 16]], values: &values };
         let begin = self.now()?;
         let mut publishing = 0.0;
         let mut writer = space.writer()?;
@@ -148,7 +148,7 @@ impl Bench {
         // A prime step visits every record once, unless their number is a multiple of it.
         for number in (0..records).map(|i| i * 7919 % records) {
             let record = space.get(&key(number)).context("a record is missing")?;
-            ensure!(record.input_ids().len() == self.tokens, "a record of another length");
+            ensure!(record.ids().len() == self.tokens, "a record of another length");
             record.read_f32(buffer)?;
             black_box(&buffer);
         }

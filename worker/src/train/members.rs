@@ -13,7 +13,8 @@ use coxswain_proto::{
 use super::TrainError;
 use crate::{
     collective::{
-        self, Brings, Collective, Computes, FabricSource, Membership, Progress, Ring, RingAbort, RingListener, Solo,
+        self, Brings, Collective, Computes, FabricSource, Membership, Progress, Ring, RingAbort,
+        RingListener, Solo,
     },
     link::{Assignment, Link, LinkError, Report},
 };
@@ -64,11 +65,6 @@ impl Members {
     ) -> Result<(), TrainError> {
         self.comm = self.found(listener, digest, wanted)?;
         Ok(())
-    }
-
-    /// One line for people.
-    pub fn note(&mut self, line: impl Into<String>) -> Result<(), LinkError> {
-        self.link.report(Report::Note(line.into()))
     }
 
     /// This worker's position in its generation.

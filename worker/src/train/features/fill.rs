@@ -18,8 +18,8 @@ use super::{
     Features,
     keeper::{Made, MadeRow, News},
 };
-use coxswain_nn::kernels::Tape;
 use coxswain_feature_store::round_trip;
+use coxswain_nn::kernels::Tape;
 use coxswain_task::{Batch, Sample};
 
 use crate::{
@@ -131,7 +131,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             let samples: Vec<&dyn Sample> = now.iter().map(|row| &*row.missing().seen).collect();
             let inputs = self.feed.samples.collate(step, &samples);
             let serving = features.serving.as_ref();
-            let below = serving.and_then(|serving| serving.older.as_ref()).unwrap_or(&self.learner.trainables);
+            let below =
+                serving.and_then(|serving| serving.older.as_ref()).unwrap_or(&self.learner.trainables);
             let before = memory::in_use();
             match memory::guarded(|| extractor.compute(below, &*inputs)) {
                 Ok(made) => {
@@ -200,10 +201,6 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         self.tell_cache()
     }
 
-    fn ends_epoch(&self, step: Step) -> bool {
-        (step.0 + 1).is_multiple_of(self.run.plan.steps_per_epoch())
-    }
-
     /// Publishes everything: where a run or a generation ends, and with every checkpoint.
     pub(in crate::train) fn publish_all(&mut self) -> Result<(), TrainError> {
         self.storing(self.next, |own| own.features.iter_mut().for_each(Features::publish))?;
@@ -215,7 +212,9 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let Some(features) = &mut self.features else { return Ok(()) };
         features.hear();
         for line in features.account.take_complaints() {
-            self.members.link.report(Report::Note(format!("rank {}: {line}", self.members.assignment.rank)))?;
+            self.members
+                .link
+                .report(Report::Note(format!("rank {}: {line}", self.members.assignment.rank)))?;
         }
         Ok(())
     }

@@ -100,7 +100,8 @@ fn check(cut: &Cut) -> Result<(), TestCaseError> {
     let &Cut { before, after, depth, taken, last, kept, lent, back } = cut;
     let (dataset, features_of) = &*DATASET;
     let kept = kept.then_some(features_of);
-    let mut prefetcher = Prefetcher::start(dataset.clone(), dataset.order(), depth, 2).expect("threads start");
+    let mut prefetcher =
+        Prefetcher::start(dataset.clone(), dataset.order(), depth, 2).expect("threads start");
     for step in 0..STEPS {
         prefetcher.request(request(step, before, kept)).expect("in order");
     }

@@ -4,7 +4,7 @@ use std::{cell::Cell, fs, path::Path};
 
 use super::*;
 use coxswain_models::qwen2_5_vl::modules::{FrozenBytes, frozen_tensors};
-use coxswain_task::Module;
+use coxswain_task::{FrozenWeights, Module};
 
 const LANGUAGE: &str = r".*language_model.*(q_proj|up_proj)";
 const TOP: &str = r".*language_model\.layers\.[45]\..*(q_proj|down_proj)";
@@ -92,9 +92,8 @@ fn the_report_says_what_is_streamed_and_how_much_of_it_is_in_memory() {
     let report =
         |fixture: &Fixture| fixture.policy.trainable_report(fixture.trainables.layout(), Default::default());
     let (held, rows) = (report(&held), report(&streamed));
-    let sum = |rows: &[Module], of: fn(&Module) -> u64| {
-        rows.iter().filter(|row| !row.trains).map(of).sum::<u64>()
-    };
+    let sum =
+        |rows: &[Module], of: fn(&Module) -> u64| rows.iter().filter(|row| !row.trains).map(of).sum::<u64>();
     assert_eq!(rows[2].module, "streamed");
     let parameters = |row: &Module| row.parameters as u64;
     assert_eq!(sum(&rows, parameters), sum(&held, parameters));
