@@ -40,7 +40,7 @@ use coxswain_proto::{
     ids::{Rank, Step},
     run_spec::{Optimizer, RunSpec},
 };
-use coxswain_task::{CachedFeatures, StageClock};
+use coxswain_task::{CachedFeatures, FrozenWeights, StageClock};
 use coxswain_tasks::vla_flow::{
     data::MicroBatch,
     flops::Workload,

@@ -17,7 +17,7 @@ pub struct Package {
     pub dir: PathBuf,
     /// Roots of its library and programs, relative to the workspace's directory.
     pub roots: Vec<PathBuf>,
-    /// What it depends on by name, for whatever purpose: tests and build scripts count.
+    /// What it is built with by name, by its build script too; not what only its tests and benchmarks are made with.
     pub dependencies: BTreeSet<String>,
 }
 
@@ -46,12 +46,15 @@ fn read(package: &Value, root: &Path) -> Package {
         path.strip_prefix(root).expect("it lies in the workspace").to_path_buf()
     };
     let is_product = |target: &Value| list(&target["kind"]).iter().any(|kind| kind == "lib" || kind == "bin");
+    // Tests and benchmarks may be made with what the crate itself must not know.
+    let built_with: Vec<_> =
+        list(&package["dependencies"]).into_iter().filter(|of| of["kind"] != "dev").collect();
     let targets = list(&package["targets"]).into_iter().filter(is_product);
     Package {
         name: text(&package["name"]),
         dir: relative(&package["manifest_path"]).parent().expect("a file lies in a directory").to_path_buf(),
         roots: targets.map(|target| relative(&target["src_path"])).collect(),
-        dependencies: list(&package["dependencies"]).iter().map(|of| text(&of["name"])).collect(),
+        dependencies: built_with.iter().map(|of| text(&of["name"])).collect(),
     }
 }
 

@@ -90,11 +90,14 @@ fn vectors() -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use coxswain_tasks::vla_flow::VlaFlow;
+
     use super::*;
 
     #[test]
     fn a_cpu_passes_and_says_so_line_by_line() {
-        let found = run(Device::Cpu, &device::Absent { driver: || false });
+        let tasks = Tasks { cpu: &[&VlaFlow], accelerator: &device::Absent { driver: || false } };
+        let found = run(Device::Cpu, tasks);
         let failed: Vec<_> = found.iter().filter(|finding| finding.failed()).collect();
         assert!(failed.is_empty(), "{failed:?}");
         for section in ["machine", "speed", "collectives", "training"] {

@@ -47,11 +47,6 @@ impl<F: Flat> Held<F> {
 }
 
 impl<B: Tape<Base = B>> Learner<B> {
-    /// The optimizer of the generation that trains.
-    pub fn optimizer(&self) -> &MirroredAdamW<B::Flat> {
-        &self.held.as_ref().expect("a generation begins with a state").optimizer
-    }
-
     /// An optimizer for this generation's partition, without a state.
     pub fn empty_optimizer(&self, spec: &RunSpec, members: &Members) -> MirroredAdamW<B::Flat> {
         let offloaded = spec.memory.offload == Offload::Optimizer;

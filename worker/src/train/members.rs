@@ -67,11 +67,6 @@ impl Members {
         Ok(())
     }
 
-    /// One line for people.
-    pub fn note(&mut self, line: impl Into<String>) -> Result<(), LinkError> {
-        self.link.report(Report::Note(line.into()))
-    }
-
     /// This worker's position in its generation.
     pub fn rank(&self) -> Rank {
         self.assignment.rank

@@ -141,6 +141,7 @@ impl Summary {
         serde_json::from_slice(&fs::read(dir.join(SUMMARY_FILE)).ok()?).ok()
     }
 
+    /// The means over the first and the last losses.
     pub fn conclude(&mut self) {
         const SHOWN: usize = 10;
         // Of nothing it is not a number, and null in the file.

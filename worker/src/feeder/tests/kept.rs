@@ -32,7 +32,7 @@ fn store_features(dataset: &Dataset, kept: &KeptFeatures, index: u64) -> Vec<f32
     let sample = dataset.sample(index).expect("a sound sample");
     let values: Vec<f32> = (1..=2 * sample.input_ids.len()).map(|n| n as f32).collect();
     let mut part = kept.space.as_ref().expect("there is one").writer().expect("there is room");
-    let record = Record { input_ids: &sample.input_ids, image_grids: &sample.image_grids, values: &values };
+    let record = Record { ids: &sample.input_ids, grids: &sample.image_grids, values: &values };
     part.append(kept.keys.get(index).expect("readable"), &record).expect("written");
     part.publish().expect("published");
     values

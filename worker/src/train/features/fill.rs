@@ -201,10 +201,6 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         self.tell_cache()
     }
 
-    fn ends_epoch(&self, step: Step) -> bool {
-        (step.0 + 1).is_multiple_of(self.run.plan.steps_per_epoch())
-    }
-
     /// Publishes everything: where a run or a generation ends, and with every checkpoint.
     pub(in crate::train) fn publish_all(&mut self) -> Result<(), TrainError> {
         self.storing(self.next, |own| own.features.iter_mut().for_each(Features::publish))?;

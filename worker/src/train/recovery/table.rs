@@ -192,6 +192,9 @@ pub(in crate::train) fn exchange(
 mod tests {
     use super::*;
 
+    /// What held-out samples are measured by.
+    const NAMES: [&str; 2] = ["mse", "mae"];
+
     fn mark(number: u64) -> Mark {
         let place = |number| {
             let generation = CacheGeneration { number, since: Step(10 * number) };
@@ -209,7 +212,11 @@ mod tests {
             own: Versions { newest: 1 << 40, older: true },
             mirror: None,
         };
-        let before = Some(Some(HeldOutError { samples: 64, measures: measures(), unreadable: 3 }));
+        let before = Some(Some(HeldOutError {
+            samples: 64,
+            measures: NAMES.map(str::to_owned).into_iter().zip([0.25, 1.5]).collect(),
+            unreadable: 3,
+        }));
         let carried = Carried {
             checkpoints: 2,
             memory_reports: 0,
@@ -220,11 +227,14 @@ mod tests {
             stopped: true,
             cache: Some(mark(3)),
         };
-        assert_eq!(decode(&encode([Some(held), None], &carried)), ([Some(held), None], carried));
+        assert_eq!(
+            decode(&encode([Some(held), None], &carried), &NAMES),
+            ([Some(held), None], carried.clone())
+        );
         let both = [Some(held), Some(Holding { generation: Generation(8), mirror: Some(held.own), ..held })];
-        assert_eq!(decode(&encode(both, &carried)), (both, carried));
+        assert_eq!(decode(&encode(both, &carried), &NAMES), (both, carried.clone()));
         let fresh = Carried { saved: None, before: None, cache: None, ..carried };
-        assert_eq!(decode(&encode([None; 2], &fresh)), ([None; 2], fresh));
+        assert_eq!(decode(&encode([None; 2], &fresh), &NAMES), ([None; 2], fresh));
     }
 
     #[test]
@@ -241,8 +251,8 @@ mod tests {
         };
         let goes_on = carried(mark(3));
         let done = carried(Mark { before: None, ..mark(3) });
-        for rows in [[goes_on, done], [done, goes_on]] {
-            assert_eq!(Carried::merge(rows.into_iter(), done), goes_on);
+        for rows in [[goes_on.clone(), done.clone()], [done.clone(), goes_on.clone()]] {
+            assert_eq!(Carried::merge(rows.into_iter(), done.clone()), goes_on);
         }
     }
 
@@ -264,7 +274,7 @@ mod tests {
             saved: None,
             stopped: false,
             cache: Some(mark(1)),
-            ..old
+            ..old.clone()
         };
         let fresh = Carried {
             checkpoints: 0,
@@ -276,8 +286,8 @@ mod tests {
             stopped: false,
             cache: None,
         };
-        assert_eq!(Carried::merge([behind, old].into_iter(), fresh), old);
-        assert_eq!(Carried::merge(std::iter::empty(), fresh), fresh);
+        assert_eq!(Carried::merge([behind, old.clone()].into_iter(), fresh.clone()), old);
+        assert_eq!(Carried::merge(std::iter::empty(), fresh.clone()), fresh);
     }
 
     #[test]
@@ -294,11 +304,11 @@ mod tests {
                 cache: None,
             });
         let merged = |rows: &[Carried]| {
-            let merged = Carried::merge(rows.iter().copied(), searching);
+            let merged = Carried::merge(rows.iter().cloned(), searching.clone());
             (merged.micro_batch, merged.searched)
         };
-        assert_eq!(merged(&[searching, found]), (6, true));
-        assert_eq!(merged(&[found, searching, lowered]), (3, true));
-        assert_eq!(merged(&[searching, searching]), (1, false));
+        assert_eq!(merged(&[searching.clone(), found.clone()]), (6, true));
+        assert_eq!(merged(&[found.clone(), searching.clone(), lowered.clone()]), (3, true));
+        assert_eq!(merged(&[searching.clone(), searching.clone()]), (1, false));
     }
 }

@@ -35,8 +35,8 @@ fn made(samples: Range<u8>) -> Made {
     let mut all = Made::default();
     for sample in samples {
         let values = vec![f32::from(sample); TOKENS * WIDTH];
-        let (input_ids, image_grids) = (vec![1; TOKENS], Vec::new());
-        let row = MadeRow { key: key(sample), input_ids, image_grids, place: 0..values.len() };
+        let inputs = Inputs { ids: vec![1; TOKENS], grids: Vec::new() };
+        let row = MadeRow { key: key(sample), inputs, place: 0..values.len() };
         all.append(Made { rows: vec![row], values });
     }
     all

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use coxswain_data::NormMode;
 use coxswain_proto::run_spec::RunSpec;
+use coxswain_task::Samples;
 use serde_json::json;
 
 use super::recording::{Recording, edit};
@@ -332,8 +333,9 @@ fn garbled_pages_leave_samples_without_keys_whatever_decoders_make_of_them() {
 #[test]
 fn who_can_do_without_a_sample_is_told_which_are_missing() {
     let recording = Recording { image: Some((3, None)), ..Default::default() };
-    let readable = open_spoiled(&recording, |_, _| ()).unwrap().readable(&[2, 3, 4]);
-    assert_eq!(readable.samples.iter().map(|sample| sample.index).collect::<Vec<_>>(), [2, 4]);
+    let readable = open_spoiled(&recording, |_, _| ()).unwrap();
+    let readable = (&readable as &dyn Samples).readable(&[2, 3, 4]);
+    assert_eq!(readable.samples.iter().map(|sample| sample.index()).collect::<Vec<_>>(), [2, 4]);
     assert_eq!(readable.faults.len(), 1);
     assert!(readable.faults[0].to_string().contains("no image bytes"));
 }

@@ -116,16 +116,16 @@ fn a_second_launch_reads_no_images() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(dir.path(), None).unwrap();
     let first = dataset.sample_keys(&store).unwrap();
-    assert_eq!((first.images_read, first.len() as u64), (dataset.len(), dataset.len()));
+    assert_eq!((first.inputs_read, first.len() as u64), (dataset.len(), dataset.len()));
     let second = dataset.sample_keys(&store).unwrap();
-    assert_eq!(second.images_read, 0);
+    assert_eq!(second.inputs_read, 0);
     assert_eq!(all(&dataset, &first), all(&dataset, &second));
 
     // Another prompt makes other keys of the same digests.
     let mut spec = super::spec(&super::mini());
     spec.vla_mut().data.prompt = "please {task}".into();
     let third = Dataset::open(&spec).unwrap().sample_keys(&store).unwrap();
-    assert_eq!(third.images_read, 0);
+    assert_eq!(third.inputs_read, 0);
     assert_ne!(third.get(0), first.get(0));
     // What a garbled memo knew is read again.
     let memo = std::fs::read_dir(store.keys_dir()).unwrap().map(|e| e.unwrap().path());
@@ -133,7 +133,7 @@ fn a_second_launch_reads_no_images() {
     let bytes = std::fs::read(&memo).unwrap();
     std::fs::write(&memo, &bytes[..bytes.len() / 2]).unwrap();
     let again = dataset.sample_keys(&store).unwrap();
-    assert_eq!((again.images_read, all(&dataset, &again)), (dataset.len(), all(&dataset, &first)));
+    assert_eq!((again.inputs_read, all(&dataset, &again)), (dataset.len(), all(&dataset, &first)));
 }
 
 #[test]

@@ -2,7 +2,8 @@
 
 use super::{mini, spec};
 use crate::vla_flow::config::VlaSpec;
-use crate::vla_flow::data::Dataset;
+use crate::vla_flow::{VlaFlow, data::Dataset};
+use coxswain_task::Task;
 
 #[test]
 fn samples_have_the_promised_sizes_and_their_episode_s_task() {
@@ -78,7 +79,7 @@ fn an_inspected_data_set_says_what_a_run_can_name() {
     let report = coxswain_data::inspect(&mini()).unwrap();
     assert_eq!((report.episodes, report.frames, report.tasks, report.files), (4, 239, 2, 1));
     assert_eq!(report.problems, Vec::<String>::new());
-    let section = report.run_section();
+    let section = report.run_section(VlaFlow.data_keys());
     for line in [
         "cameras: [observation.images.corner2]",
         "state: observation.state",

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use coxswain_feature_store::Digest;
-use coxswain_task::CachedFeatures;
+use coxswain_task::{CachedFeatures, FrozenWeights};
 
 /// Adapters on the two highest layers.
 const TOP: &str = r".*language_model\.layers\.[45]\..*(q_proj|down_proj)";

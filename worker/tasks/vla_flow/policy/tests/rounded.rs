@@ -1,6 +1,7 @@
 //! Activations in bfloat16: the same bits whatever is kept, near float32, and everywhere alike.
 
 use super::*;
+use coxswain_task::FrozenWeights;
 
 fn model(activations: &str) -> (&'static str, Value) {
     ("model", json!({"path": MODEL, "activations_dtype": activations}))

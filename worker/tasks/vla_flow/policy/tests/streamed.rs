@@ -4,7 +4,7 @@ use std::{cell::Cell, fs, path::Path};
 
 use super::*;
 use coxswain_models::qwen2_5_vl::modules::{FrozenBytes, frozen_tensors};
-use coxswain_task::Module;
+use coxswain_task::{FrozenWeights, Module};
 
 const LANGUAGE: &str = r".*language_model.*(q_proj|up_proj)";
 const TOP: &str = r".*language_model\.layers\.[45]\..*(q_proj|down_proj)";
