@@ -16,7 +16,7 @@ mod training;
 
 use serde::{Deserialize, Serialize};
 
-pub(crate) use self::sections::EnginePart;
+pub(crate) use self::sections::{EnginePart, MARKS};
 pub use self::{
     cache::{Cache, CacheDtype, CacheMode, Span, Tap},
     resources::{Collectives, DeviceChoice, Faults, Launch, Memory, Offload},

@@ -37,7 +37,7 @@ pub struct Data {
     pub inputs: Vec<String>,
     /// The column that is to come out.
     pub target: String,
-    /// Every so manieth row is held out; 0: none.
+    /// One of so many rows is held out; 0: none.
     #[serde(default)]
     pub holdout_every: u64,
 }
@@ -86,7 +86,7 @@ impl TaskSettings for Settings {
     fn check(&self, spec: &RunSpec, f: &mut Findings) {
         f.at_least_one("network.width", self.network.width);
         f.in_range("network.noise", self.network.noise, self.network.noise >= 0.0, "of at least 0");
-        f.at_least_one("data.inputs", self.data.inputs.len());
+        f.require(!self.data.inputs.is_empty(), "data.inputs", "names no column", "name at least one");
         f.require(
             !self.data.inputs.contains(&self.data.target),
             "data.target",

@@ -31,7 +31,7 @@ pub use self::{
 };
 use crate::{
     limits::MAX_CONFIG_BYTES,
-    run_spec::{EnginePart, RunSpec, Task},
+    run_spec::{EnginePart, MARKS, RunSpec, Task},
 };
 
 /// Reads any value from YAML, with the same complaints; `source_name` stands for the file in them.
@@ -123,6 +123,7 @@ fn unknown_to_both(engine: Vec<UnknownKey>, task: Vec<UnknownKey>, schema: &Task
             None => unknown.push(key),
         }
     }
+    unknown.retain(|key| key.path() != MARKS);
     for key in &mut unknown {
         let mut seen = std::collections::BTreeSet::new();
         key.fields.retain(|field| seen.insert(*field));

@@ -8,8 +8,9 @@ use serde_json::{Map, Value};
 use super::RunSpec;
 use crate::{config::TaskSettings, identity::Marks};
 
-/// Where [`Marks`] stand in the document. Not a key of run files.
-const MARKS: &str = "identity";
+/// Where [`Marks`] stand in the document. Not a key that people write: a specification that a program wrote has it, and whoever reads that
+/// as a run file takes them from the task's schema.
+pub(crate) const MARKS: &str = "identity";
 
 /// What a task's schema wrote.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -76,6 +76,12 @@ fn a_specification_is_the_same_after_it_has_travelled() {
 }
 
 #[test]
+fn a_specification_that_a_program_wrote_is_a_run_file() {
+    let spec = small(&["eval.shown=9"]);
+    assert_eq!(read(&serde_json::to_string_pretty(&spec).unwrap(), &[]).unwrap(), spec);
+}
+
+#[test]
 fn what_travelled_is_checked_by_the_task_and_refused_with_a_line() {
     let told = |change: fn(&mut Value)| {
         let mut json = serde_json::to_value(small(&[])).unwrap();
