@@ -9,7 +9,6 @@ mod gpu;
 mod launch;
 mod plan;
 mod render;
-mod simulate;
 mod supervise;
 mod tasks;
 mod telemetry;

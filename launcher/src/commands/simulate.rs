@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use coxswain_simulator::{play, script::Script};
 
 use crate::{
     exit::{Exit, Failed, Outcome},
     render::say,
-    simulate::{play, script::Script},
 };
 
 /// Flags of `cox simulate`.

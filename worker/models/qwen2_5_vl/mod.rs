@@ -26,10 +26,10 @@ mod mapping;
 mod mlp;
 pub mod modules;
 pub mod processor;
-pub mod random;
 mod reading;
 pub mod rope;
 pub mod stack;
+pub mod synthetic;
 #[cfg(test)]
 mod tests;
 pub mod text;

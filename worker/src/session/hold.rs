@@ -4,6 +4,10 @@
 //! holds the first step it is meant for. It renames the file to `DIR/RANK-PHASE.held`, which tells the test that it stands there, and
 //! goes on when that file is gone. Each file is obeyed once. Without the variable nothing is looked for.
 //!
+//! It is part of every build because the tests that need it (`integration-tests/processes` and `net`) drive
+//! the `cox` that users get, of any version: behind a cargo feature, they would have to build another program,
+//! and would no longer test this one.
+//!
 //! Only the trainer's thread stands still: heartbeats go on, as from a worker that hangs. In `joining` the whole process does, before it
 //! has made itself known.
 

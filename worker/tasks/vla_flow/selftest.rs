@@ -7,7 +7,7 @@ use coxswain_nn::dtypes::WeightsDtype;
 use coxswain_proto::{ids::Step, run_spec::RunSpec};
 use serde_json::json;
 
-use coxswain_models::qwen2_5_vl::random::RandomCheckpoint;
+use coxswain_models::qwen2_5_vl::synthetic::SyntheticCheckpoint;
 use coxswain_nn::{
     kernels::{
         Tape,
@@ -38,7 +38,7 @@ const PATCH_VALUES: usize = 3 * 2 * 14 * 14;
 /// Trains on `device`.
 pub fn step<B: Tape<Base = B>>(device: &B::Device, width: Width) -> Losses {
     let model = Scratch::new()?;
-    let checkpoint = RandomCheckpoint {
+    let checkpoint = SyntheticCheckpoint {
         like: &model.0,
         tokenizer: None,
         out: &model.0.join("model"),

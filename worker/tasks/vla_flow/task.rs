@@ -6,7 +6,7 @@ use std::{path::Path, sync::Arc};
 use coxswain_data::{DataError, Role};
 use coxswain_models::qwen2_5_vl::{
     forward,
-    random::{self, RandomCheckpoint},
+    synthetic::{self, SyntheticCheckpoint},
 };
 use coxswain_nn::dtypes::ActivationsDtype;
 use coxswain_nn::dtypes::WeightsDtype;
@@ -84,9 +84,9 @@ impl Task for VlaFlow {
 
     fn make_checkpoint(&self, job: &RandomJob<'_>) -> Option<Result<Made, TaskError>> {
         let RandomJob { like, tokenizer, out, seed, .. } = *job;
-        let made = RandomCheckpoint { like, tokenizer, out, dtype: dtype(job.bfloat16), seed }.write();
-        let told = |made: random::Made| {
-            let random::Made { parameters, tensors, bytes, shards } = made;
+        let made = SyntheticCheckpoint { like, tokenizer, out, dtype: dtype(job.bfloat16), seed }.write();
+        let told = |made: synthetic::Made| {
+            let synthetic::Made { parameters, tensors, bytes, shards } = made;
             Made { parameters, tensors, bytes, shards }
         };
         Some(made.map(told).map_err(TaskError::bad_input))

@@ -16,7 +16,7 @@ use coxswain_proto::{
     limits::HEARTBEAT_INTERVAL,
 };
 
-use super::world::{Caller, Happening, ToProcess, World};
+use crate::world::{Caller, Happening, ToProcess, World};
 
 const RETRY: Duration = Duration::from_millis(250);
 /// Exit codes as the launcher knows them.

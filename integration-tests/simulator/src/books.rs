@@ -20,7 +20,7 @@ use coxswain_proto::{
     plan::Plan,
 };
 
-use super::script::{Fault, Script};
+use crate::script::{Fault, Kind, Script};
 
 /// Violations that are kept; the first one says it all.
 const KEPT: usize = 8;
@@ -356,7 +356,6 @@ impl fmt::Display for Report {
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        use super::script::Kind;
         let Self { rank, node, for_s, factor, .. } = self;
         match self.what {
             Kind::Kill => write!(f, "rank {rank} is killed"),

@@ -14,7 +14,7 @@ use coxswain_coordinator::core::{
 };
 use coxswain_proto::ids::{Generation, Seat};
 
-use super::{
+use crate::{
     books::{Books, Report},
     brain::Brain,
     node::Node,

@@ -13,7 +13,7 @@ fn asset(name: &str) -> PathBuf {
 }
 
 fn make(like: &Path, out: &Path, dtype: WeightsDtype) -> Result<Made, ModelError> {
-    RandomCheckpoint { like, tokenizer: None, out, dtype, seed: 3 }.write()
+    SyntheticCheckpoint { like, tokenizer: None, out, dtype, seed: 3 }.write()
 }
 
 #[test]
@@ -48,7 +48,7 @@ fn the_same_arguments_give_the_same_weights_and_another_seed_gives_others() {
     let weights = |name: &str, seed| {
         let out = dir.path().join(name);
         let dtype = WeightsDtype::Bfloat16;
-        RandomCheckpoint { like: &like, tokenizer: None, out: &out, dtype, seed }.write().unwrap();
+        SyntheticCheckpoint { like: &like, tokenizer: None, out: &out, dtype, seed }.write().unwrap();
         fs::read(out.join("model.safetensors")).unwrap()
     };
     let first = weights("a", 1);
@@ -95,7 +95,7 @@ fn a_directory_that_exists_is_not_touched_and_a_failed_attempt_leaves_nothing() 
     let nowhere = dir.path().join("nowhere");
     let dtype = WeightsDtype::Bfloat16;
     let attempt =
-        RandomCheckpoint { like: &like, tokenizer: Some(&nowhere), out: &out, dtype, seed: 0 }.write();
+        SyntheticCheckpoint { like: &like, tokenizer: Some(&nowhere), out: &out, dtype, seed: 0 }.write();
     assert!(attempt.is_err());
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
 }

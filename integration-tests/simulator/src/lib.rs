@@ -1,4 +1,5 @@
-//! `cox simulate`: a run without tensors, in virtual time, from a fault script; also the seeded simulation that CI runs by the thousand.
+//! A run without tensors, in virtual time: from a fault script (`cox simulate`), or drawn from a seed, as this crate's tests do by the
+//! thousand.
 //!
 //! ```text
 //! script     what happens to the run, as a person writes it; or drawn from a seed
@@ -13,6 +14,8 @@
 //! Nothing here sleeps or reads a clock, and every random number comes from the script's seed, so a seed that failed fails again.
 //!
 //! What it does not do: compute, so it says nothing about losses; model bandwidth; simulate the wire format.
+
+#![forbid(unsafe_code)]
 
 mod books;
 mod brain;

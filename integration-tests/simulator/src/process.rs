@@ -16,7 +16,7 @@ use coxswain_worker::{
     zero::Versions,
 };
 
-use super::{
+use crate::{
     session::{Call, Session},
     world::{Caller, Happening, ToNode, ToProcess, World},
 };

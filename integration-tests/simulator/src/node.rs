@@ -12,7 +12,7 @@ use coxswain_coordinator::core::{
 };
 use coxswain_proto::{ids::Seat, limits};
 
-use super::{
+use crate::{
     process::Process,
     world::{Caller, Happening, ToNode, World},
 };

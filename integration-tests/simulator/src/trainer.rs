@@ -24,7 +24,7 @@ use coxswain_worker::{
     zero::Versions,
 };
 
-use super::{
+use crate::{
     process::{At, OPENING},
     session::Call,
     world::{Happening, ToProcess, World},

@@ -8,6 +8,10 @@
 //! Weights are uniform with the standard deviation of `initializer_range`, norm gains are 1, biases 0. The directory appears by
 //! rename when it is complete.
 //!
+//! It lives with the model, not with the tests, because `cox data make-checkpoint` and `cox selftest` are
+//! commands of the product, and because what it writes follows from the model's private list of modules and
+//! token ids, so that the two cannot drift apart.
+//!
 //! What this does not do: make a model that knows anything.
 
 use std::{
@@ -45,7 +49,7 @@ const PROCESSOR_FILES: [&str; 5] = [
 
 /// What to make.
 #[derive(Clone, Debug)]
-pub struct RandomCheckpoint<'a> {
+pub struct SyntheticCheckpoint<'a> {
     /// Directory whose `config.json` gives the shapes; its tokenizer and preprocessor are copied.
     pub like: &'a Path,
     /// Directory of the tokenizer, if it is not there; special token ids of `config.json` then become this one's.
@@ -90,7 +94,7 @@ impl Entry {
     }
 }
 
-impl RandomCheckpoint<'_> {
+impl SyntheticCheckpoint<'_> {
     /// Makes it.
     pub fn write(&self) -> Result<Made, ModelError> {
         if self.out.exists() {

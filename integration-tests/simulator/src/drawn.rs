@@ -1,6 +1,6 @@
 //! Scripts drawn from a seed: a small run, a rough network, a handful of faults.
 
-use super::{
+use crate::{
     random::Random,
     script::{Fault, Kind, Network, Place, Script, Turns, factor, for_s},
 };

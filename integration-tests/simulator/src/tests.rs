@@ -2,7 +2,7 @@
 
 use coxswain_coordinator::Outcome;
 
-use super::{
+use crate::{
     play,
     script::{Fault, Kind, Network, Place, Script, Turns},
 };
@@ -227,7 +227,7 @@ fn a_thousand_ranks_survive_dozens_of_kills() {
 
 #[test]
 fn every_script_in_configs_can_be_played() {
-    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs/faults");
+    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/faults");
     let mut played = 0;
     for entry in std::fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();

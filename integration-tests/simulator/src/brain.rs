@@ -23,7 +23,7 @@ use coxswain_proto::{
     run_spec::{Cache, CacheMode, Recompute, Span, Train},
 };
 
-use super::{
+use crate::{
     ring::Ring,
     script::{Script, Turns},
     world::{Caller, Happening, ToNode, ToProcess, World},
