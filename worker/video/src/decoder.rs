@@ -29,7 +29,10 @@ impl Decoder {
     /// Forgets what came before; the next sample is a keyframe of this stream.
     pub fn restart(&mut self, stream: &Stream) -> Result<(), Fault> {
         guarded(|| match (self, stream) {
-            (Self::Av1(decoder), Stream::Av1 { header }) => decoder.restart(header),
+            (Self::Av1(decoder), Stream::Av1 { header }) => {
+                decoder.restart(header);
+                Ok(())
+            }
             (Self::H264(decoder), Stream::H264(sets)) => decoder.restart(sets),
             _ => Err(picture("a decoder of the other codec")),
         })
