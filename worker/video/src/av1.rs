@@ -4,10 +4,9 @@ use re_rav1d::dav1d::pixel::YUVRange;
 use re_rav1d::dav1d::{Decoder, Error, Picture as Decoded, PixelLayout, PlanarImageComponent, Settings};
 
 use crate::boxes::Cursor;
-use crate::decoder::Show;
 use crate::error::{Fault, container, picture, refused};
 use crate::limits::MAX_UNITS_IN_SAMPLE;
-use crate::picture::{Colour, Layout, Picture, Plane};
+use crate::picture::{Colour, Layout, Picture, Plane, Show};
 
 /// The OBUs of `av1C`; refuses what the box says is not decoded.
 pub(crate) fn header(av1c: &[u8]) -> Result<Vec<u8>, Fault> {

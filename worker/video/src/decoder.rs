@@ -7,10 +7,7 @@ use crate::codec::Stream;
 use crate::error::{Fault, picture};
 use crate::h264::H264;
 use crate::index::VideoIndex;
-use crate::picture::Picture;
-
-/// Receives a wanted picture.
-pub(crate) type Show<'a> = &'a mut dyn FnMut(&Picture<'_>);
+use crate::picture::{Picture, Show};
 
 /// A decoder of rav1d or rusty_h264, for frames of one size.
 pub(crate) enum Decoder {
@@ -66,7 +63,7 @@ impl Decoder {
             let show = hand_over.as_mut().map(|f| f as Show<'_>);
             let decoded = match self {
                 Self::Av1(decoder) => decoder.decode(sample, show).map(|()| true),
-                Self::H264(decoder) => decoder.decode(sample, index, show),
+                Self::H264(decoder) => decoder.decode(sample, index.colour, show),
             }?;
             fault.map(|()| decoded)
         })
