@@ -4,10 +4,9 @@ use re_rav1d::dav1d::pixel::YUVRange;
 use re_rav1d::dav1d::{Decoder, Error, Picture as Decoded, PixelLayout, PlanarImageComponent, Settings};
 
 use crate::boxes::Cursor;
-use crate::decoder::Show;
 use crate::error::{Fault, container, picture, refused};
 use crate::limits::MAX_UNITS_IN_SAMPLE;
-use crate::picture::{Colour, Layout, Picture, Plane};
+use crate::picture::{Colour, Layout, Picture, Plane, Show};
 
 /// The OBUs of `av1C`; refuses what the box says is not decoded.
 pub(crate) fn header(av1c: &[u8]) -> Result<Vec<u8>, Fault> {
@@ -30,8 +29,13 @@ pub(crate) fn header(av1c: &[u8]) -> Result<Vec<u8>, Fault> {
 }
 
 /// One dav1d with one thread: a sample in, its picture out.
+///
+/// re_rav1d 0.1.3 loses 64 bytes with each picture it gives, and with each time it says that it has none (an empty
+/// list of metadata that its C interface never frees). So it is asked once for each sample and not in between.
 pub(crate) struct Av1 {
     decoder: Decoder,
+    /// OBUs that go before the next sample.
+    header: Vec<u8>,
 }
 
 impl Av1 {
@@ -44,47 +48,42 @@ impl Av1 {
         settings.set_frame_size_limit(u32::try_from(pixels).unwrap_or(u32::MAX));
         let decoder =
             Decoder::with_settings(&settings).map_err(|error| picture(format!("dav1d: {error}")))?;
-        Ok(Self { decoder })
+        Ok(Self { decoder, header: Vec::new() })
     }
 
     /// Forgets what came before; `header` holds the sequence header, which keyframes usually repeat.
-    pub fn restart(&mut self, header: &[u8]) -> Result<(), Fault> {
+    pub fn restart(&mut self, header: &[u8]) {
         self.decoder.flush();
-        if !header.is_empty() {
-            self.send(header.to_vec())?;
-        }
-        Ok(())
+        self.header = header.to_vec();
     }
 
     pub fn decode(&mut self, sample: &[u8], show: Option<Show<'_>>) -> Result<(), Fault> {
-        let decoded = self.send(sample.to_vec())?.ok_or_else(|| picture("a sample without a shown frame"))?;
-        match show {
-            Some(show) => hand_over(&decoded, show),
-            None => Ok(()),
+        let mut unit = std::mem::take(&mut self.header);
+        unit.extend_from_slice(sample);
+        self.send(unit)?;
+        match self.decoder.get_picture() {
+            Ok(decoded) => show.map_or(Ok(()), |show| hand_over(&decoded, show)),
+            Err(Error::Again) => Err(picture("a sample without a shown frame")),
+            Err(error) => Err(fault(error)),
         }
     }
 
-    fn send(&mut self, bytes: Vec<u8>) -> Result<Option<Decoded>, Fault> {
-        count_frames(&bytes)?;
-        let fault = |error: Error| picture(format!("dav1d: {error}"));
-        let mut shown = None;
-        let mut sent = self.decoder.send_data(bytes, None, None, None);
-        loop {
-            match self.decoder.get_picture() {
-                Ok(_) if shown.is_some() => return Err(picture("two shown frames in one sample")),
-                Ok(decoded) => shown = Some(decoded),
-                Err(Error::Again) if sent.is_ok() => return Ok(shown),
-                Err(Error::Again) => {}
-                Err(error) => return Err(fault(error)),
-            }
-            if let Err(error) = sent {
-                if !error.is_again() {
-                    return Err(fault(error));
-                }
-                sent = self.decoder.send_pending_data();
-            }
+    /// What stands behind a sample's picture is taken in when the next one comes.
+    fn send(&mut self, unit: Vec<u8>) -> Result<(), Fault> {
+        count_frames(&unit)?;
+        match self.decoder.send_data(unit, None, None, None) {
+            Err(Error::Again) => match self.decoder.get_picture() {
+                Ok(_) => Err(picture("two shown frames in one sample")),
+                Err(Error::Again) => self.decoder.send_pending_data().map_err(fault),
+                Err(error) => Err(fault(error)),
+            },
+            sent => sent.map_err(fault),
         }
     }
+}
+
+fn fault(error: Error) -> Fault {
+    picture(format!("dav1d: {error}"))
 }
 
 fn hand_over(decoded: &Decoded, show: Show<'_>) -> Result<(), Fault> {

@@ -7,10 +7,7 @@ use crate::codec::Stream;
 use crate::error::{Fault, picture};
 use crate::h264::H264;
 use crate::index::VideoIndex;
-use crate::picture::Picture;
-
-/// Receives a wanted picture.
-pub(crate) type Show<'a> = &'a mut dyn FnMut(&Picture<'_>);
+use crate::picture::{Picture, Show};
 
 /// A decoder of rav1d or rusty_h264, for frames of one size.
 pub(crate) enum Decoder {
@@ -29,7 +26,10 @@ impl Decoder {
     /// Forgets what came before; the next sample is a keyframe of this stream.
     pub fn restart(&mut self, stream: &Stream) -> Result<(), Fault> {
         guarded(|| match (self, stream) {
-            (Self::Av1(decoder), Stream::Av1 { header }) => decoder.restart(header),
+            (Self::Av1(decoder), Stream::Av1 { header }) => {
+                decoder.restart(header);
+                Ok(())
+            }
             (Self::H264(decoder), Stream::H264(sets)) => decoder.restart(sets),
             _ => Err(picture("a decoder of the other codec")),
         })
@@ -63,7 +63,7 @@ impl Decoder {
             let show = hand_over.as_mut().map(|f| f as Show<'_>);
             let decoded = match self {
                 Self::Av1(decoder) => decoder.decode(sample, show).map(|()| true),
-                Self::H264(decoder) => decoder.decode(sample, index, show),
+                Self::H264(decoder) => decoder.decode(sample, index.colour, show),
             }?;
             fault.map(|()| decoded)
         })
@@ -71,6 +71,7 @@ impl Decoder {
 }
 
 /// A decoder that panics has met a file it should have refused: an error like any other. Its state is not used again.
+/// This holds for rusty_h264; rav1d's functions are `extern "C"`, where a panic ends the process before it gets here.
 fn guarded<T>(call: impl FnOnce() -> Result<T, Fault>) -> Result<T, Fault> {
     catch_unwind(AssertUnwindSafe(call))
         .unwrap_or_else(|_| Err(picture("the decoder gave up on it (it panicked)")))

@@ -72,6 +72,9 @@ pub struct Picture<'a> {
     pub planes: [Plane<'a>; 3],
 }
 
+/// Receives a wanted picture.
+pub(crate) type Show<'a> = &'a mut dyn FnMut(&Picture<'_>);
+
 impl Picture<'_> {
     /// Writes RGB, `height x width x 3`, as swscale does at its defaults (`rgb.rs` says how).
     ///

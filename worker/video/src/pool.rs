@@ -1,11 +1,11 @@
 //! A bounded set of open decoders, each remembering where it stands, so that neighbouring wishes go on from there.
 
 use crate::codec::Codec;
-use crate::decoder::{Decoder, Show};
+use crate::decoder::Decoder;
 use crate::error::{Fault, VideoError};
 use crate::index::{Video, VideoIndex};
 use crate::limits::MAX_READ_BYTES;
-use crate::picture::Picture;
+use crate::picture::{Picture, Show};
 use crate::plan::{Run, runs, samples};
 
 /// What a pool has done so far.
@@ -119,11 +119,7 @@ impl DecoderPool {
         take: &mut dyn FnMut(usize, &Picture<'_>),
     ) -> Result<(), Fault> {
         let mut slot = self.slot_for(video, run)?;
-        let mut buffer = std::mem::take(&mut self.buffer);
-        let result = self.run_on(&mut slot, (video, run), &mut buffer, take);
-        // One large sample is not to be paid for ever after.
-        buffer.shrink_to(MAX_READ_BYTES as usize);
-        self.buffer = buffer;
+        let result = self.run_on(&mut slot, video, run, take);
         if result.is_ok() {
             self.clock += 1;
             slot.used = self.clock;
@@ -135,8 +131,8 @@ impl DecoderPool {
     fn run_on(
         &mut self,
         slot: &mut Slot,
-        (video, run): (&Video, &Run),
-        buffer: &mut Vec<u8>,
+        video: &Video,
+        run: &Run,
         take: &mut dyn FnMut(usize, &Picture<'_>),
     ) -> Result<(), Fault> {
         let index = video.index();
@@ -148,9 +144,10 @@ impl DecoderPool {
                 run.start
             }
         };
+        let mut buffer = std::mem::take(&mut self.buffer);
         let mut first = 0;
         for group in reads(index, &samples(index, run, next)) {
-            let at = read(video, group, buffer)?;
+            let at = read(video, group, &mut buffer)?;
             for &sample in group {
                 let of = index.samples[sample as usize];
                 let bytes = &buffer[(of.offset - at) as usize..][..of.size as usize];
@@ -164,6 +161,9 @@ impl DecoderPool {
                 slot.at = Some(Position { video: video.id, start: run.start, next: sample + 1 });
             }
         }
+        // One large sample is not to be paid for ever after.
+        buffer.shrink_to(MAX_READ_BYTES as usize);
+        self.buffer = buffer;
         Ok(())
     }
 

@@ -5,11 +5,9 @@ pub(crate) mod params;
 use rusty_h264_common::YuvFrame;
 use rusty_h264_decoder::{DecodeError, Decoder};
 
-use crate::decoder::Show;
 use crate::error::{Fault, picture, refused};
-use crate::index::VideoIndex;
 use crate::limits::MAX_UNITS_IN_SAMPLE;
-use crate::picture::{Layout, Picture, Plane};
+use crate::picture::{Colour, Layout, Picture, Plane, Show};
 use params::{Known, ParameterSets};
 
 const START: [u8; 4] = [0, 0, 0, 1];
@@ -39,12 +37,7 @@ impl H264 {
     }
 
     /// See [`crate::decoder::Decoder::decode`].
-    pub fn decode(
-        &mut self,
-        sample: &[u8],
-        index: &VideoIndex,
-        show: Option<Show<'_>>,
-    ) -> Result<bool, Fault> {
+    pub fn decode(&mut self, sample: &[u8], colour: Colour, show: Option<Show<'_>>) -> Result<bool, Fault> {
         let matters = self.scan(sample)?;
         if show.is_none() && !matters {
             return Ok(false);
@@ -52,7 +45,7 @@ impl H264 {
         let frame = self.decoder.decode(&self.annex_b).map_err(fault)?;
         let frame = frame.ok_or_else(|| picture("slices are missing"))?;
         if let Some(show) = show {
-            hand_over(&frame, index, show);
+            hand_over(&frame, colour, show);
         }
         Ok(true)
     }
@@ -96,13 +89,13 @@ fn next_unit(bytes: &[u8], length_bytes: usize) -> Result<(&[u8], &[u8]), Fault>
     rest.split_at_checked(length).ok_or_else(early)
 }
 
-fn hand_over(frame: &YuvFrame, index: &VideoIndex, show: Show<'_>) {
+fn hand_over(frame: &YuvFrame, colour: Colour, show: Show<'_>) {
     let chroma = frame.width / 2;
     show(&Picture {
         width: frame.width,
         height: frame.height,
         layout: Layout::Yuv420,
-        colour: index.colour,
+        colour,
         planes: [
             Plane { samples: &frame.y, stride: frame.width },
             Plane { samples: &frame.u, stride: chroma },
