@@ -16,7 +16,7 @@ use crate::{
         self, Brings, Collective, Computes, FabricSource, Membership, Progress, Ring, RingAbort,
         RingListener, Solo,
     },
-    link::{Assignment, Link, LinkError, Report},
+    link::{Assignment, Link},
 };
 
 /// How long ranks look for each other once all are assigned. The coordinator's abort ends it sooner if one of them is gone.
