@@ -1,15 +1,24 @@
-//! Which samples this rank consumes in the next steps: leased, and asked of the data threads, a few steps ahead.
+//! Which samples this rank consumes in the next steps: leased, asked of the data threads a few steps ahead, and taken
+//! complete with features, whether those were read or have to be computed.
 //!
 //! Requests stop before a step whose turn is not known yet: where drift is measured first. A generation of kept features that begins ahead has no
 //! name yet, which is a digest of the adapter as the step before leaves it: its samples are requested with their images.
 
-use std::ops::Range;
+use std::time::Instant;
 
-use coxswain_proto::{ids::Step, limits::LEASE_STEPS};
-
-use super::{TrainError, features::Claim, training::Training};
-use crate::feeder::StepRequest;
 use coxswain_nn::kernels::Tape;
+use coxswain_proto::{cache_plan::CacheUse, ids::Step, limits::LEASE_STEPS};
+use coxswain_task::Batch;
+
+use super::{
+    TrainError,
+    features::{Claim, Features},
+    training::Training,
+};
+use crate::{
+    feeder::{Prepared, StepRequest},
+    link::{Leased, StepTimes},
+};
 
 /// Steps whose samples are requested ahead of the one that runs, so that data threads never wait for a lease. More where an encoder batch
 /// reaches further.
@@ -18,21 +27,31 @@ const REQUESTS_AHEAD: u64 = 4;
 impl<B: Tape<Base = B>> Training<'_, B> {
     /// Leases the next steps' samples and puts the data threads to work on them.
     pub(super) fn request_ahead(&mut self, total: Step) -> Result<(), TrainError> {
-        let until = Step((self.next.0 + 1 + self.steps_ahead()).min(total.0));
+        let share = self.run.plan.batch(self.next).len().div_ceil(u64::from(self.members.world().max(1)));
+        let at_once = self.features.as_ref().map_or(0, Features::encoder_batch) as u64;
+        let until = Step((self.next.0 + 1 + steps_ahead(share, at_once)).min(total.0));
         while self.feed.requested < until {
             let step = self.feed.requested;
             let batch = self.run.plan.batch(step);
+            let measures = |features: &Features<B>| features.measures_before(&self.run, step);
             let leased = match step == self.next {
                 true => self.lease_next(batch.len())?,
-                false if self.measures_before(step) => break,
+                false if self.features.as_ref().is_some_and(measures) => break,
                 false => match self.members.link.lease_ahead(step, batch.len())? {
                     Some(leased) => leased,
                     None => break,
                 },
             };
-            let Some(kept) = self.source(&leased.turn) else { break };
+            let source =
+                |features: &Features<B>| features.source(&leased.turn, self.next, &self.feed.claimed);
+            let Some(kept) = self.features.as_ref().map_or(Some(None), source) else { break };
             let begin = batch.positions.start;
-            let positions = self.usable(batch.epoch, begin + leased.slice.start..begin + leased.slice.end);
+            let positions = self.feed.usable(
+                self.run.spec.run.seed,
+                &self.members.assignment.quarantined,
+                batch.epoch,
+                begin + leased.slice.start..begin + leased.slice.end,
+            );
             self.feed.claimed.push_back(Claim { positions: positions.clone(), turn: leased.turn });
             let (epoch, micro_batch) = (batch.epoch, self.feed.micro_batch);
             self.feed.prefetch.request(StepRequest { step, epoch, positions, micro_batch, kept })?;
@@ -40,22 +59,41 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         }
         // A step that was requested ahead takes its turn when it is due.
         match self.feed.claimed.front().map(|claim| claim.turn.clone()) {
-            Some(turn) => self.take_turn(&turn),
+            Some(turn) => self.with_features(|features, desk| features.take_turn(desk, &turn)),
             None => Ok(()),
         }
     }
 
-    /// Steps after the next one whose samples are asked for.
-    fn steps_ahead(&self) -> u64 {
-        let share =
-            self.run.plan.batch(self.next).len().div_ceil(u64::from(self.members.world().max(1))).max(1);
-        let wanted = self.features.as_ref().map_or(0, |features| features.encoder_batch() as u64);
-        wanted.div_ceil(share).clamp(REQUESTS_AHEAD, LEASE_STEPS)
+    /// Leases the next step, after what has to be known for that.
+    fn lease_next(&mut self, samples: u64) -> Result<Leased, TrainError> {
+        self.with_features(|features, desk| features.measure_before(desk))?;
+        let leased = self.members.link.lease(self.next, samples)?;
+        self.with_features(|features, desk| features.take_turn(desk, &leased.turn))?;
+        Ok(leased)
     }
 
-    /// These positions without those whose samples are left out.
-    pub(super) fn usable(&self, epoch: u64, positions: Range<u64>) -> Vec<Range<u64>> {
-        let quarantined = &self.members.assignment.quarantined;
-        self.feed.usable(self.run.spec.run.seed, quarantined, epoch, positions)
+    /// The next micro-batch of the step, with everything that it needs, in the place of `last`; none at the end of the
+    /// step, and `last` stays.
+    pub(super) fn next_batch<'l>(
+        &mut self,
+        step: Step,
+        last: &'l mut Option<Prepared>,
+        times: &mut StepTimes,
+        used: &mut CacheUse,
+    ) -> Result<Option<&'l dyn Batch>, TrainError> {
+        let waiting = Instant::now();
+        let prepared = self.feed.prefetch.next(step)?;
+        times.data += waiting.elapsed();
+        let Some(mut prepared) = prepared else { return Ok(None) };
+        // That one has fitted: its rows are not wanted while this one runs.
+        *last = None;
+        self.with_features(|features, desk| features.complete(desk, step, &mut prepared, used))?;
+        Ok(Some(&*last.insert(prepared).batch))
     }
+}
+
+/// Steps after the next one whose samples are asked for: `share` is what this rank takes of one, `at_once` the samples
+/// whose features are computed together.
+fn steps_ahead(share: u64, at_once: u64) -> u64 {
+    at_once.div_ceil(share.max(1)).clamp(REQUESTS_AHEAD, LEASE_STEPS)
 }

@@ -21,8 +21,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let mut lines: Vec<String> = Vec::new();
         let rows = self.learner.objective.modules(self.learner.trainables.layout());
         lines.extend(rows.iter().map(describe));
-        let held = self.learner.held.as_ref().expect("a generation begins with a state");
-        let bytes = held.optimizer.bytes(self.members.comm.as_ref());
+        let bytes = self.learner.optimizer().bytes(self.members.comm.as_ref());
         lines.push(format!(
             "optimizer shard {} a rank, {} without partition; gradients {}, buffers of collectives {}",
             human::bytes(bytes.moments.0),

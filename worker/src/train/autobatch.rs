@@ -16,18 +16,13 @@
 //! longer. The bound is `memory.capacity`; without one, most of what the machine has free, shared among its workers. What this module does not do:
 //! look for the *fastest* size. On a CPU a small micro-batch is often as fast.
 
-use coxswain_proto::{
-    human,
-    ids::{Rank, Step},
-};
+use coxswain_proto::{human, ids::Rank};
 
 use coxswain_nn::kernels::Tape;
-use coxswain_task::Sample;
 
 use super::{TrainError, step::Spent, training::Training};
 use crate::{
     collective::{Buf, BufMut},
-    feeder::DataError,
     link::{Phase, Report},
     memory::{OutOfMemory, Resident},
 };
@@ -135,7 +130,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         };
         (self.feed.micro_batch, self.feed.searched) = (size, true);
         if self.members.rank().0 == 0 {
-            let share = self.share();
+            let share = self.run.share(self.members.world());
             let bounded = match most < share {
                 true => format!(" (at most {most}: a rank was lost while more were tried)"),
                 false => String::new(),
@@ -151,7 +146,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     }
 
     fn search(&mut self, limit: u64, most: usize) -> Result<(Search, Option<OutOfMemory>), TrainError> {
-        let mut search = Search::new(self.share(), most);
+        let mut search = Search::new(self.run.share(self.members.world()), most);
         let mut last = None;
         while let Some(size) = search.next() {
             let (trial, refused) = match self.trial(size, limit) {
@@ -194,7 +189,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     /// One guarded pass over `size` samples of the next step; returns the bytes it took.
     fn try_size(&mut self, size: usize) -> Result<u64, TrainError> {
         let step = self.next;
-        let samples = self.trial_samples(size)?;
+        let samples = self.feed.first_samples(&self.run, &self.members, step, size)?;
         if samples.is_empty() {
             return Ok(0);
         }
@@ -207,35 +202,6 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         passed?;
         // In a step, the data threads hold others of its size meanwhile.
         Ok(self.books.meter.last_took() + micro_batch.bytes() * (1 + self.run.spec.data.prefetch as u64))
-    }
-
-    /// So many of the samples that this rank will train on first, again and again where they are fewer. One that cannot be used is for
-    /// another worker to try, as in a step.
-    fn trial_samples(&self, size: usize) -> Result<Vec<Box<dyn Sample>>, TrainError> {
-        let order = self.feed.samples.order(self.run.spec.run.seed);
-        let usable = (self.next.0..self.run.plan.total_steps()).find_map(|step| {
-            let batch = self.run.plan.batch(Step(step));
-            let mine = batch.of_rank(self.members.rank(), self.members.world());
-            [mine, batch.positions].into_iter().find_map(|range| {
-                let positions: Vec<u64> = self.usable(batch.epoch, range).into_iter().flatten().collect();
-                (!positions.is_empty()).then_some((batch.epoch, positions))
-            })
-        });
-        let Some((epoch, positions)) = usable else { return Ok(Vec::new()) };
-        let chosen = positions.iter().cycle().take(size);
-        let indices = chosen.filter_map(|&position| Some((position, order.sample(epoch, position)?)));
-        let read = |(position, index)| {
-            self.feed.samples.read(index).map_err(|source| {
-                let row = self.feed.samples.damaged_row(index, &source);
-                DataError::AtPosition { epoch, position, row, source: Box::new(source) }.into()
-            })
-        };
-        indices.map(read).collect()
-    }
-
-    /// Samples of the largest slice of a step.
-    fn share(&self) -> usize {
-        self.run.spec.train.global_batch.div_ceil(self.members.world().max(1) as usize)
     }
 
     /// What this worker may hold if nothing bounds it but the machine.

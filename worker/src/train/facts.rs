@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use coxswain_nn::kernels::Tape;
-use coxswain_proto::{ids::Step, plan::Plan, run_spec::RunSpec};
+use coxswain_proto::{cache_plan::CacheSchedule, ids::Step, plan::Plan, run_spec::RunSpec};
 use coxswain_task::TaskOn;
 
 use super::advice::advice;
@@ -23,6 +23,16 @@ impl<B: Tape<Base = B>> Facts<'_, B> {
     /// Whether an epoch ends with this step.
     pub fn ends_epoch(&self, step: Step) -> bool {
         (step.0 + 1).is_multiple_of(self.plan.steps_per_epoch())
+    }
+
+    /// When kept features serve and are compared; none if they serve always or never.
+    pub fn cache_schedule(&self) -> Option<CacheSchedule> {
+        CacheSchedule::new(&self.spec.cache, &self.plan)
+    }
+
+    /// Samples of the largest slice of a step, with so many ranks.
+    pub fn share(&self, world: u32) -> usize {
+        self.spec.train.global_batch.div_ceil(world.max(1) as usize)
     }
 
     /// What to change where one sample alone does not fit.

@@ -2,15 +2,16 @@
 
 use std::{collections::VecDeque, ops::Range, sync::Arc};
 
+use coxswain_nn::kernels::Tape;
 use coxswain_proto::{
     ids::Step,
     order::DamagedRow,
     plan::{self, Batch},
 };
-use coxswain_task::Samples;
+use coxswain_task::{Sample, Samples};
 
-use super::features::Claim;
-use crate::feeder::Prefetcher;
+use super::{TrainError, facts::Facts, features::Claim, members::Members};
+use crate::feeder::{DataError, Prefetcher};
 
 /// What this rank consumes.
 pub(super) struct Feed {
@@ -44,5 +45,37 @@ impl Feed {
         let batch = Batch { epoch, positions };
         let left_out = self.samples.order(seed).without(quarantined).of(&batch);
         plan::without(batch.positions, &left_out)
+    }
+
+    /// So many of the samples that this rank will train on first from step `next` on, again and again where they are
+    /// fewer. One that cannot be used is for another worker to try, as in a step.
+    pub fn first_samples<B: Tape<Base = B>>(
+        &self,
+        run: &Facts<'_, B>,
+        members: &Members,
+        next: Step,
+        size: usize,
+    ) -> Result<Vec<Box<dyn Sample>>, TrainError> {
+        let (seed, quarantined) = (run.spec.run.seed, &members.assignment.quarantined);
+        let order = self.samples.order(seed);
+        let usable = (next.0..run.plan.total_steps()).find_map(|step| {
+            let batch = run.plan.batch(Step(step));
+            let mine = batch.of_rank(members.rank(), members.world());
+            [mine, batch.positions].into_iter().find_map(|range| {
+                let positions: Vec<u64> =
+                    self.usable(seed, quarantined, batch.epoch, range).into_iter().flatten().collect();
+                (!positions.is_empty()).then_some((batch.epoch, positions))
+            })
+        });
+        let Some((epoch, positions)) = usable else { return Ok(Vec::new()) };
+        let chosen = positions.iter().cycle().take(size);
+        let indices = chosen.filter_map(|&position| Some((position, order.sample(epoch, position)?)));
+        let read = |(position, index)| {
+            self.samples.read(index).map_err(|source| {
+                let row = self.samples.damaged_row(index, &source);
+                DataError::AtPosition { epoch, position, row, source: Box::new(source) }.into()
+            })
+        };
+        indices.map(read).collect()
     }
 }

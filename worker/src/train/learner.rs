@@ -14,7 +14,10 @@ use coxswain_proto::{
 use coxswain_task::Objective;
 
 use super::{gradient_watch::GradientWatch, members::Members, recovery::Holding};
-use crate::zero::{Keeps, LearningRateSchedule, MirroredAdamW};
+use crate::{
+    memory::{self, Category},
+    zero::{Keeps, LearningRateSchedule, MirroredAdamW},
+};
 
 /// What learns.
 pub(super) struct Learner<B: Tape<Base = B>> {
@@ -47,6 +50,11 @@ impl<F: Flat> Held<F> {
 }
 
 impl<B: Tape<Base = B>> Learner<B> {
+    /// The optimizer of the generation that trains.
+    pub fn optimizer(&self) -> &MirroredAdamW<B::Flat> {
+        &self.held.as_ref().expect("a generation begins with a state").optimizer
+    }
+
     /// An optimizer for this generation's partition, without a state.
     pub fn empty_optimizer(&self, spec: &RunSpec, members: &Members) -> MirroredAdamW<B::Flat> {
         let offloaded = spec.memory.offload == Offload::Optimizer;
@@ -57,6 +65,30 @@ impl<B: Tape<Base = B>> Learner<B> {
             &spec.optimizer,
             Keeps { mirror: spec.faults.mirror, offloaded },
         )
+    }
+
+    /// From now on this is the state, in the generation of these members.
+    pub fn hold(&mut self, optimizer: MirroredAdamW<B::Flat>, members: &Members) {
+        self.held = Some(Held { generation: members.assignment.generation, optimizer, weights: None });
+        self.coming = None;
+    }
+
+    /// What this rank holds from the first step to the last, for messages; `cache` is what features take.
+    pub fn holdings(&self, members: &Members, cache: Bytes) -> Vec<memory::Held> {
+        let rows = self.objective.modules(self.trainables.layout());
+        let frozen = rows.iter().filter(|row| !row.trains).map(|row| row.bytes).sum();
+        let optimizer = self.optimizer().bytes(members.comm.as_ref());
+        [
+            (Category::FrozenWeights, Bytes(frozen)),
+            (Category::Trainables, optimizer.weights),
+            (Category::Gradients, optimizer.grads),
+            (Category::OptimizerShard, optimizer.moments),
+            (Category::Mirror, optimizer.redundancy),
+            (Category::CollectiveBuffers, optimizer.comm_buffers),
+            (Category::Cache, cache),
+        ]
+        .map(|(what, bytes)| memory::Held { what, bytes })
+        .into()
     }
 
     /// Bytes of one checkpoint: fp32 values and both moments of everything that trains.

@@ -16,7 +16,8 @@ use crate::{
         self, Brings, Collective, Computes, FabricSource, Membership, Progress, Ring, RingAbort,
         RingListener, Solo,
     },
-    link::{Assignment, Link},
+    link::{Assignment, Link, Phase},
+    memory::Meter,
 };
 
 /// How long ranks look for each other once all are assigned. The coordinator's abort ends it sooner if one of them is gone.
@@ -65,6 +66,12 @@ impl Members {
     ) -> Result<(), TrainError> {
         self.comm = self.found(listener, digest, wanted)?;
         Ok(())
+    }
+
+    /// Begins a phase: for heartbeats, and for memory peaks.
+    pub fn enter(&mut self, meter: &mut Meter, phase: Phase, step: Step) -> Result<(), TrainError> {
+        self.link.at(phase, step);
+        meter.enter(phase).map_err(|source| TrainError::DoesNotFit { step, source })
     }
 
     /// This worker's position in its generation.

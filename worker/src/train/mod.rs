@@ -8,6 +8,7 @@
 //!   ahead      what the next steps consume, leased and asked of the data threads
 //!   step       one step as a transaction: accumulate, vote, then update or shrink or end
 //!     vote     the one small all-gather in which all ranks decide
+//!     update   all were well: reduce, clip, AdamW, gather
 //!     fit      what follows when memory runs out: half as much at a time, or what to change
 //!   warm_up    what the first step took beyond the others
 //!   features   kept features: turns, generations, what is missing, drift
@@ -47,6 +48,7 @@ mod summary;
 mod tests;
 mod trainer;
 mod training;
+mod update;
 mod vote;
 mod warm_up;
 

@@ -104,14 +104,14 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             if self.books.summary.losses.len() == STEPS_SIGHTED {
                 self.report_memory()?;
             }
-            self.tell_features(step)?;
+            self.with_features(|features, desk| features.tell_step(desk, step))?;
             self.obey(verdict.commands)?;
             if verdict.commands.regroup && !self.stopped {
-                self.publish_all()?;
+                self.with_features(|features, desk| features.publish_all(desk))?;
                 return Ok(Ended::Regroup);
             }
         }
-        self.publish_all()?;
+        self.with_features(|features, desk| features.publish_all(desk))?;
         if self.saved != Some(self.next) {
             self.save()?;
         }

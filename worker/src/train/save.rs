@@ -18,16 +18,26 @@ use safetensors::{Dtype, SafeTensors};
 
 use super::{
     TrainError,
-    checkpoint::{CheckpointError, Found, Manifest, Staging, io_error},
+    checkpoint::{CheckpointError, Found, Manifest, Staging, Store, io_error},
+    facts::Facts,
+    features::{Features, Mark},
+    feed::Feed,
+    learner::Learner,
+    members::Members,
     training::Training,
 };
 use crate::{
     collective::{BufMut, Reduce},
     link::{CheckpointNews, Phase, Report},
-    memory::{self, OutOfMemory},
+    memory::{self, Meter, OutOfMemory},
     zero::{MirroredAdamW, StateError},
 };
-use coxswain_nn::{files::write_tensors, kernels::Tape, params::TrainableLayout, pulse};
+use coxswain_nn::{
+    files::write_tensors,
+    kernels::{Tape, flat::Flat},
+    params::TrainableLayout,
+    pulse,
+};
 
 const TRAINABLES: &str = "trainables.safetensors";
 
@@ -39,35 +49,80 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     /// Writes the checkpoint of the steps done so far. What the file system refuses is reported and survived.
     pub(super) fn save(&mut self) -> Result<(), TrainError> {
         let step = self.next;
-        self.publish_all()?;
+        self.with_features(|features, desk| features.publish_all(desk))?;
         self.enter(Phase::Checkpoint, step)?;
-        let path = format!("checkpoints/{}", step.checkpoint_dir());
-        let news = match self.write_together()? {
+        let mut saver = Saver {
+            store: &self.store,
+            run: &self.run,
+            members: &mut self.members,
+            learner: &mut self.learner,
+            feed: &self.feed,
+            meter: &self.books.meter,
+            step,
+            mark: self.features.as_ref().and_then(Features::mark),
+        };
+        match saver.write_together()? {
             Ok(bytes) => {
                 self.saved = Some(step);
-                self.tell(&path, bytes, CheckpointNews::Complete)
+                saver.tell(bytes, CheckpointNews::Complete)
             }
             Err(error) => {
                 tracing::error!(step = step.0, %error, "checkpoint given up; training goes on");
-                self.tell(&path, Bytes(0), CheckpointNews::Failed(error.to_string()))
+                saver.tell(Bytes(0), CheckpointNews::Failed(error.to_string()))
             }
-        };
-        news?;
-        Ok(())
+        }
     }
 
-    fn tell(&mut self, path: &str, bytes: Bytes, news: CheckpointNews) -> Result<(), TrainError> {
-        let path = path.to_owned();
+    /// Takes over the checkpoint of a step, written by any number of ranks; returns the bytes read.
+    pub(super) fn restore(&mut self, step: Step) -> Result<Bytes, TrainError> {
+        self.enter(Phase::Checkpoint, step)?;
+        let found = self.store.open(step.0)?;
+        check_origin(&found, &self.run.spec_digest, &self.feed.samples.fingerprint().to_string())?;
+        let weights = read_trainables(&found, self.learner.trainables.layout())?;
+        let empty = self.learner.empty_optimizer(self.run.spec, &self.members);
+        let optimizer = read_optimizer(empty, &found, &weights)?;
+        self.learner.trainables.set(weights);
+        self.learner.hold(optimizer, &self.members);
+        self.next = step;
+        self.feed.searched = self.run.spec.train.auto_micro_batch;
+        self.feed.micro_batch = match self.run.spec.train.auto_micro_batch {
+            true => found.manifest.micro_batch,
+            false => self.run.spec.train.micro_batch.min(found.manifest.micro_batch),
+        };
+        self.saved = Some(step);
+        self.with_features(|features, desk| features.resume(desk, found.manifest.cache))?;
+        Ok(Bytes(found.bytes()))
+    }
+}
+
+/// Writes one checkpoint, together with the savers of all other ranks.
+struct Saver<'s, 'a, B: Tape<Base = B>> {
+    store: &'s Store,
+    run: &'s Facts<'a, B>,
+    members: &'s mut Members,
+    /// Lends its values to what writes them.
+    learner: &'s mut Learner<B>,
+    feed: &'s Feed,
+    meter: &'s Meter,
+    /// Steps done.
+    step: Step,
+    /// What the checkpoint says of kept features.
+    mark: Option<Mark>,
+}
+
+impl<B: Tape<Base = B>> Saver<'_, '_, B> {
+    fn tell(&mut self, bytes: Bytes, news: CheckpointNews) -> Result<(), TrainError> {
+        let path = format!("checkpoints/{}", self.step.checkpoint_dir());
         // Completion is the publisher's to tell; a failure is told by whoever saw it.
         if self.members.rank().0 == 0 || matches!(news, CheckpointNews::Failed(_)) {
-            self.members.link.report(Report::Checkpoint { step: self.next, path, bytes, news })?;
+            self.members.link.report(Report::Checkpoint { step: self.step, path, bytes, news })?;
         }
         Ok(())
     }
 
     /// All ranks: stage, write, agree, publish. The outer error ends training; the inner one only this checkpoint.
     fn write_together(&mut self) -> Result<Result<Bytes, CheckpointError>, TrainError> {
-        let step = self.next.0;
+        let step = self.step.0;
         let first = self.members.rank().0 == 0;
         let staged = if first { self.store.stage(step) } else { Ok(self.store.staging(step)) };
         let staging = match self.agree(staged)? {
@@ -96,18 +151,18 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let mut failed = [f64::from(u8::from(own.is_err()))];
         self.members.comm.all_reduce(BufMut::F64(&mut failed), Reduce::Max)?;
         Ok(match own {
-            Ok(_) if failed[0] > 0.0 => Err(CheckpointError::OtherRank { step: self.next.0 }),
+            Ok(_) if failed[0] > 0.0 => Err(CheckpointError::OtherRank { step: self.step.0 }),
             own => own,
         })
     }
 
     /// [`write_parts`](Self::write_parts), as far as memory goes.
     fn write_guarded(&mut self, staging: &Staging) -> Result<Bytes, CheckpointError> {
-        let before = self.books.meter.in_use();
+        let before = self.meter.in_use();
         memory::guarded_again(|| self.write_parts(staging)).unwrap_or_else(|overrun| {
-            let found = self.books.meter.out_of_memory(Phase::Checkpoint, overrun.in_use, before.0);
+            let found = self.meter.out_of_memory(Phase::Checkpoint, overrun.in_use, before.0);
             let source = Box::new(OutOfMemory { device: overrun.device, ..found });
-            Err(CheckpointError::DoesNotFit { step: self.next.0, source })
+            Err(CheckpointError::DoesNotFit { step: self.step.0, source })
         })
     }
 
@@ -115,7 +170,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     fn write_parts(&mut self, staging: &Staging) -> Result<Bytes, CheckpointError> {
         let name = optimizer_file(self.members.rank().0, self.members.comm.world());
         let path = staging.file(&name);
-        let optimizer = &self.learner.held.as_ref().expect("a generation begins with a state").optimizer;
+        let optimizer = self.learner.optimizer();
         pulse::allow(self.learner.checkpoint_bytes().0);
         File::create(&path)
             .map(|file| BufWriter::with_capacity(1 << 20, file))
@@ -137,15 +192,15 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     fn publish(&mut self, staging: &Staging) -> Result<Bytes, CheckpointError> {
         let manifest = Manifest {
             format: Manifest::FORMAT,
-            step: self.next.0,
-            epoch: self.run.plan.epoch(self.next),
+            step: self.step.0,
+            epoch: self.run.plan.epoch(self.step),
             world_size: self.members.comm.world(),
             spec_digest: self.run.spec_digest.clone(),
             version: VERSION.to_owned(),
             dataset_fingerprint: self.feed.samples.fingerprint().to_string(),
             micro_batch: self.feed.micro_batch,
-            cache: self.cache_mark(),
-            turn: self.members.link.decided(self.next),
+            cache: self.mark,
+            turn: self.members.link.decided(self.step),
             files: Default::default(),
         };
         let world = self.members.comm.world();
@@ -155,81 +210,60 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         self.store.prune(self.run.spec.train.keep_checkpoints);
         Ok(Bytes(found.bytes()))
     }
+}
 
-    /// Takes over the checkpoint of a step, written by any number of ranks; returns the bytes read.
-    pub(super) fn restore(&mut self, step: Step) -> Result<Bytes, TrainError> {
-        self.enter(Phase::Checkpoint, step)?;
-        let found = self.store.open(step.0)?;
-        self.check_origin(&found)?;
-        let weights = read_trainables(&found, self.learner.trainables.layout())?;
-        let optimizer = self.read_optimizer(&found, &weights)?;
-        self.learner.trainables.set(weights);
-        self.hold(optimizer, step);
-        self.feed.searched = self.run.spec.train.auto_micro_batch;
-        self.feed.micro_batch = match self.run.spec.train.auto_micro_batch {
-            true => found.manifest.micro_batch,
-            false => self.run.spec.train.micro_batch.min(found.manifest.micro_batch),
-        };
-        self.saved = Some(step);
-        self.resume_cache(found.manifest.cache)?;
-        Ok(Bytes(found.bytes()))
-    }
-
-    /// The optimizer with its moments from the files that have some of this rank's parts: as many bytes as these parts, not as all of them.
-    fn read_optimizer(
-        &self,
-        found: &Found,
-        weights: &[f32],
-    ) -> Result<MirroredAdamW<B::Flat>, CheckpointError> {
-        let world = found.manifest.world_size;
-        let mut optimizer = self.learner.empty_optimizer(self.run.spec, &self.members);
-        let wanted = |rank: &usize| optimizer.keeps_of(&optimizer.part_in(world, *rank));
-        let read = |chosen: &dyn Fn(&usize) -> bool| -> Result<Vec<Vec<u8>>, CheckpointError> {
-            let file = |rank: usize| match chosen(&rank) {
-                true => {
-                    let path = found.verified(&optimizer_file(rank as u32, world))?;
-                    read_whole(&path)
-                }
-                false => Ok(Vec::new()),
-            };
-            (0..world).map(file).collect()
-        };
-        let mut files = read(&wanted)?;
-        fn views(files: &[Vec<u8>]) -> Vec<&[u8]> {
-            files.iter().map(Vec::as_slice).collect()
-        }
-        let imported = match optimizer.import(&views(&files), weights) {
-            // Written with the parameters in another order: their parts lie in other files.
-            Err(StateError::Coverage { .. } | StateError::Unreadable { .. })
-                if files.iter().any(Vec::is_empty) =>
-            {
-                drop(std::mem::take(&mut files));
-                optimizer.import(&views(&read(&|_| true)?), weights)
+/// This optimizer with its moments from the files that have some of this rank's parts: as many bytes as these parts, not as all of them.
+fn read_optimizer<F: Flat>(
+    mut optimizer: MirroredAdamW<F>,
+    found: &Found,
+    weights: &[f32],
+) -> Result<MirroredAdamW<F>, CheckpointError> {
+    let world = found.manifest.world_size;
+    let wanted = |rank: &usize| optimizer.keeps_of(&optimizer.part_in(world, *rank));
+    let read = |chosen: &dyn Fn(&usize) -> bool| -> Result<Vec<Vec<u8>>, CheckpointError> {
+        let file = |rank: usize| match chosen(&rank) {
+            true => {
+                let path = found.verified(&optimizer_file(rank as u32, world))?;
+                read_whole(&path)
             }
-            imported => imported,
+            false => Ok(Vec::new()),
         };
-        imported.map_err(|error| unusable(found, &error))?;
-        Ok(optimizer)
+        (0..world).map(file).collect()
+    };
+    let mut files = read(&wanted)?;
+    fn views(files: &[Vec<u8>]) -> Vec<&[u8]> {
+        files.iter().map(Vec::as_slice).collect()
     }
+    let imported = match optimizer.import(&views(&files), weights) {
+        // Written with the parameters in another order: their parts lie in other files.
+        Err(StateError::Coverage { .. } | StateError::Unreadable { .. })
+            if files.iter().any(Vec::is_empty) =>
+        {
+            drop(std::mem::take(&mut files));
+            optimizer.import(&views(&read(&|_| true)?), weights)
+        }
+        imported => imported,
+    };
+    imported.map_err(|error| unusable(found, &error))?;
+    Ok(optimizer)
+}
 
-    /// A checkpoint of another run or another data set would train on, and mean nothing.
-    fn check_origin(&self, found: &Found) -> Result<(), CheckpointError> {
-        let foreign = |detail: String| CheckpointError::Foreign { path: found.path.clone(), detail };
-        let manifest = &found.manifest;
-        if manifest.spec_digest != self.run.spec_digest {
-            return Err(foreign(
-                "was written by a run with other settings; choose another run.output_dir, or restore the settings".into(),
-            ));
-        }
-        let fingerprint = self.feed.samples.fingerprint().to_string();
-        if manifest.dataset_fingerprint != fingerprint {
-            return Err(foreign(format!(
-                "belongs to data set {}, data.path is {fingerprint}; its order of samples is another",
-                manifest.dataset_fingerprint
-            )));
-        }
-        Ok(())
+/// A checkpoint of another run or another data set would train on, and mean nothing.
+fn check_origin(found: &Found, spec_digest: &str, fingerprint: &str) -> Result<(), CheckpointError> {
+    let foreign = |detail: String| CheckpointError::Foreign { path: found.path.clone(), detail };
+    let manifest = &found.manifest;
+    if manifest.spec_digest != spec_digest {
+        return Err(foreign(
+            "was written by a run with other settings; choose another run.output_dir, or restore the settings".into(),
+        ));
     }
+    if manifest.dataset_fingerprint != fingerprint {
+        return Err(foreign(format!(
+            "belongs to data set {}, data.path is {fingerprint}; its order of samples is another",
+            manifest.dataset_fingerprint
+        )));
+    }
+    Ok(())
 }
 
 /// An optimizer's state that cannot be taken over, by the file that has it.

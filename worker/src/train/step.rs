@@ -21,7 +21,7 @@ use std::{sync::Arc, time::Instant};
 
 use coxswain_proto::{
     cache_plan::CacheUse,
-    ids::{Bytes, Step},
+    ids::{Bytes, Rank, Step},
     plan::Batch,
     report::{Merge, Metric, Totals},
     run_spec::CacheMode,
@@ -33,6 +33,7 @@ use super::{
     features::{Claim, Features},
     learner::Learner,
     training::Training,
+    update::Norms,
     vote::{self, Ballot, Fared, Lookout, Verdict},
 };
 use coxswain_nn::{kernels::Tape, params::Group};
@@ -41,7 +42,7 @@ use coxswain_task::{self as task, Figures, MicroLoss, Pass, StageClock, StageTim
 use crate::{
     feeder::Prepared,
     link::{CacheTurn, Phase, Report, StepReport, StepTimes},
-    memory::{self, Attempt, Category, Held, Unfinished},
+    memory::{self, Attempt, Unfinished},
     zero::{GroupNorm, StepInput},
 };
 
@@ -63,11 +64,29 @@ pub(super) struct Spent {
     figures: Figures,
 }
 
-/// Norms of the global gradient, before clipping.
-#[derive(Debug)]
-struct Norms {
-    all: f64,
-    groups: Vec<GroupNorm>,
+impl Spent {
+    /// What there is to tell of a step that only names itself: every sink shows whatever stands here. Rank 0 speaks for all where all know
+    /// the same.
+    fn metrics<B: Tape<Base = B>>(
+        &self,
+        step: Step,
+        rank: Rank,
+        learner: &Learner<B>,
+        norms: &[GroupNorm],
+    ) -> Vec<Metric> {
+        let mut metrics: Vec<_> =
+            self.stages.iter().map(|(stage, time)| Metric::stage_time(stage, time)).collect();
+        let speaks = |figure: &&Metric| figure.merge != Merge::Same || rank.0 == 0;
+        metrics.extend(self.figures.iter().filter(speaks).cloned());
+        if rank.0 == 0 {
+            let rates = learner.rates.rates(step.0);
+            let rate = |group: Group| Metric::learning_rate(&group.to_string(), rates.of(group));
+            let norm = |of: &GroupNorm| Metric::same(format!("grad_norm/{}", of.group), of.norm);
+            metrics.extend(norms.iter().map(norm));
+            metrics.extend(learner.trainables.layout().groups().into_iter().map(rate));
+        }
+        metrics
+    }
 }
 
 impl<B: Tape<Base = B>> Training<'_, B> {
@@ -75,7 +94,9 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     pub(super) fn transaction(&mut self, step: Step) -> Result<(StepReport, Verdict), TrainError> {
         let started = Instant::now();
         if !self.books.meter.keeps_books_of(self.members.assignment.rank) {
-            self.books.meter.begin_run(self.holdings(), &self.run.output_dir, self.members.assignment.rank);
+            let cache = self.features.as_ref().map_or(Bytes(0), Features::bytes);
+            let holdings = self.learner.holdings(&self.members, cache);
+            self.books.meter.begin_run(holdings, &self.run.output_dir, self.members.assignment.rank);
         }
         let batch = self.run.plan.batch(step);
         let (mut spent, mut retries) = (Spent::default(), 0);
@@ -103,22 +124,10 @@ impl<B: Tape<Base = B>> Training<'_, B> {
                 ((Fared::Failed | Fared::GaveUp, _), Some(own)) => return Err(own),
             }
         };
-        self.settle_features(step)?;
-        let (norms, broken) = match self.update(step, &verdict, &mut spent) {
-            Ok(norms) => (norms, None),
-            Err(error @ TrainError::Device { .. }) => return Err(error),
-            Err(error) => {
-                match self.learner.held.as_ref().filter(|held| held.optimizer.versions().0.newest > step.0) {
-                    Some(held) => {
-                        (Norms { all: held.optimizer.last_norm(), groups: Vec::new() }, Some(error))
-                    }
-                    None => return Err(error),
-                }
-            }
-        };
+        let (norms, broken) = self.commit(step, &verdict, &mut spent.times)?;
         spent.times.total = started.elapsed();
         let memory_peak = self.books.meter.end_step(step, self.feed.micro_batch, retries + 1);
-        let metrics = self.metrics(step, &spent, &norms.groups);
+        let metrics = spent.metrics(step, self.members.rank(), &self.learner, &norms.groups);
         let done = self.done(step, &batch, (share, memory_peak), spent.times, (&verdict, norms.all));
         let done = StepReport { retries, metrics: metrics.into(), ..done };
         if let Some(error) = broken {
@@ -132,6 +141,33 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             self.relieve(Step(step.0 + 1), rank)?;
         }
         Ok((done, verdict))
+    }
+
+    /// Takes a step in which all ranks are well. Also returns what broke after this rank had taken it.
+    fn commit(
+        &mut self,
+        step: Step,
+        verdict: &Verdict,
+        times: &mut StepTimes,
+    ) -> Result<(Norms, Option<TrainError>), TrainError> {
+        self.with_features(|features, desk| features.settle_epoch(desk, step))?;
+        let entered = self.enter(Phase::Optimizer, step);
+        let scale = 1.0 / verdict.valid_count.max(1.0);
+        let input = StepInput { scale, rates: self.learner.rates.rates(step.0), resting: self.resting() };
+        let update = |()| self.learner.update(step, &input, &mut self.members, times);
+        match entered.and_then(update) {
+            Ok(norms) => Ok((norms, None)),
+            Err(error @ TrainError::Device { .. }) => Err(error),
+            Err(error) => {
+                let held = self.learner.held.as_ref();
+                match held.filter(|held| held.optimizer.versions().0.newest > step.0) {
+                    Some(held) => {
+                        Ok((Norms { all: held.optimizer.last_norm(), groups: Vec::new() }, Some(error)))
+                    }
+                    None => Err(error),
+                }
+            }
+        }
     }
 
     /// Forward and backward over this rank's samples; gradients of the loss sum end up in `self.learner.grads`. Leaves the micro-batch that ran last,
@@ -149,20 +185,14 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         if let Some(source) = self.books.meter.take_overrun() {
             return Err(TrainError::DoesNotFit { step, source });
         }
-        self.measure_portion(step)?;
+        self.with_features(|features, desk| features.measure_portion(desk, step))?;
         loop {
             self.enter(Phase::Data, step)?;
             if Lookout::of(self.members.comm.as_ref()).sees_loss() {
                 return Err(TrainError::CalledOff);
             }
-            let waiting = Instant::now();
-            let prepared = self.feed.prefetch.next(step)?;
-            spent.times.data += waiting.elapsed();
-            let Some(prepared) = prepared else { break };
-            // That one has fitted: its rows are not wanted while this one runs.
-            *last = None;
-            let prepared = self.complete(step, prepared, &mut share.cache)?;
-            let micro_batch = &*last.insert(prepared).batch;
+            let next = self.next_batch(step, last, &mut spent.times, &mut share.cache)?;
+            let Some(micro_batch) = next else { break };
             // The optimizer makes its buffers in the first step; later ones begin with everything there.
             if self.books.summary.losses.len() < STEPS_SIGHTED {
                 self.books.sightings.ready = memory::in_use();
@@ -172,7 +202,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             share.valid_count += loss.valid;
             share.tokens += micro_batch.tokens();
         }
-        self.publish_features(step);
+        self.features.iter().for_each(|features| features.publish_epoch(&self.run, step));
         // Where LoRA rests, that it has no gradient means nothing.
         if self.resting().is_none() && !self.learner.gradients.all_heard() {
             self.learner.gradients.observe(self.learner.trainables.layout(), &self.learner.grads);
@@ -260,74 +290,11 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         Ok(verdict)
     }
 
-    /// What this rank holds from the first step to the last, for messages.
-    fn holdings(&self) -> Vec<Held> {
-        let layout = self.learner.trainables.layout();
-        let rows = self.learner.objective.modules(layout);
-        let frozen = rows.iter().filter(|row| !row.trains).map(|row| row.bytes).sum();
-        let optimizer = &self.learner.held.as_ref().expect("a generation begins with a state").optimizer;
-        let optimizer = optimizer.bytes(self.members.comm.as_ref());
-        [
-            (Category::FrozenWeights, Bytes(frozen)),
-            (Category::Trainables, optimizer.weights),
-            (Category::Gradients, optimizer.grads),
-            (Category::OptimizerShard, optimizer.moments),
-            (Category::Mirror, optimizer.redundancy),
-            (Category::CollectiveBuffers, optimizer.comm_buffers),
-            (Category::Cache, self.features.as_ref().map_or(Bytes(0), Features::bytes)),
-        ]
-        .map(|(what, bytes)| Held { what, bytes })
-        .into()
-    }
-
-    /// Reduce, clip, AdamW on this rank's shard, gather.
-    fn update(&mut self, step: Step, verdict: &Verdict, spent: &mut Spent) -> Result<Norms, TrainError> {
-        self.enter(Phase::Optimizer, step)?;
-        let (updating, busy) = (Instant::now(), self.members.communicating());
-        let resting = self.resting();
-        let scale = 1.0 / verdict.valid_count.max(1.0);
-        let input = StepInput { scale, rates: self.learner.rates.rates(step.0), resting };
-        let mut weights: B::Flat = self.learner.trainables.take();
-        let held = self.learner.held.as_mut().expect("a generation begins with a state");
-        let grads = self.learner.grads.values_but(resting, self.learner.trainables.layout());
-        let outcome = held.optimizer.step(grads, &mut weights, &input, self.members.comm.as_mut());
-        self.learner.trainables.put(weights);
-        let communication = self.members.communicating() - busy;
-        spent.times.communication += communication;
-        spent.times.optimizer += updating.elapsed().saturating_sub(communication);
-        // Refused here, memory is missing in the middle of a step that others may have taken: what this rank holds is not to be trusted, and
-        // its part is its neighbour's mirror's to give.
-        match memory::refused() {
-            Some(detail) => Err(TrainError::Device { step, detail }),
-            None => {
-                let outcome = outcome?;
-                Ok(Norms { all: outcome.grad_norm, groups: outcome.group_norms })
-            }
-        }
-    }
-
     /// What stays as it is in the step that runs: the adapter, where features come from a generation that it made.
     fn resting(&self) -> Option<Group> {
         let cached = matches!(self.feed.claimed.front(), Some(Claim { turn: CacheTurn::Cached(_), .. }));
         let periodic = cached && self.run.spec.cache.mode == CacheMode::Periodic;
         self.learner.objective.extractor().filter(|_| periodic).map(|extractor| extractor.resting())
-    }
-
-    /// What there is to tell of a step that only names itself: every sink shows whatever stands here. Rank 0 speaks for all where all know
-    /// the same.
-    fn metrics(&self, step: Step, spent: &Spent, norms: &[GroupNorm]) -> Vec<Metric> {
-        let mut metrics: Vec<_> =
-            spent.stages.iter().map(|(stage, time)| Metric::stage_time(stage, time)).collect();
-        let speaks = |figure: &&Metric| figure.merge != Merge::Same || self.members.rank().0 == 0;
-        metrics.extend(spent.figures.iter().filter(speaks).cloned());
-        if self.members.rank().0 == 0 {
-            let rates = self.learner.rates.rates(step.0);
-            let rate = |group: Group| Metric::learning_rate(&group.to_string(), rates.of(group));
-            let norm = |of: &GroupNorm| Metric::same(format!("grad_norm/{}", of.group), of.norm);
-            metrics.extend(norms.iter().map(norm));
-            metrics.extend(self.learner.trainables.layout().groups().into_iter().map(rate));
-        }
-        metrics
     }
 
     fn done(

@@ -10,8 +10,15 @@ use coxswain_nn::kernels::Tape;
 use coxswain_proto::ids::Step;
 
 use super::{
-    TrainError, books::Books, checkpoint::Store, facts::Facts, features::Features, feed::Feed,
-    held_out::HeldOutError, learner::Learner, members::Members,
+    TrainError,
+    books::Books,
+    checkpoint::Store,
+    facts::Facts,
+    features::{Desk, Features},
+    feed::Feed,
+    held_out::HeldOutError,
+    learner::Learner,
+    members::Members,
 };
 use crate::link::{Commands, Phase};
 
@@ -42,7 +49,23 @@ pub(super) struct Training<'a, B: Tape<Base = B>> {
 impl<B: Tape<Base = B>> Training<'_, B> {
     /// Begins a phase: for heartbeats, and for memory peaks.
     pub fn enter(&mut self, phase: Phase, step: Step) -> Result<(), TrainError> {
-        self.members.link.at(phase, step);
-        self.books.meter.enter(phase).map_err(|source| TrainError::DoesNotFit { step, source })
+        self.members.enter(&mut self.books.meter, phase, step)
+    }
+
+    /// Lets the kept features work, with what the other owners lend them. Nothing happens if the cache is off.
+    pub fn with_features(
+        &mut self,
+        work: impl FnOnce(&mut Features<B>, &mut Desk<'_, '_, B>) -> Result<(), TrainError>,
+    ) -> Result<(), TrainError> {
+        let Some(features) = &mut self.features else { return Ok(()) };
+        let mut desk = Desk {
+            run: &self.run,
+            members: &mut self.members,
+            learner: &self.learner,
+            feed: &mut self.feed,
+            meter: &mut self.books.meter,
+            next: self.next,
+        };
+        work(features, &mut desk)
     }
 }

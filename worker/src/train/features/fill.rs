@@ -15,7 +15,7 @@ use std::time::Instant;
 use coxswain_proto::{cache_plan::CacheUse, ids::Step};
 
 use super::{
-    Features,
+    Desk, Features,
     keeper::{Made, MadeRow, News},
 };
 use coxswain_feature_store::round_trip;
@@ -25,8 +25,8 @@ use coxswain_task::{Batch, Sample};
 use crate::{
     feeder::{Missing, Prefetcher, Prepared, Upcoming},
     link::{Phase, Report},
-    memory::{self, OutOfMemory},
-    train::{TrainError, training::Training},
+    memory,
+    train::{TrainError, facts::Facts},
 };
 
 /// A row without features.
@@ -72,169 +72,161 @@ impl Target<'_> {
     }
 }
 
-impl<B: Tape<Base = B>> Training<'_, B> {
-    /// The micro-batch with the features that it lacks, in a step that takes them from the cache; any other as it is.
+impl<B: Tape<Base = B>> Features<B> {
+    /// Gives a micro-batch the features that it lacks, in a step that takes them from the cache; any other stays as it is.
     pub(in crate::train) fn complete(
         &mut self,
+        desk: &mut Desk<'_, '_, B>,
         step: Step,
-        mut prepared: Prepared,
+        prepared: &mut Prepared,
         used: &mut CacheUse,
-    ) -> Result<Prepared, TrainError> {
+    ) -> Result<(), TrainError> {
         if prepared.batch.features().is_none() {
-            return Ok(prepared);
+            return Ok(());
         }
         used.read += prepared.read;
         let damaged = std::mem::take(&mut prepared.damaged);
-        if let Some(features) = self.features.as_mut().filter(|_| !damaged.is_empty()) {
-            damaged.into_iter().for_each(|damage| features.account.damage(damage));
-            self.tell_complaints()?;
+        if !damaged.is_empty() {
+            damaged.into_iter().for_each(|damage| self.account.damage(damage));
+            self.tell_complaints(desk)?;
         }
         let looking = Instant::now();
         let missing = std::mem::take(&mut prepared.missing);
-        let missing = self.look_again(&mut *prepared.batch, missing);
+        let mut target = Target { batch: &mut *prepared.batch, waiting: &mut desk.feed.prefetch };
+        let missing = self.still_missing(&mut target, missing);
         used.read += looking.elapsed();
         if !missing.is_empty() {
-            self.enter(Phase::CacheBuild, step)?;
+            desk.enter(Phase::CacheBuild, step)?;
             let began = Instant::now();
             prepared.computed.extend(missing.iter().map(|missing| missing.row));
-            let filled = self.fill(step, &mut *prepared.batch, missing);
+            let filled = self.fill(desk, step, &mut *prepared.batch, missing);
             used.fill += began.elapsed();
-            self.enter(Phase::Data, step)?;
+            desk.enter(Phase::Data, step)?;
             filled?;
         }
         used.misses += prepared.computed.len() as u64;
         used.hits += (prepared.batch.len() - prepared.computed.len()) as u64;
-        Ok(prepared)
+        Ok(())
     }
 
     /// What is still missing of a micro-batch that is due.
-    fn look_again(&mut self, batch: &mut dyn Batch, missing: Vec<Missing>) -> Vec<Missing> {
-        let Some(features) = self.features.as_ref().filter(|_| !missing.is_empty()) else { return missing };
+    fn still_missing(&self, target: &mut Target<'_>, missing: Vec<Missing>) -> Vec<Missing> {
+        if missing.is_empty() {
+            return missing;
+        }
         let mut rows: Vec<Row> = missing.into_iter().map(Row::Due).collect();
-        let mut target = Target { batch, waiting: &mut self.feed.prefetch };
-        features.look_again(&mut rows, &mut target);
+        self.look_again(&mut rows, target);
         rows.into_iter().map(Row::into_missing).collect()
     }
 
     /// Computes these rows of `batch`.
-    fn fill(&mut self, step: Step, batch: &mut dyn Batch, missing: Vec<Missing>) -> Result<(), TrainError> {
-        let features = self.features.as_mut().expect("a step that asks for features has a store");
-        let extractor = self.learner.objective.extractor().expect("what is kept was computed by it");
-        let room = missing.len().next_multiple_of(features.fill_batch) - missing.len();
-        let mut ahead: Vec<Row> = self.feed.prefetch.upcoming(room).into_iter().map(Row::Later).collect();
-        let mut target = Target { batch, waiting: &mut self.feed.prefetch };
-        features.look_again(&mut ahead, &mut target);
+    fn fill(
+        &mut self,
+        desk: &mut Desk<'_, '_, B>,
+        step: Step,
+        batch: &mut dyn Batch,
+        missing: Vec<Missing>,
+    ) -> Result<(), TrainError> {
+        let extractor = desk.extractor();
+        let room = missing.len().next_multiple_of(self.fill_batch) - missing.len();
+        let mut ahead: Vec<Row> = desk.feed.prefetch.upcoming(room).into_iter().map(Row::Later).collect();
+        let mut target = Target { batch, waiting: &mut desk.feed.prefetch };
+        self.look_again(&mut ahead, &mut target);
         let rows: Vec<Row> = missing.into_iter().map(Row::Due).chain(ahead).collect();
         let mut left = &rows[..];
         while !left.is_empty() {
-            let (now, later) = left.split_at(left.len().min(features.fill_batch));
+            let (now, later) = left.split_at(left.len().min(self.fill_batch));
             let samples: Vec<&dyn Sample> = now.iter().map(|row| &*row.missing().seen).collect();
-            let inputs = self.feed.samples.collate(step, &samples);
-            let serving = features.serving.as_ref();
+            let inputs = desk.feed.samples.collate(step, &samples);
+            let serving = self.serving.as_ref();
             let below =
-                serving.and_then(|serving| serving.older.as_ref()).unwrap_or(&self.learner.trainables);
+                serving.and_then(|serving| serving.older.as_ref()).unwrap_or(&desk.learner.trainables);
             let before = memory::in_use();
             match memory::guarded(|| extractor.compute(below, &*inputs)) {
                 Ok(made) => {
-                    features.keep(&mut target, now, made?.values);
+                    self.keep(&mut target, now, made?.values);
                     left = later;
                 }
                 Err(_) if now.len() > 1 => {
-                    features.fill_batch = now.len().div_ceil(2);
-                    target.waiting.keep_ahead(features.fill_batch);
+                    self.fill_batch = now.len().div_ceil(2);
+                    target.waiting.keep_ahead(self.fill_batch);
                     let line = format!(
                         "rank {}: out of memory while computing features: {} samples at a time from now on; steps are not affected",
-                        self.members.assignment.rank, features.fill_batch
+                        desk.members.assignment.rank, self.fill_batch
                     );
                     tracing::warn!(step = step.0, "{line}");
-                    self.members.link.report(Report::Note(line))?;
+                    desk.members.link.report(Report::Note(line))?;
                 }
-                Err(overrun) => {
-                    // One sample does not fit beside what is there; a smaller micro-batch leaves more room.
-                    let capacity = self.run.spec.memory.capacity.map(coxswain_proto::ids::Bytes);
-                    let source = OutOfMemory::of(Phase::CacheBuild, overrun, before, capacity);
-                    return Err(TrainError::DoesNotFit { step, source });
-                }
+                Err(overrun) => return Err(desk.does_not_fit(step, overrun, before)),
             }
         }
         Ok(())
     }
 
     /// Lets the features of an epoch be published where its last step has computed them; training goes on meanwhile.
-    pub(in crate::train) fn publish_features(&self, step: Step) {
-        if let Some(features) = self.features.as_ref().filter(|_| self.run.ends_epoch(step)) {
-            features.keeper.publish();
+    pub(in crate::train) fn publish_epoch(&self, run: &Facts<'_, B>, step: Step) {
+        if run.ends_epoch(step) {
+            self.keeper.publish();
         }
     }
 
     /// Where an epoch ends, waits until its features are published: called before a collective, so that after it all ranks can see them.
-    pub(in crate::train) fn settle_features(&mut self, step: Step) -> Result<(), TrainError> {
-        match self.run.ends_epoch(step) {
-            true => self.storing(step, |own| own.features.iter_mut().for_each(Features::settle)),
+    pub(in crate::train) fn settle_epoch(
+        &mut self,
+        desk: &mut Desk<'_, '_, B>,
+        step: Step,
+    ) -> Result<(), TrainError> {
+        match desk.run.ends_epoch(step) {
+            true => desk.storing(step, |_| self.settle()),
             false => Ok(()),
         }
     }
 
-    /// What may wait for the store's disk, in a phase of which the coordinator knows that; then the present phase goes on.
-    pub(super) fn storing(&mut self, step: Step, work: impl FnOnce(&mut Self)) -> Result<(), TrainError> {
-        if self.features.is_none() {
-            return Ok(());
-        }
-        let phase = self.books.meter.phase();
-        self.enter(Phase::CacheBuild, step)?;
-        work(self);
-        self.enter(phase, step)
-    }
-
     /// Says what the step that is done has brought.
-    pub(in crate::train) fn tell_features(&mut self, step: Step) -> Result<(), TrainError> {
-        self.conclude_drift(step)?;
-        let first = self.members.assignment.rank.0 == 0;
-        let epoch_ends = self.run.ends_epoch(step);
-        if let Some(features) = self.features.as_mut().filter(|_| first && epoch_ends) {
-            let Features { keeper, base, training, .. } = features;
-            keeper.note(&base.made_by, training);
-            if let Some(line) = features.words_of_epoch() {
-                self.members.link.report(Report::Note(line))?;
+    pub(in crate::train) fn tell_step(
+        &mut self,
+        desk: &mut Desk<'_, '_, B>,
+        step: Step,
+    ) -> Result<(), TrainError> {
+        self.conclude_drift(desk, step)?;
+        if desk.members.rank().0 == 0 && desk.run.ends_epoch(step) {
+            self.keeper.note(&self.base.made_by, &self.training);
+            if let Some(line) = self.words_of_epoch() {
+                desk.members.link.report(Report::Note(line))?;
             }
         }
-        self.tell_cache()
+        self.tell_cache(desk)
     }
 
     /// Publishes everything: where a run or a generation ends, and with every checkpoint.
-    pub(in crate::train) fn publish_all(&mut self) -> Result<(), TrainError> {
-        self.storing(self.next, |own| own.features.iter_mut().for_each(Features::publish))?;
-        self.tell_cache()
+    pub(in crate::train) fn publish_all(&mut self, desk: &mut Desk<'_, '_, B>) -> Result<(), TrainError> {
+        desk.storing(desk.next, |_| self.publish())?;
+        self.tell_cache(desk)
     }
 
     /// Says what has gone wrong since the last call.
-    pub(super) fn tell_complaints(&mut self) -> Result<(), TrainError> {
-        let Some(features) = &mut self.features else { return Ok(()) };
-        features.hear();
-        for line in features.account.take_complaints() {
-            self.members
+    pub(super) fn tell_complaints(&mut self, desk: &mut Desk<'_, '_, B>) -> Result<(), TrainError> {
+        self.hear();
+        for line in self.account.take_complaints() {
+            desk.members
                 .link
-                .report(Report::Note(format!("rank {}: {line}", self.members.assignment.rank)))?;
+                .report(Report::Note(format!("rank {}: {line}", desk.members.assignment.rank)))?;
         }
         Ok(())
     }
 
     /// Says what has gone wrong, and how far the generation is.
-    fn tell_cache(&mut self) -> Result<(), TrainError> {
-        self.tell_complaints()?;
-        let Some(features) = self.features.as_mut().filter(|_| self.members.assignment.rank.0 == 0) else {
-            return Ok(());
-        };
-        if features.account.has_news()
-            && let Some(report) = features.report()
+    fn tell_cache(&mut self, desk: &mut Desk<'_, '_, B>) -> Result<(), TrainError> {
+        self.tell_complaints(desk)?;
+        if desk.members.rank().0 == 0
+            && self.account.has_news()
+            && let Some(report) = self.report()
         {
-            self.members.link.report(Report::Cache(report))?;
+            desk.members.link.report(Report::Cache(report))?;
         }
         Ok(())
     }
-}
 
-impl<B: Tape<Base = B>> Features<B> {
     /// Reads what has appeared since the data threads looked; what is left is to be computed.
     fn look_again(&self, rows: &mut Vec<Row>, target: &mut Target<'_>) {
         let Some(space) = self.serving.as_ref().and_then(|serving| serving.space.as_ref()) else { return };

@@ -1,13 +1,15 @@
 //! Features that are kept instead of computed again, as training sees them: a memo of the model below the tap.
 //!
 //! ```text
-//! turn     where the next step takes its features from; a generation begins, or an older one goes on
-//! fill     computes what micro-batches lack, and rounds it as the store does
-//! keeper   appends it to parts and publishes these, on a thread of its own
-//! probes   how far the features of some samples have moved since a generation began, measured a few at a time
-//! drift    what adds up over probes and ranks
-//! adapter  a generation's adapter, in the store and back
-//! account  hits, misses, times; what the run's summary and its log say of them
+//! turn       where the next step takes its features from; a generation begins, or an older one goes on
+//! fill       computes what micro-batches lack, and rounds it as the store does
+//! keeper     appends it to parts and publishes these, on a thread of its own
+//! probes     how far the features of some samples have moved since a generation began, measured a few at a time
+//! measuring  such a measurement while it goes on
+//! drift      what adds up over probes and ranks
+//! adapter    a generation's adapter, in the store and back
+//! desk       what the owners of everything else lend for all this
+//! account    hits, misses, times; what the run's summary and its log say of them
 //! ```
 //!
 //! What is kept changes the time of a step, never its result: a feature that is missing, damaged or evicted is computed from the same
@@ -20,9 +22,11 @@
 mod account;
 mod adapter;
 mod claim;
+mod desk;
 mod drift;
 mod fill;
 mod keeper;
+mod measuring;
 mod probes;
 #[cfg(test)]
 mod tests;
@@ -40,16 +44,16 @@ use coxswain_proto::{
     run_spec::{CacheDtype, CacheMode, RunSpec},
 };
 
-pub(super) use self::claim::Claim;
 use self::{
     account::Account,
     keeper::{Keeper, Made},
-    probes::Measuring,
+    measuring::Measuring,
 };
 pub use self::{
     account::{CacheSummary, DriftRecord},
     claim::{Mark, Place},
 };
+pub(super) use self::{claim::Claim, desk::Desk};
 use super::{TrainError, check::check_writable};
 use coxswain_feature_store::{
     Ingredients, SampleKey, Space, SpaceDescription, SpaceKey, Store, StoreError, adapter_digest,
@@ -223,12 +227,12 @@ impl<B: Tape<Base = B>> Features<B> {
         space: Option<Space>,
         adapter: Option<Arc<AdapterSnapshot>>,
     ) -> Serving<B> {
-        let source = self.source(space.clone());
+        let source = self.source_in(space.clone());
         Serving { generation, key, space, source, adapter, older: None, stale: false }
     }
 
     /// What data threads need to look for features in this space; without one they find nothing.
-    fn source(&self, space: Option<Space>) -> KeptFeatures {
+    fn source_in(&self, space: Option<Space>) -> KeptFeatures {
         KeptFeatures { space, keys: self.keys.clone(), shape: self.shape.clone() }
     }
 

@@ -18,65 +18,33 @@
 use std::ops::Range;
 
 use coxswain_proto::{
-    cache_plan::{CacheDrift, CacheReport, CacheSchedule},
-    ids::{Bytes, Rank, Step},
+    cache_plan::{CacheDrift, CacheReport},
+    ids::Step,
     run_spec::Cache,
 };
 
 use super::{
-    Features, Serving,
-    drift::{FAILED, FIELDS, Sums, UNAVAILABLE, WELL},
+    Desk, Features, Serving,
+    drift::Sums,
     keeper::{Made, MadeRow},
+    measuring::{Against, Measuring},
 };
 use coxswain_feature_store::round_trip;
-use coxswain_nn::{kernels::Tape, params::Trainables};
-use coxswain_task::{Batch, CachedFeatures, Extractor, Readable};
+use coxswain_nn::kernels::Tape;
+use coxswain_task::{Batch, CachedFeatures, Readable};
 
 use crate::{
-    collective::{Buf, BufMut},
     link::{CacheSpace, Phase, Report},
-    memory::{self, OutOfMemory},
-    train::{TrainError, training::Training},
+    memory,
+    train::{TrainError, facts::Facts},
 };
 
-/// A measurement that goes on.
-pub(super) struct Measuring<B: Tape<Base = B>> {
-    /// Before this step: where a generation begins, or where drift decides whether one does.
-    at: Step,
-    /// Each of these steps takes a portion.
-    portions: Range<Step>,
-    against: Against<B>,
-    /// This rank's probes.
-    probes: Vec<u64>,
-    /// How many of them are compared.
-    done: usize,
-    sums: Sums,
-    /// The step that measured the newest portion.
-    step: Option<Step>,
-    /// The adapter of the generation compared with, once something was missing of that.
-    older: Option<Trainables<B>>,
-    /// Fresh features for the generation that may begin.
-    made: Made,
-}
-
-/// The generation compared with.
-enum Against<B: Tape<Base = B>> {
-    /// The one that serves.
-    Serving,
-    /// The one that served before.
-    Before(Box<Serving<B>>),
-    /// Its adapter cannot be had.
-    Lost,
-}
-
-impl<B: Tape<Base = B>> Measuring<B> {
-    /// The generation compared with, if it serves no more.
-    pub fn before(&self) -> Option<&Serving<B>> {
-        match &self.against {
-            Against::Before(serving) => Some(serving),
-            Against::Serving | Against::Lost => None,
-        }
-    }
+/// Probes that are compared at once.
+struct Probes<'a> {
+    indices: &'a [u64],
+    /// Values of each.
+    rows: &'a [usize],
+    batch: &'a dyn Batch,
 }
 
 /// Whether it depends on drift whether a generation begins.
@@ -84,21 +52,22 @@ fn drift_decides(cache: &Cache) -> bool {
     cache.rebuild_above.is_some()
 }
 
-impl<B: Tape<Base = B>> Training<'_, B> {
-    fn schedule(&self) -> Option<CacheSchedule> {
-        CacheSchedule::new(&self.run.spec.cache, &self.run.plan)
-    }
-
+impl<B: Tape<Base = B>> Features<B> {
     /// Begins to measure in the cached step that runs next, if there is something to measure after this turn. `before` served until here.
-    pub(super) fn begin_measuring(&mut self, space: &CacheSpace, before: Option<Serving<B>>) {
-        let (step, cache) = (self.next, &self.run.spec.cache);
-        let Some(schedule) = self.schedule() else { return };
+    pub(super) fn begin_measuring(
+        &mut self,
+        desk: &Desk<'_, '_, B>,
+        space: &CacheSpace,
+        before: Option<Serving<B>>,
+    ) {
+        let (step, cache) = (desk.next, &desk.run.spec.cache);
+        let Some(schedule) = desk.run.cache_schedule() else { return };
         let begins = schedule.cached_since(step);
         let portions = schedule.measured_in(begins);
         let decided = schedule.decided_at(begins);
         match before {
             Some(before) if !drift_decides(cache) && step == begins => {
-                self.measure(begins, portions, Against::Before(Box::new(before)));
+                self.measure(desk, begins, portions, Against::Before(Box::new(before)));
             }
             // What comes too late for portions is measured at once where it is decided.
             None if drift_decides(cache)
@@ -106,35 +75,37 @@ impl<B: Tape<Base = B>> Training<'_, B> {
                 && step < portions.end
                 && step < decided =>
             {
-                self.measure(decided, portions, Against::Serving);
+                self.measure(desk, decided, portions, Against::Serving);
             }
             _ => {}
         }
     }
 
     /// Takes up a measurement that a fault, or the end of a process, has cut off; `before` is none if nothing of that generation is left.
-    pub(super) fn measure_again(&mut self, begins: Step, before: Option<Serving<B>>) {
-        let Some(schedule) = self.schedule() else { return };
+    pub(super) fn measure_again(&mut self, desk: &Desk<'_, '_, B>, begins: Step, before: Option<Serving<B>>) {
+        let Some(schedule) = desk.run.cache_schedule() else { return };
         let against = before.map_or(Against::Lost, |before| Against::Before(Box::new(before)));
-        self.measure(begins, schedule.measured_in(begins), against);
+        self.measure(desk, begins, schedule.measured_in(begins), against);
     }
 
-    fn measure(&mut self, at: Step, portions: Range<Step>, against: Against<B>) {
-        let wanted = self.run.spec.cache.probe_samples as u64;
-        let (rank, world) = (self.members.comm.rank().0 as usize, self.members.comm.world());
-        let all = self.feed.samples.training_len();
+    fn measure(&mut self, desk: &Desk<'_, '_, B>, at: Step, portions: Range<Step>, against: Against<B>) {
+        let wanted = desk.run.spec.cache.probe_samples as u64;
+        let (rank, world) = (desk.members.comm.rank().0 as usize, desk.members.comm.world());
+        let all = desk.feed.samples.training_len();
         let count = wanted.min(all);
-        let Some(features) = self.features.as_mut().filter(|_| count > 0) else { return };
-        let spread = (0..count).filter_map(|i| self.feed.samples.training_sample(i * all / count));
+        if count == 0 {
+            return;
+        }
+        let spread = (0..count).filter_map(|i| desk.feed.samples.training_sample(i * all / count));
         let stale = |serving: &Serving<B>| serving.stale;
         let lost = match &against {
-            Against::Serving => features.serving.as_ref().is_none_or(stale),
+            Against::Serving => self.serving.as_ref().is_none_or(stale),
             Against::Before(serving) => serving.stale,
             Against::Lost => true,
         };
         let against = if lost { Against::Lost } else { against };
         let probes = if lost { Vec::new() } else { spread.skip(rank).step_by(world).collect() };
-        features.measuring = Some(Measuring {
+        self.measuring = Some(Measuring {
             at,
             portions,
             against,
@@ -148,137 +119,124 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     }
 
     /// Compares this step's portion of the probes. Nothing has left this rank yet, so the vote of the step hears of what fails here.
-    pub(in crate::train) fn measure_portion(&mut self, step: Step) -> Result<(), TrainError> {
+    pub(in crate::train) fn measure_portion(
+        &mut self,
+        desk: &mut Desk<'_, '_, B>,
+        step: Step,
+    ) -> Result<(), TrainError> {
         let due = |measuring: &mut Measuring<B>| {
             measuring.portions.start <= step && measuring.step.is_none_or(|last| last < step)
         };
-        let taken = self.features.as_mut().and_then(|features| features.measuring.take_if(due));
-        let Some(mut measuring) = taken else { return Ok(()) };
+        let Some(mut measuring) = self.measuring.take_if(due) else { return Ok(()) };
         let steps_left = measuring.portions.end.0.saturating_sub(step.0).max(1);
         let left = measuring.probes.len() - measuring.done;
-        self.enter(Phase::CacheBuild, step)?;
-        let compared = self.compare_some(step, &mut measuring, left.div_ceil(steps_left as usize));
-        let features = self.features.as_mut().expect("they were there");
+        desk.enter(Phase::CacheBuild, step)?;
+        let compared = self.compare_some(desk, step, &mut measuring, left.div_ceil(steps_left as usize));
         if compared.is_ok() {
             measuring.step = Some(step);
             if measuring.done == measuring.probes.len() {
                 // What is fresh and stored is seen by all ranks after this step's vote.
-                features.publish();
+                self.publish();
             }
         }
-        features.measuring = Some(measuring);
+        self.measuring = Some(measuring);
         compared
     }
 
     /// After a step: once all probes are compared, the ranks gather what came out, and rank 0 reports it.
-    pub(in crate::train) fn conclude_drift(&mut self, step: Step) -> Result<(), TrainError> {
+    pub(super) fn conclude_drift(
+        &mut self,
+        desk: &mut Desk<'_, '_, B>,
+        step: Step,
+    ) -> Result<(), TrainError> {
         let over = |measuring: &mut Measuring<B>| {
             measuring.step == Some(step) && measuring.portions.end.0 <= step.0 + 1
         };
-        let taken = self.features.as_mut().and_then(|features| features.measuring.take_if(over));
-        let Some(measuring) = taken else { return Ok(()) };
-        match self.gather_drift(step, &measuring, Ok(())) {
-            Ok(found) => self.tell_drift(measuring, found),
+        let Some(measuring) = self.measuring.take_if(over) else { return Ok(()) };
+        match measuring.gather(desk, step, Ok(())) {
+            Ok(found) => self.tell_drift(desk, measuring, found),
             Err(error) => {
                 // Whoever goes on without the rank that was lost measures again.
-                self.features.as_mut().expect("they were there").measuring = Some(measuring);
+                self.measuring = Some(measuring);
                 Err(error)
             }
         }
     }
 
     /// Whether drift decides about `step`, and is not measured yet: then all ranks measure it together before they lease the step.
-    pub(in crate::train) fn measures_before(&self, step: Step) -> bool {
-        let Some((features, schedule)) = self.features.as_ref().zip(self.schedule()) else { return false };
-        let serving = features.serving.as_ref().filter(|_| drift_decides(&self.run.spec.cache));
-        let wanted = self.run.spec.cache.probe_samples > 0 && features.measured != Some(step);
+    pub(in crate::train) fn measures_before(&self, run: &Facts<'_, B>, step: Step) -> bool {
+        let Some(schedule) = run.cache_schedule() else { return false };
+        let serving = self.serving.as_ref().filter(|_| drift_decides(&run.spec.cache));
+        let wanted = run.spec.cache.probe_samples > 0 && self.measured != Some(step);
         let served = |serving: &Serving<B>| serving.generation.since < schedule.cached_since(step);
         wanted && schedule.decides_at(step) && serving.is_some_and(served)
     }
 
-    /// Measures all that is left of it.
-    pub(super) fn measure_before(&mut self, step: Step) -> Result<(), TrainError> {
-        self.enter(Phase::CacheBuild, step)?;
-        let Some(features) = &mut self.features else { return Ok(()) };
-        features.publish();
-        if features.measuring.is_none() {
-            self.measure(step, step..step, Against::Serving);
+    /// Measures all that is left of what decides about the step that runs next, if it does.
+    pub(in crate::train) fn measure_before(&mut self, desk: &mut Desk<'_, '_, B>) -> Result<(), TrainError> {
+        let step = desk.next;
+        if !self.measures_before(desk.run, step) {
+            return Ok(());
         }
-        let taken = self.features.as_mut().and_then(|features| features.measuring.take());
-        let Some(mut measuring) = taken else { return Ok(()) };
+        desk.enter(Phase::CacheBuild, step)?;
+        self.publish();
+        if self.measuring.is_none() {
+            self.measure(desk, step, step..step, Against::Serving);
+        }
+        let Some(mut measuring) = self.measuring.take() else { return Ok(()) };
         let left = measuring.probes.len() - measuring.done;
-        let compared = self.compare_some(step, &mut measuring, left);
-        let found = self.gather_drift(step, &measuring, compared)?;
-        self.tell_drift(measuring, found)
+        let compared = self.compare_some(desk, step, &mut measuring, left);
+        let found = measuring.gather(desk, step, compared)?;
+        self.tell_drift(desk, measuring, found)
     }
 
-    /// The sums of all ranks, and whether one of them could not compare. `own` is how this one fared.
-    fn gather_drift(
+    /// Keeps what came out, and reports it on rank 0; `lost` if a rank had nothing to compare with.
+    fn tell_drift(
         &mut self,
-        step: Step,
-        measuring: &Measuring<B>,
-        own: Result<(), TrainError>,
-    ) -> Result<(Sums, bool), TrainError> {
-        self.enter(Phase::Communication, step)?;
-        let row = match (&own, &measuring.against) {
-            (Err(_), _) => Sums::default().row(FAILED),
-            (Ok(()), Against::Lost) => Sums::default().row(UNAVAILABLE),
-            (Ok(()), _) => measuring.sums.row(WELL),
-        };
-        let mut rows = vec![0.0; FIELDS * self.members.comm.world()];
-        self.members.comm.all_gather(Buf::F64(&row), BufMut::F64(&mut rows))?;
-        own?;
-        let fared = || rows.chunks_exact(FIELDS).map(Sums::status);
-        if let Some((_, rank)) = fared().zip(0..).find(|(status, _)| *status == FAILED) {
-            return Err(TrainError::PeerFailed(Rank(rank)));
-        }
-        Ok((Sums::total(&rows), fared().any(|status| status == UNAVAILABLE)))
-    }
-
-    fn tell_drift(&mut self, measuring: Measuring<B>, (total, lost): (Sums, bool)) -> Result<(), TrainError> {
-        let Some(features) = &mut self.features else { return Ok(()) };
+        desk: &mut Desk<'_, '_, B>,
+        measuring: Measuring<B>,
+        (total, lost): (Sums, bool),
+    ) -> Result<(), TrainError> {
         let Measuring { at, against, made, .. } = measuring;
-        features.measured = Some(at);
+        self.measured = Some(at);
         let drift = total.drift().filter(|_| !lost);
         let drift = drift.map(|drift| CacheDrift { at, drift, probes: total.probes as u32 });
         // Where drift decides, whoever decides must hear that there is none.
         let (compared, told) = match &against {
             Against::Before(before) => (Some(&**before), drift.is_some()),
-            Against::Serving | Against::Lost => {
-                (features.serving.as_ref(), drift_decides(&self.run.spec.cache))
-            }
+            Against::Serving | Against::Lost => (self.serving.as_ref(), drift_decides(&desk.run.spec.cache)),
         };
-        let Some(report) = compared.map(|serving| features.report_of(serving)).filter(|_| told) else {
+        let Some(report) = compared.map(|serving| self.report_of(serving)).filter(|_| told) else {
             return Ok(());
         };
-        features.account.measured(report.generation, drift);
-        features.probed = Some((at, made)).filter(|(_, made)| !made.rows.is_empty());
-        if self.members.assignment.rank.0 > 0 {
+        self.account.measured(report.generation, drift);
+        self.probed = Some((at, made)).filter(|(_, made)| !made.rows.is_empty());
+        if desk.members.rank().0 > 0 {
             return Ok(());
         }
         if let Some(CacheDrift { drift, probes, .. }) = &drift {
-            self.members.link.report(Report::Note(format!(
+            desk.members.link.report(Report::Note(format!(
                 "step {at}: features have moved by {:.2} % (relative L2, cosine {:.4}) since generation {} was begun; loss {:.5} with fresh ones, {:.5} with kept ones, on {probes} probes",
                 100.0 * drift.relative_l2, drift.cosine, report.generation, drift.loss_fresh, drift.loss_cached
             )))?;
         }
         let lost = report.lost || (lost && matches!(against, Against::Serving | Against::Lost));
-        Ok(self.members.link.report(Report::Cache(CacheReport { drift, lost, ..report }))?)
+        Ok(desk.members.link.report(Report::Cache(CacheReport { drift, lost, ..report }))?)
     }
 
     /// Compares the next `count` of this rank's probes, as many at once as memory allows.
     fn compare_some(
-        &mut self,
+        &self,
+        desk: &Desk<'_, '_, B>,
         step: Step,
         measuring: &mut Measuring<B>,
         count: usize,
     ) -> Result<(), TrainError> {
-        let Some(features) = self.features.as_ref().filter(|_| count > 0) else { return Ok(()) };
-        let (end, mut size) = (measuring.done + count, features.fill_batch);
+        let (end, mut size) = (measuring.done + count, self.fill_batch);
         while measuring.done < end {
             let indices = measuring.probes[measuring.done..end.min(measuring.done + size)].to_vec();
             let before = memory::in_use();
-            match memory::guarded(|| self.compare(&indices, measuring)) {
+            match memory::guarded(|| self.compare(desk, &indices, measuring)) {
                 Ok(compared) => {
                     let (sums, made) = compared?;
                     measuring.sums = sums;
@@ -286,35 +244,35 @@ impl<B: Tape<Base = B>> Training<'_, B> {
                     match measuring.before() {
                         None => measuring.made.append(made),
                         Some(_) if made.rows.is_empty() => {}
-                        Some(_) => features.keeper.keep(made),
+                        Some(_) => self.keeper.keep(made),
                     }
                 }
                 Err(_) if indices.len() > 1 => size = indices.len().div_ceil(2),
-                Err(overrun) => {
-                    let capacity = self.run.spec.memory.capacity.map(Bytes);
-                    let source = OutOfMemory::of(Phase::CacheBuild, overrun, before, capacity);
-                    return Err(TrainError::DoesNotFit { step, source });
-                }
+                Err(overrun) => return Err(desk.does_not_fit(step, overrun, before)),
             }
         }
         Ok(())
     }
 
     /// Compares some samples: the sums with them, and their fresh features, if they were computed.
-    fn compare(&self, indices: &[u64], measuring: &mut Measuring<B>) -> Result<(Sums, Made), TrainError> {
-        let Readable { samples, faults } = self.feed.samples.readable(indices);
+    fn compare(
+        &self,
+        desk: &Desk<'_, '_, B>,
+        indices: &[u64],
+        measuring: &mut Measuring<B>,
+    ) -> Result<(Sums, Made), TrainError> {
+        let Readable { samples, faults } = desk.feed.samples.readable(indices);
         faults.iter().for_each(|error| tracing::warn!(%error, "a probe is left out"));
         if samples.is_empty() {
             return Ok((measuring.sums, Made::default()));
         }
         let indices: Vec<u64> = samples.iter().map(|sample| sample.index()).collect();
-        let batch = self.feed.samples.batch(measuring.at, &samples);
-        let features = self.features.as_ref().expect("probes are of kept features");
-        let width = features.shape.width;
-        let rows = self.extractor().row_values(&*batch);
+        let batch = desk.feed.samples.batch(measuring.at, &samples);
+        let width = self.shape.width;
+        let rows = desk.extractor().row_values(&*batch);
         let probes = Probes { indices: &indices, rows: &rows, batch: &*batch };
-        let (fresh, unrounded) = self.fresh(&probes, measuring.before().is_some())?;
-        let kept = self.kept(&probes, measuring)?;
+        let (fresh, unrounded) = self.fresh(desk, &probes, measuring.before().is_some())?;
+        let kept = self.kept(desk, &probes, measuring)?;
         let mut sums = measuring.sums;
         let mut made = Made { rows: Vec::new(), values: unrounded.unwrap_or_default() };
         let mut at = 0;
@@ -322,13 +280,13 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             let place = at..at + row;
             at = place.end;
             sums.compare(&fresh[place.clone()], &kept[place.clone()]);
-            if let Some(key) = features.keys.get(sample.index()).filter(|_| !made.values.is_empty()) {
+            if let Some(key) = self.keys.get(sample.index()).filter(|_| !made.values.is_empty()) {
                 made.rows.push(MadeRow { key, inputs: sample.inputs(), place });
             }
         }
         let loss = |values| {
             let batch = batch.with_features(CachedFeatures { width, values });
-            self.learner.objective.loss(&self.learner.trainables, &*batch)
+            desk.learner.objective.loss(&desk.learner.trainables, &*batch)
         };
         let (with_fresh, with_kept) = (loss(fresh)?, loss(kept)?);
         sums.loss_fresh += with_fresh.loss_sum;
@@ -337,56 +295,50 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         Ok((sums, made))
     }
 
-    fn extractor(&self) -> &dyn Extractor<B> {
-        self.learner.objective.extractor().expect("what is kept was computed by it")
-    }
-
     /// What the present adapter makes of probes, rounded; and unrounded, if it had to be computed. `serves`: the generation made with it does.
-    fn fresh(&self, probes: &Probes<'_>, serves: bool) -> Result<(Vec<f32>, Option<Vec<f32>>), TrainError> {
-        let features = self.features.as_ref().expect("probes are of kept features");
-        let serving = features.serving.as_ref().filter(|_| serves);
-        if let Some(found) = serving.and_then(|serving| features.read_probes(serving, probes)) {
+    fn fresh(
+        &self,
+        desk: &Desk<'_, '_, B>,
+        probes: &Probes<'_>,
+        serves: bool,
+    ) -> Result<(Vec<f32>, Option<Vec<f32>>), TrainError> {
+        let serving = self.serving.as_ref().filter(|_| serves);
+        if let Some(found) = serving.and_then(|serving| self.read_probes(serving, probes)) {
             return Ok((found, None));
         }
         let CachedFeatures { width, values } =
-            self.extractor().compute(&self.learner.trainables, probes.batch)?;
+            desk.extractor().compute(&desk.learner.trainables, probes.batch)?;
         let mut rounded = values.clone();
-        round_trip(features.dtype, width, &mut rounded);
+        round_trip(self.dtype, width, &mut rounded);
         Ok((rounded, Some(values)))
     }
 
     /// What the generation compared with has of probes, rounded.
-    fn kept(&self, probes: &Probes<'_>, measuring: &mut Measuring<B>) -> Result<Vec<f32>, TrainError> {
-        let features = self.features.as_ref().expect("probes are of kept features");
+    fn kept(
+        &self,
+        desk: &Desk<'_, '_, B>,
+        probes: &Probes<'_>,
+        measuring: &mut Measuring<B>,
+    ) -> Result<Vec<f32>, TrainError> {
         let Measuring { against, older, .. } = measuring;
         let serving = match against {
             Against::Before(before) => Some(&**before),
-            Against::Serving | Against::Lost => features.serving.as_ref(),
+            Against::Serving | Against::Lost => self.serving.as_ref(),
         };
-        if let Some(found) = serving.and_then(|serving| features.read_probes(serving, probes)) {
+        if let Some(found) = serving.and_then(|serving| self.read_probes(serving, probes)) {
             return Ok(found);
         }
         let ready = serving.and_then(|serving| serving.older.as_ref());
         let below = match (ready, serving.and_then(|serving| serving.adapter.as_ref())) {
             (Some(ready), _) => ready,
-            (None, Some(adapter)) => older.get_or_insert_with(|| adapter.trainables(&features.device)),
-            (None, None) => &self.learner.trainables,
+            (None, Some(adapter)) => older.get_or_insert_with(|| adapter.trainables(&self.device)),
+            (None, None) => &desk.learner.trainables,
         };
-        let CachedFeatures { width, mut values } = self.extractor().compute(below, probes.batch)?;
-        round_trip(features.dtype, width, &mut values);
+        let CachedFeatures { width, mut values } = desk.extractor().compute(below, probes.batch)?;
+        round_trip(self.dtype, width, &mut values);
         Ok(values)
     }
-}
 
-/// Probes that are compared at once.
-struct Probes<'a> {
-    indices: &'a [u64],
-    /// Values of each.
-    rows: &'a [usize],
-    batch: &'a dyn Batch,
-}
-
-impl<B: Tape<Base = B>> Features<B> {
     /// Kept features of probes; none if one of them is missing.
     fn read_probes(&self, serving: &Serving<B>, probes: &Probes<'_>) -> Option<Vec<f32>> {
         let space = serving.space.as_ref()?;

@@ -11,7 +11,7 @@
 //! Within a cached phase LoRA rests, so the present adapter *is* the generation's, and a rank that comes back there needs nothing from
 //! the store.
 
-use std::sync::Arc;
+use std::{collections::VecDeque, sync::Arc};
 
 use coxswain_proto::{
     cache_plan::{CacheGeneration, CacheReport},
@@ -19,140 +19,139 @@ use coxswain_proto::{
 };
 
 use super::{
-    Features, Serving,
+    Desk, Features, Serving,
     adapter::{self, AdapterSnapshot},
     claim::{Claim, Mark, Place},
 };
 use crate::{
     feeder::KeptFeatures,
-    link::{CacheSpace, CacheTurn, Leased, Report},
-    train::{TrainError, training::Training},
+    link::{CacheSpace, CacheTurn, Report},
+    train::TrainError,
 };
 use coxswain_feature_store::{Digest, SpaceKey};
 use coxswain_nn::{kernels::Tape, params::Trainables};
 
-impl<B: Tape<Base = B>> Training<'_, B> {
-    /// Leases the next step, after what has to be known for that.
-    pub(in crate::train) fn lease_next(&mut self, samples: u64) -> Result<Leased, TrainError> {
-        let step = self.next;
-        if self.measures_before(step) {
-            self.measure_before(step)?;
-        }
-        let leased = self.members.link.lease(step, samples)?;
-        self.take_turn(&leased.turn)?;
-        Ok(leased)
-    }
-
-    /// Where a step of this turn takes its features from: nothing if it computes them itself; the outer none if that is not known yet.
-    pub(in crate::train) fn source(&self, turn: &CacheTurn) -> Option<Option<KeptFeatures>> {
-        let (Some(features), CacheTurn::Cached(space)) = (&self.features, turn) else { return Some(None) };
+impl<B: Tape<Base = B>> Features<B> {
+    /// Where a step of this turn takes its features from: nothing if it computes them itself; the outer none if that is
+    /// not known yet. `next` is the step that runs next, `claimed` what is requested already.
+    pub(in crate::train) fn source(
+        &self,
+        turn: &CacheTurn,
+        next: Step,
+        claimed: &VecDeque<Claim>,
+    ) -> Option<Option<KeptFeatures>> {
+        let CacheTurn::Cached(space) = turn else { return Some(None) };
         let number = space.generation.number;
-        match features.serving.as_ref().filter(|serving| serving.generation == space.generation) {
+        match self.serving.as_ref().filter(|serving| serving.generation == space.generation) {
             Some(serving) => Some(Some(serving.source.clone())),
             // It has no name before it begins, so its samples are read as if nothing were there, and looked for when they are due. Not before a
             // step that fills another generation: it would take them for its own.
-            None if space.generation.since > self.next => {
+            None if space.generation.since > next => {
                 let alike = |claim: &Claim| [0, number].contains(&claim.turn.number());
-                self.feed.claimed.iter().all(alike).then(|| Some(features.source(None)))
+                claimed.iter().all(alike).then(|| Some(self.source_in(None)))
             }
             None => None,
         }
     }
 
     /// Makes ready what the step that runs next needs. Nothing happens if it is as the step before.
-    pub(in crate::train) fn take_turn(&mut self, turn: &CacheTurn) -> Result<(), TrainError> {
-        let step = self.next;
-        let Some(features) = self.features.as_mut().filter(|features| features.rests()) else {
-            return Ok(());
-        };
-        let begins = matches!(turn, CacheTurn::Cached(space) if space.generation.since == step);
-        if features.taken == Some(step) || (features.phase == Some(turn.number()) && !begins) {
+    pub(in crate::train) fn take_turn(
+        &mut self,
+        desk: &mut Desk<'_, '_, B>,
+        turn: &CacheTurn,
+    ) -> Result<(), TrainError> {
+        let step = desk.next;
+        if !self.rests() {
             return Ok(());
         }
-        (features.phase, features.taken) = (Some(turn.number()), Some(step));
-        self.storing(step, |own| own.prepare_turn(turn))?;
-        self.tell_turn(turn)
+        let begins = matches!(turn, CacheTurn::Cached(space) if space.generation.since == step);
+        if self.taken == Some(step) || (self.phase == Some(turn.number()) && !begins) {
+            return Ok(());
+        }
+        (self.phase, self.taken) = (Some(turn.number()), Some(step));
+        desk.storing(step, |desk| self.prepare_turn(desk, turn))?;
+        self.tell_turn(desk, turn)
     }
 
-    fn prepare_turn(&mut self, turn: &CacheTurn) {
-        let (step, Some(features)) = (self.next, self.features.as_mut()) else { return };
-        features.publish();
+    fn prepare_turn(&mut self, desk: &Desk<'_, '_, B>, turn: &CacheTurn) {
+        self.publish();
+        let trainables = &desk.learner.trainables;
         match turn {
             CacheTurn::Live { kept } => {
                 // What is not measured by now never will be: LoRA moves on.
-                features.measuring = None;
-                if let Some(serving) = &mut features.serving {
+                self.measuring = None;
+                if let Some(serving) = &mut self.serving {
                     serving.older = None;
                 }
                 if let Some(kept) = kept
                     && kept.space.is_some()
-                    && !features.serves(&kept.generation)
+                    && !self.serves(&kept.generation)
                 {
-                    features.recall(kept, &self.learner.trainables);
+                    self.recall(kept, trainables);
                 }
             }
             CacheTurn::Cached(space) => {
-                let before = features.serve(space, step, &self.learner.trainables);
-                self.begin_measuring(space, before);
+                let before = self.serve(space, desk.next, trainables);
+                self.begin_measuring(desk, space, before);
             }
         }
     }
 
     /// One line for people, and for the coordinator what serves now.
-    fn tell_turn(&mut self, turn: &CacheTurn) -> Result<(), TrainError> {
-        self.tell_complaints()?;
-        let Some(features) = self.features.as_mut().filter(|_| self.members.assignment.rank.0 == 0) else {
+    fn tell_turn(&mut self, desk: &mut Desk<'_, '_, B>, turn: &CacheTurn) -> Result<(), TrainError> {
+        self.tell_complaints(desk)?;
+        if desk.members.rank().0 > 0 {
             return Ok(());
-        };
-        self.members.link.report(Report::Note(features.words_of_turn(self.next, turn)))?;
+        }
+        desk.members.link.report(Report::Note(self.words_of_turn(desk.next, turn)))?;
         if matches!(turn, CacheTurn::Cached(_))
-            && let Some(report) = features.report()
+            && let Some(report) = self.report()
         {
-            self.members.link.report(Report::Cache(report))?;
+            desk.members.link.report(Report::Cache(report))?;
         }
         Ok(())
     }
 
-    /// What other ranks, or a checkpoint, must know of the cache.
-    pub(in crate::train) fn cache_mark(&self) -> Option<Mark> {
-        let features = self.features.as_ref().filter(|features| features.rests())?;
-        let serving = features.serving.as_ref()?;
+    /// What other ranks, or a checkpoint, must know.
+    pub(in crate::train) fn mark(&self) -> Option<Mark> {
+        let serving = self.serving.as_ref().filter(|_| self.rests())?;
         let place = |serving: &Serving<B>| Place { generation: serving.generation, space: serving.key.0 };
-        let before = features.measuring.as_ref().and_then(|measuring| measuring.before());
+        let before = self.measuring.as_ref().and_then(|measuring| measuring.before());
         Some(Mark { newest: place(serving), before: before.map(place) })
     }
 
     /// Takes over what a generation of workers has agreed on: the state that it starts with was left with this mark.
-    pub(in crate::train) fn resume_cache(&mut self, mark: Option<Mark>) -> Result<(), TrainError> {
-        self.storing(self.next, |own| own.resume_generation(mark))
+    pub(in crate::train) fn resume(
+        &mut self,
+        desk: &mut Desk<'_, '_, B>,
+        mark: Option<Mark>,
+    ) -> Result<(), TrainError> {
+        desk.storing(desk.next, |desk| self.resume_generation(desk, mark))
     }
 
-    fn resume_generation(&mut self, mark: Option<Mark>) {
-        let Some(features) = self.features.as_mut() else { return };
+    fn resume_generation(&mut self, desk: &Desk<'_, '_, B>, mark: Option<Mark>) {
         // What the last generation of workers computed and nobody could see yet.
-        features.publish();
-        if !features.rests() {
+        self.publish();
+        if !self.rests() {
             return;
         }
-        (features.phase, features.taken, features.measured, features.probed) = (None, None, None, None);
-        features.measuring = None;
+        (self.phase, self.taken, self.measured, self.probed) = (None, None, None, None);
+        self.measuring = None;
         let Some(Mark { newest: Place { generation, space }, before }) = mark else {
-            features.serving = None;
+            self.serving = None;
             return;
         };
-        let here = features.serving.as_ref();
+        let here = self.serving.as_ref();
         if here.is_none_or(|own| own.generation != generation || own.key.0 != space || own.stale) {
             let space = CacheSpace { generation, space: Some(space.to_string()) };
-            features.recall(&space, &self.learner.trainables);
+            self.recall(&space, &desk.learner.trainables);
         }
         if let Some(before) = before {
-            let before = features.past(before, &self.learner.trainables);
-            self.measure_again(generation.since, before);
+            let before = self.past(before, &desk.learner.trainables);
+            self.measure_again(desk, generation.since, before);
         }
     }
-}
 
-impl<B: Tape<Base = B>> Features<B> {
     /// The generation of a cached step: begins, if it does so here, or is the one that was there. Returns what served before one that begins.
     fn serve(&mut self, space: &CacheSpace, step: Step, trainables: &Trainables<B>) -> Option<Serving<B>> {
         let present = AdapterSnapshot::of(trainables, self.resting);

@@ -18,16 +18,25 @@ mod tests;
 
 use std::time::Instant;
 
-use coxswain_proto::ids::{Bytes, Step};
+use coxswain_proto::{
+    ids::{Bytes, Step},
+    run_spec::RunSpec,
+};
 
 pub use choice::{Choice, Holding, Source, choose};
 pub(super) use table::Carried;
 
-use super::{TrainError, learner::Held, training::Training};
+use super::{
+    TrainError,
+    features::Features,
+    learner::{Held, Learner},
+    members::Members,
+    training::Training,
+};
 use crate::{
     collective::{BufMut, CollectiveError},
     link::{Start, StateSource},
-    zero::{MirroredAdamW, ShardState},
+    zero::ShardState,
 };
 use coxswain_nn::kernels::Tape;
 
@@ -45,7 +54,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         )?;
         let (source, bytes) = match choose(&holdings, self.members.assignment.checkpoint_step) {
             Some(choice) => {
-                let bytes = self.take_over(&choice)?;
+                let bytes = self.learner.take_over(&choice, self.run.spec, &mut self.members)?;
+                self.next = Step(choice.version);
                 let mirrored = choice.uses_mirror();
                 (if mirrored { StateSource::Mirror } else { StateSource::Carried }, bytes)
             }
@@ -53,7 +63,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
                 (StateSource::Checkpoint, self.restore(self.members.assignment.checkpoint_step)?)
             }
             None => {
-                self.begin_afresh()?;
+                self.learner.begin_afresh(self.run.spec, &self.members)?;
+                self.next = Step(0);
                 (StateSource::Fresh, Bytes(0))
             }
         };
@@ -72,7 +83,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             saved: self.saved,
             before: self.before.clone(),
             stopped: self.stopped,
-            cache: self.cache_mark(),
+            cache: self.features.as_ref().and_then(Features::mark),
         }
     }
 
@@ -86,46 +97,43 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             self.feed.micro_batch = carried.micro_batch as usize;
             self.feed.searched = carried.searched;
             self.saved = carried.saved;
-            self.resume_cache(carried.cache)?;
+            self.with_features(|features, desk| features.resume(desk, carried.cache))?;
         }
         Ok(())
     }
+}
 
-    /// From now on this is the state, at step `next`.
-    pub(super) fn hold(&mut self, optimizer: MirroredAdamW<B::Flat>, next: Step) {
-        self.learner.held =
-            Some(Held { generation: self.members.assignment.generation, optimizer, weights: None });
-        self.learner.coming = None;
-        self.next = next;
-    }
-
+impl<B: Tape<Base = B>> Learner<B> {
     /// Every rank starts with what the specification says.
-    fn begin_afresh(&mut self) -> Result<(), TrainError> {
-        let values = match self.learner.held {
-            None => self.learner.trainables.to_vec(),
-            Some(_) => self.learner.objective.initial_values(self.learner.trainables.layout())?,
+    fn begin_afresh(&mut self, spec: &RunSpec, members: &Members) -> Result<(), TrainError> {
+        let values = match self.held {
+            None => self.trainables.to_vec(),
+            Some(_) => self.objective.initial_values(self.trainables.layout())?,
         };
-        let mut optimizer = self.learner.empty_optimizer(self.run.spec, &self.members);
+        let mut optimizer = self.empty_optimizer(spec, members);
         optimizer.begin(0, &values);
-        self.learner.trainables.set(values);
-        self.hold(optimizer, Step(0));
+        self.trainables.set(values);
+        self.hold(optimizer, members);
         Ok(())
     }
 
     /// Every part is broadcast by its source; returns the bytes that came in.
-    fn take_over(&mut self, choice: &Choice) -> Result<Bytes, TrainError> {
-        self.learner.coming.take_if(|coming| coming.generation == choice.generation).into_iter().for_each(
-            |coming| {
-                // All ranks go on from what this one has been taking over, so what it had before is nobody's any more.
-                self.learner.held = Some(coming);
-            },
-        );
-        let mut weights = self.learner.trainables.to_vec();
-        let mut optimizer = self.learner.empty_optimizer(self.run.spec, &self.members);
-        let (own_rank, mut received) = (self.members.comm.rank(), 0);
+    fn take_over(
+        &mut self,
+        choice: &Choice,
+        spec: &RunSpec,
+        members: &mut Members,
+    ) -> Result<Bytes, TrainError> {
+        self.coming.take_if(|coming| coming.generation == choice.generation).into_iter().for_each(|coming| {
+            // All ranks go on from what this one has been taking over, so what it had before is nobody's any more.
+            self.held = Some(coming);
+        });
+        let mut weights = self.trainables.to_vec();
+        let mut optimizer = self.empty_optimizer(spec, members);
+        let (own_rank, mut received) = (members.comm.rank(), 0);
         for (part, source) in choice.sources.iter().enumerate() {
             let range = optimizer.part_in(choice.sources.len(), part);
-            let mine = self.learner.held.as_ref().filter(|_| source.from == own_rank);
+            let mine = self.held.as_ref().filter(|_| source.from == own_rank);
             let mut state = match mine {
                 Some(held) => held
                     .optimizer
@@ -133,7 +141,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
                         source.copy,
                         choice.version,
                         held.weights.as_deref().unwrap_or(&weights),
-                        self.learner.grads.values(),
+                        self.grads.values(),
                     )
                     .expect("a rank is chosen for what it said it holds"),
                 None => {
@@ -143,20 +151,20 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             };
             let ShardState { weights: values, exp_avg, exp_avg_sq } = &mut state;
             for buffer in [values, exp_avg, exp_avg_sq] {
-                self.members.comm.broadcast(BufMut::F32(buffer), source.from)?;
+                members.comm.broadcast(BufMut::F32(buffer), source.from)?;
             }
             weights[range.clone()].copy_from_slice(&state.weights);
             optimizer.adopt(&range, &state);
         }
         optimizer.begin(choice.version, &weights);
         // Whoever passes this knows that all have everything, so the old state may go.
-        if let Err(error) = self.members.comm.barrier() {
-            let (generation, weights) = (self.members.assignment.generation, Some(weights));
-            self.learner.coming = Some(Held { generation, optimizer, weights });
+        if let Err(error) = members.comm.barrier() {
+            let (generation, weights) = (members.assignment.generation, Some(weights));
+            self.coming = Some(Held { generation, optimizer, weights });
             return Err(error.into());
         }
-        self.learner.trainables.set(weights);
-        self.hold(optimizer, Step(choice.version));
+        self.trainables.set(weights);
+        self.hold(optimizer, members);
         Ok(Bytes(received))
     }
 }
