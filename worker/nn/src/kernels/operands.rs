@@ -4,8 +4,6 @@ use std::{ops::Range, sync::Arc};
 
 use burn::tensor::{Tensor, backend::Backend};
 
-use super::ModelBackend;
-
 /// Which keys a query may attend to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AttentionMask {
@@ -122,13 +120,6 @@ pub struct Onto<B: Backend> {
     pub x_no: Tensor<B, 2>,
     /// Whether the sum is rounded to bfloat16.
     pub rounded: bool,
-}
-
-impl<B: ModelBackend> Onto<B> {
-    /// The sum.
-    pub fn plus(self, y_no: Tensor<B, 2>) -> Tensor<B, 2> {
-        if self.rounded { B::rounded_sum(self.x_no, y_no) } else { self.x_no + y_no }
-    }
 }
 
 /// Where a gradient goes that is summed in host memory.
