@@ -12,7 +12,7 @@ use std::{
 
 use coxswain_borders::{
     imports::{self, Graph},
-    sizes::{self, Sized},
+    sizes::{self, Size},
     sources::Sources,
     words::{self, Word},
     workspace::{self, Package},
@@ -36,45 +36,45 @@ struct Pending {
 }
 
 const PENDING: Pending = Pending {
-    files_that_name_cargo: 21,
-    fields: 10,
-    methods: 4,
-    parameters: 0,
-    tuple_parameters: 24,
+    files_that_name_cargo: 1,
+    fields: 6,
+    methods: 3,
+    parameters: 1,
+    tuple_parameters: 20,
     files_that_read_clocks: 33,
 };
 
 /// Folders, each with the files in it that import each other in circles today. Circles with files elsewhere are the outer folder's.
 const CIRCLES: &[(&str, usize)] = &[
     ("coordinator/src", 8),
-    ("launcher/src", 19),
-    ("proto/src", 8),
+    ("launcher/src", 14),
+    ("proto/src", 6),
     ("worker/burn/src", 0),
     ("worker/cuda/src", 0),
     ("worker/data/src", 2),
     ("worker/feature_store/src", 7),
     ("worker/models", 2),
     ("worker/nn/src", 22),
-    ("worker/src", 51),
+    ("worker/src", 47),
     ("worker/task/src", 0),
-    ("worker/tasks", 19),
-    ("worker/video/src", 7),
+    ("worker/tasks", 21),
+    ("worker/video/src", 2),
 ];
 /// The same where a parent counts as a user of each child it declares: a child may then not import what its parent's file defines.
 const CIRCLES_WITH_PARENTS: &[(&str, usize)] = &[
     ("coordinator/src", 15),
-    ("launcher/src", 24),
-    ("proto/src", 13),
+    ("launcher/src", 19),
+    ("proto/src", 11),
     ("worker/burn/src", 0),
     ("worker/cuda/src", 0),
     ("worker/data/src", 4),
     ("worker/feature_store/src", 7),
     ("worker/models", 4),
     ("worker/nn/src", 28),
-    ("worker/src", 54),
+    ("worker/src", 51),
     ("worker/task/src", 0),
-    ("worker/tasks", 25),
-    ("worker/video/src", 7),
+    ("worker/tasks", 30),
+    ("worker/video/src", 2),
 ];
 
 /// What the engine carries and does not know.
@@ -205,10 +205,10 @@ fn clocks_are_read_in_few_places() {
 #[derive(Default)]
 struct Facts {
     graphs: Vec<Graph>,
-    fields: Vec<Sized>,
-    methods: Vec<Sized>,
-    parameters: Vec<Sized>,
-    tuple_parameters: Vec<Sized>,
+    fields: Vec<Size>,
+    methods: Vec<Size>,
+    parameters: Vec<Size>,
+    tuple_parameters: Vec<Size>,
     clocks: BTreeMap<String, usize>,
 }
 
@@ -234,9 +234,9 @@ impl Facts {
     }
 }
 
-fn over(sized: &[Sized], most: usize) -> Vec<String> {
+fn over(sized: &[Size], most: usize) -> Vec<String> {
     let over = sized.iter().filter(|sized| sized.count > most);
-    over.map(|Sized { place, count }| format!("{place} ({count})")).collect()
+    over.map(|Size { place, count }| format!("{place} ({count})")).collect()
 }
 
 /// No more places than `pending` break the rule, apart from the exceptions, and each exception is needed.
