@@ -11,7 +11,8 @@
     --keep DIR               keep the run directories   --begun-by OLD_COX   `resumed` goes on from what that program has left
 
 Digests are those of one kind of processor: kernels differ in their order of summation. FILE names the processor it was made on; across
-machines, use `--compare` with a program built from the tree before. Both programs then get the same configs.
+machines, use `--compare` with a program built from the tree before. Both programs then get the same configs. `before.digests` was
+recorded on the tree before models and tasks left the engine (commit 1d4b05a).
 
 Work that changes bits on purpose renews the record and says so in its message. A run that fails is told, and the others go on.
 

@@ -11,7 +11,7 @@ use crate::sources::Sources;
 
 /// A named thing and its size.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Sized {
+pub struct Size {
     /// `file: name`.
     pub place: String,
     /// How many.
@@ -19,7 +19,7 @@ pub struct Sized {
 }
 
 /// Fields of every struct.
-pub fn fields(sources: &Sources) -> Vec<Sized> {
+pub fn fields(sources: &Sources) -> Vec<Size> {
     each(sources, |item| match item {
         Item::Struct(item) => match &item.fields {
             Fields::Named(fields) => vec![(item.ident.to_string(), fields.named.len())],
@@ -32,7 +32,7 @@ pub fn fields(sources: &Sources) -> Vec<Sized> {
 
 /// Methods that a type has of its own, over all files of the crate, and those of every trait. Types of one name in different modules are
 /// told apart by the folder that they are in.
-pub fn methods(sources: &Sources) -> Vec<Sized> {
+pub fn methods(sources: &Sources) -> Vec<Size> {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     let defined: BTreeMap<String, Vec<&Path>> = definitions(sources);
     for module in sources.modules.values() {
@@ -54,7 +54,7 @@ pub fn methods(sources: &Sources) -> Vec<Sized> {
             *counts.entry(format!("{}: {name}", file.display())).or_default() += count;
         }
     }
-    counts.into_iter().map(|(place, count)| Sized { place, count }).collect()
+    counts.into_iter().map(|(place, count)| Size { place, count }).collect()
 }
 
 /// Files that define a type or trait of each name.
@@ -85,7 +85,7 @@ fn nearest<'a>(files: &[&'a Path], to: &Path) -> &'a Path {
 }
 
 /// Parameters of every function, `self` not among them.
-pub fn parameters(sources: &Sources) -> Vec<Sized> {
+pub fn parameters(sources: &Sources) -> Vec<Size> {
     let typed = |signature: &Signature| {
         signature.inputs.iter().filter(|input| matches!(input, FnArg::Typed(_))).count()
     };
@@ -93,7 +93,7 @@ pub fn parameters(sources: &Sources) -> Vec<Sized> {
 }
 
 /// Parameters that are taken apart where they are declared, `(a, b): (A, B)`: two arguments that are counted as one.
-pub fn tuple_parameters(sources: &Sources) -> Vec<Sized> {
+pub fn tuple_parameters(sources: &Sources) -> Vec<Size> {
     let is_tuple =
         |input: &&FnArg| matches!(input, FnArg::Typed(typed) if matches!(&*typed.pat, Pat::Tuple(_)));
     let of_one = |of: &Signature| (of.ident.to_string(), of.inputs.iter().filter(is_tuple).count());
@@ -132,12 +132,12 @@ impl<'ast> Visit<'ast> for Clocks {
     }
 }
 
-fn each(sources: &Sources, counts: impl Fn(&Item) -> Vec<(String, usize)>) -> Vec<Sized> {
+fn each(sources: &Sources, counts: impl Fn(&Item) -> Vec<(String, usize)>) -> Vec<Size> {
     let modules = sources.modules.values();
     let items = modules.flat_map(|module| module.items.iter().map(move |item| (&module.file, item)));
     let sized = items.flat_map(|(file, item)| {
         let named = counts(item).into_iter();
-        named.map(move |(name, count)| Sized { place: format!("{}: {name}", file.display()), count })
+        named.map(move |(name, count)| Size { place: format!("{}: {name}", file.display()), count })
     });
     sized.collect()
 }
@@ -164,7 +164,7 @@ mod tests {
     use super::*;
     use crate::sources::tests::made_of;
 
-    fn of(sized: Vec<Sized>, place: &str) -> Option<usize> {
+    fn of(sized: Vec<Size>, place: &str) -> Option<usize> {
         sized.into_iter().find(|sized| sized.place == place).map(|sized| sized.count)
     }
 
