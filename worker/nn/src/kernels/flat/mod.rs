@@ -29,8 +29,6 @@ mod tests;
 
 pub use self::{
     adamw::{Coefficients, Part, Run},
-    buffer::{
-        DeviceBuffer, DeviceElement, Flat, FlatOn, Gradient, Halves, HostCopy, Lent, Product,
-    },
+    buffer::{DeviceBuffer, DeviceElement, Flat, FlatOn, Gradient, Halves, HostCopy, Lent, Product},
     device::{HalvesOnDevice, OnDevice},
 };
