@@ -169,7 +169,9 @@ impl Identity {
     /// Keys and values that name the run: without those that say what versions without them did.
     pub(crate) fn named(&self) -> impl Iterator<Item = (&str, &str)> {
         let as_before = |key: &str, value: &str| {
-            self.marks.since.get(key).is_some_and(|before| before.to_string() == *value)
+            self.marks.since.get(key).is_some_and(|before| {
+                serde_json::from_str::<Value>(value).is_ok_and(|value| value == *before)
+            })
         };
         let keys = self.keys.iter().map(|(key, value)| (key.as_str(), value.as_str()));
         keys.filter(move |(key, value)| !as_before(key, value))

@@ -95,14 +95,16 @@ impl Faults {
 
     /// The next generation is about to be formed, so it is known what ended the last one; why it was `fruitless`, if it was. The failure of
     /// the run if this is one fault, or one generation without a committed step, too many.
-    pub fn account(&mut self, fruitless: Option<String>, out: &mut Vec<Action>) -> Result<(), Failure> {
+    pub fn account(&mut self, fruitless: Option<String>, out: &mut Vec<Action>) -> Result<(), Box<Failure>> {
         if let Some(complaint) = self.of_victims().cloned() {
             if !self.pay(out) {
-                return Err(complaint);
+                return Err(complaint.into());
             }
             self.blame(&Arc::new(complaint), out);
         }
-        fruitless.and_then(|because| self.hopeless(&because, out)).map_or(Ok(()), Err)
+        fruitless
+            .and_then(|because| self.hopeless(&because, out))
+            .map_or(Ok(()), |failure| Err(failure.into()))
     }
 
     /// Victims without a culprit: ranks lost each other, and all are ready again. What the first of them said is to blame.

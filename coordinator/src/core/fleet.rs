@@ -141,7 +141,7 @@ impl Fleet {
     }
 
     /// What a launcher was asked to start and has not, for a line that was opened.
-    pub fn to_start(&mut self, now: Timestamp, place: u32) -> Vec<Respawn> {
+    pub fn not_started(&mut self, now: Timestamp, place: u32) -> Vec<Respawn> {
         let respawns = self.world.seats_of(place).filter_map(|seat| self.roster.respawn(seat).cloned());
         let respawns: Vec<_> = respawns.collect();
         respawns.iter().for_each(|respawn| self.starts.expect(now, respawn.seat));

@@ -210,14 +210,14 @@ impl Progress {
         id: WorkerId,
         seat: Seat,
         reports: &[StepReport],
-    ) -> Result<(), (StepReport, Fault)> {
+    ) -> Result<(), Box<(StepReport, Fault)>> {
         let Some(course) = &mut self.course else { return Ok(()) };
         let Some(rank) = course.ledger.rank_of(id) else { return Ok(()) };
         for report in reports {
             let cache_generation = self.cache.serving(report.step);
             let due = Due { lease_end: course.leases.end_of(rank), cache_generation };
             let taken = course.ledger.report((rank, seat), report, due);
-            taken.map_err(|fault| (report.clone(), fault))?;
+            taken.map_err(|fault| Box::new((report.clone(), fault)))?;
         }
         Ok(())
     }

@@ -10,7 +10,7 @@
 use std::fmt;
 
 use coxswain_proto::report::Metric;
-use serde_json::Value;
+use serde::de::IgnoredAny;
 use tracing::{Event, Subscriber};
 use tracing_subscriber::{
     fmt::{FmtContext, FormatEvent, FormatFields, format::Writer},
@@ -47,24 +47,29 @@ where
         let mut line = String::new();
         self.0.format_event(ctx, Writer::new(&mut line), event)?;
         match unpacked(&line) {
-            Some(record) => writeln!(writer, "{record}"),
+            Some(record) => writer.write_str(&record),
             None => writer.write_str(&line),
         }
     }
 }
 
-fn unpacked(line: &str) -> Option<Value> {
-    let mut record: Value = serde_json::from_str(line).ok()?;
-    let metrics = serde_json::from_str(record[FIELD].as_str()?).ok()?;
-    record[FIELD] = metrics;
-    Some(record)
+/// The line with the field's text as what it says. The rest stays as it was written, to the last digit of its numbers.
+fn unpacked(line: &str) -> Option<String> {
+    // Not within another text: there the quotation marks have backslashes before them.
+    let key = format!("\"{FIELD}\":");
+    let start = line.find(&key)? + key.len();
+    let mut texts = serde_json::Deserializer::from_str(&line[start..]).into_iter::<String>();
+    let metrics = texts.next()?.ok()?;
+    serde_json::from_str::<Vec<IgnoredAny>>(&metrics).ok()?;
+    let rest = &line[start + texts.byte_offset()..];
+    Some([&line[..start], &metrics, rest].concat())
 }
 
 #[cfg(test)]
 mod tests {
     use std::{fs, sync::Arc};
 
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 

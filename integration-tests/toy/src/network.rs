@@ -161,7 +161,7 @@ impl<B: Tape<Base = B>> Objective<B> for Regression<B> {
         let record = || Recorded::run(&self.hidden, trainables, vec![Input::constant(inputs.clone())]);
         // Kept for the backward pass, or computed again there.
         let (output, kept) = if self.recompute {
-            (self.hidden.run(&ParamScope::<B>::frozen(trainables), &[inputs.clone()]), None)
+            (self.hidden.run(&ParamScope::<B>::frozen(trainables), std::slice::from_ref(&inputs)), None)
         } else {
             let recorded = record();
             (recorded.output(), Some(recorded))

@@ -92,9 +92,9 @@ impl RankPeak {
     }
 }
 
-impl Summary {
-    /// Nothing has happened yet.
-    pub fn new() -> Self {
+/// Nothing has happened yet.
+impl Default for Summary {
+    fn default() -> Self {
         Self {
             steps: 0,
             first_step: 0,
@@ -116,7 +116,9 @@ impl Summary {
             samples: 0,
         }
     }
+}
 
+impl Summary {
     /// A generation of `world_size` ranks begins at `step`: where this process begins, or goes on, or goes back to.
     pub fn begin(&mut self, step: Step, world_size: u32) {
         self.world_size = world_size;

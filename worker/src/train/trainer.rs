@@ -167,7 +167,7 @@ impl<B: Tape<Base = B>> TaskTrainer<B> {
             false => spec.train.micro_batch,
         };
         let (requested, claimed) = (Step(0), Default::default());
-        let (summary, warm_up) = (Summary::new(), WarmUp::default());
+        let (summary, warm_up) = (Summary::default(), WarmUp::default());
         Ok(Training {
             store: Store::new(&output_dir),
             run: Facts {

@@ -43,7 +43,7 @@ impl Machine {
         }
         self.run.out.extend(opened.replaced.map(Action::Close));
         self.run.reply(ticket, Ok(Reply::Done));
-        let respawns = self.run.fleet.to_start(now, opened.place).into_iter();
+        let respawns = self.run.fleet.not_started(now, opened.place).into_iter();
         self.run.out.extend(respawns.map(|respawn| Action::TellNode(stream, respawn)));
     }
 

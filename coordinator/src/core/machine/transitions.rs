@@ -165,7 +165,7 @@ impl Run {
             }
             Forming::Of(seats) => match self.faults.account(gathering.fruitless.take(), &mut self.out) {
                 Ok(()) => self.form(seats),
-                Err(failure) => self.fatal(failure),
+                Err(failure) => self.fatal(*failure),
             },
         }
     }

@@ -132,10 +132,12 @@ impl Machine {
             worker.doing.step = newest.step;
         }
         match run.progress.report(id, seat, reports) {
-            // An earlier life had heard what is missing; on its new line the worker says it again, and this, too.
-            Err((_, Fault::Gap { .. })) if run.config.life > 1 => {}
-            Err((report, fault)) => self.disagreement(seat, &report, &fault),
             Ok(()) => {}
+            Err(refused) => match *refused {
+                // An earlier life had heard what is missing; on its new line the worker says it again, and this, too.
+                (_, Fault::Gap { .. }) if run.config.life > 1 => {}
+                (report, fault) => self.disagreement(seat, &report, &fault),
+            },
         }
         self.commit();
         self.run.try_start();

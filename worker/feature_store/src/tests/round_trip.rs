@@ -39,7 +39,7 @@ proptest! {
             let record = |i: usize| if same_counts { &records[0] } else { &records[i] };
             for i in 0..records.len() {
                 let (values, ids, grids) = record(i);
-                writer.append(key(i as u64), &Record { ids: ids, grids: grids, values }).unwrap();
+                writer.append(key(i as u64), &Record { ids, grids, values }).unwrap();
             }
             prop_assert_eq!(writer.publish().unwrap(), records.len());
             // By the space that wrote it, and by one that finds the file.

@@ -308,7 +308,7 @@ mod tests {
             (merged.micro_batch, merged.searched)
         };
         assert_eq!(merged(&[searching.clone(), found.clone()]), (6, true));
-        assert_eq!(merged(&[found.clone(), searching.clone(), lowered.clone()]), (3, true));
+        assert_eq!(merged(&[found, searching.clone(), lowered]), (3, true));
         assert_eq!(merged(&[searching.clone(), searching.clone()]), (1, false));
     }
 }

@@ -74,8 +74,10 @@ fn anew(request: &StepRequest, number: u64, computed: &BTreeSet<u64>) -> Prepare
     read
 }
 
+type Parts<'a> = (usize, Range<usize>, Option<SampleKey>, &'a (dyn Sample + 'static));
+
 /// What there is to compare of missing rows.
-fn parts(missing: &[Missing]) -> Vec<(usize, Range<usize>, Option<SampleKey>, &(dyn Sample + 'static))> {
+fn parts(missing: &[Missing]) -> Vec<Parts<'_>> {
     missing.iter().map(|row| (row.row, row.place.clone(), row.key, &*row.seen)).collect()
 }
 
