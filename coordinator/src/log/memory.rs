@@ -99,7 +99,7 @@ pub fn tables(table: &[RankMemory]) -> String {
 }
 
 fn short(phase: WorkerPhase) -> &'static str {
-    if phase == WorkerPhase::Communication { "comm" } else { phase.name() }
+    if phase == WorkerPhase::Communication { "comm" } else { phase.noun() }
 }
 
 #[cfg(test)]
