@@ -18,6 +18,7 @@ pub fn follow(weights: WeightsDtype) {
 }
 
 /// Whether products of float32 may round their inputs to tf32.
+#[cfg(feature = "cuda")]
 pub(super) fn may_round() -> bool {
     ROUNDED.get()
 }
