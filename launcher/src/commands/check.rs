@@ -6,7 +6,7 @@ use coxswain_worker::train;
 use super::SpecArgs;
 use crate::{
     exit::{Exit, Failed, Outcome},
-    plan::check::submission,
+    plan::check::Forecast,
     render::say,
     tasks::tasks,
 };
@@ -27,8 +27,10 @@ pub fn execute(args: &CheckArgs) -> Outcome {
     let task = tasks().of(&spec).map_err(|unknown| Failed::new(Exit::BadInput, unknown))?;
     let report = train::check(task, &spec, &Default::default())?;
     let ranks = spec.launch.nproc_per_node.unwrap_or(1) as u64;
-    if let Some(shortfall) = submission(&spec, ranks, ranks)? {
-        return Err(shortfall.refusal());
+    match Forecast::of(&spec, spec.launch.device, ranks, ranks)?.shortfall {
+        Some(shortfall) if shortfall.bound.is_some() => return Err(shortfall.refusal()),
+        Some(shortfall) => tracing::warn!("{shortfall}"),
+        None => {}
     }
     match args.json {
         true => say(serde_json::json!({"run": spec.run.name, "report": report})),

@@ -13,7 +13,7 @@ use super::SpecArgs;
 use crate::{
     exit::Outcome,
     gpu::named::Card,
-    plan::{Question, capacity::Memory, check, sizes, threads},
+    plan::{Question, capacity::Memory, check},
     render::{plan as render, say},
 };
 
@@ -53,12 +53,11 @@ pub fn execute(args: &PlanArgs) -> Outcome {
     let spec = args.spec.load()?;
     let local = spec.launch.nproc_per_node.unwrap_or(1) as u64;
     let world = args.world.map_or(local, u64::from);
-    let subject = sizes(&spec)?;
-    let question = Question { subject, world, threads: threads(&spec, local) };
+    let question = Question::of(&spec, world, local)?;
     let memories: Vec<Memory> = match (args.all_cards, args.card.is_empty()) {
         (true, _) => Card::overview().into_iter().map(|card| Memory::of_card(card, false)).collect(),
         (false, false) => args.card.iter().map(|card| Memory::of_card(card.clone(), false)).collect(),
-        (false, true) => Memory::here(&spec, local),
+        (false, true) => Memory::here(&spec, spec.launch.device, local),
     };
     let outlooks: Vec<_> = memories.iter().map(|memory| question.outlook(memory)).collect();
     match (args.json, args.all_cards) {

@@ -26,8 +26,8 @@ use crate::{
         rendezvous::{self, Seat},
         worker_env::{self, Common, Place},
     },
-    plan::check::submission,
-    render::{say, summary},
+    plan::check::Forecast,
+    render::{self, say, summary},
     supervise::{
         child::Program,
         console::{Console, Terminal},
@@ -73,28 +73,28 @@ pub fn execute(args: &RunArgs, log: &LogFlags) -> Outcome {
         machine: &machine,
         cards: &|| accelerator().probe().map(|cards| cards.count),
     })?;
-    refuse_what_cannot_fit(&spec, &plan)?;
+    let forecast = forecast(&spec, &plan)?;
     let token = process_env("COX_TOKEN");
     let terminal = Arc::new(Terminal::new());
+    for line in render::plan::at_start(&forecast.question, &forecast.outlooks).lines() {
+        terminal.line(line);
+    }
     let launch = Launch { log, spec, plan, machine, token, terminal };
     // Children are killed when the thread that started them ends: this one.
     block_on(launch.run())
 }
 
-/// A run that no micro-batch makes fit ends before anything starts; one that is too large as it is gets a warning.
-fn refuse_what_cannot_fit(spec: &RunSpec, plan: &Plan) -> Outcome {
+/// What the run will take of this machine's memory. A run that no micro-batch makes fit ends here, before anything starts; one that
+/// is too large as it is gets a warning.
+fn forecast(spec: &RunSpec, plan: &Plan) -> Result<Forecast, Failed> {
     let local = u64::from(plan.nproc_per_node);
-    let found = submission(spec, u64::from(plan.nnodes.min) * local, local)?;
-    match found {
-        Some(shortfall) if shortfall.is_certain(spec.memory.capacity.unwrap_or(u64::MAX)) => {
-            Err(shortfall.refusal())
-        }
-        Some(shortfall) => {
-            tracing::warn!("{shortfall}; a step that runs out of memory lowers it");
-            Ok(())
-        }
-        None => Ok(()),
+    let forecast = Forecast::of(spec, plan.device, u64::from(plan.nnodes.min) * local, local)?;
+    match &forecast.shortfall {
+        Some(shortfall) if shortfall.is_certain() => return Err(shortfall.refusal()),
+        Some(shortfall) => tracing::warn!("{shortfall}; a step that runs out of memory lowers it"),
+        None => {}
     }
+    Ok(forecast)
 }
 
 /// A coordinator of ours.

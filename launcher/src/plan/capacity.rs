@@ -1,6 +1,6 @@
 //! Which memory a run is to fit in: a card asked for, a card that is here, `memory.capacity`, or the host's.
 
-use coxswain_proto::run_spec::RunSpec;
+use coxswain_proto::run_spec::{DeviceChoice, RunSpec};
 use serde::Serialize;
 
 use crate::gpu::{Driver, named::Card};
@@ -18,6 +18,8 @@ pub struct Memory {
     pub is_card: bool,
     /// Whether it is this machine's.
     pub is_here: bool,
+    /// Whether it is a bound: the host's memory is none, since the system swaps and other programs come and go.
+    pub is_bound: bool,
 }
 
 impl Memory {
@@ -28,13 +30,20 @@ impl Memory {
 
     /// A card to plan for.
     pub fn of_card(card: Card, is_here: bool) -> Self {
-        Self { name: card.name, total: card.total, used: card.used, is_card: true, is_here }
+        Self { name: card.name, total: card.total, used: card.used, is_card: true, is_here, is_bound: true }
     }
 
     /// What `memory.capacity` allows a rank on the CPU.
     pub fn of_spec(spec: &RunSpec) -> Option<Self> {
         let total = spec.memory.capacity?;
-        Some(Self { name: "memory.capacity".into(), total, used: 0, is_card: false, is_here: true })
+        Some(Self {
+            name: "memory.capacity".into(),
+            total,
+            used: 0,
+            is_card: false,
+            is_here: true,
+            is_bound: true,
+        })
     }
 
     /// A rank's share of the host's memory.
@@ -43,20 +52,27 @@ impl Memory {
         let (total, available) = meminfo(&read);
         let share = |bytes: u64| bytes / local_ranks.max(1);
         Self {
-            name: "this machine".into(),
+            name: match local_ranks {
+                0 | 1 => "this machine".into(),
+                ranks => format!("a rank's share, 1 of {ranks}, of this machine"),
+            },
             total: share(total),
             used: share(total.saturating_sub(available)),
             is_card: false,
             is_here: true,
+            is_bound: false,
         }
     }
 
-    /// The memories that a run on this machine would use: what it is bounded by, else its cards, else the host.
-    pub fn here(spec: &RunSpec, local_ranks: u64) -> Vec<Self> {
+    /// The memories that a run computing on `device` would use on this machine: what it is bounded by, else its GPUs, else the host.
+    pub fn here(spec: &RunSpec, device: DeviceChoice, local_ranks: u64) -> Vec<Self> {
         if let Some(bound) = Self::of_spec(spec) {
             return vec![bound];
         }
-        let cards = Driver::load().and_then(|driver| driver.cards()).unwrap_or_default();
+        let cards = match device {
+            DeviceChoice::Cpu => Vec::new(),
+            _ => Driver::load().and_then(|driver| driver.cards()).unwrap_or_default(),
+        };
         match cards.is_empty() {
             true => vec![Self::of_host(local_ranks)],
             false => cards.iter().map(|gpu| Self::of_card(gpu.into(), true)).collect(),

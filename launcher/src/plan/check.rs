@@ -2,10 +2,13 @@
 
 use std::fmt;
 
-use coxswain_proto::{human, run_spec::RunSpec};
+use coxswain_proto::{
+    human,
+    run_spec::{DeviceChoice, RunSpec},
+};
 use coxswain_worker::memory::prediction::fit::Fit;
 
-use super::{Basis, Question, capacity::Memory, sizes, threads};
+use super::{Basis, Outlook, Question, capacity::Memory};
 use crate::exit::{Exit, Failed};
 
 /// A run that does not fit.
@@ -21,11 +24,13 @@ pub struct Shortfall {
     pub micro_batch: u64,
     /// The largest power of two that fits on every rank.
     pub largest: Option<u64>,
+    /// Bytes that there are, if they are a bound.
+    pub bound: Option<u64>,
 }
 
 impl fmt::Display for Shortfall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rank, missing, memory, micro_batch, largest } = self;
+        let Self { rank, missing, memory, micro_batch, largest, bound: _ } = self;
         write!(
             f,
             "train.micro_batch={micro_batch} does not fit: short by {} on rank {rank} ({memory}); ",
@@ -62,23 +67,44 @@ pub fn shortfall(question: &Question, memories: &[Memory]) -> Option<Shortfall> 
         memory: worst.1.memory.name.clone(),
         micro_batch: question.micro_batch(),
         largest: smallest,
+        bound: worst.1.memory.is_bound.then(|| worst.1.memory.capacity()),
     })
 }
 
-/// What a submission checks: `memory.capacity`, which bounds every rank on the CPU. The host's memory is not a bound: the system
-/// swaps, and other programs come and go.
-pub fn submission(spec: &RunSpec, world: u64, local: u64) -> Result<Option<Shortfall>, Failed> {
-    let Some(bound) = Memory::of_spec(spec) else { return Ok(None) };
-    let subject = sizes(spec)?;
-    let question = Question { subject, world, threads: threads(spec, local) };
-    Ok(shortfall(&question, &[bound]))
+/// A run laid against what this machine offers it, before anything starts.
+pub struct Forecast {
+    /// The run.
+    pub question: Question,
+    /// What each kind of memory here means for it.
+    pub outlooks: Vec<Outlook>,
+    /// What it lacks.
+    pub shortfall: Option<Shortfall>,
+}
+
+impl Forecast {
+    /// Lays `spec` against the memories of this machine, on `world` ranks of which `local` are here.
+    pub fn of(spec: &RunSpec, device: DeviceChoice, world: u64, local: u64) -> Result<Self, Failed> {
+        let question = Question::of(spec, world, local)?;
+        let memories = Memory::here(spec, device, local);
+        let shortfall = shortfall(&question, &memories);
+        let outlooks = kinds(memories).iter().map(|memory| question.outlook(memory)).collect();
+        Ok(Self { question, outlooks, shortfall })
+    }
+}
+
+/// One memory of each name: the one with least to give.
+fn kinds(mut memories: Vec<Memory>) -> Vec<Memory> {
+    memories.sort_by(|one, other| (&one.name, one.capacity()).cmp(&(&other.name, other.capacity())));
+    memories.dedup_by(|next, kept| next.name == kept.name);
+    memories
 }
 
 impl Shortfall {
     /// Whether no micro-batch fits, by more than a prediction may be off. `cox run` is refused only then: short of that, it lowers
     /// its micro-batch by itself when a step runs out of memory.
-    pub fn is_certain(&self, capacity: u64) -> bool {
-        self.largest.is_none() && self.missing > capacity / 100 * Basis::Analytic.tolerance_percent()
+    pub fn is_certain(&self) -> bool {
+        let tolerated = |bound: u64| bound / 100 * Basis::Analytic.tolerance_percent();
+        self.largest.is_none() && self.bound.is_some_and(|bound| self.missing > tolerated(bound))
     }
 }
 
@@ -94,15 +120,34 @@ mod tests {
             memory: "A100-40".into(),
             micro_batch: 8,
             largest: Some(4),
+            bound: Some(40 << 30),
         };
         assert_eq!(
             short.to_string(),
             "train.micro_batch=8 does not fit: short by 1.8 GiB on rank 3 (A100-40); the largest micro-batch that fits is 4"
         );
         assert_eq!(short.refusal().exit, Exit::Usage);
-        assert!(!short.is_certain(40 << 30));
+        assert!(!short.is_certain());
         short.largest = None;
         assert_eq!(short.refusal().exit, Exit::OutOfMemory);
-        assert!(!short.is_certain(40 << 30) && short.is_certain(10 << 30));
+        assert!(!short.is_certain(), "a prediction may be off by more");
+        short.bound = Some(10 << 30);
+        assert!(short.is_certain());
+        short.bound = None;
+        assert!(!short.is_certain(), "the host's memory is no bound");
+    }
+
+    #[test]
+    fn of_each_kind_of_memory_the_fullest_counts() {
+        let memory = |name: &str, used| Memory {
+            name: name.into(),
+            total: 40,
+            used,
+            is_card: true,
+            is_here: true,
+            is_bound: true,
+        };
+        let found = kinds(vec![memory("B", 1), memory("A", 2), memory("B", 9)]);
+        assert_eq!(found, [memory("A", 2), memory("B", 9)]);
     }
 }

@@ -96,6 +96,11 @@ impl Basis {
 }
 
 impl Question {
+    /// The run that a file describes, on `world` ranks of which `local` share this machine.
+    pub fn of(spec: &RunSpec, world: u64, local: u64) -> Result<Self, Failed> {
+        Ok(Self { subject: sizes(spec)?, world, threads: threads(spec, local) })
+    }
+
     /// Samples of a step that a rank has.
     pub fn samples(&self) -> u64 {
         fit::samples_of_a_rank(self.subject.spec().train.global_batch as u64, self.world)
@@ -160,14 +165,14 @@ impl Question {
 }
 
 /// Sizes of what a run names.
-pub fn sizes(spec: &RunSpec) -> Result<Box<dyn Subject>, Failed> {
+fn sizes(spec: &RunSpec) -> Result<Box<dyn Subject>, Failed> {
     let bad = |error: &dyn std::fmt::Display| Failed::new(Exit::BadInput, error);
     let task = tasks().of(spec).map_err(|unknown| bad(&unknown))?;
     task.sizes(spec).map_err(|error| bad(&error))
 }
 
 /// Compute threads of one rank of `local` on this machine.
-pub fn threads(spec: &RunSpec, local: u64) -> u64 {
+fn threads(spec: &RunSpec, local: u64) -> u64 {
     let cores = std::thread::available_parallelism().map_or(1, usize::from) as u64;
     spec.launch.threads_per_worker.map_or((cores / local.max(1)).max(1), |threads| threads as u64)
 }

@@ -6,7 +6,10 @@ use coxswain_proto::{
 };
 use coxswain_worker::memory::{
     Category,
-    prediction::{Lever, fit::Verdict},
+    prediction::{
+        Lever,
+        fit::{Split, Verdict},
+    },
 };
 use serde_json::{Value, json};
 
@@ -21,6 +24,39 @@ pub fn outlooks(question: &Question, outlooks: &[Outlook]) -> String {
     }
     parts.push(words(&basis(outlooks), width()).join("\n"));
     parts.join("\n\n")
+}
+
+/// What a run will take, told as it starts: each kind of memory by category, what fits there, and the split of a step.
+pub fn at_start(question: &Question, outlooks: &[Outlook]) -> String {
+    let mut parts = Vec::new();
+    for outlook in outlooks {
+        let half: Vec<_> = question
+            .levers(&outlook.memory)
+            .iter()
+            .filter(|lever| lever.saves > 0 && lever.setting.ends_with("=bfloat16"))
+            .map(|lever| format!("{} saves {}", lever.setting, signed(lever.saves)))
+            .collect();
+        parts.push(format!("{}\n{}", title(&outlook.memory), categories(question, outlook)));
+        let half =
+            if half.is_empty() { String::new() } else { format!("half precision: {}\n", half.join(", ")) };
+        parts.push(format!("{}\n{half}{}", bounds(question, outlook), split(question, outlook)));
+    }
+    parts.push(words(&basis(outlooks), width()).join("\n"));
+    parts.join("\n")
+}
+
+/// How a step's samples are shared out, and what that will take.
+fn split(question: &Question, outlook: &Outlook) -> String {
+    let spec = question.subject.spec();
+    let Split { micro_batch, accumulation, peak } = outlook.current;
+    format!(
+        "{} rank{} x {micro_batch} x {accumulation} accumulation = {} samples a step, recompute {}, predicted peak {}",
+        question.world,
+        if question.world == 1 { "" } else { "s" },
+        spec.train.global_batch,
+        recompute(spec.train.recompute),
+        human::bytes(peak),
+    )
 }
 
 /// One row for each memory.
@@ -78,21 +114,23 @@ fn subject(question: &Question) -> String {
 }
 
 fn of_memory(question: &Question, outlook: &Outlook) -> String {
-    let memory = &outlook.memory;
-    let title = format!(
+    let mut parts = vec![title(&outlook.memory), categories(question, outlook)];
+    parts.push(fits(question, outlook));
+    let levers = question.levers(&outlook.memory);
+    if !levers.is_empty() {
+        parts.push(savings(&levers));
+    }
+    parts.join("\n\n")
+}
+
+fn title(memory: &Memory) -> String {
+    format!(
         "{}: {} total, {} used, {} free",
         memory.name,
         human::bytes(memory.total),
         human::bytes(memory.used),
         human::bytes(memory.capacity())
-    );
-    let mut parts = vec![title, categories(question, outlook)];
-    parts.push(fits(question, outlook));
-    let levers = question.levers(memory);
-    if !levers.is_empty() {
-        parts.push(savings(&levers));
-    }
-    parts.join("\n\n")
+    )
 }
 
 fn categories(question: &Question, outlook: &Outlook) -> String {
@@ -143,10 +181,14 @@ fn fits(question: &Question, outlook: &Outlook) -> String {
         })
         .collect();
     let head = ["micro-batch", "accumulation", "peak", "of what is free", "verdict", ""];
+    format!("{}\n\n{}", table(head, &rows), bounds(question, outlook))
+}
+
+/// The micro-batches that fit, and what the present one is.
+fn bounds(question: &Question, outlook: &Outlook) -> String {
     let number = |micro: Option<u64>| micro.map_or_else(|| "none".into(), |micro| micro.to_string());
     format!(
-        "{}\n\nmaximum {}, recommended {} (a tenth free), safe {} (a quarter free); the run file's {}: {}",
-        table(head, &rows),
+        "maximum {}, recommended {} (a tenth free), safe {} (a quarter free); the run file's {}: {}",
         number(outlook.fit.maximum),
         number(outlook.fit.recommended),
         number(outlook.fit.safe),

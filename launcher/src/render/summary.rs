@@ -4,7 +4,11 @@
 
 use std::path::Path;
 
-use coxswain_proto::{human, memory::Comparison};
+use coxswain_proto::{
+    human,
+    memory::{Compared, Comparison},
+};
+use serde::Deserialize;
 use serde_json::Value;
 
 /// The lines for a finished run; only the directory if there is no summary.
@@ -42,18 +46,17 @@ fn peaks(ranks: &Value) -> Option<String> {
     Some(format!("{:<26}{}", "peak memory", shown.collect::<Vec<_>>().join(", ")))
 }
 
-/// Rank 0's peak beside its prediction.
-fn compared(memory: &Value) -> Option<String> {
-    let (predicted, measured) = (memory["predicted"].as_u64()?, memory["measured"].as_u64()?);
+/// Rank 0's memory in steps, predicted and measured by category.
+fn compared(memory: &Value) -> Vec<String> {
+    let (Some(predicted), Some(measured)) = (memory["predicted"].as_u64(), memory["measured"].as_u64())
+    else {
+        return Vec::new();
+    };
     let runs = memory["calibration"]["records"].as_u64().unwrap_or(0) as u32;
-    let comparison = Comparison { predicted, measured, runs, categories: Vec::new() };
-    Some(format!(
-        "{:<26}{}; predicted {}: {:+.1} %",
-        "rank 0 in steps",
-        human::bytes(measured),
-        comparison.basis(),
-        100.0 * comparison.error()?
-    ))
+    let all = Vec::<Compared>::deserialize(&memory["categories"]).unwrap_or_default();
+    let categories =
+        all.into_iter().filter(|of| of.predicted > 0 || of.measured.is_some_and(|bytes| bytes > 0));
+    Comparison { predicted, measured, runs, categories: categories.collect() }.table_of(0)
 }
 
 #[cfg(test)]
@@ -72,15 +75,21 @@ mod tests {
             "error_before": {"mae": 0.9},
             "error_after": {"mae": 0.5},
             "peak_memory": [{"rank": 0, "in_use": 1 << 20, "reserved": 0, "driver": 3 << 20}],
-            "memory": {"predicted": 11 << 20, "measured": 10 << 20, "calibration": {"records": 1}},
+            "memory": {"predicted": 11 << 20, "measured": 10 << 20, "calibration": {"records": 1}, "categories": [
+                {"category": "trainables", "predicted": 2 << 20, "measured": 2 << 20},
+                {"category": "cache", "predicted": 0, "measured": 0},
+            ]},
         });
         std::fs::write(dir.path().join("summary.json"), summary.to_string()).unwrap();
         assert_eq!(
             of_run(dir.path()),
             format!(
                 "  loss, ten steps' mean     1.5000 -> 0.2500\n  held-out error, absolute  0.9000 -> 0.5000\n  \
-                 peak memory               rank 0 3.0 MiB\n  rank 0 in steps           10.0 MiB; predicted with 1 earlier run: \
-                 +10.0 %\n  written                   {at}/adapter\n"
+                 peak memory               rank 0 3.0 MiB\n  \
+                 rank 0                        predicted    measured     error\n  \
+                 trainables                      2.0 MiB     2.0 MiB    +0.0 %\n  \
+                 peak, with 1 earlier run       11.0 MiB    10.0 MiB   +10.0 %\n  \
+                 written                   {at}/adapter\n"
             )
         );
     }
