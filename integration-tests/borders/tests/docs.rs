@@ -67,7 +67,6 @@ fn prose(text: &str) -> Vec<(usize, &str)> {
 fn links(text: &str) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     for (at, line) in prose(text) {
-        // What is between backticks is code, but for the text of a link.
         for rest in line.split("](").skip(1) {
             let target = rest.split([')', ' ']).next().unwrap_or_default();
             found.push((at, target.to_owned()));
@@ -323,8 +322,10 @@ fn run_file_page() -> String {
         }
         let Some((key, rest)) = text.split_once(':').filter(|_| !text.is_empty()) else {
             // The comment at the top of the file is the page's first paragraph.
-            page.push_str(&wrapped("", &above.join(" ")));
-            above.clear();
+            if !above.is_empty() {
+                page.push_str(&wrapped("", &above.join(" ")));
+                above.clear();
+            }
             continue;
         };
         let (value, comment) = match rest.strip_prefix(" #") {
