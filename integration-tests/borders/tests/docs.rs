@@ -1,7 +1,8 @@
-//! The documents, held by a machine: links resolve, lines and lengths stay within bounds, and what the reference says of keys, commands,
-//! exit codes, metrics and calls is what the sources say.
+//! The documents, held by a machine: links resolve, lines and lengths stay within bounds, and what the
+//! reference says of keys, commands, exit codes, metrics and calls is what the sources say.
 //!
-//! `docs/reference/run-file.md` is made from `configs/reference.yaml`: with `COX_WRITE_DOCS=1` this test writes it.
+//! `docs/reference/run-file.md` is made from `configs/reference.yaml`: with `COX_WRITE_DOCS=1` this test
+//! writes it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,7 +20,8 @@ const README_WORDS: usize = 1_000;
 const ARCHITECTURE_WORDS: usize = 2_000;
 
 /// Variables of the sources that are for tests, for building, or for the machinery of this repository alone.
-const NOT_FOR_USERS: &[&str] = &["COX_TEST", "COX_BUILT", "COX_REPOSITORY", "COX_FAULT_MEMORY", "COX_VIDEO_CASES", "COX_WRITE_DOCS"];
+const NOT_FOR_USERS: &[&str] =
+    &["COX_TEST", "COX_BUILT", "COX_REPOSITORY", "COX_FAULT_MEMORY", "COX_VIDEO_CASES", "COX_WRITE_DOCS"];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the repository is there")
@@ -200,11 +202,13 @@ fn every_metric_is_in_the_reference() {
     let mut found = 0;
     for call in ["gauge(", "counter(", "family(", "each("] {
         for rest in source.split(call).skip(1) {
-            let Some(name) = rest.trim_start().strip_prefix('"').and_then(|rest| rest.split('"').next()) else {
+            let Some(name) = rest.trim_start().strip_prefix('"').and_then(|rest| rest.split('"').next())
+            else {
                 continue;
             };
             found += 1;
-            if !page.contains(&format!("`coxswain_{name}")) {
+            // Behind the name may follow its unit.
+            if !["`", "_"].iter().any(|end| page.contains(&format!("`coxswain_{name}{end}"))) {
                 missing.push(name.to_owned());
             }
         }
@@ -217,7 +221,10 @@ fn every_metric_is_in_the_reference() {
 fn every_variable_is_in_the_reference() {
     let page = read("docs/reference/environment.md");
     let mut missing = BTreeSet::new();
-    for file in ["launcher/src", "worker/src", "worker/cuda/src", "coordinator/src"].map(|it| files(it, "rs")).concat() {
+    for file in ["launcher/src", "worker/src", "worker/cuda/src", "coordinator/src"]
+        .map(|it| files(it, "rs"))
+        .concat()
+    {
         for rest in read(&file).split("\"COX_").skip(1) {
             let name: String = rest.chars().take_while(|c| c.is_ascii_uppercase() || *c == '_').collect();
             let name = format!("COX_{name}");
