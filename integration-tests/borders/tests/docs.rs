@@ -1,8 +1,5 @@
 //! The documents, held by a machine: links resolve, lines and lengths stay within bounds, and what the
-//! reference says of keys, commands, exit codes, metrics and calls is what the sources say.
-//!
-//! `docs/reference/run-file.md` is made from `configs/reference.yaml`: with `COX_WRITE_DOCS=1` this test
-//! writes it.
+//! reference says of commands, exit codes, metrics and calls is what the sources say.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,8 +11,6 @@ use syn::visit::{self, Visit};
 
 /// Widest line outside code blocks, in characters.
 const COLUMNS: usize = 160;
-/// Widest line of prose that is written by this test.
-const WRAPPED: usize = 118;
 const README_WORDS: usize = 1_000;
 const ARCHITECTURE_WORDS: usize = 2_000;
 
@@ -312,85 +307,4 @@ fn every_command_and_flag_is_in_the_reference() {
     let missing: Vec<_> =
         found.words.iter().filter(|word| !groups.contains(&word.as_str()) && !known(word)).cloned().collect();
     assert_none("commands and flags that docs/reference/commands.md does not name", &missing);
-}
-
-/// The page of all keys, from the run file that has all of them.
-fn run_file_page() -> String {
-    let mut page = String::from(
-        "# Run file\n\n<!-- Made from configs/reference.yaml: COX_WRITE_DOCS=1 cargo test -p coxswain-borders --test docs -->\n\n",
-    );
-    let (mut path, mut above) = (Vec::<(usize, String)>::new(), Vec::<String>::new());
-    for line in read("configs/reference.yaml").lines() {
-        let text = line.trim_start();
-        let indent = line.len() - text.len();
-        if let Some(comment) = text.strip_prefix('#') {
-            above.push(comment.trim().to_owned());
-            continue;
-        }
-        let Some((key, rest)) = text.split_once(':').filter(|_| !text.is_empty()) else {
-            // The comment at the top of the file is the page's first paragraph.
-            if !above.is_empty() {
-                page.push_str(&wrapped("", &above.join(" ")));
-                above.clear();
-            }
-            continue;
-        };
-        let (value, comment) = match rest.strip_prefix(" #") {
-            Some(comment) => ("", comment),
-            None => rest.split_once(" # ").unwrap_or((rest, "")),
-        };
-        let (value, mut says) = (value.trim(), std::mem::take(&mut above).join(" "));
-        says = format!("{says} {}", comment.trim()).trim().replace('<', "&lt;");
-        path.retain(|(outer, _)| *outer < indent);
-        path.push((indent, key.to_owned()));
-        let name = path.iter().map(|(_, key)| key.as_str()).collect::<Vec<_>>().join(".");
-        if indent == 0 {
-            page.push_str(&format!("\n## {name}\n\n"));
-            if !says.is_empty() {
-                page.push_str(&wrapped("", &says));
-                page.push('\n');
-            }
-            continue;
-        }
-        let required = says.strip_prefix("(required)");
-        let default = match (value, required) {
-            ("", _) => String::new(),
-            ("null", _) => " (no default)".to_owned(),
-            (value, Some(_)) => format!(" (required; for instance `{value}`)"),
-            (value, None) => format!(" (default `{value}`)"),
-        };
-        let says = required.unwrap_or(&says).trim();
-        let colon = if says.is_empty() { "" } else { ": " };
-        page.push_str(&wrapped("- ", &format!("`{name}`{default}{colon}{says}")));
-    }
-    page
-}
-
-/// One paragraph, behind a bullet if there is one.
-fn wrapped(bullet: &str, text: &str) -> String {
-    let (mut out, mut line) = (String::new(), bullet.to_owned());
-    let indent = " ".repeat(bullet.len());
-    for word in text.split_whitespace() {
-        let begun = !line.trim_start_matches(['-', ' ']).is_empty();
-        if begun && line.chars().count() + 1 + word.chars().count() > WRAPPED {
-            out.push_str(&format!("{line}\n"));
-            line = format!("{indent}{word}");
-        } else {
-            line.push_str(if begun { " " } else { "" });
-            line.push_str(word);
-        }
-    }
-    format!("{out}{line}\n")
-}
-
-#[test]
-fn the_page_of_keys_is_what_the_run_file_with_all_keys_says() {
-    let (path, made) = ("docs/reference/run-file.md", run_file_page());
-    if std::env::var_os("COX_WRITE_DOCS").is_some() {
-        fs::write(root().join(path), &made).expect("docs can be written");
-    }
-    assert!(
-        read(path) == made,
-        "{path} is not what configs/reference.yaml says: COX_WRITE_DOCS=1 cargo test -p coxswain-borders --test docs writes it"
-    );
 }
