@@ -72,6 +72,7 @@ fn the_jobset_is_yaml_and_starts_as_many_machines_as_its_flags_say() {
     let allowed = args.iter().find_map(|arg| arg.strip_prefix("--shutdown-timeout=")).expect("a time");
     let grace = indexed["template"]["spec"]["terminationGracePeriodSeconds"].as_u64().expect("seconds");
     assert_time_for_a_checkpoint(allowed, grace);
+    assert_eq!(indexed["template"]["spec"]["securityContext"]["runAsNonRoot"], true);
     let machines = indexed["completions"].as_u64().expect("a number");
     assert_eq!(indexed["parallelism"].as_u64(), Some(machines));
     assert!(args.contains(&format!("--nnodes={machines}").as_str()), "{args:?}");
@@ -97,7 +98,7 @@ fn the_image_is_built_by_the_readmes_command_with_the_projects_compiler() {
     let channel = toolchain.lines().find_map(|line| line.strip_prefix("channel = ")).expect("a channel");
     let version = channel.trim_matches('"').rsplit_once('.').expect("a patch number").0;
     assert!(text.contains(&format!("FROM rust:{version}-")), "rust {version}");
-    assert!(text.contains("ENTRYPOINT [\"cox\"]"));
+    assert!(text.contains("USER 1000:1000\nENTRYPOINT [\"cox\"]"), "nothing runs as root");
     for line in text.lines().filter(|line| line.contains("cox selftest")) {
         let words: Vec<&str> = line.split(" cox ").nth(1).expect("after cox").split_whitespace().collect();
         understands(&words);
