@@ -9,42 +9,18 @@
 
 use std::{collections::BTreeMap, path::Path};
 
+use coxswain_nn::memory::{allocator, ceiling};
 use coxswain_proto::{
     human,
     ids::{Bytes, Rank, Step},
 };
-use serde::{Deserialize, Serialize};
-
-use coxswain_nn::memory::{allocator, ceiling};
 
 use super::{
-    Demand, Gauge, Held, OutOfMemory, Overrun, Pressure, Resident,
+    Demand, Gauge, Held, OutOfMemory, Overrun, PhasePeak, Pressure, Resident,
     fault::Fault,
     timeline::{Line, Timeline},
 };
 use crate::link::{Phase, PhaseMemory};
-
-/// Peaks of one phase in three scopes, in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PhasePeak {
-    /// Allocator, in use.
-    pub in_use: u64,
-    /// Allocator, reserved.
-    pub reserved: u64,
-    /// Driver, or resident set.
-    pub driver: u64,
-}
-
-impl PhasePeak {
-    /// The larger of each.
-    pub fn or(self, other: Self) -> Self {
-        Self {
-            in_use: self.in_use.max(other.in_use),
-            reserved: self.reserved.max(other.reserved),
-            driver: self.driver.max(other.driver),
-        }
-    }
-}
 
 /// A micro-batch about to run.
 #[derive(Clone, Copy, Debug)]

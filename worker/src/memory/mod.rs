@@ -30,8 +30,8 @@ pub use coxswain_nn::memory::{
 pub use coxswain_proto::memory::Category;
 
 pub use demand::Demand;
-pub use gauge::Gauge;
-pub use meter::{Attempt, Meter, PhasePeak};
+pub use gauge::{Gauge, PhasePeak};
+pub use meter::{Attempt, Meter};
 pub use overrun::{Held, OutOfMemory};
 pub use pressure::Pressure;
 pub use resident::Resident;
