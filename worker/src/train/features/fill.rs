@@ -15,8 +15,9 @@ use std::time::Instant;
 use coxswain_proto::{cache_plan::CacheUse, ids::Step};
 
 use super::{
-    Desk, Features,
+    desk::Desk,
     keeper::{Made, MadeRow, News},
+    memo::Features,
 };
 use coxswain_feature_store::round_trip;
 use coxswain_nn::kernels::Tape;

@@ -6,9 +6,10 @@ use coxswain_nn::{kernels::Tape, params::Trainables};
 use coxswain_proto::ids::{Rank, Step};
 
 use super::{
-    Desk, Serving,
+    desk::Desk,
     drift::{FAILED, FIELDS, Sums, UNAVAILABLE, WELL},
     keeper::Made,
+    serving::Serving,
 };
 use crate::{
     collective::{Buf, BufMut},

@@ -24,10 +24,12 @@ use coxswain_proto::{
 };
 
 use super::{
-    Desk, Features, Serving,
+    desk::Desk,
     drift::Sums,
     keeper::{Made, MadeRow},
     measuring::{Against, Measuring},
+    memo::Features,
+    serving::Serving,
 };
 use coxswain_feature_store::round_trip;
 use coxswain_nn::kernels::Tape;

@@ -19,9 +19,11 @@ use coxswain_proto::{
 };
 
 use super::{
-    Desk, Features, Serving,
     adapter::{self, AdapterSnapshot},
     claim::{Claim, Mark, Place},
+    desk::Desk,
+    memo::Features,
+    serving::Serving,
 };
 use crate::{
     feeder::KeptFeatures,
