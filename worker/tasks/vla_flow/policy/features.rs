@@ -13,9 +13,12 @@ use burn::tensor::{Tensor, TensorData};
 use coxswain_proto::run_spec::Recompute;
 
 use super::{
-    Entry, Policy, Retention, StepError, Tap, VlContext, VlFeatures, VlRun, download, failed, keys_mask,
+    error::StepError,
+    parts::{Policy, VlFeatures, download, keys_mask},
+    tap::{Adapted, Tap},
+    vl::{Entry, VlContext, VlRun, failed},
 };
-use coxswain_nn::{kernels::Tape, params::Trainables};
+use coxswain_nn::{kernels::Tape, params::Trainables, recompute::Retention};
 use coxswain_task::CachedFeatures;
 
 use crate::vla_flow::data::batch::MicroBatch;
@@ -28,7 +31,7 @@ impl<B: Tape<Base = B>> Policy<B> {
 
     /// For the log: where features are taken, what is skipped, what trains when.
     pub fn describe_tap(&self) -> Option<[String; 3]> {
-        let adapted = super::Adapted::new(&self.model.config, self.lora());
+        let adapted = Adapted::new(&self.model.config, self.lora());
         self.tap.map(|tap| tap.describe(self.settings.cache, &adapted))
     }
 

@@ -7,7 +7,11 @@ use std::path::Path;
 use coxswain_nn::lora::Lora;
 use coxswain_proto::run_spec::{Offload, RunSpec};
 
-use super::{Adapted, Policy, PolicyError, Settings, Source, Tap};
+use super::{
+    error::PolicyError,
+    parts::{Policy, Settings, Source},
+    tap::{Adapted, Tap},
+};
 use crate::vla_flow::{
     data::SampleDims,
     expert::{ActionExpert, ExpertShape},
