@@ -8,7 +8,8 @@ use coxswain_nn::dtypes::ActivationsDtype;
 use coxswain_nn::dtypes::WeightsDtype;
 use coxswain_proto::run_spec::{Offload, Recompute, RunSpec};
 
-use super::{Ask, Category, Lever, Place, Subject};
+use super::{Ask, Lever, Place, Subject};
+use coxswain_proto::memory::Category;
 
 impl Subject {
     /// Every setting that is not yet as frugal as it can be.
