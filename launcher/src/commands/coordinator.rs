@@ -12,7 +12,7 @@ use coxswain_coordinator::{
 };
 use coxswain_proto::{limits, v1};
 
-use super::SpecArgs;
+use super::spec_args::SpecArgs;
 use crate::{
     exit::{Exit, Failed, Outcome},
     launch::{inputs::process_env, rendezvous::ORPHAN_PATIENCE, world::Nodes},

@@ -9,7 +9,7 @@ use nix::sys::{
     time::TimeValLike,
 };
 
-use super::SpecArgs;
+use super::spec_args::SpecArgs;
 use crate::{
     exit::Outcome,
     gpu::named::Card,

@@ -13,7 +13,7 @@ use coxswain_proto::{
     v1::{Failure, JoinNodeRequest, RunSpecDocument},
 };
 
-use super::{SpecArgs, block_on};
+use super::{runtime::block_on, spec_args::SpecArgs};
 use crate::{
     control::Access,
     endpoint::{self, Published},
