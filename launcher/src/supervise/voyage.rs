@@ -85,7 +85,7 @@ pub async fn run(crew: &Crew, contacts: Contacts) -> io::Result<Report> {
     let (ended, ends) = mpsc::channel(NEWS);
     let mut workers = BTreeMap::new();
     for local in 0..place.nproc {
-        workers.insert(local, crew.start((local, 0), &contacts.terminal, ended.clone())?);
+        workers.insert(local, crew.start(local, 0, &contacts.terminal, ended.clone())?);
     }
     let mut voyage = Voyage {
         crew,
@@ -290,7 +290,7 @@ impl Voyage<'_> {
     fn restart(&mut self, worker: u32, attempt: u32) {
         let rank = self.rank(worker);
         self.exits.forget(rank);
-        match self.crew.start((worker, attempt), &self.contacts.terminal, self.ended.clone()) {
+        match self.crew.start(worker, attempt, &self.contacts.terminal, self.ended.clone()) {
             Ok(started) => drop(self.workers.insert(worker, started)),
             Err(error) => {
                 self.contacts.terminal.line(&format!("rank {rank} cannot be started again: {error}"));

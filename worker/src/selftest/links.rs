@@ -70,7 +70,7 @@ fn over(
                 let mut comm = collective::join(ring, wanted, brings)?;
                 OPERATIONS
                     .iter()
-                    .map(|operation| measured(comm.as_mut(), *operation))
+                    .map(|(name, run)| measured(comm.as_mut(), name, *run))
                     .collect::<Result<Vec<_>, _>>()
             })
         });
@@ -100,7 +100,8 @@ fn over(
 /// The best time of an operation on this rank, and whether its values were right.
 fn measured(
     comm: &mut dyn Collective,
-    (name, run): (&str, Operation),
+    name: &str,
+    run: Operation,
 ) -> Result<(Duration, bool), CollectiveError> {
     let (rank, world) = (comm.rank().0 as usize, comm.world());
     let mut buffer = vec![0.0f32; LENGTH];

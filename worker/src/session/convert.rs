@@ -172,11 +172,11 @@ fn failure_kind(kind: FailureKind) -> v1::FailureKind {
 }
 
 /// A failure with where the worker was when it happened.
-pub(super) fn failure(failure: &TrainerFailure, at: Position, (rank, host): (Rank, &str)) -> v1::Failure {
+pub(super) fn failure(failure: &TrainerFailure, at: Position, options: &SessionOptions) -> v1::Failure {
     let Bytes(memory_in_use) = failure.memory_in_use;
     v1::Failure {
-        rank: Some(rank.0),
-        host: host.to_owned(),
+        rank: Some(options.rank.0),
+        host: options.host.clone(),
         generation: at.generation.0,
         phase: v1::WorkerPhase::from(failure.phase).into(),
         step: failure.step.0,

@@ -128,8 +128,10 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         spent.times.total = started.elapsed();
         let memory_peak = self.books.meter.end_step(step, self.feed.micro_batch, retries + 1);
         let metrics = spent.metrics(step, self.members.rank(), &self.learner, &norms.groups);
-        let done = self.done(step, &batch, (share, memory_peak), spent.times, (&verdict, norms.all));
-        let done = StepReport { retries, metrics: metrics.into(), ..done };
+        let totals =
+            Totals { loss_sum: verdict.loss_sum, valid_count: verdict.valid_count, grad_norm: norms.all };
+        let done = self.done(step, &batch, share, totals, spent.times);
+        let done = StepReport { retries, memory_peak, metrics: metrics.into(), ..done };
         if let Some(error) = broken {
             // The last collective broke, but this rank has taken the step, and perhaps nobody else lives to tell: if all parts of
             // that version exist, the next generation goes on from it.
@@ -301,9 +303,9 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         &mut self,
         step: Step,
         batch: &Batch,
-        (share, memory_peak): (Share, Bytes),
+        share: Share,
+        totals: Totals,
         times: StepTimes,
-        (verdict, grad_norm): (&Verdict, f64),
     ) -> StepReport {
         let claim = self.feed.claimed.pop_front();
         let cache = match &mut self.features {
@@ -317,12 +319,12 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             cache_generation: claim.as_ref().map_or(0, |claim| claim.turn.number()),
             cache,
             positions: claim.map_or(Vec::new(), |claim| claim.positions),
-            totals: Totals { loss_sum: verdict.loss_sum, valid_count: verdict.valid_count, grad_norm },
+            totals,
             times,
             metrics: Arc::default(),
             tokens: share.tokens,
             retries: 0,
-            memory_peak,
+            memory_peak: Bytes(0),
         }
     }
 }

@@ -181,21 +181,20 @@ pub struct ZeroBytes {
 impl ShardedAdamW {
     /// Moments of zero, in host memory, for `rank`'s part of `layout` in a world of `world`.
     pub fn new(layout: &TrainableLayout, world: usize, rank: Rank, settings: &Optimizer) -> Self {
-        Self::at(&(), layout, (world, rank), settings, false)
+        Self::at(&(), layout, Partition::new(layout.len(), world, rank), settings, false)
     }
 }
 
 impl<F: Flat> ShardedAdamW<F> {
-    /// Moments of zero for a rank's part of `layout` in a world of so many; in host memory between steps if `offloaded`, wherever the rest is.
+    /// Moments of zero for one rank's part of `layout`; in host memory between steps if `offloaded`, wherever the rest is.
     pub fn at(
         place: &F::Place,
         layout: &TrainableLayout,
-        (world, rank): (usize, Rank),
+        partition: Partition,
         settings: &Optimizer,
         offloaded: bool,
     ) -> Self {
         let zeros = if offloaded { F::offloaded } else { F::zeros };
-        let partition = Partition::new(layout.len(), world, rank);
         let own = partition.own().len();
         Self {
             place: place.clone(),
@@ -233,7 +232,7 @@ impl<F: Flat> ShardedAdamW<F> {
         let begin = Instant::now();
         let reduced = self.reduce(grads, weights.len(), input, comm)?;
         let (updating, own) = (Instant::now(), self.partition.own());
-        self.advance(grads, (weights, own.start), &reduced.update);
+        self.advance(grads, weights, own.start, &reduced.update);
         let compute = reduced.compute + updating.elapsed();
         comm.all_gather_in_place(weights.lend().into())?;
         Ok(reduced.outcome(compute, begin.elapsed()))
@@ -272,7 +271,7 @@ impl<F: Flat> ShardedAdamW<F> {
     }
 
     /// Second half: AdamW on this rank's part. Gradients are full length; in `weights` the part begins at `weights_from`.
-    pub(super) fn advance(&mut self, grads: &F, (weights, weights_from): (&mut F, usize), how: &Update) {
+    pub(super) fn advance(&mut self, grads: &F, weights: &mut F, weights_from: usize, how: &Update) {
         self.steps += 1;
         self.last_norm = how.norm;
         let (settings, steps, begin) = (&self.settings, self.steps, self.partition.own().start);

@@ -164,7 +164,7 @@ impl Collective for Ring {
 
     fn ahead(&self, length: usize) -> Option<Ahead> {
         let (_, previous) = self.lanes.as_ref()?;
-        Some(Ahead::new(previous.clone(), self.progress.clone(), (self.rank, self.world), length))
+        Some(Ahead::new(previous.clone(), self.progress.clone(), self.rank, self.world, length))
     }
 
     fn abort_handle(&self) -> Arc<dyn AbortHandle> {

@@ -72,7 +72,8 @@ impl<B: Tape<Base = B>> Features<B> {
         spec: &RunSpec,
         samples: &dyn Samples,
         objective: &dyn Objective<B>,
-        (device, card): (&B::Device, Option<String>),
+        device: &B::Device,
+        card: Option<String>,
     ) -> Result<Option<Self>, TrainError> {
         let (cache, Some(extractor)) = (&spec.cache, objective.extractor()) else { return Ok(None) };
         let store = Store::open(&store_dir(spec), cache.budget)?;

@@ -27,7 +27,7 @@ use super::{
     desk::Desk,
     drift::Sums,
     keeper::{Made, MadeRow},
-    measuring::{Against, Measuring},
+    measuring::{Against, Gathered, Measuring},
     memo::Features,
     serving::Serving,
 };
@@ -156,7 +156,7 @@ impl<B: Tape<Base = B>> Features<B> {
         };
         let Some(measuring) = self.measuring.take_if(over) else { return Ok(()) };
         match measuring.gather(desk, step, Ok(())) {
-            Ok(found) => self.tell_drift(desk, measuring, found),
+            Ok(found) => self.tell_drift(desk, measuring, &found),
             Err(error) => {
                 // Whoever goes on without the rank that was lost measures again.
                 self.measuring = Some(measuring);
@@ -189,17 +189,18 @@ impl<B: Tape<Base = B>> Features<B> {
         let left = measuring.probes.len() - measuring.done;
         let compared = self.compare_some(desk, step, &mut measuring, left);
         let found = measuring.gather(desk, step, compared)?;
-        self.tell_drift(desk, measuring, found)
+        self.tell_drift(desk, measuring, &found)
     }
 
-    /// Keeps what came out, and reports it on rank 0; `lost` if a rank had nothing to compare with.
+    /// Keeps what came out, and reports it on rank 0.
     fn tell_drift(
         &mut self,
         desk: &mut Desk<'_, '_, B>,
         measuring: Measuring<B>,
-        (total, lost): (Sums, bool),
+        found: &Gathered,
     ) -> Result<(), TrainError> {
         let Measuring { at, against, made, .. } = measuring;
+        let Gathered { total, lost } = *found;
         self.measured = Some(at);
         let drift = total.drift().filter(|_| !lost);
         let drift = drift.map(|drift| CacheDrift { at, drift, probes: total.probes as u32 });
