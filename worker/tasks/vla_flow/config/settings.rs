@@ -4,7 +4,7 @@ use coxswain_nn::{
     dtypes::{ActivationsDtype, WeightsDtype},
     lora::Lora,
 };
-use coxswain_proto::run_spec::RunSpec;
+use coxswain_proto::run_spec::{RunSpec, SettingsError};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -56,13 +56,13 @@ pub struct Optimizer {
 }
 
 impl VlaSettings {
-    /// Those of a specification that the task's schema wrote, or checked.
-    pub fn of(spec: &RunSpec) -> Self {
-        spec.settings().unwrap_or_else(|error| panic!("a run of this task has been checked: {error}"))
+    /// Those of a specification; refused if they are another task's, or of other types. Their rules are the schema's to check.
+    pub fn of(spec: &RunSpec) -> Result<Self, SettingsError> {
+        spec.settings()
     }
 }
 
-/// The task's keys of a specification.
+/// The task's keys of a specification, for tests and benchmarks that have written it: panics if they are not there.
 pub trait VlaSpec {
     /// With their types.
     fn vla(&self) -> VlaSettings;
@@ -73,7 +73,7 @@ pub trait VlaSpec {
 
 impl VlaSpec for RunSpec {
     fn vla(&self) -> VlaSettings {
-        VlaSettings::of(self)
+        VlaSettings::of(self).unwrap_or_else(|error| panic!("{error}"))
     }
 
     fn vla_mut(&mut self) -> VlaMut<'_> {

@@ -10,11 +10,11 @@ use coxswain_models::qwen2_5_vl::{
     modules::{FrozenBytes, frozen_tensors, modules},
 };
 use coxswain_nn::{dtypes::WeightsDtype, lora::LoraPlan};
-use coxswain_proto::run_spec::{Offload, RunSpec};
+use coxswain_proto::run_spec::{Offload, RunSpec, SettingsError};
 use coxswain_task::memory::Place;
 
 use super::counts::Counts;
-use crate::vla_flow::{config::VlaSpec, data::Outline};
+use crate::vla_flow::{config::VlaSettings, data::Outline};
 
 /// A run that cannot be predicted because something it names cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -25,6 +25,9 @@ pub enum PredictionError {
     /// The data set.
     #[error(transparent)]
     Data(#[from] DataError),
+    /// The run's settings are none of this task's.
+    #[error(transparent)]
+    Task(#[from] SettingsError),
 }
 
 /// What is predicted about: a run, and what its model and data are.
@@ -32,6 +35,8 @@ pub enum PredictionError {
 pub struct Subject {
     /// The run.
     pub spec: RunSpec,
+    /// The task's keys of it.
+    pub vla: VlaSettings,
     /// Sizes of the model.
     pub config: QwenConfig,
     /// Its adapters.
@@ -55,26 +60,33 @@ pub(super) struct Frozen {
 impl Subject {
     /// Reads configuration and metadata of everything the run names.
     pub fn read(spec: &RunSpec) -> Result<Self, PredictionError> {
-        let vla = spec.vla();
+        let vla = VlaSettings::of(spec)?;
         let dir = Path::new(&vla.model.path);
         let config = QwenConfig::read(dir)?;
         let outline = Outline::read(spec)?;
         let frozen = Frozen::read(dir, &config)?;
-        let unresolved =
-            Self { spec: spec.clone(), config, lora: None, outline, counts: Counts::default(), frozen };
-        Ok(unresolved.changed(|_| {})?)
+        let (spec, counts) = (spec.clone(), Counts::default());
+        Self { spec, vla, config, lora: None, outline, counts, frozen }.changed(|_| {})
     }
 
     /// The same model and data under changed settings.
-    pub fn changed(&self, change: impl FnOnce(&mut RunSpec)) -> Result<Self, ModelError> {
+    pub fn changed(&self, change: impl FnOnce(&mut RunSpec)) -> Result<Self, PredictionError> {
         let mut subject = self.clone();
         change(&mut subject.spec);
+        subject.vla = VlaSettings::of(&subject.spec)?;
         let modules = modules(&subject.config);
-        let lora = subject.spec.vla().lora.as_ref().map(|lora| LoraPlan::resolve(lora, &modules));
+        let lora = subject.vla.lora.as_ref().map(|lora| LoraPlan::resolve(lora, &modules));
         subject.lora = lora.transpose()?;
         subject.counts =
-            Counts::of(&subject.config, subject.lora.as_ref(), &subject.spec, subject.outline.dims);
+            Counts::of(&subject.config, subject.lora.as_ref(), &subject.vla, subject.outline.dims);
         Ok(subject)
+    }
+
+    /// The same under other keys of the task.
+    pub fn with(&self, change: impl FnOnce(&mut VlaSettings)) -> Result<Self, PredictionError> {
+        let mut vla = self.vla.clone();
+        change(&mut vla);
+        self.changed(|spec| spec.set_settings(&vla))
     }
 
     /// Whether moments are beside the memory in question.
@@ -88,7 +100,7 @@ impl Subject {
             Place::Card => &self.frozen.whole,
             Place::Host { .. } => &self.frozen.copied,
         };
-        match self.spec.vla().model.weights_dtype {
+        match self.vla.model.weights_dtype {
             WeightsDtype::Float32 => &by_dtype[0],
             WeightsDtype::Bfloat16 => &by_dtype[1],
         }

@@ -41,7 +41,7 @@ impl Subject {
     }
 
     /// This rank's moments, and its copy of the neighbour's part.
-    fn shards(&self, ask: Ask) -> [(Category, u64); 2] {
+    pub(super) fn shards(&self, ask: Ask) -> [(Category, u64); 2] {
         let n = self.counts.trainable() as usize;
         let shard = chunk(n, ask.world.max(1) as usize, ask.rank as usize).len() as u64;
         let mirror = if self.mirrored(ask.world) { MIRROR_BYTES * shard } else { 0 };
