@@ -14,10 +14,11 @@
 //! off; [`Demand`] and [`Pressure`] see it coming. Each rank's [peaks over time](timeline) are a file in the run's directory.
 
 mod demand;
-pub mod fault;
+mod fault;
 mod gauge;
 mod meter;
 mod overrun;
+mod peaks;
 pub mod prediction;
 mod pressure;
 mod resident;
