@@ -14,6 +14,7 @@
 //!
 //! What is trained is a task ([`coxswain_task`]); the engine knows none of them.
 
+mod clock;
 pub mod collective;
 pub mod device;
 pub mod feeder;

@@ -11,6 +11,7 @@ use nix::sys::{
 
 use super::spec_args::SpecArgs;
 use crate::{
+    clock,
     exit::Outcome,
     gpu::named::Card,
     plan::{Question, capacity::Memory, check, sizes, threads},
@@ -49,7 +50,7 @@ fn cost(began: Instant) -> serde_json::Value {
 
 /// Predicts, shows, and fails if the run does not fit.
 pub fn execute(args: &PlanArgs) -> Outcome {
-    let began = Instant::now();
+    let began = clock::now();
     let spec = args.spec.load()?;
     let local = spec.launch.nproc_per_node.unwrap_or(1) as u64;
     let world = args.world.map_or(local, u64::from);

@@ -22,7 +22,7 @@ use super::{
     signals::{self, Signals},
     watcher,
 };
-use crate::{control::Access, exit::Exit, render::events};
+use crate::{clock, control::Access, exit::Exit, render::events};
 
 /// News waiting for the launcher: watch events are the most frequent, a few for each step.
 const NEWS: usize = 256;
@@ -76,7 +76,7 @@ struct Voyage<'a> {
 
 /// Starts the workers and returns when they, and a coordinator of ours, have ended.
 pub async fn run(crew: &Crew, contacts: Contacts) -> io::Result<Report> {
-    let begin = Instant::now();
+    let begin = clock::now();
     let place = &crew.common.place;
     let (watched, events) = mpsc::channel(NEWS);
     let _watcher = watcher::follow(contacts.access.clone(), watched, Duration::MAX);
@@ -166,7 +166,7 @@ impl Voyage<'_> {
             }
             News::Tick => Some(Event::Tick),
         };
-        let now = Instant::now();
+        let now = clock::now();
         let actions = event.map(|event| self.machine.handle(now, event)).unwrap_or_default();
         for action in actions {
             self.act(action);

@@ -1,6 +1,6 @@
 //! Every collective between ranks of this machine, each a thread: over the ring on loopback, and on cards over NCCL as well.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use coxswain_proto::{
     ids::{Generation, Rank},
@@ -9,6 +9,7 @@ use coxswain_proto::{
 
 use super::Finding;
 use crate::{
+    clock,
     collective::{
         self, Brings, BufMut, Collective, CollectiveError, Computes, FabricSource, Membership, Reduce, Ring,
         RingAbort, RingListener, chunk,
@@ -61,7 +62,7 @@ fn over(
         let ranks = listeners.iter().enumerate().map(|(rank, listener)| {
             scope.spawn(move || {
                 let membership = Membership::among("selftest", Generation(1), Rank(rank as u32), addresses);
-                let deadline = Instant::now() + PATIENCE;
+                let deadline = clock::now() + PATIENCE;
                 let ring = Ring::connect(listener, &membership, deadline, &RingAbort::new())?;
                 let mut source = source(rank);
                 let wanted = if source.is_some() { Collectives::Nccl } else { Collectives::Ring };
@@ -109,7 +110,7 @@ fn measured(
     for round in 0..=ROUNDS {
         buffer.iter_mut().enumerate().for_each(|(at, value)| *value = value_of(rank, at));
         comm.barrier()?;
-        let begin = Instant::now();
+        let begin = clock::now();
         run(comm, &mut buffer)?;
         let took = begin.elapsed();
         if round > 0 {

@@ -17,7 +17,7 @@
 //! run at all), or the phases after the vote of the step before went over. A rank whose system swaps it out, step after
 //! step, says so in its ballot, too; that step counts, and the next one takes less.
 
-use std::{sync::Arc, time::Instant};
+use std::sync::Arc;
 
 use coxswain_proto::{
     cache_plan::CacheUse,
@@ -40,6 +40,7 @@ use coxswain_nn::{kernels::Tape, params::Group};
 use coxswain_task::{self as task, Figures, MicroLoss, Pass, StageClock, StageTimes};
 
 use crate::{
+    clock,
     feeder::Prepared,
     link::{CacheTurn, Phase, Report, StepReport, StepTimes},
     memory::{self, Attempt, Unfinished},
@@ -92,7 +93,7 @@ impl Spent {
 impl<B: Tape<Base = B>> Training<'_, B> {
     /// Runs `step` until all ranks have committed it. Returns what happened and the verdict with everybody's commands.
     pub(super) fn transaction(&mut self, step: Step) -> Result<(StepReport, Verdict), TrainError> {
-        let started = Instant::now();
+        let started = clock::now();
         if !self.books.meter.keeps_books_of(self.members.assignment.rank) {
             let cache = self.features.as_ref().map_or(Bytes(0), Features::bytes);
             let holdings = self.learner.holdings(&self.members, cache);
@@ -279,7 +280,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         spent: &mut Spent,
     ) -> Result<Verdict, TrainError> {
         self.enter(Phase::Communication, step)?;
-        let voting = Instant::now();
+        let voting = clock::now();
         let ballot = Ballot {
             fared,
             commands: self.members.link.commands(),

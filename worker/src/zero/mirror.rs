@@ -21,7 +21,7 @@
 //! It survives the loss of any ranks no two of which are neighbours on the ring. Choosing the version and moving the parts is
 //! [`train::recovery`](crate::train::recovery)'s affair.
 
-use std::{borrow::Cow, io::Write, ops::Range, time::Instant};
+use std::{borrow::Cow, io::Write, ops::Range};
 
 use coxswain_proto::{
     ids::{Bytes, Rank},
@@ -33,6 +33,7 @@ use super::{
     partition::{Partition, intersect, shifted},
     state::StateError,
 };
+use crate::clock;
 use crate::collective::{Collective, chunk};
 use coxswain_nn::{kernels::flat::Flat, params::TrainableLayout};
 
@@ -206,12 +207,12 @@ impl<F: Flat> MirroredAdamW<F> {
         comm: &mut dyn Collective,
     ) -> Result<StepOutcome, StepError> {
         let Some(mirror) = &mut self.mirror else { return self.own.step(grads, weights, input, comm) };
-        let begin = Instant::now();
+        let begin = clock::now();
         let reduced = self.own.reduce(grads, weights.len(), input, comm)?;
         self.own.exchange.shift(grads, mirror.range(), comm)?;
         self.prepared = Some(reduced.update.clone());
         comm.barrier()?;
-        let (updating, own) = (Instant::now(), self.own.partition().own());
+        let (updating, own) = (clock::now(), self.own.partition().own());
         self.prepared = None;
         self.own.advance(grads, weights, own.start, &reduced.update);
         mirror.shard.advance(grads, &mut mirror.weights, 0, &reduced.update);

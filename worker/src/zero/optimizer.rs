@@ -18,7 +18,7 @@
 //! and moments keep their bits, by decay as little as by momentum, and the norm is that of what moves. Only the count of steps in the bias
 //! correction goes on for everyone, since a moment that has rested is no younger for it.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use coxswain_proto::{
     ids::{Bytes, Rank},
@@ -30,6 +30,7 @@ use super::{
     partition::{Partition, Segment, intersect, shifted},
     schedule::Rates,
 };
+use crate::clock;
 use crate::collective::{BufMut, Collective, CollectiveError, Reduce};
 use coxswain_nn::{
     kernels::flat::{Coefficients, Flat, Part, Run},
@@ -229,9 +230,9 @@ impl<F: Flat> ShardedAdamW<F> {
         input: &StepInput,
         comm: &mut dyn Collective,
     ) -> Result<StepOutcome, StepError> {
-        let begin = Instant::now();
+        let begin = clock::now();
         let reduced = self.reduce(grads, weights.len(), input, comm)?;
-        let (updating, own) = (Instant::now(), self.partition.own());
+        let (updating, own) = (clock::now(), self.partition.own());
         self.advance(grads, weights, own.start, &reduced.update);
         let compute = reduced.compute + updating.elapsed();
         comm.all_gather_in_place(weights.lend().into())?;
@@ -249,7 +250,7 @@ impl<F: Flat> ShardedAdamW<F> {
     ) -> Result<Reduced, StepError> {
         self.check(grads.len(), weights, comm)?;
         self.exchange.reduce_scatter(grads, self.partition.own(), comm)?;
-        let begin = Instant::now();
+        let begin = clock::now();
         // The whole first: an element's sum over ranks does not depend on those behind it.
         let mut groups = self.layout.groups();
         groups.retain(|group| input.resting != Some(*group));

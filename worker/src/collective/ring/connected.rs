@@ -20,6 +20,7 @@ use super::{
     sockets::RingListener,
     wire::{Header, Operation},
 };
+use crate::clock;
 use crate::collective::{CollectiveError, JoinError, Progress, Reduce};
 
 /// What a collective is, apart from its buffers.
@@ -108,7 +109,7 @@ impl Ring {
     /// Numbers a collective, if the ring is whole.
     fn enter<T: Element>(&mut self, call: &Call) -> Result<Entered, CollectiveError> {
         let operation = call.operation.name();
-        let began = Instant::now();
+        let began = clock::now();
         let sequence = self.progress.entered.fetch_add(1, Ordering::Relaxed) + 1;
         if let Some(reason) = self.abort.reason().or_else(|| self.failed.clone()) {
             return Err(CollectiveError::Aborted { sequence, operation, reason });

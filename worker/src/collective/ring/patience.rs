@@ -11,6 +11,7 @@ use std::{
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::abort::RingAbort;
+use crate::clock;
 use crate::collective::JoinError;
 
 /// Deadline, abort and the other half of the join are looked at this often.
@@ -38,7 +39,7 @@ pub(super) struct Patience<'a> {
 impl<'a> Patience<'a> {
     /// From now on.
     pub(super) fn new(deadline: Instant, abort: &'a RingAbort) -> Self {
-        Self { begin: Instant::now(), deadline, abort, given_up: AtomicBool::new(false) }
+        Self { begin: clock::now(), deadline, abort, given_up: AtomicBool::new(false) }
     }
 
     /// The other half need not go on without this one.
@@ -52,13 +53,13 @@ impl<'a> Patience<'a> {
         if self.given_up.load(Ordering::Relaxed) || self.abort.reason().is_some() {
             return Err(Stop::GivenUp);
         }
-        if Instant::now() >= self.deadline { Err(Stop::Deadline) } else { Ok(()) }
+        if clock::now() >= self.deadline { Err(Stop::Deadline) } else { Ok(()) }
     }
 
     /// Waits for one of the sockets, at most `slice`.
     pub(super) fn poll(&self, sockets: &mut [PollFd<'_>], slice: Duration) -> Result<(), Stop> {
         self.check()?;
-        let left = self.deadline.saturating_duration_since(Instant::now()).min(slice);
+        let left = self.deadline.saturating_duration_since(clock::now()).min(slice);
         let timeout = PollTimeout::try_from(left.as_millis().max(1)).unwrap_or(PollTimeout::MAX);
         match poll(sockets, timeout) {
             Ok(_) | Err(nix::errno::Errno::EINTR) => Ok(()),
@@ -79,9 +80,9 @@ impl<'a> Patience<'a> {
 
     /// Lets time pass.
     pub(super) fn pause(&self, pause: Duration) -> Result<(), Stop> {
-        let until = Instant::now() + pause;
-        while Instant::now() < until {
-            self.poll(&mut [], until.saturating_duration_since(Instant::now()).min(SLICE))?;
+        let until = clock::now() + pause;
+        while clock::now() < until {
+            self.poll(&mut [], until.saturating_duration_since(clock::now()).min(SLICE))?;
         }
         Ok(())
     }
