@@ -190,7 +190,7 @@ impl<B: Tape<Base = B>> Features<B> {
     ) -> Result<(), TrainError> {
         self.conclude_drift(desk, step)?;
         if desk.members.rank().0 == 0 && desk.run.ends_epoch(step) {
-            self.keeper.note(&self.base.made_by, &self.training);
+            self.keeper.note(&self.setup.base.made_by, &self.setup.training);
             if let Some(line) = self.words_of_epoch() {
                 desk.members.link.report(Report::Note(line))?;
             }
@@ -257,7 +257,7 @@ impl<B: Tape<Base = B>> Features<B> {
             begin = own.end;
             rounded.clear();
             rounded.extend_from_slice(&made.values[own.clone()]);
-            round_trip(self.dtype, self.shape.width, &mut rounded);
+            round_trip(self.setup.dtype, self.setup.shape.width, &mut rounded);
             target.put(row, &rounded, true);
             if let Some(key) = *key {
                 made.rows.push(MadeRow { key, inputs: seen.inputs(), place: own });

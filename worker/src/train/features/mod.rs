@@ -1,7 +1,8 @@
 //! Features that are kept instead of computed again, as training sees them: a memo of the model below the tap.
 //!
 //! ```text
-//! memo       the store and the generation that serves
+//! setup      where features are kept, in which form, of which samples
+//! memo       the generation that serves, and what is still to be stored
 //! turn       where the next step takes its features from; a generation begins, or an older one goes on
 //! fill       computes what micro-batches lack, and rounds it as the store does
 //! keeper     appends it to parts and publishes these, on a thread of its own
@@ -32,6 +33,7 @@ mod measuring;
 mod memo;
 mod probes;
 mod serving;
+mod setup;
 #[cfg(test)]
 mod tests;
 mod turn;
@@ -41,8 +43,4 @@ pub use self::{
     account::{CacheSummary, DriftRecord},
     claim::{Mark, Place},
 };
-pub(super) use self::{
-    claim::Claim,
-    desk::Desk,
-    memo::{Features, store_dir},
-};
+pub(super) use self::{claim::Claim, desk::Desk, memo::Features, setup::store_dir};

@@ -34,8 +34,8 @@ impl<B: Tape<Base = B>> Features<B> {
         let report = self.report().unwrap_or_default();
         let space = self.serving.as_ref().and_then(|serving| serving.space.as_ref());
         CacheSummary {
-            mode: format!("{:?}", self.mode).to_lowercase(),
-            tap: self.tap.clone(),
+            mode: format!("{:?}", self.setup.mode).to_lowercase(),
+            tap: self.setup.tap.clone(),
             generations: self.account.generations.iter().copied().collect(),
             hits: sums[0] as u64,
             misses: sums[1] as u64,
@@ -56,13 +56,13 @@ impl<B: Tape<Base = B>> Features<B> {
     pub(in crate::train) fn words_of_store(&self) -> String {
         let space = self.serving.as_ref().and_then(|serving| serving.space.as_ref());
         let there = space.map(|space| {
-            let stored = self.training.iter().filter(|key| space.contains(key)).count();
-            format!("; {stored} of {} samples are there", self.training.len())
+            let stored = self.setup.training.iter().filter(|key| space.contains(key)).count();
+            format!("; {stored} of {} samples are there", self.setup.training.len())
         });
         format!(
             "features are kept in {} as {}{}",
-            self.store.dir().display(),
-            format!("{:?}", self.dtype).to_lowercase(),
+            self.setup.store.dir().display(),
+            format!("{:?}", self.setup.dtype).to_lowercase(),
             there.unwrap_or_default()
         )
     }

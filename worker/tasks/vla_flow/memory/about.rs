@@ -76,7 +76,7 @@ impl Subject {
         subject.vla = VlaSettings::of(&subject.spec)?;
         let modules = modules(&subject.config);
         let lora = subject.vla.lora.as_ref().map(|lora| LoraPlan::resolve(lora, &modules));
-        subject.lora = lora.transpose()?;
+        subject.lora = lora.transpose().map_err(ModelError::from)?;
         subject.counts =
             Counts::of(&subject.config, subject.lora.as_ref(), &subject.vla, subject.outline.dims);
         Ok(subject)
