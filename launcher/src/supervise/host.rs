@@ -25,8 +25,8 @@ use super::{
     keeper::{self, Keeper, Output, Sink},
     machine::Ended,
 };
-use crate::launch::streams::Route;
 use crate::clock;
+use crate::launch::streams::Route;
 
 /// What a coordinator runs with.
 pub struct Hosting {

@@ -13,8 +13,8 @@ use coxswain_proto::{
 use tokio::{sync::mpsc, task::JoinHandle};
 use tonic::{Code, Status};
 
-use crate::control::{Access, prompt};
 use crate::clock;
+use crate::control::{Access, prompt};
 
 /// Before a broken line is opened again.
 const PAUSES: Pauses = Pauses::new(Duration::from_millis(50), Duration::from_secs(1));

@@ -15,8 +15,8 @@ use std::{
     time::Duration,
 };
 
-use coxswain_proto::limits::{CONSOLE_PATIENCE, CONSOLE_QUEUE};
 use crate::clock;
+use coxswain_proto::limits::{CONSOLE_PATIENCE, CONSOLE_QUEUE};
 
 /// Something to show.
 #[derive(Debug, PartialEq, Eq)]

@@ -8,8 +8,8 @@ use coxswain_proto::{
 };
 use tokio::{sync::mpsc, task::JoinHandle};
 
-use crate::control::Access;
 use crate::clock;
+use crate::control::Access;
 
 /// Before a broken stream is opened again: a coordinator that was killed is back within a tenth of a second, and what it says first is
 /// what people wait for.
