@@ -4,14 +4,17 @@
 //!
 //! ```text
 //! session            gRPC and the worker's state machine; never sees a tensor
-//!   link trainer     the two channels between session and trainer, as a trait; `SoloLink` is its null object
-//! selftest device    what a node can do; what to compute on
+//! device selftest    what to compute on; what a node can do
 //! train              the trainer thread: loop, step transaction, checkpoint, export; never sees tonic
-//! zero memory feeder collective
+//! memory             peaks by phase, predicted and measured
+//! trainer link       what session and trainer are to each other; the two channels between them, as a trait; `SoloLink` is its null object
+//! zero               the optimizer's partition
+//! feeder collective  micro-batches ahead of the trainer; what ranks say to each other
 //! ```
 //!
 //! What is trained is a task ([`coxswain_task`]); the engine knows none of them.
 
+mod clock;
 pub mod collective;
 pub mod device;
 pub mod feeder;

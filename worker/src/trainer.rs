@@ -8,17 +8,32 @@
 //!   Leave  ◀──── outcome ────────┘
 //! ```
 
-use std::ops::Range;
+use std::{fmt, ops::Range};
 
 use coxswain_proto::{
     ids::{Bytes, Step},
     run_spec::RunSpec,
 };
 
-use crate::{
-    device::Device,
-    link::{Link, Phase},
-};
+use crate::link::{Link, Phase};
+
+/// Where a worker's tensors live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Device {
+    /// Host memory.
+    Cpu,
+    /// The card of this number among those that the process sees.
+    Cuda(usize),
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda(card) => write!(f, "cuda:{card}"),
+        }
+    }
+}
 
 /// The training side of one worker process. All calls happen on the same thread, which is the trainer's alone; a panic in one
 /// becomes a [`TrainerFailure`] of kind [`FailureKind::Internal`].

@@ -33,17 +33,17 @@ struct Pending {
 
 const PENDING: Pending = Pending {
     files_that_name_cargo: 1,
-    fields: 6,
+    fields: 3,
     methods: 3,
     parameters: 1,
-    tuple_parameters: 20,
-    files_that_read_clocks: 35,
+    tuple_parameters: 7,
+    files_that_read_clocks: 7,
 };
 
 /// Folders, each with the files in it that import each other in circles today. Circles with files elsewhere are the outer folder's.
 const CIRCLES: &[(&str, usize)] = &[
     ("coordinator/src", 8),
-    ("launcher/src", 14),
+    ("launcher/src", 0),
     ("proto/src", 6),
     ("worker/burn/src", 0),
     ("worker/cuda/src", 0),
@@ -51,15 +51,15 @@ const CIRCLES: &[(&str, usize)] = &[
     ("worker/feature_store/src", 7),
     ("worker/models", 2),
     ("worker/nn/src", 13),
-    ("worker/src", 49),
+    ("worker/src", 0),
     ("worker/task/src", 0),
-    ("worker/tasks", 21),
+    ("worker/tasks", 0),
     ("worker/video/src", 2),
 ];
 /// The same where a parent counts as a user of each child it declares: a child may then not import what its parent's file defines.
 const CIRCLES_WITH_PARENTS: &[(&str, usize)] = &[
     ("coordinator/src", 15),
-    ("launcher/src", 19),
+    ("launcher/src", 0),
     ("proto/src", 11),
     ("worker/burn/src", 0),
     ("worker/cuda/src", 0),
@@ -67,9 +67,9 @@ const CIRCLES_WITH_PARENTS: &[(&str, usize)] = &[
     ("worker/feature_store/src", 7),
     ("worker/models", 4),
     ("worker/nn/src", 13),
-    ("worker/src", 54),
+    ("worker/src", 0),
     ("worker/task/src", 0),
-    ("worker/tasks", 30),
+    ("worker/tasks", 0),
     ("worker/video/src", 2),
 ];
 
@@ -94,15 +94,21 @@ const WIRING: [&str; 5] =
 /// An exception: places that begin like this, and why they are right.
 type Exceptions = [(&'static str, &'static str)];
 
-const MANY_FIELDS: &Exceptions =
-    &[("launcher/src/launch/flags.rs: LaunchFlags", "one for each flag that torchrun has")];
+const MANY_FIELDS: &Exceptions = &[
+    ("launcher/src/launch/flags.rs: LaunchFlags", "one for each flag that torchrun has"),
+    ("worker/src/train/summary.rs: Summary", "one for each key of summary.json"),
+];
 const MANY_METHODS: &Exceptions = &[];
 const MANY_PARAMETERS: &Exceptions = &[(
     "worker/nn/src/kernels/cube/",
     "a kernel's parameters are the buffers and sizes that its launch binds one by one",
 )];
 const TUPLE_PARAMETERS: &Exceptions = &[];
-const CLOCKS: &Exceptions = &[("coordinator/src/clock.rs", "the coordinator's one clock")];
+const CLOCKS: &Exceptions = &[
+    ("coordinator/src/clock.rs", "the coordinator's one clock"),
+    ("launcher/src/clock.rs", "the launcher's one clock"),
+    ("worker/src/clock.rs", "the engine's one clock"),
+];
 
 #[test]
 fn the_engine_names_no_model_and_no_task() {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::block_on;
+use super::runtime::block_on;
 use crate::{
     audit::source,
     exit::{Exit, Failed, Outcome},

@@ -3,7 +3,7 @@
 use clap::Args;
 use coxswain_worker::train;
 
-use super::SpecArgs;
+use super::spec_args::SpecArgs;
 use crate::{
     exit::{Exit, Failed, Outcome},
     plan::check::Forecast,

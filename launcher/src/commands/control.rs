@@ -6,7 +6,7 @@ use coxswain_proto::v1::{
     drain_node_request::Node,
 };
 
-use super::block_on;
+use super::runtime::block_on;
 use crate::{
     control::prompt,
     endpoint::Target,

@@ -3,7 +3,7 @@
 use std::{
     net::{SocketAddr, TcpListener},
     os::fd::AsFd,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use clap::Args;
@@ -12,8 +12,9 @@ use coxswain_coordinator::{
 };
 use coxswain_proto::{limits, v1};
 
-use super::SpecArgs;
+use super::spec_args::SpecArgs;
 use crate::{
+    clock,
     exit::{Exit, Failed, Outcome},
     launch::{inputs::process_env, rendezvous::ORPHAN_PATIENCE, world::Nodes},
     supervise::signals,
@@ -109,13 +110,13 @@ async fn serve(
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<RunOutcome, Failed> {
     let internal = |error: std::io::Error| Failed::new(Exit::Internal, error);
-    let give_up = Instant::now() + ORPHAN_PATIENCE;
+    let give_up = clock::now() + ORPHAN_PATIENCE;
     tokio::pin!(shutdown);
     loop {
         let socket = listener.try_clone().and_then(tokio::net::TcpListener::from_std).map_err(internal)?;
         match coxswain_coordinator::serve(socket, options.clone(), &mut shutdown).await {
             Err(ServeError::Start(StartError::Journal(JournalError::InUse { .. })))
-                if Instant::now() < give_up =>
+                if clock::now() < give_up =>
             {
                 tokio::time::sleep(ORPHAN_PATIENCE / 40).await;
             }

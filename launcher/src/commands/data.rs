@@ -7,7 +7,7 @@ use coxswain_data as data;
 use coxswain_proto::human;
 use coxswain_task::RandomJob;
 
-use super::SpecArgs;
+use super::spec_args::SpecArgs;
 use crate::{
     exit::{Exit, Failed, Outcome},
     render::say,

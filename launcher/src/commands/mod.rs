@@ -16,8 +16,10 @@ mod model;
 mod plan;
 mod rebuild_cache;
 mod run;
+mod runtime;
 mod selftest;
 mod simulate;
+mod spec_args;
 mod status;
 mod watch;
 mod worker;
@@ -127,43 +129,6 @@ pub fn execute(cli: Cli) -> Outcome {
         Command::Coordinator(args) => coordinator::execute(&args),
         Command::Worker(args) => worker::execute(&args),
     }
-}
-
-/// A configuration and what is laid over it.
-#[derive(clap::Args, Clone, Debug)]
-pub struct SpecArgs {
-    /// Run file (YAML)
-    #[arg(value_name = "CONFIG")]
-    pub config: std::path::PathBuf,
-    /// Changes to it: section.key=value
-    #[arg(value_name = "KEY=VALUE")]
-    pub overrides: Vec<String>,
-    /// Find the largest micro-batch that fits by trial steps; short for train.auto_micro_batch=true
-    #[arg(long, alias = "auto_batch_size")]
-    pub auto_batch_size: bool,
-}
-
-impl SpecArgs {
-    /// Reads and checks the run.
-    pub fn load(&self) -> Result<coxswain_proto::run_spec::RunSpec, crate::exit::Failed> {
-        Ok(coxswain_proto::run_spec::RunSpec::load(&self.config, &self.changes(), crate::tasks::schemas())?)
-    }
-
-    /// All that is laid over the file.
-    pub fn changes(&self) -> Vec<String> {
-        let auto = self.auto_batch_size.then(|| "train.auto_micro_batch=true".to_owned());
-        self.overrides.iter().cloned().chain(auto).collect()
-    }
-}
-
-/// Runs a future on this thread: commands that talk to a coordinator, and the launcher, whose children live as long as the thread
-/// that started them.
-fn block_on<T>(future: impl Future<Output = T>) -> T {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .expect("a runtime needs only a poll descriptor and memory");
-    runtime.block_on(future)
 }
 
 #[cfg(test)]

@@ -9,8 +9,9 @@ use nix::sys::{
     time::TimeValLike,
 };
 
-use super::SpecArgs;
+use super::spec_args::SpecArgs;
 use crate::{
+    clock,
     exit::Outcome,
     gpu::named::Card,
     plan::{Question, capacity::Memory, check},
@@ -49,7 +50,7 @@ fn cost(began: Instant) -> serde_json::Value {
 
 /// Predicts, shows, and fails if the run does not fit.
 pub fn execute(args: &PlanArgs) -> Outcome {
-    let began = Instant::now();
+    let began = clock::now();
     let spec = args.spec.load()?;
     let local = spec.launch.nproc_per_node.unwrap_or(1) as u64;
     let world = args.world.map_or(local, u64::from);

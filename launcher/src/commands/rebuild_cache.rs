@@ -4,7 +4,7 @@ use clap::Args;
 use coxswain_proto::v1::RebuildCacheRequest;
 use serde_json::json;
 
-use super::block_on;
+use super::runtime::block_on;
 use crate::{control::prompt, endpoint::Target, exit::Outcome, render::say};
 
 /// Flags of `cox rebuild-cache`.

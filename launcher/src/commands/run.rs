@@ -13,8 +13,9 @@ use coxswain_proto::{
     v1::{Failure, JoinNodeRequest, RunSpecDocument},
 };
 
-use super::{SpecArgs, block_on};
+use super::{runtime::block_on, spec_args::SpecArgs};
 use crate::{
+    clock,
     control::Access,
     endpoint::{self, Published},
     exit::{Exit, Failed, Outcome},
@@ -307,7 +308,7 @@ fn this_program() -> Result<std::path::PathBuf, Failed> {
 
 /// Unique among launchers that are alive at the same time, and stable over one launcher's retries.
 fn node_id() -> String {
-    let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let since_epoch = clock::since_epoch();
     format!("{}-{}-{}", Machine::this().host, std::process::id(), since_epoch.as_nanos())
 }
 

@@ -8,7 +8,7 @@ use coxswain_proto::{
     v1::{GetMemoryRequest, GetStatusRequest},
 };
 
-use super::block_on;
+use super::runtime::block_on;
 use crate::{
     control::{prompt, unhurried},
     endpoint::Target,

@@ -10,7 +10,7 @@ use coxswain_proto::{
 };
 use tokio::sync::mpsc;
 
-use super::block_on;
+use super::runtime::block_on;
 use crate::{
     control::prompt,
     endpoint::Target,

@@ -19,7 +19,7 @@ use coxswain_worker::{
     session::{self, SessionError, SessionOptions},
 };
 
-use super::block_on;
+use super::runtime::block_on;
 use crate::{
     exit::{Exit, Failed, Outcome},
     launch::{

@@ -127,4 +127,11 @@ mod tests {
             assert_eq!(cores_each(major, minor).map(|each| cores / each), Some(expected));
         }
     }
+
+    #[test]
+    fn a_machine_without_a_driver_is_told_so_in_words() {
+        if let Err(missing) = Driver::load() {
+            assert!(missing.to_string().starts_with("no NVIDIA"), "{missing}");
+        }
+    }
 }

@@ -10,7 +10,6 @@ use std::{
 };
 
 use coxswain_proto::{VERSION, calls, limits, v1::JoinNodeRequest};
-use tokio::time::Instant;
 use tonic::Code;
 
 use super::{
@@ -19,6 +18,7 @@ use super::{
     worker_env::Place,
 };
 use crate::{
+    clock,
     control::{Access, prompt},
     exit::{Exit, Failed},
 };
@@ -74,10 +74,10 @@ pub fn take_seat(plan: &Plan, token: Option<&str>) -> Result<Seat, Failed> {
 
 /// A launcher that was killed leaves its coordinator alive for a moment: whoever is to have the port waits for that long.
 fn bind(addresses: &[SocketAddr], hosting: Hosting) -> io::Result<TcpListener> {
-    let give_up = Instant::now() + if hosting == Hosting::Yes { ORPHAN_PATIENCE } else { Duration::ZERO };
+    let give_up = clock::now() + if hosting == Hosting::Yes { ORPHAN_PATIENCE } else { Duration::ZERO };
     loop {
         match TcpListener::bind(addresses) {
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < give_up => {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && clock::now() < give_up => {
                 std::thread::sleep(RETRY / 10);
             }
             bound => return bound,
@@ -151,7 +151,7 @@ pub fn request(plan: &Plan, host: &str, node_id: String) -> JoinNodeRequest {
 /// Asks the coordinator for this launcher's place, and waits for a coordinator that is not there yet, and for a place that another
 /// launcher may have left.
 pub async fn join(access: &Access, plan: &Plan, request: &JoinNodeRequest) -> Result<Place, Failed> {
-    let begin = Instant::now();
+    let begin = clock::now();
     let mut told = false;
     loop {
         let status = match access.coordinator().join_node(prompt(request.clone())).await {

@@ -10,11 +10,12 @@ use coxswain_proto::human;
 use serde_json::{Value, json};
 
 use super::table::table;
+use crate::clock;
 
 /// All spaces of the store at `dir`, which takes `whole` bytes.
 pub fn list(dir: &Path, whole: u64, spaces: &[SpaceReport], strange: &[String]) -> String {
     let mut parts = vec![format!("{}: {}, {}", dir.display(), spaces_of(spaces.len()), human::bytes(whole))];
-    let now = SystemTime::now();
+    let now = clock::system();
     let rows: Vec<_> = spaces.iter().map(|space| row(space, now)).collect();
     if !rows.is_empty() {
         parts.push(String::new());

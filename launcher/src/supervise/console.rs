@@ -76,7 +76,7 @@ impl Stderr {
         Self { bar }
     }
 
-    fn progress(&self, (done, total): (u64, u64), message: String) {
+    fn progress(&self, done: u64, total: u64, message: String) {
         let Some(bar) = &self.bar else { return };
         if bar.length() != Some(total) {
             let template = "{bar:28.cyan/blue} {pos}/{len} {wide_msg}";
@@ -108,7 +108,7 @@ impl Screen for Stderr {
             }
             Piece::Line(text) => self.write(&(text + "\n")),
             Piece::Text(text) => self.write(&text),
-            Piece::Progress { done, total, message } => self.progress((done, total), message),
+            Piece::Progress { done, total, message } => self.progress(done, total, message),
             Piece::Finish => self.bar.iter().for_each(ProgressBar::finish_and_clear),
         }
     }

@@ -44,7 +44,8 @@ impl Crew {
     /// Starts a worker: its number among ours, and how often it was started before.
     pub fn start(
         &self,
-        (local, restart): (u32, u32),
+        local: u32,
+        restart: u32,
         terminal: &Arc<Terminal>,
         ended: mpsc::Sender<(u32, Ended)>,
     ) -> io::Result<Started> {

@@ -25,6 +25,7 @@ use super::{
     keeper::{self, Keeper, Output, Sink},
     machine::Ended,
 };
+use crate::clock;
 use crate::launch::streams::Route;
 
 /// What a coordinator runs with.
@@ -110,7 +111,7 @@ impl Host {
 
     /// Books a death, and says what follows.
     fn will_live_again(&mut self, how: Ended) -> bool {
-        let (now, window) = (Instant::now(), COORDINATOR_WINDOW.as_secs());
+        let (now, window) = (clock::now(), COORDINATOR_WINDOW.as_secs());
         let Some((count, pause)) = self.restarts.allow(now, how) else {
             self.hosting.console.line(&format!(
                 "the coordinator died again ({how}), {COORDINATOR_RESTARTS} times within {window} s: it is given up"

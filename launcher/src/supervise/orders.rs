@@ -3,7 +3,7 @@
 //! A coordinator that lost sight of this launcher for too long has given up its place; the launcher then asks for it back. If another
 //! launcher has it by now, this one has no business here any more and says so.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use coxswain_proto::{
     calls::{self, Pauses},
@@ -13,6 +13,7 @@ use coxswain_proto::{
 use tokio::{sync::mpsc, task::JoinHandle};
 use tonic::{Code, Status};
 
+use crate::clock;
 use crate::control::{Access, prompt};
 
 /// Before a broken line is opened again.
@@ -58,23 +59,23 @@ impl Line {
     /// Opens the line again and again, until nobody listens to us or our place is another's. That nobody answers is said once in a while:
     /// whether that is the end is for the launcher to say, whose own coordinator may only be slow.
     async fn keep(self) {
-        let (mut pauses, mut heard) = (PAUSES, Instant::now());
+        let (mut pauses, mut heard) = (PAUSES, clock::now());
         loop {
             match self.open_once().await {
-                Ok(true) => (pauses, heard) = (PAUSES, Instant::now()),
+                Ok(true) => (pauses, heard) = (PAUSES, clock::now()),
                 Ok(false) => return,
                 Err(status) if status.code() == Code::NotFound => match self.ask_place_back().await {
-                    Ok(true) => heard = Instant::now(),
+                    Ok(true) => heard = clock::now(),
                     Ok(false) => {}
                     // A launcher that no longer listens is ending.
                     Err(why) => return drop(self.orders.send(Order::Displaced(why)).await),
                 },
                 // An answer, if not a welcome one: the run is over, say.
-                Err(status) if !calls::may_answer_later(status.code()) => heard = Instant::now(),
+                Err(status) if !calls::may_answer_later(status.code()) => heard = clock::now(),
                 Err(_) => {}
             }
             if heard.elapsed() > self.patience {
-                heard = Instant::now();
+                heard = clock::now();
                 if self.orders.send(Order::Unreachable).await.is_err() {
                     return;
                 }

@@ -12,9 +12,10 @@ use std::{
         mpsc::{self, Receiver, SyncSender, TrySendError},
     },
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
+use crate::clock;
 use coxswain_proto::limits::{CONSOLE_PATIENCE, CONSOLE_QUEUE};
 
 /// Something to show.
@@ -86,17 +87,17 @@ impl Outlet {
     }
 
     fn flush_within(&self, patience: Duration) -> bool {
-        let give_up = Instant::now() + patience;
+        let give_up = clock::now() + patience;
         let (mark, shown) = mpsc::sync_channel(1);
         let mut entry = Entry::Mark(mark);
         while let Err(refused) = self.queue.try_send(entry) {
             match refused {
-                TrySendError::Full(again) if Instant::now() < give_up => entry = again,
+                TrySendError::Full(again) if clock::now() < give_up => entry = again,
                 TrySendError::Full(_) | TrySendError::Disconnected(_) => return false,
             }
             thread::sleep(Duration::from_millis(5));
         }
-        shown.recv_timeout(give_up.saturating_duration_since(Instant::now())).is_ok()
+        shown.recv_timeout(give_up.saturating_duration_since(clock::now())).is_ok()
     }
 }
 

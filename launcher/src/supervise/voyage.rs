@@ -22,7 +22,7 @@ use super::{
     signals::{self, Signals},
     watcher,
 };
-use crate::{control::Access, exit::Exit, render::events};
+use crate::{clock, control::Access, exit::Exit, render::events};
 
 /// News waiting for the launcher: watch events are the most frequent, a few for each step.
 const NEWS: usize = 256;
@@ -76,7 +76,7 @@ struct Voyage<'a> {
 
 /// Starts the workers and returns when they, and a coordinator of ours, have ended.
 pub async fn run(crew: &Crew, contacts: Contacts) -> io::Result<Report> {
-    let begin = Instant::now();
+    let begin = clock::now();
     let place = &crew.common.place;
     let (watched, events) = mpsc::channel(NEWS);
     let _watcher = watcher::follow(contacts.access.clone(), watched, Duration::MAX);
@@ -85,7 +85,7 @@ pub async fn run(crew: &Crew, contacts: Contacts) -> io::Result<Report> {
     let (ended, ends) = mpsc::channel(NEWS);
     let mut workers = BTreeMap::new();
     for local in 0..place.nproc {
-        workers.insert(local, crew.start((local, 0), &contacts.terminal, ended.clone())?);
+        workers.insert(local, crew.start(local, 0, &contacts.terminal, ended.clone())?);
     }
     let mut voyage = Voyage {
         crew,
@@ -166,7 +166,7 @@ impl Voyage<'_> {
             }
             News::Tick => Some(Event::Tick),
         };
-        let now = Instant::now();
+        let now = clock::now();
         let actions = event.map(|event| self.machine.handle(now, event)).unwrap_or_default();
         for action in actions {
             self.act(action);
@@ -290,7 +290,7 @@ impl Voyage<'_> {
     fn restart(&mut self, worker: u32, attempt: u32) {
         let rank = self.rank(worker);
         self.exits.forget(rank);
-        match self.crew.start((worker, attempt), &self.contacts.terminal, self.ended.clone()) {
+        match self.crew.start(worker, attempt, &self.contacts.terminal, self.ended.clone()) {
             Ok(started) => drop(self.workers.insert(worker, started)),
             Err(error) => {
                 self.contacts.terminal.line(&format!("rank {rank} cannot be started again: {error}"));

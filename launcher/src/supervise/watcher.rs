@@ -1,6 +1,6 @@
 //! Follows the run's events across broken connections.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use coxswain_proto::{
     calls::Pauses,
@@ -8,6 +8,7 @@ use coxswain_proto::{
 };
 use tokio::{sync::mpsc, task::JoinHandle};
 
+use crate::clock;
 use crate::control::Access;
 
 /// Before a broken stream is opened again: a coordinator that was killed is back within a tenth of a second, and what it says first is
@@ -27,7 +28,7 @@ impl Drop for Watcher {
 /// Starts to follow; events arrive at `events`, which ends when nobody has answered for `patience`.
 pub fn follow(access: Access, events: mpsc::Sender<WatchEvent>, patience: Duration) -> Watcher {
     Watcher(tokio::spawn(async move {
-        let (mut heard, mut pauses) = (Instant::now(), PAUSES);
+        let (mut heard, mut pauses) = (clock::now(), PAUSES);
         while heard.elapsed() < patience {
             if let Ok(stream) = access.control().watch(WatchRequest {}).await {
                 let mut stream = stream.into_inner();
@@ -37,7 +38,7 @@ pub fn follow(access: Access, events: mpsc::Sender<WatchEvent>, patience: Durati
                         return;
                     }
                 }
-                heard = Instant::now();
+                heard = clock::now();
             }
             tokio::time::sleep(pauses.take()).await;
         }

@@ -27,9 +27,9 @@ use coxswain_proto::{ids::Step, run_spec::RunSpec};
 use coxswain_task::{ForwardJob, Losses, TaskError, TaskOn, Width};
 use coxswain_worker::{
     collective::{FabricError, FabricSource, RingListener},
-    device::{Accelerator, Cards, NoCards, UnknownTask, Version},
+    device::{Accelerator, Cards, NoCards, Version},
     selftest::{self, Finding, Sizes},
-    train::{HeldOutError, TaskTrainer, TrainError, TrainerOptions, evaluate_run},
+    train::{HeldOutError, TaskTrainer, TrainError, TrainerOptions, UnknownTask, evaluate_run},
     trainer::Trainer,
 };
 use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig, cache::CacheConfig};

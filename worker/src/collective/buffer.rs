@@ -1,4 +1,4 @@
-//! The buffers that collectives work on.
+//! What collectives work on: buffers, and how those of different ranks become one.
 
 use std::ops::Range;
 
@@ -49,6 +49,15 @@ impl<'a> From<Lent<'a, bf16>> for BufMut<'a> {
             Lent::Device(buffer) => Self::Device(buffer),
         }
     }
+}
+
+/// How values of different ranks become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reduce {
+    /// Sum.
+    Sum,
+    /// Largest.
+    Max,
 }
 
 /// Runs an operation on a copy of a device's buffer in host memory. What it leaves there goes back if it succeeds.

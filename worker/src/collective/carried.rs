@@ -31,6 +31,7 @@ use super::{
     ring::{Call, Element, Entered, Operation},
     through_host,
 };
+use crate::clock;
 use coxswain_nn::kernels::flat::{DeviceBuffer, DeviceElement};
 
 /// Buffers of at most this many bytes stay on the ring: a vote takes less time there than its way to a card and back.
@@ -254,7 +255,7 @@ impl Carried {
                 return Err(CollectiveError::Aborted { sequence, operation: name, reason });
             }
             match departed {
-                None => departed = self.ring.departed().map(|peer| (peer, Instant::now())),
+                None => departed = self.ring.departed().map(|peer| (peer, clock::now())),
                 Some((peer, since)) if since.elapsed() > LINGER => {
                     self.fabric.abort();
                     self.ring.give_up(format!("rank {peer} is gone"));

@@ -1,12 +1,19 @@
 //! Choices on machines with and without cards.
 
-use coxswain_proto::run_spec::DeviceChoice;
+use coxswain_proto::{
+    ids::Step,
+    run_spec::{DeviceChoice, RunSpec},
+};
+use coxswain_task::{ForwardJob, Losses, TaskError, Width};
 use coxswain_tasks::vla_flow::VlaFlow;
 
 use super::*;
 use crate::{
+    collective::{FabricError, FabricSource, RingListener},
     link::Link,
-    trainer::{DataSetFacts, TrainerFailure, TrainerOutcome},
+    selftest::Finding,
+    train::{HeldOutError, TrainError, UnknownTask},
+    trainer::{DataSetFacts, Trainer, TrainerFailure, TrainerOutcome},
 };
 
 const ABSENT: Absent = Absent { driver: || false };

@@ -1,7 +1,10 @@
 //! Micro-batches made ahead of the training thread, with features from the store where it has them.
 //!
 //! ```text
-//! prefetch   threads that read samples and put them together, in order, within a bound       recut, upcoming
+//! prefetch   the pipeline, as the trainer drives it: samples read and put together, in order, within a bound
+//! queue      what the trainer and the data threads share, and what the threads do
+//! recut      micro-batches that are ready, cut anew after one did not fit
+//! upcoming   rows of micro-batches that wait, completed before their turn
 //! rows       a micro-batch with features that were kept, and what is missing of them
 //! ```
 //!
@@ -9,10 +12,15 @@
 //! knows what a sample is, tensors, ranks or gRPC.
 
 mod prefetch;
+mod queue;
+mod recut;
 mod rows;
 #[cfg(test)]
 mod tests;
+mod upcoming;
 
 pub use coxswain_data::DataError;
-pub use prefetch::{Prefetcher, StepRequest, Upcoming};
+pub use prefetch::Prefetcher;
+pub use queue::StepRequest;
 pub use rows::{KeptFeatures, Missing, Prepared};
+pub use upcoming::Upcoming;

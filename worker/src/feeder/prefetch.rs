@@ -16,103 +16,29 @@
 //! What it does not do: decide which positions a rank owns, or when a step ends.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
-    ops::Range,
-    panic::AssertUnwindSafe,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Condvar, Mutex, PoisonError},
     thread::JoinHandle,
 };
 
 use coxswain_proto::ids::Step;
-use rayon::{ThreadPool, ThreadPoolBuilder};
+use rayon::ThreadPoolBuilder;
 
-use coxswain_data::{DataError, SampleOrder, surviving::words};
+use coxswain_data::{DataError, SampleOrder};
 use coxswain_task::Samples;
 
-use super::rows::{KeptFeatures, Prepared, prepare};
-
-mod recut;
-mod upcoming;
-
-pub use upcoming::Upcoming;
+use super::{
+    queue::{Shared, StepRequest},
+    rows::Prepared,
+};
 
 /// Steps on record at once. Requests are a few words each; more than this means that nobody takes batches.
 pub const MAX_REQUESTS: usize = 256;
 
-/// What this rank consumes in one step.
-#[derive(Clone, Debug)]
-pub struct StepRequest {
-    /// The step.
-    pub step: Step,
-    /// The epoch that its positions are of.
-    pub epoch: u64,
-    /// Positions of the epoch's order, in the order they are consumed.
-    pub positions: Vec<Range<u64>>,
-    /// Samples per micro-batch; the last one may be smaller.
-    pub micro_batch: usize,
-    /// Where features come from, in a step that does not compute its own.
-    pub kept: Option<KeptFeatures>,
-}
-
-impl StepRequest {
-    fn samples(&self) -> u64 {
-        self.positions.iter().map(|r| r.end.saturating_sub(r.start)).sum()
-    }
-
-    fn micro_batches(&self) -> u64 {
-        self.samples().div_ceil(self.micro_batch.max(1) as u64)
-    }
-
-    /// Positions of micro-batch `number`.
-    fn part(&self, number: u64) -> impl Iterator<Item = u64> + '_ {
-        let size = self.micro_batch.max(1) as u64;
-        let (mut skip, mut left) = (number * size, size);
-        self.positions.iter().flat_map(move |r| {
-            let len = r.end.saturating_sub(r.start);
-            let skipped = skip.min(len);
-            skip -= skipped;
-            let taken = (len - skipped).min(left);
-            left -= taken;
-            r.start + skipped..r.start + skipped + taken
-        })
-    }
-}
-
 /// The pipeline. One trainer drives it.
 pub struct Prefetcher {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     /// One for each micro-batch that is made at the same time.
-    makers: Vec<JoinHandle<()>>,
-}
-
-struct Shared {
-    samples: Arc<dyn Samples>,
-    /// Reads and decodes.
-    readers: ThreadPool,
-    order: SampleOrder,
-    depth: u64,
-    state: Mutex<State>,
-    /// Signalled when a micro-batch is ready.
-    ready: Condvar,
-    /// Signalled when a job may be started.
-    wanted: Condvar,
-}
-
-/// Jobs are numbered through all requests on record. `taken <= started <= taken + depth`, or further where features are kept.
-#[derive(Default)]
-struct State {
-    /// Steps not yet finished, with the number of their first job.
-    requests: VecDeque<(u64, StepRequest)>,
-    /// Number of the next job that a new request gets.
-    planned: u64,
-    started: u64,
-    taken: u64,
-    done: BTreeMap<u64, Result<Prepared, DataError>>,
-    /// Rises with every replan; what older jobs bring is dropped.
-    plan: u64,
-    /// Samples that are kept ready where features may be missing, if that is more than `depth` micro-batches.
-    kept_ahead: usize,
-    stop: bool,
+    pub(super) makers: Vec<JoinHandle<()>>,
 }
 
 impl Prefetcher {
@@ -261,109 +187,5 @@ impl Drop for Prefetcher {
             // Panics are caught and told as errors.
             let _ = thread.join();
         }
-    }
-}
-
-/// One micro-batch to make.
-struct Job {
-    plan: u64,
-    number: u64,
-    step: Step,
-    epoch: u64,
-    positions: Vec<u64>,
-    kept: Option<KeptFeatures>,
-}
-
-impl State {
-    /// Micro-batches of a request that may be ready at once for the sake of features that are missing.
-    fn ahead_of(&self, request: &StepRequest) -> u64 {
-        let size = request.micro_batch.max(1);
-        request.kept.as_ref().map_or(0, |_| self.kept_ahead.div_ceil(size) as u64)
-    }
-}
-
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn work(&self) {
-        while let Some(job) = self.claim() {
-            // A decoder's panic names its sample (`reading`); what is left is a defect of ours, and costs this micro-batch.
-            let made = std::panic::catch_unwind(AssertUnwindSafe(|| self.make(&job)));
-            let result = made.unwrap_or_else(|panic| {
-                let what = format!("a thread panicked over step {}: {}", job.step, words(panic.as_ref()));
-                Err(DataError::Pipeline(what))
-            });
-            let mut state = self.lock();
-            if state.plan == job.plan && job.number >= state.taken {
-                state.done.insert(job.number, result);
-            }
-            drop(state);
-            self.ready.notify_all();
-        }
-    }
-
-    /// Waits for a job within the bound; `None` when it is time to stop.
-    fn claim(&self) -> Option<Job> {
-        let mut state = self.lock();
-        loop {
-            if state.stop {
-                return None;
-            }
-            while state.done.contains_key(&state.started) {
-                // Cut out of what was ready.
-                state.started += 1;
-            }
-            if state.started >= state.planned {
-                state = self.wanted.wait(state).unwrap_or_else(PoisonError::into_inner);
-                continue;
-            }
-            let number = state.started;
-            let holds =
-                |(first, r): &&(u64, StepRequest)| (*first..*first + r.micro_batches()).contains(&number);
-            let owner = state.requests.iter().find(holds);
-            let bound = owner.map_or(self.depth, |(_, request)| self.bound(&state, request));
-            if number >= state.taken + bound {
-                state = self.wanted.wait(state).unwrap_or_else(PoisonError::into_inner);
-                continue;
-            }
-            let job = owner.map(|(first, request)| Job {
-                plan: state.plan,
-                number,
-                step: request.step,
-                epoch: request.epoch,
-                positions: request.part(number - first).collect(),
-                kept: request.kept.clone(),
-            });
-            state.started += 1;
-            // Without an owner the step was left early, and nobody wants the batch.
-            if job.is_some() {
-                return job;
-            }
-        }
-    }
-
-    /// Micro-batches that may wait for the trainer, the next one being of this request.
-    fn bound(&self, state: &State, request: &StepRequest) -> u64 {
-        self.depth.max(state.ahead_of(request))
-    }
-
-    fn make(&self, job: &Job) -> Result<Prepared, DataError> {
-        let sample = |&position: &u64| {
-            let found = self.order.sample(job.epoch, position);
-            found.ok_or(DataError::OutOfRange {
-                what: "training position",
-                index: position,
-                len: self.order.len(),
-            })
-        };
-        let indices = job.positions.iter().map(sample).collect::<Result<Vec<_>, _>>()?;
-        let prepared = || prepare(&*self.samples, job.step, &indices, job.kept.as_ref());
-        self.readers.install(prepared).map_err(|(place, source)| {
-            let (epoch, position) = (job.epoch, job.positions[place]);
-            let row = self.samples.damaged_row(indices[place], &source);
-            DataError::AtPosition { epoch, position, row, source: Box::new(source) }
-        })
     }
 }

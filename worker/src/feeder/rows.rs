@@ -9,17 +9,12 @@
 //! A record that does not match its checksum is a miss, named once by whoever takes the micro-batch. A micro-batch comes apart into its rows
 //! again, so that others can be made of them without reading anything. What this file does not do: compute features, or write any.
 
-use std::{
-    collections::BTreeMap,
-    fmt,
-    ops::Range,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, fmt, ops::Range, sync::Arc, time::Duration};
 
 use coxswain_proto::ids::Step;
 use rayon::prelude::*;
 
+use crate::clock;
 use coxswain_data::DataError;
 use coxswain_feature_store::{SampleKey, Space};
 use coxswain_task::{Batch, CachedFeatures, FeatureShape, Inputs, Sample, SampleKeys, Samples};
@@ -117,7 +112,7 @@ impl Row {
 
     /// With its features, or with all that it takes to compute them.
     fn read(samples: &dyn Samples, index: u64, kept: &KeptFeatures) -> Result<Self, DataError> {
-        let (key, began) = (kept.keys.get(index), Instant::now());
+        let (key, began) = (kept.keys.get(index), clock::now());
         let (found, damaged) = match key.and_then(|key| read_record(kept, &key)) {
             Some(Ok(found)) => (Some(found), None),
             Some(Err(damaged)) => (None, Some(damaged)),

@@ -5,18 +5,52 @@
 //! `memory.capacity` set this is a real overrun, and a smaller micro-batch is a real remedy. `phase` may be `forward`, too, or `checkpoint`,
 //! which counts as one sample. Fields may come in any order; all are needed.
 //!
-//! Nothing else reads the variable, and no run depends on it.
+//! It is part of the program because the program is what is tested: the counted allocations, the vote and the smaller micro-batch of several
+//! real processes, of which one has less room than the others. No setting of a run does that to one rank, and no other program has this
+//! allocator. Nothing else reads the variable, and no run depends on it.
 
 use coxswain_proto::ids::{Rank, Step};
 
 use crate::link::Phase;
 
-/// The variable's name.
-pub const VARIABLE: &str = "COX_FAULT_MEMORY";
+const VARIABLE: &str = "COX_FAULT_MEMORY";
+
+/// The fault that this process was given, if any, and what it holds for that.
+#[derive(Debug)]
+pub(super) struct Injected {
+    fault: Option<Fault>,
+    /// Of the newest micro-batch.
+    place: Option<(Rank, Step)>,
+    ballast: Vec<u8>,
+}
+
+impl Injected {
+    /// What the variable says. A value that cannot be read is said so and ignored.
+    pub fn from_environment() -> Self {
+        Self { fault: Fault::from_environment(), place: None, ballast: Vec::new() }
+    }
+
+    /// A micro-batch of this step begins.
+    pub fn goes_on(&mut self, rank: Rank, step: Step) {
+        self.place = Some((rank, step));
+    }
+
+    /// A phase ends.
+    pub fn release(&mut self) {
+        self.ballast = Vec::new();
+    }
+
+    /// A phase of a micro-batch of so many samples begins.
+    pub fn enter(&mut self, phase: Phase, samples: usize) {
+        if let (Some(fault), Some((rank, step))) = (&self.fault, self.place) {
+            self.ballast = fault.ballast(rank, step, phase, samples);
+        }
+    }
+}
 
 /// What one rank should hold for nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Fault {
+struct Fault {
     rank: Rank,
     from: Step,
     phase: Phase,
@@ -24,8 +58,7 @@ pub(super) struct Fault {
 }
 
 impl Fault {
-    /// Reads the variable. A value that cannot be read is said so and ignored.
-    pub fn from_environment() -> Option<Self> {
+    fn from_environment() -> Option<Self> {
         let text = std::env::var(VARIABLE).ok().filter(|text| !text.is_empty())?;
         let fault = Self::parse(&text);
         if fault.is_none() {
@@ -53,7 +86,7 @@ impl Fault {
     }
 
     /// What to hold in a phase of a micro-batch of so many samples.
-    pub fn ballast(&self, (rank, step): (Rank, Step), phase: Phase, samples: usize) -> Vec<u8> {
+    fn ballast(&self, rank: Rank, step: Step, phase: Phase, samples: usize) -> Vec<u8> {
         if rank == self.rank && step >= self.from && phase == self.phase {
             Vec::with_capacity(self.bytes_per_sample.saturating_mul(samples))
         } else {
@@ -69,7 +102,7 @@ mod tests {
     #[test]
     fn a_fault_is_for_one_rank_one_phase_and_later_steps() {
         let fault = Fault::parse("mib=2 rank=2 phase=backward step=3").expect("complete");
-        let held = |rank, step, phase| fault.ballast((Rank(rank), Step(step)), phase, 3).capacity() >> 20;
+        let held = |rank, step, phase| fault.ballast(Rank(rank), Step(step), phase, 3).capacity() >> 20;
         assert_eq!(held(2, 3, Phase::Backward), 6);
         assert_eq!(held(2, 9, Phase::Backward), 6);
         assert_eq!(

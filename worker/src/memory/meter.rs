@@ -7,44 +7,21 @@
 //! once: a smaller micro-batch would not change that; it is said once.
 //! It also keeps what the step wants to know before it runs a micro-batch ([`Demand`]), and writes the [`Timeline`].
 
-use std::{collections::BTreeMap, path::Path};
+use std::path::Path;
 
+use coxswain_nn::memory::ceiling;
 use coxswain_proto::{
     human,
     ids::{Bytes, Rank, Step},
 };
-use serde::{Deserialize, Serialize};
-
-use coxswain_nn::memory::{allocator, ceiling};
 
 use super::{
-    Demand, Gauge, Held, OutOfMemory, Overrun, Pressure, Resident,
-    fault::Fault,
+    Demand, Gauge, Held, OutOfMemory, Overrun, PhasePeak, Pressure, Resident,
+    fault::Injected,
+    peaks::Peaks,
     timeline::{Line, Timeline},
 };
 use crate::link::{Phase, PhaseMemory};
-
-/// Peaks of one phase in three scopes, in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PhasePeak {
-    /// Allocator, in use.
-    pub in_use: u64,
-    /// Allocator, reserved.
-    pub reserved: u64,
-    /// Driver, or resident set.
-    pub driver: u64,
-}
-
-impl PhasePeak {
-    /// The larger of each.
-    pub fn or(self, other: Self) -> Self {
-        Self {
-            in_use: self.in_use.max(other.in_use),
-            reserved: self.reserved.max(other.reserved),
-            driver: self.driver.max(other.driver),
-        }
-    }
-}
 
 /// A micro-batch about to run.
 #[derive(Clone, Copy, Debug)]
@@ -69,10 +46,7 @@ pub struct Attempt {
 pub struct Meter {
     phase: Phase,
     began: u64,
-    peaks: BTreeMap<Phase, PhasePeak>,
-    step_peaks: BTreeMap<Phase, PhasePeak>,
-    high_water: u64,
-    step_peak: u64,
+    peaks: Peaks,
     capacity: Option<u64>,
     held: Vec<Held>,
     overrun: Option<OutOfMemory>,
@@ -82,29 +56,21 @@ pub struct Meter {
     pressure: Pressure,
     pressed: bool,
     timeline: Option<Timeline>,
-    fault: Option<Fault>,
     attempt: Option<Attempt>,
-    /// Of the newest attempt.
-    place: Option<(Rank, Step)>,
-    attempt_peak: u64,
     last_took: u64,
-    ballast: Vec<u8>,
-    gauge: Option<Box<dyn Gauge>>,
+    injected: Injected,
 }
 
 impl Meter {
     /// Begins in `phase`. `capacity` bounds the bytes in use; none means that only the machine does.
     pub fn new(phase: Phase, capacity: Option<Bytes>) -> Self {
-        allocator::restart_peak();
+        let peaks = Peaks::of_host();
         let capacity = capacity.map(|bytes| bytes.0);
         ceiling::set(capacity);
         Self {
             phase,
-            began: allocator::in_use(),
-            peaks: BTreeMap::new(),
-            step_peaks: BTreeMap::new(),
-            high_water: Resident::now().high_water,
-            step_peak: 0,
+            began: peaks.in_use(),
+            peaks,
             capacity,
             held: Vec::new(),
             overrun: None,
@@ -113,13 +79,9 @@ impl Meter {
             pressure: Pressure::default(),
             pressed: false,
             timeline: None,
-            fault: Fault::from_environment(),
             attempt: None,
-            place: None,
-            attempt_peak: 0,
             last_took: 0,
-            ballast: Vec::new(),
-            gauge: None,
+            injected: Injected::from_environment(),
         }
     }
 
@@ -127,17 +89,13 @@ impl Meter {
     pub fn on_card(self, gauge: Box<dyn Gauge>) -> Self {
         // The host's allocations are not what may not grow.
         ceiling::set(None);
-        let began = gauge.read().in_use;
-        Self { gauge: Some(gauge), began, ..self }
-    }
-
-    fn now(&self) -> u64 {
-        self.gauge.as_ref().map_or_else(allocator::in_use, |gauge| gauge.read().in_use)
+        let peaks = self.peaks.on_card(gauge);
+        Self { began: peaks.in_use(), peaks, ..self }
     }
 
     /// What the maker of the card that books are kept of calls it.
     pub fn card(&self) -> Option<String> {
-        self.gauge.as_ref()?.card()
+        self.peaks.card()
     }
 
     /// Says what holds memory through the whole run, for messages, and where the timeline goes.
@@ -159,12 +117,10 @@ impl Meter {
             return Ok(());
         }
         let (ended, before) = (self.phase, self.began);
-        self.ballast = Vec::new();
+        self.injected.release();
         let peak = self.settle();
-        (self.phase, self.began) = (next, self.now());
-        if let (Some(fault), Some(place)) = (&self.fault, self.place) {
-            self.ballast = fault.ballast(place, next, self.attempt.map_or(1, |attempt| attempt.samples));
-        }
+        (self.phase, self.began) = (next, self.peaks.in_use());
+        self.injected.enter(next, self.attempt.map_or(1, |attempt| attempt.samples));
         if self.capacity.is_none_or(|capacity| peak <= capacity) {
             return Ok(());
         }
@@ -184,7 +140,7 @@ impl Meter {
         if !std::mem::replace(&mut self.moving_told, true) {
             let (peak, capacity) = (human::bytes(peak), human::bytes(self.capacity.unwrap_or_default()));
             tracing::warn!(
-                "taking over the state of another generation took {peak} at its peak, more than memory.capacity ({capacity}):                  the old state and the new one were held at once; micro-batches are not made smaller for it"
+                "taking over the state of another generation took {peak} at its peak, more than memory.capacity ({capacity}): the old state and the new one were held at once; micro-batches are not made smaller for it"
             );
         }
     }
@@ -192,16 +148,16 @@ impl Meter {
     /// Sets another bound, until the next call.
     pub fn bound(&mut self, capacity: Option<u64>) {
         self.capacity = capacity;
-        ceiling::set(capacity.filter(|_| self.gauge.is_none()));
+        ceiling::set(capacity.filter(|_| !self.peaks.are_of_card()));
     }
 
     /// Before a micro-batch: refuses it if what earlier ones took says that it will not fit.
     pub fn expect(&mut self, attempt: Attempt) -> Result<(), OutOfMemory> {
         self.attempt = Some(attempt);
-        self.place = Some((attempt.rank, attempt.step));
+        self.injected.goes_on(attempt.rank, attempt.step);
         self.settle();
-        self.attempt_peak = 0;
-        let now = self.now();
+        self.peaks.begin_attempt();
+        let now = self.peaks.in_use();
         match (self.capacity, self.demand.predict(attempt.cells)) {
             (Some(capacity), Some(more))
                 if attempt.divisible && attempt.representative && now + more > capacity =>
@@ -221,7 +177,7 @@ impl Meter {
             (None, None) => {
                 let cells =
                     attempt.filter(|attempt| attempt.representative).map_or(0, |attempt| attempt.cells);
-                self.last_took = self.attempt_peak.saturating_sub(before);
+                self.last_took = self.peaks.of_attempt().saturating_sub(before);
                 self.demand.observe(cells, self.last_took);
                 Ok(())
             }
@@ -266,54 +222,32 @@ impl Meter {
             predicted: false,
             device: None,
             held: self.held.clone(),
-            peaks: self.peaks.iter().map(|(&phase, peak)| (phase, Bytes(peak.in_use))).collect(),
+            peaks: self.peaks.of_run().map(|(phase, peak)| (phase, Bytes(peak.in_use))).collect(),
         }
     }
 
     /// Books the peaks of the current phase so far, and starts it again. Returns its peak in use.
     fn settle(&mut self) -> u64 {
-        let on_card = self.gauge.as_ref().map(|gauge| gauge.read());
-        let peak = on_card.unwrap_or_else(|| self.on_host());
-        for peaks in [&mut self.peaks, &mut self.step_peaks] {
-            let booked = peaks.entry(self.phase).or_default();
-            *booked = booked.or(peak);
-        }
-        // Without the counting allocator the resident set is the best that is known.
-        self.attempt_peak = self.attempt_peak.max(peak.in_use);
-        self.step_peak = self.step_peak.max(if peak.in_use > 0 { peak.in_use } else { peak.driver });
-        allocator::restart_peak();
-        peak.in_use
-    }
-
-    /// The host's peaks since the last call.
-    fn on_host(&mut self) -> PhasePeak {
-        let in_use = allocator::peak();
-        let seen = Resident::now();
-        let raised = seen.high_water > self.high_water;
-        let driver = if raised { seen.high_water } else { seen.total };
-        // Pages beyond the resident set at the end were anonymous: files stay mapped through a phase.
-        let reserved = seen.anonymous + (driver - seen.total.min(driver));
-        self.high_water = seen.high_water;
-        PhasePeak { in_use, reserved, driver }
+        self.peaks.settle(self.phase)
     }
 
     /// Peak bytes in use since the last call: once a step.
     pub fn take_step_peak(&mut self) -> Bytes {
         self.settle();
-        Bytes(std::mem::take(&mut self.step_peak))
+        Bytes(self.peaks.take_most_of_step())
     }
 
     /// What was seen so far belongs to no step.
     pub fn begin_step(&mut self) {
         self.take_step_peak();
-        self.step_peaks.clear();
+        self.peaks.take_step();
     }
 
     /// Ends a step: writes its line of the timeline, looks for thrash, returns the step's peak.
     pub fn end_step(&mut self, step: Step, micro_batch: usize, attempts: u32) -> Bytes {
         let peak = self.take_step_peak();
-        let phases = std::mem::take(&mut self.step_peaks);
-        let in_use = self.now();
+        let phases = self.peaks.take_step();
+        let in_use = self.peaks.in_use();
         if let Some(timeline) = &mut self.timeline {
             let phases = phases.iter().map(|(phase, peak)| (phase.name(), *peak)).collect();
             timeline.write(&Line { micro_batch, attempts, in_use, ..Line::new(step, phases) });
@@ -330,13 +264,13 @@ impl Meter {
     /// Peaks of every phase so far.
     pub fn report(&mut self) -> Vec<PhaseMemory> {
         self.settle();
-        let row = |(&phase, peak): (&Phase, &PhasePeak)| PhaseMemory {
+        let row = |(phase, peak): (Phase, PhasePeak)| PhaseMemory {
             phase,
             in_use: Bytes(peak.in_use),
             reserved: Bytes(peak.reserved),
             driver: Bytes(peak.driver),
         };
-        self.peaks.iter().map(row).collect()
+        self.peaks.of_run().map(row).collect()
     }
 
     /// The phase that runs.
@@ -346,7 +280,7 @@ impl Meter {
 
     /// Bytes in use now.
     pub fn in_use(&self) -> Bytes {
-        Bytes(self.now())
+        Bytes(self.peaks.in_use())
     }
 }
 

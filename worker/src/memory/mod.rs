@@ -14,10 +14,11 @@
 //! off; [`Demand`] and [`Pressure`] see it coming. Each rank's [peaks over time](timeline) are a file in the run's directory.
 
 mod demand;
-pub mod fault;
+mod fault;
 mod gauge;
 mod meter;
 mod overrun;
+mod peaks;
 pub mod prediction;
 mod pressure;
 mod resident;
@@ -30,8 +31,8 @@ pub use coxswain_nn::memory::{
 pub use coxswain_proto::memory::Category;
 
 pub use demand::Demand;
-pub use gauge::Gauge;
-pub use meter::{Attempt, Meter, PhasePeak};
+pub use gauge::{Gauge, PhasePeak};
+pub use meter::{Attempt, Meter};
 pub use overrun::{Held, OutOfMemory};
 pub use pressure::Pressure;
 pub use resident::Resident;

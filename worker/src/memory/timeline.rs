@@ -16,13 +16,13 @@ use std::{
     fs::{self, File, OpenOptions},
     io::{self, Write},
     path::{Path, PathBuf},
-    time::{SystemTime, UNIX_EPOCH},
 };
 
 use coxswain_proto::ids::{Rank, Step};
 use serde::Serialize;
 
 use super::PhasePeak;
+use crate::clock;
 
 /// The open file; nothing once it has failed.
 #[derive(Debug)]
@@ -45,8 +45,7 @@ pub(super) struct Line<'a> {
 
 impl<'a> Line<'a> {
     pub fn new(step: Step, phases: BTreeMap<&'a str, PhasePeak>) -> Self {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let unix_ms = since.as_millis() as u64;
+        let unix_ms = clock::since_epoch().as_millis() as u64;
         Self { step: step.0, unix_ms, micro_batch: 0, attempts: 1, in_use: 0, phases }
     }
 }

@@ -1,6 +1,6 @@
 //! Every collective between ranks of this machine, each a thread: over the ring on loopback, and on cards over NCCL as well.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use coxswain_proto::{
     ids::{Generation, Rank},
@@ -9,6 +9,7 @@ use coxswain_proto::{
 
 use super::Finding;
 use crate::{
+    clock,
     collective::{
         self, Brings, BufMut, Collective, CollectiveError, Computes, FabricSource, Membership, Reduce, Ring,
         RingAbort, RingListener, chunk,
@@ -61,7 +62,7 @@ fn over(
         let ranks = listeners.iter().enumerate().map(|(rank, listener)| {
             scope.spawn(move || {
                 let membership = Membership::among("selftest", Generation(1), Rank(rank as u32), addresses);
-                let deadline = Instant::now() + PATIENCE;
+                let deadline = clock::now() + PATIENCE;
                 let ring = Ring::connect(listener, &membership, deadline, &RingAbort::new())?;
                 let mut source = source(rank);
                 let wanted = if source.is_some() { Collectives::Nccl } else { Collectives::Ring };
@@ -70,7 +71,7 @@ fn over(
                 let mut comm = collective::join(ring, wanted, brings)?;
                 OPERATIONS
                     .iter()
-                    .map(|operation| measured(comm.as_mut(), *operation))
+                    .map(|(name, run)| measured(comm.as_mut(), name, *run))
                     .collect::<Result<Vec<_>, _>>()
             })
         });
@@ -100,7 +101,8 @@ fn over(
 /// The best time of an operation on this rank, and whether its values were right.
 fn measured(
     comm: &mut dyn Collective,
-    (name, run): (&str, Operation),
+    name: &str,
+    run: Operation,
 ) -> Result<(Duration, bool), CollectiveError> {
     let (rank, world) = (comm.rank().0 as usize, comm.world());
     let mut buffer = vec![0.0f32; LENGTH];
@@ -108,7 +110,7 @@ fn measured(
     for round in 0..=ROUNDS {
         buffer.iter_mut().enumerate().for_each(|(at, value)| *value = value_of(rank, at));
         comm.barrier()?;
-        let begin = Instant::now();
+        let begin = clock::now();
         run(comm, &mut buffer)?;
         let took = begin.elapsed();
         if round > 0 {

@@ -1,11 +1,12 @@
 //! Bandwidth between host and device, and the rate of matrix products. The best of a few rounds: what a device can do, not what else
 //! the machine was doing.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use burn::tensor::{DType, Tensor, TensorData};
 
 use super::Finding;
+use crate::clock;
 use coxswain_nn::kernels::Tape;
 
 /// Sizes that take a moment on the device at hand.
@@ -34,7 +35,7 @@ pub(crate) fn speed_in_host_memory<B: Tape<Base = B>>(device: &B::Device, sizes:
     let mut to = vec![0u8; sizes.copy];
     let mut best = Duration::MAX;
     for _ in 0..=sizes.rounds {
-        let begin = Instant::now();
+        let begin = clock::now();
         to.copy_from_slice(&from);
         best = best.min(begin.elapsed());
     }
@@ -57,10 +58,10 @@ fn copies<B: Tape<Base = B>>(device: &B::Device, sizes: Sizes) -> Finding {
     let mut whole = true;
     for round in 0..=sizes.rounds {
         let data = TensorData::new(values.clone(), [values.len()]);
-        let begin = Instant::now();
+        let begin = clock::now();
         let there = Tensor::<B, 1>::from_data(data, device);
         synced::<B>(device);
-        let (copied, begin) = (begin.elapsed(), Instant::now());
+        let (copied, begin) = (begin.elapsed(), clock::now());
         let back = there.into_data();
         let returned = begin.elapsed();
         whole &= back.as_slice::<f32>().is_ok_and(|back| back == values);
@@ -105,7 +106,7 @@ fn products<B: Tape<Base = B>>(device: &B::Device, sizes: Sizes, dtype: DType) -
     let (mut best, mut corner) = (Duration::MAX, f32::NAN);
     for round in 0..=sizes.rounds {
         synced::<B>(device);
-        let begin = Instant::now();
+        let begin = clock::now();
         let product = B::product(left.clone(), right.clone());
         synced::<B>(device);
         let took = begin.elapsed();

@@ -15,6 +15,7 @@ use tonic::{
 };
 
 use super::{SessionError, SessionOptions};
+use crate::clock;
 
 const PAUSES: Pauses = Pauses::new(Duration::from_millis(20), Duration::from_millis(500));
 
@@ -65,7 +66,7 @@ pub(super) struct Backoff {
 
 impl Backoff {
     pub fn new(patience: Duration) -> Self {
-        Self { began: Instant::now(), patience, pauses: PAUSES }
+        Self { began: clock::now(), patience, pauses: PAUSES }
     }
 
     /// Sleeps before the next try; false when patience has ended.

@@ -1,6 +1,6 @@
 //! Wire to domain and back. The only file of the session that knows the fields of wire types.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use coxswain_proto::{
     cache_plan::{CacheGeneration, CacheReport},
@@ -18,6 +18,7 @@ use super::{
 use coxswain_nn::pulse::Longest;
 
 use crate::{
+    clock,
     link::{Assignment, BadSample, CacheSpace, CacheTurn, CheckpointNews, Phase, Start},
     trainer::{FailureKind, TrainerFailure},
 };
@@ -172,11 +173,11 @@ fn failure_kind(kind: FailureKind) -> v1::FailureKind {
 }
 
 /// A failure with where the worker was when it happened.
-pub(super) fn failure(failure: &TrainerFailure, at: Position, (rank, host): (Rank, &str)) -> v1::Failure {
+pub(super) fn failure(failure: &TrainerFailure, at: Position, options: &SessionOptions) -> v1::Failure {
     let Bytes(memory_in_use) = failure.memory_in_use;
     v1::Failure {
-        rank: Some(rank.0),
-        host: host.to_owned(),
+        rank: Some(options.rank.0),
+        host: options.host.clone(),
         generation: at.generation.0,
         phase: v1::WorkerPhase::from(failure.phase).into(),
         step: failure.step.0,
@@ -223,7 +224,7 @@ fn cut(mut message: String) -> String {
 }
 
 fn unix_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+    clock::since_epoch().as_millis() as u64
 }
 
 #[cfg(test)]

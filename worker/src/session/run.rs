@@ -204,7 +204,7 @@ impl Session {
         let options = &self.options;
         let request = v1::ReportFailureRequest {
             worker_id: self.worker_id,
-            failure: Some(convert::failure(&failure, self.shared.position(), (options.rank, &options.host))),
+            failure: Some(convert::failure(&failure, self.shared.position(), options)),
             run_id: self.run_id.clone(),
             bad_sample: None,
         };

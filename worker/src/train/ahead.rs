@@ -4,8 +4,6 @@
 //! Requests stop before a step whose turn is not known yet: where drift is measured first. A generation of kept features that begins ahead has no
 //! name yet, which is a digest of the adapter as the step before leaves it: its samples are requested with their images.
 
-use std::time::Instant;
-
 use coxswain_nn::kernels::Tape;
 use coxswain_proto::{cache_plan::CacheUse, ids::Step, limits::LEASE_STEPS};
 use coxswain_task::Batch;
@@ -16,6 +14,7 @@ use super::{
     training::Training,
 };
 use crate::{
+    clock,
     feeder::{Prepared, StepRequest},
     link::{Leased, StepTimes},
 };
@@ -81,7 +80,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         times: &mut StepTimes,
         used: &mut CacheUse,
     ) -> Result<Option<&'l dyn Batch>, TrainError> {
-        let waiting = Instant::now();
+        let waiting = clock::now();
         let prepared = self.feed.prefetch.next(step)?;
         times.data += waiting.elapsed();
         let Some(mut prepared) = prepared else { return Ok(None) };

@@ -3,10 +3,15 @@
 
 use std::{fmt, fs, io, path::Path};
 
-use coxswain_proto::{human, plan::Plan, run_spec::RunSpec};
+use coxswain_proto::{
+    human,
+    plan::Plan,
+    run_spec::{CacheMode, RunSpec},
+};
 use serde::Serialize;
 
 use super::{TrainError, announce::describe, checkpoint::Store, features};
+use coxswain_feature_store::{Store as FeatureStore, StoreError};
 use coxswain_nn::kernels::Tape;
 use coxswain_task::{Built, Module, TaskOn};
 
@@ -51,7 +56,7 @@ pub fn check<B: Tape<Base = B>>(
     let output_dir = Path::new(&spec.run.output_dir);
     let io = |source| TrainError::Io { action: "write below", path: output_dir.to_path_buf(), source };
     check_writable(output_dir).map_err(io)?;
-    let features = features::check(spec)?;
+    let features = features_store(spec)?;
     let resumes_at = Store::new(output_dir).complete()?.pop().map(|found| found.manifest.step);
     Ok(CheckReport {
         training_samples: samples.training_len(),
@@ -68,8 +73,30 @@ pub fn check<B: Tape<Base = B>>(
     })
 }
 
+/// The store that a run would open, in words, after finding out that it can be: of a version known here, and readable; or new, and taking
+/// files. None if the run keeps nothing.
+fn features_store(spec: &RunSpec) -> Result<Option<String>, TrainError> {
+    if spec.cache.mode == CacheMode::Off {
+        return Ok(None);
+    }
+    let dir = features::store_dir(spec);
+    let there = match FeatureStore::existing(&dir)? {
+        Some(store) => {
+            let closed =
+                store.read_only().map(|why| format!("; nothing will be added, it cannot be written: {why}"));
+            format!("has {} already{}", human::bytes(store.bytes()?), closed.unwrap_or_default())
+        }
+        None => {
+            let failed = |source| StoreError::Io { action: "write below", path: dir.clone(), source };
+            check_writable(&dir).map_err(failed)?;
+            "is new".to_owned()
+        }
+    };
+    Ok(Some(format!("{} {there}", dir.display())))
+}
+
 /// `dir`, or the nearest directory above it that exists, must take a file.
-pub(super) fn check_writable(dir: &Path) -> io::Result<()> {
+fn check_writable(dir: &Path) -> io::Result<()> {
     let absolute = std::path::absolute(dir)?;
     let existing = absolute.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("/"));
     let probe = existing.join(format!(".cox-check-{}", std::process::id()));

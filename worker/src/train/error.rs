@@ -8,10 +8,11 @@ use coxswain_task::{Fault, TaskError};
 use super::{
     checkpoint::{CheckpointError, remedy},
     gradient_watch::SilentTrainables,
+    unknown_task::UnknownTask,
 };
 use crate::{
-    collective::CollectiveError, device::UnknownTask, feeder::DataError, link::LinkError,
-    memory::OutOfMemory, trainer::FailureKind, zero,
+    collective::CollectiveError, feeder::DataError, link::LinkError, memory::OutOfMemory,
+    trainer::FailureKind, zero,
 };
 
 /// Why training on this rank ended early.

@@ -16,7 +16,7 @@ use coxswain_task::Objective;
 use super::{gradient_watch::GradientWatch, members::Members, recovery::Holding};
 use crate::{
     memory::{self, Category},
-    zero::{Keeps, LearningRateSchedule, MirroredAdamW},
+    zero::{Keeps, LearningRateSchedule, MirroredAdamW, Partition},
 };
 
 /// What learns.
@@ -58,13 +58,10 @@ impl<B: Tape<Base = B>> Learner<B> {
     /// An optimizer for this generation's partition, without a state.
     pub fn empty_optimizer(&self, spec: &RunSpec, members: &Members) -> MirroredAdamW<B::Flat> {
         let offloaded = spec.memory.offload == Offload::Optimizer;
-        MirroredAdamW::at(
-            &B::Flat::place(&self.trainables.device()),
-            self.trainables.layout(),
-            (members.comm.world(), members.rank()),
-            &spec.optimizer,
-            Keeps { mirror: spec.faults.mirror, offloaded },
-        )
+        let (place, layout) = (B::Flat::place(&self.trainables.device()), self.trainables.layout());
+        let partition = Partition::new(layout.len(), members.comm.world(), members.rank());
+        let keeps = Keeps { mirror: spec.faults.mirror, offloaded };
+        MirroredAdamW::at(&place, layout, partition, &spec.optimizer, keeps)
     }
 
     /// From now on this is the state, in the generation of these members.

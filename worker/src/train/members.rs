@@ -1,9 +1,6 @@
 //! With whom this rank trains: its place in a generation, the line to the control plane, the communicator.
 
-use std::{
-    sync::atomic::Ordering::Relaxed,
-    time::{Duration, Instant},
-};
+use std::{sync::atomic::Ordering::Relaxed, time::Duration};
 
 use coxswain_proto::{
     ids::{Generation, Rank, Step},
@@ -12,6 +9,7 @@ use coxswain_proto::{
 
 use super::TrainError;
 use crate::{
+    clock,
     collective::{
         self, Brings, Collective, Computes, FabricSource, Membership, Progress, Ring, RingAbort,
         RingListener, Solo,
@@ -111,7 +109,7 @@ impl Members {
         let run = format!("{} {}", self.link.run_id(), digest);
         let membership =
             Membership { run: &run, generation: *generation, rank: *rank, world: *world as usize, next };
-        let deadline = Instant::now() + RING_PATIENCE;
+        let deadline = clock::now() + RING_PATIENCE;
         let ring = Ring::connect(listener, &membership, deadline, &abort)?;
         self.link.connected(ring.abort_handle(), ring.progress());
         let source = self.fabric.as_mut().map(|source| source.as_mut());

@@ -17,7 +17,7 @@
 //! run at all), or the phases after the vote of the step before went over. A rank whose system swaps it out, step after
 //! step, says so in its ballot, too; that step counts, and the next one takes less.
 
-use std::{sync::Arc, time::Instant};
+use std::sync::Arc;
 
 use coxswain_proto::{
     cache_plan::CacheUse,
@@ -40,6 +40,7 @@ use coxswain_nn::{kernels::Tape, params::Group};
 use coxswain_task::{self as task, Figures, MicroLoss, Pass, StageClock, StageTimes};
 
 use crate::{
+    clock,
     feeder::Prepared,
     link::{CacheTurn, Phase, Report, StepReport, StepTimes},
     memory::{self, Attempt, Unfinished},
@@ -92,7 +93,7 @@ impl Spent {
 impl<B: Tape<Base = B>> Training<'_, B> {
     /// Runs `step` until all ranks have committed it. Returns what happened and the verdict with everybody's commands.
     pub(super) fn transaction(&mut self, step: Step) -> Result<(StepReport, Verdict), TrainError> {
-        let started = Instant::now();
+        let started = clock::now();
         if !self.books.meter.keeps_books_of(self.members.assignment.rank) {
             let cache = self.features.as_ref().map_or(Bytes(0), Features::bytes);
             let holdings = self.learner.holdings(&self.members, cache);
@@ -128,8 +129,10 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         spent.times.total = started.elapsed();
         let memory_peak = self.books.meter.end_step(step, self.feed.micro_batch, retries + 1);
         let metrics = spent.metrics(step, self.members.rank(), &self.learner, &norms.groups);
-        let done = self.done(step, &batch, (share, memory_peak), spent.times, (&verdict, norms.all));
-        let done = StepReport { retries, metrics: metrics.into(), ..done };
+        let totals =
+            Totals { loss_sum: verdict.loss_sum, valid_count: verdict.valid_count, grad_norm: norms.all };
+        let done = self.done(step, &batch, share, totals, spent.times);
+        let done = StepReport { retries, memory_peak, metrics: metrics.into(), ..done };
         if let Some(error) = broken {
             // The last collective broke, but this rank has taken the step, and perhaps nobody else lives to tell: if all parts of
             // that version exist, the next generation goes on from it.
@@ -277,7 +280,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         spent: &mut Spent,
     ) -> Result<Verdict, TrainError> {
         self.enter(Phase::Communication, step)?;
-        let voting = Instant::now();
+        let voting = clock::now();
         let ballot = Ballot {
             fared,
             commands: self.members.link.commands(),
@@ -301,9 +304,9 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         &mut self,
         step: Step,
         batch: &Batch,
-        (share, memory_peak): (Share, Bytes),
+        share: Share,
+        totals: Totals,
         times: StepTimes,
-        (verdict, grad_norm): (&Verdict, f64),
     ) -> StepReport {
         let claim = self.feed.claimed.pop_front();
         let cache = match &mut self.features {
@@ -317,12 +320,12 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             cache_generation: claim.as_ref().map_or(0, |claim| claim.turn.number()),
             cache,
             positions: claim.map_or(Vec::new(), |claim| claim.positions),
-            totals: Totals { loss_sum: verdict.loss_sum, valid_count: verdict.valid_count, grad_norm },
+            totals,
             times,
             metrics: Arc::default(),
             tokens: share.tokens,
             retries: 0,
-            memory_peak,
+            memory_peak: Bytes(0),
         }
     }
 }

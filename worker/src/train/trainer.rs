@@ -145,7 +145,7 @@ impl<B: Tape<Base = B>> TaskTrainer<B> {
         let mut sightings = Sightings { opened: memory::in_use(), ..Sightings::default() };
         let Built { objective, layout, initial } = self.load(spec, &*samples, &meter)?;
         sightings.loaded = memory::in_use();
-        let features = Features::open(spec, &*samples, &*objective, (&self.options.device, meter.card()))?;
+        let features = Features::open(spec, &*samples, &*objective, &self.options.device, meter.card())?;
         meter.enter(Phase::Connecting).map_err(|source| self.too_large(spec, source))?;
         let output_dir = PathBuf::from(&spec.run.output_dir);
         let threads = spec.data.threads.unwrap_or_else(|| pool::join().min(MAX_DATA_THREADS));

@@ -1,12 +1,11 @@
 //! What follows a vote in which all ranks were well: the learner takes the step.
 
-use std::time::Instant;
-
 use coxswain_nn::kernels::Tape;
 use coxswain_proto::ids::Step;
 
 use super::{TrainError, learner::Learner, members::Members};
 use crate::{
+    clock,
     link::StepTimes,
     memory,
     zero::{GroupNorm, StepInput},
@@ -28,7 +27,7 @@ impl<B: Tape<Base = B>> Learner<B> {
         members: &mut Members,
         times: &mut StepTimes,
     ) -> Result<Norms, TrainError> {
-        let (updating, busy) = (Instant::now(), members.communicating());
+        let (updating, busy) = (clock::now(), members.communicating());
         let mut weights: B::Flat = self.trainables.take();
         let held = self.held.as_mut().expect("a generation begins with a state");
         let grads = self.grads.values_but(input.resting, self.trainables.layout());

@@ -21,7 +21,7 @@
 //! It survives the loss of any ranks no two of which are neighbours on the ring. Choosing the version and moving the parts is
 //! [`train::recovery`](crate::train::recovery)'s affair.
 
-use std::{borrow::Cow, io::Write, ops::Range, time::Instant};
+use std::{borrow::Cow, io::Write, ops::Range};
 
 use coxswain_proto::{
     ids::{Bytes, Rank},
@@ -30,9 +30,10 @@ use coxswain_proto::{
 
 use super::{
     optimizer::{ShardedAdamW, StepError, StepInput, StepOutcome, Update, ZeroBytes},
-    partition::{intersect, shifted},
+    partition::{Partition, intersect, shifted},
     state::StateError,
 };
+use crate::clock;
 use crate::collective::{Collective, chunk};
 use coxswain_nn::{kernels::flat::Flat, params::TrainableLayout};
 
@@ -120,28 +121,31 @@ impl MirroredAdamW {
         settings: &Optimizer,
         mirrored: bool,
     ) -> Self {
-        Self::at(&(), layout, (world, rank), settings, Keeps { mirror: mirrored, offloaded: false })
+        let keeps = Keeps { mirror: mirrored, offloaded: false };
+        Self::at(&(), layout, Partition::new(layout.len(), world, rank), settings, keeps)
     }
 }
 
 impl<F: Flat> MirroredAdamW<F> {
-    /// The same for a rank in a world of so many, with all buffers at `place`.
+    /// The same for one rank's part, with all buffers at `place`.
     pub fn at(
         place: &F::Place,
         layout: &TrainableLayout,
-        (world, rank): (usize, Rank),
+        partition: Partition,
         settings: &Optimizer,
         keeps: Keeps,
     ) -> Self {
         let Keeps { mirror, offloaded } = keeps;
         let zeros = if offloaded { F::offloaded } else { F::zeros };
-        let previous = Rank(((rank.0 as usize + world - 1) % world) as u32);
+        let world = partition.world();
+        let previous = Rank(((partition.rank().0 as usize + world - 1) % world) as u32);
         let mirror = (mirror && world > 1).then(|| {
-            let shard = ShardedAdamW::at(place, layout, (world, previous), settings, offloaded);
+            let before = Partition::new(layout.len(), world, previous);
+            let shard = ShardedAdamW::at(place, layout, before, settings, offloaded);
             let len = shard.partition().own().len();
             Mirror { shard, weights: zeros(place, len) }
         });
-        let own = ShardedAdamW::at(place, layout, (world, rank), settings, offloaded);
+        let own = ShardedAdamW::at(place, layout, partition, settings, offloaded);
         Self { own, mirror, prepared: None }
     }
 
@@ -203,15 +207,15 @@ impl<F: Flat> MirroredAdamW<F> {
         comm: &mut dyn Collective,
     ) -> Result<StepOutcome, StepError> {
         let Some(mirror) = &mut self.mirror else { return self.own.step(grads, weights, input, comm) };
-        let begin = Instant::now();
+        let begin = clock::now();
         let reduced = self.own.reduce(grads, weights.len(), input, comm)?;
         self.own.exchange.shift(grads, mirror.range(), comm)?;
         self.prepared = Some(reduced.update.clone());
         comm.barrier()?;
-        let (updating, own) = (Instant::now(), self.own.partition().own());
+        let (updating, own) = (clock::now(), self.own.partition().own());
         self.prepared = None;
-        self.own.advance(grads, (&mut *weights, own.start), &reduced.update);
-        mirror.shard.advance(grads, (&mut mirror.weights, 0), &reduced.update);
+        self.own.advance(grads, weights, own.start, &reduced.update);
+        mirror.shard.advance(grads, &mut mirror.weights, 0, &reduced.update);
         let compute = reduced.compute + updating.elapsed();
         comm.all_gather_in_place(weights.lend().into())?;
         Ok(reduced.outcome(compute, begin.elapsed()))
@@ -239,7 +243,7 @@ impl<F: Flat> MirroredAdamW<F> {
         }
         let update = self.prepared.as_ref().filter(|_| version == shard.steps() + 1)?;
         let (mut shard, mut weights) = (shard.clone(), F::of(&shard.place, weights.into_owned()));
-        shard.advance(grads, (&mut weights, 0), update);
+        shard.advance(grads, &mut weights, 0, update);
         Some(snapshot(&shard, weights.read(0..weights.len()).into_owned()))
     }
 

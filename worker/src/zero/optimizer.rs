@@ -18,7 +18,7 @@
 //! and moments keep their bits, by decay as little as by momentum, and the norm is that of what moves. Only the count of steps in the bias
 //! correction goes on for everyone, since a moment that has rested is no younger for it.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use coxswain_proto::{
     ids::{Bytes, Rank},
@@ -30,6 +30,7 @@ use super::{
     partition::{Partition, Segment, intersect, shifted},
     schedule::Rates,
 };
+use crate::clock;
 use crate::collective::{BufMut, Collective, CollectiveError, Reduce};
 use coxswain_nn::{
     kernels::flat::{Coefficients, Flat, Part, Run},
@@ -181,21 +182,20 @@ pub struct ZeroBytes {
 impl ShardedAdamW {
     /// Moments of zero, in host memory, for `rank`'s part of `layout` in a world of `world`.
     pub fn new(layout: &TrainableLayout, world: usize, rank: Rank, settings: &Optimizer) -> Self {
-        Self::at(&(), layout, (world, rank), settings, false)
+        Self::at(&(), layout, Partition::new(layout.len(), world, rank), settings, false)
     }
 }
 
 impl<F: Flat> ShardedAdamW<F> {
-    /// Moments of zero for a rank's part of `layout` in a world of so many; in host memory between steps if `offloaded`, wherever the rest is.
+    /// Moments of zero for one rank's part of `layout`; in host memory between steps if `offloaded`, wherever the rest is.
     pub fn at(
         place: &F::Place,
         layout: &TrainableLayout,
-        (world, rank): (usize, Rank),
+        partition: Partition,
         settings: &Optimizer,
         offloaded: bool,
     ) -> Self {
         let zeros = if offloaded { F::offloaded } else { F::zeros };
-        let partition = Partition::new(layout.len(), world, rank);
         let own = partition.own().len();
         Self {
             place: place.clone(),
@@ -230,10 +230,10 @@ impl<F: Flat> ShardedAdamW<F> {
         input: &StepInput,
         comm: &mut dyn Collective,
     ) -> Result<StepOutcome, StepError> {
-        let begin = Instant::now();
+        let begin = clock::now();
         let reduced = self.reduce(grads, weights.len(), input, comm)?;
-        let (updating, own) = (Instant::now(), self.partition.own());
-        self.advance(grads, (weights, own.start), &reduced.update);
+        let (updating, own) = (clock::now(), self.partition.own());
+        self.advance(grads, weights, own.start, &reduced.update);
         let compute = reduced.compute + updating.elapsed();
         comm.all_gather_in_place(weights.lend().into())?;
         Ok(reduced.outcome(compute, begin.elapsed()))
@@ -250,7 +250,7 @@ impl<F: Flat> ShardedAdamW<F> {
     ) -> Result<Reduced, StepError> {
         self.check(grads.len(), weights, comm)?;
         self.exchange.reduce_scatter(grads, self.partition.own(), comm)?;
-        let begin = Instant::now();
+        let begin = clock::now();
         // The whole first: an element's sum over ranks does not depend on those behind it.
         let mut groups = self.layout.groups();
         groups.retain(|group| input.resting != Some(*group));
@@ -272,7 +272,7 @@ impl<F: Flat> ShardedAdamW<F> {
     }
 
     /// Second half: AdamW on this rank's part. Gradients are full length; in `weights` the part begins at `weights_from`.
-    pub(super) fn advance(&mut self, grads: &F, (weights, weights_from): (&mut F, usize), how: &Update) {
+    pub(super) fn advance(&mut self, grads: &F, weights: &mut F, weights_from: usize, how: &Update) {
         self.steps += 1;
         self.last_norm = how.norm;
         let (settings, steps, begin) = (&self.settings, self.steps, self.partition.own().start);

@@ -5,6 +5,7 @@ pub mod data;
 pub mod expert;
 pub mod flops;
 pub mod flow;
+mod groups;
 pub mod memory;
 mod objective;
 pub mod policy;
@@ -14,11 +15,5 @@ mod task;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
+pub use groups::{EXPERT, SENSOR};
 pub use task::VlaFlow;
-
-use coxswain_nn::params::Group;
-
-/// The action expert.
-pub const EXPERT: Group = Group("expert");
-/// The sensor encoder.
-pub const SENSOR: Group = Group("sensor");

@@ -1,6 +1,6 @@
 //! Its place among tasks.
 
-use crate::vla_flow::config::VlaSpec;
+use crate::vla_flow::config::VlaSettings;
 use std::{path::Path, sync::Arc};
 
 use coxswain_data::{DataError, Role};
@@ -49,7 +49,8 @@ impl Task for VlaFlow {
     }
 
     fn frugal_settings(&self, spec: &RunSpec) -> Vec<String> {
-        let vla = spec.vla();
+        // Whatever cannot be read was refused long before somebody asks for advice.
+        let Ok(vla) = VlaSettings::of(spec) else { return Vec::new() };
         let mut settings = Vec::new();
         if vla.model.activations_dtype == ActivationsDtype::Float32 {
             settings.push("model.activations_dtype: bfloat16 (with recompute)".into());
@@ -107,7 +108,8 @@ impl<B: Tape<Base = B>> TaskOn<B> for VlaFlow {
         let dims = dataset(samples).dims();
         let (policy, layout, initial) =
             Policy::<B>::load(spec, dims, device).map_err(TaskError::bad_input)?;
-        let objective = Box::new(VlaObjective { policy, spec: spec.clone(), settings: spec.vla() });
+        let settings = VlaSettings::of(spec).map_err(TaskError::bad_input)?;
+        let objective = Box::new(VlaObjective { policy, spec: spec.clone(), settings });
         Ok(Built { objective, layout, initial })
     }
 

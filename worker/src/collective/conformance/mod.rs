@@ -4,7 +4,8 @@
 //! values    what operations leave in buffers
 //! device    the same of buffers in a device's memory
 //! endings   aborts, lost ranks, ranks in different collectives: each leaves a communicator that is of no use
-//! here      the list of them, and what a rank reports
+//! violation what a rank reports
+//! here      the list of them
 //! ```
 //!
 //! A program says what does not hold, as a value. What only some ranks can see (which of them is told of a mismatch depends on who is
@@ -17,9 +18,11 @@ mod endings;
 #[cfg(test)]
 mod tests;
 mod values;
+mod violation;
 
-pub use self::device::on_device;
-use super::{Collective, CollectiveError};
+pub use self::{device::on_device, violation::Violation};
+use super::Collective;
+use violation::hold;
 
 /// Something that a communicator must do, shown by a world of ranks that all run it.
 #[derive(Clone, Copy, Debug)]
@@ -35,28 +38,6 @@ pub struct Behaviour {
 
 /// One rank's part. True if this rank has seen what one rank at least must see.
 type Program = fn(&mut dyn Collective) -> Result<bool, Violation>;
-
-/// What does not hold.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct Violation(String);
-
-impl From<CollectiveError> for Violation {
-    fn from(error: CollectiveError) -> Self {
-        Self(format!("a collective failed: {error}"))
-    }
-}
-
-/// Returns a violation unless the condition holds.
-macro_rules! hold {
-    ($condition:expr, $($what:tt)+) => {
-        let holds: bool = $condition;
-        if !holds {
-            return Err($crate::collective::conformance::Violation(format!($($what)+)));
-        }
-    };
-}
-use hold;
 
 impl Behaviour {
     /// Runs this rank's part on a communicator that nobody has used yet.

@@ -3,16 +3,13 @@
 //! Values are whole numbers small enough that sums of any world here are exact in any order; only where the order itself is looked at
 //! are they of all magnitudes.
 
-use std::{
-    sync::atomic::Ordering,
-    thread,
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
-};
+use std::{sync::atomic::Ordering, thread, time::Duration};
 
 use coxswain_proto::ids::Rank;
 use half::bf16;
 
 use super::{Violation, hold};
+use crate::clock;
 use crate::collective::{Buf, BufMut, Collective, CollectiveError, Reduce, chunk};
 use coxswain_nn::rng::{Key, Purpose};
 
@@ -149,9 +146,9 @@ pub(super) fn ahead(comm: &mut dyn Collective) -> Seen {
     let share = |rank: usize, round: usize| vec![rank as f64, round as f64];
     for round in 0..3 {
         if let Some(ahead) = comm.ahead(2 * world).filter(|_| rank == 0) {
-            let deadline = Instant::now() + PATIENCE;
+            let deadline = clock::now() + PATIENCE;
             while ahead.shares().len() + 1 < world {
-                hold!(Instant::now() < deadline, "round {round}: {:?} is all that shows", ahead.shares());
+                hold!(clock::now() < deadline, "round {round}: {:?} is all that shows", ahead.shares());
                 thread::yield_now();
             }
             let others: Vec<_> =
@@ -254,8 +251,7 @@ pub(super) fn broadcast(comm: &mut dyn Collective) -> Seen {
 /// Ranks of one machine share its clock: what each saw on it is gathered and laid side by side.
 pub(super) fn barrier(comm: &mut dyn Collective) -> Seen {
     let (rank, world) = place(comm);
-    let micros =
-        || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_micros() as f64);
+    let micros = || clock::since_epoch().as_micros() as f64;
     for round in 0..20 {
         if rank == round % world {
             std::thread::sleep(LATE);

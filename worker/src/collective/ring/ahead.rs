@@ -37,7 +37,8 @@ impl Ahead {
     pub(super) fn new(
         previous: Arc<Mutex<Inbound>>,
         progress: Arc<Progress>,
-        (rank, world): (usize, usize),
+        rank: usize,
+        world: usize,
         length: usize,
     ) -> Self {
         Self { previous, progress, rank, world, length }

@@ -16,8 +16,10 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use super::{
     handshake::{ANSWER, CONFIRM, Hello, Verdict, decode_answer},
-    join::{Half, JoinError, Patience, Stop, prepare},
+    patience::{Half, Patience, Stop},
+    sockets::prepare,
 };
+use crate::collective::JoinError;
 
 /// A rank that cannot be reached is called again after this long, doubling up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(5);

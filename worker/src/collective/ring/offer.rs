@@ -14,7 +14,7 @@ use std::{
 use nix::poll::PollFlags;
 
 use super::{
-    join::{Patience, Stop},
+    patience::{Patience, Stop},
     shared::{Offer, Place, Reader, Writer},
 };
 

@@ -10,7 +10,8 @@ use std::{
 
 use coxswain_proto::ids::{Generation, Rank};
 
-use super::*;
+use super::{ahead::lock, *};
+use crate::collective::{AbortHandle, BufMut, Collective, CollectiveError, JoinError, Reduce};
 
 /// Recipes for the ranks of a ring on the loopback interface.
 pub(crate) fn loopback(world: usize) -> Vec<impl FnOnce() -> Ring + Send + 'static> {

@@ -15,8 +15,10 @@ use socket2::SockRef;
 
 use super::{
     handshake::{CONFIRM, HELLO, Hello, Verdict, encode_answer},
-    join::{Half, JoinError, Patience, RingListener, SLICE, Stop, prepare},
+    patience::{Half, Patience, SLICE, Stop},
+    sockets::{RingListener, prepare},
 };
+use crate::collective::JoinError;
 
 /// Connections that have not said yet who they are; more than this many strangers at once drop the oldest.
 const MAX_GUESTS: usize = 64;

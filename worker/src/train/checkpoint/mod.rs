@@ -13,6 +13,7 @@
 //! the next save removes it.
 
 mod error;
+mod found;
 mod manifest;
 mod remove;
 mod staging;
@@ -20,6 +21,7 @@ mod store;
 
 pub use error::CheckpointError;
 pub(super) use error::{io_error, remedy};
+pub use found::Found;
 pub use manifest::{FileEntry, Manifest};
 pub use staging::Staging;
-pub use store::{Found, Store};
+pub use store::Store;

@@ -1,19 +1,11 @@
-//! What the cache has done so far: for the log, for the run's summary, and what went wrong and is to be told once.
+//! What the cache has done so far, and what went wrong and is to be told once.
 
 use std::{collections::BTreeSet, fmt::Display, time::Duration};
 
-use coxswain_proto::{
-    cache_plan::{CacheDrift, CacheGeneration, CacheUse, Drift},
-    human,
-    ids::Step,
-};
+use coxswain_proto::cache_plan::{CacheDrift, CacheGeneration, CacheUse, Drift};
 use serde::{Deserialize, Serialize};
 
-use super::Features;
 use coxswain_feature_store::StoreError;
-use coxswain_nn::kernels::Tape;
-
-use crate::link::{CacheTurn, StepTimes};
 
 /// Damaged records that are named; a part that is damaged throughout has thousands.
 const DAMAGES_NAMED: u64 = 8;
@@ -107,18 +99,18 @@ pub(super) struct Account {
     pub total: u64,
     whole: CacheUse,
     /// Since the last line about it.
-    recent: CacheUse,
-    generations: BTreeSet<u64>,
-    drift: Vec<DriftRecord>,
+    pub recent: CacheUse,
+    pub generations: BTreeSet<u64>,
+    pub drift: Vec<DriftRecord>,
     complaints: Vec<String>,
     told: BTreeSet<String>,
     damaged: u64,
     kept: u64,
     news: bool,
     compared: bool,
-    cached_steps: u64,
-    cached_time: Duration,
-    cached_waiting: Duration,
+    pub cached_steps: u64,
+    pub cached_time: Duration,
+    pub cached_waiting: Duration,
 }
 
 impl Account {
@@ -223,107 +215,15 @@ impl Account {
     }
 }
 
-fn each(time: Duration, samples: u64) -> f64 {
+/// Milliseconds a sample.
+pub(super) fn each(time: Duration, samples: u64) -> f64 {
     1e3 * time.as_secs_f64() / samples.max(1) as f64
-}
-
-impl<B: Tape<Base = B>> Features<B> {
-    /// What the step that is done took from the cache, on this rank; returns it with what was stored since the step before.
-    pub(in crate::train) fn book(&mut self, used: CacheUse, times: &StepTimes) -> CacheUse {
-        self.hear();
-        let used = CacheUse { kept: self.account.take_kept(), ..used };
-        self.account.book(&used);
-        if used.hits + used.misses > 0 {
-            self.account.cached_steps += 1;
-            self.account.cached_time += times.total;
-            self.account.cached_waiting += times.data;
-        }
-        used
-    }
-
-    /// This rank's sums for [`Features::summary`].
-    pub(in crate::train) fn sums(&self) -> [f64; 4] {
-        self.account.sums()
-    }
-
-    /// The run's summary; `sums` are those of all ranks together.
-    pub(in crate::train) fn summary(&mut self, sums: [f64; 4]) -> CacheSummary {
-        let report = self.report().unwrap_or_default();
-        let space = self.serving.as_ref().and_then(|serving| serving.space.as_ref());
-        CacheSummary {
-            mode: format!("{:?}", self.mode).to_lowercase(),
-            tap: self.tap.clone(),
-            generations: self.account.generations.iter().copied().collect(),
-            hits: sums[0] as u64,
-            misses: sums[1] as u64,
-            read_seconds: sums[2],
-            fill_seconds: sums[3],
-            cached_steps: self.account.cached_steps,
-            cached_seconds: self.account.cached_time.as_secs_f64(),
-            cached_waiting_seconds: self.account.cached_waiting.as_secs_f64(),
-            stored: report.stored,
-            total: self.account.total,
-            bytes: report.bytes.0,
-            rounding_error: space.map_or(0.0, |space| space.rounding_error()),
-            drift: self.account.drift.clone(),
-        }
-    }
-
-    /// Where features lie and how, for people.
-    pub(in crate::train) fn words_of_store(&self) -> String {
-        let space = self.serving.as_ref().and_then(|serving| serving.space.as_ref());
-        let there = space.map(|space| {
-            let stored = self.training.iter().filter(|key| space.contains(key)).count();
-            format!("; {stored} of {} samples are there", self.training.len())
-        });
-        format!(
-            "features are kept in {} as {}{}",
-            self.store.dir().display(),
-            format!("{:?}", self.dtype).to_lowercase(),
-            there.unwrap_or_default()
-        )
-    }
-
-    /// What happens from this step on, for people.
-    pub(super) fn words_of_turn(&mut self, step: Step, turn: &CacheTurn) -> String {
-        let used = self.words_of_use().map_or(String::new(), |used| format!("; until here {used}"));
-        match turn {
-            CacheTurn::Live { .. } => {
-                format!("step {step}: live: features are computed in the step, LoRA trains{used}")
-            }
-            CacheTurn::Cached(space) => format!(
-                "step {step}: cached: features of generation {}, made with the adapter before step {}; LoRA rests{used}",
-                space.generation.number, space.generation.since
-            ),
-        }
-    }
-
-    /// How the cache did since it was last said, if it was used.
-    pub(super) fn words_of_epoch(&mut self) -> Option<String> {
-        let complete = self.report().is_some_and(|report| report.stored >= report.total);
-        let used = self.words_of_use()?;
-        Some(format!("cache: {used}{}", if complete { "; every sample is stored" } else { "" }))
-    }
-
-    fn words_of_use(&mut self) -> Option<String> {
-        let CacheUse { hits, misses, read, fill, .. } = std::mem::take(&mut self.account.recent);
-        let bytes =
-            self.serving.as_ref().and_then(|serving| serving.space.as_ref()).map(|space| space.bytes());
-        (hits + misses > 0).then(|| {
-            format!(
-                "features of {hits} of {} samples were there ({:.0} %); reading took {:.2} ms a sample, computing {:.2} ms; {} on disk",
-                hits + misses,
-                100.0 * hits as f64 / (hits + misses) as f64,
-                each(read, hits),
-                each(fill, misses),
-                human::bytes(bytes.unwrap_or_default())
-            )
-        })
-    }
 }
 
 #[cfg(test)]
 mod tests {
+    use coxswain_proto::ids::Step;
+
     use super::*;
 
     fn used(hits: u64, misses: u64, read_ms: u64, fill_ms: u64) -> CacheUse {

@@ -10,19 +10,19 @@
 //!
 //! A feature depends on its own sample alone, so it does not matter with which others it is computed, and no vote is needed.
 
-use std::time::Instant;
-
 use coxswain_proto::{cache_plan::CacheUse, ids::Step};
 
 use super::{
-    Desk, Features,
+    desk::Desk,
     keeper::{Made, MadeRow, News},
+    memo::Features,
 };
 use coxswain_feature_store::round_trip;
 use coxswain_nn::kernels::Tape;
 use coxswain_task::{Batch, Sample};
 
 use crate::{
+    clock,
     feeder::{Missing, Prefetcher, Prepared, Upcoming},
     link::{Phase, Report},
     memory,
@@ -90,14 +90,14 @@ impl<B: Tape<Base = B>> Features<B> {
             damaged.into_iter().for_each(|damage| self.account.damage(damage));
             self.tell_complaints(desk)?;
         }
-        let looking = Instant::now();
+        let looking = clock::now();
         let missing = std::mem::take(&mut prepared.missing);
         let mut target = Target { batch: &mut *prepared.batch, waiting: &mut desk.feed.prefetch };
         let missing = self.still_missing(&mut target, missing);
         used.read += looking.elapsed();
         if !missing.is_empty() {
             desk.enter(Phase::CacheBuild, step)?;
-            let began = Instant::now();
+            let began = clock::now();
             prepared.computed.extend(missing.iter().map(|missing| missing.row));
             let filled = self.fill(desk, step, &mut *prepared.batch, missing);
             used.fill += began.elapsed();
@@ -190,7 +190,7 @@ impl<B: Tape<Base = B>> Features<B> {
     ) -> Result<(), TrainError> {
         self.conclude_drift(desk, step)?;
         if desk.members.rank().0 == 0 && desk.run.ends_epoch(step) {
-            self.keeper.note(&self.base.made_by, &self.training);
+            self.keeper.note(&self.setup.base.made_by, &self.setup.training);
             if let Some(line) = self.words_of_epoch() {
                 desk.members.link.report(Report::Note(line))?;
             }
@@ -257,7 +257,7 @@ impl<B: Tape<Base = B>> Features<B> {
             begin = own.end;
             rounded.clear();
             rounded.extend_from_slice(&made.values[own.clone()]);
-            round_trip(self.dtype, self.shape.width, &mut rounded);
+            round_trip(self.setup.dtype, self.setup.shape.width, &mut rounded);
             target.put(row, &rounded, true);
             if let Some(key) = *key {
                 made.rows.push(MadeRow { key, inputs: seen.inputs(), place: own });
@@ -275,7 +275,7 @@ impl<B: Tape<Base = B>> Features<B> {
 
     /// Waits until everything that was handed to the store is there.
     pub(super) fn settle(&mut self) {
-        let began = Instant::now();
+        let began = clock::now();
         self.keeper.settle();
         self.account.fill_time(began.elapsed());
         self.hear();

@@ -6,9 +6,10 @@ use coxswain_nn::{kernels::Tape, params::Trainables};
 use coxswain_proto::ids::{Rank, Step};
 
 use super::{
-    Desk, Serving,
+    desk::Desk,
     drift::{FAILED, FIELDS, Sums, UNAVAILABLE, WELL},
     keeper::Made,
+    serving::Serving,
 };
 use crate::{
     collective::{Buf, BufMut},
@@ -46,6 +47,14 @@ pub(super) enum Against<B: Tape<Base = B>> {
     Lost,
 }
 
+/// A measurement of all ranks.
+pub(super) struct Gathered {
+    /// Their sums.
+    pub total: Sums,
+    /// One of them had nothing to compare with.
+    pub lost: bool,
+}
+
 impl<B: Tape<Base = B>> Measuring<B> {
     /// The generation compared with, if it serves no more.
     pub fn before(&self) -> Option<&Serving<B>> {
@@ -55,13 +64,13 @@ impl<B: Tape<Base = B>> Measuring<B> {
         }
     }
 
-    /// The sums of all ranks, and whether one of them could not compare. `own` is how this one fared.
+    /// What all ranks make of it. `own` is how this one fared.
     pub fn gather(
         &self,
         desk: &mut Desk<'_, '_, B>,
         step: Step,
         own: Result<(), TrainError>,
-    ) -> Result<(Sums, bool), TrainError> {
+    ) -> Result<Gathered, TrainError> {
         desk.enter(Phase::Communication, step)?;
         let row = match (&own, &self.against) {
             (Err(_), _) => Sums::default().row(FAILED),
@@ -75,6 +84,6 @@ impl<B: Tape<Base = B>> Measuring<B> {
         if let Some((_, rank)) = fared().zip(0..).find(|(status, _)| *status == FAILED) {
             return Err(TrainError::PeerFailed(Rank(rank)));
         }
-        Ok((Sums::total(&rows), fared().any(|status| status == UNAVAILABLE)))
+        Ok(Gathered { total: Sums::total(&rows), lost: fared().any(|status| status == UNAVAILABLE) })
     }
 }

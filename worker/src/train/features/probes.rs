@@ -24,10 +24,12 @@ use coxswain_proto::{
 };
 
 use super::{
-    Desk, Features, Serving,
+    desk::Desk,
     drift::Sums,
     keeper::{Made, MadeRow},
-    measuring::{Against, Measuring},
+    measuring::{Against, Gathered, Measuring},
+    memo::Features,
+    serving::Serving,
 };
 use coxswain_feature_store::round_trip;
 use coxswain_nn::kernels::Tape;
@@ -154,7 +156,7 @@ impl<B: Tape<Base = B>> Features<B> {
         };
         let Some(measuring) = self.measuring.take_if(over) else { return Ok(()) };
         match measuring.gather(desk, step, Ok(())) {
-            Ok(found) => self.tell_drift(desk, measuring, found),
+            Ok(found) => self.tell_drift(desk, measuring, &found),
             Err(error) => {
                 // Whoever goes on without the rank that was lost measures again.
                 self.measuring = Some(measuring);
@@ -187,17 +189,18 @@ impl<B: Tape<Base = B>> Features<B> {
         let left = measuring.probes.len() - measuring.done;
         let compared = self.compare_some(desk, step, &mut measuring, left);
         let found = measuring.gather(desk, step, compared)?;
-        self.tell_drift(desk, measuring, found)
+        self.tell_drift(desk, measuring, &found)
     }
 
-    /// Keeps what came out, and reports it on rank 0; `lost` if a rank had nothing to compare with.
+    /// Keeps what came out, and reports it on rank 0.
     fn tell_drift(
         &mut self,
         desk: &mut Desk<'_, '_, B>,
         measuring: Measuring<B>,
-        (total, lost): (Sums, bool),
+        found: &Gathered,
     ) -> Result<(), TrainError> {
         let Measuring { at, against, made, .. } = measuring;
+        let Gathered { total, lost } = *found;
         self.measured = Some(at);
         let drift = total.drift().filter(|_| !lost);
         let drift = drift.map(|drift| CacheDrift { at, drift, probes: total.probes as u32 });
@@ -268,7 +271,7 @@ impl<B: Tape<Base = B>> Features<B> {
         }
         let indices: Vec<u64> = samples.iter().map(|sample| sample.index()).collect();
         let batch = desk.feed.samples.batch(measuring.at, &samples);
-        let width = self.shape.width;
+        let width = self.setup.shape.width;
         let rows = desk.extractor().row_values(&*batch);
         let probes = Probes { indices: &indices, rows: &rows, batch: &*batch };
         let (fresh, unrounded) = self.fresh(desk, &probes, measuring.before().is_some())?;
@@ -280,7 +283,7 @@ impl<B: Tape<Base = B>> Features<B> {
             let place = at..at + row;
             at = place.end;
             sums.compare(&fresh[place.clone()], &kept[place.clone()]);
-            if let Some(key) = self.keys.get(sample.index()).filter(|_| !made.values.is_empty()) {
+            if let Some(key) = self.setup.keys.get(sample.index()).filter(|_| !made.values.is_empty()) {
                 made.rows.push(MadeRow { key, inputs: sample.inputs(), place });
             }
         }
@@ -303,13 +306,15 @@ impl<B: Tape<Base = B>> Features<B> {
         serves: bool,
     ) -> Result<(Vec<f32>, Option<Vec<f32>>), TrainError> {
         let serving = self.serving.as_ref().filter(|_| serves);
-        if let Some(found) = serving.and_then(|serving| self.read_probes(serving, probes)) {
+        if let Some(found) =
+            serving.and_then(|serving| self.setup.stored(serving, probes.indices, probes.rows))
+        {
             return Ok((found, None));
         }
         let CachedFeatures { width, values } =
             desk.extractor().compute(&desk.learner.trainables, probes.batch)?;
         let mut rounded = values.clone();
-        round_trip(self.dtype, width, &mut rounded);
+        round_trip(self.setup.dtype, width, &mut rounded);
         Ok((rounded, Some(values)))
     }
 
@@ -325,30 +330,19 @@ impl<B: Tape<Base = B>> Features<B> {
             Against::Before(before) => Some(&**before),
             Against::Serving | Against::Lost => self.serving.as_ref(),
         };
-        if let Some(found) = serving.and_then(|serving| self.read_probes(serving, probes)) {
+        if let Some(found) =
+            serving.and_then(|serving| self.setup.stored(serving, probes.indices, probes.rows))
+        {
             return Ok(found);
         }
         let ready = serving.and_then(|serving| serving.older.as_ref());
         let below = match (ready, serving.and_then(|serving| serving.adapter.as_ref())) {
             (Some(ready), _) => ready,
-            (None, Some(adapter)) => older.get_or_insert_with(|| adapter.trainables(&self.device)),
+            (None, Some(adapter)) => older.get_or_insert_with(|| adapter.trainables(&self.setup.device)),
             (None, None) => &desk.learner.trainables,
         };
         let CachedFeatures { width, mut values } = desk.extractor().compute(below, probes.batch)?;
-        round_trip(self.dtype, width, &mut values);
+        round_trip(self.setup.dtype, width, &mut values);
         Ok(values)
-    }
-
-    /// Kept features of probes; none if one of them is missing.
-    fn read_probes(&self, serving: &Serving<B>, probes: &Probes<'_>) -> Option<Vec<f32>> {
-        let space = serving.space.as_ref()?;
-        let mut values = vec![0.0; probes.rows.iter().sum()];
-        let mut at = 0;
-        for (&index, &row) in probes.indices.iter().zip(probes.rows) {
-            let record = space.get(&self.keys.get(index)?).filter(|r| r.tokens() * r.width() == row)?;
-            record.read_f32(&mut values[at..at + row]).ok()?;
-            at += row;
-        }
-        Some(values)
     }
 }

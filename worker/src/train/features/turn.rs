@@ -19,9 +19,11 @@ use coxswain_proto::{
 };
 
 use super::{
-    Desk, Features, Serving,
     adapter::{self, AdapterSnapshot},
     claim::{Claim, Mark, Place},
+    desk::Desk,
+    memo::Features,
+    serving::Serving,
 };
 use crate::{
     feeder::KeptFeatures,
@@ -48,7 +50,7 @@ impl<B: Tape<Base = B>> Features<B> {
             // step that fills another generation: it would take them for its own.
             None if space.generation.since > next => {
                 let alike = |claim: &Claim| [0, number].contains(&claim.turn.number());
-                claimed.iter().all(alike).then(|| Some(self.source_in(None)))
+                claimed.iter().all(alike).then(|| Some(self.setup.source_in(None)))
             }
             None => None,
         }
@@ -61,7 +63,7 @@ impl<B: Tape<Base = B>> Features<B> {
         turn: &CacheTurn,
     ) -> Result<(), TrainError> {
         let step = desk.next;
-        if !self.rests() {
+        if !self.setup.rests() {
             return Ok(());
         }
         let begins = matches!(turn, CacheTurn::Cached(space) if space.generation.since == step);
@@ -114,7 +116,7 @@ impl<B: Tape<Base = B>> Features<B> {
 
     /// What other ranks, or a checkpoint, must know.
     pub(in crate::train) fn mark(&self) -> Option<Mark> {
-        let serving = self.serving.as_ref().filter(|_| self.rests())?;
+        let serving = self.serving.as_ref().filter(|_| self.setup.rests())?;
         let place = |serving: &Serving<B>| Place { generation: serving.generation, space: serving.key.0 };
         let before = self.measuring.as_ref().and_then(|measuring| measuring.before());
         Some(Mark { newest: place(serving), before: before.map(place) })
@@ -132,7 +134,7 @@ impl<B: Tape<Base = B>> Features<B> {
     fn resume_generation(&mut self, desk: &Desk<'_, '_, B>, mark: Option<Mark>) {
         // What the last generation of workers computed and nobody could see yet.
         self.publish();
-        if !self.rests() {
+        if !self.setup.rests() {
             return;
         }
         (self.phase, self.taken, self.measured, self.probed) = (None, None, None, None);
@@ -154,7 +156,7 @@ impl<B: Tape<Base = B>> Features<B> {
 
     /// The generation of a cached step: begins, if it does so here, or is the one that was there. Returns what served before one that begins.
     fn serve(&mut self, space: &CacheSpace, step: Step, trainables: &Trainables<B>) -> Option<Serving<B>> {
-        let present = AdapterSnapshot::of(trainables, self.resting);
+        let present = AdapterSnapshot::of(trainables, self.setup.resting);
         if space.generation.since == step {
             let before = self.serving.take();
             // A drift since what does not serve any more decides nothing.
@@ -166,7 +168,7 @@ impl<B: Tape<Base = B>> Features<B> {
         if !self.serves(&space.generation) {
             self.recall(space, trainables);
         }
-        let device = &self.device;
+        let device = &self.setup.device;
         if let Some(serving) = &mut self.serving {
             let other = serving.adapter.as_ref().filter(|adapter| ***adapter != present);
             serving.older = other.map(|adapter| adapter.trainables(device));
@@ -180,9 +182,9 @@ impl<B: Tape<Base = B>> Features<B> {
 
     /// Finds the adapter that an older generation was made with: the present one, if LoRA has rested since, or the one in its space.
     fn recall(&mut self, wanted: &CacheSpace, trainables: &Trainables<B>) {
-        let present = AdapterSnapshot::of(trainables, self.resting);
+        let present = AdapterSnapshot::of(trainables, self.setup.resting);
         let key = wanted.space.as_ref().and_then(|key| key.parse::<Digest>().ok()).map(SpaceKey);
-        let here = self.described(Some(&present)).key();
+        let here = self.setup.described(Some(&present)).key();
         if key.is_none_or(|key| key == here) {
             self.begin(wanted.generation, Some(present));
             return;
@@ -197,7 +199,7 @@ impl<B: Tape<Base = B>> Features<B> {
             self.account.complain(format!(
                 "the adapter of cache generation {} is in no space of {}: what is missing is computed with the present one, until the next generation begins",
                 wanted.generation.number,
-                self.store.dir().display()
+                self.setup.store.dir().display()
             ));
         }
     }
@@ -206,12 +208,13 @@ impl<B: Tape<Base = B>> Features<B> {
     fn past(&mut self, place: Place, trainables: &Trainables<B>) -> Option<Serving<B>> {
         let key = SpaceKey(place.space);
         let adapter = self.find_adapter(&key, trainables)?;
-        let space = self.store.find(&key).inspect_err(|error| self.account.complain(error)).ok().flatten();
-        Some(self.serving_of(place.generation, key, space, Some(Arc::new(adapter))))
+        let space =
+            self.setup.store.find(&key).inspect_err(|error| self.account.complain(error)).ok().flatten();
+        Some(self.setup.serving_of(place.generation, key, space, Some(Arc::new(adapter))))
     }
 
     fn find_adapter(&mut self, key: &SpaceKey, trainables: &Trainables<B>) -> Option<AdapterSnapshot> {
-        let tensors = match self.store.find(key).and_then(|space| match space {
+        let tensors = match self.setup.store.find(key).and_then(|space| match space {
             Some(space) => space.load_adapter(),
             None => Ok(None),
         }) {
@@ -222,7 +225,7 @@ impl<B: Tape<Base = B>> Features<B> {
             }
         };
         // The space may be another kind of device's: then its adapter is what is wanted, and its records are not.
-        let snapshot = adapter::snapshot(trainables.layout(), self.resting, &tensors);
+        let snapshot = adapter::snapshot(trainables.layout(), self.setup.resting, &tensors);
         snapshot.inspect_err(|error| self.account.complain(error.to_string())).ok()
     }
 
@@ -235,7 +238,7 @@ impl<B: Tape<Base = B>> Features<B> {
     pub(super) fn report_of(&self, serving: &Serving<B>) -> CacheReport {
         let (stored, bytes, damaged) = match &serving.space {
             Some(space) => {
-                let stored = self.training.iter().filter(|key| space.contains(key)).count();
+                let stored = self.setup.training.iter().filter(|key| space.contains(key)).count();
                 (stored as u64, space.bytes(), space.damaged().0)
             }
             None => (0, 0, 0),

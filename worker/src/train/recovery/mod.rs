@@ -16,8 +16,6 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-use std::time::Instant;
-
 use coxswain_proto::{
     ids::{Bytes, Step},
     run_spec::RunSpec,
@@ -34,6 +32,7 @@ use super::{
     training::Training,
 };
 use crate::{
+    clock,
     collective::{BufMut, CollectiveError},
     link::{Start, StateSource},
     zero::ShardState,
@@ -43,7 +42,7 @@ use coxswain_nn::kernels::Tape;
 impl<B: Tape<Base = B>> Training<'_, B> {
     /// Agrees with the other ranks of a new generation where to start, and takes over that state. `self.next` is where.
     pub(super) fn settle(&mut self) -> Result<Start, TrainError> {
-        let began = Instant::now();
+        let began = clock::now();
         let holdings =
             [&self.learner.held, &self.learner.coming].map(|held| held.as_ref().map(Held::holding));
         let (holdings, carried) = table::exchange(

@@ -3,7 +3,7 @@
 use burn::backend::Flex;
 use coxswain_nn::{
     kernels::flat::{Flat, FlatOn, OnDevice},
-    params::{FlatGrads, Group},
+    params::{FlatGrads, Group, TrainableLayout},
 };
 use coxswain_proto::{
     ids::{Rank, Step},
@@ -20,10 +20,14 @@ use super::peak;
 use crate::{
     collective::Solo,
     train::GradientWatch,
-    zero::{Keeps, MirroredAdamW, Rates, StepInput},
+    zero::{Keeps, MirroredAdamW, Partition, Rates, StepInput},
 };
 
 const STEPS: u64 = 5;
+
+fn whole(layout: &TrainableLayout) -> Partition {
+    Partition::new(layout.len(), 1, Rank(0))
+}
 
 /// Losses, gradient norms, and what the trainables have come to.
 fn trained<F: FlatOn<Flex>>(spec: &RunSpec) -> (Vec<[f64; 2]>, Vec<f32>) {
@@ -33,7 +37,7 @@ fn trained<F: FlatOn<Flex>>(spec: &RunSpec) -> (Vec<[f64; 2]>, Vec<f32>) {
     let mut grads = FlatGrads::<F>::at(&place, layout.len());
     let mut watch = GradientWatch::new(&layout, &peak());
     let mut optimizer =
-        MirroredAdamW::<F>::at(&place, &layout, (1, Rank(0)), &Optimizer::default(), Keeps::default());
+        MirroredAdamW::<F>::at(&place, &layout, whole(&layout), &Optimizer::default(), Keeps::default());
     optimizer.begin(0, &trainables.to_vec());
     let mut told = Vec::new();
     for step in 0..STEPS {
@@ -87,7 +91,7 @@ fn a_gradient_that_is_not_finite_is_named_wherever_it_lies() {
         let mut weights = F::zeros(place, layout.len());
         let input = StepInput { scale: 1.0, rates: peak(), resting: None };
         let mut optimizer =
-            MirroredAdamW::<F>::at(place, &layout, (1, Rank(0)), &Optimizer::default(), Keeps::default());
+            MirroredAdamW::<F>::at(place, &layout, whole(&layout), &Optimizer::default(), Keeps::default());
         let error = optimizer.step(grads.values_mut(), &mut weights, &input, &mut Solo::default());
         error.expect_err("not finite").to_string()
     }

@@ -11,9 +11,9 @@ use super::*;
 use crate::TASKS;
 use coxswain_nn::lora::LoraTargets;
 use coxswain_proto::{
-    config::{self, ConfigError},
+    config::{self, ConfigError, TaskSchema},
     document,
-    run_spec::Offload,
+    run_spec::{Offload, RunSpec},
 };
 
 /// The smallest legal run file.

@@ -3,7 +3,6 @@
 //! [`Dataset::open`] reads all metadata and checks it against the run: a run that would fail on its data fails here. Values are
 //! checked when their sample is read: NaN and infinity, images that do not decode, rows that contradict the metadata.
 
-use crate::vla_flow::config::VlaSpec;
 use std::{
     collections::BTreeSet,
     path::{Path, PathBuf},
@@ -28,7 +27,7 @@ use coxswain_models::qwen2_5_vl::processor::{
     ImageProcessor, ModelFacts, PixelBounds, PromptEncoder, image_size,
 };
 
-use super::batch::SampleDims;
+use super::{batch::SampleDims, settings};
 
 /// Footers of data files read while opening. Beyond this (v2.1 has one file per episode) the others are checked on first use.
 const FILES_CHECKED_AT_OPEN: u32 = 64;
@@ -67,7 +66,7 @@ pub struct Dataset {
 impl Dataset {
     /// Opens the run's data set and everything that samples are made with: tokenizer, image processor, statistics.
     pub fn open(spec: &RunSpec) -> Result<Self, DataError> {
-        let vla = spec.vla();
+        let vla = settings::of(spec)?;
         let data = &vla.data;
         let catalog = Catalog::open(Path::new(&spec.data.path))?;
         let info = &catalog.info;

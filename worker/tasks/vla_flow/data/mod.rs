@@ -18,6 +18,7 @@ mod outline;
 mod reading;
 mod sample_file;
 mod samples;
+mod settings;
 #[cfg(test)]
 mod tests;
 

@@ -4,7 +4,6 @@
 //! megabytes. This reads the metadata and the image processor's bounds; the tokenizer only when it is small. Sizes are those of
 //! the *longest* sample, not of the mean one: the largest micro-batch is what has to fit.
 
-use crate::vla_flow::config::VlaSpec;
 use std::path::Path;
 
 use coxswain_proto::run_spec::RunSpec;
@@ -12,8 +11,8 @@ use coxswain_proto::run_spec::RunSpec;
 use coxswain_data::{DataError, lerobot::Catalog};
 use coxswain_models::qwen2_5_vl::processor::{ImageProcessor, ModelFacts, PromptEncoder};
 
-use super::batch::SampleDims;
 use super::dataset::{camera_size, pixel_bounds, sensor_shape};
+use super::{batch::SampleDims, settings};
 
 /// A tokenizer up to this size is read; larger ones make the prompt's length an estimate.
 const SMALL_TOKENIZER: u64 = 2 << 20;
@@ -55,7 +54,7 @@ pub struct Outline {
 impl Outline {
     /// Reads the metadata of the run's data set, and of its checkpoint what images and prompts depend on.
     pub fn read(spec: &RunSpec) -> Result<Self, DataError> {
-        let vla = spec.vla();
+        let vla = settings::of(spec)?;
         let (data, model) = (&vla.data, Path::new(&vla.model.path));
         let catalog = Catalog::open(Path::new(&spec.data.path))?;
         let info = &catalog.info;

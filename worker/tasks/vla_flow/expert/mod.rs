@@ -20,6 +20,7 @@
 
 mod block;
 mod ends;
+mod shape;
 #[cfg(test)]
 mod tests;
 
@@ -29,6 +30,7 @@ use burn::tensor::Tensor;
 use coxswain_nn::dtypes::ActivationsDtype;
 
 pub(crate) use self::ends::TIME_WIDTH;
+pub use self::shape::ExpertShape;
 use self::{
     block::{Attended, DitBlock, DitLayer, Rows},
     ends::{Head, HeadSegment, TimeEmbedding, TimeSegment, TokenEmbedding, TokenSegment, sinusoids},
@@ -41,34 +43,6 @@ use coxswain_nn::{
     kernels::{AttentionMask, Tape},
     params::{GradientSums, ParamScope, TrainableLayout, Trainables, held},
 };
-
-/// Sizes of an expert.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ExpertShape {
-    /// Model width.
-    pub width: usize,
-    /// Blocks.
-    pub layers: usize,
-    /// Attention heads; divides `width`.
-    pub heads: usize,
-    /// Width of the hidden states it attends to.
-    pub context: usize,
-    /// Length of the state.
-    pub state: usize,
-    /// Sensor tokens; 0 without a sensor.
-    pub sensor_tokens: usize,
-    /// Actions per chunk.
-    pub horizon: usize,
-    /// Length of an action.
-    pub action: usize,
-}
-
-impl ExpertShape {
-    /// Tokens of one draw.
-    pub fn tokens(&self) -> usize {
-        1 + self.sensor_tokens + self.horizon
-    }
-}
 
 /// The expert: where its parameters lie in the flat space.
 #[derive(Clone, Debug)]

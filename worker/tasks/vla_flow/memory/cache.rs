@@ -12,7 +12,6 @@
 //! With `exact` no step computes what is below the tap, so the run's peak is lower; with `periodic` live steps keep theirs. The store's size
 //! is an upper bound: the longest sample's tokens for every frame.
 
-use crate::vla_flow::config::VlaSpec;
 use coxswain_proto::{
     human,
     limits::FEATURES_WAITING,
@@ -112,14 +111,14 @@ impl Subject {
     }
 
     fn speed_limit(&self, tap: Tap, micro_batch: u64) -> f64 {
-        let (spec, dims) = (&self.spec, self.outline.dims);
+        let (vla, dims) = (&self.vla, self.outline.dims);
         let expert = ExpertShape {
-            width: spec.vla().expert.width,
-            layers: spec.vla().expert.layers,
-            heads: spec.vla().expert.heads,
+            width: vla.expert.width,
+            layers: vla.expert.layers,
+            heads: vla.expert.heads,
             context: self.config.text.hidden_size,
             state: dims.state,
-            sensor_tokens: if dims.sensor_window > 0 { spec.vla().sensor.tokens } else { 0 },
+            sensor_tokens: if dims.sensor_window > 0 { vla.sensor.tokens } else { 0 },
             horizon: dims.horizon,
             action: dims.action,
         };
@@ -130,7 +129,7 @@ impl Subject {
             rows: micro_batch as usize,
             tokens: self.outline.prompt_tokens,
             grids: &self.outline.grids,
-            repeats: spec.vla().expert.repeated_noise,
+            repeats: vla.expert.repeated_noise,
         };
         work.step(None).total() as f64 / work.step(Some(tap)).total().max(1) as f64
     }
@@ -161,8 +160,7 @@ impl Subject {
             let saves = now - subject.predict(ask).peak() as i64;
             Some(Lever { what: "features kept".into(), setting: setting.into(), saves, remark })
         };
-        let periodic =
-            self.spec.vla().lora.is_some().then(|| lever(CacheMode::Periodic, "cache.mode=periodic"));
+        let periodic = self.vla.lora.is_some().then(|| lever(CacheMode::Periodic, "cache.mode=periodic"));
         [lever(CacheMode::Exact, "cache.mode=exact"), periodic.flatten()].into_iter().flatten().collect()
     }
 }
@@ -175,7 +173,9 @@ mod tests {
     use coxswain_proto::run_spec::RunSpec;
 
     use super::*;
-    use crate::vla_flow::memory::{Category, Place};
+    use crate::vla_flow::config::VlaSpec;
+    use crate::vla_flow::memory::Place;
+    use coxswain_proto::memory::Category;
 
     const ASK: Ask = Ask { micro_batch: 4, world: 1, rank: 0, place: Place::Host { threads: 2 } };
 

@@ -3,8 +3,7 @@
 //! Frozen weights come from the same list of modules that PEFT's names are checked against; expert and sensor encoder from the
 //! layout that training itself uses, which needs no tensor; adapters from the plan that decides where they are.
 
-use crate::vla_flow::config::VlaSpec;
-use coxswain_proto::run_spec::RunSpec;
+use crate::vla_flow::config::VlaSettings;
 
 use coxswain_models::qwen2_5_vl::{
     config::QwenConfig,
@@ -57,11 +56,11 @@ pub struct Counts {
 
 impl Counts {
     /// Counts a policy for samples of these sizes.
-    pub fn of(config: &QwenConfig, lora: Option<&LoraPlan>, spec: &RunSpec, dims: SampleDims) -> Self {
+    pub fn of(config: &QwenConfig, lora: Option<&LoraPlan>, vla: &VlaSettings, dims: SampleDims) -> Self {
         let mut counts = Self::frozen(config);
         counts.lora = lora.map_or(0, |plan| adapters(config, plan));
         let mut layout = TrainableLayout::default();
-        register(&mut layout, config, spec, dims);
+        register(&mut layout, config, vla, dims);
         for param in layout.params() {
             let group = match param.group {
                 SENSOR => &mut counts.sensor,
@@ -117,25 +116,25 @@ fn adapters(config: &QwenConfig, plan: &LoraPlan) -> u64 {
 }
 
 /// Sensor encoder and expert, in the order in which a policy registers them.
-fn register(layout: &mut TrainableLayout, config: &QwenConfig, spec: &RunSpec, dims: SampleDims) {
+fn register(layout: &mut TrainableLayout, config: &QwenConfig, vla: &VlaSettings, dims: SampleDims) {
     let with_sensor = dims.sensor_window > 0;
     if with_sensor {
         let shape = SensorShape {
             window: dims.sensor_window,
             channels: dims.sensor_channels,
-            tokens: spec.vla().sensor.tokens.max(1),
-            width: spec.vla().sensor.width,
-            outputs: spec.vla().expert.width,
+            tokens: vla.sensor.tokens.max(1),
+            width: vla.sensor.width,
+            outputs: vla.expert.width,
         };
         SensorEncoder::register(layout, shape);
     }
     let shape = ExpertShape {
-        width: spec.vla().expert.width,
-        layers: spec.vla().expert.layers,
-        heads: spec.vla().expert.heads,
+        width: vla.expert.width,
+        layers: vla.expert.layers,
+        heads: vla.expert.heads,
         context: config.text.hidden_size,
         state: dims.state,
-        sensor_tokens: if with_sensor { spec.vla().sensor.tokens } else { 0 },
+        sensor_tokens: if with_sensor { vla.sensor.tokens } else { 0 },
         horizon: dims.horizon,
         action: dims.action,
     };

@@ -3,12 +3,13 @@
 //! Small figures are shown like large ones: that partitioning the optimizer saves megabytes under LoRA is worth knowing before
 //! renting four machines for it.
 
-use crate::vla_flow::config::VlaSpec;
+use crate::vla_flow::config::VlaSettings;
 use coxswain_nn::dtypes::ActivationsDtype;
 use coxswain_nn::dtypes::WeightsDtype;
 use coxswain_proto::run_spec::{Offload, Recompute, RunSpec};
 
-use super::{Ask, Category, Lever, Place, Subject};
+use super::{Ask, Lever, Place, Subject};
+use coxswain_proto::memory::Category;
 
 impl Subject {
     /// Every setting that is not yet as frugal as it can be.
@@ -22,8 +23,11 @@ impl Subject {
         let changed = |change: &dyn Fn(&mut RunSpec)| {
             self.changed(change).ok().map(|subject| subject.predict(ask).peak())
         };
-        if self.spec.vla().model.weights_dtype == WeightsDtype::Float32 {
-            let peak = changed(&|spec| spec.vla_mut().model.weights_dtype = WeightsDtype::Bfloat16);
+        let with = |change: &dyn Fn(&mut VlaSettings)| {
+            self.with(change).ok().map(|subject| subject.predict(ask).peak())
+        };
+        if self.vla.model.weights_dtype == WeightsDtype::Float32 {
+            let peak = with(&|vla| vla.model.weights_dtype = WeightsDtype::Bfloat16);
             let setting = "model.weights_dtype=bfloat16".into();
             add("frozen weights in bf16", setting, "rounds the frozen weights", peak);
         }
@@ -40,16 +44,16 @@ impl Subject {
             let remark = "same global batch, accumulation doubles";
             add("half the micro-batch", format!("train.micro_batch={half}"), remark, Some(peak));
         }
-        if let Some(rank) = self.spec.vla().lora.as_ref().map(|lora| lora.rank / 2).filter(|&rank| rank > 0) {
-            let peak = changed(&|spec| {
-                if let Some(lora) = &mut spec.vla_mut().lora {
+        if let Some(rank) = self.vla.lora.as_ref().map(|lora| lora.rank / 2).filter(|&rank| rank > 0) {
+            let peak = with(&|vla| {
+                if let Some(lora) = &mut vla.lora {
                     lora.rank = rank;
                 }
             });
             add("half the LoRA rank", format!("lora.rank={rank}"), "less capacity to learn", peak);
         }
-        if self.spec.vla().expert.repeated_noise > 1 {
-            let peak = changed(&|spec| spec.vla_mut().expert.repeated_noise = 1);
+        if self.vla.expert.repeated_noise > 1 {
+            let peak = with(&|vla| vla.expert.repeated_noise = 1);
             let remark = "fewer draws for each forward pass of the model";
             add("one draw a sample", "expert.repeated_noise=1".into(), remark, peak);
         }
@@ -62,14 +66,17 @@ impl Subject {
 
     /// What keeping activations in two bytes would save, beside the recompute without which they stay in graphs, in four.
     fn narrow_activations(&self, ask: Ask) -> Option<Lever> {
-        if self.spec.vla().model.activations_dtype == ActivationsDtype::Bfloat16 {
+        if self.vla.model.activations_dtype == ActivationsDtype::Bfloat16 {
             return None;
         }
         let in_graphs = self.spec.train.recompute == Recompute::None;
         let peak = |activations| {
-            let changed = self.changed(|spec| {
-                spec.vla_mut().model.activations_dtype = activations;
-                spec.train.recompute = if in_graphs { Recompute::Selective } else { spec.train.recompute };
+            let changed = self.with(|vla| vla.model.activations_dtype = activations);
+            let changed = changed.and_then(|subject| {
+                subject.changed(|spec| {
+                    spec.train.recompute =
+                        if in_graphs { Recompute::Selective } else { spec.train.recompute };
+                })
             });
             changed.map_or(0, |subject| subject.predict(ask).peak() as i64)
         };
@@ -87,7 +94,7 @@ impl Subject {
         let mut levers = Vec::new();
         if self.spec.memory.offload != Offload::Layers {
             let tape_holds = matches!(self.spec.train.recompute, Recompute::None | Recompute::Every(2..));
-            let needs_full = tape_holds && self.spec.vla().lora.is_some();
+            let needs_full = tape_holds && self.vla.lora.is_some();
             let peak = |offload| {
                 let changed = self.changed(|spec| {
                     spec.memory.offload = offload;

@@ -1,6 +1,5 @@
 //! The shapes of one micro-batch, for the shadow step.
 
-use crate::vla_flow::config::VlaSpec;
 use coxswain_nn::dtypes::ActivationsDtype;
 use coxswain_nn::dtypes::WeightsDtype;
 
@@ -14,7 +13,7 @@ use crate::vla_flow::policy::Tap;
 
 /// Bytes of an activation's element: products accumulate in fp32 whatever the weights are; what recompute keeps may be narrower.
 pub(super) fn widths(subject: &Subject) -> Widths {
-    let kept = match subject.spec.vla().model.activations_dtype {
+    let kept = match subject.vla.model.activations_dtype {
         ActivationsDtype::Float32 => 4,
         ActivationsDtype::Bfloat16 => 2,
     };
@@ -109,25 +108,25 @@ fn vl(subject: &Subject, batch: u64) -> VlShape {
         width: text.hidden_size as u64,
         head: text.head_dim as u64,
         text: (0..text.num_layers).map(layer).collect(),
-        narrow_table: subject.spec.vla().model.weights_dtype == WeightsDtype::Bfloat16,
+        narrow_table: subject.vla.model.weights_dtype == WeightsDtype::Bfloat16,
     }
 }
 
 fn expert(subject: &Subject, batch: u64) -> ExpertShape {
-    let (spec, dims) = (&subject.spec, subject.outline.dims);
-    let tokens = spec.vla().sensor.tokens.max(1);
+    let (vla, dims) = (&subject.vla, subject.outline.dims);
+    let tokens = vla.sensor.tokens.max(1);
     ExpertShape {
-        width: spec.vla().expert.width as u64,
-        layers: spec.vla().expert.layers as u64,
-        heads: spec.vla().expert.heads as u64,
+        width: vla.expert.width as u64,
+        layers: vla.expert.layers as u64,
+        heads: vla.expert.heads as u64,
         state: dims.state as u64,
         action: dims.action as u64,
         horizon: dims.horizon as u64,
         batch,
-        repeats: spec.vla().expert.repeated_noise as u64,
+        repeats: vla.expert.repeated_noise as u64,
         context_tokens: subject.outline.prompt_tokens as u64,
         sensor: (dims.sensor_window > 0).then(|| SensorShape {
-            width: spec.vla().sensor.width as u64,
+            width: vla.sensor.width as u64,
             tokens: tokens as u64,
             inputs: (dims.sensor_window.div_ceil(tokens) * dims.sensor_channels) as u64,
         }),
@@ -155,6 +154,6 @@ impl Linears<'_> {
     }
 
     fn narrow(&self) -> bool {
-        self.subject.spec.vla().model.weights_dtype == WeightsDtype::Bfloat16
+        self.subject.vla.model.weights_dtype == WeightsDtype::Bfloat16
     }
 }

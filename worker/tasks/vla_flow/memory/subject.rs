@@ -1,6 +1,5 @@
 //! The prediction as the engine and `cox plan` see it.
 
-use crate::vla_flow::config::VlaSpec;
 use coxswain_nn::dtypes::ActivationsDtype;
 use coxswain_nn::dtypes::WeightsDtype;
 use coxswain_proto::{
@@ -38,7 +37,7 @@ impl memory::Subject for Subject {
     }
 
     fn describe(&self) -> Vec<(&'static str, String)> {
-        let (counts, outline, vla) = (&self.counts, &self.outline, self.spec.vla());
+        let (counts, outline, vla) = (&self.counts, &self.outline, &self.vla);
         let trainable = counts.trainable();
         let share = 100.0 * trainable as f64 / (counts.pretrained() + trainable).max(1) as f64;
         let dtype = match vla.model.weights_dtype {
@@ -81,7 +80,7 @@ impl memory::Subject for Subject {
     }
 
     fn precision(&self) -> Option<&'static str> {
-        match (self.spec.vla().model.activations_dtype, self.spec.train.recompute) {
+        match (self.vla.model.activations_dtype, self.spec.train.recompute) {
             (ActivationsDtype::Float32, _) => None,
             (ActivationsDtype::Bfloat16, Recompute::None) => Some("activations rounded to bfloat16"),
             (ActivationsDtype::Bfloat16, _) => Some("activations kept in bfloat16"),

@@ -7,10 +7,14 @@ use burn::backend::Flex;
 use coxswain_nn::dtypes::ActivationsDtype;
 use coxswain_nn::dtypes::WeightsDtype;
 use coxswain_nn::lora::LoraTargets;
-use coxswain_proto::run_spec::{Recompute, ReduceDtype, RunSpec};
+use coxswain_proto::{
+    memory::Category,
+    run_spec::{Offload, Recompute, ReduceDtype, RunSpec},
+};
+use coxswain_task::memory::{MIRROR_BYTES, Prediction};
 
 use super::*;
-use crate::vla_flow::policy::Policy;
+use crate::vla_flow::{data::Outline, policy::Policy};
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")

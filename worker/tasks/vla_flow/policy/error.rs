@@ -1,6 +1,6 @@
 //! What can go wrong when a policy is built or runs.
 
-use coxswain_proto::ids::Step;
+use coxswain_proto::{ids::Step, run_spec::SettingsError};
 
 use coxswain_models::qwen2_5_vl::error::{ModelError, TokenError, UnreadableWeights};
 
@@ -10,6 +10,9 @@ pub enum PolicyError {
     /// The vision-language model or its adapter.
     #[error(transparent)]
     Model(#[from] ModelError),
+    /// The run's settings are none of this task's.
+    #[error(transparent)]
+    Task(#[from] SettingsError),
     /// A setting of the run file that does not fit the data set or the model.
     #[error("{field}: {problem}")]
     Setting {

@@ -13,9 +13,12 @@ use burn::tensor::{Tensor, TensorData};
 use coxswain_proto::run_spec::Recompute;
 
 use super::{
-    Entry, Policy, Retention, StepError, Tap, VlContext, VlFeatures, VlRun, download, failed, keys_mask,
+    error::StepError,
+    parts::{Policy, VlFeatures, download, keys_mask},
+    tap::{Adapted, Tap},
+    vl::{Entry, VlContext, VlRun, failed},
 };
-use coxswain_nn::{kernels::Tape, params::Trainables};
+use coxswain_nn::{kernels::Tape, params::Trainables, recompute::Retention};
 use coxswain_task::CachedFeatures;
 
 use crate::vla_flow::data::batch::MicroBatch;
@@ -28,7 +31,7 @@ impl<B: Tape<Base = B>> Policy<B> {
 
     /// For the log: where features are taken, what is skipped, what trains when.
     pub fn describe_tap(&self) -> Option<[String; 3]> {
-        let adapted = super::Adapted::new(&self.model.config, self.lora());
+        let adapted = Adapted::new(&self.model.config, self.lora());
         self.tap.map(|tap| tap.describe(self.settings.cache, &adapted))
     }
 
@@ -66,7 +69,7 @@ impl<B: Tape<Base = B>> Policy<B> {
         let Some(tap) = self.tap.filter(|_| !batch.is_empty()) else {
             return Ok(CachedFeatures { width, values: Vec::new() });
         };
-        let values = download(self.until(trainables, batch, (Entry::Pixels, tap))?);
+        let values = download(self.until(trainables, batch, Entry::Pixels, tap)?);
         let padded = tap != Tap::Vision && values.len() > width * batch.tokens() as usize;
         let values = if padded { without_padding(batch, width, &values) } else { values };
         Ok(CachedFeatures { width, values })
@@ -78,7 +81,7 @@ impl<B: Tape<Base = B>> Policy<B> {
         trainables: &Trainables<B>,
         batch: &MicroBatch,
     ) -> Result<VlFeatures<B>, StepError> {
-        let hidden_nd = self.until(trainables, batch, (self.entry(batch)?, Tap::Final))?;
+        let hidden_nd = self.until(trainables, batch, self.entry(batch)?, Tap::Final)?;
         Ok(VlFeatures { hidden_nd, mask: keys_mask(batch) })
     }
 
@@ -91,7 +94,8 @@ impl<B: Tape<Base = B>> Policy<B> {
         &self,
         trainables: &Trainables<B>,
         batch: &MicroBatch,
-        (entry, until): (Entry<B>, Tap),
+        entry: Entry<B>,
+        until: Tap,
     ) -> Result<Tensor<B, 2>, StepError> {
         let context = VlContext::new(&self.model, batch, &entry).map_err(|broken| failed(batch, broken))?;
         let vl = VlRun { model: &self.model, context: &context, trainables, retention: self.without_trace() };

@@ -1,13 +1,17 @@
 //! Building a policy from a run spec: the model is read, adapters and experts are registered in one layout, and the flat space
 //! gets its initial values.
 
-use crate::vla_flow::config::VlaSpec;
+use crate::vla_flow::config::VlaSettings;
 use std::path::Path;
 
 use coxswain_nn::lora::Lora;
 use coxswain_proto::run_spec::{Offload, RunSpec};
 
-use super::{Adapted, Policy, PolicyError, Settings, Source, Tap};
+use super::{
+    error::PolicyError,
+    parts::{Policy, Settings, Source},
+    tap::{Adapted, Tap},
+};
 use crate::vla_flow::{
     data::SampleDims,
     expert::{ActionExpert, ExpertShape},
@@ -31,35 +35,35 @@ impl<B: Tape<Base = B>> Policy<B> {
         dims: SampleDims,
         device: &B::Device,
     ) -> Result<(Self, TrainableLayout, Vec<f32>), PolicyError> {
-        check(spec, dims)?;
-        let vla = spec.vla();
+        let vla = VlaSettings::of(spec)?;
+        check(&vla, dims)?;
         let dir = Path::new(&vla.model.path);
         let config = QwenConfig::read(dir)?;
         let modules = modules(&config);
-        let adapters = spec.vla().lora.as_ref().map(|lora| Adapters::resolve(lora, &modules)).transpose()?;
+        let adapters = vla.lora.as_ref().map(|lora| Adapters::resolve(lora, &modules)).transpose()?;
         let mut layout = TrainableLayout::default();
         let lora = adapters.as_ref().map(|adapters| &adapters.plan);
         let tap = Tap::resolve(&spec.cache, &Adapted::new(&config, lora))?;
         let streamed = spec.memory.offload == Offload::Layers;
-        let options = LoadOptions { streamed, ..spec.vla().model.weights_dtype.into() };
+        let options = LoadOptions { streamed, ..vla.model.weights_dtype.into() };
         let model = QwenVl::load(dir, options, lora, &mut layout, device)?;
         let sensor = (dims.sensor_window > 0).then(|| {
             let shape = SensorShape {
                 window: dims.sensor_window,
                 channels: dims.sensor_channels,
-                tokens: spec.vla().sensor.tokens,
-                width: spec.vla().sensor.width,
-                outputs: spec.vla().expert.width,
+                tokens: vla.sensor.tokens,
+                width: vla.sensor.width,
+                outputs: vla.expert.width,
             };
             SensorEncoder::register(&mut layout, shape)
         });
         let shape = ExpertShape {
-            width: spec.vla().expert.width,
-            layers: spec.vla().expert.layers,
-            heads: spec.vla().expert.heads,
+            width: vla.expert.width,
+            layers: vla.expert.layers,
+            heads: vla.expert.heads,
             context: model.config.text.hidden_size,
             state: dims.state,
-            sensor_tokens: if sensor.is_some() { spec.vla().sensor.tokens } else { 0 },
+            sensor_tokens: if sensor.is_some() { vla.sensor.tokens } else { 0 },
             horizon: dims.horizon,
             action: dims.action,
         };
@@ -67,17 +71,17 @@ impl<B: Tape<Base = B>> Policy<B> {
         let values = initial_values(spec, &layout, adapters.as_ref());
         let settings = Settings {
             seed: spec.run.seed,
-            convention: spec.vla().expert.convention,
-            repeats: spec.vla().expert.repeated_noise,
-            sampling_steps: spec.vla().expert.sampling_steps,
+            convention: vla.expert.convention,
+            repeats: vla.expert.repeated_noise,
+            sampling_steps: vla.expert.sampling_steps,
             retention: Retention {
                 recompute: spec.train.recompute,
-                activations: spec.vla().model.activations_dtype,
+                activations: vla.model.activations_dtype,
             },
             cache: spec.cache.mode,
         };
         let lora = adapters.map(|adapters| adapters.plan);
-        let source = Source { dir: dir.into(), dtype: spec.vla().model.weights_dtype };
+        let source = Source { dir: dir.into(), dtype: vla.model.weights_dtype };
         let device = device.clone();
         let policy = Self { model, lora, sensor, expert, tap, source, streamed, dims, settings, device };
         Ok((policy, layout, values))
@@ -85,8 +89,9 @@ impl<B: Tape<Base = B>> Policy<B> {
 
     /// What the trainables of a loaded policy started from, once more.
     pub fn initial_values(&self, spec: &RunSpec, layout: &TrainableLayout) -> Result<Vec<f32>, PolicyError> {
-        let modules = modules(&QwenConfig::read(Path::new(&spec.vla().model.path))?);
-        let adapters = spec.vla().lora.as_ref().map(|lora| Adapters::resolve(lora, &modules)).transpose()?;
+        let vla = VlaSettings::of(spec)?;
+        let modules = modules(&QwenConfig::read(Path::new(&vla.model.path))?);
+        let adapters = vla.lora.as_ref().map(|lora| Adapters::resolve(lora, &modules)).transpose()?;
         Ok(initial_values(spec, layout, adapters.as_ref()))
     }
 }
@@ -133,16 +138,16 @@ fn setting(field: &str, problem: &str) -> ModelError {
 }
 
 /// What only shows when the run file meets the data set, and what would otherwise divide by zero.
-fn check(spec: &RunSpec, dims: SampleDims) -> Result<(), PolicyError> {
+fn check(vla: &VlaSettings, dims: SampleDims) -> Result<(), PolicyError> {
     let refuse = |field, problem| Err(PolicyError::Setting { field, problem });
     let at_least_one = [
-        ("expert.width", spec.vla().expert.width),
-        ("expert.layers", spec.vla().expert.layers),
-        ("expert.heads", spec.vla().expert.heads),
-        ("expert.repeated_noise", spec.vla().expert.repeated_noise),
-        ("expert.sampling_steps", spec.vla().expert.sampling_steps),
-        ("sensor.width", spec.vla().sensor.width),
-        ("sensor.tokens", spec.vla().sensor.tokens),
+        ("expert.width", vla.expert.width),
+        ("expert.layers", vla.expert.layers),
+        ("expert.heads", vla.expert.heads),
+        ("expert.repeated_noise", vla.expert.repeated_noise),
+        ("expert.sampling_steps", vla.expert.sampling_steps),
+        ("sensor.width", vla.sensor.width),
+        ("sensor.tokens", vla.sensor.tokens),
         ("data.state", dims.state),
         ("data.action", dims.action),
         ("data.horizon", dims.horizon),
@@ -150,11 +155,11 @@ fn check(spec: &RunSpec, dims: SampleDims) -> Result<(), PolicyError> {
     if let Some((field, _)) = at_least_one.into_iter().find(|(_, value)| *value == 0) {
         return refuse(field, "0; expected at least 1".into());
     }
-    let (width, heads) = (spec.vla().expert.width, spec.vla().expert.heads);
+    let (width, heads) = (vla.expert.width, vla.expert.heads);
     if !width.is_multiple_of(heads) {
         return refuse("expert.heads", format!("{heads} heads do not divide expert.width {width}"));
     }
-    let (window, tokens) = (dims.sensor_window, spec.vla().sensor.tokens);
+    let (window, tokens) = (dims.sensor_window, vla.sensor.tokens);
     if window > 0 && dims.sensor_channels == 0 {
         return refuse("data.sensor", "its readings have no channels; name another feature".into());
     }

@@ -2,13 +2,22 @@
 
 use burn::backend::Flex;
 use coxswain_models::qwen2_5_vl::checkpoint::Checkpoint;
-use coxswain_nn::params::{FlatGrads, Group};
-use coxswain_proto::ids::Step;
+use coxswain_nn::{
+    params::{FlatGrads, Group, Trainables},
+    recompute::Retention,
+};
+use coxswain_proto::{ids::Step, run_spec::Recompute};
+use coxswain_task::{MicroLoss, Pass, StageClock};
 use serde_json::{Value, json};
 
-use super::*;
-use crate::vla_flow::testing::small::{
-    DIMS, EVERYWHERE, Fixture, MODEL, batch, load, normal, relative_error, shaken, spec,
+use super::{
+    parts::download,
+    vl::{Entry, VlContext, VlRun},
+    *,
+};
+use crate::vla_flow::{
+    data::MicroBatch,
+    testing::small::{DIMS, EVERYWHERE, Fixture, MODEL, batch, load, normal, relative_error, shaken, spec},
 };
 
 mod cached;

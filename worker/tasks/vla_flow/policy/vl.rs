@@ -27,8 +27,14 @@ use coxswain_nn::{
 };
 use coxswain_task::StageClock;
 
-use super::{LANGUAGE, VISION, tap::Tap};
+use super::{error::StepError, tap::Tap};
 use crate::vla_flow::data::batch::MicroBatch;
+
+// Stages, as their times are shown.
+/// Vision tower and merger.
+const VISION: &str = "vision";
+/// Embedding, decoder layers, final norm.
+const LANGUAGE: &str = "language";
 
 /// Why a pass through the model ends early.
 #[derive(Debug, thiserror::Error)]
@@ -39,6 +45,16 @@ pub(super) enum Broken {
     /// A block's weights cannot be read.
     #[error(transparent)]
     Weights(#[from] UnreadableWeights),
+}
+
+/// The same, of a micro-batch.
+pub(super) fn failed(batch: &MicroBatch, broken: impl Into<Broken>) -> StepError {
+    match broken.into() {
+        Broken::Tokens(source) => {
+            StepError::Tokens { step: batch.step, samples: batch.sample_indices.clone(), source }
+        }
+        Broken::Weights(source) => StepError::Weights { step: batch.step, source },
+    }
 }
 
 /// What a pass through the model begins with.

@@ -26,7 +26,8 @@ struct Case {
 fn ended<F: Flat>(place: &F::Place, case: &Case, comm: &mut dyn Collective) -> Ended {
     let (layout, rank) = (layout(), comm.rank());
     let keeps = Keeps { mirror: true, offloaded: case.offloaded };
-    let mut optimizer = MirroredAdamW::<F>::at(place, &layout, (case.world, rank), &case.settings, keeps);
+    let partition = Partition::new(layout.len(), case.world, rank);
+    let mut optimizer = MirroredAdamW::<F>::at(place, &layout, partition, &case.settings, keeps);
     let start = noise(layout.len(), 0);
     optimizer.begin(0, &start);
     let mut weights = F::of(place, start);
@@ -111,8 +112,8 @@ fn a_checkpoint_goes_from_the_host_to_a_device_and_back_bit_for_bit() {
     let files: Vec<_> = trained(2, 3).into_iter().map(|(optimizer, _)| optimizer.export()).collect();
     let views: Vec<&[u8]> = files.iter().map(Vec::as_slice).collect();
     let read = |rank| {
-        let mut optimizer =
-            ShardedAdamW::<Device>::at(&FlexDevice, &layout(), (2, Rank(rank)), &settings(), false);
+        let (layout, partition) = (layout(), Partition::new(layout().len(), 2, Rank(rank)));
+        let mut optimizer = ShardedAdamW::<Device>::at(&FlexDevice, &layout, partition, &settings(), false);
         optimizer.import(&views).expect("the files are whole");
         optimizer.export()
     };
@@ -127,7 +128,7 @@ fn a_state_that_is_prepared_on_a_device_is_given_without_taking_the_step() {
         let mut optimizer = MirroredAdamW::<Device>::at(
             &place,
             &layout(),
-            (2, Rank(rank as u32)),
+            Partition::new(layout().len(), 2, Rank(rank as u32)),
             &settings(),
             Keeps { mirror: true, offloaded: false },
         );

@@ -16,11 +16,12 @@ use std::collections::BTreeMap;
 
 use coxswain_proto::ids::Step;
 
-use super::{Shared, State, StepRequest};
+use super::{
+    queue::{Shared, State, StepRequest},
+    rows::{Prepared, Row, put_together},
+};
 use coxswain_data::DataError;
 use coxswain_task::Samples;
-
-use crate::feeder::rows::{Prepared, Row, put_together};
 
 /// Rows by their step and the index of their sample.
 pub(super) type Rows = BTreeMap<(Step, u64), Row>;

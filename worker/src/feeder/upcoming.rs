@@ -5,8 +5,10 @@
 //! when it is due. Rows that were taken out and not put back leave their micro-batch incomplete, so whoever gives up must start again
 //! with [`Prefetcher::replan`], which makes those rows anew, or [`Prefetcher::clear`].
 
-use super::{Prefetcher, Prepared};
-use crate::feeder::rows::Missing;
+use super::{
+    prefetch::Prefetcher,
+    rows::{Missing, Prepared},
+};
 
 /// A row that was taken out of a micro-batch which waits.
 #[derive(Clone, Debug)]

@@ -1,0 +1,169 @@
+//! One memory: categories, micro-batches, verdict.
+
+use coxswain_proto::run_spec::RunSpec;
+use coxswain_worker::memory::{
+    Category,
+    prediction::{
+        Ask, Lever, Place, Prediction, Subject,
+        fit::{self, Fit, Split, Verdict},
+        truth::{Calibration, Truth},
+    },
+};
+use serde::Serialize;
+
+use super::capacity::Memory;
+use crate::{
+    exit::{Exit, Failed},
+    tasks::tasks,
+};
+
+/// Micro-batches beyond the maximum that a table still shows, as too large.
+const SHOWN_BEYOND: usize = 1;
+
+/// A run in one world.
+pub struct Question {
+    /// What is predicted about.
+    pub subject: Box<dyn Subject>,
+    /// Ranks.
+    pub world: u64,
+    /// Compute threads of a rank, where its memory is the host's.
+    pub threads: u64,
+}
+
+/// What one memory means for a run.
+#[derive(Clone, Debug, Serialize)]
+pub struct Outlook {
+    /// The memory.
+    pub memory: Memory,
+    /// `analytic`, or `calibrated` by records of this machine and model.
+    pub basis: Basis,
+    /// The run file's own micro-batch.
+    pub current: Split,
+    /// What that means here.
+    pub verdict: Verdict,
+    /// Bytes by category at that micro-batch.
+    pub categories: Vec<(Category, u64)>,
+    /// On a card: bytes that are held in host memory beside it.
+    pub beside_card: u64,
+    /// Of the activations: what the forward pass keeps for the backward pass.
+    pub activations_kept: u64,
+    /// What fits.
+    pub fit: Fit,
+    /// Powers of two around what fits.
+    pub options: Vec<Choice>,
+}
+
+/// One possible micro-batch.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Choice {
+    /// Micro-batch, accumulation and peak.
+    #[serde(flatten)]
+    pub split: Split,
+    /// What it means here.
+    pub verdict: Verdict,
+}
+
+/// What a prediction rests on.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Basis {
+    /// Sizes alone.
+    Analytic,
+    /// Sizes, corrected by this many runs of this model on this machine.
+    Calibrated {
+        /// Records learned from.
+        runs: usize,
+    },
+}
+
+impl Basis {
+    /// How far off such a prediction may be, in percent of the peak (`integration-tests/bench/MEMORY.md`).
+    pub fn tolerance_percent(self) -> u64 {
+        match self {
+            Self::Analytic => 10,
+            Self::Calibrated { .. } => 5,
+        }
+    }
+}
+
+impl Question {
+    /// The run that a file describes, on `world` ranks of which `local` share this machine.
+    pub fn of(spec: &RunSpec, world: u64, local: u64) -> Result<Self, Failed> {
+        Ok(Self { subject: sizes(spec)?, world, threads: threads(spec, local) })
+    }
+
+    /// Samples of a step that a rank has.
+    pub fn samples(&self) -> u64 {
+        fit::samples_of_a_rank(self.subject.spec().train.global_batch as u64, self.world)
+    }
+
+    /// The run file's micro-batch, as far as a rank has samples for it.
+    pub fn micro_batch(&self) -> u64 {
+        (self.subject.spec().train.micro_batch as u64).min(self.samples().max(1))
+    }
+
+    fn place(&self, memory: &Memory) -> Place {
+        if memory.is_card { Place::Card } else { Place::Host { threads: self.threads } }
+    }
+
+    fn ask(&self, memory: &Memory, micro_batch: u64) -> Ask {
+        Ask { micro_batch, world: self.world, rank: 0, place: self.place(memory) }
+    }
+
+    /// What earlier runs of this model on this machine teach about this memory. Cards that are not here teach nothing.
+    fn calibration(&self, memory: &Memory) -> Option<Calibration> {
+        let dir = Truth::home().filter(|_| memory.is_here)?;
+        let now = self.subject.predict(self.ask(memory, self.micro_batch()));
+        Truth::open(&dir, &*self.subject, self.place(memory)).calibration(&now)
+    }
+
+    /// Predicts the run in one memory.
+    pub fn outlook(&self, memory: &Memory) -> Outlook {
+        let calibration = self.calibration(memory);
+        let peak_of = |prediction: &Prediction| match &calibration {
+            Some(calibration) => calibration.peak(prediction),
+            None => prediction.peak(),
+        };
+        let samples = self.samples();
+        let peak = |micro_batch| peak_of(&self.subject.predict(self.ask(memory, micro_batch)));
+        let now = self.subject.predict(self.ask(memory, self.micro_batch()));
+        let beside = self.subject.beside_card(self.ask(memory, self.micro_batch()));
+        let fit = Fit::find(memory.capacity(), samples, peak);
+        let option = |micro_batch| {
+            let split = fit::split(samples, micro_batch, peak(micro_batch));
+            Choice { split, verdict: Verdict::of(split.peak, memory.capacity()) }
+        };
+        let powers = std::iter::successors(Some(1u64), |power| Some(2 * power));
+        let shown = fit.maximum.map_or(0, |maximum| maximum.ilog2() as usize + 1) + SHOWN_BEYOND;
+        let within = powers.take(shown).take_while(|&power| power < 2 * samples.max(1));
+        Outlook {
+            memory: memory.clone(),
+            basis: calibration.map_or(Basis::Analytic, |found| Basis::Calibrated { runs: found.records }),
+            current: fit::split(samples, self.micro_batch(), peak_of(&now)),
+            verdict: Verdict::of(peak_of(&now), memory.capacity()),
+            categories: Category::ALL.map(|category| (category, now.of(category))).into(),
+            beside_card: if memory.is_card { beside } else { 0 },
+            activations_kept: now.kept,
+            fit,
+            options: within.map(option).collect(),
+        }
+    }
+
+    /// What each setting would save in one memory.
+    pub fn levers(&self, memory: &Memory) -> Vec<Lever> {
+        self.subject.levers(self.ask(memory, self.micro_batch()))
+    }
+}
+
+/// Sizes of what a run names.
+fn sizes(spec: &RunSpec) -> Result<Box<dyn Subject>, Failed> {
+    let bad = |error: &dyn std::fmt::Display| Failed::new(Exit::BadInput, error);
+    let task = tasks().of(spec).map_err(|unknown| bad(&unknown))?;
+    task.sizes(spec).map_err(|error| bad(&error))
+}
+
+/// Compute threads of one rank of `local` on this machine.
+fn threads(spec: &RunSpec, local: u64) -> u64 {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from) as u64;
+    spec.launch.threads_per_worker.map_or((cores / local.max(1)).max(1), |threads| threads as u64)
+}

@@ -1,0 +1,148 @@
+//! Why ranks could not connect, and why a collective did not finish.
+
+use std::{io, time::Duration};
+
+use coxswain_proto::ids::{Generation, Rank};
+
+/// Why a collective did not finish.
+#[derive(Debug, thiserror::Error)]
+pub enum CollectiveError {
+    /// A neighbour's connection broke: this rank is a victim.
+    #[error("rank {peer} is gone (collective {sequence}, {operation}): {source}")]
+    PeerLost {
+        /// The neighbour.
+        peer: Rank,
+        /// Which collective of this communicator's life.
+        sequence: u64,
+        /// `all_reduce`, `reduce_scatter`, ...
+        operation: &'static str,
+        /// What the socket said.
+        source: io::Error,
+    },
+    /// [`AbortHandle::abort`] was called.
+    #[error("collective {sequence} ({operation}) was aborted: {reason}")]
+    Aborted {
+        /// Which collective of this communicator's life.
+        sequence: u64,
+        /// Which operation.
+        operation: &'static str,
+        /// As given to `abort`.
+        reason: String,
+    },
+    /// Ranks disagree on what they are doing: a programming error, or two versions in one ring.
+    #[error("rank {peer} is in another collective: {detail}")]
+    Mismatch {
+        /// The neighbour.
+        peer: Rank,
+        /// What both sides said.
+        detail: String,
+    },
+    /// The ring could not be formed.
+    #[error("cannot connect the ring: {0}")]
+    Connect(#[from] JoinError),
+    /// What carries large buffers has failed in a collective.
+    #[error("collective {sequence} ({operation}) failed: {detail}")]
+    Fabric {
+        /// Which collective of this communicator's life.
+        sequence: u64,
+        /// Which operation.
+        operation: &'static str,
+        /// What the library said.
+        detail: String,
+    },
+    /// What was asked for to carry large buffers is not there on all ranks.
+    #[error("launch.collectives nccl: {0}; use `auto` or `ring`, or make it available on every machine")]
+    NoFabric(String),
+    /// Some ranks compute on cards, and others would have.
+    #[error(
+        "{stranded} would compute on the CPU for want of a card, and {on_cards} on cards: everybody would wait for the CPU in every step; \
+         `cox selftest --device cuda` on that machine says what is missing; if it is meant, start those workers with --device cpu \
+         (or COX_DEVICE=cpu), or all with launch.device=cpu"
+    )]
+    MixedDevices {
+        /// Ranks without a card.
+        stranded: String,
+        /// Ranks with one.
+        on_cards: String,
+    },
+    /// A buffer has the wrong length.
+    #[error("{operation}: {detail}")]
+    Size {
+        /// Which operation.
+        operation: &'static str,
+        /// Expected and given.
+        detail: String,
+    },
+}
+
+/// Why a ring could not be formed.
+#[derive(Debug, thiserror::Error)]
+pub enum JoinError {
+    /// The listening socket could not be opened.
+    #[error("cannot listen on {address}: {source}; use a free port, or port 0 for any")]
+    Listen {
+        /// As given.
+        address: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The membership contradicts itself.
+    #[error("rank {rank} in a world of {world} has no place in a ring")]
+    Membership {
+        /// This rank.
+        rank: Rank,
+        /// Addresses given.
+        world: usize,
+    },
+    /// A neighbour answered that this rank does not belong there.
+    #[error("rank {peer} at {address} (generation {generation}) refuses this rank: {reason}")]
+    Refused {
+        /// The neighbour.
+        peer: Rank,
+        /// Its address.
+        address: String,
+        /// The generation it is in.
+        generation: Generation,
+        /// Its reason.
+        reason: String,
+    },
+    /// The next rank could not be reached in time.
+    #[error(
+        "rank {peer} at {address} did not answer within {waited:.1?} ({last}); is it running, and reachable from here?"
+    )]
+    NoAnswer {
+        /// The neighbour.
+        peer: Rank,
+        /// Its address.
+        address: String,
+        /// How long it was called.
+        waited: Duration,
+        /// What the last attempt met.
+        last: String,
+    },
+    /// The previous rank did not call in time.
+    #[error(
+        "rank {peer} did not call within {waited:.1?} ({refused} others were refused); is it running, and is {address} reachable from it?"
+    )]
+    NobodyCame {
+        /// The neighbour.
+        peer: Rank,
+        /// Where this rank listens.
+        address: String,
+        /// How long it listened.
+        waited: Duration,
+        /// Connections turned away.
+        refused: usize,
+    },
+    /// A neighbour that had been found left again.
+    #[error("rank {peer} left while the ring was formed: {source}")]
+    Left {
+        /// The neighbour.
+        peer: Rank,
+        /// How it was noticed.
+        source: io::Error,
+    },
+    /// The sockets could not be waited for.
+    #[error("cannot wait for sockets: {0}")]
+    Wait(io::Error),
+}

@@ -1,0 +1,181 @@
+//! The collectives of a ring, each as a plan of spans for the pump.
+
+use std::sync::Arc;
+
+use coxswain_proto::ids::Rank;
+
+use super::{
+    ahead::Ahead,
+    connected::{Call, Ring},
+    element::{Element, combine},
+    plan,
+    wire::Operation,
+};
+use crate::collective::{
+    AbortHandle, Buf, BufMut, Collective, CollectiveError, Progress, Reduce, check_root, chunk, size_error,
+    through_host,
+};
+
+/// An all-reduce is small if everybody's values together have at most this many bytes.
+const SMALL: usize = 32 << 10;
+
+impl Ring {
+    fn all_reduce_of<T: Element>(&mut self, buffer: &mut [T], reduce: Reduce) -> Result<(), CollectiveError> {
+        let (rank, world, length) = (self.rank, self.world, buffer.len());
+        let call = Call { operation: Operation::AllReduce, reduce: Some(reduce), root: 0, length };
+        if size_of_val(buffer) * world > SMALL || world == 1 {
+            return self.run(&call, &mut plan::all_reduce(buffer, world, rank));
+        }
+        let mut everyone = vec![T::zeroed(); length * world];
+        everyone[length * rank..length * (rank + 1)].copy_from_slice(buffer);
+        self.run(&call, &mut plan::all_gather(&mut everyone, world, rank))?;
+        for owner in 0..world {
+            let part = chunk(length, world, owner);
+            for step in 1..=world {
+                let other = length * ((owner + step) % world);
+                let other = &everyone[other + part.start..other + part.end];
+                match step {
+                    1 => buffer[part.clone()].copy_from_slice(other),
+                    _ => combine(reduce, &mut buffer[part.clone()], other),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn reduce_scatter_of<T: Element>(
+        &mut self,
+        buffer: &mut [T],
+        output: &mut [T],
+        reduce: Reduce,
+    ) -> Result<(), CollectiveError> {
+        let (rank, world, length) = (self.rank, self.world, buffer.len());
+        let call = Call { operation: Operation::ReduceScatter, reduce: Some(reduce), root: 0, length };
+        if world == 1 && !output.is_empty() {
+            output.copy_from_slice(buffer);
+        }
+        self.run(&call, &mut plan::reduce_scatter(buffer, output, world, rank))
+    }
+
+    fn all_gather_of<T: Element>(&mut self, buffer: &mut [T]) -> Result<(), CollectiveError> {
+        let (rank, world, length) = (self.rank, self.world, buffer.len());
+        let call = Call { operation: Operation::AllGather, reduce: None, root: 0, length };
+        self.run(&call, &mut plan::all_gather(buffer, world, rank))
+    }
+
+    fn shift_of<T: Element>(&mut self, buffer: &mut [T]) -> Result<(), CollectiveError> {
+        let (rank, world, length) = (self.rank, self.world, buffer.len());
+        let call = Call { operation: Operation::Shift, reduce: None, root: 0, length };
+        self.run(&call, &mut plan::shift(buffer, world, rank))
+    }
+
+    fn broadcast_of<T: Element>(&mut self, buffer: &mut [T], root: Rank) -> Result<(), CollectiveError> {
+        let (rank, world, length) = (self.rank, self.world, buffer.len());
+        let call = Call { operation: Operation::Broadcast, reduce: None, root: root.0, length };
+        self.run(&call, &mut plan::broadcast(buffer, world, rank, root.0 as usize))
+    }
+
+    /// Refuses an out-of-place pair whose lengths do not belong together.
+    fn check(&self, operation: &'static str, whole: Buf<'_>, part: Buf<'_>) -> Result<(), CollectiveError> {
+        if part.len().checked_mul(self.world) == Some(whole.len()) {
+            return Ok(());
+        }
+        let detail = format!(
+            "the whole has {} elements and a part {}; with {} ranks it must have {} times as many",
+            whole.len(),
+            part.len(),
+            self.world,
+            self.world
+        );
+        Err(CollectiveError::Size { operation, detail })
+    }
+}
+
+/// Runs an operation on the elements of a buffer, whatever they are; on those of a device through host memory.
+macro_rules! of_elements {
+    ($self:ident.$operation:ident($buffer:ident $(, $argument:expr)*) => $of:ident($($more:expr),*)) => {
+        match $buffer {
+            BufMut::Bf16(values) => $self.$of(values $(, $more)*),
+            BufMut::F32(values) => $self.$of(values $(, $more)*),
+            BufMut::F64(values) => $self.$of(values $(, $more)*),
+            BufMut::Device(buffer) => through_host(buffer, |copy| $self.$operation(copy $(, $argument)*)),
+        }
+    };
+}
+
+impl Collective for Ring {
+    fn rank(&self) -> Rank {
+        Rank(self.rank as u32)
+    }
+
+    fn world(&self) -> usize {
+        self.world
+    }
+
+    fn all_reduce(&mut self, buffer: BufMut<'_>, reduce: Reduce) -> Result<(), CollectiveError> {
+        of_elements!(self.all_reduce(buffer, reduce) => all_reduce_of(reduce))
+    }
+
+    fn reduce_scatter(
+        &mut self,
+        input: BufMut<'_>,
+        output: BufMut<'_>,
+        reduce: Reduce,
+    ) -> Result<(), CollectiveError> {
+        self.check("reduce_scatter", input.as_buf(), output.as_buf())?;
+        match (input, output) {
+            (BufMut::Bf16(input), BufMut::Bf16(output)) => self.reduce_scatter_of(input, output, reduce),
+            (BufMut::F32(input), BufMut::F32(output)) => self.reduce_scatter_of(input, output, reduce),
+            (BufMut::F64(input), BufMut::F64(output)) => self.reduce_scatter_of(input, output, reduce),
+            (input, output) => Err(size_error("reduce_scatter", input.as_buf(), output.as_buf())),
+        }
+    }
+
+    fn all_gather(&mut self, shard: Buf<'_>, mut output: BufMut<'_>) -> Result<(), CollectiveError> {
+        self.check("all_gather", output.as_buf(), shard)?;
+        output.put("all_gather", chunk(output.len(), self.world, self.rank), shard)?;
+        self.all_gather_in_place(output)
+    }
+
+    fn reduce_scatter_in_place(&mut self, buffer: BufMut<'_>, reduce: Reduce) -> Result<(), CollectiveError> {
+        of_elements!(self.reduce_scatter_in_place(buffer, reduce) => reduce_scatter_of(&mut [], reduce))
+    }
+
+    fn all_gather_in_place(&mut self, buffer: BufMut<'_>) -> Result<(), CollectiveError> {
+        of_elements!(self.all_gather_in_place(buffer) => all_gather_of())
+    }
+
+    fn shift_in_place(&mut self, buffer: BufMut<'_>) -> Result<(), CollectiveError> {
+        of_elements!(self.shift_in_place(buffer) => shift_of())
+    }
+
+    fn broadcast(&mut self, buffer: BufMut<'_>, root: Rank) -> Result<(), CollectiveError> {
+        check_root("broadcast", root, self.world)?;
+        of_elements!(self.broadcast(buffer, root) => broadcast_of(root))
+    }
+
+    fn barrier(&mut self) -> Result<(), CollectiveError> {
+        // Everyone's token has come round: everyone is here.
+        let mut tokens = vec![0.0f32; self.world];
+        let call = Call { operation: Operation::Barrier, reduce: None, root: 0, length: self.world };
+        let (world, rank) = (self.world, self.rank);
+        self.run(&call, &mut plan::all_gather(&mut tokens, world, rank))
+    }
+
+    fn ahead(&self, length: usize) -> Option<Ahead> {
+        let (_, previous) = self.lanes.as_ref()?;
+        Some(Ahead::new(previous.clone(), self.progress.clone(), self.rank, self.world, length))
+    }
+
+    fn abort_handle(&self) -> Arc<dyn AbortHandle> {
+        self.abort.clone()
+    }
+
+    fn progress(&self) -> Arc<Progress> {
+        self.progress.clone()
+    }
+
+    fn buffer_bytes(&self) -> usize {
+        size_of_val(self.scratch.as_slice())
+    }
+}

@@ -1,0 +1,83 @@
+//! Sockets of a ring: where the previous rank calls, and how connections are set up.
+
+use std::{
+    io::{self, ErrorKind},
+    net::{SocketAddr, TcpListener, ToSocketAddrs},
+    time::Duration,
+};
+
+use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
+
+use crate::collective::JoinError;
+
+/// Send buffer of a connection within one machine. What is in flight then stays in the L2 cache: measured on loopback, an
+/// all-reduce takes half the processor time that it takes with 4 MiB. Less than three packets of the loopback device (64 KiB) must
+/// not be: the sender would wait for delayed acknowledgements. The kernel doubles it for its bookkeeping.
+const SAME_HOST_SEND_BUFFER: usize = 192 << 10;
+
+/// Where the previous rank calls. Opened before registration, because its address is what is registered; it outlives
+/// generations.
+#[derive(Debug)]
+pub struct RingListener {
+    pub(super) listener: TcpListener,
+    address: String,
+    pub(super) shared_memory: bool,
+}
+
+impl RingListener {
+    /// Listens on `address`, for example `10.0.0.5:0` for any free port of that interface.
+    pub fn bind(address: &str) -> Result<Self, JoinError> {
+        let open = || -> io::Result<TcpListener> {
+            let mut last = io::Error::new(ErrorKind::InvalidInput, "the name has no address");
+            for candidate in address.to_socket_addrs()? {
+                match listen(candidate) {
+                    Ok(listener) => return Ok(listener),
+                    Err(error) => last = error,
+                }
+            }
+            Err(last)
+        };
+        let with_context = |source| JoinError::Listen { address: address.to_owned(), source };
+        let listener = open().map_err(with_context)?;
+        let address = listener.local_addr().map_err(with_context)?.to_string();
+        Ok(Self { listener, address, shared_memory: true })
+    }
+
+    /// Whether neighbours on the same machine may use shared memory; they do if this is not called.
+    pub fn with_shared_memory(self, allowed: bool) -> Self {
+        Self { shared_memory: allowed, ..self }
+    }
+
+    /// The address to register: the one bound to, with the port that was given.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+}
+
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(128)?;
+    socket.set_nonblocking(true)?;
+    Ok(socket.into())
+}
+
+/// No delay, and keep-alive so that a machine that vanished is noticed on an idle connection after about a minute. There is no
+/// user timeout on purpose: it would also end connections to a neighbour that is alive and busy. Buffers between machines are
+/// left to the kernel, which grows them as the network needs.
+pub(super) fn prepare<'a>(socket: impl Into<SockRef<'a>>) -> io::Result<()> {
+    let socket = socket.into();
+    socket.set_tcp_nodelay(true)?;
+    let keepalive = TcpKeepalive::new()
+        .with_time(Duration::from_secs(30))
+        .with_interval(Duration::from_secs(10))
+        .with_retries(3);
+    socket.set_tcp_keepalive(&keepalive)?;
+    let ip = |address: socket2::SockAddr| address.as_socket().map(|address| address.ip());
+    let (ours, theirs) = (ip(socket.local_addr()?), ip(socket.peer_addr()?));
+    if ours == theirs || theirs.is_some_and(|ip| ip.is_loopback()) {
+        socket.set_send_buffer_size(SAME_HOST_SEND_BUFFER)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,181 @@
+//! What a build with cards can do with them, and why a machine cannot.
+
+use std::{fmt, path::PathBuf};
+
+use coxswain_proto::{ids::Step, run_spec::RunSpec};
+use coxswain_task::{ForwardJob, Losses, TaskError, Width};
+
+use crate::{
+    collective::{FabricError, FabricSource, RingListener},
+    selftest::Finding,
+    train::{HeldOutError, TrainError, UnknownTask},
+    trainer::Trainer,
+};
+
+/// A version of NVIDIA's software.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Version {
+    /// First number.
+    pub major: u32,
+    /// Second number.
+    pub minor: u32,
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+/// What a machine has that can train on its cards.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cards {
+    /// Cards that this process may use; at least one.
+    pub count: usize,
+    /// The newest CUDA that the driver runs.
+    pub driver: Version,
+    /// The compiler of our kernels.
+    pub nvrtc: Version,
+    /// Headers that kernels include.
+    pub headers: PathBuf,
+}
+
+/// Why this process cannot compute on cards, and what to do.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoCards {
+    /// Built without the feature.
+    #[error(
+        "this cox was built without the feature `cuda`; build it with `cargo build --release --features cuda`"
+    )]
+    NotBuilt {
+        /// Whether this machine has the driver, so that only the build is missing.
+        driver: bool,
+    },
+    /// `libcuda.so.1` cannot be loaded.
+    #[error(
+        "no NVIDIA driver (libcuda.so.1 cannot be loaded); install one, or in a container make it visible (--gpus all)"
+    )]
+    NoDriver,
+    /// The driver answers with an error.
+    #[error(
+        "the NVIDIA driver refuses {call} (CUDA error {code}); check `nvidia-smi`, and that library and kernel module are of one version"
+    )]
+    Refused {
+        /// The call.
+        call: &'static str,
+        /// Its answer.
+        code: i32,
+    },
+    /// A driver without a card.
+    #[error(
+        "the NVIDIA driver sees no card; check CUDA_VISIBLE_DEVICES and the container's or the job's devices"
+    )]
+    NoCard,
+    /// No compiler for kernels.
+    #[error(
+        "no NVRTC (libnvrtc.so.13 or .12 cannot be loaded): kernels are compiled when they are first used; install the CUDA runtime \
+         compiler (package cuda-nvrtc, or nvidia-cuda-nvrtc of PyPI) and put its directory into LD_LIBRARY_PATH"
+    )]
+    NoCompiler,
+    /// A compiler that is too old.
+    #[error("NVRTC {found} is too old: kernels need {needed} or newer (and a driver for it)")]
+    OldCompiler {
+        /// Its version.
+        found: Version,
+        /// The oldest that does.
+        needed: Version,
+    },
+    /// No headers for kernels.
+    #[error(
+        "no CUDA headers ({looked_at}): kernels include cuda_runtime.h, and crt/mma.h for tensor cores; install packages cuda-cudart-dev \
+         and cuda-crt (or nvidia-cuda-runtime, nvidia-cuda-cccl and nvidia-cuda-crt of PyPI) and set CUDA_PATH to the directory that \
+         holds include/"
+    )]
+    NoHeaders {
+        /// Where they were looked for.
+        looked_at: String,
+    },
+}
+
+/// What a build can do with cards. `card` is a number among those that the process sees, below [`Cards::count`].
+pub trait Accelerator: Sync {
+    /// What this machine has; asked of the machine once in a process.
+    fn probe(&self) -> Result<Cards, NoCards>;
+
+    /// NCCL's version, `20000 + 100 * minor + patch`, or why there is none.
+    fn nccl(&self) -> Result<u32, FabricError>;
+
+    /// Trains a task, by its name, on a card.
+    fn trainer(
+        &self,
+        task: &str,
+        card: usize,
+        listener: Option<RingListener>,
+    ) -> Result<Box<dyn Trainer>, UnknownTask>;
+
+    /// See [`Tasks::evaluate`](super::Tasks::evaluate).
+    fn evaluate(&self, spec: &RunSpec, card: usize) -> Result<(Step, Option<HeldOutError>), TrainError>;
+
+    /// See [`Tasks::forward`](super::Tasks::forward).
+    fn forward(&self, job: &ForwardJob<'_>, card: usize) -> Option<Result<(), TaskError>>;
+
+    /// What carries large buffers between cards.
+    fn fabric(&self, card: usize) -> Box<dyn FabricSource>;
+
+    /// Copies and products, for `cox selftest`.
+    fn measure(&self, card: usize) -> Vec<Finding>;
+
+    /// A few steps of a small instance of each task that brings one, for `cox selftest`; in the order of the registry.
+    fn few_steps(&self, card: usize, width: Width) -> Vec<(&'static str, Losses)>;
+}
+
+/// A build without cards.
+#[derive(Clone, Copy, Debug)]
+pub struct Absent {
+    /// Whether the machine has the driver nonetheless.
+    pub driver: fn() -> bool,
+}
+
+impl Accelerator for Absent {
+    fn probe(&self) -> Result<Cards, NoCards> {
+        Err(NoCards::NotBuilt { driver: (self.driver)() })
+    }
+
+    fn nccl(&self) -> Result<u32, FabricError> {
+        Err(FabricError(NoCards::NotBuilt { driver: (self.driver)() }.to_string()))
+    }
+
+    fn trainer(
+        &self,
+        _task: &str,
+        card: usize,
+        _listener: Option<RingListener>,
+    ) -> Result<Box<dyn Trainer>, UnknownTask> {
+        never(card)
+    }
+
+    fn evaluate(&self, _spec: &RunSpec, card: usize) -> Result<(Step, Option<HeldOutError>), TrainError> {
+        never(card)
+    }
+
+    fn forward(&self, _job: &ForwardJob<'_>, card: usize) -> Option<Result<(), TaskError>> {
+        never(card)
+    }
+
+    fn fabric(&self, card: usize) -> Box<dyn FabricSource> {
+        never(card)
+    }
+
+    fn measure(&self, card: usize) -> Vec<Finding> {
+        never(card)
+    }
+
+    fn few_steps(&self, card: usize, _width: Width) -> Vec<(&'static str, Losses)> {
+        never(card)
+    }
+}
+
+/// [`choose`](super::choose) gives a card only where the probe has found one.
+fn never(card: usize) -> ! {
+    unreachable!("cuda:{card} was chosen in a build without cards")
+}

@@ -1,0 +1,106 @@
+//! Peaks by phase, as they are seen: of this process, or of the card that it computes on.
+
+use std::{collections::BTreeMap, mem};
+
+use coxswain_nn::memory::allocator;
+
+use super::{Gauge, PhasePeak, Resident};
+use crate::link::Phase;
+
+/// What was seen so far: over the run, in the step, in the micro-batch.
+#[derive(Debug)]
+pub(super) struct Peaks {
+    run: BTreeMap<Phase, PhasePeak>,
+    step: BTreeMap<Phase, PhasePeak>,
+    most_of_step: u64,
+    most_of_attempt: u64,
+    /// The resident set's, when it was looked at last.
+    high_water: u64,
+    gauge: Option<Box<dyn Gauge>>,
+}
+
+impl Peaks {
+    /// Of this process, from now on.
+    pub fn of_host() -> Self {
+        allocator::restart_peak();
+        Self {
+            run: BTreeMap::new(),
+            step: BTreeMap::new(),
+            most_of_step: 0,
+            most_of_attempt: 0,
+            high_water: Resident::now().high_water,
+            gauge: None,
+        }
+    }
+
+    /// Of a card instead.
+    pub fn on_card(self, gauge: Box<dyn Gauge>) -> Self {
+        Self { gauge: Some(gauge), ..self }
+    }
+
+    pub fn are_of_card(&self) -> bool {
+        self.gauge.is_some()
+    }
+
+    /// What its maker calls the card.
+    pub fn card(&self) -> Option<String> {
+        self.gauge.as_ref()?.card()
+    }
+
+    /// Bytes in use now.
+    pub fn in_use(&self) -> u64 {
+        self.gauge.as_ref().map_or_else(allocator::in_use, |gauge| gauge.read().in_use)
+    }
+
+    /// Books what this phase took since the last call. Returns its peak in use.
+    pub fn settle(&mut self, phase: Phase) -> u64 {
+        let on_card = self.gauge.as_ref().map(|gauge| gauge.read());
+        let peak = on_card.unwrap_or_else(|| self.on_host());
+        for peaks in [&mut self.run, &mut self.step] {
+            let booked = peaks.entry(phase).or_default();
+            *booked = booked.or(peak);
+        }
+        self.most_of_attempt = self.most_of_attempt.max(peak.in_use);
+        // Without the counting allocator the resident set is the best that is known.
+        self.most_of_step = self.most_of_step.max(if peak.in_use > 0 { peak.in_use } else { peak.driver });
+        allocator::restart_peak();
+        peak.in_use
+    }
+
+    /// The host's peaks since the last call.
+    fn on_host(&mut self) -> PhasePeak {
+        let in_use = allocator::peak();
+        let seen = Resident::now();
+        let raised = seen.high_water > self.high_water;
+        let driver = if raised { seen.high_water } else { seen.total };
+        // Pages beyond the resident set at the end were anonymous: files stay mapped through a phase.
+        let reserved = seen.anonymous + (driver - seen.total.min(driver));
+        self.high_water = seen.high_water;
+        PhasePeak { in_use, reserved, driver }
+    }
+
+    /// A micro-batch begins.
+    pub fn begin_attempt(&mut self) {
+        self.most_of_attempt = 0;
+    }
+
+    /// Most in use since it began.
+    pub fn of_attempt(&self) -> u64 {
+        self.most_of_attempt
+    }
+
+    /// Most in use since the last call: once a step.
+    pub fn take_most_of_step(&mut self) -> u64 {
+        mem::take(&mut self.most_of_step)
+    }
+
+    /// Peaks of every phase since the last call.
+    pub fn take_step(&mut self) -> BTreeMap<Phase, PhasePeak> {
+        mem::take(&mut self.step)
+    }
+
+    /// Peaks of every phase so far.
+    pub fn of_run(&self) -> impl Iterator<Item = (Phase, PhasePeak)> {
+        self.run.iter().map(|(phase, peak)| (*phase, *peak))
+    }
+}

@@ -1,0 +1,27 @@
+//! A generation of kept features, ready to serve.
+
+use std::sync::Arc;
+
+use coxswain_nn::{kernels::Tape, params::Trainables};
+use coxswain_proto::cache_plan::CacheGeneration;
+
+use super::adapter::AdapterSnapshot;
+use coxswain_feature_store::{Space, SpaceKey};
+
+use crate::feeder::KeptFeatures;
+
+/// The generation that serves, or has served last.
+pub(super) struct Serving<B: Tape<Base = B>> {
+    pub generation: CacheGeneration,
+    /// Names its space.
+    pub key: SpaceKey,
+    /// None if the store has no place for it: then everything is computed, every time.
+    pub space: Option<Space>,
+    pub source: KeptFeatures,
+    /// The adapter it was made with; none if none lies below the tap.
+    pub adapter: Option<Arc<AdapterSnapshot>>,
+    /// That adapter, ready to compute with, where it is another than the present one.
+    pub older: Option<Trainables<B>>,
+    /// The adapter it was made with cannot be had; this is the one that was there instead.
+    pub stale: bool,
+}

@@ -1,0 +1,58 @@
+//! The keys as the run file's reader sees them: their names, what they mean for the identity of a run, their rules.
+
+use coxswain_proto::{
+    config::{Findings, TaskSchema, TaskSettings},
+    identity::{
+        Class::{Learned, LearnedInOrder, LearnedSince},
+        Classes,
+    },
+    run_spec::RunSpec,
+};
+
+use super::{check, settings::VlaSettings};
+
+/// The keys' schema.
+pub const SCHEMA: TaskSchema = TaskSchema::of::<VlaSettings>();
+
+impl TaskSettings for VlaSettings {
+    const TYPE: &'static str = "vla_flow";
+
+    const IDENTITY: &'static Classes = &[
+        ("model.path", Learned),
+        ("model.weights_dtype", Learned),
+        ("model.activations_dtype", LearnedSince("\"float32\"")),
+        ("lora.rank", Learned),
+        ("lora.alpha", Learned),
+        ("lora.rslora", Learned),
+        ("lora.targets", Learned),
+        ("lora.rank_pattern", LearnedInOrder),
+        ("lora.alpha_pattern", LearnedInOrder),
+        ("lora.init_from", Learned),
+        ("expert.width", Learned),
+        ("expert.layers", Learned),
+        ("expert.heads", Learned),
+        ("expert.convention", Learned),
+        ("expert.repeated_noise", Learned),
+        ("expert.sampling_steps", Learned),
+        ("sensor.width", Learned),
+        ("sensor.tokens", Learned),
+        ("data.cameras", Learned),
+        ("data.state", Learned),
+        ("data.sensor", Learned),
+        ("data.action", Learned),
+        ("data.horizon", Learned),
+        ("data.normalization.state", Learned),
+        ("data.normalization.action", Learned),
+        ("data.normalization.sensor", Learned),
+        ("data.prompt", Learned),
+        ("data.min_pixels", Learned),
+        ("data.max_pixels", Learned),
+        ("optimizer.lr.lora", Learned),
+        ("optimizer.lr.expert", Learned),
+        ("optimizer.lr.sensor", Learned),
+    ];
+
+    fn check(&self, spec: &RunSpec, findings: &mut Findings) {
+        check::check(self, spec, findings);
+    }
+}

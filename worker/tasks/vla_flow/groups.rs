@@ -1,0 +1,8 @@
+//! What trains besides adapters, by the names that learning rates and files have.
+
+use coxswain_nn::params::Group;
+
+/// The action expert.
+pub const EXPERT: Group = Group("expert");
+/// The sensor encoder.
+pub const SENSOR: Group = Group("sensor");

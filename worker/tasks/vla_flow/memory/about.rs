@@ -1,0 +1,146 @@
+//! What is predicted about: a run, and what its model and data are.
+
+use std::path::{Path, PathBuf};
+
+use coxswain_data::DataError;
+use coxswain_models::qwen2_5_vl::{
+    checkpoint::Checkpoint,
+    config::QwenConfig,
+    error::ModelError,
+    modules::{FrozenBytes, frozen_tensors, modules},
+};
+use coxswain_nn::{dtypes::WeightsDtype, lora::LoraPlan};
+use coxswain_proto::run_spec::{Offload, RunSpec, SettingsError};
+use coxswain_task::memory::Place;
+
+use super::counts::Counts;
+use crate::vla_flow::{config::VlaSettings, data::Outline};
+
+/// A run that cannot be predicted because something it names cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum PredictionError {
+    /// The checkpoint, or adapter settings that do not fit it.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The data set.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// The run's settings are none of this task's.
+    #[error(transparent)]
+    Task(#[from] SettingsError),
+}
+
+/// What is predicted about: a run, and what its model and data are.
+#[derive(Clone, Debug)]
+pub struct Subject {
+    /// The run.
+    pub spec: RunSpec,
+    /// The task's keys of it.
+    pub vla: VlaSettings,
+    /// Sizes of the model.
+    pub config: QwenConfig,
+    /// Its adapters.
+    pub lora: Option<LoraPlan>,
+    /// Sizes of its samples.
+    pub outline: Outline,
+    /// Elements by part.
+    pub counts: Counts,
+    pub(super) frozen: Frozen,
+}
+
+/// Bytes of frozen weights, by type of matrices: fp32, bf16.
+#[derive(Clone, Debug)]
+pub(super) struct Frozen {
+    /// On a device.
+    whole: [FrozenBytes; 2],
+    /// On a host: what cannot be used in place in the files.
+    copied: [FrozenBytes; 2],
+}
+
+impl Subject {
+    /// Reads configuration and metadata of everything the run names.
+    pub fn read(spec: &RunSpec) -> Result<Self, PredictionError> {
+        let vla = VlaSettings::of(spec)?;
+        let dir = Path::new(&vla.model.path);
+        let config = QwenConfig::read(dir)?;
+        let outline = Outline::read(spec)?;
+        let frozen = Frozen::read(dir, &config)?;
+        let (spec, counts) = (spec.clone(), Counts::default());
+        Self { spec, vla, config, lora: None, outline, counts, frozen }.changed(|_| {})
+    }
+
+    /// The same model and data under changed settings.
+    pub fn changed(&self, change: impl FnOnce(&mut RunSpec)) -> Result<Self, PredictionError> {
+        let mut subject = self.clone();
+        change(&mut subject.spec);
+        subject.vla = VlaSettings::of(&subject.spec)?;
+        let modules = modules(&subject.config);
+        let lora = subject.vla.lora.as_ref().map(|lora| LoraPlan::resolve(lora, &modules));
+        subject.lora = lora.transpose().map_err(ModelError::from)?;
+        subject.counts =
+            Counts::of(&subject.config, subject.lora.as_ref(), &subject.vla, subject.outline.dims);
+        Ok(subject)
+    }
+
+    /// The same under other keys of the task.
+    pub fn with(&self, change: impl FnOnce(&mut VlaSettings)) -> Result<Self, PredictionError> {
+        let mut vla = self.vla.clone();
+        change(&mut vla);
+        self.changed(|spec| spec.set_settings(&vla))
+    }
+
+    /// Whether moments are beside the memory in question.
+    pub(super) fn offloaded(&self, place: Place) -> bool {
+        place == Place::Card && self.spec.memory.offload == Offload::Optimizer
+    }
+
+    /// Bytes of frozen weights, as this run keeps matrices.
+    pub(super) fn frozen(&self, place: Place) -> &FrozenBytes {
+        let by_dtype = match place {
+            Place::Card => &self.frozen.whole,
+            Place::Host { .. } => &self.frozen.copied,
+        };
+        match self.vla.model.weights_dtype {
+            WeightsDtype::Float32 => &by_dtype[0],
+            WeightsDtype::Bfloat16 => &by_dtype[1],
+        }
+    }
+
+    /// What of repeated blocks is in memory only while they run; none if they are held.
+    pub(super) fn streamed(&self, place: Place) -> Option<&FrozenBytes> {
+        (self.spec.memory.offload == Offload::Layers).then(|| self.frozen(place))
+    }
+
+    /// Whether ranks keep a copy of their neighbour's shard.
+    pub(super) fn mirrored(&self, world: u64) -> bool {
+        world > 1 && self.spec.faults.mirror
+    }
+}
+
+impl Frozen {
+    /// From the model's sizes and its files' headers. Without weight files they are taken to be bf16, as published.
+    fn read(dir: &Path, config: &QwenConfig) -> Result<Self, PredictionError> {
+        const BY_DTYPE: [WeightsDtype; 2] = [WeightsDtype::Float32, WeightsDtype::Bfloat16];
+        let tensors = frozen_tensors(config);
+        let checkpoint = has_weights(dir).then(|| Checkpoint::open(dir)).transpose()?;
+        let copied = |dtype| {
+            FrozenBytes::of(&tensors, |tensor| {
+                let kept = if tensor.is_matrix { dtype } else { WeightsDtype::Float32 };
+                match &checkpoint {
+                    Some(checkpoint) => checkpoint.copied_bytes(&tensor.name, kept).unwrap_or(0),
+                    None if kept == WeightsDtype::Bfloat16 => 0,
+                    None => tensor.kept_bytes(kept),
+                }
+            })
+        };
+        Ok(Self {
+            whole: BY_DTYPE.map(|dtype| FrozenBytes::of(&tensors, |tensor| tensor.kept_bytes(dtype))),
+            copied: BY_DTYPE.map(copied),
+        })
+    }
+}
+
+fn has_weights(dir: &Path) -> bool {
+    let there = |name: &str| PathBuf::from(dir).join(name).is_file();
+    there("model.safetensors") || there("model.safetensors.index.json")
+}

@@ -1,0 +1,103 @@
+//! What a policy is made of, and what its passes share.
+
+use std::path::PathBuf;
+
+use burn::tensor::{Tensor, TensorData};
+use coxswain_models::qwen2_5_vl::QwenVl;
+use coxswain_nn::{
+    dtypes::WeightsDtype,
+    kernels::{AttentionMask, Tape},
+    lora::LoraPlan,
+    recompute::Retention,
+};
+use coxswain_proto::run_spec::CacheMode;
+
+use super::tap::Tap;
+use crate::vla_flow::{
+    config::FlowConvention,
+    data::{MicroBatch, SampleDims},
+    expert::{ActionExpert, ExpertShape},
+    sensor::SensorEncoder,
+};
+
+/// A policy: frozen weights, and where its trainables lie in the flat space.
+pub struct Policy<B: Tape<Base = B>> {
+    pub(super) model: QwenVl<B>,
+    pub(super) lora: Option<LoraPlan>,
+    pub(super) sensor: Option<SensorEncoder>,
+    pub(super) expert: ActionExpert,
+    pub(super) tap: Option<Tap>,
+    pub(super) source: Source,
+    /// Whether the blocks of both towers are read when they run.
+    pub(super) streamed: bool,
+    pub(super) dims: SampleDims,
+    pub(super) settings: Settings,
+    pub(super) device: B::Device,
+}
+
+/// Where the frozen weights came from.
+#[derive(Clone, Debug)]
+pub(super) struct Source {
+    pub dir: PathBuf,
+    pub dtype: WeightsDtype,
+}
+
+/// The run's settings that the policy acts on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Settings {
+    pub seed: u64,
+    pub convention: FlowConvention,
+    pub repeats: usize,
+    pub sampling_steps: usize,
+    pub retention: Retention,
+    pub cache: CacheMode,
+}
+
+/// Hidden states of a micro-batch, after the final norm.
+#[derive(Clone)]
+pub struct VlFeatures<B: Tape<Base = B>> {
+    /// `[b * s, d]`.
+    pub hidden_nd: Tensor<B, 2>,
+    /// Which of the `s` states of each row count.
+    pub mask: AttentionMask,
+}
+
+impl<B: Tape<Base = B>> Policy<B> {
+    /// The vision-language model.
+    pub fn model(&self) -> &QwenVl<B> {
+        &self.model
+    }
+
+    /// Its adapters, if it has any.
+    pub fn lora(&self) -> Option<&LoraPlan> {
+        self.lora.as_ref()
+    }
+
+    /// Sizes of its expert.
+    pub fn expert_shape(&self) -> &ExpertShape {
+        self.expert.shape()
+    }
+
+    /// Most bytes of streamed frozen weights (`memory.offload: layers`) that were in memory at once so far.
+    pub fn most_streamed(&self) -> u64 {
+        self.model.most_streamed()
+    }
+
+    /// Sizes of a sample.
+    pub fn dims(&self) -> SampleDims {
+        self.dims
+    }
+
+    pub(super) fn upload(&self, values: &[f32], columns: usize) -> Tensor<B, 2> {
+        let rows = values.len() / columns;
+        Tensor::from_data(TensorData::new(values.to_vec(), [rows, columns]), &self.device)
+    }
+}
+
+pub(super) fn download<B: Tape<Base = B>>(x: Tensor<B, 2>) -> Vec<f32> {
+    x.into_data().convert::<f32>().into_vec().expect("converted to f32")
+}
+
+pub(super) fn keys_mask(batch: &MicroBatch) -> AttentionMask {
+    AttentionMask::Keys(batch.valid.clone().into())
+}

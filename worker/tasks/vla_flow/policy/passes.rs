@@ -1,0 +1,184 @@
+//! What a policy does with a micro-batch: train on it, tell its loss, sample from it.
+
+use burn::tensor::Tensor;
+use coxswain_nn::{
+    kernels::Tape,
+    params::{GradientSums, ParamScope, Trainables},
+    recompute::{
+        Retention,
+        segment::{Input, Recorded, Segment},
+    },
+};
+use coxswain_proto::run_spec::Recompute;
+use coxswain_task::{MicroLoss, Pass, StageClock};
+
+use super::{
+    error::StepError,
+    parts::{Policy, Settings, VlFeatures, download, keys_mask},
+    vl::{VlContext, VlRun, failed},
+};
+use crate::vla_flow::{
+    data::MicroBatch,
+    expert::{ActionExpert, Conditioning, Draws},
+    flow::{self, CleanActions, FlowKeys},
+};
+
+/// Sensor encoder, expert and loss, as their time is shown.
+const EXPERT_STAGE: &str = "expert";
+
+impl<B: Tape<Base = B>> Policy<B> {
+    /// Runs one micro-batch and adds the gradient of its loss *sum* to `grads`.
+    ///
+    /// Noise and flow time depend on the run's seed, `batch.step`, and each sample's index, on nothing else. On an error
+    /// `grads` may hold part of the micro-batch's gradient: zero it before the next attempt.
+    pub fn forward_backward(
+        &self,
+        trainables: &Trainables<B>,
+        batch: &MicroBatch,
+        grads: &mut dyn GradientSums<B>,
+        clock: &mut StageClock<'_>,
+    ) -> Result<MicroLoss, StepError> {
+        if batch.is_empty() {
+            return Ok(MicroLoss::default());
+        }
+        clock.enter(Pass::Forward);
+        let entry = self.entry(batch)?;
+        let context = VlContext::new(&self.model, batch, &entry).map_err(|broken| failed(batch, broken))?;
+        let vl =
+            VlRun { model: &self.model, context: &context, trainables, retention: self.settings.retention };
+        let (hidden_nd, vl_trace) =
+            vl.forward(batch, entry, clock).map_err(|broken| failed(batch, broken))?;
+
+        let clean = self.clean(batch);
+        let noised = flow::noise(self.settings.convention, self.keys(batch), clean);
+        let sensor = self
+            .sensor
+            .as_ref()
+            .map(|sensor| Recorded::run(&sensor.segment(&batch.sensor, &self.device), trainables, vec![]));
+        let conditioning = Conditioning {
+            state_bc: self.upload(&batch.state, self.dims.state),
+            sensor: sensor.as_ref().map(|recorded| Input::tracked(recorded.output())),
+            hidden: Input { value: hidden_nd, tracked: vl_trace.trains() },
+            mask: keys_mask(batch),
+        };
+        let draws = Draws { times: &noised.times, noisy_nc: self.upload(&noised.noisy, self.dims.action) };
+        let (velocity_nc, expert_trace) =
+            self.expert.forward(trainables, self.expert_retention(), conditioning, draws);
+        let loss = flow::squared_error(&download(velocity_nc), &noised.target, clean);
+        check_finite(batch, &loss.per_sample)?;
+        clock.lap(EXPERT_STAGE);
+
+        clock.enter(Pass::Backward);
+        let dv_nc = self.upload(&loss.gradient, self.dims.action);
+        let gradient = ActionExpert::backward(expert_trace, dv_nc, grads);
+        if let (Some(sensor), Some(dtokens_nd)) = (sensor, gradient.sensor) {
+            sensor.backward(dtokens_nd, grads);
+        }
+        clock.lap(EXPERT_STAGE);
+        if let Some(dhidden_nd) = gradient.hidden {
+            vl.backward(vl_trace, dhidden_nd, grads, clock).map_err(|broken| failed(batch, broken))?;
+        }
+        Ok(MicroLoss { loss_sum: loss.sum(), valid: clean.valid_count() })
+    }
+
+    /// The loss that [`Policy::forward_backward`] would have, from the same draws.
+    pub fn loss(&self, trainables: &Trainables<B>, batch: &MicroBatch) -> Result<MicroLoss, StepError> {
+        if batch.is_empty() {
+            return Ok(MicroLoss::default());
+        }
+        let clean = self.clean(batch);
+        let noised = flow::noise(self.settings.convention, self.keys(batch), clean);
+        let velocity = self.velocity(trainables, batch)?;
+        let draws = Draws { times: &noised.times, noisy_nc: self.upload(&noised.noisy, self.dims.action) };
+        let loss = flow::squared_error(&download(velocity(draws)), &noised.target, clean);
+        check_finite(batch, &loss.per_sample)?;
+        Ok(MicroLoss { loss_sum: loss.sum(), valid: clean.valid_count() })
+    }
+
+    /// Samples normalised action chunks, `[b, horizon, action]`, from noise keyed by (seed, sample index).
+    pub fn sample_actions(
+        &self,
+        trainables: &Trainables<B>,
+        batch: &MicroBatch,
+        seed: u64,
+    ) -> Result<Vec<f32>, StepError> {
+        if batch.is_empty() {
+            return Ok(Vec::new());
+        }
+        let velocity = self.velocity(trainables, batch)?;
+        let start = flow::starting_noise(seed, &batch.sample_indices, self.dims.horizon * self.dims.action);
+        let Settings { convention, sampling_steps, .. } = self.settings;
+        Ok(flow::sample(convention, sampling_steps, start, |x, t| {
+            let times = vec![t; batch.len()];
+            download(velocity(Draws { times: &times, noisy_nc: self.upload(x, self.dims.action) }))
+        }))
+    }
+
+    /// The expert's prediction for a micro-batch, without a trace.
+    fn velocity<'a>(
+        &'a self,
+        trainables: &'a Trainables<B>,
+        batch: &MicroBatch,
+    ) -> Result<impl Fn(Draws<'_, B>) -> Tensor<B, 2> + 'a, StepError> {
+        let conditioning = self.conditioning(trainables, batch)?;
+        Ok(self.expert.velocity(trainables, self.settings.retention.activations, conditioning))
+    }
+
+    /// What the expert attends to, without a trace.
+    fn conditioning(
+        &self,
+        trainables: &Trainables<B>,
+        batch: &MicroBatch,
+    ) -> Result<Conditioning<B>, StepError> {
+        let VlFeatures { hidden_nd, mask } = self.vl_features(trainables, batch)?;
+        let params = ParamScope::<B>::frozen(trainables);
+        let sensor = self
+            .sensor
+            .as_ref()
+            .map(|sensor| Input::constant(sensor.segment(&batch.sensor, &self.device).run(&params, &[])));
+        Ok(Conditioning {
+            state_bc: self.upload(&batch.state, self.dims.state),
+            sensor,
+            hidden: Input::constant(hidden_nd),
+            mask,
+        })
+    }
+
+    /// With one draw per sample the expert's activations are small beside the language model's, and computing them twice
+    /// would buy nothing; with several they rival it.
+    fn expert_retention(&self) -> Retention {
+        let retention = self.settings.retention;
+        if self.settings.repeats > 1 {
+            retention
+        } else {
+            Retention { recompute: Recompute::None, ..retention }
+        }
+    }
+
+    fn keys(&self, batch: &MicroBatch) -> FlowKeys {
+        FlowKeys { seed: self.settings.seed, step: batch.step.0, repeats: self.settings.repeats }
+    }
+
+    fn clean<'b>(&self, batch: &'b MicroBatch) -> CleanActions<'b> {
+        CleanActions {
+            samples: &batch.sample_indices,
+            actions: &batch.actions,
+            valid: &batch.action_valid,
+            action: self.dims.action,
+        }
+    }
+}
+
+fn check_finite(batch: &MicroBatch, per_sample: &[f64]) -> Result<(), StepError> {
+    let samples: Vec<u64> = batch
+        .sample_indices
+        .iter()
+        .zip(per_sample)
+        .filter(|(_, loss)| !loss.is_finite())
+        .map(|(&sample, _)| sample)
+        .collect();
+    match samples.is_empty() {
+        true => Ok(()),
+        false => Err(StepError::NonFiniteLoss { step: batch.step, samples }),
+    }
+}
