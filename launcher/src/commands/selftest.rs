@@ -33,6 +33,7 @@ pub fn execute(args: &SelftestArgs) -> Outcome {
     let device = device::choose(args.device, 0, accelerator())
         .map_err(|missing| Failed::usage(format!("--device {}: {missing}", args.device)))?;
     let mut findings = if device == Device::Cpu { Vec::new() } else { cards() };
+    findings.push(video());
     findings.extend(selftest::run(device, tasks()));
     let failed = findings.iter().filter(|finding| finding.failed()).count();
     match args.json {
@@ -60,6 +61,16 @@ fn cards() -> Vec<Finding> {
         Finding::told("machine", format_args!("card {}", card.index), format!("{}, {memory}", card.name))
     };
     driver.into_iter().chain(cards.iter().map(card)).collect()
+}
+
+/// How video is decoded.
+fn video() -> Finding {
+    let how = if coxswain_data::VIDEO_ASSEMBLY {
+        "AV1 with assembly, H.264"
+    } else {
+        "AV1 without assembly, several times slower to the same pixels (built without feature video-asm, which needs nasm), H.264"
+    };
+    Finding::told("machine", "video", how)
 }
 
 fn page(device: Device, findings: &[Finding], failed: usize) -> String {

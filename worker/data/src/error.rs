@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use coxswain_proto::order::DamagedRow;
+use coxswain_video::Fault;
 
 /// A data set, tokenizer or image that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -52,16 +53,15 @@ pub enum DataError {
         /// The most similar of them.
         suggestion: Option<String>,
     },
-    /// A camera is stored as video.
-    #[error(
-        "{}: features.{feature}: stored as video, which is not decoded here; re-export the data set with images in parquet \
-         (LeRobotDataset.create(.., use_videos=False), or dtype \"image\" for this feature)", path.display()
-    )]
+    /// A camera's video file cannot be used, any of its frames.
+    #[error("{}: {camera}: {fault}", path.display())]
     Video {
-        /// The data set's `info.json`.
+        /// The video.
         path: PathBuf,
         /// The camera.
-        feature: String,
+        camera: String,
+        /// What is wrong, and the remedy.
+        fault: Fault,
     },
     /// One sample is unusable.
     #[error("{}: sample {index} (episode {episode}, frame {frame}): {feature}: {fault}", path.display())]

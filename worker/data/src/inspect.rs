@@ -1,14 +1,17 @@
 //! A data set described, before any run file exists: what is in it, what a run could name, and what stands in the way.
 //!
-//! Needs no checkpoint. Every data file's footer is read, so a truncated file shows; images and values are not decoded.
+//! Needs no checkpoint. Every data file's footer and every video's table is read, so a truncated file shows; images, frames and values are
+//! not decoded.
 
 use std::{fmt, path::Path};
 
 use coxswain_proto::human;
+use coxswain_video::Codec;
 use serde::Serialize;
 
 use super::error::DataError;
 use super::lerobot::Catalog;
+use super::lerobot::frames::FrameStore;
 use super::lerobot::info::{BOOKKEEPING, Feature, Version};
 use super::lerobot::rows::{Columns, Limits, RowStore};
 
@@ -42,6 +45,10 @@ pub struct Report {
     pub files: usize,
     /// Bytes of all data files.
     pub bytes: u64,
+    /// Videos, of all cameras.
+    pub videos: usize,
+    /// Bytes of all videos.
+    pub video_bytes: u64,
     /// Digest that keys the order of samples.
     pub fingerprint: String,
     /// Features in file order.
@@ -63,16 +70,18 @@ pub struct FeatureReport {
     pub role: Role,
     /// Normalisations that its statistics allow.
     pub normalization: Vec<&'static str>,
+    /// How a camera's first video is coded, in words; none for what is no video, or cannot be read.
+    pub video: Option<String>,
 }
 
 /// What a run can do with a feature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// An image in every row.
+    /// A picture in colour for every row: an image in it, or a frame of a video.
     Camera,
-    /// A camera stored as video, which is not decoded.
-    Video,
+    /// A depth map, which is not decoded.
+    Depth,
     /// What was done: its name says so.
     Action,
     /// Numbers.
@@ -88,8 +97,8 @@ pub enum Role {
 fn role(name: &str, feature: &Feature) -> Role {
     match feature {
         _ if BOOKKEEPING.contains(&name) => Role::Bookkeeping,
-        f if f.is_video() => Role::Video,
-        f if f.is_image() => Role::Camera,
+        f if f.is_depth() => Role::Depth,
+        f if f.is_camera() => Role::Camera,
         f if !f.is_number() => Role::Other,
         _ if name == "action" || name.starts_with("action.") => Role::Action,
         f if f.shape.len() == 2 => Role::Window,
@@ -120,6 +129,8 @@ pub fn inspect(dir: &Path) -> Result<Report, DataError> {
         task_texts: texts.into_iter().take(TASKS_SHOWN).cloned().collect(),
         files: catalog.episodes.files.len(),
         bytes: catalog.data_bytes,
+        videos: catalog.videos.iter().map(|table| table.files.len()).sum(),
+        video_bytes: catalog.video_bytes,
         fingerprint: catalog.fingerprint.to_string(),
         problems: problems(&catalog, &features),
         features,
@@ -139,17 +150,24 @@ fn describe(catalog: &Catalog, name: &str, feature: &Feature) -> FeatureReport {
         shape: feature.shape.clone(),
         role,
         normalization: modes.iter().filter(|(_, a, b)| numeric && has(a) && has(b)).map(|m| m.0).collect(),
+        video: if feature.is_video() { coding(catalog, name) } else { None },
     }
+}
+
+fn coding(catalog: &Catalog, camera: &str) -> Option<String> {
+    let (codec, frames) = FrameStore::new(catalog, &[camera]).ok()?.coding(catalog, 0).ok()?;
+    let codec = match codec {
+        Codec::Av1 => "AV1",
+        Codec::H264 => "H.264",
+    };
+    Some(format!("{codec}, a keyframe every {frames} frames"))
 }
 
 fn problems(catalog: &Catalog, features: &[FeatureReport]) -> Vec<String> {
     let mut problems = Vec::new();
     for feature in features {
         match feature.role {
-            Role::Video => problems.push(
-                DataError::Video { path: catalog.info.path.clone(), feature: feature.name.clone() }
-                    .to_string(),
-            ),
+            Role::Depth => problems.push(catalog.info.depth(&feature.name).to_string()),
             Role::Action | Role::Vector | Role::Window if feature.normalization.is_empty() => {
                 problems.push(format!("{}: no statistics of {}", catalog.stats_path.display(), feature.name))
             }
@@ -163,15 +181,31 @@ fn problems(catalog: &Catalog, features: &[FeatureReport]) -> Vec<String> {
         let mine = features.iter().filter(|f| roles.contains(&f.role));
         mine.map(|f| (f.name.clone(), f.shape.clone())).collect::<Vec<_>>()
     };
-    let cameras = of(&[Role::Camera]).into_iter().map(|(name, _)| name).collect();
+    let is_image = |name: &String| catalog.info.feature(name).is_some_and(Feature::is_image);
+    let cameras = of(&[Role::Camera]).into_iter().map(|(name, _)| name).filter(is_image).collect();
     let store = RowStore::new(
         Columns { numbers: of(&[Role::Action, Role::Vector, Role::Window]), cameras },
         Limits::default(),
     );
     let files = 0..catalog.episodes.files.len() as u32;
     problems.extend(files.filter_map(|f| store.check_file(catalog, f).err()).map(|e| e.to_string()));
+    problems.extend(video_problems(catalog));
     problems.truncate(PROBLEMS_SHOWN);
     problems
+}
+
+fn video_problems(catalog: &Catalog) -> Vec<String> {
+    let features = catalog.info.features.iter();
+    let mine = features.filter(|(_, feature)| feature.is_video() && feature.is_camera());
+    let cameras: Vec<&str> = mine.map(|(name, _)| name.as_str()).collect();
+    match FrameStore::new(catalog, &cameras) {
+        Ok(store) => (store.files(catalog))
+            .filter_map(|(camera, file)| store.check_file(catalog, camera, file).err())
+            .map(|error| error.to_string())
+            .take(PROBLEMS_SHOWN)
+            .collect(),
+        Err(error) => vec![error.to_string()],
+    }
 }
 
 impl Report {
@@ -204,6 +238,9 @@ impl fmt::Display for Report {
             self.episodes, self.frames
         )?;
         writeln!(f, "  {} data files, {}", self.files, human::bytes(self.bytes))?;
+        if self.videos > 0 {
+            writeln!(f, "  {} videos, {}", self.videos, human::bytes(self.video_bytes))?;
+        }
         writeln!(f, "  fingerprint {}", self.fingerprint)?;
         writeln!(f, "  tasks ({}):", self.tasks)?;
         self.task_texts.iter().try_for_each(|text| writeln!(f, "    {text}"))?;
@@ -213,9 +250,10 @@ impl fmt::Display for Report {
         writeln!(f, "  features:")?;
         let widest = self.features.iter().map(|x| x.name.len()).max().unwrap_or(0);
         for feature in self.features.iter().filter(|x| x.role != Role::Bookkeeping) {
-            let FeatureReport { name, dtype, shape, normalization, .. } = feature;
+            let FeatureReport { name, dtype, shape, normalization, video, .. } = feature;
             let shape = shape.iter().map(ToString::to_string).collect::<Vec<_>>().join(" x ");
-            writeln!(f, "    {name:widest$}  {dtype:8} {shape:14} {}", normalization.join(" "))?;
+            let remark = video.clone().unwrap_or_else(|| normalization.join(" "));
+            writeln!(f, "    {name:widest$}  {dtype:8} {shape:14} {remark}")?;
         }
         for problem in &self.problems {
             writeln!(f, "  problem: {problem}")?;

@@ -1,7 +1,7 @@
 //! Data sets as they lie on disk, and the order in which training goes through them.
 //!
 //! ```text
-//! lerobot     metadata and rows (v3.0, v2.1)
+//! lerobot     metadata, rows and frames of videos (v3.0, v2.1)
 //! normalize   numbers to model range and back
 //! order       position to sample
 //! inspect     a data set, described
@@ -17,6 +17,7 @@ mod normalize;
 mod order;
 pub mod surviving;
 
+pub use coxswain_video::ASSEMBLY as VIDEO_ASSEMBLY;
 pub use error::DataError;
 pub use inspect::{FeatureReport, Report, Role, inspect};
 pub use lerobot::Fingerprint;

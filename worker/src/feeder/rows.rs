@@ -74,13 +74,17 @@ pub(super) fn prepare(
     indices: &[u64],
     kept: Option<&KeptFeatures>,
 ) -> Result<Prepared, (usize, DataError)> {
-    let row = |&index: &u64| match kept {
-        Some(kept) => Row::read(samples, index, kept),
-        None => Ok(Row::of(samples.read(index)?)),
+    let row = |place: usize| match kept {
+        Some(kept) => Row::read(samples, indices[place], kept),
+        None => Ok(Row::of(samples.read(indices[place])?)),
     };
+    // In the order of the data set: what decodes one sample's frame goes on to the next one's, if they are neighbours in a video.
+    let mut places: Vec<usize> = (0..indices.len()).collect();
+    places.sort_by_key(|place| indices[*place]);
     // All are read before the first error is looked for, so that it is the same one on any number of threads.
-    let read: Vec<_> = indices.par_iter().map(row).collect();
-    let rows = read.into_iter().enumerate().map(|(place, row)| row.map_err(|error| (place, error)));
+    let mut read: Vec<_> = places.into_par_iter().map(|place| (place, row(place))).collect();
+    read.sort_by_key(|(place, _)| *place);
+    let rows = read.into_iter().map(|(place, row)| row.map_err(|error| (place, error)));
     let rows = rows.collect::<Result<Vec<_>, _>>()?;
     Ok(put_together(samples, step, rows, kept))
 }

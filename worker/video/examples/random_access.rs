@@ -19,7 +19,7 @@ fn main() {
     match Video::open(Path::new(file)) {
         Err(error) => println!("{error}"),
         Ok(video) => {
-            let mut pool = DecoderPool::new(1);
+            let pool = DecoderPool::new(1);
             let index = video.index();
             let mut rgb = vec![0; index.width * index.height * 3];
             let begun = Instant::now();

@@ -153,6 +153,32 @@ impl VideoIndex {
         }
     }
 
+    /// The frame that is shown nearest to `seconds`.
+    pub fn frame_at(&self, seconds: f64) -> usize {
+        let ticks = (seconds * f64::from(self.timescale)).round() as i64;
+        let distance = |frame: &usize| self.ticks(*frame).map_or(u64::MAX, |at| at.abs_diff(ticks));
+        let after = match &self.times {
+            Times::Even { first, step } if *step > 0 => (ticks.saturating_sub(*first) / step).max(0) as usize,
+            Times::Even { .. } => 0,
+            Times::Listed(times) => times.partition_point(|at| *at < ticks),
+        };
+        let last = self.frames().saturating_sub(1);
+        let near = [after.saturating_sub(1), after, after + 1].map(|frame| frame.min(last));
+        near.into_iter().min_by_key(distance).unwrap_or(0)
+    }
+
+    /// When a frame is shown, in seconds.
+    pub fn seconds(&self, frame: usize) -> Option<f64> {
+        Some(self.ticks(frame)? as f64 / f64::from(self.timescale))
+    }
+
+    /// Frames from one keyframe to the next, at most.
+    pub fn longest_group(&self) -> usize {
+        let mut keyframes: Vec<u32> = self.samples.iter().map(|sample| sample.start).collect();
+        keyframes.sort_unstable();
+        keyframes.chunk_by(|a, b| a == b).map(<[u32]>::len).max().unwrap_or(0)
+    }
+
     /// Frames a second, where that is constant.
     pub fn rate(&self) -> Option<f64> {
         match self.times {

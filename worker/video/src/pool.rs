@@ -1,5 +1,7 @@
 //! A bounded set of open decoders, each remembering where it stands, so that neighbouring wishes go on from there.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use crate::codec::Codec;
 use crate::decoder::Decoder;
 use crate::error::{Fault, VideoError};
@@ -21,15 +23,22 @@ pub struct Counts {
     pub skipped: u64,
 }
 
-/// Decoders that are open at once, at most `capacity`; the one that was used longest ago makes way. One belongs to one
-/// thread. Memory is `capacity` times what a decoder keeps (about ten frames in 4:2:0), whatever is asked for.
+/// Open decoders that threads share: each call borrows those it needs. At most `capacity` are open, or one for each call in
+/// progress if those are more; the one that was used longest ago makes way. Memory is that many times what a decoder keeps
+/// (about ten frames in 4:2:0), whatever is asked for.
 pub struct DecoderPool {
-    slots: Vec<Slot>,
     capacity: usize,
+    shelf: Mutex<Shelf>,
+}
+
+/// Decoders that are in no call now.
+#[derive(Default)]
+struct Shelf {
+    slots: Vec<Slot>,
+    /// Decoders that are in a call now.
+    lent: usize,
     clock: u64,
     counts: Counts,
-    /// Bytes of neighbouring samples.
-    buffer: Vec<u8>,
 }
 
 struct Slot {
@@ -37,6 +46,8 @@ struct Slot {
     fits: Fits,
     at: Option<Position>,
     used: u64,
+    /// Bytes of neighbouring samples.
+    buffer: Vec<u8>,
 }
 
 /// What a decoder was made for.
@@ -64,24 +75,24 @@ struct Position {
 impl DecoderPool {
     /// An empty pool; decoders are opened when they are needed.
     pub fn new(capacity: usize) -> Self {
-        let capacity = capacity.max(1);
-        Self { slots: Vec::new(), capacity, clock: 0, counts: Counts::default(), buffer: Vec::new() }
+        Self { capacity: capacity.max(1), shelf: Mutex::default() }
     }
 
     /// Decoders that are open now.
     pub fn open(&self) -> usize {
-        self.slots.len()
+        let shelf = self.shelf();
+        shelf.slots.len() + shelf.lent
     }
 
     /// What the pool has done so far.
     pub fn counts(&self) -> Counts {
-        self.counts
+        self.shelf().counts
     }
 
     /// Decodes frames of one video, in any order, repeats allowed. `take` gets each place of `frames` once, with the
     /// picture or with why there is none; a fault costs the frames that need the faulty picture and no others.
     pub fn decode(
-        &mut self,
+        &self,
         video: &Video,
         frames: &[usize],
         take: &mut dyn FnMut(usize, Result<&Picture<'_>, VideoError>),
@@ -105,96 +116,147 @@ impl DecoderPool {
     }
 
     /// Frames as RGB, `height x width x 3` each, in the order of `frames`.
-    pub fn rgb(&mut self, video: &Video, frames: &[usize]) -> Vec<Result<Vec<u8>, VideoError>> {
+    pub fn rgb(&self, video: &Video, frames: &[usize]) -> Vec<Result<Vec<u8>, VideoError>> {
         let mut out: Vec<Result<Vec<u8>, VideoError>> = frames.iter().map(|_| Ok(Vec::new())).collect();
         self.decode(video, frames, &mut |place, picture| out[place] = picture.map(Picture::to_rgb));
         out
     }
 
-    /// One stretch of decoding. A decoder that met a fault is closed: what it holds is not to be trusted.
-    fn run(
-        &mut self,
-        video: &Video,
-        run: &Run,
-        take: &mut dyn FnMut(usize, &Picture<'_>),
-    ) -> Result<(), Fault> {
-        let mut slot = self.slot_for(video, run)?;
-        let result = self.run_on(&mut slot, video, run, take);
-        if result.is_ok() {
-            self.clock += 1;
-            slot.used = self.clock;
-            self.slots.push(slot);
-        }
-        result
+    fn shelf(&self) -> MutexGuard<'_, Shelf> {
+        // No call panics while it holds the shelf, which is whole after each statement anyway.
+        self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn run_on(
-        &mut self,
-        slot: &mut Slot,
+    /// One stretch of decoding, outside the lock. A decoder that met a fault is closed: what it holds is not to be trusted.
+    fn run(&self, video: &Video, run: &Run, take: &mut dyn FnMut(usize, &Picture<'_>)) -> Result<(), Fault> {
+        let mut lent = Lent { pool: self, slot: None, counts: Counts::default() };
+        let slot = self.shelf().slot_for(video, run, self.capacity);
+        let slot = match slot {
+            Some(slot) => slot,
+            None => {
+                lent.counts.opened += 1;
+                Slot::new(video.index())?
+            }
+        };
+        let slot = slot.run(video, run, take, &mut lent.counts)?;
+        lent.slot = Some(slot);
+        Ok(())
+    }
+}
+
+/// A call in progress: at its end, however it ends, its decoder goes back, if it is still to be trusted.
+struct Lent<'a> {
+    pool: &'a DecoderPool,
+    slot: Option<Slot>,
+    counts: Counts,
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        let mut shelf = self.pool.shelf();
+        shelf.lent -= 1;
+        let Counts { opened, seeks, decoded, skipped } = &mut shelf.counts;
+        *opened += self.counts.opened;
+        *seeks += self.counts.seeks;
+        *decoded += self.counts.decoded;
+        *skipped += self.counts.skipped;
+        if let Some(slot) = self.slot.take() {
+            shelf.clock += 1;
+            let used = shelf.clock;
+            shelf.slots.push(Slot { used, ..slot });
+        }
+        shelf.close_down_to(self.pool.capacity);
+    }
+}
+
+impl Shelf {
+    /// Lends the decoder that stands before the first wish of the run, or one to begin again with; none if one is to be opened.
+    fn slot_for(&mut self, video: &Video, run: &Run, capacity: usize) -> Option<Slot> {
+        let slot = self.standing_before(video, run).or_else(|| self.to_begin_again(video, capacity));
+        self.lent += 1;
+        slot
+    }
+
+    fn standing_before(&mut self, video: &Video, run: &Run) -> Option<Slot> {
+        let wish = run.wishes.first().map_or(run.start, |wish| wish.sample);
+        let ready = |slot: &Slot| {
+            let at = slot.at?;
+            (at.video == video.id && at.start == run.start && at.next <= wish).then_some(at.next)
+        };
+        // Of several the one that is furthest: it has the least to do.
+        let places = self.slots.iter().enumerate().filter_map(|(place, slot)| Some((ready(slot)?, place)));
+        let (_, place) = places.max()?;
+        Some(self.slots.swap_remove(place))
+    }
+
+    /// The oldest that fits, once no more may be opened; where none fits, room is made.
+    fn to_begin_again(&mut self, video: &Video, capacity: usize) -> Option<Slot> {
+        if self.slots.len() + self.lent < capacity {
+            return None;
+        }
+        let fits = Fits::of(video.index());
+        let fitting = self.slots.iter().enumerate().filter(|(_, slot)| slot.fits == fits);
+        match fitting.min_by_key(|(_, slot)| slot.used).map(|(place, _)| place) {
+            Some(place) => Some(Slot { at: None, ..self.slots.swap_remove(place) }),
+            None => {
+                self.close_down_to(capacity - 1);
+                None
+            }
+        }
+    }
+
+    /// Closes those that were used longest ago until so many are open, or all that are left are in calls.
+    fn close_down_to(&mut self, open: usize) {
+        while self.slots.len() + self.lent > open {
+            let oldest = self.slots.iter().enumerate().min_by_key(|(_, slot)| slot.used);
+            let Some((place, _)) = oldest else { return };
+            self.slots.swap_remove(place);
+        }
+    }
+}
+
+impl Slot {
+    fn new(index: &VideoIndex) -> Result<Self, Fault> {
+        let (decoder, fits) = (Decoder::new(index)?, Fits::of(index));
+        Ok(Self { decoder, fits, at: None, used: 0, buffer: Vec::new() })
+    }
+
+    /// Decodes to the last wish of the run; on success it stands behind that.
+    fn run(
+        mut self,
         video: &Video,
         run: &Run,
         take: &mut dyn FnMut(usize, &Picture<'_>),
-    ) -> Result<(), Fault> {
+        counts: &mut Counts,
+    ) -> Result<Self, Fault> {
         let index = video.index();
-        let next = match slot.at {
+        let next = match self.at {
             Some(at) => at.next,
             None => {
-                slot.decoder.restart(&index.stream)?;
-                self.counts.seeks += 1;
+                self.decoder.restart(&index.stream)?;
+                counts.seeks += 1;
                 run.start
             }
         };
-        let mut buffer = std::mem::take(&mut self.buffer);
         let mut first = 0;
         for group in reads(index, &samples(index, run, next)) {
-            let at = read(video, group, &mut buffer)?;
+            let at = read(video, group, &mut self.buffer)?;
             for &sample in group {
                 let of = index.samples[sample as usize];
-                let bytes = &buffer[(of.offset - at) as usize..][..of.size as usize];
+                let bytes = &self.buffer[(of.offset - at) as usize..][..of.size as usize];
                 let wanted = run.wishes[first..].iter().take_while(|wish| wish.sample == sample).count();
                 let mut show =
                     |picture: &Picture<'_>| (first..first + wanted).for_each(|wish| take(wish, picture));
                 let show = (wanted > 0).then_some(&mut show as Show<'_>);
-                let decoded = slot.decoder.decode(bytes, index, show)?;
-                *if decoded { &mut self.counts.decoded } else { &mut self.counts.skipped } += 1;
+                let decoded = self.decoder.decode(bytes, index, show)?;
+                *if decoded { &mut counts.decoded } else { &mut counts.skipped } += 1;
                 first += wanted;
-                slot.at = Some(Position { video: video.id, start: run.start, next: sample + 1 });
+                self.at = Some(Position { video: video.id, start: run.start, next: sample + 1 });
             }
         }
         // One large sample is not to be paid for ever after.
-        buffer.shrink_to(MAX_READ_BYTES as usize);
-        self.buffer = buffer;
-        Ok(())
-    }
-
-    /// Takes the decoder that stands before the first wish of the run, or one to begin again with.
-    fn slot_for(&mut self, video: &Video, run: &Run) -> Result<Slot, Fault> {
-        let wish = run.wishes.first().map_or(run.start, |wish| wish.sample);
-        let ready = |slot: &Slot| {
-            slot.at
-                .filter(|at| at.video == video.id && at.start == run.start && at.next <= wish)
-                .map(|at| at.next)
-        };
-        // Of several the one that is furthest: it has the least to do.
-        let places = self.slots.iter().enumerate().filter_map(|(place, slot)| Some((ready(slot)?, place)));
-        if let Some((_, place)) = places.max() {
-            return Ok(self.slots.swap_remove(place));
-        }
-        let fits = Fits::of(video.index());
-        if self.slots.len() >= self.capacity {
-            let oldest = |slots: &[Slot], fitting: bool| {
-                let slots = slots.iter().enumerate().filter(|(_, slot)| !fitting || slot.fits == fits);
-                slots.min_by_key(|(_, slot)| slot.used).map(|(place, _)| place)
-            };
-            // The oldest that fits is begun again; where none fits, the oldest is closed.
-            let place = oldest(&self.slots, true).or_else(|| oldest(&self.slots, false));
-            let slot = place.map(|place| self.slots.swap_remove(place));
-            if let Some(slot) = slot.filter(|slot| slot.fits == fits) {
-                return Ok(Slot { at: None, ..slot });
-            }
-        }
-        self.counts.opened += 1;
-        Ok(Slot { decoder: Decoder::new(video.index())?, fits, at: None, used: 0 })
+        self.buffer.shrink_to(MAX_READ_BYTES as usize);
+        Ok(self)
     }
 }
 

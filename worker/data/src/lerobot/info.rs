@@ -34,6 +34,9 @@ pub struct Feature {
     /// Names of axes or elements, as written: a list, an object or null.
     #[serde(default)]
     pub names: Value,
+    /// What LeRobot notes of a video: its codec, its rate.
+    #[serde(default)]
+    pub info: Value,
 }
 
 impl Feature {
@@ -50,6 +53,17 @@ impl Feature {
     /// True for cameras stored as video files.
     pub fn is_video(&self) -> bool {
         self.dtype == "video"
+    }
+
+    /// True for cameras of either kind, whose frames are pictures in colour.
+    pub fn is_camera(&self) -> bool {
+        self.is_image() || (self.is_video() && !self.is_depth())
+    }
+
+    /// True for depth maps, as LeRobot marks them.
+    pub fn is_depth(&self) -> bool {
+        let marked = |key: &str| self.info.get(key).and_then(Value::as_bool).unwrap_or(false);
+        marked("video.is_depth_map") || marked("is_depth_map")
     }
 
     /// True for numbers that can be fed to a model.
@@ -93,6 +107,7 @@ pub struct Info {
     /// Features in file order.
     pub features: Vec<(String, Feature)>,
     data_path: String,
+    video_path: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -106,6 +121,8 @@ struct Raw {
     chunks_size: u64,
     fps: f64,
     data_path: String,
+    #[serde(default)]
+    video_path: Option<String>,
     features: Map<String, Value>,
 }
 
@@ -159,6 +176,7 @@ impl Info {
             chunk_size: raw.chunks_size.max(1),
             features,
             data_path: raw.data_path,
+            video_path: raw.video_path,
         })
     }
 
@@ -175,10 +193,8 @@ impl Info {
         fits: impl Fn(&Feature) -> bool,
     ) -> Result<&Feature, DataError> {
         match self.feature(name) {
-            Some(feature) if feature.is_video() && key == "cameras" => {
-                Err(DataError::Video { path: self.path.clone(), feature: name.into() })
-            }
             Some(feature) if fits(feature) => Ok(feature),
+            Some(feature) if feature.is_depth() && key == "cameras" => Err(self.depth(name)),
             Some(feature) => Err(DataError::invalid(
                 &self.path,
                 format!("features.{name}"),
@@ -186,7 +202,7 @@ impl Info {
                 format!("name one of: {}", self.candidates(&fits).join(", ")),
             )),
             None => {
-                let candidates = self.candidates(|f| fits(f) || (key == "cameras" && f.is_video()));
+                let candidates = self.candidates(fits);
                 let suggestion = nearest(name, &candidates);
                 let available = match candidates.is_empty() {
                     true => "none that would do".to_string(),
@@ -203,6 +219,18 @@ impl Info {
         }
     }
 
+    /// The error of a run that names the depth map `name` as a camera.
+    pub fn depth(&self, name: &str) -> DataError {
+        let remedy = "leave it out of data.cameras, or make a camera of pictures of it: \
+                      `ffmpeg -i IN.mp4 -vf normalize -c:v libx264 -pix_fmt yuv420p -g 2 OUT.mp4`, is_depth_map: false";
+        DataError::invalid(
+            &self.path,
+            format!("features.{name}"),
+            "a depth map, which is not decoded",
+            remedy,
+        )
+    }
+
     fn candidates(&self, fits: impl Fn(&Feature) -> bool) -> Vec<String> {
         let usable = |(n, f): &&(String, Feature)| !BOOKKEEPING.contains(&n.as_str()) && fits(f);
         self.features.iter().filter(usable).map(|(n, _)| n.clone()).collect()
@@ -210,12 +238,7 @@ impl Info {
 
     /// Data file `file` of chunk `chunk`, relative to the data set; in v2.1 `file` is the episode.
     pub fn data_file(&self, chunk: u64, file: u64) -> Result<String, DataError> {
-        let fill = |name: &str| match name {
-            "chunk_index" | "episode_chunk" => Some(chunk),
-            "file_index" | "episode_index" => Some(file),
-            _ => None,
-        };
-        expand(&self.data_path, fill).ok_or_else(|| {
+        expand(&self.data_path, |name| numbered(name, chunk, file)).ok_or_else(|| {
             DataError::invalid(
                 &self.path,
                 "data_path",
@@ -223,6 +246,20 @@ impl Info {
                 "expected e.g. data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
             )
         })
+    }
+
+    /// Video `file` of chunk `chunk` of a camera, relative to the data set; in v2.1 `file` is the episode.
+    pub fn video_file(&self, camera: &str, chunk: u64, file: u64) -> Result<String, DataError> {
+        let invalid = |found: String| {
+            let remedy = "expected e.g. videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4";
+            DataError::invalid(&self.path, "video_path", found, remedy)
+        };
+        let template = self.video_path.as_deref().ok_or_else(|| invalid("missing".into()))?;
+        let fill = |name: &str| match name {
+            "video_key" => Some(Filling::Text(camera)),
+            _ => numbered(name, chunk, file),
+        };
+        expand(template, fill).ok_or_else(|| invalid(format!("{template:?}")))
     }
 }
 
@@ -233,19 +270,41 @@ fn nearest(name: &str, candidates: &[String]) -> Option<String> {
     (score > 0.7).then(|| best.clone())
 }
 
-/// Python's `str.format` for `{name}` and `{name:0Nd}`; `None` for anything else.
-fn expand(template: &str, value: impl Fn(&str) -> Option<u64>) -> Option<String> {
+/// What stands for a name in a template.
+enum Filling<'a> {
+    Number(u64),
+    Text(&'a str),
+}
+
+/// The numbers of a file under the names that LeRobot's versions have for them.
+fn numbered(name: &str, chunk: u64, file: u64) -> Option<Filling<'static>> {
+    match name {
+        "chunk_index" | "episode_chunk" => Some(Filling::Number(chunk)),
+        "file_index" | "episode_index" => Some(Filling::Number(file)),
+        _ => None,
+    }
+}
+
+/// Python's `str.format` for `{name}` and, of numbers, `{name:0Nd}`; `None` for anything else.
+fn expand<'a>(template: &str, value: impl Fn(&str) -> Option<Filling<'a>>) -> Option<String> {
     let mut out = String::with_capacity(template.len());
     let mut rest = template;
     while let Some(open) = rest.find('{') {
         let close = open + rest[open..].find('}')?;
-        let (name, format) = rest[open + 1..close].split_once(':').unwrap_or((&rest[open + 1..close], "d"));
-        let width = match format.strip_suffix('d')? {
-            "" => 0,
-            digits => digits.strip_prefix('0')?.parse::<usize>().ok().filter(|w| *w <= 20)?,
-        };
+        let (name, format) = rest[open + 1..close].split_once(':').unwrap_or((&rest[open + 1..close], ""));
         out.push_str(&rest[..open]);
-        out.push_str(&format!("{:0width$}", value(name)?));
+        match (value(name)?, format) {
+            (Filling::Text(text), "") => out.push_str(text),
+            (Filling::Text(_), _) => return None,
+            (Filling::Number(number), "") => out.push_str(&number.to_string()),
+            (Filling::Number(number), format) => {
+                let width = match format.strip_suffix('d')? {
+                    "" => 0,
+                    digits => digits.strip_prefix('0')?.parse::<usize>().ok().filter(|w| *w <= 20)?,
+                };
+                out.push_str(&format!("{number:0width$}"));
+            }
+        }
         rest = &rest[close + 1..];
     }
     out.push_str(rest);
@@ -259,22 +318,31 @@ mod tests {
     #[test]
     fn paths_expand_as_python_formats_them() {
         let fill = |name: &str| match name {
-            "chunk_index" => Some(2),
-            "file_index" => Some(1234567),
+            "chunk_index" => Some(Filling::Number(2)),
+            "file_index" => Some(Filling::Number(1234567)),
+            "video_key" => Some(Filling::Text("observation.images.top")),
             _ => None,
         };
         let path = expand("data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet", fill);
         assert_eq!(path.as_deref(), Some("data/chunk-002/file-1234567.parquet"));
         assert_eq!(expand("{chunk_index}/{file_index:09d}", fill).as_deref(), Some("2/001234567"));
-        for bad in ["{unknown}", "{chunk_index:x}", "{chunk_index", "{chunk_index:0999999999d}"] {
+        let video = expand("videos/{video_key}/chunk-{chunk_index:03d}.mp4", fill);
+        assert_eq!(video.as_deref(), Some("videos/observation.images.top/chunk-002.mp4"));
+        for bad in
+            ["{unknown}", "{video_key:03d}", "{chunk_index:x}", "{chunk_index", "{chunk_index:0999999999d}"]
+        {
             assert_eq!(expand(bad, fill), None, "{bad}");
         }
     }
 
     #[test]
     fn the_channel_axis_is_found_by_name() {
-        let feature =
-            |names: Value, shape: [usize; 3]| Feature { dtype: "image".into(), shape: shape.into(), names };
+        let feature = |names: Value, shape: [usize; 3]| Feature {
+            dtype: "image".into(),
+            shape: shape.into(),
+            names,
+            info: Value::Null,
+        };
         let hwc = feature(serde_json::json!(["height", "width", "channels"]), [48, 64, 3]);
         let chw = feature(serde_json::json!(["channels", "height", "width"]), [3, 48, 64]);
         assert_eq!(hwc.image_size(), Some((48, 64)));
@@ -284,7 +352,8 @@ mod tests {
     #[test]
     fn without_names_the_channel_axis_is_the_one_that_can_be() {
         let size = |shape: [usize; 3]| {
-            Feature { dtype: "image".into(), shape: shape.into(), names: Value::Null }.image_size()
+            Feature { dtype: "image".into(), shape: shape.into(), names: Value::Null, info: Value::Null }
+                .image_size()
         };
         assert_eq!(size([3, 480, 640]), Some((480, 640)));
         assert_eq!(size([480, 640, 3]), Some((480, 640)));

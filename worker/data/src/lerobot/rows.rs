@@ -20,8 +20,8 @@ use std::{
 
 use parquet::file::metadata::ParquetMetaData;
 
-use super::Catalog;
 use super::cache::{Lru, lock};
+use super::catalog::Catalog;
 use super::columns::{ColumnFault, Images, RowFault, images, integers, numbers};
 use super::tables::{self, Column, Rows};
 use crate::error::DataError;

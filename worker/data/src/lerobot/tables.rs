@@ -8,7 +8,7 @@ use std::{fs::File, path::Path, sync::Arc};
 use parquet::{
     basic::Type as Physical,
     column::reader::{ColumnReader, ColumnReaderImpl, get_column_reader, get_typed_column_reader},
-    data_type::{ByteArrayType, DataType, Int64Type},
+    data_type::{ByteArrayType, DataType, DoubleType, FloatType, Int64Type},
     errors::ParquetError,
     file::{
         metadata::{ColumnChunkMetaData, ParquetMetaData, ParquetMetaDataReader, RowGroupMetaData},
@@ -41,6 +41,21 @@ impl<'a> Table<'a> {
     pub fn integers(&self, name: &str) -> Result<Option<Vec<Option<i64>>>, DataError> {
         let leaf = self.leaf(|c| c.name() == name && c.physical_type() == Physical::INT64);
         self.rows(leaf, |column| column.by_row(get_typed_column_reader::<Int64Type>(column.reader()?), Some))
+    }
+
+    /// All rows of the floating point numbers called `name`; `None` if there are none.
+    pub fn floats(&self, name: &str) -> Result<Option<Vec<Option<f64>>>, DataError> {
+        let leaf = |kind| self.leaf(|c| c.name() == name && c.physical_type() == kind);
+        if let Some(leaf) = leaf(Physical::DOUBLE) {
+            let double = |column: &Column<'_>| {
+                column.by_row(get_typed_column_reader::<DoubleType>(column.reader()?), Some)
+            };
+            return self.rows(Some(leaf), double);
+        }
+        self.rows(leaf(Physical::FLOAT), |column| {
+            let reader = get_typed_column_reader::<FloatType>(column.reader()?);
+            column.by_row(reader, |number| Some(f64::from(number)))
+        })
     }
 
     /// All rows of the text called `name`, or of the first text that there is; `None` if there is none.

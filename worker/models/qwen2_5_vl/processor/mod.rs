@@ -17,4 +17,5 @@ mod vision;
 
 pub use image::image_size;
 pub use prompt::{ModelFacts, PromptEncoder};
+pub use resize::Rgb;
 pub use vision::{DEFAULT_MAX_PIXELS, ImageProcessor, PatchShape, Patches, PixelBounds, smart_resize};

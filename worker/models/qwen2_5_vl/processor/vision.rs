@@ -130,6 +130,11 @@ impl ImageProcessor {
                 image.height, image.width, expected.0, expected.1
             ));
         }
+        self.process_decoded(image)
+    }
+
+    /// Resizes, normalises and cuts an image that is decoded already.
+    pub fn process_decoded(&self, image: Rgb) -> Result<Patches, String> {
         let grid = self.grid(image.height, image.width)?;
         let [_, grid_h, grid_w] = grid.map(|g| g as usize);
         let image = resize(image, grid_h * self.shape.patch, grid_w * self.shape.patch);

@@ -18,18 +18,18 @@ use coxswain_data::{
     lerobot::{
         Catalog,
         episodes::Episode,
+        frames::FrameStore,
         info::{Feature, Info},
         rows::{Columns, Limits, RowStore},
         stats::Stats,
     },
 };
-use coxswain_models::qwen2_5_vl::processor::{
-    ImageProcessor, ModelFacts, PixelBounds, PromptEncoder, image_size,
-};
+use coxswain_models::qwen2_5_vl::processor::{ImageProcessor, ModelFacts, PixelBounds, PromptEncoder};
 
 use super::{batch::SampleDims, settings};
 
-/// Footers of data files read while opening. Beyond this (v2.1 has one file per episode) the others are checked on first use.
+/// Footers of data files read while opening, and tables of each camera's videos. Beyond this (v2.1 has one file per episode) the others are
+/// checked on first use.
 const FILES_CHECKED_AT_OPEN: u32 = 64;
 
 /// A numeric feature that the model sees.
@@ -44,12 +44,23 @@ pub(super) struct Numeric {
 pub(super) struct Camera {
     pub(super) name: String,
     pub(super) size: (usize, usize),
+    pub(super) stored: Stored,
+}
+
+/// How a camera's frames are stored.
+#[derive(Clone, Copy)]
+pub(super) enum Stored {
+    /// Encoded one by one, in this camera column of the data files.
+    Images(usize),
+    /// As this camera of the videos.
+    Video(usize),
 }
 
 /// An opened data set. Shared between threads; reading a sample needs no lock beyond that of the cache.
 pub struct Dataset {
     pub(super) catalog: Catalog,
     pub(super) rows: RowStore,
+    pub(super) frames: FrameStore,
     pub(super) state: Numeric,
     pub(super) sensor: Option<Numeric>,
     pub(super) action: Numeric,
@@ -70,7 +81,9 @@ impl Dataset {
         let data = &vla.data;
         let catalog = Catalog::open(Path::new(&spec.data.path))?;
         let info = &catalog.info;
-        let mut columns = Columns { numbers: Vec::new(), cameras: data.cameras.clone() };
+        let (cameras, images, videos) = cameras(info, &data.cameras)?;
+        let frames = FrameStore::new(&catalog, &videos)?;
+        let mut columns = Columns { numbers: Vec::new(), cameras: images };
         let mut numeric = |key, name: &str, mode| -> Result<Numeric, DataError> {
             let feature = info.require(key, name, |f| f.is_number() && f.width() > 0)?;
             let (column, width) = (columns.numbers.len(), feature.width());
@@ -86,8 +99,6 @@ impl Dataset {
             Some(name) => sensor_shape(info, name)?,
             None => (0, 0),
         };
-        let camera = |name: &String| Ok(Camera { name: name.clone(), size: camera_size(info, name)? });
-        let cameras: Result<Vec<_>, DataError> = data.cameras.iter().map(camera).collect();
         let model = Path::new(&vla.model.path);
         let facts = ModelFacts::read(model)?;
         let dims = SampleDims {
@@ -101,10 +112,11 @@ impl Dataset {
         let training = Arc::new(training_samples(&catalog, &holdout)?);
         let dataset = Self {
             rows: RowStore::new(columns, Limits::default()),
+            frames,
             state,
             sensor,
             action,
-            cameras: cameras?,
+            cameras,
             images: ImageProcessor::open(model, facts.patches, pixel_bounds(data))?,
             prompt: PromptEncoder::open(model, facts, &data.prompt, data.cameras.len())?,
             dims,
@@ -138,7 +150,12 @@ impl Dataset {
         }
         let files = self.catalog.episodes.files.len() as u32;
         (0..files.min(FILES_CHECKED_AT_OPEN)).try_for_each(|f| self.rows.check_file(&self.catalog, f))?;
-        let checked = (0..self.cameras.len()).try_for_each(|camera| self.check_images(camera));
+        let mut videos = self.frames.files(&self.catalog).filter(|(_, file)| *file < FILES_CHECKED_AT_OPEN);
+        videos.try_for_each(|(camera, file)| self.frames.check_file(&self.catalog, camera, file))?;
+        let checked = self.cameras.iter().try_for_each(|camera| match camera.stored {
+            Stored::Images(column) => self.check_images(camera, column),
+            Stored::Video(_) => Ok(()),
+        });
         // An opened data set holds its metadata, and windows only of what is read next.
         self.rows.forget();
         checked
@@ -146,11 +163,10 @@ impl Dataset {
 
     /// Images have the size that `info.json` says: some of them, from the whole of the data set. What cannot be read here is for the step
     /// that needs it, and one image of another size for its sample; only if all differ is the metadata wrong.
-    fn check_images(&self, camera: usize) -> Result<(), DataError> {
-        let Camera { name, size } = &self.cameras[camera];
+    fn check_images(&self, camera: &Camera, column: usize) -> Result<(), DataError> {
+        let Camera { name, size, .. } = camera;
         let last = self.len() - 1;
-        let seen =
-            [0, last / 2, last].map(|index| self.encoded_image(index, camera, image_size).ok().flatten());
+        let seen = [0, last / 2, last].map(|index| self.stored_size(index, name, column));
         match seen.iter().flatten().next() {
             Some((height, width)) if !seen.contains(&Some(*size)) => {
                 let found =
@@ -275,6 +291,26 @@ impl Dataset {
     }
 }
 
+/// The run's cameras, and the names of those that are columns of images and of those that are videos.
+fn cameras<'a>(
+    info: &Info,
+    names: &'a [String],
+) -> Result<(Vec<Camera>, Vec<String>, Vec<&'a str>), DataError> {
+    let (mut cameras, mut images, mut videos) = (Vec::new(), Vec::new(), Vec::new());
+    for name in names {
+        let size = camera_size(info, name)?;
+        let stored = if info.feature(name).is_some_and(Feature::is_video) {
+            videos.push(name.as_str());
+            Stored::Video(videos.len() - 1)
+        } else {
+            images.push(name.clone());
+            Stored::Images(images.len() - 1)
+        };
+        cameras.push(Camera { name: name.clone(), size, stored });
+    }
+    Ok((cameras, images, videos))
+}
+
 /// The run's own bounds of an image's pixels.
 pub(super) fn pixel_bounds(data: &Data) -> PixelBounds {
     PixelBounds { min: data.min_pixels, max: data.max_pixels }
@@ -282,7 +318,7 @@ pub(super) fn pixel_bounds(data: &Data) -> PixelBounds {
 
 pub(super) fn camera_size(info: &Info, name: &str) -> Result<(usize, usize), DataError> {
     let size = |f: &Feature| f.image_size().filter(|(h, w)| *h > 0 && *w > 0);
-    let feature = info.require("cameras", name, |f| f.is_image() && size(f).is_some())?;
+    let feature = info.require("cameras", name, |f| f.is_camera() && size(f).is_some())?;
     Ok(size(feature).unwrap_or_default())
 }
 

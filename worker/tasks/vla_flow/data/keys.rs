@@ -2,8 +2,12 @@
 //!
 //! ```text
 //! image bytes ── digest, by row and camera, remembered by file ─┐
+//! video ──────── digest, remembered ── with the frame's place ──┤
 //! task_index ──────────────── remembered by file ── prompt ─────┴─▶ SampleKey, by sample
 //! ```
+//!
+//! A frame of a video is named by the video's bytes, by where in it the metadata lets its episode begin, and by its number in the episode:
+//! what it shows is a function of these (`coxswain_data::lerobot::frames`). Nothing is decoded for that.
 //!
 //! Reading and hashing all images of a data set takes as long as the disk gives them. It is done once, by one of the processes of a node,
 //! on all its cores; later launches find the digests in the store's memo as long as the data files have not changed. Only what depends
@@ -23,8 +27,14 @@ use std::{
     },
 };
 
-use super::dataset::Dataset;
-use coxswain_data::{DataError, lerobot::rows::Part};
+use super::dataset::{Dataset, Stored};
+use coxswain_data::{
+    DataError,
+    lerobot::{
+        rows::Part,
+        videos::{Span, VideoTable},
+    },
+};
 use coxswain_feature_store::{Digest, Memo, SampleKey, Stamp, Store, StoreError};
 use coxswain_nn::pulse;
 use coxswain_task::SampleKeys;
@@ -36,24 +46,48 @@ const NONE: Digest = Digest([0; 32]);
 /// The column of task indices among those of cameras, whose names are features and so contain no space.
 const TASKS: &str = "task index";
 
-/// One column of one data file, to be read.
+/// Under which a video's digest is remembered.
+const VIDEO: &str = "video";
+/// Where a frame of a video has its name. To be changed with how frames are found or turned into colours.
+const FRAME_DOMAIN: &str = "coxswain vl cache video frame v1";
+
+/// What is hashed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Content {
+    /// A column of a data file, row by row.
+    Rows(Part),
+    /// All of a video.
+    Video,
+}
+
+/// One column of one data file, or one video, to be read.
 struct Task {
-    file: u32,
+    /// Its place among the digests: the file, and a column's or a camera's name.
+    place: (u32, String),
     path: PathBuf,
     stamp: Stamp,
-    part: Part,
-    name: String,
+    content: Content,
+    /// Digests to be found.
+    len: u64,
     found: Mutex<Vec<Digest>>,
     /// Some rows could not be read.
     failed: AtomicBool,
 }
 
 impl Task {
+    /// The name that the memo has for it.
+    fn remembered_as(&self) -> &str {
+        match self.content {
+            Content::Rows(_) => &self.place.1,
+            Content::Video => VIDEO,
+        }
+    }
+
     /// These rows could not be read. The first time that is said: where a whole file is lost there are thousands.
-    fn fails(&self, rows: Range<u64>, error: &DataError) {
+    fn fails(&self, rows: Range<u64>, error: &dyn std::fmt::Display) {
         let Range { start, end } = rows;
         if !self.failed.swap(true, Ordering::Relaxed) {
-            let (path, name) = (self.path.display(), &self.name);
+            let (path, name) = (self.path.display(), &self.place.1);
             tracing::warn!(
                 %error,
                 "{path}: rows {start}..{end} of {name} cannot be read for the cache, and perhaps others: their features are computed every time; the next launch tries again"
@@ -72,11 +106,13 @@ impl Dataset {
         let (mut tables, tasks) = self.remembered(&memo, &root);
         let images_read = self.read_columns(&tasks);
         for task in tasks {
-            let digests: Arc<[_]> = task.found.into_inner().unwrap_or_else(PoisonError::into_inner).into();
-            if !task.failed.into_inner() {
-                memo.put(&task.path, &task.name, task.stamp, digests.clone());
+            let name = task.remembered_as().to_owned();
+            let Task { place, path, stamp, found, failed, .. } = task;
+            let digests: Arc<[_]> = found.into_inner().unwrap_or_else(PoisonError::into_inner).into();
+            if !failed.into_inner() {
+                memo.put(&path, &name, stamp, digests.clone());
             }
-            tables.insert((task.file, task.name), digests);
+            tables.insert(place, digests);
         }
         // What cannot be remembered is read again next time.
         if let Err(error) = memo.save() {
@@ -88,16 +124,26 @@ impl Dataset {
     /// The key of one sample, from its data file.
     pub fn sample_key(&self, index: u64) -> Result<SampleKey, DataError> {
         let found = self.catalog.episodes.of_sample(index);
-        let (_, episode) = found.ok_or(DataError::OutOfRange { what: "sample", index, len: self.len() })?;
+        let (number, episode) =
+            found.ok_or(DataError::OutOfRange { what: "sample", index, len: self.len() })?;
         let row = episode.first_row + index - episode.start;
         let read = |part| self.rows.block(&self.catalog, episode.file, row, part);
         let fault =
             |feature: &str, fault: &str| self.catalog.row_error(episode.file, row, feature, fault.into());
         let mut images = Vec::new();
-        for (i, camera) in self.cameras.iter().enumerate() {
-            let block = read(Part::Camera(i))?;
-            let encoded = block.image(row).ok_or_else(|| fault(&camera.name, "no image bytes in the row"))?;
-            images.push(Digest::of_image(encoded));
+        for camera in &self.cameras {
+            images.push(match camera.stored {
+                Stored::Images(column) => {
+                    let block = read(Part::Camera(column))?;
+                    let encoded = block.image(row);
+                    Digest::of_image(encoded.ok_or_else(|| fault(&camera.name, "no image bytes in the row"))?)
+                }
+                Stored::Video(video) => {
+                    let (path, from) = self.frames.place(&self.catalog, video, number)?;
+                    let file = Digest::of_file(&path).map_err(DataError::io(&path, "read"))?;
+                    of_frame(&file, from, index - episode.start)
+                }
+            });
         }
         let numbers = read(Part::Numbers)?;
         let task = usize::try_from(numbers.keys[2][(row - numbers.first_row) as usize]).ok();
@@ -116,53 +162,60 @@ impl Dataset {
         self.prompt.template()
     }
 
-    /// The columns that the memo knows, and those that must be read.
+    /// The columns and videos that the memo knows, and those that must be read.
     fn remembered(&self, memo: &Memo, root: &Path) -> (Tables, Vec<Task>) {
+        let mut columns = vec![(TASKS, Part::Numbers)];
+        columns.extend(self.cameras.iter().filter_map(|camera| match camera.stored {
+            Stored::Images(column) => Some((camera.name.as_str(), Part::Camera(column))),
+            Stored::Video(_) => None,
+        }));
+        let mut all = Vec::new();
+        for (file, entry) in (0..).zip(&self.catalog.episodes.files) {
+            let wanted = columns.iter().map(|(name, part)| ((file, *name), Content::Rows(*part), entry.rows));
+            let path = self.catalog.data_path(file);
+            all.extend(path.into_iter().flat_map(|path| wanted.clone().map(move |w| (path.clone(), w))));
+        }
+        for (name, table) in self.video_tables() {
+            let files = 0..table.files.len() as u32;
+            let paths = files.filter_map(|file| Some((file, self.catalog.video_path(table, file).ok()?)));
+            all.extend(paths.map(|(file, path)| (path, ((file, name), Content::Video, 1))));
+        }
         let (mut tables, mut tasks) = (Tables::new(), Vec::new());
-        let cameras =
-            self.cameras.iter().enumerate().map(|(i, camera)| (Part::Camera(i), camera.name.as_str()));
-        let columns: Vec<_> = cameras.chain([(Part::Numbers, TASKS)]).collect();
-        for file in 0..self.catalog.episodes.files.len() as u32 {
-            // A file that cannot be found or read leaves its samples without keys.
-            let Ok(path) = self.catalog.data_path(file) else { continue };
+        for (path, ((file, name), content, len)) in all {
             let path = path.strip_prefix(&self.catalog.root).map_or(path.clone(), |below| root.join(below));
+            // A file that cannot be found or read leaves its samples without keys.
             let Ok(stamp) = Stamp::of(&path) else { continue };
-            let rows = self.catalog.episodes.files[file as usize].rows as usize;
-            for (part, name) in &columns {
-                match memo.get(&path, name).filter(|digests| digests.len() == rows) {
-                    Some(digests) => {
-                        tables.insert((file, (*name).to_owned()), digests);
-                    }
-                    None => tasks.push(Task {
-                        file,
-                        path: path.clone(),
-                        stamp,
-                        part: *part,
-                        name: (*name).to_owned(),
-                        found: Mutex::new(vec![NONE; rows]),
-                        failed: AtomicBool::new(false),
-                    }),
-                }
+            let (found, failed) = (Mutex::new(vec![NONE; len as usize]), AtomicBool::new(false));
+            let task = Task { place: (file, name.to_owned()), path, stamp, content, len, found, failed };
+            let known = memo.get(&task.path, task.remembered_as());
+            match known.filter(|digests| digests.len() as u64 == len) {
+                Some(digests) => drop(tables.insert(task.place, digests)),
+                None => tasks.push(task),
             }
         }
         (tables, tasks)
     }
 
-    /// Reads columns on all cores; returns how many images were hashed.
+    /// The run's cameras that are stored as video, with their files.
+    fn video_tables(&self) -> impl Iterator<Item = (&str, &VideoTable)> {
+        self.cameras.iter().filter_map(|camera| match camera.stored {
+            Stored::Images(_) => None,
+            Stored::Video(video) => Some((camera.name.as_str(), self.frames.table(&self.catalog, video))),
+        })
+    }
+
+    /// Reads columns and videos on all cores; returns how many images and videos were hashed.
     fn read_columns(&self, tasks: &[Task]) -> u64 {
         let stripes: Vec<(&Task, u64)> = tasks
             .iter()
-            .flat_map(|task| {
-                let rows = self.catalog.episodes.files[task.file as usize].rows;
-                (0..rows).step_by(STRIPE as usize).map(move |first| (task, first))
-            })
+            .flat_map(|task| (0..task.len).step_by(STRIPE as usize).map(move |first| (task, first)))
             .collect();
         let (next, images) = (AtomicU64::new(0), AtomicU64::new(0));
         let work = || {
             while let Some((task, first)) = stripes.get(next.fetch_add(1, Ordering::Relaxed) as usize) {
                 pulse::beat();
                 let found = self.read_stripe(task, *first);
-                if task.part != Part::Numbers {
+                if task.content != Content::Rows(Part::Numbers) {
                     images.fetch_add(found.iter().filter(|d| **d != NONE).count() as u64, Ordering::Relaxed);
                 }
                 let mut table = task.found.lock().unwrap_or_else(PoisonError::into_inner);
@@ -180,13 +233,20 @@ impl Dataset {
         images.into_inner()
     }
 
-    /// Digests of some rows of a column, [`NONE`] for those that cannot be read.
+    /// Digests of some rows of a column, or of a video; [`NONE`] for those that cannot be read.
     fn read_stripe(&self, task: &Task, first: u64) -> Vec<Digest> {
-        let end = (first + STRIPE).min(self.catalog.episodes.files[task.file as usize].rows);
+        let part = match task.content {
+            Content::Rows(part) => part,
+            Content::Video => {
+                let digest = Digest::of_file(&task.path).inspect_err(|error| task.fails(0..1, error));
+                return vec![digest.unwrap_or(NONE)];
+            }
+        };
+        let end = (first + STRIPE).min(task.len);
         let mut found = Vec::with_capacity((end - first) as usize);
         let mut row = first;
         while row < end {
-            let block = match self.rows.block(&self.catalog, task.file, row, task.part) {
+            let block = match self.rows.block(&self.catalog, task.place.0, row, part) {
                 Ok(block) => block,
                 Err(error) => {
                     // The windows after it may be sound, but where they begin is not known without it; the next stripe finds its own.
@@ -197,7 +257,7 @@ impl Dataset {
             };
             let last = end.min(block.first_row + block.rows as u64);
             for row in row..last {
-                found.push(match task.part {
+                found.push(match part {
                     Part::Camera(_) => block.image(row).map_or(NONE, Digest::of_image),
                     Part::Numbers => of_task(block.keys[2][(row - block.first_row) as usize]),
                 });
@@ -216,16 +276,25 @@ impl Dataset {
             .map(|task| task.as_deref().map(|text| self.prompt.render(text)))
             .collect();
         let mut keys = Vec::with_capacity(self.len() as usize);
-        for episode in &self.catalog.episodes.episodes {
+        for (number, episode) in (0..).zip(&self.catalog.episodes.episodes) {
             let column = |name: &str| tables.get(&(episode.file, name.to_owned()));
-            let cameras: Option<Vec<_>> = self.cameras.iter().map(|camera| column(&camera.name)).collect();
-            let (cameras, tasks) = (cameras.unwrap_or_default(), column(TASKS));
-            for row in episode.first_row as usize..(episode.first_row + episode.length) as usize {
-                let at = |column: &Arc<[Digest]>| column.get(row).copied().filter(|digest| *digest != NONE);
-                let images: Option<Vec<_>> = cameras.iter().map(|camera| at(camera)).collect();
-                let task = tasks.and_then(at).and_then(task_of);
+            let cameras: Option<Vec<Pictures<'_>>> = (self.cameras.iter())
+                .map(|camera| match camera.stored {
+                    Stored::Images(_) => Some(Pictures::Images(column(&camera.name)?)),
+                    Stored::Video(video) => {
+                        let Span { file, from } = self.frames.table(&self.catalog, video).span(number)?;
+                        let digest = tables.get(&(file, camera.name.clone()))?.first()?;
+                        Some(Pictures::Video { digest: there(digest)?, from })
+                    }
+                })
+                .collect();
+            let tasks = column(TASKS);
+            for frame in 0..episode.length {
+                let row = (episode.first_row + frame) as usize;
+                let images = cameras.iter().flatten().map(|pictures| pictures.digest(row, frame));
+                let images = images.collect::<Option<Vec<_>>>().filter(|_| cameras.is_some());
+                let task = tasks.and_then(|tasks| task_of(there(tasks.get(row)?)?));
                 let prompt = task.and_then(|task| prompts.get(task)?.as_deref());
-                let images = images.filter(|images| images.len() == self.cameras.len());
                 keys.push(images.zip(prompt).map(|(images, prompt)| SampleKey::new(&images, prompt)));
             }
         }
@@ -233,7 +302,35 @@ impl Dataset {
     }
 }
 
-/// Digests by data file and column.
+/// What a camera has of an episode.
+enum Pictures<'a> {
+    /// Digests of the rows of a data file.
+    Images(&'a [Digest]),
+    /// A video's digest, and where in it the episode begins.
+    Video { digest: Digest, from: f64 },
+}
+
+impl Pictures<'_> {
+    /// The digest of a frame of the episode, which stands in this row of its data file.
+    fn digest(&self, row: usize, frame: u64) -> Option<Digest> {
+        match self {
+            Self::Images(digests) => there(digests.get(row)?),
+            Self::Video { digest, from } => Some(of_frame(digest, *from, frame)),
+        }
+    }
+}
+
+fn there(digest: &Digest) -> Option<Digest> {
+    (*digest != NONE).then_some(*digest)
+}
+
+/// Names frame `frame` of an episode that begins `from` seconds into the video of digest `video`.
+fn of_frame(video: &Digest, from: f64, frame: u64) -> Digest {
+    let (from, frame) = (from.to_bits().to_le_bytes(), frame.to_le_bytes());
+    Digest::of(FRAME_DOMAIN, [("video", &video.0[..]), ("from", &from), ("frame", &frame)])
+}
+
+/// Digests by file and column, or by video and camera.
 type Tables = std::collections::HashMap<(u32, String), Arc<[Digest]>>;
 
 /// A task index in the place of a digest; never [`NONE`].

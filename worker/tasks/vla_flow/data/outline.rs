@@ -8,7 +8,14 @@ use std::path::Path;
 
 use coxswain_proto::run_spec::RunSpec;
 
-use coxswain_data::{DataError, lerobot::Catalog};
+use coxswain_data::{
+    DataError,
+    lerobot::{
+        Catalog,
+        frames::FrameStore,
+        info::{Feature, Info},
+    },
+};
 use coxswain_models::qwen2_5_vl::processor::{ImageProcessor, ModelFacts, PromptEncoder};
 
 use super::dataset::{camera_size, pixel_bounds, sensor_shape};
@@ -47,6 +54,8 @@ pub struct Outline {
     pub frames: u64,
     /// Bytes of all data files.
     pub data_bytes: u64,
+    /// Bytes that reading the cameras that are stored as video takes at most: decoders, and where frames lie.
+    pub video_bytes: u64,
     /// Bytes of the tokenizer's file; 0 if there is none.
     pub tokenizer_bytes: u64,
 }
@@ -102,12 +111,28 @@ impl Outline {
                 (tokens, PromptLength::Estimated)
             }
         };
-        let (frames, data_bytes) = (info.frames, catalog.data_bytes);
-        Ok(Self { dims, grids, prompt_tokens, prompt_length, frames, data_bytes, tokenizer_bytes })
+        let (frames, data_bytes, video_bytes) =
+            (info.frames, catalog.data_bytes, video_bytes(info, &data.cameras)?);
+        Ok(Self {
+            dims,
+            grids,
+            prompt_tokens,
+            prompt_length,
+            frames,
+            data_bytes,
+            video_bytes,
+            tokenizer_bytes,
+        })
     }
 
     /// Patches of one sample's images.
     pub fn patches(&self) -> u64 {
         self.grids.iter().map(|grid| grid.iter().map(|&side| u64::from(side)).product::<u64>()).sum()
     }
+}
+
+fn video_bytes(info: &Info, cameras: &[String]) -> Result<u64, DataError> {
+    let videos = cameras.iter().filter(|name| info.feature(name).is_some_and(Feature::is_video));
+    let sizes = videos.map(|name| camera_size(info, name)).collect::<Result<Vec<_>, _>>()?;
+    Ok(FrameStore::bytes(&sizes, info.frames))
 }

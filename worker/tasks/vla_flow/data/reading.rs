@@ -6,15 +6,17 @@
 use std::sync::Arc;
 
 use super::batch::Sample;
-use super::dataset::{Dataset, Numeric};
+use super::dataset::{Camera, Dataset, Numeric, Stored};
 use coxswain_data::{
     DataError,
     lerobot::{
         episodes::Episode,
+        frames::Pixels,
         rows::{Block, Part},
     },
     surviving::{DECODING, surviving},
 };
+use coxswain_models::qwen2_5_vl::processor::{Patches, Rgb, image_size};
 
 impl Dataset {
     /// Sample `index`, as training sees it.
@@ -29,18 +31,14 @@ impl Dataset {
         at.surviving(|| Ok(at.unseen()?.0))
     }
 
-    /// The encoded image of one camera in sample `index`.
-    pub(super) fn encoded_image<V>(
-        &self,
-        index: u64,
-        camera: usize,
-        read: impl FnOnce(&[u8]) -> V,
-    ) -> Result<V, DataError> {
-        let at = self.at(index)?;
-        at.surviving(|| {
-            let block = at.block(at.row(), Part::Camera(camera))?;
-            Ok(read(at.image(&block, &self.cameras[camera].name)?))
-        })
+    /// Height and width that the image of a camera in sample `index` says it has; none if that cannot be read.
+    pub(super) fn stored_size(&self, index: u64, camera: &str, column: usize) -> Option<(usize, usize)> {
+        let at = self.at(index).ok()?;
+        let size = at.surviving(|| {
+            let block = at.block(at.row(), Part::Camera(column))?;
+            Ok(image_size(at.image(&block, camera)?))
+        });
+        size.ok().flatten()
     }
 
     pub(super) fn at(&self, index: u64) -> Result<At<'_>, DataError> {
@@ -69,13 +67,8 @@ impl<'a> At<'a> {
     fn whole(&self) -> Result<Sample, DataError> {
         let dataset = self.dataset;
         let (mut sample, task) = self.unseen()?;
-        for (i, camera) in dataset.cameras.iter().enumerate() {
-            let block = self.block(self.row(), Part::Camera(i))?;
-            let encoded = self.image(&block, &camera.name)?;
-            let patches = dataset
-                .images
-                .process(encoded, camera.size)
-                .map_err(|fault| self.error(&camera.name, fault))?;
+        for camera in &dataset.cameras {
+            let patches = self.patches(camera)?;
             sample.image_grids.push(patches.grid);
             match sample.pixel_values.is_empty() {
                 true => sample.pixel_values = patches.pixel_values,
@@ -85,6 +78,23 @@ impl<'a> At<'a> {
         sample.input_ids =
             dataset.prompt.encode(task, &sample.image_grids).map_err(|fault| self.error("task", fault))?;
         Ok(sample)
+    }
+
+    /// What a camera shows, as the model takes it.
+    fn patches(&self, camera: &Camera) -> Result<Patches, DataError> {
+        let dataset = self.dataset;
+        let patches = match camera.stored {
+            Stored::Images(column) => {
+                let block = self.block(self.row(), Part::Camera(column))?;
+                dataset.images.process(self.image(&block, &camera.name)?, camera.size)
+            }
+            Stored::Video(video) => {
+                let Pixels { height, width, rgb } =
+                    dataset.frames.frame(&dataset.catalog, video, self.index)?;
+                dataset.images.process_decoded(Rgb { height, width, pixels: rgb })
+            }
+        };
+        patches.map_err(|fault| self.error(&camera.name, fault))
     }
 
     fn image<'b>(&self, block: &'b Block, camera: &str) -> Result<&'b [u8], DataError> {

@@ -32,7 +32,7 @@ fn travelling_bytes(subject: &Subject, ask: Ask) -> u64 {
     }
 }
 
-/// Read-ahead and row cache. On a card only the micro-batch that runs is there, and its pixels are counted with the activations.
+/// Read-ahead, row cache and decoders of video. On a card only the micro-batch that runs is there, and its pixels are counted with the activations.
 pub(super) fn input_bytes(subject: &Subject, ask: Ask) -> u64 {
     let sample = sample_bytes(subject);
     match ask.place {
@@ -43,7 +43,8 @@ pub(super) fn input_bytes(subject: &Subject, ask: Ask) -> u64 {
             // Where features may be missing, an encoder batch is kept ready.
             let encoder_batch = subject.tap().and(subject.spec.cache.encoder_batch).unwrap_or(0) as u64;
             let row_cache = rows::Limits::default().cache_bytes as u64;
-            (ahead * batch).max(encoder_batch + batch) * sample + row_cache.min(subject.outline.data_bytes)
+            let read = row_cache.min(subject.outline.data_bytes) + subject.outline.video_bytes;
+            (ahead * batch).max(encoder_batch + batch) * sample + read
         }
     }
 }

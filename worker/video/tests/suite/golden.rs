@@ -6,7 +6,7 @@ use crate::fixtures::{clip, clips, colours, crcs, path, read};
 
 #[test]
 fn planes_and_rgb_are_ffmpegs() {
-    let mut pool = DecoderPool::new(2);
+    let pool = DecoderPool::new(2);
     for clip in clips() {
         let video = clip.open();
         let frames: Vec<usize> = (0..clip.frames.len()).collect();
@@ -64,7 +64,7 @@ fn a_kept_table_gives_the_same_video() {
 fn a_file_on_disk_is_read_by_ranges() {
     let video = Video::open(&path("tracks.mp4")).unwrap();
     let clip = clip("tracks.mp4");
-    let mut pool = DecoderPool::new(1);
+    let pool = DecoderPool::new(1);
     for frame in [11, 0, 5] {
         pool.decode(&video, &[frame], &mut |_, picture| {
             assert_eq!(crcs(picture.unwrap()), clip.frames[frame].crcs)

@@ -5,7 +5,7 @@ use coxswain_video::{Counts, DecoderPool, Fault};
 use crate::fixtures::{Clip, Numbers, clip, clips, crcs};
 
 /// Asks for frames and checks each; counts what was done for them.
-fn ask(pool: &mut DecoderPool, clip: &Clip, frames: &[usize]) -> Counts {
+fn ask(pool: &DecoderPool, clip: &Clip, frames: &[usize]) -> Counts {
     let before = pool.counts();
     let mut seen = vec![0; frames.len()];
     pool.decode(&clip.open(), frames, &mut |place, picture| {
@@ -30,7 +30,7 @@ fn ask(pool: &mut DecoderPool, clip: &Clip, frames: &[usize]) -> Counts {
 #[test]
 fn random_access_gives_the_frames_of_reading_through() {
     let mut numbers = Numbers(7);
-    let mut pool = DecoderPool::new(3);
+    let pool = DecoderPool::new(3);
     for clip in clips() {
         let video = clip.open();
         for _ in 0..40 {
@@ -40,26 +40,26 @@ fn random_access_gives_the_frames_of_reading_through() {
             });
         }
         let batch: Vec<usize> = (0..25).map(|_| numbers.below(clip.frames.len())).collect();
-        ask(&mut pool, &clip, &batch);
+        ask(&pool, &clip, &batch);
     }
 }
 
 #[test]
 fn a_batch_decodes_each_picture_once() {
     let clip = clip("av1_g2.mp4");
-    let counts = ask(&mut DecoderPool::new(1), &clip, &[7, 3, 6, 7, 2, 3]);
+    let counts = ask(&DecoderPool::new(1), &clip, &[7, 3, 6, 7, 2, 3]);
     assert_eq!(counts, Counts { opened: 1, seeks: 2, decoded: 4, skipped: 0 });
     // A keyframe alone needs nothing else.
-    assert_eq!(ask(&mut DecoderPool::new(1), &clip, &[8]).decoded, 1);
+    assert_eq!(ask(&DecoderPool::new(1), &clip, &[8]).decoded, 1);
 }
 
 #[test]
 fn pictures_that_nothing_refers_to_are_passed_over() {
     let clip = clip("h264_g12_b.mp4");
     let all: Vec<usize> = (0..12).collect();
-    let through = ask(&mut DecoderPool::new(1), &clip, &all);
+    let through = ask(&DecoderPool::new(1), &clip, &all);
     assert_eq!((through.decoded, through.skipped), (12, 0));
-    let last = ask(&mut DecoderPool::new(1), &clip, &[11]);
+    let last = ask(&DecoderPool::new(1), &clip, &[11]);
     assert!(last.skipped >= 4, "{last:?}");
     assert_eq!(last.decoded + last.skipped, 12);
 }
@@ -68,7 +68,7 @@ fn pictures_that_nothing_refers_to_are_passed_over() {
 fn neighbours_go_on_where_a_decoder_stands() {
     let clip = clip("h264_g12_b.mp4");
     let video = clip.open();
-    let mut pool = DecoderPool::new(2);
+    let pool = DecoderPool::new(2);
     for frame in 0..12 {
         pool.decode(&video, &[frame], &mut |_, picture| {
             assert_eq!(crcs(picture.unwrap()), clip.frames[frame].crcs)
@@ -76,7 +76,7 @@ fn neighbours_go_on_where_a_decoder_stands() {
     }
     // Frames come out of order in the file, so some need a second begin; far fewer than twelve.
     assert!(pool.counts().seeks <= 8, "{:?}", pool.counts());
-    let mut pool = DecoderPool::new(2);
+    let pool = DecoderPool::new(2);
     for frames in [[0, 4], [8, 11]] {
         pool.decode(&video, &frames, &mut |_, picture| assert!(picture.is_ok()));
     }
@@ -88,7 +88,7 @@ fn no_more_decoders_are_open_than_allowed() {
     let clips = clips();
     let videos: Vec<_> = clips.iter().map(Clip::open).collect();
     let mut numbers = Numbers(3);
-    let mut pool = DecoderPool::new(3);
+    let pool = DecoderPool::new(3);
     for _ in 0..120 {
         let (video, clip) = {
             let n = numbers.below(videos.len());
@@ -106,7 +106,7 @@ fn no_more_decoders_are_open_than_allowed() {
 #[test]
 fn a_decoder_is_begun_again_for_files_of_the_same_size() {
     let (one, other) = (clip("av1_g2.mp4").open(), clip("av1_joined.mp4").open());
-    let mut pool = DecoderPool::new(1);
+    let pool = DecoderPool::new(1);
     for n in 0..10 {
         for video in [&one, &other] {
             pool.decode(video, &[n], &mut |_, picture| assert!(picture.is_ok()));

@@ -6,7 +6,7 @@ use std::path::Path;
 use coxswain_data::NormMode;
 use coxswain_proto::run_spec::RunSpec;
 use coxswain_task::Samples;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::recording::{Recording, edit};
 use crate::vla_flow::data::Dataset;
@@ -69,14 +69,17 @@ fn a_missing_data_set_or_camera_is_named_with_what_there_is() {
 }
 
 #[test]
-fn a_camera_stored_as_video_is_refused_with_the_remedy() {
-    let as_video = |dir: &Path, _: &mut RunSpec| {
-        edit(dir, "meta/info.json", |i| i["features"]["observation.images.front"]["dtype"] = json!("video"));
+fn a_video_that_the_episodes_do_not_place_is_refused_with_the_remedy() {
+    let as_video = |info: Value| {
+        move |dir: &Path, _: &mut RunSpec| {
+            edit(dir, "meta/info.json", |i| {
+                i["features"]["observation.images.front"]["dtype"] = json!("video");
+                i["features"]["observation.images.front"]["info"] = info;
+            })
+        }
     };
-    refused_at_open(
-        as_video,
-        &["info.json", "features.observation.images.front", "video", "use_videos=False"],
-    );
+    let unplaced = ["file-000.parquet", "videos/observation.images.front/chunk_index", "restore"];
+    refused_at_open(as_video(json!({"video.codec": "av1"})), &unplaced);
 }
 
 #[test]
@@ -384,13 +387,10 @@ fn holding_out_everything_or_what_is_not_there_is_refused() {
 fn inspection_lists_problems_instead_of_stopping_at_the_first() {
     let dir = Recording::default().write();
     std::fs::write(dir.path().join("data/chunk-000/file-001.parquet"), b"PAR1").unwrap();
-    edit(dir.path(), "meta/info.json", |i| {
-        i["features"]["observation.images.front"]["dtype"] = json!("video")
-    });
     edit(dir.path(), "meta/stats.json", |v| drop(v.as_object_mut().unwrap().remove("observation.sensor")));
     let report = inspect(dir.path()).unwrap();
     let all = report.problems.join("\n");
-    for part in ["file-001.parquet", "observation.images.front", "no statistics of observation.sensor"] {
+    for part in ["file-001.parquet", "no statistics of observation.sensor"] {
         assert!(all.contains(part), "{part:?} is not in {all}");
     }
 }

@@ -6,5 +6,6 @@ mod golden;
 mod keys;
 mod layout;
 mod real;
+mod video;
 
 use crate::vla_flow::testing::{assets, mini, recording, spec};

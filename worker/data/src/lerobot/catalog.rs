@@ -1,0 +1,166 @@
+//! Everything known of a data set before a data file is read, and its digest.
+
+use std::path::{Path, PathBuf};
+
+use super::episodes::{Episodes, parquet_files};
+use super::info::{Info, Version};
+use super::stats::Stats;
+use super::tasks::{self, Tasks};
+use super::videos::VideoTable;
+use crate::error::DataError;
+
+/// A digest of what a data set contains; moving or copying the directory does not change it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Fingerprint(pub [u8; 32]);
+
+impl Fingerprint {
+    /// Its first eight bytes, which key the order of samples.
+    pub fn word(&self) -> u64 {
+        u64::from_le_bytes(self.0[..8].try_into().expect("32 bytes hold 8"))
+    }
+}
+
+impl std::fmt::Display for Fingerprint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0[..16].iter().try_for_each(|b| write!(f, "{b:02x}"))
+    }
+}
+
+/// A data set's metadata.
+#[derive(Debug)]
+pub struct Catalog {
+    /// The data set's directory.
+    pub root: PathBuf,
+    /// `info.json`.
+    pub info: Info,
+    /// The episode table.
+    pub episodes: Episodes,
+    /// The files of every camera that is stored as video, in the order of features.
+    pub videos: Vec<VideoTable>,
+    /// Task texts.
+    pub tasks: Tasks,
+    /// Statistics; `None` if the data set has none.
+    pub stats: Option<Stats>,
+    /// Where statistics are, or should be.
+    pub stats_path: PathBuf,
+    /// Bytes of all data files.
+    pub data_bytes: u64,
+    /// Bytes of all videos that are there.
+    pub video_bytes: u64,
+    /// Digest of metadata and of the sizes of data files and videos.
+    pub fingerprint: Fingerprint,
+}
+
+impl Catalog {
+    /// Reads all metadata below `root` and checks that it agrees with itself and that every data file is there. A video may be missing: its
+    /// camera may not be asked for.
+    pub fn open(root: &Path) -> Result<Self, DataError> {
+        let info = Info::read(root)?;
+        let episodes = Episodes::read(root, &info)?;
+        let (tasks, stats, stats_path) = match info.version {
+            Version::V3_0 => {
+                let path = root.join("meta/stats.json");
+                (tasks::read_parquet(&root.join("meta/tasks.parquet"))?, Stats::read(&path)?, path)
+            }
+            Version::V2_1 => {
+                let path = root.join("meta/episodes_stats.jsonl");
+                (tasks::read_jsonl(&root.join("meta/tasks.jsonl"))?, Stats::read_episodes(&path)?, path)
+            }
+        };
+        let cameras = info.features.iter().filter(|(_, feature)| feature.is_video());
+        let videos: Result<Vec<_>, DataError> =
+            cameras.map(|(camera, _)| VideoTable::read(root, &info, &episodes, camera)).collect();
+        let videos = videos?;
+        let mut hash = metadata_hash(root, info.version)?;
+        let data_bytes = hash_data_sizes(&mut hash, root, &info, &episodes)?;
+        let video_bytes = hash_video_sizes(&mut hash, root, &info, &videos)?;
+        Ok(Self {
+            root: root.to_path_buf(),
+            info,
+            episodes,
+            videos,
+            tasks,
+            stats,
+            stats_path,
+            data_bytes,
+            video_bytes,
+            fingerprint: Fingerprint(hash.finalize().into()),
+        })
+    }
+
+    /// Where data file `file` of the episode table lies.
+    pub fn data_path(&self, file: u32) -> Result<PathBuf, DataError> {
+        let entry = self.episodes.files[file as usize];
+        Ok(self.root.join(self.info.data_file(entry.chunk, entry.file)?))
+    }
+
+    /// Where video `file` of `table` lies.
+    pub fn video_path(&self, table: &VideoTable, file: u32) -> Result<PathBuf, DataError> {
+        let entry = &table.files[file as usize];
+        Ok(self.root.join(self.info.video_file(&table.camera, entry.chunk, entry.file)?))
+    }
+
+    /// A fault in row `row` of data file `file`, named by the sample it is.
+    pub fn row_error(&self, file: u32, row: u64, feature: &str, fault: String) -> DataError {
+        let path = match self.data_path(file) {
+            Ok(path) => path,
+            Err(error) => return error,
+        };
+        let index = self.episodes.sample_of_row(file, row).unwrap_or(row);
+        let (episode, start) = self.episodes.of_sample(index).map_or((0, 0), |(n, e)| (n, e.start));
+        DataError::Sample { path, index, episode, frame: index - start, feature: feature.to_string(), fault }
+    }
+}
+
+/// Hashes metadata files by content. Data files and videos are hashed by size: cheap, and any re-recording changes a size or a statistic.
+fn metadata_hash(root: &Path, version: Version) -> Result<blake3::Hasher, DataError> {
+    let mut hash = blake3::Hasher::new_derive_key("coxswain data set fingerprint v1");
+    let mut metadata = match version {
+        Version::V3_0 => parquet_files(&root.join("meta/episodes"))?,
+        Version::V2_1 => Vec::new(),
+    };
+    let names =
+        ["info.json", "stats.json", "tasks.parquet", "episodes.jsonl", "episodes_stats.jsonl", "tasks.jsonl"];
+    metadata.extend(names.map(|name| root.join("meta").join(name)).into_iter().filter(|p| p.exists()));
+    for path in metadata {
+        let bytes = std::fs::read(&path).map_err(DataError::io(&path, "read"))?;
+        hash.update(blake3::hash(&bytes).as_bytes());
+    }
+    Ok(hash)
+}
+
+/// Returns the bytes of all data files.
+fn hash_data_sizes(
+    hash: &mut blake3::Hasher,
+    root: &Path,
+    info: &Info,
+    episodes: &Episodes,
+) -> Result<u64, DataError> {
+    let mut total = 0;
+    for file in &episodes.files {
+        let path = root.join(info.data_file(file.chunk, file.file)?);
+        let bytes = std::fs::metadata(&path).map_err(DataError::io(&path, "read"))?.len();
+        hash.update(&bytes.to_le_bytes());
+        total += bytes;
+    }
+    Ok(total)
+}
+
+/// Returns the bytes of all videos that are there. One that is missing has a size of its own.
+fn hash_video_sizes(
+    hash: &mut blake3::Hasher,
+    root: &Path,
+    info: &Info,
+    videos: &[VideoTable],
+) -> Result<u64, DataError> {
+    let mut total = 0;
+    for table in videos {
+        for file in &table.files {
+            let path = root.join(info.video_file(&table.camera, file.chunk, file.file)?);
+            let bytes = std::fs::metadata(&path).ok().map(|file| file.len());
+            hash.update(&bytes.unwrap_or(u64::MAX).to_le_bytes());
+            total += bytes.unwrap_or(0);
+        }
+    }
+    Ok(total)
+}

@@ -1,0 +1,227 @@
+//! Frames out of videos, at random, in bounded memory.
+//!
+//! ```text
+//! sample ── episode ── span: video, seconds ── the video's table: number of the episode's first frame
+//!    └───── frame of the episode ───────────────────────────────┴──▶ number in the table ──▶ decoder ──▶ RGB
+//! ```
+//!
+//! A video's table is read once and kept, up to a limit of bytes; decoders are shared by the threads that read samples. A frame costs decoding from
+//! the keyframe before it; a decoder that stands between the two goes on from there.
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, Mutex},
+};
+
+use coxswain_video::{Codec, DecoderPool, Picture, Video, VideoIndex};
+
+use super::cache::{Lru, lock};
+use super::catalog::Catalog;
+use super::info::Feature;
+use super::videos::{Span, VideoTable};
+use crate::error::DataError;
+
+/// Decoders kept open for each camera: those of a few threads, which go through the frames of neighbouring samples.
+const DECODERS: usize = 3;
+/// Tables of videos kept: those of two million frames.
+const TABLE_BYTES: usize = 64 << 20;
+/// What a video takes beside its table: its path, and its place in the cache.
+const VIDEO_BYTES: usize = 1 << 10;
+/// Frames in 4:2:0 that a decoder keeps, with what it notes of each.
+const FRAMES_OF_DECODER: u64 = 12;
+
+/// A frame in colour.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pixels {
+    /// Rows.
+    pub height: usize,
+    /// Columns.
+    pub width: usize,
+    /// Red, green and blue, `height * width * 3`.
+    pub rgb: Vec<u8>,
+}
+
+/// Reads frames of a data set's videos.
+pub struct FrameStore {
+    cameras: Vec<Camera>,
+    /// By camera and file.
+    videos: Mutex<Lru<(usize, u32), Video>>,
+    decoders: DecoderPool,
+}
+
+struct Camera {
+    /// Its place among the videos of the catalog.
+    table: usize,
+    /// Height and width, as `info.json` has them.
+    size: (usize, usize),
+}
+
+impl FrameStore {
+    /// A store of the frames of these video features. Reads nothing yet.
+    pub fn new(catalog: &Catalog, cameras: &[&str]) -> Result<Self, DataError> {
+        let camera = |name: &&str| {
+            let table = catalog.videos.iter().position(|table| table.camera == **name);
+            let size = catalog.info.feature(name).and_then(Feature::image_size);
+            let camera = table.zip(size).map(|(table, size)| Camera { table, size });
+            camera.ok_or_else(|| {
+                let remedy = "needs dtype video, and height, width and channels as shape";
+                DataError::invalid(&catalog.info.path, format!("features.{name}"), "not a video", remedy)
+            })
+        };
+        let cameras = cameras.iter().map(camera).collect::<Result<Vec<_>, _>>()?;
+        let (videos, decoders) =
+            (Mutex::new(Lru::new(TABLE_BYTES)), DecoderPool::new(DECODERS * cameras.len()));
+        Ok(Self { cameras, videos, decoders })
+    }
+
+    /// Bytes that a store takes at most: cameras of these heights and widths, each of so many frames in all its videos.
+    pub fn bytes(sizes: &[(usize, usize)], frames: u64) -> u64 {
+        let tables = (32 * frames * sizes.len() as u64).min(TABLE_BYTES as u64);
+        let pixels: u64 = sizes.iter().map(|(height, width)| (height * width) as u64).sum();
+        tables + DECODERS as u64 * FRAMES_OF_DECODER * pixels * 3 / 2
+    }
+
+    /// All videos of all cameras: the camera's place among those that were given, and the file's in its table.
+    pub fn files(&self, catalog: &Catalog) -> impl Iterator<Item = (usize, u32)> {
+        let counts: Vec<_> =
+            (0..self.cameras.len()).map(|n| self.table(catalog, n).files.len() as u32).collect();
+        counts.into_iter().enumerate().flat_map(|(camera, files)| (0..files).map(move |file| (camera, file)))
+    }
+
+    /// The files of a camera.
+    pub fn table<'a>(&self, catalog: &'a Catalog, camera: usize) -> &'a VideoTable {
+        &catalog.videos[self.cameras[camera].table]
+    }
+
+    /// Reads the table of video `file` of a camera and checks it against the episode table. Decodes nothing.
+    pub fn check_file(&self, catalog: &Catalog, camera: usize, file: u32) -> Result<(), DataError> {
+        let video = self.video(catalog, camera, file)?;
+        let table = self.table(catalog, camera);
+        table.episodes_of(file).try_for_each(|episode| self.first(catalog, &video, table, episode).map(drop))
+    }
+
+    /// What decodes a camera's first video, and how many frames a keyframe has to serve there at most.
+    pub fn coding(&self, catalog: &Catalog, camera: usize) -> Result<(Codec, usize), DataError> {
+        let video = self.video(catalog, camera, 0)?;
+        Ok((video.index().codec, video.index().longest_group()))
+    }
+
+    /// What a camera shows in sample `index`.
+    pub fn frame(&self, catalog: &Catalog, camera: usize, index: u64) -> Result<Pixels, DataError> {
+        let (number, episode) = (catalog.episodes.of_sample(index)).ok_or(DataError::OutOfRange {
+            what: "sample",
+            index,
+            len: catalog.episodes.frames(),
+        })?;
+        let table = self.table(catalog, camera);
+        let span = span_of(table, number)?;
+        let video = self.video(catalog, camera, span.file)?;
+        let frame = index - episode.start;
+        let shown = self.first(catalog, &video, table, number)? + frame as usize;
+        let mut decoded = None;
+        self.decoders
+            .decode(&video, &[shown], &mut |_, picture| decoded = Some(picture.map(Picture::to_rgb)));
+        let damaged = |fault: String| DataError::Sample {
+            path: video.path().to_path_buf(),
+            index,
+            episode: number,
+            frame,
+            feature: table.camera.clone(),
+            fault: format!("frame {shown} of the video: {fault}"),
+        };
+        let rgb = match decoded {
+            Some(Ok(rgb)) => rgb,
+            Some(Err(error)) => return Err(damaged(error.fault.to_string())),
+            None => return Err(damaged("the decoder said nothing".into())),
+        };
+        let VideoIndex { height, width, .. } = *video.index();
+        Ok(Pixels { height, width, rgb })
+    }
+
+    /// Which video holds an episode, and how many seconds from its beginning.
+    pub fn place(&self, catalog: &Catalog, camera: usize, episode: u64) -> Result<(PathBuf, f64), DataError> {
+        let table = self.table(catalog, camera);
+        let Span { file, from } = span_of(table, episode)?;
+        Ok((catalog.video_path(table, file)?, from))
+    }
+
+    /// Opens a video, or finds it open.
+    fn video(&self, catalog: &Catalog, camera: usize, file: u32) -> Result<Arc<Video>, DataError> {
+        if let Some(video) = lock(&self.videos).get(&(camera, file)) {
+            return Ok(video);
+        }
+        let (table, size) = (self.table(catalog, camera), self.cameras[camera].size);
+        let (name, path) = (&table.camera, catalog.video_path(table, file)?);
+        // Read outside the lock: two threads may read the same table, which is only wasted work.
+        let video = Video::open(&path).map_err(|error| DataError::Video {
+            path: path.clone(),
+            camera: name.clone(),
+            fault: error.fault,
+        })?;
+        let found = (video.index().height, video.index().width);
+        if found != size {
+            let found = format!(
+                "{}x{} (height x width), the frames of {} are {}x{}",
+                size.0,
+                size.1,
+                path.display(),
+                found.0,
+                found.1
+            );
+            let remedy = "correct the feature's shape; `names` says which of its axes is the channel";
+            return Err(DataError::invalid(
+                &catalog.info.path,
+                format!("features.{name}.shape"),
+                found,
+                remedy,
+            ));
+        }
+        let weight = video.index().bytes() + VIDEO_BYTES;
+        let video = Arc::new(video);
+        lock(&self.videos).put((camera, file), video.clone(), weight);
+        Ok(video)
+    }
+
+    /// The number of an episode's first frame in its video, which has all frames of the episode.
+    fn first(
+        &self,
+        catalog: &Catalog,
+        video: &Video,
+        table: &VideoTable,
+        episode: u64,
+    ) -> Result<usize, DataError> {
+        let length = catalog.episodes.episodes[episode as usize].length as usize;
+        let located = locate(video.index(), span_of(table, episode)?.from, length, catalog.info.fps);
+        located.map_err(|found| {
+            let remedy = "metadata and video are of different recordings; restore either";
+            DataError::invalid(video.path(), format!("{}, episode {episode}", table.camera), found, remedy)
+        })
+    }
+}
+
+fn span_of(table: &VideoTable, episode: u64) -> Result<Span, DataError> {
+    table.span(episode).ok_or(DataError::OutOfRange { what: "episode", index: episode, len: 0 })
+}
+
+/// The first of `length` frames that begin `from` seconds into a video: the nearest one. First and last must stand where they
+/// are expected, give or take half a frame.
+fn locate(index: &VideoIndex, from: f64, length: usize, fps: f64) -> Result<usize, String> {
+    let first = index.frame_at(from);
+    let last = first + length - 1;
+    if last >= index.frames() {
+        return Err(format!(
+            "its {length} frames begin at frame {first} ({from} s), and the video has {} frames",
+            index.frames()
+        ));
+    }
+    for (frame, after) in [(first, 0), (last, length - 1)] {
+        let (expected, found) = (from + after as f64 / fps, index.seconds(frame).unwrap_or(f64::NAN));
+        let is_there = (found - expected).abs() <= 0.5 / fps;
+        if !is_there {
+            return Err(format!(
+                "frame {after} is expected at {expected:.3} s of the video, at {fps} frames a second, and the nearest is at {found:.3} s"
+            ));
+        }
+    }
+    Ok(first)
+}

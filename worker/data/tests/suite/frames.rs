@@ -1,0 +1,102 @@
+//! Samples show the frames that FFmpeg and swscale give for them, wherever in whichever video they lie.
+
+use std::collections::HashMap;
+
+use coxswain_data::{
+    Role, inspect,
+    lerobot::{Catalog, frames::FrameStore},
+};
+
+use crate::sets::{FRONT, Layout, V21, V30, clip, open, put, rgb_crcs};
+
+/// Checks one camera of one sample; says what it decodes to.
+fn check(store: &FrameStore, catalog: &Catalog, layout: &Layout, crcs: &HashMap<&str, Vec<u32>>, index: u64) {
+    for (camera, (file, frame)) in layout.samples()[index as usize].into_iter().enumerate() {
+        let pixels = store.frame(catalog, camera, index).unwrap();
+        let found = crc32fast::hash(&pixels.rgb);
+        assert_eq!(found, crcs[file][frame], "{} sample {index}: {file} frame {frame}", layout.version);
+        assert_eq!(pixels.rgb.len(), pixels.height * pixels.width * 3);
+    }
+}
+
+fn crcs(layout: &Layout) -> HashMap<&'static str, Vec<u32>> {
+    layout.videos.iter().map(|(_, file)| (*file, rgb_crcs(file))).collect()
+}
+
+#[test]
+fn every_sample_shows_ffmpeg_s_frame_in_both_layouts() {
+    for layout in [V30, V21] {
+        let dir = layout.write();
+        let (catalog, store) = open(dir.path());
+        store.files(&catalog).for_each(|(camera, file)| store.check_file(&catalog, camera, file).unwrap());
+        let samples = catalog.episodes.frames();
+        assert_eq!(samples, layout.samples().len() as u64);
+        let crcs = crcs(&layout);
+        // In order, and then in an order that jumps between episodes and files.
+        let jumping = (0..samples).map(|n| n * 31 % samples);
+        (0..samples).chain(jumping).for_each(|index| check(&store, &catalog, &layout, &crcs, index));
+        assert!(store.frame(&catalog, 0, samples).is_err());
+    }
+}
+
+#[test]
+fn threads_reading_at_once_read_the_same_frames() {
+    let (dir, crcs) = (V30.write(), crcs(&V30));
+    let (catalog, store) = open(dir.path());
+    let samples = catalog.episodes.frames();
+    std::thread::scope(|scope| {
+        for shift in 0..4 {
+            let (catalog, store, crcs) = (&catalog, &store, &crcs);
+            scope.spawn(move || {
+                (0..2 * samples)
+                    .for_each(|n| check(store, catalog, &V30, crcs, (n * 7 + shift * 11) % samples))
+            });
+        }
+    });
+}
+
+#[test]
+fn an_inspected_data_set_counts_its_videos_and_offers_their_cameras() {
+    for layout in [V30, V21] {
+        let dir = layout.write();
+        let report = inspect(dir.path()).unwrap();
+        assert_eq!(report.problems, Vec::<String>::new());
+        assert_eq!(report.videos, layout.videos.len());
+        let bytes = layout.videos.iter().map(|(_, file)| clip(file).metadata().unwrap().len());
+        assert_eq!(report.video_bytes, bytes.sum::<u64>());
+        let cameras = report.features.iter().filter(|feature| feature.role == Role::Camera);
+        let coded: Vec<_> = cameras.map(|camera| camera.video.as_deref().unwrap()).collect();
+        assert_eq!(coded.len(), 2);
+        assert!(
+            coded[0].starts_with("AV1, a keyframe every ") && coded[1].starts_with("H.264, "),
+            "{coded:?}"
+        );
+        let section = report.run_section(&[]);
+        assert!(
+            section.contains("cameras: [observation.images.front, observation.images.wrist]"),
+            "{section}"
+        );
+    }
+}
+
+#[test]
+fn the_fingerprint_follows_the_videos_and_not_the_path() {
+    let (one, other) = (V30.write(), V30.write());
+    let fingerprint = |dir: &std::path::Path| Catalog::open(dir).unwrap().fingerprint;
+    assert_eq!(fingerprint(one.path()), fingerprint(other.path()));
+    let (path, _) = V30.videos[1];
+    put(other.path(), path, &std::fs::read(clip("av1_joined.mp4")).unwrap());
+    assert_ne!(fingerprint(one.path()), fingerprint(other.path()));
+    std::fs::remove_file(other.path().join(path)).unwrap();
+    assert_ne!(fingerprint(one.path()), fingerprint(other.path()));
+}
+
+#[test]
+fn a_camera_that_is_not_asked_for_may_be_away() {
+    let dir = V30.write();
+    std::fs::remove_dir_all(dir.path().join("videos/observation.images.wrist")).unwrap();
+    let catalog = Catalog::open(dir.path()).unwrap();
+    let store = FrameStore::new(&catalog, &[FRONT]).unwrap();
+    store.files(&catalog).for_each(|(camera, file)| store.check_file(&catalog, camera, file).unwrap());
+    assert!(store.frame(&catalog, 0, 38).is_ok());
+}
