@@ -33,24 +33,24 @@ struct Pending {
 
 const PENDING: Pending = Pending {
     files_that_name_cargo: 1,
-    fields: 6,
+    fields: 3,
     methods: 3,
-    parameters: 1,
-    tuple_parameters: 20,
+    parameters: 0,
+    tuple_parameters: 13,
     files_that_read_clocks: 35,
 };
 
 /// Folders, each with the files in it that import each other in circles today. Circles with files elsewhere are the outer folder's.
 const CIRCLES: &[(&str, usize)] = &[
-    ("coordinator/src", 8),
+    ("coordinator/src", 0),
     ("launcher/src", 14),
-    ("proto/src", 6),
+    ("proto/src", 0),
     ("worker/burn/src", 0),
     ("worker/cuda/src", 0),
     ("worker/data/src", 2),
-    ("worker/feature_store/src", 7),
-    ("worker/models", 2),
-    ("worker/nn/src", 13),
+    ("worker/feature_store/src", 0),
+    ("worker/models", 0),
+    ("worker/nn/src", 0),
     ("worker/src", 49),
     ("worker/task/src", 0),
     ("worker/tasks", 21),
@@ -58,15 +58,15 @@ const CIRCLES: &[(&str, usize)] = &[
 ];
 /// The same where a parent counts as a user of each child it declares: a child may then not import what its parent's file defines.
 const CIRCLES_WITH_PARENTS: &[(&str, usize)] = &[
-    ("coordinator/src", 15),
+    ("coordinator/src", 0),
     ("launcher/src", 19),
-    ("proto/src", 11),
+    ("proto/src", 0),
     ("worker/burn/src", 0),
     ("worker/cuda/src", 0),
     ("worker/data/src", 4),
-    ("worker/feature_store/src", 7),
-    ("worker/models", 4),
-    ("worker/nn/src", 13),
+    ("worker/feature_store/src", 0),
+    ("worker/models", 0),
+    ("worker/nn/src", 0),
     ("worker/src", 54),
     ("worker/task/src", 0),
     ("worker/tasks", 30),
