@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use coxswain_proto::{ids::Generation, order::DamagedRow, plan::Plan, run_spec::RunSpec};
+use coxswain_proto::{order::DamagedRow, plan::Plan, run_spec::RunSpec};
 
 use super::{History, JournalError, LedgerEntry, durable, reading::Contents};
 
