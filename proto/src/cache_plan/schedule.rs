@@ -25,8 +25,8 @@ const MEASURING_PART: u64 = 8;
 /// The schedule of `cache.mode: periodic`, in steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheSchedule {
-    interval: u64,
-    live: u64,
+    pub(super) interval: u64,
+    pub(super) live: u64,
 }
 
 impl CacheSchedule {

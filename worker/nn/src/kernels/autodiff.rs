@@ -197,7 +197,7 @@ impl<B: ModelBackend> ModelBackend for Autodiff<B> {
             match (update, down_nr) {
                 (Some(LowRank { a_ri, b_or, scale }), Some(down_nr)) => {
                     let inputs = [x.clone(), tracked(a_ri), tracked(b_or)];
-                    lora_linear_node(inputs, (w_oi.inner(), scale), (y_no, down_nr))
+                    lora_linear_node(inputs, w_oi.inner(), scale, y_no, down_nr)
                 }
                 _ => linear_node(x.clone(), tracked(w_oi), bias_o.map(tracked), y_no),
             }
