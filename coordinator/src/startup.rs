@@ -137,7 +137,7 @@ fn open_journal(
                     true => Life::Again,
                     false => Life::Anew,
                 };
-                Durable::open(directory, &options.spec, (run_id, fresh), life)?
+                Durable::open(directory, &options.spec, run_id, fresh, life)?
             };
             (Box::new(journal), identity, memory)
         }

@@ -172,7 +172,7 @@ impl Event {
         let known = [
             ("train/loss", step.totals.loss()),
             ("train/grad_norm", step.totals.grad_norm),
-            ("train/epoch", step.epoch as f64),
+            ("train/epoch", step.consumed.epoch as f64),
             ("speed/samples_per_second", step.samples_per_second()),
             ("speed/tokens_per_second", step.tokens_per_second()),
             ("seconds/step", seconds(times.total)),

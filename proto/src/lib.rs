@@ -19,15 +19,7 @@ pub mod rng;
 pub mod run_spec;
 #[cfg(test)]
 mod toy;
-
-/// The wire contract, generated from `proto/coxswain/v1/*.proto`; read those for the meaning of each call and field.
-pub mod v1 {
-    #![allow(missing_docs, clippy::all)]
-    tonic::include_proto!("coxswain.v1");
-
-    /// Descriptors of both services, for gRPC reflection.
-    pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/coxswain_v1.bin"));
-}
+pub mod v1;
 
 /// The version that coordinator, launcher and workers of one run must share.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

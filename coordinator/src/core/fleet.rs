@@ -347,6 +347,11 @@ impl Fleet {
         places.flat_map(|place| self.world.seats_of(place)).filter(|seat| !self.assignable(*seat))
     }
 
+    /// A member of a generation, while it lives: another process may have its seat by now.
+    pub fn there(&self, member: &action::Member) -> Option<&Worker> {
+        self.roster.living_at(member.seat).filter(|worker| worker.id == member.worker)
+    }
+
     /// The workers at these seats, as members of a generation.
     pub fn members(&self, seats: &[Seat]) -> Vec<action::Member> {
         let workers = seats.iter().filter_map(|seat| self.roster.living_at(*seat));

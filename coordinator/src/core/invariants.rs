@@ -32,17 +32,15 @@ pub fn violated(machine: &impl AsRef<Run>) -> Option<&'static str> {
     all.into_iter().find(|(_, holds)| !holds(machine.as_ref())).map(|(name, _)| name)
 }
 
-/// Each member of a generation that runs is the worker at its seat, and is not lost, unless all that remains are good-byes.
+/// Each member of a generation that runs is the worker at its seat, and is not lost, unless the results are on disk.
 fn no_generation_has_a_lost_member(run: &Run) -> bool {
     let Phase::Running(running) = &run.phase else { return true };
-    if run.result_is_safe() {
+    if run.progress.result_is_safe() {
         return true;
     }
     running.assignment.members.iter().all(|member| {
         let found = run.fleet.roster.at(member.seat);
-        found.is_some_and(|worker| {
-            worker.id == member.worker && (worker.gone != Some(Gone::Lost) || run.steps_done())
-        })
+        found.is_some_and(|worker| worker.id == member.worker && worker.gone != Some(Gone::Lost))
     })
 }
 

@@ -24,7 +24,7 @@ use coxswain_proto::{
     plan::{self, Plan},
 };
 
-use super::report::{CacheUse, CommittedStep, Merged, StepReport, StepTimes, Totals};
+use super::report::{CacheUse, CommittedStep, Consumed, Merged, StepReport, StepTimes, Totals};
 
 /// Steps of one generation.
 #[derive(Clone, Debug)]
@@ -184,7 +184,7 @@ impl StepLedger {
     }
 
     /// Takes a rank's report of a step that it holds a lease of. A repeated report has no effect; one of another generation neither.
-    pub fn report(&mut self, (rank, seat): (Rank, Seat), report: &StepReport, due: Due) -> Result<(), Fault> {
+    pub fn report(&mut self, rank: Rank, seat: Seat, report: &StepReport, due: Due) -> Result<(), Fault> {
         let owed = self.owed[rank.0 as usize];
         if report.generation != self.generation || report.step < owed {
             return Ok(());
@@ -255,10 +255,9 @@ impl StepLedger {
         Arc::new(CommittedStep {
             step,
             total_steps: self.plan.total_steps(),
-            epoch: batch.epoch,
+            consumed: Consumed { epoch: batch.epoch, positions: batch.positions, left_out },
             generation: self.generation,
             world: self.world(),
-            positions: batch.positions,
             totals: open.totals,
             times: open.times.mean_of(open.reported),
             metrics: open.metrics.finish(),
@@ -269,7 +268,6 @@ impl StepLedger {
             cache_generation: open.cache_generation,
             cache: open.cache.mean_of(open.reported),
             reports: open.reported,
-            left_out,
         })
     }
 

@@ -52,7 +52,7 @@ pub struct Progress {
     pub pace: Pace,
     /// A step was committed in this launch: its run file, model and data can be used.
     pub proven: bool,
-    /// Since when the results are known to be on disk, while not everybody has left.
+    /// Since when the results are known to be on disk, while not everybody has left the generation that runs.
     pub safe_since: Option<Timestamp>,
     /// Samples that failed.
     pub quarantine: Quarantine,
@@ -167,6 +167,12 @@ impl Progress {
         self.course().is_some_and(|course| course.ledger.done())
     }
 
+    /// A member of the generation that runs has left in order: nobody does before the results are on disk, so a loss changes nothing any
+    /// more.
+    pub fn result_is_safe(&self) -> bool {
+        self.safe_since.is_some()
+    }
+
     /// A worker's position in the generation that trains.
     pub fn rank_of(&self, worker: WorkerId) -> Option<Rank> {
         self.training()?.ledger.rank_of(worker)
@@ -186,14 +192,14 @@ impl Progress {
         let leases = LeaseWindow::new(generation, members.len() as u32, first_step, total);
         self.course = Some(Course::new(ledger, leases, first_step));
         self.cache.go_on();
-        self.safe_since = None;
         let committed = std::mem::replace(&mut self.committed, first_step);
         let leased = leased.max(committed);
         (first_step < committed).then(|| self.cache.book.reached(Reached { committed, leased }))
     }
 
-    /// The generation that trains has ended.
+    /// The generation that runs has ended.
     pub fn interrupt(&mut self) {
+        self.safe_since = None;
         if let Some(course) = &mut self.course {
             course.over = true;
         }
@@ -216,7 +222,7 @@ impl Progress {
         for report in reports {
             let cache_generation = self.cache.serving(report.step);
             let due = Due { lease_end: course.leases.end_of(rank), cache_generation };
-            let taken = course.ledger.report((rank, seat), report, due);
+            let taken = course.ledger.report(rank, seat, report, due);
             taken.map_err(|fault| Box::new((report.clone(), fault)))?;
         }
         Ok(())
@@ -236,7 +242,8 @@ impl Progress {
     pub fn settle(
         &mut self,
         generation: Generation,
-        (first, source): (Step, StateSource),
+        first: Step,
+        source: StateSource,
         blind: bool,
         out: &mut Vec<Action>,
     ) -> Result<bool, String> {
@@ -283,7 +290,7 @@ impl Progress {
         self.committed = Step(step.step.0 + 1);
         self.proven = true;
         out.push(Action::Record(Record::Step(step.clone())));
-        if self.quarantine.consumed(step.epoch, &step.positions) {
+        if self.quarantine.consumed(step.consumed.epoch, &step.consumed.positions) {
             out.push(Action::Record(Record::Quarantine(self.quarantine.clone())));
         }
         self.cache.used(step, out);

@@ -64,11 +64,15 @@ pub struct Quarantine {
     turned: Generation,
 }
 
+/// A sample that failed, on whom and when.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-struct Try {
-    sample: BadSample,
-    seat: Seat,
-    generation: Generation,
+pub struct Try {
+    /// What failed.
+    pub sample: BadSample,
+    /// On whom.
+    pub seat: Seat,
+    /// When.
+    pub generation: Generation,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -81,18 +85,13 @@ struct LeftOutRow {
 impl Quarantine {
     /// Takes a failure in that a worker met in a generation of `workers`. Nothing follows from what it has said before, or what is left
     /// out already.
-    pub fn failed(
-        &mut self,
-        sample: BadSample,
-        (seat, generation): (Seat, Generation),
-        workers: u32,
-    ) -> Option<Verdict> {
-        let row = sample.row;
+    pub fn failed(&mut self, failed: Try, workers: u32) -> Option<Verdict> {
+        let Try { sample: BadSample { row, .. }, seat, generation } = failed;
         let said = |tried: &Try| (tried.sample.row, tried.seat, tried.generation) == (row, seat, generation);
         if self.left_out().any(|other| *other == row) || self.tried.iter().any(said) {
             return None;
         }
-        self.tried.insert(Try { sample, seat, generation });
+        self.tried.insert(failed);
         let mine = self.tried.iter().filter(|tried| tried.seat == seat);
         let open: BTreeSet<_> = mine.map(|tried| tried.sample.row).collect();
         if workers > 1 && open.len() >= limits::OPEN_SAMPLES {
@@ -158,8 +157,9 @@ mod tests {
         BadSample { epoch: 0, position: row, row: DamagedRow { row, begin: row, end: row + 1 } }
     }
 
-    fn on(seat: u32, generation: u64) -> (Seat, Generation) {
-        (Seat(seat), Generation(generation))
+    /// A sample failed on a worker in a generation.
+    fn on(seat: u32, generation: u64, sample: BadSample) -> Try {
+        Try { sample, seat: Seat(seat), generation: Generation(generation) }
     }
 
     fn rows(quarantine: &Quarantine) -> Vec<u64> {
@@ -169,11 +169,11 @@ mod tests {
     #[test]
     fn a_row_is_left_out_when_it_has_failed_on_different_workers() {
         let mut quarantine = Quarantine::default();
-        assert_eq!(quarantine.failed(bad(4), on(1, 1), 3), Some(Verdict::TryAnother));
-        assert_eq!(quarantine.failed(bad(9), on(2, 1), 3), Some(Verdict::TryAnother), "another row");
-        assert_eq!(quarantine.failed(bad(4), on(2, 2), 3), Some(Verdict::LeftOut));
+        assert_eq!(quarantine.failed(on(1, 1, bad(4)), 3), Some(Verdict::TryAnother));
+        assert_eq!(quarantine.failed(on(2, 1, bad(9)), 3), Some(Verdict::TryAnother), "another row");
+        assert_eq!(quarantine.failed(on(2, 2, bad(4)), 3), Some(Verdict::LeftOut));
         assert_eq!(rows(&quarantine), [4]);
-        assert_eq!(quarantine.failed(bad(4), on(0, 2), 3), None, "everybody knows by now");
+        assert_eq!(quarantine.failed(on(0, 2, bad(4)), 3), None, "everybody knows by now");
     }
 
     #[test]
@@ -181,18 +181,18 @@ mod tests {
         let row = DamagedRow { row: 40, begin: 25, end: 41 };
         let sample = |position| BadSample { epoch: 0, position, row };
         let mut quarantine = Quarantine::default();
-        assert_eq!(quarantine.failed(sample(3), on(0, 1), 2), Some(Verdict::TryAnother));
-        assert_eq!(quarantine.failed(sample(5), on(1, 1), 2), Some(Verdict::LeftOut));
+        assert_eq!(quarantine.failed(on(0, 1, sample(3)), 2), Some(Verdict::TryAnother));
+        assert_eq!(quarantine.failed(on(1, 1, sample(5)), 2), Some(Verdict::LeftOut));
         assert_eq!(quarantine.left_out().collect::<Vec<_>>(), [&row]);
     }
 
     #[test]
     fn what_is_said_twice_counts_once_in_a_generation() {
         let mut quarantine = Quarantine::default();
-        quarantine.failed(bad(4), on(1, 1), 2);
-        quarantine.failed(bad(7), on(0, 1), 2);
-        assert_eq!(quarantine.failed(bad(4), on(1, 1), 2), None);
-        assert_eq!(quarantine.failed(bad(7), on(0, 1), 2), None);
+        quarantine.failed(on(1, 1, bad(4)), 2);
+        quarantine.failed(on(0, 1, bad(7)), 2);
+        assert_eq!(quarantine.failed(on(1, 1, bad(4)), 2), None);
+        assert_eq!(quarantine.failed(on(0, 1, bad(7)), 2), None);
         let mut seats = [0, 1];
         quarantine.turn(&mut seats);
         assert_eq!(seats, [1, 0], "one turn for one generation: each is tried by the other");
@@ -201,17 +201,17 @@ mod tests {
     #[test]
     fn a_worker_that_alone_fails_on_many_rows_is_at_fault_itself() {
         let mut quarantine = Quarantine::default();
-        assert_eq!(quarantine.failed(bad(4), on(1, 1), 2), Some(Verdict::TryAnother));
-        assert_eq!(quarantine.failed(bad(0), on(1, 2), 2), Some(Verdict::TryAnother));
+        assert_eq!(quarantine.failed(on(1, 1, bad(4)), 2), Some(Verdict::TryAnother));
+        assert_eq!(quarantine.failed(on(1, 2, bad(0)), 2), Some(Verdict::TryAnother));
         assert!(quarantine.consumed(0, &(0..3)), "position 0 was read by another");
         assert!(!quarantine.consumed(0, &(5..9)));
-        assert_eq!(quarantine.failed(bad(7), on(1, 3), 2), Some(Verdict::TryAnother));
-        assert_eq!(quarantine.failed(bad(8), on(1, 4), 2), Some(Verdict::WorkerAtFault));
+        assert_eq!(quarantine.failed(on(1, 3, bad(7)), 2), Some(Verdict::TryAnother));
+        assert_eq!(quarantine.failed(on(1, 4, bad(8)), 2), Some(Verdict::WorkerAtFault));
 
         let mut quarantine = Quarantine::default();
         let again = |quarantine: &mut Quarantine, row| {
-            quarantine.failed(bad(row), on(1, 2 * row), 2);
-            quarantine.failed(bad(row), on(1, 2 * row + 1), 2)
+            quarantine.failed(on(1, 2 * row, bad(row)), 2);
+            quarantine.failed(on(1, 2 * row + 1, bad(row)), 2)
         };
         assert_eq!(again(&mut quarantine, 1), Some(Verdict::LeftOut), "its word is enough for a row");
         assert_eq!(again(&mut quarantine, 2), Some(Verdict::LeftOut));
@@ -224,7 +224,7 @@ mod tests {
         let mut seats = [0, 1, 2];
         quarantine.turn(&mut seats);
         assert_eq!(seats, [0, 1, 2]);
-        quarantine.failed(bad(4), on(1, 1), 3);
+        quarantine.failed(on(1, 1, bad(4)), 3);
         quarantine.turn(&mut seats);
         assert_eq!(seats, [1, 2, 0]);
         quarantine.turn::<u32>(&mut []);
@@ -234,7 +234,7 @@ mod tests {
     fn a_world_of_one_has_nobody_else_and_a_bad_data_set_is_said_to_be_one() {
         let mut quarantine = Quarantine::default();
         let mut verdicts: Vec<_> = (0..=limits::MAX_QUARANTINED as u64)
-            .map(|row| quarantine.failed(bad(row), on(0, row), 1))
+            .map(|row| quarantine.failed(on(0, row, bad(row)), 1))
             .collect();
         assert_eq!(verdicts.pop(), Some(Some(Verdict::TooMany)));
         assert!(verdicts.iter().all(|verdict| *verdict == Some(Verdict::LeftOut)));

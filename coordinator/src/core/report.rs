@@ -17,14 +17,12 @@ pub struct CommittedStep {
     pub step: Step,
     /// Steps of the whole run.
     pub total_steps: u64,
-    /// Which epoch its samples belong to.
-    pub epoch: u64,
+    /// What of the data it took.
+    pub consumed: Consumed,
     /// The membership that did it.
     pub generation: Generation,
     /// Ranks in that membership.
     pub world: u32,
-    /// Positions of the epoch's order, over all ranks.
-    pub positions: Range<u64>,
     /// As all ranks reported it.
     pub totals: Totals,
     /// Mean over ranks.
@@ -46,6 +44,15 @@ pub struct CommittedStep {
     /// Ranks whose reports were there when it was committed. Fewer than `world`: the later state of all ranks proves the rest. 0: that
     /// state alone proves it, and its totals are not known.
     pub reports: u32,
+}
+
+/// What of the data a step took, over all ranks.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Consumed {
+    /// Which epoch its samples belong to.
+    pub epoch: u64,
+    /// Positions of the epoch's order.
+    pub positions: Range<u64>,
     /// Positions among them that nobody consumed: their samples failed on several workers.
     pub left_out: Vec<Range<u64>>,
 }
@@ -53,8 +60,9 @@ pub struct CommittedStep {
 impl CommittedStep {
     /// Samples over all ranks.
     pub fn samples(&self) -> u64 {
-        let left_out: u64 = self.left_out.iter().map(|hole| hole.end - hole.start).sum();
-        (self.positions.end - self.positions.start).saturating_sub(left_out)
+        let Consumed { positions, left_out, .. } = &self.consumed;
+        let left_out: u64 = left_out.iter().map(|hole| hole.end - hole.start).sum();
+        (positions.end - positions.start).saturating_sub(left_out)
     }
 
     /// The highest learning rate of all parameter groups; nothing if none was reported.

@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use coxswain_proto::{
     cache_plan::Decided,
     ids::{Bytes, Generation, Seat, Step, WorkerId},
+    plan::Plan,
     run_spec::{CacheMode, Tap},
 };
 
@@ -25,16 +26,12 @@ pub struct Status {
     pub reason: Reason,
     /// The membership; 0 before there is one.
     pub generation: Generation,
-    /// Workers wanted.
-    pub world: u32,
-    /// Workers that are there.
-    pub present: u32,
+    /// How many are there, of how many.
+    pub workers: Workers,
     /// Steps below this one are committed.
     pub committed: Step,
-    /// Steps of the whole run; absent before a worker has told the size of the data set.
-    pub total: Option<u64>,
-    /// The epoch of the next step.
-    pub epoch: u64,
+    /// What there is to do; absent before a worker has told the size of the data set.
+    pub plan: Option<Plan>,
     /// The step committed last.
     pub last: Option<Arc<CommittedStep>>,
     /// To the end at the present speed.
@@ -49,12 +46,26 @@ pub struct Status {
     pub spent: Spent,
     /// Faults that may be survived.
     pub max_restarts: u32,
-    /// Samples in an epoch, and in a step that is not an epoch's last; absent as `total` is.
-    pub sizes: Option<(u64, u64)>,
     /// The feature cache, if there is one.
     pub cache: Option<CacheStatus>,
     /// Nodes that are to go, by place.
     pub leaving: Vec<LeavingNode>,
+}
+
+impl Status {
+    /// The epoch of the next step; 0 before there is a plan.
+    pub fn epoch(&self) -> u64 {
+        self.plan.map_or(0, |plan| plan.epoch(self.committed))
+    }
+}
+
+/// How many workers are there, of how many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Workers {
+    /// Those that are wanted.
+    pub wanted: u32,
+    /// Those that are there.
+    pub present: u32,
 }
 
 /// A node that was asked to leave.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use coxswain_proto::{ids::Generation, order::DamagedRow, plan::Plan, run_spec::RunSpec};
+use coxswain_proto::{order::DamagedRow, plan::Plan, run_spec::RunSpec};
 
 use super::{History, JournalError, LedgerEntry, durable, reading::Contents};
 
@@ -81,11 +81,10 @@ fn random() -> u64 {
 fn chronicle(contents: Contents) -> Chronicle {
     let spec =
         contents.identity.as_ref().and_then(|identity| serde_json::from_str::<RunSpec>(&identity.spec).ok());
-    let samples = contents.dataset.as_ref().map_or(0, |dataset| dataset.training_samples);
+    let past = contents.past;
+    let samples = past.dataset.as_ref().map_or(0, |dataset| dataset.training_samples);
     let plan = spec.as_ref().and_then(|spec| Plan::new(&spec.train, samples).ok());
     let identity = contents.identity;
-    let generations = contents.generations.into_iter().map(|(number, of)| (Generation(number), of));
-    let survived = contents.failures.into_iter().map(|(_, failure)| failure);
     Chronicle {
         run_id: identity.as_ref().map_or_else(String::new, |identity| identity.run_id.clone()),
         run_name: identity.map_or_else(String::new, |identity| identity.run_name),
@@ -93,7 +92,7 @@ fn chronicle(contents: Contents) -> Chronicle {
         global_batch: plan.map_or(0, |plan| plan.global_batch()),
         total_steps: plan.map(|plan| plan.total_steps()),
         steps: contents.steps,
-        history: History::new(contents.end.as_ref(), generations, survived),
-        quarantined: contents.quarantine.left_out().copied().collect(),
+        history: History::new(past.end.as_ref(), past.generations, contents.failures),
+        quarantined: past.quarantine.left_out().copied().collect(),
     }
 }

@@ -36,7 +36,8 @@ impl Durable {
     pub fn open(
         directory: &Path,
         spec: &RunSpec,
-        (run_id, fresh): (Option<&str>, &str),
+        run_id: Option<&str>,
+        fresh: &str,
         life: Life,
     ) -> Result<(Self, Identity, Memory), JournalError> {
         let store = |reason: String| JournalError::Store {
@@ -53,7 +54,7 @@ impl Durable {
             journal.must_be_ours(theirs, &ours, spec)?;
         }
         let lives = contents.lives;
-        let past = contents.into_past();
+        let past = contents.past;
         let begins = match life {
             Life::Anew => Begins::WithNothing(past.forgotten()),
             Life::Again if past.end.is_some() => Begins::WithWhatWasLearned(past.settled()),

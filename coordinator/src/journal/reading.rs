@@ -1,11 +1,8 @@
 //! Reads a whole journal, and names what is damaged: table, row, and what is wrong with it.
 
-use std::path::Path;
+use std::{collections::BTreeMap, path::Path};
 
-use coxswain_proto::{
-    cache_plan::Decided,
-    ids::{Generation, Seat, Step},
-};
+use coxswain_proto::ids::{Generation, Seat, Step};
 use redb::{ReadTransaction, ReadableTable, TableDefinition, TableError};
 use serde::de::DeserializeOwned;
 
@@ -14,13 +11,9 @@ use super::{
     rows::{CACHES, FACTS, FAILURES, GENERATIONS, NODES, STEPS, TURNS, WORKERS},
 };
 use crate::core::{
-    action::{Orders, Spent},
-    cache::{GenerationEntry, Reached},
-    event::DataSet,
     failure::Failure,
-    past::{Past, PastGeneration, PastNode, PastSeat},
+    past::{Past, PastGeneration},
     phase::End,
-    quarantine::Quarantine,
 };
 
 /// Everything that a journal holds.
@@ -30,58 +23,12 @@ pub struct Contents {
     pub identity: Option<Identity>,
     /// Starts of the coordinator.
     pub lives: u32,
-    /// How the run ended.
-    pub end: Option<End>,
-    /// The data set.
-    pub dataset: Option<DataSet>,
-    /// What people wanted.
-    pub orders: Orders,
-    /// What was used of the budgets.
-    pub spent: Spent,
-    /// Samples that failed.
-    pub quarantine: Quarantine,
-    /// How far the run was before it was rolled back.
-    pub reached: Reached,
-    /// By place.
-    pub nodes: Vec<(u64, PastNode)>,
-    /// By seat.
-    pub seats: Vec<(u64, PastSeat)>,
-    /// By number.
-    pub generations: Vec<(u64, PastGeneration)>,
+    /// What the machine takes over.
+    pub past: Past,
     /// In order, without a gap.
     pub steps: Vec<LedgerEntry>,
-    /// The newest fault that this launch of the run has survived.
-    pub fault: Option<Failure>,
-    /// In order.
-    pub failures: Vec<(u64, Failure)>,
-    /// By step.
-    pub turns: Vec<(u64, Decided)>,
-    /// By number.
-    pub caches: Vec<(u64, GenerationEntry)>,
-}
-
-impl Contents {
-    /// As the machine takes it.
-    pub fn into_past(self) -> Past {
-        let started = self.generations.iter().rev().find_map(|(_, of)| of.started);
-        let committed = self.steps.last().map(|last| Step(last.step.0 + 1));
-        let generations = self.generations.into_iter().map(|(number, of)| (Generation(number), of));
-        Past {
-            dataset: self.dataset,
-            orders: self.orders,
-            spent: self.spent,
-            quarantine: self.quarantine,
-            reached: self.reached,
-            nodes: self.nodes.into_iter().map(|(place, node)| (place as u32, node)).collect(),
-            seats: self.seats.into_iter().map(|(seat, kept)| (Seat(seat as u32), kept)).collect(),
-            generations: generations.collect(),
-            committed: committed.or(started.map(|(first, _)| first)),
-            fault: self.fault.map(Into::into),
-            turns: self.turns.into_iter().map(|(first, decided)| (Step(first), decided)).collect(),
-            caches: self.caches.into_iter().collect(),
-            end: self.end,
-        }
-    }
+    /// Faults that were survived, in order.
+    pub failures: Vec<Failure>,
 }
 
 /// Reads tables within one transaction.
@@ -105,24 +52,42 @@ impl<'a> Reader<'a> {
                 return Err(self.damaged("steps", &after.step, reason));
             }
         }
-        Ok(Contents {
-            identity: self.fact("identity")?,
-            lives: self.fact("lives")?.unwrap_or(0),
+        let (identity, lives) = (self.fact("identity")?, self.fact("lives")?.unwrap_or(0));
+        let past = self.past(steps.last())?;
+        let failures = self.rows("failures", FAILURES)?.into_iter().map(|(_, failure)| failure).collect();
+        Ok(Contents { identity, lives, past, steps, failures })
+    }
+
+    /// What the machine takes over, where `last` is the step committed last.
+    fn past(&self, last: Option<&LedgerEntry>) -> Result<Past, JournalError> {
+        let generations: BTreeMap<_, PastGeneration> =
+            self.numbered("generations", GENERATIONS, Generation)?;
+        let started = generations.values().rev().find_map(|of| of.started);
+        let committed = last.map(|last| Step(last.step.0 + 1));
+        Ok(Past {
             end: self.fact("over")?,
             dataset: self.fact("dataset")?,
             orders: self.fact("orders")?.unwrap_or_default(),
             spent: self.fact("spent")?.unwrap_or_default(),
             quarantine: self.fact("quarantine")?.unwrap_or_default(),
             reached: self.fact("reached")?.unwrap_or_default(),
-            nodes: self.rows("nodes", NODES)?,
-            seats: self.rows("workers", WORKERS)?,
-            generations: self.rows("generations", GENERATIONS)?,
-            fault: self.fact("fault")?,
-            failures: self.rows("failures", FAILURES)?,
-            turns: self.rows("turns", TURNS)?,
-            caches: self.rows("caches", CACHES)?,
-            steps,
+            nodes: self.numbered("nodes", NODES, |place| place as u32)?,
+            seats: self.numbered("workers", WORKERS, |seat| Seat(seat as u32))?,
+            generations,
+            committed: committed.or(started.map(|(first, _)| first)),
+            fault: self.fact::<Failure>("fault")?.map(Into::into),
+            turns: self.numbered("turns", TURNS, Step)?,
+            caches: self.numbered("caches", CACHES, |number| number)?,
         })
+    }
+
+    fn numbered<K: Ord, T: DeserializeOwned>(
+        &self,
+        name: &'static str,
+        table: TableDefinition<u64, &str>,
+        key: impl Fn(u64) -> K,
+    ) -> Result<BTreeMap<K, T>, JournalError> {
+        Ok(self.rows(name, table)?.into_iter().map(|(number, row)| (key(number), row)).collect())
     }
 
     /// At most `limit` committed steps from `first` on, in order.
@@ -144,13 +109,9 @@ impl<'a> Reader<'a> {
     /// What there is beside the ledger.
     pub fn history(&self) -> Result<History, JournalError> {
         let end: Option<End> = self.fact("over")?;
-        let generations = self.rows("generations", GENERATIONS)?;
+        let generations: BTreeMap<_, _> = self.numbered("generations", GENERATIONS, Generation)?;
         let survived = self.rows("failures", FAILURES)?;
-        Ok(History::new(
-            end.as_ref(),
-            generations.into_iter().map(|(number, of)| (Generation(number), of)),
-            survived.into_iter().map(|(_, failure)| failure),
-        ))
+        Ok(History::new(end.as_ref(), generations, survived.into_iter().map(|(_, failure)| failure)))
     }
 
     fn rows<T: DeserializeOwned>(

@@ -17,7 +17,7 @@ pub fn step(step: &CommittedStep) -> String {
     let mut line = format!(
         "{:>width$}/{total}  epoch {}  loss {:<8}  grad {:<8}  lr {:.2e}",
         step.step.0 + 1,
-        step.epoch,
+        step.consumed.epoch,
         real(step.totals.loss()),
         real(step.totals.grad_norm),
         step.learning_rate().unwrap_or_default(),
@@ -106,16 +106,15 @@ mod tests {
     use coxswain_proto::ids::{Bytes, Generation, Seat, Step};
 
     use super::*;
-    use crate::core::report::{CacheUse, Metric, StepTimes, Totals};
+    use crate::core::report::{CacheUse, Consumed, Metric, StepTimes, Totals};
 
     fn committed(number: u64, loss: f64) -> CommittedStep {
         CommittedStep {
             step: Step(number),
             total_steps: 400,
-            epoch: 0,
+            consumed: Consumed { epoch: 0, positions: 0..8, left_out: Vec::new() },
             generation: Generation(1),
             world: 2,
-            positions: 0..8,
             totals: Totals { loss_sum: loss * 64.0, valid_count: 64.0, grad_norm: 1.25 },
             times: StepTimes { total: Duration::from_millis(480), ..StepTimes::default() },
             metrics: vec![
@@ -132,7 +131,6 @@ mod tests {
             cache_generation: 0,
             cache: CacheUse::default(),
             reports: 2,
-            left_out: Vec::new(),
         }
     }
 

@@ -142,7 +142,7 @@ impl Log {
             step = step.step.0,
             committed,
             total = step.total_steps,
-            epoch = step.epoch,
+            epoch = step.consumed.epoch,
             loss = step.totals.loss(),
             grad_norm = step.totals.grad_norm,
             learning_rate = step.learning_rate(),

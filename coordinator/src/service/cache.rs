@@ -131,12 +131,12 @@ pub fn status(status: CacheStatus) -> v1::CacheStatus {
         serving: status.serving,
         turn_ends: status.turn_ends.map(|step| step.0),
         waits_at: status.waits_at.map(|step| step.0),
-        generations: status.generations.iter().map(generation).collect(),
+        generations: status.generations.iter().map(|(entry, state)| generation(entry, *state)).collect(),
         drifts: drifts.collect(),
     }
 }
 
-fn generation((entry, state): &(GenerationEntry, GenerationState)) -> v1::CacheGenerationRecord {
+fn generation(entry: &GenerationEntry, state: GenerationState) -> v1::CacheGenerationRecord {
     let state = match state {
         GenerationState::Building => v1::CacheState::Building,
         GenerationState::Complete => v1::CacheState::Complete,

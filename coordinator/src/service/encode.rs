@@ -8,7 +8,7 @@ use coxswain_proto::{
 };
 use tonic::Status;
 
-use super::{RunFacts, cache};
+use super::{cache, shared::RunFacts};
 use crate::{
     core::{
         action::{Assignment, Directive},
@@ -145,10 +145,10 @@ pub fn status(status: RunStatus, facts: &RunFacts) -> v1::GetStatusResponse {
         phase: run_phase(status.phase).into(),
         reason: status.reason.to_string(),
         generation: status.generation.0,
-        world_size: status.world,
+        world_size: status.workers.wanted,
         committed_steps: status.committed.0,
-        total_steps: status.total.unwrap_or(0),
-        epoch: status.epoch,
+        total_steps: status.plan.map_or(0, |plan| plan.total_steps()),
+        epoch: status.epoch(),
         loss: last.map_or(0.0, |step| step.totals.loss()),
         samples_per_second: last.map_or(0.0, CommittedStep::samples_per_second),
         tokens_per_second: last.map_or(0.0, CommittedStep::tokens_per_second),
@@ -157,8 +157,8 @@ pub fn status(status: RunStatus, facts: &RunFacts) -> v1::GetStatusResponse {
         checkpoints: status.checkpoints.iter().map(checkpoint).collect(),
         first_failure: status.failure.as_deref().map(|failure| self::failure(failure, 0)),
         output_dir: facts.output_dir.clone(),
-        training_samples: status.sizes.map_or(0, |(samples, _)| samples),
-        global_batch: status.sizes.map_or(0, |(_, batch)| batch),
+        training_samples: status.plan.map_or(0, |plan| plan.samples()),
+        global_batch: status.plan.map_or(0, |plan| plan.global_batch()),
         restarts: status.spent.restarts,
         max_restarts: status.max_restarts,
         rescales: status.spent.rescales,
@@ -262,7 +262,7 @@ fn committed(step: &CommittedStep) -> v1::StepCommitted {
     v1::StepCommitted {
         step: step.step.0,
         total_steps: step.total_steps,
-        epoch: step.epoch,
+        epoch: step.consumed.epoch,
         loss: step.totals.loss(),
         grad_norm: step.totals.grad_norm,
         learning_rate: step.learning_rate().unwrap_or_default(),

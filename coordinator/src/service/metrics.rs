@@ -19,7 +19,10 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-use super::{RunFacts, Service, auth::Guard};
+use super::{
+    auth::Guard,
+    shared::{RunFacts, Service, mismatch},
+};
 use crate::core::{
     action::Reply,
     event::Ask,
@@ -36,7 +39,7 @@ pub async fn scrape(State((service, guard)): State<(Service, Guard)>, headers: H
     }
     let status = match service.handle.ask(Ask::Status).await {
         Ok(Reply::Status(status)) => *status,
-        Ok(other) => return unavailable(&super::mismatch(&other)),
+        Ok(other) => return unavailable(&mismatch(&other)),
         Err(denied) => return unavailable(&denied),
     };
     match exposition(status, service.facts) {
@@ -98,13 +101,13 @@ fn run(sheet: &mut Sheet<'_>, status: &Status, facts: &RunFacts) -> fmt::Result 
         None,
         status.generation.0 as f64,
     )?;
-    sheet.gauge("world_size", "Workers wanted", None, f64::from(status.world))?;
-    sheet.gauge("workers", "Workers there now", None, f64::from(status.present))?;
+    sheet.gauge("world_size", "Workers wanted", None, f64::from(status.workers.wanted))?;
+    sheet.gauge("workers", "Workers there now", None, f64::from(status.workers.present))?;
     sheet.gauge("steps_committed", "Steps that count", None, status.committed.0 as f64)?;
-    if let Some(total) = status.total {
-        sheet.gauge("steps_planned", "Steps of the whole run", None, total as f64)?;
+    if let Some(plan) = status.plan {
+        sheet.gauge("steps_planned", "Steps of the whole run", None, plan.total_steps() as f64)?;
     }
-    sheet.gauge("epoch", "The epoch of the next step", None, status.epoch as f64)?;
+    sheet.gauge("epoch", "The epoch of the next step", None, status.epoch() as f64)?;
     if let Some(eta) = status.eta {
         sheet.gauge("eta", "To the end at the present speed", Some(Unit::Seconds), eta.as_secs_f64())?;
     }

@@ -8,6 +8,7 @@ mod encode;
 mod fields;
 mod metrics;
 mod people;
+mod shared;
 mod workers;
 
 use std::sync::Arc;
@@ -17,38 +18,13 @@ use coxswain_proto::{
     v1::{self, control_server::ControlServer, coordinator_server::CoordinatorServer},
 };
 use tonic::{
-    Status,
     service::Routes,
     transport::{Server, server::Router},
 };
 
-use crate::{core::action::Reply, driver::Handle};
-
-/// What both services say of the run itself.
-#[derive(Clone, Debug)]
-pub struct RunFacts {
-    /// Names the run among runs.
-    pub run_id: String,
-    /// `run.name`.
-    pub run_name: String,
-    /// What workers are given.
-    pub document: v1::RunSpecDocument,
-    /// This binary's.
-    pub version: String,
-    /// Workers wanted.
-    pub world: u32,
-    /// `run.output_dir`.
-    pub output_dir: String,
-    /// The launcher whose child this coordinator is.
-    pub hosted_by: Option<String>,
-}
-
-/// What every handler needs.
-#[derive(Clone)]
-struct Service {
-    handle: Handle,
-    facts: Arc<RunFacts>,
-}
+use crate::driver::Handle;
+pub use shared::RunFacts;
+use shared::Service;
 
 /// Why reflection could not be set up.
 pub type ReflectionError = tonic_reflection::server::Error;
@@ -85,9 +61,4 @@ pub async fn router(handle: Handle, facts: RunFacts, token: Option<&str>) -> Res
         .http2_keepalive_interval(Some(HEARTBEAT_INTERVAL * 5))
         .http2_keepalive_timeout(Some(HEARTBEAT_INTERVAL * 10))
         .add_routes(routes.into()))
-}
-
-/// The core answered another question: a defect.
-fn mismatch(reply: &Reply) -> Status {
-    Status::internal(format!("the core answered another question: {reply:?}"))
 }

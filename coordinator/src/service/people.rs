@@ -13,7 +13,11 @@ use tokio_stream::{
 };
 use tonic::{Request, Response, Status};
 
-use super::{Service, books, encode, fields::cut, mismatch};
+use super::{
+    books, encode,
+    fields::cut,
+    shared::{Service, mismatch},
+};
 use crate::{
     clock,
     core::{

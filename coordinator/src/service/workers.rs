@@ -10,7 +10,10 @@ use coxswain_proto::{
 use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status};
 
-use super::{Service, encode, mismatch};
+use super::{
+    encode,
+    shared::{Service, mismatch},
+};
 use crate::core::{
     action::Reply,
     event::{Ask, Origin},

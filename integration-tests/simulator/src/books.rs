@@ -177,7 +177,7 @@ impl Books {
             self.violated(now, format!("step {number} is committed after {} steps", self.committed));
         }
         let due = self.plan.batch(step.step);
-        if (step.epoch, step.positions.clone()) != (due.epoch, due.positions) {
+        if (step.consumed.epoch, step.consumed.positions.clone()) != (due.epoch, due.positions) {
             self.violated(now, format!("step {number} is committed with other samples than its own"));
         }
         if !self.executed.contains(&(step.generation, number)) {
@@ -292,8 +292,8 @@ impl Books {
         let mut epochs: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
         let samples = self.plan.samples() as usize;
         for step in self.steps.values() {
-            let seen = epochs.entry(step.epoch).or_insert_with(|| vec![0; samples]);
-            for position in step.positions.clone() {
+            let seen = epochs.entry(step.consumed.epoch).or_insert_with(|| vec![0; samples]);
+            for position in step.consumed.positions.clone() {
                 if let Some(count) = seen.get_mut(position as usize) {
                     *count += 1;
                 }
@@ -304,7 +304,7 @@ impl Books {
         for (epoch, seen) in epochs {
             // Of the begun epoch, what lies behind the last committed step.
             let end = match self.steps.values().next_back() {
-                Some(newest) if Some(epoch) == last => newest.positions.end as usize,
+                Some(newest) if Some(epoch) == last => newest.consumed.positions.end as usize,
                 _ => samples,
             };
             missing += seen[..end].iter().filter(|count| **count == 0).count() as u64;

@@ -27,7 +27,7 @@ use self::{de::UnknownKey, task::has, tree::Node};
 pub use self::{
     error::{ConfigError, Place, Problem},
     findings::Findings,
-    task::{TaskSchema, TaskSettings, Tasks},
+    task::{SettingsError, TaskSchema, TaskSettings, Tasks},
 };
 use crate::{
     limits::MAX_CONFIG_BYTES,

@@ -4,6 +4,7 @@
 //! reads them with its own from the same file, so that a user sees one run file.
 
 use serde::{Serialize, de::DeserializeOwned};
+use serde_json::Value;
 
 use super::{
     de::{self, Reading},
@@ -14,7 +15,7 @@ use super::{
 };
 use crate::{
     identity::{self, Classes},
-    run_spec::{RunSpec, SettingsError, Task},
+    run_spec::{RunSpec, Task},
 };
 
 /// The keys of a task, as a type: a struct of sections, every optional key with its default.
@@ -29,6 +30,32 @@ pub trait TaskSettings: Serialize + DeserializeOwned + 'static {
 
     /// Tells what cannot be: of these keys, between them, and between them and the engine's. `spec` has passed its own check.
     fn check(&self, spec: &RunSpec, findings: &mut Findings);
+}
+
+/// A specification that does not say what its task needs.
+#[derive(Debug, thiserror::Error)]
+#[error("the specification is none of the task `{task}`: {reason}")]
+pub struct SettingsError {
+    /// The task that was to read it.
+    pub task: &'static str,
+    /// What is missing or of another type.
+    pub reason: String,
+}
+
+impl RunSpec {
+    /// The task's keys with their types, and the engine's where the task asks for them as well.
+    pub fn settings<T: TaskSettings>(&self) -> Result<T, SettingsError> {
+        let refuse = |reason| SettingsError { task: T::TYPE, reason };
+        if self.task.kind != T::TYPE {
+            return Err(refuse(format!("its task.type is `{}`", self.task.kind)));
+        }
+        T::deserialize(Value::Object(self.document())).map_err(|error| refuse(error.to_string()))
+    }
+
+    /// Replaces the task's keys. They are not checked.
+    pub fn set_settings<T: TaskSettings>(&mut self, settings: &T) {
+        self.set_sections(T::TYPE, settings, T::IDENTITY);
+    }
 }
 
 /// A task's keys, for who does not know its type.

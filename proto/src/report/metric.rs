@@ -43,14 +43,15 @@ pub enum Merge {
     Sum,
     /// The largest.
     Max,
-    /// They are equal: one rank's word is enough, so rank 0 alone reports it.
-    Same,
+    /// Rank 0's, which alone reports it. That the others have the same is said by whoever measures it, who must know it, as of what an
+    /// all-reduce or the step's number gives; nothing compares them.
+    FromRankZero,
 }
 
 impl Metric {
-    /// A plain number that is the same on all ranks.
+    /// A plain number that is the same on all ranks, as the caller knows.
     pub fn same(name: impl Into<Cow<'static, str>>, value: f64) -> Self {
-        Self { name: name.into(), unit: PLAIN.into(), value, merge: Merge::Same }
+        Self { name: name.into(), unit: PLAIN.into(), value, merge: Merge::FromRankZero }
     }
 
     /// The learning rate of a parameter group.
@@ -139,7 +140,7 @@ impl Merged {
                     sum.value = match metric.merge {
                         Merge::Mean | Merge::Sum => sum.value + metric.value,
                         Merge::Max => sum.value.max(metric.value),
-                        Merge::Same => sum.value,
+                        Merge::FromRankZero => sum.value,
                     };
                 }
                 None if self.0.len() < MAX_METRICS => self.0.push((metric.clone(), 1)),
@@ -173,7 +174,7 @@ mod tests {
                 metric("mean", value, Merge::Mean),
                 metric("sum", value, Merge::Sum),
                 metric("max", value, Merge::Max),
-                metric("same", value, Merge::Same),
+                metric("same", value, Merge::FromRankZero),
             ]
         };
         let mut merged = Merged::default();

@@ -80,7 +80,7 @@ impl From<&Metric> for v1::Metric {
             Merge::Mean => v1::MetricMerge::Mean,
             Merge::Sum => v1::MetricMerge::Sum,
             Merge::Max => v1::MetricMerge::Max,
-            Merge::Same => v1::MetricMerge::Same,
+            Merge::FromRankZero => v1::MetricMerge::Same,
         };
         Self { name: name.to_string(), unit: unit.to_string(), value: *value, merge: merge.into() }
     }
@@ -93,7 +93,7 @@ impl From<v1::Metric> for Metric {
             Ok(v1::MetricMerge::Mean) => Merge::Mean,
             Ok(v1::MetricMerge::Sum) => Merge::Sum,
             Ok(v1::MetricMerge::Max) => Merge::Max,
-            Ok(v1::MetricMerge::Same | v1::MetricMerge::Unspecified) | Err(_) => Merge::Same,
+            Ok(v1::MetricMerge::Same | v1::MetricMerge::Unspecified) | Err(_) => Merge::FromRankZero,
         };
         Self { name: wire.name.into(), unit: wire.unit.into(), value: wire.value, merge }
     }

@@ -12,11 +12,12 @@ use coxswain_proto::run_spec::CacheDtype;
 use super::{
     coverage::{self, Coverage},
     digest::SpaceKey,
+    directory::{entries, files_below},
     error::{Damaged, StoreError},
     part::Part,
     space::part_names,
     space_file::{self, SpaceDescription},
-    store::{Store, entries, files_below},
+    store::Store,
     usage,
 };
 
@@ -82,7 +83,7 @@ impl Store {
     /// All spaces, the one used last first, and directories that cannot be read as spaces, each with the reason.
     pub fn list(&self) -> Result<(Vec<SpaceReport>, Vec<String>), StoreError> {
         let (mut spaces, mut strange) = (Vec::new(), Vec::new());
-        for dir in self.space_dirs()? {
+        for dir in self.directory.space_dirs()? {
             match space_file::read(&dir) {
                 Ok(Some((key, description))) => {
                     spaces.extend(StoreError::unless_gone(report(dir, key, description).map(Some))?);
@@ -101,7 +102,7 @@ impl Store {
     /// Reads every record of every part.
     pub fn verify(&self) -> Result<Verified, StoreError> {
         let mut verified = Verified::default();
-        for dir in self.space_dirs()? {
+        for dir in self.directory.space_dirs()? {
             match space_file::read(&dir) {
                 Ok(Some((key, description))) => {
                     for name in StoreError::unless_gone(part_names(&dir))? {
@@ -134,10 +135,10 @@ impl Store {
                 }
             }
         };
-        for path in self.evicted()? {
+        for path in self.directory.evicted()? {
             remove(&path, |c| &mut c.unfinished)?;
         }
-        let mut dirs = self.space_dirs()?;
+        let mut dirs = self.directory.space_dirs()?;
         dirs.extend([self.dir().to_path_buf(), self.keys_dir()]);
         for dir in dirs.iter().filter(|dir| dir.is_dir()) {
             for path in
@@ -158,10 +159,10 @@ impl Store {
         }
         let Some(budget) = budget else { return Ok(collected) };
         let over = match dry_run {
-            false => self.evict_down_to(budget, None)?,
+            false => self.directory.evict_down_to(budget, None)?,
             true => {
                 let mut used = self.bytes()?.saturating_sub(collected.bytes);
-                let mut unused = self.unused(None)?;
+                let mut unused = self.directory.unused(None)?;
                 unused.retain(|(_, bytes)| {
                     let goes = used > budget;
                     used = used.saturating_sub(if goes { *bytes } else { 0 });
@@ -178,7 +179,7 @@ impl Store {
     /// Spaces whose maker died before describing them. One that somebody is about to describe is in use, and stays: it is looked at and
     /// taken away under its lock.
     fn collect_undescribed(&self, dry_run: bool, collected: &mut Collected) -> Result<(), StoreError> {
-        for dir in self.space_dirs()? {
+        for dir in self.directory.space_dirs()? {
             if !matches!(space_file::read(&dir), Ok(None)) {
                 continue;
             }

@@ -1,55 +1,24 @@
 //! Digests of files that were read before, so that they are not read again: by path, size, inode and times.
 //!
 //! A *column* is what was found in one file: one digest for files of weights that belong together, one for each row for a camera of a data file. It holds as long as the
-//! file's stamp is the same. The stamp includes the time of the last change of the inode, which tools that keep modification times (`cp -p`,
-//! `rsync -t`) cannot set; and a file that changed less than two seconds ago is not remembered, since it may change again within the
-//! clock's resolution. A memo that is missing or damaged, or has no room on the disk, costs reading the files again.
+//! file's stamp is the same. A memo that is missing or damaged, or has no room on the disk, costs reading the files again.
 //!
 //! Columns are shared, never copied: what is in use of a memo is in memory once. How they lie on disk is `memo_file`'s.
 
 use std::{
-    collections::BTreeMap,
     fs::{self, File},
-    io,
-    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::Arc,
-    time::{Duration, SystemTime},
 };
 
-use super::{digest::Digest, error::StoreError, memo_file, store::Store, usage};
-
-/// A file that changed less than this ago may change again unnoticed.
-const SETTLED: Duration = Duration::from_secs(2);
-
-/// What tells that a file has not changed: size, inode, and the times of modification and change in nanoseconds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stamp(pub(super) [u64; 4]);
-
-impl Stamp {
-    /// Of the file at `path`, now.
-    pub fn of(path: &Path) -> io::Result<Self> {
-        let metadata = fs::metadata(path)?;
-        let nanos = |seconds: i64, nanos: i64| {
-            (seconds as u64).wrapping_mul(1_000_000_000).wrapping_add(nanos as u64)
-        };
-        Ok(Self([
-            metadata.size(),
-            metadata.ino(),
-            nanos(metadata.mtime(), metadata.mtime_nsec()),
-            nanos(metadata.ctime(), metadata.ctime_nsec()),
-        ]))
-    }
-
-    fn has_settled(self) -> bool {
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let limit = now.saturating_sub(SETTLED).as_nanos();
-        u128::from(self.0[2].max(self.0[3])) < limit
-    }
-}
-
-/// What was found in files, by file and name.
-pub(super) type Columns = BTreeMap<(PathBuf, String), (Stamp, Arc<[Digest]>)>;
+use super::{
+    digest::Digest,
+    error::StoreError,
+    memo_file::{self, Columns},
+    stamp::Stamp,
+    store::Store,
+    usage,
+};
 
 /// Remembered digests. One process at a time has a memo open; others wait, and find what it has read. In a store that cannot be written, or
 /// is full, nothing new is remembered, and nobody waits.

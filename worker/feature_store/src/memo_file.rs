@@ -7,19 +7,16 @@
 //! ```
 
 use std::{
+    collections::BTreeMap,
     ffi::OsStr,
     fs::File,
     io::{self, BufReader, Read, Write},
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
-use super::{
-    digest::Digest,
-    error::StoreError,
-    memo::{Columns, Stamp},
-    usage,
-};
+use super::{digest::Digest, error::StoreError, stamp::Stamp, usage};
 
 const MAGIC: &[u8; 8] = b"COXVLMEM";
 const VERSION: u32 = 1;
@@ -28,6 +25,9 @@ const CHECKSUM: usize = 16;
 const LONGEST_TEXT: usize = 64 << 10;
 /// Digests that are read, or handed to the system, at once.
 const AT_ONCE: usize = 2048;
+
+/// What was found in files, by file and name.
+pub(super) type Columns = BTreeMap<(PathBuf, String), (Stamp, Arc<[Digest]>)>;
 
 /// What is remembered at `path`: nothing if there is no such file, or if it is older or damaged; a newer one is refused.
 pub(super) fn read(path: &Path) -> Result<Columns, StoreError> {

@@ -27,6 +27,8 @@ use super::{
     map,
 };
 
+/// A part of this many bytes should be published: what a crash costs at most, and small enough to sync in under a second.
+pub const PART_BYTES: u64 = 64 << 20;
 /// Version in the header; a reader refuses newer ones.
 pub(super) const VERSION: u32 = 1;
 pub(super) const HEADER: usize = 64;

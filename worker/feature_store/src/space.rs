@@ -17,12 +17,11 @@ use std::{
 
 use super::{
     digest::{SampleKey, SpaceKey},
+    directory::Directory,
     error::{Damaged, StoreError},
     part::{self, Counts, Part},
     space_file::SpaceDescription,
-    store::Store,
     usage::InUse,
-    writer::PartWriter,
 };
 
 /// A directory that changed less than this ago may change again without its time showing it.
@@ -32,14 +31,14 @@ const DAMAGES_KEPT: usize = 64;
 
 /// Records of one kind, open for reading and writing. Cheap to clone; in use until the last clone, record and writer are gone.
 #[derive(Clone)]
-pub struct Space(Arc<Shared>);
+pub struct Space(pub(super) Arc<Shared>);
 
 /// What clones of a space share.
 pub(super) struct Shared {
     pub dir: PathBuf,
     pub key: SpaceKey,
     pub description: SpaceDescription,
-    store: Store,
+    pub store: Directory,
     index: RwLock<Index>,
     /// Keeps evictors out.
     _in_use: InUse,
@@ -77,7 +76,7 @@ pub struct RecordRef {
 
 impl Space {
     pub(super) fn open(
-        store: Store,
+        store: Directory,
         dir: PathBuf,
         description: SpaceDescription,
         in_use: InUse,
@@ -160,12 +159,6 @@ impl Space {
     pub fn refresh(&self) -> Result<usize, StoreError> {
         self.0.refresh()
     }
-
-    /// Begins a part; makes room in the store's budget first, by evicting what nobody uses.
-    pub fn writer(&self) -> Result<PartWriter, StoreError> {
-        let allowance = self.0.store.make_room(&self.0.dir)?;
-        PartWriter::create(self.0.clone(), allowance)
-    }
 }
 
 /// Bytes of memory that an index of so many records takes: a hash table is at most seven eighths full, and a power of two of slots.
@@ -190,11 +183,6 @@ impl Shared {
         index.seen.insert(path.file_name().unwrap_or_default().to_owned());
         index.add(part);
         Ok(())
-    }
-
-    /// The error of a part that would exceed the budget.
-    pub fn over_budget(&self) -> StoreError {
-        self.store.over_budget()
     }
 
     fn find(&self, key: &SampleKey) -> Option<(Place, Arc<Part>)> {

@@ -9,8 +9,7 @@ use super::{
     codec,
     digest::{Digest, Hasher, SpaceKey},
     error::StoreError,
-    store::FORMAT,
-    usage,
+    usage::{self, FORMAT},
 };
 
 /// Everything that a feature depends on, besides its sample. A change of any of them makes another space.

@@ -16,9 +16,11 @@ use nix::sys::statfs;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::{digest::Digest, error::StoreError, store::FORMAT};
+use super::{digest::Digest, error::StoreError};
 use coxswain_nn::pulse;
 
+/// Version of the whole layout, `store.json` and `space.json`; a reader refuses newer ones.
+pub const FORMAT: u32 = 1;
 /// Between two looks at whether somebody else has let go of a lock.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// Name of the lock in a space's directory. Its time of change is when the space was last opened or left.

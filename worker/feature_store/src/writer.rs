@@ -19,14 +19,12 @@ use super::{
     codec,
     digest::SampleKey,
     error::StoreError,
-    part::{self, Counts, Entry, HEADER, Rounding},
-    space::Shared,
+    part::{self, Counts, Entry, HEADER, PART_BYTES, Rounding},
+    space::{Shared, Space},
     space_file, usage,
 };
 use coxswain_nn::pulse;
 
-/// A part of this many bytes should be published: what a crash costs at most, and small enough to sync in under a second.
-pub const PART_BYTES: u64 = 64 << 20;
 /// Records reach the system in writes of this size.
 const BUFFER: usize = 1 << 20;
 
@@ -62,8 +60,16 @@ pub struct PartWriter {
     failed: bool,
 }
 
+impl Space {
+    /// Begins a part; makes room in the store's budget first, by evicting what nobody uses.
+    pub fn writer(&self) -> Result<PartWriter, StoreError> {
+        let allowance = self.0.store.make_room(&self.0.dir)?;
+        PartWriter::create(self.0.clone(), allowance)
+    }
+}
+
 impl PartWriter {
-    pub(super) fn create(space: Arc<Shared>, allowance: u64) -> Result<Self, StoreError> {
+    fn create(space: Arc<Shared>, allowance: u64) -> Result<Self, StoreError> {
         let unique = usage::unique();
         let open = space.dir.join(format!("open-{unique}.tmp"));
         let target = space.dir.join(format!("part-{unique}.vlc"));
@@ -108,7 +114,7 @@ impl PartWriter {
         let span = counts.span(dtype, width);
         let end = part::end_len(self.entries.len() + 1);
         if self.at + (span + end) as u64 > self.allowance {
-            return Err(self.space.over_budget());
+            return Err(self.space.store.over_budget());
         }
         let mut bytes = std::mem::take(&mut self.scratch);
         bytes.clear();

@@ -77,7 +77,7 @@ impl Spent {
     ) -> Vec<Metric> {
         let mut metrics: Vec<_> =
             self.stages.iter().map(|(stage, time)| Metric::stage_time(stage, time)).collect();
-        let speaks = |figure: &&Metric| figure.merge != Merge::Same || rank.0 == 0;
+        let speaks = |figure: &&Metric| figure.merge != Merge::FromRankZero || rank.0 == 0;
         metrics.extend(self.figures.iter().filter(speaks).cloned());
         if rank.0 == 0 {
             let rates = learner.rates.rates(step.0);

@@ -59,7 +59,8 @@ impl Figures {
             Merge::Mean => known.value += (figure.value - known.value) / f64::from(*times),
             Merge::Sum => known.value += figure.value,
             Merge::Max => known.value = known.value.max(figure.value),
-            Merge::Same => {}
+            // Of micro-batches the first.
+            Merge::FromRankZero => {}
         }
     }
 

@@ -8,7 +8,7 @@ use coxswain_nn::dtypes::ActivationsDtype;
 use coxswain_nn::{
     files::{replace, write_tensors},
     kernels::Tape,
-    lora::{LoraError, write_adapter},
+    lora::{AdapterCard, LoraError, write_adapter},
     params::{GradientSums, Group, TrainableLayout, Trainables},
 };
 use coxswain_proto::run_spec::{Recompute, RunSpec};
@@ -113,8 +113,9 @@ impl<B: Tape<Base = B>> Objective<B> for VlaObjective<B> {
             written.push(artifact);
         }
         if let Some(plan) = self.policy.lora() {
-            let base = &self.settings.model.path;
-            write_adapter(&dir.join("adapter"), plan, base, layout, values, &model_card(base))
+            let base_model = &self.settings.model.path;
+            let card = AdapterCard { base_model, readme: &model_card(base_model) };
+            write_adapter(&dir.join("adapter"), plan, layout, values, &card)
                 .map_err(|error: LoraError| TaskError::io(error))?;
             written.extend(ADAPTER);
         }

@@ -2,7 +2,7 @@
 
 use coxswain_proto::ids::{Seat, WorkerId};
 
-use super::Machine;
+use super::run::Run;
 use crate::core::{
     action::{Action, Directive, Record, Reply},
     event::{NodeClaim, Origin, StreamId, Ticket, WorkerClaim},
@@ -12,10 +12,15 @@ use crate::core::{
     refusal::Refusal,
 };
 
-impl Machine {
+/// Whoever comes, and the run that it comes to.
+pub(super) struct Arrivals<'a> {
+    pub(super) run: &'a mut Run,
+}
+
+impl Arrivals<'_> {
     pub(super) fn join_node(&mut self, claim: &NodeClaim) -> Result<Reply, Refusal> {
         self.welcome(&claim.origin)?;
-        let run = &mut self.run;
+        let run = &mut *self.run;
         let placed = run.fleet.place(run.now, claim)?;
         let place = placed.node_rank();
         if let Placed::New(_) | Placed::Instead(_) = placed {
@@ -62,18 +67,9 @@ impl Machine {
             return Err(Refusal::Version { theirs, ours });
         }
         if !origin.run_id.is_empty() {
-            self.same_run(&origin.run_id)?;
+            self.run.is_this(&origin.run_id)?;
         }
         self.run.must_go_on()
-    }
-
-    /// Whether a caller means this run.
-    pub(super) fn same_run(&self, run_id: &str) -> Result<(), Refusal> {
-        if run_id != self.run.config.run_id {
-            let (theirs, ours) = (run_id.to_owned(), self.run.config.run_id.clone());
-            return Err(Refusal::OtherRun { theirs, ours });
-        }
-        Ok(())
     }
 
     pub(super) fn register(&mut self, claim: WorkerClaim) -> Result<Reply, Refusal> {
@@ -86,7 +82,7 @@ impl Machine {
         if let Some(again) = self.seat_for(&claim)? {
             return Ok(Reply::Registered(again));
         }
-        let run = &mut self.run;
+        let run = &mut *self.run;
         let (host, pid, device) = (claim.host.clone(), claim.pid, claim.device.clone());
         let id = run.fleet.enter(run.now, claim.clone(), run.orders.checkpoints);
         run.progress.planned(plan, &claim, &mut run.out);
@@ -104,12 +100,18 @@ impl Machine {
 
     /// Whether a worker may have its seat: the id it has already, or nothing if it is to have a new one.
     fn seat_for(&mut self, claim: &WorkerClaim) -> Result<Option<WorkerId>, Refusal> {
-        let (run, seat) = (&mut self.run, claim.seat);
+        let (run, seat) = (&mut *self.run, claim.seat);
         let Some(holder) = run.fleet.roster.at_mut(seat) else { return Ok(None) };
         let same = holder.claim.incarnation == claim.incarnation;
         match holder.gone {
             Some(_) if same => Err(Refusal::Fenced { seat }),
-            Some(_) => Ok(None),
+            Some(_) => {
+                if run.is_member(seat) && !run.progress.result_is_safe() {
+                    // It was to go, and went when every step was done. Its generation cannot have the successor in its place.
+                    run.shrink(seat, "another process came in its place");
+                }
+                Ok(None)
+            }
             None if same => {
                 holder.last_seen = run.now;
                 Ok(Some(holder.id))
@@ -146,7 +148,7 @@ impl Machine {
 
     /// Tells a worker whose line was opened everything that still applies.
     fn replay(&mut self, id: WorkerId, stream: StreamId) {
-        let run = &mut self.run;
+        let run = &mut *self.run;
         let rank = run.progress.rank_of(id);
         let leases = rank.map_or_else(Vec::new, |rank| run.progress.held_by(rank));
         let Ok(worker) = run.fleet.roster.get_mut(id) else { return };

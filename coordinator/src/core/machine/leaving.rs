@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use coxswain_proto::ids::{Seat, WorkerId};
 
-use super::{Machine, losing};
+use super::{losing, run::Run};
 use crate::{
     core::{
         action::{Action, Record, Reply},
@@ -12,13 +12,18 @@ use crate::{
         failure::Failure,
         news::{MemberChange, News},
         phase::Phase,
-        quarantine::{BadSample, Verdict},
+        quarantine::{BadSample, Try, Verdict},
         refusal::Refusal,
     },
     options::CauseKind,
 };
 
-impl Machine {
+/// Whoever goes, and the run that it leaves.
+pub(super) struct Departures<'a> {
+    pub(super) run: &'a mut Run,
+}
+
+impl Departures<'_> {
     /// A launcher saw a process end. News only if its worker has not said why.
     pub(super) fn exited(
         &mut self,
@@ -27,7 +32,7 @@ impl Machine {
         pid: Option<u32>,
         ended: Ended,
     ) -> Result<Reply, Refusal> {
-        let (world, run) = (self.run.config.world, &mut self.run);
+        let (world, run) = (self.run.config.world, &mut *self.run);
         let (place, _) = run.fleet.nodes.find(node_id)?;
         if seat.0 >= world.size() {
             return Err(Refusal::RankOutside { seat, world: world.size() });
@@ -51,7 +56,7 @@ impl Machine {
 
     /// A failure that a worker reports of itself.
     pub(super) fn reported_failure(&mut self, id: WorkerId, mut failure: Failure) -> Result<Reply, Refusal> {
-        let run = &mut self.run;
+        let run = &mut *self.run;
         let worker = run.fleet.roster.get_mut(id)?;
         worker.last_seen = run.now;
         if worker.gone.is_some() {
@@ -72,7 +77,7 @@ impl Machine {
 
     /// A process fails before it has a seat.
     pub(super) fn failed_unregistered(&mut self, failure: Failure) -> Reply {
-        let run = &mut self.run;
+        let run = &mut *self.run;
         if losing::is_final(run, failure.kind, false) {
             run.fatal(failure);
             return Reply::Done;
@@ -93,7 +98,7 @@ impl Machine {
         sample: BadSample,
         mut failure: Failure,
     ) -> Result<Reply, Refusal> {
-        let run = &mut self.run;
+        let run = &mut *self.run;
         let seat = run.fleet.seen(run.now, id)?.seat();
         // Those that can try it: the workers of the generation, or those that the next one will have.
         let (stale, workers) = match &run.phase {
@@ -105,8 +110,8 @@ impl Machine {
             Phase::Gathering(_) => (false, run.config.world.size()),
             Phase::Over(_) => (true, 0),
         };
-        let (said_in, quarantine) = (failure.generation, &mut run.progress.quarantine);
-        let verdict = if stale { None } else { quarantine.failed(sample, (seat, said_in), workers) };
+        let failed = Try { sample, seat, generation: failure.generation };
+        let verdict = if stale { None } else { run.progress.quarantine.failed(failed, workers) };
         let Some(verdict) = verdict else { return Ok(Reply::Done) };
         failure.seat = Some(seat);
         run.out.push(Action::Record(Record::Quarantine(run.progress.quarantine.clone())));
@@ -124,7 +129,7 @@ impl Machine {
 
     /// A worker's last word.
     pub(super) fn leave(&mut self, id: WorkerId, exit_code: i32, reason: String) -> Result<Reply, Refusal> {
-        let run = &mut self.run;
+        let run = &mut *self.run;
         let worker = run.fleet.roster.get_mut(id)?;
         worker.last_seen = run.now;
         if worker.gone.is_some() {
@@ -140,19 +145,20 @@ impl Machine {
                 run.faults.got_on(&mut run.out);
             }
         }
-        let at_the_end = run.progress.done() || run.orders.stop.is_some();
+        let at_the_end = exit_code == 0 && run.at_the_end();
         let in_order = match &run.phase {
-            Phase::Gathering(_) if exit_code == 0 && at_the_end && !run.drained(seat) => {
+            Phase::Gathering(_) if at_the_end && !run.drained(seat) => {
                 // Nobody leaves in order before the results are on disk, whatever ended the generation after that.
                 run.end(run.end_in_order());
                 return Ok(Reply::Done);
             }
             Phase::Gathering(_) => false,
-            Phase::Running(_) => exit_code == 0 && at_the_end,
+            Phase::Running(_) => at_the_end,
             Phase::Over(_) => true,
         };
         if in_order {
-            run.leave_in_order();
+            run.trust_good_bye(seat);
+            run.finish();
         } else if exit_code == 0 && run.drained(seat) && !run.is_member(seat) {
             // It was to go.
         } else if exit_code == 0 && run.config.world.elastic() {

@@ -28,7 +28,7 @@ pub(super) enum Loss {
 pub(super) fn judge(run: &Run, seat: Seat, kind: CauseKind) -> Loss {
     let outside = run.phase.running().is_some() && !run.is_member(seat);
     match () {
-        () if run.phase.is_over() || run.result_is_safe() => Loss::Farewell,
+        () if run.phase.is_over() || run.progress.result_is_safe() => Loss::Farewell,
         () if is_final(run, kind, run.is_member(seat)) => Loss::Fatal,
         () if run.drained(seat) && outside => Loss::ExpectedOutside,
         () if run.drained(seat) => Loss::Expected,

@@ -34,8 +34,11 @@ use coxswain_proto::ids::Step;
 
 pub use super::config::Config;
 use asking::People;
+use joining::Arrivals;
+use leaving::Departures;
 use run::Run;
 use watching::Watch;
+use working::Reports;
 
 use super::{
     action::{Action, Reply},
@@ -74,7 +77,9 @@ impl Machine {
         self.run.now = now;
         match event {
             Event::Asked(ticket, ask) => self.asked(ticket, ask),
-            Event::LineClosed(worker, stream) => self.line_closed(worker, stream),
+            Event::LineClosed(worker, stream) => {
+                Arrivals { run: &mut self.run }.line_closed(worker, stream);
+            }
             Event::NodeLineClosed(node_id, stream) => self.run.fleet.node_line_closed(now, &node_id, stream),
             Event::Tick => Watch { run: &mut self.run }.tick(),
         }
@@ -113,44 +118,44 @@ impl Machine {
     }
 
     fn asked(&mut self, ticket: Ticket, ask: Ask) {
-        let caller = ask.caller();
+        let (caller, run) = (ask.caller(), &mut self.run);
         let reply = match ask {
             // These answer by themselves: before the directives of a line that is opened, or when memory has been reported.
-            Ask::FollowNode { node_id, stream } => return self.follow_node(ticket, &node_id, stream),
-            Ask::Follow { worker, incarnation, stream } => {
-                return self.follow(ticket, worker, &incarnation, stream);
+            Ask::FollowNode { node_id, stream } => {
+                return Arrivals { run }.follow_node(ticket, &node_id, stream);
             }
-            Ask::ShowMemory { refresh: true } => return People { run: &mut self.run }.refresh_memory(ticket),
-            Ask::JoinNode(claim) => self.join_node(&claim),
-            Ask::GetRun(origin) => self.welcome(&origin).map(|()| Reply::Welcome),
-            Ask::Register(claim) => self.register(claim),
-            Ask::Ready(ready) => self.ready(&ready),
-            Ask::Start(report) => self.reported_start(&report),
-            Ask::Heartbeat(beat) => Ok(Reply::Known(self.heartbeat(&beat))),
-            Ask::Steps(worker, reports) => self.steps(worker, &reports),
-            Ask::Memory(worker, report) => self.memory(worker, report),
-            Ask::Checkpoint(worker, report) => self.checkpoint(worker, report),
-            Ask::Cache(worker, report) => self.cache_report(worker, report),
-            Ask::RebuildCache => People { run: &mut self.run }.rebuild_cache(),
-            Ask::Note { worker, sequence, text } => self.note(worker, sequence, text),
+            Ask::Follow { worker, incarnation, stream } => {
+                return Arrivals { run }.follow(ticket, worker, &incarnation, stream);
+            }
+            Ask::ShowMemory { refresh: true } => return People { run }.refresh_memory(ticket),
+            Ask::JoinNode(claim) => Arrivals { run }.join_node(&claim),
+            Ask::GetRun(origin) => Arrivals { run }.welcome(&origin).map(|()| Reply::Welcome),
+            Ask::Register(claim) => Arrivals { run }.register(claim),
+            Ask::Ready(ready) => Reports { run }.ready(&ready),
+            Ask::Start(report) => Reports { run }.reported_start(&report),
+            Ask::Heartbeat(beat) => Ok(Reply::Known(Reports { run }.heartbeat(&beat))),
+            Ask::Steps(worker, reports) => Reports { run }.steps(worker, &reports),
+            Ask::Memory(worker, report) => Reports { run }.memory(worker, report),
+            Ask::Checkpoint(worker, report) => Reports { run }.checkpoint(worker, report),
+            Ask::Cache(worker, report) => Reports { run }.cache_report(worker, report),
+            Ask::Note { worker, sequence, text } => Reports { run }.note(worker, sequence, text),
             Ask::Failure { run_id, worker, failure, sample } => {
-                self.same_run(&run_id).and_then(|()| match (worker, sample) {
-                    (Some(worker), Some(sample)) => self.failed_sample(worker, sample, failure),
-                    (Some(worker), None) => self.reported_failure(worker, failure),
-                    (None, _) => Ok(self.failed_unregistered(failure)),
+                run.is_this(&run_id).and_then(|()| match (worker, sample) {
+                    (Some(worker), Some(sample)) => Departures { run }.failed_sample(worker, sample, failure),
+                    (Some(worker), None) => Departures { run }.reported_failure(worker, failure),
+                    (None, _) => Ok(Departures { run }.failed_unregistered(failure)),
                 })
             }
-            Ask::Leave { worker, exit_code, reason } => self.leave(worker, exit_code, reason),
-            Ask::Exit { node_id, seat, pid, ended } => self.exited(&node_id, seat, pid, ended),
-            Ask::Status => Ok(Reply::Status(Box::new(showing::status(&self.run)))),
-            Ask::Pause => People { run: &mut self.run }.pause(),
-            Ask::Resume => People { run: &mut self.run }.resume(),
-            Ask::CheckpointNow => People { run: &mut self.run }.checkpoint_now(),
-            Ask::Stop { reason } => People { run: &mut self.run }.stop(reason),
-            Ask::Drain { node, reason } => People { run: &mut self.run }.drain(node, reason),
-            Ask::ShowMemory { refresh: false } => {
-                Ok(Reply::Memory(self.run.memory.table(&self.run.fleet.roster)))
-            }
+            Ask::Leave { worker, exit_code, reason } => Departures { run }.leave(worker, exit_code, reason),
+            Ask::Exit { node_id, seat, pid, ended } => Departures { run }.exited(&node_id, seat, pid, ended),
+            Ask::Status => Ok(Reply::Status(Box::new(showing::status(run)))),
+            Ask::RebuildCache => People { run }.rebuild_cache(),
+            Ask::Pause => People { run }.pause(),
+            Ask::Resume => People { run }.resume(),
+            Ask::CheckpointNow => People { run }.checkpoint_now(),
+            Ask::Stop { reason } => People { run }.stop(reason),
+            Ask::Drain { node, reason } => People { run }.drain(node, reason),
+            Ask::ShowMemory { refresh: false } => Ok(Reply::Memory(run.memory.table(&run.fleet.roster))),
         };
         if let Err(refusal) = &reply {
             self.run.voice.refuse(caller, refusal, &mut self.run.out);

@@ -16,6 +16,7 @@ use crate::core::{
     past::{Past, PastGeneration},
     phase::{Connecting, Gathering, LastCall, Over, Phase, Running, Stage},
     reason::Reason,
+    roster::Gone,
 };
 
 /// Takes over nodes, seats and the phase of an earlier life.
@@ -63,7 +64,13 @@ fn recall_phase(run: &mut Run, past: &Past, plan: Plan) {
         false => Stage::Connecting(Connecting { recalled: true, ..Connecting::default() }),
     };
     let running = Running::new(assignment.into());
+    let left =
+        |member: &&Member| run.fleet.roster.at(member.seat).is_some_and(|it| it.gone == Some(Gone::Left(0)));
+    let left: Vec<_> = running.assignment.members.iter().filter(left).map(|member| member.seat).collect();
     run.phase = Phase::Running(Box::new(Running { regroup: leaving, hand_over: leaving, stage, ..running }));
+    if run.at_the_end() {
+        left.into_iter().for_each(|seat| run.trust_good_bye(seat));
+    }
 }
 
 fn recall_gathering(run: &mut Run, generation: Generation) {

@@ -23,7 +23,6 @@ use crate::core::{
     reason::{Reason, RunPhase},
     refreshes::Memory,
     refusal::Refusal,
-    roster::Gone,
     time::Timestamp,
     voice::Voice,
 };
@@ -73,6 +72,15 @@ impl Run {
         if self.phase.is_over() { Err(Refusal::Over(self.voice.reason.clone())) } else { Ok(()) }
     }
 
+    /// Whether a caller means this run.
+    pub(super) fn is_this(&self, run_id: &str) -> Result<(), Refusal> {
+        if run_id != self.config.run_id {
+            let (theirs, ours) = (run_id.to_owned(), self.config.run_id.clone());
+            return Err(Refusal::OtherRun { theirs, ours });
+        }
+        Ok(())
+    }
+
     /// The phase as people see it.
     pub(super) fn phase_for(&self, reason: &Reason) -> RunPhase {
         match (&self.phase, reason) {
@@ -105,21 +113,21 @@ impl Run {
     }
 
     /// Whether the generation that runs has nothing to do but to say good-bye.
-    pub(in crate::core) fn steps_done(&self) -> bool {
+    pub(super) fn steps_done(&self) -> bool {
         self.progress.training().is_some() && self.progress.done()
     }
 
-    /// A member has left in order: nobody does before the results are on disk, so a loss changes nothing any more.
-    pub(in crate::core) fn result_is_safe(&self) -> bool {
-        let Some(running) = self.phase.running() else { return false };
-        if self.progress.safe_since.is_some() {
-            // Another process may have the seat of whoever has left by now.
-            return true;
+    /// Remembers it if the worker at a seat, which has left in order, proves that the results are there. The roster forgets its good-bye
+    /// as soon as another process has the seat. One whose node is to go may have left because it was told to, which proves nothing.
+    pub(super) fn trust_good_bye(&mut self, seat: Seat) {
+        if self.is_member(seat) && !self.drained(seat) {
+            self.progress.safe_since.get_or_insert(self.now);
         }
-        let left = |seat| self.fleet.roster.at(seat).is_some_and(|it| it.gone == Some(Gone::Left(0)));
-        let mut members = running.assignment.members.iter().map(|member| member.seat);
-        (self.steps_done() || self.orders.stop.is_some())
-            && members.any(|seat| left(seat) && !self.drained(seat))
+    }
+
+    /// Whether those who leave in order do so because the run is at its end.
+    pub(super) fn at_the_end(&self) -> bool {
+        self.progress.done() || self.orders.stop.is_some()
     }
 
     /// The end of a run whose results are there.
@@ -181,7 +189,7 @@ impl Run {
 
     /// Sends a directive to those of these members that are there.
     pub(super) fn tell_members(&mut self, assignment: &Assignment, directive: &Directive, unready: bool) {
-        let living = assignment.members.iter().filter_map(|it| self.fleet.roster.living_at(it.seat));
+        let living = assignment.members.iter().filter_map(|member| self.fleet.there(member));
         let lines = living.filter(|worker| !(unready && worker.ready)).filter_map(|it| it.line.stream);
         self.out.extend(lines.map(|line| Action::Tell(line, directive.clone())));
     }
@@ -202,7 +210,8 @@ impl Run {
         for rank in ranks {
             let leases = self.progress.grant(*rank);
             let member = running.assignment.members.get(rank.0 as usize);
-            if let Some(stream) = member.and_then(|member| self.fleet.roster.line(member.seat)) {
+            let worker = member.and_then(|member| self.fleet.there(member));
+            if let Some(stream) = worker.and_then(|worker| worker.line.stream) {
                 let leases = leases.into_iter().map(Directive::Lease);
                 self.out.extend(leases.map(|lease| Action::Tell(stream, lease)));
             }

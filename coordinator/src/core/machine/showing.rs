@@ -10,7 +10,7 @@ use crate::core::{
     motion::Member,
     phase::Phase,
     roster::Worker,
-    status::{LeavingNode, Occupant, RankStatus, Status, WorkerStatus},
+    status::{LeavingNode, Occupant, RankStatus, Status, WorkerStatus, Workers},
 };
 
 /// A run at this moment.
@@ -22,11 +22,9 @@ pub(super) fn status(run: &Run) -> Status {
         phase: run.phase_for(&voice.reason),
         reason: voice.reason.clone(),
         generation: run.generation_now(),
-        world: run.config.world.size(),
-        present: fleet.roster.present(),
+        workers: Workers { wanted: run.config.world.size(), present: fleet.roster.present() },
         committed,
-        total: plan.map(|plan| plan.total_steps()),
-        epoch: plan.map_or(0, |plan| plan.epoch(committed)),
+        plan,
         last: progress.last.clone(),
         eta: left.and_then(|steps| progress.pace.time_for(steps)),
         ranks: ranks(run),
@@ -40,7 +38,6 @@ pub(super) fn status(run: &Run) -> Status {
         },
         spent: faults.spent.clone(),
         max_restarts: run.config.budgets.restarts,
-        sizes: plan.map(|plan| (plan.samples(), plan.global_batch())),
         cache: progress.cache_status(),
         leaving: leaving(run),
     }

@@ -222,7 +222,7 @@ impl Run {
         let Some((first, source, last)) = self.phase.running().and_then(Running::agreed) else { return };
         // Reports of the others may be on their way, unless they have spoken, too.
         let before = self.progress.committed;
-        let settled = self.progress.settle(self.generation, (first, source), last, &mut self.out);
+        let settled = self.progress.settle(self.generation, first, source, last, &mut self.out);
         let committed = self.progress.committed;
         if committed > before {
             self.faults.got_on(&mut self.out);
@@ -301,19 +301,10 @@ impl Run {
         self.break_up(&format!("rank {seat} left: {reason}"), true);
     }
 
-    /// A worker has left in order, with the last steps: the results are on disk.
-    pub(super) fn leave_in_order(&mut self) {
-        if self.result_is_safe() {
-            self.progress.safe_since.get_or_insert(self.now);
-        }
-        self.finish();
-    }
-
     /// Running to Over, once every worker has left.
     pub(super) fn finish(&mut self) {
         let Some(running) = self.phase.running() else { return };
-        let mut members = running.assignment.members.iter();
-        if members.all(|member| self.fleet.roster.living_at(member.seat).is_none()) {
+        if running.assignment.members.iter().all(|member| self.fleet.there(member).is_none()) {
             self.end(self.end_in_order());
         }
     }

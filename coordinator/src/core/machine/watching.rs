@@ -97,9 +97,8 @@ impl Watch<'_> {
     fn look_for_standstill(&mut self) {
         let now = self.run.now;
         self.run.fleet.motion.look_at = now.after(LOOK_INTERVAL);
-        if self.run.result_is_safe() {
+        if let Some(since) = self.run.progress.safe_since {
             // Whoever has not left some time after the first good-bye is waited for no longer.
-            let since = *self.run.progress.safe_since.get_or_insert(now);
             if since.after(self.run.config.patience.farewell) <= now {
                 self.run.end(self.run.end_in_order());
             }

@@ -5,7 +5,7 @@ use coxswain_proto::{
     ids::{Bytes, Seat, WorkerId},
 };
 
-use super::{Machine, forming};
+use super::{forming, run::Run};
 use crate::{
     core::{
         action::Reply,
@@ -22,10 +22,15 @@ use crate::{
     options::CauseKind,
 };
 
-impl Machine {
+/// What workers say, and the run that they say it of.
+pub(super) struct Reports<'a> {
+    pub(super) run: &'a mut Run,
+}
+
+impl Reports<'_> {
     /// A worker can take a place in the next generation; if it left one that was taken for alive, that one is broken.
     pub(super) fn ready(&mut self, ready: &Readiness) -> Result<Reply, Refusal> {
-        let run = &mut self.run;
+        let run = &mut *self.run;
         run.must_go_on()?;
         let worker = run.fleet.roster.living_mut(ready.worker)?;
         if worker.claim.incarnation != ready.incarnation {
@@ -40,7 +45,9 @@ impl Machine {
         let seat = worker.seat();
         match &run.phase {
             // Whoever has left in order was its neighbour, and that is all that it lost.
-            Phase::Running(_) if run.is_member(seat) && run.result_is_safe() => run.end(run.end_in_order()),
+            Phase::Running(_) if run.is_member(seat) && run.progress.result_is_safe() => {
+                run.end(run.end_in_order())
+            }
             Phase::Running(_) if run.is_member(seat) => self.deserted(seat, &ready.reason),
             Phase::Running(_) if forming::widens(run) => run.regroup(false),
             Phase::Gathering(_) if !ready.reason.is_empty() => self.complained(seat, &ready.reason),
@@ -72,7 +79,7 @@ impl Machine {
     }
 
     pub(super) fn reported_start(&mut self, report: &StartReport) -> Result<Reply, Refusal> {
-        let run = &mut self.run;
+        let run = &mut *self.run;
         let seat = run.fleet.seen(run.now, report.worker)?.seat();
         let stale = Refusal::Stale { theirs: report.generation, ours: run.generation };
         let Phase::Running(running) = &mut run.phase else { return Err(stale) };
@@ -100,7 +107,7 @@ impl Machine {
     }
 
     pub(super) fn heartbeat(&mut self, beat: &Beat) -> bool {
-        let run = &mut self.run;
+        let run = &mut *self.run;
         let known = run.fleet.roster.heard(run.now, beat);
         if known && let Some(seat) = run.fleet.felt(beat) {
             run.publish(News::Standstill(seat, "moves again".into()));
@@ -123,7 +130,7 @@ impl Machine {
     }
 
     pub(super) fn steps(&mut self, id: WorkerId, reports: &[StepReport]) -> Result<Reply, Refusal> {
-        let run = &mut self.run;
+        let run = &mut *self.run;
         let worker = run.fleet.seen(run.now, id)?;
         let seat = worker.seat();
         if let Some(newest) = reports.last() {
@@ -148,7 +155,7 @@ impl Machine {
 
     /// Commits every step that all ranks have reported.
     fn commit(&mut self) {
-        let run = &mut self.run;
+        let run = &mut *self.run;
         if !run.progress.commit(&mut run.out) {
             return;
         }
@@ -182,7 +189,7 @@ impl Machine {
     }
 
     pub(super) fn memory(&mut self, id: WorkerId, report: MemoryReport) -> Result<Reply, Refusal> {
-        let run = &mut self.run;
+        let run = &mut *self.run;
         let seat = run.fleet.seen(run.now, id)?.seat();
         run.memory.take(seat, report);
         run.memory.answer(run.now, &run.fleet.roster, true, &mut run.out);
@@ -190,7 +197,7 @@ impl Machine {
     }
 
     pub(super) fn checkpoint(&mut self, id: WorkerId, report: CheckpointReport) -> Result<Reply, Refusal> {
-        let run = &mut self.run;
+        let run = &mut *self.run;
         run.fleet.seen(run.now, id)?;
         if run.orders.checkpoint_due.is_some_and(|due| due <= report.step) {
             run.order(|orders| orders.checkpoint_due = None);
@@ -202,7 +209,7 @@ impl Machine {
     }
 
     pub(super) fn cache_report(&mut self, id: WorkerId, report: CacheReport) -> Result<Reply, Refusal> {
-        let run = &mut self.run;
+        let run = &mut *self.run;
         run.fleet.seen(run.now, id)?;
         if run.progress.cache_report(report, &mut run.out) {
             run.grant(&run.progress.dry_ranks());
@@ -211,7 +218,7 @@ impl Machine {
     }
 
     pub(super) fn note(&mut self, id: WorkerId, sequence: u64, text: String) -> Result<Reply, Refusal> {
-        let run = &mut self.run;
+        let run = &mut *self.run;
         let worker = run.fleet.seen(run.now, id)?;
         if sequence > worker.notes {
             worker.notes = sequence;

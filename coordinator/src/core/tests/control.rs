@@ -125,7 +125,7 @@ fn status_says_where_the_run_is_and_when_it_will_end() {
     run.beat(1, WorkerPhase::Backward);
     run.wait(Duration::from_millis(700));
     let (Ok(Reply::Status(status)), _) = run.ask(Ask::Status) else { panic!() };
-    assert_eq!((status.committed, status.total, status.epoch), (Step(20), Some(100), 5));
+    assert_eq!((status.committed, status.plan, status.epoch()), (Step(20), Some(run.plan), 5));
     assert_eq!(status.eta, Some(Duration::from_secs(8)));
     assert_eq!(status.ranks[1].worker().map(|worker| worker.phase), Some(WorkerPhase::Backward));
     assert_eq!(status.ranks[1].silent, Duration::from_millis(700));

@@ -144,6 +144,32 @@ fn a_worker_that_is_only_loading_leaves_at_once() {
 }
 
 #[test]
+fn a_generation_ends_when_another_process_takes_the_seat_of_a_member_that_was_to_go() {
+    let mut run = two_nodes();
+    for step in 3..100 {
+        for rank in 0..4 {
+            run.steps(rank, step..step + 1);
+        }
+    }
+    let (_, actions) = drain(&mut run, 1);
+    assert!(told(&actions, 0).is_empty(), "all leave soon");
+    assert!(told(&leave(&mut run, 2), 0).is_empty(), "it may be the first of all");
+    let actions = run.replace(2, 1);
+    assert!(matches!(told(&actions, 0)[..], [Directive::Abort { over: false, .. }]), "{actions:?}");
+    for rank in [0, 1, 3] {
+        run.get_ready(rank, 1, "rank 2 is gone");
+    }
+    assert_eq!(members(&run), [0, 1, 3], "rank 3 has its part of the state");
+    for rank in [0, 1, 3] {
+        run.start(rank, 100, StateSource::Carried).0.unwrap();
+    }
+    assert_eq!(
+        phases(&[leave(&mut run, 0), leave(&mut run, 1), leave(&mut run, 3)].concat()),
+        [RunPhase::Finished]
+    );
+}
+
+#[test]
 fn a_restarted_coordinator_remembers_who_is_to_go() {
     let mut run = two_nodes();
     let mut past = Past::default();

@@ -83,6 +83,24 @@ fn a_run_that_was_stopped_says_that_it_is_over() {
 }
 
 #[test]
+fn a_good_bye_before_the_others_have_started_proves_the_results_and_is_not_forgotten() {
+    // Every step is done, and a fault has made both gather once more.
+    let mut run = done_but_for_a_report();
+    run.steps(1, 99..100);
+    run.get_ready(0, 1, "its peer is gone");
+    run.get_ready(1, 1, "its peer is gone");
+    leave(&mut run, 1);
+    run.start(0, 100, StateSource::Carried).0.unwrap();
+    let (reply, _) = run.ask(Ask::Register(successor(1, 1)));
+    assert!(matches!(reply, Ok(Reply::Registered(_))), "{reply:?}");
+    let actions = run.kill(0);
+    assert_eq!((respawns(&actions), survived(&actions)), (vec![], None));
+    assert_eq!(phases(&actions), [RunPhase::Finished], "the other one that is there is no member");
+    run.wait(Duration::from_secs(21));
+    assert_eq!(run.machine.outcome(), FINISHED);
+}
+
+#[test]
 fn a_process_that_dies_before_it_registers_is_replaced() {
     let mut run = Run::started(2);
     run.wait(Duration::from_millis(2900));

@@ -72,7 +72,7 @@ fn status_has_a_row_for_a_process_that_is_on_its_way() {
     run.wait(Duration::from_millis(300));
     come(&mut run, 1);
     let before = status(&mut run);
-    assert_eq!((before.present, before.ranks.len()), (1, 3));
+    assert_eq!((before.workers.present, before.ranks.len()), (1, 3));
     for (rank, seat) in before.ranks.iter().zip(0..) {
         assert_eq!((rank.seat, rank.local_rank, rank.host.as_str()), (Seat(seat), seat, "node-a"));
         assert_eq!(rank.occupant == Occupant::Starting, seat != 1, "{rank:?}");
@@ -84,7 +84,7 @@ fn status_has_a_row_for_a_process_that_is_on_its_way() {
     run.start_all(3, 0, StateSource::Fresh);
     run.kill(2);
     let after = status(&mut run);
-    assert_eq!((after.present, &after.ranks[2].occupant), (2, &Occupant::Starting), "its successor");
+    assert_eq!((after.workers.present, &after.ranks[2].occupant), (2, &Occupant::Starting), "its successor");
     assert!(after.ranks[..2].iter().all(|rank| rank.worker().is_some_and(|worker| !worker.gone)));
 }
 
@@ -101,7 +101,7 @@ fn whoever_is_lost_and_is_not_started_again_is_shown_to_be_gone() {
     }
     let shown = status(&mut run);
     let gone = |seat: usize| shown.ranks[seat].worker().map(|worker| worker.gone);
-    assert_eq!((shown.present, gone(0), gone(2)), (2, Some(false), Some(true)));
+    assert_eq!((shown.workers.present, gone(0), gone(2)), (2, Some(false), Some(true)));
 }
 
 #[test]

@@ -354,7 +354,8 @@ fn status_says_what_was_survived() {
     run.kill(1);
     let (Ok(Reply::Status(status)), _) = run.ask(Ask::Status) else { panic!() };
     assert!(matches!(status.reason, Reason::Regathering { generation: Generation(1), .. }));
-    assert_eq!((status.spent.restarts, status.max_restarts, status.sizes), (1, 3, Some((30, 8))));
+    assert_eq!((status.spent.restarts, status.max_restarts), (1, 3));
+    assert_eq!(status.plan.map(|plan| (plan.samples(), plan.global_batch())), Some((30, 8)));
     assert!(status.failure.is_some_and(|failure| !failure.fatal));
     assert_eq!(invariants::violated(&run.machine), None);
     let seat = Seat(1);

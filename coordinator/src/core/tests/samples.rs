@@ -66,7 +66,7 @@ fn a_sample_that_fails_goes_to_another_worker_and_then_to_nobody() {
     }
     assert_eq!(run.machine.committed(), Step(1));
     let last = run.machine.run.progress.last.clone().expect("a committed step");
-    assert_eq!((last.samples(), last.left_out.clone()), (7, vec![5..6]));
+    assert_eq!((last.samples(), last.consumed.left_out.clone()), (7, vec![5..6]));
     assert_eq!(run.machine.run.faults.spent.restarts, 0, "bad samples have a budget of their own");
 }
 
@@ -107,7 +107,9 @@ fn a_damaged_row_is_left_out_of_every_epoch_and_counts_once() {
             let holes = order().damaged(epoch, &[row]);
             report.positions = coxswain_proto::plan::without(report.positions[0].clone(), &holes);
             run.tell(Ask::Steps(run.worker(0), vec![report]));
-            left_out.extend(run.machine.run.progress.last.clone().expect("a step").left_out.iter().cloned());
+            left_out.extend(
+                run.machine.run.progress.last.clone().expect("a step").consumed.left_out.iter().cloned(),
+            );
         }
         let mut numbers: Vec<_> =
             left_out.into_iter().flatten().filter_map(|at| order().at(epoch, at)).collect();

@@ -36,7 +36,7 @@ fn a_step_commits_when_the_last_rank_has_reported_it() {
     let Some(News::Step(step)) = news(&actions).into_iter().find(|news| matches!(news, News::Step(_))) else {
         panic!()
     };
-    assert_eq!((step.tokens, step.positions.clone()), (20, 0..8));
+    assert_eq!((step.tokens, step.consumed.positions.clone()), (20, 0..8));
     assert_eq!((step.memory_peak, step.memory_peak_seat), (Bytes(1 << 20), Seat(1)));
     assert_eq!((step.totals.loss(), step.samples_per_second()), (0.5, 80.0));
 }
@@ -87,7 +87,7 @@ fn the_last_lease_ends_with_the_run() {
     assert_eq!(run.phase(), RunPhase::Stopping);
     let (Ok(Reply::Status(status)), _) = run.ask(Ask::Status) else { panic!() };
     let lease_end = status.ranks[0].worker().map(|worker| worker.lease_end);
-    assert_eq!((lease_end, status.total), (Some(Step(100)), Some(100)));
+    assert_eq!((lease_end, status.plan), (Some(Step(100)), Some(run.plan)));
 }
 
 #[test]

@@ -14,7 +14,7 @@ use crate::{
     core::{
         failure::Failure,
         phase::End,
-        quarantine::{BadSample, Quarantine},
+        quarantine::{BadSample, Quarantine, Try},
         report::StateSource,
         tests::claim,
     },
@@ -32,8 +32,7 @@ fn spec() -> RunSpec {
 }
 
 fn open(directory: &Path, life: Life) -> (Durable, Past) {
-    let (journal, _, memory) =
-        Durable::open(directory, &spec(), (None, "quick-1"), life).expect("it is ours");
+    let (journal, _, memory) = Durable::open(directory, &spec(), None, "quick-1", life).expect("it is ours");
     (journal, memory.past)
 }
 
@@ -45,7 +44,8 @@ fn members(generation: u64) -> Vec<(Seat, WorkerId)> {
 fn records() -> Vec<Record> {
     let mut quarantine = Quarantine::default();
     let row = DamagedRow { row: 4, begin: 3, end: 5 };
-    quarantine.failed(BadSample { epoch: 0, position: 9, row }, (Seat(0), Generation(1)), 1);
+    let sample = BadSample { epoch: 0, position: 9, row };
+    quarantine.failed(Try { sample, seat: Seat(0), generation: Generation(1) }, 1);
     let failure = Arc::new(Failure::of_run(CauseKind::WorkerLost, "killed".into()));
     let decided = Decided {
         first: Step(20),

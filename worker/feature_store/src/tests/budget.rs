@@ -170,7 +170,7 @@ fn people_may_look_at_a_store_that_runs_evict_from() {
                     writer.publish().unwrap();
                     space.note_coverage(&coverage).unwrap();
                 }
-                store.evict_down_to(0, None).unwrap();
+                store.directory.evict_down_to(0, None).unwrap();
             }
         });
         let ended = run.join();

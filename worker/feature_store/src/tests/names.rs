@@ -140,7 +140,7 @@ fn coverage_is_listed_with_everything_else() {
     assert_eq!((report.samples, report.parts, report.unfinished, report.in_use), (3, 1, 0, true));
     assert!(report.coverage.len() == 1 && report.coverage[0].is_complete() && !coverage.is_complete());
     assert!(strange.is_empty() && report.unusable.is_empty() && report.rounding_error == 0.0);
-    assert_eq!(report.bytes, super::super::store::files_below(space.dir()));
+    assert_eq!(report.bytes, super::super::directory::files_below(space.dir()));
 }
 
 #[test]

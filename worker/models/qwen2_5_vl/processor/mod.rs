@@ -11,6 +11,7 @@ mod image;
 mod preprocessor;
 mod prompt;
 mod resize;
+mod shape;
 #[cfg(test)]
 mod tests;
 mod vision;
@@ -18,4 +19,5 @@ mod vision;
 pub use image::image_size;
 pub use prompt::{ModelFacts, PromptEncoder};
 pub use resize::Rgb;
-pub use vision::{DEFAULT_MAX_PIXELS, ImageProcessor, PatchShape, Patches, PixelBounds, smart_resize};
+pub use shape::PatchShape;
+pub use vision::{DEFAULT_MAX_PIXELS, ImageProcessor, Patches, PixelBounds, smart_resize};

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::vision::PatchShape;
+use super::shape::PatchShape;
 use coxswain_data::error::{DataError, read_json};
 
 const OWN_FILE: &str = "preprocessor_config.json";

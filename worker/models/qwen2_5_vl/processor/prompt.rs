@@ -18,7 +18,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use tokenizers::Tokenizer;
 
-use super::vision::PatchShape;
+use super::shape::PatchShape;
 use coxswain_data::error::{DataError, read_json, read_text};
 
 const SYSTEM: &str = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n";

@@ -16,6 +16,7 @@ use coxswain_data::DataError;
 use super::image::decode;
 use super::preprocessor::Preprocessor;
 use super::resize::{Rgb, resize};
+use super::shape::PatchShape;
 
 /// 1,280 tokens of 28 x 28 pixels: Transformers' default for the model family. `data.max_pixels` lifts it.
 pub const DEFAULT_MAX_PIXELS: usize = 1280 * 28 * 28;
@@ -23,29 +24,6 @@ pub const DEFAULT_MAX_PIXELS: usize = 1280 * 28 * 28;
 const DEFAULT_MIN_PIXELS: usize = 4 * 28 * 28;
 /// Beyond this ratio of the longer side to the shorter the model family refuses an image.
 const MAX_ASPECT: f64 = 200.0;
-
-/// Sizes of the vision tower that shape its input, from `config.json`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PatchShape {
-    /// Side of a patch in pixels.
-    pub patch: usize,
-    /// Patches merged into one token along each side.
-    pub merge: usize,
-    /// Frames in one patch.
-    pub frames: usize,
-}
-
-impl PatchShape {
-    /// Values of one patch: channels, frames and pixels.
-    pub fn columns(&self) -> usize {
-        3 * self.frames * self.patch * self.patch
-    }
-
-    /// Tokens that an image of this grid becomes.
-    pub fn tokens(&self, grid: [u32; 3]) -> usize {
-        grid.iter().map(|g| *g as usize).product::<usize>() / (self.merge * self.merge)
-    }
-}
 
 /// One image as the vision tower reads it.
 #[derive(Clone, Debug, PartialEq)]

@@ -135,7 +135,7 @@ impl<B: ModelBackend> ModelBackend for Autodiff<B> {
         let (w_oi, bias_o) = (w_oi.inner(), bias_o.map(Tensor::inner));
         let update = LowRank { a_ri: plain(&a), b_or: plain(&b), scale: update.scale };
         let (y_no, down_nr) = B::lora_linear_saving(plain(&x), w_oi.clone(), bias_o, &update);
-        lora_linear_node([x, a, b], (w_oi, update.scale), (y_no, down_nr))
+        lora_linear_node([x, a, b], w_oi, update.scale, y_no, down_nr)
     }
 
     fn lora_linear_known(
@@ -149,7 +149,7 @@ impl<B: ModelBackend> ModelBackend for Autodiff<B> {
             "a weight that trains beside its update has no value known from elsewhere"
         );
         let inputs = [tracked(x_ni), tracked(update.a_ri), tracked(update.b_or)];
-        lora_linear_node(inputs, (w_oi.inner(), update.scale), (y_no.inner(), down_nr.inner()))
+        lora_linear_node(inputs, w_oi.inner(), update.scale, y_no.inner(), down_nr.inner())
     }
 
     fn lora_linear_onto(
@@ -197,7 +197,7 @@ impl<B: ModelBackend> ModelBackend for Autodiff<B> {
             match (update, down_nr) {
                 (Some(LowRank { a_ri, b_or, scale }), Some(down_nr)) => {
                     let inputs = [x.clone(), tracked(a_ri), tracked(b_or)];
-                    lora_linear_node(inputs, (w_oi.inner(), scale), (y_no, down_nr))
+                    lora_linear_node(inputs, w_oi.inner(), scale, y_no, down_nr)
                 }
                 _ => linear_node(x.clone(), tracked(w_oi), bias_o.map(tracked), y_no),
             }

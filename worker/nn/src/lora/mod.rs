@@ -11,19 +11,21 @@
 
 mod error;
 pub mod linear;
+mod module;
 mod patterns;
 pub mod peft;
 pub mod peft_config;
-
 pub mod plan;
 mod settings;
 pub mod targets;
 
-pub use error::LoraError;
-pub use linear::{Adapter, LoraLinear, forward_all};
-pub use peft::{PeftAdapter, write_adapter};
-
-pub use patterns::Patterns;
-pub use peft_config::AdapterConfig;
-pub use plan::{AdapterSpec, LoraPlan, Module, ModuleKind};
-pub use settings::{Lora, LoraTargets};
+pub use self::{
+    error::LoraError,
+    linear::{Adapter, LoraLinear, forward_all},
+    module::{Module, ModuleKind},
+    patterns::Patterns,
+    peft::{AdapterCard, PeftAdapter, write_adapter},
+    peft_config::AdapterConfig,
+    plan::{AdapterSpec, LoraPlan},
+    settings::{Lora, LoraTargets},
+};

@@ -17,8 +17,9 @@ use serde_json::Value;
 use super::{
     error::LoraError,
     linear::peft_keys,
+    module::{Module, ModuleKind},
     peft_config::{self, AdapterConfig},
-    plan::{LoraPlan, Module, ModuleKind},
+    plan::LoraPlan,
 };
 use crate::params::TrainableLayout;
 
@@ -183,16 +184,24 @@ impl Weights<'_> {
     }
 }
 
-/// Writes a directory that PEFT loads: the LoRA tensors of `values`, which has the layout's order, and `card` as its README.
+/// What a reader of an adapter is told of it.
+#[derive(Clone, Copy, Debug)]
+pub struct AdapterCard<'a> {
+    /// The model that it is for: a name, or a directory.
+    pub base_model: &'a str,
+    /// Its `README.md`.
+    pub readme: &'a str,
+}
+
+/// Writes a directory that PEFT loads: the LoRA tensors of `values`, which has the layout's order.
 ///
 /// Each file appears complete or not at all; the configuration comes last, so that a directory with one is a whole adapter.
 pub fn write_adapter(
     dir: &Path,
     plan: &LoraPlan,
-    base_model: &str,
     layout: &TrainableLayout,
     values: &[f32],
-    card: &str,
+    card: &AdapterCard<'_>,
 ) -> Result<(), LoraError> {
     let failed = |path: PathBuf| {
         move |source| LoraError::Io {
@@ -212,8 +221,9 @@ pub fn write_adapter(
     let metadata = [("format".to_owned(), "pt".to_owned())].into_iter().collect();
     let bytes =
         safetensors::serialize(params, Some(metadata)).expect("views of owned tensors always serialize");
-    let config = format!("{:#}\n", peft_config::to_json(plan, base_model));
-    let files = [(WEIGHTS, bytes.as_slice()), ("README.md", card.as_bytes()), (CONFIG, config.as_bytes())];
+    let config = format!("{:#}\n", peft_config::to_json(plan, card.base_model));
+    let files =
+        [(WEIGHTS, bytes.as_slice()), ("README.md", card.readme.as_bytes()), (CONFIG, config.as_bytes())];
     for (name, bytes) in files {
         let path = dir.join(name);
         publish(&path, bytes).map_err(failed(path))?;

@@ -10,7 +10,8 @@ use serde_json::{Map, Value, json};
 
 use super::{
     error::LoraError,
-    plan::{LoraPlan, Module, Recipe},
+    module::Module,
+    plan::{LoraPlan, Recipe},
     targets::{LayerFilter, Targets},
 };
 

@@ -11,12 +11,12 @@
 //! `(?(1)..|..)` are not known to it in the same form, possessive and atomic groups follow Oniguruma, and a runaway expression is an
 //! error instead of a hang. Module paths are ASCII, so Unicode classes do not matter.
 
-use crate::lora::LoraTargets;
 use fancy_regex::Regex;
 
 use super::{
     error::LoraError,
-    plan::{Module, ModuleKind},
+    module::{Module, ModuleKind},
+    settings::LoraTargets,
 };
 
 /// Compiled `target_modules`.

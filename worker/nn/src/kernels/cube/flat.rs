@@ -7,10 +7,7 @@ use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElemen
 use cubecl::prelude::*;
 use half::bf16;
 
-use super::{
-    launch::{UNITS, by_element, cube_sum, empty, floats, len, primitive},
-    wrapped,
-};
+use super::launch::{UNITS, by_element, cube_sum, empty, floats, len, primitive, wrapped};
 use crate::kernels::flat::{
     Run,
     tensors::{BLOCK, Origins, Updated},

@@ -4,7 +4,7 @@
 //! as its width and the device's loads allow. What arrives otherwise (a slice, a pitched row, another type) is made so first; rotary embedding
 //! alone goes by strides.
 
-use burn::tensor::{DType, Shape, Tensor, backend::Backend};
+use burn::tensor::{DType, Shape, Tensor, TensorPrimitive, backend::Backend};
 use burn_cubecl::{
     CubeRuntime,
     kernel::{into_contiguous, slice},
@@ -27,6 +27,15 @@ where
     R: CubeRuntime,
 {
     x.into_primitive().tensor()
+}
+
+/// A buffer as a burn tensor.
+pub fn wrapped<B, R, const D: usize>(x: CubeTensor<R>) -> Tensor<B, D>
+where
+    B: Backend<FloatTensorPrimitive = CubeTensor<R>>,
+    R: CubeRuntime,
+{
+    Tensor::from_primitive(TensorPrimitive::Float(x))
 }
 
 /// A burn tensor as contiguous float32.

@@ -4,10 +4,9 @@ use burn::tensor::{DType, Tensor};
 use burn_cubecl::{CubeRuntime, tensor::CubeTensor};
 
 use super::{
-    launch::{floats, primitive},
+    launch::{floats, primitive, wrapped},
     low_rank::{self, Factor},
     pointwise::{self, Finish},
-    wrapped,
 };
 use crate::kernels::{LinearLayer, LowRank, LowRankGradients, LowRankSaved, ModelBackend, Onto};
 

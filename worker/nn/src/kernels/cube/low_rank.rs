@@ -12,19 +12,19 @@
 //! long side of `m` lies in rows (`a`), planes share the ranks; where it lies in columns (`b`), units share the tile's elements, and add up
 //! at the end. Either way each number is added up in an order that depends on shapes alone.
 
+mod factor;
 mod raise;
 
 use burn::tensor::DType;
-use burn_cubecl::{
-    CubeRuntime,
-    kernel::cast,
-    ops::{numeric::mul_scalar, permute},
-    tensor::CubeTensor,
-};
+use burn_cubecl::{CubeRuntime, kernel::cast, ops::numeric::mul_scalar, tensor::CubeTensor};
 use cubecl::prelude::*;
 use half::bf16;
 
-use self::raise::raised;
+pub use self::factor::Factor;
+use self::{
+    factor::{PLANE, VECTOR},
+    raise::raised,
+};
 use super::{
     launch::{UNITS, empty, lanes, len, width},
     pointwise::{Finish, finished},
@@ -37,54 +37,6 @@ const ROWS: usize = 16;
 const TILE: usize = 256;
 /// Ranks of a cube of [`reduced`]; more take several cubes.
 const RANKS: usize = 32;
-/// Elements of a vector.
-const VECTOR: usize = 4;
-/// Lanes of a plane, as these kernels want them.
-const PLANE: usize = 32;
-
-/// A matrix of an update, `[r, long]` or `[long, r]`.
-pub struct Factor<R: CubeRuntime> {
-    /// Its elements, contiguous float32.
-    pub values: CubeTensor<R>,
-    /// Whether it is `[r, long]`: `a`, not `b`.
-    pub long_rows: bool,
-}
-
-impl<R: CubeRuntime> Factor<R> {
-    /// `a`, `[r, i]`.
-    pub fn a(values: CubeTensor<R>) -> Self {
-        Self { values, long_rows: true }
-    }
-
-    /// `b`, `[o, r]`.
-    pub fn b(values: CubeTensor<R>) -> Self {
-        Self { values, long_rows: false }
-    }
-
-    fn rank(&self) -> usize {
-        self.values.meta.shape()[if self.long_rows { 0 } else { 1 }]
-    }
-
-    fn long(&self) -> usize {
-        len(&self.values) / self.rank()
-    }
-
-    /// As the right side of a product that reduces: `[long, r]`.
-    fn reducing(&self) -> CubeTensor<R> {
-        if self.long_rows { permute(self.values.clone(), &[1, 0]) } else { self.values.clone() }
-    }
-
-    /// As the right side of a product that raises: `[r, long]`.
-    fn raising(&self) -> CubeTensor<R> {
-        if self.long_rows { self.values.clone() } else { permute(self.values.clone(), &[1, 0]) }
-    }
-
-    /// Whether the kernels here take it; what they do not is left to products.
-    fn fits(&self) -> bool {
-        let plane = self.values.client.properties().hardware.plane_size_max as usize;
-        matches!(self.rank(), 8 | 16 | 32 | 64) && self.long().is_multiple_of(VECTOR) && plane == PLANE
-    }
-}
 
 /// `x w + factor * (x m) m'`, finished, and `factor * x m`: a layer with its update forward, or the gradient of its input. `x [n, k]` float32,
 /// contiguous; `w [k, o]`, to whose type `x` is rounded; `m` reduces and `m'` raises, and `factor` is what is between them.

@@ -40,7 +40,7 @@ mod scores;
 
 use std::ops::Range;
 
-use burn::tensor::{Tensor, TensorPrimitive, backend::Backend};
+use burn::tensor::Tensor;
 use burn_cubecl::{
     BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement, kernel::into_contiguous,
     tensor::CubeTensor,
@@ -48,7 +48,7 @@ use burn_cubecl::{
 use half::bf16;
 
 use self::{
-    launch::{floats, primitive, strided_floats},
+    launch::{floats, primitive, strided_floats, wrapped},
     pointwise::Finish,
 };
 use super::{
@@ -378,14 +378,6 @@ where
     ) -> LowRankGradients<Self> {
         linear::pulled(saved, dy_no, Some(Finish { more_no: Some(floats(sum_ni)), ..Finish::default() }))
     }
-}
-
-fn wrapped<B, R, const D: usize>(x: CubeTensor<R>) -> Tensor<B, D>
-where
-    B: Backend<FloatTensorPrimitive = CubeTensor<R>>,
-    R: CubeRuntime,
-{
-    Tensor::from_primitive(TensorPrimitive::Float(x))
 }
 
 impl<R, F, I, BT> Tape for CubeBackend<R, F, I, BT>

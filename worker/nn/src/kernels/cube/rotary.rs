@@ -22,7 +22,7 @@ pub fn rotary<R: CubeRuntime, const N: usize>(
         let [batch, tokens, heads, dim] = x.meta.shape().dims();
         empty(x, [batch, heads, tokens, dim].into(), x.dtype)
     });
-    turn(xs, ys.clone(), (turned, false), tables);
+    turn(xs, ys.clone(), turned, false, tables);
     ys.map(|y| permute(y, &[0, 2, 1, 3]))
 }
 
@@ -33,7 +33,7 @@ pub fn rotary_backward<R: CubeRuntime, const N: usize>(
     tables: Option<Tables<R>>,
 ) -> [CubeTensor<R>; N] {
     let dxs = dys.each_ref().map(|dy| empty(dy, dy.meta.shape().clone(), dy.dtype));
-    turn(dys, dxs.clone(), (turned, true), tables);
+    turn(dys, dxs.clone(), turned, true, tables);
     dxs
 }
 
@@ -46,7 +46,8 @@ pub fn has_pairs<R: CubeRuntime>(x_bshk: &CubeTensor<R>) -> bool {
 fn turn<R: CubeRuntime, const N: usize>(
     xs: [CubeTensor<R>; N],
     ys: [CubeTensor<R>; N],
-    (turned, back): (usize, bool),
+    turned: usize,
+    back: bool,
     tables: Option<Tables<R>>,
 ) {
     let [_, _, _, dim] = xs[0].meta.shape().dims();

@@ -10,10 +10,7 @@ use burn_cubecl::{
 };
 use cubecl::{prelude::*, zspace::metadata::Metadata};
 
-use super::{
-    launch::{by_row, cube_max, cube_sum, empty, floats, len, primitive, width},
-    wrapped,
-};
+use super::launch::{by_row, cube_max, cube_sum, empty, floats, len, primitive, width, wrapped};
 use crate::kernels::blocked::{OUT, Scores, Seen};
 
 impl<R, F, I, BT> Scores for CubeBackend<R, F, I, BT>

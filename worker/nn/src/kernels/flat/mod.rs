@@ -4,8 +4,9 @@
 //! buffer    Flat: one float32 buffer, and the operations that gradients, optimizer and recovery need of it
 //! host      in host memory: a Vec<f32>, on as many threads as there are
 //! device    in a device's memory: a tensor of a backend, whose elements the host sees only when somebody asks for them
+//! on_device what is done with it there
 //! offloaded AdamW for moments that are in host memory between uses (`memory.offload: optimizer`)
-//! tensors   what `device` does, in burn's own operations, for backends that have nothing better (cards have kernels: `kernels::cube`)
+//! tensors   what `on_device` does, in burn's own operations, for backends that have nothing better (cards have kernels: `kernels::cube`)
 //! adamw     the optimizer's arithmetic (host), and its coefficients
 //! squares   the sum of squares (host)
 //! ```
@@ -22,6 +23,7 @@ mod buffer;
 mod device;
 mod host;
 mod offloaded;
+mod on_device;
 mod squares;
 pub mod tensors;
 #[cfg(test)]

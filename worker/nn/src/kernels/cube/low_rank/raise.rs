@@ -9,7 +9,7 @@ use super::{
         launch::{UNITS, len, width},
         pointwise::Finish,
     },
-    Factor, VECTOR,
+    factor::{Factor, VECTOR},
 };
 
 /// Rows of a cube of [`raised`].

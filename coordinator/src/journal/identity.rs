@@ -1,0 +1,90 @@
+//! Whose journal it is, and why one cannot be used.
+
+use std::path::PathBuf;
+
+use coxswain_proto::run_spec::RunSpec;
+use serde::{Deserialize, Serialize};
+
+/// Whose journal it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    /// Names the run among runs.
+    pub run_id: String,
+    /// `run.name`.
+    pub run_name: String,
+    /// Names what is learned.
+    pub spec_digest: String,
+    /// The specification as JSON, to say what differs.
+    pub spec: String,
+}
+
+impl Identity {
+    /// The identity of a run of this specification.
+    pub fn new(spec: &RunSpec, run_id: String) -> Self {
+        let document = coxswain_proto::v1::RunSpecDocument::from(spec);
+        Self { run_id, run_name: spec.run.name.clone(), spec_digest: document.digest, spec: document.json }
+    }
+}
+
+/// Why a journal cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum JournalError {
+    /// It belongs to another run.
+    #[error(
+        "state directory {} {}: {difference}. Give this run another run.output_dir, or remove that directory to begin anew",
+        directory.display(), whose(theirs, ours)
+    )]
+    OtherRun {
+        /// Where it lies.
+        directory: PathBuf,
+        /// Whose it is.
+        theirs: Box<Identity>,
+        /// Who asked.
+        ours: Box<Identity>,
+        /// What differs.
+        difference: String,
+    },
+    /// Another coordinator has it open.
+    #[error("state directory {} is in use: another coordinator runs this very run; stop it first", directory.display())]
+    InUse {
+        /// Where it lies.
+        directory: PathBuf,
+    },
+    /// It cannot be read or written.
+    #[error("cannot {action} the journal in {}: {reason}", directory.display())]
+    Store {
+        /// `open`, `read`, `write`.
+        action: &'static str,
+        /// Where it lies.
+        directory: PathBuf,
+        /// What the store or the operating system said.
+        reason: String,
+    },
+    /// A row cannot be what was written.
+    #[error(
+        "the journal in {} is damaged: row {row} of table {table}: {reason}. Restore the file from a copy, or give the run another \
+         run.output_dir to begin anew",
+        directory.display()
+    )]
+    Damaged {
+        /// Where it lies.
+        directory: PathBuf,
+        /// Which table.
+        table: &'static str,
+        /// Which row.
+        row: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The journal's thread has ended.
+    #[error("the journal's thread has ended")]
+    Gone,
+}
+
+/// Which run's a state directory is that is not ours.
+fn whose(theirs: &Identity, ours: &Identity) -> String {
+    match theirs.run_id == ours.run_id {
+        true => "was begun by this run with another configuration".to_owned(),
+        false => format!("belongs to run {}, but this is run {}", theirs.run_id, ours.run_id),
+    }
+}

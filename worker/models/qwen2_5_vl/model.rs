@@ -1,0 +1,121 @@
+//! The whole model: two towers, the token embedding, and a head where it is asked for.
+
+use std::{ops::Range, path::Path, sync::Arc};
+
+use burn::tensor::Tensor;
+use coxswain_nn::dtypes::WeightsDtype;
+
+use super::{
+    checkpoint::Checkpoint,
+    config::QwenConfig,
+    embed::Embedding,
+    error::{ModelError, TokenError},
+    loader::Loader,
+    rope::RopeIndex,
+    text::TextModel,
+    vision::VisionTower,
+};
+use coxswain_nn::{
+    kernels::{ModelBackend, Tape, precision},
+    lora::{LoraLinear, LoraPlan},
+    params::{ParamScope, TrainableLayout},
+};
+
+/// What to load, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoadOptions {
+    /// How matrices are kept in memory.
+    pub dtype: WeightsDtype,
+    /// Whether logits will be asked for. An untied head is otherwise not read: it is as large as the embedding table.
+    pub head: bool,
+    /// Whether repeated blocks are left in their files, and read whenever they run.
+    pub streamed: bool,
+}
+
+impl From<WeightsDtype> for LoadOptions {
+    /// Without the head, which the action loss does not need; everything held in memory.
+    fn from(dtype: WeightsDtype) -> Self {
+        Self { dtype, head: false, streamed: false }
+    }
+}
+
+/// A Qwen2.5-VL model with frozen weights and, where the plan says so, adapters.
+pub struct QwenVl<B: ModelBackend> {
+    /// Sizes.
+    pub config: QwenConfig,
+    /// Pixels to image features.
+    pub vision: VisionTower<B>,
+    /// Decoder layers.
+    pub text: TextModel<B>,
+    embedding: Embedding<B>,
+    head: Option<LoraLinear<B>>,
+}
+
+impl<B: ModelBackend> QwenVl<B> {
+    /// Reads a model directory. Adapters are registered in `layout` in the order of modules: vision blocks, merger, decoder layers, head.
+    pub fn load(
+        dir: &Path,
+        options: impl Into<LoadOptions>,
+        lora: Option<&LoraPlan>,
+        layout: &mut TrainableLayout,
+        device: &B::Device,
+    ) -> Result<Self, ModelError> {
+        let options = options.into();
+        let config = QwenConfig::read(dir)?;
+        let checkpoint = Arc::new(Checkpoint::open(dir)?);
+        let LoadOptions { dtype, streamed, .. } = options;
+        precision::follow(dtype);
+        let (checkpoint, in_flight) = (&checkpoint, Default::default());
+        let mut loader = Loader { checkpoint, dtype, streamed, lora, layout, device, in_flight };
+        let vision = VisionTower::load(&mut loader, &config.vision)?;
+        let embedding = Embedding::load(&loader, &config)?;
+        let text = TextModel::load(&mut loader, &config.text)?;
+        let adapted = lora.is_some_and(|plan| plan.adapter("lm_head").is_some());
+        let head = (options.head || adapted).then(|| embedding.head(&mut loader, &config)).transpose()?;
+        Ok(Self { config, vision, text, embedding, head })
+    }
+
+    /// Most bytes of streamed blocks that were in memory at once so far: never those of both towers.
+    pub fn most_streamed(&self) -> u64 {
+        self.vision.blocks.most_streamed().max(self.text.layers.most_streamed())
+    }
+
+    /// Positions, and the rows that image features replace, for ids `[b, s]` and the images of all rows in order.
+    pub fn rope_index(
+        &self,
+        ids_bs: &[u32],
+        valid: &[Range<u32>],
+        grids: &[[u32; 3]],
+    ) -> Result<RopeIndex, TokenError> {
+        self.check_tokens(ids_bs, valid.len())?;
+        RopeIndex::new(&self.config, ids_bs, valid, grids)
+    }
+
+    /// Token embeddings, `[n, d]`. Ids must have passed [`QwenVl::rope_index`].
+    pub fn embed_tokens(&self, ids: &[u32]) -> Tensor<B, 2> {
+        self.embedding.lookup(ids)
+    }
+
+    /// Logits of normed hidden states, `[n, d]` to `[n, vocab]`; none if the model was loaded without its head.
+    pub fn lm_head<T: Tape<Base = B>>(
+        &self,
+        params: &ParamScope<'_, T>,
+        x_nd: Tensor<T, 2>,
+    ) -> Option<Tensor<T, 2>> {
+        self.head.as_ref().map(|head| head.forward(params, x_nd))
+    }
+
+    fn check_tokens(&self, ids_bs: &[u32], batch: usize) -> Result<(), TokenError> {
+        let vocab = self.config.text.vocab_size;
+        let seq = (ids_bs.len() / batch.max(1)).max(1);
+        match ids_bs.iter().position(|&id| id as usize >= vocab) {
+            Some(at) => Err(TokenError::Vocabulary {
+                row: at / seq,
+                position: at % seq,
+                id: ids_bs[at].into(),
+                vocab,
+            }),
+            None => Ok(()),
+        }
+    }
+}

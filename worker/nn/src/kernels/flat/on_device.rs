@@ -1,0 +1,157 @@
+//! What is done with the flat space in a device's memory.
+
+use std::{borrow::Cow, ops::Range};
+
+use burn::tensor::{DType, Tensor};
+
+use super::{
+    Flat, FlatOn, Gradient, Lent, Product,
+    adamw::{Part, Run},
+    device::{HalvesOnDevice, OnDevice, SLACK, Values, uploaded},
+    offloaded,
+    tensors::{Origins, Updated},
+};
+use crate::kernels::ModelBackend;
+
+/// Elements that leave the device at a time. A piece is cut out there first, and passes through host memory that stays pinned: both are 1 MiB,
+/// which is free on a card that is full, and not as much as the whole buffer.
+const PIECE: usize = 1 << 18;
+/// Elements of weights' gradients that wait until they are added together, at most: 32 MiB of small ones, and a larger one alone.
+#[cfg(not(test))]
+const WAITING: usize = 8 << 20;
+/// So that tests meet it.
+#[cfg(test)]
+const WAITING: usize = 6;
+
+impl<B: ModelBackend> Flat for OnDevice<B> {
+    type Place = B::Device;
+    type Halves = HalvesOnDevice<B>;
+
+    fn of(device: &B::Device, values: Vec<f32>) -> Self {
+        let len = values.len();
+        Self { values: Values::There(uploaded(values, SLACK, device)), len, device: device.clone() }
+    }
+
+    fn zeros(device: &B::Device, len: usize) -> Self {
+        let lost = Self { values: Values::Lost, len, device: device.clone() };
+        Self { values: Values::There(lost.tensor()), ..lost }
+    }
+
+    fn offloaded(device: &B::Device, len: usize) -> Self {
+        Self { values: Values::Offloaded(vec![0.0; len]), len, device: device.clone() }
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn read(&self, range: Range<usize>) -> Cow<'_, [f32]> {
+        match &self.values {
+            _ if range.is_empty() => Cow::Borrowed(&[]),
+            Values::Offloaded(values) => Cow::Borrowed(&values[range]),
+            Values::Lost | Values::There(_) => {
+                let tensor = self.tensor();
+                let mut values = Vec::with_capacity(range.len());
+                for start in range.clone().step_by(PIECE) {
+                    let piece = tensor.clone().slice([start..range.end.min(start + PIECE)]).into_data();
+                    values
+                        .extend_from_slice(piece.as_slice().expect("the flat space is fp32 by construction"));
+                }
+                Cow::Owned(values)
+            }
+        }
+    }
+
+    fn edit<R>(&mut self, edit: impl FnOnce(&mut [f32]) -> R) -> R {
+        if let Values::Offloaded(values) = &mut self.values {
+            return edit(values);
+        }
+        let mut values = self.read(0..self.len).into_owned();
+        let result = edit(&mut values);
+        self.replace(values);
+        result
+    }
+
+    fn clear(&mut self, range: Range<usize>) {
+        if !range.is_empty() {
+            self.change(|values| values.slice_fill([range], 0.0));
+        }
+    }
+
+    fn squares(&self, ranges: &[Range<usize>]) -> f64 {
+        let values = self.tensor();
+        let sums: Vec<_> = ranges.iter().flat_map(|range| B::flat_squares(&values, range)).collect();
+        if sums.is_empty() {
+            return 0.0;
+        }
+        let sums: Vec<f32> = Tensor::cat(sums, 0).into_data().into_vec().expect("sums of fp32 are fp32");
+        sums.into_iter().map(f64::from).sum()
+    }
+
+    fn adamw(part: Part<'_, Self>, runs: &[Run]) {
+        if part.exp_avg.is_offloaded() {
+            return offloaded::adamw(part, runs);
+        }
+        let Part { weights, weights_from, exp_avg, exp_avg_sq, grads, grads_from } = part;
+        let (grads, from) = (grads.tensor(), Origins { weights: weights_from, grads: grads_from });
+        let state =
+            Updated { weights: weights.taken(), exp_avg: exp_avg.taken(), exp_avg_sq: exp_avg_sq.taken() };
+        let state = B::flat_adamw(state, &grads, from, runs);
+        weights.give_back(state.weights);
+        exp_avg.give_back(state.exp_avg);
+        exp_avg_sq.give_back(state.exp_avg_sq);
+    }
+
+    fn lend(&mut self) -> Lent<'_, f32> {
+        Lent::Device(self)
+    }
+
+    fn narrow(&self, halves: &mut HalvesOnDevice<B>) {
+        // The last step's are let go first.
+        halves.values = None;
+        *halves = HalvesOnDevice { values: Some(self.tensor().cast(DType::BF16)), len: self.len };
+    }
+
+    fn widen(&mut self, halves: &HalvesOnDevice<B>, range: Range<usize>) {
+        let Some(halves) = halves.values.as_ref().filter(|_| !range.is_empty()) else { return };
+        self.change(|values| B::flat_widen(values, halves, &range));
+    }
+}
+
+impl<B: ModelBackend> FlatOn<B> for OnDevice<B> {
+    fn place(device: &B::Device) -> B::Device {
+        device.clone()
+    }
+
+    fn from_tensor(tensor: Tensor<B, 1>, len: usize) -> Self {
+        let device = tensor.device();
+        Self { values: Values::There(tensor), len, device }
+    }
+
+    fn into_tensor(mut self, _device: &B::Device) -> Tensor<B, 1> {
+        self.taken()
+    }
+
+    fn add(&mut self, gradients: Vec<Gradient<B>>) {
+        if !gradients.is_empty() {
+            self.change(|sums| B::flat_accumulate(sums, gradients));
+        }
+    }
+
+    fn add_products(&mut self, products: Vec<Product<B>>) {
+        let (mut waiting, mut elements) = (Vec::new(), 0);
+        for Product { range, first, dy_no, x_ni } in products {
+            // Additions of one launch are in no order: who comes twice waits for the first time.
+            let comes_again = waiting.iter().any(|gradient: &Gradient<B>| gradient.range == range);
+            if comes_again || elements + range.len() > WAITING {
+                self.add(std::mem::take(&mut waiting));
+                elements = 0;
+            }
+            let values = B::linear_weight_gradient(dy_no, x_ni);
+            let values = if values.dtype() == DType::F32 { values } else { values.cast(DType::F32) };
+            elements += range.len();
+            waiting.push(Gradient { range, first, values });
+        }
+        self.add(waiting);
+    }
+}

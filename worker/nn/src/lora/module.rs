@@ -1,0 +1,32 @@
+//! What an adapter can be put on, and what not.
+
+/// A named module of the model, as `named_modules()` lists it in Transformers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Module {
+    /// Path in the spelling of Transformers 5.
+    pub name: String,
+    /// Path before Transformers 4.52, which older adapters use.
+    pub old_name: String,
+    /// What it is.
+    pub kind: ModuleKind,
+}
+
+/// What a module is, as far as adapters care.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ModuleKind {
+    /// A linear layer.
+    Linear {
+        /// Input features.
+        inputs: usize,
+        /// Output features.
+        outputs: usize,
+        /// Whether it is the LM head, which `"all-linear"` leaves out.
+        head: bool,
+    },
+    /// The patch embedding.
+    Convolution,
+    /// The token embedding.
+    Embedding,
+    /// A container, norm or activation.
+    Other,
+}
