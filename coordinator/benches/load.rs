@@ -1,12 +1,14 @@
-//! How many workers one coordinator serves: thousands of lines, heartbeats and step reports every second, on loopback.
+//! How many workers one coordinator serves: thousands of lines, heartbeats and step reports every second, on
+//! loopback.
 //!
 //! ```text
 //! cargo bench -p coxswain-coordinator --bench load -- --workers 10000 --seconds 20 [--connections 64]
 //! ```
 //!
-//! The coordinator runs in a process of its own on one thread, with a journal on disk as in a real run; this process plays the
-//! workers, which share connections (each has its own stream and its own calls). Prints the time from call to answer, the
-//! coordinator's processor time, and its resident memory at the beginning and at the end.
+//! The coordinator runs in a process of its own on one thread, with a journal on disk as in a real run; this
+//! process plays the workers, which share connections (each has its own stream and its own calls). Prints the
+//! time from call to answer, the coordinator's processor time, and its resident memory at the beginning and
+//! at the end.
 
 use std::{
     io::{BufRead, BufReader},
@@ -112,21 +114,21 @@ async fn measure(load: Load, address: &str, server: &Child) -> Result<(), Failur
         channels.push(Channel::from_shared(format!("http://{address}"))?.connect().await?);
     }
     let begin = Instant::now();
-    let mut crew = tokio::task::JoinSet::new();
+    let mut workers = tokio::task::JoinSet::new();
     for rank in 0..load.workers {
         let client = CoordinatorClient::new(channels[(rank % load.connections) as usize].clone());
         let worker = Worker { client, rank, load, plan, times: times.clone(), ready: ready.clone() };
-        crew.spawn(worker.run());
+        workers.spawn(worker.run());
     }
     tokio::select! {
         _ = ready.wait() => {}
-        Some(ended) = crew.join_next() => return Err(format!("a worker ended early: {ended:?}").into()),
+        Some(ended) = workers.join_next() => return Err(format!("a worker ended early: {ended:?}").into()),
     }
     println!("{} workers are training after {:.1} s", load.workers, begin.elapsed().as_secs_f64());
     times.begun.store(true, Ordering::Relaxed);
     let before = usage(server)?;
     let measured = Instant::now();
-    while let Some(ended) = crew.join_next().await {
+    while let Some(ended) = workers.join_next().await {
         ended??;
     }
     let (after, seconds) = (usage(server)?, measured.elapsed().as_secs_f64());

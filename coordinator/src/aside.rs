@@ -1,7 +1,9 @@
-//! Checkpoints of an earlier run, out of the way of one that begins anew in the same directory (`train.resume=false`).
+//! Checkpoints of an earlier run, out of the way of one that begins anew in the same directory
+//! (`train.resume=false`).
 //!
-//! They carry higher steps than those to come: whoever looks for the newest one, a restarted coordinator or the pruning of old ones, would
-//! take them for this run's future. They are moved, not removed: `checkpoints` becomes `checkpoints.earlier-1`, or the next free number.
+//! They carry higher steps than those to come: whoever looks for the newest one, a restarted coordinator or
+//! the pruning of old ones, would take them for this run's future. They are moved, not removed: `checkpoints`
+//! becomes `checkpoints.earlier-1`, or the next free number.
 
 use std::{
     fs, io,

@@ -5,9 +5,10 @@
 //! core's      0 ─────── 1 ─────── 2                    2.25 ──── 3.25
 //! ```
 //!
-//! The core's time is the time in which the coordinator could have heard somebody. A process that was stopped, a virtual machine that was paused, a
-//! disk that took seconds for a record: whatever was said meanwhile waits unread, so none of it counts against those who said it. Every bound of
-//! the core moves with it at once, for there is one clock.
+//! The core's time is the time in which the coordinator could have heard somebody. A process that was
+//! stopped, a virtual machine that was paused, a disk that took seconds for a record: whatever was said
+//! meanwhile waits unread, so none of it counts against those who said it. Every bound of the core moves with
+//! it at once, for there is one clock.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -26,7 +27,8 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// The driver comes round this often, whether anything happens or not: what is beyond it was spent elsewhere.
+    /// The driver comes round this often, whether anything happens or not: what is beyond it was spent
+    /// elsewhere.
     pub const PULSE: Duration = Duration::from_millis(250);
 
     /// A clock that starts now.
@@ -35,7 +37,8 @@ impl Clock {
         Self { start: now, round: now, deaf: Duration::ZERO }
     }
 
-    /// The driver comes round: now, for the core, and for how long it did not listen. Less than a pulse is the machine's load.
+    /// The driver comes round: now, for the core, and for how long it did not listen. Less than a pulse is
+    /// the machine's load.
     pub fn come_round(&mut self) -> (Timestamp, Duration) {
         self.come_round_at(Instant::now())
     }

@@ -6,11 +6,13 @@
 //!                deadline
 //! ```
 //!
-//! Calls that came in while the journal wrote are handled together, and their records share one transaction. Nothing here waits
-//! for a worker: a line whose queue is full is closed, and the worker opens it again and is told what still applies.
+//! Calls that came in while the journal wrote are handled together, and their records share one transaction.
+//! Nothing here waits for a worker: a line whose queue is full is closed, and the worker opens it again and
+//! is told what still applies.
 //!
-//! Before a deadline counts, everything that was said until then is heard: a heartbeat that waits in the inbox is a sign of life. Time in
-//! which nobody could be heard does not count at all (see [`clock`](crate::clock)).
+//! Before a deadline counts, everything that was said until then is heard: a heartbeat that waits in the
+//! inbox is a sign of life. Time in which no call could be heard does not count at all (see
+//! [`clock`](crate::clock)).
 
 use std::{
     collections::HashMap,
@@ -71,7 +73,7 @@ pub enum Denied {
 
 type Answer = oneshot::Sender<Result<Reply, Refusal>>;
 
-enum Call {
+enum InboxCall {
     Ask(Ask, Answer),
     Follow {
         worker: WorkerId,
@@ -99,7 +101,7 @@ enum Owner {
 /// The driver, seen from the handlers.
 #[derive(Clone)]
 pub struct Handle {
-    calls: mpsc::Sender<Call>,
+    calls: mpsc::Sender<InboxCall>,
     news: broadcast::WeakSender<Arc<Dated>>,
     journal: JournalThread,
     last_stream: Arc<AtomicU64>,
@@ -109,7 +111,7 @@ impl Handle {
     /// Asks the core.
     pub async fn ask(&self, ask: Ask) -> Result<Reply, Denied> {
         let (reply, answer) = oneshot::channel();
-        self.calls.send(Call::Ask(ask, reply)).await.map_err(|_| Denied::Gone)?;
+        self.calls.send(InboxCall::Ask(ask, reply)).await.map_err(|_| Denied::Gone)?;
         Ok(answer.await.map_err(|_| Denied::Gone)??)
     }
 
@@ -117,7 +119,7 @@ impl Handle {
     pub async fn follow(&self, worker: WorkerId, incarnation: String) -> Result<Line<Directive>, Denied> {
         let (line, end) = self.line(Owner::Worker(worker));
         let (stream, (opened, answer)) = (end.stream, oneshot::channel());
-        let call = Call::Follow { worker, incarnation, stream, line, opened };
+        let call = InboxCall::Follow { worker, incarnation, stream, line, opened };
         self.calls.send(call).await.map_err(|_| Denied::Gone)?;
         answer.await.map_err(|_| Denied::Gone)??;
         Ok(end)
@@ -127,14 +129,14 @@ impl Handle {
     pub async fn follow_node(&self, node_id: String) -> Result<Line<Respawn>, Denied> {
         let (line, end) = self.line(Owner::Node(node_id.clone()));
         let (stream, (opened, answer)) = (end.stream, oneshot::channel());
-        let call = Call::FollowNode { node_id, stream, line, opened };
+        let call = InboxCall::FollowNode { node_id, stream, line, opened };
         self.calls.send(call).await.map_err(|_| Denied::Gone)?;
         answer.await.map_err(|_| Denied::Gone)??;
         Ok(end)
     }
 
-    /// Both ends of a line that is about to be opened. The caller's is there before the call is made: whoever hangs up while it waits for
-    /// the answer has closed the line.
+    /// Both ends of a line that is about to be opened. The caller's is there before the call is made: a
+    /// caller that hangs up while it waits for the answer has closed the line.
     fn line<D>(&self, owner: Owner) -> (mpsc::Sender<D>, Line<D>) {
         let (line, directives) = mpsc::channel(DIRECTIVE_QUEUE);
         let stream = StreamId(self.last_stream.fetch_add(1, Ordering::Relaxed) + 1);
@@ -162,7 +164,7 @@ pub struct Line<D> {
     directives: mpsc::Receiver<D>,
     owner: Owner,
     stream: StreamId,
-    calls: mpsc::Sender<Call>,
+    calls: mpsc::Sender<InboxCall>,
 }
 
 impl<D> Stream for Line<D> {
@@ -176,7 +178,7 @@ impl<D> Stream for Line<D> {
 
 impl<D> Drop for Line<D> {
     fn drop(&mut self) {
-        let closed = Call::LineClosed(self.owner.clone(), self.stream);
+        let closed = InboxCall::LineClosed(self.owner.clone(), self.stream);
         if let Err(mpsc::error::TrySendError::Full(closed)) = self.calls.try_send(closed)
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
@@ -190,7 +192,7 @@ impl<D> Drop for Line<D> {
 pub struct Driver {
     machine: Machine,
     clock: Clock,
-    inbox: mpsc::Receiver<Call>,
+    inbox: mpsc::Receiver<InboxCall>,
     journal: JournalThread,
     news: broadcast::Sender<Arc<Dated>>,
     log: Log,
@@ -248,7 +250,7 @@ impl Driver {
     }
 
     /// Hands in what was said, and then time, if it is still needed.
-    fn hear(&mut self, calls: &mut Vec<Call>) -> Vec<Action> {
+    fn hear(&mut self, calls: &mut Vec<InboxCall>) -> Vec<Action> {
         let (now, deaf) = self.clock.come_round();
         if deaf >= HEARTBEAT_INTERVAL {
             let stood_still_ms = deaf.as_millis() as u64;
@@ -275,7 +277,7 @@ impl Driver {
         self.machine.next_deadline().is_some_and(|at| at <= now)
     }
 
-    fn hand_in(&mut self, now: Timestamp, calls: &mut Vec<Call>) -> Vec<Action> {
+    fn hand_in(&mut self, now: Timestamp, calls: &mut Vec<InboxCall>) -> Vec<Action> {
         let mut actions = Vec::new();
         for call in calls.drain(..) {
             let event = self.accept(call);
@@ -288,23 +290,23 @@ impl Driver {
         self.machine.outcome().unwrap_or(Outcome::ShutDown { steps: self.machine.committed() })
     }
 
-    /// A call becomes an event; whoever waits for its answer is remembered.
-    fn accept(&mut self, call: Call) -> Event {
+    /// A call becomes an event; its caller, who waits for the answer, is remembered.
+    fn accept(&mut self, call: InboxCall) -> Event {
         let (ask, waiting) = match call {
-            Call::LineClosed(Owner::Worker(worker), stream) => {
+            InboxCall::LineClosed(Owner::Worker(worker), stream) => {
                 self.lines.remove(&stream);
                 return Event::LineClosed(worker, stream);
             }
-            Call::LineClosed(Owner::Node(node_id), stream) => {
+            InboxCall::LineClosed(Owner::Node(node_id), stream) => {
                 self.node_lines.remove(&stream);
                 return Event::NodeLineClosed(node_id, stream);
             }
-            Call::Ask(ask, answer) => (ask, (answer, None)),
-            Call::Follow { worker, incarnation, stream, line, opened } => {
+            InboxCall::Ask(ask, answer) => (ask, (answer, None)),
+            InboxCall::Follow { worker, incarnation, stream, line, opened } => {
                 self.lines.insert(stream, line);
                 (Ask::Follow { worker, incarnation, stream }, (opened, Some(stream)))
             }
-            Call::FollowNode { node_id, stream, line, opened } => {
+            InboxCall::FollowNode { node_id, stream, line, opened } => {
                 self.node_lines.insert(stream, line);
                 (Ask::FollowNode { node_id, stream }, (opened, Some(stream)))
             }
@@ -363,7 +365,7 @@ impl Driver {
     }
 }
 
-/// A full line belongs to somebody who does not read: it is closed, and will be replayed when opened again.
+/// A full line belongs to a client that does not read: it is closed, and will be replayed when opened again.
 fn tell<D>(lines: &mut HashMap<StreamId, mpsc::Sender<D>>, stream: StreamId, directive: D) {
     if let Some(line) = lines.get(&stream)
         && line.try_send(directive).is_err()

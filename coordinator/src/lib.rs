@@ -1,9 +1,11 @@
-//! The coordinator: membership, leases, ledgers and control of one run, over gRPC. It never links burn and reads no data.
+//! The coordinator: membership, leases, ledgers and control of one run, over gRPC. It never links burn and
+//! reads no data.
 //!
 //! ```text
 //! service     gRPC: decode, ask, encode                workers.rs  people.rs  metrics.rs
 //! tensorboard the same news as scalars on disk
-//! driver      the one task that owns the core          clock.rs reads the time, journal/ keeps the records, log/ writes
+//! driver      the one task that owns the core          clock.rs reads the time, journal/ keeps the records,
+//!                                                      log/ writes
 //! core        decisions as values: handle(now, event) -> actions
 //! ```
 //!
@@ -47,7 +49,7 @@ pub enum ServeError {
         /// Where it listens.
         address: SocketAddr,
     },
-    /// A world of nobody, or of more than can be counted.
+    /// A world of no worker, or of more than can be counted.
     #[error(
         "a world of {}:{} nodes with {} workers each is not possible: 1 to {max} workers are",
         world.min_nodes, world.max_nodes, world.nproc_per_node
@@ -80,8 +82,8 @@ pub enum ServeError {
 
 /// Serves one run on `listener` until it is over and every worker has left, or until `shutdown` completes.
 ///
-/// A shutdown is not a stop: workers keep training and look for the coordinator until their patience ends. To end a run, ask
-/// `Control.StopRun` first.
+/// A shutdown is not a stop: workers keep training and look for the coordinator until their patience ends. To
+/// end a run, ask `Control.StopRun` first.
 pub async fn serve(
     listener: TcpListener,
     options: Options,
@@ -120,7 +122,7 @@ async fn run(
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<Outcome, ServeError> {
     let (stop, over) = (CancellationToken::new(), CancellationToken::new());
-    // A set ends its tasks with itself: whoever drops this future has killed the coordinator.
+    // A set ends its tasks with itself: dropping this future kills the coordinator.
     let mut driving = JoinSet::new();
     driving.spawn(driver.run(stop.clone()));
     let incoming = TcpListenerStream::new(listener);

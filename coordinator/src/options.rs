@@ -3,7 +3,7 @@
 use std::{fmt, path::PathBuf, time::Duration};
 
 use coxswain_proto::{
-    ids::{Seat, Step},
+    ids::{Slot, Step},
     limits,
     run_spec::RunSpec,
 };
@@ -26,8 +26,8 @@ pub struct Options {
     pub patience: Patience,
     /// Bounds on trying again.
     pub budgets: Budgets,
-    /// True when this coordinator takes the place of one that was lost a moment ago: the run goes on from the journal even where
-    /// `train.resume` is false.
+    /// True when this coordinator takes the place of one that was lost a moment ago: the run goes on from the
+    /// journal even where `train.resume` is false.
     pub restarted: bool,
     /// The id of the launcher whose child this coordinator is, if it is one's.
     pub hosted_by: Option<String>,
@@ -83,7 +83,7 @@ impl World {
         Self { min_nodes: nnodes, max_nodes: nnodes, nproc_per_node }
     }
 
-    /// Workers at most, which is the number of seats.
+    /// Workers at most, which is the number of slots.
     pub fn size(&self) -> u32 {
         self.max_nodes.saturating_mul(self.nproc_per_node)
     }
@@ -98,15 +98,15 @@ impl World {
         self.min_nodes < self.max_nodes
     }
 
-    /// The node that a seat is on.
-    pub fn node_of(&self, seat: Seat) -> u32 {
-        seat.0 / self.nproc_per_node.max(1)
+    /// The node that a slot is on.
+    pub fn node_of(&self, slot: Slot) -> u32 {
+        slot.0 / self.nproc_per_node.max(1)
     }
 
-    /// The seats of a node.
-    pub fn seats_of(&self, node_rank: u32) -> impl Iterator<Item = Seat> + use<> {
+    /// The slots of a node.
+    pub fn slots_of(&self, node_rank: u32) -> impl Iterator<Item = Slot> + use<> {
         let first = node_rank.saturating_mul(self.nproc_per_node);
-        (first..first.saturating_add(self.nproc_per_node)).map(Seat)
+        (first..first.saturating_add(self.nproc_per_node)).map(Slot)
     }
 }
 
@@ -146,7 +146,7 @@ pub struct Patience {
     pub standstill: Duration,
     /// For one that was named and may be waiting for a disk.
     pub disk: Duration,
-    /// For a measurement of drift that everybody waits for, while nobody measures.
+    /// For a measurement of drift that all ranks wait for, while none measures.
     pub drift: Duration,
     /// For workers to leave after the run is over.
     pub farewell: Duration,
@@ -198,7 +198,7 @@ pub enum Outcome {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FirstCause {
     /// The worker it happened on, if it happened on one.
-    pub seat: Option<Seat>,
+    pub slot: Option<Slot>,
     /// What kind; decides the exit code.
     pub kind: CauseKind,
     /// One line for people.
@@ -207,8 +207,8 @@ pub struct FirstCause {
 
 impl fmt::Display for FirstCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.seat {
-            Some(seat) => write!(f, "rank {seat}: {}", self.message),
+        match self.slot {
+            Some(slot) => write!(f, "rank {slot}: {}", self.message),
             None => f.write_str(&self.message),
         }
     }

@@ -1,4 +1,5 @@
-//! What is read from disk before the first call: the journal, and the checkpoints in the run's output directory.
+//! What is read from disk before the first call: the journal, and the checkpoints in the run's output
+//! directory.
 
 use std::{
     collections::BTreeMap,
@@ -92,7 +93,7 @@ pub fn prepare(options: &Options) -> Result<Start, StartError> {
     let fresh = fresh_run_id(&options.spec.run.name);
     let (journal, identity, memory) = open_journal(options, &fresh)?;
     let output = Path::new(&options.spec.run.output_dir);
-    // The journal is ours by now: nobody else trains in this directory.
+    // The journal is ours by now: no other run trains in this directory.
     if !options.spec.train.resume && !options.restarted {
         aside::set_aside(output).map_err(|source| StartError::Io {
             action: "set aside the earlier checkpoints in",
@@ -148,8 +149,8 @@ fn open_journal(
     })
 }
 
-/// Complete checkpoints, oldest first. Directories without a readable manifest do not count: they are being written, or broken; nor do those
-/// with a name of their own: copies that people have made.
+/// Complete checkpoints, oldest first. Directories without a readable manifest do not count: they are being
+/// written, or broken; nor do those with a name of their own: copies that people have made.
 fn scan(directory: &Path, own: &str) -> Result<Vec<CheckpointEntry>, StartError> {
     let failed = |source| StartError::Io { action: "read", path: directory.to_path_buf(), source };
     let entries = match fs::read_dir(directory) {

@@ -1,13 +1,15 @@
 //! Scalars of every logged step for TensorBoard: `tensorboard --logdir OUTPUT_DIR/tensorboard`.
 //!
 //! ```text
-//! record   length u64 · masked CRC-32C of it u32 · event · masked CRC-32C of that u32       (TFRecord, all little-endian)
+//! record   length u64 · masked CRC-32C of it u32 · event · masked CRC-32C of that u32 (TFRecord, all
+//!          little-endian)
 //! event    tensorflow.Event: first the format's version, then one summary a step
 //! ```
 //!
-//! A reader of the news like any watcher, on a thread of its own: a slow disk costs scalars, never a step. Each life of the coordinator
-//! writes a file of its own beside the earlier ones. After a rollback a session mark makes TensorBoard forget the steps that are repeated.
-//! Formats: `tensorflow/core/util/event.proto`, `tensorflow/core/lib/io/record_writer.h`.
+//! A reader of the news like any watcher, on a thread of its own: a slow disk costs scalars, never a step.
+//! Each life of the coordinator writes a file of its own beside the earlier ones. After a rollback a session
+//! mark makes TensorBoard forget the steps that are repeated. Formats: `tensorflow/core/util/event.proto`,
+//! `tensorflow/core/lib/io/record_writer.h`.
 
 use std::{
     fs::{self, File},
@@ -38,7 +40,8 @@ pub struct Scalars {
 }
 
 impl Scalars {
-    /// Starts writing below `output_dir`, until the news end. What cannot be written is said once, and no more is.
+    /// Starts writing below `output_dir`, until the news end. What cannot be written is said once, and no
+    /// more is.
     pub fn follow(news: Receiver<Arc<Dated>>, output_dir: &Path, every: u64) -> Self {
         let directory = output_dir.join("tensorboard");
         let (finish, done) = oneshot::channel();
@@ -195,7 +198,8 @@ impl Event {
     }
 }
 
-/// Where a metric is shown: times of stages beside those of the engine, a kind with members as a group of charts, others beside the loss.
+/// Where a metric is shown: times of stages beside those of the engine, a kind with members as a group of
+/// charts, others beside the loss.
 fn tag(metric: &Metric) -> String {
     match metric.as_stage_time() {
         Some((stage, _)) => format!("seconds/{stage}"),
@@ -208,7 +212,8 @@ fn tag(metric: &Metric) -> String {
 mod tests {
     use super::*;
 
-    /// As TensorFlow's own writer frames and masks them: `crc32c` of "123456789" is the check value of the standard.
+    /// As TensorFlow's own writer frames and masks them: `crc32c` of "123456789" is the check value of the
+    /// standard.
     #[test]
     fn records_are_framed_as_tfrecord_has_it() {
         assert_eq!(CRC_32C.checksum(b"123456789"), 0xe306_9283);

@@ -96,18 +96,18 @@ def ddp(where, how, patience):
     port = str(29600 + os.getpid() % 300 + ["uncaught", "skip", "halve"].index(how) * 2 + (where == "backward"))
     ranks = [subprocess.Popen([sys.executable, os.path.abspath(__file__), "--rank-main", where, how], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                               env=dict(os.environ, RANK=str(r), WORLD_SIZE=str(WORLD), MASTER_ADDR="127.0.0.1", MASTER_PORT=port, GLOO_LOG_LEVEL="ERROR")) for r in range(WORLD)]
-    said, last = [], [time.time()]
+    message, last = [], [time.time()]
 
     def listen(stream):
         for line in stream:
-            said.append(line)
+            message.append(line)
             last[0] = time.time()
 
     ears = [threading.Thread(target=listen, args=(p.stdout,), daemon=True) for p in ranks]
     for ear in ears:
         ear.start()
     # Imports take their time on a loaded machine.
-    while time.time() - last[0] < (patience if said else 300) and any(p.poll() is None for p in ranks):
+    while time.time() - last[0] < (patience if message else 300) and any(p.poll() is None for p in ranks):
         time.sleep(0.1)
     hung = [r for r, p in enumerate(ranks) if p.poll() is None]
     codes = [p.poll() for p in ranks]
@@ -116,9 +116,9 @@ def ddp(where, how, patience):
         p.wait()
     for ear in ears:
         ear.join()
-    steps = sum(line.startswith("step ") for line in said)
+    steps = sum(line.startswith("step ") for line in message)
     verdict = f"ranks {hung} hang" if hung else f"exit codes {codes}"
-    tail = next((line for line in reversed(said) if line.startswith("ranks ")), "").strip()
+    tail = next((line for line in reversed(message) if line.startswith("ranks ")), "").strip()
     print(f"DDP, {where}, {how}: {steps} of {STEPS} steps; {verdict}{'; ' + tail if tail else ''}", flush=True)
 
 

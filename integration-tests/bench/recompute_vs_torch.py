@@ -126,12 +126,12 @@ def main():
         torch.append(lines([sys.executable, os.path.abspath(__file__), a.executable, "--torch-side", "--threads", a.threads, *sizes], a))
     print("                             peak MiB    cut   more time   more processor time     ms")
     for mode in [row["mode"] for row in ours[0]]:
-        rows = [next(row for row in turn if row["mode"] == mode) for turn in ours]
+        rows = [next(row for row in round if row["mode"] == mode) for round in ours]
         mid = lambda key: statistics.median(row[key] for row in rows)
         print(f"Coxswain  {mode:<16} {mid('activation_peak_mib'):>10.1f} {100 * mid('cut'):>5.1f}% {100 * mid('more_time'):>10.1f}% "
               f"{100 * mid('more_processor_time'):>20.1f}% {mid('median_ms'):>7.0f}")
     for mode in ["none", "none, bf16", "full", "full, bf16"]:
-        pairs = [(turn[0], next(row for row in turn if row["mode"] == mode)) for turn in torch]
+        pairs = [(round[0], next(row for row in round if row["mode"] == mode)) for round in torch]
         more = lambda key: 100 * (statistics.median(statistics.median(row[key]) / statistics.median(none[key]) for none, row in pairs) - 1)
         none, row = pairs[0]
         cut = 100 * (1 - row["activation_peak_mib"] / none["activation_peak_mib"])

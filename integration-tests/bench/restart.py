@@ -7,7 +7,7 @@ usage: restart.py --cox target/release/cox [--torchrun VENV/bin/torchrun] [--kil
   coordinator  kill -9 of the coordinator: time until it answers again; no worker may end, no step may be repeated
   chaos        kills of workers at even distances in four runs one after another (62 in 30 minutes, scaled down to 2 minutes); throughput
                outside recovery against runs without faults before, between and after them, the share of time outside recovery, and
-               the audit of the books; about 3 minutes in all: restart.py --cox target/release/cox --only chaos
+               the audit of the records; about 3 minutes in all: restart.py --cox target/release/cox --only chaos
   torchrun     kill -9 of a worker of a toy that saves a checkpoint every step, under `torchrun --max-restarts=3`, defaults, and with
                TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: time until both ranks step again
 

@@ -7,7 +7,7 @@
 Every side trains the same number of fp32 elements on CPU processes of one thread, clips to norm 1, and takes AdamW steps. A step
 is everything between "gradients of this rank are computed" and "all ranks have the new weights". In PyTorch reductions start
 inside backward, so backward + step is timed, and the time of the same backward without any of it (`plain`) is subtracted. The
-sides are launched in turns; `mirrored` also keeps what the loss of a neighbour would need, as training does by default; the first two steps of each launch are not counted. Memory is the peak resident set above that of
+sides are launched in turns; `replicated` also keeps what the loss of a neighbour would need, as training does by default; the first two steps of each launch are not counted. Memory is the peak resident set above that of
 the process after its imports. Needs torch and deepspeed.
 """
 import argparse
@@ -19,7 +19,7 @@ import sys
 import time
 
 # One thread each; `ddp-fused` is torch's fastest AdamW on a CPU.
-OURS = {"ours": [], "mirrored": ["--mirror"]}
+OURS = {"ours": [], "replicated": ["--replica"]}
 SIDES = ["ddp", "ddp-fused", "zero2", "plain"]
 
 

@@ -108,7 +108,7 @@ class Run:
         """Whether what was to happen to the run has happened: how many workers each of its generations had."""
         seen, sound = trained_by(self)
         if seen != worlds or not sound:
-            raise self.failure(f"trained by worlds of {seen}, not {worlds}, or the books do not add up")
+            raise self.failure(f"trained by worlds of {seen}, not {worlds}, or the ledger does not add up")
 
     def finish(self, process, code=0):
         self.until("its end", lambda: process.poll() is not None)
@@ -225,7 +225,7 @@ RUNS = {
     "streamed": whole("memory.offload=layers"),
     "micro-1": whole("train.micro_batch=1"),
     "micro-4": whole("train.micro_batch=4"),
-    "no-mirror": whole("faults.mirror=false"),
+    "no-replica": whole("faults.mirror=false"),
     "no-lora": whole("lora="),
     "no-sensor": whole("data.sensor="),
     "rslora": whole("lora.rslora=true"),

@@ -17,7 +17,8 @@ fn checkpoints_of_an_earlier_run_are_neither_resumed_from_nor_kept_instead_of_ne
     let held = tiny.hold(1, "backward", 3);
     let mut running = tiny.start(&["train.resume=false"]);
     held.wait(&mut running);
-    // The state of step 3 is lost with both workers, and the new coordinator knows of this run's checkpoint of step 2 alone.
+    // The state of step 3 is lost with both workers, and the new coordinator knows of this run's checkpoint
+    // of step 2 alone.
     let coordinator = coordinator_of(running.pid()).expect("it lives");
     signal(coordinator, Signal::SIGKILL);
     wait_for_coordinator(running.pid(), coordinator);

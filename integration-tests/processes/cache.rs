@@ -1,4 +1,5 @@
-//! Kept features with real processes: whoever dies wherever, the bits are those of the undisturbed run, and nothing half written is served.
+//! Kept features with real processes: whoever dies wherever, the bits are those of the undisturbed run, and
+//! nothing half written is served.
 
 use std::{
     collections::HashMap,
@@ -26,8 +27,8 @@ const PERIODIC: [&str; 4] =
 /// The same, but generation 1 goes on serving, whatever the drift.
 const KEPT: [&str; 5] = [PERIODIC[0], PERIODIC[1], PERIODIC[2], PERIODIC[3], "cache.rebuild_above=1000.0"];
 
-/// Where rank 1 stands when something happens to it: in a live step, at the turn, while it computes features, in a cached step, in the
-/// live step after that, and where the second cached phase begins.
+/// Where rank 1 stands when something happens to it: in a live step, at the phase change, while it computes
+/// features, in a cached step, in the live step after that, and where the second cached phase begins.
 const PLACES: [(&str, u64); 6] = [
     ("backward", 1),
     ("cachebuild", 2),
@@ -54,7 +55,8 @@ fn undisturbed(flags: &[&str]) -> Vec<Vec<u8>> {
     trained.get_or_insert_default().entry(flags.concat()).or_insert_with(train).clone()
 }
 
-/// Waits for the end; everything learned must be as without the fault, and no sample lost or trained on twice.
+/// Waits for the end; everything learned must be as without the fault, and no sample lost or trained on
+/// twice.
 fn assert_as_undisturbed(tiny: &Tiny, running: Running, flags: &[&str], what: &str) -> String {
     let (status, printed) = running.finish();
     assert!(status.success(), "{what}: {status}\n{printed}");
@@ -99,7 +101,7 @@ fn a_second_launch_finds_what_the_first_has_computed() {
 }
 
 #[test]
-fn a_worker_killed_at_any_turn_costs_nothing() {
+fn a_worker_killed_at_any_cache_phase_costs_nothing() {
     for flags in [&PERIODIC[..], &KEPT] {
         for (phase, step) in PLACES {
             let what =
@@ -124,7 +126,8 @@ fn moved(output: &Path) -> Vec<[Value; 5]> {
 
 #[test]
 fn a_worker_or_the_coordinator_killed_while_drift_is_measured_changes_nothing() {
-    // Cached phases of eight steps: one of them measures, the second, and the fourth may begin a generation where drift decides.
+    // Cached phases of eight steps: one of them measures, the second, and the fourth may begin a generation
+    // where drift decides.
     let long =
         ["cache.mode=periodic", "cache.interval.steps=10", "cache.live.steps=2", "cache.probe_samples=4"];
     let decides = [&long[..], &["cache.rebuild_above=1e-9"]].concat();
@@ -180,7 +183,7 @@ fn both_workers_killed_at_once_find_their_generation_in_checkpoint_and_store() {
 }
 
 #[test]
-fn a_coordinator_killed_at_a_turn_decides_as_before() {
+fn a_coordinator_killed_at_a_cache_phase_decides_as_before() {
     for flags in [&PERIODIC[..], &KEPT] {
         for (phase, step) in [("cachebuild", 2), ("cachebuild", 6)] {
             let tiny = tiny();
@@ -211,7 +214,8 @@ fn a_worker_killed_while_it_computes_features_leaves_nothing_half_written_behind
     let again = self::tiny();
     again.assert_undisturbed(again.start(&flags), "a launch on the store that was left behind");
     let cache = cache(&again.output());
-    // Of the part that the worker had begun nothing is left: the two samples of its first step, and no others, are computed again.
+    // Of the part that the worker had begun nothing is left: the two samples of its first step, and no
+    // others, are computed again.
     assert_eq!((&cache["hits"], &cache["misses"]), (&30.into(), &2.into()), "{cache:#}");
 }
 
@@ -248,9 +252,10 @@ fn a_generation_is_seen_to_grow_while_it_is_filled() {
 }
 
 #[test]
-fn a_rebuild_that_is_asked_for_begins_where_the_leases_end_and_is_in_the_books() {
+fn a_rebuild_that_is_asked_for_begins_where_the_leases_end_and_is_in_the_journal() {
     let tiny = tiny();
-    // Rank 1 stands still in the live phase; what follows it waits for a drift, so nobody holds a lease of it.
+    // Rank 1 stands still in the live phase; what follows it waits for a drift, so nobody holds a lease of
+    // it.
     let held = tiny.hold(1, "backward", 4);
     let mut running = tiny.start(&KEPT);
     held.wait(&mut running);
@@ -265,7 +270,7 @@ fn a_rebuild_that_is_asked_for_begins_where_the_leases_end_and_is_in_the_books()
     assert!(ended.success(), "{printed}");
     assert!(printed.contains("features of generation 2 from step 6 on: asked for"), "{printed}");
     let ranges = audit(&tiny.output())["cache"].clone();
-    let turns: Vec<_> =
+    let cache_phases: Vec<_> =
         ranges.as_array().expect("an array").iter().map(|range| range["generation"].clone()).collect();
-    assert_eq!(turns, [0, 1, 0, 2], "{ranges:#}");
+    assert_eq!(cache_phases, [0, 1, 0, 2], "{ranges:#}");
 }

@@ -106,7 +106,7 @@ fn the_image_is_built_by_the_readmes_command_with_the_projects_compiler() {
 }
 
 #[test]
-fn a_node_without_a_card_passes_on_the_cpu_and_is_refused_on_cuda() {
+fn a_node_without_a_gpu_passes_on_the_cpu_and_is_refused_on_cuda() {
     let run = |device: &str| {
         Command::new(env!("CARGO_BIN_EXE_cox"))
             .args(["selftest", "--device", device])
@@ -123,7 +123,7 @@ fn a_node_without_a_card_passes_on_the_cpu_and_is_refused_on_cuda() {
     if page.contains("none usable") {
         let cuda = run("cuda");
         assert_eq!(cuda.status.code(), Some(2));
-        let said = String::from_utf8_lossy(&cuda.stderr);
-        assert!(said.contains("--device cuda: "), "{said}");
+        let message = String::from_utf8_lossy(&cuda.stderr);
+        assert!(message.contains("--device cuda: "), "{message}");
     }
 }

@@ -17,8 +17,8 @@ fn node(tiny: &Tiny, endpoint: &str, workers: u32, address: &str) -> Running {
     tiny.start(&["--nnodes=1:2", &nproc, "--rdzv-endpoint", endpoint, conf, "--local-addr", address])
 }
 
-/// Stops the run at its coordinator's launcher: its books add up, and its generations had so many workers. The audit, and what was
-/// printed.
+/// Stops the run at its coordinator's launcher: its ledger adds up, and its generations had so many workers.
+/// The audit, and what was printed.
 fn stop(tiny: &Tiny, first: Running, workers: &[u64]) -> (Value, String) {
     signal(first.pid() as i32, Signal::SIGTERM);
     let (status, printed) = first.finish();
@@ -88,16 +88,19 @@ fn a_launcher_that_gets_sigterm_takes_its_node_out_and_the_rest_trains_on() {
     let third = node(&tiny, &endpoint, 2, "127.0.0.2");
     first.wait_for("generation 4: 4 of 4 workers");
     first.wait_for("/100000");
-    let said = cox(&["drain", "--node=1", "--endpoint", &endpoint]).output().expect("cox was built");
-    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    let message = cox(&["drain", "--node=1", "--endpoint", &endpoint]).output().expect("cox was built");
+    assert!(message.status.success(), "{}", String::from_utf8_lossy(&message.stderr));
     let (status, printed) = third.finish();
     assert_eq!(status.code(), Some(0), "{printed}");
     first.wait_for("generation 5: 2 of 4 workers");
     first.wait_for("/100000");
     assert_eq!(stays, [0, 1].map(|rank| worker_of(first.pid(), rank).expect("it lives")), "processes stay");
 
-    let said = cox(&["drain", "--node=0", "--endpoint", &endpoint]).output().expect("cox was built");
-    assert!(!said.status.success() && String::from_utf8_lossy(&said.stderr).contains("stop the run instead"));
+    let message = cox(&["drain", "--node=0", "--endpoint", &endpoint]).output().expect("cox was built");
+    assert!(
+        !message.status.success()
+            && String::from_utf8_lossy(&message.stderr).contains("stop the run instead")
+    );
     let (_, printed) = stop(&tiny, first, &[2, 4, 2, 4, 2]);
     assert!(!printed.contains("rolled back") && !printed.contains("restarts 1"), "{printed}");
 }
@@ -113,8 +116,8 @@ fn the_node_of_the_coordinator_leaves_and_its_launcher_stays() {
     first.wait_for("/100000");
     let goes = worker_of(first.pid(), 0).expect("it lives");
 
-    let said = cox(&["drain", "--node=0", "--endpoint", &endpoint]).output().expect("cox was built");
-    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    let message = cox(&["drain", "--node=0", "--endpoint", &endpoint]).output().expect("cox was built");
+    assert!(message.status.success(), "{}", String::from_utf8_lossy(&message.stderr));
     first.wait_for("generation 3: 1 of 2 workers");
     wait_until_gone(&[goes]);
     first.wait_for("its launcher stays, for it hosts the coordinator");

@@ -1,8 +1,9 @@
-//! The fault matrix: every fault in every phase of training, with real processes. Whatever happens, the run ends by itself (or when it is
-//! launched again, if the launcher itself was killed), its results are bitwise those of an undisturbed run, and the books add up.
+//! The fault matrix: every fault in every phase of training, with real processes. Whatever happens, the run
+//! ends by itself (or when it is launched again, if the launcher itself was killed), its results are bitwise
+//! those of an undisturbed run, and the ledger adds up.
 //!
-//! A phase of so small a model is too short to hit, so a worker is told to stand still in it (`COX_TEST_HOLD`, see
-//! `worker/src/session/hold.rs`), and the fault is injected when it does.
+//! A phase of so small a model is too short to hit, so a worker is told to stand still in it
+//! (`COX_TEST_HOLD`, see `worker/src/session/hold.rs`), and the fault is injected when it does.
 
 use nix::sys::signal::Signal;
 
@@ -30,7 +31,8 @@ const PHASES: [(&str, u64); 8] = [
     ("evaluation", STEPS),
 ];
 
-/// Runs a fault through all phases. `inject` is given the run with rank 1 standing in the phase, and returns the launch that ends.
+/// Runs a fault through all phases. `inject` is given the run with rank 1 standing in the phase, and returns
+/// the launch that ends.
 fn matrix(fault: &str, faults_booked: u64, inject: impl Fn(&Tiny, Running, Held) -> Running) {
     for (phase, step) in PHASES {
         let what = format!("{fault} in {phase} of step {step}");
@@ -93,7 +95,7 @@ fn an_audit_says_the_same_of_a_run_that_goes_on_and_of_what_it_left_behind() {
         Some(audit(&tiny.output())).filter(|audit| audit["committed_steps"] == STEPS)
     });
     let sources = [&living["generations"][0]["source"], &living["generations"][1]["source"]];
-    assert_eq!(sources, ["fresh", "mirror"], "{living:#}");
+    assert_eq!(sources, ["fresh", "replica"], "{living:#}");
     let processes = children(running.pid());
     signal(running.pid() as i32, Signal::SIGKILL);
     running.finish();

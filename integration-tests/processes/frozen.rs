@@ -1,5 +1,5 @@
-//! A coordinator or a launcher that stands still instead of dying: stopped and continued, like a paused virtual machine, or one whose disk
-//! hangs.
+//! A coordinator or a launcher that stands still instead of dying: stopped and continued, like a paused
+//! virtual machine, or one whose disk hangs.
 
 use std::{thread, time::Duration};
 
@@ -13,7 +13,8 @@ use crate::support::{
 
 /// Longer than any silence that a worker or a launcher may keep.
 const FROZEN: Duration = Duration::from_secs(5);
-/// Longer than the coordinator keeps the line of a launcher that owes it a sign of life (15 s), and the place of one without a line (3 s).
+/// Longer than the coordinator keeps the line of a launcher that owes it a sign of life (15 s), and the place
+/// of one without a line (3 s).
 const STOPPED: Duration = Duration::from_secs(20);
 
 #[test]

@@ -1,4 +1,5 @@
-//! Launchers as people and schedulers use them: two machines, signals, `kill -9`, ports in use, questions about a run.
+//! Launchers as people and schedulers use them: two machines, signals, `kill -9`, ports in use, questions
+//! about a run.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -198,9 +199,12 @@ fn refuses_to_stop_another(dir: &Path, living: &Path) {
     let run_file = r#"{"run_id": "killed", "name": "quickstart", "spec_digest": "", "version": ""}"#;
     std::fs::write(killed.join("run.json"), run_file).expect("a file");
     let refused = cox(&["stop", "--run"]).arg(&killed).output().expect("cox was built");
-    let said = String::from_utf8_lossy(&refused.stderr);
-    assert_eq!(refused.status.code(), Some(8), "{said}");
-    assert!(said.contains("no launcher is running this run") && said.contains("is now run"), "{said}");
+    let message = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(8), "{message}");
+    assert!(
+        message.contains("no launcher is running this run") && message.contains("is now run"),
+        "{message}"
+    );
 }
 
 #[test]

@@ -12,7 +12,8 @@ use crate::support::{
 /// Bytes that a rank of these runs may hold, in MiB: several times what the small model takes by itself.
 const CAPACITY_MIB: u64 = 600;
 
-/// Trains four ranks on 16 samples a step; `fault` as `COX_FAULT_MEMORY` has it. Returns the exit code and what was printed.
+/// Trains four ranks on 16 samples a step; `fault` as `COX_FAULT_MEMORY` has it. Returns the exit code and
+/// what was printed.
 fn run(output: &Path, fault: &str, overrides: &[&str]) -> (Option<i32>, String) {
     let (status, printed) = start(output, &[("COX_FAULT_MEMORY", fault)], overrides).finish();
     (status.code(), printed)
@@ -86,8 +87,8 @@ fn an_overrun_on_one_of_four_ranks_costs_one_attempt_and_changes_nothing_that_is
             assert_eq!(numbers(&lines, "attempts"), [1, 1, 1, 2, 1, 1], "{phase}, rank {rank}");
             assert_eq!(numbers(&lines, "micro_batch"), [4, 4, 4, 2, 2, 2], "{phase}, rank {rank}");
         }
-        let said = format!("out of memory in {phase}: wanted");
-        assert!(printed.contains(&said) && printed.contains("held: "), "{printed}");
+        let message = format!("out of memory in {phase}: wanted");
+        assert!(printed.contains(&message) && printed.contains("held: "), "{printed}");
         assert!(
             printed.contains("out of memory on rank 2: all ranks go from 4 to 2 samples at a time"),
             "{printed}"
@@ -100,8 +101,8 @@ fn an_overrun_on_one_of_four_ranks_costs_one_attempt_and_changes_nothing_that_is
     }
 }
 
-/// Rank 2 runs out of memory in step 3 while the others stand at the beginning of `phase` of that step, and votes before they go on. Returns
-/// what was printed.
+/// Rank 2 runs out of memory in step 3 while the others stand at the beginning of `phase` of that step, and
+/// votes before they go on. Returns what was printed.
 fn run_with_others_at(phase: &str, fault: &str, output: &Path) -> String {
     let holds = output.with_extension(format!("hold-{phase}"));
     let hold = |rank, phase| Held::order(&holds, rank, phase, 3);
@@ -128,7 +129,7 @@ fn the_others_give_their_attempts_up_and_learn_the_same_as_if_they_had_finished_
             let output = dir.path().join(format!("{lost_in}-{others_in}"));
             (run_with_others_at(others_in, &fault, &output), results(&output))
         });
-        let said = "out of memory on rank 2: all ranks go from 4 to 2 samples at a time, the same samples a step, from step 3 on";
+        let message = "out of memory on rank 2: all ranks go from 4 to 2 samples at a time, the same samples a step, from step 3 on";
         // How many of them see it in time is the machine's to say.
         let gave_up = [
             "one other rank gave its attempt",
@@ -136,12 +137,12 @@ fn the_others_give_their_attempts_up_and_learn_the_same_as_if_they_had_finished_
             "3 other ranks gave their attempts",
         ];
         assert!(
-            gave_up.iter().any(|who| early.0.contains(&format!("{said}; {who} up at once"))),
+            gave_up.iter().any(|who| early.0.contains(&format!("{message}; {who} up at once"))),
             "{}",
             early.0
         );
         // Those that wait in the vote have finished theirs.
-        assert!(late.0.contains(said) && !late.0.contains(" up at once"), "{}", late.0);
+        assert!(late.0.contains(message) && !late.0.contains(" up at once"), "{}", late.0);
         assert!(early.1 == late.1, "{lost_in}: giving up changes what is learned");
     }
 }

@@ -1,7 +1,7 @@
 //! A machine whose network is cut and comes back: nothing is closed, nothing is refused, nothing arrives.
 //!
-//! Two launchers share a machine here, each with addresses of its own. Everything that the second one sends to the coordinator, and
-//! everything between the two ranks, passes through proxies that can stop forwarding.
+//! Two launchers share a machine here, each with addresses of its own. Everything that the second one sends
+//! to the coordinator, and everything between the two ranks, passes through proxies that can stop forwarding.
 
 use std::time::{Duration, Instant};
 

@@ -1,8 +1,10 @@
-//! How far predicted memory is from what training takes: real runs, measured by the counting allocator of real workers.
+//! How far predicted memory is from what training takes: real runs, measured by the counting allocator of
+//! real workers.
 //!
-//! Twenty-two configurations of two models: micro-batch, recompute, types of frozen weights and of activations, where weights are, adapters, world, image size. The analytic
-//! prediction must come within 10 % of each peak. Calibrated by two runs of a model, those of its other runs must come within 5 %.
-//! With `--nocapture` the table is printed (`integration-tests/bench/MEMORY.md`).
+//! Twenty-two configurations of two models: micro-batch, recompute, types of frozen weights and of
+//! activations, where weights are, adapters, world, image size. The analytic prediction must come within 10 %
+//! of each peak. Calibrated by two runs of a model, those of its other runs must come within 5 %. With
+//! `--nocapture` the table is printed (`integration-tests/bench/MEMORY.md`).
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +14,7 @@ use coxswain_proto::{memory::relative, run_spec::RunSpec};
 use coxswain_tasks::vla_flow::memory::Subject;
 use coxswain_worker::memory::prediction::{
     Ask, Place,
-    truth::{Calibration, Record},
+    recorded::{Calibration, Record},
 };
 
 use crate::support::{cox, root, train};
@@ -136,9 +138,8 @@ fn predictions_come_within_ten_percent_and_calibrated_ones_within_five() {
 
 #[test]
 fn a_plan_of_the_published_model_takes_under_a_second_and_a_hundred_megabytes() {
-    let out = cox(&["plan", "configs/qwen2.5-vl-3b.yaml", "--all-cards", "--json"])
-        .output()
-        .expect("cox was built");
+    let out =
+        cox(&["plan", "configs/qwen2.5-vl-3b.yaml", "--all-gpus", "--json"]).output().expect("cox was built");
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     let plan: serde_json::Value = serde_json::from_slice(&out.stdout).expect("JSON");
     assert_eq!(plan["parameters"]["pretrained"], 3_754_622_976u64);
@@ -149,11 +150,11 @@ fn a_plan_of_the_published_model_takes_under_a_second_and_a_hundred_megabytes() 
         "{}",
         plan["cost"]
     );
-    let fit = |card: &str| {
+    let fit = |gpu: &str| {
         let memories = plan["memories"].as_array().expect("an array").iter();
-        memories.clone().find(|m| m["memory"]["name"] == card).map(|m| m["fit"]["maximum"].clone())
+        memories.clone().find(|m| m["memory"]["name"] == gpu).map(|m| m["fit"]["maximum"].clone())
     };
-    let [small, large] = ["RTX4090-24", "A100-80"].map(|card| fit(card).and_then(|fit| fit.as_u64()));
+    let [small, large] = ["RTX4090-24", "A100-80"].map(|gpu| fit(gpu).and_then(|fit| fit.as_u64()));
     assert!(small.is_some() && small <= large, "{small:?} {large:?}");
 }
 
@@ -165,18 +166,18 @@ fn what_cannot_fit_is_refused_with_rank_bytes_and_remedy() {
         let out = cox(&all).output().expect("cox was built");
         (out.status.code(), String::from_utf8_lossy(&out.stderr).into_owned())
     };
-    assert_eq!(plan(&["--card", "A100-80"]).0, Some(0));
-    let (code, said) = plan(&["--card", "24GiB", "train.micro_batch=32", "train.recompute=none"]);
-    assert_eq!(code, Some(2), "{said}");
+    assert_eq!(plan(&["--gpu", "A100-80"]).0, Some(0));
+    let (code, message) = plan(&["--gpu", "24GiB", "train.micro_batch=32", "train.recompute=none"]);
+    assert_eq!(code, Some(2), "{message}");
     assert!(
-        said.contains("short by")
-            && said.contains("rank 0")
-            && said.contains("the largest micro-batch that fits is"),
-        "{said}"
+        message.contains("short by")
+            && message.contains("rank 0")
+            && message.contains("the largest micro-batch that fits is"),
+        "{message}"
     );
-    let (code, said) = plan(&["--card", "4GiB"]);
-    assert_eq!(code, Some(5), "{said}");
-    assert!(said.contains("not even one sample fits"), "{said}");
+    let (code, message) = plan(&["--gpu", "4GiB"]);
+    assert_eq!(code, Some(5), "{message}");
+    assert!(message.contains("not even one sample fits"), "{message}");
     // The same at submission: bounded by memory.capacity, refused before a process is started.
     let out = cox(&["check", "configs/quickstart.yaml", "memory.capacity=30000000", "train.micro_batch=8"])
         .output();
@@ -186,7 +187,7 @@ fn what_cannot_fit_is_refused_with_rank_bytes_and_remedy() {
 }
 
 #[test]
-fn a_machine_without_a_card_is_described_in_words() {
+fn a_machine_without_a_gpu_is_described_in_words() {
     let out = cox(&["gpu"]).output().expect("cox was built");
     if !out.status.success() {
         assert_eq!(out.status.code(), Some(3));
@@ -227,7 +228,8 @@ fn data() -> String {
     format!("data.path={}", root().join("configs/assets/metaworld-mini").display())
 }
 
-/// A checkpoint of 33 M parameters beside the small one's tokenizer: 8 decoder layers of width 384, 4 vision blocks of width 192.
+/// A checkpoint of 33 M parameters beside the small one's tokenizer: 8 decoder layers of width 384, 4 vision
+/// blocks of width 192.
 fn write_checkpoint(dir: &Path) {
     let tiny = root().join("configs/assets/tiny-vla");
     std::fs::create_dir_all(dir).expect("a temporary directory");

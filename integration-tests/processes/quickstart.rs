@@ -1,4 +1,5 @@
-//! The quickstart as a user runs it: a coordinator and two workers, real model, real data, an adapter at the end.
+//! The quickstart as a user runs it: a coordinator and two workers, real model, real data, an adapter at the
+//! end.
 
 mod anew;
 mod cache;

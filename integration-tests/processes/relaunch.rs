@@ -1,4 +1,5 @@
-//! Runs that are launched again under other circumstances: on another machine, by another job, beside another file.
+//! Runs that are launched again under other circumstances: on another machine, by another job, beside another
+//! file.
 
 use nix::sys::signal::Signal;
 

@@ -1,4 +1,5 @@
-//! A row that cannot be decoded: tried by another worker, then left out of every epoch, and listed; the run goes on.
+//! A row that cannot be decoded: tried by another worker, then left out of every epoch, and listed; the run
+//! goes on.
 
 use std::{fs, path::Path};
 

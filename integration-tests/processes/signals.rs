@@ -1,5 +1,5 @@
-//! Signals as service managers, shells and people send them: to all processes of a launch, to one of its children, to one that was started
-//! to outlive its terminal.
+//! Signals as service managers, shells and people send them: to all processes of a launch, to one of its
+//! children, to one that was started to outlive its terminal.
 
 use std::process::{Command, Stdio};
 

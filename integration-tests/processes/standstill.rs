@@ -1,4 +1,5 @@
-//! Workers whose trainer stands still while their process heartbeats, in every phase that may last; and one that never heartbeats.
+//! Workers whose trainer stands still while their process heartbeats, in every phase that may last; and one
+//! that never heartbeats.
 
 use std::time::{Duration, Instant};
 

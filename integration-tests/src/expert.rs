@@ -1,5 +1,6 @@
-//! The action expert and the sensor encoder against the PyTorch module of `fixtures/make_expert_fixtures.py`: values, loss, and the
-//! gradient of every weight. Relative error is the norm of the difference over the norm of the reference.
+//! The action expert and the sensor encoder against the PyTorch module of `fixtures/make_expert_fixtures.py`:
+//! values, loss, and the gradient of every weight. Relative error is the norm of the difference over the norm
+//! of the reference.
 
 use std::{collections::HashMap, fs};
 

@@ -1,6 +1,7 @@
 //! The model against Hugging Face Transformers and PEFT, on the fixtures of `fixtures/make_fixtures.py`.
 //!
-//! Every position is compared, padding included: where a query has no admissible key both sides give zeros (see there).
+//! Every position is compared, padding included: where a query has no admissible key both sides give zeros
+//! (see there).
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -16,8 +17,9 @@ use crate::{fixture, relative_error};
 pub const CASES: [&str; 6] =
     ["flat-gqa-left", "nested-tied-right", "mqa-sharded-bf16", "rslora-patterns", "text-only-f16", "frozen"];
 
-/// Those whose weights are bfloat16 in the file. Of the others rounding the weights alone moves gradients by a tenth to more than
-/// themselves (these are small models with random weights; Transformers does the same), so that in bfloat16 they say nothing.
+/// Those whose weights are bfloat16 in the file. Of the others rounding the weights alone moves gradients by
+/// a tenth to more than themselves (these are small models with random weights; Transformers does the same),
+/// so that in bfloat16 they say nothing.
 pub const IN_BFLOAT16: [&str; 1] = ["mqa-sharded-bf16"];
 
 /// How far results may be from the reference, relatively.
@@ -30,7 +32,8 @@ pub struct Tolerance {
 }
 
 impl Tolerance {
-    /// How far PyTorch itself is on this case under autocast in bfloat16: whoever rounds like that cannot be asked to be nearer.
+    /// How far PyTorch itself is on this case under autocast in bfloat16: whoever rounds like that cannot be
+    /// asked to be nearer.
     pub fn of_autocast(case: &str) -> Self {
         let bytes = fs::read(fixture("golden").join(case).join("bfloat16.json")).unwrap();
         let worst: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
@@ -44,7 +47,7 @@ impl Tolerance {
 pub struct Computer {
     /// The device.
     pub device: Device,
-    /// What knows its cards.
+    /// What knows its GPUs.
     pub accelerator: &'static dyn Accelerator,
     /// Type of the frozen matrices.
     pub dtype: WeightsDtype,

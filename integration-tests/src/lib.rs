@@ -6,7 +6,8 @@
 //! solo      a run in this process, without a coordinator
 //! ```
 //!
-//! Everything here fails by panicking, as a test does. What it does not do: name a card's backend; the crate that does calls this one.
+//! Everything here fails by panicking, as a test does. What it does not do: name a GPU's backend; the crate
+//! that does calls this one.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
 
@@ -16,7 +17,8 @@ pub mod expert;
 pub mod golden;
 pub mod solo;
 
-/// The repository: where it was when this was built, or `COX_REPOSITORY` for test binaries that were carried to another machine.
+/// The repository: where it was when this was built, or `COX_REPOSITORY` for test binaries that were carried
+/// to another machine.
 pub fn repository() -> PathBuf {
     let built_in = || Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace's root").into();
     std::env::var_os("COX_REPOSITORY").map_or_else(built_in, PathBuf::from)
@@ -27,7 +29,8 @@ pub fn fixture(path: &str) -> PathBuf {
     repository().join("integration-tests/fixtures").join(path)
 }
 
-/// Norm of the difference over the norm of the reference; the former alone where that is zero. NaN where either has one.
+/// Norm of the difference over the norm of the reference; the former alone where that is zero. NaN where
+/// either has one.
 pub fn relative_error(ours: &[f64], reference: &[f64]) -> f64 {
     assert_eq!(ours.len(), reference.len(), "as many values as in the reference");
     let difference: f64 = ours.iter().zip(reference).map(|(a, b)| (a - b).powi(2)).sum();

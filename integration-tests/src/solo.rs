@@ -38,7 +38,7 @@ pub fn outcome(
     let plan = Plan::new(&spec.train, facts.training_samples).expect("the plan is possible");
     let complete = Store::new(Path::new(&spec.run.output_dir)).complete().expect("readable");
     let from = complete.into_iter().find(|found| found.manifest.step == first_step);
-    let decided = from.and_then(|found| found.manifest.turn);
+    let decided = from.and_then(|found| found.manifest.cache_phase);
     let solo = SoloLink::new(Step(first_step)).with_cache(&spec.cache, &plan, decided);
     trainer.train(spec, link(solo, &plan))
 }

@@ -20,13 +20,13 @@ use coxswain_models::qwen2_5_vl::{
 };
 use coxswain_nn::dtypes::WeightsDtype;
 use coxswain_nn::{
-    lora::{AdapterCard, AdapterConfig, LoraPlan, Module, ModuleKind, PeftAdapter, write_adapter},
+    lora::{AdapterConfig, AdapterGpu, LoraPlan, Module, ModuleKind, PeftAdapter, write_adapter},
     params::{Group, Init, TrainableLayout},
 };
 use coxswain_proto::run_spec::RunSpec;
 use serde_json::Value;
 
-const CARD: AdapterCard<'_> = AdapterCard { base_model: "model", readme: "" };
+const GPU: AdapterGpu<'_> = AdapterGpu { base_model: "model", readme: "" };
 
 fn golden(path: &str) -> PathBuf {
     fixture("golden").join(path)
@@ -82,7 +82,8 @@ fn a_configuration_means_the_modules_ranks_and_scales_that_it_means_to_peft() {
     }
 }
 
-/// The lines of a run file that say what a PEFT configuration says; none where it uses fields that run files do not have.
+/// The lines of a run file that say what a PEFT configuration says; none where it uses fields that run files
+/// do not have.
 fn run_file_lines(config: &Value) -> Option<Vec<String>> {
     let fields = config.as_object().unwrap();
     let lines = fields.iter().filter(|(field, _)| *field != "peft_type").map(|(field, value)| {
@@ -168,7 +169,7 @@ fn a_written_adapter_holds_the_tensors_and_the_meaning_of_the_one_it_was_read_fr
 
         // A stable place, so that peer/check_peft.py can be pointed at it.
         let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("written-adapters").join(case);
-        write_adapter(&dir, adapter.plan(), &layout, &values, &CARD).unwrap();
+        write_adapter(&dir, adapter.plan(), &layout, &values, &GPU).unwrap();
         let again = PeftAdapter::read(&dir, &modules).unwrap();
         assert_eq!(again.plan().difference(adapter.plan()), None, "{case}");
         let mut repeated = vec![f32::NAN; layout.len()];
@@ -195,13 +196,14 @@ fn a_written_configuration_has_every_field_that_peft_writes() {
     let adapter = PeftAdapter::read(&golden(case).join("adapter"), &modules).unwrap();
     let layout = layout_of(&adapter, &modules);
     let dir = tempfile::tempdir().unwrap();
-    write_adapter(dir.path(), adapter.plan(), &layout, &vec![0.0; layout.len()], &CARD).unwrap();
+    write_adapter(dir.path(), adapter.plan(), &layout, &vec![0.0; layout.len()], &GPU).unwrap();
     let (ours, theirs) = (
         json(&dir.path().join("adapter_config.json")),
         json(&golden(case).join("adapter/adapter_config.json")),
     );
     for (field, value) in theirs.as_object().unwrap() {
-        // PEFT notes the class it wrapped when no task is named; loading does not need it. Its list of targets is a set.
+        // PEFT notes the class it wrapped when no task is named; loading does not need it. Its list of
+        // targets is a set.
         if field == "auto_mapping" || field == "target_modules" {
             assert!(ours.get(field).is_some(), "{field}");
             continue;

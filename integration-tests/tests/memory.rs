@@ -1,4 +1,5 @@
-//! A worker's memory over a whole run, from its own timeline: it does not grow, and a micro-batch found by trial keeps within bounds.
+//! A worker's memory over a whole run, from its own timeline: it does not grow, and a micro-batch found by
+//! trial keeps within bounds.
 //!
 //! The counting allocator counts for the whole process, so these tests take turns.
 
@@ -24,12 +25,12 @@ use serde_json::Value;
 #[global_allocator]
 static ALLOCATOR: CountingAllocator<System> = CountingAllocator(System);
 
-static TURN: Mutex<()> = Mutex::new(());
+static EXCLUSIVE: Mutex<()> = Mutex::new(());
 
-fn turn() -> MutexGuard<'static, ()> {
+fn exclusive() -> MutexGuard<'static, ()> {
     // The symbol tables of a failed test's backtrace would stay in memory and count in the tests after it.
     std::panic::set_hook(Box::new(|failure| eprintln!("{failure}")));
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+    EXCLUSIVE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn spec(output: &Path, overrides: &[String]) -> RunSpec {
@@ -60,7 +61,7 @@ fn strings(overrides: &[&str]) -> Vec<String> {
 
 #[test]
 fn memory_does_not_grow_with_the_number_of_batches() {
-    let _turn = turn();
+    let _exclusive = exclusive();
     let dir = tempfile::tempdir().unwrap();
     let steps = [
         "train.steps=2000",
@@ -73,8 +74,8 @@ fn memory_does_not_grow_with_the_number_of_batches() {
     let small = ["expert.width=32", "expert.layers=2", "expert.repeated_noise=1"];
     let (_, lines) = train(&spec(&dir.path().join("run"), &strings(&[&steps[..], &small].concat())), 0);
     assert_eq!(lines.len(), 2000);
-    // What grows lifts every later step. A sample that is decoded at the moment of a peak lifts that one step, and a maximum would tell of
-    // nothing else.
+    // What grows lifts every later step. A sample that is decoded at the moment of a peak lifts that one
+    // step, and a maximum would tell of nothing else.
     let median = |lines: &[Value], of: fn(&Value) -> u64| {
         let mut bytes: Vec<u64> = lines.iter().map(of).collect();
         bytes.sort_unstable();
@@ -89,7 +90,7 @@ fn memory_does_not_grow_with_the_number_of_batches() {
 
 #[test]
 fn the_micro_batch_found_by_trial_fits_keeps_the_global_batch_and_is_kept_by_checkpoints() {
-    let _turn = turn();
+    let _exclusive = exclusive();
     let dir = tempfile::tempdir().unwrap();
     let run = |name: &str, more: &[&str]| {
         let common = [
@@ -119,7 +120,8 @@ fn the_micro_batch_found_by_trial_fits_keeps_the_global_batch_and_is_kept_by_che
     let bound = format!("memory.capacity={capacity}");
     let bounded = run("bounded", &["train.auto_micro_batch=true", &bound]);
     let (summary, lines) = train(&bounded, 0);
-    // Trials run without what is read ahead beside them, so the first step may still overrun, once, and halve what was found.
+    // Trials run without what is read ahead beside them, so the first step may still overrun, once, and halve
+    // what was found.
     let found = lines.last().expect("lines")["micro_batch"].as_u64().expect("a number");
     assert!((4..16).contains(&found), "{found} samples at a time in {capacity} bytes");
     assert!(lines[0]["attempts"].as_u64() <= Some(2), "{}", lines[0]);
@@ -137,7 +139,7 @@ fn the_micro_batch_found_by_trial_fits_keeps_the_global_batch_and_is_kept_by_che
 
 #[test]
 fn steps_from_kept_features_take_less_by_what_they_skip_as_predicted() {
-    let _turn = turn();
+    let _exclusive = exclusive();
     let dir = tempfile::tempdir().unwrap();
     let overrides = [
         "train.epochs=null",
@@ -157,7 +159,8 @@ fn steps_from_kept_features_take_less_by_what_they_skip_as_predicted() {
     let spec = spec(&dir.path().join("run"), &strings(&overrides));
     let (_, lines) = train(&spec, 0);
     let largest = |lines: &[Value]| lines.iter().map(peak).max().expect("steps") as f64;
-    // Live steps 40 to 43, without the first, which begins with what cached ones left; an epoch of cached steps has then filled the store.
+    // Live steps 40 to 43, without the first, which begins with what cached ones left; an epoch of cached
+    // steps has then filled the store.
     let (live, cached) = (largest(&lines[41..44]), largest(&lines[60..80]));
 
     let threads = std::thread::available_parallelism().map_or(1, usize::from) as u64;
@@ -172,7 +175,7 @@ fn steps_from_kept_features_take_less_by_what_they_skip_as_predicted() {
 
 #[test]
 fn what_is_held_for_kept_features_is_what_was_predicted() {
-    let _turn = turn();
+    let _exclusive = exclusive();
     let dir = tempfile::tempdir().unwrap();
     let common =
         ["data.holdout_episodes=[]", "train.steps=60", "train.global_batch=8", "train.micro_batch=4"];
@@ -200,7 +203,7 @@ fn what_is_held_for_kept_features_is_what_was_predicted() {
 
 #[test]
 fn features_that_do_not_fit_together_are_computed_in_smaller_batches_and_nothing_else_changes() {
-    let _turn = turn();
+    let _exclusive = exclusive();
     let dir = tempfile::tempdir().unwrap();
     let all =
         ["cache.mode=exact", "lora=null", "train.steps=3", "train.global_batch=16", "train.micro_batch=16"];
@@ -225,7 +228,7 @@ fn features_that_do_not_fit_together_are_computed_in_smaller_batches_and_nothing
 
 #[test]
 fn streamed_blocks_take_off_the_peak_what_was_predicted() {
-    let _turn = turn();
+    let _exclusive = exclusive();
     let dir = tempfile::tempdir().unwrap();
     let common = ["train.steps=4", "train.global_batch=4", "train.micro_batch=1", "train.checkpoint_every=0"];
     let small = ["expert.width=32", "expert.layers=2", "expert.repeated_noise=1", "train.recompute=full"];
@@ -253,7 +256,7 @@ fn streamed_blocks_take_off_the_peak_what_was_predicted() {
 
 #[test]
 fn activations_in_bfloat16_take_off_the_peak_what_was_predicted() {
-    let _turn = turn();
+    let _exclusive = exclusive();
     let dir = tempfile::tempdir().unwrap();
     let common =
         ["train.steps=4", "train.global_batch=16", "train.micro_batch=16", "train.checkpoint_every=0"];

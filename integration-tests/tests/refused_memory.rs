@@ -1,5 +1,5 @@
-//! A device that refuses memory on a thread of its own, as an accelerator's runtime does. In a binary of its own: what is heard is the whole
-//! process's.
+//! A device that refuses memory on a thread of its own, as an accelerator's runtime does. In a binary of its
+//! own: what is heard is the whole process's.
 
 use std::{
     panic::resume_unwind,
@@ -35,11 +35,14 @@ fn a_refusal_on_the_devices_thread_is_what_the_guarded_work_failed_of() {
         // What was left of the failed work is refused as well.
         refused_elsewhere();
     });
-    let said = words(guarded(|| {
+    let message = words(guarded(|| {
         refused_elsewhere();
         resume_unwind(Box::new("couldn't find resource for that handle"))
     }));
-    assert!(said.contains("can't allocate buffer of size: 4096") && !said.contains("somewhere"), "{said}");
+    assert!(
+        message.contains("can't allocate buffer of size: 4096") && !message.contains("somewhere"),
+        "{message}"
+    );
     assert_eq!(put_in_order.load(Relaxed), 1);
 
     // The next work has nothing to do with it.

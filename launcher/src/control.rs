@@ -18,9 +18,10 @@ use crate::exit::{Exit, Failed};
 /// How long to wait for a connection: coordinators answer from memory.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How often a silent connection is asked whether anybody is still there. A machine that lost its power or its network closes nothing: a
-/// launcher that only listens, as with `FollowNode` and `Watch`, would wait for ever. Workers ask as often; the answer may take 20 s, so
-/// that a coordinator which stands still for seconds keeps its connections.
+/// How often a silent connection is asked whether the other end is still there. A machine that lost its power
+/// or its network closes nothing: a launcher that only listens, as with `FollowNode` and `Watch`, would wait
+/// for ever. Workers ask as often; the answer may take 20 s, so that a coordinator which stands still for
+/// seconds keeps its connections.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 /// See [`KEEP_ALIVE`].
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(20);
@@ -50,7 +51,7 @@ pub struct Access {
     address: String,
     channel: Channel,
     bearer: Bearer,
-    /// What to say where nobody answers.
+    /// What to say where there is no answer.
     advice: Option<&'static str>,
 }
 
@@ -82,7 +83,7 @@ impl Access {
         Ok(Self { address: address.to_owned(), channel, bearer: Bearer(bearer), advice: None })
     }
 
-    /// The same; where nobody answers, this is said instead of what the network says.
+    /// The same; where there is no answer, this is printed instead of the network's error.
     pub fn advising(self, advice: Option<&'static str>) -> Self {
         Self { advice, ..self }
     }
@@ -167,7 +168,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_machine_that_is_gone_without_a_word_is_missed() {
-        // A connection that nobody ever serves: nothing comes back, and nothing closes it.
+        // A connection that is never served: nothing comes back, and nothing closes it.
         let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = gone.local_addr().unwrap().to_string();
         let soon = Duration::from_millis(20);

@@ -1,8 +1,9 @@
 //! Where the coordinator of a run is: a small file in the run's logs, and how commands find it.
 //!
-//! The launcher that starts a coordinator writes `OUTPUT_DIR/logs/endpoint`, wherever its other logs go, holds a lock on it, and removes
-//! it when the coordinator has ended. A launcher that was killed leaves the file behind, and another run may listen at that port by now:
-//! before a command says or does anything about the run of a directory, the coordinator there must be that run's.
+//! The launcher that starts a coordinator writes `OUTPUT_DIR/logs/endpoint`, wherever its other logs go,
+//! holds a lock on it, and removes it when the coordinator has ended. A launcher that was killed leaves the
+//! file behind, and another run may listen at that port by now: before a command says or does anything about
+//! the run of a directory, the coordinator there must be that run's.
 
 use std::{
     fs,
@@ -28,7 +29,7 @@ pub const SPEC_FILE: &str = "run_spec.json";
 const DIR: &str = "logs";
 /// See [`DIR`].
 const FILE: &str = "endpoint";
-/// Where runs lie if nobody says otherwise.
+/// Where runs lie by default.
 const RUNS: &str = "runs";
 
 /// How often a launcher tries to take its run's lock, and after which time.
@@ -93,8 +94,9 @@ struct RunFile {
     spec_digest: String,
 }
 
-/// Whether the coordinator that says so is the one of the run in `output_dir`. Runs of one job of a scheduler share an id, and may share
-/// all that is learned: then directories that are both seen from here tell them apart.
+/// Whether the coordinator that says so is the one of the run in `output_dir`. Runs of one job of a scheduler
+/// share an id, and may share all that is learned: then directories that are both seen from here tell them
+/// apart.
 fn is_of(output_dir: &Path, there: &GetStatusResponse) -> bool {
     let text = fs::read_to_string(output_dir.join("run.json")).unwrap_or_default();
     let Ok(ours) = serde_json::from_str::<RunFile>(&text) else { return false };
@@ -114,7 +116,8 @@ fn file(output_dir: &Path) -> PathBuf {
     output_dir.join(DIR).join(FILE)
 }
 
-/// Publishes where the coordinator is, and that this launcher holds the run; removed again when the value is dropped.
+/// Publishes where the coordinator is, and that this launcher holds the run; removed again when the value is
+/// dropped.
 #[derive(Debug)]
 pub struct Published {
     path: PathBuf,
@@ -123,7 +126,8 @@ pub struct Published {
 }
 
 impl Published {
-    /// Writes the file, unless another living launcher holds it: two launchers of one run would write the same checkpoints.
+    /// Writes the file, unless another living launcher holds it: two launchers of one run would write the
+    /// same checkpoints.
     pub fn write(output_dir: &Path, address: &str) -> Result<Self, Failed> {
         let path = file(output_dir);
         let unusable = |error| Failed::usage(format!("{}: {error}", path.display()));
@@ -144,7 +148,8 @@ impl Published {
     }
 }
 
-/// Whether the lock is ours now, or there are no locks here. Whoever asks about runs holds it for a moment: that much is waited for.
+/// Whether the lock is ours now, or there are no locks here. A command that asks about runs holds it for a
+/// moment: that much is waited for.
 fn locked(file: &fs::File) -> bool {
     (0..LOCK_TRIES).any(|_| match file.try_lock() {
         Err(fs::TryLockError::WouldBlock) => {
@@ -155,7 +160,8 @@ fn locked(file: &fs::File) -> bool {
     })
 }
 
-/// Whether a launcher holds the run of this file. Where there are no locks, the file itself has to do as a sign.
+/// Whether a launcher holds the run of this file. Where there are no locks, the file itself has to do as a
+/// sign.
 fn is_held(path: &Path) -> bool {
     fs::File::open(path).is_ok_and(|file| !matches!(file.try_lock_shared(), Ok(())))
 }
@@ -201,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_newest_active_run_is_found_and_none_is_said() {
+    fn the_newest_active_run_is_found_and_none_is_reported() {
         let dir = tempfile::tempdir().unwrap();
         let run = |name: &str| dir.path().join(name);
         assert!(newest(dir.path()).unwrap_err().message.unwrap().contains("no run is active"));

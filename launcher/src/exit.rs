@@ -1,4 +1,4 @@
-//! How `cox` ends: typed exit codes, so that a scheduler can tell a typing error from a full card.
+//! How `cox` ends: typed exit codes, so that a scheduler can tell a typing error from a full GPU.
 //!
 //! | code | meaning |
 //! |---|---|
@@ -40,7 +40,7 @@ pub enum Exit {
     NoProgress,
     /// The coordinator is gone and did not come back.
     CoordinatorLost,
-    /// The books of a run do not add up.
+    /// The records of a run do not add up.
     Audit,
     /// A signal ended it.
     Signal(i32),
@@ -74,7 +74,8 @@ impl Exit {
         }
     }
 
-    /// How a process ends whose run failed for this first cause, as the coordinator names it ([`v1::FailureKind`]).
+    /// How a process ends whose run failed for this first cause, as the coordinator names it
+    /// ([`v1::FailureKind`]).
     pub fn of_cause(kind: i32) -> Self {
         use v1::FailureKind as Kind;
         match Kind::try_from(kind) {
@@ -86,7 +87,8 @@ impl Exit {
         }
     }
 
-    /// What a worker's or coordinator's exit code says, read back; a code without a meaning is a failed worker.
+    /// What a worker's or coordinator's exit code says, read back; a code without a meaning is a failed
+    /// worker.
     pub fn of_child(code: i32) -> Self {
         match code {
             0 => Self::Done,

@@ -20,8 +20,9 @@ use clap::Parser;
 
 pub use tasks::standard;
 
-/// Runs the command line with the tasks that this program has. The allocator is the program's own: a worker reads from it how much memory
-/// each phase took ([`CountingAllocator`](coxswain_worker::memory::CountingAllocator)).
+/// Runs the command line with the tasks that this program has. The allocator is the program's own: a worker
+/// reads from it how much memory each phase took
+/// ([`CountingAllocator`](coxswain_worker::memory::CountingAllocator)).
 pub fn run(tasks: coxswain_worker::device::Tasks) -> ExitCode {
     tasks::install(tasks);
     let cli = commands::Cli::parse();

@@ -21,10 +21,12 @@ pub fn nvidia() -> &'static dyn Accelerator {
     return &coxswain_worker::device::Absent { driver: has_driver };
 }
 
-/// Whether the driver could be loaded here: then this is the wrong build for the machine, and choosing a device says so.
+/// Whether the driver could be loaded here: then this is the wrong build for the machine, and choosing a
+/// device says so.
 #[cfg(not(feature = "cuda"))]
 fn has_driver() -> bool {
-    // SAFETY: opening the driver runs its initialisers, as every program that uses a card does; no symbol is called.
+    // SAFETY: opening the driver runs its initialisers, as every program that uses a GPU does; no symbol is
+    // called.
     unsafe { libloading::Library::new("libcuda.so.1") }.is_ok()
 }
 

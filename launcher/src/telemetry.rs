@@ -12,7 +12,7 @@ use tracing_subscriber::{
     },
 };
 
-use crate::{launch::inputs::process_env, supervise::console::LogOutlet};
+use crate::{launch::inputs::process_env, supervise::console::LogWriter};
 
 /// Flags of every subcommand.
 #[derive(Args, Clone, Debug)]
@@ -34,7 +34,8 @@ pub enum LogFormat {
     Json,
 }
 
-/// Checks a filter. A word alone would be a module of that name, with everything else silent: it is taken for a level that does not exist.
+/// Checks a filter. A word alone would be a module of that name, with everything else silent: it is taken for
+/// a level that does not exist.
 fn filter(text: &str) -> Result<String, String> {
     let mut parts = text.split(',').map(str::trim);
     if let Some(word) =
@@ -48,8 +49,9 @@ fn filter(text: &str) -> Result<String, String> {
     EnvFilter::try_new(text).map(|_| text.to_owned()).map_err(|error| error.to_string())
 }
 
-/// What says much that nobody asked for, unless a filter names it: burn's autotuner tells every product that it times, and a device's thread
-/// warns of every order that fails after a refused allocation, which is told once.
+/// Crates that log much that is of no use here, unless a filter names them: burn's autotuner tells every
+/// product that it times, and a device's thread warns of every order that fails after a refused allocation,
+/// which is told once.
 const QUIET: &str = "cubecl_runtime=warn,cubecl_common=error";
 
 /// Severities that a filter may name.
@@ -69,7 +71,7 @@ impl LogFlags {
 /// What is left to do for a process's log at its end.
 pub struct Logging {
     format: LogFormat,
-    outlet: Option<LogOutlet>,
+    log_writer: Option<LogWriter>,
 }
 
 impl Logging {
@@ -79,10 +81,10 @@ impl Logging {
             LogFormat::Text => format!("error: {message}\n"),
             LogFormat::Json => error_record(message),
         };
-        match &mut self.outlet {
+        match &mut self.log_writer {
             // Written whole, or dropped and counted.
-            Some(outlet) => drop(outlet.write_all(text.as_bytes())),
-            // Where nobody reads there is nobody to tell: the exit code remains.
+            Some(log_writer) => drop(log_writer.write_all(text.as_bytes())),
+            // Without a reader of standard error only the exit code remains.
             None => drop(std::io::stderr().lock().write_all(text.as_bytes())),
         }
     }
@@ -98,31 +100,32 @@ fn error_record(message: &str) -> String {
 
 impl Drop for Logging {
     fn drop(&mut self) {
-        if let Some(outlet) = &self.outlet {
-            outlet.flush();
+        if let Some(log_writer) = &self.log_writer {
+            log_writer.flush();
         }
     }
 }
 
-/// Starts logging. Called once, by `main`. Whoever `steers` a run does not wait for a reader of its log: what the reader does not take is
-/// dropped and counted.
+/// Starts logging. Called once, by `main`. A process that `steers` a run does not wait for a reader of its
+/// log: what the reader does not take is dropped and counted.
 pub fn start(flags: &LogFlags, steers: bool) -> Logging {
     let filter = EnvFilter::new(format!("{QUIET},{}", flags.log));
     // A launcher shows its children's lines on a terminal; they themselves write to a pipe.
     let colours = std::io::IsTerminal::is_terminal(&std::io::stderr()) && process_env("NO_COLOR").is_none();
-    let outlet = steers.then(LogOutlet::new);
-    let writer = match outlet.clone() {
-        Some(outlet) => BoxMakeWriter::new(move || outlet.clone()),
+    let log_writer = steers.then(LogWriter::new);
+    let writer = match log_writer.clone() {
+        Some(log_writer) => BoxMakeWriter::new(move || log_writer.clone()),
         None => BoxMakeWriter::new(std::io::stderr),
     };
-    // A line that cannot be written (a full disk, a pipe that nobody reads) is lost; telling standard error about it would be a panic.
+    // A line that cannot be written (a full disk, a pipe that nobody reads) is lost; telling standard error
+    // about it would be a panic.
     let lines =
         fmt().with_env_filter(filter).with_writer(writer).with_target(false).log_internal_errors(false);
     match flags.log_format {
         LogFormat::Text => lines.with_ansi(colours).event_format(Human::new(steers && !colours)).init(),
         LogFormat::Json => lines.json().flatten_event(true).map_event_format(WithMetrics).init(),
     }
-    Logging { format: flags.log_format, outlet }
+    Logging { format: flags.log_format, log_writer }
 }
 
 #[cfg(test)]

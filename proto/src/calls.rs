@@ -1,11 +1,11 @@
-//! What an answer that is none says about the next try, and when that is: the same for workers and launchers, whoever they ask.
+//! What an answer that is none says about the next try, and when that is: the same for workers and launchers.
 
 use std::time::Duration;
 
 use tonic::Code;
 
-/// Pauses between tries: each twice as long as the one before, up to the longest. Whoever comes back is found soon, and whoever stays away
-/// is not asked all the time.
+/// Pauses between tries: each twice as long as the one before, up to the longest. A server that comes back is
+/// found soon, and one that stays away is not asked all the time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pauses {
     first: Duration,
@@ -37,8 +37,9 @@ impl Pauses {
     }
 }
 
-/// Whether the same call might be answered in a moment: nobody was there to answer, or whoever answered was ended in the middle of it, which
-/// reads as `Unknown`, `Cancelled` or `Internal`. Every other code is a coordinator's considered word.
+/// Whether the same call might be answered in a moment: no server was there to answer, or it was ended in the
+/// middle of it, which reads as `Unknown`, `Cancelled` or `Internal`. Every other code is a coordinator's
+/// considered word.
 pub fn may_answer_later(code: Code) -> bool {
     matches!(
         code,

@@ -49,8 +49,8 @@ pub fn digest(spec: &RunSpec) -> String {
     hasher.finalize().to_hex().to_string()
 }
 
-/// The keys that decide what is learned and on which two specifications differ. Of two tasks only that is told: their other keys
-/// mean nothing to each other.
+/// The keys that decide what is learned and on which two specifications differ. Of two tasks only that is
+/// told: their other keys mean nothing to each other.
 pub fn differences(left: &RunSpec, right: &RunSpec) -> Vec<Difference> {
     let other_task = left.task != right.task;
     let (left, right) = (identity(left).keys(), identity(right).keys());

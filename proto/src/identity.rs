@@ -1,11 +1,12 @@
 //! Which keys of a run file decide what is learned.
 //!
-//! Two runs are the same if they learn the same. Keys that change how fast, how long, on how much memory or where a run trains do
-//! not belong to that, so a run may be continued with more steps, another micro-batch, another number of processes or from another
-//! directory, and is refused when the model, the data, the seed, the batch or the optimizer is another.
+//! Two runs are the same if they learn the same. Keys that change how fast, how long, on how much memory or
+//! where a run trains do not belong to that, so a run may be continued with more steps, another micro-batch,
+//! another number of processes or from another directory, and is refused when the model, the data, the seed,
+//! the batch or the optimizer is another.
 //!
-//! Every key says which it is: the engine's below, a task's in its schema. What a task says travels with the specification as
-//! [`Marks`], so that coordinator and workers tell runs apart without knowing the task.
+//! Every key says which it is: the engine's below, a task's in its schema. What a task says travels with the
+//! specification as [`Marks`], so that coordinator and workers tell runs apart without knowing the task.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,8 +20,8 @@ pub enum Class {
     Learned,
     /// Another run, and so does another order of its entries: a map that is one value.
     LearnedInOrder,
-    /// Another run; earlier versions did not have the key, and did what it says with this value (as JSON). A specification with
-    /// that value is recognised as the same run as one without the key.
+    /// Another run; earlier versions did not have the key, and did what it says with this value (as JSON). A
+    /// specification with that value is recognised as the same run as one without the key.
     LearnedSince(&'static str),
     /// The same run, for this reason.
     Outside(&'static str),
@@ -111,7 +112,8 @@ impl Marks {
         marks
     }
 
-    /// What specifications meant that were written before they carried marks: their task was always `vla_flow`.
+    /// What specifications meant that were written before they carried marks: their task was always
+    /// `vla_flow`.
     pub(crate) fn before_marks_travelled() -> Self {
         Self::of(&[
             ("model.activations_dtype", LearnedSince("\"float32\"")),
@@ -178,7 +180,8 @@ impl Identity {
     }
 }
 
-/// What is wrong with a list of classes for these keys, one line each: a key without a class or with two, a class without a key.
+/// What is wrong with a list of classes for these keys, one line each: a key without a class or with two, a
+/// class without a key.
 pub fn misfits(known: &[String], classes: &Classes) -> Vec<String> {
     let mut wrong = Vec::new();
     for key in known {

@@ -24,9 +24,10 @@ id!(
     Rank(u32)
 );
 id!(
-    /// A worker's place as its launcher gave it: `node rank * workers per node + place on the node`, the worker's `RANK`. In a fixed
-    /// world equal to its [`Rank`]; in an elastic one ranks are dense over the seats that are taken.
-    Seat(u32)
+    /// A worker's place as its launcher gave it: `node rank * workers per node + place on the node`, the
+    /// worker's `RANK`. In a fixed world equal to its [`Rank`]; in an elastic one ranks are dense over the
+    /// slots that are taken.
+    Slot(u32)
 );
 id!(
     /// One membership: a fixed set of workers with ranks. Grows by one whenever the membership changes.
@@ -42,7 +43,8 @@ impl Step {
         format!("{CHECKPOINT}{self:08}")
     }
 
-    /// Whose checkpoint a directory of this name is; none if it is nobody's, such as a copy that somebody has put there.
+    /// Whose checkpoint a directory of this name is; none if it is nobody's, such as a copy that somebody has
+    /// put there.
     pub fn of_checkpoint_dir(name: &str) -> Option<Self> {
         let step = Self(name.strip_prefix(CHECKPOINT)?.parse().ok()?);
         (step.checkpoint_dir() == name).then_some(step)

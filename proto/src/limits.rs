@@ -2,22 +2,26 @@
 
 use std::time::Duration;
 
-/// Workers in one run. Rings and ledgers are linear in it; 10,000 is the scale the coordinator is measured at.
+/// Workers in one run. Rings and ledgers are linear in it; 10,000 is the scale the coordinator is measured
+/// at.
 pub const MAX_WORLD: usize = 10_000;
-/// Steps granted to a rank at once: long enough that a coordinator restart stalls nobody, short enough to re-plan quickly.
+/// Steps granted to a rank at once: long enough that a restart of the coordinator stalls no rank, short
+/// enough to re-plan quickly.
 pub const LEASE_STEPS: u64 = 32;
 /// Directives waiting for one trainer thread. Commands are few; a full channel means the trainer is stuck.
 pub const DIRECTIVE_QUEUE: usize = 64;
-/// Encoder batches of features that may wait to be written beside training: enough that a write hides behind the next batch.
+/// Encoder batches of features that may wait to be written beside training: enough that a write hides behind
+/// the next batch.
 pub const FEATURES_WAITING: usize = 2;
-/// Turns of the feature cache that are remembered. A rollback over more of them would find its oldest cached phase undecided, and
-/// give it a generation of its own.
-pub const MAX_CACHE_TURNS: usize = 65_536;
+/// Cache phases of the feature cache that are remembered. A rollback over more of them would find its oldest
+/// cached phase undecided, and give it a generation of its own.
+pub const MAX_CACHE_PHASES: usize = 65_536;
 /// Generations of the feature cache, and measurements of drift, that `status` shows.
 pub const MAX_LISTED_CACHE: usize = 8;
-/// How long the coordinator waits for a measurement of drift when nobody is measuring.
+/// How long the coordinator waits for a measurement of drift when no rank is measuring.
 pub const DRIFT_TIMEOUT: Duration = Duration::from_secs(20);
-/// Reports waiting for the coordinator. A rank trains this many steps through a coordinator outage before it blocks.
+/// Reports waiting for the coordinator. A rank trains this many steps through a coordinator outage before it
+/// blocks.
 pub const REPORT_QUEUE: usize = 4096;
 /// Events kept for slow `Watch` clients before the oldest are dropped.
 pub const WATCH_QUEUE: usize = 1024;
@@ -25,8 +29,9 @@ pub const WATCH_QUEUE: usize = 1024;
 pub const MAX_MESSAGE_BYTES: usize = 16 << 20;
 /// A worker says that it lives this often.
 pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
-/// A worker whose line is closed counts as lost unless it is opened again in this time. A worker reopens it within tens of
-/// milliseconds if it lives, so this is dominated by a machine with more compute threads than cores.
+/// A worker whose line is closed counts as lost unless it is opened again in this time. A worker reopens it
+/// within tens of milliseconds if it lives, so this is dominated by a machine with more compute threads than
+/// cores.
 pub const SILENCE_TIMEOUT: Duration = Duration::from_millis(700);
 /// A worker whose line is open counts as frozen after this long without a heartbeat.
 pub const HANG_TIMEOUT: Duration = Duration::from_secs(3);
@@ -34,25 +39,28 @@ pub const HANG_TIMEOUT: Duration = Duration::from_secs(3);
 pub const NODE_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long a coordinator that was restarted waits for those it knew: their backoff is at most a second.
 pub const REUNION_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a launcher asks again for a place that another one has: so long may it take until a launcher that died is missed.
+/// How long a launcher asks again for a place that another one has: so long may it take until a launcher that
+/// died is missed.
 pub const PLACE_PATIENCE: Duration = REUNION_TIMEOUT.saturating_add(NODE_TIMEOUT);
 /// How long an elastic world waits for a lost worker's successor before it trains without it.
 pub const RESPAWN_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long an elastic world waits for more nodes when the fewest are there; as `torchrun`'s last call.
 pub const LAST_CALL_TIMEOUT: Duration = Duration::from_secs(30);
-/// A rank that heartbeats but stands still is named this long after three times of what its work has ever taken. With the second between
-/// heartbeats and the second between looks it is named within 10 s.
+/// A rank that heartbeats but stands still is named this long after three times of what its work has ever
+/// taken. With the second between heartbeats and the second between looks it is named within 10 s.
 pub const STANDSTILL_TIMEOUT: Duration = Duration::from_secs(7);
-/// Where a rank may be waiting for a disk it is given up only so long after it was named: file systems of clusters stall.
+/// Where a rank may be waiting for a disk it is given up only so long after it was named: file systems of
+/// clusters stall.
 pub const DISK_TIMEOUT: Duration = Duration::from_secs(20);
-/// A rank that shows no sign of motion for this long is named though nothing is known of how long its work takes.
+/// A rank that shows no sign of motion for this long is named though nothing is known of how long its work
+/// takes.
 pub const STILL_NAMED: Duration = Duration::from_secs(60);
 /// A rank that shows no sign of motion for this long is given up, whatever it may be waiting for.
 pub const STILL_TIMEOUT: Duration = Duration::from_secs(300);
 /// The same where most ranks stand still alike.
 pub const STILL_ALL_TIMEOUT: Duration = Duration::from_secs(1800);
-/// A process is never expected to make itself known sooner than this after its start, however soon others have: pages of the program that
-/// one machine has in memory another reads from its disk.
+/// A process is never expected to make itself known sooner than this after its start, however soon others
+/// have: pages of the program that one machine has in memory another reads from its disk.
 pub const START_FLOOR: Duration = Duration::from_secs(1);
 /// Between two looks at whether all ranks move.
 pub const LOOK_INTERVAL: Duration = Duration::from_secs(1);
@@ -70,26 +78,31 @@ pub const MAX_SAMPLES_OF_ROW: u64 = 65_536;
 pub const MAX_GENERATIONS_KEPT: usize = 16_384;
 /// Faults that the journal lists, the newest; a run with as many restarts would have others to look at first.
 pub const MAX_FAULTS_KEPT: u64 = 16_384;
-/// Refusals of callers that ask again and again that are remembered, so that each is told once; more surplus launchers are told anew.
+/// Refusals of callers that ask again and again that are remembered, so that each is told once; more surplus
+/// launchers are told anew.
 pub const MAX_REFUSALS_KEPT: usize = 256;
-/// Bytes of a name that a worker or launcher gives: host, address, device, path. The longest are paths, of 4,096.
+/// Bytes of a name that a worker or launcher gives: host, address, device, path. The longest are paths, of
+/// 4,096.
 pub const MAX_NAME_BYTES: usize = 4096;
-/// Largest count that is taken from the wire: bytes, samples, tokens. The sum over the ranks of the largest world does not overflow.
+/// Largest count that is taken from the wire: bytes, samples, tokens. The sum over the ranks of the largest
+/// world does not overflow.
 pub const MAX_COUNT: u64 = 1 << 48;
 /// Longest time of a step, or of a part of one, that is taken from the wire.
 pub const MAX_STEP_TIME: Duration = Duration::from_secs(24 * 60 * 60);
 /// Metrics in the report of a step: a time for each stage, and a few figures for each parameter group.
 pub const MAX_METRICS: usize = 64;
-/// Of these, how many `status` shows of each rank: those of the largest world fit a message beside everything else.
+/// Of these, how many `status` shows of each rank: those of the largest world fit a message beside everything
+/// else.
 pub const MAX_RANK_METRICS: usize = 8;
 /// Bytes of a metric's name.
 pub const MAX_METRIC_NAME_BYTES: usize = 64;
 /// Bytes of its unit.
 pub const MAX_METRIC_UNIT_BYTES: usize = 16;
-/// Ranks' lines in one page of the ledger, some 30 bytes each: a page fits a message in the largest world, too.
+/// Ranks' lines in one page of the ledger, some 30 bytes each: a page fits a message in the largest world,
+/// too.
 pub const MAX_LEDGER_RANKS: usize = 250_000;
 /// Generations in a row that may end without a committed step.
-pub const MAX_BARREN_GENERATIONS: u32 = 3;
+pub const MAX_STALLED_GENERATIONS: u32 = 3;
 /// How long the coordinator waits for workers to leave after the run is over, before it ends without them.
 pub const FAREWELL_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long a launcher, or a person, waits for an answer that is there at once.
@@ -104,13 +117,15 @@ pub const MAX_LEDGER_PAGE: usize = 1000;
 pub const LEDGER_KEPT: usize = 100_000;
 /// Calls waiting for the coordinator's core. A full queue holds callers back, never the data plane.
 pub const INBOX_QUEUE: usize = 4096;
-/// Lines that wait for a console that does not take them; more are dropped and counted. A table of all ranks fits.
+/// Lines that wait for a console that does not take them; more are dropped and counted. A table of all ranks
+/// fits.
 pub const CONSOLE_QUEUE: usize = 16_384;
 /// How long a process that ends waits for its console to take what is left.
 pub const CONSOLE_PATIENCE: Duration = Duration::from_secs(2);
 /// How long the last answers may take when a server shuts down.
 pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
-/// Times a coordinator may be started again within [`COORDINATOR_WINDOW`]: what dies faster than this dies of the same cause each time.
+/// Times a coordinator may be started again within [`COORDINATOR_WINDOW`]: what dies faster than this dies of
+/// the same cause each time.
 pub const COORDINATOR_RESTARTS: usize = 5;
 /// See [`COORDINATOR_RESTARTS`].
 pub const COORDINATOR_WINDOW: Duration = Duration::from_secs(60);
@@ -120,11 +135,14 @@ pub const COORDINATOR_PATIENCE: Duration = Duration::from_secs(120);
 pub const RENDEZVOUS_TIMEOUT: Duration = Duration::from_secs(600);
 /// An error text carried in a report is cut to this.
 pub const MAX_ERROR_TEXT: usize = 8 << 10;
-/// Bytes of a run configuration file. Real ones have a few thousand; a data set given by mistake is refused unread.
+/// Bytes of a run configuration file. Real ones have a few thousand; a data set given by mistake is refused
+/// unread.
 pub const MAX_CONFIG_BYTES: u64 = 1 << 20;
-/// Values in a run configuration after its aliases are expanded, so that nested aliases cannot exhaust memory.
+/// Values in a run configuration after its aliases are expanded, so that nested aliases cannot exhaust
+/// memory.
 pub const MAX_CONFIG_NODES: usize = 100_000;
-/// Levels of nesting in a run configuration; the deepest key of a [`RunSpec`](crate::run_spec::RunSpec) is at four.
+/// Levels of nesting in a run configuration; the deepest key of a [`RunSpec`](crate::run_spec::RunSpec) is at
+/// four.
 pub const MAX_CONFIG_DEPTH: usize = 32;
 
 const _: () = assert!(HANG_TIMEOUT.as_millis() >= 3 * HEARTBEAT_INTERVAL.as_millis());
@@ -138,5 +156,6 @@ const _: () = assert!(
 const _: () = assert!(MAX_COUNT.checked_mul(MAX_WORLD as u64).is_some());
 const _: () = assert!(REUNION_TIMEOUT.as_millis() >= HANG_TIMEOUT.as_millis());
 const _: () = assert!(PLACE_PATIENCE.as_millis() < RENDEZVOUS_TIMEOUT.as_millis());
-// A call that was under way when the coordinator died fails, and is made again, while the coordinator is still looked for.
+// A call that was under way when the coordinator died fails, and is made again, while the coordinator is
+// still looked for.
 const _: () = assert!(CALL_TIMEOUT.as_millis() * 2 < COORDINATOR_PATIENCE.as_millis());

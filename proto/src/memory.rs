@@ -1,7 +1,7 @@
 //! What memory is held for, and predictions laid beside measurements.
 //!
-//! One list of categories for predictions, measurements and messages, so that the three can be laid side by side. What it does not do:
-//! predict or measure; workers do both, and everybody shows it.
+//! One list of categories for predictions, measurements and messages, so that the three can be laid side by
+//! side. What it does not do: predict or measure; workers do both, and everybody shows it.
 
 use std::fmt;
 
@@ -15,14 +15,15 @@ use crate::{human, v1};
 pub enum Category {
     /// Weights of the vision-language model: never trained.
     FrozenWeights,
-    /// The flat space of everything that trains, in fp32; a rank's part of it is its master copy.
+    /// The flat parameter buffer of everything that trains, in fp32; a rank's part of it is its master copy.
     Trainables,
     /// The flat gradients, full length on every rank until they are reduced.
     Gradients,
     /// AdamW's two moments, this rank's part.
     OptimizerShard,
     /// A copy of the neighbour's part of weights and moments, so that losing a rank costs no rollback.
-    Mirror,
+    #[serde(rename = "mirror")]
+    Replica,
     /// What forward and backward of one micro-batch hold at their worst moment.
     Activations,
     /// What the communicator holds for itself.
@@ -42,7 +43,7 @@ impl Category {
         Self::Trainables,
         Self::Gradients,
         Self::OptimizerShard,
-        Self::Mirror,
+        Self::Replica,
         Self::Activations,
         Self::CollectiveBuffers,
         Self::Input,
@@ -58,7 +59,7 @@ impl fmt::Display for Category {
             Self::Trainables => "trainables",
             Self::Gradients => "gradients",
             Self::OptimizerShard => "optimizer shard",
-            Self::Mirror => "mirror of the neighbour",
+            Self::Replica => "replica of the neighbour",
             Self::Activations => "activations",
             Self::CollectiveBuffers => "collective buffers",
             Self::Input => "input",
@@ -155,7 +156,7 @@ impl From<Category> for v1::MemoryCategory {
             Category::Trainables => Self::Trainables,
             Category::Gradients => Self::Gradients,
             Category::OptimizerShard => Self::OptimizerShard,
-            Category::Mirror => Self::Mirror,
+            Category::Replica => Self::Replica,
             Category::Activations => Self::Activations,
             Category::CollectiveBuffers => Self::CollectiveBuffers,
             Category::Input => Self::Input,

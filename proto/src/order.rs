@@ -1,15 +1,18 @@
-//! The order of samples: a keyed permutation of the training samples for every epoch, in constant memory, and its inverse.
+//! The order of samples: a keyed permutation of the training samples for every epoch, in constant memory, and
+//! its inverse.
 //!
 //! ```text
-//! position of an epoch ── at ──▶ number among the training samples      (which sample that is, is the data module's affair)
+//! position of an epoch ── at ──▶ number among the training samples      (which sample that is, is the data
+//!                                                                       module's affair)
 //!                      ◀─ position ──
 //! ```
 //!
-//! A balanced Feistel network over the next even power of two is a bijection there; walking its cycle until the value falls
-//! below `n` restricts it to `0..n` (cycle walking; fewer than four rounds on average, as the domain is less than `4 n`). Run
-//! backwards it says where a sample stands, so what is wrong with a row of the data set is known of every epoch.
-//! Its round keys come from (seed, epoch, data set) and nothing else: world size, micro-batch, faults and restarts
-//! cannot change which sample stands at a position, and resuming in the middle of an epoch costs nothing.
+//! A balanced Feistel network over the next even power of two is a bijection there; walking its cycle until
+//! the value falls below `n` restricts it to `0..n` (cycle walking; fewer than four rounds on average, as the
+//! domain is less than `4 n`). Run backwards it says where a sample stands, so what is wrong with a row of
+//! the data set is known of every epoch. Its round keys come from (seed, epoch, data set) and nothing else:
+//! world size, micro-batch, faults and restarts cannot change which sample stands at a position, and resuming
+//! in the middle of an epoch costs nothing.
 
 use std::{collections::BTreeMap, ops::Range};
 
@@ -20,7 +23,8 @@ use crate::{
     rng::{Key, Purpose},
 };
 
-/// Feistel rounds. Four make a strong permutation from a strong round function; ours is a cheap mixer, so twice as many and more.
+/// Feistel rounds. Four make a strong permutation from a strong round function; ours is a cheap mixer, so
+/// twice as many and more.
 const ROUNDS: usize = 10;
 
 /// Which training sample stands at a position of an epoch.
@@ -43,7 +47,8 @@ pub struct DamagedRow {
 }
 
 impl Order {
-    /// The order of `len` training samples of the data set with this key (`RegisterRequest.order_key`) under `run.seed`.
+    /// The order of `len` training samples of the data set with this key (`RegisterRequest.order_key`) under
+    /// `run.seed`.
     pub fn new(seed: u64, key: u64, len: u64) -> Self {
         Self { seed, key, len }
     }
@@ -58,7 +63,8 @@ impl Order {
         self.len == 0
     }
 
-    /// The training sample at `position` of `epoch`; `None` past the epoch's end. Every sample stands at exactly one position.
+    /// The training sample at `position` of `epoch`; `None` past the epoch's end. Every sample stands at
+    /// exactly one position.
     pub fn at(&self, epoch: u64, position: u64) -> Option<u64> {
         let network = self.network(epoch);
         (position < self.len).then(|| self.walk(position, |x| network.permute(x)))
@@ -95,7 +101,7 @@ impl Order {
     }
 }
 
-/// Positions that nobody consumes, worked out for an epoch when they are first asked for.
+/// Positions that are left out, worked out for an epoch when they are first asked for.
 #[derive(Clone, Debug, Default)]
 pub struct LeftOut {
     order: Order,
@@ -113,7 +119,7 @@ impl LeftOut {
         Self { order, rows: rows.into_iter().collect(), epochs: BTreeMap::new() }
     }
 
-    /// Positions of a step that nobody consumes, in order.
+    /// Positions of a step that are left out, in order.
     pub fn of(&mut self, batch: &Batch) -> Vec<Range<u64>> {
         if self.rows.is_empty() {
             return Vec::new();

@@ -1,15 +1,18 @@
-//! Which positions of the sample order belong to which step and rank: pure integer arithmetic, shared by coordinator and workers.
+//! Which positions of the sample order belong to which step and rank: pure integer arithmetic, shared by
+//! coordinator and workers.
 //!
 //! ```text
 //! epoch     0                          1                      N samples each, G of them a step
 //! step      0    1    2    3           4    5    6    7
-//! positions |0..G|..2G|..3G|3G..N|     |0..G|..2G|..3G|3G..N|   the last step of an epoch is smaller, never dropped or merged
+//! positions |0..G|..2G|..3G|3G..N|     |0..G|..2G|..3G|3G..N|   the last step of an epoch is smaller, never
+//!                                                               dropped or merged
 //! rank      r of W takes [n*r/W, n*(r+1)/W) of a step's n samples; slices differ by at most one sample
 //! micro     a slice is cut in chunks of `micro_batch`, the last one smaller
 //! ```
 //!
-//! A *position* is a place in an epoch's order, `0..N`; which sample stands there is the data module's affair. Nothing here
-//! depends on world size but the slice, so another world size trains on the same samples in the same steps.
+//! A *position* is a place in an epoch's order, `0..N`; which sample stands there is the data module's
+//! affair. Nothing here depends on world size but the slice, so another world size trains on the same samples
+//! in the same steps.
 
 use std::ops::Range;
 
@@ -130,15 +133,16 @@ impl Batch {
 
 /// The part of a batch of `len` samples that belongs to `rank` of `world`: positions within the batch.
 ///
-/// Slices of all ranks are disjoint, in rank order and cover the batch; with fewer samples than ranks some are empty.
-/// `rank` must be below `world`.
+/// Slices of all ranks are disjoint, in rank order and cover the batch; with fewer samples than ranks some
+/// are empty. `rank` must be below `world`.
 pub fn slice(len: u64, rank: Rank, world: u32) -> Range<u64> {
     debug_assert!(rank.0 < world, "rank {rank} in a world of {world}");
     let cut = |r: u32| (u128::from(len) * u128::from(r) / u128::from(world)) as u64;
     cut(rank.0)..cut(rank.0 + 1)
 }
 
-/// What is left of `positions` without those in `skipped`, in order; ranges of `skipped` may overlap and come in any order.
+/// What is left of `positions` without those in `skipped`, in order; ranges of `skipped` may overlap and come
+/// in any order.
 pub fn without(positions: Range<u64>, skipped: &[Range<u64>]) -> Vec<Range<u64>> {
     let mut holes: Vec<_> = skipped.iter().filter(|hole| !hole.is_empty()).cloned().collect();
     holes.sort_by_key(|hole| hole.start);

@@ -1,7 +1,8 @@
 //! Counter-based random draws: a draw is a function of its key, never of what was drawn before it.
 //!
-//! Every draw of training is keyed by (seed, purpose, step, sample, repeat). Splitting a micro-batch, retrying after out-of-memory,
-//! another world size or a restart therefore give the same draws. ChaCha8 takes the key as its seed.
+//! Every draw of training is keyed by (seed, purpose, step, sample, repeat). Splitting a micro-batch,
+//! retrying after out-of-memory, another world size or a restart therefore give the same draws. ChaCha8 takes
+//! the key as its seed.
 
 use rand_chacha::ChaCha8Rng;
 use rand_core::{Rng, SeedableRng};
@@ -66,7 +67,8 @@ impl Draws {
         self.0.next_u64()
     }
 
-    /// Standard normal values by the Box-Muller transform, in f64 so that `ln` and `cos` round alike everywhere that matters.
+    /// Standard normal values by the Box-Muller transform, in f64 so that `ln` and `cos` round alike
+    /// everywhere that matters.
     pub fn normal(&mut self, out: &mut [f32]) {
         for pair in out.chunks_mut(2) {
             let u = 1.0 - f64::from(self.uniform());

@@ -1,4 +1,5 @@
-//! The wire contract, generated from `proto/coxswain/v1/*.proto`; read those for the meaning of each call and field.
+//! The wire contract, generated from `proto/coxswain/v1/*.proto`; read those for the meaning of each call and
+//! field.
 
 #![allow(missing_docs, clippy::all)]
 

@@ -1,8 +1,10 @@
-//! Training steps from kept features next to the steps that compute them, each beside the speed-up that arithmetic allows.
+//! Training steps from kept features next to the steps that compute them, each beside the speed-up that
+//! arithmetic allows.
 //!
 //! ```text
-//! cargo bench --bench cached_step -- --model DIR [--torch PYTHON] [--rounds 5] [--cached 3] [--batch 2] [--images 2] [--size 224] [--text 60]
-//!     [--rank 16] [--expert-layers 4] [--expert-width 384] [--repeats 1,4] [--only NAME]
+//! cargo bench --bench cached_step -- --model DIR [--torch PYTHON] [--rounds 5] [--cached 3] [--batch 2]
+//!     [--images 2] [--size 224] [--text 60] [--rank 16] [--expert-layers 4] [--expert-width 384]
+//!     [--repeats 1,4] [--only NAME]
 //! ```
 //!
 //! | case | LoRA | kept |
@@ -12,11 +14,13 @@
 //! | `vision` | all decoder layers | the image features |
 //! | `periodic` | all decoder layers; at rest in cached steps | the final hidden states |
 //!
-//! Live and cached steps take turns in one process, and so do PyTorch's where `--torch` names a Python with torch, transformers and peft
-//! (`integration-tests/bench/cached_step_torch.py`, in a process of its own that waits in between). A step is everything from the batch in
-//! memory to the updated weights, AdamW included; medians, and the fastest of each kind, which says more where others use the machine. `limit` is the ratio of multiplications and additions (`model::flops`), which leaves out
-//! everything else that both steps do; `limit_beside_optimizer` is what it leaves if AdamW, which moves memory rather than multiplies, takes the time
-//! that it took. Threads: `RAYON_NUM_THREADS`.
+//! Live and cached steps take turns in one process, and so do PyTorch's where `--torch` names a Python with
+//! torch, transformers and peft (`integration-tests/bench/cached_step_torch.py`, in a process of its own that
+//! waits in between). A step is everything from the batch in memory to the updated weights, AdamW included;
+//! medians, and the fastest of each kind, which says more where others use the machine. `limit` is the ratio
+//! of multiplications and additions (`model::flops`), which leaves out everything else that both steps do;
+//! `limit_beside_optimizer` is what it leaves if AdamW, which moves memory rather than multiplies, takes the
+//! time that it took. Threads: `RAYON_NUM_THREADS`.
 
 #[path = "support/prompts.rs"]
 mod prompts;
@@ -63,14 +67,16 @@ use serde_json::{Value, json};
 #[global_allocator]
 static ALLOCATOR: CountingAllocator<mimalloc::MiMalloc> = CountingAllocator(mimalloc::MiMalloc);
 
-/// Steps of either kind that do not count: the optimizer makes its buffers, the allocator keeps what it is given back.
+/// Steps of either kind that do not count: the optimizer makes its buffers, the allocator keeps what it is
+/// given back.
 const WARMUP: usize = 2;
 
 fn main() -> Result<()> {
     let flags = Flags(std::env::args().collect());
     let model = flags.text("--model", "");
     if model.is_empty() {
-        // `cargo bench` and `cargo test --benches` run every benchmark; without a checkpoint there is nothing to time.
+        // `cargo bench` and `cargo test --benches` run every benchmark; without a checkpoint there is nothing
+        // to time.
         println!("cached_step: no --model, skipped");
         return Ok(());
     }

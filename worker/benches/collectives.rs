@@ -1,13 +1,15 @@
 //! Collectives of the ring on one machine, one process per rank.
 //!
 //! ```text
-//! cargo bench --bench collectives                     a table for 2 and 4 ranks, in shared memory and over sockets, turn by turn
+//! cargo bench --bench collectives                     a table for 2 and 4 ranks, in shared memory and over
+//!                                                     sockets, turn by turn
 //! python integration-tests/bench/collectives.py       the same next to Gloo, turn by turn
 //! ```
 //!
-//! As a rank (`--rank R --world W`, over sockets with `--sockets`) it prints its address, reads the addresses of all ranks (one line, separated by spaces), then
-//! commands `operation bytes repeats`, and answers each with the seconds that one repeat took. The table and the Python
-//! driver speak this protocol. Bytes are those of the whole buffer.
+//! As a rank (`--rank R --world W`, over sockets with `--sockets`) it prints its address, reads the addresses
+//! of all ranks (one line, separated by spaces), then commands `operation bytes repeats`, and answers each
+//! with the seconds that one repeat took. The table and the Python driver speak this protocol. Bytes are
+//! those of the whole buffer.
 
 use std::{
     io::{BufRead, BufReader, Write},

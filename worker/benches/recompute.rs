@@ -1,18 +1,21 @@
-//! What each recompute mode saves and costs: peak bytes of activations (exact, from the counting allocator) and time of one forward
-//! and backward pass of the language model under LoRA. The vision tower has no part in it and the expert is too small to count.
+//! What each recompute mode saves and costs: peak bytes of activations (exact, from the counting allocator)
+//! and time of one forward and backward pass of the language model under LoRA. The vision tower has no part
+//! in it and the expert is too small to count.
 //!
 //! ```text
-//! cargo bench --bench recompute -- [--layers 12] [--width 768] [--inner 2048] [--rows 2] [--tokens 192] [--rank 16] [--rounds 5]
+//! cargo bench --bench recompute -- [--layers 12] [--width 768] [--inner 2048] [--rows 2] [--tokens 192]
+//!     [--rank 16] [--rounds 5]
 //! python integration-tests/bench/recompute_vs_torch.py        the same next to torch.utils.checkpoint
 //! ```
 //!
-//! Rows marked `bf16` keep activations in bfloat16 (`model.activations_dtype`): their gradients are held against `none, bf16`, whose numbers are
-//! other than those of `none`.
+//! Rows marked `bf16` keep activations in bfloat16 (`model.activations_dtype`): their gradients are held
+//! against `none, bf16`, whose numbers are other than those of `none`.
 //!
-//! Modes take turns, round by round, so that all see the same machine. Activations: the peak during the pass less what was in use before
-//! it (weights, trainables, gradient buffer). Processor time is given beside the clock's, since it suffers less from neighbours. Prints one
-//! line of JSON a mode, then a table. `MIMALLOC_PURGE_DELAY=-1` keeps freed memory, as the launcher has it for workers. Without
-//! arguments it runs at a size that takes seconds.
+//! Modes take turns, round by round, so that all see the same machine. Activations: the peak during the pass
+//! less what was in use before it (weights, trainables, gradient buffer). Processor time is given beside the
+//! clock's, since it suffers less from neighbours. Prints one line of JSON a mode, then a table.
+//! `MIMALLOC_PURGE_DELAY=-1` keeps freed memory, as the launcher has it for workers. Without arguments it
+//! runs at a size that takes seconds.
 
 mod support {
     pub mod synthetic;

@@ -1,16 +1,19 @@
-//! One training step of the whole policy: forward, backward, clipping and AdamW, on random data of fixed sizes.
+//! One training step of the whole policy: forward, backward, clipping and AdamW, on random data of fixed
+//! sizes.
 //!
 //! ```text
 //! cargo bench --bench vla_step -- --model DIR [--batch 2] [--images 2] [--size 224] [--text 60] [--rank 16]
-//!     [--targets all|attn] [--recompute none|selective|full|N] [--repeats 1] [--expert-layers 16] [--expert-width 768]
-//!     [--weights float32|bfloat16] [--activations float32|bfloat16] [--offload none|layers] [--steps 8] [--warmup 2]
+//!     [--targets all|attn] [--recompute none|selective|full|N] [--repeats 1]
+//!     [--expert-layers 16] [--expert-width 768]
+//!     [--weights float32|bfloat16] [--activations float32|bfloat16]
+//!     [--offload none|layers] [--steps 8] [--warmup 2]
 //! python integration-tests/bench/vla_step_vs_torch.py        the same next to PyTorch and PEFT
 //! ```
 //!
 //! `DIR` is any Qwen2.5-VL checkpoint in Hugging Face format; `RAYON_NUM_THREADS` sets the threads, and
-//! `MIMALLOC_PURGE_DELAY=-1` keeps freed memory as the launcher has workers do. Prints JSON: milliseconds of each step, where they
-//! went, sizes, the peak resident set, and the most bytes that the allocator had handed out: weights that are used where they lie in their
-//! files are in the first and not in the second.
+//! `MIMALLOC_PURGE_DELAY=-1` keeps freed memory as the launcher has workers do. Prints JSON: milliseconds of
+//! each step, where they went, sizes, the peak resident set, and the most bytes that the allocator had handed
+//! out: weights that are used where they lie in their files are in the first and not in the second.
 
 #[path = "support/prompts.rs"]
 mod prompts;
@@ -48,7 +51,8 @@ fn main() -> Result<()> {
     let flags = Flags(std::env::args().collect());
     let model = flags.text("--model", "");
     if model.is_empty() {
-        // `cargo bench` and `cargo test --benches` run every benchmark; without a checkpoint there is nothing to time.
+        // `cargo bench` and `cargo test --benches` run every benchmark; without a checkpoint there is nothing
+        // to time.
         println!("vla_step: no --model, skipped");
         return Ok(());
     }

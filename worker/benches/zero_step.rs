@@ -1,13 +1,15 @@
-//! One step of the partitioned optimizer on the loopback interface, one process per rank: reduce-scatter, norm, AdamW, all-gather.
+//! One step of the partitioned optimizer on the loopback interface, one process per rank: reduce-scatter,
+//! norm, AdamW, all-gather.
 //!
 //! ```text
-//! cargo bench --bench zero_step -- --world 2 --elements 100000000 --steps 5 [--mirror]
+//! cargo bench --bench zero_step -- --world 2 --elements 100000000 --steps 5 [--replica]
 //! python integration-tests/bench/zero_step.py        the same next to DDP + AdamW and DeepSpeed ZeRO-2
 //! ```
 //!
-//! With `--mirror` every rank also keeps what the loss of its neighbour would need, as training does by default.
-//! Each rank computes with `RAYON_NUM_THREADS` threads, one if that is not set. Prints JSON: milliseconds of each step on the
-//! slowest rank, their split on rank 0, and the peak resident set of the largest rank.
+//! With `--replica` every rank also keeps what the loss of its neighbour would need, as training does by
+//! default. Each rank computes with `RAYON_NUM_THREADS` threads, one if that is not set. Prints JSON:
+//! milliseconds of each step on the slowest rank, their split on rank 0, and the peak resident set of the
+//! largest rank.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -23,7 +25,7 @@ use coxswain_proto::{
 };
 use coxswain_worker::{
     collective::{Collective, Membership, Ring, RingAbort, RingListener},
-    zero::{MirroredAdamW, Rates, StepInput},
+    zero::{Rates, ReplicatedAdamW, StepInput},
 };
 
 fn main() -> Result<()> {
@@ -38,7 +40,7 @@ fn main() -> Result<()> {
         world: world.parse()?,
         elements: elements.parse()?,
         steps: value("--steps", "5").parse()?,
-        mirror: given("--mirror"),
+        replica: given("--replica"),
     };
     match given("--rank") {
         true => bench.be_a_rank(value("--rank", "0").parse()?),
@@ -50,7 +52,7 @@ struct Bench {
     world: usize,
     elements: usize,
     steps: usize,
-    mirror: bool,
+    replica: bool,
 }
 
 impl Bench {
@@ -61,8 +63,8 @@ impl Bench {
             let mut command = Command::new(std::env::current_exe()?);
             command.args(["--rank", &rank.to_string(), "--world", &self.world.to_string()]);
             command.args(["--elements", &self.elements.to_string(), "--steps", &self.steps.to_string()]);
-            if self.mirror {
-                command.arg("--mirror");
+            if self.replica {
+                command.arg("--replica");
             }
             if std::env::var_os("RAYON_NUM_THREADS").is_none() {
                 command.env("RAYON_NUM_THREADS", "1");
@@ -103,7 +105,7 @@ impl Bench {
         let layout = layout(self.elements);
         let (mut weights, mut grads) = (vec![0.1f32; layout.len()], vec![0.0f32; layout.len()]);
         let settings = Optimizer::default();
-        let mut optimizer = MirroredAdamW::new(&layout, self.world, Rank(rank), &settings, self.mirror);
+        let mut optimizer = ReplicatedAdamW::new(&layout, self.world, Rank(rank), &settings, self.replica);
         optimizer.begin(0, &weights);
         let input = StepInput {
             scale: 0.5,

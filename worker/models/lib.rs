@@ -1,4 +1,5 @@
-//! Pretrained models, a folder each: configuration, weights from Hugging Face directories, forward and backward through their blocks.
+//! Pretrained models, a folder each: configuration, weights from Hugging Face directories, forward and
+//! backward through their blocks.
 //!
 //! A model knows no task, no engine and no data set.
 

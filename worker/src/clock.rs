@@ -7,7 +7,8 @@ pub fn now() -> Instant {
     Instant::now()
 }
 
-/// Since the Unix epoch, for people and between processes; nothing where the machine's clock stands before it.
+/// Since the Unix epoch, for people and between processes; nothing where the machine's clock stands before
+/// it.
 pub fn since_epoch() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }

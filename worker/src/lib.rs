@@ -7,7 +7,8 @@
 //! device selftest    what to compute on; what a node can do
 //! train              the trainer thread: loop, step transaction, checkpoint, export; never sees tonic
 //! memory             peaks by phase, predicted and measured
-//! trainer link       what session and trainer are to each other; the two channels between them, as a trait; `SoloLink` is its null object
+//! trainer link       what session and trainer are to each other; the two channels between them, as a trait;
+//!                    `SoloLink` is its null object
 //! zero               the optimizer's partition
 //! feeder collective  micro-batches ahead of the trainer; what ranks say to each other
 //! ```

@@ -22,7 +22,7 @@ use crate::link::{Link, Phase};
 pub enum Device {
     /// Host memory.
     Cpu,
-    /// The card of this number among those that the process sees.
+    /// The GPU of this number among those that the process sees.
     Cuda(usize),
 }
 
@@ -30,13 +30,13 @@ impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Cpu => f.write_str("cpu"),
-            Self::Cuda(card) => write!(f, "cuda:{card}"),
+            Self::Cuda(gpu) => write!(f, "cuda:{gpu}"),
         }
     }
 }
 
-/// The training side of one worker process. All calls happen on the same thread, which is the trainer's alone; a panic in one
-/// becomes a [`TrainerFailure`] of kind [`FailureKind::Internal`].
+/// The training side of one worker process. All calls happen on the same thread, which is the trainer's
+/// alone; a panic in one becomes a [`TrainerFailure`] of kind [`FailureKind::Internal`].
 pub trait Trainer: Send + 'static {
     /// Opens what the specification names far enough to know the facts that all ranks must agree on.
     fn open(&mut self, spec: &RunSpec) -> Result<DataSetFacts, TrainerFailure>;

@@ -7,7 +7,7 @@ use std::{
 
 use coxswain_proto::{
     cache_plan::Decided,
-    ids::{Generation, Rank, Seat, Step, WorkerId},
+    ids::{Generation, Rank, Slot, Step, WorkerId},
     order::DamagedRow,
 };
 use serde::{Deserialize, Serialize};
@@ -27,7 +27,7 @@ use super::{
 };
 pub use super::{
     failure::Spent,
-    leases::{CacheKey, Lease, LeaseTurn},
+    leases::{CacheKey, Lease, LeaseCachePhase},
 };
 
 /// One decision. The driver carries out all [`Action::Record`]s of a batch before anything else of it.
@@ -54,8 +54,8 @@ pub enum Reply {
     Placed {
         /// The node's place.
         node_rank: u32,
-        /// Its first worker's seat.
-        first: Seat,
+        /// Its first worker's slot.
+        first: Slot,
     },
     /// To `GetRun`: it may have the run.
     Welcome,
@@ -125,7 +125,7 @@ pub struct Assignment {
     pub checkpoint: Step,
     /// By rank.
     pub members: Vec<Member>,
-    /// Rows of the data set that nobody uses.
+    /// Rows of the data set that are left out.
     pub left_out: Vec<DamagedRow>,
     /// Positions by worker: of `members`, the other way round.
     pub ranks: BTreeMap<WorkerId, Rank>,
@@ -137,7 +137,7 @@ pub struct Member {
     /// Its name in every call.
     pub worker: WorkerId,
     /// Its place.
-    pub seat: Seat,
+    pub slot: Slot,
     /// Where it accepts its neighbour.
     pub data_address: String,
     /// Its machine.
@@ -192,19 +192,19 @@ pub enum Record {
         /// Its place.
         place: u32,
     },
-    /// A worker has a seat.
+    /// A worker has a slot.
     Worker(WorkerId, WorkerClaim),
     /// A worker is gone, or was asked for again.
     Lost {
-        /// Its seat.
-        seat: Seat,
+        /// Its slot.
+        slot: Slot,
         /// What its launcher was asked to do, if it was.
         respawn: Option<Respawn>,
     },
     /// A worker left in order.
     Left {
-        /// Its seat.
-        seat: Seat,
+        /// Its slot.
+        slot: Slot,
         /// Its exit code to come.
         exit_code: i32,
     },
@@ -213,7 +213,7 @@ pub enum Record {
         /// Which.
         generation: Generation,
         /// By rank.
-        members: Vec<(Seat, WorkerId)>,
+        members: Vec<(Slot, WorkerId)>,
     },
     /// A membership agreed where to start; later steps of earlier generations are void.
     Started {
@@ -242,7 +242,7 @@ pub enum Record {
     /// Samples that failed, all of them.
     Quarantine(Quarantine),
     /// From a step on, a generation of the feature cache serves; what was decided for later steps is void.
-    CacheTurn(Decided),
+    CachePhase(Decided),
     /// What is known of a generation of the feature cache.
     CacheGeneration(GenerationEntry),
     /// The run is over.
@@ -258,8 +258,8 @@ pub struct Orders {
     pub stop: Option<String>,
     /// Checkpoints asked for so far.
     pub checkpoints: u32,
-    /// The last of them is to be of this step or a later one, and is not written yet. Forgotten when a generation starts: whoever was
-    /// asked may be gone.
+    /// The last of them is to be of this step or a later one, and is not written yet. Forgotten when a
+    /// generation starts: the worker that was asked may be gone.
     #[serde(default)]
     pub checkpoint_due: Option<Step>,
     /// Memory reports asked for so far.

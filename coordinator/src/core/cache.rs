@@ -1,21 +1,22 @@
-//! What the coordinator knows of the feature cache: where steps take their features from, how far each generation is, how far features
-//! have drifted.
+//! What the coordinator knows of the feature cache: where steps take their features from, how far each
+//! generation is, how far features have drifted.
 //!
 //! ```text
 //! building ── all samples are stored ──▶ complete ── a newer generation is decided ──▶ retired
 //!     └──────────────────── a newer generation is decided ─────────────────────────────▶ retired
 //! ```
 //!
-//! A generation serves from its first step on, complete or not: what is missing is computed when it is needed. So nothing here ever waits
-//! for a build; the one thing that is waited for is a measurement of drift, where it decides whether a generation is kept. Turns, and
-//! what leases need of a generation, outlive the coordinator; counts are said again by rank 0.
+//! A generation serves from its first step on, complete or not: what is missing is computed when it is
+//! needed. So nothing here ever waits for a build; the one thing that is waited for is a measurement of
+//! drift, where it decides whether a generation is kept. Cache phases, and what leases need of a generation,
+//! outlive the coordinator; counts are said again by rank 0.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use coxswain_proto::{
     cache_plan::{
-        CacheDrift, CacheGeneration, CacheReport, CacheUse, Decided, Drift, Evidence, StepTurn, TurnTable,
-        Why,
+        CacheDrift, CacheGeneration, CachePhaseTable, CacheReport, CacheUse, Decided, Drift, Evidence,
+        StepCachePhase, Why,
     },
     ids::{Bytes, Step},
     limits::MAX_LISTED_CACHE,
@@ -24,21 +25,22 @@ use coxswain_proto::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::leases::{self, CacheKey, LeaseTurn};
+use super::leases::{self, CacheKey, LeaseCachePhase};
 
 /// The cache of one run.
 #[derive(Clone, Debug)]
 pub struct CacheBook {
     cache: Cache,
-    turns: TurnTable,
+    cache_phases: CachePhaseTable,
     generations: BTreeMap<u64, GenerationEntry>,
     drifts: VecDeque<DriftEntry>,
     reached: Reached,
 }
 
-/// How far a run has been: before its furthest rollback, or in an earlier life of the coordinator. Who repeats these steps takes the
-/// turns that were leased, so nothing new begins before their end. It outlives the coordinator, and costs a record at a rollback: elsewhere
-/// the end of the leases follows from the commits.
+/// How far a run has been: before its furthest rollback, or in an earlier life of the coordinator. A rank
+/// that repeats these steps takes the cache phases that were leased, so nothing new begins before their end.
+/// It outlives the coordinator, and costs a record at a rollback: elsewhere the end of the leases follows
+/// from the commits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reached {
     /// Steps below this one were committed.
@@ -64,7 +66,8 @@ pub struct GenerationEntry {
     /// Why it was begun; none in mode `exact`, where there is no other.
     pub why: Option<Why>,
     /// Its directory in the store, once it is known.
-    pub space: Option<String>,
+    #[serde(rename = "space")]
+    pub namespace: Option<String>,
     /// Samples whose features are stored.
     pub stored: u64,
     /// Samples in all; 0 before rank 0 has reported.
@@ -135,7 +138,7 @@ impl GenerationEntry {
             number,
             since,
             why,
-            space: None,
+            namespace: None,
             stored: 0,
             total: 0,
             bytes: Bytes(0),
@@ -147,8 +150,9 @@ impl GenerationEntry {
         }
     }
 
-    /// Samples whose features are stored, as far as that is known between two reports: those that were found, and those that steps have
-    /// written since. Two ranks may write the same sample, so it is bounded by what there is.
+    /// Samples whose features are stored, as far as that is known between two reports: those that were found,
+    /// and those that steps have written since. Two ranks may write the same sample, so it is bounded by what
+    /// there is.
     pub fn stored_so_far(&self) -> u64 {
         let written = self.found.unwrap_or(0).saturating_add(self.used.kept);
         self.stored.max(written.min(self.total))
@@ -161,16 +165,17 @@ impl GenerationEntry {
 }
 
 impl CacheBook {
-    /// The book of a run whose earlier lives have decided `turns`, recorded `generations`, and come so far.
+    /// The book of a run whose earlier lives have decided `cache_phases`, recorded `generations`, and come so
+    /// far.
     pub fn new<'a>(
         cache: &Cache,
         plan: Option<&Plan>,
-        turns: impl Iterator<Item = &'a Decided>,
+        cache_phases: impl Iterator<Item = &'a Decided>,
         generations: impl Iterator<Item = &'a GenerationEntry>,
         reached: Reached,
     ) -> Self {
-        let mut table = TurnTable::new(cache, plan);
-        turns.for_each(|decided| table.insert(*decided));
+        let mut table = CachePhaseTable::new(cache, plan);
+        cache_phases.for_each(|decided| table.insert(*decided));
         let mut generations: BTreeMap<_, _> =
             generations.map(|entry| (entry.number, entry.clone())).collect();
         if let Some(newest) = generations.keys().next_back() {
@@ -179,7 +184,7 @@ impl CacheBook {
         if cache.mode == CacheMode::Exact {
             generations.entry(1).or_insert_with(|| GenerationEntry::new(1, Step(0), None));
         }
-        Self { cache: cache.clone(), turns: table, generations, drifts: VecDeque::new(), reached }
+        Self { cache: cache.clone(), cache_phases: table, generations, drifts: VecDeque::new(), reached }
     }
 
     /// As configured.
@@ -188,26 +193,26 @@ impl CacheBook {
     }
 
     /// Where steps take their features from.
-    pub fn turns(&self) -> &TurnTable {
-        &self.turns
+    pub fn cache_phases(&self) -> &CachePhaseTable {
+        &self.cache_phases
     }
 
     /// The plan is known now.
     pub fn planned(&mut self, plan: &Plan) {
-        self.turns.planned(plan);
+        self.cache_phases.planned(plan);
     }
 
-    /// A step's turn as a lease says it, and where it ends; none if it is not decided.
-    pub fn lease_turn(&self, step: Step) -> Option<(LeaseTurn, Step)> {
+    /// A step's cache phase as a lease says it, and where it ends; none if it is not decided.
+    pub fn lease_cache_phase(&self, step: Step) -> Option<(LeaseCachePhase, Step)> {
         let key = |generation: CacheGeneration| CacheKey {
             generation,
-            space: self.generations.get(&generation.number).and_then(|entry| entry.space.clone()),
+            namespace: self.generations.get(&generation.number).and_then(|entry| entry.namespace.clone()),
         };
-        let turn = match self.turns.turn(step)? {
-            StepTurn::Live { kept } => LeaseTurn::Live { kept: kept.map(key) },
-            StepTurn::Cached(generation) => LeaseTurn::Cached(key(generation)),
+        let cache_phase = match self.cache_phases.cache_phase(step)? {
+            StepCachePhase::Live { kept } => LeaseCachePhase::Live { kept: kept.map(key) },
+            StepCachePhase::Cached(generation) => LeaseCachePhase::Cached(key(generation)),
         };
-        Some((turn, self.turns.end(step)))
+        Some((cache_phase, self.cache_phases.end(step)))
     }
 
     /// Decides about the cached steps from `at` on; nothing if a drift must be waited for.
@@ -217,7 +222,7 @@ impl CacheBook {
             self.drifts.iter().rev().find(|entry| entry.at == at && Some(entry.generation) == kept);
         let lost = kept.and_then(|kept| self.generations.get(&kept)).is_some_and(|entry| entry.lost);
         let evidence = Evidence { drift: measured.map(|entry| entry.drift), lost, given_up };
-        let decided = self.turns.decide(at, &evidence)?;
+        let decided = self.cache_phases.decide(at, &evidence)?;
         self.begun(&decided);
         Some(decided)
     }
@@ -228,17 +233,17 @@ impl CacheBook {
         self.reached
     }
 
-    /// How far leases may reach that an earlier life of the coordinator has granted, of which so many steps are committed: what was
-    /// leased was decided before.
+    /// How far leases may reach that an earlier life of the coordinator has granted, of which so many steps
+    /// are committed: what was leased was decided before.
     pub fn leased_at_most(&self, committed: Step, total: Step) -> Step {
         let end = leases::furthest(committed, total);
-        self.turns.undecided(committed, end).unwrap_or(end)
+        self.cache_phases.undecided(committed, end).unwrap_or(end)
     }
 
-    /// Somebody asks for a new generation; see [`TurnTable::ask`].
+    /// Somebody asks for a new generation; see [`CachePhaseTable::ask`].
     pub fn ask(&mut self, committed: Step, from: Step, total: Step) -> Option<(Decided, bool)> {
         let Reached { committed: reached, leased } = self.reached;
-        let (decided, new) = self.turns.ask(committed.max(reached), from.max(leased), total)?;
+        let (decided, new) = self.cache_phases.ask(committed.max(reached), from.max(leased), total)?;
         if new {
             self.begun(&decided);
         }
@@ -263,9 +268,9 @@ impl CacheBook {
 
     /// How far a generation is, when `step` is next.
     pub fn state(&self, entry: &GenerationEntry, step: Step) -> GenerationState {
-        let serving = match self.turns.turn(step) {
-            Some(StepTurn::Cached(generation)) => Some(generation.number),
-            Some(StepTurn::Live { kept }) => kept.map(|kept| kept.number),
+        let serving = match self.cache_phases.cache_phase(step) {
+            Some(StepCachePhase::Cached(generation)) => Some(generation.number),
+            Some(StepCachePhase::Live { kept }) => kept.map(|kept| kept.number),
             None => self.kept(step),
         };
         match serving {
@@ -280,8 +285,8 @@ impl CacheBook {
         let entry = self.generations.get_mut(&report.generation)?;
         let (complete, lost) = (entry.complete(), entry.lost);
         let mut changed = Changed::default();
-        if !report.space.is_empty() && entry.space.as_deref() != Some(report.space.as_str()) {
-            entry.space = Some(report.space);
+        if !report.namespace.is_empty() && entry.namespace.as_deref() != Some(report.namespace.as_str()) {
+            entry.namespace = Some(report.namespace);
             changed.durable = true;
         }
         entry.found.get_or_insert(report.stored);
@@ -314,7 +319,7 @@ impl CacheBook {
 
     /// The generation that served last before `at`.
     fn kept(&self, at: Step) -> Option<u64> {
-        self.turns.before(at).map(|decided| decided.generation.number)
+        self.cache_phases.before(at).map(|decided| decided.generation.number)
     }
 
     fn begun(&mut self, decided: &Decided) {

@@ -1,5 +1,5 @@
-//! The feature cache as a run uses it: what is decided about steps, what people hear of it, and how long a measurement of drift is
-//! waited for.
+//! The feature cache as a run uses it: what is decided about steps, what people hear of it, and how long a
+//! measurement of drift is waited for.
 
 use std::{ops::Range, time::Duration};
 
@@ -26,7 +26,7 @@ pub struct FeatureCache {
     pub book: CacheBook,
     /// When a measurement of drift that everybody waits for is given up.
     drift_by: Option<Timestamp>,
-    /// How long it is waited for while nobody measures.
+    /// How long the coordinator waits for it while no rank measures.
     patience: Duration,
 }
 
@@ -46,7 +46,7 @@ impl FeatureCache {
         self.drift_by.get_or_insert(now.after(self.patience));
     }
 
-    /// Somebody measures, or nobody can: the time begins again.
+    /// A rank measures, or none can: the time begins again.
     pub fn wait_longer(&mut self, now: Timestamp) {
         self.drift_by = Some(now.after(self.patience));
     }
@@ -58,16 +58,16 @@ impl FeatureCache {
 
     /// The generation that serves a step; 0 for none.
     pub fn serving(&self, step: Step) -> u64 {
-        self.book.turns().turn(step).map_or(0, |turn| turn.number())
+        self.book.cache_phases().cache_phase(step).map_or(0, |cache_phase| cache_phase.number())
     }
 
     /// Whether it is not decided yet where a step takes its features from.
     pub fn is_undecided(&self, step: Step) -> bool {
-        self.book.turns().turn(step).is_none()
+        self.book.cache_phases().cache_phase(step).is_none()
     }
 
-    /// How far leases may reach that are to be prolonged by these steps: decides about turns on the way, and stops where a drift must be
-    /// waited for. Steps below `committed` are.
+    /// How far leases may reach that are to be prolonged by these steps: decides about cache phases on the
+    /// way, and stops where a drift must be waited for. Steps below `committed` are.
     pub fn decide_over(
         &mut self,
         now: Timestamp,
@@ -77,7 +77,7 @@ impl FeatureCache {
     ) -> Step {
         let Range { start: end, end: target } = steps;
         let overdue = self.drift_by.is_some_and(|by| by <= now);
-        while let Some(at) = self.book.turns().undecided(end, target) {
+        while let Some(at) = self.book.cache_phases().undecided(end, target) {
             let Some(decided) = self.book.decide(at, overdue && at == end) else {
                 if committed == at {
                     self.wait_for_drift(now);
@@ -93,11 +93,11 @@ impl FeatureCache {
         target
     }
 
-    /// Takes a report in, and decides at once if something depended on it: a coordinator that is restarted would not hear of it again.
-    /// `waited` is the step that everybody waits at; true if they can go on.
+    /// Takes a report in, and decides at once if something depended on it: a coordinator that is restarted
+    /// would not hear of it again. `waited` is the step that everybody waits at; true if they can go on.
     pub fn report(&mut self, report: CacheReport, waited: Option<Step>, out: &mut Vec<Action>) -> bool {
         let number = report.generation;
-        // Of a generation that nobody remembers there is nothing to say.
+        // A generation that was forgotten is not reported.
         let Some(changed) = self.book.take(report) else { return false };
         let Some(entry) = self.book.entry(number).cloned() else { return false };
         let Changed { durable, completed, lost, drift } = changed;
@@ -109,7 +109,7 @@ impl FeatureCache {
         }
         // A generation whose adapter is lost has no drift, and no use.
         let at = drift.map(|drift| drift.at).or(waited.filter(|_| entry.lost));
-        let at = at.filter(|at| self.book.turns().asks_for_drift(*at));
+        let at = at.filter(|at| self.book.cache_phases().asks_for_drift(*at));
         let decided = at.and_then(|at| self.book.decide(at, false));
         let goes_on = decided.is_some_and(|decided| self.decided(&decided, waited, out));
         if completed || lost {
@@ -127,8 +127,8 @@ impl FeatureCache {
         }
     }
 
-    /// Somebody asks for a new generation in a run of `total` steps that has come so far. What was decided, and whether those that
-    /// `waited` can go on.
+    /// Somebody asks for a new generation in a run of `total` steps that has come so far. What was decided,
+    /// and whether those that `waited` can go on.
     pub fn rebuild(
         &mut self,
         reached: Reached,
@@ -146,29 +146,30 @@ impl FeatureCache {
     pub fn used(&mut self, step: &CommittedStep, out: &mut Vec<Action>) {
         self.book.used(step.cache_generation, &step.cache);
         let next = Step(step.step.0 + 1);
-        let turns = self.book.turns();
-        let live = turns.changes_at(next) && turns.turn(next).is_some_and(|turn| turn.number() == 0);
+        let cache_phases = self.book.cache_phases();
+        let live = cache_phases.changes_at(next)
+            && cache_phases.cache_phase(next).is_some_and(|cache_phase| cache_phase.number() == 0);
         if live && next.0 < step.total_steps {
-            let kept = turns.before(next).map(|decided| decided.generation.number);
+            let kept = cache_phases.before(next).map(|decided| decided.generation.number);
             out.push(Action::Publish(News::Cache(CacheNews::Live(next, kept))));
         }
     }
 
     /// What `status` shows of it when `next` is the next step; nothing if there is none.
     pub fn status(&self, next: Step, waits_at: Option<Step>) -> Option<CacheStatus> {
-        let (book, turns) = (&self.book, self.book.turns());
+        let (book, cache_phases) = (&self.book, self.book.cache_phases());
         if book.config().mode == CacheMode::Off {
             return None;
         }
         let drifts = book.drifts().map(|entry| {
-            let then = turns.decided().find(|decided| decided.first == entry.at);
+            let then = cache_phases.decided().find(|decided| decided.first == entry.at);
             (*entry, then.copied())
         });
         Some(CacheStatus {
             mode: book.config().mode,
             tap: book.config().tap.clone(),
             serving: self.serving(next),
-            turn_ends: Some(turns.end(next)).filter(|end| *end < Step(u64::MAX)),
+            cache_phase_ends: Some(cache_phases.end(next)).filter(|end| *end < Step(u64::MAX)),
             waits_at,
             generations: book.newest().map(|entry| (entry.clone(), book.state(entry, next))).collect(),
             drifts: drifts.collect(),
@@ -185,9 +186,9 @@ impl FeatureCache {
         goes_on
     }
 
-    /// Makes a decision durable before anybody hears of it.
+    /// Makes a decision durable before it is sent to a worker.
     fn record(&self, decided: &Decided, out: &mut Vec<Action>) {
-        out.push(Action::Record(Record::CacheTurn(*decided)));
+        out.push(Action::Record(Record::CachePhase(*decided)));
         let entry = self.book.entry(decided.generation.number).filter(|_| decided.begins());
         out.extend(entry.map(|entry| Action::Record(Record::CacheGeneration(entry.clone()))));
         out.push(Action::Publish(News::Cache(CacheNews::Decided(*decided))));

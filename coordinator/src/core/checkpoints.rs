@@ -1,7 +1,8 @@
 //! The checkpoint ledger: what is on disk, and what was given up.
 //!
-//! It begins with what lies in the output directory when the coordinator starts, and nothing else: that a checkpoint was there once does not
-//! help whoever is told to start from it. Workers keep as many as the run file says, and so does it.
+//! It begins with what lies in the output directory when the coordinator starts, and nothing else: that a
+//! checkpoint was there once does not help a worker that is told to start from it. Workers keep as many as
+//! the run file says, and so does it.
 
 use std::collections::BTreeMap;
 
@@ -35,7 +36,8 @@ pub struct CheckpointEntry {
 }
 
 impl Checkpoints {
-    /// What was found on disk when the coordinator started, in a run that keeps so many (`train.keep_checkpoints`).
+    /// What was found on disk when the coordinator started, in a run that keeps so many
+    /// (`train.keep_checkpoints`).
     pub fn found(entries: impl IntoIterator<Item = CheckpointEntry>, keep: usize) -> Self {
         let entries = entries.into_iter().map(|entry| (entry.step, entry)).collect();
         Self { entries, keep: keep.max(1) }

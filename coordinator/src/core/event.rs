@@ -5,7 +5,7 @@ use std::{fmt, time::Duration};
 pub use coxswain_proto::report::CheckpointState;
 use coxswain_proto::{
     cache_plan::CacheReport,
-    ids::{Bytes, Generation, Seat, Step, WorkerId},
+    ids::{Bytes, Generation, Slot, Step, WorkerId},
 };
 use serde::{Deserialize, Serialize};
 
@@ -52,7 +52,7 @@ pub enum Ask {
     },
     /// A worker wants to know what run this is.
     GetRun(Origin),
-    /// A worker claims its seat.
+    /// A worker claims its slot.
     Register(WorkerClaim),
     /// A worker opens its line.
     Follow {
@@ -113,7 +113,7 @@ pub enum Ask {
         /// The launcher's node.
         node_id: String,
         /// Whose process.
-        seat: Seat,
+        slot: Slot,
         /// Which process; absent when the launcher does not say.
         pid: Option<u32>,
         /// How it ended.
@@ -181,7 +181,7 @@ pub struct NodeClaim {
     pub returns: bool,
 }
 
-/// A worker's claim to a seat.
+/// A worker's claim to a slot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerClaim {
     /// Version and run.
@@ -189,7 +189,8 @@ pub struct WorkerClaim {
     /// One process life.
     pub incarnation: String,
     /// The place it claims.
-    pub seat: Seat,
+    #[serde(rename = "seat")]
+    pub slot: Slot,
     /// Its place on its node.
     pub local_rank: u32,
     /// Its node.

@@ -1,14 +1,15 @@
 //! Failures, and the event that a failure begins: what was lost, who suffered from it, when training went on.
 //!
-//! One rank's fault breaks its neighbours' connections, so a fault is usually told by several ranks at once and the victims may
-//! speak first. An [`Incident`] collects what belongs together, from the first sign until the next generation starts. Its cause is the
-//! first failure that is not a victim's; a victim's only if nobody was lost until all were ready again.
+//! One rank's fault breaks its neighbours' connections, so a fault is usually told by several ranks at once
+//! and the victims may speak first. An [`Incident`] collects what belongs together, from the first sign until
+//! the next generation starts. Its cause is the first failure that is not a victim's; a victim's only if
+//! nobody was lost until all were ready again.
 
 use std::{collections::BTreeSet, fmt, ops::Range, sync::Arc};
 
 use coxswain_proto::{
     human,
-    ids::{Bytes, Generation, Seat, Step},
+    ids::{Bytes, Generation, Slot, Step},
 };
 use serde::{Deserialize, Serialize};
 
@@ -21,7 +22,8 @@ pub struct Failure {
     /// What kind.
     pub kind: CauseKind,
     /// Whose, if it is one worker's.
-    pub seat: Option<Seat>,
+    #[serde(rename = "seat")]
+    pub slot: Option<Slot>,
     /// On which machine.
     pub host: String,
     /// In which membership.
@@ -39,7 +41,7 @@ pub struct Failure {
     /// The error itself.
     pub message: String,
     /// Workers that failed because of it.
-    pub victims: BTreeSet<Seat>,
+    pub victims: BTreeSet<Slot>,
     /// The run ended with it.
     pub fatal: bool,
 }
@@ -49,7 +51,7 @@ impl Failure {
     pub fn of_run(kind: CauseKind, message: String) -> Self {
         Self {
             kind,
-            seat: None,
+            slot: None,
             host: String::new(),
             generation: Generation(0),
             phase: WorkerPhase::Joining,
@@ -63,22 +65,22 @@ impl Failure {
         }
     }
 
-    /// Whether it is the same failure, whoever suffered from it.
+    /// Whether it is the same failure, whatever its victims.
     pub fn is_same(&self, other: &Self) -> bool {
         Self { victims: other.victims.clone(), ..self.clone() } == *other
     }
 
     /// What the run's outcome says of it.
     pub fn first_cause(&self) -> FirstCause {
-        FirstCause { seat: self.seat, kind: self.kind, message: self.message.clone() }
+        FirstCause { slot: self.slot, kind: self.kind, message: self.message.clone() }
     }
 }
 
 impl fmt::Display for Failure {
     /// `rank 1 on node-b, forward of step 57, positions 12..14, 3.2 GiB in use: MESSAGE`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some(seat) = self.seat else { return f.write_str(&self.message) };
-        write!(f, "rank {seat}")?;
+        let Some(slot) = self.slot else { return f.write_str(&self.message) };
+        write!(f, "rank {slot}")?;
         if !self.host.is_empty() {
             write!(f, " on {}", self.host)?;
         }
@@ -107,10 +109,10 @@ pub struct Incident {
     pub cause: Option<Arc<Failure>>,
     /// What the first victim said.
     pub complaint: Option<Failure>,
-    /// Those who suffered.
-    pub victims: BTreeSet<Seat>,
+    /// The victims.
+    pub victims: BTreeSet<Slot>,
     /// Those who were lost.
-    pub lost: BTreeSet<Seat>,
+    pub lost: BTreeSet<Slot>,
     /// The sample that failed, if it was one.
     pub sample: Option<BadSample>,
 }
@@ -129,14 +131,15 @@ impl Incident {
         }
     }
 
-    /// A worker was lost. True when this is one more fault to pay for: the incident's first loss, or a worker lost again.
-    pub fn lose(&mut self, seat: Seat) -> bool {
-        self.victims.remove(&seat);
+    /// A worker was lost. True when this is one more fault to pay for: the incident's first loss, or a worker
+    /// lost again.
+    pub fn lose(&mut self, slot: Slot) -> bool {
+        self.victims.remove(&slot);
         let first = self.lost.is_empty();
-        !self.lost.insert(seat) || first
+        !self.lost.insert(slot) || first
     }
 
-    /// Its cause, with those who suffered from it.
+    /// Its cause, with its victims.
     pub fn suffered(&self) -> Option<Arc<Failure>> {
         let cause = Failure::clone(self.cause.as_ref()?);
         Some(Arc::new(Failure { victims: self.victims.clone(), ..cause }))
@@ -144,7 +147,7 @@ impl Incident {
 
     /// What happened, as a clause: `rank 1 was lost`.
     pub fn what(&self) -> String {
-        let ranks: Vec<_> = self.lost.iter().take(4).map(Seat::to_string).collect();
+        let ranks: Vec<_> = self.lost.iter().take(4).map(Slot::to_string).collect();
         let more = if self.lost.len() > ranks.len() { ", ..." } else { "" };
         match self.lost.len() {
             _ if self.on_purpose => "the world was asked to change".into(),
@@ -177,10 +180,12 @@ pub struct Spent {
     /// Changes of the world on purpose.
     pub rescales: u32,
     /// Generations in a row that ended without a committed step.
-    pub barren: u32,
+    #[serde(rename = "barren")]
+    pub stalled: u32,
     /// Who was lost with the last of them.
     #[serde(default)]
-    pub barren_seats: BTreeSet<Seat>,
+    #[serde(rename = "barren_seats")]
+    pub stalled_slots: BTreeSet<Slot>,
 }
 
 /// Failures that are shared in memory, as serde sees them.

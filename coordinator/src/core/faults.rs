@@ -1,11 +1,13 @@
-//! What faults have cost: the one that is being dealt with, the newest one that was survived, and the budgets.
+//! What faults have cost: the one that is being dealt with, the newest one that was survived, and the
+//! budgets.
 //!
-//! It says whether one more fault can be paid for, and who is to blame. What follows for the run is not its affair.
+//! It says whether one more fault can be paid for, and who is to blame. What follows for the run is not its
+//! affair.
 
 use std::sync::Arc;
 
 use coxswain_proto::{
-    ids::{Generation, Seat},
+    ids::{Generation, Slot},
     limits,
 };
 
@@ -41,18 +43,18 @@ impl Faults {
         self.incident.get_or_insert_with(|| Incident::new(now))
     }
 
-    /// A generation was being broken up when the coordinator was restarted. A fault of an earlier one has been paid for, and is not what
-    /// ended this one.
+    /// A generation was being broken up when the coordinator was restarted. A fault of an earlier one has
+    /// been paid for, and is not what ended this one.
     pub fn recall(&mut self, now: Timestamp, generation: Generation) {
         let cause = self.survived.clone().filter(|fault| fault.generation == generation);
-        let lost = cause.as_ref().and_then(|cause| cause.seat).into_iter().collect();
+        let lost = cause.as_ref().and_then(|cause| cause.slot).into_iter().collect();
         self.incident = Some(Incident { cause, lost, ..Incident::new(now) });
     }
 
     /// A worker suffers from a fault that somebody else may be to blame for.
-    pub fn complained(&mut self, seat: Seat, complaint: Failure) {
+    pub fn complained(&mut self, slot: Slot, complaint: Failure) {
         let Some(incident) = &mut self.incident else { return };
-        incident.victims.insert(seat);
+        incident.victims.insert(slot);
         incident.complaint.get_or_insert(complaint);
     }
 
@@ -73,8 +75,8 @@ impl Faults {
 
     /// A step was committed: generations do get on.
     pub fn got_on(&mut self, out: &mut Vec<Action>) {
-        if self.spent.barren > 0 {
-            self.spend(|spent| (spent.barren, spent.barren_seats) = Default::default(), out);
+        if self.spent.stalled > 0 {
+            self.spend(|spent| (spent.stalled, spent.stalled_slots) = Default::default(), out);
         }
     }
 
@@ -87,14 +89,15 @@ impl Faults {
         out.push(Action::Publish(News::Failure(failure.clone(), self.spent.clone())));
     }
 
-    /// Somebody is lost whom nobody waits for.
+    /// A worker is lost that the run does not wait for.
     pub fn outside(&self, failure: &Arc<Failure>, out: &mut Vec<Action>) {
         out.push(Action::Record(Record::Failure(failure.clone())));
         out.push(Action::Publish(News::LostOutside(failure.clone(), self.spent.clone())));
     }
 
-    /// The next generation is about to be formed, so it is known what ended the last one; why it was `fruitless`, if it was. The failure of
-    /// the run if this is one fault, or one generation without a committed step, too many.
+    /// The next generation is about to be formed, so it is known what ended the last one; why it was
+    /// `fruitless`, if it was. The failure of the run if this is one fault, or one generation without a
+    /// committed step, too many.
     pub fn account(&mut self, fruitless: Option<String>, out: &mut Vec<Action>) -> Result<(), Box<Failure>> {
         if let Some(complaint) = self.of_victims().cloned() {
             if !self.pay(out) {
@@ -107,29 +110,32 @@ impl Faults {
             .map_or(Ok(()), |failure| Err(failure.into()))
     }
 
-    /// Victims without a culprit: ranks lost each other, and all are ready again. What the first of them said is to blame.
+    /// Victims without a culprit: ranks lost each other, and all are ready again. What the first of them said
+    /// is to blame.
     fn of_victims(&self) -> Option<&Failure> {
         let incident = self.incident.as_ref()?;
         let explained = incident.on_purpose || incident.cause.is_some() || incident.sample.is_some();
         incident.complaint.as_ref().filter(|_| !explained)
     }
 
-    /// A generation has ended without a committed step, `because` of something; the failure of the run, if that is one too many. A change
-    /// on purpose is expected to cost a generation, and a sample that failed will be left out, or not fail elsewhere.
+    /// A generation has ended without a committed step, `because` of something; the failure of the run, if
+    /// that is one too many. A change on purpose is expected to cost a generation, and a sample that failed
+    /// will be left out, or not fail elsewhere.
     fn hopeless(&mut self, because: &str, out: &mut Vec<Action>) -> Option<Failure> {
         let incident = self.incident.as_ref();
         if incident.is_some_and(|incident| incident.on_purpose || incident.sample.is_some()) {
             return None;
         }
-        // Faults that have nothing to do with each other are no loop: one comes back to the same worker, or has none to blame.
+        // Faults that have nothing to do with each other are no loop: one comes back to the same worker, or
+        // has none to blame.
         let lost = incident.map(|incident| incident.lost.clone()).unwrap_or_default();
-        let again = lost.is_empty() || !lost.is_disjoint(&self.spent.barren_seats);
-        let barren = if again { self.spent.barren + 1 } else { 1 };
-        self.spend(|spent| (spent.barren, spent.barren_seats) = (barren, lost), out);
+        let again = lost.is_empty() || !lost.is_disjoint(&self.spent.stalled_slots);
+        let stalled = if again { self.spent.stalled + 1 } else { 1 };
+        self.spend(|spent| (spent.stalled, spent.stalled_slots) = (stalled, lost), out);
         let message = format!(
-            "{barren} generations in a row ended without a committed step; the last one because {because}"
+            "{stalled} generations in a row ended without a committed step; the last one because {because}"
         );
-        (barren >= limits::MAX_BARREN_GENERATIONS).then(|| Failure::of_run(CauseKind::NoProgress, message))
+        (stalled >= limits::MAX_STALLED_GENERATIONS).then(|| Failure::of_run(CauseKind::NoProgress, message))
     }
 
     /// Training goes on: the incident, if there was one, is over.

@@ -1,11 +1,13 @@
-//! Who is there: launchers and workers, their lines, the processes that are on their way, and whether all of them move.
+//! Who is there: launchers and workers, their lines, the processes that are on their way, and whether all of
+//! them move.
 //!
-//! It answers who is lost, who is missed and who may be assigned, and enters who comes. What follows for the run is not its affair.
+//! It answers which workers are lost, which are missed and which may be assigned, and enters new ones. What
+//! follows for the run is not its affair.
 
 use std::collections::BTreeSet;
 
 use coxswain_proto::{
-    ids::{Generation, Seat, WorkerId},
+    ids::{Generation, Slot, WorkerId},
     limits::START_FLOOR,
 };
 
@@ -58,7 +60,8 @@ pub struct NodeFollows {
 }
 
 impl Fleet {
-    /// Nobody is there yet. `life` counts the coordinator's starts; whoever was there before a `new_launch` is not expected back.
+    /// No worker is there yet. `life` counts the coordinator's starts; workers from before a `new_launch` are
+    /// not expected back.
     pub fn new(world: World, patience: Patience, life: u32, new_launch: bool) -> Self {
         Self {
             world,
@@ -72,7 +75,7 @@ impl Fleet {
         }
     }
 
-    /// Takes over nodes and seats of an earlier life of the coordinator; they are missed after the reunion.
+    /// Takes over nodes and slots of an earlier life of the coordinator; they are missed after the reunion.
     pub fn recall(&mut self, now: Timestamp, past: &Past) {
         let reunion = self.patience.reunion;
         self.motion.begin(now.after(reunion));
@@ -86,15 +89,15 @@ impl Fleet {
             places.map(|(generation, _)| generation).max().unwrap_or_default()
         };
         let size = self.roster.size();
-        for (seat, kept) in past.seats.iter().filter(|(seat, _)| seat.0 < size) {
+        for (slot, kept) in past.slots.iter().filter(|(slot, _)| slot.0 < size) {
             if let Some(respawn) = kept.respawn.clone() {
                 self.roster.recall_respawn(respawn);
             }
-            if let Some((id, claim)) = kept.worker.clone().filter(|(_, claim)| claim.seat == *seat) {
+            if let Some((id, claim)) = kept.worker.clone().filter(|(_, claim)| claim.slot == *slot) {
                 let mut worker = Worker::new(now, id, claim, Line::opened_before(now, reunion));
                 worker.generation = assigned(id);
                 worker.gone = kept.left.map(Gone::Left);
-                // Whoever has the seat is what was asked for; only the count goes on.
+                // The slot has a worker again, which is what was asked for; only the count goes on.
                 self.roster.put(worker);
             }
         }
@@ -105,20 +108,21 @@ impl Fleet {
     pub fn place(&mut self, now: Timestamp, claim: &NodeClaim) -> Result<Placed, Refusal> {
         // Its line follows at once; a launcher that dies before it does must not keep its place.
         let (world, roster, patience) = (self.world, &self.roster, self.patience.reunion);
-        let connected = |place| world.seats_of(place).any(|seat| roster.line(seat).is_some());
+        let connected = |place| world.slots_of(place).any(|slot| roster.line(slot).is_some());
         let placed = self.nodes.place(now, claim, patience, connected)?;
         self.watch_for_loss(now.after(patience));
         if matches!(placed, Placed::New(_) | Placed::Instead(_)) && !claim.returns {
-            for seat in world.seats_of(placed.node_rank()) {
-                self.roster.forget_respawn(seat);
-                self.starts.begin(now, seat);
+            for slot in world.slots_of(placed.node_rank()) {
+                self.roster.forget_respawn(slot);
+                self.starts.begin(now, slot);
             }
         }
         Ok(placed)
     }
 
-    /// A launcher opens its line. What it starts it starts now; who was cut off may have been stopped. Who has had a seat is known, so if
-    /// it comes back, somebody is on the way at the others.
+    /// A launcher opens its line. What it starts it starts now; a launcher that was cut off may have been
+    /// stopped. Which slots had a worker is known, so if it comes back, processes are on the way to the
+    /// others.
     pub fn node_follows(
         &mut self,
         now: Timestamp,
@@ -131,9 +135,9 @@ impl Fleet {
         let was_gone = std::mem::take(&mut node.gone);
         let replaced = node.line.open(stream);
         if replaced.is_none() {
-            for seat in self.world.seats_of(place) {
-                if self.starts.at(seat) || (returns && self.roster.at(seat).is_none()) {
-                    self.starts.begin(now, seat);
+            for slot in self.world.slots_of(place) {
+                if self.starts.at(slot) || (returns && self.roster.at(slot).is_none()) {
+                    self.starts.begin(now, slot);
                 }
             }
         }
@@ -142,9 +146,9 @@ impl Fleet {
 
     /// What a launcher was asked to start and has not, for a line that was opened.
     pub fn not_started(&mut self, now: Timestamp, place: u32) -> Vec<Respawn> {
-        let respawns = self.world.seats_of(place).filter_map(|seat| self.roster.respawn(seat).cloned());
+        let respawns = self.world.slots_of(place).filter_map(|slot| self.roster.respawn(slot).cloned());
         let respawns: Vec<_> = respawns.collect();
-        respawns.iter().for_each(|respawn| self.starts.expect(now, respawn.seat));
+        respawns.iter().for_each(|respawn| self.starts.expect(now, respawn.slot));
         respawns
     }
 
@@ -155,7 +159,8 @@ impl Fleet {
         }
     }
 
-    /// Enters a worker at a seat that nobody living has. Until its line is open, it has the time of one that is.
+    /// Enters a worker at a slot that no living worker has. Until its line is open, it has the time of one
+    /// that is.
     pub fn enter(&mut self, now: Timestamp, claim: WorkerClaim, asked_before: u32) -> WorkerId {
         let hang = self.patience.hang;
         let worker = self.roster.enter(now, claim, hang);
@@ -185,8 +190,8 @@ impl Fleet {
         Ok(replaced)
     }
 
-    /// A worker's line was closed: its seat, if that was its newest line and it is not gone.
-    pub fn line_closed(&mut self, now: Timestamp, id: WorkerId, stream: StreamId) -> Option<Seat> {
+    /// A worker's line was closed: its slot, if that was its newest line and it is not gone.
+    pub fn line_closed(&mut self, now: Timestamp, id: WorkerId, stream: StreamId) -> Option<Slot> {
         let worker = self.roster.get_mut(id).ok()?;
         if worker.line.stream != Some(stream) {
             return None;
@@ -195,9 +200,9 @@ impl Fleet {
         if worker.gone.is_some() {
             return None;
         }
-        let (seat, lost_at) = (worker.seat(), worker.lost_at(&self.patience));
+        let (slot, lost_at) = (worker.slot(), worker.lost_at(&self.patience));
         self.watch_for_loss(lost_at);
-        Some(seat)
+        Some(slot)
     }
 
     /// A living worker has called: it is alive.
@@ -207,29 +212,29 @@ impl Fleet {
         Ok(worker)
     }
 
-    /// What a heartbeat says of a worker's motion; its seat if it had been named, and moves again.
-    pub fn felt(&mut self, beat: &Beat) -> Option<Seat> {
+    /// What a heartbeat says of a worker's motion; its slot if it had been named, and moves again.
+    pub fn note_motion(&mut self, beat: &Beat) -> Option<Slot> {
         self.motion.learn(&beat.paces);
         let worker = self.roster.get_mut(beat.worker).ok()?;
         let moves = worker.named && beat.still <= self.patience.standstill;
         worker.named &= !moves;
-        moves.then(|| worker.seat())
+        moves.then(|| worker.slot())
     }
 
     /// A worker says good-bye.
-    pub fn leave(&mut self, seat: Seat, exit_code: i32, out: &mut Vec<Action>) {
-        let Some(worker) = self.roster.at_mut(seat) else { return };
+    pub fn leave(&mut self, slot: Slot, exit_code: i32, out: &mut Vec<Action>) {
+        let Some(worker) = self.roster.at_mut(slot) else { return };
         out.extend(worker.go(Gone::Left(exit_code)).map(Action::Close));
-        out.push(Action::Record(Record::Left { seat, exit_code }));
-        self.watch_for_its_node(seat);
+        out.push(Action::Record(Record::Left { slot, exit_code }));
+        self.watch_for_its_node(slot);
     }
 
     /// A worker is gone without a good-bye.
-    pub fn lose(&mut self, seat: Seat, out: &mut Vec<Action>) {
-        let Some(worker) = self.roster.at_mut(seat) else { return };
+    pub fn lose(&mut self, slot: Slot, out: &mut Vec<Action>) {
+        let Some(worker) = self.roster.at_mut(slot) else { return };
         out.extend(worker.go(Gone::Lost).map(Action::Close));
-        out.push(Action::Record(Record::Lost { seat, respawn: None }));
-        self.watch_for_its_node(seat);
+        out.push(Action::Record(Record::Lost { slot, respawn: None }));
+        self.watch_for_its_node(slot);
     }
 
     /// The first worker that has been missed for too long.
@@ -237,31 +242,32 @@ impl Fleet {
         self.roster.lost(now, &self.patience)
     }
 
-    /// Launchers that have been missed for too long, and of which nobody lives: another one may have their places. If one comes back it is
-    /// told whom to start.
+    /// Launchers that have been missed for too long and have no living worker: another one may have their
+    /// places. If one comes back it is told whom to start.
     pub fn lose_nodes(&mut self, now: Timestamp) -> Vec<u32> {
         let (world, roster) = (self.world, &self.roster);
-        let lives = |place| roster.lives_at(world.seats_of(place));
+        let lives = |place| roster.lives_at(world.slots_of(place));
         let missed: Vec<_> = std::iter::from_fn(|| self.nodes.lose_one(now, lives)).collect();
-        for seat in missed.iter().flat_map(|place| world.seats_of(*place)) {
-            self.starts.end(now, seat);
+        for slot in missed.iter().flat_map(|place| world.slots_of(*place)) {
+            self.starts.end(now, slot);
         }
         missed
     }
 
-    /// Asks the launcher of a seat for a new process, if there ever was a launcher: one that is missed hears it when it is back, and one
-    /// that has taken its place by then starts all of its processes by itself.
-    pub fn call_back(&mut self, now: Timestamp, seat: Seat, reason: String, out: &mut Vec<Action>) {
-        let place = self.world.node_of(seat);
+    /// Asks the launcher of a slot for a new process, if there ever was a launcher: one that is missed hears
+    /// it when it is back, and one that has taken its place by then starts all of its processes by itself.
+    pub fn call_back(&mut self, now: Timestamp, slot: Slot, reason: String, out: &mut Vec<Action>) {
+        let place = self.world.node_of(slot);
         let respawn = match self.nodes.at(place) {
-            // A process is on its way, of another launcher perhaps, or has come by itself: to ask for one would end that.
-            Some(_) if self.starts.at(seat) || self.roster.refilled(seat) => None,
-            Some(_) => self.roster.ask_respawn(seat, reason).cloned(),
+            // A process is on its way, of another launcher perhaps, or has come by itself: to ask for one
+            // would end that.
+            Some(_) if self.starts.at(slot) || self.roster.refilled(slot) => None,
+            Some(_) => self.roster.ask_respawn(slot, reason).cloned(),
             None => None,
         };
-        out.push(Action::Record(Record::Lost { seat, respawn: respawn.clone() }));
+        out.push(Action::Record(Record::Lost { slot, respawn: respawn.clone() }));
         if let (Some(stream), Some(respawn)) = (self.nodes.line(place), respawn) {
-            self.starts.begin(now, seat);
+            self.starts.begin(now, slot);
             out.push(Action::TellNode(stream, respawn));
         }
     }
@@ -269,16 +275,16 @@ impl Fleet {
     /// What is known of a worker, as a failure.
     pub fn failure_of(
         &self,
-        seat: Seat,
+        slot: Slot,
         kind: CauseKind,
         message: String,
         generation: Generation,
     ) -> Failure {
-        let mut failure = Failure { seat: Some(seat), generation, ..Failure::of_run(kind, message) };
-        if self.starts.at(seat) && self.roster.living_at(seat).is_none() {
-            failure.host = self.nodes.host(self.world.node_of(seat)).to_owned();
+        let mut failure = Failure { slot: Some(slot), generation, ..Failure::of_run(kind, message) };
+        if self.starts.at(slot) && self.roster.living_at(slot).is_none() {
+            failure.host = self.nodes.host(self.world.node_of(slot)).to_owned();
             failure.phase = WorkerPhase::Starting;
-        } else if let Some(worker) = self.roster.at(seat) {
+        } else if let Some(worker) = self.roster.at(slot) {
             failure.host.clone_from(&worker.claim.host);
             failure.phase = worker.doing.phase;
             failure.step = worker.doing.step;
@@ -288,41 +294,43 @@ impl Fleet {
         failure
     }
 
-    /// A process has made itself known at its seat; whether its start had been named for taking long.
-    pub fn has_started(&mut self, now: Timestamp, seat: Seat) -> bool {
-        let Some(start) = self.starts.end(now, seat) else { return false };
+    /// A process has made itself known at its slot; whether its start had been named for taking long.
+    pub fn has_started(&mut self, now: Timestamp, slot: Slot) -> bool {
+        let Some(start) = self.starts.end(now, slot) else { return false };
         self.motion.learn(&[(WorkerPhase::Starting, start.took.max(START_FLOOR))]);
         start.named
     }
 
     /// A process has ended. False when that is no news.
-    pub fn exited(&mut self, now: Timestamp, seat: Seat, pid: Option<u32>) -> bool {
-        let news = self.roster.exited(seat, pid);
-        let known = self.roster.at(seat).map(|worker| worker.claim.pid);
+    pub fn exited(&mut self, now: Timestamp, slot: Slot, pid: Option<u32>) -> bool {
+        let news = self.roster.exited(slot, pid);
+        let known = self.roster.at(slot).map(|worker| worker.claim.pid);
         // It may have been the one that is awaited there.
         if news && (pid.is_none() || known != pid) {
-            self.starts.end(now, seat);
+            self.starts.end(now, slot);
         }
         news
     }
 
-    /// A process that never made itself known is given up. Whoever was is seen to take that long, so that a machine on which everything is
-    /// slow has three times as long the next time, and does not use up the run's restarts.
-    pub fn give_up_start(&mut self, now: Timestamp, seat: Seat) {
-        if let Some(start) = self.starts.end(now, seat) {
+    /// A process that never made itself known is given up. Whoever was is seen to take that long, so that a
+    /// machine on which everything is slow has three times as long the next time, and does not use up the
+    /// run's restarts.
+    pub fn give_up_start(&mut self, now: Timestamp, slot: Slot) {
+        if let Some(start) = self.starts.end(now, slot) {
             self.motion.learn(&[(WorkerPhase::Starting, start.took)]);
         }
     }
 
-    /// Processes that are on their way to a seat that nobody living has.
+    /// Processes that are on their way to a slot without a living worker.
     pub fn on_their_way(&self, now: Timestamp) -> impl Iterator<Item = Member> {
-        self.starts.members(now).filter(|start| self.roster.living_at(start.seat).is_none())
+        self.starts.members(now).filter(|start| self.roster.living_at(start.slot).is_none())
     }
 
-    /// Everybody whose motion counts: workers, and processes on their way whose launcher can be told, and whose node is to stay.
+    /// Everybody whose motion counts: workers, and processes on their way whose launcher can be told, and
+    /// whose node is to stay.
     pub fn moving(&self, now: Timestamp, draining: &BTreeSet<u32>) -> impl Iterator<Item = Member> {
         let awaited = self.on_their_way(now).filter(|start| {
-            let place = self.world.node_of(start.seat);
+            let place = self.world.node_of(start.slot);
             self.nodes.line(place).is_some() && !draining.contains(&place)
         });
         self.roster.living().map(Worker::motion).chain(awaited)
@@ -331,30 +339,30 @@ impl Fleet {
     /// A rank, or a start, is named for standing still; false if it has been before, and has not moved since.
     pub fn name(&mut self, member: &Member) -> bool {
         match member.phase {
-            WorkerPhase::Starting => self.starts.name(member.seat),
-            _ => self.roster.name(member.seat),
+            WorkerPhase::Starting => self.starts.name(member.slot),
+            _ => self.roster.name(member.slot),
         }
     }
 
-    /// Whether a seat has a worker that can be assigned.
-    pub fn assignable(&self, seat: Seat) -> bool {
-        self.roster.at(seat).is_some_and(Worker::assignable)
+    /// Whether a slot has a worker that can be assigned.
+    pub fn assignable(&self, slot: Slot) -> bool {
+        self.roster.at(slot).is_some_and(Worker::assignable)
     }
 
-    /// Seats of nodes that are there to stay, without a worker that can be assigned.
-    pub fn missing(&self, draining: &BTreeSet<u32>) -> impl Iterator<Item = Seat> {
+    /// Slots of nodes that are there to stay, without a worker that can be assigned.
+    pub fn missing(&self, draining: &BTreeSet<u32>) -> impl Iterator<Item = Slot> {
         let places = self.nodes.living().filter(|place| !draining.contains(place));
-        places.flat_map(|place| self.world.seats_of(place)).filter(|seat| !self.assignable(*seat))
+        places.flat_map(|place| self.world.slots_of(place)).filter(|slot| !self.assignable(*slot))
     }
 
-    /// A member of a generation, while it lives: another process may have its seat by now.
+    /// A member of a generation, while it lives: another process may have its slot by now.
     pub fn there(&self, member: &action::Member) -> Option<&Worker> {
-        self.roster.living_at(member.seat).filter(|worker| worker.id == member.worker)
+        self.roster.living_at(member.slot).filter(|worker| worker.id == member.worker)
     }
 
-    /// The workers at these seats, as members of a generation.
-    pub fn members(&self, seats: &[Seat]) -> Vec<action::Member> {
-        let workers = seats.iter().filter_map(|seat| self.roster.living_at(*seat));
+    /// The workers at these slots, as members of a generation.
+    pub fn members(&self, slots: &[Slot]) -> Vec<action::Member> {
+        let workers = slots.iter().filter_map(|slot| self.roster.living_at(*slot));
         workers.map(member).collect()
     }
 
@@ -364,22 +372,23 @@ impl Fleet {
         Reason::Incomplete { present, world: world.size(), enough: world.least() }
     }
 
-    /// Workers of an earlier launch at these places that have not been heard of. Each is taken to have had one line then.
-    pub fn left_behind(&self, places: &[u32]) -> Vec<Seat> {
-        let left_behind = |seat: &Seat| {
+    /// Workers of an earlier launch at these places that have not been heard of. Each is taken to have had
+    /// one line then.
+    pub fn left_behind(&self, places: &[u32]) -> Vec<Slot> {
+        let left_behind = |slot: &Slot| {
             let silent = |worker: &&Worker| worker.line.stream.is_none() && worker.line.opened <= 1;
-            let worker = self.roster.at(*seat).filter(silent);
+            let worker = self.roster.at(*slot).filter(silent);
             worker.is_some_and(|it| self.roster.is_recalled(it.id) && it.gone != Some(Gone::Lost))
         };
-        places.iter().flat_map(|place| self.world.seats_of(*place)).filter(left_behind).collect()
+        places.iter().flat_map(|place| self.world.slots_of(*place)).filter(left_behind).collect()
     }
 
-    /// Whether nobody of an earlier life has been heard of, nor is still expected.
+    /// Whether no worker of an earlier life was heard of or is still expected.
     pub fn is_new(&self) -> bool {
         !self.reunited && self.roster.living().all(|worker| !self.roster.is_recalled(worker.id))
     }
 
-    /// Whether nobody of an earlier life has come by the end of the reunion.
+    /// Whether no worker of an earlier life has come by the end of the reunion.
     pub fn is_deserted(&self, now: Timestamp) -> bool {
         !self.reunited && self.lost(now).is_some_and(|worker| self.roster.is_recalled(worker.id))
     }
@@ -389,14 +398,14 @@ impl Fleet {
         self.next_loss
     }
 
-    /// All who could be lost have been looked at.
+    /// All workers that could be lost have been looked at.
     pub fn looked(&mut self) {
         self.next_loss = self.next_possible_loss();
     }
 
     /// When a worker could count as lost next, or a node.
     pub fn next_possible_loss(&self) -> Option<Timestamp> {
-        let lives = |place| self.roster.lives_at(self.world.seats_of(place));
+        let lives = |place| self.roster.lives_at(self.world.slots_of(place));
         let losses = [self.roster.next_loss(&self.patience), self.nodes.next_loss(lives)];
         losses.into_iter().flatten().min()
     }
@@ -407,8 +416,8 @@ impl Fleet {
     }
 
     /// A worker is gone: if it was the last of a launcher that is missed, so may that be.
-    fn watch_for_its_node(&mut self, seat: Seat) {
-        if let Some(at) = self.nodes.gone_at(self.world.node_of(seat)) {
+    fn watch_for_its_node(&mut self, slot: Slot) {
+        if let Some(at) = self.nodes.gone_at(self.world.node_of(slot)) {
             self.watch_for_loss(at);
         }
     }
@@ -418,7 +427,7 @@ impl Fleet {
 pub fn member(worker: &Worker) -> action::Member {
     action::Member {
         worker: worker.id,
-        seat: worker.seat(),
+        slot: worker.slot(),
         data_address: worker.claim.data_address.clone(),
         host: worker.claim.host.clone(),
     }

@@ -1,4 +1,5 @@
-//! What must hold after every event, as named functions: called by debug assertions, property tests and the simulator.
+//! What must hold after every event, as named functions: called by debug assertions, property tests and the
+//! simulator.
 
 use coxswain_proto::{cache_plan::Decided, ids::Rank, limits};
 
@@ -16,12 +17,12 @@ pub fn violated(machine: &impl AsRef<Run>) -> Option<&'static str> {
     let all: [Named; 14] = [
         ("no generation has a lost member", no_generation_has_a_lost_member),
         ("a fixed world is complete or waits", a_fixed_world_is_complete_or_waits),
-        ("each worker stands at its seat", each_worker_stands_at_its_seat),
+        ("each worker stands at its slot", each_worker_stands_at_its_slot),
         ("one generation lives", one_generation_lives),
         ("no step is committed that was not leased", no_step_is_committed_that_was_not_leased),
         ("only a generation that trains is granted steps", only_a_generation_that_trains_is_granted_steps),
         ("no rank runs ahead of its lease", no_rank_runs_ahead_of_its_lease),
-        ("every leased step has its turn", every_leased_step_has_its_turn),
+        ("every leased step has its cache phase", every_leased_step_has_its_cache_phase),
         ("generations of the cache follow each other", generations_of_the_cache_follow_each_other),
         ("only uncommitted steps are in flight", only_uncommitted_steps_are_in_flight),
         ("progress is what the ledger says", progress_is_what_the_ledger_says),
@@ -32,32 +33,33 @@ pub fn violated(machine: &impl AsRef<Run>) -> Option<&'static str> {
     all.into_iter().find(|(_, holds)| !holds(machine.as_ref())).map(|(name, _)| name)
 }
 
-/// Each member of a generation that runs is the worker at its seat, and is not lost, unless the results are on disk.
+/// Each member of a generation that runs is the worker at its slot, and is not lost, unless the results are
+/// on disk.
 fn no_generation_has_a_lost_member(run: &Run) -> bool {
     let Phase::Running(running) = &run.phase else { return true };
     if run.progress.result_is_safe() {
         return true;
     }
     running.assignment.members.iter().all(|member| {
-        let found = run.fleet.roster.at(member.seat);
+        let found = run.fleet.roster.at(member.slot);
         found.is_some_and(|worker| worker.id == member.worker && worker.gone != Some(Gone::Lost))
     })
 }
 
-/// A fixed world trains with every seat; an elastic one with the fewest at least.
+/// A fixed world trains with every slot; an elastic one with the fewest at least.
 fn a_fixed_world_is_complete_or_waits(run: &Run) -> bool {
     let Phase::Running(running) = &run.phase else { return true };
     (run.config.world.least()..=run.config.world.size()).contains(&running.assignment.world())
 }
 
-/// Two workers never hold one seat, and a worker is found at the seat it claimed.
-fn each_worker_stands_at_its_seat(run: &Run) -> bool {
+/// Two workers never hold one slot, and a worker is found at the slot it claimed.
+fn each_worker_stands_at_its_slot(run: &Run) -> bool {
     let stands =
-        |worker: &Worker| run.fleet.roster.at(worker.seat()).is_some_and(|found| found.id == worker.id);
+        |worker: &Worker| run.fleet.roster.at(worker.slot()).is_some_and(|found| found.id == worker.id);
     run.fleet.roster.workers().all(stands)
 }
 
-/// Only members of the newest generation have been told of it, and nobody of a later one.
+/// Only members of the newest generation were told of it, and no worker was told of a later one.
 fn one_generation_lives(run: &Run) -> bool {
     run.fleet.roster.living().all(|worker| match &run.phase {
         Phase::Running(running) if running.rank_of(worker.id).is_some() => {
@@ -88,18 +90,20 @@ fn no_rank_runs_ahead_of_its_lease(run: &Run) -> bool {
     course.ledger.all_owed().zip(held).all(|(owed, limit)| owed <= limit && owed >= committed)
 }
 
-/// Nobody is leased a step before it is decided where its features come from, and all of them lie in one window.
-fn every_leased_step_has_its_turn(run: &Run) -> bool {
+/// No rank is leased a step before it is decided where its features come from, and all of them lie in one
+/// window.
+fn every_leased_step_has_its_cache_phase(run: &Run) -> bool {
     let Some(course) = run.progress.course() else { return true };
     let (committed, end) = (course.ledger.committed(), course.leases.end());
     let held = (0..course.ledger.all_owed().count() as u32).map(|rank| course.leases.end_of(Rank(rank)));
-    run.progress.cache.book.turns().undecided(committed, end).is_none()
+    run.progress.cache.book.cache_phases().undecided(committed, end).is_none()
         && held.max().is_none_or(|held| held <= end)
 }
 
-/// A generation of the cache serves from its first step on, under its number alone, and older ones do not come back.
+/// A generation of the cache serves from its first step on, under its number alone, and older ones do not
+/// come back.
 fn generations_of_the_cache_follow_each_other(run: &Run) -> bool {
-    let decided: Vec<_> = run.progress.cache.book.turns().decided().collect();
+    let decided: Vec<_> = run.progress.cache.book.cache_phases().decided().collect();
     let follows = |(before, after): (&&Decided, &&Decided)| match after.begins() {
         true => after.generation.number > before.generation.number,
         false => after.generation == before.generation,
@@ -124,7 +128,7 @@ fn progress_is_what_the_ledger_says(run: &Run) -> bool {
 fn budgets_are_kept(run: &Run) -> bool {
     let over = matches!(run.phase, Phase::Over(_));
     run.faults.spent.restarts <= run.config.budgets.restarts
-        && (over || run.faults.spent.barren < limits::MAX_BARREN_GENERATIONS)
+        && (over || run.faults.spent.stalled < limits::MAX_STALLED_GENERATIONS)
 }
 
 /// Silence of any worker that is not gone will be noticed.

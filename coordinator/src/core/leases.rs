@@ -6,10 +6,11 @@
 //! rank 1             ├───────────────────────────── held ───────────────────┤
 //! ```
 //!
-//! All ranks share one window of [`LEASE_STEPS`] ahead of the commits; it ends earlier where nobody has decided yet where the next step
-//! takes its features from. Each rank holds a part of it that is prolonged with one of the rank's own reports, so that a rank never waits
-//! for a grant while the coordinator answers, and trains on through about half a window when it does not. Ranks are due in turn: renewing
-//! thousands of them in one step would hold up everybody's reports of it.
+//! All ranks share one window of [`LEASE_STEPS`] ahead of the commits; it ends earlier where nobody has
+//! decided yet where the next step takes its features from. Each rank holds a part of it that is prolonged
+//! with one of the rank's own reports, so that a rank never waits for a grant while the coordinator answers,
+//! and trains on through about half a window when it does not. Ranks are due in turn: renewing thousands of
+//! them in one step would hold up everybody's reports of it.
 
 use coxswain_proto::{
     cache_plan::CacheGeneration,
@@ -41,12 +42,12 @@ pub struct Lease {
     /// Of how many.
     pub slices: u32,
     /// Where all of the steps take their features from.
-    pub turn: LeaseTurn,
+    pub cache_phase: LeaseCachePhase,
 }
 
 /// Where the steps of a lease take their features from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum LeaseTurn {
+pub enum LeaseCachePhase {
     /// They are computed; everything trains.
     Live {
         /// The generation that served last.
@@ -62,7 +63,7 @@ pub struct CacheKey {
     /// Which, and since when.
     pub generation: CacheGeneration,
     /// Its directory in the store, once it is known.
-    pub space: Option<String>,
+    pub namespace: Option<String>,
 }
 
 /// The window that all ranks of one generation share, and what each of them holds of it.
@@ -81,7 +82,7 @@ impl LeaseWindow {
         Self { generation, total, end: first_step, held: vec![first_step; world as usize], next_id: 1 }
     }
 
-    /// The first step nobody may run yet.
+    /// The first step that no rank may run yet.
     pub fn end(&self) -> Step {
         self.end
     }
@@ -109,22 +110,28 @@ impl LeaseWindow {
     /// Whether a rank should be given more, if there is more.
     pub fn due(&self, rank: Rank, committed: Step) -> bool {
         let ahead = self.end_of(rank).0.saturating_sub(committed.0);
-        let its_turn = (committed.0 + u64::from(rank.0)).is_multiple_of(HALF);
-        self.end_of(rank) < self.total && (ahead <= HALF || (its_turn && ahead < LEASE_STEPS))
+        let its_cache_phase = (committed.0 + u64::from(rank.0)).is_multiple_of(HALF);
+        self.end_of(rank) < self.total && (ahead <= HALF || (its_cache_phase && ahead < LEASE_STEPS))
     }
 
-    /// Ranks that would run dry without another report: next to nothing of what they hold is left. `owed` is the next step of each.
+    /// Ranks that would run dry without another report: next to nothing of what they hold is left. `owed` is
+    /// the next step of each.
     pub fn dry(&self, owed: impl Iterator<Item = Step>) -> Vec<Rank> {
         let ranks = (0..).map(Rank).zip(self.held.iter().zip(owed));
         let dry = ranks.filter(|(_, (held, owed))| **held < self.total && held.0 <= owed.0 + HALF / 2);
         dry.map(|(rank, _)| rank).collect()
     }
 
-    /// Gives a rank the rest of the window: a lease for each turn, which `turn` tells with the step it ends at.
-    pub fn grant(&mut self, rank: Rank, turn: impl Fn(Step) -> Option<(LeaseTurn, Step)>) -> Vec<Lease> {
+    /// Gives a rank the rest of the window: a lease for each cache phase, which `cache_phase` tells with the
+    /// step it ends at.
+    pub fn grant(
+        &mut self,
+        rank: Rank,
+        cache_phase: impl Fn(Step) -> Option<(LeaseCachePhase, Step)>,
+    ) -> Vec<Lease> {
         let Some(held) = self.held.get_mut(rank.0 as usize) else { return Vec::new() };
         let first = std::mem::replace(held, self.end.max(*held));
-        self.leases(rank, first, turn)
+        self.leases(rank, first, cache_phase)
     }
 
     /// What a rank holds now, for a line that was opened again; nothing when there is nothing left to run.
@@ -132,27 +139,27 @@ impl LeaseWindow {
         &mut self,
         rank: Rank,
         committed: Step,
-        turn: impl Fn(Step) -> Option<(LeaseTurn, Step)>,
+        cache_phase: impl Fn(Step) -> Option<(LeaseCachePhase, Step)>,
     ) -> Vec<Lease> {
         if let Some(held) = self.held.get_mut(rank.0 as usize) {
             *held = self.end.max(*held);
         }
-        self.leases(rank, committed, turn)
+        self.leases(rank, committed, cache_phase)
     }
 
     fn leases(
         &mut self,
         rank: Rank,
         first: Step,
-        turn: impl Fn(Step) -> Option<(LeaseTurn, Step)>,
+        cache_phase: impl Fn(Step) -> Option<(LeaseCachePhase, Step)>,
     ) -> Vec<Lease> {
         let (mut leases, mut first) = (Vec::new(), first);
         while first < self.end {
-            let Some((turn, until)) = turn(first) else { break };
+            let Some((cache_phase, until)) = cache_phase(first) else { break };
             let (id, end) = (LeaseId(self.next_id), until.min(self.end));
             self.next_id += 1;
             let (generation, slices) = (self.generation, self.held.len() as u32);
-            leases.push(Lease { id, generation, first, end, slice: rank, slices, turn });
+            leases.push(Lease { id, generation, first, end, slice: rank, slices, cache_phase });
             first = end;
         }
         leases
@@ -169,11 +176,12 @@ mod tests {
         LeaseWindow::new(Generation(1), world, Step(0), TOTAL)
     }
 
-    fn live(_: Step) -> Option<(LeaseTurn, Step)> {
-        Some((LeaseTurn::Live { kept: None }, TOTAL))
+    fn live(_: Step) -> Option<(LeaseCachePhase, Step)> {
+        Some((LeaseCachePhase::Live { kept: None }, TOTAL))
     }
 
-    /// Everybody reports every step, and whoever is due is granted what there is. How many were, after each step.
+    /// Every rank reports every step, and each that is due is granted what there is. How many were, after
+    /// each step.
     fn grants(window: &mut LeaseWindow, world: u32, steps: u64) -> Vec<usize> {
         let mut counts = Vec::new();
         for committed in (0..steps).map(Step) {
@@ -198,14 +206,15 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_never_straddles_a_turn() {
+    fn a_lease_never_straddles_a_cache_phase() {
         let mut window = window(1);
         window.extend(Step(10));
-        let turn = |step: Step| Some((LeaseTurn::Live { kept: None }, Step(step.0 - step.0 % 4 + 4)));
+        let cache_phase =
+            |step: Step| Some((LeaseCachePhase::Live { kept: None }, Step(step.0 - step.0 % 4 + 4)));
         let steps: Vec<_> =
-            window.grant(Rank(0), turn).iter().map(|lease| lease.first.0..lease.end.0).collect();
+            window.grant(Rank(0), cache_phase).iter().map(|lease| lease.first.0..lease.end.0).collect();
         assert_eq!(steps, [0..4, 4..8, 8..10]);
-        assert_eq!(window.replay(Rank(0), Step(7), turn).len(), 2);
+        assert_eq!(window.replay(Rank(0), Step(7), cache_phase).len(), 2);
     }
 
     #[test]

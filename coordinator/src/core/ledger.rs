@@ -6,11 +6,13 @@
 //!                 in flight: some ranks have reported
 //! ```
 //!
-//! A step is committed when every rank has reported it with the same totals, and after all steps before it. Ranks report in
-//! order, so a rank's reports are one number: the next step it owes. Memory is bounded by the lease window.
+//! A step is committed when every rank has reported it with the same totals, and after all steps before it.
+//! Ranks report in order, so a rank's reports are one number: the next step it owes. Memory is bounded by the
+//! lease window.
 //!
-//! A generation may end while the last word of a lost rank is missing. That its steps were done by all is proven by the state from
-//! which the next generation starts; [`StepLedger::settle`] commits them then, from what the other ranks have reported.
+//! A generation may end while the last word of a lost rank is missing. That its steps were done by all is
+//! proven by the state from which the next generation starts; [`StepLedger::settle`] commits them then, from
+//! what the other ranks have reported.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -19,7 +21,7 @@ use std::{
 };
 
 use coxswain_proto::{
-    ids::{Bytes, Generation, Rank, Seat, Step, WorkerId},
+    ids::{Bytes, Generation, Rank, Slot, Step, WorkerId},
     order::LeftOut,
     plan::{self, Plan},
 };
@@ -47,7 +49,7 @@ struct OpenStep {
     metrics: Merged,
     tokens: u64,
     memory_peak: Bytes,
-    memory_peak_seat: Seat,
+    memory_peak_slot: Slot,
     retries: u32,
     cache_generation: u64,
     cache: CacheUse,
@@ -126,7 +128,7 @@ pub enum Fault {
         total: &'static str,
         /// As reported.
         found: f64,
-        /// Who reported first.
+        /// The rank that reported first.
         witness: Rank,
         /// What that was.
         expected: f64,
@@ -134,7 +136,8 @@ pub enum Fault {
 }
 
 impl StepLedger {
-    /// Nothing is in flight, and `first_step` is the first that is not committed. `members` are in rank order.
+    /// Nothing is in flight, and `first_step` is the first that is not committed. `members` are in rank
+    /// order.
     pub fn new(plan: Plan, generation: Generation, members: &[WorkerId], first_step: Step) -> Self {
         Self {
             plan,
@@ -147,7 +150,7 @@ impl StepLedger {
         }
     }
 
-    /// The same, of steps without the positions that nobody consumes.
+    /// The same, of steps without the positions that are left out.
     pub fn without(self, left_out: LeftOut) -> Self {
         Self { left_out, ..self }
     }
@@ -183,8 +186,9 @@ impl StepLedger {
         self.committed.0 >= self.plan.total_steps()
     }
 
-    /// Takes a rank's report of a step that it holds a lease of. A repeated report has no effect; one of another generation neither.
-    pub fn report(&mut self, rank: Rank, seat: Seat, report: &StepReport, due: Due) -> Result<(), Fault> {
+    /// Takes a rank's report of a step that it holds a lease of. A repeated report has no effect; one of
+    /// another generation neither.
+    pub fn report(&mut self, rank: Rank, slot: Slot, report: &StepReport, due: Due) -> Result<(), Fault> {
         let owed = self.owed[rank.0 as usize];
         if report.generation != self.generation || report.step < owed {
             return Ok(());
@@ -203,7 +207,7 @@ impl StepLedger {
             return Err(Fault::NotFinite { step: report.step, total, found });
         }
         self.check_positions(rank, report)?;
-        self.add(rank, seat, report)?;
+        self.add(rank, slot, report)?;
         self.owed[rank.0 as usize] = Step(owed.0 + 1);
         Ok(())
     }
@@ -220,9 +224,9 @@ impl StepLedger {
         self.owed.get(rank as usize).is_some_and(|owed| owed.0 >= self.plan.total_steps())
     }
 
-    /// Commits all steps before `until`, which every rank has done, from the reports that are there; nothing if a step has none.
-    /// With `blind`, steps without any report are committed, too: their totals stay unknown, and `cache_generation` says where their
-    /// features were from.
+    /// Commits all steps before `until`, which every rank has done, from the reports that are there; nothing
+    /// if a step has none. With `blind`, steps without any report are committed, too: their totals stay
+    /// unknown, and `cache_generation` says where their features were from.
     pub fn settle(
         &mut self,
         until: Step,
@@ -263,7 +267,7 @@ impl StepLedger {
             metrics: open.metrics.finish(),
             tokens: open.tokens,
             memory_peak: open.memory_peak,
-            memory_peak_seat: open.memory_peak_seat,
+            memory_peak_slot: open.memory_peak_slot,
             retries: open.retries,
             cache_generation: open.cache_generation,
             cache: open.cache.mean_of(open.reported),
@@ -291,13 +295,13 @@ impl StepLedger {
         })
     }
 
-    fn add(&mut self, rank: Rank, seat: Seat, report: &StepReport) -> Result<(), Fault> {
+    fn add(&mut self, rank: Rank, slot: Slot, report: &StepReport) -> Result<(), Fault> {
         let place = (report.step.0 - self.committed.0) as usize;
         if place == self.open.len() {
             self.open.push_back(OpenStep {
                 witness: rank,
                 totals: report.totals,
-                memory_peak_seat: seat,
+                memory_peak_slot: slot,
                 ..OpenStep::default()
             });
         }
@@ -315,7 +319,7 @@ impl StepLedger {
         open.cache.add(&report.cache);
         if report.memory_peak > open.memory_peak {
             open.memory_peak = report.memory_peak;
-            open.memory_peak_seat = seat;
+            open.memory_peak_slot = slot;
         }
         Ok(())
     }

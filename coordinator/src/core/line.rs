@@ -37,7 +37,7 @@ impl Line {
         (self.stream, self.closed_at, self.reopen_within) = (None, now, within);
     }
 
-    /// When whoever it belongs to is missed for too long, unless it is open.
+    /// When its owner is missed for too long, unless it is open.
     pub fn missed_at(&self) -> Option<Timestamp> {
         self.stream.is_none().then(|| self.closed_at.after(self.reopen_within))
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use coxswain_proto::{
-    ids::{Bytes, Seat},
+    ids::{Bytes, Slot},
     memory::Comparison,
 };
 
@@ -12,8 +12,8 @@ use super::report::{PhaseMemory, WorkerPhase};
 /// Peaks of every rank.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryLedger {
-    seats: BTreeMap<Seat, BTreeMap<WorkerPhase, PhaseMemory>>,
-    comparisons: BTreeMap<Seat, Comparison>,
+    slots: BTreeMap<Slot, BTreeMap<WorkerPhase, PhaseMemory>>,
+    comparisons: BTreeMap<Slot, Comparison>,
 }
 
 /// What a rank says of its memory.
@@ -29,7 +29,7 @@ pub struct MemoryReport {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankMemory {
     /// Whose.
-    pub seat: Seat,
+    pub slot: Slot,
     /// On which machine.
     pub host: String,
     /// By phase.
@@ -47,32 +47,32 @@ impl RankMemory {
 
 impl MemoryLedger {
     /// Takes a report: the last one of a (rank, phase) counts, and the last comparison.
-    pub fn take(&mut self, seat: Seat, report: MemoryReport) {
+    pub fn take(&mut self, slot: Slot, report: MemoryReport) {
         if let Some(comparison) = report.comparison {
-            self.comparisons.insert(seat, comparison);
+            self.comparisons.insert(slot, comparison);
         }
-        let phases = self.seats.entry(seat).or_default();
+        let phases = self.slots.entry(slot).or_default();
         phases.extend(report.peaks.into_iter().map(|peak| (peak.phase, peak)));
     }
 
     /// The largest peak in use of a rank.
-    pub fn peak(&self, seat: Seat) -> Bytes {
-        let phases = self.seats.get(&seat).into_iter().flat_map(BTreeMap::values);
+    pub fn peak(&self, slot: Slot) -> Bytes {
+        let phases = self.slots.get(&slot).into_iter().flat_map(BTreeMap::values);
         phases.map(|peak| peak.in_use).max().unwrap_or_default()
     }
 
     /// What a rank has reported, in phase order.
-    pub fn phases(&self, seat: Seat) -> Vec<PhaseMemory> {
-        self.seats.get(&seat).map(|phases| phases.values().copied().collect()).unwrap_or_default()
+    pub fn phases(&self, slot: Slot) -> Vec<PhaseMemory> {
+        self.slots.get(&slot).map(|phases| phases.values().copied().collect()).unwrap_or_default()
     }
 
     /// What a rank has laid beside its prediction.
-    pub fn comparison(&self, seat: Seat) -> Option<Comparison> {
-        self.comparisons.get(&seat).cloned()
+    pub fn comparison(&self, slot: Slot) -> Option<Comparison> {
+        self.comparisons.get(&slot).cloned()
     }
 
-    /// True when nobody has reported.
+    /// True when no rank has reported.
     pub fn is_empty(&self) -> bool {
-        self.seats.is_empty()
+        self.slots.is_empty()
     }
 }

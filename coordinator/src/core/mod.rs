@@ -6,8 +6,9 @@
 //!                             Machine::next_deadline
 //! ```
 //!
-//! The driver hands in the time with every event and carries out the actions, so the same machine serves a run, a test transcript
-//! and a simulation. Every decision that people may ask about carries a typed [`reason`]. Imports only go down this list:
+//! The driver hands in the time with every event and carries out the actions, so the same machine serves a
+//! run, a test transcript and a simulation. Every decision that people may ask about carries a typed
+//! [`reason`]. Imports only go down this list:
 //!
 //! ```text
 //! machine     decides what follows from an event     invariants  what holds after each

@@ -6,22 +6,24 @@
 //! given up:  at once; where a disk may be waited for, patience.disk later
 //! ```
 //!
-//! What is expected of a phase is the longest time that anybody of this run was ever quiet in it, once somebody has been through it. Before,
-//! ranks that wait are the clock: they have done the same work since the rank in question entered its phase. While nobody waits and
-//! nobody has been through, nothing is expected, so a model whose first pass takes minutes is no hang: after a minute it is said; of a
-//! process that does not make itself known sooner.
+//! What is expected of a phase is the longest time that anybody of this run was ever quiet in it, once
+//! somebody has been through it. Before, ranks that wait are the clock: they have done the same work since
+//! the rank in question entered its phase. While no rank waits and none has finished this work before,
+//! nothing is expected, so a model whose first pass takes minutes is no hang: it is reported after a minute,
+//! and sooner for a process that has not made itself known.
 //!
-//! Ranks that are quiet in the same phase are in one boat. If that is most of the run, what they wait for is not theirs (a file system, a
-//! machine that sleeps): it is said once, and nobody is given up. A rank that is alone has only its own earlier times to be held against.
-//! Five minutes without a sign of motion are too long for anything, and half an hour for everybody.
+//! Ranks that are quiet in the same phase are judged together. If that is most of the run, what they wait for
+//! is not theirs (a file system, a machine that sleeps): it is reported once, and no rank is given up. A rank
+//! that is alone has only its own earlier times to be held against. Five minutes without a sign of motion are
+//! too long for anything, and half an hour for everybody.
 //!
-//! What this file does not do: look for all ranks waiting for each other in a collective, which nobody's pulse shows
-//! (`machine/standstill.rs`).
+//! What this file does not do: look for all ranks waiting for each other in a collective, which no rank's
+//! pulse shows (`machine/standstill.rs`).
 
 use std::{collections::BTreeMap, time::Duration};
 
 use coxswain_proto::{
-    ids::Seat,
+    ids::Slot,
     limits::{STILL_ALL_TIMEOUT, STILL_NAMED, STILL_TIMEOUT},
 };
 
@@ -61,7 +63,7 @@ impl Pulse {
 #[derive(Clone, Copy, Debug)]
 pub struct Member {
     /// Who.
-    pub seat: Seat,
+    pub slot: Slot,
     /// What it does.
     pub phase: WorkerPhase,
     /// Whether it waits for others, or has nothing to do.
@@ -73,7 +75,8 @@ pub struct Member {
 /// What is known of how long work takes in this run.
 #[derive(Clone, Debug, Default)]
 pub struct Motion {
-    /// Since when what is done now has been done: the generation was formed, has started, or a step was committed.
+    /// Since when what is done now has been done: the generation was formed, has started, or a step was
+    /// committed.
     pub began: Timestamp,
     /// When to look next.
     pub look_at: Timestamp,
@@ -96,7 +99,7 @@ pub struct Scene {
 struct Boat {
     members: usize,
     /// The one that has been for longest, and since when.
-    first: (Timestamp, Seat),
+    first: (Timestamp, Slot),
 }
 
 /// A rank that stands still.
@@ -166,7 +169,7 @@ impl Motion {
         };
         let verdict = match scene.boats.get(&who.phase).filter(|boat| scene.is_most(boat)) {
             _ if quiet >= STILL_ALL_TIMEOUT => Verdict::GiveUp,
-            Some(boat) if boat.first.1 == who.seat => Verdict::NameAll(boat.members),
+            Some(boat) if boat.first.1 == who.slot => Verdict::NameAll(boat.members),
             Some(_) => Verdict::Ignore,
             None if left.is_zero() || quiet >= STILL_TIMEOUT => Verdict::GiveUp,
             None => Verdict::Name(left),
@@ -201,7 +204,7 @@ impl Scene {
                 scene.waiting += 1;
                 scene.waiting_since = scene.waiting_since.max(since);
             } else if member.pulse.still > patience.standstill {
-                let first = (since, member.seat);
+                let first = (since, member.slot);
                 let boat = scene.boats.entry(member.phase).or_insert(Boat { members: 0, first });
                 (boat.members, boat.first) = (boat.members + 1, boat.first.min(first));
             }
@@ -215,8 +218,9 @@ impl Scene {
     }
 }
 
-/// When it is said that somebody stands still of whose work nothing is known. A start reads no weights (`starts`): what a disk is given is
-/// enough for it, and nobody is given up sooner for being named.
+/// When a worker is reported as standing still of whose work nothing is known. A start reads no weights
+/// (`starts`): what a disk is given is enough for it, and being named does not bring the end of its patience
+/// nearer.
 fn named_after(phase: WorkerPhase, patience: &Patience) -> Duration {
     match phase {
         WorkerPhase::Starting => patience.standstill.saturating_add(patience.disk),
@@ -250,10 +254,10 @@ mod tests {
     }
 
     /// A member, as of second 10,000.
-    fn member(seat: u32, phase: WorkerPhase, still: u64, in_phase: u64) -> Member {
+    fn member(slot: u32, phase: WorkerPhase, still: u64, in_phase: u64) -> Member {
         let pulse =
             Pulse { at: Timestamp::at(s(10_000)), still: s(still), in_phase: s(in_phase), waits: false };
-        Member { seat: Seat(seat), phase, waits: phase == WorkerPhase::Communication, pulse }
+        Member { slot: Slot(slot), phase, waits: phase == WorkerPhase::Communication, pulse }
     }
 
     fn judged(motion: &Motion, members: &[Member], who: usize) -> Option<Verdict> {
@@ -266,14 +270,15 @@ mod tests {
     #[test]
     fn ranks_that_wait_are_the_clock_while_nobody_has_been_through_a_phase() {
         let motion = Motion::default();
-        // Rank 0 did the same work in 5 s, and has waited for 20: three times that, and seven seconds, are not over.
+        // Rank 0 did the same work in 5 s, and has waited for 20: three times that, and seven seconds, are
+        // not over.
         let pair = |waited| {
             [member(0, WAITS, waited, waited), member(1, WorkerPhase::Forward, waited + 5, waited + 5)]
         };
         assert_eq!(judged(&motion, &pair(20), 1), None);
         assert_eq!(judged(&motion, &pair(23), 1), Some(Verdict::GiveUp));
-        // Nobody waits: all are at work.
-        let busy = [0, 1].map(|seat| member(seat, WorkerPhase::Forward, 60, 60));
+        // No rank waits: all are at work.
+        let busy = [0, 1].map(|slot| member(slot, WorkerPhase::Forward, 60, 60));
         assert_eq!(judged(&motion, &busy, 1), None);
         // It works, in small steps.
         assert_eq!(
@@ -305,7 +310,7 @@ mod tests {
     fn where_most_stand_still_alike_one_is_named_for_all_and_nobody_is_given_up() {
         let mut motion = Motion::default();
         motion.learn(&[(WorkerPhase::Checkpoint, s(0))]);
-        let stuck = |seat| member(seat, WorkerPhase::Checkpoint, 600 + u64::from(seat), 700);
+        let stuck = |slot| member(slot, WorkerPhase::Checkpoint, 600 + u64::from(slot), 700);
         let all = [stuck(0), stuck(1), member(2, WAITS, 9, 9)];
         assert_eq!(judged(&motion, &all, 0), Some(Verdict::Ignore));
         assert_eq!(judged(&motion, &all, 1), Some(Verdict::NameAll(2)), "the first that stood still");
@@ -314,13 +319,13 @@ mod tests {
     }
 
     #[test]
-    fn what_nothing_is_known_of_is_said_after_a_minute_and_given_up_after_five() {
+    fn what_nothing_is_known_of_is_reported_after_a_minute_and_given_up_after_five() {
         let motion = Motion::default();
         let alone = |still| [member(0, WorkerPhase::Loading, still, still)];
         assert_eq!(judged(&motion, &alone(60), 0), None);
         assert_eq!(judged(&motion, &alone(100), 0), Some(Verdict::Name(s(200))));
         assert_eq!(judged(&motion, &alone(300), 0), Some(Verdict::GiveUp));
-        let all = |still| [0, 1].map(|seat| member(seat, WorkerPhase::Loading, still, still));
+        let all = |still| [0, 1].map(|slot| member(slot, WorkerPhase::Loading, still, still));
         assert_eq!(judged(&motion, &all(300), 0), Some(Verdict::NameAll(2)));
         assert_eq!(judged(&motion, &all(1800), 0), Some(Verdict::GiveUp));
     }

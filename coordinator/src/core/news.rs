@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use coxswain_proto::{
     cache_plan::Decided,
-    ids::{Generation, Seat, Step},
+    ids::{Generation, Slot, Step},
 };
 
 use super::{
@@ -40,7 +40,8 @@ pub enum News {
     Checkpoint(CheckpointEntry),
     /// The first cause of a fault; of the end, if it is fatal.
     Failure(Arc<Failure>, Spent),
-    /// A worker that is in no generation was lost: it is asked to come back, and nobody else is disturbed.
+    /// A worker that is in no generation was lost: it is asked to come back, and no other worker is
+    /// disturbed.
     LostOutside(Arc<Failure>, Spent),
     /// A sample failed on a worker that is well, and what follows.
     Sample(BadSample, Verdict, Arc<Failure>),
@@ -58,9 +59,9 @@ pub enum News {
     /// The feature cache got on.
     Cache(CacheNews),
     /// A worker's line for people.
-    Note(Seat, String),
+    Note(Slot, String),
     /// A worker stands still and may be given up, or moves again: as a clause.
-    Standstill(Seat, String),
+    Standstill(Slot, String),
     /// Peaks of every rank: at the end, and when asked for.
     Memory(Arc<Vec<RankMemory>>),
     /// A claim was turned down.
@@ -144,8 +145,8 @@ pub enum MemberChange {
     },
     /// A worker is there.
     Registered {
-        /// Its seat.
-        seat: Seat,
+        /// Its slot.
+        slot: Slot,
         /// Its machine.
         host: String,
         /// Its process.
@@ -155,18 +156,18 @@ pub enum MemberChange {
     },
     /// A worker's line is closed; it may be gone.
     LineClosed {
-        /// Its seat.
-        seat: Seat,
+        /// Its slot.
+        slot: Slot,
     },
     /// A worker's line is open again.
     LineOpened {
-        /// Its seat.
-        seat: Seat,
+        /// Its slot.
+        slot: Slot,
     },
     /// A worker ended in order.
     Left {
-        /// Its seat.
-        seat: Seat,
+        /// Its slot.
+        slot: Slot,
         /// Its exit code.
         exit_code: i32,
         /// Why.
@@ -182,14 +183,14 @@ impl std::fmt::Display for MemberChange {
             Self::NodeDrained { node_rank, host, reason } => {
                 write!(f, "node {node_rank} on {host} leaves at the next step boundary: {reason}")
             }
-            Self::Registered { seat, host, pid, device } => {
-                write!(f, "rank {seat} joined from {host} (process {pid}, {device})")
+            Self::Registered { slot, host, pid, device } => {
+                write!(f, "rank {slot} joined from {host} (process {pid}, {device})")
             }
-            Self::LineClosed { seat } => write!(f, "rank {seat} closed its line; it may be gone"),
-            Self::LineOpened { seat } => write!(f, "rank {seat} is connected again"),
-            Self::Left { seat, exit_code: 0, reason } => write!(f, "rank {seat} left: {reason}"),
-            Self::Left { seat, exit_code, reason } => {
-                write!(f, "rank {seat} left with exit code {exit_code}: {reason}")
+            Self::LineClosed { slot } => write!(f, "rank {slot} closed its line; it may be gone"),
+            Self::LineOpened { slot } => write!(f, "rank {slot} is connected again"),
+            Self::Left { slot, exit_code: 0, reason } => write!(f, "rank {slot} left: {reason}"),
+            Self::Left { slot, exit_code, reason } => {
+                write!(f, "rank {slot} left with exit code {exit_code}: {reason}")
             }
         }
     }

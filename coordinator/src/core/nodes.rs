@@ -1,9 +1,11 @@
 //! Launchers: their places in the world, and their lines.
 //!
-//! A place belongs to a launcher process. When its line has been closed for too long and none of its workers lives, the node counts as
-//! gone, and another launcher may take the place; at once, if none of those workers is connected, where it comes from the same machine, on
-//! which the old one must have died, or a new launch claims the place of an earlier one. Until then the place is kept, and whoever wants it is told to ask again. A launcher that
-//! is only stopped or cut off leaves workers behind that heartbeat: nothing is the matter with them; when it dies, they die with it.
+//! A place belongs to a launcher process. When its line has been closed for too long and none of its workers
+//! lives, the node counts as gone, and another launcher may take the place; at once, if none of those workers
+//! is connected, where it comes from the same machine, on which the old one must have died, or a new launch
+//! claims the place of an earlier one. Until then the place is kept, and a launcher that wants it is told to
+//! ask again. A launcher that is only stopped or cut off leaves workers behind that heartbeat: nothing is the
+//! matter with them; when it dies, they die with it.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -20,7 +22,8 @@ use crate::options::World;
 #[derive(Clone, Debug)]
 pub struct Nodes {
     world: World,
-    /// Launchers of an earlier life of the coordinator are those of an earlier launch: most likely nobody of it lives.
+    /// Launchers of an earlier life of the coordinator are those of an earlier launch: most likely none of
+    /// its processes lives.
     new_launch: bool,
     nodes: BTreeMap<u32, Node>,
 }
@@ -45,7 +48,7 @@ pub struct Node {
 pub enum Placed {
     /// It had the place already.
     Again(u32),
-    /// It had the place until it was given up, and nobody has taken it since.
+    /// It had the place until it was given up, and no other launcher has taken it since.
     Back(u32),
     /// The place was free.
     New(u32),
@@ -75,7 +78,7 @@ impl Node {
 }
 
 impl Nodes {
-    /// Nobody is there yet. `new_launch`: whoever is recalled belongs to an earlier launch.
+    /// No launcher is there yet. `new_launch`: the launchers that are recalled belong to an earlier launch.
     pub fn new(world: World, new_launch: bool) -> Self {
         Self { world, new_launch, nodes: BTreeMap::new() }
     }
@@ -134,15 +137,16 @@ impl Nodes {
         })
     }
 
-    /// Whether a claim gets a node's place. Who names a place of an earlier launch, or wants the only one there is, replaces whoever had
-    /// it; who wants any of several might displace one that is about to come back.
+    /// Whether a claim gets a node's place. A launcher that names a place of an earlier launch, or wants the
+    /// only one there is, replaces the one that had it; a launcher that takes any of several might displace
+    /// one that is about to come back.
     fn gives_way(&self, node: &Node, claim: &NodeClaim, connected: bool) -> bool {
         let certain = claim.node_rank.is_some() || self.world.max_nodes == 1;
         let replaced = self.new_launch && node.recalled && certain;
         node.gone || (node.is_missed() && !connected && (node.host == claim.host || replaced))
     }
 
-    /// A place that nobody has, or else one that was a dead launcher's.
+    /// A free place, or else one that was a dead launcher's.
     fn free_place(&self, claim: &NodeClaim, connected: impl Fn(u32) -> bool) -> Result<u32, Refusal> {
         let nnodes = self.world.max_nodes;
         let unused = (0..nnodes).find(|place| !self.nodes.contains_key(place));
@@ -165,7 +169,7 @@ impl Nodes {
         self.nodes.get(&place)
     }
 
-    /// The machine of the node at a place; empty if nobody has it.
+    /// The machine of the node at a place; empty if the place is free.
     pub fn host(&self, place: u32) -> &str {
         self.at(place).map_or("", |node| &node.host)
     }
@@ -194,7 +198,7 @@ impl Nodes {
         node.gone_at()
     }
 
-    /// When the node at a place counts as gone, should nobody of it live then.
+    /// When the node at a place counts as gone, should none of its processes live then.
     pub fn gone_at(&self, place: u32) -> Option<Timestamp> {
         self.nodes.get(&place)?.gone_at()
     }

@@ -1,13 +1,13 @@
 //! What a coordinator remembers of its earlier lives: the sum of its records.
 //!
-//! The journal keeps the records' effects in tables; [`Past`] is the same as a value. [`Past::take`] adds one record, so that a test or a
-//! simulation can restart a machine from what it has recorded, without a disk.
+//! The journal keeps the records' effects in tables; [`Past`] is the same as a value. [`Past::take`] adds one
+//! record, so that a test or a simulation can restart a machine from what it has recorded, without a disk.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use coxswain_proto::{
     cache_plan::Decided,
-    ids::{Generation, Seat, Step, WorkerId},
+    ids::{Generation, Slot, Step, WorkerId},
     limits::MAX_GENERATIONS_KEPT,
 };
 use serde::{Deserialize, Serialize};
@@ -33,9 +33,10 @@ pub struct Past {
     pub spent: Spent,
     /// Launchers by place.
     pub nodes: BTreeMap<u32, PastNode>,
-    /// Workers, or what became of them, by seat.
-    pub seats: BTreeMap<Seat, PastSeat>,
-    /// Memberships, the newest so many. Who was in them matters of the newest one and of the newest that has started.
+    /// Workers, or what became of them, by slot.
+    pub slots: BTreeMap<Slot, PastSlot>,
+    /// Memberships, the newest so many. Members are kept of the newest one and of the newest that has
+    /// started.
     pub generations: BTreeMap<Generation, PastGeneration>,
     /// Steps below this one are committed; absent if none ever was, nor any generation started.
     pub committed: Option<Step>,
@@ -44,7 +45,7 @@ pub struct Past {
     /// Samples that failed.
     pub quarantine: Quarantine,
     /// From which steps on which generation of the feature cache serves.
-    pub turns: BTreeMap<Step, Decided>,
+    pub cache_phases: BTreeMap<Step, Decided>,
     /// Generations of the feature cache, by number.
     pub caches: BTreeMap<u64, GenerationEntry>,
     /// The newest fault.
@@ -62,20 +63,20 @@ pub struct PastNode {
     pub host: String,
 }
 
-/// A seat.
+/// A slot.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PastSeat {
+pub struct PastSlot {
     /// Who had it.
     pub worker: Option<(WorkerId, WorkerClaim)>,
-    /// What its launcher was asked to do last. It has been done if somebody has the seat; its number counts on, so that a launcher can
-    /// tell the next one from a repeat.
+    /// What its launcher was asked to do last. It has been done if somebody has the slot; its number counts
+    /// on, so that a launcher can tell the next one from a repeat.
     pub respawn: Option<Respawn>,
     /// The exit code that its worker announced when it left in order.
     #[serde(default)]
     pub left: Option<i32>,
 }
 
-impl PastSeat {
+impl PastSlot {
     /// A new process has it.
     pub fn taken(&mut self, id: WorkerId, claim: &WorkerClaim) {
         self.worker = Some((id, claim.clone()));
@@ -89,7 +90,7 @@ pub struct PastGeneration {
     /// How many were in it.
     pub workers: u32,
     /// By rank; forgotten when it does not matter any more.
-    pub members: Vec<(Seat, WorkerId)>,
+    pub members: Vec<(Slot, WorkerId)>,
     /// Where it started, and where its state came from.
     pub started: Option<(Step, StateSource)>,
     /// It has ended.
@@ -98,11 +99,11 @@ pub struct PastGeneration {
 
 impl PastGeneration {
     /// It has just been formed.
-    pub fn formed(members: &[(Seat, WorkerId)]) -> Self {
+    pub fn formed(members: &[(Slot, WorkerId)]) -> Self {
         Self { workers: members.len() as u32, members: members.to_vec(), ..Self::default() }
     }
 
-    /// Who was in it, and in all before it, does not matter any more.
+    /// Its members, and those of all before it, do not matter any more.
     pub fn is_forgotten(&self) -> bool {
         self.started.is_some() && self.members.is_empty()
     }
@@ -122,14 +123,14 @@ impl Past {
             }
             Record::NodeGone { place } => drop(self.nodes.remove(place)),
             Record::Worker(id, claim) => {
-                self.seats.entry(claim.seat).or_default().taken(*id, claim);
+                self.slots.entry(claim.slot).or_default().taken(*id, claim);
             }
-            Record::Lost { seat, respawn } => {
+            Record::Lost { slot, respawn } => {
                 let respawn = respawn.clone();
-                self.seats.insert(*seat, PastSeat { respawn, ..PastSeat::default() });
+                self.slots.insert(*slot, PastSlot { respawn, ..PastSlot::default() });
             }
-            Record::Left { seat, exit_code } => {
-                self.seats.entry(*seat).or_default().left = Some(*exit_code);
+            Record::Left { slot, exit_code } => {
+                self.slots.entry(*slot).or_default().left = Some(*exit_code);
             }
             Record::Generation { generation, members } => {
                 self.forget_members(*generation, |past| past.started.is_none());
@@ -148,9 +149,9 @@ impl Past {
             Record::Step(step) => self.committed = Some(Step(step.step.0 + 1)),
             Record::Quarantine(quarantine) => self.quarantine = quarantine.clone(),
             Record::Failure(failure) => self.fault = Some(failure.clone()),
-            Record::CacheTurn(decided) => {
-                self.turns.split_off(&decided.first);
-                self.turns.insert(decided.first, *decided);
+            Record::CachePhase(decided) => {
+                self.cache_phases.split_off(&decided.first);
+                self.cache_phases.insert(decided.first, *decided);
             }
             Record::CacheGeneration(entry) => drop(self.caches.insert(entry.number, entry.clone())),
         }
@@ -180,7 +181,8 @@ impl Past {
         first.is_some_and(|(first_step, _)| self.committed > Some(first_step))
     }
 
-    /// What remains when the run is begun again after its end: what was learned, not who was there, nor what befell them.
+    /// What remains when the run is begun again after its end: what was learned, not its workers or their
+    /// failures.
     pub fn settled(self) -> Self {
         let generations = self
             .generations
@@ -192,7 +194,7 @@ impl Past {
             committed: self.committed,
             reached: self.reached,
             quarantine: self.quarantine,
-            turns: self.turns,
+            cache_phases: self.cache_phases,
             caches: self.caches,
             ..Self::default()
         }

@@ -1,16 +1,17 @@
 //! The phases of a run and what each of them owns.
 //!
 //! ```text
-//!              every seat is ready               ranks say where they start
-//! Gathering ──────────────────────▶ Connecting ─────────────────────────────▶ Training ──all ranks left──▶ Over
-//!     ▲                                 │                                        │                          ▲
-//!     └────── a worker is lost, peers lost each other, the world changes ────────┘                          │
-//!     └────── budget used up, a failure that would come again, stop ────────────────────────────────────────┘
+//!            every slot is ready             ranks say where they start
+//! Gathering ────────────────────▶ Connecting ───────────────────────────▶ Training ──all ranks left──▶ Over
+//!     ▲                               │                                      │                          ▲
+//!     └───── a worker is lost, peers lost each other, the world changes ─────┘                          │
+//!     └───── budget used up, a failure that would come again, stop ─────────────────────────────────────┘
 //! ```
 //!
-//! Connecting and Training are the two stages of [`Running`]. Only `machine/transitions.rs` moves from one phase to another;
-//! `machine/recalling.rs` begins in the one that an earlier life was in. The steps of a generation outlive its phase, for its ranks may
-//! still report them: they belong to [`Progress`](super::progress::Progress).
+//! Connecting and Training are the two stages of [`Running`]. Only `machine/transitions.rs` moves from one
+//! phase to another; `machine/recalling.rs` begins in the one that an earlier life was in. The steps of a
+//! generation outlive its phase, for its ranks may still report them: they belong to
+//! [`Progress`](super::progress::Progress).
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -58,7 +59,8 @@ pub struct Gathering {
     pub last_call: LastCall,
     /// Why the last generation ended, if it did so without a committed step.
     pub fruitless: Option<String>,
-    /// The members of the last generation left it with all state in a checkpoint, so that those who are to go can.
+    /// The members of the last generation left it with all state in a checkpoint, so that those that are to
+    /// go can.
     pub relieved: bool,
 }
 
@@ -75,7 +77,7 @@ impl Gathering {
         }
     }
 
-    /// No generation was formed before: nobody trains meanwhile, and nobody can be trained without.
+    /// No generation was formed before: nothing is trained meanwhile, and every worker is needed.
     pub fn is_first(&self) -> bool {
         self.last_call != LastCall::Over
     }

@@ -1,4 +1,5 @@
-//! How far the run is: what is planned, committed and saved, what ranks have reported, and how far they may go.
+//! How far the run is: what is planned, committed and saved, what ranks have reported, and how far they may
+//! go.
 //!
 //! ```text
 //!  committed           end of the leases        the rest of the plan
@@ -11,7 +12,7 @@ use std::{sync::Arc, time::Duration};
 
 use coxswain_proto::{
     cache_plan::{CacheReport, Decided},
-    ids::{Generation, Rank, Seat, Step, WorkerId},
+    ids::{Generation, Rank, Slot, Step, WorkerId},
     order::{LeftOut, Order},
     plan::Plan,
     run_spec::Train,
@@ -40,7 +41,7 @@ use super::{
 pub struct Progress {
     train: Train,
     seed: u64,
-    /// What all ranks agree on, and who saw it first.
+    /// What all ranks agree on, and the rank that saw it first.
     dataset: Option<(DataSet, Witness)>,
     /// Its steps, once a worker has told the size of the data set.
     pub plan: Option<Plan>,
@@ -92,8 +93,8 @@ impl Progress {
         let checkpoints = Checkpoints::found(config.checkpoints.iter().cloned(), train.keep_checkpoints);
         let committed = past.committed.unwrap_or_else(|| checkpoints.newest_complete());
         let plan = past.dataset.as_ref().and_then(|dataset| Plan::new(train, dataset.training_samples).ok());
-        let (turns, caches) = (past.turns.values(), past.caches.values());
-        let mut book = CacheBook::new(&config.cache, plan.as_ref(), turns, caches, past.reached);
+        let (cache_phases, caches) = (past.cache_phases.values(), past.caches.values());
+        let mut book = CacheBook::new(&config.cache, plan.as_ref(), cache_phases, caches, past.reached);
         if let Some(plan) = plan.filter(|_| past.started().is_some()) {
             let leased = book.leased_at_most(committed, Step(plan.total_steps()));
             book.reached(Reached { committed, leased });
@@ -115,8 +116,8 @@ impl Progress {
         }
     }
 
-    /// Takes over the steps of a generation that had started. Reports in flight are said again; what is leased reaches no further than a
-    /// window.
+    /// Takes over the steps of a generation that had started. Reports in flight are said again; what is
+    /// leased reaches no further than a window.
     pub fn recall(&mut self, plan: Plan, generation: Generation, past: &PastGeneration) {
         let Some((first_step, _)) = past.started else { return };
         let members: Vec<_> = past.members.iter().map(|(_, worker)| *worker).collect();
@@ -132,7 +133,7 @@ impl Progress {
     pub fn plan_for(&self, claim: &WorkerClaim) -> Result<Plan, Refusal> {
         match &self.dataset {
             Some((ours, witness)) if *ours != claim.dataset => Err(Refusal::OtherDataSet {
-                seat: claim.seat,
+                slot: claim.slot,
                 theirs: claim.dataset.clone(),
                 witness: witness.clone(),
                 ours: ours.clone(),
@@ -145,14 +146,15 @@ impl Progress {
     pub fn planned(&mut self, plan: Plan, claim: &WorkerClaim, out: &mut Vec<Action>) {
         if self.dataset.is_none() {
             out.push(Action::Record(Record::DataSet(claim.dataset.clone())));
-            let witness = Witness::Seat(claim.seat, claim.host.clone());
+            let witness = Witness::Slot(claim.slot, claim.host.clone());
             self.dataset = Some((claim.dataset.clone(), witness));
         }
         self.plan = Some(plan);
         self.cache.book.planned(&plan);
     }
 
-    /// The steps that workers may still report: of the generation that trains, or of the one before until the next has started.
+    /// The steps that workers may still report: of the generation that trains, or of the one before until the
+    /// next has started.
     pub fn course(&self) -> Option<&Course> {
         self.course.as_ref()
     }
@@ -167,8 +169,8 @@ impl Progress {
         self.course().is_some_and(|course| course.ledger.done())
     }
 
-    /// A member of the generation that runs has left in order: nobody does before the results are on disk, so a loss changes nothing any
-    /// more.
+    /// A member of the generation that runs has left in order: nobody does before the results are on disk, so
+    /// a loss changes nothing any more.
     pub fn result_is_safe(&self) -> bool {
         self.safe_since.is_some()
     }
@@ -178,7 +180,8 @@ impl Progress {
         self.training()?.ledger.rank_of(worker)
     }
 
-    /// A generation starts. What that rolls back, if it does: how far the run has ever been, which is to be made durable.
+    /// A generation starts. What that rolls back, if it does: how far the run has ever been, which is to be
+    /// made durable.
     pub fn start(
         &mut self,
         generation: Generation,
@@ -214,7 +217,7 @@ impl Progress {
     pub fn report(
         &mut self,
         id: WorkerId,
-        seat: Seat,
+        slot: Slot,
         reports: &[StepReport],
     ) -> Result<(), Box<(StepReport, Fault)>> {
         let Some(course) = &mut self.course else { return Ok(()) };
@@ -222,7 +225,7 @@ impl Progress {
         for report in reports {
             let cache_generation = self.cache.serving(report.step);
             let due = Due { lease_end: course.leases.end_of(rank), cache_generation };
-            let taken = course.ledger.report(rank, seat, report, due);
+            let taken = course.ledger.report(rank, slot, report, due);
             taken.map_err(|fault| Box::new((report.clone(), fault)))?;
         }
         Ok(())
@@ -237,8 +240,8 @@ impl Progress {
         self.committed > before
     }
 
-    /// Commits what the state of a start at `first` proves; with `blind`, also steps of which nobody has a report. False if that does
-    /// not suffice.
+    /// Commits what the state of a start at `first` proves; with `blind`, also steps that no rank has
+    /// reported. False if that does not suffice.
     pub fn settle(
         &mut self,
         generation: Generation,
@@ -258,7 +261,8 @@ impl Progress {
         if first <= committed {
             return Ok(true);
         }
-        // A complete checkpoint of this step proves the steps before it, even if those who did them are gone with their reports.
+        // A complete checkpoint of this step proves the steps before it, even if the ranks that did them are
+        // gone with their reports.
         let saved = source == StateSource::Checkpoint && self.checkpoints.has(first);
         let serving = |step| self.cache.serving(step);
         let steps = match &mut self.course {
@@ -273,8 +277,9 @@ impl Progress {
         Ok(true)
     }
 
-    /// Whoever leaves in order has come to the end, and with it all others: the last step has collectives. What its peers could not
-    /// report of the last steps, because they are lost or cut off, is committed from its own reports.
+    /// A rank that leaves in order has come to the end, and so have all others: the last step has
+    /// collectives. What its peers could not report of the last steps, because they are lost or cut off, is
+    /// committed from its own reports.
     pub fn settle_all(&mut self, id: WorkerId, out: &mut Vec<Action>) {
         let (Some(plan), Some(Course { ledger, .. })) = (self.plan, &mut self.course) else { return };
         if ledger.rank_of(id).is_none_or(|rank| !ledger.has_reported_all(rank)) {
@@ -294,7 +299,7 @@ impl Progress {
             out.push(Action::Record(Record::Quarantine(self.quarantine.clone())));
         }
         self.cache.used(step, out);
-        // Of a step that nobody could report there is nothing to show.
+        // A step that no rank could report has nothing to show.
         if step.reports > 0 {
             self.pace.take(step);
             if let Some(course) = &mut self.course {
@@ -307,9 +312,9 @@ impl Progress {
 
     /// How long the next step takes, if that is known of its kind in the generation that trains.
     pub fn expected_step(&self) -> Option<Duration> {
-        let turn = self.cache.book.turns().turn(self.committed)?;
+        let cache_phase = self.cache.book.cache_phases().cache_phase(self.committed)?;
         let course = self.training().filter(|course| !course.ledger.done())?;
-        course.rhythm.expected(turn.number() > 0)
+        course.rhythm.expected(cache_phase.number() > 0)
     }
 
     /// Every rank of the generation that trains.
@@ -329,8 +334,8 @@ impl Progress {
         leases.due(rank, self.committed).then_some(rank)
     }
 
-    /// Moves the end of the window to where it should be, and decides about turns on the way: how far ranks may go is never further than
-    /// it is decided where features come from.
+    /// Moves the end of the window to where it should be, and decides about cache phases on the way: how far
+    /// ranks may go is never further than it is decided where features come from.
     pub fn prolong(&mut self, now: Timestamp, out: &mut Vec<Action>) {
         let (committed, cache) = (self.committed, &mut self.cache);
         let Some(Course { leases, .. }) = self.course.as_mut().filter(|course| !course.over) else { return };
@@ -342,14 +347,15 @@ impl Progress {
     pub fn grant(&mut self, rank: Rank) -> Vec<Lease> {
         let book = &self.cache.book;
         let course = self.course.as_mut().filter(|course| !course.over);
-        course.map_or_else(Vec::new, |course| course.leases.grant(rank, |step| book.lease_turn(step)))
+        course.map_or_else(Vec::new, |course| course.leases.grant(rank, |step| book.lease_cache_phase(step)))
     }
 
     /// What a rank holds, for a line that was opened again.
     pub fn held_by(&mut self, rank: Rank) -> Vec<Lease> {
         let (book, committed) = (&self.cache.book, self.committed);
         let course = self.course.as_mut().filter(|course| !course.over);
-        let held = |course: &mut Course| course.leases.replay(rank, committed, |step| book.lease_turn(step));
+        let held =
+            |course: &mut Course| course.leases.replay(rank, committed, |step| book.lease_cache_phase(step));
         course.map_or_else(Vec::new, held)
     }
 
@@ -359,13 +365,14 @@ impl Progress {
         self.rank_of(worker).and_then(held).unwrap_or_default().max(self.committed)
     }
 
-    /// The step that no lease reaches because nobody knows yet where its features come from.
+    /// The step that no lease reaches because it is not decided where its features come from.
     pub fn waits_for_drift(&self) -> Option<Step> {
         let (end, total) = (self.training()?.leases.end(), self.plan?.total_steps());
         (end.0 < total && self.cache.is_undecided(end)).then_some(end)
     }
 
-    /// When the measurement is given up that everybody waits for: while there are steps to do before it, nobody does.
+    /// When the measurement is given up that all ranks wait for: none waits while there are steps to do
+    /// before it.
     pub fn drift_deadline(&self) -> Option<Timestamp> {
         self.cache.drift_by().filter(|_| self.waits_for_drift() == Some(self.committed))
     }
@@ -376,7 +383,8 @@ impl Progress {
         self.cache.report(report, waited, out)
     }
 
-    /// Somebody asks for a new generation of the cache. What was decided, and whether those that waited can go on.
+    /// Somebody asks for a new generation of the cache. What was decided, and whether those that waited can
+    /// go on.
     pub fn rebuild_cache(&mut self, out: &mut Vec<Action>) -> Result<(Decided, bool), Refusal> {
         self.cache.can_be_rebuilt()?;
         let committed = self.committed;
@@ -391,7 +399,7 @@ impl Progress {
         self.cache.status(self.committed, self.waits_for_drift())
     }
 
-    /// Positions that nobody consumes, in this run's order.
+    /// Positions that are left out, in this run's order.
     fn left_out(&self) -> LeftOut {
         let dataset = self.dataset.as_ref().map(|(dataset, _)| dataset);
         let order = dataset.map(|of| Order::new(self.seed, of.order_key, of.training_samples));

@@ -1,16 +1,19 @@
-//! Rows of the data set that cannot be used: who tried them, and which of them nobody tries any more.
+//! Rows of the data set that cannot be used: which workers tried them, and which of them are left out from
+//! now on.
 //!
-//! A sample that fails on one worker may fail because of that worker's disk, so another one gets it: ranks move on by one seat, and
-//! with them their slices. What fails again, be it on another worker or in another generation, is left out of every later step of every epoch, and
-//! listed: in the log, in the status, in the books. Too many such rows are a bad data set, and end the run.
+//! A sample that fails on one worker may fail because of that worker's disk, so another one gets it: ranks
+//! move on by one slot, and with them their slices. What fails again, be it on another worker or in another
+//! generation, is left out of every later step of every epoch, and listed: in the log, in the status, in the
+//! ledger. Too many such rows are a bad data set, and end the run.
 //!
-//! What is left out is the row that is damaged, with all samples that need it (a row of actions belongs to every chunk that reaches it). At
-//! which positions of an epoch they stand is arithmetic that the workers do, too ([`coxswain_proto::order`]).
+//! What is left out is the row that is damaged, with all samples that need it (a row of actions belongs to
+//! every chunk that reaches it). At which positions of an epoch they stand is arithmetic that the workers do,
+//! too ([`coxswain_proto::order`]).
 
 use std::{collections::BTreeSet, fmt, ops::Range};
 
 use coxswain_proto::{
-    ids::{Generation, Seat},
+    ids::{Generation, Slot},
     limits,
     order::{DamagedRow, LeftOut, Order},
 };
@@ -43,7 +46,7 @@ impl fmt::Display for BadSample {
 pub enum Verdict {
     /// Another worker tries it.
     TryAnother,
-    /// Nobody tries it any more.
+    /// It is left out from now on.
     LeftOut,
     /// There are more of them than a run may leave out.
     TooMany,
@@ -58,10 +61,12 @@ pub struct Quarantine {
     tried: BTreeSet<Try>,
     /// Those that are left out, in order.
     left_out: BTreeSet<LeftOutRow>,
-    /// How many seats the ranks have moved on.
-    turns: u32,
+    /// How many slots the ranks have moved on.
+    #[serde(rename = "turns")]
+    rotations: u32,
     /// The generation that they moved on after.
-    turned: Generation,
+    #[serde(rename = "turned")]
+    rotated_in: Generation,
 }
 
 /// A sample that failed, on whom and when.
@@ -70,7 +75,8 @@ pub struct Try {
     /// What failed.
     pub sample: BadSample,
     /// On whom.
-    pub seat: Seat,
+    #[serde(rename = "seat")]
+    pub slot: Slot,
     /// When.
     pub generation: Generation,
 }
@@ -79,43 +85,43 @@ pub struct Try {
 struct LeftOutRow {
     row: DamagedRow,
     /// The only worker that failed on it, if there is but one.
-    word_of: Option<Seat>,
+    word_of: Option<Slot>,
 }
 
 impl Quarantine {
-    /// Takes a failure in that a worker met in a generation of `workers`. Nothing follows from what it has said before, or what is left
-    /// out already.
+    /// Takes a failure in that a worker met in a generation of `workers`. Nothing follows from what it has
+    /// said before, or what is left out already.
     pub fn failed(&mut self, failed: Try, workers: u32) -> Option<Verdict> {
-        let Try { sample: BadSample { row, .. }, seat, generation } = failed;
-        let said = |tried: &Try| (tried.sample.row, tried.seat, tried.generation) == (row, seat, generation);
-        if self.left_out().any(|other| *other == row) || self.tried.iter().any(said) {
+        let Try { sample: BadSample { row, .. }, slot, generation } = failed;
+        let known = |tried: &Try| (tried.sample.row, tried.slot, tried.generation) == (row, slot, generation);
+        if self.left_out().any(|other| *other == row) || self.tried.iter().any(known) {
             return None;
         }
         self.tried.insert(failed);
-        let mine = self.tried.iter().filter(|tried| tried.seat == seat);
+        let mine = self.tried.iter().filter(|tried| tried.slot == slot);
         let open: BTreeSet<_> = mine.map(|tried| tried.sample.row).collect();
         if workers > 1 && open.len() >= limits::OPEN_SAMPLES {
             return Some(Verdict::WorkerAtFault);
         }
-        let tries: Vec<Seat> =
-            self.tried.iter().filter(|tried| tried.sample.row == row).map(|tried| tried.seat).collect();
+        let tries: Vec<Slot> =
+            self.tried.iter().filter(|tried| tried.sample.row == row).map(|tried| tried.slot).collect();
         if tries.len() < limits::SAMPLE_TRIES.min(workers.max(1) as usize) {
             // Once a generation: two that failed in the same one would else come round to where they were.
-            if self.turned != generation {
-                (self.turns, self.turned) = (self.turns.wrapping_add(1), generation);
+            if self.rotated_in != generation {
+                (self.rotations, self.rotated_in) = (self.rotations.wrapping_add(1), generation);
             }
             return Some(Verdict::TryAnother);
         }
         self.tried.retain(|tried| tried.sample.row != row);
-        let alone = tries.iter().all(|other| *other == seat);
-        self.left_out.insert(LeftOutRow { row, word_of: alone.then_some(seat) });
-        Some(self.judge(seat, workers))
+        let alone = tries.iter().all(|other| *other == slot);
+        self.left_out.insert(LeftOutRow { row, word_of: alone.then_some(slot) });
+        Some(self.judge(slot, workers))
     }
 
     /// What follows from one more row that is left out.
-    fn judge(&self, seat: Seat, workers: u32) -> Verdict {
+    fn judge(&self, slot: Slot, workers: u32) -> Verdict {
         let rows: BTreeSet<u64> = self.left_out().map(|row| row.row).collect();
-        let on_its_word = self.left_out.iter().filter(|left| left.word_of == Some(seat)).count();
+        let on_its_word = self.left_out.iter().filter(|left| left.word_of == Some(slot)).count();
         match () {
             () if workers > 1 && on_its_word >= limits::OPEN_SAMPLES => Verdict::WorkerAtFault,
             () if rows.len() > limits::MAX_QUARANTINED => Verdict::TooMany,
@@ -141,10 +147,10 @@ impl Quarantine {
         LeftOut::new(order, self.left_out().copied())
     }
 
-    /// The seats of a generation in rank order.
-    pub fn turn<T>(&self, seats: &mut [T]) {
-        if !seats.is_empty() {
-            seats.rotate_left(self.turns as usize % seats.len());
+    /// The slots of a generation in rank order.
+    pub fn rotate<T>(&self, slots: &mut [T]) {
+        if !slots.is_empty() {
+            slots.rotate_left(self.rotations as usize % slots.len());
         }
     }
 }
@@ -158,8 +164,8 @@ mod tests {
     }
 
     /// A sample failed on a worker in a generation.
-    fn on(seat: u32, generation: u64, sample: BadSample) -> Try {
-        Try { sample, seat: Seat(seat), generation: Generation(generation) }
+    fn on(slot: u32, generation: u64, sample: BadSample) -> Try {
+        Try { sample, slot: Slot(slot), generation: Generation(generation) }
     }
 
     fn rows(quarantine: &Quarantine) -> Vec<u64> {
@@ -187,15 +193,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_twice_counts_once_in_a_generation() {
+    fn what_is_reported_twice_counts_once_in_a_generation() {
         let mut quarantine = Quarantine::default();
         quarantine.failed(on(1, 1, bad(4)), 2);
         quarantine.failed(on(0, 1, bad(7)), 2);
         assert_eq!(quarantine.failed(on(1, 1, bad(4)), 2), None);
         assert_eq!(quarantine.failed(on(0, 1, bad(7)), 2), None);
-        let mut seats = [0, 1];
-        quarantine.turn(&mut seats);
-        assert_eq!(seats, [1, 0], "one turn for one generation: each is tried by the other");
+        let mut slots = [0, 1];
+        quarantine.rotate(&mut slots);
+        assert_eq!(slots, [1, 0], "one turn for one generation: each is tried by the other");
     }
 
     #[test]
@@ -221,17 +227,17 @@ mod tests {
     #[test]
     fn ranks_move_on_so_that_someone_else_tries() {
         let mut quarantine = Quarantine::default();
-        let mut seats = [0, 1, 2];
-        quarantine.turn(&mut seats);
-        assert_eq!(seats, [0, 1, 2]);
+        let mut slots = [0, 1, 2];
+        quarantine.rotate(&mut slots);
+        assert_eq!(slots, [0, 1, 2]);
         quarantine.failed(on(1, 1, bad(4)), 3);
-        quarantine.turn(&mut seats);
-        assert_eq!(seats, [1, 2, 0]);
-        quarantine.turn::<u32>(&mut []);
+        quarantine.rotate(&mut slots);
+        assert_eq!(slots, [1, 2, 0]);
+        quarantine.rotate::<u32>(&mut []);
     }
 
     #[test]
-    fn a_world_of_one_has_nobody_else_and_a_bad_data_set_is_said_to_be_one() {
+    fn a_world_of_one_has_nobody_else_and_a_bad_data_set_is_reported_to_be_one() {
         let mut quarantine = Quarantine::default();
         let mut verdicts: Vec<_> = (0..=limits::MAX_QUARANTINED as u64)
             .map(|row| quarantine.failed(on(0, row, bad(row)), 1))

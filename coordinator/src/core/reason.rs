@@ -1,4 +1,5 @@
-//! Why a run is in its phase: a value that comes with every decision, logged when it changes and shown by `status`.
+//! Why a run is in its phase: a value that comes with every decision, logged when it changes and shown by
+//! `status`.
 
 use std::fmt;
 

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use coxswain_proto::{ids::Seat, limits};
+use coxswain_proto::{ids::Slot, limits};
 
 use super::{
     action::{Action, Reply},
@@ -25,22 +25,22 @@ pub struct Memory {
 #[derive(Clone, Debug)]
 struct Refresh {
     ticket: Ticket,
-    missing: BTreeSet<Seat>,
+    missing: BTreeSet<Slot>,
     deadline: Timestamp,
 }
 
 impl Memory {
     /// A rank has reported.
-    pub fn take(&mut self, seat: Seat, report: MemoryReport) {
-        self.ledger.take(seat, report);
+    pub fn take(&mut self, slot: Slot, report: MemoryReport) {
+        self.ledger.take(slot, report);
         for refresh in &mut self.refreshes {
-            refresh.missing.remove(&seat);
+            refresh.missing.remove(&slot);
         }
     }
 
     /// Somebody waits for a report of everybody who is there.
     pub fn refresh(&mut self, now: Timestamp, ticket: Ticket, roster: &Roster) {
-        let missing = roster.living().map(|worker| worker.seat()).collect();
+        let missing = roster.living().map(|worker| worker.slot()).collect();
         let deadline = now.after(limits::MEMORY_REFRESH_TIMEOUT);
         self.refreshes.push(Refresh { ticket, missing, deadline });
     }
@@ -50,7 +50,8 @@ impl Memory {
         self.refreshes.iter().map(|refresh| refresh.deadline).min()
     }
 
-    /// Answers those whose reports are all in, or whose time is up; everyone if no further report `will_come`.
+    /// Answers those whose reports are all in, or whose time is up; everyone if no further report
+    /// `will_come`.
     pub fn answer(&mut self, now: Timestamp, roster: &Roster, will_come: bool, out: &mut Vec<Action>) {
         let ready = |refresh: &Refresh| !will_come || refresh.missing.is_empty() || refresh.deadline <= now;
         let (ready, waiting): (Vec<_>, Vec<_>) =
@@ -65,13 +66,13 @@ impl Memory {
         }
     }
 
-    /// What ranks have reported, in seat order.
+    /// What ranks have reported, in slot order.
     pub fn table(&self, roster: &Roster) -> Arc<Vec<RankMemory>> {
         let table = roster.workers().map(|worker| RankMemory {
-            seat: worker.seat(),
+            slot: worker.slot(),
             host: worker.claim.host.clone(),
-            phases: self.ledger.phases(worker.seat()),
-            comparison: self.ledger.comparison(worker.seat()),
+            phases: self.ledger.phases(worker.slot()),
+            comparison: self.ledger.comparison(worker.slot()),
         });
         Arc::new(table.collect())
     }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use coxswain_proto::{
-    ids::{Generation, Seat, Step, WorkerId},
+    ids::{Generation, Slot, Step, WorkerId},
     limits::MAX_REFUSALS_KEPT,
 };
 
@@ -73,26 +73,26 @@ pub enum Refusal {
         ours: u32,
     },
     /// A rank outside the world.
-    #[error("rank {seat} is outside a world of {world}")]
+    #[error("rank {slot} is outside a world of {world}")]
     RankOutside {
         /// As claimed.
-        seat: Seat,
+        slot: Slot,
         /// Workers in all.
         world: u32,
     },
     /// A rank of another node.
-    #[error("rank {seat} is not a worker of node {place}")]
+    #[error("rank {slot} is not a worker of node {place}")]
     RankElsewhere {
         /// As claimed.
-        seat: Seat,
+        slot: Slot,
         /// The caller's place.
         place: u32,
     },
     /// Two processes claim one rank.
-    #[error("rank {seat} is taken by process {pid} on {host}: two workers claim one rank")]
+    #[error("rank {slot} is taken by process {pid} on {host}: two workers claim one rank")]
     RankTaken {
         /// As claimed by both.
-        seat: Seat,
+        slot: Slot,
         /// Who has it.
         host: String,
         /// Who has it.
@@ -100,11 +100,11 @@ pub enum Refusal {
     },
     /// Workers see different data.
     #[error(
-        "rank {seat} sees {theirs}, but {witness} {ours}: data.path must hold the same data set on every node"
+        "rank {slot} sees {theirs}, but {witness} {ours}: data.path must hold the same data set on every node"
     )]
     OtherDataSet {
         /// The caller.
-        seat: Seat,
+        slot: Slot,
         /// What it sees.
         theirs: DataSet,
         /// Who saw the other one.
@@ -119,10 +119,10 @@ pub enum Refusal {
     #[error("worker {0} is not known here (any more): it must register again")]
     UnknownWorker(WorkerId),
     /// The caller was given up, and its place may be another's.
-    #[error("rank {seat} was given up as lost: this process must end")]
+    #[error("rank {slot} was given up as lost: this process must end")]
     Fenced {
         /// Its place.
-        seat: Seat,
+        slot: Slot,
     },
     /// The caller speaks of a membership that is over.
     #[error("generation {theirs} is over: this is generation {ours}")]
@@ -141,12 +141,12 @@ pub enum Refusal {
     /// A new generation of a cache that needs none.
     #[error("cache.mode is exact: its features never go stale, so there is nothing to rebuild")]
     ExactCache,
-    /// A new generation of a run whose steps nobody knows yet.
+    /// A new generation of a run whose steps are not known yet.
     #[error(
         "the run has not begun: until a worker has opened the data set nobody knows where its epochs end; the first generation of the cache begins by itself"
     )]
     NotPlanned,
-    /// A new generation that nobody would use.
+    /// A new generation that would not be used.
     #[error(
         "no cached step is left to rebuild the cache for: steps below {leased} are leased already, and what follows is live"
     )]
@@ -154,7 +154,7 @@ pub enum Refusal {
         /// Steps below this one are leased.
         leased: Step,
     },
-    /// Nobody has this place, or nobody any more.
+    /// No launcher has this place, or none any more.
     #[error("there is no node {0} in this run (any more)")]
     NoNodeThere(u32),
     /// A node that the run cannot go on without.
@@ -173,7 +173,8 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// Whether people should hear of it. Of what the order of things brings with it, and of callers that ask again, they need not.
+    /// Whether people should hear of it. Of what the order of things brings with it, and of callers that ask
+    /// again, they need not.
     pub fn is_news(&self) -> bool {
         let usual = matches!(
             self,
@@ -188,7 +189,8 @@ impl Refusal {
 pub struct Refused(VecDeque<(String, Refusal)>);
 
 impl Refused {
-    /// Remembers a refusal; whether this caller has not been told the same before. Who has no name is always told anew.
+    /// Remembers a refusal; whether this caller has not been told the same before. Who has no name is always
+    /// told anew.
     pub fn is_news(&mut self, caller: Option<String>, refusal: &Refusal) -> bool {
         let Some(caller) = caller else { return true };
         let told = (caller, refusal.clone());
@@ -207,7 +209,7 @@ impl Refused {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Witness {
     /// A worker of this world.
-    Seat(Seat, String),
+    Slot(Slot, String),
     /// An earlier start of this run, by its journal.
     Journal,
 }
@@ -215,7 +217,7 @@ pub enum Witness {
 impl std::fmt::Display for Witness {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Seat(seat, host) => write!(f, "rank {seat} on {host} sees"),
+            Self::Slot(slot, host) => write!(f, "rank {slot} on {host} sees"),
             Self::Journal => f.write_str("this run began with"),
         }
     }

@@ -6,7 +6,7 @@ pub use coxswain_proto::report::{
     CacheUse, Merged, Metric, PhaseMemory, StateSource, StepReport, StepTimes, Totals, WorkerPhase,
 };
 use coxswain_proto::{
-    ids::{Bytes, Generation, Seat, Step},
+    ids::{Bytes, Generation, Slot, Step},
     report::highest_learning_rate,
 };
 
@@ -34,15 +34,15 @@ pub struct CommittedStep {
     /// Largest over ranks.
     pub memory_peak: Bytes,
     /// Whose that was.
-    pub memory_peak_seat: Seat,
+    pub memory_peak_slot: Slot,
     /// Times the step was voted down before it was committed.
     pub retries: u32,
     /// The generation of the feature cache that it took its features from; 0 for none.
     pub cache_generation: u64,
     /// What the cache did: samples over all ranks, mean times.
     pub cache: CacheUse,
-    /// Ranks whose reports were there when it was committed. Fewer than `world`: the later state of all ranks proves the rest. 0: that
-    /// state alone proves it, and its totals are not known.
+    /// Ranks whose reports were there when it was committed. Fewer than `world`: the later state of all ranks
+    /// proves the rest. 0: that state alone proves it, and its totals are not known.
     pub reports: u32,
 }
 
@@ -53,7 +53,7 @@ pub struct Consumed {
     pub epoch: u64,
     /// Positions of the epoch's order.
     pub positions: Range<u64>,
-    /// Positions among them that nobody consumed: their samples failed on several workers.
+    /// Positions among them that were left out: their samples failed on several workers.
     pub left_out: Vec<Range<u64>>,
 }
 

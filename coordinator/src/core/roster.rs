@@ -1,8 +1,8 @@
-//! Workers: who has which seat, their lines and their last sign of life.
+//! Workers: who has which slot, their lines and their last sign of life.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use coxswain_proto::ids::{Bytes, Generation, Seat, Step, WorkerId};
+use coxswain_proto::ids::{Bytes, Generation, Slot, Step, WorkerId};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -16,26 +16,26 @@ use super::{
 };
 use crate::options::Patience;
 
-/// All workers of a run, by seat.
+/// All workers of a run, by slot.
 #[derive(Clone, Debug)]
 pub struct Roster {
-    slots: Vec<Slot>,
-    seats: BTreeMap<WorkerId, Seat>,
+    states: Vec<SlotState>,
+    slots: BTreeMap<WorkerId, Slot>,
     /// Of this life of the coordinator.
     first_id: u64,
     next_id: u64,
 }
 
-/// One seat.
+/// One slot.
 #[derive(Clone, Debug, Default)]
-struct Slot {
+struct SlotState {
     worker: Option<Worker>,
-    /// What its launcher was asked to do, until a new worker takes the seat.
+    /// What its launcher was asked to do, until a new worker takes the slot.
     respawn: Option<Respawn>,
     attempts: u32,
     /// The process whose end its launcher has reported last.
     exited: Option<u32>,
-    /// The process that takes the seat next is there already.
+    /// The process that takes the slot next is there already.
     refilled: bool,
     /// A failure of a process that had not registered yet.
     unheard: Option<Failure>,
@@ -45,7 +45,8 @@ struct Slot {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Respawn {
     /// Whose.
-    pub seat: Seat,
+    #[serde(rename = "seat")]
+    pub slot: Slot,
     /// Starts of this worker so far, counted from 1 for the first respawn.
     pub attempt: u32,
     /// For the log.
@@ -130,8 +131,8 @@ impl Worker {
     }
 
     /// Its place.
-    pub fn seat(&self) -> Seat {
-        self.claim.seat
+    pub fn slot(&self) -> Slot {
+        self.claim.slot
     }
 
     /// True when it can be assigned: ready, and within reach.
@@ -154,7 +155,7 @@ impl Worker {
         self.doing.collective.0 > self.doing.collective.1
     }
 
-    /// Whether it may be waiting for a disk: whoever waits for other ranks does not, in whatever phase.
+    /// Whether it may be waiting for a disk: a worker that waits for other ranks does not, in whatever phase.
     pub fn may_wait_for_disk(&self) -> bool {
         motion::may_wait_for_disk(self.doing.phase) && !self.waits_for_ranks()
     }
@@ -163,7 +164,7 @@ impl Worker {
     pub fn motion(&self) -> Member {
         let phase = self.doing.phase;
         let waits = phase == WorkerPhase::Done || self.pulse.waits || self.waits_for_ranks();
-        Member { seat: self.seat(), phase, waits, pulse: self.pulse }
+        Member { slot: self.slot(), phase, waits, pulse: self.pulse }
     }
 
     /// When it counts as lost unless it is heard of again.
@@ -179,12 +180,13 @@ impl Worker {
 }
 
 impl Roster {
-    /// Nobody is there yet. `life` counts the coordinator's starts of this run: worker ids of different lives differ.
-    pub fn new(seats: u32, life: u32) -> Self {
+    /// No worker is there yet. `life` counts the coordinator's starts of this run: worker ids of different
+    /// lives differ.
+    pub fn new(slots: u32, life: u32) -> Self {
         let first_id = (u64::from(life) << 32) + 1;
         Self {
-            slots: vec![Slot::default(); seats as usize],
-            seats: BTreeMap::new(),
+            states: vec![SlotState::default(); slots as usize],
+            slots: BTreeMap::new(),
             first_id,
             next_id: first_id,
         }
@@ -195,52 +197,52 @@ impl Roster {
         id.0 < self.first_id
     }
 
-    /// Seats in all.
+    /// Slots in all.
     pub fn size(&self) -> u32 {
-        self.slots.len() as u32
+        self.states.len() as u32
     }
 
-    /// Enters a worker at a seat that nobody living has.
+    /// Enters a worker at a slot that no living worker has.
     pub fn enter(&mut self, now: Timestamp, claim: WorkerClaim, reopen_within: Duration) -> &mut Worker {
         let id = WorkerId(self.next_id);
         self.next_id += 1;
         self.put(Worker::new(now, id, claim, Line::closed(now, reopen_within)))
     }
 
-    /// Puts a worker at its seat; whoever was there is forgotten. The seat must be one of this world.
+    /// Puts a worker at its slot; the one before it is forgotten. The slot must be one of this world.
     pub fn put(&mut self, worker: Worker) -> &mut Worker {
-        let slot = &mut self.slots[worker.seat().0 as usize];
-        if let Some(old) = &slot.worker {
-            self.seats.remove(&old.id);
+        let state = &mut self.states[worker.slot().0 as usize];
+        if let Some(old) = &state.worker {
+            self.slots.remove(&old.id);
         }
-        self.seats.insert(worker.id, worker.seat());
-        (slot.respawn, slot.unheard, slot.refilled) = (None, None, false);
-        slot.worker.insert(worker)
+        self.slots.insert(worker.id, worker.slot());
+        (state.respawn, state.unheard, state.refilled) = (None, None, false);
+        state.worker.insert(worker)
     }
 
-    /// Empties a seat.
-    pub fn clear(&mut self, seat: Seat) {
-        if let Some(slot) = self.slots.get_mut(seat.0 as usize)
-            && let Some(worker) = slot.worker.take()
+    /// Empties a slot.
+    pub fn clear(&mut self, slot: Slot) {
+        if let Some(state) = self.states.get_mut(slot.0 as usize)
+            && let Some(worker) = state.worker.take()
         {
-            self.seats.remove(&worker.id);
+            self.slots.remove(&worker.id);
         }
     }
 
     /// As [`Roster::at`].
-    pub fn at_mut(&mut self, seat: Seat) -> Option<&mut Worker> {
-        self.slots.get_mut(seat.0 as usize)?.worker.as_mut()
+    pub fn at_mut(&mut self, slot: Slot) -> Option<&mut Worker> {
+        self.states.get_mut(slot.0 as usize)?.worker.as_mut()
     }
 
-    /// The open line of the worker at a seat, if it is not gone.
-    pub fn line(&self, seat: Seat) -> Option<StreamId> {
-        self.living_at(seat)?.line.stream
+    /// The open line of the worker at a slot, if it is not gone.
+    pub fn line(&self, slot: Slot) -> Option<StreamId> {
+        self.living_at(slot)?.line.stream
     }
 
     /// The worker of this id, though it may be gone.
     pub fn get_mut(&mut self, id: WorkerId) -> Result<&mut Worker, Refusal> {
-        let seat = self.seats.get(&id).ok_or(Refusal::UnknownWorker(id))?;
-        self.slots[seat.0 as usize].worker.as_mut().ok_or(Refusal::UnknownWorker(id))
+        let slot = self.slots.get(&id).ok_or(Refusal::UnknownWorker(id))?;
+        self.states[slot.0 as usize].worker.as_mut().ok_or(Refusal::UnknownWorker(id))
     }
 
     /// The worker of this id, if it is not gone: one that was given up is not heard any more.
@@ -267,34 +269,34 @@ impl Roster {
         }
     }
 
-    /// Workers in seat order, those that are gone too.
+    /// Workers in slot order, those that are gone too.
     pub fn workers(&self) -> impl Iterator<Item = &Worker> {
-        self.slots.iter().filter_map(|slot| slot.worker.as_ref())
+        self.states.iter().filter_map(|state| state.worker.as_ref())
     }
 
-    /// Workers in seat order that are not gone.
+    /// Workers in slot order that are not gone.
     pub fn living(&self) -> impl Iterator<Item = &Worker> {
         self.workers().filter(|worker| worker.gone.is_none())
     }
 
-    /// The worker at a seat, though it may be gone.
-    pub fn at(&self, seat: Seat) -> Option<&Worker> {
-        self.slots.get(seat.0 as usize)?.worker.as_ref()
+    /// The worker at a slot, though it may be gone.
+    pub fn at(&self, slot: Slot) -> Option<&Worker> {
+        self.states.get(slot.0 as usize)?.worker.as_ref()
     }
 
-    /// The worker at a seat, if it is not gone.
-    pub fn living_at(&self, seat: Seat) -> Option<&Worker> {
-        self.at(seat).filter(|worker| worker.gone.is_none())
+    /// The worker at a slot, if it is not gone.
+    pub fn living_at(&self, slot: Slot) -> Option<&Worker> {
+        self.at(slot).filter(|worker| worker.gone.is_none())
     }
 
     /// A worker is named for standing still; false if it has been before, and has not moved since.
-    pub fn name(&mut self, seat: Seat) -> bool {
-        self.at_mut(seat).is_some_and(|worker| !std::mem::replace(&mut worker.named, true))
+    pub fn name(&mut self, slot: Slot) -> bool {
+        self.at_mut(slot).is_some_and(|worker| !std::mem::replace(&mut worker.named, true))
     }
 
-    /// Whether any of these seats has a worker that is not gone.
-    pub fn lives_at(&self, mut seats: impl Iterator<Item = Seat>) -> bool {
-        seats.any(|seat| self.living_at(seat).is_some())
+    /// Whether any of these slots has a worker that is not gone.
+    pub fn lives_at(&self, mut slots: impl Iterator<Item = Slot>) -> bool {
+        slots.any(|slot| self.living_at(slot).is_some())
     }
 
     /// Workers that are there and not gone.
@@ -317,69 +319,70 @@ impl Roster {
         self.living().map(|worker| worker.lost_at(patience)).min()
     }
 
-    /// Asks for a new process at a seat.
-    pub fn ask_respawn(&mut self, seat: Seat, reason: String) -> Option<&Respawn> {
-        let slot = self.slots.get_mut(seat.0 as usize)?;
-        slot.attempts = slot.attempts.saturating_add(1);
-        let attempt = slot.attempts;
-        Some(slot.respawn.insert(Respawn { seat, attempt, reason }))
+    /// Asks for a new process at a slot.
+    pub fn ask_respawn(&mut self, slot: Slot, reason: String) -> Option<&Respawn> {
+        let state = self.states.get_mut(slot.0 as usize)?;
+        state.attempts = state.attempts.saturating_add(1);
+        let attempt = state.attempts;
+        Some(state.respawn.insert(Respawn { slot, attempt, reason }))
     }
 
-    /// What the launcher of a seat was asked and has not done.
-    pub fn respawn(&self, seat: Seat) -> Option<&Respawn> {
-        self.slots.get(seat.0 as usize)?.respawn.as_ref()
+    /// What the launcher of a slot was asked and has not done.
+    pub fn respawn(&self, slot: Slot) -> Option<&Respawn> {
+        self.states.get(slot.0 as usize)?.respawn.as_ref()
     }
 
     /// Restores what was asked in an earlier life of the coordinator.
     pub fn recall_respawn(&mut self, respawn: Respawn) {
-        if let Some(slot) = self.slots.get_mut(respawn.seat.0 as usize) {
-            slot.attempts = respawn.attempt;
-            slot.respawn = Some(respawn);
+        if let Some(state) = self.states.get_mut(respawn.slot.0 as usize) {
+            state.attempts = respawn.attempt;
+            state.respawn = Some(respawn);
         }
     }
 
     /// A new launcher starts all of its workers by itself.
-    pub fn forget_respawn(&mut self, seat: Seat) {
-        if let Some(slot) = self.slots.get_mut(seat.0 as usize) {
-            (slot.respawn, slot.exited) = (None, None);
+    pub fn forget_respawn(&mut self, slot: Slot) {
+        if let Some(state) = self.states.get_mut(slot.0 as usize) {
+            (state.respawn, state.exited) = (None, None);
         }
     }
 
-    /// A process ended. False when that is no news: it was reported before, is known to be gone, or another has the seat by now. A
-    /// launcher says nothing of a process that it ends because it was asked for another.
-    pub fn exited(&mut self, seat: Seat, pid: Option<u32>) -> bool {
-        let Some(slot) = self.slots.get_mut(seat.0 as usize) else { return false };
-        let told = pid.is_some() && std::mem::replace(&mut slot.exited, pid) == pid;
-        let news = match (&slot.worker, pid) {
+    /// A process ended. False when that is no news: it was reported before, is known to be gone, or another
+    /// has the slot by now. A launcher says nothing of a process that it ends because it was asked for
+    /// another.
+    pub fn exited(&mut self, slot: Slot, pid: Option<u32>) -> bool {
+        let Some(state) = self.states.get_mut(slot.0 as usize) else { return false };
+        let told = pid.is_some() && std::mem::replace(&mut state.exited, pid) == pid;
+        let news = match (&state.worker, pid) {
             (None, _) => true,
             // Without a process: a successor that was asked for could not be started.
-            (Some(worker), None) => worker.gone.is_none() || slot.respawn.is_some(),
+            (Some(worker), None) => worker.gone.is_none() || state.respawn.is_some(),
             (Some(worker), Some(pid)) => (worker.claim.pid == pid) == worker.gone.is_none(),
         };
         news && !told
     }
 
-    /// A process came to the seat by itself, and takes it: no other need be asked for.
-    pub fn refill(&mut self, seat: Seat) {
-        if let Some(slot) = self.slots.get_mut(seat.0 as usize) {
-            slot.refilled = true;
+    /// A process came to the slot by itself, and takes it: no other need be asked for.
+    pub fn refill(&mut self, slot: Slot) {
+        if let Some(state) = self.states.get_mut(slot.0 as usize) {
+            state.refilled = true;
         }
     }
 
-    /// Whether the seat has been refilled; asked once.
-    pub fn refilled(&mut self, seat: Seat) -> bool {
-        self.slots.get_mut(seat.0 as usize).is_some_and(|slot| std::mem::take(&mut slot.refilled))
+    /// Whether the slot has been refilled; asked once.
+    pub fn refilled(&mut self, slot: Slot) -> bool {
+        self.states.get_mut(slot.0 as usize).is_some_and(|state| std::mem::take(&mut state.refilled))
     }
 
     /// Keeps the failure of a process that had not registered, for when its end is reported.
-    pub fn note_unheard(&mut self, seat: Seat, failure: Failure) {
-        if let Some(slot) = self.slots.get_mut(seat.0 as usize) {
-            slot.unheard = Some(failure);
+    pub fn note_unheard(&mut self, slot: Slot, failure: Failure) {
+        if let Some(state) = self.states.get_mut(slot.0 as usize) {
+            state.unheard = Some(failure);
         }
     }
 
     /// What a process that had not registered said of its failure.
-    pub fn take_unheard(&mut self, seat: Seat) -> Option<Failure> {
-        self.slots.get_mut(seat.0 as usize)?.unheard.take()
+    pub fn take_unheard(&mut self, slot: Slot) -> Option<Failure> {
+        self.states.get_mut(slot.0 as usize)?.unheard.take()
     }
 }

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use coxswain_proto::{
     cache_plan::Decided,
-    ids::{Bytes, Generation, Seat, Step, WorkerId},
+    ids::{Bytes, Generation, Slot, Step, WorkerId},
     plan::Plan,
     run_spec::{CacheMode, Tap},
 };
@@ -36,7 +36,7 @@ pub struct Status {
     pub last: Option<Arc<CommittedStep>>,
     /// To the end at the present speed.
     pub eta: Option<Duration>,
-    /// In seat order.
+    /// In slot order.
     pub ranks: Vec<RankStatus>,
     /// The newest, in step order.
     pub checkpoints: Vec<CheckpointEntry>,
@@ -90,8 +90,8 @@ pub struct CacheStatus {
     pub tap: Tap,
     /// The generation that serves the next step; 0 in a live phase.
     pub serving: u64,
-    /// Where the turn of the next step ends, if it does.
-    pub turn_ends: Option<Step>,
+    /// Where the cache phase of the next step ends, if it does.
+    pub cache_phase_ends: Option<Step>,
     /// The step whose lease waits for a measurement of drift.
     pub waits_at: Option<Step>,
     /// The newest generations, oldest first.
@@ -100,11 +100,11 @@ pub struct CacheStatus {
     pub drifts: Vec<(DriftEntry, Option<Decided>)>,
 }
 
-/// One seat at one moment: whoever has it, or is on the way to it.
+/// One slot at one moment: the worker that has it, or is on the way to it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RankStatus {
     /// Its place.
-    pub seat: Seat,
+    pub slot: Slot,
     /// Its machine.
     pub host: String,
     /// Its node.
@@ -117,7 +117,7 @@ pub struct RankStatus {
     pub occupant: Occupant,
 }
 
-/// Who has a seat.
+/// Who has a slot.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Occupant {
     /// A process that its launcher starts, and that has not made itself known.
@@ -131,7 +131,7 @@ pub enum Occupant {
 pub struct WorkerStatus {
     /// Its name in every call.
     pub worker: WorkerId,
-    /// It is lost, or has left, and nobody is on the way to its seat: all else is as of then.
+    /// It is lost, or has left, and no process is on the way to its slot: all else is as of then.
     pub gone: bool,
     /// Its process.
     pub pid: u32,
@@ -198,7 +198,8 @@ impl Pace {
     }
 }
 
-/// How long the steps of one generation take: a cached step is many times as fast as a live one, and says nothing about it.
+/// How long the steps of one generation take: a cached step is many times as fast as a live one, and says
+/// nothing about it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Rhythm {
     live: Pace,

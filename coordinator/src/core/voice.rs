@@ -1,4 +1,5 @@
-//! What people are told of a run as a whole: its phase and why, once each time either changes, and who was turned away.
+//! What people are told of a run as a whole: its phase and why, once each time either changes, and which
+//! processes were refused.
 
 use super::{
     action::Action,

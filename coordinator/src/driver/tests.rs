@@ -1,4 +1,5 @@
-//! The driver with a journal that stands still: what was said meanwhile, and what could not be heard; and callers that hang up.
+//! The driver with a journal that stands still: what was said meanwhile, and what could not be heard; and
+//! callers that hang up.
 
 use std::{thread, time::Duration};
 
@@ -59,16 +60,16 @@ async fn a_disk_that_stands_still_makes_nobody_lost() {
     let (driver, handle) = Driver::new(config, journal, Log::new(1));
     let stop = CancellationToken::new();
     let running = tokio::spawn(driver.run(stop.clone()));
-    let mut crew = Vec::new();
+    let mut workers = Vec::new();
     for rank in 0..2 {
-        let reply = handle.ask(Ask::Register(claim(rank))).await.expect("the seat is free");
+        let reply = handle.ask(Ask::Register(claim(rank))).await.expect("the slot is free");
         let Reply::Registered(id) = reply else { panic!("{reply:?}") };
         let line = handle.follow(id, claim(rank).incarnation).await.expect("a line");
-        crew.push((id, rank, line));
+        workers.push((id, rank, line));
     }
     for _ in 0..2 {
         handle.ask(Ask::CheckpointNow).await.expect("it is answered when it is on disk");
-        for (id, rank, _) in &crew {
+        for (id, rank, _) in &workers {
             assert_eq!(beat(&handle, *id, *rank).await, Reply::Known(true), "rank {rank}");
         }
     }

@@ -1,4 +1,4 @@
-//! A run's books, read from the journal that its coordinator left behind.
+//! A run's records, read from the journal that its coordinator left behind.
 
 use std::path::Path;
 
@@ -23,13 +23,14 @@ pub struct Chronicle {
     pub steps: Vec<LedgerEntry>,
     /// Memberships, faults, and the end.
     pub history: History,
-    /// Rows of the data set that nobody uses any more, because their samples failed again and again.
+    /// Rows of the data set that are left out, because their samples failed again and again.
     pub quarantined: Vec<DamagedRow>,
 }
 
 /// Reads the journal in a state directory, and leaves it as it is.
 ///
-/// Refuses a directory without a journal, one that a living coordinator holds (ask that one), and a damaged journal, with the row.
+/// Refuses a directory without a journal, one that a living coordinator holds (ask that one), and a damaged
+/// journal, with the row.
 pub fn read(directory: &Path) -> Result<Chronicle, JournalError> {
     let failed =
         |reason: String| JournalError::Store { action: "read", directory: directory.to_path_buf(), reason };

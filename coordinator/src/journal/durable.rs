@@ -1,7 +1,8 @@
 //! The journal on disk: one embedded database, `journal.redb`, in the state directory.
 //!
-//! A database that was not closed in order is brought back to its last whole transaction when it is opened, with a warning. Every row is
-//! read then, so that a damaged one is refused at once and by name, and not when the run needs it.
+//! A database that was not closed in order is brought back to its last whole transaction when it is opened,
+//! with a warning. Every row is read then, so that a damaged one is refused at once and by name, and not when
+//! the run needs it.
 
 use std::{
     cell::Cell,
@@ -16,7 +17,7 @@ use redb::{Builder, Database, DatabaseError, ReadableDatabase, WriteTransaction}
 use super::{
     History, Identity, Journal, JournalError, LedgerEntry,
     reading::{Contents, Reader},
-    rows::{self, CACHES, FACTS, FAILURES, GENERATIONS, NODES, STEPS, TURNS, WORKERS, json},
+    rows::{self, CACHE_PHASES, CACHES, FACTS, FAILURES, GENERATIONS, NODES, STEPS, WORKERS, json},
 };
 use crate::core::{action::Record, past::Past};
 
@@ -29,10 +30,12 @@ pub struct Durable {
 }
 
 impl Durable {
-    /// Opens the journal of a run, or begins one. Without a `run_id` of its own the run takes the journal's, or else `fresh`.
+    /// Opens the journal of a run, or begins one. Without a `run_id` of its own the run takes the journal's,
+    /// or else `fresh`.
     ///
-    /// Refuses the journal of another run, one that is open elsewhere, and one that is damaged. What is learned makes a run another one, not
-    /// its id: that is a launch's, and a scheduler gives every job another.
+    /// Refuses the journal of another run, one that is open elsewhere, and one that is damaged. What is
+    /// learned makes a run another one, not its id: that is a launch's, and a scheduler gives every job
+    /// another.
     pub fn open(
         directory: &Path,
         spec: &RunSpec,
@@ -93,15 +96,15 @@ impl Durable {
                 facts.insert("lives", json(&life).as_str())?;
             }
             // Every table exists from here on.
-            for table in [GENERATIONS, STEPS, NODES, WORKERS, FAILURES, TURNS, CACHES] {
+            for table in [GENERATIONS, STEPS, NODES, WORKERS, FAILURES, CACHE_PHASES, CACHES] {
                 write.open_table(table)?;
             }
             match begins {
                 Begins::AsItWas(_) => Ok(()),
                 Begins::WithWhatWasLearned(past) => rows::replace(write, past),
                 Begins::WithNothing(past) => {
-                    for books in [STEPS, FAILURES] {
-                        write.open_table(books)?.retain(|_, _| false)?;
+                    for records in [STEPS, FAILURES] {
+                        write.open_table(records)?.retain(|_, _| false)?;
                     }
                     rows::replace(write, past)
                 }
@@ -147,7 +150,8 @@ impl Journal for Durable {
 /// Why a coordinator begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Life {
-    /// The run is to begin anew, whatever was trained: nothing is remembered but the numbers that must not be used twice.
+    /// The run is to begin anew, whatever was trained: nothing is remembered but the numbers that must not be
+    /// used twice.
     Anew,
     /// The run is to go on, be it over or not.
     Again,
@@ -159,9 +163,9 @@ pub enum Life {
 enum Begins {
     /// All that was recorded.
     AsItWas(Past),
-    /// The run was over: what was learned, and the books.
+    /// The run was over: what was learned, and the records.
     WithWhatWasLearned(Past),
-    /// Numbers that must not be used twice; the books are empty.
+    /// Numbers that must not be used twice; the records are empty.
     WithNothing(Past),
 }
 

@@ -20,7 +20,7 @@ pub struct LedgerEntry {
     pub world: u32,
     /// Positions of the epoch's order, over all ranks.
     pub positions: Range<u64>,
-    /// Mean loss of a valid element; 0 when nobody's report of it was left.
+    /// Mean loss of a valid element; 0 when no report of it was left.
     pub loss: f64,
     /// Times the step was voted down before it was committed.
     #[serde(default)]
@@ -37,7 +37,7 @@ pub struct LedgerEntry {
     /// Ranks whose reports were there when it was committed.
     #[serde(default)]
     pub reports: u32,
-    /// Positions among them that nobody consumed: their samples failed on several workers.
+    /// Positions among them that were left out: their samples failed on several workers.
     #[serde(default)]
     pub left_out: Vec<Range<u64>>,
 }

@@ -1,4 +1,5 @@
-//! The journal of a run without a state directory: what people may ask for, in memory, until the process ends.
+//! The journal of a run without a state directory: what people may ask for, in memory, until the process
+//! ends.
 
 use std::{collections::VecDeque, sync::Arc};
 

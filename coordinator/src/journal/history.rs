@@ -1,7 +1,7 @@
 //! What a journal has beside the ledger: how the run ended, who was in it, what befell it.
 //!
-//! One value for those who read a journal that was left behind and for those who ask the coordinator that still writes it, so that both
-//! tell the same.
+//! One value for those who read a journal that was left behind and for those who ask the coordinator that
+//! still writes it, so that both tell the same.
 
 use coxswain_proto::ids::{Generation, Step};
 

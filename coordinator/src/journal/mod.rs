@@ -1,8 +1,9 @@
 //! What outlives a coordinator: the run's identity, its memberships, committed steps and checkpoints.
 //!
-//! The driver appends the records of a batch in one durable transaction before it answers anybody, so whatever a worker or a
-//! person was told is on disk. [`Durable`] keeps them in an embedded store; [`Forgetful`] is the null object of a run without a
-//! state directory. The store lives on a thread of its own: waiting for a disk never holds up the runtime.
+//! The driver appends the records of a batch in one durable transaction before it answers, so whatever a
+//! worker or a person was told is on disk. [`Durable`] keeps them in an embedded store; [`Forgetful`] is the
+//! null object of a run without a state directory. The store lives on a thread of its own: waiting for a disk
+//! never holds up the runtime.
 
 mod chronicle;
 mod durable;

@@ -2,13 +2,13 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use coxswain_proto::ids::{Generation, Seat, Step};
+use coxswain_proto::ids::{Generation, Slot, Step};
 use redb::{ReadTransaction, ReadableTable, TableDefinition, TableError};
 use serde::de::DeserializeOwned;
 
 use super::{
     History, Identity, JournalError, LedgerEntry,
-    rows::{CACHES, FACTS, FAILURES, GENERATIONS, NODES, STEPS, TURNS, WORKERS},
+    rows::{CACHE_PHASES, CACHES, FACTS, FAILURES, GENERATIONS, NODES, STEPS, WORKERS},
 };
 use crate::core::{
     failure::Failure,
@@ -72,11 +72,11 @@ impl<'a> Reader<'a> {
             quarantine: self.fact("quarantine")?.unwrap_or_default(),
             reached: self.fact("reached")?.unwrap_or_default(),
             nodes: self.numbered("nodes", NODES, |place| place as u32)?,
-            seats: self.numbered("workers", WORKERS, |seat| Seat(seat as u32))?,
+            slots: self.numbered("workers", WORKERS, |slot| Slot(slot as u32))?,
             generations,
             committed: committed.or(started.map(|(first, _)| first)),
             fault: self.fact::<Failure>("fault")?.map(Into::into),
-            turns: self.numbered("turns", TURNS, Step)?,
+            cache_phases: self.numbered("turns", CACHE_PHASES, Step)?,
             caches: self.numbered("caches", CACHES, |number| number)?,
         })
     }

@@ -3,11 +3,11 @@
 //! ```text
 //! facts         name -> JSON      identity, lives, dataset, orders, spent, quarantine, reached, fault, over
 //! nodes         place -> JSON     launcher, host
-//! workers       seat -> JSON      id, claim; or what its launcher was asked to do
+//! workers       slot -> JSON      id, claim; or what its launcher was asked to do
 //! generations   number -> JSON    members, where it started, whether it is over
 //! steps         step -> JSON      the ledger
 //! failures      number -> JSON    faults, in order, the newest so many
-//! turns         step -> JSON      from which steps on which generation of the feature cache serves
+//! cache_phases  step -> JSON      from which steps on which generation of the feature cache serves
 //! caches        number -> JSON    generations of the feature cache
 //! ```
 
@@ -19,7 +19,7 @@ use super::LedgerEntry;
 use crate::core::{
     action::Record,
     failure::Failure,
-    past::{Past, PastGeneration, PastNode, PastSeat},
+    past::{Past, PastGeneration, PastNode, PastSlot},
 };
 
 pub const FACTS: TableDefinition<&str, &str> = TableDefinition::new("facts");
@@ -28,7 +28,7 @@ pub const WORKERS: TableDefinition<u64, &str> = TableDefinition::new("workers");
 pub const GENERATIONS: TableDefinition<u64, &str> = TableDefinition::new("generations");
 pub const FAILURES: TableDefinition<u64, &str> = TableDefinition::new("failures");
 pub const STEPS: TableDefinition<u64, &str> = TableDefinition::new("steps");
-pub const TURNS: TableDefinition<u64, &str> = TableDefinition::new("turns");
+pub const CACHE_PHASES: TableDefinition<u64, &str> = TableDefinition::new("turns");
 pub const CACHES: TableDefinition<u64, &str> = TableDefinition::new("caches");
 
 /// Writes one record's effect.
@@ -57,14 +57,14 @@ pub fn append(write: &WriteTransaction, record: &Record) -> Result<(), redb::Err
             Ok(())
         }
         Record::Worker(id, claim) => {
-            change(write, WORKERS, claim.seat.0.into(), |stored: &mut PastSeat| stored.taken(*id, claim))
+            change(write, WORKERS, claim.slot.0.into(), |stored: &mut PastSlot| stored.taken(*id, claim))
         }
-        Record::Lost { seat, respawn } => {
-            let lost = PastSeat { respawn: respawn.clone(), ..PastSeat::default() };
-            row(WORKERS, seat.0.into(), json(&lost))
+        Record::Lost { slot, respawn } => {
+            let lost = PastSlot { respawn: respawn.clone(), ..PastSlot::default() };
+            row(WORKERS, slot.0.into(), json(&lost))
         }
-        Record::Left { seat, exit_code } => {
-            change(write, WORKERS, seat.0.into(), |stored: &mut PastSeat| stored.left = Some(*exit_code))
+        Record::Left { slot, exit_code } => {
+            change(write, WORKERS, slot.0.into(), |stored: &mut PastSlot| stored.left = Some(*exit_code))
         }
         Record::Generation { generation, members } => {
             forget_members(write, generation.0, |past| past.started.is_none())?;
@@ -84,9 +84,9 @@ pub fn append(write: &WriteTransaction, record: &Record) -> Result<(), redb::Err
             change(write, GENERATIONS, generation.0, |stored: &mut PastGeneration| stored.over = true)
         }
         Record::Step(step) => row(STEPS, step.step.0, json(&LedgerEntry::from(step.as_ref()))),
-        Record::CacheTurn(decided) => {
-            write.open_table(TURNS)?.retain_in(decided.first.0.., |_, _| false)?;
-            row(TURNS, decided.first.0, json(decided))
+        Record::CachePhase(decided) => {
+            write.open_table(CACHE_PHASES)?.retain_in(decided.first.0.., |_, _| false)?;
+            row(CACHE_PHASES, decided.first.0, json(decided))
         }
         Record::CacheGeneration(entry) => row(CACHES, entry.number, json(entry)),
         Record::Failure(failure) => {
@@ -110,7 +110,8 @@ fn append_failure(write: &WriteTransaction, failure: &Failure) -> Result<(), red
     Ok(())
 }
 
-/// Writes all that a machine remembers in the place of what is there; the books (steps, faults) are left alone.
+/// Writes all that a machine remembers in the place of what is there; the records (steps, faults) are left
+/// alone.
 pub fn replace(write: &WriteTransaction, past: &Past) -> Result<(), redb::Error> {
     let mut facts = write.open_table(FACTS)?;
     for (name, value) in [
@@ -128,9 +129,9 @@ pub fn replace(write: &WriteTransaction, past: &Past) -> Result<(), redb::Error>
         };
     }
     refill(write, NODES, past.nodes.iter().map(|(place, node)| (u64::from(*place), json(node))))?;
-    refill(write, WORKERS, past.seats.iter().map(|(seat, kept)| (u64::from(seat.0), json(kept))))?;
+    refill(write, WORKERS, past.slots.iter().map(|(slot, kept)| (u64::from(slot.0), json(kept))))?;
     refill(write, GENERATIONS, past.generations.iter().map(|(number, of)| (number.0, json(of))))?;
-    refill(write, TURNS, past.turns.iter().map(|(first, decided)| (first.0, json(decided))))?;
+    refill(write, CACHE_PHASES, past.cache_phases.iter().map(|(first, decided)| (first.0, json(decided))))?;
     refill(write, CACHES, past.caches.iter().map(|(number, entry)| (*number, json(entry))))
 }
 
@@ -147,7 +148,7 @@ fn refill(
     Ok(())
 }
 
-/// As [`Past`] does: who was in older memberships does not matter any more.
+/// As [`Past`] does: the members of older generations do not matter any more.
 fn forget_members(
     write: &WriteTransaction,
     before: u64,

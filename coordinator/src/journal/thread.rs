@@ -64,7 +64,7 @@ impl JournalThread {
         answer.await.map_err(|_| JournalError::Gone)?
     }
 
-    /// Gives the state directory back, whoever still holds a handle. Later calls find the journal gone.
+    /// Gives the state directory back, even while others hold a handle. Later calls find the journal gone.
     pub async fn close(&self) {
         let (closed, done) = oneshot::channel();
         if self.calls.send(Call::Close(closed)).await.is_ok() {

@@ -2,14 +2,14 @@
 //!
 //! ```text
 //! 14:03:44  day     2026-11-21 (Saturday, UTC+01:00)
-//! 14:03:44  crew    rank 1 joined from node-b (process 4711, cpu) (2 of 2)
+//! 14:03:44  workers rank 1 joined from node-b (process 4711, cpu) (2 of 2)
 //! 14:03:44  run     starting: generation 1 is complete and starts at step 0
 //! 14:03:45  step      1/400  epoch 0  loss 0.81230  grad 1.2500  lr 1.00e-4 ...
 //! 14:03:52  fail    warning: lost: rank 1 on node-b, forward of step 12: its process was killed by signal 9
 //! ```
 //!
-//! A day's first line follows one with the date, for a log is written for days, and continued by the next launch. Where there are no colours
-//! the severity is a word in front of the message.
+//! A day's first line follows one with the date, for a log is written for days, and continued by the next
+//! launch. Where there are no colours the severity is a word in front of the message.
 
 use std::{
     fmt,
@@ -146,7 +146,7 @@ fn colour(tag: &str, level: Level) -> &'static str {
         (_, Level::DEBUG | Level::TRACE) | ("memory", _) => DIM,
         ("step", _) => "\x1b[34m",
         ("save", _) => "\x1b[32m",
-        ("crew", _) => "\x1b[36m",
+        ("workers", _) => "\x1b[36m",
         ("run", _) => "\x1b[1m",
         _ => PLAIN,
     }
@@ -190,8 +190,8 @@ mod tests {
 
     #[test]
     fn our_lines_carry_a_tag_and_no_fields() {
-        let line = written(|| tracing::info!(target: "coxswain::crew", rank = 1, "rank 1 joined"));
-        assert_eq!(&line[8..], "  crew    rank 1 joined\n");
+        let line = written(|| tracing::info!(target: "coxswain::workers", rank = 1, "rank 1 joined"));
+        assert_eq!(&line[8..], "  workers rank 1 joined\n");
     }
 
     #[test]

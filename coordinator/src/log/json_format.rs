@@ -1,10 +1,12 @@
 //! Metrics in a log for programs.
 //!
-//! A log event has the fields that its line in the source names, and each is a number or a text; which metrics a step has is known only
-//! when it is logged. So they travel in one field as a text that is JSON, and where the log itself is JSON that text becomes what it says:
+//! A log event has the fields that its line in the source names, and each is a number or a text; which
+//! metrics a step has is known only when it is logged. So they travel in one field as a text that is JSON,
+//! and where the log itself is JSON that text becomes what it says:
 //!
 //! ```text
-//! {"timestamp":"..","level":"INFO","message":"..","step":3,..,"metrics":[{"name":"time/vision","unit":"s","value":0.0079}]}
+//! {"timestamp":"..","level":"INFO","message":"..","step":3,..,
+//!  "metrics":[{"name":"time/vision","unit":"s","value":0.0079}]}
 //! ```
 
 use std::fmt;
@@ -53,7 +55,8 @@ where
     }
 }
 
-/// The line with the field's text as what it says. The rest stays as it was written, to the last digit of its numbers.
+/// The line with the field's text as what it says. The rest stays as it was written, to the last digit of its
+/// numbers.
 fn unpacked(line: &str) -> Option<String> {
     // Not within another text: there the quotation marks have backslashes before them.
     let key = format!("\"{FIELD}\":");

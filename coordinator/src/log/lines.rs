@@ -10,7 +10,8 @@ use crate::core::{
     report::CommittedStep,
 };
 
-/// `  12/400  epoch 0  loss 0.8123  grad 1.234  lr 1.00e-4  12.3 samples/s  4100 tokens/s  480 ms (ms: data 2, ...)  512.0 MiB on rank 1`.
+/// `  12/400  epoch 0  loss 0.8123  grad 1.234  lr 1.00e-4  12.3 samples/s 4100 tokens/s 480 ms (ms: data 2,
+///                                                          ...) 512.0 MiB on rank 1`.
 pub fn step(step: &CommittedStep) -> String {
     let total = step.total_steps.to_string();
     let width = total.len();
@@ -30,7 +31,7 @@ pub fn step(step: &CommittedStep) -> String {
         let (hits, all) = (step.cache.hits, step.cache.hits + step.cache.misses);
         write!(line, "  cache {}: {hits} of {all}", step.cache_generation).expect("strings take everything");
     }
-    write!(line, "  {:>10} on rank {}", human::bytes(step.memory_peak.0), step.memory_peak_seat)
+    write!(line, "  {:>10} on rank {}", human::bytes(step.memory_peak.0), step.memory_peak_slot)
         .expect("strings take everything");
     line
 }
@@ -86,10 +87,10 @@ pub fn one_line(text: &str) -> String {
     parts.join(" | ")
 }
 
-/// A sample that failed, and what follows: `the sample at position 4 of epoch 0 (row 17 of the data set) failed on rank 1; another worker
-/// tries it: MESSAGE`.
+/// A sample that failed, and what follows: `the sample at position 4 of epoch 0 (row 17 of the data set)
+/// failed on rank 1; another worker tries it: MESSAGE`.
 pub fn sample(at: &BadSample, verdict: Verdict, failure: &Failure) -> String {
-    let rank = failure.seat.map_or_else(String::new, |seat| format!(" on rank {seat}"));
+    let rank = failure.slot.map_or_else(String::new, |slot| format!(" on rank {slot}"));
     let follows = match verdict {
         Verdict::TryAnother => "another worker tries it".to_owned(),
         Verdict::LeftOut => "nobody tries it any more (quarantined)".to_owned(),
@@ -103,7 +104,7 @@ pub fn sample(at: &BadSample, verdict: Verdict, failure: &Failure) -> String {
 
 #[cfg(test)]
 mod tests {
-    use coxswain_proto::ids::{Bytes, Generation, Seat, Step};
+    use coxswain_proto::ids::{Bytes, Generation, Slot, Step};
 
     use super::*;
     use crate::core::report::{CacheUse, Consumed, Metric, StepTimes, Totals};
@@ -126,7 +127,7 @@ mod tests {
             ],
             tokens: 2048,
             memory_peak: Bytes(512 << 20),
-            memory_peak_seat: Seat(1),
+            memory_peak_slot: Slot(1),
             retries: 0,
             cache_generation: 0,
             cache: CacheUse::default(),

@@ -1,15 +1,17 @@
-//! The memory table of a run, on lines of at most 62 columns: with the clock and the tag in front they fit a terminal of 80.
+//! The memory table of a run, on lines of at most 62 columns: with the clock and the tag in front they fit a
+//! terminal of 80.
 //!
 //! ```text
 //! rank  host            in use  phase        reserved     driver
-//!    0  node-a          20 MiB  forward        40 MiB     60 MiB      a line for each rank, at most `limit` of them
+//!    0  node-a          20 MiB  forward        40 MiB     60 MiB      a line for each rank, at most `limit`
+//!                                                                     of them
 //!
 //! phase           in use  rank    reserved     driver
 //! forward         20 MiB     0      40 MiB     60 MiB                 the rank with most, by phase
 //! ```
 //!
-//! What is predicted beside it is laid out by [`Comparison`](coxswain_proto::memory::Comparison), for the rank that holds most. `cox memory`
-//! shows the same without a clock, so its ranks have two columns more.
+//! What is predicted beside it is laid out by [`Comparison`](coxswain_proto::memory::Comparison), for the
+//! rank that holds most. `cox memory` shows the same without a clock, so its ranks have two columns more.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +27,7 @@ pub fn largest(table: &[RankMemory], limit: usize) -> Vec<&RankMemory> {
     let mut rows: Vec<_> = table.iter().collect();
     rows.sort_by_key(|row| std::cmp::Reverse(row.peak().map(|peak| peak.in_use)));
     rows.truncate(limit);
-    rows.sort_by_key(|row| row.seat);
+    rows.sort_by_key(|row| row.slot);
     rows
 }
 
@@ -44,7 +46,7 @@ pub fn rank(row: &RankMemory) -> String {
     };
     format!(
         "{:>4}  {:<12.12}{:>10}  {:<10}{:>11}{:>11}",
-        row.seat,
+        row.slot,
         row.host,
         most(|peak| peak.in_use),
         row.peak().map_or("-", |peak| short(peak.phase)),
@@ -66,7 +68,7 @@ pub fn phases(table: &[RankMemory]) -> Vec<String> {
     let line = |(phase, (row, peak)): (&WorkerPhase, &(&RankMemory, &PhaseMemory))| {
         let [in_use, reserved, driver] =
             [peak.in_use, peak.reserved, peak.driver].map(|bytes| human::bytes(bytes.0));
-        format!("{:<12}{in_use:>11}  {:>4}{reserved:>12}{driver:>11}", short(*phase), row.seat)
+        format!("{:<12}{in_use:>11}  {:>4}{reserved:>12}{driver:>11}", short(*phase), row.slot)
     };
     [head].into_iter().chain(most.iter().map(line)).collect()
 }
@@ -77,10 +79,11 @@ pub fn prediction(table: &[RankMemory]) -> Vec<String> {
     let Some((row, comparison)) = compared.max_by_key(|(_, comparison)| comparison.measured) else {
         return Vec::new();
     };
-    comparison.table_of(row.seat.0)
+    comparison.table_of(row.slot.0)
 }
 
-/// The tables in 80 columns: each rank with its prediction, each phase, and the fullest rank's categories if there are any.
+/// The tables in 80 columns: each rank with its prediction, each phase, and the fullest rank's categories if
+/// there are any.
 pub fn tables(table: &[RankMemory]) -> String {
     let row = |row: &RankMemory| {
         let (predicted, error) = match &row.comparison {
@@ -105,7 +108,7 @@ fn short(phase: WorkerPhase) -> &'static str {
 #[cfg(test)]
 mod tests {
     use coxswain_proto::{
-        ids::Seat,
+        ids::Slot,
         memory::{Category, Compared, Comparison},
     };
 
@@ -116,8 +119,8 @@ mod tests {
         PhaseMemory { phase, in_use: scope(1), reserved: scope(2), driver: scope(3) }
     }
 
-    fn row(seat: u32, host: &str, phases: Vec<PhaseMemory>) -> RankMemory {
-        RankMemory { seat: Seat(seat), host: host.into(), phases, comparison: None }
+    fn row(slot: u32, host: &str, phases: Vec<PhaseMemory>) -> RankMemory {
+        RankMemory { slot: Slot(slot), host: host.into(), phases, comparison: None }
     }
 
     #[test]
@@ -192,7 +195,7 @@ mod tests {
     fn a_crowd_is_cut_to_the_largest_peaks() {
         let table =
             [(0, 5), (1, 9), (2, 7)].map(|(rank, mib)| row(rank, "", vec![peak(WorkerPhase::Forward, mib)]));
-        let kept: Vec<_> = largest(&table, 2).iter().map(|row| row.seat).collect();
-        assert_eq!(kept, [Seat(1), Seat(2)]);
+        let kept: Vec<_> = largest(&table, 2).iter().map(|row| row.slot).collect();
+        assert_eq!(kept, [Slot(1), Slot(2)]);
     }
 }

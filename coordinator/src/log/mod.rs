@@ -1,8 +1,8 @@
 //! The coordinator's log, the primary monitor of a run: news become one line each, with fields for machines.
 //!
-//! Every event has a target `coxswain::TAG`, a message that is a finished, aligned line, and the same facts as fields. [`Human`]
-//! prints time, tag and line, and the date once a day; a JSON subscriber keeps the fields, and [`WithMetrics`] makes the metrics among them
-//! JSON, too.
+//! Every event has a target `coxswain::TAG`, a message that is a finished, aligned line, and the same facts
+//! as fields. [`Human`] prints time, tag and line, and the date once a day; a JSON subscriber keeps the
+//! fields, and [`WithMetrics`] makes the metrics among them JSON, too.
 
 mod cache_lines;
 mod human_format;
@@ -63,15 +63,15 @@ impl Log {
                 let detail =
                     matches!(change, MemberChange::LineClosed { .. } | MemberChange::LineOpened { .. });
                 if *world > CROWD || self.recovering || detail {
-                    debug!(target: "coxswain::crew", generation, present, world, "{line}");
+                    debug!(target: "coxswain::workers", generation, present, world, "{line}");
                 } else {
-                    info!(target: "coxswain::crew", generation, present, world, "{line}");
+                    info!(target: "coxswain::workers", generation, present, world, "{line}");
                 }
             }
             News::Recovered(recovery) => {
                 self.recovering = false;
                 info!(
-                    target: "coxswain::crew",
+                    target: "coxswain::workers",
                     generation = recovery.generation.0,
                     first_step = recovery.first_step.0,
                     source = %recovery.source,
@@ -97,16 +97,16 @@ impl Log {
                 warn!(target: "coxswain::sample", epoch, position, row, "{line}");
             }
             News::Consequence(failure) => {
-                debug!(target: "coxswain::fail", rank = failure.seat.map(|seat| seat.0), "then {failure}");
+                debug!(target: "coxswain::fail", rank = failure.slot.map(|slot| slot.0), "then {failure}");
             }
             News::Cache(news) => cache_lines::write(news),
-            News::Note(seat, text) => {
-                let rank = seat.0;
+            News::Note(slot, text) => {
+                let rank = slot.0;
                 info!(target: "coxswain::note", rank, "rank {rank}: {text}");
             }
-            News::Standstill(seat, text) => {
-                let rank = seat.0;
-                warn!(target: "coxswain::crew", rank, "rank {rank} {text}");
+            News::Standstill(slot, text) => {
+                let rank = slot.0;
+                warn!(target: "coxswain::workers", rank, "rank {rank} {text}");
             }
             News::Memory(table) => memory(table),
             News::Refused(refusal) => warn!(target: "coxswain::refuse", "{refusal}"),
@@ -156,7 +156,7 @@ impl Log {
             cache_hits = step.cache.hits,
             cache_misses = step.cache.misses,
             memory_peak = step.memory_peak.0,
-            memory_peak_rank = step.memory_peak_seat.0,
+            memory_peak_rank = step.memory_peak_slot.0,
             metrics = json_format::packed(&step.metrics),
             "{}", lines::step(step)
         );
@@ -179,12 +179,12 @@ fn checkpoint(entry: &CheckpointEntry) {
 
 fn first_cause(failure: &Failure, spent: &Spent) {
     let text = lines::one_line(&failure.to_string());
-    let victims: Vec<_> = failure.victims.iter().map(|seat| seat.0).collect();
+    let victims: Vec<_> = failure.victims.iter().map(|slot| slot.0).collect();
     macro_rules! told {
         ($level:ident, $($line:tt)+) => {
             $level!(
                 target: "coxswain::fail",
-                rank = failure.seat.map(|seat| seat.0),
+                rank = failure.slot.map(|slot| slot.0),
                 host = failure.host,
                 kind = ?failure.kind,
                 generation = failure.generation.0,
@@ -209,7 +209,7 @@ fn first_cause(failure: &Failure, spent: &Spent) {
 fn memory(table: &[RankMemory]) {
     info!(target: "coxswain::memory", "{}", memory::rank_head());
     for row in memory::largest(table, CROWD as usize) {
-        let (rank, host) = (row.seat.0, row.host.as_str());
+        let (rank, host) = (row.slot.0, row.host.as_str());
         let (peak, comparison) = (row.peak(), row.comparison.as_ref());
         info!(
             target: "coxswain::memory",

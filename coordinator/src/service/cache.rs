@@ -10,7 +10,7 @@ use coxswain_proto::{
 use super::fields::{Decoded, FieldError, count, milliseconds};
 use crate::{
     core::{
-        action::{CacheKey, LeaseTurn},
+        action::{CacheKey, LeaseCachePhase},
         cache::{GenerationEntry, GenerationState},
         event::Ask,
         news::CacheNews,
@@ -37,12 +37,12 @@ fn report(wire: v1::CacheReport) -> Decoded<CacheReport> {
         let problem = format!("is {}, and there are {} samples", wire.stored, wire.total);
         return Err(FieldError::new("stored", problem));
     }
-    if wire.space.len() > MAX_SPACE {
-        return Err(FieldError::new("space", format!("is longer than {MAX_SPACE} bytes")));
+    if wire.namespace.len() > MAX_NAMESPACE {
+        return Err(FieldError::new("namespace", format!("is longer than {MAX_NAMESPACE} bytes")));
     }
     Ok(CacheReport {
         generation: wire.generation,
-        space: wire.space,
+        namespace: wire.namespace,
         stored: wire.stored,
         total: count("total", wire.total)?,
         bytes: Bytes(count("bytes", wire.bytes)?),
@@ -54,7 +54,7 @@ fn report(wire: v1::CacheReport) -> Decoded<CacheReport> {
 }
 
 /// The name of a directory is half of this.
-const MAX_SPACE: usize = 64;
+const MAX_NAMESPACE: usize = 64;
 
 /// A loss that is not a number is told as it is; so is a drift, which then decides for a new generation.
 fn drift(wire: v1::CacheDrift) -> Decoded<CacheDrift> {
@@ -82,15 +82,15 @@ pub fn cache_use(wire: v1::CacheUse) -> Decoded<CacheUse> {
 }
 
 /// Where the steps of a lease take their features from.
-pub fn turn(turn: LeaseTurn) -> v1::CacheTurn {
+pub fn cache_phase(cache_phase: LeaseCachePhase) -> v1::CachePhase {
     let generation = |key: CacheKey| v1::CacheGeneration {
         number: key.generation.number,
         since_step: key.generation.since.0,
-        space: key.space.unwrap_or_default(),
+        namespace: key.namespace.unwrap_or_default(),
     };
-    match turn {
-        LeaseTurn::Live { kept } => v1::CacheTurn { serving: None, kept: kept.map(generation) },
-        LeaseTurn::Cached(key) => v1::CacheTurn { serving: Some(generation(key)), kept: None },
+    match cache_phase {
+        LeaseCachePhase::Live { kept } => v1::CachePhase { serving: None, kept: kept.map(generation) },
+        LeaseCachePhase::Cached(key) => v1::CachePhase { serving: Some(generation(key)), kept: None },
     }
 }
 
@@ -129,7 +129,7 @@ pub fn status(status: CacheStatus) -> v1::CacheStatus {
         mode: mode.into(),
         tap: status.tap.to_string(),
         serving: status.serving,
-        turn_ends: status.turn_ends.map(|step| step.0),
+        cache_phase_ends: status.cache_phase_ends.map(|step| step.0),
         waits_at: status.waits_at.map(|step| step.0),
         generations: status.generations.iter().map(|(entry, state)| generation(entry, *state)).collect(),
         drifts: drifts.collect(),
@@ -153,7 +153,7 @@ fn generation(entry: &GenerationEntry, state: GenerationState) -> v1::CacheGener
         misses: entry.used.misses,
         damaged: entry.damaged,
         fill_batch: entry.fill_batch,
-        space: entry.space.clone().unwrap_or_default(),
+        namespace: entry.namespace.clone().unwrap_or_default(),
         why: entry.why.as_ref().map_or_else(String::new, why),
     }
 }

@@ -17,7 +17,7 @@ use crate::{
     options::CauseKind,
 };
 use coxswain_proto::{
-    ids::{Bytes, Generation, Seat, Step, WorkerId},
+    ids::{Bytes, Generation, Slot, Step, WorkerId},
     limits::{MAX_ERROR_TEXT, MAX_METRICS, MAX_SAMPLES_OF_ROW},
     order::DamagedRow,
     v1,
@@ -52,7 +52,7 @@ impl TryFrom<v1::RegisterRequest> for Ask {
         Ok(Self::Register(WorkerClaim {
             origin: origin(wire.version, wire.run_id)?,
             incarnation: name("incarnation", wire.incarnation)?,
-            seat: Seat(wire.rank),
+            slot: Slot(wire.rank),
             local_rank: wire.local_rank,
             node_rank: wire.node_rank,
             host: name("host", wire.host)?,
@@ -86,7 +86,7 @@ impl TryFrom<v1::ReportStartRequest> for Ask {
         let source = match v1::StateSource::try_from(wire.source) {
             Ok(v1::StateSource::Fresh) => StateSource::Fresh,
             Ok(v1::StateSource::Carried) => StateSource::Carried,
-            Ok(v1::StateSource::Mirror) => StateSource::Mirror,
+            Ok(v1::StateSource::Replica) => StateSource::Replica,
             Ok(v1::StateSource::Checkpoint) => StateSource::Checkpoint,
             Ok(v1::StateSource::Unspecified) | Err(_) => return Err(unknown("source", wire.source)),
         };
@@ -160,7 +160,7 @@ impl TryFrom<v1::RankMemory> for RankMemory {
 
     fn try_from(wire: v1::RankMemory) -> Decoded<Self> {
         let (phases, comparison) = (peaks(wire.phases)?, wire.comparison.map(Into::into));
-        Ok(Self { seat: Seat(wire.rank), host: wire.host, phases, comparison })
+        Ok(Self { slot: Slot(wire.rank), host: wire.host, phases, comparison })
     }
 }
 
@@ -250,7 +250,7 @@ impl TryFrom<v1::ReportExitRequest> for Ask {
             None => return Err(FieldError::new("ended", "is missing")),
         };
         let pid = (wire.pid != 0).then_some(wire.pid);
-        Ok(Self::Exit { node_id: wire.node_id, seat: Seat(wire.rank), pid, ended })
+        Ok(Self::Exit { node_id: wire.node_id, slot: Slot(wire.rank), pid, ended })
     }
 }
 
@@ -314,7 +314,7 @@ fn failure(wire: v1::Failure) -> Decoded<Failure> {
     };
     Ok(Failure {
         kind,
-        seat: wire.rank.map(Seat),
+        slot: wire.rank.map(Slot),
         host: name("host", wire.host)?,
         generation: Generation(wire.generation),
         phase: phase("phase", wire.phase)?,
@@ -323,7 +323,7 @@ fn failure(wire: v1::Failure) -> Decoded<Failure> {
         positions: positions(wire.samples)?,
         memory_in_use: Bytes(wire.memory_in_use),
         message: cut(wire.message, MAX_ERROR_TEXT),
-        victims: wire.victims.into_iter().map(Seat).collect(),
+        victims: wire.victims.into_iter().map(Slot).collect(),
         fatal: false,
     })
 }

@@ -96,7 +96,7 @@ pub fn directive(directive: Directive) -> v1::Directive {
             end_step: lease.end.0,
             slice: lease.slice.0,
             slices: lease.slices,
-            turn: Some(cache::turn(lease.turn)),
+            cache_phase: Some(cache::cache_phase(lease.cache_phase)),
         }),
         Directive::Pause => Kind::Pause(v1::Pause {}),
         Directive::Resume => Kind::Resume(v1::Resume {}),
@@ -116,8 +116,8 @@ pub fn directive(directive: Directive) -> v1::Directive {
 
 /// What a launcher is told.
 pub fn node_directive(respawn: Respawn) -> v1::NodeDirective {
-    let Respawn { seat, attempt, reason } = respawn;
-    let respawn = v1::Respawn { rank: seat.0, attempt, reason };
+    let Respawn { slot, attempt, reason } = respawn;
+    let respawn = v1::Respawn { rank: slot.0, attempt, reason };
     v1::NodeDirective { kind: Some(v1::node_directive::Kind::Respawn(respawn)) }
 }
 
@@ -176,7 +176,7 @@ fn leaving(node: LeavingNode, facts: &RunFacts) -> v1::LeavingNode {
 /// The memory table.
 pub fn memory(table: &[RankMemory]) -> v1::GetMemoryResponse {
     let ranks = table.iter().map(|row| v1::RankMemory {
-        rank: row.seat.0,
+        rank: row.slot.0,
         host: row.host.clone(),
         phases: row.phases.iter().map(Into::into).collect(),
         comparison: row.comparison.as_ref().map(Into::into),
@@ -213,11 +213,11 @@ pub fn watch_event(dated: &Dated) -> Option<v1::WatchEvent> {
             Kind::Failure(self::failure(failure, dated.unix_ms))
         }
         News::Cache(news) => Kind::Cache(cache::changed(news)),
-        News::Note(seat, text) | News::Standstill(seat, text) => {
-            Kind::Note(v1::Note { rank: seat.0, text: text.clone() })
+        News::Note(slot, text) | News::Standstill(slot, text) => {
+            Kind::Note(v1::Note { rank: slot.0, text: text.clone() })
         }
         News::Sample(at, verdict, failure) => Kind::Note(v1::Note {
-            rank: failure.seat.map_or(0, |seat| seat.0),
+            rank: failure.slot.map_or(0, |slot| slot.0),
             text: crate::log::sample(at, *verdict, failure),
         }),
         News::Consequence(_) | News::Memory(_) | News::Refused(_) => return None,
@@ -226,9 +226,9 @@ pub fn watch_event(dated: &Dated) -> Option<v1::WatchEvent> {
 }
 
 fn rank_status(rank: RankStatus) -> v1::RankStatus {
-    let RankStatus { seat, host, node_rank, local_rank, silent, occupant } = rank;
-    let seat = v1::RankStatus {
-        rank: seat.0,
+    let RankStatus { slot, host, node_rank, local_rank, silent, occupant } = rank;
+    let slot = v1::RankStatus {
+        rank: slot.0,
         host,
         node_rank,
         local_rank,
@@ -236,12 +236,12 @@ fn rank_status(rank: RankStatus) -> v1::RankStatus {
         ..v1::RankStatus::default()
     };
     match occupant {
-        Occupant::Starting => v1::RankStatus { phase: v1::WorkerPhase::Starting.into(), ..seat },
-        Occupant::Worker(worker) => worker_status(worker, seat),
+        Occupant::Starting => v1::RankStatus { phase: v1::WorkerPhase::Starting.into(), ..slot },
+        Occupant::Worker(worker) => worker_status(worker, slot),
     }
 }
 
-fn worker_status(worker: WorkerStatus, seat: v1::RankStatus) -> v1::RankStatus {
+fn worker_status(worker: WorkerStatus, slot: v1::RankStatus) -> v1::RankStatus {
     v1::RankStatus {
         worker_id: worker.worker.0,
         pid: worker.pid,
@@ -254,7 +254,7 @@ fn worker_status(worker: WorkerStatus, seat: v1::RankStatus) -> v1::RankStatus {
         times: Some((&worker.times).into()),
         metrics: worker.metrics.iter().take(MAX_RANK_METRICS).map(Into::into).collect(),
         gone: worker.gone,
-        ..seat
+        ..slot
     }
 }
 
@@ -271,7 +271,7 @@ fn committed(step: &CommittedStep) -> v1::StepCommitted {
         times: Some((&step.times).into()),
         metrics: step.metrics.iter().map(Into::into).collect(),
         memory_peak: step.memory_peak.0,
-        memory_peak_rank: step.memory_peak_seat.0,
+        memory_peak_rank: step.memory_peak_slot.0,
         cache_generation: step.cache_generation,
         cache: Some((&step.cache).into()),
     }
@@ -297,7 +297,7 @@ fn failure(failure: &Failure, unix_ms: u64) -> v1::Failure {
     let samples = failure.positions.iter().map(|p| v1::SampleRange { begin: p.start, end: p.end });
     let Bytes(memory_in_use) = failure.memory_in_use;
     v1::Failure {
-        rank: failure.seat.map(|seat| seat.0),
+        rank: failure.slot.map(|slot| slot.0),
         host: failure.host.clone(),
         generation: failure.generation.0,
         phase: v1::WorkerPhase::from(failure.phase).into(),
@@ -308,7 +308,7 @@ fn failure(failure: &Failure, unix_ms: u64) -> v1::Failure {
         kind: v1::FailureKind::from(failure.kind).into(),
         message: failure.message.clone(),
         unix_ms,
-        victims: failure.victims.iter().map(|seat| seat.0).collect(),
+        victims: failure.victims.iter().map(|slot| slot.0).collect(),
         fatal: failure.fatal,
     }
 }

@@ -1,8 +1,8 @@
 //! `GET /metrics`: the run's status for Prometheus, on the port of the gRPC services.
 //!
-//! Every scrape asks the core for the status that `cox status` shows and renders it as OpenMetrics text; nothing is counted here, so a
-//! restarted coordinator goes on where its journal is. Names begin with `coxswain_`, units are base units and stand at their end. A value
-//! that is not known yet is left out.
+//! Every scrape asks the core for the status that `cox status` shows and renders it as OpenMetrics text;
+//! nothing is counted here, so a restarted coordinator goes on where its journal is. Names begin with
+//! `coxswain_`, units are base units and stand at their end. A value that is not known yet is left out.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
@@ -166,7 +166,7 @@ fn figures(sheet: &mut Sheet<'_>, metrics: &[Metric]) -> fmt::Result {
 
 /// A process that has not made itself known has no device, and nothing to show but its silence.
 fn ranks(sheet: &mut Sheet<'_>, ranks: &[RankStatus]) -> fmt::Result {
-    let names: Vec<_> = ranks.iter().map(|rank| rank.seat.0.to_string()).collect();
+    let names: Vec<_> = ranks.iter().map(|rank| rank.slot.0.to_string()).collect();
     let of_worker = |value: fn(&WorkerStatus) -> u64| {
         move |rank: &RankStatus| rank.worker().map(|worker| value(worker) as f64)
     };

@@ -1,13 +1,14 @@
-//! The two gRPC services, and the run's metrics on the same port: decode, ask, encode. Nothing is decided here.
+//! The two gRPC services, and the run's metrics on the same port: decode, ask, encode. Nothing is decided
+//! here.
 
 mod auth;
-mod books;
 mod cache;
 mod decode;
 mod encode;
 mod fields;
 mod metrics;
 mod people;
+mod records;
 mod shared;
 mod workers;
 

@@ -14,8 +14,9 @@ use tokio_stream::{
 use tonic::{Request, Response, Status};
 
 use super::{
-    books, encode,
+    encode,
     fields::cut,
+    records,
     shared::{Service, mismatch},
 };
 use crate::{
@@ -110,13 +111,13 @@ impl Control for Service {
         let mut entries = self.handle.ledger(Step(first_step), limit + 1).await?;
         let next = (entries.len() > limit).then(|| entries[limit].step.0);
         entries.truncate(limit);
-        Ok(Response::new(books::ledger(&entries, next)))
+        Ok(Response::new(records::ledger(&entries, next)))
     }
 
     type GetHistoryStream = Pin<Box<dyn Stream<Item = Result<v1::GetHistoryResponse, Status>> + Send>>;
 
     async fn get_history(&self, _: Request<v1::GetHistoryRequest>) -> Answer<Self::GetHistoryStream> {
-        let entries = books::history(&self.handle.history().await?);
+        let entries = records::history(&self.handle.history().await?);
         Ok(Response::new(Box::pin(tokio_stream::iter(entries.into_iter().map(Ok)))))
     }
 }

@@ -1,5 +1,5 @@
-//! The feature cache over gRPC: leases name their turn, a drift is waited for, a rebuild can be asked for, all of it outlives the
-//! coordinator.
+//! The feature cache over gRPC: leases name their cache phase, a drift is waited for, a rebuild can be asked
+//! for, all of it outlives the coordinator.
 
 use std::path::Path;
 
@@ -34,7 +34,7 @@ async fn leased(worker: &mut FakeWorker) -> (std::ops::Range<u64>, u64) {
             other => panic!("{other:?} is not a lease"),
         }
     };
-    let serving = lease.turn.and_then(|turn| turn.serving);
+    let serving = lease.cache_phase.and_then(|cache_phase| cache_phase.serving);
     (lease.first_step..lease.end_step, serving.map_or(0, |serving| serving.number))
 }
 
@@ -51,7 +51,7 @@ async fn report(worker: &mut FakeWorker, report: v1::CacheReport) -> Result<(), 
 
 fn drift(generation: u64, at_step: u64, relative_l2: f64) -> v1::CacheReport {
     let drift = Some(v1::CacheDrift { at_step, relative_l2, cosine: 1.0, probes: 4, ..Default::default() });
-    v1::CacheReport { generation, drift, space: "5f".into(), stored: 12, total: 30, ..Default::default() }
+    v1::CacheReport { generation, drift, namespace: "5f".into(), stored: 12, total: 30, ..Default::default() }
 }
 
 async fn status(sandbox: &Sandbox) -> v1::CacheStatus {
@@ -61,7 +61,7 @@ async fn status(sandbox: &Sandbox) -> v1::CacheStatus {
 }
 
 #[tokio::test]
-async fn turns_come_with_leases_wait_for_their_drift_and_outlive_the_coordinator() {
+async fn cache_phases_come_with_leases_wait_for_their_drift_and_outlive_the_coordinator() {
     let directory = tempfile::tempdir().unwrap();
     let sandbox = Sandbox::start(periodic(directory.path())).await;
     let mut worker = sandbox.worker(0).await;

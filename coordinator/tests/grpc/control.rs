@@ -13,14 +13,14 @@ use crate::harness::{Sandbox, options, spec};
 async fn a_run_can_be_paused_resumed_checkpointed_and_stopped() {
     let directory = tempfile::tempdir().unwrap();
     let sandbox = Sandbox::start(options(spec(directory.path(), 100), 2)).await;
-    let mut crew = sandbox.crew(2).await;
+    let mut fake_workers = sandbox.fake_workers(2).await;
     let mut people = sandbox.people().await;
-    for worker in &mut crew {
+    for worker in &mut fake_workers {
         worker.begin().await;
         worker.steps(0..1).await.unwrap();
     }
     people.pause(v1::PauseRequest {}).await.unwrap();
-    for worker in &mut crew {
+    for worker in &mut fake_workers {
         assert_eq!(worker.ordered().await, Kind::Pause(v1::Pause {}));
         assert!(worker.beat(v1::WorkerPhase::Paused).await);
     }
@@ -33,13 +33,13 @@ async fn a_run_can_be_paused_resumed_checkpointed_and_stopped() {
     let long = format!("enough{}", "!".repeat(2 * MAX_ERROR_TEXT));
     let cut = &long[..MAX_ERROR_TEXT];
     people.stop_run(v1::StopRunRequest { reason: long.clone() }).await.unwrap();
-    for worker in &mut crew {
+    for worker in &mut fake_workers {
         assert_eq!(worker.ordered().await, Kind::Resume(v1::Resume {}));
         assert_eq!(worker.ordered().await, Kind::Checkpoint(v1::CheckpointNow { request: 1 }));
         assert_eq!(worker.ordered().await, Kind::Stop(v1::Stop { reason: cut.into() }));
         worker.steps(1..2).await.unwrap();
     }
-    for worker in &mut crew {
+    for worker in &mut fake_workers {
         worker.leave(0).await;
     }
     let outcome = Outcome::Stopped { steps: Step(2), reason: cut.into() };
@@ -135,8 +135,8 @@ async fn the_memory_table_is_fresh_when_asked_for() {
 async fn the_ledger_is_read_page_by_page() {
     let directory = tempfile::tempdir().unwrap();
     let sandbox = Sandbox::start(options(spec(directory.path(), 100), 2)).await;
-    let mut crew = sandbox.crew(2).await;
-    for worker in &mut crew {
+    let mut fake_workers = sandbox.fake_workers(2).await;
+    for worker in &mut fake_workers {
         worker.begin().await;
         worker.steps(0..5).await.unwrap();
     }

@@ -94,12 +94,12 @@ impl Sandbox {
     }
 
     /// A complete world.
-    pub async fn crew(&self, world: u32) -> Vec<FakeWorker> {
-        let mut crew = Vec::new();
+    pub async fn fake_workers(&self, world: u32) -> Vec<FakeWorker> {
+        let mut fake_workers = Vec::new();
         for rank in 0..world {
-            crew.push(self.worker(rank).await);
+            fake_workers.push(self.worker(rank).await);
         }
-        crew
+        fake_workers
     }
 
     /// How the run ended by itself.

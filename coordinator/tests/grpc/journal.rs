@@ -90,12 +90,12 @@ async fn a_run_that_is_begun_again_goes_on_from_its_checkpoint_and_says_what_is_
     assert_eq!(steps, [(0, 1), (1, 1), (2, 1), (3, 1), (4, 2)]);
 }
 
-/// The books, once nobody holds them any more.
+/// The records, once nobody holds them any more.
 async fn left_behind(state: &Path) -> Chronicle {
     let deadline = tokio::time::Instant::now() + std::time::Duration::from_secs(20);
     loop {
         match journal::read(state) {
-            Ok(books) => return books,
+            Ok(records) => return records,
             Err(error) => assert!(tokio::time::Instant::now() < deadline, "{error}"),
         }
         tokio::task::yield_now().await;
@@ -154,7 +154,7 @@ async fn a_coordinator_tells_where_its_generations_had_their_state_from_as_the_j
 }
 
 #[tokio::test]
-async fn the_books_can_be_read_without_a_coordinator() {
+async fn the_journal_can_be_read_without_a_coordinator() {
     let directory = tempfile::tempdir().unwrap();
     let state = directory.path().join("state");
     assert!(journal::read(&state).is_err(), "there is none yet");
@@ -164,12 +164,12 @@ async fn the_books_can_be_read_without_a_coordinator() {
     worker.steps(0..6).await.unwrap();
     assert!(matches!(journal::read(&state), Err(JournalError::InUse { .. })));
     sandbox.kill().await;
-    let books = left_behind(&state).await;
-    assert_eq!((books.training_samples, books.global_batch, books.total_steps), (30, 8, Some(100)));
-    let positions: Vec<_> = books.steps.iter().map(|step| step.positions.clone()).collect();
+    let records = left_behind(&state).await;
+    assert_eq!((records.training_samples, records.global_batch, records.total_steps), (30, 8, Some(100)));
+    let positions: Vec<_> = records.steps.iter().map(|step| step.positions.clone()).collect();
     assert_eq!(positions, [0..8, 8..16, 16..24, 24..30, 0..8, 8..16]);
-    assert_eq!((books.history.memberships.len(), books.history.fate), (1, journal::Fate::NotOver));
-    assert_eq!(journal::read(&state).unwrap(), books, "it is left as it was");
+    assert_eq!((records.history.memberships.len(), records.history.fate), (1, journal::Fate::NotOver));
+    assert_eq!(journal::read(&state).unwrap(), records, "it is left as it was");
 }
 
 #[tokio::test]
@@ -206,7 +206,7 @@ async fn flipped_bytes_never_bring_a_coordinator_down() {
     sandbox.shut_down().await.unwrap();
     let path = directory.path().join("state/journal.redb");
     let whole = fs::read(&path).unwrap();
-    let books = journal::read(&directory.path().join("state")).unwrap();
+    let records = journal::read(&directory.path().join("state")).unwrap();
     let mut refusals = 0;
     for place in (0..whole.len()).step_by(whole.len() / 48) {
         let mut bytes = whole.clone();
@@ -214,7 +214,7 @@ async fn flipped_bytes_never_bring_a_coordinator_down() {
         fs::write(&path, &bytes).unwrap();
         match journal::read(&directory.path().join("state")) {
             Ok(found) => {
-                assert_eq!(found, books, "byte {place} changed what was written, and nobody noticed")
+                assert_eq!(found, records, "byte {place} changed what was written, and nobody noticed")
             }
             Err(error) => {
                 assert!(error.to_string().contains("journal in"), "{error}");

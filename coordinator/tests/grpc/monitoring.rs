@@ -31,8 +31,8 @@ async fn metrics_tell_where_the_run_is_on_the_same_port() {
     assert!(before.contains("phase=\"waiting for workers\""), "{before}");
     assert!(!before.contains("\ncoxswain_loss "), "nothing is known of a loss yet: {before}");
 
-    let mut crew = sandbox.crew(2).await;
-    for worker in &mut crew {
+    let mut fake_workers = sandbox.fake_workers(2).await;
+    for worker in &mut fake_workers {
         let time = |ms| Metric::stage_time("language", Duration::from_millis(ms));
         let sum = Metric { unit: "bytes".into(), merge: Merge::Sum, ..Metric::same("made_up/thing", 16.0) };
         worker.metrics = vec![time(2 + 4 * u64::from(worker.rank)), sum, Metric::same("alone", 0.5)];
@@ -55,7 +55,7 @@ async fn metrics_tell_where_the_run_is_on_the_same_port() {
         assert!(during.contains(&format!("\n{line}")), "{line} is not in {during}");
     }
     assert!(during.contains("# EOF"), "{during}");
-    drop(crew);
+    drop(fake_workers);
     sandbox.shut_down().await.unwrap();
 }
 
@@ -78,15 +78,15 @@ async fn metrics_want_the_token_that_calls_want() {
 async fn scalars_of_every_committed_step_are_on_disk_when_the_run_is_over() {
     let directory = tempfile::tempdir().unwrap();
     let sandbox = Sandbox::start(options(spec(directory.path(), 3), 1)).await;
-    let mut crew = sandbox.crew(1).await;
-    crew[0].metrics = vec![
+    let mut fake_workers = sandbox.fake_workers(1).await;
+    fake_workers[0].metrics = vec![
         Metric::stage_time("tower", Duration::from_millis(2)),
         Metric::same("made_up/thing", 0.5),
         Metric::learning_rate("slow", 1e-5),
     ];
-    crew[0].begin().await;
-    crew[0].steps(0..3).await.unwrap();
-    crew[0].leave(0).await;
+    fake_workers[0].begin().await;
+    fake_workers[0].steps(0..3).await.unwrap();
+    fake_workers[0].leave(0).await;
     sandbox.outcome().await.unwrap();
     let written = directory.path().join("out/tensorboard");
     let files: Vec<_> = fs::read_dir(&written).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -104,9 +104,9 @@ async fn a_directory_that_cannot_be_written_costs_scalars_and_nothing_else() {
     fs::create_dir_all(directory.path().join("out")).unwrap();
     fs::write(directory.path().join("out/tensorboard"), "in the way").unwrap();
     let sandbox = Sandbox::start(options(spec(directory.path(), 2), 1)).await;
-    let mut crew = sandbox.crew(1).await;
-    crew[0].begin().await;
-    crew[0].steps(0..2).await.unwrap();
-    crew[0].leave(0).await;
+    let mut fake_workers = sandbox.fake_workers(1).await;
+    fake_workers[0].begin().await;
+    fake_workers[0].steps(0..2).await.unwrap();
+    fake_workers[0].leave(0).await;
     sandbox.outcome().await.unwrap();
 }

@@ -40,12 +40,12 @@ async fn training_goes_on_after_a_worker_is_killed() {
     let directory = tempfile::tempdir().unwrap();
     let sandbox = Sandbox::start(options(spec(directory.path(), 10), 2)).await;
     let mut line = launcher(&sandbox, 2).await;
-    let mut crew = sandbox.crew(2).await;
-    for worker in &mut crew {
+    let mut fake_workers = sandbox.fake_workers(2).await;
+    for worker in &mut fake_workers {
         worker.begin().await;
         worker.steps(0..4).await.unwrap();
     }
-    let mut gone = crew.pop().unwrap();
+    let mut gone = fake_workers.pop().unwrap();
     let exit = v1::ReportExitRequest {
         node_id: "launcher".into(),
         rank: 1,
@@ -55,24 +55,24 @@ async fn training_goes_on_after_a_worker_is_killed() {
     sandbox.workers().await.report_exit(exit).await.unwrap();
     let asked = respawn(&mut line).await;
     assert_eq!((asked.rank, asked.attempt), (1, 1));
-    let Kind::Abort(abort) = crew[0].ordered().await else { panic!("not an abort") };
+    let Kind::Abort(abort) = fake_workers[0].ordered().await else { panic!("not an abort") };
     assert_eq!((abort.generation, abort.over), (1, false));
-    crew[0].ready(1, "").await.unwrap();
+    fake_workers[0].ready(1, "").await.unwrap();
     // The old process is not heard any more.
     assert!(!gone.beat(v1::WorkerPhase::Forward).await);
     assert_eq!(gone.ready(1, "").await.unwrap_err().code(), Code::NotFound);
 
     let mut claim = register(1);
     (claim.incarnation, claim.pid) = ("life-1-again".into(), 201);
-    crew.push(FakeWorker::join(sandbox.workers().await, sandbox.plan, claim).await.unwrap());
-    for worker in &mut crew {
+    fake_workers.push(FakeWorker::join(sandbox.workers().await, sandbox.plan, claim).await.unwrap());
+    for worker in &mut fake_workers {
         worker.assigned().await;
         assert_eq!(worker.generation, 2);
     }
-    for worker in &mut crew {
-        worker.starts(4, v1::StateSource::Mirror).await;
+    for worker in &mut fake_workers {
+        worker.starts(4, v1::StateSource::Replica).await;
     }
-    for worker in &mut crew {
+    for worker in &mut fake_workers {
         worker.steps(4..10).await.unwrap();
     }
     let mut people = sandbox.people().await;
@@ -83,7 +83,7 @@ async fn training_goes_on_after_a_worker_is_killed() {
     let ledger = people.get_ledger(v1::GetLedgerRequest::default()).await.unwrap().into_inner();
     let generations: Vec<_> = ledger.steps.iter().map(|step| step.generation).collect();
     assert_eq!(generations, [1, 1, 1, 1, 2, 2, 2, 2, 2, 2]);
-    for worker in &mut crew {
+    for worker in &mut fake_workers {
         worker.leave(0).await;
     }
     assert_eq!(sandbox.outcome().await.unwrap(), Outcome::Finished { steps: Step(10) });

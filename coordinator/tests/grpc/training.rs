@@ -2,7 +2,7 @@
 
 use coxswain_coordinator::{CauseKind, Outcome};
 use coxswain_proto::{
-    ids::{Seat, Step},
+    ids::{Slot, Step},
     v1::{self, directive::Kind},
 };
 use tonic::Code;
@@ -12,21 +12,21 @@ use crate::harness::{FakeWorker, Sandbox, fragile, impatient, options, register,
 async fn train(world: u32) {
     let directory = tempfile::tempdir().unwrap();
     let sandbox = Sandbox::start(options(spec(directory.path(), 40), world)).await;
-    let mut crew = sandbox.crew(world).await;
-    for worker in &mut crew {
+    let mut fake_workers = sandbox.fake_workers(world).await;
+    for worker in &mut fake_workers {
         assert_eq!(worker.begin().await, 0);
         let Kind::Lease(lease) = worker.told().await else { panic!("not a lease") };
         assert_eq!((lease.first_step, lease.end_step), (0, 32));
         assert_eq!((lease.slice, lease.slices), (worker.rank, world));
     }
     for step in 0..40 {
-        for worker in &mut crew {
+        for worker in &mut fake_workers {
             let committed = worker.steps(step..step + 1).await.unwrap();
             let all = worker.rank + 1 == world;
             assert_eq!(committed, if all { step + 1 } else { step });
         }
     }
-    for worker in &mut crew {
+    for worker in &mut fake_workers {
         let Kind::Lease(lease) = worker.told().await else { panic!("not a lease") };
         assert_eq!((lease.first_step, lease.end_step), (32, 40));
         worker.leave(0).await;
@@ -110,27 +110,27 @@ async fn a_worker_that_vanishes_ends_a_run_without_a_budget() {
     let mut options = fragile(options(spec(directory.path(), 10), 2));
     options.patience = impatient();
     let sandbox = Sandbox::start(options).await;
-    let mut crew = sandbox.crew(2).await;
-    for worker in &mut crew {
+    let mut fake_workers = sandbox.fake_workers(2).await;
+    for worker in &mut fake_workers {
         worker.begin().await;
     }
-    drop(crew.pop());
+    drop(fake_workers.pop());
     loop {
-        if let Kind::Abort(abort) = crew[0].told().await {
+        if let Kind::Abort(abort) = fake_workers[0].told().await {
             assert!(abort.reason.contains("rank 1"), "{}", abort.reason);
             break;
         }
     }
-    crew[0].leave(4).await;
+    fake_workers[0].leave(4).await;
     let Outcome::Failed(cause) = sandbox.outcome().await.unwrap() else { panic!("not failed") };
-    assert_eq!((cause.seat, cause.kind), (Some(Seat(1)), CauseKind::WorkerLost));
+    assert_eq!((cause.slot, cause.kind), (Some(Slot(1)), CauseKind::WorkerLost));
 }
 
 #[tokio::test]
 async fn the_reported_cause_is_the_outcome() {
     let directory = tempfile::tempdir().unwrap();
     let sandbox = Sandbox::start(options(spec(directory.path(), 10), 2)).await;
-    let mut crew = sandbox.crew(2).await;
+    let mut fake_workers = sandbox.fake_workers(2).await;
     let failure = v1::Failure {
         phase: v1::WorkerPhase::Forward.into(),
         step: 3,
@@ -139,20 +139,20 @@ async fn the_reported_cause_is_the_outcome() {
         ..Default::default()
     };
     let mut request = v1::ReportFailureRequest {
-        worker_id: Some(crew[1].id),
+        worker_id: Some(fake_workers[1].id),
         failure: Some(failure),
         ..Default::default()
     };
-    let status = crew[1].client.report_failure(request.clone()).await.unwrap_err();
+    let status = fake_workers[1].client.report_failure(request.clone()).await.unwrap_err();
     assert_eq!(status.code(), Code::FailedPrecondition, "a failure of another run is not ours");
     let mut people = sandbox.people().await;
     let status = people.get_status(v1::GetStatusRequest {}).await.unwrap().into_inner();
     request.run_id = status.run_id;
-    crew[1].client.report_failure(request).await.unwrap();
+    fake_workers[1].client.report_failure(request).await.unwrap();
     let status = people.get_status(v1::GetStatusRequest {}).await.unwrap().into_inner();
     assert_eq!(status.phase(), v1::RunPhase::Failed);
     assert_eq!(status.first_failure.unwrap().rank, Some(1));
-    for worker in &mut crew {
+    for worker in &mut fake_workers {
         worker.leave(5).await;
     }
     let Outcome::Failed(cause) = sandbox.outcome().await.unwrap() else { panic!("not failed") };

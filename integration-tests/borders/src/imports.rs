@@ -1,9 +1,11 @@
 //! Which file uses what another file defines, and where that goes in circles.
 //!
-//! A file uses another one if a path in it (in a `use`, a type, an expression, a macro's arguments) leads to something that the other one
-//! defines; a re-export leads on to what it names. A path that ends at a module uses nothing yet: what is said through it later does.
-//! `mod child;` is a use of the child by its parent, unless declarations are left out. With them, a parent and its child are a circle as
-//! soon as the child uses something that the parent's own file defines, and none when all it takes from there are re-exports of siblings.
+//! A file uses another one if a path in it (in a `use`, a type, an expression, a macro's arguments) leads to
+//! something that the other one defines; a re-export leads on to what it names. A path that ends at a module
+//! uses nothing yet: what is said through it later does. `mod child;` is a use of the child by its parent,
+//! unless declarations are left out. With them, a parent and its child are a circle as soon as the child uses
+//! something that the parent's own file defines, and none when all it takes from there are re-exports of
+//! siblings.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -60,8 +62,8 @@ pub fn without_declarations(graph: &Graph) -> Graph {
     graph.iter().map(|(file, uses)| (file.clone(), imports(uses))).collect()
 }
 
-/// Circles among the files that lie below `folder`: sets of files each of which leads to each other. A circle that leaves the folder on its
-/// way is one of a larger folder.
+/// Circles among the files that lie below `folder`: sets of files each of which leads to each other. A circle
+/// that leaves the folder on its way is one of a larger folder.
 pub fn circles(graph: &Graph, folder: &Path) -> Vec<BTreeSet<PathBuf>> {
     let files: Vec<_> = graph.keys().filter(|file| file.starts_with(folder)).collect();
     let reach: BTreeMap<_, _> = files.iter().map(|file| (*file, reached(graph, file, folder))).collect();
@@ -159,7 +161,8 @@ enum Found<'a> {
 }
 
 impl<'a> Resolver<'a> {
-    /// The file that defines what a path in a module means; none if that is a module, or lies outside the crate.
+    /// The file that defines what a path in a module means; none if that is a module, or lies outside the
+    /// crate.
     fn definer(&self, module: &ModulePath, path: &[String]) -> Option<&'a Path> {
         match self.resolve(module, path, &mut Vec::new())? {
             Found::Item(file) => Some(file),
@@ -188,7 +191,8 @@ impl<'a> Resolver<'a> {
             match self.step(at, first, visited) {
                 Some(Found::Module(next)) => (at, rest) = (next, others),
                 Some(found) => return Some(found),
-                // Below a module of ours, something that a macro of it defines; else another crate, or a name of the function.
+                // Below a module of ours, something that a macro of it defines; else another crate, or a name
+                // of the function.
                 None if rest.len() < path.len() => return Some(Found::Item(&self.sources.modules[at].file)),
                 None => return None,
             }

@@ -1,4 +1,5 @@
-//! How large things are: fields of structs, methods of types, parameters of functions. And where a clock is read.
+//! How large things are: fields of structs, methods of types, parameters of functions. And where a clock is
+//! read.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -30,8 +31,8 @@ pub fn fields(sources: &Sources) -> Vec<Size> {
     })
 }
 
-/// Methods that a type has of its own, over all files of the crate, and those of every trait. Types of one name in different modules are
-/// told apart by the folder that they are in.
+/// Methods that a type has of its own, over all files of the crate, and those of every trait. Types of one
+/// name in different modules are told apart by the folder that they are in.
 pub fn methods(sources: &Sources) -> Vec<Size> {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     let defined: BTreeMap<String, Vec<&Path>> = definitions(sources);
@@ -92,7 +93,8 @@ pub fn parameters(sources: &Sources) -> Vec<Size> {
     each(sources, |item| signatures(item).into_iter().map(|of| (of.ident.to_string(), typed(of))).collect())
 }
 
-/// Parameters that are taken apart where they are declared, `(a, b): (A, B)`: two arguments that are counted as one.
+/// Parameters that are taken apart where they are declared, `(a, b): (A, B)`: two arguments that are counted
+/// as one.
 pub fn tuple_parameters(sources: &Sources) -> Vec<Size> {
     let is_tuple =
         |input: &&FnArg| matches!(input, FnArg::Typed(typed) if matches!(&*typed.pat, Pat::Tuple(_)));
@@ -142,8 +144,9 @@ fn each(sources: &Sources, counts: impl Fn(&Item) -> Vec<(String, usize)>) -> Ve
     sized.collect()
 }
 
-/// Signatures of an item's functions, those inside of functions included. A trait's implementation has the trait's parameters: only the
-/// trait is asked about them, if it is ours, and nothing can be done if it is not.
+/// Signatures of an item's functions, those inside of functions included. A trait's implementation has the
+/// trait's parameters: only the trait is asked about them, if it is ours, and nothing can be done if it is
+/// not.
 fn signatures(item: &Item) -> Vec<&Signature> {
     struct Signatures<'a>(Vec<&'a Signature>);
     impl<'ast> Visit<'ast> for Signatures<'ast> {

@@ -1,7 +1,7 @@
 //! The production modules of one crate, parsed.
 //!
-//! Modules are followed from the crate's root through `mod name;`, as the compiler does. What is compiled for tests alone is removed from
-//! the syntax trees, so that whatever walks them sees production code.
+//! Modules are followed from the crate's root through `mod name;`, as the compiler does. What is compiled for
+//! tests alone is removed from the syntax trees, so that whatever walks them sees production code.
 
 use std::{
     collections::BTreeMap,

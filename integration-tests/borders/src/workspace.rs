@@ -17,7 +17,8 @@ pub struct Package {
     pub dir: PathBuf,
     /// Roots of its library and programs, relative to the workspace's directory.
     pub roots: Vec<PathBuf>,
-    /// What it is built with by name, by its build script too; not what only its tests and benchmarks are made with.
+    /// What it is built with by name, by its build script too; not what only its tests and benchmarks are
+    /// made with.
     pub dependencies: BTreeSet<String>,
 }
 
@@ -58,7 +59,8 @@ fn read(package: &Value, root: &Path) -> Package {
     }
 }
 
-/// Crates of the workspace that `name` is built with, itself not among them, each with the way that leads to it: `a -> b -> c`.
+/// Crates of the workspace that `name` is built with, itself not among them, each with the way that leads to
+/// it: `a -> b -> c`.
 pub fn reached(packages: &BTreeMap<String, Package>, name: &str) -> BTreeMap<String, String> {
     let mut ways = BTreeMap::new();
     let mut open = vec![(name.to_owned(), name.to_owned())];
@@ -75,7 +77,8 @@ pub fn reached(packages: &BTreeMap<String, Package>, name: &str) -> BTreeMap<Str
     ways
 }
 
-/// Files of the repository with one of the endings, relative to its directory, sorted. Build outputs and hidden directories are left out.
+/// Files of the repository with one of the endings, relative to its directory, sorted. Build outputs and
+/// hidden directories are left out.
 pub fn files(root: &Path, endings: &[&str]) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut open = vec![root.to_path_buf()];

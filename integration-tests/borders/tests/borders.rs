@@ -1,8 +1,9 @@
-//! The borders of the house, held by a machine: what the engine may not name, what may not depend on what, where nothing goes in circles,
-//! and how large things may be.
+//! The borders of the house, held by a machine: what the engine may not name, what may not depend on what,
+//! where nothing goes in circles, and how large things may be.
 //!
-//! Each rule finds places that break it. Exceptions are listed below with the reason that they are right; one that is no longer needed
-//! fails, too. `PENDING` counts what is not mended yet: it may be lowered and never raised.
+//! Each rule finds places that break it. Exceptions are listed below with the reason that they are right; one
+//! that is no longer needed fails, too. `PENDING` counts what is not mended yet: it may be lowered and never
+//! raised.
 
 use std::{collections::BTreeMap, path::Path, sync::LazyLock};
 
@@ -23,7 +24,7 @@ const PARAMETERS: usize = 5;
 
 /// Places that break a rule today.
 struct Pending {
-    files_that_name_cargo: usize,
+    files_that_name_models: usize,
     fields: usize,
     methods: usize,
     parameters: usize,
@@ -32,7 +33,7 @@ struct Pending {
 }
 
 const PENDING: Pending = Pending {
-    files_that_name_cargo: 1,
+    files_that_name_models: 1,
     fields: 3,
     methods: 3,
     parameters: 0,
@@ -40,7 +41,8 @@ const PENDING: Pending = Pending {
     files_that_read_clocks: 7,
 };
 
-/// Folders, each with the files in it that import each other in circles today. Circles with files elsewhere are the outer folder's.
+/// Folders, each with the files in it that import each other in circles today. Circles with files elsewhere
+/// are the outer folder's.
 const CIRCLES: &[(&str, usize)] = &[
     ("coordinator/src", 0),
     ("launcher/src", 0),
@@ -56,7 +58,8 @@ const CIRCLES: &[(&str, usize)] = &[
     ("worker/tasks", 0),
     ("worker/video/src", 2),
 ];
-/// The same where a parent counts as a user of each child it declares: a child may then not import what its parent's file defines.
+/// The same where a parent counts as a user of each child it declares: a child may then not import what its
+/// parent's file defines.
 const CIRCLES_WITH_PARENTS: &[(&str, usize)] = &[
     ("coordinator/src", 0),
     ("launcher/src", 0),
@@ -74,7 +77,7 @@ const CIRCLES_WITH_PARENTS: &[(&str, usize)] = &[
 ];
 
 /// What the engine carries and does not know.
-const CARGO: [Word; 5] = [
+const MODEL_NAMES: [Word; 5] = [
     Word::Part("qwen"),
     Word::Part("image_grid"),
     Word::Part("action_expert"),
@@ -82,12 +85,13 @@ const CARGO: [Word; 5] = [
     Word::Whole("sensor"),
 ];
 /// Where it is at home.
-const CARGO_IS_KNOWN_IN: [&str; 5] =
+const MODELS_ARE_NAMED_IN: [&str; 5] =
     ["worker/models", "worker/tasks", "configs", "docs", "integration-tests"];
 
 /// Crates of models and tasks.
-const CARGO_CRATES: [&str; 2] = ["coxswain-models", "coxswain-tasks"];
-/// Crates that may depend on them: those that put a program together, and tests. Every other crate is the engine's.
+const MODEL_CRATES: [&str; 2] = ["coxswain-models", "coxswain-tasks"];
+/// Crates that may depend on them: those that put a program together, and tests. Every other crate is the
+/// engine's.
 const WIRING: [&str; 5] =
     ["coxswain", "coxswain-cuda", "coxswain-integration-tests", "coxswain-borders", "coxswain-toy"];
 
@@ -114,15 +118,15 @@ const CLOCKS: &Exceptions = &[
 fn the_engine_names_no_model_and_no_task() {
     let root = workspace::root();
     let is_known =
-        |file: &Path| CARGO_IS_KNOWN_IN.iter().any(|home| file.starts_with(home)) || is_a_test(file);
+        |file: &Path| MODELS_ARE_NAMED_IN.iter().any(|home| file.starts_with(home)) || is_a_test(file);
     let files = workspace::files(&root, &[".rs", ".proto"]).into_iter().filter(|file| !is_known(file));
     let found = files.filter_map(|file| {
         let text = std::fs::read_to_string(root.join(&file)).expect("it was found a moment ago");
-        let lines = words::lines_with(&text, &CARGO);
+        let lines = words::lines_with(&text, &MODEL_NAMES);
         let (line, shown) = lines.first()?;
         Some(format!("{}:{line}: {} ({} lines)", file.display(), shown.trim(), lines.len()))
     });
-    hold("names a model or a task", found.collect(), PENDING.files_that_name_cargo, &[]);
+    hold("names a model or a task", found.collect(), PENDING.files_that_name_models, &[]);
 }
 
 fn is_a_test(file: &Path) -> bool {
@@ -133,15 +137,15 @@ fn is_a_test(file: &Path) -> bool {
 #[test]
 fn no_crate_of_the_engine_is_built_with_a_model_or_a_task() {
     let packages = workspace::packages();
-    for name in WIRING.iter().chain(&CARGO_CRATES).copied() {
+    for name in WIRING.iter().chain(&MODEL_CRATES).copied() {
         assert!(packages.contains_key(name), "there is no crate {name}: correct the list");
     }
     let is_engine =
-        |name: &&String| !WIRING.contains(&name.as_str()) && !CARGO_CRATES.contains(&name.as_str());
+        |name: &&String| !WIRING.contains(&name.as_str()) && !MODEL_CRATES.contains(&name.as_str());
     let mut found = Vec::new();
     for name in packages.keys().filter(is_engine) {
         let reached = workspace::reached(&packages, name);
-        found.extend(CARGO_CRATES.iter().filter_map(|cargo| reached.get(*cargo).cloned()));
+        found.extend(MODEL_CRATES.iter().filter_map(|model_crate| reached.get(*model_crate).cloned()));
     }
     hold("is built with a model or a task", found, 0, &[]);
 }

@@ -1,5 +1,5 @@
-//! What is made from `configs/reference.yaml`, which has every key of a run file: the page of keys, and the JSON
-//! schema that gives editors completion. With `COX_WRITE_DOCS=1` these tests write both.
+//! What is made from `configs/reference.yaml`, which has every key of a run file: the page of keys, and the
+//! JSON schema that gives editors completion. With `COX_WRITE_DOCS=1` these tests write both.
 
 use std::{
     fs,

@@ -145,8 +145,8 @@ pub fn losses(summary: &Value) -> Vec<u64> {
     losses.iter().map(|loss| loss.as_f64().expect("a number").to_bits()).collect()
 }
 
-/// An address that was free a moment ago, on a port that the kernel gives to no outgoing connection: one of those could keep a listener
-/// away for a minute after it has closed.
+/// An address that was free a moment ago, on a port that the kernel gives to no outgoing connection: one of
+/// those could keep a listener away for a minute after it has closed.
 pub fn free_endpoint() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let first = std::process::id().wrapping_mul(97);

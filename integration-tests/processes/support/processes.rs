@@ -58,8 +58,8 @@ pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Waits until none of the processes runs any more. Nobody reaps an orphan's orphan at once everywhere: a process that is dead but
-/// unreaped counts as gone.
+/// Waits until none of the processes runs any more. Nobody reaps an orphan's orphan at once everywhere: a
+/// process that is dead but unreaped counts as gone.
 pub fn wait_until_gone(pids: &[i32]) {
     for pid in pids {
         wait_for("the end of a process", || {
@@ -69,8 +69,8 @@ pub fn wait_until_gone(pids: &[i32]) {
     }
 }
 
-/// Threads of a process. One that was killed is a zombie as soon as its first thread is, and may have others for a moment, which hold its
-/// sockets open.
+/// Threads of a process. One that was killed is a zombie as soon as its first thread is, and may have others
+/// for a moment, which hold its sockets open.
 fn threads(pid: i32) -> usize {
     std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count)
 }
@@ -80,7 +80,8 @@ pub fn signal(pid: i32, signal: Signal) {
     kill(Pid::from_raw(pid), signal).unwrap_or_else(|error| panic!("{signal} to {pid}: {error}"));
 }
 
-/// What Ctrl-C sends; SIGTERM where this process ignores SIGINT, as background jobs of scripts do, because a launch inherits that.
+/// What Ctrl-C sends; SIGTERM where this process ignores SIGINT, as background jobs of scripts do, because a
+/// launch inherits that.
 pub fn interrupt() -> Signal {
     let status = std::fs::read_to_string("/proc/self/status").expect("Linux");
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).expect("a mask");

@@ -1,5 +1,5 @@
-//! A network that can be cut: a TCP proxy between two processes that stops forwarding without closing anything, as a switch does that
-//! loses its power, and goes on later with whatever had been sent meanwhile.
+//! A network that can be cut: a TCP proxy between two processes that stops forwarding without closing
+//! anything, as a switch does that loses its power, and goes on later with whatever had been sent meanwhile.
 
 use std::{
     io::{Read, Write},

@@ -68,8 +68,8 @@ impl Tiny {
         Running::of(self.command(flags))
     }
 
-    /// Waits for the end and holds the results against those of the same run undisturbed, bit for bit, and the books against the plan.
-    /// Returns the audit.
+    /// Waits for the end and holds the results against those of the same run undisturbed, bit for bit, and
+    /// the records against the plan. Returns the audit.
     pub fn assert_undisturbed(&self, running: Running, what: &str) -> Value {
         let (status, printed) = running.finish();
         assert!(status.success(), "{what}: {status}\n{printed}");
@@ -90,7 +90,8 @@ impl Tiny {
 pub struct Held(PathBuf);
 
 impl Held {
-    /// Makes a worker that is launched with this directory as `COX_TEST_HOLD` stand still in `phase` from `step` on.
+    /// Makes a worker that is launched with this directory as `COX_TEST_HOLD` stand still in `phase` from
+    /// `step` on.
     pub fn order(directory: &Path, rank: u32, phase: &str, step: u64) -> Self {
         std::fs::create_dir_all(directory).expect("a directory");
         let order = directory.join(format!("{rank}-{phase}"));

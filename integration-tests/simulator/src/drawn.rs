@@ -2,7 +2,7 @@
 
 use crate::{
     random::Random,
-    script::{Fault, Kind, Network, Place, Script, Turns, factor, for_s},
+    script::{CachePhases, Fault, Kind, Network, Place, Script, factor, for_s},
 };
 
 impl Script {
@@ -28,7 +28,7 @@ impl Script {
         }
         let cache = more.chance(0.4).then(|| {
             let live = 1 + more.below(6);
-            Turns { live, interval: live + 1 + more.below(12) }
+            CachePhases { live, interval: live + 1 + more.below(12) }
         });
         let mut stops = Random::new(seed.rotate_left(16) ^ !seed);
         if stops.chance(0.25) {
@@ -51,7 +51,7 @@ impl Script {
             save_ms: 200.0 * random.unit(),
             eval_ms: 100.0,
             max_restarts: 100,
-            mirror: random.chance(0.8),
+            replica: random.chance(0.8),
             cache,
             network: Network {
                 delay_ms: 0.1 + 2.0 * random.unit(),
@@ -105,7 +105,8 @@ impl Fault {
         }
     }
 
-    /// A process that stands still at its start: the first one of its rank, or the one that comes after a kill.
+    /// A process that stands still at its start: the first one of its rank, or the one that comes after a
+    /// kill.
     fn drawn_start(random: &mut Random, length: f64, (nodes, workers): (u32, u32)) -> [Self; 2] {
         let rank = random.below(u64::from(nodes * workers)) as u32;
         let at_s = if random.chance(0.5) { 0.0 } else { length * random.unit() };

@@ -1,24 +1,26 @@
-//! A run without tensors, in virtual time: from a fault script (`cox simulate`), or drawn from a seed, as this crate's tests do by the
-//! thousand.
+//! A run without tensors, in virtual time: from a fault script (`cox simulate`), or drawn from a seed, as
+//! this crate's tests do by the thousand.
 //!
 //! ```text
 //! script     what happens to the run, as a person writes it; or drawn from a seed
 //! world      the event queue: delays, lost answers, dead processes; owns everything below
-//!   brain      the real coordinator core, its records, its lines; killed and recalled
-//!   process    one worker: the real standing; `session`: calls that repeat themselves; `trainer`: the real choice of state, and waiting
+//!   coordinator      the real coordinator core, its records, its lines; killed and recalled
+//!   process    one worker: the real standing; `session`: calls that repeat themselves; `trainer`: the real
+//!              choice of state, and waiting
 //!   ring       the collectives of one generation: who has arrived, who is told
 //!   node       one launcher: starts processes, reports their ends, obeys respawns
-//! books      what must be true after every event, and what is told at the end
+//! checker    what must be true after every event, and what is told at the end
 //! ```
 //!
-//! Nothing here sleeps or reads a clock, and every random number comes from the script's seed, so a seed that failed fails again.
+//! Nothing here sleeps or reads a clock, and every random number comes from the script's seed, so a seed that
+//! failed fails again.
 //!
 //! What it does not do: compute, so it says nothing about losses; model bandwidth; simulate the wire format.
 
 #![forbid(unsafe_code)]
 
-mod books;
-mod brain;
+mod checker;
+mod coordinator;
 mod drawn;
 mod node;
 mod process;
@@ -31,7 +33,7 @@ mod tests;
 mod trainer;
 mod world;
 
-pub use books::Report;
+pub use checker::Report;
 use script::Script;
 
 /// Plays a script to its end.

@@ -1,4 +1,5 @@
-//! Launchers: they join, start processes, report their ends until they are heard, and start others when asked.
+//! Launchers: they join, start processes, report their ends until they are heard, and start others when
+//! asked.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -10,7 +11,7 @@ use coxswain_coordinator::core::{
     event::{Ask, Ended, NodeClaim, NodeName, Origin, StreamId},
     refusal::Refusal,
 };
-use coxswain_proto::{ids::Seat, limits};
+use coxswain_proto::{ids::Slot, limits};
 
 use crate::{
     process::Process,
@@ -50,8 +51,8 @@ pub struct Node {
     pub cut: bool,
     /// What has reached it meanwhile.
     deferred: Vec<ToNode>,
-    /// The newest respawn of each seat.
-    attempts: BTreeMap<Seat, u32>,
+    /// The newest respawn of each slot.
+    attempts: BTreeMap<Slot, u32>,
     /// It was asked to drain, and another launcher comes so long after it has gone.
     drained: Option<Duration>,
 }
@@ -126,11 +127,12 @@ impl World {
         self.call(Caller::Person, ask);
     }
 
-    /// A launcher whose workers have all left in order while the run goes on is not needed: it ends as soon as it has said so.
+    /// A launcher whose workers have all left in order while the run goes on is not needed: it ends as soon
+    /// as it has said so.
     fn end_drained(&mut self, node: usize) {
-        let seats = self.seats_of(node);
+        let slots = self.slots_of(node);
         let left = |pid: &usize| !self.processes[*pid].alive && self.processes[*pid].left_in_order();
-        let all_left = seats.iter().all(|seat| self.seats[seat.0 as usize].as_ref().is_some_and(left));
+        let all_left = slots.iter().all(|slot| self.slots[slot.0 as usize].as_ref().is_some_and(left));
         if let Some(back_after) =
             self.nodes[node].drained.filter(|_| all_left && self.nodes[node].calls.is_empty())
         {
@@ -144,8 +146,8 @@ impl World {
         }
         self.nodes[node].alive = false;
         self.close_streams(|caller| matches!(caller, Caller::Node(of, _) if of == node));
-        for seat in self.seats_of(node) {
-            if let Some(pid) = self.seats[seat.0 as usize] {
+        for slot in self.slots_of(node) {
+            if let Some(pid) = self.slots[slot.0 as usize] {
                 self.end_process(pid, Ended::Signal(9));
             }
         }
@@ -155,8 +157,8 @@ impl World {
         self.after(for_time, Happening::Launch(node));
     }
 
-    /// A launcher is stopped. The server closes its line, for it owes a sign of life; when it goes on it hears of that, and of whatever has
-    /// come meanwhile.
+    /// A launcher is stopped. The server closes its line, for it owes a sign of life; when it goes on it
+    /// hears of that, and of whatever has come meanwhile.
     pub fn freeze_launcher(&mut self, node: usize, until: Duration) {
         let launcher = &mut self.nodes[node];
         if !launcher.alive {
@@ -208,25 +210,25 @@ impl World {
                 let launcher = &mut self.nodes[node];
                 // The answer that opened the line may be a moment behind what comes down it.
                 launcher.line = launcher.line.max(Some(stream));
-                let newest = launcher.attempts.entry(respawn.seat).or_default();
+                let newest = launcher.attempts.entry(respawn.slot).or_default();
                 if respawn.attempt > *newest {
                     *newest = respawn.attempt;
-                    if let Some(pid) = self.seats[respawn.seat.0 as usize] {
+                    if let Some(pid) = self.slots[respawn.slot.0 as usize] {
                         self.processes[pid].replaced = true;
                         self.end_process(pid, Ended::Signal(9));
                     }
-                    self.after(SPAWN, Happening::Node(node, ToNode::Spawn(respawn.seat)));
+                    self.after(SPAWN, Happening::Node(node, ToNode::Spawn(respawn.slot)));
                 }
             }
-            ToNode::Exited(seat, pid, ended) => {
+            ToNode::Exited(slot, pid, ended) => {
                 let node_id = self.nodes[node].id.clone();
                 let pid = u32::try_from(pid).ok();
-                self.nodes[node].calls.push_back(Ask::Exit { node_id, seat, pid, ended });
+                self.nodes[node].calls.push_back(Ask::Exit { node_id, slot, pid, ended });
                 if self.nodes[node].waiting.is_none() {
                     self.next_node_call(node);
                 }
             }
-            ToNode::Spawn(seat) => self.spawn(seat),
+            ToNode::Spawn(slot) => self.spawn(slot),
         }
     }
 
@@ -236,8 +238,8 @@ impl World {
         match (launcher.calls.pop_front(), reply) {
             (Some(Ask::JoinNode(_)), Ok(_)) => {
                 if !std::mem::replace(&mut self.nodes[node].placed, true) {
-                    for seat in self.seats_of(node) {
-                        self.spawn(seat);
+                    for slot in self.slots_of(node) {
+                        self.spawn(slot);
                     }
                 }
                 self.open_node_line(node);
@@ -251,7 +253,7 @@ impl World {
             (Some(call @ Ask::JoinNode(_)), Err(refusal)) => {
                 self.nodes[node].calls.push_front(call);
                 if !self.may_become_free(node, &refusal) {
-                    return self.books.violated(self.now, format!("node {node} gives up: {refusal}"));
+                    return self.checker.violated(self.now, format!("node {node} gives up: {refusal}"));
                 }
                 self.nodes[node].last += 1;
                 let number = self.nodes[node].last;
@@ -264,7 +266,8 @@ impl World {
         self.end_drained(node);
     }
 
-    /// As the launcher's rendezvous has it: a place that is kept is waited for, one that is taken for a while.
+    /// As the launcher's rendezvous has it: a place that is kept is waited for, one that is taken for a
+    /// while.
     fn may_become_free(&self, node: usize, refusal: &Refusal) -> bool {
         match refusal {
             Refusal::PlaceKept { .. } => true,
@@ -301,17 +304,17 @@ impl World {
         self.after(RETRY + delay * 4, Happening::Node(node, ToNode::Retry(number)));
     }
 
-    fn seats_of(&self, node: usize) -> Vec<Seat> {
+    fn slots_of(&self, node: usize) -> Vec<Slot> {
         let workers = self.script.workers_per_node;
         let first = node as u32 * workers;
-        (first..first + workers).map(Seat).collect()
+        (first..first + workers).map(Slot).collect()
     }
 
-    fn spawn(&mut self, seat: Seat) {
+    fn spawn(&mut self, slot: Slot) {
         let pid = self.processes.len();
-        let node = (seat.0 / self.script.workers_per_node) as usize;
-        self.processes.push(Process::new(pid, seat, node));
-        self.seats[seat.0 as usize] = Some(pid);
+        let node = (slot.0 / self.script.workers_per_node) as usize;
+        self.processes.push(Process::new(pid, slot, node));
+        self.slots[slot.0 as usize] = Some(pid);
         self.boot(pid);
     }
 }

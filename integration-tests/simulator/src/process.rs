@@ -1,16 +1,16 @@
-//! One worker process: what it is, and what reaches it. Its calls are `session`'s, its steps `trainer`'s; what a directive means is
-//! decided by the real [`Standing`].
+//! One worker process: what it is, and what reaches it. Its calls are `session`'s, its steps `trainer`'s;
+//! what a directive means is decided by the real [`Standing`].
 
 use std::{collections::BTreeMap, time::Duration};
 
 use coxswain_coordinator::core::{
-    action::{CacheKey, Directive, LeaseTurn},
+    action::{CacheKey, Directive, LeaseCachePhase},
     event::{Ended, StreamId},
     report::WorkerPhase,
 };
-use coxswain_proto::ids::{Generation, Rank, Seat, WorkerId};
+use coxswain_proto::ids::{Generation, Rank, Slot, WorkerId};
 use coxswain_worker::{
-    link::{Assignment, CacheSpace, CacheTurn, LinkError},
+    link::{Assignment, CacheNamespace, CachePhase, LinkError},
     session::standing::{Lease, Standing, Told},
     train::recovery::Holding,
     zero::Versions,
@@ -34,7 +34,7 @@ pub const OPENING: f64 = 0.3;
 #[derive(Debug)]
 pub struct Process {
     pub pid: usize,
-    pub seat: Seat,
+    pub slot: Slot,
     pub node: usize,
     pub alive: bool,
     pub frozen: bool,
@@ -65,11 +65,12 @@ pub struct Process {
     /// Generation, ranks and rank of the partition that its state follows.
     pub held: Option<(Generation, u32, Rank)>,
     pub own: Versions,
-    pub mirror: Option<Versions>,
-    /// The state that it was taking over when it was disturbed in the last moment: some may have it by now, and nothing else.
+    pub replica: Option<Versions>,
+    /// The state that it was taking over when it was disturbed in the last moment: some may have it by now,
+    /// and nothing else.
     pub coming: Option<Holding>,
     /// The generation of the cache that its step takes its features from; 0 for none.
-    pub turn: u64,
+    pub cache_phase: u64,
     /// The newest checkpoint it has taken part in.
     pub saved: u64,
 }
@@ -123,11 +124,11 @@ impl Signs {
 }
 
 impl Process {
-    pub fn new(pid: usize, seat: Seat, node: usize) -> Self {
+    pub fn new(pid: usize, slot: Slot, node: usize) -> Self {
         let none = Versions { newest: 0, older: false };
         Self {
             pid,
-            seat,
+            slot,
             node,
             alive: true,
             frozen: false,
@@ -150,9 +151,9 @@ impl Process {
             entered: 0,
             held: None,
             own: none,
-            mirror: None,
+            replica: None,
             coming: None,
-            turn: 0,
+            cache_phase: 0,
             saved: 0,
         }
     }
@@ -169,7 +170,7 @@ impl Process {
     /// This is its state from now on.
     pub fn hold(&mut self, state: Holding) {
         self.held = Some((state.generation, state.world, state.rank));
-        (self.own, self.mirror) = (state.own, state.mirror);
+        (self.own, self.replica) = (state.own, state.replica);
     }
 
     /// Whether it waits in a collective.
@@ -207,12 +208,12 @@ impl Process {
     }
 }
 
-/// A turn as a worker has it.
-fn turn(leased: LeaseTurn) -> CacheTurn {
-    let space = |key: CacheKey| CacheSpace { generation: key.generation, space: key.space };
+/// A cache phase as a worker has it.
+fn cache_phase(leased: LeaseCachePhase) -> CachePhase {
+    let namespace = |key: CacheKey| CacheNamespace { generation: key.generation, namespace: key.namespace };
     match leased {
-        LeaseTurn::Live { kept } => CacheTurn::Live { kept: kept.map(space) },
-        LeaseTurn::Cached(key) => CacheTurn::Cached(space(key)),
+        LeaseCachePhase::Live { kept } => CachePhase::Live { kept: kept.map(namespace) },
+        LeaseCachePhase::Cached(key) => CachePhase::Cached(namespace(key)),
     }
 }
 
@@ -244,7 +245,7 @@ impl World {
     fn take_message(&mut self, pid: usize, message: ToProcess) {
         let process = &mut self.processes[pid];
         match message {
-            ToProcess::Booted if self.stuck.remove(&process.seat) => process.hung = true,
+            ToProcess::Booted if self.stuck.remove(&process.slot) => process.hung = true,
             ToProcess::Booted => self.say(pid, Call::Register),
             ToProcess::Answer(number, reply) => self.answered(pid, number, reply),
             ToProcess::Opened(number, stream) => {
@@ -289,13 +290,13 @@ impl World {
         if !std::mem::take(&mut process.alive) {
             return;
         }
-        let (seat, node, generation) = (process.seat, process.node, process.standing.generation());
+        let (slot, node, generation) = (process.slot, process.node, process.standing.generation());
         self.close_streams(|caller| matches!(caller, Caller::Process(of, _) if of == pid));
         self.break_ring(generation, Some(pid));
         // Of a process that its launcher replaces the launcher says nothing: it was asked to.
         if !self.processes[pid].replaced {
             let delay = self.delay();
-            self.after(delay, Happening::Node(node, ToNode::Exited(seat, pid, ended)));
+            self.after(delay, Happening::Node(node, ToNode::Exited(slot, pid, ended)));
         }
     }
 
@@ -315,7 +316,7 @@ impl World {
                 steps: lease.first.0..lease.end.0,
                 slice: lease.slice,
                 slices: lease.slices,
-                turn: turn(lease.turn),
+                cache_phase: cache_phase(lease.cache_phase),
             }),
             Directive::Pause => Told::Pause,
             Directive::Resume => Told::Resume,
@@ -324,7 +325,7 @@ impl World {
             Directive::Stop(_) => Told::Stop,
             Directive::Abort { over: true, reason, .. } => {
                 process.standing.cut(LinkError::Over(reason));
-                return self.poke(pid);
+                return self.wake(pid);
             }
             Directive::Abort { generation, reason, over: false } => Told::Abort(generation, reason),
             Directive::Regroup { generation, checkpoint } => Told::Regroup { generation, checkpoint },
@@ -332,7 +333,7 @@ impl World {
         };
         process.standing.told(told);
         if !process.hung {
-            self.poke(pid);
+            self.wake(pid);
         }
     }
 

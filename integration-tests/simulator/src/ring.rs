@@ -1,4 +1,5 @@
-//! The collectives of one generation. One is finished when every member has entered it; who is told when is up to the network.
+//! The collectives of one generation. One is finished when every member has entered it; who is told when is
+//! up to the network.
 
 use std::collections::BTreeMap;
 
@@ -38,7 +39,8 @@ impl Ring {
         }
     }
 
-    /// The state to go on with; nothing if no version is complete, or none that is as new as the newest checkpoint.
+    /// The state to go on with; nothing if no version is complete, or none that is as new as the newest
+    /// checkpoint.
     pub fn choice(&mut self, checkpoint: Step) -> Option<&Choice> {
         let holdings = &self.holdings;
         // Linear in parts times ranks, and the same for every rank: taken once.

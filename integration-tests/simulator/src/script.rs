@@ -49,12 +49,13 @@ pub struct Script {
     /// Faults that may be survived.
     #[serde(default = "max_restarts")]
     pub max_restarts: u32,
-    /// Whether ranks mirror their neighbour's state.
+    /// Whether ranks replica their neighbour's state.
     #[serde(default = "yes")]
-    pub mirror: bool,
+    #[serde(rename = "mirror")]
+    pub replica: bool,
     /// When features come from a cache; they never do if absent.
     #[serde(default)]
-    pub cache: Option<Turns>,
+    pub cache: Option<CachePhases>,
     /// The network between coordinator, launchers and workers.
     #[serde(default)]
     pub network: Network,
@@ -66,10 +67,10 @@ pub struct Script {
     pub verbose: bool,
 }
 
-/// Turns of the feature cache, in steps.
+/// Cache phases of the feature cache, in steps.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Turns {
+pub struct CachePhases {
     /// From the beginning of one live phase to the next.
     pub interval: u64,
     /// Live steps at the beginning of each.
@@ -143,12 +144,13 @@ pub enum Kind {
     KillCoordinator,
     /// `kill -9` of a launcher and with it of its workers; another one comes after `for_s`.
     KillLauncher,
-    /// SIGSTOP of a launcher, and SIGCONT after `for_s`: the server closes its line at once, and its workers go on.
+    /// SIGSTOP of a launcher, and SIGCONT after `for_s`: the server closes its line at once, and its workers
+    /// go on.
     FreezeLauncher,
     /// `cox rebuild-cache`, which is refused where no cached step is left.
     RebuildCache,
-    /// `cox drain --node`: the node's workers leave at a boundary, its launcher with them, and another one comes after `for_s`. Nothing
-    /// happens where the run cannot do without the node.
+    /// `cox drain --node`: the node's workers leave at a boundary, its launcher with them, and another one
+    /// comes after `for_s`. Nothing happens where the run cannot do without the node.
     Drain,
 }
 
@@ -203,7 +205,7 @@ impl Script {
     }
 
     /// Workers at most.
-    pub fn seats(&self) -> u32 {
+    pub fn slots(&self) -> u32 {
         self.nodes.saturating_mul(self.workers_per_node)
     }
 
@@ -224,7 +226,7 @@ impl Script {
         if least > self.nodes {
             return Err(format!("min_nodes: {least} are more than nodes, {}", self.nodes));
         }
-        if self.seats() > MOST {
+        if self.slots() > MOST {
             return Err(format!("nodes x workers_per_node: at most {MOST} workers can be simulated"));
         }
         let times = [
@@ -240,7 +242,10 @@ impl Script {
         if let Some((field, value)) = times.iter().find(|(_, value)| !is_time(*value)) {
             return Err(format!("{field}: {value} is not a time in milliseconds"));
         }
-        if self.cache.is_some_and(|turns| turns.live == 0 || turns.interval <= turns.live) {
+        if self
+            .cache
+            .is_some_and(|cache_phases| cache_phases.live == 0 || cache_phases.interval <= cache_phases.live)
+        {
             return Err("cache: interval must be longer than live, and live at least 1".into());
         }
         if !(0.0..1.0).contains(&self.network.lost_answers) {
@@ -250,7 +255,7 @@ impl Script {
             if !is_time(fault.at_s) || !is_time(fault.for_s) || !(0.001..1e6).contains(&fault.factor) {
                 return Err(format!("faults[{i}]: at_s, for_s and factor must be positive and finite"));
             }
-            if fault.rank >= self.seats() || fault.node >= self.nodes {
+            if fault.rank >= self.slots() || fault.node >= self.nodes {
                 return Err(format!(
                     "faults[{i}]: there is no rank {} or no node {}",
                     fault.rank, fault.node

@@ -1,7 +1,7 @@
 //! A worker's session: it makes one call after another, and heartbeats.
 //!
-//! It is modelled on the real one: it repeats a call until it is answered, keeps step reports until they are committed, and says them, and
-//! that it is ready, again on every new line.
+//! It is modelled on the real one: it repeats a call until it is answered, keeps step reports until they are
+//! committed, and says them, and that it is ready, again on every new line.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -131,8 +131,8 @@ impl World {
         WorkerClaim {
             origin: Origin { version: String::new(), run_id: String::new() },
             incarnation: process.incarnation(),
-            seat: process.seat,
-            local_rank: process.seat.0 % self.script.workers_per_node,
+            slot: process.slot,
+            local_rank: process.slot.0 % self.script.workers_per_node,
             node_rank: process.node as u32,
             host: format!("host-{}", process.node),
             pid: pid as u32,

@@ -4,15 +4,17 @@ use coxswain_coordinator::Outcome;
 
 use crate::{
     play,
-    script::{Fault, Kind, Network, Place, Script, Turns},
+    script::{CachePhases, Fault, Kind, Network, Place, Script},
 };
 
 /// Seeds that failed once. They stay here, so that what was mended stays so.
 ///
 /// ```text
 /// 35 38 1530 2716      a rank that was cut off while the others finished: nobody could commit the last steps
-/// 1403 1791 2545       a process killed while it loaded in the place of another was taken for the one that it replaced
-/// 188 458 853 1425 1845 2796 2905   a process that came by itself was replaced, and its successor as well, without end
+/// 1403 1791 2545       a process killed while it loaded in the place of another was taken for the one that
+///                      it replaced
+/// 188 458 853 1425 1845 2796 2905   a process that came by itself was replaced, and its successor as well,
+///                                   without end
 /// 1296 2335            workers that had left in order were waited for
 /// 3204                 a launcher killed between joining and opening its line kept its place
 /// ```
@@ -26,8 +28,8 @@ fn play_seeds(seeds: impl IntoIterator<Item = u64>) -> (u64, u64) {
     for seed in seeds {
         let report = play(&Script::drawn(seed));
         assert!(report.violations.is_empty(), "seed {seed}:\n{report}");
-        // A handful of faults is far below the budget of a hundred, and every launcher that dies is followed by another: whatever the
-        // faults were, the run must come to its end.
+        // A handful of faults is far below the budget of a hundred, and every launcher that dies is followed
+        // by another: whatever the faults were, the run must come to its end.
         assert!(matches!(report.outcome, Some(Outcome::Finished { .. })), "seed {seed}:\n{report}");
         finished += 1;
         repeated += report.repeated;
@@ -78,7 +80,7 @@ fn quiet(seed: u64, nodes: u32, workers_per_node: u32, steps: u64) -> Script {
         save_ms: 50.0,
         eval_ms: 50.0,
         max_restarts: 20,
-        mirror: true,
+        replica: true,
         cache: None,
         network: Network::default(),
         faults: Vec::new(),
@@ -161,9 +163,9 @@ fn a_process_that_stands_still_before_it_is_known_is_named_within_ten_seconds_an
 }
 
 #[test]
-fn steps_that_are_repeated_keep_their_turns_whatever_is_asked_of_a_coordinator_that_was_killed() {
+fn steps_that_are_repeated_keep_their_cache_phases_whatever_is_asked_of_a_coordinator_that_was_killed() {
     let mut script = quiet(9, 1, 2, 80);
-    script.cache = Some(Turns { interval: 100, live: 2 });
+    script.cache = Some(CachePhases { interval: 100, live: 2 });
     // Both are lost together and begin anew, and the coordinator when they are back.
     script.faults = vec![
         fault(6.0, Kind::Kill, 0),

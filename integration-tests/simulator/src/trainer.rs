@@ -1,10 +1,12 @@
-//! The trainer of a simulated worker: it joins generation after generation, and a step is time and three collectives.
+//! The trainer of a simulated worker: it joins generation after generation, and a step is time and three
+//! collectives.
 //!
 //! ```text
 //! exchange ─ choose ─ move ─ settle ─ start ─┬─ lease ─ compute ─ vote ─ shift ─ gather ─ report ─┐
 //!                                            └────────────────── checkpoint, now and then ◀───────┘
-//! vote       all have finished the step before: mirror and undo hold one version
-//! shift      the reduced gradient is at the neighbour: the mirror holds the next version, too, and so does the owner
+//! vote       all have finished the step before: replica and undo hold one version
+//! shift      the reduced gradient is at the neighbour: the replica holds the next version, too, and so does
+//!            the owner
 //! gather     everyone has the new weights
 //! ```
 
@@ -32,7 +34,7 @@ use crate::{
 
 impl World {
     /// Looks whether what the trainer waits for has come.
-    pub fn poke(&mut self, pid: usize) {
+    pub fn wake(&mut self, pid: usize) {
         let process = &mut self.processes[pid];
         match process.at {
             At::Waiting => match process.standing.enter() {
@@ -58,7 +60,7 @@ impl World {
         }
     }
 
-    /// Loads the model, once the worker has its seat.
+    /// Loads the model, once the worker has its slot.
     pub fn load(&mut self, pid: usize) {
         self.pause(pid, At::Loading, self.script.load_ms * (1.0 - OPENING));
     }
@@ -78,13 +80,13 @@ impl World {
             // It has the new state, and cannot know whether all have.
             let taken = self
                 .new_state(pid)
-                .filter(|(_, source)| matches!(source, StateSource::Mirror | StateSource::Carried));
+                .filter(|(_, source)| matches!(source, StateSource::Replica | StateSource::Carried));
             self.processes[pid].coming = taken.map(|(coming, _)| coming);
         }
         self.processes[pid].at = At::Waiting;
         self.processes[pid].waits += 1;
         self.say_ready(pid, reason);
-        self.poke(pid);
+        self.wake(pid);
     }
 
     fn cut_off(&mut self, pid: usize, why: &LinkError) {
@@ -117,7 +119,7 @@ impl World {
             world,
             rank,
             own: process.own,
-            mirror: process.mirror,
+            replica: process.replica,
         });
         let (generation, rank, saved) = (assignment.generation, assignment.rank, process.saved);
         process.assignment = Some(assignment);
@@ -144,7 +146,7 @@ impl World {
         }
         let members = ring.members.clone();
         if at == At::Shifting {
-            self.books.executed(generation, self.processes[pid].own.newest);
+            self.checker.executed(generation, self.processes[pid].own.newest);
         }
         for member in members {
             let delay = self.delay();
@@ -175,12 +177,12 @@ impl World {
                 if self.rings.get(&generation).is_some_and(|ring| ring.regroup == Some(step)) {
                     return self.wait_for_another(pid, String::new());
                 }
-                (process.own, process.mirror) = (here(process.own), process.mirror.map(here));
+                (process.own, process.replica) = (here(process.own), process.replica.map(here));
                 self.enter(pid, At::Shifting);
             }
             At::Shifting => {
                 process.collective += 1;
-                (process.own, process.mirror) = (next(process.own), process.mirror.map(next));
+                (process.own, process.replica) = (next(process.own), process.replica.map(next));
                 self.enter(pid, At::Gathering);
             }
             At::Gathering => {
@@ -251,15 +253,15 @@ impl World {
         let ring = self.rings.get_mut(&assignment.generation)?;
         let checkpoint = assignment.checkpoint_step.0;
         let (version, source) = match ring.choice(assignment.checkpoint_step) {
-            Some(choice) if choice.uses_mirror() => (choice.version, StateSource::Mirror),
+            Some(choice) if choice.uses_replica() => (choice.version, StateSource::Replica),
             Some(choice) => (choice.version, StateSource::Carried),
             None if checkpoint > 0 => (checkpoint, StateSource::Checkpoint),
             None => (0, StateSource::Fresh),
         };
         let own = Versions { newest: version, older: false };
-        let mirror = (self.script.mirror && assignment.world > 1).then_some(own);
+        let replica = (self.script.replica && assignment.world > 1).then_some(own);
         let (generation, world, rank) = (assignment.generation, assignment.world, assignment.rank);
-        Some((Holding { generation, world, rank, own, mirror }, source))
+        Some((Holding { generation, world, rank, own, replica }, source))
     }
 
     /// Takes over the state that all ranks have chosen, and says where that is.
@@ -269,7 +271,7 @@ impl World {
         let saved = self.rings.get(&generation).map_or(0, |ring| ring.saved);
         if source == StateSource::Checkpoint && !self.disk.contains(&version) {
             let problem = format!("generation {generation} starts from a checkpoint that is not there");
-            self.books.violated(self.now, problem);
+            self.checker.violated(self.now, problem);
         }
         let process = &mut self.processes[pid];
         process.hold(state);
@@ -305,7 +307,7 @@ impl World {
         match process.standing.lease(Step(process.own.newest)) {
             None => {}
             Some(Ok(lease)) => {
-                process.turn = lease.turn.number();
+                process.cache_phase = lease.cache_phase.number();
                 self.pause(pid, At::Computing, self.script.step_ms);
             }
             Some(Err(why)) => self.abandon(pid, &why),
@@ -333,7 +335,7 @@ impl World {
     }
 
     fn report(&mut self, pid: usize) {
-        let plan = self.books.plan;
+        let plan = self.checker.plan;
         let process = &self.processes[pid];
         let Some(assignment) = &process.assignment else { return };
         // The state is already of the step after.
@@ -354,7 +356,7 @@ impl World {
             tokens: 0,
             memory_peak: Bytes(0),
             retries: 0,
-            cache_generation: process.turn,
+            cache_generation: process.cache_phase,
             cache: CacheUse::default(),
         };
         self.say(pid, Call::Steps(vec![report]));

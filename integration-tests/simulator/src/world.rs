@@ -12,11 +12,11 @@ use coxswain_coordinator::core::{
     refusal::Refusal,
     roster::Respawn,
 };
-use coxswain_proto::ids::{Generation, Seat};
+use coxswain_proto::ids::{Generation, Slot};
 
 use crate::{
-    books::{Books, Report},
-    brain::Brain,
+    checker::{Checker, Report},
+    coordinator::SimulatedCoordinator,
     node::Node,
     process::Process,
     random::Random,
@@ -35,17 +35,17 @@ pub struct World {
     queue: BinaryHeap<Reverse<(Duration, u64)>>,
     happenings: BTreeMap<u64, Happening>,
     scheduled: u64,
-    pub brain: Brain,
+    pub coordinator: SimulatedCoordinator,
     pub processes: Vec<Process>,
-    /// The newest process of each seat.
-    pub seats: Vec<Option<usize>>,
+    /// The newest process of each slot.
+    pub slots: Vec<Option<usize>>,
     pub nodes: Vec<Node>,
     /// Whose next process stands still before it has made itself known.
-    pub stuck: BTreeSet<Seat>,
+    pub stuck: BTreeSet<Slot>,
     pub rings: BTreeMap<Generation, Ring>,
     /// Steps of complete checkpoints.
     pub disk: BTreeSet<u64>,
-    pub books: Books,
+    pub checker: Checker,
 }
 
 /// One thing that happens at a moment.
@@ -111,27 +111,27 @@ pub enum ToNode {
     Retry(u64),
     Told(StreamId, Respawn),
     LineLost(StreamId),
-    Exited(Seat, usize, Ended),
-    Spawn(Seat),
+    Exited(Slot, usize, Ended),
+    Spawn(Slot),
 }
 
 impl World {
     pub fn new(script: Script) -> Self {
-        let seats = script.seats() as usize;
+        let slots = script.slots() as usize;
         let mut world = Self {
             now: Duration::ZERO,
             random: Random::new(script.seed),
             queue: BinaryHeap::new(),
             happenings: BTreeMap::new(),
             scheduled: 0,
-            brain: Brain::new(&script),
+            coordinator: SimulatedCoordinator::new(&script),
             processes: Vec::new(),
-            seats: vec![None; seats],
+            slots: vec![None; slots],
             nodes: (0..script.nodes).map(Node::new).collect(),
             stuck: BTreeSet::new(),
             rings: BTreeMap::new(),
             disk: BTreeSet::new(),
-            books: Books::new(&script),
+            checker: Checker::new(&script),
             script,
         };
         for node in 0..world.nodes.len() {
@@ -151,15 +151,15 @@ impl World {
             let Some(happening) = self.happenings.remove(&number) else { continue };
             self.now = at;
             self.happen(happening);
-            if let Some(outcome) = self.brain.outcome() {
-                return self.books.close(self.now, outcome, &self.script);
+            if let Some(outcome) = self.coordinator.outcome() {
+                return self.checker.close(self.now, outcome, &self.script);
             }
-            if self.now > LIMIT || !self.books.violations.is_empty() {
+            if self.now > LIMIT || !self.checker.violations.is_empty() {
                 break;
             }
         }
-        let state = self.brain.state();
-        self.books.hung(self.now, &state, &self.script)
+        let state = self.coordinator.state();
+        self.checker.hung(self.now, &state, &self.script)
     }
 
     /// Makes something happen later.
@@ -193,7 +193,7 @@ impl World {
 
     fn fault(&mut self, fault: &Fault) {
         let until = self.now + fault.lasts();
-        let victim = self.seats[fault.rank as usize].filter(|pid| self.processes[*pid].alive);
+        let victim = self.slots[fault.rank as usize].filter(|pid| self.processes[*pid].alive);
         match (fault.what, victim) {
             (Kind::KillCoordinator, _) => self.kill_coordinator(fault.lasts()),
             (Kind::KillLauncher, _) => self.kill_launcher(fault.node as usize, fault.lasts()),
@@ -201,7 +201,7 @@ impl World {
             (Kind::RebuildCache, _) => self.call(Caller::Person, Ask::RebuildCache),
             (Kind::Drain, _) => self.drain(fault.node, fault.lasts()),
             (Kind::Hang, _) if fault.phase == Some(Place::Start) => {
-                self.stuck.insert(Seat(fault.rank));
+                self.stuck.insert(Slot(fault.rank));
             }
             (_, None) => return,
             (Kind::Kill, Some(pid)) => self.end_process(pid, Ended::Signal(9)),
@@ -222,7 +222,7 @@ impl World {
                 self.break_ring(generation, None);
             }
         }
-        self.books.fault(self.now, fault);
+        self.checker.fault(self.now, fault);
     }
 
     fn thaw(&mut self, pid: usize) {

@@ -75,7 +75,11 @@ fn activations_in_bfloat16_are_kept_apart_from_those_in_float32_and_change_no_bi
     assert_ne!(wide.losses(), off.losses());
     off.assert_same(&cold);
     off.assert_same(&warm);
-    assert_eq!((cold.used(), warm.used()), ((SAMPLES, SAMPLES), (2 * SAMPLES, 0)), "a space of their own");
+    assert_eq!(
+        (cold.used(), warm.used()),
+        ((SAMPLES, SAMPLES), (2 * SAMPLES, 0)),
+        "a namespace of their own"
+    );
     let again = run("again", &["cache.mode=exact"]);
     wide.assert_same(&again);
     assert_eq!(again.used(), (2 * SAMPLES, 0), "and the other one is as it was");

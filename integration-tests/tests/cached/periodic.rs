@@ -22,7 +22,7 @@ fn periodic(output: &Path, more: &[&str]) -> RunSpec {
 /// Of these are the first records of a generation that begins where drift was measured.
 const PROBES: u64 = 6;
 
-const TURNS: [u64; 18] = [0, 0, 0, 1, 1, 1, 1, 1, 0, 0, 0, 2, 2, 2, 2, 2, 0, 0];
+const CACHE_PHASES: [u64; 18] = [0, 0, 0, 1, 1, 1, 1, 1, 0, 0, 0, 2, 2, 2, 2, 2, 0, 0];
 
 /// Bits of all tensors of a checkpoint whose names contain `text`: weights and both moments.
 fn tensors(run: &Run, step: u64, text: &str) -> BTreeMap<String, Vec<u8>> {
@@ -42,9 +42,9 @@ fn the_adapter_moves_in_live_steps_and_rests_with_its_moments_in_cached_ones() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let every = ["train.checkpoint_every=1", "train.keep_checkpoints=99"];
     let run = solo(&periodic(dir.path(), &every));
-    assert_eq!(run.generations(), TURNS);
+    assert_eq!(run.generations(), CACHE_PHASES);
     for step in 1..18 {
-        let cached = TURNS[step as usize] > 0;
+        let cached = CACHE_PHASES[step as usize] > 0;
         let moved = |text: &str| tensors(&run, step, text) != tensors(&run, step + 1, text);
         assert_eq!(moved("lora_"), !cached, "LoRA in step {step}");
         assert!(moved("expert.") && moved("sensor."), "expert and sensor in step {step}");
@@ -106,7 +106,7 @@ fn a_run_resumed_anywhere_ends_with_the_same_bits() {
     let spec = periodic(dir.path(), &every);
     let whole = solo(&spec);
     let (losses, learned) = (whole.losses(), whole.learned());
-    // In a live phase, at the turn, in a cached phase, at its end.
+    // In a live phase, at the phase change, in a cached phase, at its end.
     for step in [2, 3, 5, 8, 11, 14] {
         let again = resumed(&spec, step);
         assert_eq!(losses[step as usize..], again.losses(), "resumed at step {step}");

@@ -1,4 +1,5 @@
-//! Two ranks in two threads over one store: what one computes the other finds, and the bits are those of two ranks without a cache.
+//! Two ranks in two threads over one store: what one computes the other finds, and the bits are those of two
+//! ranks without a cache.
 
 use std::{
     ops::Range,
@@ -23,9 +24,10 @@ use super::{BATCH, EPOCH, Heard, Run, SAMPLES, UPPER_LAYERS, collected, outcome,
 
 const WORLD: u32 = 2;
 
-/// One rank of a world without a coordinator. Turns follow the schedule alone, so every rank may keep a table of its own.
+/// One rank of a world without a coordinator. Cache phases follow the schedule alone, so every rank may keep
+/// a table of its own.
 struct RankLink {
-    turns: SoloLink,
+    cache_phases: SoloLink,
     rank: Rank,
     next: String,
     heard: Option<Heard>,
@@ -41,33 +43,33 @@ impl RankLink {
 impl Link for RankLink {
     fn assignment(&mut self, why: Option<&str>) -> Result<Assignment, LinkError> {
         let (rank, next) = (self.rank, self.next.clone());
-        let alone = self.turns.assignment(why)?;
+        let alone = self.cache_phases.assignment(why)?;
         Ok(Assignment { generation: Generation(1), rank, world: WORLD, next, ..alone })
     }
     fn has_generations(&self) -> bool {
         false
     }
     fn lease(&mut self, step: Step, samples: u64) -> Result<Leased, LinkError> {
-        self.turns.lease(step, samples).map(|leased| self.cut(leased, samples))
+        self.cache_phases.lease(step, samples).map(|leased| self.cut(leased, samples))
     }
     fn lease_ahead(&mut self, step: Step, samples: u64) -> Result<Option<Leased>, LinkError> {
-        Ok(self.turns.lease_ahead(step, samples)?.map(|leased| self.cut(leased, samples)))
+        Ok(self.cache_phases.lease_ahead(step, samples)?.map(|leased| self.cut(leased, samples)))
     }
     fn decided(&self, step: Step) -> Option<Decided> {
-        self.turns.decided(step)
+        self.cache_phases.decided(step)
     }
     fn commands(&mut self) -> Commands {
-        self.turns.commands()
+        self.cache_phases.commands()
     }
     fn wait_while_paused(&mut self) -> Result<(), LinkError> {
-        self.turns.wait_while_paused()
+        self.cache_phases.wait_while_paused()
     }
     fn at(&mut self, _phase: Phase, _step: Step) {}
     fn report(&mut self, report: Report) -> Result<(), LinkError> {
         if let Some(heard) = &self.heard {
             heard.report(&report);
         }
-        self.turns.report(report)
+        self.cache_phases.report(report)
     }
 }
 
@@ -86,8 +88,8 @@ fn pair(spec: &RunSpec, first_step: u64) -> Run {
                     ready.wait();
                     let next = addresses.lock().expect("unpoisoned")[((rank + 1) % WORLD) as usize].clone();
                     let heard = (rank == 0).then_some(heard);
-                    outcome(&mut trainer(Some(listener)), spec, first_step, |turns, _| {
-                        Box::new(RankLink { turns, rank: Rank(rank), next, heard })
+                    outcome(&mut trainer(Some(listener)), spec, first_step, |cache_phases, _| {
+                        Box::new(RankLink { cache_phases, rank: Rank(rank), next, heard })
                     })
                 })
             })
@@ -132,7 +134,7 @@ fn two_ranks_take_turns_together() {
 }
 
 #[test]
-fn another_world_goes_on_in_the_space_of_the_generation_that_it_finds() {
+fn another_world_goes_on_in_the_namespace_of_the_generation_that_it_finds() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let periodic =
         ["cache.mode=periodic", "cache.interval.steps=8", "cache.live.steps=2", "cache.probe_samples=5"];

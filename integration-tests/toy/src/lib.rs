@@ -1,4 +1,5 @@
-//! A task of the smallest size: a regression on the rows of a parquet table, learned by a network of two layers.
+//! A task of the smallest size: a regression on the rows of a parquet table, learned by a network of two
+//! layers.
 //!
 //! ```text
 //! settings    its keys in run files, and what each means for the identity of a run
@@ -8,7 +9,8 @@
 //! memory      what a rank of a run will hold, from sizes alone
 //! ```
 //!
-//! `docs/develop/add-a-task.md` walks through these files. No crate of the engine knows this one: [`tasks`] is all that ties them together.
+//! `docs/develop/add-a-task.md` walks through these files. No crate of the engine knows this one: [`tasks`]
+//! is all that ties them together.
 
 mod batch;
 mod memory;

@@ -10,7 +10,7 @@ use coxswain_proto::{
 };
 use coxswain_task::{
     TaskError,
-    memory::{Ask, Lever, Place, Prediction, Subject},
+    memory::{Ask, Place, Prediction, Subject, Suggestion},
 };
 use parquet::file::metadata::ParquetMetaDataReader;
 use serde_json::{Value, json};
@@ -82,7 +82,7 @@ impl Subject for Sizes {
         prediction.set(
             Category::Input,
             match ask.place {
-                Place::Card => batch,
+                Place::Gpu => batch,
                 // The table, and micro-batches that are read ahead.
                 Place::Host { .. } => {
                     FLOAT * self.rows * self.columns() + (self.spec.data.prefetch as u64 + 1) * batch
@@ -92,17 +92,17 @@ impl Subject for Sizes {
         prediction
     }
 
-    fn beside_card(&self, ask: Ask) -> u64 {
-        Prediction::of_engine_beside_card(&self.spec, self.trainables, ask)
+    fn beside_gpu(&self, ask: Ask) -> u64 {
+        Prediction::of_engine_beside_gpu(&self.spec, self.trainables, ask)
     }
 
-    fn levers(&self, ask: Ask) -> Vec<Lever> {
+    fn suggestions(&self, ask: Ask) -> Vec<Suggestion> {
         let half = ask.micro_batch / 2;
         if half == 0 {
             return Vec::new();
         }
         let peak = |micro_batch| self.predict(Ask { micro_batch, ..ask }).peak() as i64;
-        vec![Lever {
+        vec![Suggestion {
             what: "half the micro-batch".into(),
             setting: format!("train.micro_batch={half}"),
             saves: peak(ask.micro_batch) - peak(half),

@@ -98,8 +98,8 @@ impl<B: Tape<Base = B>> Regression<B> {
         (network, layout)
     }
 
-    /// The rows as training sees them. What is added to one depends on seed, step and row alone: not on who computes it, beside which others,
-    /// or for which time.
+    /// The rows as training sees them. What is added to one depends on seed, step and row alone: not on who
+    /// computes it, beside which others, or for which time.
     fn noisy(&self, rows: &Rows) -> Tensor<B, 2> {
         let mut inputs = rows.inputs.clone();
         let mut draws = vec![0.0; self.inputs];
@@ -127,14 +127,15 @@ impl<B: Tape<Base = B>> Regression<B> {
 /// By how much predictions are off, row by row.
 fn errors<B: Tape<Base = B>>(predicted: Tensor<B, 2>, rows: &Rows) -> Result<Vec<f64>, TaskError> {
     let predicted: Vec<f32> = predicted.into_data().convert::<f32>().into_vec().expect("converted to f32");
-    let off = |(said, wanted): (&f32, &f32)| f64::from(*said) - f64::from(*wanted);
+    let off = |(message, wanted): (&f32, &f32)| f64::from(*message) - f64::from(*wanted);
     let errors: Vec<f64> = predicted.iter().zip(&rows.targets).map(off).collect();
     match errors.iter().position(|error| !error.is_finite()) {
         None => Ok(errors),
         Some(row) => {
             let (step, row) = (rows.step, rows.indices[row]);
-            let said = format!("step {step}: the error of row {row} is not finite; lower the learning rate");
-            Err(TaskError::new(Fault::Numeric, said))
+            let message =
+                format!("step {step}: the error of row {row} is not finite; lower the learning rate");
+            Err(TaskError::new(Fault::Numeric, message))
         }
     }
 }

@@ -91,9 +91,9 @@ def plan(
     what this machine has. ``world`` is the number of ranks. A run that does not fit has a plan as well: look
     at ``plan["memories"][0]["verdict"]``.
     """
-    flags = [f"--card={gpu}" for gpu in gpus]
+    flags = [f"--gpu={gpu}" for gpu in gpus]
     if all_gpus:
-        flags.append("--all-cards")
+        flags.append("--all-gpus")
     if world is not None:
         flags.append(f"--world={world}")
     answer: dict[str, Any] = ask("plan", os.fspath(config), *overrides, "--json", *flags)

@@ -40,11 +40,11 @@ def binary() -> str:
 def ask(*arguments: str) -> Any:
     """What ``cox`` answers. An answer counts, whatever the exit code: that of a plan says whether it fits."""
     with _start(arguments) as child:
-        printed, said = child.communicate()
+        printed, message = child.communicate()
     try:
         return json.loads(printed)
     except ValueError:
-        raise _error(arguments, said, child.returncode) from None
+        raise _error(arguments, message, child.returncode) from None
 
 
 def follow(*arguments: str) -> Generator[Any, None, None]:
@@ -57,9 +57,9 @@ def follow(*arguments: str) -> Generator[Any, None, None]:
         except BaseException:
             child.terminate()
             raise
-        said = child.stderr.read()
+        message = child.stderr.read()
     if child.returncode != 0:
-        raise _error(arguments, said, child.returncode)
+        raise _error(arguments, message, child.returncode)
 
 
 def _start(arguments: tuple[str, ...]) -> subprocess.Popen[str]:
@@ -72,8 +72,8 @@ def _start(arguments: tuple[str, ...]) -> subprocess.Popen[str]:
         raise CoxError(f"{command[0]} cannot be run: {error}") from error
 
 
-def _error(arguments: tuple[str, ...], said: str, code: int) -> CoxError:
-    message = said.strip()
+def _error(arguments: tuple[str, ...], message: str, code: int) -> CoxError:
+    message = message.strip()
     if message.startswith("error: "):
         message = message[len("error: ") :]
     return CoxError(message or f"`cox {arguments[0]}` ended with exit code {code}", code)

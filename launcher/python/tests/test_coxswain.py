@@ -28,11 +28,11 @@ class Told(unittest.TestCase):
         patch.start()
         self.addCleanup(patch.stop)
 
-    def cox(self, *printed: Any, said: str = "", code: int = 0) -> None:
+    def cox(self, *printed: Any, message: str = "", code: int = 0) -> None:
         """A command that prints these values one a line, says this on standard error, and ends so."""
         lines = "".join(json.dumps(value) + "\n" for value in printed)
         (self.dir / "out").write_text(lines)
-        (self.dir / "err").write_text(said)
+        (self.dir / "err").write_text(message)
         script = self.dir / "cox"
         asked = f'printf "%s\\n" "$@" > {self.dir}/asked'
         script.write_text(f"#!/bin/sh\n{asked}\ncat {self.dir}/out\ncat {self.dir}/err >&2\nexit {code}\n")
@@ -48,7 +48,7 @@ class Told(unittest.TestCase):
         self.assertEqual(self.asked(), ["gpu", "--json"])
 
     def test_a_refusal_is_one_exception_with_the_commands_words_and_exit_code(self) -> None:
-        self.cox(said="error: no NVIDIA driver on this machine:\n  install one\n", code=3)
+        self.cox(message="error: no NVIDIA driver on this machine:\n  install one\n", code=3)
         with self.assertRaises(coxswain.CoxError) as caught:
             coxswain.gpu_info()
         self.assertEqual(str(caught.exception), "no NVIDIA driver on this machine:\n  install one")
@@ -59,7 +59,7 @@ class Told(unittest.TestCase):
             coxswain.status()
 
     def test_a_plan_that_does_not_fit_is_returned(self) -> None:
-        self.cox({"memories": []}, said="error: does not fit\n", code=5)
+        self.cox({"memories": []}, message="error: does not fit\n", code=5)
         self.assertEqual(coxswain.plan("a.yaml", "lora.rank=4", gpus=["24GiB"], world=2), {"memories": []})
         self.assertEqual(self.asked()[:3], ["plan", "a.yaml", "lora.rank=4"])
         self.assertIn("--world=2", self.asked())
@@ -150,7 +150,7 @@ class Real(unittest.TestCase):
         nowhere = coxswain.recommend_batch_size("configs/quickstart.yaml", gpu="1MiB")
         self.assertEqual((nowhere.maximum, nowhere.verdict), (None, "too_large"))
 
-    def test_what_is_wrong_is_said_in_the_commands_words(self) -> None:
+    def test_what_is_wrong_is_reported_in_the_commands_words(self) -> None:
         with self.assertRaisesRegex(coxswain.CoxError, "lora.rnk") as caught:
             coxswain.plan("configs/quickstart.yaml", "lora.rnk=4")
         self.assertEqual(caught.exception.exit_code, 2)

@@ -1,12 +1,12 @@
-//! A run's books, and what they come to, epoch by epoch.
+//! A run's records, and what they come to, epoch by epoch.
 
 use std::{collections::BTreeMap, ops::Range};
 
 use super::coverage::Coverage;
 
-/// A run's books.
+/// A run's records.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Books {
+pub struct RunRecords {
     /// The run's id.
     pub run_id: String,
     /// Its name.
@@ -108,7 +108,7 @@ pub struct EpochAccount {
     pub duplicate: Vec<Range<u64>>,
 }
 
-impl Books {
+impl RunRecords {
     /// Where features came from, range by range; nothing if no step took any from a cache.
     pub fn cache_ranges(&self) -> Vec<CacheRange> {
         let mut ranges: Vec<CacheRange> = Vec::new();
@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     /// Ten samples in steps of four: 4 + 4 + 2.
-    fn books(steps: u64) -> Books {
+    fn records(steps: u64) -> RunRecords {
         let step = |step: u64| {
             let begin = step % 3 * 4;
             CommittedStep {
@@ -194,60 +194,65 @@ mod tests {
                 ..Default::default()
             }
         };
-        Books { samples: 10, global_batch: 4, steps: (0..steps).map(step).collect(), ..Books::default() }
+        RunRecords {
+            samples: 10,
+            global_batch: 4,
+            steps: (0..steps).map(step).collect(),
+            ..RunRecords::default()
+        }
     }
 
-    fn wrong(books: &Books) -> Vec<(u64, u64, u64)> {
-        let accounts = books.audit().into_iter();
+    fn wrong(records: &RunRecords) -> Vec<(u64, u64, u64)> {
+        let accounts = records.audit().into_iter();
         accounts.map(|account| (account.epoch, count(&account.missing), count(&account.duplicate))).collect()
     }
 
     #[test]
     fn whole_epochs_and_a_begun_one_add_up() {
-        assert_eq!(wrong(&books(5)), [(0, 0, 0), (1, 0, 0)]);
-        assert_eq!(books(5).audit()[1].expected, 8);
-        assert_eq!(wrong(&books(0)), []);
+        assert_eq!(wrong(&records(5)), [(0, 0, 0), (1, 0, 0)]);
+        assert_eq!(records(5).audit()[1].expected, 8);
+        assert_eq!(wrong(&records(0)), []);
     }
 
     #[test]
     fn a_step_that_is_not_there_is_missing_and_one_that_was_done_twice_is_a_duplicate() {
-        let mut books = books(6);
-        books.steps.remove(1);
-        assert_eq!(wrong(&books), [(0, 4, 0), (1, 0, 0)]);
-        assert_eq!(books.audit()[0].missing, vec![4..8]);
-        let again = books.steps[0].clone();
-        books.steps.insert(1, again);
-        assert_eq!(wrong(&books), [(0, 4, 4), (1, 0, 0)]);
+        let mut records = records(6);
+        records.steps.remove(1);
+        assert_eq!(wrong(&records), [(0, 4, 0), (1, 0, 0)]);
+        assert_eq!(records.audit()[0].missing, vec![4..8]);
+        let again = records.steps[0].clone();
+        records.steps.insert(1, again);
+        assert_eq!(wrong(&records), [(0, 4, 4), (1, 0, 0)]);
     }
 
     #[test]
     fn a_finished_run_must_have_all_its_steps() {
-        let mut books = Books { total_steps: Some(6), ..books(5) };
-        assert_eq!(wrong(&books), [(0, 0, 0), (1, 0, 0)], "it is not over yet");
-        books.finished = true;
-        assert_eq!(wrong(&books), [(0, 0, 0), (1, 2, 0)]);
+        let mut records = RunRecords { total_steps: Some(6), ..records(5) };
+        assert_eq!(wrong(&records), [(0, 0, 0), (1, 0, 0)], "it is not over yet");
+        records.finished = true;
+        assert_eq!(wrong(&records), [(0, 0, 0), (1, 2, 0)]);
     }
 
     #[test]
     fn a_quarantined_sample_is_neither_committed_nor_missing_but_one_that_was_consumed_too_is_a_duplicate() {
-        let mut books = books(3);
-        books.steps[0].positions = vec![0..2, 3..4];
-        books.steps[0].quarantined = vec![2..3];
-        let account = &books.audit()[0];
+        let mut records = records(3);
+        records.steps[0].positions = vec![0..2, 3..4];
+        records.steps[0].quarantined = vec![2..3];
+        let account = &records.audit()[0];
         assert_eq!((account.committed, account.quarantined.clone()), (9, vec![2..3]));
-        assert_eq!(wrong(&books), [(0, 0, 0)]);
-        books.steps[0].positions = vec![0..4];
-        assert_eq!(wrong(&books), [(0, 0, 1)]);
+        assert_eq!(wrong(&records), [(0, 0, 0)]);
+        records.steps[0].positions = vec![0..4];
+        assert_eq!(wrong(&records), [(0, 0, 1)]);
     }
 
     #[test]
     fn steps_are_laid_together_by_where_their_features_came_from() {
-        let mut books = books(6);
-        assert_eq!(books.cache_ranges(), [], "there is no cache");
-        for (step, generation) in books.steps.iter_mut().zip([0, 1, 1, 0, 2, 2]) {
+        let mut records = records(6);
+        assert_eq!(records.cache_ranges(), [], "there is no cache");
+        for (step, generation) in records.steps.iter_mut().zip([0, 1, 1, 0, 2, 2]) {
             (step.cache_generation, step.cache_hits) = (generation, 3 * generation);
         }
-        let ranges: Vec<_> = books.cache_ranges();
+        let ranges: Vec<_> = records.cache_ranges();
         let shown: Vec<_> =
             ranges.iter().map(|range| (range.steps.clone(), range.generation, range.hits)).collect();
         assert_eq!(shown, [(0..1, 0, 0), (1..3, 1, 6), (3..4, 0, 0), (4..6, 2, 12)]);
@@ -255,8 +260,8 @@ mod tests {
 
     #[test]
     fn ranks_that_overlap_are_found() {
-        let mut books = books(1);
-        books.steps[0].positions = vec![0..2, 1..4];
-        assert_eq!(books.audit()[0].duplicate, vec![1..2]);
+        let mut records = records(1);
+        records.steps[0].positions = vec![0..2, 1..4];
+        assert_eq!(records.audit()[0].duplicate, vec![1..2]);
     }
 }

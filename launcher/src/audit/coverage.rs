@@ -14,8 +14,8 @@ pub struct Coverage {
 }
 
 impl Coverage {
-    /// Lays the ranges over `0..expected`. Sorted by their beginnings, each either begins where the ones before it have reached, or
-    /// leaves a gap, or overlaps.
+    /// Lays the ranges over `0..expected`. Sorted by their beginnings, each either begins where the ones
+    /// before it have reached, or leaves a gap, or overlaps.
     pub fn of(expected: u64, mut ranges: Vec<Range<u64>>) -> Self {
         ranges.retain(|range| range.start < range.end);
         ranges.sort_by_key(|range| (range.start, range.end));

@@ -1,4 +1,5 @@
-//! Where books are read from: the journal that a coordinator left behind, or the coordinator that still writes it.
+//! Where records are read from: the journal that a coordinator left behind, or the coordinator that still
+//! writes it.
 //!
 //! Either way they are made from the same messages, so that both say the same of a run.
 
@@ -16,7 +17,7 @@ use coxswain_proto::{
     },
 };
 
-use super::{Books, CommittedStep, Fault, Membership};
+use super::{CommittedStep, Fault, Membership, RunRecords};
 use crate::{
     control::{Access, prompt},
     endpoint,
@@ -24,32 +25,32 @@ use crate::{
     render::{names, status},
 };
 
-/// The books of the run in `output_dir`. While it goes on they are its coordinator's to tell.
-pub async fn of_run(output_dir: &Path) -> Result<Books, Failed> {
+/// The records of the run in `output_dir`. While it goes on they are its coordinator's to tell.
+pub async fn of_run(output_dir: &Path) -> Result<RunRecords, Failed> {
     match journal::read(&output_dir.join("coordinator")) {
         Ok(chronicle) => Ok(left_behind(chronicle)),
         Err(JournalError::InUse { .. }) => living(&endpoint::of_run(output_dir).await?).await,
         Err(error @ JournalError::Damaged { .. }) => Err(Failed::new(Exit::BadInput, error)),
-        Err(error) => Err(Failed::usage(format!("{}: no books of a run: {error}", output_dir.display()))),
+        Err(error) => Err(Failed::usage(format!("{}: no records of a run: {error}", output_dir.display()))),
     }
 }
 
-fn left_behind(chronicle: Chronicle) -> Books {
+fn left_behind(chronicle: Chronicle) -> RunRecords {
     let Chronicle { run_id, run_name, training_samples, global_batch, total_steps, history, .. } = chronicle;
-    let mut books = Books {
+    let mut records = RunRecords {
         run_id,
         run_name,
         samples: training_samples,
         global_batch,
         total_steps,
         steps: chronicle.steps.into_iter().map(recorded).collect(),
-        ..Books::default()
+        ..RunRecords::default()
     };
     let memberships = history.memberships.iter().map(|of| Kind::Membership(of.into()));
     let faults = history.failures.iter().map(|failure| Kind::Fault(failure.into()));
-    enter(&mut books, Kind::End(RunEnd::from(history.fate).into()));
-    memberships.chain(faults).for_each(|kind| enter(&mut books, kind));
-    books
+    enter(&mut records, Kind::End(RunEnd::from(history.fate).into()));
+    memberships.chain(faults).for_each(|kind| enter(&mut records, kind));
+    records
 }
 
 fn recorded(row: LedgerEntry) -> CommittedStep {
@@ -66,16 +67,16 @@ fn recorded(row: LedgerEntry) -> CommittedStep {
     }
 }
 
-/// The books of a run that is being served.
-async fn living(access: &Access) -> Result<Books, Failed> {
+/// The records of a run that is being served.
+async fn living(access: &Access) -> Result<RunRecords, Failed> {
     let request = prompt(GetStatusRequest {});
     let now = access.answer(async |mut people| people.get_status(request).await).await?;
-    let mut books = of_status(now);
+    let mut records = of_status(now);
     let mut next = Some(0);
     while let Some(first_step) = next {
         let request = prompt(GetLedgerRequest { first_step, limit: 0 });
         let page = access.answer(async |mut people| people.get_ledger(request).await).await?;
-        books.steps.extend(page.steps.iter().map(committed));
+        records.steps.extend(page.steps.iter().map(committed));
         // A page that does not get on would never end.
         next = page.next_step.filter(|next| *next > first_step);
     }
@@ -83,31 +84,31 @@ async fn living(access: &Access) -> Result<Books, Failed> {
     let request = prompt(GetHistoryRequest {});
     let mut history = access.answer(async |mut people| people.get_history(request).await).await?;
     while let Some(entry) = history.message().await.map_err(|status| access.explain(&status))? {
-        entry.kind.into_iter().for_each(|kind| enter(&mut books, kind));
+        entry.kind.into_iter().for_each(|kind| enter(&mut records, kind));
     }
-    Ok(books)
+    Ok(records)
 }
 
-fn of_status(now: GetStatusResponse) -> Books {
-    Books {
+fn of_status(now: GetStatusResponse) -> RunRecords {
+    RunRecords {
         samples: now.training_samples,
         global_batch: now.global_batch,
         total_steps: (now.total_steps > 0).then_some(now.total_steps),
         run_id: now.run_id,
         run_name: now.run_name,
-        ..Books::default()
+        ..RunRecords::default()
     }
 }
 
 /// Enters what the journal has beside the ledger.
-fn enter(books: &mut Books, kind: Kind) {
+fn enter(records: &mut RunRecords, kind: Kind) {
     match kind {
         Kind::End(end) => {
-            books.state = names::run_end(end);
-            books.finished = end == i32::from(RunEnd::Finished);
+            records.state = names::run_end(end);
+            records.finished = end == i32::from(RunEnd::Finished);
         }
-        Kind::Membership(of) => books.generations.push(membership(&of)),
-        Kind::Fault(failure) => books.faults.push(fault(&failure)),
+        Kind::Membership(of) => records.generations.push(membership(&of)),
+        Kind::Fault(failure) => records.faults.push(fault(&failure)),
     }
 }
 

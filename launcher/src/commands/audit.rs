@@ -24,17 +24,17 @@ pub struct AuditArgs {
 
 /// Accounts for every epoch that has begun; fails if samples are missing or were consumed twice.
 pub fn execute(args: &AuditArgs) -> Outcome {
-    let books = block_on(source::of_run(&args.run))?;
-    let accounts = books.audit();
+    let records = block_on(source::of_run(&args.run))?;
+    let accounts = records.audit();
     match args.json {
-        true => say(format_args!("{:#}", audit::json(&books, &accounts))),
-        false => say(audit::text(&books, &accounts)),
+        true => say(format_args!("{:#}", audit::json(&records, &accounts))),
+        false => say(audit::text(&records, &accounts)),
     };
     match audit::totals(&accounts) {
         (0, 0) => Ok(()),
         (missing, duplicate) => {
             let text = format!(
-                "the books do not add up: {missing} samples are missing, {duplicate} were used twice"
+                "the ledger does not add up: {missing} samples are missing, {duplicate} were used twice"
             );
             Err(Failed::new(Exit::Audit, text))
         }

@@ -13,11 +13,12 @@ use crate::{
 /// Subcommands of `cox cache`.
 #[derive(Debug, Subcommand)]
 pub enum CacheCommand {
-    /// Show every space: tap, dtype, samples, bytes, last use, who made it
+    /// Show every namespace: tap, dtype, samples, bytes, last use, who made it
     List(StoreArgs),
     /// Read every record and name what is damaged; exit code 3 if anything is left damaged
     Verify(VerifyArgs),
-    /// Remove parts of writers that died, parts that cannot be used at all, and spaces over a budget that nobody uses
+    /// Remove shards of writers that died, shards that cannot be used at all, and spaces over a budget that
+    /// nobody uses
     Gc(GcArgs),
 }
 
@@ -37,7 +38,7 @@ pub struct StoreArgs {
 pub struct VerifyArgs {
     #[command(flatten)]
     store: StoreArgs,
-    /// Write parts again without their damaged records; runs that need these compute them again
+    /// Write shards again without their damaged records; runs that need these compute them again
     #[arg(long)]
     repair: bool,
 }
@@ -47,7 +48,7 @@ pub struct VerifyArgs {
 pub struct GcArgs {
     #[command(flatten)]
     store: StoreArgs,
-    /// Bytes that may stay: 500000, 20GiB, 1.5TB. Without it no sound space is removed
+    /// Bytes that may stay: 500000, 20GiB, 1.5TB. Without it no sound namespace is removed
     #[arg(long, value_name = "BYTES", value_parser = byte_count)]
     budget: Option<u64>,
     /// Say what would be removed, and remove nothing
@@ -66,11 +67,11 @@ pub fn execute(command: &CacheCommand) -> Outcome {
 
 fn list(args: &StoreArgs) -> Outcome {
     let opened = args.open()?;
-    let (spaces, strange) = opened.list().map_err(bad)?;
+    let (namespaces, strange) = opened.list().map_err(bad)?;
     let whole = opened.bytes().map_err(bad)?;
     match args.json {
-        true => say(format_args!("{:#}", store::list_json(opened.dir(), whole, &spaces, &strange))),
-        false => say(store::list(opened.dir(), whole, &spaces, &strange)),
+        true => say(format_args!("{:#}", store::list_json(opened.dir(), whole, &namespaces, &strange))),
+        false => say(store::list(opened.dir(), whole, &namespaces, &strange)),
     };
     Ok(())
 }
@@ -89,8 +90,8 @@ fn verify(args: &VerifyArgs) -> Outcome {
         (0, 0) => return Ok(()),
         (0, _) => format!("{unusable} files cannot be used; `cox cache gc` removes those that are ours"),
         _ => format!(
-            "{damaged} records or parts are damaged, {unusable} files cannot be used; runs compute again what they need of it; \
-             `cox cache verify --repair` writes the parts again without it"
+            "{damaged} records or shards are damaged, {unusable} files cannot be used; runs compute again what they need of it; \
+             `cox cache verify --repair` writes the shards again without it"
         ),
     };
     Err(Failed::new(Exit::BadInput, text))
@@ -106,7 +107,8 @@ fn gc(args: &GcArgs) -> Outcome {
     };
     match args.budget.filter(|budget| left > *budget && !args.dry_run) {
         Some(budget) => {
-            let text = format!("{left} bytes are left of a budget of {budget}: the other spaces are in use");
+            let text =
+                format!("{left} bytes are left of a budget of {budget}: the other namespaces are in use");
             Err(Failed::new(Exit::NoProgress, text))
         }
         None => Ok(()),

@@ -1,4 +1,5 @@
-//! `cox check`: everything that can be known before training. Reads the model, the data and the checkpoints; writes nothing.
+//! `cox check`: everything that can be known before training. Reads the model, the data and the checkpoints;
+//! writes nothing.
 
 use clap::Args;
 use coxswain_worker::train;

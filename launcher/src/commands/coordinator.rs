@@ -103,7 +103,8 @@ pub fn execute(args: &CoordinatorArgs) -> Outcome {
     })
 }
 
-/// Serves the run. A coordinator that holds the run's state may be the one of a launcher that was just killed: it is waited for.
+/// Serves the run. A coordinator that holds the run's state may be the one of a launcher that was just
+/// killed: it is waited for.
 async fn serve(
     listener: TcpListener,
     options: &Options,
@@ -161,8 +162,8 @@ impl CoordinatorArgs {
     }
 }
 
-/// What a coordinator that has served a moment ago finds wrong when it is started again is no mistake of the user's: its launcher tries
-/// once more, for a disk may have room again.
+/// What a coordinator that has served a moment ago finds wrong when it is started again is no mistake of the
+/// user's: its launcher tries once more, for a disk may have room again.
 fn refused(error: ServeError, restarted: bool) -> Failed {
     let exit = match error {
         ServeError::Unprotected { .. } | ServeError::World { .. } | ServeError::Start(_) if !restarted => {

@@ -21,7 +21,8 @@ pub enum DataCommand {
     Inspect(InspectArgs),
     /// Write one sample as training sees it to a safetensors file
     Sample(SampleArgs),
-    /// Make a checkpoint with random weights and the exact shapes of another model, to measure speed and memory with
+    /// Make a checkpoint with random weights and the exact shapes of another model, to measure speed and
+    /// memory with
     MakeCheckpoint(MakeCheckpointArgs),
 }
 

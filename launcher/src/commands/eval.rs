@@ -19,7 +19,8 @@ pub struct EvalArgs {
     /// Output directory of a run
     #[arg(value_name = "RUN_DIR")]
     run_dir: PathBuf,
-    /// Changes to the run as it was trained: eval.samples=0 looks at no sample, data.path=... at another place
+    /// Changes to the run as it was trained: eval.samples=0 looks at no sample, data.path=... at another
+    /// place
     #[arg(value_name = "KEY=VALUE")]
     overrides: Vec<String>,
     /// What to compute on: auto, cpu or cuda [default: launch.device]

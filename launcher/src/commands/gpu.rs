@@ -1,4 +1,4 @@
-//! `cox gpu`: the cards of this machine, once or live.
+//! `cox gpu`: the GPUs of this machine, once or live.
 
 use std::{
     io::{BufRead, IsTerminal, stdin},
@@ -17,7 +17,7 @@ use crate::{
 /// Flags of `cox gpu`.
 #[derive(Args, Debug)]
 pub struct GpuArgs {
-    /// Follow: one table every interval, with the peak of each card; Enter resets the peaks
+    /// Follow: one table every interval, with the peak of each GPU; Enter resets the peaks
     #[arg(long)]
     watch: bool,
     /// Seconds between tables
@@ -28,12 +28,12 @@ pub struct GpuArgs {
     json: bool,
 }
 
-/// Shows the cards.
+/// Shows the GPUs.
 pub fn execute(args: &GpuArgs) -> Outcome {
     let missing = |error| Failed::new(Exit::BadInput, error);
     let driver = Driver::load().map_err(missing)?;
     if !args.watch {
-        let gpus = driver.cards().map_err(missing)?;
+        let gpus = driver.gpus().map_err(missing)?;
         show(args, &gpus, &Peaks::default(), driver.version().as_deref());
         return Ok(());
     }
@@ -44,7 +44,7 @@ pub fn execute(args: &GpuArgs) -> Outcome {
     let enter = on_enter();
     let mut peaks = Peaks::default();
     loop {
-        let gpus = driver.cards().map_err(missing)?;
+        let gpus = driver.gpus().map_err(missing)?;
         peaks.observe(&gpus);
         if !show(args, &gpus, &peaks, None) {
             return Ok(());
@@ -58,7 +58,7 @@ pub fn execute(args: &GpuArgs) -> Outcome {
     }
 }
 
-/// False if nobody reads any more.
+/// False if there is no reader any more.
 fn show(args: &GpuArgs, gpus: &[Gpu], peaks: &Peaks, driver: Option<&str>) -> bool {
     match (args.json, args.watch) {
         (true, _) => say(render::json(gpus, args.watch.then_some(peaks))),

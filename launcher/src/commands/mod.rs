@@ -53,7 +53,7 @@ enum Command {
     Check(check::CheckArgs),
     /// Say what a run will take, which micro-batches fit, and what each setting would save
     Plan(plan::PlanArgs),
-    /// Show this machine's graphics cards, once or live
+    /// Show this machine's GPUs, once or live
     Gpu(gpu::GpuArgs),
     /// Test this node: driver, bandwidth, every collective, a small training step against known numbers
     Selftest(selftest::SelftestArgs),

@@ -16,7 +16,8 @@ use crate::{
 /// Subcommands of `cox model`.
 #[derive(Debug, Subcommand)]
 pub enum ModelCommand {
-    /// One forward pass from file to file: every layer's output, logits, and with labels the loss and the adapter's gradients
+    /// One forward pass from file to file: every layer's output, logits, and with labels the loss and the
+    /// adapter's gradients
     Forward(ForwardArgs),
 }
 
@@ -35,7 +36,7 @@ pub struct ForwardArgs {
     /// safetensors: every intermediate result under the model's own names, loss, grad.*
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
-    /// Where to compute: `cpu`, `cuda` (the first card that this process sees), or `auto`
+    /// Where to compute: `cpu`, `cuda` (the first GPU that this process sees), or `auto`
     #[arg(long, value_name = "auto|cpu|cuda", default_value_t = DeviceChoice::Cpu)]
     device: DeviceChoice,
     /// Keep the model's matrices in bfloat16 instead of float32

@@ -1,4 +1,5 @@
-//! `cox plan`: what a run will take on each rank, before anything is started. Reads sizes and metadata; no weights, no GPU.
+//! `cox plan`: what a run will take on each rank, before anything is started. Reads sizes and metadata; no
+//! weights, no GPU.
 
 use std::time::Instant;
 
@@ -13,7 +14,7 @@ use super::spec_args::SpecArgs;
 use crate::{
     clock,
     exit::Outcome,
-    gpu::named::Card,
+    gpu::named::GpuKind,
     plan::{Question, capacity::Memory, check},
     render::{plan as render, say},
 };
@@ -23,12 +24,12 @@ use crate::{
 pub struct PlanArgs {
     #[command(flatten)]
     spec: SpecArgs,
-    /// Card to plan for: its memory (24GiB) or its name (A100-40); may be repeated
-    #[arg(long, value_name = "CARD", value_parser = Card::parse)]
-    card: Vec<Card>,
-    /// One row for each usual card: micro-batch x accumulation
-    #[arg(long, conflicts_with = "card")]
-    all_cards: bool,
+    /// GPU to plan for: its memory (24GiB) or its name (A100-40); may be repeated
+    #[arg(long, alias = "card", value_name = "GPU", value_parser = GpuKind::parse)]
+    gpu: Vec<GpuKind>,
+    /// One row for each usual GPU: micro-batch x accumulation
+    #[arg(long, alias = "all-cards", conflicts_with = "gpu")]
+    all_gpus: bool,
     /// Ranks [default: launch.nproc_per_node, else 1]
     #[arg(long, value_name = "RANKS", value_parser = clap::value_parser!(u32).range(1..))]
     world: Option<u32>,
@@ -55,13 +56,13 @@ pub fn execute(args: &PlanArgs) -> Outcome {
     let local = spec.launch.nproc_per_node.unwrap_or(1) as u64;
     let world = args.world.map_or(local, u64::from);
     let question = Question::of(&spec, world, local)?;
-    let memories: Vec<Memory> = match (args.all_cards, args.card.is_empty()) {
-        (true, _) => Card::overview().into_iter().map(|card| Memory::of_card(card, false)).collect(),
-        (false, false) => args.card.iter().map(|card| Memory::of_card(card.clone(), false)).collect(),
+    let memories: Vec<Memory> = match (args.all_gpus, args.gpu.is_empty()) {
+        (true, _) => GpuKind::overview().into_iter().map(|gpu| Memory::of_gpu(gpu, false)).collect(),
+        (false, false) => args.gpu.iter().map(|gpu| Memory::of_gpu(gpu.clone(), false)).collect(),
         (false, true) => Memory::here(&spec, spec.launch.device, local),
     };
     let outlooks: Vec<_> = memories.iter().map(|memory| question.outlook(memory)).collect();
-    match (args.json, args.all_cards) {
+    match (args.json, args.all_gpus) {
         (true, _) => {
             let mut value = render::json(&question, &outlooks);
             value["cost"] = cost(began);
@@ -70,7 +71,7 @@ pub fn execute(args: &PlanArgs) -> Outcome {
         (false, true) => say(render::overview(&question, &outlooks)),
         (false, false) => say(render::outlooks(&question, &outlooks)),
     };
-    if args.all_cards {
+    if args.all_gpus {
         return Ok(());
     }
     match check::shortfall(&question, &memories) {

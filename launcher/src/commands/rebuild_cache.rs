@@ -1,4 +1,5 @@
-//! `cox rebuild-cache`: a new generation of the feature cache, at once. Safe to repeat: until it has begun, it is the same one.
+//! `cox rebuild-cache`: a new generation of the feature cache, at once. Safe to repeat: until it has begun,
+//! it is the same one.
 
 use clap::Args;
 use coxswain_proto::v1::RebuildCacheRequest;

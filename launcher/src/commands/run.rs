@@ -24,7 +24,7 @@ use crate::{
         inputs::process_env,
         machine::Machine,
         plan::{Plan, Sources},
-        rendezvous::{self, Seat},
+        rendezvous::{self, Role},
         worker_env::{self, Common, Place},
     },
     plan::check::Forecast,
@@ -32,13 +32,13 @@ use crate::{
     supervise::{
         child::Program,
         console::{Console, Terminal},
-        crew::Crew,
         failure_file,
+        group::WorkerGroup,
         host::{self, Host, Hosting},
         machine::Ended,
         report::Report,
         signals,
-        voyage::{self, Contacts},
+        supervisor::{self, Contacts},
     },
     tasks::accelerator,
     telemetry::LogFlags,
@@ -72,7 +72,7 @@ pub fn execute(args: &RunArgs, log: &LogFlags) -> Outcome {
         env: &process_env,
         spec: &spec,
         machine: &machine,
-        cards: &|| accelerator().probe().map(|cards| cards.count),
+        gpus: &|| accelerator().probe().map(|gpus| gpus.count),
     })?;
     let forecast = forecast(&spec, &plan)?;
     let token = process_env("COX_TOKEN");
@@ -85,8 +85,8 @@ pub fn execute(args: &RunArgs, log: &LogFlags) -> Outcome {
     block_on(launch.run())
 }
 
-/// What the run will take of this machine's memory. A run that no micro-batch makes fit ends here, before anything starts; one that
-/// is too large as it is gets a warning.
+/// What the run will take of this machine's memory. A run that no micro-batch makes fit ends here, before
+/// anything starts; one that is too large as it is gets a warning.
 fn forecast(spec: &RunSpec, plan: &Plan) -> Result<Forecast, Failed> {
     let local = u64::from(plan.nproc_per_node);
     let forecast = Forecast::of(spec, plan.device, u64::from(plan.nnodes.min) * local, local)?;
@@ -111,12 +111,12 @@ impl Launch<'_> {
         std::fs::create_dir_all(log_dir).map_err(unusable)?;
         let mut signals = signals::catch().map_err(|error| Failed::new(Exit::Internal, error))?;
         let node_id = node_id();
-        let (port, mut hosted) = match rendezvous::take_seat(&self.plan, self.token.as_deref())? {
-            Seat::Host(listener) => {
+        let (port, mut hosted) = match rendezvous::take_role(&self.plan, self.token.as_deref())? {
+            Role::Host(listener) => {
                 let port = listener.local_addr().map_err(|error| Failed::new(Exit::Internal, error))?.port();
                 (port, Some(self.start_coordinator(listener, port, &node_id)?))
             }
-            Seat::Guest => (self.plan.endpoint.port, None),
+            Role::Guest => (self.plan.endpoint.port, None),
         };
         let access = Access::new(&format!("{}:{port}", self.plan.endpoint.host), self.token.as_deref())?;
         let request = rendezvous::request(&self.plan, &self.machine.host, node_id);
@@ -130,10 +130,10 @@ impl Launch<'_> {
         let hosting = hosted.is_some();
         // From now on this place and no other.
         let request = JoinNodeRequest { node_rank: Some(place.node_rank), returns: true, ..request };
-        let crew = self.crew(place, port, request);
+        let group = self.group(place, port, request);
         let (coordinator, _published) = hosted.map(|Hosted { host, published }| (host, published)).unzip();
         let contacts = Contacts { access, coordinator, signals, terminal: Arc::clone(&self.terminal) };
-        let mut report = voyage::run(&crew, contacts)
+        let mut report = supervisor::run(&group, contacts)
             .await
             .map_err(|error| Failed::new(Exit::Internal, format!("cannot start the workers: {error}")))?;
         if hosting && report.first_cause.as_ref().is_none_or(|cause| !cause.fatal) {
@@ -156,7 +156,8 @@ impl Launch<'_> {
         Ok(Hosted { host, published })
     }
 
-    /// Writes down the run as it was launched. Every coordinator of this launch reads that: the user's file may be edited meanwhile.
+    /// Writes down the run as it was launched. Every coordinator of this launch reads that: the user's file
+    /// may be edited meanwhile.
     fn keep_spec(&self) -> Result<PathBuf, Failed> {
         let path = self.plan.output.log_dir.join(endpoint::SPEC_FILE);
         let document = RunSpecDocument::from(&self.spec);
@@ -187,7 +188,7 @@ impl Launch<'_> {
         self.plan.output.log_dir.display().to_string()
     }
 
-    fn crew(&self, place: Place, port: u16, join: JoinNodeRequest) -> Crew {
+    fn group(&self, place: Place, port: u16, join: JoinNodeRequest) -> WorkerGroup {
         let threads = worker_env::threads(
             &process_env,
             self.spec.launch.threads_per_worker,
@@ -207,7 +208,7 @@ impl Launch<'_> {
         };
         let mut args = vec!["worker".to_owned()];
         args.extend(self.log.as_args());
-        Crew {
+        WorkerGroup {
             common,
             program: this_program().unwrap_or_else(|_| Path::new("cox").to_owned()),
             args,
@@ -236,7 +237,8 @@ impl Launch<'_> {
         ));
     }
 
-    /// The failure that ended the run, as our coordinator wrote it down: what it said last may not have been heard.
+    /// The failure that ended the run, as our coordinator wrote it down: what it said last may not have been
+    /// heard.
     fn recorded_end(&self) -> Option<Failure> {
         let journal = Path::new(&self.spec.run.output_dir).join("coordinator");
         let chronicle = journal::read(&journal).ok()?;
@@ -263,7 +265,7 @@ impl Launch<'_> {
     }
 }
 
-/// Prints the results for whoever waits for them; a signal ends that where nobody reads.
+/// Prints the results; a signal ends that where standard output is not read.
 async fn hand_over(results: String) {
     let (done, handed) = tokio::sync::oneshot::channel();
     // Not one of the runtime's threads, which would be waited for.
@@ -317,7 +319,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_coordinator_that_died_before_the_run_began_is_lost_and_one_that_refused_has_said_why() {
+    fn a_coordinator_that_died_before_the_run_began_is_lost_and_one_that_refused_has_reported_why() {
         let of = |how| coordinator_ended_early(how, Path::new("runs/a/logs"));
         for died in [Ended::Code(1), Ended::Code(101), Ended::Signal(9)] {
             let failed = of(died);

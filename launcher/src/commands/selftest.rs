@@ -20,7 +20,7 @@ use crate::{
 /// Flags of `cox selftest`.
 #[derive(Args, Debug)]
 pub struct SelftestArgs {
-    /// What to test: `cpu`, `cuda` (the first card that this process sees), or `auto`
+    /// What to test: `cpu`, `cuda` (the first GPU that this process sees), or `auto`
     #[arg(long, value_name = "auto|cpu|cuda", default_value_t = DeviceChoice::Auto)]
     device: DeviceChoice,
     /// One JSON object instead of text
@@ -32,7 +32,7 @@ pub struct SelftestArgs {
 pub fn execute(args: &SelftestArgs) -> Outcome {
     let device = device::choose(args.device, 0, accelerator())
         .map_err(|missing| Failed::usage(format!("--device {}: {missing}", args.device)))?;
-    let mut findings = if device == Device::Cpu { Vec::new() } else { cards() };
+    let mut findings = if device == Device::Cpu { Vec::new() } else { gpus() };
     findings.push(video());
     findings.extend(selftest::run(device, tasks()));
     let failed = findings.iter().filter(|finding| finding.failed()).count();
@@ -48,19 +48,19 @@ pub fn execute(args: &SelftestArgs) -> Outcome {
     }
 }
 
-/// The cards in the driver's words.
-fn cards() -> Vec<Finding> {
-    let found = Driver::load().and_then(|driver| Ok((driver.version(), driver.cards()?)));
-    let (version, cards) = match found {
+/// The GPUs in the driver's words.
+fn gpus() -> Vec<Finding> {
+    let found = Driver::load().and_then(|driver| Ok((driver.version(), driver.gpus()?)));
+    let (version, gpus) = match found {
         Ok(found) => found,
         Err(missing) => return vec![Finding::told("machine", "driver", missing)],
     };
     let driver = version.map(|version| Finding::told("machine", "driver", version));
-    let card = |card: &crate::gpu::Gpu| {
-        let memory = format!("{} free of {}", human::bytes(card.free), human::bytes(card.total));
-        Finding::told("machine", format_args!("card {}", card.index), format!("{}, {memory}", card.name))
+    let gpu = |gpu: &crate::gpu::Gpu| {
+        let memory = format!("{} free of {}", human::bytes(gpu.free), human::bytes(gpu.total));
+        Finding::told("machine", format_args!("GPU {}", gpu.index), format!("{}, {memory}", gpu.name))
     };
-    driver.into_iter().chain(cards.iter().map(card)).collect()
+    driver.into_iter().chain(gpus.iter().map(gpu)).collect()
 }
 
 /// How video is decoded.
@@ -100,7 +100,7 @@ mod tests {
         let findings = [
             Finding::told("machine", "cores", 2),
             Finding::checked("training", "CPU", Ok("loss 1".into())),
-            Finding::checked("training", "card", Err("losses are off".into())),
+            Finding::checked("training", "GPU", Err("losses are off".into())),
         ];
         let page = page(Device::Cuda(0), &findings, 1);
         for part in ["cores", "ok", "loss 1", "FAILED", "losses are off"] {
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_card_that_is_not_here_is_refused_before_anything_is_tested() {
+    fn a_gpu_that_is_not_here_is_refused_before_anything_is_tested() {
         if accelerator().probe().is_err() {
             let args = SelftestArgs { device: DeviceChoice::Cuda, json: false };
             let failed = execute(&args).unwrap_err();

@@ -32,12 +32,12 @@ pub struct WatchArgs {
     json: bool,
 }
 
-/// Follows a run. Ends when the run does; its failure is this command's failure. A coordinator that dies is looked for while it may be
-/// started again.
+/// Follows a run. Ends when the run does; its failure is this command's failure. A coordinator that dies is
+/// looked for while it may be started again.
 pub fn execute(args: &WatchArgs) -> Outcome {
     block_on(async {
         let access = args.target.access().await?;
-        // Whoever cannot be reached at first is not waited for.
+        // A coordinator that cannot be reached at first is not waited for.
         access.answer(async |mut people| people.get_status(prompt(GetStatusRequest {})).await).await?;
         let (told, mut events) = mpsc::channel(limits::WATCH_QUEUE);
         let _watcher = watcher::follow(access, told, limits::COORDINATOR_PATIENCE);
@@ -59,7 +59,8 @@ pub fn execute(args: &WatchArgs) -> Outcome {
     })
 }
 
-/// How events are shown: on standard output, for whoever reads it; how far the run is goes to a terminal at standard error, if there is one.
+/// How events are shown: on standard output; how far the run is goes to a terminal at standard error, if
+/// there is one.
 enum View {
     Json,
     Text {
@@ -76,7 +77,7 @@ impl View {
         Self::Text { bar, above_bar }
     }
 
-    /// False if nobody reads it any more.
+    /// False if there is no reader any more.
     fn show(&self, event: &WatchEvent) -> bool {
         let Self::Text { bar, above_bar } = self else { return say(json::event(event)) };
         let line = || format!("{}  {}", time_of_day(event.unix_ms), events::line(event));

@@ -1,7 +1,7 @@
 //! `cox worker`: one process, one rank.
 //!
-//! Its place in the world comes from the environment that a launcher gives it (`launch::worker_env`). With `--config` it needs neither
-//! launcher nor coordinator: a world of one.
+//! Its place in the world comes from the environment that a launcher gives it (`launch::worker_env`). With
+//! `--config` it needs neither launcher nor coordinator: a world of one.
 
 mod solo;
 
@@ -35,7 +35,8 @@ pub struct WorkerArgs {
     /// Train alone, without a coordinator
     #[arg(long, value_name = "CONFIG")]
     config: Option<PathBuf>,
-    /// What to compute on: `cuda` (the card that LOCAL_RANK picks), `cpu`, or `auto` [default: COX_DEVICE, or launch.device]
+    /// What to compute on: `cuda` (the GPU that LOCAL_RANK picks), `cpu`, or `auto` [default: COX_DEVICE, or
+    /// launch.device]
     #[arg(long, value_name = "auto|cpu|cuda")]
     device: Option<String>,
     /// Changes to the configuration: section.key=value
@@ -51,26 +52,26 @@ pub fn execute(args: &WorkerArgs) -> Outcome {
         refuse_what_is_not_here(wanted)?;
         return solo::train(&spec, ChosenTrainer::new(tasks(), Some(wanted), 0, None));
     }
-    let seat = Seat::from_env(&process_env)?;
+    let slot = Slot::from_env(&process_env)?;
     let wanted = args.device(&process_env)?;
     wanted.map_or(Ok(()), refuse_what_is_not_here)?;
     // A world of one has no ring, but every worker registers where it could be called.
-    let address = format!("{}:{}", seat.local_addr, seat.data_port);
+    let address = format!("{}:{}", slot.local_addr, slot.data_port);
     let listener = RingListener::bind(&address).map_err(|error| Failed::new(Exit::Rendezvous, error))?;
     let listener = listener.with_shared_memory(process_env("COX_RING_SHARED_MEMORY").as_deref() != Some("0"));
     let options = SessionOptions {
         token: process_env("COX_TOKEN"),
         run_id: process_env("TORCHELASTIC_RUN_ID").unwrap_or_default(),
-        rank: Rank(seat.rank),
-        local_rank: seat.local_rank,
-        node_rank: seat.node_rank,
-        world_size: seat.world_size,
+        rank: Rank(slot.rank),
+        local_rank: slot.local_rank,
+        node_rank: slot.node_rank,
+        world_size: slot.world_size,
         host: Machine::this().host,
-        data_address: seat.advertise.unwrap_or_else(|| listener.address().to_owned()),
+        data_address: slot.advertise.unwrap_or_else(|| listener.address().to_owned()),
         memory_in_use: Arc::new(|| Bytes(memory::in_use())),
-        ..SessionOptions::new(seat.coordinator)
+        ..SessionOptions::new(slot.coordinator)
     };
-    let local_rank = usize::try_from(seat.local_rank).unwrap_or(0);
+    let local_rank = usize::try_from(slot.local_rank).unwrap_or(0);
     let trainer = ChosenTrainer::new(tasks(), wanted, local_rank, Some(listener));
     block_on(session::run(options, trainer)).map_err(|error| {
         let exit = match &error {
@@ -94,7 +95,7 @@ impl WorkerArgs {
     }
 }
 
-/// A card that was asked for and cannot be used ends a worker before it has met anybody.
+/// A GPU that was asked for and cannot be used ends a worker before it has met anybody.
 fn refuse_what_is_not_here(wanted: DeviceChoice) -> Outcome {
     let chosen = device::choose(wanted, 0, accelerator());
     chosen.map(|_| ()).map_err(|missing| Failed::usage(format!("device {wanted}: {missing}")))
@@ -102,7 +103,7 @@ fn refuse_what_is_not_here(wanted: DeviceChoice) -> Outcome {
 
 /// A worker's place, from `torchrun`'s variables.
 #[derive(Debug, PartialEq, Eq)]
-struct Seat {
+struct Slot {
     coordinator: String,
     rank: u32,
     local_rank: u32,
@@ -115,7 +116,7 @@ struct Seat {
     advertise: Option<String>,
 }
 
-impl Seat {
+impl Slot {
     fn from_env(env: Env<'_>) -> Result<Self, Failed> {
         let master = || Some(format!("{}:{}", env("MASTER_ADDR")?, env("MASTER_PORT")?));
         let coordinator = env("COX_COORDINATOR").or_else(master).ok_or_else(|| {
@@ -173,9 +174,9 @@ fn advertised(text: &str, local_rank: u32) -> Result<String, Failed> {
 mod tests {
     use super::*;
 
-    fn seat(variables: &[(&str, &str)]) -> Result<Seat, String> {
+    fn slot(variables: &[(&str, &str)]) -> Result<Slot, String> {
         let env = |name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned());
-        Seat::from_env(&env).map_err(|failed| failed.message.unwrap())
+        Slot::from_env(&env).map_err(|failed| failed.message.unwrap())
     }
 
     #[test]
@@ -188,7 +189,7 @@ mod tests {
             ("WORLD_SIZE", "4"),
             ("COX_LOCAL_ADDR", "10.0.0.4"),
         ];
-        let expected = Seat {
+        let expected = Slot {
             coordinator: "n3:29400".into(),
             rank: 3,
             local_rank: 1,
@@ -198,11 +199,11 @@ mod tests {
             data_port: 0,
             advertise: None,
         };
-        assert_eq!(seat(&variables), Ok(expected));
+        assert_eq!(slot(&variables), Ok(expected));
         let mapped = [("COX_DATA_PORT", "7000"), ("COX_ADVERTISE", "gate:9000")];
-        let mapped = seat(&[&variables[..], &mapped[..]].concat()).unwrap();
+        let mapped = slot(&[&variables[..], &mapped[..]].concat()).unwrap();
         assert_eq!((mapped.data_port, mapped.advertise.as_deref()), (7001, Some("gate:9001")));
-        assert_eq!(seat(&[("MASTER_ADDR", "n3"), ("MASTER_PORT", "7")]).unwrap().coordinator, "n3:7");
+        assert_eq!(slot(&[("MASTER_ADDR", "n3"), ("MASTER_PORT", "7")]).unwrap().coordinator, "n3:7");
     }
 
     #[test]
@@ -222,14 +223,14 @@ mod tests {
 
     #[test]
     fn a_place_that_cannot_be_is_refused() {
-        assert!(seat(&[]).unwrap_err().starts_with("no coordinator"));
-        let beyond = seat(&[("COX_COORDINATOR", "a:1"), ("RANK", "2"), ("WORLD_SIZE", "2")]).unwrap_err();
+        assert!(slot(&[]).unwrap_err().starts_with("no coordinator"));
+        let beyond = slot(&[("COX_COORDINATOR", "a:1"), ("RANK", "2"), ("WORLD_SIZE", "2")]).unwrap_err();
         assert_eq!(beyond, "RANK 2: WORLD_SIZE is 2, and ranks count from 0");
-        let text = seat(&[("COX_COORDINATOR", "a:1"), ("WORLD_SIZE", "two")]).unwrap_err();
+        let text = slot(&[("COX_COORDINATOR", "a:1"), ("WORLD_SIZE", "two")]).unwrap_err();
         assert_eq!(text, "WORLD_SIZE two: expected a whole number");
-        let text = seat(&[("COX_COORDINATOR", "a:1"), ("COX_ADVERTISE", "gate")]).unwrap_err();
+        let text = slot(&[("COX_COORDINATOR", "a:1"), ("COX_ADVERTISE", "gate")]).unwrap_err();
         assert_eq!(text, "COX_ADVERTISE gate: expected HOST:PORT");
-        let text = seat(&[("COX_COORDINATOR", "a:1"), ("COX_DATA_PORT", "70000")]).unwrap_err();
+        let text = slot(&[("COX_COORDINATOR", "a:1"), ("COX_DATA_PORT", "70000")]).unwrap_err();
         assert!(text.starts_with("COX_DATA_PORT 70000"), "{text}");
     }
 }

@@ -1,8 +1,8 @@
-//! Cards of this machine, and the most that was seen in use on them.
+//! GPUs of this machine, and the most that was seen in use on them.
 
 use serde::Serialize;
 
-/// A card of this machine.
+/// A GPU of this machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Gpu {
     /// Its number in the driver's order.
@@ -11,7 +11,7 @@ pub struct Gpu {
     pub name: String,
     /// Bytes of memory.
     pub total: u64,
-    /// Bytes in use, by whomever.
+    /// Bytes in use, by any process.
     pub used: u64,
     /// Bytes free.
     pub free: u64,
@@ -23,18 +23,18 @@ pub struct Gpu {
     pub processes: Vec<GpuProcess>,
 }
 
-/// A process that computes on a card.
+/// A process that computes on a GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct GpuProcess {
     /// Its id.
     pub pid: u32,
     /// Its command, where this user may see it.
     pub command: Option<String>,
-    /// Bytes it holds on the card, where the driver tells.
+    /// Bytes it holds on the GPU, where the driver tells.
     pub used: Option<u64>,
 }
 
-/// The largest use seen of each card since the last reset.
+/// The largest use seen of each GPU since the last reset.
 #[derive(Clone, Debug, Default)]
 pub struct Peaks(std::collections::BTreeMap<u32, u64>);
 
@@ -52,7 +52,7 @@ impl Peaks {
         self.0.clear();
     }
 
-    /// The largest use seen of a card.
+    /// The largest use seen of a GPU.
     pub fn of(&self, gpu: &Gpu) -> u64 {
         self.0.get(&gpu.index).copied().unwrap_or(gpu.used)
     }
@@ -65,7 +65,7 @@ mod tests {
     fn gpu(used: u64) -> Gpu {
         Gpu {
             index: 0,
-            name: "card".into(),
+            name: "GPU".into(),
             total: 100,
             used,
             free: 100 - used,

@@ -1,11 +1,12 @@
-//! Graphics cards: those of this machine, as the driver sees them, and the usual ones by name.
+//! Graphics GPUs: those of this machine, as the driver sees them, and the usual ones by name.
 //!
-//! The driver's management library (NVML) is loaded when it is asked for; without it there is a sentence to say, not a crash. What
-//! the driver counts as used includes every process and its context, which an allocator never sees.
+//! The driver's management library (NVML) is loaded when it is asked for; without it there is a sentence to
+//! say, not a crash. What the driver counts as used includes every process and its context, which an
+//! allocator never sees.
 
-mod card;
+mod gpu;
 pub mod named;
 mod nvml;
 
-pub use card::{Gpu, GpuProcess, Peaks};
+pub use gpu::{Gpu, GpuProcess, Peaks};
 pub use nvml::Driver;

@@ -1,10 +1,10 @@
-//! The usual cards, and how much of each a program can have.
+//! The usual GPUs, and how much of each a program can have.
 
 use super::Gpu;
 
-/// A card to plan for.
+/// A GPU to plan for.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
-pub struct Card {
+pub struct GpuKind {
     /// As people call it.
     pub name: String,
     /// Bytes that the driver shows.
@@ -14,7 +14,7 @@ pub struct Card {
 }
 
 /// Name and MiB as the driver shows them, which is a little less than what is printed on the box.
-const CARDS: [(&str, u64); 20] = [
+const GPUS: [(&str, u64); 20] = [
     ("RTX3080-10", 10_240),
     ("V100-16", 16_384),
     ("T4-16", 15_360),
@@ -40,25 +40,26 @@ const CARDS: [(&str, u64); 20] = [
 /// Sizes that stand for their kind in an overview.
 const OVERVIEW: [&str; 6] = ["RTX4080-16", "RTX4090-24", "A100-40", "L40S-48", "A100-80", "H200-141"];
 
-impl Card {
-    /// From `24GiB`, `24G`, `24564MiB`, or a card's name: `A100-40`, `a100-80`, or without the size where there is one only.
+impl GpuKind {
+    /// From `24GiB`, `24G`, `24564MiB`, or a GPU's name: `A100-40`, `a100-80`, or without the size where
+    /// there is one only.
     pub fn parse(text: &str) -> Result<Self, String> {
         if let Some(total) = size(text) {
             return Ok(Self { name: text.to_owned(), total, used: 0 });
         }
         let plain = |name: &str| name.to_ascii_uppercase().replace([' ', '_', '-'], "");
         let wanted = plain(text).trim_end_matches("GB").to_owned();
-        let named: Vec<_> = CARDS.iter().filter(|(name, _)| plain(name) == wanted).collect();
+        let named: Vec<_> = GPUS.iter().filter(|(name, _)| plain(name) == wanted).collect();
         let model = |name: &str| plain(name.rsplit_once('-').map_or(name, |(model, _)| model));
         let found = match named.is_empty() {
-            true => CARDS.iter().filter(|(name, _)| model(name) == wanted).collect(),
+            true => GPUS.iter().filter(|(name, _)| model(name) == wanted).collect(),
             false => named,
         };
         match found[..] {
             [(name, mib)] => Ok(Self { name: (*name).to_owned(), total: mib << 20, used: 0 }),
             [] => Err(format!(
-                "{text}: not a card known here; give its memory (24GiB), or one of {}",
-                CARDS.map(|(name, _)| name).join(", ")
+                "{text}: not a GPU known here; give its memory (24GiB), or one of {}",
+                GPUS.map(|(name, _)| name).join(", ")
             )),
             _ => Err(format!(
                 "{text}: there are several: {}",
@@ -67,19 +68,19 @@ impl Card {
         }
     }
 
-    /// One card of each usual size.
+    /// One GPU of each usual size.
     pub fn overview() -> Vec<Self> {
         OVERVIEW.iter().filter_map(|name| Self::parse(name).ok()).collect()
     }
 }
 
-impl From<&Gpu> for Card {
+impl From<&Gpu> for GpuKind {
     fn from(gpu: &Gpu) -> Self {
         Self { name: format!("{} {}", gpu.index, gpu.name), total: gpu.total, used: gpu.used }
     }
 }
 
-/// Bytes of `24GiB`, `24G`, `24GB`, `24564MiB`: in powers of two all the same, as cards are sold.
+/// Bytes of `24GiB`, `24G`, `24GB`, `24564MiB`: in powers of two all the same, as GPUs are sold.
 fn size(text: &str) -> Option<u64> {
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.')?;
     let (number, unit) = text.split_at(digits);
@@ -97,8 +98,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_card_is_known_by_size_and_by_name() {
-        let total = |text: &str| Card::parse(text).map(|card| card.total);
+    fn a_gpu_is_known_by_size_and_by_name() {
+        let total = |text: &str| GpuKind::parse(text).map(|gpu| gpu.total);
         assert_eq!(total("24GiB"), Ok(24 << 30));
         assert_eq!(total("1.5g"), Ok(3 << 29));
         assert_eq!(total("24564MiB"), total("RTX4090-24"));
@@ -106,8 +107,8 @@ mod tests {
         assert_eq!(total("A100 80GB"), Ok(81_920 << 20));
         assert_eq!(total("h200"), Ok(143_771 << 20));
         assert!(total("A100").is_err_and(|error| error.contains("A100-40, A100-80")));
-        assert!(total("Voodoo2").is_err_and(|error| error.contains("not a card known here")));
+        assert!(total("Voodoo2").is_err_and(|error| error.contains("not a GPU known here")));
         assert!(total("0GiB").is_err());
-        assert_eq!(Card::overview().len(), OVERVIEW.len());
+        assert_eq!(GpuKind::overview().len(), OVERVIEW.len());
     }
 }

@@ -7,7 +7,7 @@ use super::{Gpu, GpuProcess};
 /// The driver's own name; the one without a version comes with developer packages only.
 const LIBRARY: &str = "libnvidia-ml.so.1";
 
-/// Why nothing is known of cards.
+/// Why nothing is known of GPUs.
 #[derive(Debug, thiserror::Error)]
 pub enum NoGpu {
     /// The library is not there.
@@ -19,11 +19,11 @@ pub enum NoGpu {
     /// The library is there, and the driver is not.
     #[error("no NVIDIA driver is loaded ({0}); check `nvidia-smi`")]
     NotLoaded(NvmlError),
-    /// There is a driver, and no card.
-    #[error("no NVIDIA card: the driver is loaded and sees none; check the container's or the job's devices")]
-    NoCard,
+    /// There is a driver, and no GPU.
+    #[error("no NVIDIA GPU: the driver is loaded and sees none; check the container's or the job's devices")]
+    NoneFound,
     /// The driver refuses an answer.
-    #[error("no NVIDIA card can be described: {what}: {source}")]
+    #[error("no NVIDIA GPU can be described: {what}: {source}")]
     Refused {
         /// What it was asked.
         what: &'static str,
@@ -50,22 +50,21 @@ impl Driver {
         self.0.sys_driver_version().ok()
     }
 
-    /// All cards, as they are now. At least one.
-    pub fn cards(&self) -> Result<Vec<Gpu>, NoGpu> {
+    /// All GPUs, as they are now. At least one.
+    pub fn gpus(&self) -> Result<Vec<Gpu>, NoGpu> {
         let refused = |what| move |source| NoGpu::Refused { what, source };
-        let count = self.0.device_count().map_err(refused("number of cards"))?;
-        let card = |index| describe(index, &self.0.device_by_index(index).map_err(refused("card"))?);
+        let count = self.0.device_count().map_err(refused("number of GPUs"))?;
+        let gpu = |index| describe(index, &self.0.device_by_index(index).map_err(refused("GPU"))?);
         match count {
-            0 => Err(NoGpu::NoCard),
-            count => (0..count).map(card).collect(),
+            0 => Err(NoGpu::NoneFound),
+            count => (0..count).map(gpu).collect(),
         }
     }
 }
 
 fn describe(index: u32, device: &Device<'_>) -> Result<Gpu, NoGpu> {
-    let memory =
-        device.memory_info().map_err(|source| NoGpu::Refused { what: "memory of a card", source })?;
-    // What older drivers and virtual cards do not tell is left out rather than refused.
+    let memory = device.memory_info().map_err(|source| NoGpu::Refused { what: "memory of a GPU", source })?;
+    // What older drivers and virtual GPUs do not tell is left out rather than refused.
     let capability = device.cuda_compute_capability().ok();
     let multiprocessors = capability.as_ref().zip(device.num_cores().ok()).and_then(|(capability, cores)| {
         cores_each(capability.major, capability.minor).map(|each| cores / each)
@@ -97,8 +96,8 @@ fn processes(device: &Device<'_>) -> Vec<GpuProcess> {
     running.into_iter().map(process).collect()
 }
 
-/// CUDA cores of a streaming multiprocessor (CUDA C++ programming guide, table of throughputs by compute capability): the driver
-/// counts cores only.
+/// CUDA cores of a streaming multiprocessor (CUDA C++ programming guide, table of throughputs by compute
+/// capability): the driver counts cores only.
 fn cores_each(major: i32, minor: i32) -> Option<u32> {
     match (major, minor) {
         (3, _) => Some(192),
@@ -114,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn known_cards_have_the_multiprocessors_on_their_data_sheets() {
+    fn known_gpus_have_the_multiprocessors_on_their_data_sheets() {
         // (cores, capability, multiprocessors): V100, T4, A100, RTX 3090, L40S, H100.
         for (cores, (major, minor), expected) in [
             (5_120, (7, 0), 80),

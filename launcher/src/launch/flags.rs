@@ -1,6 +1,7 @@
 //! The flags of `cox run`, as `torchrun` spells them: with `-` or with `_`.
 //!
-//! Values are kept as text: the same text may come from a `PET_*` variable, and is read in one place (`plan`).
+//! Values are kept as text: the same text may come from a `PET_*` variable, and is read in one place
+//! (`plan`).
 
 use clap::Args;
 
@@ -14,7 +15,7 @@ pub struct LaunchFlags {
     /// Worker processes on each machine: a number, `cpu` (one per core), `gpu` (one per device) or `auto`
     #[arg(long, alias = "nproc_per_node", value_name = "N|auto|gpu|cpu")]
     pub nproc_per_node: Option<String>,
-    /// What workers compute on: `cuda` (one card each), `cpu`, or `auto` [default: launch.device]
+    /// What workers compute on: `cuda` (one GPU each), `cpu`, or `auto` [default: launch.device]
     #[arg(long, value_name = "auto|cpu|cuda")]
     pub device: Option<String>,
     /// This machine's place among the machines; given out in order of arrival if absent
@@ -29,8 +30,8 @@ pub struct LaunchFlags {
     /// The run's id; launchers of another run are turned away
     #[arg(long, alias = "rdzv_id", value_name = "ID")]
     pub rdzv_id: Option<String>,
-    /// `is_host=true|false` (whether to start the coordinator here), `join_timeout=SECONDS` (for MIN machines),
-    /// `last_call_timeout=SECONDS` (for more, up to MAX)
+    /// `is_host=true|false` (whether to start the coordinator here), `join_timeout=SECONDS` (for MIN
+    /// machines), `last_call_timeout=SECONDS` (for more, up to MAX)
     #[arg(long, alias = "rdzv_conf", value_name = "KEY=VALUE,..")]
     pub rdzv_conf: Option<String>,
     /// `c10d` or `static`: accepted and without effect, the coordinator is the rendezvous
@@ -60,7 +61,8 @@ pub struct LaunchFlags {
     /// Where each rank's output goes, as rank0000/{stdout,stderr}.log [default: OUTPUT_DIR/logs]
     #[arg(long, alias = "log_dir", value_name = "DIR")]
     pub log_dir: Option<String>,
-    /// Streams that go to files: 0 none, 1 stdout, 2 stderr, 3 both; for all or per local rank (0:3,1:1) [default: 3]
+    /// Streams that go to files: 0 none, 1 stdout, 2 stderr, 3 both; for all or per local rank (0:3,1:1)
+    /// [default: 3]
     #[arg(short = 'r', long, value_name = "0..3")]
     pub redirects: Option<String>,
     /// Streams that go to files and the console, as with --redirects [default: 0]

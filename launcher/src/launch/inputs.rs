@@ -48,7 +48,7 @@ impl Given {
 }
 
 /// `true`/`1` or `false`/`0`.
-pub fn truth(given: &Given) -> Result<bool, Failed> {
+pub fn boolean(given: &Given) -> Result<bool, Failed> {
     match given.text.trim().to_ascii_lowercase().as_str() {
         "true" | "1" | "t" | "yes" | "y" => Ok(true),
         "false" | "0" | "f" | "no" | "n" => Ok(false),

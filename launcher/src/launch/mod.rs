@@ -1,4 +1,5 @@
-//! From flags, environment and configuration to a launch plan: what `torchrun` calls its launch configuration.
+//! From flags, environment and configuration to a launch plan: what `torchrun` calls its launch
+//! configuration.
 //!
 //! ```text
 //! flags ─┐

@@ -1,6 +1,7 @@
 //! The launch plan: every setting resolved, from the first place that says something.
 //!
-//! Order: flag, `PET_*`, Slurm (only under `srun`), configuration, default. Nothing here touches the network or starts a process.
+//! Order: flag, `PET_*`, Slurm (only under `srun`), configuration, default. Nothing here touches the network
+//! or starts a process.
 
 use std::{
     collections::BTreeSet,
@@ -12,11 +13,11 @@ use coxswain_proto::{
     limits,
     run_spec::{DeviceChoice, RunSpec},
 };
-use coxswain_worker::device::NoCards;
+use coxswain_worker::device::NoGpus;
 
 use super::{
     flags::LaunchFlags,
-    inputs::{Env, Given, truth},
+    inputs::{Env, Given, boolean},
     machine::Machine,
     rdzv_conf::{RdzvConf, seconds},
     slurm,
@@ -106,8 +107,9 @@ pub struct Sources<'a> {
     pub spec: &'a RunSpec,
     /// Where we are.
     pub machine: &'a Machine,
-    /// Cards that workers here could use; asked only if that matters, because the driver takes a while to start.
-    pub cards: &'a dyn Fn() -> Result<usize, NoCards>,
+    /// GPUs that workers here could use; asked only if that matters, because the driver takes a while to
+    /// start.
+    pub gpus: &'a dyn Fn() -> Result<usize, NoGpus>,
 }
 
 impl Plan {
@@ -119,7 +121,7 @@ impl Plan {
             false => slurm::Step::from_env(from.env)?,
         };
         let nnodes = from.nnodes(step.as_ref())?;
-        // Whoever asks for another number of machines than the step has is not describing this step.
+        // Flags that ask for another number of machines than the job step has do not describe this step.
         let step = step.filter(|step| step.launchers == nnodes.max);
         let node_rank = from.node_rank(step.as_ref(), nnodes)?;
         let conf = from.rdzv_conf()?;
@@ -175,7 +177,7 @@ impl Sources<'_> {
         if self.flags.standalone {
             return Ok(true);
         }
-        Given::variable("PET_STANDALONE", self.env).map_or(Ok(false), |given| truth(&given))
+        Given::variable("PET_STANDALONE", self.env).map_or(Ok(false), |given| boolean(&given))
     }
 
     fn refuse_what_has_no_effect(&self) -> Result<(), Failed> {
@@ -203,14 +205,14 @@ impl Sources<'_> {
         Ok(nodes)
     }
 
-    /// What workers compute on; cards that were asked for must be here.
+    /// What workers compute on; GPUs that were asked for must be here.
     fn device(&self) -> Result<DeviceChoice, Failed> {
         let (device, source) = match self.given("device", self.flags.device.as_ref()) {
             None => (self.spec.launch.device, "launch.device".to_owned()),
             Some(given) => (given.parse("auto, cpu or cuda")?, given.source),
         };
         if device == DeviceChoice::Cuda {
-            (self.cards)().map_err(|missing| Failed::usage(format!("{source} cuda: {missing}")))?;
+            (self.gpus)().map_err(|missing| Failed::usage(format!("{source} cuda: {missing}")))?;
         }
         Ok(device)
     }
@@ -225,13 +227,13 @@ impl Sources<'_> {
         let cores = count(self.machine.cores);
         match given.text.trim() {
             "auto" if device == DeviceChoice::Cpu => Ok(cores),
-            "auto" => Ok((self.cards)().map_or(cores, count)),
+            "auto" => Ok((self.gpus)().map_or(cores, count)),
             "cpu" => Ok(cores),
             "gpu" if device == DeviceChoice::Cpu => {
                 Err(given
                     .wrong("workers compute on the CPU (--device, launch.device); use `cpu` or a number"))
             }
-            "gpu" => (self.cards)().map(count).map_err(|missing| given.wrong(missing)),
+            "gpu" => (self.gpus)().map(count).map_err(|missing| given.wrong(missing)),
             _ => match given.parse("a number of at least 1, auto, cpu or gpu")? {
                 0 => Err(given.wrong("at least one worker is needed")),
                 workers => Ok(workers),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::inputs::{Given, truth};
+use super::inputs::{Given, boolean};
 use crate::exit::Failed;
 
 /// What `--rdzv-conf` says; absent is what it does not say.
@@ -35,7 +35,7 @@ impl RdzvConf {
                 pair.split_once('=').ok_or_else(|| given.wrong(format_args!("`{pair}` is not KEY=VALUE")))?;
             let value = Given { text: value.to_owned(), source: format!("{} {key}", given.source) };
             match key {
-                "is_host" => conf.is_host = Some(truth(&value)?),
+                "is_host" => conf.is_host = Some(boolean(&value)?),
                 "join_timeout" | "timeout" => conf.join_timeout = Some(seconds(&value)?),
                 "last_call_timeout" => conf.last_call = Some(seconds(&value)?),
                 _ if NO_EFFECT.contains(&key) => {}

@@ -1,7 +1,9 @@
-//! How launchers meet: one of them holds the coordinator's listener, all of them ask the coordinator for their place.
+//! How launchers meet: one of them holds the coordinator's listener, all of them ask the coordinator for
+//! their place.
 //!
-//! The launcher binds the address itself and hands the open socket to the coordinator it starts: a port in use is noticed at once, a
-//! free port needs no guessing, and workers may connect before the coordinator accepts.
+//! The launcher binds the address itself and hands the open socket to the coordinator it starts: a port in
+//! use is noticed at once, a free port needs no guessing, and workers may connect before the coordinator
+//! accepts.
 
 use std::{
     io,
@@ -25,12 +27,13 @@ use crate::{
 
 /// Between two attempts to reach a coordinator that is not there yet.
 const RETRY: Duration = Duration::from_millis(300);
-/// How long a process may outlive a launcher that was killed: the kernel ends it at once, unless the machine has much else to do.
+/// How long a process may outlive a launcher that was killed: the kernel ends it at once, unless the machine
+/// has much else to do.
 pub const ORPHAN_PATIENCE: Duration = Duration::from_secs(2);
 
 /// What this launcher is at the rendezvous.
 #[derive(Debug)]
-pub enum Seat {
+pub enum Role {
     /// It starts the coordinator on this socket.
     Host(TcpListener),
     /// It joins one.
@@ -38,9 +41,9 @@ pub enum Seat {
 }
 
 /// Binds the coordinator's address if this launcher is to start it.
-pub fn take_seat(plan: &Plan, token: Option<&str>) -> Result<Seat, Failed> {
+pub fn take_role(plan: &Plan, token: Option<&str>) -> Result<Role, Failed> {
     if plan.hosting == Hosting::No {
-        return Ok(Seat::Guest);
+        return Ok(Role::Guest);
     }
     let endpoint = &plan.endpoint;
     let addresses = bind_addresses(&endpoint.host, endpoint.port);
@@ -51,9 +54,9 @@ pub fn take_seat(plan: &Plan, token: Option<&str>) -> Result<Seat, Failed> {
         )));
     }
     match bind(&addresses, plan.hosting) {
-        Ok(listener) => Ok(Seat::Host(listener)),
+        Ok(listener) => Ok(Role::Host(listener)),
         Err(error) if error.kind() == io::ErrorKind::AddrInUse && plan.hosting == Hosting::IfFree => {
-            Ok(Seat::Guest)
+            Ok(Role::Guest)
         }
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => Err(Failed::new(
             Exit::Rendezvous,
@@ -72,7 +75,8 @@ pub fn take_seat(plan: &Plan, token: Option<&str>) -> Result<Seat, Failed> {
     }
 }
 
-/// A launcher that was killed leaves its coordinator alive for a moment: whoever is to have the port waits for that long.
+/// A launcher that was killed leaves its coordinator alive for a moment: its successor waits that long for
+/// the port.
 fn bind(addresses: &[SocketAddr], hosting: Hosting) -> io::Result<TcpListener> {
     let give_up = clock::now() + if hosting == Hosting::Yes { ORPHAN_PATIENCE } else { Duration::ZERO };
     loop {
@@ -85,9 +89,10 @@ fn bind(addresses: &[SocketAddr], hosting: Hosting) -> io::Result<TcpListener> {
     }
 }
 
-/// What to bind, the first that can be. An address is bound as it is. A name is bound on all interfaces: it may mean another one to this
-/// machine (Debian maps a machine's own name to 127.0.1.1) than to the machines that call. So a name that nobody knows yet, as that of a
-/// pod which has just come, is no obstacle here: whoever calls by it waits until it is known, this launcher among them.
+/// What to bind, the first that can be. An address is bound as it is. A name is bound on all interfaces: it
+/// may mean another one to this machine (Debian maps a machine's own name to 127.0.1.1) than to the machines
+/// that call. So a name that cannot be resolved yet, as that of a new pod, is no obstacle here: callers wait
+/// until it can be, this launcher among them.
 fn bind_addresses(host: &str, port: u16) -> Vec<SocketAddr> {
     let bare = host.trim_start_matches('[').trim_end_matches(']');
     if let Ok(ip) = bare.parse::<IpAddr>() {
@@ -106,7 +111,8 @@ fn bind_addresses(host: &str, port: u16) -> Vec<SocketAddr> {
     }
 }
 
-/// The address under which other machines reach this one's workers: as given, or the one that leads to the coordinator.
+/// The address under which other machines reach this one's workers: as given, or the one that leads to the
+/// coordinator.
 pub fn local_addr(plan: &Plan, machine: &Machine, port: u16) -> String {
     if let Some(given) = &plan.local_addr {
         return given.clone();
@@ -148,8 +154,8 @@ pub fn request(plan: &Plan, host: &str, node_id: String) -> JoinNodeRequest {
     }
 }
 
-/// Asks the coordinator for this launcher's place, and waits for a coordinator that is not there yet, and for a place that another
-/// launcher may have left.
+/// Asks the coordinator for this launcher's place, and waits for a coordinator that is not there yet, and for
+/// a place that another launcher may have left.
 pub async fn join(access: &Access, plan: &Plan, request: &JoinNodeRequest) -> Result<Place, Failed> {
     let begin = clock::now();
     let mut told = false;
@@ -210,9 +216,8 @@ mod tests {
                     train: {steps: 1, global_batch: 9, micro_batch: 1}}";
         let spec = RunSpec::from_yaml(text, "a", &[], crate::tasks::schemas()).unwrap();
         let machine = Machine { host: "here".into(), cores: 1, addresses: vec![] };
-        let cards = || Err(coxswain_worker::device::NoCards::NoDriver);
-        let sources =
-            Sources { flags: &flags, env: &|_| None, spec: &spec, machine: &machine, cards: &cards };
+        let gpus = || Err(coxswain_worker::device::NoGpus::NoDriver);
+        let sources = Sources { flags: &flags, env: &|_| None, spec: &spec, machine: &machine, gpus: &gpus };
         Plan::resolve(&sources).unwrap()
     }
 
@@ -227,23 +232,24 @@ mod tests {
 
     #[test]
     fn the_first_on_a_machine_hosts_and_the_second_joins() {
-        // Where the kernel puts no outgoing connection of another test: one of those could take the port while it is free.
+        // Where the kernel puts no outgoing connection of another test: one of those could take the port
+        // while it is free.
         let mut ports = (20_000..30_000).map(|port| format!("127.0.0.1:{port}"));
-        let host = |endpoint: &String| take_seat(&two_nodes(endpoint, None), None).unwrap();
+        let host = |endpoint: &String| take_role(&two_nodes(endpoint, None), None).unwrap();
         let hosted = ports.find_map(|endpoint| match host(&endpoint) {
-            Seat::Host(listener) => Some((listener, endpoint)),
-            Seat::Guest => None,
+            Role::Host(listener) => Some((listener, endpoint)),
+            Role::Guest => None,
         });
         let (_held, endpoint) = hosted.unwrap();
-        assert!(matches!(take_seat(&two_nodes(&endpoint, None), None).unwrap(), Seat::Guest));
-        assert!(matches!(take_seat(&two_nodes(&endpoint, Some("1")), None).unwrap(), Seat::Guest));
+        assert!(matches!(take_role(&two_nodes(&endpoint, None), None).unwrap(), Role::Guest));
+        assert!(matches!(take_role(&two_nodes(&endpoint, Some("1")), None).unwrap(), Role::Guest));
     }
 
     #[test]
-    fn a_port_in_use_is_said_when_the_host_is_fixed() {
+    fn a_port_in_use_is_reported_when_the_host_is_fixed() {
         let held = TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = held.local_addr().unwrap().to_string();
-        let failed = take_seat(&two_nodes(&endpoint, Some("0")), None).unwrap_err();
+        let failed = take_role(&two_nodes(&endpoint, Some("0")), None).unwrap_err();
         assert_eq!(failed.exit, Exit::Rendezvous);
         assert!(failed.message.unwrap().contains("the port is in use"));
     }
@@ -251,22 +257,22 @@ mod tests {
     #[test]
     fn a_name_that_is_not_known_yet_is_hosted_on_all_interfaces() {
         let plan = two_nodes("node-0.not-yet.invalid:0", Some("0"));
-        let failed = take_seat(&plan, None).unwrap_err();
+        let failed = take_role(&plan, None).unwrap_err();
         assert_eq!(failed.exit, Exit::Usage, "it will be reached from elsewhere");
-        let Seat::Host(listener) = take_seat(&plan, Some("secret")).unwrap() else { panic!("a guest") };
+        let Role::Host(listener) = take_role(&plan, Some("secret")).unwrap() else { panic!("a guest") };
         assert!(listener.local_addr().unwrap().ip().is_unspecified());
     }
 
     #[test]
     fn an_open_coordinator_needs_a_token() {
-        let failed = take_seat(&two_nodes("0.0.0.0:29400", Some("0")), None).unwrap_err();
+        let failed = take_role(&two_nodes("0.0.0.0:29400", Some("0")), None).unwrap_err();
         assert_eq!(failed.exit, Exit::Usage);
         assert!(failed.message.unwrap().contains("COX_TOKEN"));
     }
 
     #[test]
     fn an_address_of_another_machine_cannot_be_hosted() {
-        let failed = take_seat(&two_nodes("192.0.2.1:29400", Some("0")), Some("t")).unwrap_err();
+        let failed = take_role(&two_nodes("192.0.2.1:29400", Some("0")), Some("t")).unwrap_err();
         assert!(failed.message.unwrap().contains("is_host=false"));
     }
 

@@ -1,7 +1,7 @@
 //! What Slurm says about a job step.
 //!
-//! Only a process started by `srun` is part of a step; in a batch script Slurm describes the whole allocation, of which a single
-//! `cox run` is one process on one machine, and only the job's id is taken.
+//! Only a process started by `srun` is part of a step; in a batch script Slurm describes the whole
+//! allocation, of which a single `cox run` is one process on one machine, and only the job's id is taken.
 //!
 //! ```text
 //! srun --ntasks-per-node=1 cox run ...    every task launches the workers of its machine    nodes = machines

@@ -49,7 +49,8 @@ pub struct Common {
 }
 
 impl Common {
-    /// Variables of the worker that is `local` among this launcher's workers, started for the `restart`-th time after its first.
+    /// Variables of the worker that is `local` among this launcher's workers, started for the `restart`-th
+    /// time after its first.
     pub fn variables(&self, local: u32, restart: u32) -> Vec<(&'static str, String)> {
         let place = &self.place;
         let rank = place.first_rank + local;
@@ -82,7 +83,8 @@ impl Common {
     }
 }
 
-/// Compute threads of each worker: what the user set for any program, else the configuration, else the cores divided.
+/// Compute threads of each worker: what the user set for any program, else the configuration, else the cores
+/// divided.
 pub fn threads(env: Env<'_>, configured: Option<usize>, cores: usize, workers_on_machine: u32) -> usize {
     let set =
         |name: &str| env(name).and_then(|text| text.trim().parse().ok()).filter(|threads| *threads >= 1);
@@ -92,8 +94,9 @@ pub fn threads(env: Env<'_>, configured: Option<usize>, cores: usize, workers_on
         .unwrap_or_else(|| (cores / workers_on_machine.max(1) as usize).max(1))
 }
 
-/// When a worker's allocator gives memory back: what the user set, else never. A step frees what the next one takes again, and
-/// pages that went back to the kernel in between have to be cleared again: a quarter of the processor time of a step. The peak stays.
+/// When a worker's allocator gives memory back: what the user set, else never. A step frees what the next one
+/// takes again, and pages that went back to the kernel in between have to be cleared again: a quarter of the
+/// processor time of a step. The peak stays.
 pub fn purge_delay(env: Env<'_>) -> String {
     env("MIMALLOC_PURGE_DELAY").unwrap_or_else(|| "-1".to_owned())
 }

@@ -1,8 +1,8 @@
 //! How many machines, and how often a run may be repaired: `--nnodes`, `--max-restarts`, `--max-rescales`.
 //!
-//! `torchrun` restarts nothing unless it is told to, because its restart ends every worker and repeats what was trained since the last
-//! checkpoint. Ours replaces the worker that was lost and repeats no step, so that a few restarts cost seconds; a worker that cannot
-//! live still ends the run after so many attempts.
+//! `torchrun` restarts nothing unless it is told to, because its restart ends every worker and repeats what
+//! was trained since the last checkpoint. Ours replaces the worker that was lost and repeats no step, so that
+//! a few restarts cost seconds; a worker that cannot live still ends the run after so many attempts.
 
 use std::{fmt, str::FromStr};
 

@@ -1,9 +1,9 @@
-//! Which memory a run is to fit in: a card asked for, a card that is here, `memory.capacity`, or the host's.
+//! Which memory a run is to fit in: a GPU asked for, a GPU that is here, `memory.capacity`, or the host's.
 
 use coxswain_proto::run_spec::{DeviceChoice, RunSpec};
 use serde::Serialize;
 
-use crate::gpu::{Driver, named::Card};
+use crate::gpu::{Driver, named::GpuKind};
 
 /// A memory that ranks run in.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -14,11 +14,12 @@ pub struct Memory {
     pub total: u64,
     /// Bytes that others hold.
     pub used: u64,
-    /// Whether it is a card's.
-    pub is_card: bool,
+    /// Whether it is a GPU's.
+    pub is_gpu: bool,
     /// Whether it is this machine's.
     pub is_here: bool,
-    /// Whether it is a bound: the host's memory is none, since the system swaps and other programs come and go.
+    /// Whether it is a bound: the host's memory is none, since the system swaps and other programs come and
+    /// go.
     pub is_bound: bool,
 }
 
@@ -28,9 +29,9 @@ impl Memory {
         self.total.saturating_sub(self.used)
     }
 
-    /// A card to plan for.
-    pub fn of_card(card: Card, is_here: bool) -> Self {
-        Self { name: card.name, total: card.total, used: card.used, is_card: true, is_here, is_bound: true }
+    /// A GPU to plan for.
+    pub fn of_gpu(gpu: GpuKind, is_here: bool) -> Self {
+        Self { name: gpu.name, total: gpu.total, used: gpu.used, is_gpu: true, is_here, is_bound: true }
     }
 
     /// What `memory.capacity` allows a rank on the CPU.
@@ -40,7 +41,7 @@ impl Memory {
             name: "memory.capacity".into(),
             total,
             used: 0,
-            is_card: false,
+            is_gpu: false,
             is_here: true,
             is_bound: true,
         })
@@ -58,24 +59,25 @@ impl Memory {
             },
             total: share(total),
             used: share(total.saturating_sub(available)),
-            is_card: false,
+            is_gpu: false,
             is_here: true,
             is_bound: false,
         }
     }
 
-    /// The memories that a run computing on `device` would use on this machine: what it is bounded by, else its GPUs, else the host.
+    /// The memories that a run computing on `device` would use on this machine: what it is bounded by, else
+    /// its GPUs, else the host.
     pub fn here(spec: &RunSpec, device: DeviceChoice, local_ranks: u64) -> Vec<Self> {
         if let Some(bound) = Self::of_spec(spec) {
             return vec![bound];
         }
-        let cards = match device {
+        let gpus = match device {
             DeviceChoice::Cpu => Vec::new(),
-            _ => Driver::load().and_then(|driver| driver.cards()).unwrap_or_default(),
+            _ => Driver::load().and_then(|driver| driver.gpus()).unwrap_or_default(),
         };
-        match cards.is_empty() {
+        match gpus.is_empty() {
             true => vec![Self::of_host(local_ranks)],
-            false => cards.iter().map(|gpu| Self::of_card(gpu.into(), true)).collect(),
+            false => gpus.iter().map(|gpu| Self::of_gpu(gpu.into(), true)).collect(),
         }
     }
 }

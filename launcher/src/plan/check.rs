@@ -100,8 +100,8 @@ fn kinds(mut memories: Vec<Memory>) -> Vec<Memory> {
 }
 
 impl Shortfall {
-    /// Whether no micro-batch fits, by more than a prediction may be off. `cox run` is refused only then: short of that, it lowers
-    /// its micro-batch by itself when a step runs out of memory.
+    /// Whether no micro-batch fits, by more than a prediction may be off. `cox run` is refused only then:
+    /// short of that, it lowers its micro-batch by itself when a step runs out of memory.
     pub fn is_certain(&self) -> bool {
         let tolerated = |bound: u64| bound / 100 * Basis::Analytic.tolerance_percent();
         self.largest.is_none() && self.bound.is_some_and(|bound| self.missing > tolerated(bound))
@@ -143,7 +143,7 @@ mod tests {
             name: name.into(),
             total: 40,
             used,
-            is_card: true,
+            is_gpu: true,
             is_here: true,
             is_bound: true,
         };

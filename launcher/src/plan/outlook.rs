@@ -4,9 +4,9 @@ use coxswain_proto::run_spec::RunSpec;
 use coxswain_worker::memory::{
     Category,
     prediction::{
-        Ask, Lever, Place, Prediction, Subject,
+        Ask, Place, Prediction, Subject, Suggestion,
         fit::{self, Fit, Split, Verdict},
-        truth::{Calibration, Truth},
+        recorded::{Calibration, RecordedRuns},
     },
 };
 use serde::Serialize;
@@ -43,8 +43,8 @@ pub struct Outlook {
     pub verdict: Verdict,
     /// Bytes by category at that micro-batch.
     pub categories: Vec<(Category, u64)>,
-    /// On a card: bytes that are held in host memory beside it.
-    pub beside_card: u64,
+    /// On a GPU: bytes that are held in host memory beside it.
+    pub beside_gpu: u64,
     /// Of the activations: what the forward pass keeps for the backward pass.
     pub activations_kept: u64,
     /// What fits.
@@ -103,18 +103,19 @@ impl Question {
     }
 
     fn place(&self, memory: &Memory) -> Place {
-        if memory.is_card { Place::Card } else { Place::Host { threads: self.threads } }
+        if memory.is_gpu { Place::Gpu } else { Place::Host { threads: self.threads } }
     }
 
     fn ask(&self, memory: &Memory, micro_batch: u64) -> Ask {
         Ask { micro_batch, world: self.world, rank: 0, place: self.place(memory) }
     }
 
-    /// What earlier runs of this model on this machine teach about this memory. Cards that are not here teach nothing.
+    /// What earlier runs of this model on this machine teach about this memory. GPUs that are not here teach
+    /// nothing.
     fn calibration(&self, memory: &Memory) -> Option<Calibration> {
-        let dir = Truth::home().filter(|_| memory.is_here)?;
+        let dir = RecordedRuns::home().filter(|_| memory.is_here)?;
         let now = self.subject.predict(self.ask(memory, self.micro_batch()));
-        Truth::open(&dir, &*self.subject, self.place(memory)).calibration(&now)
+        RecordedRuns::open(&dir, &*self.subject, self.place(memory)).calibration(&now)
     }
 
     /// Predicts the run in one memory.
@@ -127,7 +128,7 @@ impl Question {
         let samples = self.samples();
         let peak = |micro_batch| peak_of(&self.subject.predict(self.ask(memory, micro_batch)));
         let now = self.subject.predict(self.ask(memory, self.micro_batch()));
-        let beside = self.subject.beside_card(self.ask(memory, self.micro_batch()));
+        let beside = self.subject.beside_gpu(self.ask(memory, self.micro_batch()));
         let fit = Fit::find(memory.capacity(), samples, peak);
         let option = |micro_batch| {
             let split = fit::split(samples, micro_batch, peak(micro_batch));
@@ -142,7 +143,7 @@ impl Question {
             current: fit::split(samples, self.micro_batch(), peak_of(&now)),
             verdict: Verdict::of(peak_of(&now), memory.capacity()),
             categories: Category::ALL.map(|category| (category, now.of(category))).into(),
-            beside_card: if memory.is_card { beside } else { 0 },
+            beside_gpu: if memory.is_gpu { beside } else { 0 },
             activations_kept: now.kept,
             fit,
             options: within.map(option).collect(),
@@ -150,8 +151,8 @@ impl Question {
     }
 
     /// What each setting would save in one memory.
-    pub fn levers(&self, memory: &Memory) -> Vec<Lever> {
-        self.subject.levers(self.ask(memory, self.micro_batch()))
+    pub fn suggestions(&self, memory: &Memory) -> Vec<Suggestion> {
+        self.subject.suggestions(self.ask(memory, self.micro_batch()))
     }
 }
 

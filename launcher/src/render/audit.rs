@@ -5,7 +5,7 @@ use std::ops::Range;
 use serde_json::{Value, json};
 
 use super::{cache::hit_rate, table::table};
-use crate::audit::{Books, CacheRange, EpochAccount, count};
+use crate::audit::{CacheRange, EpochAccount, RunRecords, count};
 
 /// Ranges shown of many.
 const SHOWN: usize = 8;
@@ -13,9 +13,9 @@ const SHOWN: usize = 8;
 const MOST_RANGES: usize = 16;
 
 /// The whole audit, several lines.
-pub fn text(books: &Books, accounts: &[EpochAccount]) -> String {
-    let Books { run_name, run_id, state, steps, .. } = books;
-    let of = books.total_steps.map(|total| format!(" of {total}")).unwrap_or_default();
+pub fn text(records: &RunRecords, accounts: &[EpochAccount]) -> String {
+    let RunRecords { run_name, run_id, state, steps, .. } = records;
+    let of = records.total_steps.map(|total| format!(" of {total}")).unwrap_or_default();
     let mut parts = vec![format!("{run_name} (run {run_id}) {state} · {}{of} steps committed", steps.len())];
     parts.push(String::new());
     parts.push(epochs(accounts));
@@ -24,22 +24,22 @@ pub fn text(books: &Books, accounts: &[EpochAccount]) -> String {
         parts.extend(listed("missing", account.epoch, &account.missing));
         parts.extend(listed("duplicate", account.epoch, &account.duplicate));
     }
-    if !books.generations.is_empty() {
+    if !records.generations.is_empty() {
         parts.push(String::new());
-        parts.push(generations(books));
+        parts.push(generations(records));
     }
-    let ranges = books.cache_ranges();
+    let ranges = records.cache_ranges();
     if !ranges.is_empty() {
         parts.push(String::new());
         parts.push(cache(&ranges));
     }
     parts.push(String::new());
-    parts.push(match books.faults.len() {
+    parts.push(match records.faults.len() {
         0 => "no faults".to_owned(),
         1 => "1 fault".to_owned(),
         faults => format!("{faults} faults"),
     });
-    for fault in &books.faults {
+    for fault in &records.faults {
         parts.push(format!("  generation {}: {}", fault.generation, fault.text));
     }
     parts.push(verdict(accounts));
@@ -77,12 +77,12 @@ fn listed(what: &str, epoch: u64, ranges: &[Range<u64>]) -> Option<String> {
     (!shown.is_empty()).then(|| format!("  {what} in epoch {epoch}: positions {}{more}", shown.join(", ")))
 }
 
-fn generations(books: &Books) -> String {
-    let rows: Vec<_> = books
+fn generations(records: &RunRecords) -> String {
+    let rows: Vec<_> = records
         .generations
         .iter()
         .map(|membership| {
-            let own = || books.steps.iter().filter(|step| step.generation == membership.generation);
+            let own = || records.steps.iter().filter(|step| step.generation == membership.generation);
             let (from, source) = match &membership.started {
                 Some((step, source)) => (step.to_string(), source.clone()),
                 None => ("-".to_owned(), "never started".to_owned()),
@@ -116,7 +116,7 @@ fn cache(ranges: &[CacheRange]) -> String {
 }
 
 /// The same for programs.
-pub fn json(books: &Books, accounts: &[EpochAccount]) -> Value {
+pub fn json(records: &RunRecords, accounts: &[EpochAccount]) -> Value {
     let ranges =
         |ranges: &[Range<u64>]| ranges.iter().map(|range| [range.start, range.end]).collect::<Vec<_>>();
     let (missing, duplicate) = totals(accounts);
@@ -130,7 +130,7 @@ pub fn json(books: &Books, accounts: &[EpochAccount]) -> Value {
             "duplicate": ranges(&account.duplicate),
         })
     });
-    let generations = books.generations.iter().map(|membership| {
+    let generations = records.generations.iter().map(|membership| {
         json!({
             "generation": membership.generation,
             "workers": membership.workers,
@@ -138,7 +138,7 @@ pub fn json(books: &Books, accounts: &[EpochAccount]) -> Value {
             "source": membership.started.as_ref().map(|(_, source)| source),
         })
     });
-    let faults = books.faults.iter().map(|fault| {
+    let faults = records.faults.iter().map(|fault| {
         json!({
             "generation": fault.generation,
             "rank": fault.rank,
@@ -148,17 +148,17 @@ pub fn json(books: &Books, accounts: &[EpochAccount]) -> Value {
         })
     });
     json!({
-        "run_id": books.run_id,
-        "run_name": books.run_name,
-        "state": books.state,
-        "committed_steps": books.steps.len(),
-        "total_steps": books.total_steps,
-        "retried_steps": books.steps.iter().filter(|step| step.retries > 0).count(),
+        "run_id": records.run_id,
+        "run_name": records.run_name,
+        "state": records.state,
+        "committed_steps": records.steps.len(),
+        "total_steps": records.total_steps,
+        "retried_steps": records.steps.iter().filter(|step| step.retries > 0).count(),
         "missing": missing,
         "duplicate": duplicate,
         "epochs": epochs.collect::<Vec<_>>(),
         "generations": generations.collect::<Vec<_>>(),
-        "cache": books.cache_ranges().iter().map(cache_range).collect::<Vec<_>>(),
+        "cache": records.cache_ranges().iter().map(cache_range).collect::<Vec<_>>(),
         "faults": faults.collect::<Vec<_>>(),
     })
 }
@@ -178,14 +178,14 @@ mod tests {
     use super::*;
     use crate::audit::{CommittedStep, Fault, Membership};
 
-    fn books() -> Books {
+    fn records() -> RunRecords {
         let step = |step: u64, generation| CommittedStep {
             step,
             generation,
             positions: vec![step * 4..step * 4 + 4],
             ..CommittedStep::default()
         };
-        Books {
+        RunRecords {
             run_id: "r1".into(),
             run_name: "demo".into(),
             state: "finished".into(),
@@ -196,7 +196,7 @@ mod tests {
             steps: vec![step(0, 1), step(2, 2)],
             generations: vec![
                 Membership { generation: 1, workers: 2, started: Some((0, "fresh".into())) },
-                Membership { generation: 2, workers: 2, started: Some((2, "mirror".into())) },
+                Membership { generation: 2, workers: 2, started: Some((2, "replica".into())) },
             ],
             faults: vec![Fault {
                 generation: 1,
@@ -209,9 +209,9 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_counted_and_named() {
-        let books = books();
-        let accounts = books.audit();
-        let shown = text(&books, &accounts);
+        let records = records();
+        let accounts = records.audit();
+        let shown = text(&records, &accounts);
         for line in [
             "demo (run r1) finished · 2 of 3 steps committed",
             "  missing in epoch 0: positions 4..8",
@@ -221,24 +221,24 @@ mod tests {
         ] {
             assert!(shown.lines().any(|shown| shown == line), "{line}\n  in\n{shown}");
         }
-        let json = json(&books, &accounts);
+        let json = json(&records, &accounts);
         assert_eq!((&json["missing"], &json["duplicate"]), (&4.into(), &0.into()));
         assert_eq!(json["epochs"][0]["missing"], json!([[4, 8]]));
-        assert_eq!(json["generations"][1]["source"], "mirror");
+        assert_eq!(json["generations"][1]["source"], "replica");
         assert_eq!(json["cache"], json!([]));
     }
 
     #[test]
-    fn where_features_came_from_is_a_row_for_each_turn() {
-        let mut books = books();
-        books.steps[1] = CommittedStep {
+    fn where_features_came_from_is_a_row_for_each_cache_phase() {
+        let mut records = records();
+        records.steps[1] = CommittedStep {
             step: 1,
             cache_generation: 3,
             cache_hits: 3,
             cache_misses: 1,
-            ..books.steps[1].clone()
+            ..records.steps[1].clone()
         };
-        let shown = text(&books, &books.audit());
+        let shown = text(&records, &records.audit());
         let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
         let shown: Vec<_> = shown.lines().map(words).collect();
         for line in ["steps features hits", "0..1 computed -", "1..2 generation 3 75 %"] {

@@ -28,7 +28,7 @@ fn headline(status: &CacheStatus) -> String {
         (0, None) => "everything trains".to_owned(),
         (serving, None) => format!("generation {serving} serves"),
     });
-    if let Some(end) = status.turn_ends.filter(|_| status.waits_at.is_none()) {
+    if let Some(end) = status.cache_phase_ends.filter(|_| status.waits_at.is_none()) {
         parts.push(format!("until step {end}"));
     }
     parts.join(" · ")
@@ -84,7 +84,7 @@ pub fn json(status: &CacheStatus) -> Value {
             "misses": record.misses,
             "damaged": record.damaged,
             "fill_batch": record.fill_batch,
-            "space": record.space,
+            "namespace": record.namespace,
             "why": record.why,
         })
     });
@@ -100,7 +100,7 @@ pub fn json(status: &CacheStatus) -> Value {
         "mode": names::cache_mode(status.mode),
         "tap": status.tap,
         "serving": status.serving,
-        "turn_ends": status.turn_ends,
+        "cache_phase_ends": status.cache_phase_ends,
         "waits_at": status.waits_at,
         "generations": generations.collect::<Vec<_>>(),
         "drifts": drifts.collect::<Vec<_>>(),
@@ -147,7 +147,7 @@ mod tests {
             mode: CacheMode::Periodic.into(),
             tap: "auto".into(),
             serving: 2,
-            turn_ends: Some(300),
+            cache_phase_ends: Some(300),
             waits_at: None,
             generations: vec![record(1, CacheState::Retired, 40), record(2, CacheState::Building, 12)],
             drifts: vec![CacheDriftRecord {
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_is_said() {
+    fn waiting_is_reported() {
         let waiting = CacheStatus { waits_at: Some(200), generations: vec![], drifts: vec![], ..status() };
         assert_eq!(text(&waiting), "cache periodic, tap auto · waits for the drift at step 200");
     }

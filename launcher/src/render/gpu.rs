@@ -1,4 +1,4 @@
-//! Cards as text and as JSON.
+//! GPUs as text and as JSON.
 
 use coxswain_proto::human;
 use serde_json::{Value, json};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::table::table;
 use crate::gpu::{Gpu, Peaks};
 
-/// Every card with what computes on it.
+/// Every GPU with what computes on it.
 pub fn once(gpus: &[Gpu], driver: Option<&str>) -> String {
     let rows: Vec<_> = gpus
         .iter()
@@ -37,7 +37,7 @@ pub fn once(gpus: &[Gpu], driver: Option<&str>) -> String {
     text
 }
 
-/// Every card with its peak, for a table that is shown again and again.
+/// Every GPU with its peak, for a table that is shown again and again.
 pub fn live(gpus: &[Gpu], peaks: &Peaks) -> String {
     let rows: Vec<_> = gpus
         .iter()
@@ -77,7 +77,7 @@ mod tests {
     use crate::gpu::GpuProcess;
 
     #[test]
-    fn a_card_is_a_row_and_so_is_a_process() {
+    fn a_gpu_is_a_row_and_so_is_a_process() {
         let gpu = Gpu {
             index: 0,
             name: "NVIDIA H200".into(),

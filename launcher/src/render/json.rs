@@ -45,7 +45,8 @@ pub fn status(status: &GetStatusResponse) -> Value {
     })
 }
 
-/// A process that has not made itself known has no number here: a script that signals number 0 would signal itself.
+/// A process that has not made itself known has no number here: a script that signals number 0 would signal
+/// itself.
 fn rank(rank: &RankStatus) -> Value {
     let known = rank.phase != WorkerPhase::Starting as i32;
     json!({

@@ -17,7 +17,8 @@ use std::{
     io::{self, Write},
 };
 
-/// Writes an answer to standard output. False if nobody reads it any more (`cox watch | head`), which is no error.
+/// Writes an answer to standard output. False if there is no reader any more (`cox watch | head`), which is
+/// no error.
 pub fn say(answer: impl Display) -> bool {
     match writeln!(io::stdout().lock(), "{answer}") {
         Ok(()) => true,

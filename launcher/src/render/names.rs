@@ -69,7 +69,7 @@ mod tests {
         assert_eq!(checkpoint_state(CheckpointState::Complete as i32), "complete");
         assert_eq!(failure_kind(FailureKind::OutOfMemory as i32), "out_of_memory");
         assert_eq!(run_end(RunEnd::NotOver as i32), "not over");
-        assert_eq!(state_source(StateSource::Mirror as i32), "mirror");
+        assert_eq!(state_source(StateSource::Replica as i32), "replica");
         assert_eq!(run_phase(99), "unknown");
         assert_eq!(run_phase(0), "unknown");
     }

@@ -7,7 +7,7 @@ use coxswain_proto::{
 use coxswain_worker::memory::{
     Category,
     prediction::{
-        Lever,
+        Suggestion,
         fit::{Split, Verdict},
     },
 };
@@ -26,15 +26,16 @@ pub fn outlooks(question: &Question, outlooks: &[Outlook]) -> String {
     parts.join("\n\n")
 }
 
-/// What a run will take, told as it starts: each kind of memory by category, what fits there, and the split of a step.
+/// What a run will take, told as it starts: each kind of memory by category, what fits there, and the split
+/// of a step.
 pub fn at_start(question: &Question, outlooks: &[Outlook]) -> String {
     let mut parts = Vec::new();
     for outlook in outlooks {
         let half: Vec<_> = question
-            .levers(&outlook.memory)
+            .suggestions(&outlook.memory)
             .iter()
-            .filter(|lever| lever.saves > 0 && lever.setting.ends_with("=bfloat16"))
-            .map(|lever| format!("{} saves {}", lever.setting, signed(lever.saves)))
+            .filter(|suggestion| suggestion.saves > 0 && suggestion.setting.ends_with("=bfloat16"))
+            .map(|suggestion| format!("{} saves {}", suggestion.setting, signed(suggestion.saves)))
             .collect();
         parts.push(format!("{}\n{}", title(&outlook.memory), categories(question, outlook)));
         let half =
@@ -82,7 +83,7 @@ pub fn overview(question: &Question, outlooks: &[Outlook]) -> String {
             ]
         })
         .collect();
-    let head = ["card", "memory", "safe", "recommended", "maximum", "peak", "of the card"];
+    let head = ["GPU", "memory", "safe", "recommended", "maximum", "peak", "of the GPU"];
     let legend = format!(
         "micro-batch x accumulation for {} samples a step on each of {} rank{}; the peak is the recommended one's",
         question.samples(),
@@ -116,9 +117,9 @@ fn subject(question: &Question) -> String {
 fn of_memory(question: &Question, outlook: &Outlook) -> String {
     let mut parts = vec![title(&outlook.memory), categories(question, outlook)];
     parts.push(fits(question, outlook));
-    let levers = question.levers(&outlook.memory);
-    if !levers.is_empty() {
-        parts.push(savings(&levers));
+    let suggestions = question.suggestions(&outlook.memory);
+    if !suggestions.is_empty() {
+        parts.push(savings(&suggestions));
     }
     parts.join("\n\n")
 }
@@ -155,10 +156,10 @@ fn categories(question: &Question, outlook: &Outlook) -> String {
     rows.push(row("peak".into(), outlook.current.peak));
     let head = format!("at micro-batch {}", question.micro_batch());
     let shown = table([head.as_str(), "bytes", "of what is free"], &rows);
-    match outlook.beside_card {
+    match outlook.beside_gpu {
         0 => shown,
         beside => format!(
-            "{shown}\nin host memory beside it: {} of moments, mirror and kept features",
+            "{shown}\nin host memory beside it: {} of moments, replica and kept features",
             human::bytes(beside)
         ),
     }
@@ -197,10 +198,12 @@ fn bounds(question: &Question, outlook: &Outlook) -> String {
     )
 }
 
-fn savings(levers: &[Lever]) -> String {
-    let rows: Vec<_> =
-        levers.iter().map(|lever| [signed(lever.saves), lever.what.clone(), lever.setting.clone()]).collect();
-    let remarks: Vec<_> = levers.iter().map(|lever| lever.remark.clone()).collect();
+fn savings(suggestions: &[Suggestion]) -> String {
+    let rows: Vec<_> = suggestions
+        .iter()
+        .map(|suggestion| [signed(suggestion.saves), suggestion.what.clone(), suggestion.setting.clone()])
+        .collect();
+    let remarks: Vec<_> = suggestions.iter().map(|suggestion| suggestion.remark.clone()).collect();
     remarked(["saves", "what would help", "setting"], &rows, &remarks, width())
 }
 
@@ -212,8 +215,8 @@ fn basis(outlooks: &[Outlook]) -> String {
             "calibrated by {runs} run{} of this model on this machine: within {tolerance} % of the peak",
             if runs == 1 { "" } else { "s" }
         ),
-        Basis::Analytic if outlook.memory.is_card => {
-            "analytic: from sizes alone, with fused kernels, computing in float32; measured on the CPU, not yet on a card".into()
+        Basis::Analytic if outlook.memory.is_gpu => {
+            "analytic: from sizes alone, with fused kernels, computing in float32; measured on the CPU, not yet on a GPU".into()
         }
         Basis::Analytic => format!(
             "analytic: from sizes alone, within {tolerance} % of the peak; a finished run on this machine calibrates the next plan"
@@ -224,13 +227,13 @@ fn basis(outlooks: &[Outlook]) -> String {
 /// The same as JSON.
 pub fn json(question: &Question, outlooks: &[Outlook]) -> Value {
     let (subject, spec) = (&question.subject, question.subject.spec());
-    let of = |memory: &Memory| question.levers(memory);
+    let of = |memory: &Memory| question.suggestions(memory);
     let memories = outlooks.iter().map(|outlook| {
         let mut value = json!(outlook);
         let named = outlook.categories.iter().map(|(category, bytes)| (json!(category), json!(bytes)));
         let named = named.filter_map(|(category, bytes)| Some((category.as_str()?.to_owned(), bytes)));
         value["categories"] = Value::Object(named.collect());
-        value["levers"] = json!(of(&outlook.memory));
+        value["suggestions"] = json!(of(&outlook.memory));
         value
     });
     let mut plan = json!({

@@ -44,7 +44,7 @@ pub fn headline(status: &GetStatusResponse) -> String {
     let phase = names::plain(&names::run_phase(status.phase));
     let mut parts = vec![format!("{} (run {}) {phase}", status.run_name, status.run_id)];
     parts.push(match status.total_steps {
-        // Nobody has opened the data set yet.
+        // No worker has opened the data set yet.
         0 => format!("step {}", status.committed_steps),
         total => format!("step {}/{total}", status.committed_steps),
     });
@@ -75,7 +75,7 @@ fn leaving(node: &LeavingNode) -> String {
     format!("node {} on {} leaves the run: {state}{stays}", node.node_rank, node.host)
 }
 
-/// A row for each seat. What is not known of a process that is being started is a dash.
+/// A row for each slot. What is not known of a process that is being started is a dash.
 fn ranks(ranks: &[RankStatus]) -> String {
     let row = |rank: &RankStatus| {
         let known = rank.phase != WorkerPhase::Starting as i32;
@@ -129,7 +129,8 @@ pub fn failure(failure: &Failure) -> String {
     format!("{}: {}{victims}", parts.join(", "), failure.message.trim())
 }
 
-/// Every rank's largest peaks beside its prediction, each phase's, and the categories of the fullest rank: 80 columns.
+/// Every rank's largest peaks beside its prediction, each phase's, and the categories of the fullest rank: 80
+/// columns.
 pub fn memory(memory: &GetMemoryResponse) -> String {
     if memory.ranks.iter().all(|rank| rank.phases.is_empty()) {
         return "no rank has reported its memory yet; --refresh asks them all".to_owned();

@@ -5,35 +5,36 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use coxswain_feature_store::{Collected, Coverage, Repaired, SpaceReport, Verified};
+use coxswain_feature_store::{Collected, Coverage, NamespaceReport, Repaired, Verified};
 use coxswain_proto::human;
 use serde_json::{Value, json};
 
 use super::table::table;
 use crate::clock;
 
-/// All spaces of the store at `dir`, which takes `whole` bytes.
-pub fn list(dir: &Path, whole: u64, spaces: &[SpaceReport], strange: &[String]) -> String {
-    let mut parts = vec![format!("{}: {}, {}", dir.display(), spaces_of(spaces.len()), human::bytes(whole))];
+/// All namespaces of the store at `dir`, which takes `whole` bytes.
+pub fn list(dir: &Path, whole: u64, namespaces: &[NamespaceReport], strange: &[String]) -> String {
+    let mut parts =
+        vec![format!("{}: {}, {}", dir.display(), namespaces_of(namespaces.len()), human::bytes(whole))];
     let now = clock::system();
-    let rows: Vec<_> = spaces.iter().map(|space| row(space, now)).collect();
+    let rows: Vec<_> = namespaces.iter().map(|namespace| row(namespace, now)).collect();
     if !rows.is_empty() {
         parts.push(String::new());
         let head = [
-            "space",
+            "namespace",
             "tap",
             "dtype",
             "samples",
             "complete",
             "bytes",
-            "parts",
+            "shards",
             "error",
             "last used",
             "made by",
         ];
         parts.push(table(head, &rows));
     }
-    let faults = spaces.iter().flat_map(|space| &space.unusable).chain(strange);
+    let faults = namespaces.iter().flat_map(|namespace| &namespace.unusable).chain(strange);
     let faults: Vec<_> = faults.map(|fault| format!("unusable: {fault}")).collect();
     if !faults.is_empty() {
         parts.push(String::new());
@@ -42,27 +43,28 @@ pub fn list(dir: &Path, whole: u64, spaces: &[SpaceReport], strange: &[String]) 
     parts.join("\n")
 }
 
-fn row(space: &SpaceReport, now: SystemTime) -> [String; 10] {
-    let open = if space.unfinished > 0 { format!(" + {} open", space.unfinished) } else { String::new() };
+fn row(namespace: &NamespaceReport, now: SystemTime) -> [String; 10] {
+    let open =
+        if namespace.unfinished > 0 { format!(" + {} open", namespace.unfinished) } else { String::new() };
     [
-        space.key.to_string()[..12].to_owned(),
-        space.description.tap.clone(),
-        dtype(space),
-        space.samples.to_string(),
-        complete(&space.coverage),
-        human::bytes(space.bytes),
-        format!("{}{open}", space.parts),
-        error(space.rounding_error),
-        last_use(space, now),
-        space.description.made_by.clone(),
+        namespace.key.to_string()[..12].to_owned(),
+        namespace.description.tap.clone(),
+        dtype(namespace),
+        namespace.samples.to_string(),
+        complete(&namespace.coverage),
+        human::bytes(namespace.bytes),
+        format!("{}{open}", namespace.shards),
+        error(namespace.rounding_error),
+        last_use(namespace, now),
+        namespace.description.made_by.clone(),
     ]
 }
 
-fn dtype(space: &SpaceReport) -> String {
-    json!(space.description.dtype).as_str().unwrap_or_default().to_owned()
+fn dtype(namespace: &NamespaceReport) -> String {
+    json!(namespace.description.dtype).as_str().unwrap_or_default().to_owned()
 }
 
-/// Of the run that lacks most: whoever has everything does not say that the others have.
+/// Of the run that lacks most: that one run has everything says nothing of the others.
 fn complete(coverage: &[Coverage]) -> String {
     let missing = |c: &&Coverage| c.total.saturating_sub(c.stored);
     match coverage.iter().max_by_key(missing) {
@@ -77,40 +79,40 @@ fn error(relative: f64) -> String {
     if relative == 0.0 { "exact".into() } else { format!("{:.2} %", relative * 100.0) }
 }
 
-fn last_use(space: &SpaceReport, now: SystemTime) -> String {
+fn last_use(namespace: &NamespaceReport, now: SystemTime) -> String {
     let ago = |at| now.duration_since(at).unwrap_or(Duration::ZERO);
-    match (space.in_use, space.last_used) {
+    match (namespace.in_use, namespace.last_used) {
         (true, _) => "in use".into(),
         (false, Some(at)) => format!("{} ago", human::time(ago(at))),
         (false, None) => "unknown".into(),
     }
 }
 
-fn spaces_of(count: usize) -> String {
-    if count == 1 { "1 space".into() } else { format!("{count} spaces") }
+fn namespaces_of(count: usize) -> String {
+    if count == 1 { "1 namespace".into() } else { format!("{count} namespaces") }
 }
 
 /// [`list`] for programs.
-pub fn list_json(dir: &Path, whole: u64, spaces: &[SpaceReport], strange: &[String]) -> Value {
+pub fn list_json(dir: &Path, whole: u64, namespaces: &[NamespaceReport], strange: &[String]) -> Value {
     let seconds = |at: SystemTime| at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
-    let space = |space: &SpaceReport| {
+    let namespace = |namespace: &NamespaceReport| {
         json!({
-            "key": space.key.to_string(),
-            "dir": space.dir,
-            "description": space.description,
-            "samples": space.samples,
-            "coverage": space.coverage,
-            "complete": (!space.coverage.is_empty()).then(|| space.coverage.iter().all(Coverage::is_complete)),
-            "bytes": space.bytes,
-            "parts": space.parts,
-            "unfinished_parts": space.unfinished,
-            "relative_l2_error": space.rounding_error,
-            "in_use": space.in_use,
-            "last_used_unix_seconds": space.last_used.map(seconds),
-            "unusable": space.unusable,
+            "key": namespace.key.to_string(),
+            "dir": namespace.dir,
+            "description": namespace.description,
+            "samples": namespace.samples,
+            "coverage": namespace.coverage,
+            "complete": (!namespace.coverage.is_empty()).then(|| namespace.coverage.iter().all(Coverage::is_complete)),
+            "bytes": namespace.bytes,
+            "shards": namespace.shards,
+            "unfinished_shards": namespace.unfinished,
+            "relative_l2_error": namespace.rounding_error,
+            "in_use": namespace.in_use,
+            "last_used_unix_seconds": namespace.last_used.map(seconds),
+            "unusable": namespace.unusable,
         })
     };
-    json!({ "dir": dir, "bytes": whole, "spaces": spaces.iter().map(space).collect::<Vec<_>>(), "unusable": strange })
+    json!({ "dir": dir, "bytes": whole, "namespaces": namespaces.iter().map(namespace).collect::<Vec<_>>(), "unusable": strange })
 }
 
 /// What reading everything has shown, and what was done about it.
@@ -156,7 +158,7 @@ pub fn collected(collected: &Collected, dry_run: bool, left: u64) -> String {
     };
     let mut parts = lines("unfinished", &collected.unfinished);
     parts.extend(lines("unusable", &collected.unusable));
-    parts.extend(lines("unused space", &collected.spaces));
+    parts.extend(lines("unused namespace", &collected.namespaces));
     let then = if dry_run { left.saturating_sub(collected.bytes) } else { left };
     parts.push(format!("{did} {}; {} left", human::bytes(collected.bytes), human::bytes(then)));
     parts.join("\n")
@@ -168,7 +170,7 @@ pub fn collected_json(collected: &Collected, dry_run: bool, left: u64) -> Value 
         "dry_run": dry_run,
         "unfinished": collected.unfinished,
         "unusable": collected.unusable,
-        "spaces": collected.spaces,
+        "namespaces": collected.namespaces,
         "bytes": collected.bytes,
         "bytes_now": left,
     })
@@ -176,13 +178,13 @@ pub fn collected_json(collected: &Collected, dry_run: bool, left: u64) -> Value 
 
 #[cfg(test)]
 mod tests {
-    use coxswain_feature_store::{Damaged, Digest, Ingredients, SpaceDescription};
+    use coxswain_feature_store::{Damaged, Digest, Ingredients, NamespaceDescription};
     use coxswain_proto::run_spec::CacheDtype;
 
     use super::*;
 
-    fn space() -> SpaceReport {
-        let description = SpaceDescription {
+    fn namespace() -> NamespaceReport {
+        let description = NamespaceDescription {
             tap: "final".into(),
             dtype: CacheDtype::Int8,
             width: 8,
@@ -196,12 +198,12 @@ mod tests {
             },
             made_by: "demo".into(),
         };
-        SpaceReport {
+        NamespaceReport {
             dir: "/store/0".into(),
             key: description.key(),
             description,
             samples: 812,
-            parts: 3,
+            shards: 3,
             unfinished: 1,
             bytes: 3 << 20,
             last_used: None,
@@ -213,11 +215,11 @@ mod tests {
     }
 
     #[test]
-    fn a_space_is_one_line_and_nothing_is_promised_that_is_not_known() {
-        let mut space = space();
-        let shown = list(Path::new("/store"), 4 << 20, &[space.clone()], &[]);
+    fn a_namespace_is_one_line_and_nothing_is_promised_that_is_not_known() {
+        let mut namespace = namespace();
+        let shown = list(Path::new("/store"), 4 << 20, &[namespace.clone()], &[]);
         for says in [
-            "/store: 1 space, 4.0 MiB",
+            "/store: 1 namespace, 4.0 MiB",
             "int8",
             "no, 812 of 1000 of demo",
             "3 + 1 open",
@@ -226,15 +228,15 @@ mod tests {
         ] {
             assert!(shown.contains(says), "{says}\n  in\n{shown}");
         }
-        space.coverage.clear();
-        assert!(list(Path::new("/store"), 0, &[space.clone()], &[]).contains("unknown"));
-        space.in_use = true;
-        let json = list_json(Path::new("/store"), 0, &[space], &["x".into()]);
+        namespace.coverage.clear();
+        assert!(list(Path::new("/store"), 0, &[namespace.clone()], &[]).contains("unknown"));
+        namespace.in_use = true;
+        let json = list_json(Path::new("/store"), 0, &[namespace], &["x".into()]);
         assert_eq!(
-            (&json["spaces"][0]["complete"], &json["spaces"][0]["in_use"]),
+            (&json["namespaces"][0]["complete"], &json["namespaces"][0]["in_use"]),
             (&Value::Null, &true.into())
         );
-        assert_eq!(json["spaces"][0]["description"]["ingredients"]["prompt"], "{task}");
+        assert_eq!(json["namespaces"][0]["description"]["ingredients"]["prompt"], "{task}");
     }
 
     #[test]
@@ -263,14 +265,14 @@ mod tests {
 
     #[test]
     fn a_dry_run_says_what_would_happen() {
-        let found = Collected { spaces: vec!["/store/1".into()], bytes: 1024, ..Collected::default() };
+        let found = Collected { namespaces: vec!["/store/1".into()], bytes: 1024, ..Collected::default() };
         assert_eq!(
             collected(&found, true, 4096),
-            "would remove unused space /store/1\nwould remove 1.0 KiB; 3.0 KiB left"
+            "would remove unused namespace /store/1\nwould remove 1.0 KiB; 3.0 KiB left"
         );
         assert_eq!(
             collected(&found, false, 3072),
-            "removed unused space /store/1\nremoved 1.0 KiB; 3.0 KiB left"
+            "removed unused namespace /store/1\nremoved 1.0 KiB; 3.0 KiB left"
         );
     }
 }

@@ -25,8 +25,8 @@ pub fn words(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// [`table`] with remarks for its last column, which are broken between words where the line ends; where there is hardly room
-/// for one it goes below its row.
+/// [`table`] with remarks for its last column, which are broken between words where the line ends; where
+/// there is hardly room for one it goes below its row.
 pub fn remarked<const N: usize>(
     head: [&str; N],
     rows: &[[String; N]],

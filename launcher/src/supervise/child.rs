@@ -1,11 +1,13 @@
 //! Starting a process that cannot outlive us.
 //!
-//! The kernel sends the child SIGKILL when the thread that started it ends (`PR_SET_PDEATHSIG`), so even `kill -9` of the launcher
-//! leaves no orphan. Children are therefore started on the main thread only. Each child leads a process group of its own: a
-//! Ctrl-C of the terminal reaches the launcher alone, and killing the group ends whatever the child started, too.
+//! The kernel sends the child SIGKILL when the thread that started it ends (`PR_SET_PDEATHSIG`), so even
+//! `kill -9` of the launcher leaves no orphan. Children are therefore started on the main thread only. Each
+//! child leads a process group of its own: a Ctrl-C of the terminal reaches the launcher alone, and killing
+//! the group ends what the child started, too.
 //!
-//! Children ignore what a launcher answers (`signals`): whoever stops a launch by signalling all its processes at once must not take
-//! from the launcher the workers that are to write a checkpoint. They are ended with SIGKILL.
+//! Children ignore what a launcher answers (`signals`): a scheduler that stops a launch by signalling all its
+//! processes at once must not take from the launcher the workers that are to write a checkpoint. They are
+//! ended with SIGKILL.
 //!
 //! This is the launcher's only file with `unsafe` code.
 
@@ -41,8 +43,8 @@ pub struct Streams {
     pub stderr: Stdio,
 }
 
-/// Starts `program` in a process group of its own, with the signals ignored that its launcher answers; it is killed when the calling
-/// thread ends.
+/// Starts `program` in a process group of its own, with the signals ignored that its launcher answers; it is
+/// killed when the calling thread ends.
 pub fn spawn(program: &Program, streams: Streams) -> io::Result<Child> {
     let mut command = Command::new(&program.path);
     command
@@ -53,12 +55,12 @@ pub fn spawn(program: &Program, streams: Streams) -> io::Result<Child> {
         .stderr(streams.stderr)
         .process_group(0);
     let parent = Pid::this();
-    // SAFETY: the closure runs between fork and exec, where only async-signal-safe calls are allowed: it makes the system calls
-    // prctl, getppid and sigaction, installs no handler, and allocates nothing.
+    // SAFETY: the closure runs between fork and exec, where only async-signal-safe calls are allowed: it
+    // makes the system calls prctl, getppid and sigaction, installs no handler, and allocates nothing.
     unsafe {
         command.pre_exec(move || {
             prctl::set_pdeathsig(signal::Signal::SIGKILL)?;
-            // The parent may have died before the line above took effect; then nobody would kill us.
+            // The parent may have died before the line above took effect; then the kernel would not kill us.
             if getppid() != parent {
                 return Err(io::Error::from_raw_os_error(nix::libc::ESRCH));
             }
@@ -79,8 +81,9 @@ pub fn kill_group(child: &Child) {
 
 /// Kills what is left of the process group that a child which has just been waited for led.
 ///
-/// The kernel does not give a group's number to a new process while the group has members, so this reaches what the child started or
-/// nothing: between the wait and this call, process numbers would have to be used up once around.
+/// The kernel does not give a group's number to a new process while the group has members, so this reaches
+/// what the child started or nothing: between the wait and this call, process numbers would have to be used
+/// up once around.
 pub fn kill_leftovers(leader: Option<u32>) {
     let Some(id) = leader.and_then(|id| i32::try_from(id).ok()) else { return };
     // Nothing is left, as a rule.

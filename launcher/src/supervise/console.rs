@@ -1,4 +1,5 @@
-//! The user's console: lines, folded to a terminal's width, and a progress bar that stays below them. Nobody waits for it ([`super::outlet`]).
+//! The user's console: lines, folded to a terminal's width, and a progress bar that stays below them. No
+//! other thread waits for it ([`super::writer`]).
 
 use std::{
     borrow::Cow,
@@ -7,7 +8,7 @@ use std::{
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use super::outlet::{Outlet, Piece, Screen};
+use super::writer::{ConsoleWriter, Piece, Screen};
 
 /// Where a coordinator's line says something, after its time and topic: folded lines go on there.
 const MESSAGE_COLUMN: usize = 18;
@@ -20,17 +21,18 @@ pub trait Console: Send + Sync {
     fn line(&self, text: &str);
 }
 
-/// Standard error, with a bar under the lines if it is a terminal. Results go to standard output, so that they can be piped.
+/// Standard error, with a bar under the lines if it is a terminal. Results go to standard output, so that
+/// they can be piped.
 pub struct Terminal {
     has_bar: bool,
-    outlet: Outlet,
+    writer: ConsoleWriter,
 }
 
 impl Terminal {
     /// The process's console.
     pub fn new() -> Self {
         let has_bar = std::io::stderr().is_terminal();
-        Self { has_bar, outlet: Outlet::new(Stderr::new(has_bar)) }
+        Self { has_bar, writer: ConsoleWriter::new(Stderr::new(has_bar)) }
     }
 
     /// Whether there is a bar to show progress on.
@@ -41,24 +43,24 @@ impl Terminal {
     /// Redraws the bar.
     pub fn progress(&self, done: u64, total: u64, message: String) {
         if self.has_bar {
-            self.outlet.put(Piece::Progress { done, total, message });
+            self.writer.put(Piece::Progress { done, total, message });
         }
     }
 
     /// Takes the bar away; waits a moment for what is to be shown.
     pub fn finish(&self) {
-        self.outlet.put(Piece::Finish);
-        self.outlet.flush();
+        self.writer.put(Piece::Finish);
+        self.writer.flush();
     }
 }
 
 impl Console for Terminal {
     fn line(&self, text: &str) {
-        self.outlet.put(Piece::Line(text.to_owned()));
+        self.writer.put(Piece::Line(text.to_owned()));
     }
 }
 
-/// The far end of a terminal: the only one who waits for it.
+/// The far end of a terminal: the only thread that waits for it.
 struct Stderr {
     bar: Option<ProgressBar>,
 }
@@ -116,12 +118,12 @@ impl Screen for Stderr {
 
 /// Standard error for a process's own log, which must not stop for a reader.
 #[derive(Clone)]
-pub struct LogOutlet(std::sync::Arc<Outlet>);
+pub struct LogWriter(std::sync::Arc<ConsoleWriter>);
 
-impl LogOutlet {
+impl LogWriter {
     /// With a thread of its own.
     pub fn new() -> Self {
-        Self(std::sync::Arc::new(Outlet::new(Stderr::new(false))))
+        Self(std::sync::Arc::new(ConsoleWriter::new(Stderr::new(false))))
     }
 
     /// Waits a moment for what is to be shown.
@@ -130,7 +132,7 @@ impl LogOutlet {
     }
 }
 
-impl Write for LogOutlet {
+impl Write for LogWriter {
     /// One event at a time, as the log writes them.
     fn write(&mut self, event: &[u8]) -> std::io::Result<usize> {
         self.0.put(Piece::Text(String::from_utf8_lossy(event).into_owned()));
@@ -147,8 +149,8 @@ fn width() -> usize {
     terminal_size::terminal_size_of(std::io::stderr()).map_or(usize::MAX, |(columns, _)| columns.0.into())
 }
 
-/// `text` without a step's parts, ` (ms: data 2, ...)`, if it is wider than `width`: on a narrow terminal they would take half of the screen, and
-/// the coordinator's log has them.
+/// `text` without a step's parts, ` (ms: data 2, ...)`, if it is wider than `width`: on a narrow terminal
+/// they would take half of the screen, and the coordinator's log has them.
 fn shortened(text: &str, width: usize) -> Cow<'_, str> {
     let parts = || {
         let begin = text.find(" (ms")?;

@@ -1,7 +1,7 @@
 //! Tells the coordinator how workers ended, until it has heard it.
 //!
-//! A report names the process, so that one that arrives late is not taken for its successor's; one that is still under way when its
-//! worker is started again is dropped.
+//! A report names the process, so that one that arrives late is not taken for its successor's; one that is
+//! still under way when its worker is started again is dropped.
 
 use std::{collections::BTreeMap, time::Duration};
 

@@ -1,7 +1,7 @@
 //! `OUTPUT_DIR/failure.json`: why the last launch of a run failed, for programs.
 //!
-//! It is written by the launcher that ran the coordinator, when the run has failed, and removed when the run is started again. What a
-//! run survived is not in it; `cox status` and `cox audit` tell that.
+//! It is written by the launcher that ran the coordinator, when the run has failed, and removed when the run
+//! is started again. What a run survived is not in it; `cox status` and `cox audit` tell that.
 
 use std::{fs, io, path::Path};
 

@@ -1,9 +1,10 @@
 //! The coordinator as a child of its launcher.
 //!
-//! It is given the listening socket as its standard input. The launcher keeps that socket open, too: while a coordinator that died is
-//! started again, calls wait in the socket's queue instead of being refused. The new one replays its journal; workers keep training
-//! meanwhile. One that was killed is started again at once. One that ended by an error of its own, which may pass as a full disk does, is
-//! started after a pause, each time twice as long, while workers look for it. One that dies again and again is given up.
+//! It is given the listening socket as its standard input. The launcher keeps that socket open, too: while a
+//! coordinator that died is started again, calls wait in the socket's queue instead of being refused. The new
+//! one replays its journal; workers keep training meanwhile. One that was killed is started again at once.
+//! One that ended by an error of its own, which may pass as a full disk does, is started after a pause, each
+//! time twice as long, while workers look for it. One that dies again and again is given up.
 
 use std::{
     collections::VecDeque,
@@ -22,8 +23,8 @@ use tokio::task::JoinHandle;
 use super::{
     child::Program,
     console::Console,
-    keeper::{self, Keeper, Output, Sink},
     machine::Ended,
+    process::{self, ChildProcess, Output, Sink},
 };
 use crate::clock;
 use crate::launch::streams::Route;
@@ -42,7 +43,8 @@ pub struct Hosting {
 
 /// Before a coordinator is started again that ended by an error of its own.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-// All pauses together leave one that errs again and again within the window, and workers still look for it then.
+// All pauses together leave one that errs again and again within the window, and workers still look for it
+// then.
 const _: () = assert!(FIRST_PAUSE.as_secs() << COORDINATOR_RESTARTS < COORDINATOR_WINDOW.as_secs());
 const _: () = assert!(COORDINATOR_WINDOW.as_secs() < COORDINATOR_PATIENCE.as_secs());
 
@@ -55,7 +57,7 @@ pub struct Host {
 }
 
 enum Life {
-    Lives(Keeper, JoinHandle<Ended>),
+    Lives(ChildProcess, JoinHandle<Ended>),
     /// It died so, and is started again at that time.
     Dead(Ended, Instant),
 }
@@ -67,26 +69,26 @@ impl Host {
     }
 
     fn pausing(hosting: Hosting, first_pause: Duration) -> io::Result<Self> {
-        let (keeper, end) = hosting.spawn()?;
+        let (process, end) = hosting.spawn()?;
         let restarts = Restarts { lately: VecDeque::new(), first_pause };
-        Ok(Self { hosting, life: Life::Lives(keeper, end), restarts, dismissed: false })
+        Ok(Self { hosting, life: Life::Lives(process, end), restarts, dismissed: false })
     }
 
     /// Kills it for good.
     pub fn dismiss(&mut self) {
         self.dismissed = true;
-        if let Life::Lives(keeper, _) = &self.life {
-            keeper.kill();
+        if let Life::Lives(process, _) = &self.life {
+            process.kill();
         }
     }
 
-    /// Waits for its end by the run's outcome, starting it again when it dies. It died for good if [`died`] says so of the answer.
-    /// May be dropped and called again before it is done; not after.
+    /// Waits for its end by the run's outcome, starting it again when it dies. It died for good if [`died`]
+    /// says so of the answer. May be dropped and called again before it is done; not after.
     pub async fn ended(&mut self) -> Ended {
         loop {
             match &mut self.life {
                 Life::Lives(_, end) => {
-                    // A keeper's task neither panics nor is aborted.
+                    // A child process's task neither panics nor is aborted.
                     let how = end.await.unwrap_or(Ended::Code(-1));
                     if self.dismissed || !died(how) || !self.will_live_again(how) {
                         return how;
@@ -97,7 +99,7 @@ impl Host {
                     let how = *how;
                     tokio::time::sleep_until((*at).into()).await;
                     match self.hosting.spawn_again() {
-                        Ok((keeper, end)) => self.life = Life::Lives(keeper, end),
+                        Ok((process, end)) => self.life = Life::Lives(process, end),
                         Err(error) => {
                             let text = format!("the coordinator cannot be started again: {error}");
                             self.hosting.console.line(&text);
@@ -109,7 +111,7 @@ impl Host {
         }
     }
 
-    /// Books a death, and says what follows.
+    /// Records a death, and says what follows.
     fn will_live_again(&mut self, how: Ended) -> bool {
         let (now, window) = (clock::now(), COORDINATOR_WINDOW.as_secs());
         let Some((count, pause)) = self.restarts.allow(now, how) else {
@@ -131,26 +133,26 @@ impl Hosting {
     /// What a coordinator is told that takes the place of one that died.
     const AGAIN: &str = "--restarted";
 
-    fn spawn_again(&mut self) -> io::Result<(Keeper, JoinHandle<Ended>)> {
+    fn spawn_again(&mut self) -> io::Result<(ChildProcess, JoinHandle<Ended>)> {
         if !self.program.args.iter().any(|argument| argument == Self::AGAIN) {
             self.program.args.push(Self::AGAIN.to_owned());
         }
         self.spawn()
     }
 
-    fn spawn(&self) -> io::Result<(Keeper, JoinHandle<Ended>)> {
+    fn spawn(&self) -> io::Result<(ChildProcess, JoinHandle<Ended>)> {
         let path = self.log_dir.join("coordinator.log");
         // Both streams write one file, which is shown once.
         let sink = |console| Sink { route: Route { file: true, console }, path: path.clone() };
         let console = Arc::clone(&self.console);
         let output = Output { stdout: sink(false), stderr: sink(true), console, prefix: String::new() };
         let socket = Stdio::from(OwnedFd::from(self.listener.try_clone()?));
-        keeper::start(&self.program, socket, &output)
+        process::start(&self.program, socket, &output)
     }
 }
 
-/// Whether a coordinator ended otherwise than by its run's outcome: a signal, however it is told (128 + n is how shells do), an internal
-/// error (1), a panic (101).
+/// Whether a coordinator ended otherwise than by its run's outcome: a signal, however it is told (128 + n is
+/// how shells do), an internal error (1), a panic (101).
 pub fn died(how: Ended) -> bool {
     matches!(how, Ended::Signal(_) | Ended::Code(-1 | 1 | 101 | 129..))
 }
@@ -163,7 +165,8 @@ struct Restarts {
 }
 
 impl Restarts {
-    /// Books a death; returns how many there were in the window, and what to wait before it is started again. None if there were too many.
+    /// Records a death; returns how many there were in the window, and what to wait before it is started
+    /// again. None if there were too many.
     fn allow(&mut self, now: Instant, how: Ended) -> Option<(usize, Duration)> {
         while self.lately.front().is_some_and(|(at, _)| now.duration_since(*at) >= COORDINATOR_WINDOW) {
             self.lately.pop_front();

@@ -1,4 +1,5 @@
-//! What to do when a worker ends, an order or a signal arrives, or patience runs out. Pure: no process, clock or RPC in here.
+//! What to do when a worker ends, an order or a signal arrives, or patience runs out. Pure: no process, clock
+//! or RPC in here.
 //!
 //! ```text
 //! worker ends  ─▶ tell the coordinator; it orders another in its place, or ends the run
@@ -11,8 +12,8 @@
 //!
 //! Workers ignore the signals that ask (`child`): to end one is to kill it.
 //!
-//! A worker that ended is no failure of the launch as long as the run goes on: nothing is started again by a decision of the
-//! launcher's own, and nothing is ended because of it.
+//! A worker that ended is no failure of the launch as long as the run goes on: nothing is started again by a
+//! decision of the launcher's own, and nothing is ended because of it.
 
 use std::{
     collections::BTreeMap,
@@ -21,11 +22,11 @@ use std::{
 
 use super::signals;
 
-/// How long a worker may take to leave when the run is over: the coordinator's word reaches it within a heartbeat, and the failed
-/// rank's error must be written first.
+/// How long a worker may take to leave when the run is over: the coordinator's word reaches it within a
+/// heartbeat, and the failed rank's error must be written first.
 pub const LEAVE_PATIENCE: Duration = Duration::from_secs(10);
-/// How long a worker may still be there when our coordinator has ended: it waited for those that wanted to tell it something, so who is
-/// left looks for it in vain, or writes down its error.
+/// How long a worker may still be there when our coordinator has ended: it waited for those that wanted to
+/// tell it something, so who is left looks for it in vain, or writes down its error.
 pub const ORPHAN_PATIENCE: Duration = Duration::from_millis(500);
 
 /// How a process ended.
@@ -115,7 +116,7 @@ pub enum Why {
     StopRefused,
     /// They are still there though the run is over.
     RunOver,
-    /// Nobody coordinates them any more.
+    /// They have no coordinator any more.
     CoordinatorLost,
 }
 
@@ -205,7 +206,8 @@ impl Machine {
     fn worker_ended(&mut self, worker: u32, how: Ended) -> Vec<Action> {
         let before = self.workers.insert(worker, Worker::Ended(how));
         match (before, self.attempts.get(&worker)) {
-            // The coordinator counts it as lost already: an exit reported now could be taken for its successor's.
+            // The coordinator counts it as lost already: an exit reported now could be taken for its
+            // successor's.
             (Some(Worker::Replaced), Some(&attempt)) if !self.ending() => {
                 self.workers.insert(worker, Worker::Running);
                 vec![Action::Start(worker, attempt)]
@@ -257,7 +259,8 @@ impl Machine {
         self.deadline.filter(|_| !self.finished())
     }
 
-    /// Whether there is nothing left to wait for: all workers have ended, and none of them can be wanted again.
+    /// Whether there is nothing left to wait for: all workers have ended, and none of them can be wanted
+    /// again.
     pub fn finished(&self) -> bool {
         let mut ends = self.workers.values().map(|worker| match worker {
             Worker::Ended(how) => Some(how),

@@ -1,28 +1,28 @@
 //! Processes from start to end.
 //!
 //! ```text
-//! signals, exits, orders, clock ──▶ machine (pure: decides) ──▶ voyage (does: processes, RPCs) ──▶ report
-//!                                                                crew: how a worker is started
-//!                                                                keeper: one process and its output
-//!                                                                host: the coordinator, started again when it dies
+//! signals, exits, orders, clock ──▶ machine (pure: decides) ──▶ supervisor (does: processes, RPCs) ─▶ report
+//!                                                                group: how a worker is started
+//!                                                                process: one process and its output
+//!                                                                host: the coordinator, kept alive
 //! ```
 //!
 //! No orphan survives: each child is killed by the kernel when its launcher dies, however it dies (`child`).
 
 pub mod child;
 pub mod console;
-pub mod crew;
 pub mod exits;
 pub mod failure_file;
-mod going;
+pub mod group;
 pub mod host;
-pub mod keeper;
 pub mod machine;
 pub mod orders;
-mod outlet;
+pub mod process;
 pub mod pump;
 pub mod report;
+mod signal_policy;
 pub mod signals;
+pub mod supervisor;
 mod tail;
-pub mod voyage;
 pub mod watcher;
+mod writer;

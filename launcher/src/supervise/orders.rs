@@ -1,7 +1,8 @@
-//! What the coordinator orders this launcher to do with its workers: the standing line `FollowNode`, opened again when it breaks.
+//! What the coordinator orders this launcher to do with its workers: the standing line `FollowNode`, opened
+//! again when it breaks.
 //!
-//! A coordinator that lost sight of this launcher for too long has given up its place; the launcher then asks for it back. If another
-//! launcher has it by now, this one has no business here any more and says so.
+//! A coordinator that lost sight of this launcher for too long has given up its place; the launcher then asks
+//! for it back. If another launcher has it by now, this one has no business here any more and says so.
 
 use std::time::Duration;
 
@@ -40,7 +41,8 @@ impl Drop for Orders {
     }
 }
 
-/// Opens the line of the launcher that joined with `join` and was given `first_rank`; orders arrive at `orders`.
+/// Opens the line of the launcher that joined with `join` and was given `first_rank`; orders arrive at
+/// `orders`.
 pub fn follow(access: Access, join: JoinNodeRequest, first_rank: u32, orders: mpsc::Sender<Order>) -> Orders {
     let line = Line { access, join, first_rank, orders, patience: limits::COORDINATOR_PATIENCE };
     Orders(tokio::spawn(line.keep()))
@@ -51,13 +53,14 @@ struct Line {
     join: JoinNodeRequest,
     first_rank: u32,
     orders: mpsc::Sender<Order>,
-    /// Silence after which nobody is taken to be there.
+    /// Silence after which the coordinator is taken to be gone.
     patience: Duration,
 }
 
 impl Line {
-    /// Opens the line again and again, until nobody listens to us or our place is another's. That nobody answers is said once in a while:
-    /// whether that is the end is for the launcher to say, whose own coordinator may only be slow.
+    /// Opens the line again and again, until the launcher no longer listens or its place is another's. That
+    /// there is no answer is reported once in a while: whether that is the end is for the launcher to say,
+    /// whose own coordinator may only be slow.
     async fn keep(self) {
         let (mut pauses, mut heard) = (PAUSES, clock::now());
         loop {
@@ -84,7 +87,7 @@ impl Line {
         }
     }
 
-    /// Passes on what the line says until it breaks. False: nobody listens to us.
+    /// Passes on what the line says until it breaks. False: the launcher no longer listens.
     async fn open_once(&self) -> Result<bool, Status> {
         let request = FollowNodeRequest { node_id: self.join.node_id.clone() };
         let mut line = self.access.coordinator().follow_node(request).await?.into_inner();
@@ -119,7 +122,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn silence_is_said_and_the_line_is_looked_for_all_the_same() {
+    async fn silence_is_reported_and_the_line_is_looked_for_all_the_same() {
         let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let access = Access::new(&nobody.local_addr().unwrap().to_string(), None).unwrap();
         drop(nobody);

@@ -1,6 +1,7 @@
 //! Carries what a child writes to the console.
 //!
-//! The console gets whole lines with a prefix, so that ranks do not cut into each other's; a line longer than `MAX_LINE` is cut into several.
+//! The console gets whole lines with a prefix, so that ranks do not cut into each other's; a line longer than
+//! `MAX_LINE` is cut into several.
 
 use std::sync::Arc;
 

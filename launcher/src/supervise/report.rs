@@ -71,8 +71,8 @@ pub struct Log {
 }
 
 impl Report {
-    /// How the launcher ends: as the run did, whatever became of single workers on the way. Where the end was not seen, the most
-    /// specific of what workers and first cause say wins.
+    /// How the launcher ends: as the run did, whatever became of single workers on the way. Where the end was
+    /// not seen, the most specific of what workers and first cause say wins.
     pub fn exit(&self) -> Exit {
         if let Some(signal) = self.interrupted {
             return Exit::Signal(signal);
@@ -92,11 +92,11 @@ impl Report {
         let cause = self.first_cause.as_ref().filter(|_| failed).map(|cause| Exit::of_cause(cause.kind));
         let worker = self.worker.as_ref().map(|worker| of(worker.ended));
         let vague = |exit: &Exit| matches!(exit, Exit::WorkerFailed | Exit::CoordinatorLost | Exit::Done);
-        let said = [coordinator, cause, worker].into_iter().flatten();
-        match said.clone().find(|exit| !vague(exit)) {
+        let told = [coordinator, cause, worker].into_iter().flatten();
+        match told.clone().find(|exit| !vague(exit)) {
             Some(specific) => specific,
             None if self.coordinator_lost => Exit::CoordinatorLost,
-            None => said.rev().find(|exit| *exit != Exit::Done).unwrap_or(Exit::Done),
+            None => told.rev().find(|exit| *exit != Exit::Done).unwrap_or(Exit::Done),
         }
     }
 

@@ -1,8 +1,9 @@
 //! The signals a launcher answers: SIGINT, SIGTERM, SIGHUP, SIGQUIT.
 //!
-//! A process that was started with one of them ignored leaves it ignored: `nohup` asks for that with SIGHUP, and a launcher asks its
-//! coordinator and its workers for it with all four (`child`). What is sent to everything of a launch at once, as systemd's stop and
-//! `pkill cox` do, is thus answered by the launcher alone, which has the run drained before it ends its children.
+//! A process that was started with one of them ignored leaves it ignored: `nohup` asks for that with SIGHUP,
+//! and a launcher asks its coordinator and its workers for it with all four (`child`). What is sent to
+//! everything of a launch at once, as systemd's stop and `pkill cox` do, is thus answered by the launcher
+//! alone, which has the run drained before it ends its children.
 
 use std::io;
 
@@ -59,8 +60,8 @@ fn ignored(status: &str) -> u64 {
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
 }
 
-/// Whether a second signal of this kind asks to end at once. A hangup does not: it says that a terminal has gone, and the kernel, the
-/// shell and systemd all say so, often beside another signal.
+/// Whether a second signal of this kind asks to end at once. A hangup does not: it says that a terminal has
+/// gone, and the kernel, the shell and systemd all say so, often beside another signal.
 pub fn insists(number: i32) -> bool {
     number != nix::libc::SIGHUP
 }

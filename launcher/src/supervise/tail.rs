@@ -1,7 +1,7 @@
 //! Shows what a child writes to its log, as it grows.
 //!
-//! The child has the file itself. So it never waits for us, nor for whoever reads the console, and its log is whole whatever becomes of this
-//! process; the console comes a moment later.
+//! The child has the file itself. So it never waits for us, nor for a reader of the console, and its log is
+//! whole whatever becomes of this process; the console comes a moment later.
 
 use std::{io::SeekFrom, path::PathBuf, time::Duration};
 
@@ -13,7 +13,7 @@ use tokio::{
 
 use super::pump::{Lines, Shown};
 
-/// Between two looks at a file that has not grown: shorter than anybody reads.
+/// Between two looks at a file that has not grown: shorter than a reader notices.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// A part of a file, which another process writes.

@@ -11,8 +11,8 @@ use tokio::{sync::mpsc, task::JoinHandle};
 use crate::clock;
 use crate::control::Access;
 
-/// Before a broken stream is opened again: a coordinator that was killed is back within a tenth of a second, and what it says first is
-/// what people wait for.
+/// Before a broken stream is opened again: a coordinator that was killed is back within a tenth of a second,
+/// and what it says first is what people wait for.
 const PAUSES: Pauses = Pauses::new(Duration::from_millis(20), Duration::from_millis(300));
 
 /// A task that is ended when this is dropped.
@@ -25,7 +25,7 @@ impl Drop for Watcher {
     }
 }
 
-/// Starts to follow; events arrive at `events`, which ends when nobody has answered for `patience`.
+/// Starts to follow; events arrive at `events`, which ends when there was no answer for `patience`.
 pub fn follow(access: Access, events: mpsc::Sender<WatchEvent>, patience: Duration) -> Watcher {
     Watcher(tokio::spawn(async move {
         let (mut heard, mut pauses) = (clock::now(), PAUSES);

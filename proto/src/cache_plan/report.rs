@@ -1,4 +1,5 @@
-//! What is said of the feature cache: by a rank of its steps, by rank 0 of a generation. Workers say it, the coordinator keeps books of it.
+//! What is said of the feature cache: by a rank of its steps, by rank 0 of a generation. Workers say it, the
+//! coordinator keeps records of it.
 
 use std::time::Duration;
 
@@ -43,7 +44,7 @@ pub struct CacheReport {
     /// Which.
     pub generation: u64,
     /// Its directory in the store; empty if there is none yet.
-    pub space: String,
+    pub namespace: String,
     /// Samples whose features are stored.
     pub stored: u64,
     /// Samples in all.
@@ -56,15 +57,16 @@ pub struct CacheReport {
     pub damaged: u64,
     /// How far its features have moved since it began, once that has been measured after a live phase.
     pub drift: Option<CacheDrift>,
-    /// Its adapter cannot be had: what is missing is computed with the present one, and the next turn must not keep it.
+    /// Its adapter cannot be had: what is missing is computed with the present one, and the next cache phase
+    /// must not keep it.
     pub lost: bool,
 }
 
 /// A measurement of drift.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CacheDrift {
-    /// The turn that it belongs to: the step where a cached phase begins, or, where drift decides, the one from which on it decides. Both
-    /// have the same features, since the adapter rests between them.
+    /// The cache phase that it belongs to: the step where a cached phase begins, or, where drift decides, the
+    /// one from which on it decides. Both have the same features, since the adapter rests between them.
     pub at: Step,
     /// What came out.
     pub drift: Drift,

@@ -10,16 +10,18 @@ use crate::{
 
 /// Where a step's features come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Turn {
+pub enum CachePhaseKind {
     /// Computed in the step; everything trains.
     Live,
     /// Kept; what lies below the tap rests.
     Cached,
 }
 
-/// Steps over which drift is measured at most: enough that the portions of the 32 probes that are usual are no part of a step.
+/// Steps over which drift is measured at most: enough that the portions of the 32 probes that are usual are
+/// no part of a step.
 const MEASURING: u64 = 16;
-/// Measuring takes no more than this part of a cached phase: meanwhile, where drift decides, the old features serve.
+/// Measuring takes no more than this part of a cached phase: meanwhile, where drift decides, the old features
+/// serve.
 const MEASURING_PART: u64 = 8;
 
 /// The schedule of `cache.mode: periodic`, in steps.
@@ -41,11 +43,12 @@ impl CacheSchedule {
     }
 
     /// Where `step` takes its features.
-    pub fn turn(&self, step: Step) -> Turn {
-        if step.0 % self.interval < self.live { Turn::Live } else { Turn::Cached }
+    pub fn cache_phase(&self, step: Step) -> CachePhaseKind {
+        if step.0 % self.interval < self.live { CachePhaseKind::Live } else { CachePhaseKind::Cached }
     }
 
-    /// The first step after `step` whose turn is another than that of the step before it; saturates at `u64::MAX`.
+    /// The first step after `step` whose cache phase is another than that of the step before it; saturates at
+    /// `u64::MAX`.
     pub fn next_change(&self, step: Step) -> Step {
         // A live phase as long as the interval never ends.
         if self.live >= self.interval {
@@ -60,8 +63,9 @@ impl CacheSchedule {
         Step(step.0 - step.0 % self.interval + self.live)
     }
 
-    /// The steps of the cached phase begun at `begins` that each measure a portion of the drift since the generation before. Its
-    /// first step has enough to do with the turn, unless the phase is too short for portions.
+    /// The steps of the cached phase begun at `begins` that each measure a portion of the drift since the
+    /// generation before. Its first step has enough to do with the phase change, unless the phase is too
+    /// short for portions.
     pub fn measured_in(&self, begins: Step) -> Range<Step> {
         match self.measuring() {
             0 => begins..Step(begins.0 + 1),
@@ -69,8 +73,9 @@ impl CacheSchedule {
         }
     }
 
-    /// The step from which on drift decides, where it does, about the features of the cached phase begun at `begins`: late enough that
-    /// nobody waits for the decision. `begins` itself if the phase is too short for portions.
+    /// The step from which on drift decides, where it does, about the features of the cached phase begun at
+    /// `begins`: late enough that no rank waits for the decision. `begins` itself if the phase is too short
+    /// for portions.
     pub fn decided_at(&self, begins: Step) -> Step {
         match self.measuring() {
             0 => begins,
@@ -80,7 +85,7 @@ impl CacheSchedule {
 
     /// Whether drift decides, where it does, at `step`.
     pub fn decides_at(&self, step: Step) -> bool {
-        self.turn(step) == Turn::Cached && self.decided_at(self.cached_since(step)) == step
+        self.cache_phase(step) == CachePhaseKind::Cached && self.decided_at(self.cached_since(step)) == step
     }
 
     /// Steps over which drift is measured; none if the cached phase is too short for that.
@@ -111,8 +116,8 @@ pub enum Decision {
     Rebuild,
 }
 
-/// Whether a new generation begins. `drift` is none when there is no generation yet, or none that could be compared;
-/// `restless` says whether the decision before was to rebuild because of drift (hysteresis).
+/// Whether a new generation begins. `drift` is none when there is no generation yet, or none that could be
+/// compared; `restless` says whether the decision before was to rebuild because of drift (hysteresis).
 pub fn decide(cache: &Cache, drift: Option<&Drift>, restless: bool) -> Decision {
     let (Some(above), Some(drift)) = (cache.rebuild_above, drift) else { return Decision::Rebuild };
     let threshold = if restless { cache.rebuild_below.unwrap_or(above) } else { above };
@@ -128,21 +133,26 @@ mod tests {
 
     #[test]
     fn an_interval_begins_live_and_goes_on_cached() {
-        let turns: Vec<_> = (0..20).map(|step| SCHEDULE.turn(Step(step))).collect();
-        assert_eq!(turns[..3], [Turn::Live; 3]);
-        assert_eq!(turns[3..10], [Turn::Cached; 7]);
-        assert_eq!(turns[..10], turns[10..]);
+        let cache_phases: Vec<_> = (0..20).map(|step| SCHEDULE.cache_phase(Step(step))).collect();
+        assert_eq!(cache_phases[..3], [CachePhaseKind::Live; 3]);
+        assert_eq!(cache_phases[3..10], [CachePhaseKind::Cached; 7]);
+        assert_eq!(cache_phases[..10], cache_phases[10..]);
     }
 
     #[test]
-    fn the_next_change_is_where_the_turn_changes() {
+    fn the_next_change_is_where_the_cache_phase_changes() {
         for step in 0..40 {
             let next = SCHEDULE.next_change(Step(step)).0;
             assert!(next > step);
-            let same = (step..next).all(|s| SCHEDULE.turn(Step(s)) == SCHEDULE.turn(Step(step)));
-            assert!(same && SCHEDULE.turn(Step(next)) != SCHEDULE.turn(Step(step)), "after step {step}");
-            let before = step.checked_sub(1).map(|before| SCHEDULE.turn(Step(before)));
-            let begins = SCHEDULE.turn(Step(step)) == Turn::Cached && before == Some(Turn::Live);
+            let same =
+                (step..next).all(|s| SCHEDULE.cache_phase(Step(s)) == SCHEDULE.cache_phase(Step(step)));
+            assert!(
+                same && SCHEDULE.cache_phase(Step(next)) != SCHEDULE.cache_phase(Step(step)),
+                "after step {step}"
+            );
+            let before = step.checked_sub(1).map(|before| SCHEDULE.cache_phase(Step(before)));
+            let begins = SCHEDULE.cache_phase(Step(step)) == CachePhaseKind::Cached
+                && before == Some(CachePhaseKind::Live);
             assert_eq!(SCHEDULE.decides_at(Step(step)), begins, "too short for portions");
         }
     }
@@ -150,14 +160,13 @@ mod tests {
     #[test]
     fn a_live_phase_as_long_as_the_interval_never_ends() {
         let schedule = CacheSchedule { interval: 4, live: 4 };
-        assert!(
-            (0..20).all(|step| schedule.turn(Step(step)) == Turn::Live && !schedule.decides_at(Step(step)))
-        );
+        assert!((0..20).all(|step| schedule.cache_phase(Step(step)) == CachePhaseKind::Live
+            && !schedule.decides_at(Step(step))));
         assert_eq!(schedule.next_change(Step(2)), Step(u64::MAX));
     }
 
     #[test]
-    fn drift_is_measured_after_the_turn_within_an_eighth_of_the_phase_and_decides_after_that() {
+    fn drift_is_measured_after_the_cache_phase_within_an_eighth_of_the_phase_and_decides_after_that() {
         for (interval, live, measured, decided) in
             [(10, 3, 3..4, 3), (10, 2, 3..4, 5), (120, 24, 25..37, 38), (10_000, 2000, 2001..2017, 2018)]
         {
@@ -167,7 +176,10 @@ mod tests {
                 let at = |step: u64| Step(round + step);
                 assert_eq!(schedule.measured_in(begins), at(measured.start)..at(measured.end));
                 assert_eq!(schedule.decided_at(begins), at(decided));
-                assert!(schedule.turn(at(decided)) == Turn::Cached && schedule.decides_at(at(decided)));
+                assert!(
+                    schedule.cache_phase(at(decided)) == CachePhaseKind::Cached
+                        && schedule.decides_at(at(decided))
+                );
                 assert!(schedule.cached_since(at(decided)) == begins);
             }
         }

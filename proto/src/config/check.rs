@@ -1,4 +1,5 @@
-//! Rules that hold between the engine's fields. All violations are reported at once, each with the field to change and how.
+//! Rules that hold between the engine's fields. All violations are reported at once, each with the field to
+//! change and how.
 
 use std::collections::BTreeSet;
 
@@ -14,8 +15,8 @@ use crate::{
 const MAX_NAME: usize = 128;
 
 impl RunSpec {
-    /// Whether the engine's fields agree with each other. Coordinator and workers only ever see a spec that passed. The task's keys are
-    /// for [`Tasks::check`](super::Tasks::check).
+    /// Whether the engine's fields agree with each other. Coordinator and workers only ever see a spec that
+    /// passed. The task's keys are for [`Tasks::check`](super::Tasks::check).
     pub fn check(&self) -> Result<(), ConfigError> {
         let mut findings = Findings::default();
         self.find(&mut findings);
@@ -201,7 +202,7 @@ fn check_launch(launch: &Launch, f: &mut Findings) {
         launch.device != DeviceChoice::Cpu || launch.collectives != Collectives::Nccl,
         "launch.collectives",
         "is `nccl`, and `launch.device` is `cpu`",
-        "NCCL connects cards: use `auto` or `ring`, or another device",
+        "NCCL connects GPUs: use `auto` or `ring`, or another device",
     );
     if let Some(listen) = &launch.listen {
         let port =

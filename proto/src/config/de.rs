@@ -1,7 +1,7 @@
 //! A serde deserializer over the tree that knows where it is.
 //!
-//! An error takes the place and dotted path of the innermost node it passes on its way out. Unknown keys of a struct are noted and
-//! skipped, so that all of them are reported together with whatever stops the reading.
+//! An error takes the place and dotted path of the innermost node it passes on its way out. Unknown keys of a
+//! struct are noted and skipped, so that all of them are reported together with whatever stops the reading.
 
 use std::{cell::RefCell, fmt, marker::PhantomData};
 
@@ -189,7 +189,7 @@ impl<'de> de::Deserializer<'de> for Reader<'de> {
         match &self.node.value {
             _ if self.node.is_null() => visitor.visit_unit(),
             Value::Scalar { text, plain: false } => visitor.visit_borrowed_str(text),
-            Value::Scalar { text, plain: true } => match (truth(text), text.parse::<i64>(), float(text)) {
+            Value::Scalar { text, plain: true } => match (boolean(text), text.parse::<i64>(), float(text)) {
                 (Some(value), _, _) => visitor.visit_bool(value),
                 (_, Ok(value), _) => visitor.visit_i64(value),
                 (_, _, Some(value)) => visitor.visit_f64(value),
@@ -221,7 +221,7 @@ impl<'de> de::Deserializer<'de> for Reader<'de> {
     }
 
     fn deserialize_bool<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
-        let value = self.plain().and_then(truth).ok_or_else(|| self.mismatch("`true` or `false`"))?;
+        let value = self.plain().and_then(boolean).ok_or_else(|| self.mismatch("`true` or `false`"))?;
         visitor.visit_bool(value)
     }
 
@@ -299,7 +299,7 @@ impl<'de> de::Deserializer<'de> for Reader<'de> {
 }
 
 /// YAML 1.2's truth values; `yes` and `on` are text.
-fn truth(text: &str) -> Option<bool> {
+fn boolean(text: &str) -> Option<bool> {
     match text {
         "true" | "True" | "TRUE" => Some(true),
         "false" | "False" | "FALSE" => Some(false),

@@ -46,7 +46,8 @@ impl Findings {
         self.in_range(&format!("optimizer.lr.{group}"), rate, rate >= 0.0, "of at least 0");
     }
 
-    /// A value that the engine carries without knowing its type; tells what is wrong with it as for any other key.
+    /// A value that the engine carries without knowing its type; tells what is wrong with it as for any other
+    /// key.
     pub fn read<T: for<'de> serde::Deserialize<'de>>(
         &mut self,
         path: &str,

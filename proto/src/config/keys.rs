@@ -7,7 +7,8 @@ use serde::{
     de::{self, IntoDeserializer, Visitor},
 };
 
-/// The dotted path of every key of a type, in the order of its declaration; sections themselves are not listed.
+/// The dotted path of every key of a type, in the order of its declaration; sections themselves are not
+/// listed.
 pub(super) fn known_keys<T: for<'de> Deserialize<'de>>() -> Vec<String> {
     let mut found = Vec::new();
     // Types whose values the probe cannot guess are listed as far as it got.
@@ -15,7 +16,8 @@ pub(super) fn known_keys<T: for<'de> Deserialize<'de>>() -> Vec<String> {
     found
 }
 
-/// Help for an unknown `key` below `section`, whose keys are `fields`: the same key elsewhere, a near miss here, or what there is.
+/// Help for an unknown `key` below `section`, whose keys are `fields`: the same key elsewhere, a near miss
+/// here, or what there is.
 pub(super) fn suggestion(section: &str, key: &str, fields: &[&str], known: &[String]) -> String {
     let last = |path: &&String| path.rsplit('.').next().is_some_and(|name| name == key);
     let within = |path: &&String| path.split('.').any(|part| part == key);
@@ -34,8 +36,8 @@ pub(super) fn suggestion(section: &str, key: &str, fields: &[&str], known: &[Str
 
 /// The candidate that `given` is probably a misspelling of.
 pub(super) fn closest<'a>(given: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    // Jaro-Winkler favours a common beginning, as abbreviations and typing errors have; 0.8 keeps `lroa` -> `lora` and refuses
-    // `steps` -> `state`.
+    // Jaro-Winkler favours a common beginning, as abbreviations and typing errors have; 0.8 keeps `lroa` ->
+    // `lora` and refuses `steps` -> `state`.
     candidates
         .map(|name| (strsim::jaro_winkler(&given.to_lowercase(), name), name))
         .filter(|(likeness, _)| *likeness >= 0.8)
@@ -48,7 +50,8 @@ pub(super) fn join(section: &str, key: &str) -> String {
     if section.is_empty() { key.to_owned() } else { format!("{section}.{key}") }
 }
 
-/// A deserializer that offers every struct every one of its fields, and notes the paths of those that are not structs.
+/// A deserializer that offers every struct every one of its fields, and notes the paths of those that are not
+/// structs.
 struct Probe<'f> {
     path: String,
     found: &'f mut Vec<String>,

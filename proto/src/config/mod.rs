@@ -1,16 +1,17 @@
 //! From a YAML file and dotted overrides to a checked [`RunSpec`].
 //!
 //! ```text
-//! text ──tree──▶ Node with places ──overrides──▶ Node ──de──▶ engine's part ─┬─▶ RunSpec ──check──▶ checked RunSpec
-//!                                                  │    └───▶ task's part ───┘                └─ contradictions
+//! text ─tree─▶ Node with places ─overrides─▶ Node ─de─▶ engine's part ─┬─▶ RunSpec ─check─▶ checked RunSpec
+//!                                            │    └───▶ task's part ───┘                └─ contradictions
 //!                                                  └─ keys that neither knows, wrong types
 //! ```
 //!
-//! Every complaint names the file, line and column (or the override) it is about, the dotted path of the field, and what to do.
-//! Unknown keys are reported all at once, and so are contradictions; of wrong types only the first is.
+//! Every complaint names the file, line and column (or the override) it is about, the dotted path of the
+//! field, and what to do. Unknown keys are reported all at once, and so are contradictions; of wrong types
+//! only the first is.
 //!
-//! What this does not do: look at the file system beyond reading the file itself. Whether the model and the data set exist and fit
-//! each other is for the worker's checks.
+//! What this does not do: look at the file system beyond reading the file itself. Whether the model and the
+//! data set exist and fit each other is for the worker's checks.
 
 mod check;
 mod de;
@@ -48,7 +49,8 @@ pub fn engine_keys() -> Vec<String> {
 }
 
 impl RunSpec {
-    /// Reads the file at `path`, lays `overrides` (`a.b=value`, later ones win) over it, and checks the result.
+    /// Reads the file at `path`, lays `overrides` (`a.b=value`, later ones win) over it, and checks the
+    /// result.
     pub fn load(path: &Path, overrides: &[String], tasks: Tasks) -> Result<Self, ConfigError> {
         let name = path.display().to_string();
         let unreadable = |source| ConfigError::Unreadable { file: name.clone(), source };

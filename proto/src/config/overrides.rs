@@ -1,7 +1,8 @@
 //! Dotted overrides: `optimizer.lr.lora=1e-4`, `data.cameras=[front, wrist]`, `cache.dir=` (nothing).
 //!
-//! The value is YAML, so lists and maps are written in flow style. Maps on the way that the file does not have are made; a scalar
-//! on the way (`train.recompute.every=2` over `recompute: full`) gives way to a map. Lists are replaced as a whole.
+//! The value is YAML, so lists and maps are written in flow style. Maps on the way that the file does not
+//! have are made; a scalar on the way (`train.recompute.every=2` over `recompute: full`) gives way to a map.
+//! Lists are replaced as a whole.
 
 use std::sync::Arc;
 

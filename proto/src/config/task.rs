@@ -1,7 +1,7 @@
 //! What a task says of its keys in a run file, and the tasks there are.
 //!
-//! A task brings one type with its keys in their sections ([`TaskSettings`]); sections may be the engine's, keys may not. The engine
-//! reads them with its own from the same file, so that a user sees one run file.
+//! A task brings one type with its keys in their sections ([`TaskSettings`]); sections may be the engine's,
+//! keys may not. The engine reads them with its own from the same file, so that a user sees one run file.
 
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
@@ -28,7 +28,8 @@ pub trait TaskSettings: Serialize + DeserializeOwned + 'static {
     /// Every key with what another value of it means for the identity of a run.
     const IDENTITY: &'static Classes;
 
-    /// Tells what cannot be: of these keys, between them, and between them and the engine's. `spec` has passed its own check.
+    /// Tells what cannot be: of these keys, between them, and between them and the engine's. `spec` has
+    /// passed its own check.
     fn check(&self, spec: &RunSpec, findings: &mut Findings);
 }
 
@@ -86,8 +87,8 @@ impl TaskSchema {
         (self.known_keys)()
     }
 
-    /// What is wrong with the task's own list of keys, one line each; for a test of the task. A key without a class, with two, one that
-    /// is not there, and one that the engine has.
+    /// What is wrong with the task's own list of keys, one line each; for a test of the task. A key without a
+    /// class, with two, one that is not there, and one that the engine has.
     pub fn misfits(&self) -> Vec<String> {
         let known = self.known_keys();
         let mut wrong = identity::misfits(&known, self.identity);

@@ -1,7 +1,8 @@
 //! YAML text as a tree whose every key and value knows its place.
 //!
-//! Scalars keep their text: what a plain `1e-4` or `007` means is decided by the field that reads it. Anchors and aliases are
-//! expanded. Tags, merge keys, keys that are not text, and more than one document are refused: a run file needs none of them.
+//! Scalars keep their text: what a plain `1e-4` or `007` means is decided by the field that reads it. Anchors
+//! and aliases are expanded. Tags, merge keys, keys that are not text, and more than one document are
+//! refused: a run file needs none of them.
 
 use std::{collections::HashMap, sync::Arc};
 

@@ -45,7 +45,7 @@ fn a_run_keeps_its_digest_when_it_is_prolonged_or_cut_otherwise() {
 }
 
 #[test]
-fn another_batch_or_seed_is_another_run_and_said_by_key() {
+fn another_batch_or_seed_is_another_run_and_reported_by_key() {
     let mut other = spec();
     other.train.global_batch = 16;
     other.run.seed = 8;

@@ -1,4 +1,5 @@
-//! Figures of a step as data: whoever measures one names it, and everything between there and a screen passes it on.
+//! Figures of a step as data: the code that measures one names it, and everything between there and a screen
+//! passes it on.
 //!
 //! ```text
 //! name    kind, or kind/of: `time/vision`, `grad_norm/lora`, `lr/lora`
@@ -6,8 +7,9 @@
 //! merge   how the values of ranks become the step's
 //! ```
 //!
-//! Two kinds mean something to those who show steps: times of stages (`time/..`, in seconds), which complete the account of where a
-//! step's time went, and learning rates (`lr/..`), of which a line has room for the highest. All others are listed as they are.
+//! Two kinds mean something to those who show steps: times of stages (`time/..`, in seconds), which complete
+//! the account of where a step's time went, and learning rates (`lr/..`), of which a line has room for the
+//! highest. All others are listed as they are.
 
 use std::{borrow::Cow, time::Duration};
 
@@ -43,8 +45,8 @@ pub enum Merge {
     Sum,
     /// The largest.
     Max,
-    /// Rank 0's, which alone reports it. That the others have the same is said by whoever measures it, who must know it, as of what an
-    /// all-reduce or the step's number gives; nothing compares them.
+    /// Rank 0's, which alone reports it. That the others have the same is said by whoever measures it, who
+    /// must know it, as of what an all-reduce or the step's number gives; nothing compares them.
     FromRankZero,
 }
 

@@ -107,8 +107,9 @@ pub enum StateSource {
     Fresh,
     /// Living ranks had all of it.
     Carried,
-    /// A lost rank's part came from its neighbour's mirror.
-    Mirror,
+    /// A lost rank's part came from its neighbour's replica.
+    #[serde(rename = "Mirror")]
+    Replica,
     /// Read from the newest checkpoint.
     Checkpoint,
 }
@@ -118,7 +119,7 @@ impl fmt::Display for StateSource {
         f.write_str(match self {
             Self::Fresh => "fresh",
             Self::Carried => "carried over",
-            Self::Mirror => "mirror",
+            Self::Replica => "replica",
             Self::Checkpoint => "checkpoint",
         })
     }

@@ -1,4 +1,5 @@
-//! Reports as messages of the contract. This way round it cannot fail; back it can, and the reader's errors name the field.
+//! Reports as messages of the contract. This way round it cannot fail; back it can, and the reader's errors
+//! name the field.
 
 use std::time::Duration;
 
@@ -33,7 +34,7 @@ impl From<StateSource> for v1::StateSource {
         match source {
             StateSource::Fresh => Self::Fresh,
             StateSource::Carried => Self::Carried,
-            StateSource::Mirror => Self::Mirror,
+            StateSource::Replica => Self::Replica,
             StateSource::Checkpoint => Self::Checkpoint,
         }
     }
@@ -86,7 +87,8 @@ impl From<&Metric> for v1::Metric {
     }
 }
 
-/// What is to be checked of it, [`Metric::problem`] tells. A way to combine values that this version does not have is none.
+/// What is to be checked of it, [`Metric::problem`] tells. A way to combine values that this version does not
+/// have is none.
 impl From<v1::Metric> for Metric {
     fn from(wire: v1::Metric) -> Self {
         let merge = match v1::MetricMerge::try_from(wire.merge) {

@@ -16,15 +16,18 @@ pub struct Cache {
     pub dir: Option<String>,
     /// Bytes the store may take; the generations unused for longest give way. No bound if absent.
     pub budget: Option<u64>,
-    /// Samples of one forward pass when missing features are computed; the micro-batch if absent. An out-of-memory halves it.
+    /// Samples of one forward pass when missing features are computed; the micro-batch if absent. An
+    /// out-of-memory halves it.
     pub encoder_batch: Option<usize>,
     /// `periodic`: from the beginning of one live phase to the next.
     pub interval: Span,
     /// `periodic`: how long everything trains at the beginning of an interval.
     pub live: Span,
-    /// `periodic`: rebuild only if the features of the probes have moved by more than this relative L2; every time if absent.
+    /// `periodic`: rebuild only if the features of the probes have moved by more than this relative L2; every
+    /// time if absent.
     pub rebuild_above: Option<f64>,
-    /// `periodic`: once drift has been above `rebuild_above`, rebuild every time until it is below this again; `rebuild_above` if absent.
+    /// `periodic`: once drift has been above `rebuild_above`, rebuild every time until it is below this
+    /// again; `rebuild_above` if absent.
     pub rebuild_below: Option<f64>,
     /// Samples on which drift is measured after a live phase, a few a step; 0 measures nothing.
     pub probe_samples: usize,
@@ -57,12 +60,13 @@ pub enum CacheMode {
     Off,
     /// What nothing trainable lies below is kept: the same losses as without.
     Exact,
-    /// Features are kept as what trains below them makes them: in cached steps that rests, and the rest trains.
+    /// Features are kept as what trains below them makes them: in cached steps that rests, and the rest
+    /// trains.
     Periodic,
 }
 
-/// Where in the model features are taken, in the words of the task: `auto` (as deep as the mode allows), another name, or a name
-/// with a value (`layer: 3`).
+/// Where in the model features are taken, in the words of the task: `auto` (as deep as the mode allows),
+/// another name, or a name with a value (`layer: 3`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Tap(pub serde_json::Value);
@@ -109,7 +113,8 @@ pub struct Span {
 }
 
 impl Span {
-    /// In steps; at least one. A span that gives neither is refused by [`RunSpec::check`](super::RunSpec::check).
+    /// In steps; at least one. A span that gives neither is refused by
+    /// [`RunSpec::check`](super::RunSpec::check).
     pub fn in_steps(self, steps_per_epoch: u64) -> u64 {
         let epochs = self.epochs.unwrap_or(1).saturating_mul(steps_per_epoch);
         self.steps.unwrap_or(epochs).max(1)

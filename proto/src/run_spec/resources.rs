@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Memory {
-    /// Bytes a rank may allocate on the CPU device before an allocation counts as out of memory; absent means no bound.
+    /// Bytes a rank may allocate on the CPU device before an allocation counts as out of memory; absent means
+    /// no bound.
     pub capacity: Option<u64>,
     /// What is not held where a rank computes.
     pub offload: Offload,
@@ -19,9 +20,11 @@ pub enum Offload {
     /// Nothing: what trains, its gradients and its moments are where the model is.
     #[default]
     None,
-    /// Moments and mirror: beside a card they are in host memory, and every step brings them to the card and back. On a CPU the same as `none`.
+    /// Moments and replica: beside a GPU they are in host memory, and every step brings them to the GPU and
+    /// back. On a CPU the same as `none`.
     Optimizer,
-    /// The frozen weights of all blocks: read from their files whenever a block runs, two blocks in memory at a time.
+    /// The frozen weights of all blocks: read from their files whenever a block runs, two blocks in memory at
+    /// a time.
     Layers,
 }
 
@@ -29,14 +32,16 @@ pub enum Offload {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Faults {
-    /// Whether every rank keeps a mirror of its neighbour's optimizer shard, so that losing one worker loses no step. Costs 12
-    /// bytes on each rank for each trainable of a shard; without it a lost worker takes the run back to its last checkpoint.
-    pub mirror: bool,
+    /// Whether every rank keeps a replica of its neighbour's optimizer shard, so that losing one worker loses
+    /// no step. Costs 12 bytes on each rank for each trainable of a shard; without it a lost worker takes the
+    /// run back to its last checkpoint.
+    #[serde(rename = "mirror")]
+    pub replica: bool,
 }
 
 impl Default for Faults {
     fn default() -> Self {
-        Self { mirror: true }
+        Self { replica: true }
     }
 }
 
@@ -60,12 +65,12 @@ pub struct Launch {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceChoice {
-    /// NVIDIA cards where the driver and what it needs are there, else the CPU.
+    /// NVIDIA GPUs where the driver and what it needs are there, else the CPU.
     #[default]
     Auto,
     /// The CPU.
     Cpu,
-    /// NVIDIA cards; a machine that cannot is refused.
+    /// NVIDIA GPUs; a machine that cannot is refused.
     Cuda,
 }
 
@@ -93,7 +98,7 @@ impl std::str::FromStr for DeviceChoice {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Collectives {
-    /// NCCL if every worker has a card and the library, else the ring.
+    /// NCCL if every worker has a GPU and the library, else the ring.
     #[default]
     Auto,
     /// The ring: TCP, and shared memory between workers of one machine.

@@ -1,4 +1,5 @@
-//! A task's keys inside a specification: carried as JSON, merged with the engine's when it is written, told apart when it is read.
+//! A task's keys inside a specification: carried as JSON, merged with the engine's when it is written, told
+//! apart when it is read.
 
 use serde::Serialize;
 use serde_json::{Map, Value};

@@ -1,4 +1,5 @@
-//! The specification itself, and how it is written and read: the engine's keys and the task's as one document.
+//! The specification itself, and how it is written and read: the engine's keys and the task's as one
+//! document.
 
 use std::collections::BTreeMap;
 
@@ -13,15 +14,16 @@ use super::{
 };
 use crate::identity::{Classes, Marks};
 
-/// Where [`Marks`] stand in the document. Not a key that people write: a specification that a program wrote has it, and whoever reads that
-/// as a run file takes them from the task's schema.
+/// Where [`Marks`] stand in the document. Not a key that people write: a specification that a program wrote
+/// has it, and code that reads that as a run file takes them from the task's schema.
 pub(crate) const MARKS: &str = "identity";
 
 /// The task of a run that names none: there was no other when run files did not name one.
 pub const DEFAULT_TASK: &str = "vla_flow";
 
 /// One run: its task, data, optimizer, schedule, and how it is launched.
-// `remote = "Self"` makes serde's code for the fields inherent functions. The traits, which add the task's keys, are below.
+// `remote = "Self"` makes serde's code for the fields inherent functions. The traits, which add the task's
+// keys, are below.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(remote = "Self")]
 pub struct RunSpec {
@@ -91,7 +93,8 @@ impl RunSpec {
         self.sections = Sections { values: object(settings), marks: Marks::of(identity) };
     }
 
-    /// Peak learning rate of each group of trainables, by the group's name: `optimizer.lr`, whose keys are the task's.
+    /// Peak learning rate of each group of trainables, by the group's name: `optimizer.lr`, whose keys are
+    /// the task's.
     pub fn learning_rates(&self) -> BTreeMap<String, f64> {
         self.rates().filter_map(|(group, rate)| Some((group.clone(), rate.as_f64()?))).collect()
     }

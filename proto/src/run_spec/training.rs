@@ -1,4 +1,5 @@
-//! What it reads and how it trains: what the engine knows of the sections `data`, `train`, `optimizer` and `eval`.
+//! What it reads and how it trains: what the engine knows of the sections `data`, `train`, `optimizer` and
+//! `eval`.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,7 +14,8 @@ pub struct Data {
     /// Micro-batches prepared ahead of the training thread.
     #[serde(default = "default_prefetch")]
     pub prefetch: usize,
-    /// Threads of each worker that read and decode samples; as many as it computes with, but at most 8, when absent.
+    /// Threads of each worker that read and decode samples; as many as it computes with, but at most 8, when
+    /// absent.
     #[serde(default)]
     pub threads: Option<usize>,
 }
@@ -35,7 +37,8 @@ pub struct Train {
     pub global_batch: usize,
     /// Samples per forward pass on one rank.
     pub micro_batch: usize,
-    /// Finds the largest micro-batch that fits by trial steps when the run begins, instead of using `micro_batch`.
+    /// Finds the largest micro-batch that fits by trial steps when the run begins, instead of using
+    /// `micro_batch`.
     #[serde(default)]
     pub auto_micro_batch: bool,
     /// What is recomputed in the backward pass.
@@ -72,7 +75,8 @@ pub enum Recompute {
     /// Nothing: every block keeps its activations.
     #[default]
     None,
-    /// What costs little again for its size: norms, activations, attention, one of the two wide products of the MLP.
+    /// What costs little again for its size: norms, activations, attention, one of the two wide products of
+    /// the MLP.
     Selective,
     /// Every block: only the inputs of its two halves are kept.
     Full,
@@ -80,7 +84,8 @@ pub enum Recompute {
     Every(usize),
 }
 
-/// AdamW (arXiv 1711.05101) and its schedule. Peak rates are the task's: see [`RunSpec::learning_rates`](super::RunSpec::learning_rates).
+/// AdamW (arXiv 1711.05101) and its schedule. Peak rates are the task's: see
+/// [`RunSpec::learning_rates`](super::RunSpec::learning_rates).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Optimizer {

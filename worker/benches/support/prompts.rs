@@ -1,4 +1,5 @@
-//! Micro-batches of images and text for a checkpoint, the same prompt in every row, and the flags that size them.
+//! Micro-batches of images and text for a checkpoint, the same prompt in every row, and the flags that size
+//! them.
 
 use anyhow::{Context, Result};
 use coxswain_models::qwen2_5_vl::config::QwenConfig;

@@ -1,5 +1,6 @@
-//! A Qwen2.5-VL checkpoint of any size with random weights, in a directory of its own, and a batch of text for it: what benchmarks and
-//! memory tests run when nobody names a real one. Its vision tower is one block that nothing passes through.
+//! A Qwen2.5-VL checkpoint of any size with random weights, in a directory of its own, and a batch of text
+//! for it: what benchmarks and memory tests run when nobody names a real one. Its vision tower is one block
+//! that nothing passes through.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -99,7 +100,8 @@ fn write_random(path: &Path, shapes: BTreeMap<String, Vec<usize>>) -> Result<()>
     Ok(safetensors::serialize_to_file(views, None, path)?)
 }
 
-/// A run of this model with adapters of this rank on all linears of the language model, and an expert too small to count.
+/// A run of this model with adapters of this rank on all linears of the language model, and an expert too
+/// small to count.
 pub fn spec(model: &Path, rank: usize, recompute: &Value) -> Result<RunSpec> {
     Ok(serde_json::from_value(json!({
         "run": {"name": "bench", "output_dir": "unused"},

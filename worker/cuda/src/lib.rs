@@ -1,17 +1,18 @@
-//! Coxswain on NVIDIA cards: whether they can be used, and the one place where training is instantiated for them.
+//! Coxswain on NVIDIA GPUs: whether they can be used, and the one place where training is instantiated for
+//! them.
 //!
 //! ```text
 //! libraries   the driver and NVRTC, asked before anybody needs them
-//! nccl        NCCL as the fabric between cards
-//! gauge       memory of a card, as its allocator and its driver tell it
+//! nccl        NCCL as the transport between GPUs
+//! gauge       memory of a GPU, as its allocator and its driver tell it
 //! here        the worker's generic code, once, for burn's CUDA backend
 //! ```
 //!
-//! burn's CUDA backend is generic down to the launches of its kernels, so whoever names it builds all of it. This crate does, once;
-//! none of its functions is generic, and it is built without optimisation in dev.
+//! burn's CUDA backend is generic down to the launches of its kernels, so whoever names it builds all of it.
+//! This crate does, once; none of its functions is generic, and it is built without optimisation in dev.
 //!
-//! Building needs no CUDA toolkit. At run time the driver, NVRTC, CUDA's headers and, between cards, NCCL are loaded; what is
-//! missing is said in words ([`NoCards`]).
+//! Building needs no CUDA toolkit. At run time the driver, NVRTC, CUDA's headers and, between GPUs, NCCL are
+//! loaded; what is missing is said in words ([`NoGpus`]).
 
 mod gauge;
 mod libraries;
@@ -26,8 +27,8 @@ use burn_cuda::CudaDevice;
 use coxswain_proto::{ids::Step, run_spec::RunSpec};
 use coxswain_task::{ForwardJob, Losses, TaskError, TaskOn, Width};
 use coxswain_worker::{
-    collective::{FabricError, FabricSource, RingListener},
-    device::{Accelerator, Cards, NoCards, Version},
+    collective::{RingListener, TransportError, TransportSource},
+    device::{Accelerator, Gpus, NoGpus, Version},
     selftest::{self, Finding, Sizes},
     train::{HeldOutError, TaskTrainer, TrainError, TrainerOptions, UnknownTask, evaluate_run},
     trainer::Trainer,
@@ -35,18 +36,18 @@ use coxswain_worker::{
 use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig, cache::CacheConfig};
 
 use self::{
-    gauge::CardGauge,
+    gauge::GpuGauge,
     libraries::{Driver, NoDriver},
-    nccl::NcclFabric,
+    nccl::NcclTransport,
 };
 
 /// cubecl writes `__tanhf` into its kernels whatever the compiler; this version is the first to know it.
 const NEEDED: Version = Version { major: 12, minor: 8 };
-/// What kernels include: all of them the first, those that use tensor cores the second. Without the second every one of those would fail to
-/// compile, and be passed over in silence for one that does without.
+/// What kernels include: all of them the first, those that use tensor cores the second. Without the second
+/// every one of those would fail to compile, and be passed over in silence for one that does without.
 const HEADERS: [&str; 2] = ["cuda_runtime.h", "crt/mma.h"];
 
-/// NVIDIA's cards, and what they can train.
+/// NVIDIA's GPUs, and what they can train.
 #[derive(Clone, Copy, Debug)]
 pub struct Nvidia {
     /// All tasks.
@@ -58,7 +59,7 @@ pub fn standard() -> Vec<&'static dyn TaskOn<Cuda>> {
     coxswain_tasks::on::<Cuda>()
 }
 
-/// NVIDIA's cards with the tasks of this repository.
+/// NVIDIA's GPUs with the tasks of this repository.
 pub const NVIDIA: Nvidia = Nvidia { tasks: standard };
 
 impl Nvidia {
@@ -69,79 +70,80 @@ impl Nvidia {
 }
 
 impl Accelerator for Nvidia {
-    fn probe(&self) -> Result<Cards, NoCards> {
-        static FOUND: OnceLock<Result<Cards, NoCards>> = OnceLock::new();
+    fn probe(&self) -> Result<Gpus, NoGpus> {
+        static FOUND: OnceLock<Result<Gpus, NoGpus>> = OnceLock::new();
         FOUND.get_or_init(look).clone()
     }
 
-    fn nccl(&self) -> Result<u32, FabricError> {
+    fn nccl(&self) -> Result<u32, TransportError> {
         nccl::version()
     }
 
     fn trainer(
         &self,
         task: &str,
-        card: usize,
+        gpu: usize,
         listener: Option<RingListener>,
     ) -> Result<Box<dyn Trainer>, UnknownTask> {
-        let options = TrainerOptions { device: CudaDevice::new(card), listener };
-        let gauge = Box::new(CardGauge::new(card));
-        Ok(Box::new(TaskTrainer::new(self.named(task)?, options).on_card(self.fabric(card), gauge)))
+        let options = TrainerOptions { device: CudaDevice::new(gpu), listener };
+        let gauge = Box::new(GpuGauge::new(gpu));
+        Ok(Box::new(TaskTrainer::new(self.named(task)?, options).on_gpu(self.transport(gpu), gauge)))
     }
 
-    fn evaluate(&self, spec: &RunSpec, card: usize) -> Result<(Step, Option<HeldOutError>), TrainError> {
-        evaluate_run(self.named(&spec.task.kind)?, spec, &CudaDevice::new(card))
+    fn evaluate(&self, spec: &RunSpec, gpu: usize) -> Result<(Step, Option<HeldOutError>), TrainError> {
+        evaluate_run(self.named(&spec.task.kind)?, spec, &CudaDevice::new(gpu))
     }
 
-    fn forward(&self, job: &ForwardJob<'_>, card: usize) -> Option<Result<(), TaskError>> {
-        (self.tasks)().iter().find_map(|task| task.forward(job, &CudaDevice::new(card)))
+    fn forward(&self, job: &ForwardJob<'_>, gpu: usize) -> Option<Result<(), TaskError>> {
+        (self.tasks)().iter().find_map(|task| task.forward(job, &CudaDevice::new(gpu)))
     }
 
-    fn fabric(&self, card: usize) -> Box<dyn FabricSource> {
-        Box::new(NcclFabric::new(card))
+    fn transport(&self, gpu: usize) -> Box<dyn TransportSource> {
+        Box::new(NcclTransport::new(gpu))
     }
 
-    fn measure(&self, card: usize) -> Vec<Finding> {
+    fn measure(&self, gpu: usize) -> Vec<Finding> {
         let sizes = Sizes { copy: 512 << 20, side: 8192, rounds: 5, bf16: true };
-        selftest::speed::<Cuda>(&CudaDevice::new(card), sizes)
+        selftest::speed::<Cuda>(&CudaDevice::new(gpu), sizes)
     }
 
-    fn few_steps(&self, card: usize, width: Width) -> Vec<(&'static str, Losses)> {
-        let device = CudaDevice::new(card);
+    fn few_steps(&self, gpu: usize, width: Width) -> Vec<(&'static str, Losses)> {
+        let device = CudaDevice::new(gpu);
         let tried = |task: &&'static dyn TaskOn<Cuda>| Some((task.name(), task.few_steps(&device, width)?));
         (self.tasks)().iter().filter_map(tried).collect()
     }
 }
 
-fn look() -> Result<Cards, NoCards> {
+fn look() -> Result<Gpus, NoGpus> {
     let driver = libraries::driver().map_err(|error| match error {
-        NoDriver::Absent => NoCards::NoDriver,
-        NoDriver::Refuses(call, code) => NoCards::Refused { call, code },
+        NoDriver::Absent => NoGpus::NoDriver,
+        NoDriver::Refuses(call, code) => NoGpus::Refused { call, code },
     })?;
-    if driver.cards == 0 {
-        return Err(NoCards::NoCard);
+    if driver.gpus == 0 {
+        return Err(NoGpus::NoGpu);
     }
-    let nvrtc = libraries::nvrtc().ok_or(NoCards::NoCompiler)?;
+    let nvrtc = libraries::nvrtc().ok_or(NoGpus::NoCompiler)?;
     if nvrtc < NEEDED {
-        return Err(NoCards::OldCompiler { found: nvrtc, needed: NEEDED });
+        return Err(NoGpus::OldCompiler { found: nvrtc, needed: NEEDED });
     }
     keep_kernels(&driver, nvrtc);
     // Where cubecl will look; it panics if there is no such place.
     let home = cubecl::cuda::install::cuda_path();
     let headers = home.map(|home| home.join("include"));
-    let headers = headers.ok_or_else(|| NoCards::NoHeaders {
+    let headers = headers.ok_or_else(|| NoGpus::NoHeaders {
         looked_at: "CUDA_PATH is not set, and there is no /usr/local/cuda".to_owned(),
     })?;
     let missing = HEADERS.iter().map(|header| headers.join(header)).find(|header| !header.is_file());
     if let Some(missing) = missing {
-        return Err(NoCards::NoHeaders { looked_at: format!("{} is not there", missing.display()) });
+        return Err(NoGpus::NoHeaders { looked_at: format!("{} is not there", missing.display()) });
     }
-    Ok(Cards { count: driver.cards, driver: driver.cuda, nvrtc, headers })
+    Ok(Gpus { count: driver.gpus, driver: driver.cuda, nvrtc, headers })
 }
 
-/// Compiled kernels are kept between processes, beside what the autotuner has measured: a first step compiles hundreds, and a worker that is
-/// started again should not. cubecl names them by their source alone, so there is a directory for each compiler and each kind of card; on a
-/// machine of several kinds nothing is kept. A `cubecl.toml` that says otherwise is obeyed.
+/// Compiled kernels are kept between processes, beside what the autotuner has measured: a first step compiles
+/// hundreds, and a worker that is started again should not. cubecl names them by their source alone, so there
+/// is a directory for each compiler and each kind of GPU; on a machine of several kinds nothing is kept. A
+/// `cubecl.toml` that says otherwise is obeyed.
 ///
 /// Before anything else asks cubecl: its configuration is read once.
 fn keep_kernels(driver: &Driver, nvrtc: Version) {

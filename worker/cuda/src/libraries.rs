@@ -1,10 +1,11 @@
 //! The driver, NVRTC and what else is loaded at run time, asked whether they are there.
 //!
-//! cubecl and cudarc load these libraries when they first need them and panic where they cannot, on a thread of theirs. So they are
-//! opened here before anything touches either, under the same names, and what is missing is said in words.
+//! cubecl and cudarc load these libraries when they first need them and panic where they cannot, on a thread
+//! of theirs. So they are opened here before anything touches either, under the same names, and what is
+//! missing is said in words.
 //!
-//! What it does not do: use them. All `unsafe` of this module is in this file: opening a library runs its initialisers, and a
-//! symbol's type is what we say it is.
+//! What it does not do: use them. All `unsafe` of this module is in this file: opening a library runs its
+//! initialisers, and a symbol's type is what we say it is.
 
 use std::{ffi::c_int, sync::OnceLock};
 
@@ -20,7 +21,7 @@ const NVRTC: [&str; 4] = ["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12", "li
 /// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR` and `_MINOR`.
 const CAPABILITY: [c_int; 2] = [75, 76];
 
-/// `CUDA_ERROR_NO_DEVICE`, an answer rather than an error: there are no cards.
+/// `CUDA_ERROR_NO_DEVICE`, an answer rather than an error: there are no GPUs.
 const NO_DEVICE: c_int = 100;
 
 /// The driver as it presents itself.
@@ -28,8 +29,8 @@ const NO_DEVICE: c_int = 100;
 pub struct Driver {
     /// Newest CUDA version it can run.
     pub cuda: Version,
-    /// Cards that this process may use: `CUDA_VISIBLE_DEVICES` is honoured by the driver itself.
-    pub cards: usize,
+    /// GPUs that this process may use: `CUDA_VISIBLE_DEVICES` is honoured by the driver itself.
+    pub gpus: usize,
     /// Compute capability of all of them, `[major, minor]`; none if they differ.
     pub capability: Option<[u32; 2]>,
 }
@@ -43,30 +44,31 @@ pub enum NoDriver {
     Refuses(&'static str, i32),
 }
 
-/// Loads the driver and counts its cards. The library stays loaded: threads of its own may run.
+/// Loads the driver and counts its GPUs. The library stays loaded: threads of its own may run.
 pub fn driver() -> Result<Driver, NoDriver> {
     let library = loaded().ok_or(NoDriver::Absent)?;
-    let (mut version, mut cards) = (0, 0);
-    // SAFETY: the three functions have had these signatures since CUDA 2.2 (cuda.h); both pointers are to live integers.
+    let (mut version, mut gpus) = (0, 0);
+    // SAFETY: the three functions have had these signatures since CUDA 2.2 (cuda.h); both pointers are to
+    // live integers.
     unsafe {
         let init = symbol::<unsafe extern "C" fn(u32) -> c_int>(library, "cuInit")?;
         match init(0) {
             0 => {}
-            NO_DEVICE => return Ok(Driver { cuda: Version::default(), cards: 0, capability: None }),
+            NO_DEVICE => return Ok(Driver { cuda: Version::default(), gpus: 0, capability: None }),
             code => return Err(NoDriver::Refuses("cuInit", code)),
         }
         type Ask = unsafe extern "C" fn(*mut c_int) -> c_int;
         refused("cuDriverGetVersion", symbol::<Ask>(library, "cuDriverGetVersion")?(&raw mut version))?;
-        refused("cuDeviceGetCount", symbol::<Ask>(library, "cuDeviceGetCount")?(&raw mut cards))?;
+        refused("cuDeviceGetCount", symbol::<Ask>(library, "cuDeviceGetCount")?(&raw mut gpus))?;
     }
     let cuda = Version { major: version as u32 / 1000, minor: version as u32 % 1000 / 10 };
     let mut capabilities = Vec::new();
-    for card in 0..cards {
-        capabilities.push(capability(library, card)?);
+    for gpu in 0..gpus {
+        capabilities.push(capability(library, gpu)?);
     }
     capabilities.dedup();
     let capability = if let [all] = capabilities[..] { Some(all) } else { None };
-    Ok(Driver { cuda, cards: usize::try_from(cards).unwrap_or(0), capability })
+    Ok(Driver { cuda, gpus: usize::try_from(gpus).unwrap_or(0), capability })
 }
 
 fn loaded() -> Option<&'static Library> {
@@ -83,14 +85,15 @@ pub unsafe fn driver_function<F: Copy>(name: &'static str) -> Option<F> {
     unsafe { symbol(loaded()?, name) }.ok()
 }
 
-/// What a card can compute, `[major, minor]`. No context is made on it.
-fn capability(library: &Library, card: c_int) -> Result<[u32; 2], NoDriver> {
+/// What a GPU can compute, `[major, minor]`. No context is made on it.
+fn capability(library: &Library, gpu: c_int) -> Result<[u32; 2], NoDriver> {
     let (mut device, mut found) = (0, [0; 2]);
-    // SAFETY: both functions have had these signatures since CUDA 2.2 (cuda.h), where a device is an int; all pointers are to live integers.
+    // SAFETY: both functions have had these signatures since CUDA 2.2 (cuda.h), where a device is an int; all
+    // pointers are to live integers.
     unsafe {
         type Get = unsafe extern "C" fn(*mut c_int, c_int) -> c_int;
         type Ask = unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int;
-        refused("cuDeviceGet", symbol::<Get>(library, "cuDeviceGet")?(&raw mut device, card))?;
+        refused("cuDeviceGet", symbol::<Get>(library, "cuDeviceGet")?(&raw mut device, gpu))?;
         let ask = symbol::<Ask>(library, "cuDeviceGetAttribute")?;
         for (slot, attribute) in found.iter_mut().zip(CAPABILITY) {
             refused("cuDeviceGetAttribute", ask(&raw mut *slot, attribute, device))?;
@@ -111,8 +114,8 @@ pub fn nvrtc() -> Option<Version> {
 
 /// The first of these libraries that can be loaded.
 pub fn open(names: &[&str]) -> Option<Library> {
-    // SAFETY: these are NVIDIA's libraries by their own names, found where the system's loader looks for libraries; their
-    // initialisers are what every program that uses them runs.
+    // SAFETY: these are NVIDIA's libraries by their own names, found where the system's loader looks for
+    // libraries; their initialisers are what every program that uses them runs.
     names.iter().find_map(|name| unsafe { Library::new(*name) }.ok())
 }
 

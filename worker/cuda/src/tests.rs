@@ -1,4 +1,4 @@
-//! Operations on a card against their references on the CPU. Without a card each test says so and passes.
+//! Operations on a GPU against their references on the CPU. Without a GPU each test says so and passes.
 
 use std::{io::Write, ops::Range};
 
@@ -10,7 +10,7 @@ use burn::{
 use burn_cuda::{Cuda, CudaDevice};
 use coxswain_integration_tests::expert;
 use coxswain_nn::kernels::{
-    AdaNorm, AttentionMask, LinearLayer, LowRank, ModelBackend, Onto,
+    AdaNorm, AttentionMask, LinearLayer, LowRank, ModelBackend, Residual,
     flat::{Coefficients, FlatOn, Gradient, OnDevice, Part, Run},
 };
 use coxswain_proto::run_spec::Recompute;
@@ -18,13 +18,13 @@ use coxswain_worker::device::Accelerator;
 
 use crate::NVIDIA;
 
-/// The first card, if this machine has one that can be used.
-fn card() -> Option<CudaDevice> {
+/// The first GPU, if this machine has one that can be used.
+fn gpu() -> Option<CudaDevice> {
     match NVIDIA.probe() {
         Ok(_) => Some(CudaDevice::new(0)),
         Err(missing) => {
             // A stderr that is closed loses a line, and nothing else.
-            let _ = writeln!(std::io::stderr(), "skipped: operations on a card: {missing}");
+            let _ = writeln!(std::io::stderr(), "skipped: operations on a GPU: {missing}");
             None
         }
     }
@@ -66,11 +66,11 @@ fn assert_close_at_least(what: &str, found: &[f32], expected: &[f32], least: f64
 }
 
 #[test]
-fn what_is_missing_is_said_with_a_remedy() {
+fn what_is_missing_is_reported_with_a_remedy() {
     if let Err(missing) = NVIDIA.probe() {
-        let said = missing.to_string();
+        let message = missing.to_string();
         let remedies = ["install", "check", "newer"];
-        assert!(remedies.iter().any(|remedy| said.contains(remedy)), "{said}");
+        assert!(remedies.iter().any(|remedy| message.contains(remedy)), "{message}");
     }
 }
 
@@ -99,7 +99,8 @@ fn pulled<B: ModelBackend, const N: usize, const D: usize, const E: usize>(
     outcomes
 }
 
-/// Every operation that has a kernel of its own, in widths that fill vectors and planes and in ones that do not.
+/// Every operation that has a kernel of its own, in widths that fill vectors and planes and in ones that do
+/// not.
 fn operations<B: ModelBackend>(device: &B::Device) -> Vec<Outcome> {
     let mut all = Vec::new();
     for width in [3, 64, 1280] {
@@ -153,7 +154,7 @@ fn operations<B: ModelBackend>(device: &B::Device) -> Vec<Outcome> {
             let part = |start, heads| qkv.clone().narrow(2, start, heads);
             let mask = AttentionMask::Causal([0..3, 1..3].into());
             let inputs = [part(0, 4), part(4, 2), part(6, 2)];
-            ModelBackend::turned_attention(inputs, [table(3), table(4)], &mask, 0.35)
+            ModelBackend::rope_attention(inputs, [table(3), table(4)], &mask, 0.35)
         }));
     }
     // Heads of an odd width, one behind the other in a row.
@@ -179,7 +180,8 @@ fn operations<B: ModelBackend>(device: &B::Device) -> Vec<Outcome> {
     all
 }
 
-/// Linear layers with an update, of ranks that have kernels and of ones that do not, in sizes that fill their tiles and in ones that do not.
+/// Linear layers with an update, of ranks that have kernels and of ones that do not, in sizes that fill their
+/// tiles and in ones that do not.
 fn low_rank_updates<B: ModelBackend>(device: &B::Device) -> Vec<Outcome> {
     let mut all = Vec::new();
     for (rank, [n, i, o]) in [
@@ -246,13 +248,14 @@ fn finished_sums<B: ModelBackend>(device: &B::Device) -> Vec<Outcome> {
     let mut all = Vec::new();
     for (rank, [n, i, o]) in [(8, [37, 24, 260]), (32, [5, 40, 72]), (4, [6, 40, 24]), (8, [4, 30, 21])] {
         for rounded in [false, true] {
-            let onto = || Onto { x_no: few_bits([n, o], 1), rounded };
+            let residual = || Residual { x_no: few_bits([n, o], 1), rounded };
             let (x, w) = (few_bits([n, i], 2), few_bits([o, i], 3));
             let bias = (rank != 32).then(|| few_bits([1, o], 4).reshape([o]));
             let update = LowRank { a_ri: few_bits([rank, i], 5), b_or: few_bits([o, rank], 6), scale: 0.5 };
             let what = format!("a sum onto {n} rows of {o}, rank {rank}, rounded {rounded}");
-            let (sum, down) = B::lora_linear_onto_saving(onto(), x.clone(), w.clone(), bias.clone(), &update);
-            let plain = <B as ModelBackend>::linear_onto(onto(), x, w, bias);
+            let (sum, down) =
+                B::lora_linear_residual_saving(residual(), x.clone(), w.clone(), bias.clone(), &update);
+            let plain = <B as ModelBackend>::linear_residual(residual(), x, w, bias);
             for (part, value) in [("sum", sum), ("inner product", down), ("without an update", plain)] {
                 all.push((format!("{what}: {part}"), numbers(value)));
             }
@@ -263,10 +266,10 @@ fn finished_sums<B: ModelBackend>(device: &B::Device) -> Vec<Outcome> {
 
 #[test]
 fn what_is_made_for_products_that_round_is_what_they_round() {
-    let Some(card) = card() else { return };
+    let Some(gpu) = gpu() else { return };
     for width in [3, 64, 1280] {
-        let (x, y) = (tensor::<Cuda, 2>([6, width], 1, &card), tensor::<Cuda, 2>([6, width], 2, &card));
-        let gain = tensor::<Cuda, 1>([width], 3, &card);
+        let (x, y) = (tensor::<Cuda, 2>([6, width], 1, &gpu), tensor::<Cuda, 2>([6, width], 2, &gpu));
+        let gain = tensor::<Cuda, 1>([width], 3, &gpu);
         let rounded = |x| numbers(Cuda::rounded(x));
         let normed = Cuda::rms_norm_for_rounding(x.clone(), gain.clone(), 1e-6);
         assert_eq!(normed.dtype(), DType::BF16);
@@ -295,9 +298,9 @@ fn attended<B: ModelBackend>(
 
 #[test]
 fn every_operation_agrees_with_the_cpu() {
-    let Some(card) = card() else { return };
+    let Some(gpu) = gpu() else { return };
     let expected = operations::<Flex>(&Default::default());
-    let found = operations::<Cuda>(&card);
+    let found = operations::<Cuda>(&gpu);
     assert_eq!(found.len(), expected.len());
     for ((what, found), (_, expected)) in found.iter().zip(&expected) {
         // A gradient may be zero but for rounding.
@@ -305,7 +308,8 @@ fn every_operation_agrees_with_the_cpu() {
     }
 }
 
-/// Pieces of a flat buffer, more of them than one kernel takes: of a few elements, of some cubes, and at places where no vector begins.
+/// Pieces of a flat buffer, more of them than one kernel takes: of a few elements, of some cubes, and at
+/// places where no vector begins.
 fn pieces() -> Vec<Range<usize>> {
     let lens = [1, 300, 3, 1024, 257, 64, 7].into_iter().cycle().take(37);
     let mut start = 2;
@@ -318,7 +322,8 @@ fn pieces() -> Vec<Range<usize>> {
     .collect()
 }
 
-/// Two rounds of gradients, of which every second piece's first overwrites what is there, and steps of AdamW on the same pieces.
+/// Two rounds of gradients, of which every second piece's first overwrites what is there, and steps of AdamW
+/// on the same pieces.
 fn flat_buffers<F: FlatOn<B>, B: ModelBackend>(device: &B::Device) -> [Vec<f32>; 4] {
     let (place, pieces) = (F::place(device), pieces());
     let len = pieces[pieces.len() - 1].end + 3;
@@ -354,9 +359,9 @@ fn flat_buffers<F: FlatOn<B>, B: ModelBackend>(device: &B::Device) -> [Vec<f32>;
 
 #[test]
 fn many_gradients_and_runs_in_one_kernel_do_what_the_host_does_one_by_one() {
-    let Some(card) = card() else { return };
+    let Some(gpu) = gpu() else { return };
     let expected = flat_buffers::<Vec<f32>, Flex>(&Default::default());
-    let found = flat_buffers::<OnDevice<Cuda>, Cuda>(&card);
+    let found = flat_buffers::<OnDevice<Cuda>, Cuda>(&gpu);
     assert_eq!(found[0], expected[0], "sums of the same numbers in the same order");
     for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
         assert_close(&format!("buffer {i}"), found, expected, 1e-6);
@@ -367,7 +372,8 @@ fn many_gradients_and_runs_in_one_kernel_do_what_the_host_does_one_by_one() {
 fn block<B: ModelBackend>(device: &B::Device, bf16: bool) -> Vec<Vec<f32>> {
     let leaf = |shape: [usize; 2], seed| tensor::<Autodiff<B>, 2>(shape, seed, device).require_grad();
     let (x, a, b) = (leaf([128, 64], 1), leaf([8, 64], 2), leaf([192, 8], 3));
-    // As a layer's weights are: with larger ones a softmax is so steep that it multiplies whatever bfloat16 rounds.
+    // As a layer's weights are: with larger ones a softmax is so steep that it multiplies whatever bfloat16
+    // rounds.
     let w = tensor::<B, 2>([192, 64], 4, device) * 0.1;
     let w = if bf16 { w.cast(DType::BF16) } else { w };
     let gain = tensor::<B, 1>([64], 5, device);
@@ -387,19 +393,19 @@ fn block<B: ModelBackend>(device: &B::Device, bf16: bool) -> Vec<Vec<f32>> {
 
 #[test]
 fn a_block_agrees_with_the_cpu_in_float32_and_in_bfloat16() {
-    let Some(card) = card() else { return };
+    let Some(gpu) = gpu() else { return };
     for (bf16, tolerance) in [(false, 1e-3), (true, 2e-2)] {
         let expected = block::<Flex>(&Default::default(), bf16);
-        for (i, (found, expected)) in block::<Cuda>(&card, bf16).iter().zip(&expected).enumerate() {
+        for (i, (found, expected)) in block::<Cuda>(&gpu, bf16).iter().zip(&expected).enumerate() {
             assert_close(&format!("value {i}, bf16 {bf16}"), found, expected, tolerance);
         }
     }
 }
 
 #[test]
-fn the_expert_on_a_card_computes_what_pytorch_computes() {
-    let Some(card) = card() else { return };
+fn the_expert_on_a_gpu_computes_what_pytorch_computes() {
+    let Some(gpu) = gpu() else { return };
     for case in expert::CASES {
-        expert::hold::<Cuda>(case, Recompute::Full, &card, 1e-3);
+        expert::hold::<Cuda>(case, Recompute::Full, &gpu, 1e-3);
     }
 }

@@ -1,4 +1,5 @@
-//! Why data cannot be used: every variant names the file, the field or sample, what was found there, and the remedy.
+//! Why data cannot be used: every variant names the file, the field or sample, what was found there, and the
+//! remedy.
 
 use std::path::{Path, PathBuf};
 

@@ -1,7 +1,8 @@
-//! A data set described, before any run file exists: what is in it, what a run could name, and what stands in the way.
+//! A data set described, before any run file exists: what is in it, what a run could name, and what stands in
+//! the way.
 //!
-//! Needs no checkpoint. Every data file's footer and every video's table is read, so a truncated file shows; images, frames and values are
-//! not decoded.
+//! Needs no checkpoint. Every data file's footer and every video's table is read, so a truncated file shows;
+//! images, frames and values are not decoded.
 
 use std::{fmt, path::Path};
 
@@ -209,8 +210,8 @@ fn video_problems(catalog: &Catalog) -> Vec<String> {
 }
 
 impl Report {
-    /// The `data:` section of a run file that uses this data set. `keys` are the task's: for each the role of the feature it names, and
-    /// the usual name of that feature.
+    /// The `data:` section of a run file that uses this data set. `keys` are the task's: for each the role of
+    /// the feature it names, and the usual name of that feature.
     pub fn run_section(&self, keys: &[(&str, Role, &str)]) -> String {
         let of = |role| self.features.iter().filter(move |f| f.role == role).map(|f| f.name.as_str());
         let cameras: Vec<_> = of(Role::Camera).collect();

@@ -1,4 +1,5 @@
-//! Normalisation of numeric features, and its inverse, exactly as LeRobot computes them (`normalize_processor.py`).
+//! Normalisation of numeric features, and its inverse, exactly as LeRobot computes them
+//! (`normalize_processor.py`).
 //!
 //! | mode | forward | inverse |
 //! |---|---|---|
@@ -7,7 +8,8 @@
 //! | min_max | `2 (x - min) / d - 1`, `d = max - min`, or `eps` where that is 0 | `(y + 1) / 2 d + min` |
 //! | quantiles | the same with `q01`, `q99` | `(y + 1) d / 2 + q01` |
 //!
-//! `eps = 1e-8`; f32 arithmetic in this order. Forward and inverse of mean_std differ by `eps`, as LeRobot's do.
+//! `eps = 1e-8`; f32 arithmetic in this order. Forward and inverse of mean_std differ by `eps`, as LeRobot's
+//! do.
 
 use serde::{Deserialize, Serialize};
 
@@ -31,7 +33,8 @@ pub enum NormMode {
     Quantiles,
 }
 
-/// The normalisation of one feature. Statistics repeat along the feature: `[channels]` serves `[window, channels]`.
+/// The normalisation of one feature. Statistics repeat along the feature: `[channels]` serves `[window,
+/// channels]`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Normalizer {
     mode: NormMode,

@@ -1,4 +1,5 @@
-//! Which sample stands at a position: [`Order`] numbers the training samples, [`TrainingSamples`] says which those are.
+//! Which sample stands at a position: [`Order`] numbers the training samples, [`TrainingSamples`] says which
+//! those are.
 //!
 //! Held-out episodes are left out before permuting, so they change the order as another data set would.
 
@@ -82,7 +83,8 @@ impl SampleOrder {
         self.samples.is_empty()
     }
 
-    /// The sample at `position` of `epoch`; `None` past the epoch's end. Every sample stands at exactly one position.
+    /// The sample at `position` of `epoch`; `None` past the epoch's end. Every sample stands at exactly one
+    /// position.
     pub fn sample(&self, epoch: u64, position: u64) -> Option<u64> {
         self.samples.get(self.order.at(epoch, position)?)
     }

@@ -1,14 +1,18 @@
-//! The feature store: how fast records are appended, and read from the page cache, next to a plain copy of the same bytes.
+//! The feature store: how fast records are appended, and read from the page cache, next to a plain copy of
+//! the same bytes.
 //!
 //! ```text
-//! cargo bench -p coxswain-feature-store --bench vl_cache -- [--dir DIR] [--mib 256] [--tokens 192] [--width 768] [--rounds 5] [--cpu]
+//! cargo bench -p coxswain-feature-store --bench vl_cache -- [--dir DIR] [--mib 256] [--tokens 192]
+//!     [--width 768] [--rounds 5] [--cpu]
 //! ```
 //!
-//! A read is everything that a hit costs: look-up, verification of ids and values, decoding to float32 into a buffer that is used again. "First"
-//! is the first reading of a space just opened, whose pages are in memory but not yet mapped. The copy is `memcpy` of as many stored
-//! bytes out of anonymous memory into a buffer of a record's size. Sides take turns, round by round; printed are medians of GB/s (10^9)
-//! of stored bytes, and in brackets of the float32 values that come out. `--cpu` counts the time this thread computes, in user mode and in
-//! the kernel, instead of the time that passes: on a machine that does other work, that is what can be compared.
+//! A read is everything that a hit costs: look-up, verification of ids and values, decoding to float32 into a
+//! buffer that is used again. "First" is the first reading of a namespace just opened, whose pages are in
+//! memory but not yet mapped. The copy is `memcpy` of as many stored bytes out of anonymous memory into a
+//! buffer of a record's size. Sides take turns, round by round; printed are medians of GB/s (10^9) of stored
+//! bytes, and in brackets of the float32 values that come out. `--cpu` counts the time this thread computes,
+//! in user mode and in the kernel, instead of the time that passes: on a machine that does other work, that
+//! is what can be compared.
 
 use std::{
     hint::black_box,
@@ -17,7 +21,9 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use coxswain_feature_store::{Digest, Ingredients, Record, SampleKey, Space, SpaceDescription, Store};
+use coxswain_feature_store::{
+    Digest, Ingredients, Namespace, NamespaceDescription, Record, SampleKey, Store,
+};
 use coxswain_proto::run_spec::CacheDtype;
 use nix::sys::{
     resource::{UsageWho, getrusage},
@@ -87,16 +93,16 @@ impl Bench {
     fn of(&self, dtype: CacheDtype) -> Result<String> {
         let store = Store::open(&self.dir.join(format!("{dtype:?}")), None)?;
         let description = self.description(dtype);
-        let (append, synced) = self.append(&store.space(&description)?)?;
-        let space = store.space(&description)?;
-        let stored = space.bytes() as f64;
+        let (append, synced) = self.append(&store.namespace(&description)?)?;
+        let namespace = store.namespace(&description)?;
+        let stored = namespace.bytes() as f64;
         let mut buffer = vec![0.0f32; self.tokens * self.width];
-        let first = self.read(&space, &mut buffer)?;
-        let source = vec![1u8; space.bytes() as usize];
+        let first = self.read(&namespace, &mut buffer)?;
+        let source = vec![1u8; namespace.bytes() as usize];
         let mut target = vec![0u8; source.len() / self.records()];
         let (mut reads, mut copies) = (Vec::new(), Vec::new());
         for _ in 0..self.rounds {
-            reads.push(self.read(&space, &mut buffer)?);
+            reads.push(self.read(&namespace, &mut buffer)?);
             let begin = self.now()?;
             for record in source.chunks_exact(target.len()) {
                 target.copy_from_slice(black_box(record));
@@ -121,21 +127,21 @@ impl Bench {
     }
 
     /// Stores all records; seconds until the last is appended, and until all are on disk.
-    fn append(&self, space: &Space) -> Result<(f64, f64)> {
+    fn append(&self, namespace: &Namespace) -> Result<(f64, f64)> {
         let ids: Vec<u32> = (0..self.tokens as u32).collect();
         let values: Vec<f32> =
             (0..self.tokens * self.width).map(|i| (i % 1009) as f32 / 100.0 - 5.0).collect();
         let record = Record { ids: &ids, grids: &[[1, 16, 16], [1, 16, 16]], values: &values };
         let begin = self.now()?;
         let mut publishing = 0.0;
-        let mut writer = space.writer()?;
+        let mut writer = namespace.writer()?;
         for number in 0..self.records() {
             writer.append(key(number), &record)?;
             if writer.is_full() || number + 1 == self.records() {
                 let last = self.now()?;
                 writer.publish()?;
                 publishing += self.now()? - last;
-                writer = space.writer()?;
+                writer = namespace.writer()?;
             }
         }
         let all = self.now()? - begin;
@@ -143,11 +149,11 @@ impl Bench {
     }
 
     /// Reads all records, not in the order in which they were stored; seconds.
-    fn read(&self, space: &Space, buffer: &mut [f32]) -> Result<f64> {
+    fn read(&self, namespace: &Namespace, buffer: &mut [f32]) -> Result<f64> {
         let (records, begin) = (self.records(), self.now()?);
         // A prime step visits every record once, unless their number is a multiple of it.
         for number in (0..records).map(|i| i * 7919 % records) {
-            let record = space.get(&key(number)).context("a record is missing")?;
+            let record = namespace.get(&key(number)).context("a record is missing")?;
             ensure!(record.ids().len() == self.tokens, "a record of another length");
             record.read_f32(buffer)?;
             black_box(&buffer);
@@ -155,8 +161,8 @@ impl Bench {
         Ok(self.now()? - begin)
     }
 
-    fn description(&self, dtype: CacheDtype) -> SpaceDescription {
-        SpaceDescription {
+    fn description(&self, dtype: CacheDtype) -> NamespaceDescription {
+        NamespaceDescription {
             tap: "bench".into(),
             dtype,
             width: self.width as u32,

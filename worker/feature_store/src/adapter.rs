@@ -1,7 +1,8 @@
-//! The adapter that a space was made with, kept beside its records: a miss that comes later must be computed with the same.
+//! The adapter that a namespace was made with, kept beside its records: a miss that comes later must be
+//! computed with the same.
 //!
-//! The file is safetensors, whole or absent. Its content is the digest in the space's own description, so a damaged or foreign file is
-//! noticed without a checksum of its own.
+//! The file is safetensors, whole or absent. Its content is the digest in the namespace's own description, so
+//! a damaged or foreign file is noticed without a checksum of its own.
 
 use std::borrow::Cow;
 
@@ -10,8 +11,8 @@ use safetensors::{Dtype, SafeTensors, View};
 use super::{
     digest::{Digest, Hasher},
     error::StoreError,
-    space::Space,
-    space_file, usage,
+    namespace::Namespace,
+    namespace_file, usage,
 };
 
 /// A named matrix of the adapter: borrowed from whoever trains it, or read from a file.
@@ -38,14 +39,15 @@ pub fn adapter_digest(tensors: &[AdapterTensor<'_>]) -> Digest {
     hash.finish()
 }
 
-impl Space {
-    /// Keeps the adapter that the space's description names; once is enough, whoever does it, as long as it is sound.
+impl Namespace {
+    /// Keeps the adapter that the namespace's description names; once is enough, whoever does it, as long as
+    /// it is sound.
     pub fn save_adapter(&self, tensors: &[AdapterTensor<'_>]) -> Result<(), StoreError> {
         let path = self.dir().join(NAME);
         let (found, expected) = (adapter_digest(tensors), self.description().ingredients.adapter);
         if expected != Some(found) {
             let expected = expected.map_or("none".into(), |digest| digest.to_string());
-            let detail = format!("the adapter given has digest {found}, this space is of {expected}");
+            let detail = format!("the adapter given has digest {found}, this namespace is of {expected}");
             return Err(StoreError::Foreign { path, detail });
         }
         // One that is damaged is of no use to anybody.
@@ -57,11 +59,11 @@ impl Space {
             path: path.clone(),
             detail: format!("cannot be written as safetensors: {error}"),
         })?;
-        space_file::sync(self.dir())?;
+        namespace_file::sync(self.dir())?;
         usage::write_whole(&path, &bytes)
     }
 
-    /// The adapter that the space was made with; none if nobody has kept it.
+    /// The adapter that the namespace was made with; none if nobody has kept it.
     pub fn load_adapter(&self) -> Result<Option<Vec<AdapterTensor<'static>>>, StoreError> {
         let path = self.dir().join(NAME);
         let bytes = match std::fs::read(&path) {
@@ -85,7 +87,7 @@ impl Space {
         match expected == Some(found) {
             true => Ok(Some(tensors)),
             false => {
-                Err(foreign(format!("has digest {found}, which is not this space's adapter; remove it")))
+                Err(foreign(format!("has digest {found}, which is not this namespace's adapter; remove it")))
             }
         }
     }

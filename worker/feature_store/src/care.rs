@@ -1,5 +1,5 @@
-//! What a person asks of a store: what is in it, whether it is sound, and what can go. Runs may use the store meanwhile, and evict: what goes
-//! while it is looked at is as if it had gone before.
+//! What a person asks of a store: what is in it, whether it is sound, and what can go. Runs may use the store
+//! meanwhile, and evict: what goes while it is looked at is as if it had gone before.
 
 use std::{
     fs,
@@ -11,30 +11,30 @@ use coxswain_proto::run_spec::CacheDtype;
 
 use super::{
     coverage::{self, Coverage},
-    digest::SpaceKey,
+    digest::NamespaceKey,
     directory::{entries, files_below},
     error::{Damaged, StoreError},
-    part::Part,
-    space::part_names,
-    space_file::{self, SpaceDescription},
+    namespace::shard_names,
+    namespace_file::{self, NamespaceDescription},
+    shard::Shard,
     store::Store,
     usage,
 };
 
-/// A space as it lies on disk.
+/// A namespace as it lies on disk.
 #[derive(Clone, Debug)]
-pub struct SpaceReport {
+pub struct NamespaceReport {
     /// Its directory.
     pub dir: PathBuf,
     /// Its name.
-    pub key: SpaceKey,
+    pub key: NamespaceKey,
     /// What its records share.
-    pub description: SpaceDescription,
+    pub description: NamespaceDescription,
     /// Different samples stored.
     pub samples: u64,
-    /// Parts.
-    pub parts: u64,
-    /// Parts that are being written, or that were when their writer died.
+    /// Shards.
+    pub shards: u64,
+    /// Shards that are being written, or that were when their writer died.
     pub unfinished: u64,
     /// Bytes of all its files.
     pub bytes: u64,
@@ -46,7 +46,7 @@ pub struct SpaceReport {
     pub rounding_error: f64,
     /// What runs have noted about it.
     pub coverage: Vec<Coverage>,
-    /// Parts that cannot be used at all.
+    /// Shards that cannot be used at all.
     pub unusable: Vec<String>,
 }
 
@@ -57,7 +57,7 @@ pub struct Verified {
     pub records: u64,
     /// Bytes read.
     pub bytes: u64,
-    /// Records and parts that are not what was written.
+    /// Records and shards that are not what was written.
     pub damaged: Vec<Damaged>,
     /// Files that cannot be used for another reason: newer, foreign, unreadable.
     pub unusable: Vec<String>,
@@ -66,12 +66,12 @@ pub struct Verified {
 /// What was removed, or would be.
 #[derive(Clone, Debug, Default)]
 pub struct Collected {
-    /// Parts of writers that died.
+    /// Shards of writers that died.
     pub unfinished: Vec<PathBuf>,
-    /// Parts that cannot be used.
+    /// Shards that cannot be used.
     pub unusable: Vec<PathBuf>,
-    /// Spaces over the budget.
-    pub spaces: Vec<PathBuf>,
+    /// Namespaces over the budget.
+    pub namespaces: Vec<PathBuf>,
     /// Bytes freed by all of it.
     pub bytes: u64,
 }
@@ -80,13 +80,14 @@ pub struct Collected {
 const SETTLED: std::time::Duration = std::time::Duration::from_secs(10);
 
 impl Store {
-    /// All spaces, the one used last first, and directories that cannot be read as spaces, each with the reason.
-    pub fn list(&self) -> Result<(Vec<SpaceReport>, Vec<String>), StoreError> {
-        let (mut spaces, mut strange) = (Vec::new(), Vec::new());
-        for dir in self.directory.space_dirs()? {
-            match space_file::read(&dir) {
+    /// All namespaces, the one used last first, and directories that cannot be read as namespaces, each with
+    /// the reason.
+    pub fn list(&self) -> Result<(Vec<NamespaceReport>, Vec<String>), StoreError> {
+        let (mut namespaces, mut strange) = (Vec::new(), Vec::new());
+        for dir in self.directory.namespace_dirs()? {
+            match namespace_file::read(&dir) {
                 Ok(Some((key, description))) => {
-                    spaces.extend(StoreError::unless_gone(report(dir, key, description).map(Some))?);
+                    namespaces.extend(StoreError::unless_gone(report(dir, key, description).map(Some))?);
                 }
                 Ok(None) if !dir.exists() => {}
                 Ok(None) => {
@@ -95,18 +96,18 @@ impl Store {
                 Err(error) => strange.push(error.to_string()),
             }
         }
-        spaces.sort_by_key(|space| std::cmp::Reverse(space.last_used));
-        Ok((spaces, strange))
+        namespaces.sort_by_key(|namespace| std::cmp::Reverse(namespace.last_used));
+        Ok((namespaces, strange))
     }
 
-    /// Reads every record of every part.
+    /// Reads every record of every shard.
     pub fn verify(&self) -> Result<Verified, StoreError> {
         let mut verified = Verified::default();
-        for dir in self.directory.space_dirs()? {
-            match space_file::read(&dir) {
+        for dir in self.directory.namespace_dirs()? {
+            match namespace_file::read(&dir) {
                 Ok(Some((key, description))) => {
-                    for name in StoreError::unless_gone(part_names(&dir))? {
-                        verified.part(&dir.join(name), &key, description.dtype, description.width);
+                    for name in StoreError::unless_gone(shard_names(&dir))? {
+                        verified.shard(&dir.join(name), &key, description.dtype, description.width);
                     }
                 }
                 Ok(None) if !dir.exists() => {}
@@ -117,8 +118,9 @@ impl Store {
         Ok(verified)
     }
 
-    /// Removes what nobody can use: parts of dead writers, parts that are damaged as a whole, and, with a budget, spaces beyond it that no living process has
-    /// open. With `dry_run` it only says what it would remove.
+    /// Removes what nobody can use: shards of dead writers, shards that are damaged as a whole, and, with a
+    /// budget, namespaces beyond it that no living process has open. With `dry_run` it only says what it
+    /// would remove.
     pub fn gc(&self, budget: Option<u64>, dry_run: bool) -> Result<Collected, StoreError> {
         let mut collected = Collected::default();
         self.collect_undescribed(dry_run, &mut collected)?;
@@ -138,7 +140,7 @@ impl Store {
         for path in self.directory.evicted()? {
             remove(&path, |c| &mut c.unfinished)?;
         }
-        let mut dirs = self.directory.space_dirs()?;
+        let mut dirs = self.directory.namespace_dirs()?;
         dirs.extend([self.dir().to_path_buf(), self.keys_dir()]);
         for dir in dirs.iter().filter(|dir| dir.is_dir()) {
             for path in
@@ -146,10 +148,10 @@ impl Store {
             {
                 remove(&path, |c| &mut c.unfinished)?;
             }
-            let Ok(Some((key, description))) = space_file::read(dir) else { continue };
-            for path in StoreError::unless_gone(part_names(dir))?.into_iter().map(|name| dir.join(name)) {
-                let part = Part::open(&path, &key, description.dtype, description.width);
-                if matches!(part, Err(StoreError::Damaged(_) | StoreError::Foreign { .. })) {
+            let Ok(Some((key, description))) = namespace_file::read(dir) else { continue };
+            for path in StoreError::unless_gone(shard_names(dir))?.into_iter().map(|name| dir.join(name)) {
+                let shard = Shard::open(&path, &key, description.dtype, description.width);
+                if matches!(shard, Err(StoreError::Damaged(_) | StoreError::Foreign { .. })) {
                     remove(&path, |c| &mut c.unusable)?;
                     if !dry_run {
                         coverage::lose(dir, None)?;
@@ -172,15 +174,15 @@ impl Store {
             }
         };
         collected.bytes += over.iter().map(|(_, bytes)| bytes).sum::<u64>();
-        collected.spaces = over.into_iter().map(|(dir, _)| dir).collect();
+        collected.namespaces = over.into_iter().map(|(dir, _)| dir).collect();
         Ok(collected)
     }
 
-    /// Spaces whose maker died before describing them. One that somebody is about to describe is in use, and stays: it is looked at and
-    /// taken away under its lock.
+    /// Namespaces whose maker died before describing them. One that somebody is about to describe is in use,
+    /// and stays: it is looked at and taken away under its lock.
     fn collect_undescribed(&self, dry_run: bool, collected: &mut Collected) -> Result<(), StoreError> {
-        for dir in self.directory.space_dirs()? {
-            if !matches!(space_file::read(&dir), Ok(None)) {
+        for dir in self.directory.namespace_dirs()? {
+            if !matches!(namespace_file::read(&dir), Ok(None)) {
                 continue;
             }
             let bytes = files_below(&dir);
@@ -203,16 +205,16 @@ impl Verified {
         self.damaged.is_empty() && self.unusable.is_empty()
     }
 
-    fn part(&mut self, path: &Path, key: &SpaceKey, dtype: CacheDtype, width: u32) {
-        let part = match Part::open(path, key, dtype, width) {
-            Ok(part) => part,
+    fn shard(&mut self, path: &Path, key: &NamespaceKey, dtype: CacheDtype, width: u32) {
+        let shard = match Shard::open(path, key, dtype, width) {
+            Ok(shard) => shard,
             Err(StoreError::Damaged(damage)) => return self.damaged.push(damage),
             Err(error) if error.is_gone() => return,
             Err(error) => return self.unusable.push(error.to_string()),
         };
-        self.bytes += part.bytes();
-        for record in 0..part.len() {
-            match part.lead(record).and_then(|_| part.values(record)) {
+        self.bytes += shard.bytes();
+        for record in 0..shard.len() {
+            match shard.lead(record).and_then(|_| shard.values(record)) {
                 Ok(_) => self.records += 1,
                 Err(damage) => self.damaged.push(damage),
             }
@@ -220,25 +222,29 @@ impl Verified {
     }
 }
 
-fn report(dir: PathBuf, key: SpaceKey, description: SpaceDescription) -> Result<SpaceReport, StoreError> {
+fn report(
+    dir: PathBuf,
+    key: NamespaceKey,
+    description: NamespaceDescription,
+) -> Result<NamespaceReport, StoreError> {
     let (mut samples, mut unusable) = (std::collections::HashSet::new(), Vec::new());
     let (mut error, mut norm) = (0.0, 0.0);
-    let names = part_names(&dir)?;
+    let names = shard_names(&dir)?;
     for name in &names {
-        match Part::open(&dir.join(name), &key, description.dtype, description.width) {
-            Ok(part) => {
-                samples.extend(part.keys());
-                error += part.rounding.squared_error;
-                norm += part.rounding.squared_norm;
+        match Shard::open(&dir.join(name), &key, description.dtype, description.width) {
+            Ok(shard) => {
+                samples.extend(shard.keys());
+                error += shard.rounding.squared_error;
+                norm += shard.rounding.squared_norm;
             }
             Err(fault) if fault.is_gone() => {}
             Err(fault) => unusable.push(fault.to_string()),
         }
     }
     let (last_used, in_use) = usage::last_use(&dir);
-    Ok(SpaceReport {
+    Ok(NamespaceReport {
         samples: samples.len() as u64,
-        parts: names.len() as u64,
+        shards: names.len() as u64,
         unfinished: unfinished(&dir)?.len() as u64,
         bytes: files_below(&dir),
         rounding_error: if norm > 0.0 { f64::sqrt(error / norm) } else { 0.0 },

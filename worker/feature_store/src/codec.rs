@@ -2,30 +2,35 @@
 //!
 //! ```text
 //! float32   bytes of each value, little endian                                                   exact
-//! bfloat16  its upper 16 bits, rounded to nearest even                                           relative error up to 2^-8
-//! int8      tokens x scale (float32), then tokens x width x q;   x = q * scale, q in -127..=127   up to scale / 2
+//! bfloat16  its upper 16 bits, rounded to nearest even relative error up to 2^-8
+//! int8      tokens x scale (float32), then tokens x width x q;   x = q * scale, q in -127..=127 up to scale
+//!                                                                / 2
 //!           scale = largest magnitude of the token / 127, rounded up to 17 bits of mantissa
 //! ```
 //!
 //! Seventeen bits times seven make the product exact, so rounding what was rounded before changes nothing:
-//! `round_trip(round_trip(x)) == round_trip(x)`, bit for bit. A token with a value that is not finite becomes NaN as a whole in int8;
-//! the other two keep such values. The loops are written without branches, so that the compiler vectorises them.
+//! `round_trip(round_trip(x)) == round_trip(x)`, bit for bit. A token with a value that is not finite becomes
+//! NaN as a whole in int8; the other two keep such values. The loops are written without branches, so that
+//! the compiler vectorises them.
 
 use coxswain_proto::run_spec::CacheDtype;
 use half::bf16;
 
 use coxswain_nn::bfloat16::{narrow, widen};
 
-/// The smallest scale: tokens that small become zeros or few distinct values, and no division meets a zero or a subnormal.
+/// The smallest scale: tokens that small become zeros or few distinct values, and no division meets a zero or
+/// a subnormal.
 const SMALLEST_SCALE: f32 = f32::from_bits(27 << 23); // 2^-100
-/// Adding it rounds a float of magnitude below 2^22 to the nearest integer, ties to even, and leaves that in the lowest bits.
+/// Adding it rounds a float of magnitude below 2^22 to the nearest integer, ties to even, and leaves that in
+/// the lowest bits.
 const ROUNDER: f32 = 12_582_912.0;
 /// Sums kept side by side, so that they are added in vectors.
 const LANES: usize = 8;
 
 /// What a value becomes by being stored as `dtype` and read again; `values` are tokens of `width` each.
 ///
-/// A miss must give the same bits as the hit after it, so what is computed goes through this before it is used.
+/// A miss must give the same bits as the hit after it, so what is computed goes through this before it is
+/// used.
 pub fn round_trip(dtype: CacheDtype, width: usize, values: &mut [f32]) {
     match dtype {
         CacheDtype::Float32 => {}
@@ -141,8 +146,8 @@ pub(super) fn squared_error(dtype: CacheDtype, width: usize, values: &[f32], byt
     sums
 }
 
-/// Squared difference of a token and what is stored of it, and its squared norm. In float32 lanes within a token, in float64 over lanes: exact
-/// enough for a figure of two digits.
+/// Squared difference of a token and what is stored of it, and its squared norm. In float32 lanes within a
+/// token, in float64 over lanes: exact enough for a figure of two digits.
 fn squares(token: &[f32], stored: &[f32]) -> (f64, f64) {
     let add = |(mut error, mut norm): Sums, x: &[f32], y: &[f32]| {
         for ((error, norm), (x, y)) in error.iter_mut().zip(&mut norm).zip(x.iter().zip(y)) {
@@ -172,7 +177,8 @@ fn quantise(values: &[f32], out: &mut [i8]) -> f32 {
     }
     let scale = scale_of(largest);
     for (q, x) in out.iter_mut().zip(values) {
-        // The sum's lowest bits are the integer, in two's complement: no conversion that saturates, which is not vectorised.
+        // The sum's lowest bits are the integer, in two's complement: no conversion that saturates, which is
+        // not vectorised.
         *q = ((x / scale).clamp(-127.0, 127.0) + ROUNDER).to_bits() as i8;
     }
     scale

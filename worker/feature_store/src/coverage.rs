@@ -1,12 +1,14 @@
-//! How much of a run's data set a space holds, as that run last knew: for people, and for the coordinator's table.
+//! How much of a run's data set a namespace holds, as that run last knew: for people, and for the
+//! coordinator's table.
 //!
-//! A note does not know samples by name, so whoever takes records away takes their number off every note: what is called complete is.
+//! A note does not know samples by name, so whoever takes records away takes their number off every note:
+//! what is called complete is.
 
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::{error::StoreError, space::Space, usage};
+use super::{error::StoreError, namespace::Namespace, usage};
 
 /// Stored samples of one run's data set.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,7 +36,7 @@ impl Coverage {
     }
 }
 
-impl Space {
+impl Namespace {
     /// Notes how far this run is; nothing is written if that is known already.
     pub fn note_coverage(&self, coverage: &Coverage) -> Result<(), StoreError> {
         // The characters that a run's name may have: two runs never share a note.
@@ -45,8 +47,8 @@ impl Space {
     }
 }
 
-/// What runs have noted about the space in `dir`, which has so many `samples` now: fewer than a note speaks of if somebody has taken parts
-/// away. Files that are not understood are left out.
+/// What runs have noted about the namespace in `dir`, which has so many `samples` now: fewer than a note
+/// speaks of if somebody has taken shards away. Files that are not understood are left out.
 pub(super) fn read(dir: &Path, samples: u64) -> Vec<Coverage> {
     let gone = |note: &Coverage| note.among.saturating_sub(samples);
     let notes = notes(dir).into_iter().filter_map(|path| read_note(&path));
@@ -56,7 +58,7 @@ pub(super) fn read(dir: &Path, samples: u64) -> Vec<Coverage> {
     all
 }
 
-/// Samples have been taken out of the space in `dir`; nobody knows how many if `lost` is none.
+/// Samples have been taken out of the namespace in `dir`; nobody knows how many if `lost` is none.
 pub(super) fn lose(dir: &Path, lost: Option<u64>) -> Result<(), StoreError> {
     if lost == Some(0) {
         return Ok(());

@@ -1,4 +1,5 @@
-//! Names by content: BLAKE3 digests, each kind in a domain of its own, so that equal bytes of different kinds never collide.
+//! Names by content: BLAKE3 digests, each kind in a domain of its own, so that equal bytes of different kinds
+//! never collide.
 //!
 //! Every input is preceded by its length: `("ab", "c")` and `("a", "bc")` have different digests.
 
@@ -10,16 +11,17 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Digest(pub [u8; 32]);
 
-/// What all records of a space share, as one name.
+/// What all records of a namespace share, as one name.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub struct SpaceKey(pub Digest);
+pub struct NamespaceKey(pub Digest);
 
 /// A sample's content: its encoded images in camera order, and its prompt.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct SampleKey(pub Digest);
 
 impl Digest {
-    /// Of named contents in the order given. `domain` separates kinds of things; it is a constant of the program.
+    /// Of named contents in the order given. `domain` separates kinds of things; it is a constant of the
+    /// program.
     pub fn of<'a>(domain: &str, contents: impl IntoIterator<Item = (&'a str, &'a [u8])>) -> Self {
         let mut hash = Hasher::new(domain);
         contents.into_iter().for_each(|(name, bytes)| hash.named(name, bytes));
@@ -42,7 +44,8 @@ impl Digest {
 }
 
 impl SampleKey {
-    /// From the digests of the sample's images ([`Digest::of_image`]) in camera order and its prompt as it is tokenized.
+    /// From the digests of the sample's images ([`Digest::of_image`]) in camera order and its prompt as it is
+    /// tokenized.
     pub fn new(images: &[Digest], prompt: &str) -> Self {
         let mut hash = Hasher::new("coxswain vl cache sample v1");
         images.iter().for_each(|image| hash.named("image", &image.0));
@@ -51,8 +54,8 @@ impl SampleKey {
     }
 }
 
-impl SpaceKey {
-    /// The name of the space's directory: half the key, enough that no two ever meet.
+impl NamespaceKey {
+    /// The name of the namespace's directory: half the key, enough that no two ever meet.
     pub fn directory(&self) -> String {
         self.0.hex(16)
     }
@@ -67,9 +70,9 @@ impl Hasher {
     }
 
     pub(super) fn named(&mut self, name: &str, bytes: &[u8]) {
-        for part in [name.as_bytes(), bytes] {
-            self.0.update(&(part.len() as u64).to_le_bytes());
-            self.0.update(part);
+        for shard in [name.as_bytes(), bytes] {
+            self.0.update(&(shard.len() as u64).to_le_bytes());
+            self.0.update(shard);
         }
     }
 
@@ -96,7 +99,7 @@ impl fmt::Debug for Digest {
     }
 }
 
-impl fmt::Display for SpaceKey {
+impl fmt::Display for NamespaceKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }

@@ -1,8 +1,9 @@
 //! What lies in a store's directory, within a budget of bytes.
 //!
-//! The budget is kept when a part is begun: spaces that no living process has open are removed by one process at a time, the one unused for
-//! longest first, until a part fits; if none is left, what remains of the budget is the part's allowance. Writers that begin at the same moment do
-//! not see each other's, so the store may exceed its budget by at most a part for each writer.
+//! The budget is kept when a shard is begun: namespaces that no living process has open are removed by one
+//! process at a time, the one unused for longest first, until a shard fits; if none is left, what remains of
+//! the budget is the shard's allowance. Writers that begin at the same moment do not see each other's, so the
+//! store may exceed its budget by at most a shard for each writer.
 
 use std::{
     fs,
@@ -10,7 +11,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use super::{error::StoreError, part::PART_BYTES, usage};
+use super::{error::StoreError, shard::SHARD_BYTES, usage};
 use coxswain_nn::pulse;
 
 /// A store's directory.
@@ -28,8 +29,8 @@ impl Directory {
         self.path.join("keys")
     }
 
-    /// Directories of all spaces.
-    pub fn space_dirs(&self) -> Result<Vec<PathBuf>, StoreError> {
+    /// Directories of all namespaces.
+    pub fn namespace_dirs(&self) -> Result<Vec<PathBuf>, StoreError> {
         let is_key = |name: &str| name.len() == 32 && name.bytes().all(|byte| byte.is_ascii_hexdigit());
         let mut dirs = entries(&self.path, is_key)?;
         dirs.retain(|path| path.is_dir());
@@ -40,7 +41,7 @@ impl Directory {
     /// Bytes of all files of the store.
     pub fn bytes(&self) -> Result<u64, StoreError> {
         let mut total = files_below(&self.keys());
-        for dir in self.space_dirs()?.into_iter().chain(self.evicted()?) {
+        for dir in self.namespace_dirs()?.into_iter().chain(self.evicted()?) {
             total += files_below(&dir);
         }
         Ok(total)
@@ -51,21 +52,22 @@ impl Directory {
         entries(&self.path, |name| name.starts_with(usage::TRASH))
     }
 
-    /// Makes room for a part of the space in `keep`; returns the bytes that the part may take.
+    /// Makes room for a shard of the namespace in `keep`; returns the bytes that the shard may take.
     pub fn make_room(&self, keep: &Path) -> Result<u64, StoreError> {
         let Some(budget) = self.budget else { return Ok(u64::MAX) };
         for left in self.evicted()? {
             pulse::beat();
             if let Err(error) = usage::clear(&left) {
-                tracing::warn!(%error, "what is left of an evicted cache space stays");
+                tracing::warn!(%error, "what is left of an evicted cache namespace stays");
             }
         }
         let mut used = self.bytes()?;
-        // A whole part, unless that were most of a small budget.
-        let reserve = PART_BYTES.min(budget / 8);
+        // A whole shard, unless that were most of a small budget.
+        let reserve = SHARD_BYTES.min(budget / 8);
         let too_much = |used: u64| used.saturating_add(reserve) > budget;
         if too_much(used) {
-            // Evictors that meet look like users to each other. Who cannot wait for the others goes on all the same.
+            // Evictors that meet look like users to each other. Who cannot wait for the others goes on all
+            // the same.
             let alone = usage::alone(&self.path.join(EVICTOR), Some(EVICTOR_PATIENCE));
             let _alone = alone.inspect_err(|error| tracing::debug!(%error, "evicting beside others"));
             used = self.bytes()?;
@@ -80,14 +82,14 @@ impl Directory {
         }
     }
 
-    /// The error of a part that would exceed it.
+    /// The error of a shard that would exceed it.
     pub fn over_budget(&self) -> StoreError {
         let used = self.bytes().unwrap_or_default();
         StoreError::OverBudget { dir: self.path.clone(), used, budget: self.budget.unwrap_or(u64::MAX) }
     }
 
-    /// Removes spaces that nobody uses, longest unused first, until at most `bytes` are left; returns which, and their bytes. One that cannot be
-    /// removed stays, and the next one goes.
+    /// Removes namespaces that nobody uses, longest unused first, until at most `bytes` are left; returns
+    /// which, and their bytes. One that cannot be removed stays, and the next one goes.
     pub fn evict_down_to(&self, bytes: u64, keep: Option<&Path>) -> Result<Vec<(PathBuf, u64)>, StoreError> {
         let mut evicted = Vec::new();
         let mut used = self.bytes()?;
@@ -98,21 +100,21 @@ impl Directory {
             pulse::beat();
             match usage::evict(&dir) {
                 Ok(true) => {
-                    tracing::info!(space = %dir.display(), bytes = size, "cache space evicted");
+                    tracing::info!(namespace = %dir.display(), bytes = size, "cache namespace evicted");
                     used = used.saturating_sub(size);
                     evicted.push((dir, size));
                 }
                 Ok(false) => {}
-                Err(error) => tracing::warn!(%error, "a cache space cannot be evicted"),
+                Err(error) => tracing::warn!(%error, "a cache namespace cannot be evicted"),
             }
         }
         Ok(evicted)
     }
 
-    /// Spaces that nobody has open, longest unused first, with their bytes.
+    /// Namespaces that nobody has open, longest unused first, with their bytes.
     pub fn unused(&self, keep: Option<&Path>) -> Result<Vec<(PathBuf, u64)>, StoreError> {
         let mut found: Vec<(SystemTime, PathBuf, u64)> = Vec::new();
-        for dir in self.space_dirs()? {
+        for dir in self.namespace_dirs()? {
             let (last, in_use) = usage::last_use(&dir);
             if !in_use && keep != Some(&dir) {
                 let size = files_below(&dir);
@@ -144,5 +146,5 @@ pub(super) fn files_below(dir: &Path) -> u64 {
 
 /// Held while room is made.
 const EVICTOR: &str = "evict.lock";
-/// Removing a large space takes seconds; who has it for longer than this does not get on.
+/// Removing a large namespace takes seconds; who has it for longer than this does not get on.
 const EVICTOR_PATIENCE: Duration = Duration::from_secs(20);

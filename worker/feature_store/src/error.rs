@@ -1,5 +1,5 @@
-//! What can go wrong with a store, as values: which file, what was found, what to do. None of it needs to end a
-//! training run, once the store is open; and a store that may only be read opens.
+//! What can go wrong with a store, as values: which file, what was found, what to do. None of it needs to end
+//! a training run, once the store is open; and a store that may only be read opens.
 
 use std::{
     io,
@@ -19,7 +19,7 @@ pub enum StoreError {
         /// The system's words.
         source: io::Error,
     },
-    /// No space is left on the device.
+    /// No namespace is left on the device.
     #[error(
         "write {}: {source}; nothing more is stored and training goes on without; free space there, set cache.budget, or move cache.dir",
         path.display()
@@ -32,7 +32,7 @@ pub enum StoreError {
     },
     /// The store has as many bytes as it may have, all of them in use.
     #[error(
-        "{}: holds {used} bytes of cache.budget {budget}, and every other space is in use; nothing more is stored; raise cache.budget",
+        "{}: holds {used} bytes of cache.budget {budget}, and every other namespace is in use; nothing more is stored; raise cache.budget",
         dir.display()
     )]
     OverBudget {
@@ -69,13 +69,13 @@ pub enum StoreError {
     Damaged(#[from] Damaged),
 }
 
-/// A part or a record whose bytes are not those that were written. Counts as a miss.
+/// A shard or a record whose bytes are not those that were written. Counts as a miss.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}: {}{detail}; computed again when needed", path.display(), record.map(|r| format!("record {r}: ")).unwrap_or_default())]
 pub struct Damaged {
-    /// The part.
+    /// The shard.
     pub path: PathBuf,
-    /// Which record of it; none if the part as a whole cannot be used.
+    /// Which record of it; none if the shard as a whole cannot be used.
     pub record: Option<usize>,
     /// What was expected and what was found.
     pub detail: String,
@@ -92,12 +92,14 @@ impl StoreError {
         }
     }
 
-    /// What it is about: failures of one kind in one space are alike, whatever the unique names of files.
+    /// What it is about: failures of one kind in one namespace are alike, whatever the unique names of files.
     pub fn topic(&self) -> String {
-        let space = |path: &Path| path.parent().unwrap_or(path).display().to_string();
+        let namespace = |path: &Path| path.parent().unwrap_or(path).display().to_string();
         match self {
-            Self::Io { action, path, source } => format!("{action} in {}: {}", space(path), source.kind()),
-            Self::Full { path, .. } => format!("full: {}", space(path)),
+            Self::Io { action, path, source } => {
+                format!("{action} in {}: {}", namespace(path), source.kind())
+            }
+            Self::Full { path, .. } => format!("full: {}", namespace(path)),
             Self::OverBudget { dir, .. } => format!("over budget: {}", dir.display()),
             Self::Newer { .. } | Self::Foreign { .. } | Self::Damaged(_) => self.to_string(),
         }
@@ -123,7 +125,7 @@ impl StoreError {
 }
 
 impl Damaged {
-    pub(super) fn part(path: &Path, detail: impl Into<String>) -> Self {
+    pub(super) fn shard(path: &Path, detail: impl Into<String>) -> Self {
         Self { path: path.to_path_buf(), record: None, detail: detail.into() }
     }
 

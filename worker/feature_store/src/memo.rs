@@ -1,9 +1,11 @@
 //! Digests of files that were read before, so that they are not read again: by path, size, inode and times.
 //!
-//! A *column* is what was found in one file: one digest for files of weights that belong together, one for each row for a camera of a data file. It holds as long as the
-//! file's stamp is the same. A memo that is missing or damaged, or has no room on the disk, costs reading the files again.
+//! A *column* is what was found in one file: one digest for files of weights that belong together, one for
+//! each row for a camera of a data file. It holds as long as the file's stamp is the same. A memo that is
+//! missing or damaged, or has no room on the disk, costs reading the files again.
 //!
-//! Columns are shared, never copied: what is in use of a memo is in memory once. How they lie on disk is `memo_file`'s.
+//! Columns are shared, never copied: what is in use of a memo is in memory once. How they lie on disk is
+//! `memo_file`'s.
 
 use std::{
     fs::{self, File},
@@ -20,8 +22,8 @@ use super::{
     usage,
 };
 
-/// Remembered digests. One process at a time has a memo open; others wait, and find what it has read. In a store that cannot be written, or
-/// is full, nothing new is remembered, and nobody waits.
+/// Remembered digests. One process at a time has a memo open; others wait, and find what it has read. In a
+/// store that cannot be written, or is full, nothing new is remembered, and nobody waits.
 pub struct Memo {
     path: PathBuf,
     columns: Columns,
@@ -79,8 +81,8 @@ fn lock(dir: &Path, name: &str) -> Result<File, StoreError> {
 }
 
 impl Store {
-    /// What `read` finds in `files` together, read only if one of them has changed since it was last asked for under this name. Other
-    /// processes that ask for it meanwhile wait, and find it.
+    /// What `read` finds in `files` together, read only if one of them has changed since it was last asked
+    /// for under this name. Other processes that ask for it meanwhile wait, and find it.
     pub fn digest_of<'a, E: From<StoreError>>(
         &self,
         files: impl Iterator<Item = &'a Path>,

@@ -29,7 +29,8 @@ const AT_ONCE: usize = 2048;
 /// What was found in files, by file and name.
 pub(super) type Columns = BTreeMap<(PathBuf, String), (Stamp, Arc<[Digest]>)>;
 
-/// What is remembered at `path`: nothing if there is no such file, or if it is older or damaged; a newer one is refused.
+/// What is remembered at `path`: nothing if there is no such file, or if it is older or damaged; a newer one
+/// is refused.
 pub(super) fn read(path: &Path) -> Result<Columns, StoreError> {
     let file = match File::open(path) {
         Ok(file) => file,

@@ -1,7 +1,8 @@
 //! What tells that a file has not changed since it was read.
 //!
-//! It includes the time of the last change of the inode, which tools that keep modification times (`cp -p`, `rsync -t`) cannot set. A file that
-//! changed less than two seconds ago may change again within the clock's resolution: such a stamp is not relied on.
+//! It includes the time of the last change of the inode, which tools that keep modification times (`cp -p`,
+//! `rsync -t`) cannot set. A file that changed less than two seconds ago may change again within the clock's
+//! resolution: such a stamp is not relied on.
 
 use std::{
     fs, io,
@@ -13,7 +14,8 @@ use std::{
 /// A file that changed less than this ago may change again unnoticed.
 const SETTLED: Duration = Duration::from_secs(2);
 
-/// What tells that a file has not changed: size, inode, and the times of modification and change in nanoseconds.
+/// What tells that a file has not changed: size, inode, and the times of modification and change in
+/// nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp(pub(super) [u64; 4]);
 

@@ -1,7 +1,7 @@
-//! The store: spaces, found by what they describe.
+//! The store: namespaces, found by what they describe.
 //!
-//! A store that may not be written is a store that is read: of another user, or on a medium that cannot be written. One for which there is no
-//! room at all is an empty one, for as long as it is open.
+//! A store that may not be written is a store that is read: of another user, or on a medium that cannot be
+//! written. One for which there is no room at all is an empty one, for as long as it is open.
 
 use std::{
     fs,
@@ -11,15 +11,15 @@ use std::{
 use serde_json::{Value, json};
 
 use super::{
-    digest::SpaceKey,
+    digest::NamespaceKey,
     directory::Directory,
     error::StoreError,
-    space::Space,
-    space_file::{self, SpaceDescription},
+    namespace::Namespace,
+    namespace_file::{self, NamespaceDescription},
     usage::{self, FORMAT, InUse},
 };
 
-/// A directory of spaces. Cheap to clone; holds nothing open.
+/// A directory of namespaces. Cheap to clone; holds nothing open.
 #[derive(Clone, Debug)]
 pub struct Store {
     pub(super) directory: Directory,
@@ -77,42 +77,42 @@ impl Store {
         self.directory.keys()
     }
 
-    /// The space of this description, made if there is none.
-    pub fn space(&self, description: &SpaceDescription) -> Result<Space, StoreError> {
+    /// The namespace of this description, made if there is none.
+    pub fn namespace(&self, description: &NamespaceDescription) -> Result<Namespace, StoreError> {
         let key = description.key();
         let dir = self.dir().join(key.directory());
         if description.width == 0 {
             return Err(StoreError::Foreign { path: dir, detail: "features have at least one value".into() });
         }
         let in_use = InUse::enter(&dir)?;
-        match space_file::read(&dir) {
+        match namespace_file::read(&dir) {
             Ok(Some((found, _))) if found == key => {}
             Ok(Some((found, _))) => {
                 let detail = format!(
-                    "holds space {found}, whose name begins like that of {key}; use another cache.dir"
+                    "holds namespace {found}, whose name begins like that of {key}; use another cache.dir"
                 );
                 return Err(StoreError::Foreign { path: dir, detail });
             }
             Err(error @ (StoreError::Newer { .. } | StoreError::Io { .. })) => return Err(error),
-            Ok(None) => space_file::write(&dir, description)?,
+            Ok(None) => namespace_file::write(&dir, description)?,
             Err(error) => {
-                tracing::warn!(%error, "description of a cache space written again");
-                space_file::write(&dir, description)?;
+                tracing::warn!(%error, "description of a cache namespace written again");
+                namespace_file::write(&dir, description)?;
             }
         }
-        Space::open(self.directory.clone(), dir, description.clone(), in_use)
+        Namespace::open(self.directory.clone(), dir, description.clone(), in_use)
     }
 
-    /// The space with this key, as a lease names it; none if the store has none.
-    pub fn find(&self, key: &SpaceKey) -> Result<Option<Space>, StoreError> {
+    /// The namespace with this key, as a lease names it; none if the store has none.
+    pub fn find(&self, key: &NamespaceKey) -> Result<Option<Namespace>, StoreError> {
         let dir = self.dir().join(key.directory());
         if !dir.is_dir() {
             return Ok(None);
         }
         let in_use = InUse::enter(&dir)?;
-        match space_file::read(&dir)? {
+        match namespace_file::read(&dir)? {
             Some((found, description)) if found == *key => {
-                Space::open(self.directory.clone(), dir, description, in_use).map(Some)
+                Namespace::open(self.directory.clone(), dir, description, in_use).map(Some)
             }
             _ => Ok(None),
         }

@@ -1,7 +1,9 @@
-//! Files that appear whole or not at all, and locks that say who is alive: the store's dealings with the file system.
+//! Files that appear whole or not at all, and locks that say who is alive: the store's dealings with the file
+//! system.
 //!
-//! A lock is `flock`'s: it belongs to an open file and ends with its process, however that ends. So "in use" needs no process ids,
-//! no clocks and no cleaning up. On a network file system it works as far as that one supports `flock` between nodes.
+//! A lock is `flock`'s: it belongs to an open file and ends with its process, however that ends. So "in use"
+//! needs no process ids, no clocks and no cleaning up. On a network file system it works as far as that one
+//! supports `flock` between nodes.
 
 use std::{
     fs::{self, File, TryLockError},
@@ -23,10 +25,12 @@ use coxswain_nn::pulse;
 pub const FORMAT: u32 = 1;
 /// Between two looks at whether somebody else has let go of a lock.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
-/// Name of the lock in a space's directory. Its time of change is when the space was last opened or left.
+/// Name of the lock in a namespace's directory. Its time of change is when the namespace was last opened or
+/// left.
 pub(super) const LOCK: &str = "in-use.lock";
 
-/// Whether the system refuses to write at a place, today and tomorrow: then what is there is read, and nothing is added.
+/// Whether the system refuses to write at a place, today and tomorrow: then what is there is read, and
+/// nothing is added.
 pub(super) fn is_denied(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem)
 }
@@ -41,13 +45,14 @@ pub(super) fn denies_writing(dir: &Path) -> Option<io::Error> {
     }
 }
 
-/// The sign that a process uses a space: a shared lock, and a time.
+/// The sign that a process uses a namespace: a shared lock, and a time.
 pub(super) struct InUse {
     file: File,
 }
 
 impl InUse {
-    /// Makes the directory if there is none, and keeps evictors out of it. One that belongs to somebody else is entered, too.
+    /// Makes the directory if there is none, and keeps evictors out of it. One that belongs to somebody else
+    /// is entered, too.
     pub fn enter(dir: &Path) -> Result<Self, StoreError> {
         let path = dir.join(LOCK);
         loop {
@@ -77,7 +82,8 @@ impl InUse {
         }
     }
 
-    /// Notes that the space was used now. A store that cannot be written is still read; it is then evicted by older times.
+    /// Notes that the namespace was used now. A store that cannot be written is still read; it is then
+    /// evicted by older times.
     fn touch(&self) {
         let _ = self.file.set_modified(SystemTime::now());
     }
@@ -95,15 +101,15 @@ fn is_still_at(file: &File, path: &Path) -> bool {
     matches!((fs::metadata(path), file.metadata()), (Ok(there), Ok(here)) if place(&there) == place(&here))
 }
 
-/// When the space in `dir` was last opened or left, and whether a living process has it open.
+/// When the namespace in `dir` was last opened or left, and whether a living process has it open.
 pub(super) fn last_use(dir: &Path) -> (Option<SystemTime>, bool) {
     let Ok(file) = File::open(dir.join(LOCK)) else { return (None, false) };
     let used = matches!(file.try_lock(), Err(TryLockError::WouldBlock));
     (file.metadata().and_then(|metadata| metadata.modified()).ok(), used)
 }
 
-/// Waits until nobody else has the lock at `path`, which is made if there is none; with `patience` for so long at most, since a process of
-/// another run that has it may stand still, and nobody here would see that.
+/// Waits until nobody else has the lock at `path`, which is made if there is none; with `patience` for so
+/// long at most, since a process of another run that has it may stand still, and nobody here would see that.
 pub(super) fn alone(path: &Path, patience: Option<Duration>) -> Result<File, StoreError> {
     let file = File::options().append(true).create(true).open(path).map_err(StoreError::io("open", path))?;
     let deadline = patience.map(|patience| Instant::now() + patience);
@@ -120,15 +126,15 @@ pub(super) fn alone(path: &Path, patience: Option<Duration>) -> Result<File, Sto
     }
 }
 
-/// Whether `dir` lies where a file whose name is taken away may be lost for whoever has it open on another machine. What is mapped ends its
-/// process then.
+/// Whether `dir` lies where a file whose name is taken away may be lost for whoever has it open on another
+/// machine. What is mapped ends its process then.
 pub(super) fn loses_open_files(dir: &Path) -> bool {
     let kinds = [statfs::NFS_SUPER_MAGIC, statfs::SMB_SUPER_MAGIC];
     statfs::statfs(dir).is_ok_and(|about| kinds.contains(&about.filesystem_type()))
 }
 
-/// Removes a space that nobody uses; false if somebody does. It is gone for everybody at once, by a rename. One that another evictor has
-/// taken is gone, too.
+/// Removes a namespace that nobody uses; false if somebody does. It is gone for everybody at once, by a
+/// rename. One that another evictor has taken is gone, too.
 pub(super) fn evict(dir: &Path) -> Result<bool, StoreError> {
     let path = dir.join(LOCK);
     let file = match File::options().read(true).append(true).create(true).open(&path) {
@@ -142,7 +148,7 @@ pub(super) fn evict(dir: &Path) -> Result<bool, StoreError> {
         Err(TryLockError::Error(error)) => return Err(StoreError::io("lock", &path)(error)),
     }
     if !is_still_at(&file, &path) {
-        // Evicted between the two calls. What may be there by now is another space, and in use.
+        // Evicted between the two calls. What may be there by now is another namespace, and in use.
         return Ok(true);
     }
     let trash = dir.with_file_name(format!("{TRASH}{}", unique()));
@@ -225,7 +231,8 @@ pub(super) fn write_json(path: &Path, value: &impl Serialize) -> Result<(), Stor
     write_whole(path, &readable(path, value)?)
 }
 
-/// Writes a value as readable JSON, whole or not at all for every process; when it is on disk is the system's affair.
+/// Writes a value as readable JSON, whole or not at all for every process; when it is on disk is the system's
+/// affair.
 pub(super) fn place_json(path: &Path, value: &impl Serialize) -> Result<(), StoreError> {
     let text = readable(path, value)?;
     stage(path, |file| file.write_all(&text))

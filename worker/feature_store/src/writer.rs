@@ -1,11 +1,12 @@
-//! Writing a part: append records, then publish all of them at once.
+//! Writing a shard: append records, then publish all of them at once.
 //!
 //! ```text
-//! open-<unique>.tmp, locked ── append, append, .. ── index, footer, fsync, rename, fsync of the directory ─▶ part-<unique>.vlc
+//! open-<unique>.tmp, locked ── append, append, .. ── index, footer, fsync, rename,
+//!                                                        fsync of the directory ─▶ part-<unique>.vlc
 //! ```
 //!
-//! A writer that dies leaves a file nobody looks at; its lock died with it, which is how `gc` knows. Dropping a writer without
-//! publishing removes the file. Errors leave what is published as it is.
+//! A writer that dies leaves a file nobody looks at; its lock died with it, which is how `gc` knows. Dropping
+//! a writer without publishing removes the file. Errors leave what is published as it is.
 
 use std::{
     collections::HashSet,
@@ -19,9 +20,10 @@ use super::{
     codec,
     digest::SampleKey,
     error::StoreError,
-    part::{self, Counts, Entry, HEADER, PART_BYTES, Rounding},
-    space::{Shared, Space},
-    space_file, usage,
+    namespace::{Namespace, Shared},
+    namespace_file,
+    shard::{self, Counts, Entry, HEADER, Rounding, SHARD_BYTES},
+    usage,
 };
 use coxswain_nn::pulse;
 
@@ -35,20 +37,21 @@ pub struct Record<'a> {
     pub ids: &'a [u32],
     /// `(t, h, w)` in patches, one per image.
     pub grids: &'a [[u32; 3]],
-    /// `[tokens, width]` row-major, as computed or after [`round_trip`](super::round_trip): the bytes are the same.
+    /// `[tokens, width]` row-major, as computed or after [`round_trip`](super::round_trip): the bytes are the
+    /// same.
     pub values: &'a [f32],
 }
 
-/// A part being written.
-pub struct PartWriter {
-    space: Arc<Shared>,
+/// A shard being written.
+pub struct ShardWriter {
+    namespace: Arc<Shared>,
     open: PathBuf,
     target: PathBuf,
     /// Its lock, held until the end, says that the writer lives.
     file: BufWriter<File>,
     header: [u8; HEADER],
     entries: Vec<Entry>,
-    /// Theirs: equal frames of one part are stored once.
+    /// Theirs: equal frames of one shard are stored once.
     keys: HashSet<SampleKey>,
     at: u64,
     /// Bytes that the budget leaves.
@@ -60,26 +63,26 @@ pub struct PartWriter {
     failed: bool,
 }
 
-impl Space {
-    /// Begins a part; makes room in the store's budget first, by evicting what nobody uses.
-    pub fn writer(&self) -> Result<PartWriter, StoreError> {
+impl Namespace {
+    /// Begins a shard; makes room in the store's budget first, by evicting what nobody uses.
+    pub fn writer(&self) -> Result<ShardWriter, StoreError> {
         let allowance = self.0.store.make_room(&self.0.dir)?;
-        PartWriter::create(self.0.clone(), allowance)
+        ShardWriter::create(self.0.clone(), allowance)
     }
 }
 
-impl PartWriter {
-    fn create(space: Arc<Shared>, allowance: u64) -> Result<Self, StoreError> {
+impl ShardWriter {
+    fn create(namespace: Arc<Shared>, allowance: u64) -> Result<Self, StoreError> {
         let unique = usage::unique();
-        let open = space.dir.join(format!("open-{unique}.tmp"));
-        let target = space.dir.join(format!("part-{unique}.vlc"));
+        let open = namespace.dir.join(format!("open-{unique}.tmp"));
+        let target = namespace.dir.join(format!("part-{unique}.vlc"));
         let file = File::create_new(&open).map_err(StoreError::io("create", &open))?;
         file.lock().map_err(StoreError::io("lock", &open))?;
-        let description = &space.description;
-        let header = part::header(description.dtype, description.width, &space.key);
+        let description = &namespace.description;
+        let header = shard::header(description.dtype, description.width, &namespace.key);
         let mut writer = Self {
             file: BufWriter::with_capacity(BUFFER, file),
-            space,
+            namespace,
             open,
             target,
             header,
@@ -96,25 +99,26 @@ impl PartWriter {
         Ok(writer)
     }
 
-    /// Adds a record; false if the space, or this part, has it already. After an error the part can still be published as it was before, if the
-    /// error is [`StoreError::OverBudget`]; after another one it must be dropped.
+    /// Adds a record; false if the namespace, or this shard, has it already. After an error the shard can
+    /// still be published as it was before, if the error is [`StoreError::OverBudget`]; after another one it
+    /// must be dropped.
     pub fn append(&mut self, key: SampleKey, record: &Record<'_>) -> Result<bool, StoreError> {
-        let (dtype, width) = (self.space.description.dtype, self.space.description.width as usize);
+        let (dtype, width) = (self.namespace.description.dtype, self.namespace.description.width as usize);
         let tokens = record.values.len() / width;
         if tokens * width != record.values.len() {
             let detail = format!("{} values are not tokens of {width}", record.values.len());
             return Err(StoreError::Foreign { path: self.open.clone(), detail });
         }
-        if self.keys.contains(&key) || self.space.holds(&key) {
+        if self.keys.contains(&key) || self.namespace.holds(&key) {
             return Ok(false);
         }
         let counts =
             Counts { tokens: tokens as u32, ids: record.ids.len() as u32, grids: record.grids.len() as u32 };
         pulse::beat();
         let span = counts.span(dtype, width);
-        let end = part::end_len(self.entries.len() + 1);
+        let end = shard::end_len(self.entries.len() + 1);
         if self.at + (span + end) as u64 > self.allowance {
-            return Err(self.space.store.over_budget());
+            return Err(self.namespace.store.over_budget());
         }
         let mut bytes = std::mem::take(&mut self.scratch);
         bytes.clear();
@@ -147,9 +151,9 @@ impl PartWriter {
         self.entries.is_empty()
     }
 
-    /// Whether it has [`PART_BYTES`] and should be published.
+    /// Whether it has [`SHARD_BYTES`] and should be published.
     pub fn is_full(&self) -> bool {
-        self.at >= PART_BYTES
+        self.at >= SHARD_BYTES
     }
 
     /// Makes all records visible to everybody, or none; returns how many. They are on disk when this returns.
@@ -157,20 +161,21 @@ impl PartWriter {
         if self.entries.is_empty() {
             return Ok(0);
         }
-        let stride =
-            self.entries[0].counts.span(self.space.description.dtype, self.space.description.width as usize);
-        let end = part::index_and_footer(&self.header, &self.entries, self.at, stride, self.rounding);
+        let stride = self.entries[0]
+            .counts
+            .span(self.namespace.description.dtype, self.namespace.description.width as usize);
+        let end = shard::index_and_footer(&self.header, &self.entries, self.at, stride, self.rounding);
         self.write(&end)?;
         self.file.flush().map_err(StoreError::io("write", &self.open))?;
         pulse::allow(self.at);
         self.file.get_ref().sync_all().map_err(StoreError::io("write", &self.open))?;
         pulse::beat();
-        space_file::sync(&self.space.dir)?;
+        namespace_file::sync(&self.namespace.dir)?;
         fs::rename(&self.open, &self.target).map_err(StoreError::io("publish", &self.target))?;
         self.published = true;
-        usage::sync_dir(&self.space.dir)?;
+        usage::sync_dir(&self.namespace.dir)?;
         pulse::beat();
-        self.space.admit(&self.target)?;
+        self.namespace.admit(&self.target)?;
         Ok(self.entries.len())
     }
 
@@ -187,7 +192,7 @@ impl PartWriter {
     }
 }
 
-impl Drop for PartWriter {
+impl Drop for ShardWriter {
     fn drop(&mut self) {
         if !self.published {
             // What stays behind is invisible, and removed by `gc`.

@@ -2,12 +2,15 @@
 //!
 //! ```text
 //! Checkpoint::open      finds the files, checks every header, knows every tensor under one name
-//! Checkpoint::matrix    one tensor: shape checked against config.json, as float32 or bfloat16, in the file's own layout
-//! Checkpoint::locate    where a tensor lies, for Checkpoint::fetch: the same while training runs, where faults are errors
+//! Checkpoint::matrix    one tensor: shape checked against config.json, as float32 or bfloat16, in the file's
+//!                       own layout
+//! Checkpoint::locate    where a tensor lies, for Checkpoint::fetch: the same while training runs, where
+//!                       faults are errors
 //! ```
 //!
-//! Two spellings of names are in use: `model.layers…` and `visual…` (published files, and what Transformers 5 still writes) and
-//! `model.language_model…` and `model.visual…` (module paths of Transformers 5, and PEFT's). Inside, only the second exists.
+//! Two spellings of names are in use: `model.layers…` and `visual…` (published files, and what Transformers 5
+//! still writes) and `model.language_model…` and `model.visual…` (module paths of Transformers 5, and
+//! PEFT's). Inside, only the second exists.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -119,8 +122,8 @@ impl Checkpoint {
         self.tensors.contains_key(name)
     }
 
-    /// Bytes that a tensor takes beside the mapped file when it is kept as `dtype`: 0 where it is used as it lies there. None
-    /// if the checkpoint has no such tensor.
+    /// Bytes that a tensor takes beside the mapped file when it is kept as `dtype`: 0 where it is used as it
+    /// lies there. None if the checkpoint has no such tensor.
     pub fn copied_bytes(&self, name: &str, dtype: WeightsDtype) -> Option<u64> {
         let (number, spelling) = self.tensors.get(name)?;
         Some(self.at(*number, spelling)?.copied_bytes(dtype))
@@ -144,7 +147,8 @@ impl Checkpoint {
         Ok((info.dtype, &info.shape, &shard.map[shard.data_start + start..shard.data_start + end]))
     }
 
-    /// A tensor that multiplies activations, kept as `dtype`. `expected` is its shape in the file; the result is flattened to `shape`.
+    /// A tensor that multiplies activations, kept as `dtype`. `expected` is its shape in the file; the result
+    /// is flattened to `shape`.
     ///
     /// Where the file's type is the wanted one the result borrows the mapped file: nothing is copied.
     pub fn matrix(
@@ -198,8 +202,9 @@ impl Checkpoint {
         Ok(at)
     }
 
-    /// A tensor that was located, as [`Checkpoint::matrix`] gives it: the same bits, but a file that cannot be read any more, or is not
-    /// what it was, is an error. `share`: the result may borrow the mapped file; else it is a copy in any case.
+    /// A tensor that was located, as [`Checkpoint::matrix`] gives it: the same bits, but a file that cannot
+    /// be read any more, or is not what it was, is an error. `share`: the result may borrow the mapped file;
+    /// else it is a copy in any case.
     pub fn fetch(
         &self,
         at: &Located,
@@ -237,7 +242,8 @@ impl Checkpoint {
 }
 
 impl Located {
-    /// Bytes that it takes beside the mapped file when it is kept as `dtype`: 0 where it is used as it lies there.
+    /// Bytes that it takes beside the mapped file when it is kept as `dtype`: 0 where it is used as it lies
+    /// there.
     pub fn copied_bytes(&self, dtype: WeightsDtype) -> u64 {
         let kept = match dtype {
             WeightsDtype::Float32 => Dtype::F32,

@@ -1,9 +1,10 @@
 //! `config.json` of a Qwen2.5-VL checkpoint, as checked sizes.
 //!
-//! Two layouts are read. *Flat*, as published: text fields at the top level, `rope_scaling`, `in_chans`, `torch_dtype`.
-//! *Nested*, as Transformers 5 writes: `text_config`, `rope_parameters`, `in_channels`, `dtype`. Files that carry both must agree
-//! with themselves. Sizes have no defaults; the rest takes Transformers' own. What the model code cannot honour (sliding windows,
-//! scaled rotary embeddings, other activations) is refused here, by field, rather than computed wrongly later.
+//! Two layouts are read. *Flat*, as published: text fields at the top level, `rope_scaling`, `in_chans`,
+//! `torch_dtype`. *Nested*, as Transformers 5 writes: `text_config`, `rope_parameters`, `in_channels`,
+//! `dtype`. Files that carry both must agree with themselves. Sizes have no defaults; the rest takes
+//! Transformers' own. What the model code cannot honour (sliding windows, scaled rotary embeddings, other
+//! activations) is refused here, by field, rather than computed wrongly later.
 
 use std::{fs, path::Path};
 
@@ -223,7 +224,8 @@ fn read_text(f: &Fields<'_>) -> Result<TextConfig, ModelError> {
     })
 }
 
-/// Transformers 5 applies a sliding window only to layers at or above `max_window_layers`, and only when asked to.
+/// Transformers 5 applies a sliding window only to layers at or above `max_window_layers`, and only when
+/// asked to.
 fn refuse_sliding_window(f: &Fields<'_>, num_layers: usize) -> Result<(), ModelError> {
     const REMEDY: &str =
         "sliding-window attention is not supported; published Qwen2.5-VL checkpoints do not use it";

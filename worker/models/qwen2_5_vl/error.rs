@@ -32,7 +32,8 @@ pub enum ModelError {
         /// Line, column and reason.
         source: serde_json::Error,
     },
-    /// A field of `config.json` is missing, of the wrong type, contradicts another, or asks for what is not supported.
+    /// A field of `config.json` is missing, of the wrong type, contradicts another, or asks for what is not
+    /// supported.
     #[error("{}: `{field}`: {problem}", path.display())]
     Config {
         /// The file.

@@ -1,4 +1,5 @@
-//! `cox model forward`: one forward pass from file to file, so that anyone can hold us against another implementation.
+//! `cox model forward`: one forward pass from file to file, so that anyone can hold us against another
+//! implementation.
 //!
 //! In and out are safetensors, named and shaped as in Transformers:
 //!
@@ -10,10 +11,11 @@
 //! | `last_hidden_state` | `[b, s, d]` | after the final norm |
 //! | `logits` | `[b, s, vocab]` | float32 |
 //! | `loss` | `[]` | with labels: shifted by one, mean over labels other than -100 |
-//! | `grad.{key}` | as the parameter | with labels and an adapter: gradient of the loss for each of its matrices, by PEFT key |
+//! | `grad.{key}` | as the parameter | with labels and an adapter: gradients of its matrices, by PEFT key |
 //!
-//! Rows of padding are computed like any other; on the left, where a query has nothing to attend to, attention gives zeros
-//! (Transformers gives whatever its mask arithmetic leaves there, which depends on the attention implementation).
+//! Rows of padding are computed like any other; on the left, where a query has nothing to attend to,
+//! attention gives zeros (Transformers gives whatever its mask arithmetic leaves there, which depends on the
+//! attention implementation).
 
 use std::{
     collections::BTreeMap,

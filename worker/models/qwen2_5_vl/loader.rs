@@ -13,8 +13,9 @@ use coxswain_nn::{
     pulse,
 };
 
-/// Bytes handed to a device between two moments at which it has taken them over. A device copies in its own time, and keeps what it
-/// was given in host memory until then: without this a fast disk would bring the whole model there.
+/// Bytes handed to a device between two moments at which it has taken them over. A device copies in its own
+/// time, and keeps what it was given in host memory until then: without this a fast disk would bring the
+/// whole model there.
 const IN_FLIGHT: usize = 256 << 20;
 
 /// What all layers need while they are loaded.
@@ -79,12 +80,14 @@ impl<B: ModelBackend> Loader<'_, B> {
         pulse::beat();
         let in_flight = self.in_flight.get() + data.bytes.len();
         let data = if B::ON_HOST { data } else { unmapped(data) };
-        // Held to the end: a device's allocator gives each exactly what it takes, not the next larger of its pages.
+        // Held to the end: a device's allocator gives each exactly what it takes, not the next larger of its
+        // pages.
         let tensor = B::memory_persistent_allocations(self.device, data, |data| frozen(data, self.device));
         self.in_flight.set(in_flight);
         if in_flight >= IN_FLIGHT {
             self.in_flight.set(0);
-            // cubecl lets go of what it has copied when it launches a kernel, and at no other time: this is one.
+            // cubecl lets go of what it has copied when it launches a kernel, and at no other time: this is
+            // one.
             drop(Tensor::<B, 1>::zeros([1], self.device));
             B::sync(self.device).map_err(|error| ModelError::Device(error.to_string()))?;
         }
@@ -92,8 +95,8 @@ impl<B: ModelBackend> Loader<'_, B> {
     }
 }
 
-/// The same in memory of its own. cubecl stages what is a file's in page-locked memory, in pages that grow by powers of four: ten gigabytes of
-/// it, for good, for an embedding table.
+/// The same in memory of its own. cubecl stages what is a file's in page-locked memory, in pages that grow by
+/// powers of four: ten gigabytes of it, for good, for an embedding table.
 fn unmapped(data: TensorData) -> TensorData {
     TensorData { bytes: Bytes::from_bytes_vec(data.bytes.to_vec()), ..data }
 }

@@ -23,20 +23,21 @@ impl<B: ModelBackend> GatedMlp<B> {
     }
 
     /// `residual` plus the MLP of `x`: the output of half a block. All `[n, d]`.
-    pub fn forward_onto<T: Tape<Base = B>>(
+    pub fn forward_residual<T: Tape<Base = B>>(
         &self,
         params: &ParamScope<'_, T>,
         residual_nd: Tensor<T, 2>,
         x_nd: Tensor<T, 2>,
     ) -> Tensor<T, 2> {
-        // Half of what the two wide products give is kept by selective recompute: their outputs are most of a block's.
+        // Half of what the two wide products give is kept by selective recompute: their outputs are most of a
+        // block's.
         let [gate_nf, up_nf] =
             forward_all(params, [(&self.gate, Keep::Output), (&self.up, Keep::Never)], x_nd);
         let inner_nf = match self.down.rounds_input() {
             true => T::swiglu_for_rounding(gate_nf, up_nf),
             false => T::swiglu(gate_nf, up_nf),
         };
-        self.down.forward_onto(params, residual_nd, inner_nf)
+        self.down.forward_residual(params, residual_nd, inner_nf)
     }
 
     /// Whether it reads nothing but its input rounded to bfloat16, on a backend that rounds at all.

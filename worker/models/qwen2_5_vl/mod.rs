@@ -12,8 +12,9 @@
 //! forward · inputs     `cox model forward`: everything at once, for comparison with other implementations
 //! ```
 //!
-//! Frozen tensors live on the plain backend. The blocks run on any tape: the trainer decides what is recorded. Not here: the
-//! preprocessing of images (`data`), which layers are recomputed (`train`), generation (nowhere).
+//! Frozen tensors live on the plain backend. The blocks run on any tape: the trainer decides what is
+//! recorded. Not here: the preprocessing of images (`data`), which layers are recomputed (`train`),
+//! generation (nowhere).
 
 pub mod checkpoint;
 pub mod config;

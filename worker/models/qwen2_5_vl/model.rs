@@ -26,7 +26,8 @@ use coxswain_nn::{
 pub struct LoadOptions {
     /// How matrices are kept in memory.
     pub dtype: WeightsDtype,
-    /// Whether logits will be asked for. An untied head is otherwise not read: it is as large as the embedding table.
+    /// Whether logits will be asked for. An untied head is otherwise not read: it is as large as the
+    /// embedding table.
     pub head: bool,
     /// Whether repeated blocks are left in their files, and read whenever they run.
     pub streamed: bool,
@@ -52,7 +53,8 @@ pub struct QwenVl<B: ModelBackend> {
 }
 
 impl<B: ModelBackend> QwenVl<B> {
-    /// Reads a model directory. Adapters are registered in `layout` in the order of modules: vision blocks, merger, decoder layers, head.
+    /// Reads a model directory. Adapters are registered in `layout` in the order of modules: vision blocks,
+    /// merger, decoder layers, head.
     pub fn load(
         dir: &Path,
         options: impl Into<LoadOptions>,
@@ -80,7 +82,8 @@ impl<B: ModelBackend> QwenVl<B> {
         self.vision.blocks.most_streamed().max(self.text.layers.most_streamed())
     }
 
-    /// Positions, and the rows that image features replace, for ids `[b, s]` and the images of all rows in order.
+    /// Positions, and the rows that image features replace, for ids `[b, s]` and the images of all rows in
+    /// order.
     pub fn rope_index(
         &self,
         ids_bs: &[u32],
@@ -96,7 +99,8 @@ impl<B: ModelBackend> QwenVl<B> {
         self.embedding.lookup(ids)
     }
 
-    /// Logits of normed hidden states, `[n, d]` to `[n, vocab]`; none if the model was loaded without its head.
+    /// Logits of normed hidden states, `[n, d]` to `[n, vocab]`; none if the model was loaded without its
+    /// head.
     pub fn lm_head<T: Tape<Base = B>>(
         &self,
         params: &ParamScope<'_, T>,

@@ -77,7 +77,8 @@ impl FrozenBytes {
         found
     }
 
-    /// Of the two neighbours among the blocks that are largest together: what is in memory at once of blocks that are streamed.
+    /// Of the two neighbours among the blocks that are largest together: what is in memory at once of blocks
+    /// that are streamed.
     pub fn two_blocks(&self) -> u64 {
         let pairs = self.towers.iter().flat_map(|tower| tower.windows(2).map(|pair| pair[0] + pair[1]));
         let alone = self.towers.iter().filter_map(|tower| tower.first().copied());

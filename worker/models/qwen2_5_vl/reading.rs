@@ -1,8 +1,10 @@
 //! Elements out of weight files, converted on the way.
 //!
 //! ```text
-//! InMap    the mapped file, by all threads: while a model is loaded. A fault of the disk ends the process (`mapping`)
-//! InFile   plain reads through a small buffer, by the calling thread: while training runs. A fault of the disk is an error
+//! InMap    the mapped file, by all threads: while a model is loaded. A fault of the disk ends the process
+//!          (`mapping`)
+//! InFile   plain reads through a small buffer, by the calling thread: while training runs. A fault of the
+//!          disk is an error
 //! ```
 //!
 //! The bits are the same either way. What this file does not do: know names and shapes (`checkpoint`).
@@ -25,7 +27,8 @@ use coxswain_nn::pulse;
 
 /// Elements converted by one thread at a time: large enough to hide the hand-over, small enough to balance.
 const CONVERT_CHUNK: usize = 1 << 16;
-/// Bytes of one plain read: they stay in the second-level cache until they are converted. A multiple of every element's size.
+/// Bytes of one plain read: they stay in the second-level cache until they are converted. A multiple of every
+/// element's size.
 const PIECE: usize = 256 << 10;
 
 /// Stored elements, little-endian.
@@ -180,12 +183,12 @@ mod tests {
         let stamp = Stamp::of(&file).expect("it is open");
         stamp.hold(&file).expect("nothing has happened");
         file.write_all(b"more").expect("there is room");
-        let said = stamp.hold(&file).expect_err("it is longer").to_string();
-        assert_eq!(said, "it had 75 bytes and has 79 since it was opened");
+        let message = stamp.hold(&file).expect_err("it is longer").to_string();
+        assert_eq!(message, "it had 75 bytes and has 79 since it was opened");
         file.set_len(75).expect("it may be cut");
         let later = SystemTime::now() + std::time::Duration::from_secs(5);
         file.set_modified(later).expect("it is ours");
-        let said = stamp.hold(&file).expect_err("it was changed").to_string();
-        assert_eq!(said, "it was written to since it was opened");
+        let message = stamp.hold(&file).expect_err("it was changed").to_string();
+        assert_eq!(message, "it was written to since it was opened");
     }
 }

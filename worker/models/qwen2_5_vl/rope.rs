@@ -1,8 +1,9 @@
 //! Rotary positions and tables, computed on the host once per micro-batch.
 //!
-//! Text tokens have the same position on all three axes (time, height, width). An image occupies one position in time and a grid in
-//! height and width, and the text after it continues at its largest coordinate plus one (arXiv 2409.12191, section 2.1).
-//! Angles are formed and evaluated in float32, as Transformers does, so that tables agree to the last bits.
+//! Text tokens have the same position on all three axes (time, height, width). An image occupies one position
+//! in time and a grid in height and width, and the text after it continues at its largest coordinate plus one
+//! (arXiv 2409.12191, section 2.1). Angles are formed and evaluated in float32, as Transformers does, so that
+//! tables agree to the last bits.
 //!
 //! Not here: videos (refused), and the scaling variants of rotary embeddings (refused by `config`).
 
@@ -29,9 +30,11 @@ pub struct RopeIndex {
 }
 
 impl RopeIndex {
-    /// Positions for token ids `[b, s]` with the given valid range per row and the images of all rows in order.
+    /// Positions for token ids `[b, s]` with the given valid range per row and the images of all rows in
+    /// order.
     ///
-    /// Images are assigned to rows by counting image tokens: each run of them takes the next images until it is used up.
+    /// Images are assigned to rows by counting image tokens: each run of them takes the next images until it
+    /// is used up.
     pub fn new(
         config: &QwenConfig,
         ids_bs: &[u32],
@@ -137,7 +140,8 @@ impl<B: ModelBackend> RotaryTables<B> {
         Self::from_angles([batch, plane / batch.max(1), half], angle, device)
     }
 
-    /// Tables of the vision tower, in window order: the first half of the frequencies turns with the row, the second with the column.
+    /// Tables of the vision tower, in window order: the first half of the frequencies turns with the row, the
+    /// second with the column.
     pub fn vision(config: &VisionConfig, plan: &WindowPlan, device: &B::Device) -> Self {
         let (half, quarter) = (config.head_dim / 2, config.head_dim / 4);
         let frequencies = inverse_frequencies(config.rope_theta, half, quarter);
@@ -164,8 +168,8 @@ impl<B: ModelBackend> RotaryTables<B> {
                 }
             }
         }
-        // As one row first: a card pads rows that are no power of two of bytes long (the vision tower's are not), and every layer would copy
-        // the tables to be rid of that.
+        // As one row first: a GPU pads rows that are no power of two of bytes long (the vision tower's are
+        // not), and every layer would copy the tables to be rid of that.
         let table = |values: Vec<f32>| {
             let count = values.len();
             let flat = Tensor::<B, 1>::from_data(TensorData::new(values, [count]), device);

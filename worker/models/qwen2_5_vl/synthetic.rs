@@ -1,12 +1,13 @@
-//! A checkpoint with random weights and the exact shapes of another one: for speed and memory, where a real one of that size is not
-//! at hand and must not be committed.
+//! A checkpoint with random weights and the exact shapes of another one: for speed and memory, where a real
+//! one of that size is not at hand and must not be committed.
 //!
-//! Only `config.json` of the model that it is to be like is needed. Tensors are drawn and written chunk by chunk, into shards as
-//! Transformers writes them: memory stays at some megabytes whatever the model's size. Every chunk's draws are keyed by (seed, tensor,
-//! chunk), so the same arguments give the same files on any machine.
+//! Only `config.json` of the model that it is to be like is needed. Tensors are drawn and written chunk by
+//! chunk, into shards as Transformers writes them: memory stays at some megabytes whatever the model's size.
+//! Every chunk's draws are keyed by (seed, tensor, chunk), so the same arguments give the same files on any
+//! machine.
 //!
-//! Weights are uniform with the standard deviation of `initializer_range`, norm gains are 1, biases 0. The directory appears by
-//! rename when it is complete.
+//! Weights are uniform with the standard deviation of `initializer_range`, norm gains are 1, biases 0. The
+//! directory appears by rename when it is complete.
 //!
 //! It lives with the model, not with the tests, because `cox data make-checkpoint` and `cox selftest` are
 //! commands of the product, and because what it writes follows from the model's private list of modules and
@@ -52,7 +53,8 @@ const PROCESSOR_FILES: [&str; 5] = [
 pub struct SyntheticCheckpoint<'a> {
     /// Directory whose `config.json` gives the shapes; its tokenizer and preprocessor are copied.
     pub like: &'a Path,
-    /// Directory of the tokenizer, if it is not there; special token ids of `config.json` then become this one's.
+    /// Directory of the tokenizer, if it is not there; special token ids of `config.json` then become this
+    /// one's.
     pub tokenizer: Option<&'a Path>,
     /// Directory to make; must not exist.
     pub out: &'a Path,
@@ -118,7 +120,8 @@ impl SyntheticCheckpoint<'_> {
                 .map(|()| made)
         });
         if published.is_err() {
-            // What is left of a failed attempt is of no use to anybody, and whoever asked hears of the failure itself.
+            // What is left of a failed attempt is of no use to anybody, and whoever asked hears of the
+            // failure itself.
             let _ = fs::remove_dir_all(&partial);
         }
         published

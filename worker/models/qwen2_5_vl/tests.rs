@@ -1,5 +1,5 @@
-//! What the golden comparison (`integration-tests`) does not see: weights kept in bfloat16, shared storage, and rotary positions of
-//! awkward prompts.
+//! What the golden comparison (`integration-tests`) does not see: weights kept in bfloat16, shared storage,
+//! and rotary positions of awkward prompts.
 
 use std::{
     ops::ControlFlow,

@@ -1,7 +1,7 @@
 //! The language model: decoder layers with grouped queries, rotary positions on three axes, and a gated MLP.
 //!
-//! Everything runs on flattened tokens, `[n, d]` with `n = b * s`; batch and length live in the context. Not here: the embedding
-//! table and the head (`embed`), caches for generation (there are none).
+//! Everything runs on flattened tokens, `[n, d]` with `n = b * s`; batch and length live in the context. Not
+//! here: the embedding table and the head (`embed`), caches for generation (there are none).
 
 use std::{ops::Range, sync::Arc};
 
@@ -144,9 +144,9 @@ impl<B: ModelBackend> Block<B> for DecoderLayer<B> {
         let inputs_bshk = [(q_nd, self.heads), (k_nd, self.kv_heads), (v_nd, self.kv_heads)]
             .map(|(x_nd, heads)| x_nd.reshape([b, s, heads, k]));
         let scale = (k as f64).powf(-0.5);
-        let heads_bshk = T::turned_attention(inputs_bshk, context.tables.lifted(), &context.mask, scale);
+        let heads_bshk = T::rope_attention(inputs_bshk, context.tables.lifted(), &context.mask, scale);
         let heads_nd = heads_bshk.reshape([b * s, self.heads * k]);
-        self.o.forward_onto(params, x_nd, heads_nd)
+        self.o.forward_residual(params, x_nd, heads_nd)
     }
 
     fn mlp_half<T: Tape<Base = B>>(
@@ -156,7 +156,7 @@ impl<B: ModelBackend> Block<B> for DecoderLayer<B> {
         _context: &TextContext<B>,
     ) -> Tensor<T, 2> {
         let y_nd = T::rms_norm(x_nd.clone(), T::lift(self.mlp_norm_d.clone()), self.eps);
-        self.mlp.forward_onto(params, x_nd, y_nd)
+        self.mlp.forward_residual(params, x_nd, y_nd)
     }
 
     fn trains(&self) -> bool {

@@ -16,8 +16,8 @@ const IDS: [(&str, &str); 6] = [
     ("bos_token_id", "<|endoftext|>"),
 ];
 
-/// Replaces the ids in `config` by those that the tokenizer at `path` gives the same tokens. Ids of tokens that it does not have are
-/// left as they are.
+/// Replaces the ids in `config` by those that the tokenizer at `path` gives the same tokens. Ids of tokens
+/// that it does not have are left as they are.
 pub(super) fn adopt(config: &mut Value, path: &Path) -> Result<(), ModelError> {
     let remedy = "name a directory with a fast tokenizer";
     let text = std::fs::read(path).map_err(|source| ModelError::Io { path: path.into(), source, remedy })?;

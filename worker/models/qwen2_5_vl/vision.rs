@@ -91,7 +91,8 @@ impl<B: ModelBackend> VisionTower<B> {
         })
     }
 
-    /// Embeds patches `[patches, channels * frames * side * side]` in raster order; returns `[patches, d]` in window order.
+    /// Embeds patches `[patches, channels * frames * side * side]` in raster order; returns `[patches, d]` in
+    /// window order.
     pub fn embed(
         &self,
         pixel_values: &[f32],
@@ -199,8 +200,8 @@ impl<B: ModelBackend> Block<B> for VisionBlock<B> {
         let part = |number: usize| qkv.clone().narrow(1, number * d, d).reshape([1, n, h, k]);
         let (inputs_bshk, scale) = ([part(0), part(1), part(2)], (k as f64).powf(-0.5));
         let mask = if self.full_attention { &context.frame_mask } else { &context.window_mask };
-        let heads_bshk = T::turned_attention(inputs_bshk, context.tables.lifted(), mask, scale);
-        self.proj.forward_onto(params, x_nd, heads_bshk.reshape([n, d]))
+        let heads_bshk = T::rope_attention(inputs_bshk, context.tables.lifted(), mask, scale);
+        self.proj.forward_residual(params, x_nd, heads_bshk.reshape([n, d]))
     }
 
     fn mlp_half<T: Tape<Base = B>>(
@@ -210,7 +211,7 @@ impl<B: ModelBackend> Block<B> for VisionBlock<B> {
         _context: &VisionContext<B>,
     ) -> Tensor<T, 2> {
         let y_nd = normed(&x_nd, &self.mlp_norm_d, self.mlp.rounds_input());
-        self.mlp.forward_onto(params, x_nd, y_nd)
+        self.mlp.forward_residual(params, x_nd, y_nd)
     }
 
     fn trains(&self) -> bool {

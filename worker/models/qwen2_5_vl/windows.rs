@@ -5,9 +5,10 @@
 //! window   the same squares, those of one attention window next to each other; all blocks run in this order
 //! ```
 //!
-//! A window is `window_tokens` merged squares on a side; windows at the right and bottom edge are smaller. Full-attention blocks see
-//! a whole frame, which is contiguous in both orders, because windows never straddle frames.
-//! Agrees with Transformers' `get_vision_window_index`, `get_vision_cu_seqlens` and `get_vision_position_ids`.
+//! A window is `window_tokens` merged squares on a side; windows at the right and bottom edge are smaller.
+//! Full-attention blocks see a whole frame, which is contiguous in both orders, because windows never
+//! straddle frames. Agrees with Transformers' `get_vision_window_index`, `get_vision_cu_seqlens` and
+//! `get_vision_position_ids`.
 
 use std::sync::Arc;
 

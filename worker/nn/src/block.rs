@@ -11,8 +11,9 @@ use crate::{
 
 /// One transformer block, of the vision tower or of the language model.
 ///
-/// A block is a function of its input, its parameters and a context; it keeps nothing between calls. That is what lets
-/// layer recompute (`model::recompute`) run it once without autodiff and again, bit for bit alike, with it.
+/// A block is a function of its input, its parameters and a context; it keeps nothing between calls. That is
+/// what lets layer recompute (`model::recompute`) run it once without autodiff and again, bit for bit alike,
+/// with it.
 pub trait Block<B: ModelBackend> {
     /// Whatever all blocks of a tower share within one micro-batch: rotary tables, masks.
     type Context;
@@ -37,7 +38,8 @@ pub trait Block<B: ModelBackend> {
     fn trains(&self) -> bool;
 }
 
-/// A block for as long as it runs: one that is held, or one that was fetched for this run and is gone after it.
+/// A block for as long as it runs: one that is held, or one that was fetched for this run and is gone after
+/// it.
 pub enum Lent<'a, K> {
     /// Held by somebody else.
     Held(&'a K),

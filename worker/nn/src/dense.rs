@@ -1,4 +1,4 @@
-//! A trainable linear layer: two entries of the flat space and their product with an input.
+//! A trainable linear layer: two entries of the flat parameter buffer and their product with an input.
 
 use burn::tensor::Tensor;
 
@@ -28,7 +28,8 @@ pub struct DenseShape {
 }
 
 impl DenseShape {
-    /// With a bias, and Xavier's uniform bound, which keeps the variance of activations and of gradients alike.
+    /// With a bias, and Xavier's uniform bound, which keeps the variance of activations and of gradients
+    /// alike.
     pub fn xavier(inputs: usize, outputs: usize) -> Self {
         let bound = (6.0 / (inputs + outputs) as f32).sqrt();
         Self { inputs, outputs, init: Init::Uniform(bound), bias: true }
@@ -67,12 +68,12 @@ impl Dense {
     }
 
     /// `residual` plus the product: the output of half a block.
-    pub fn apply_onto<T: Tape>(
+    pub fn apply_residual<T: Tape>(
         &self,
         params: &ParamScope<'_, T>,
         residual_no: Tensor<T, 2>,
         x_ni: Tensor<T, 2>,
     ) -> Tensor<T, 2> {
-        params.linear_onto(residual_no, x_ni, self.weight, self.bias)
+        params.linear_residual(residual_no, x_ni, self.weight, self.bias)
     }
 }

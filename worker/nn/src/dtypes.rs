@@ -13,10 +13,11 @@ pub enum WeightsDtype {
     Bfloat16,
 }
 
-/// How precise the values are that blocks hand to each other, and that layer recompute keeps for the backward pass.
+/// How precise the values are that blocks hand to each other, and that layer recompute keeps for the backward
+/// pass.
 ///
-/// It is part of what is computed, in training as in evaluation and whatever `train.recompute` is, so that no recompute mode changes
-/// a gradient. Products, attention, norms and all gradients are fp32 with either.
+/// It is part of what is computed, in training as in evaluation and whatever `train.recompute` is, so that no
+/// recompute mode changes a gradient. Products, attention, norms and all gradients are fp32 with either.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ActivationsDtype {

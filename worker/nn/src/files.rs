@@ -10,7 +10,8 @@ use safetensors::{Dtype, SafeTensorError, tensor::TensorView};
 
 use crate::{params::TrainableLayout, pulse};
 
-/// Lets `write` make a file beside `path`, brings it to the disk, and renames it into place. Nothing is left behind on failure.
+/// Lets `write` make a file beside `path`, brings it to the disk, and renames it into place. Nothing is left
+/// behind on failure.
 pub fn replace(path: &Path, write: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".tmp");

@@ -3,16 +3,18 @@
 //! ```text
 //! lora recompute dense      adapters, layers that run again in the backward pass, a linear layer
 //! params                    trainables in one flat buffer
-//! kernels                   fused operations on burn tensors with their backward passes; buffers of the flat space
+//! kernels                   fused operations on burn tensors with their backward passes; buffers of the flat
+//!                           parameter buffer
 //! memory pulse bfloat16     counted allocations and out of memory as a value; signs of motion; rounding
 //! dtypes                    the precisions that a run file chooses from
 //! ```
 //!
-//! Imports only go down this list. This crate knows no model, no file format of a data set, no rank and no engine. Draws (`rng`) are
-//! the protocol's, which the coordinator counts with, too.
+//! Imports only go down this list. This crate knows no model, no file format of a data set, no rank and no
+//! engine. Draws (`rng`) are the protocol's, which the coordinator counts with, too.
 //!
-//! Tensor names carry their axes as a suffix: `b` batch, `s` sequence, `n` tokens (`b * s`), `d` hidden, `h` heads, `k` head
-//! dimension, `r` LoRA rank, `o`/`i` output/input features, `p` patches, `c` channels, `t` action steps.
+//! Tensor names carry their axes as a suffix: `b` batch, `s` sequence, `n` tokens (`b * s`), `d` hidden, `h`
+//! heads, `k` head dimension, `r` LoRA rank, `o`/`i` output/input features, `p` patches, `c` channels, `t`
+//! action steps.
 
 pub mod bfloat16;
 pub mod block;

@@ -1,19 +1,21 @@
 //! Signs that the trainer moves, for heartbeats: what tells a rank that is slow from one that stands still.
 //!
 //! ```text
-//! layers, tensors, pieces of files, batches, bytes in the ring ── beat() ──▶ Pulse ── reading() ──▶ heartbeat
+//! layers, tensors, files, batches, bytes in the ring           ── beat() ──▶ Pulse ── reading() ─▶ heartbeat
 //! a call that cannot beat before it returns                    ── allow(bytes)  │
 //! phases                                                       ── enter(phase) ─┘
 //! a wait for another thread that has a pulse of its own         ── keeps_time_with(other)
 //! ```
 //!
-//! Work that takes long beats while it lasts, and what it cannot beat in is given time by its size. So a reading says how long the
-//! trainer has been still beyond what it may; and, of each phase that it has been through, how long it was still at most, which is what
-//! its next visit, and its peers', can be expected to take.
+//! Work that takes long beats while it lasts, and what it cannot beat in is given time by its size. So a
+//! reading says how long the trainer has been still beyond what it may; and, of each phase that it has been
+//! through, how long it was still at most, which is what its next visit, and its peers', can be expected to
+//! take.
 //!
-//! The pulse of a worker is that of the thread that trains: [`Pulse::install`] names it there, so that libraries below need not be handed
-//! one. Threads that the trainer waits for have pulses of their own, which nobody but the trainer looks at ([`keeps_time_with`]); on any
-//! other [`beat`] and [`allow`] are nothing. What this file does not do: judge. The coordinator does, who sees all ranks.
+//! The pulse of a worker is that of the thread that trains: [`Pulse::install`] names it there, so that
+//! libraries below need not be handed one. Threads that the trainer waits for have pulses of their own, which
+//! nobody but the trainer looks at ([`keeps_time_with`]); on any other [`beat`] and [`allow`] are nothing.
+//! What this file does not do: judge. The coordinator does, who sees all ranks.
 
 use std::{
     cell::RefCell,

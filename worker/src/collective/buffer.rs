@@ -60,7 +60,8 @@ pub enum Reduce {
     Max,
 }
 
-/// Runs an operation on a copy of a device's buffer in host memory. What it leaves there goes back if it succeeds.
+/// Runs an operation on a copy of a device's buffer in host memory. What it leaves there goes back if it
+/// succeeds.
 pub(super) fn through_host(
     buffer: &mut dyn DeviceBuffer,
     mut operation: impl FnMut(BufMut<'_>) -> Result<(), CollectiveError>,

@@ -29,15 +29,18 @@ pub trait Collective {
     /// Every rank ends with all ranks' `shard`, in rank order, in `output`.
     fn all_gather(&mut self, shard: Buf<'_>, output: BufMut<'_>) -> Result<(), CollectiveError>;
 
-    /// `buffer` is cut by [`chunk`](super::chunk); rank `r` ends with the reduction of all ranks' chunk `r` in its place.
-    /// The other chunks are scratch afterwards. No second buffer is needed, and the length need not divide by the world.
+    /// `buffer` is cut by [`chunk`](super::chunk); rank `r` ends with the reduction of all ranks' chunk `r`
+    /// in its place. The other chunks are scratch afterwards. No second buffer is needed, and the length need
+    /// not divide by the world.
     fn reduce_scatter_in_place(&mut self, buffer: BufMut<'_>, reduce: Reduce) -> Result<(), CollectiveError>;
 
-    /// `buffer` is cut by [`chunk`](super::chunk) and rank `r` brings chunk `r`; every rank ends with all of it.
+    /// `buffer` is cut by [`chunk`](super::chunk) and rank `r` brings chunk `r`; every rank ends with all of
+    /// it.
     fn all_gather_in_place(&mut self, buffer: BufMut<'_>) -> Result<(), CollectiveError>;
 
-    /// `buffer` is cut by [`chunk`](super::chunk) and rank `r` brings chunk `r`; every rank ends with the chunk of the rank before it in its
-    /// place, too (rank 0 with that of the last). The first round of an all-gather: one neighbour's copy, not everyone's.
+    /// `buffer` is cut by [`chunk`](super::chunk) and rank `r` brings chunk `r`; every rank ends with the
+    /// chunk of the rank before it in its place, too (rank 0 with that of the last). The first round of an
+    /// all-gather: one neighbour's copy, not everyone's.
     fn shift_in_place(&mut self, buffer: BufMut<'_>) -> Result<(), CollectiveError>;
 
     /// Every rank ends with `root`'s `buffer`.
@@ -46,8 +49,8 @@ pub trait Collective {
     /// Returns when every rank has called it.
     fn barrier(&mut self) -> Result<(), CollectiveError>;
 
-    /// A look, from outside any collective, at an all-gather of `length` f64 that may be the next one: what the ranks before this one have
-    /// brought already. None where that cannot be seen.
+    /// A look, from outside any collective, at an all-gather of `length` f64 that may be the next one: what
+    /// the ranks before this one have brought already. None where that cannot be seen.
     fn ahead(&self, _length: usize) -> Option<Ahead> {
         None
     }
@@ -58,7 +61,8 @@ pub trait Collective {
     /// Sequence numbers of the last collective entered and the last one finished.
     fn progress(&self) -> Arc<Progress>;
 
-    /// Bytes of memory that this communicator holds for itself, in the process (what the kernel keeps for sockets not counted).
+    /// Bytes of memory that this communicator holds for itself, in the process (what the kernel keeps for
+    /// sockets not counted).
     fn buffer_bytes(&self) -> usize;
 }
 

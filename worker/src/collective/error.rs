@@ -42,7 +42,7 @@ pub enum CollectiveError {
     Connect(#[from] JoinError),
     /// What carries large buffers has failed in a collective.
     #[error("collective {sequence} ({operation}) failed: {detail}")]
-    Fabric {
+    Transport {
         /// Which collective of this communicator's life.
         sequence: u64,
         /// Which operation.
@@ -52,18 +52,18 @@ pub enum CollectiveError {
     },
     /// What was asked for to carry large buffers is not there on all ranks.
     #[error("launch.collectives nccl: {0}; use `auto` or `ring`, or make it available on every machine")]
-    NoFabric(String),
-    /// Some ranks compute on cards, and others would have.
+    NoTransport(String),
+    /// Some ranks compute on GPUs, and others would have.
     #[error(
-        "{stranded} would compute on the CPU for want of a card, and {on_cards} on cards: everybody would wait for the CPU in every step; \
+        "{stranded} would compute on the CPU for want of a GPU, and {on_gpus} on GPUs: everybody would wait for the CPU in every step; \
          `cox selftest --device cuda` on that machine says what is missing; if it is meant, start those workers with --device cpu \
          (or COX_DEVICE=cpu), or all with launch.device=cpu"
     )]
     MixedDevices {
-        /// Ranks without a card.
+        /// Ranks without a GPU.
         stranded: String,
         /// Ranks with one.
-        on_cards: String,
+        on_gpus: String,
     },
     /// A buffer has the wrong length.
     #[error("{operation}: {detail}")]

@@ -4,7 +4,8 @@ use std::sync::atomic::AtomicU64;
 
 /// Ends a communicator from another thread, at once.
 pub trait AbortHandle: Send + Sync {
-    /// The collective in flight, and every later one, fails with [`CollectiveError::Aborted`](super::CollectiveError::Aborted).
+    /// The collective in flight, and every later one, fails with
+    /// [`CollectiveError::Aborted`](super::CollectiveError::Aborted).
     fn abort(&self, reason: &str);
 }
 

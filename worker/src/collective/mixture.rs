@@ -1,8 +1,8 @@
-//! Worlds that mix CPUs and cards without anybody having meant it.
+//! Worlds that mix CPUs and GPUs by mistake.
 //!
-//! With `launch.device: auto` a machine whose driver is broken computes on its CPU, and everybody else waits for it in every step,
-//! a hundred times as long as for a card. Such a world is refused when it forms, by all of its ranks alike. A rank that was told to use its
-//! CPU is meant to, whatever the others have.
+//! With `launch.device: auto` a machine whose driver is broken computes on its CPU, and everybody else waits
+//! for it in every step, a hundred times as long as for a GPU. Such a world is refused when it forms, by all
+//! of its ranks alike. A rank that was told to use its CPU is meant to, whatever the others have.
 
 use super::CollectiveError;
 
@@ -12,10 +12,10 @@ pub enum Computes {
     /// On the CPU, because it was told to.
     #[default]
     OnCpu,
-    /// On the CPU, because no card was found that can be used.
-    OnCpuForWantOfCard,
-    /// On a card.
-    OnCard,
+    /// On the CPU, because no GPU was found that can be used.
+    OnCpuForWantOfGpu,
+    /// On a GPU.
+    OnGpu,
 }
 
 impl Computes {
@@ -26,19 +26,19 @@ impl Computes {
 
     /// The other way.
     pub(super) fn of_code(code: f64) -> Self {
-        let known = [Self::OnCpu, Self::OnCpuForWantOfCard, Self::OnCard];
+        let known = [Self::OnCpu, Self::OnCpuForWantOfGpu, Self::OnGpu];
         known.into_iter().find(|known| known.code() == code).unwrap_or_default()
     }
 }
 
-/// Refuses a world, by rank, in which some compute on cards and others would have, too.
+/// Refuses a world, by rank, in which some compute on GPUs and others would have, too.
 pub(super) fn refuse(all: &[Computes]) -> Result<(), CollectiveError> {
-    let stranded = which(all, Computes::OnCpuForWantOfCard);
-    let on_cards = which(all, Computes::OnCard);
-    if stranded.is_empty() || on_cards.is_empty() {
+    let stranded = which(all, Computes::OnCpuForWantOfGpu);
+    let on_gpus = which(all, Computes::OnGpu);
+    if stranded.is_empty() || on_gpus.is_empty() {
         return Ok(());
     }
-    Err(CollectiveError::MixedDevices { stranded: named(&stranded), on_cards: named(&on_cards) })
+    Err(CollectiveError::MixedDevices { stranded: named(&stranded), on_gpus: named(&on_gpus) })
 }
 
 fn which(all: &[Computes], wanted: Computes) -> Vec<usize> {
@@ -56,16 +56,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_rank_that_wanted_a_card_and_has_none_makes_a_mixture() {
-        use Computes::{OnCard, OnCpu, OnCpuForWantOfCard as Stranded};
-        for fine in [&[OnCard, OnCard][..], &[Stranded, Stranded], &[OnCpu, OnCard], &[OnCpu, Stranded]] {
+    fn only_a_rank_that_wanted_a_gpu_and_has_none_makes_a_mixture() {
+        use Computes::{OnCpu, OnCpuForWantOfGpu as Stranded, OnGpu};
+        for fine in [&[OnGpu, OnGpu][..], &[Stranded, Stranded], &[OnCpu, OnGpu], &[OnCpu, Stranded]] {
             assert!(refuse(fine).is_ok(), "{fine:?}");
         }
-        let refused = refuse(&[OnCard, Stranded, OnCpu, Stranded]).expect_err("a mixture").to_string();
+        let refused = refuse(&[OnGpu, Stranded, OnCpu, Stranded]).expect_err("a mixture").to_string();
         for part in ["ranks 1, 3", "rank 0", "cox selftest", "--device cpu"] {
             assert!(refused.contains(part), "{part}: {refused}");
         }
-        for computes in [OnCard, OnCpu, Stranded] {
+        for computes in [OnGpu, OnCpu, Stranded] {
             assert_eq!(Computes::of_code(computes.code()), computes);
         }
     }

@@ -1,5 +1,5 @@
-//! The ring: collectives of ranks on CPUs, each connected to the next one and to the previous one, by TCP or, within a machine, by shared
-//! memory.
+//! The ring: collectives of ranks on CPUs, each connected to the next one and to the previous one, by TCP or,
+//! within a machine, by shared memory.
 //!
 //! ```text
 //! element, wire    numbers and headers
@@ -15,21 +15,23 @@
 //! operations       what each collective makes of that
 //! ```
 //!
-//! **Bandwidth.** A buffer of `n` bytes is cut in `W` chunks. Reduce-scatter sends a chunk in each of `W - 1` rounds, adding what
-//! comes in; all-gather passes the finished chunks round again; all-reduce is one after the other without a pause between them:
+//! **Bandwidth.** A buffer of `n` bytes is cut in `W` chunks. Reduce-scatter sends a chunk in each of `W - 1`
+//! rounds, adding what comes in; all-gather passes the finished chunks round again; all-reduce is one after
+//! the other without a pause between them:
 //!
 //! ```text
-//! bytes sent by each rank:  reduce-scatter, all-gather  n (W-1)/W        all-reduce  2 n (W-1)/W        broadcast  n
+//! bytes sent by each rank:  reduce-scatter, all-gather  n (W-1)/W    all-reduce  2 n (W-1)/W    broadcast  n
 //! ```
 //!
-//! which is the least possible. Chunk `c` is reduced in the order of ranks `c+1, c+2, .., c`; this order depends on nothing else.
+//! which is the least possible. Chunk `c` is reduced in the order of ranks `c+1, c+2, .., c`; this order
+//! depends on nothing else.
 //!
-//! **Latency.** A small all-reduce (a vote) passes everyone's values once around, `W - 1` hops instead of `2 (W - 1)`, and each
-//! rank then reduces them in the order above, so that both paths give the same bits. Hops are linear in `W`: this ring is for
-//! laptops, tests and a few nodes; GPU clusters have NCCL.
+//! **Latency.** A small all-reduce (a vote) passes everyone's values once around, `W - 1` hops instead of `2
+//! (W - 1)`, and each rank then reduces them in the order above, so that both paths give the same bits. Hops
+//! are linear in `W`: this ring is for laptops, tests and a few nodes; GPU clusters have NCCL.
 //!
-//! **Failure.** The first error ends the ring: its sockets are shut down, so the neighbours fail too, and so on all the way round.
-//! Whoever wants to go on forms the ring of the next generation.
+//! **Failure.** The first error ends the ring: its sockets are shut down, so the neighbours fail too, and so
+//! on all the way round. Ranks that go on form the ring of the next generation.
 
 mod abort;
 mod ahead;

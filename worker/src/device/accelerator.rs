@@ -1,4 +1,4 @@
-//! What a build with cards can do with them, and why a machine cannot.
+//! What a build with GPUs can do with them, and why a machine cannot.
 
 use std::{fmt, path::PathBuf};
 
@@ -6,7 +6,7 @@ use coxswain_proto::{ids::Step, run_spec::RunSpec};
 use coxswain_task::{ForwardJob, Losses, TaskError, Width};
 
 use crate::{
-    collective::{FabricError, FabricSource, RingListener},
+    collective::{RingListener, TransportError, TransportSource},
     selftest::Finding,
     train::{HeldOutError, TrainError, UnknownTask},
     trainer::Trainer,
@@ -27,10 +27,10 @@ impl fmt::Display for Version {
     }
 }
 
-/// What a machine has that can train on its cards.
+/// What a machine has that can train on its GPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cards {
-    /// Cards that this process may use; at least one.
+pub struct Gpus {
+    /// GPUs that this process may use; at least one.
     pub count: usize,
     /// The newest CUDA that the driver runs.
     pub driver: Version,
@@ -40,9 +40,9 @@ pub struct Cards {
     pub headers: PathBuf,
 }
 
-/// Why this process cannot compute on cards, and what to do.
+/// Why this process cannot compute on GPUs, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NoCards {
+pub enum NoGpus {
     /// Built without the feature.
     #[error(
         "this cox was built without the feature `cuda`; build it with `cargo build --release --features cuda`"
@@ -66,11 +66,11 @@ pub enum NoCards {
         /// Its answer.
         code: i32,
     },
-    /// A driver without a card.
+    /// A driver without a GPU.
     #[error(
-        "the NVIDIA driver sees no card; check CUDA_VISIBLE_DEVICES and the container's or the job's devices"
+        "the NVIDIA driver sees no GPU; check CUDA_VISIBLE_DEVICES and the container's or the job's devices"
     )]
-    NoCard,
+    NoGpu,
     /// No compiler for kernels.
     #[error(
         "no NVRTC (libnvrtc.so.13 or .12 cannot be loaded): kernels are compiled when they are first used; install the CUDA runtime \
@@ -97,39 +97,40 @@ pub enum NoCards {
     },
 }
 
-/// What a build can do with cards. `card` is a number among those that the process sees, below [`Cards::count`].
+/// What a build can do with GPUs. `gpu` is a number among those that the process sees, below [`Gpus::count`].
 pub trait Accelerator: Sync {
     /// What this machine has; asked of the machine once in a process.
-    fn probe(&self) -> Result<Cards, NoCards>;
+    fn probe(&self) -> Result<Gpus, NoGpus>;
 
     /// NCCL's version, `20000 + 100 * minor + patch`, or why there is none.
-    fn nccl(&self) -> Result<u32, FabricError>;
+    fn nccl(&self) -> Result<u32, TransportError>;
 
-    /// Trains a task, by its name, on a card.
+    /// Trains a task, by its name, on a GPU.
     fn trainer(
         &self,
         task: &str,
-        card: usize,
+        gpu: usize,
         listener: Option<RingListener>,
     ) -> Result<Box<dyn Trainer>, UnknownTask>;
 
     /// See [`Tasks::evaluate`](super::Tasks::evaluate).
-    fn evaluate(&self, spec: &RunSpec, card: usize) -> Result<(Step, Option<HeldOutError>), TrainError>;
+    fn evaluate(&self, spec: &RunSpec, gpu: usize) -> Result<(Step, Option<HeldOutError>), TrainError>;
 
     /// See [`Tasks::forward`](super::Tasks::forward).
-    fn forward(&self, job: &ForwardJob<'_>, card: usize) -> Option<Result<(), TaskError>>;
+    fn forward(&self, job: &ForwardJob<'_>, gpu: usize) -> Option<Result<(), TaskError>>;
 
-    /// What carries large buffers between cards.
-    fn fabric(&self, card: usize) -> Box<dyn FabricSource>;
+    /// What carries large buffers between GPUs.
+    fn transport(&self, gpu: usize) -> Box<dyn TransportSource>;
 
     /// Copies and products, for `cox selftest`.
-    fn measure(&self, card: usize) -> Vec<Finding>;
+    fn measure(&self, gpu: usize) -> Vec<Finding>;
 
-    /// A few steps of a small instance of each task that brings one, for `cox selftest`; in the order of the registry.
-    fn few_steps(&self, card: usize, width: Width) -> Vec<(&'static str, Losses)>;
+    /// A few steps of a small instance of each task that brings one, for `cox selftest`; in the order of the
+    /// registry.
+    fn few_steps(&self, gpu: usize, width: Width) -> Vec<(&'static str, Losses)>;
 }
 
-/// A build without cards.
+/// A build without GPUs.
 #[derive(Clone, Copy, Debug)]
 pub struct Absent {
     /// Whether the machine has the driver nonetheless.
@@ -137,45 +138,45 @@ pub struct Absent {
 }
 
 impl Accelerator for Absent {
-    fn probe(&self) -> Result<Cards, NoCards> {
-        Err(NoCards::NotBuilt { driver: (self.driver)() })
+    fn probe(&self) -> Result<Gpus, NoGpus> {
+        Err(NoGpus::NotBuilt { driver: (self.driver)() })
     }
 
-    fn nccl(&self) -> Result<u32, FabricError> {
-        Err(FabricError(NoCards::NotBuilt { driver: (self.driver)() }.to_string()))
+    fn nccl(&self) -> Result<u32, TransportError> {
+        Err(TransportError(NoGpus::NotBuilt { driver: (self.driver)() }.to_string()))
     }
 
     fn trainer(
         &self,
         _task: &str,
-        card: usize,
+        gpu: usize,
         _listener: Option<RingListener>,
     ) -> Result<Box<dyn Trainer>, UnknownTask> {
-        never(card)
+        never(gpu)
     }
 
-    fn evaluate(&self, _spec: &RunSpec, card: usize) -> Result<(Step, Option<HeldOutError>), TrainError> {
-        never(card)
+    fn evaluate(&self, _spec: &RunSpec, gpu: usize) -> Result<(Step, Option<HeldOutError>), TrainError> {
+        never(gpu)
     }
 
-    fn forward(&self, _job: &ForwardJob<'_>, card: usize) -> Option<Result<(), TaskError>> {
-        never(card)
+    fn forward(&self, _job: &ForwardJob<'_>, gpu: usize) -> Option<Result<(), TaskError>> {
+        never(gpu)
     }
 
-    fn fabric(&self, card: usize) -> Box<dyn FabricSource> {
-        never(card)
+    fn transport(&self, gpu: usize) -> Box<dyn TransportSource> {
+        never(gpu)
     }
 
-    fn measure(&self, card: usize) -> Vec<Finding> {
-        never(card)
+    fn measure(&self, gpu: usize) -> Vec<Finding> {
+        never(gpu)
     }
 
-    fn few_steps(&self, card: usize, _width: Width) -> Vec<(&'static str, Losses)> {
-        never(card)
+    fn few_steps(&self, gpu: usize, _width: Width) -> Vec<(&'static str, Losses)> {
+        never(gpu)
     }
 }
 
-/// [`choose`](super::choose) gives a card only where the probe has found one.
-fn never(card: usize) -> ! {
-    unreachable!("cuda:{card} was chosen in a build without cards")
+/// [`choose`](super::choose) gives a GPU only where the probe has found one.
+fn never(gpu: usize) -> ! {
+    unreachable!("cuda:{gpu} was chosen in a build without GPUs")
 }

@@ -2,22 +2,23 @@
 
 use coxswain_proto::run_spec::DeviceChoice;
 
-use super::{Accelerator, Device, NoCards};
+use super::{Accelerator, Device, NoGpus};
 
 /// What `wanted` comes to on this machine, for the `local_rank`-th worker on it.
 ///
-/// Workers beyond the number of cards share: a card that a job's scheduler gives to one task is number 0 to it, whatever its rank.
+/// Workers beyond the number of GPUs share: a GPU that a job's scheduler gives to one task is number 0 to it,
+/// whatever its rank.
 pub fn choose(
     wanted: DeviceChoice,
     local_rank: usize,
     accelerator: &dyn Accelerator,
-) -> Result<Device, NoCards> {
+) -> Result<Device, NoGpus> {
     match wanted {
         DeviceChoice::Cpu => Ok(Device::Cpu),
-        DeviceChoice::Cuda => accelerator.probe().map(|cards| Device::Cuda(local_rank % cards.count)),
+        DeviceChoice::Cuda => accelerator.probe().map(|gpus| Device::Cuda(local_rank % gpus.count)),
         DeviceChoice::Auto => Ok(match accelerator.probe() {
-            Ok(cards) => Device::Cuda(local_rank % cards.count),
-            Err(NoCards::NotBuilt { driver: false } | NoCards::NoDriver | NoCards::NoCard) => Device::Cpu,
+            Ok(gpus) => Device::Cuda(local_rank % gpus.count),
+            Err(NoGpus::NotBuilt { driver: false } | NoGpus::NoDriver | NoGpus::NoGpu) => Device::Cpu,
             Err(missing) => {
                 tracing::warn!("there is an NVIDIA driver, and still no way to use it: {missing}");
                 Device::Cpu

@@ -9,7 +9,7 @@ use super::{Device, Tasks, choose};
 use crate::{
     collective::RingListener,
     link::{Link, Phase},
-    memory::prediction::truth::Truth,
+    memory::prediction::recorded::RecordedRuns,
     train::{TaskTrainer, TrainerOptions},
     trainer::{DataSetFacts, FailureKind, Trainer, TrainerFailure, TrainerOutcome},
 };
@@ -25,8 +25,8 @@ pub struct ChosenTrainer {
 }
 
 impl ChosenTrainer {
-    /// The trainer of the `local_rank`-th worker on this machine. `wanted` wins over the run file; `listener` accepts the ring's
-    /// neighbour, none for a world of one.
+    /// The trainer of the `local_rank`-th worker on this machine. `wanted` wins over the run file; `listener`
+    /// accepts the ring's neighbour, none for a world of one.
     pub fn new(
         tasks: Tasks,
         wanted: Option<DeviceChoice>,
@@ -54,14 +54,14 @@ impl ChosenTrainer {
             self.inner = Some(match device {
                 Device::Cpu => {
                     let options = TrainerOptions { device: Default::default(), listener };
-                    let trainer = TaskTrainer::new(task, options).remembering(Truth::home());
+                    let trainer = TaskTrainer::new(task, options).remembering(RecordedRuns::home());
                     match wanted {
-                        DeviceChoice::Auto => Box::new(trainer.for_want_of_card()),
+                        DeviceChoice::Auto => Box::new(trainer.for_want_of_gpu()),
                         DeviceChoice::Cpu | DeviceChoice::Cuda => Box::new(trainer),
                     }
                 }
-                Device::Cuda(card) => {
-                    let trainer = self.tasks.accelerator.trainer(&spec.task.kind, card, listener);
+                Device::Cuda(gpu) => {
+                    let trainer = self.tasks.accelerator.trainer(&spec.task.kind, gpu, listener);
                     trainer.map_err(|unknown| refused(unknown.to_string()))?
                 }
             });

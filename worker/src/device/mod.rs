@@ -1,17 +1,17 @@
-//! What a worker computes on, chosen at run time: the CPU, or one NVIDIA card.
+//! What a worker computes on, chosen at run time: the CPU, or one NVIDIA GPU.
 //!
 //! ```text
-//! accelerator   what a build with cards can do with them; `Absent` is its null object
+//! accelerator   what a build with GPUs can do with them; `Absent` is its null object
 //! choose        `launch.device` and the local rank to a device
 //! tasks         what this program can train, and on what
 //! chosen        a trainer that knows its device when it has read the run
 //! ```
 //!
-//! One process computes on one device. `CUDA_VISIBLE_DEVICES` is the driver's business: it shows this process the cards it may use,
-//! numbered from 0, and the local rank picks one of them.
+//! One process computes on one device. `CUDA_VISIBLE_DEVICES` is the driver's business: it shows this process
+//! the GPUs it may use, numbered from 0, and the local rank picks one of them.
 //!
-//! What this module does not do: instantiate anything for a card. All of burn's CUDA backend is generic, and costs minutes to
-//! build wherever it is named; only the crate that implements [`Accelerator`] does.
+//! What this module does not do: instantiate anything for a GPU. All of burn's CUDA backend is generic, and
+//! costs minutes to build wherever it is named; only the crate that implements [`Accelerator`] does.
 
 mod accelerator;
 mod choose;
@@ -21,7 +21,7 @@ mod tasks;
 mod tests;
 
 pub use self::{
-    accelerator::{Absent, Accelerator, Cards, NoCards, Version},
+    accelerator::{Absent, Accelerator, Gpus, NoGpus, Version},
     choose::choose,
     chosen::ChosenTrainer,
     tasks::Tasks,

@@ -29,7 +29,7 @@ impl Tasks {
     pub fn forward(&self, job: &ForwardJob<'_>, device: Device) -> Option<Result<(), TaskError>> {
         match device {
             Device::Cpu => self.cpu.iter().find_map(|task| task.forward(job, &Default::default())),
-            Device::Cuda(card) => self.accelerator.forward(job, card),
+            Device::Cuda(gpu) => self.accelerator.forward(job, gpu),
         }
     }
 
@@ -41,7 +41,7 @@ impl Tasks {
     ) -> Result<(Step, Option<HeldOutError>), TrainError> {
         match device {
             Device::Cpu => train::evaluate_run(self.of(spec)?, spec, &Default::default()),
-            Device::Cuda(card) => self.accelerator.evaluate(spec, card),
+            Device::Cuda(gpu) => self.accelerator.evaluate(spec, gpu),
         }
     }
 }
@@ -53,6 +53,6 @@ pub(crate) fn measure(device: Device, accelerator: &dyn Accelerator) -> Vec<Find
             let sizes = Sizes { copy: 64 << 20, side: 768, rounds: 3, bf16: false };
             selftest::speed_in_host_memory::<Flex>(&Default::default(), sizes)
         }
-        Device::Cuda(card) => accelerator.measure(card),
+        Device::Cuda(gpu) => accelerator.measure(gpu),
     }
 }

@@ -1,4 +1,4 @@
-//! Choices on machines with and without cards.
+//! Choices on machines with and without GPUs.
 
 use coxswain_proto::{
     ids::Step,
@@ -9,7 +9,7 @@ use coxswain_tasks::vla_flow::VlaFlow;
 
 use super::*;
 use crate::{
-    collective::{FabricError, FabricSource, RingListener},
+    collective::{RingListener, TransportError, TransportSource},
     link::Link,
     selftest::Finding,
     train::{HeldOutError, TrainError, UnknownTask},
@@ -18,48 +18,48 @@ use crate::{
 
 const ABSENT: Absent = Absent { driver: || false };
 
-/// A machine of so many cards, or of one obstacle.
-struct Machine(Result<usize, NoCards>);
+/// A machine of so many GPUs, or of one obstacle.
+struct Machine(Result<usize, NoGpus>);
 
 impl Accelerator for Machine {
-    fn probe(&self) -> Result<Cards, NoCards> {
+    fn probe(&self) -> Result<Gpus, NoGpus> {
         let version = Version { major: 13, minor: 0 };
-        let cards = |count| Cards { count, driver: version, nvrtc: version, headers: "/cuda/include".into() };
-        self.0.clone().map(cards)
+        let gpus = |count| Gpus { count, driver: version, nvrtc: version, headers: "/cuda/include".into() };
+        self.0.clone().map(gpus)
     }
 
-    fn nccl(&self) -> Result<u32, FabricError> {
+    fn nccl(&self) -> Result<u32, TransportError> {
         ABSENT.nccl()
     }
 
     fn trainer(
         &self,
         task: &str,
-        card: usize,
+        gpu: usize,
         listener: Option<RingListener>,
     ) -> Result<Box<dyn Trainer>, UnknownTask> {
-        let _ = (task, card, listener);
+        let _ = (task, gpu, listener);
         Ok(Box::new(Idle))
     }
 
-    fn evaluate(&self, spec: &RunSpec, card: usize) -> Result<(Step, Option<HeldOutError>), TrainError> {
-        ABSENT.evaluate(spec, card)
+    fn evaluate(&self, spec: &RunSpec, gpu: usize) -> Result<(Step, Option<HeldOutError>), TrainError> {
+        ABSENT.evaluate(spec, gpu)
     }
 
-    fn forward(&self, job: &ForwardJob<'_>, card: usize) -> Option<Result<(), TaskError>> {
-        ABSENT.forward(job, card)
+    fn forward(&self, job: &ForwardJob<'_>, gpu: usize) -> Option<Result<(), TaskError>> {
+        ABSENT.forward(job, gpu)
     }
 
-    fn fabric(&self, card: usize) -> Box<dyn FabricSource> {
-        ABSENT.fabric(card)
+    fn transport(&self, gpu: usize) -> Box<dyn TransportSource> {
+        ABSENT.transport(gpu)
     }
 
-    fn measure(&self, card: usize) -> Vec<Finding> {
-        ABSENT.measure(card)
+    fn measure(&self, gpu: usize) -> Vec<Finding> {
+        ABSENT.measure(gpu)
     }
 
-    fn few_steps(&self, card: usize, width: Width) -> Vec<(&'static str, Losses)> {
-        ABSENT.few_steps(card, width)
+    fn few_steps(&self, gpu: usize, width: Width) -> Vec<(&'static str, Losses)> {
+        ABSENT.few_steps(gpu, width)
     }
 }
 
@@ -76,26 +76,26 @@ impl Trainer for Idle {
     }
 }
 
-fn obstacles() -> Vec<NoCards> {
+fn obstacles() -> Vec<NoGpus> {
     let version = |major| Version { major, minor: 0 };
     vec![
-        NoCards::NotBuilt { driver: false },
-        NoCards::NotBuilt { driver: true },
-        NoCards::NoDriver,
-        NoCards::Refused { call: "cuInit", code: 803 },
-        NoCards::NoCard,
-        NoCards::NoCompiler,
-        NoCards::OldCompiler { found: version(11), needed: version(12) },
-        NoCards::NoHeaders { looked_at: "CUDA_PATH is not set".into() },
+        NoGpus::NotBuilt { driver: false },
+        NoGpus::NotBuilt { driver: true },
+        NoGpus::NoDriver,
+        NoGpus::Refused { call: "cuInit", code: 803 },
+        NoGpus::NoGpu,
+        NoGpus::NoCompiler,
+        NoGpus::OldCompiler { found: version(11), needed: version(12) },
+        NoGpus::NoHeaders { looked_at: "CUDA_PATH is not set".into() },
     ]
 }
 
 #[test]
-fn the_local_rank_picks_a_card_and_ranks_beyond_the_cards_share() {
+fn the_local_rank_picks_a_gpu_and_ranks_beyond_the_gpus_share() {
     let four = Machine(Ok(4));
-    for (rank, card) in [(0, 0), (3, 3), (4, 0), (9, 1)] {
+    for (rank, gpu) in [(0, 0), (3, 3), (4, 0), (9, 1)] {
         for wanted in [DeviceChoice::Cuda, DeviceChoice::Auto] {
-            assert_eq!(choose(wanted, rank, &four), Ok(Device::Cuda(card)));
+            assert_eq!(choose(wanted, rank, &four), Ok(Device::Cuda(gpu)));
         }
         assert_eq!(choose(DeviceChoice::Cpu, rank, &four), Ok(Device::Cpu));
     }
@@ -107,11 +107,11 @@ fn every_obstacle_refuses_cuda_with_a_remedy_and_sends_auto_to_the_cpu() {
         let machine = Machine(Err(obstacle.clone()));
         assert_eq!(choose(DeviceChoice::Auto, 0, &machine), Ok(Device::Cpu));
         assert_eq!(choose(DeviceChoice::Cpu, 0, &machine), Ok(Device::Cpu));
-        let refused = choose(DeviceChoice::Cuda, 0, &machine).expect_err("there is no card");
+        let refused = choose(DeviceChoice::Cuda, 0, &machine).expect_err("there is no GPU");
         assert_eq!(refused, obstacle);
-        let said = refused.to_string();
+        let message = refused.to_string();
         let remedies = ["install", "check", "build", "newer"];
-        assert!(remedies.iter().any(|remedy| said.contains(remedy)), "{said}");
+        assert!(remedies.iter().any(|remedy| message.contains(remedy)), "{message}");
     }
 }
 
@@ -139,10 +139,10 @@ fn devices_and_versions_are_named_as_everywhere() {
 }
 
 #[test]
-fn a_build_without_cards_says_whether_the_machine_has_a_driver_and_how_to_build_another() {
+fn a_build_without_gpus_says_whether_the_machine_has_a_driver_and_how_to_build_another() {
     for driver in [|| true, || false] {
-        let missing = Absent { driver }.probe().expect_err("there are no cards in this build");
-        assert_eq!(missing, NoCards::NotBuilt { driver: driver() });
+        let missing = Absent { driver }.probe().expect_err("there are no GPUs in this build");
+        assert_eq!(missing, NoGpus::NotBuilt { driver: driver() });
         assert!(missing.to_string().contains("cargo build --release --features cuda"), "{missing}");
     }
 }

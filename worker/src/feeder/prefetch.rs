@@ -5,10 +5,11 @@
 //! trainer: next(step)                    ◄─  ready micro-batches, at most `depth` ahead, in order
 //! ```
 //!
-//! The trainer says which positions it owns, steps ahead of time; threads of this pipeline (a pool of its own: compute threads have
-//! theirs) read and decode the samples of a micro-batch side by side, and collate. A step stays on record until the trainer asks for a later one, so after a step that
-//! did not fit [`Prefetcher::replan`] starts it again with smaller micro-batches, from the same samples: cut out of what is ready (`recut`), so that nobody waits
-//! for images that were decoded before. Failures come through
+//! The trainer says which positions it owns, steps ahead of time; threads of this pipeline (a pool of its
+//! own: compute threads have theirs) read and decode the samples of a micro-batch side by side, and collate.
+//! A step stays on record until the trainer asks for a later one, so after a step that did not fit
+//! [`Prefetcher::replan`] starts it again with smaller micro-batches, from the same samples: cut out of what
+//! is ready (`recut`), so that nobody waits for images that were decoded before. Failures come through
 //! [`Prefetcher::next`] as values. Dropping the prefetcher stops and joins its threads.
 //!
 //! Where features are kept, rows of micro-batches that wait can be completed before their turn (`upcoming`).
@@ -31,7 +32,7 @@ use super::{
     rows::Prepared,
 };
 
-/// Steps on record at once. Requests are a few words each; more than this means that nobody takes batches.
+/// Steps on record at once. Requests are a few words each; more than this means that no batches are taken.
 pub const MAX_REQUESTS: usize = 256;
 
 /// The pipeline. One trainer drives it.
@@ -99,7 +100,8 @@ impl Prefetcher {
         Ok(())
     }
 
-    /// The next micro-batch of `step`; `None` after its last. Asking for a later step than before forgets the earlier ones.
+    /// The next micro-batch of `step`; `None` after its last. Asking for a later step than before forgets the
+    /// earlier ones.
     pub fn next(&mut self, step: Step) -> Result<Option<Prepared>, DataError> {
         let mut state = self.shared.lock();
         while state.requests.front().is_some_and(|(_, r)| r.step < step) {
@@ -133,9 +135,10 @@ impl Prefetcher {
         }
     }
 
-    /// Starts `step` again from its first sample, it and all later requests with another micro-batch. What is ready is not read again, nor is
-    /// `last`, the micro-batch that was taken last. A step that is not requested yet (the run is over, or its turn is not known) has nothing
-    /// to start again; it is cut by whoever requests it.
+    /// Starts `step` again from its first sample, it and all later requests with another micro-batch. What is
+    /// ready is not read again, nor is `last`, the micro-batch that was taken last. A step that is not
+    /// requested yet (the run is over, or its turn is not known) has nothing to start again; it is cut when
+    /// it is requested.
     pub fn replan(
         &mut self,
         step: Step,

@@ -1,4 +1,5 @@
-//! What the trainer and the data threads share: steps on record, jobs and what has been made of them. The threads' side of it, too.
+//! What the trainer and the data threads share: steps on record, jobs and what has been made of them. The
+//! threads' side of it, too.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -68,7 +69,8 @@ pub(super) struct Shared {
     pub wanted: Condvar,
 }
 
-/// Jobs are numbered through all requests on record. `taken <= started <= taken + depth`, or further where features are kept.
+/// Jobs are numbered through all requests on record. `taken <= started <= taken + depth`, or further where
+/// features are kept.
 #[derive(Default)]
 pub(super) struct State {
     /// Steps not yet finished, with the number of their first job.
@@ -111,7 +113,8 @@ impl Shared {
     /// A data thread: makes one micro-batch after the other until it is time to stop.
     pub fn work(&self) {
         while let Some(job) = self.claim() {
-            // A decoder's panic names its sample (`reading`); what is left is a defect of ours, and costs this micro-batch.
+            // A decoder's panic names its sample (`reading`); what is left is a defect of ours, and costs
+            // this micro-batch.
             let made = std::panic::catch_unwind(AssertUnwindSafe(|| self.make(&job)));
             let result = made.unwrap_or_else(|panic| {
                 let what = format!("a thread panicked over step {}: {}", job.step, words(panic.as_ref()));
@@ -159,7 +162,7 @@ impl Shared {
                 kept: request.kept.clone(),
             });
             state.started += 1;
-            // Without an owner the step was left early, and nobody wants the batch.
+            // Without an owner the step was left early, and the batch is not wanted.
             if job.is_some() {
                 return job;
             }

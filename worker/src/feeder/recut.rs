@@ -1,16 +1,17 @@
 //! Micro-batches of another size out of those that are ready: their rows, put together otherwise.
 //!
 //! ```text
-//! ready     | a b c d | e f g h |            4 at a time; b has the longest prompt, so a, c and d are padded to it
+//! ready     | a b c d | e f g h |            4 at a time; b has the longest prompt, so a, c and d are padded
+//!                                            to it
 //! recut     | a b | c d | e f | ...          2 at a time; c and d are padded to the longer of the two
 //! ```
 //!
-//! A row is a function of its sample and of where features come from, and a micro-batch is put together of rows in one way only
-//! ([`put_together`]); so what is cut here has the bits of what would be read anew. Where a row is not there its micro-batch is left
-//! to the data threads.
+//! A row is a function of its sample and of where features come from, and a micro-batch is put together of
+//! rows in one way only ([`put_together`]); so what is cut here has the bits of what would be read anew.
+//! Where a row is not there its micro-batch is left to the data threads.
 //!
-//! No more is kept than may be ready, and one micro-batch for the trainer, which has none then: a rank that is out of memory has use for
-//! the rest.
+//! No more is kept than may be ready, and one micro-batch for the trainer, which has none then: a rank that
+//! is out of memory has use for the rest.
 
 use std::collections::BTreeMap;
 

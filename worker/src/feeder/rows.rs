@@ -2,12 +2,14 @@
 //!
 //! ```text
 //! no store      numbers, images, prompt of every sample                      as always
-//! hit           numbers from the data set; prompt, grids and features from the record: no image is decoded, nothing is tokenized
+//! hit           numbers from the data set; prompt, grids and features from the record: no image is decoded,
+//!               nothing is tokenized
 //! miss          numbers, images, prompt; its features are left to the trainer, with room kept for them
 //! ```
 //!
-//! A record that does not match its checksum is a miss, named once by whoever takes the micro-batch. A micro-batch comes apart into its rows
-//! again, so that others can be made of them without reading anything. What this file does not do: compute features, or write any.
+//! A record that does not match its checksum is a miss, named once by whoever takes the micro-batch. A
+//! micro-batch comes apart into its rows again, so that others can be made of them without reading anything.
+//! What this file does not do: compute features, or write any.
 
 use std::{collections::BTreeMap, fmt, ops::Range, sync::Arc, time::Duration};
 
@@ -16,14 +18,15 @@ use rayon::prelude::*;
 
 use crate::clock;
 use coxswain_data::DataError;
-use coxswain_feature_store::{SampleKey, Space};
+use coxswain_feature_store::{Namespace, SampleKey};
 use coxswain_task::{Batch, CachedFeatures, FeatureShape, Inputs, Sample, SampleKeys, Samples};
 
 /// Where the features of a step's samples come from, if they are there.
 #[derive(Clone)]
 pub struct KeptFeatures {
-    /// The space of the store that holds what this model would compute; none if there is no place for one.
-    pub space: Option<Space>,
+    /// The namespace of the store that holds what this model would compute; none if there is no place for
+    /// one.
+    pub namespace: Option<Namespace>,
     /// The key of every sample.
     pub keys: Arc<SampleKeys>,
     /// Which tokens have features, and how many values each.
@@ -66,8 +69,9 @@ pub struct Missing {
     pub seen: Box<dyn Sample>,
 }
 
-/// The micro-batch of these samples, `indices` in order; with room for features if `kept` says where they are from. Rows are read side
-/// by side on the threads of the pool that this runs in. The first sample that cannot be used is named by its place in `indices`.
+/// The micro-batch of these samples, `indices` in order; with room for features if `kept` says where they are
+/// from. Rows are read side by side on the threads of the pool that this runs in. The first sample that
+/// cannot be used is named by its place in `indices`.
 pub(super) fn prepare(
     samples: &dyn Samples,
     step: Step,
@@ -78,7 +82,8 @@ pub(super) fn prepare(
         Some(kept) => Row::read(samples, indices[place], kept),
         None => Ok(Row::of(samples.read(indices[place])?)),
     };
-    // In the order of the data set: what decodes one sample's frame goes on to the next one's, if they are neighbours in a video.
+    // In the order of the data set: what decodes one sample's frame goes on to the next one's, if they are
+    // neighbours in a video.
     let mut places: Vec<usize> = (0..indices.len()).collect();
     places.sort_by_key(|place| indices[*place]);
     // All are read before the first error is looked for, so that it is the same one on any number of threads.
@@ -134,9 +139,10 @@ impl Row {
     }
 }
 
-/// What the store has of a sample, if there is a record that has a value for each that its tokens want; in words, if it is damaged.
+/// What the store has of a sample, if there is a record that has a value for each that its tokens want; in
+/// words, if it is damaged.
 fn read_record(kept: &KeptFeatures, key: &SampleKey) -> Option<Result<(Inputs, Vec<f32>), String>> {
-    let record = kept.space.as_ref()?.get(key)?;
+    let record = kept.namespace.as_ref()?.get(key)?;
     let wanted = kept.shape.values(record.ids(), record.grids());
     if record.tokens() * kept.shape.width != wanted {
         return None;
@@ -148,8 +154,8 @@ fn read_record(kept: &KeptFeatures, key: &SampleKey) -> Option<Result<(Inputs, V
 }
 
 impl Prepared {
-    /// The rows it is made of, as they were when it was, or with features that have come since. Those that are lent are not among them: their
-    /// features are neither there nor missing.
+    /// The rows it is made of, as they were when it was, or with features that have come since. Those that
+    /// are lent are not among them: their features are neither there nor missing.
     pub(super) fn into_rows(self, samples: &dyn Samples, kept: Option<&KeptFeatures>) -> Vec<Row> {
         let Self { batch, missing, computed, lent, mut read, damaged } = self;
         let mut missing: BTreeMap<usize, Missing> =

@@ -1,9 +1,10 @@
-//! Rows without features in micro-batches that are ready and wait for their turn: taken out, computed together with those that are due,
-//! and put back.
+//! Rows without features in micro-batches that are ready and wait for their turn: taken out, computed
+//! together with those that are due, and put back.
 //!
-//! That is what lets features be computed in batches larger than a micro-batch. Nothing is waited for: what is not ready is computed
-//! when it is due. Rows that were taken out and not put back leave their micro-batch incomplete, so whoever gives up must start again
-//! with [`Prefetcher::replan`], which makes those rows anew, or [`Prefetcher::clear`].
+//! That is what lets features be computed in batches larger than a micro-batch. Nothing is waited for: what
+//! is not ready is computed when it is due. Rows that were taken out and not put back leave their micro-batch
+//! incomplete, so whoever gives up must start again with [`Prefetcher::replan`], which makes those rows anew,
+//! or [`Prefetcher::clear`].
 
 use super::{
     prefetch::Prefetcher,
@@ -20,7 +21,8 @@ pub struct Upcoming {
 }
 
 impl Prefetcher {
-    /// So many samples are kept ready from now on where features may be missing, if the pipeline's depth is less.
+    /// So many samples are kept ready from now on where features may be missing, if the pipeline's depth is
+    /// less.
     pub fn keep_ahead(&mut self, samples: usize) {
         self.shared.lock().kept_ahead = samples;
         self.shared.wanted.notify_all();
@@ -42,7 +44,8 @@ impl Prefetcher {
         taken
     }
 
-    /// Puts the features of a row in their place. `computed` says whether they were made, and not found after all.
+    /// Puts the features of a row in their place. `computed` says whether they were made, and not found after
+    /// all.
     pub fn put_back(&mut self, row: &Upcoming, values: &[f32], computed: bool) {
         let mut state = self.shared.lock();
         let Some(Ok(prepared)) = state.done.get_mut(&row.job) else { return };

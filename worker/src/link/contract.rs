@@ -23,9 +23,10 @@ pub struct Assignment {
     pub world: u32,
     /// Where the next rank's listener accepts this one; empty in a world of one.
     pub next: String,
-    /// Rows of the data set that nobody uses any more: their samples failed again and again.
+    /// Rows of the data set that are left out: their samples failed again and again.
     pub quarantined: Vec<DamagedRow>,
-    /// The step of the newest complete checkpoint, 0 without one: where to start if no rank still has the training state.
+    /// The step of the newest complete checkpoint, 0 without one: where to start if no rank still has the
+    /// training state.
     pub checkpoint_step: Step,
 }
 
@@ -57,7 +58,8 @@ pub struct Start {
     pub took: Duration,
 }
 
-/// What people asked for, as of now. All ranks agree on it in the step's vote, so it takes effect at the same boundary everywhere.
+/// What people asked for, as of now. All ranks agree on it in the step's vote, so it takes effect at the same
+/// boundary everywhere.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Commands {
     /// Wait at the next boundary until resumed.
@@ -103,7 +105,8 @@ pub enum Report {
         /// What happened.
         news: CheckpointNews,
     },
-    /// A sample cannot be used. This rank is ready for a generation in which someone else tries it, or nobody.
+    /// A sample cannot be used. This rank is ready for a generation in which another rank tries it, or in
+    /// which it is left out.
     BadSample(BadSample),
     /// What rank 0 knows of a generation of the feature cache, for all ranks.
     Cache(CacheReport),
@@ -130,12 +133,12 @@ pub enum LinkError {
 
 /// The trainer's view of the control plane.
 pub trait Link {
-    /// Says that this worker can take a place in the next generation, and blocks until it has one. `why` tells what ended the
-    /// last generation if this worker found out by itself.
+    /// Says that this worker can take a place in the next generation, and blocks until it has one. `why`
+    /// tells what ended the last generation if this worker found out by itself.
     fn assignment(&mut self, why: Option<&str>) -> Result<Assignment, LinkError>;
 
-    /// The run's id, which the coordinator gave it: tells it from other launches of the same file. Empty where nobody could be mistaken for
-    /// a member.
+    /// The run's id, which the coordinator gave it: tells it from other launches of the same file. Empty
+    /// where nobody could be mistaken for a member.
     fn run_id(&self) -> &str {
         ""
     }
@@ -145,31 +148,33 @@ pub trait Link {
         true
     }
 
-    /// Blocks until this rank may consume its slice of `step`, whose global batch has `samples` samples; returns the slice as
-    /// positions within that batch, and the step's turn. Leases are granted well ahead, so this normally returns at once.
+    /// Blocks until this rank may consume its slice of `step`, whose global batch has `samples` samples;
+    /// returns the slice as positions within that batch, and the step's cache phase. Leases are granted well
+    /// ahead, so this normally returns at once.
     ///
-    /// Where the lease depends on a measurement of drift (`cache.rebuild_above`, at the end of a live phase), rank 0 must have reported it
-    /// before: nothing beyond that step is leased until then. So only the step that runs next is waited for; those ahead of it are
-    /// asked for with [`Link::lease_ahead`].
+    /// Where the lease depends on a measurement of drift (`cache.rebuild_above`, at the end of a live phase),
+    /// rank 0 must have reported it before: nothing beyond that step is leased until then. So only the step
+    /// that runs next is waited for; those ahead of it are asked for with [`Link::lease_ahead`].
     fn lease(&mut self, step: Step, samples: u64) -> Result<Leased, LinkError>;
 
     /// As [`Link::lease`], but nothing if the step is not leased yet. Never blocks.
     fn lease_ahead(&mut self, step: Step, samples: u64) -> Result<Option<Leased>, LinkError>;
 
-    /// The newest decision about the features of steps before `step`, where nobody but this link keeps it: it goes into checkpoints.
+    /// The newest decision about the features of steps before `step`, where nobody but this link keeps it: it
+    /// goes into checkpoints.
     fn decided(&self, _step: Step) -> Option<Decided> {
         None
     }
 
-    /// Shows the generation's communicator to the control plane as soon as there is one: an abort from the coordinator ends the
-    /// collective in flight through `abort`, and heartbeats carry `progress`.
+    /// Shows the generation's communicator to the control plane as soon as there is one: an abort from the
+    /// coordinator ends the collective in flight through `abort`, and heartbeats carry `progress`.
     fn connected(&mut self, _abort: Arc<dyn AbortHandle>, _progress: Arc<Progress>) {}
 
     /// What people want, now. Never blocks.
     fn commands(&mut self) -> Commands;
 
-    /// Blocks until `commands().pause` is false or `commands().stop` is true. A generation that regroups is over for a rank that
-    /// waits here.
+    /// Blocks until `commands().pause` is false or `commands().stop` is true. A generation that regroups is
+    /// over for a rank that waits here.
     fn wait_while_paused(&mut self) -> Result<(), LinkError>;
 
     /// Says where the trainer is. Never blocks; kept for the next heartbeat.

@@ -1,39 +1,40 @@
-//! The link's null object: a world of one, without a coordinator. It owns every sample, takes no commands, and drops its reports, but
-//! for those that decide where features come from: it keeps the same table of turns as a coordinator would.
+//! The link's null object: a world of one, without a coordinator. It owns every sample, takes no commands,
+//! and drops its reports, but for those that decide where features come from: it keeps the same table of
+//! cache phases as a coordinator would.
 
 use coxswain_proto::{
-    cache_plan::{CacheGeneration, CacheReport, Decided, Evidence, StepTurn, TurnTable},
+    cache_plan::{CacheGeneration, CachePhaseTable, CacheReport, Decided, Evidence, StepCachePhase},
     ids::{Generation, Rank, Step},
     plan::Plan,
     run_spec::Cache,
 };
 
-use super::{Assignment, CacheSpace, CacheTurn, Commands, Leased, Link, LinkError, Phase, Report};
+use super::{Assignment, CacheNamespace, CachePhase, Commands, Leased, Link, LinkError, Phase, Report};
 
 /// A world of one, without a coordinator.
 #[derive(Clone, Debug)]
 pub struct SoloLink {
     first_step: Step,
-    turns: TurnTable,
+    cache_phases: CachePhaseTable,
     /// What was reported last of the generation that is kept.
     measured: Option<CacheReport>,
     /// Where the newest generation lies.
-    space: (u64, String),
+    namespace: (u64, String),
 }
 
 impl SoloLink {
     /// Training that starts at `first_step`: 0, or the step of a checkpoint. Without a cache.
     pub fn new(first_step: Step) -> Self {
-        let turns = TurnTable::new(&Cache::default(), None);
-        Self { first_step, turns, measured: None, space: (0, String::new()) }
+        let cache_phases = CachePhaseTable::new(&Cache::default(), None);
+        Self { first_step, cache_phases, measured: None, namespace: (0, String::new()) }
     }
 
-    /// The same with a cache. `decided` is what the checkpoint of `first_step` says was decided last: without a coordinator nobody else
-    /// remembers which generation serves, or is to be compared with.
+    /// The same with a cache. `decided` is what the checkpoint of `first_step` says was decided last: without
+    /// a coordinator nobody else remembers which generation serves, or is to be compared with.
     pub fn with_cache(self, cache: &Cache, plan: &Plan, decided: Option<Decided>) -> Self {
-        let mut turns = TurnTable::new(cache, Some(plan));
-        decided.into_iter().for_each(|decided| turns.insert(decided));
-        Self { turns, ..self }
+        let mut cache_phases = CachePhaseTable::new(cache, Some(plan));
+        decided.into_iter().for_each(|decided| cache_phases.insert(decided));
+        Self { cache_phases, ..self }
     }
 
     /// Decides about a step if that is possible now; with `given_up`, in any case.
@@ -42,22 +43,22 @@ impl SoloLink {
         let drift = measured.and_then(|report| report.drift).filter(|drift| drift.at == step);
         let lost = measured.is_some_and(|report| report.lost);
         let evidence = Evidence { drift: drift.map(|drift| drift.drift), lost, given_up };
-        if let Some(decided) = self.turns.decide(step, &evidence) {
+        if let Some(decided) = self.cache_phases.decide(step, &evidence) {
             let number = decided.generation.number;
             tracing::info!(step = step.0, number, why = ?decided.why, "features of generation {number}");
         }
     }
 
     fn leased(&self, step: Step, samples: u64) -> Option<Leased> {
-        let space = |generation: CacheGeneration| {
-            let known = self.space.0 == generation.number && !self.space.1.is_empty();
-            CacheSpace { generation, space: known.then(|| self.space.1.clone()) }
+        let namespace = |generation: CacheGeneration| {
+            let known = self.namespace.0 == generation.number && !self.namespace.1.is_empty();
+            CacheNamespace { generation, namespace: known.then(|| self.namespace.1.clone()) }
         };
-        let turn = match self.turns.turn(step)? {
-            StepTurn::Live { kept } => CacheTurn::Live { kept: kept.map(space) },
-            StepTurn::Cached(generation) => CacheTurn::Cached(space(generation)),
+        let cache_phase = match self.cache_phases.cache_phase(step)? {
+            StepCachePhase::Live { kept } => CachePhase::Live { kept: kept.map(namespace) },
+            StepCachePhase::Cached(generation) => CachePhase::Cached(namespace(generation)),
         };
-        Some(Leased { slice: 0..samples, turn })
+        Some(Leased { slice: 0..samples, cache_phase })
     }
 }
 
@@ -89,7 +90,7 @@ impl Link for SoloLink {
     }
 
     fn decided(&self, step: Step) -> Option<Decided> {
-        self.turns.before(step).copied()
+        self.cache_phases.before(step).copied()
     }
 
     fn commands(&mut self) -> Commands {
@@ -104,8 +105,8 @@ impl Link for SoloLink {
 
     fn report(&mut self, report: Report) -> Result<(), LinkError> {
         if let Report::Cache(report) = report {
-            if !report.space.is_empty() && report.generation >= self.space.0 {
-                self.space = (report.generation, report.space.clone());
+            if !report.namespace.is_empty() && report.generation >= self.namespace.0 {
+                self.namespace = (report.generation, report.namespace.clone());
             }
             self.measured = Some(report);
         }
@@ -137,8 +138,8 @@ mod tests {
         SoloLink::new(Step(0)).with_cache(&cache, &Plan::new(&train, 16).expect("possible"), None)
     }
 
-    fn turns(link: &mut SoloLink, steps: std::ops::Range<u64>) -> Vec<u64> {
-        let number = |step| link.lease(Step(step), 4).expect("alone").turn.number();
+    fn cache_phases(link: &mut SoloLink, steps: std::ops::Range<u64>) -> Vec<u64> {
+        let number = |step| link.lease(Step(step), 4).expect("alone").cache_phase.number();
         steps.map(number).collect()
     }
 
@@ -151,57 +152,57 @@ mod tests {
     #[test]
     fn without_a_cache_every_step_is_live() {
         let mut link = SoloLink::new(Step(7));
-        assert_eq!(link.lease(Step(7), 4), Ok(Leased { slice: 0..4, turn: CacheTurn::LIVE }));
+        assert_eq!(link.lease(Step(7), 4), Ok(Leased { slice: 0..4, cache_phase: CachePhase::LIVE }));
     }
 
     #[test]
     fn every_cached_phase_has_its_generation_if_drift_does_not_matter() {
-        assert_eq!(turns(&mut link(None), 0..12), [0, 0, 1, 1, 0, 0, 2, 2, 0, 0, 3, 3]);
+        assert_eq!(cache_phases(&mut link(None), 0..12), [0, 0, 1, 1, 0, 0, 2, 2, 0, 0, 3, 3]);
     }
 
     #[test]
     fn a_step_that_depends_on_drift_is_not_leased_ahead_of_it() {
         let mut link = link(Some(0.1));
-        assert_eq!(turns(&mut link, 0..6), [0, 0, 1, 1, 0, 0]);
+        assert_eq!(cache_phases(&mut link, 0..6), [0, 0, 1, 1, 0, 0]);
         assert_eq!(link.lease_ahead(Step(6), 4), Ok(None));
         link.report(drift(1, 6, 0.05)).expect("nobody is told");
         assert_eq!(
-            link.lease_ahead(Step(6), 4).map(|leased| leased.map(|leased| leased.turn.number())),
+            link.lease_ahead(Step(6), 4).map(|leased| leased.map(|leased| leased.cache_phase.number())),
             Ok(Some(1))
         );
-        assert_eq!(turns(&mut link, 6..10), [1, 1, 0, 0]);
+        assert_eq!(cache_phases(&mut link, 6..10), [1, 1, 0, 0]);
         link.report(drift(1, 10, 0.5)).expect("nobody is told");
-        assert_eq!(turns(&mut link, 10..12), [2, 2]);
+        assert_eq!(cache_phases(&mut link, 10..12), [2, 2]);
     }
 
     #[test]
     fn nobody_waits_for_a_drift_that_was_not_measured() {
         let mut link = link(Some(0.1));
-        assert_eq!(turns(&mut link, 0..8), [0, 0, 1, 1, 0, 0, 2, 2]);
+        assert_eq!(cache_phases(&mut link, 0..8), [0, 0, 1, 1, 0, 0, 2, 2]);
     }
 
     #[test]
-    fn a_live_turn_names_what_served_before_and_where_it_lies() {
+    fn a_live_cache_phase_names_what_served_before_and_where_it_lies() {
         let mut link = link(None);
-        turns(&mut link, 0..4);
-        let space = CacheReport { generation: 1, space: "5f".into(), ..CacheReport::default() };
-        link.report(Report::Cache(space)).expect("nobody is told");
+        cache_phases(&mut link, 0..4);
+        let namespace = CacheReport { generation: 1, namespace: "5f".into(), ..CacheReport::default() };
+        link.report(Report::Cache(namespace)).expect("nobody is told");
         let generation = CacheGeneration { number: 1, since: Step(2) };
-        let kept = Some(CacheSpace { generation, space: Some("5f".into()) });
-        assert_eq!(link.lease(Step(4), 4).map(|leased| leased.turn), Ok(CacheTurn::Live { kept }));
+        let kept = Some(CacheNamespace { generation, namespace: Some("5f".into()) });
+        assert_eq!(link.lease(Step(4), 4).map(|leased| leased.cache_phase), Ok(CachePhase::Live { kept }));
     }
 
     #[test]
     fn what_a_checkpoint_remembers_goes_on_and_is_compared_with() {
         let mut before = link(Some(0.1));
-        assert_eq!(turns(&mut before, 0..5), [0, 0, 1, 1, 0]);
+        assert_eq!(cache_phases(&mut before, 0..5), [0, 0, 1, 1, 0]);
         let remembered = before.decided(Step(5));
         assert_eq!(remembered.map(|decided| decided.generation.number), Some(1));
         assert_eq!(before.decided(Step(2)), None, "the first cached phase begins at step 2");
         let mut resumed = link(Some(0.1));
-        remembered.into_iter().for_each(|decided| resumed.turns.insert(decided));
+        remembered.into_iter().for_each(|decided| resumed.cache_phases.insert(decided));
         assert_eq!(resumed.lease_ahead(Step(6), 4), Ok(None), "drift decides, as it did before");
         resumed.report(drift(1, 6, 0.05)).expect("nobody is told");
-        assert_eq!(turns(&mut resumed, 6..8), [1, 1]);
+        assert_eq!(cache_phases(&mut resumed, 6..8), [1, 1]);
     }
 }

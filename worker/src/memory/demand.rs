@@ -1,9 +1,10 @@
 //! How much a micro-batch will want, from what earlier ones took.
 //!
-//! Activations are proportional to a micro-batch's cells (rows times padded length), up to a part that does not depend on it. So what the
-//! largest micro-batch so far took, in proportion to the cells of the next one, on top of what is in use now, says whether the next can
-//! fit before a second is spent on it. Smaller ones are no guide: the fixed part is most of what they take. A wrong no costs one halving of
-//! the micro-batch; a wrong yes costs what it would have cost without a prediction.
+//! Activations are proportional to a micro-batch's cells (rows times padded length), up to a part that does
+//! not depend on it. So what the largest micro-batch so far took, in proportion to the cells of the next one,
+//! on top of what is in use now, says whether the next can fit before a second is spent on it. Smaller ones
+//! are no guide: the fixed part is most of what they take. A wrong no costs one halving of the micro-batch; a
+//! wrong yes costs what it would have cost without a prediction.
 //!
 //! What it does not do: predict before anything has run (`prediction` does that, from the model's sizes).
 

@@ -1,13 +1,15 @@
 //! Memory pressure on purpose, for tests of what happens then.
 //!
-//! `COX_FAULT_MEMORY="rank=2 step=3 phase=backward mib=256"` lets rank 2, from step 3 on, hold 256 MiB more for every sample of a
-//! micro-batch while it runs backward: an allocation like any other, counted and never touched, so it takes no pages. With
-//! `memory.capacity` set this is a real overrun, and a smaller micro-batch is a real remedy. `phase` may be `forward`, too, or `checkpoint`,
-//! which counts as one sample. Fields may come in any order; all are needed.
+//! `COX_FAULT_MEMORY="rank=2 step=3 phase=backward mib=256"` lets rank 2, from step 3 on, hold 256 MiB more
+//! for every sample of a micro-batch while it runs backward: an allocation like any other, counted and never
+//! touched, so it takes no pages. With `memory.capacity` set this is a real overrun, and a smaller
+//! micro-batch is a real remedy. `phase` may be `forward`, too, or `checkpoint`, which counts as one sample.
+//! Fields may come in any order; all are needed.
 //!
-//! It is part of the program because the program is what is tested: the counted allocations, the vote and the smaller micro-batch of several
-//! real processes, of which one has less room than the others. No setting of a run does that to one rank, and no other program has this
-//! allocator. Nothing else reads the variable, and no run depends on it.
+//! It is part of the program because the program is what is tested: the counted allocations, the vote and the
+//! smaller micro-batch of several real processes, of which one has less room than the others. No setting of a
+//! run does that to one rank, and no other program has this allocator. Nothing else reads the variable, and
+//! no run depends on it.
 
 use coxswain_proto::ids::{Rank, Step};
 

@@ -1,4 +1,4 @@
-//! What is read of memory, in three scopes; of a card by whoever knows the card.
+//! What is read of memory, in three scopes; of a GPU by whoever knows the GPU.
 
 use std::fmt;
 
@@ -26,14 +26,15 @@ impl PhasePeak {
     }
 }
 
-/// Reads what a card holds now. Asked at the ends of phases; a read waits for the orders that the card's runtime has not looked at yet, not
-/// for the card.
+/// Reads what a GPU holds now. Asked at the ends of phases; a read waits for the orders that the GPU's
+/// runtime has not looked at yet, not for the GPU.
 pub trait Gauge: fmt::Debug + Send {
-    /// In use and reserved by its allocator, and taken of the card by anybody. Zero where a scope cannot be read.
+    /// In use and reserved by its allocator, and taken of the GPU by anybody. Zero where a scope cannot be
+    /// read.
     fn read(&self) -> PhasePeak;
 
-    /// What its maker calls the card; none if it does not say.
-    fn card(&self) -> Option<String> {
+    /// What its maker calls the GPU; none if it does not say.
+    fn gpu(&self) -> Option<String> {
         None
     }
 }

@@ -1,11 +1,12 @@
 //! Peaks by phase, and the bound on them.
 //!
-//! The meter is told which phase begins and keeps the peaks of the one that ended, over the run and since the last step. A phase that went
-//! over `memory.capacity` leaves an [`OutOfMemory`] with the meter; the step asks for it ([`Meter::take_overrun`]) before it votes.
-//! Evaluation and the filling of the feature cache are left out of that: they halve their own batches, without the others; and checkpoints
-//! are: one that does not fit is given up. So is what moving state to another generation takes, where the old and the new one are held at
-//! once: a smaller micro-batch would not change that; it is said once.
-//! It also keeps what the step wants to know before it runs a micro-batch ([`Demand`]), and writes the [`Timeline`].
+//! The meter is told which phase begins and keeps the peaks of the one that ended, over the run and since the
+//! last step. A phase that went over `memory.capacity` leaves an [`OutOfMemory`] with the meter; the step
+//! asks for it ([`Meter::take_overrun`]) before it votes. Evaluation and the filling of the feature cache are
+//! left out of that: they halve their own batches, without the others; and checkpoints are: one that does not
+//! fit is given up. So is what moving state to another generation takes, where the old and the new one are
+//! held at once: a smaller micro-batch would not change that; it is said once. It also keeps what the step
+//! wants to know before it runs a micro-batch ([`Demand`]), and writes the [`Timeline`].
 
 use std::path::Path;
 
@@ -36,8 +37,8 @@ pub struct Attempt {
     pub cells: usize,
     /// Whether a smaller micro-batch is possible: if not, it runs whatever is predicted.
     pub divisible: bool,
-    /// Whether it does what micro-batches do, so that what it takes says something about others. One whose features are kept and
-    /// whose adapter rests takes a fraction.
+    /// Whether it does what micro-batches do, so that what it takes says something about others. One whose
+    /// features are kept and whose adapter rests takes a fraction.
     pub representative: bool,
 }
 
@@ -85,17 +86,18 @@ impl Meter {
         }
     }
 
-    /// Keeps books of a card instead of the host. `memory.capacity` then bounds what the card's allocator has handed out.
-    pub fn on_card(self, gauge: Box<dyn Gauge>) -> Self {
+    /// Keeps records of a GPU instead of the host. `memory.capacity` then bounds what the GPU's allocator has
+    /// handed out.
+    pub fn on_gpu(self, gauge: Box<dyn Gauge>) -> Self {
         // The host's allocations are not what may not grow.
         ceiling::set(None);
-        let peaks = self.peaks.on_card(gauge);
+        let peaks = self.peaks.on_gpu(gauge);
         Self { began: peaks.in_use(), peaks, ..self }
     }
 
-    /// What the maker of the card that books are kept of calls it.
-    pub fn card(&self) -> Option<String> {
-        self.peaks.card()
+    /// What the maker of the GPU that records are kept of calls it.
+    pub fn gpu(&self) -> Option<String> {
+        self.peaks.gpu()
     }
 
     /// Says what holds memory through the whole run, for messages, and where the timeline goes.
@@ -106,12 +108,12 @@ impl Meter {
     }
 
     /// Whether [`begin_run`](Self::begin_run) has been called for this rank.
-    pub fn keeps_books_of(&self, rank: Rank) -> bool {
+    pub fn accounts_for(&self, rank: Rank) -> bool {
         self.timeline.as_ref().is_some_and(|timeline| timeline.rank() == rank)
     }
 
-    /// Ends the current phase and begins another. Fails if loading went over capacity, since there is nothing to make smaller then;
-    /// any other phase that did leaves that for [`take_overrun`](Self::take_overrun).
+    /// Ends the current phase and begins another. Fails if loading went over capacity, since there is nothing
+    /// to make smaller then; any other phase that did leaves that for [`take_overrun`](Self::take_overrun).
     pub fn enter(&mut self, next: Phase) -> Result<(), OutOfMemory> {
         if next == self.phase {
             return Ok(());
@@ -148,7 +150,7 @@ impl Meter {
     /// Sets another bound, until the next call.
     pub fn bound(&mut self, capacity: Option<u64>) {
         self.capacity = capacity;
-        ceiling::set(capacity.filter(|_| !self.peaks.are_of_card()));
+        ceiling::set(capacity.filter(|_| !self.peaks.are_of_gpu()));
     }
 
     /// Before a micro-batch: refuses it if what earlier ones took says that it will not fit.
@@ -190,8 +192,8 @@ impl Meter {
         }
     }
 
-    /// Instead of [`passed`](Self::passed) for a micro-batch that was given up: what it took so far says nothing of what one takes. Fails if it
-    /// had gone over by then.
+    /// Instead of [`passed`](Self::passed) for a micro-batch that was given up: what it took so far says
+    /// nothing of what one takes. Fails if it had gone over by then.
     pub fn given_up(&mut self) -> Result<(), OutOfMemory> {
         self.attempt = None;
         self.overrun.take().map_or(Ok(()), Err)
@@ -226,7 +228,7 @@ impl Meter {
         }
     }
 
-    /// Books the peaks of the current phase so far, and starts it again. Returns its peak in use.
+    /// Records the peaks of the current phase so far, and starts it again. Returns its peak in use.
     fn settle(&mut self) -> u64 {
         self.peaks.settle(self.phase)
     }

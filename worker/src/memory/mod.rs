@@ -1,17 +1,19 @@
 //! Peak memory, measured: what this process holds, by phase, in three scopes.
 //!
-//! | scope | on a CPU | on a card (a [`Gauge`]) |
+//! | scope | on a CPU | on a GPU (a [`Gauge`]) |
 //! |---|---|---|
-//! | in use | bytes handed out by the [`allocator`](CountingAllocator), exact | bytes its allocator has handed out, at the ends of phases |
-//! | reserved | anonymous pages the allocator holds from the operating system | what that allocator holds from the driver |
-//! | driver | resident set of the process, mapped files included | what is taken of the card, by whomever |
+//! | in use | bytes of the [`allocator`](CountingAllocator), exact | the same, at the ends of phases |
+//! | reserved | the allocator's anonymous pages | what that allocator holds from the driver |
+//! | driver | resident set of the process, mapped files included | what is taken of the GPU, by whomever |
 //!
-//! A [`Meter`] is told which phase begins; it keeps the peak of each. Peaks between two sightings are exact for `in use`;
-//! for the other two they are exact whenever the phase raised the process's high-water mark, and otherwise what was seen at
-//! its end. What a run will take before it is launched is [`prediction`]'s to say.
+//! A [`Meter`] is told which phase begins; it keeps the peak of each. Peaks between two snapshots are exact
+//! for `in use`; for the other two they are exact whenever the phase raised the process's high-water mark,
+//! and otherwise what was seen at its end. What a run will take before it is launched is [`prediction`]'s to
+//! say.
 //!
-//! [`guarded`] work that goes over `memory.capacity`, or whose device refuses, ends as a value, as does [`guarded_unless`] work that is called
-//! off; [`Demand`] and [`Pressure`] see it coming. Each rank's [peaks over time](timeline) are a file in the run's directory.
+//! [`guarded`] work that goes over `memory.capacity`, or whose device refuses, ends as a value, as does
+//! [`guarded_unless`] work that is called off; [`Demand`] and [`Pressure`] see it coming. Each rank's [peaks
+//! over time](timeline) are a file in the run's directory.
 
 mod demand;
 mod fault;

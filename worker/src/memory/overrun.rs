@@ -1,4 +1,5 @@
-//! Out of memory, with everything a reader needs to see why: what was wanted, what was free, what held the rest.
+//! Out of memory, with everything a reader needs to see why: what was wanted, what was free, what held the
+//! rest.
 
 use std::fmt;
 
@@ -29,7 +30,7 @@ pub struct OutOfMemory {
 }
 
 impl OutOfMemory {
-    /// What is known where nobody keeps books.
+    /// What is known where no records are kept.
     pub fn of(phase: Phase, overrun: Overrun, before: u64, capacity: Option<Bytes>) -> Self {
         Self {
             phase,

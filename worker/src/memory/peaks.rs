@@ -1,4 +1,4 @@
-//! Peaks by phase, as they are seen: of this process, or of the card that it computes on.
+//! Peaks by phase, as they are seen: of this process, or of the GPU that it computes on.
 
 use std::{collections::BTreeMap, mem};
 
@@ -33,18 +33,18 @@ impl Peaks {
         }
     }
 
-    /// Of a card instead.
-    pub fn on_card(self, gauge: Box<dyn Gauge>) -> Self {
+    /// Of a GPU instead.
+    pub fn on_gpu(self, gauge: Box<dyn Gauge>) -> Self {
         Self { gauge: Some(gauge), ..self }
     }
 
-    pub fn are_of_card(&self) -> bool {
+    pub fn are_of_gpu(&self) -> bool {
         self.gauge.is_some()
     }
 
-    /// What its maker calls the card.
-    pub fn card(&self) -> Option<String> {
-        self.gauge.as_ref()?.card()
+    /// What its maker calls the GPU.
+    pub fn gpu(&self) -> Option<String> {
+        self.gauge.as_ref()?.gpu()
     }
 
     /// Bytes in use now.
@@ -52,10 +52,10 @@ impl Peaks {
         self.gauge.as_ref().map_or_else(allocator::in_use, |gauge| gauge.read().in_use)
     }
 
-    /// Books what this phase took since the last call. Returns its peak in use.
+    /// Records what this phase took since the last call. Returns its peak in use.
     pub fn settle(&mut self, phase: Phase) -> u64 {
-        let on_card = self.gauge.as_ref().map(|gauge| gauge.read());
-        let peak = on_card.unwrap_or_else(|| self.on_host());
+        let on_gpu = self.gauge.as_ref().map(|gauge| gauge.read());
+        let peak = on_gpu.unwrap_or_else(|| self.on_host());
         for peaks in [&mut self.run, &mut self.step] {
             let booked = peaks.entry(phase).or_default();
             *booked = booked.or(peak);

@@ -1,10 +1,13 @@
-//! Thrash: memory that is not exhausted, but so short that the system keeps moving this process's pages to swap.
+//! Thrash: memory that is not exhausted, but so short that the system keeps moving this process's pages to
+//! swap.
 //!
-//! An allocator that retries, or a kernel that swaps, never fails; the run just becomes ten times slower. Swapped bytes that rise by
-//! more than a little in several steps in a row are therefore treated as an out-of-memory that has not happened yet: the
-//! micro-batch is halved after the step. One step of swapping is a neighbour's doing and means nothing.
+//! An allocator that retries, or a kernel that swaps, never fails; the run just becomes ten times slower.
+//! Swapped bytes that rise by more than a little in several steps in a row are therefore treated as an
+//! out-of-memory that has not happened yet: the micro-batch is halved after the step. One step of swapping is
+//! a neighbour's doing and means nothing.
 //!
-//! Page-cache reclaim and major faults of mapped files are not counted: streaming data and mapped weights cause both in health.
+//! Page-cache reclaim and major faults of mapped files are not counted: streaming data and mapped weights
+//! cause both in health.
 
 /// Steps in a row that must swap.
 const STEPS: u32 = 3;
@@ -19,7 +22,8 @@ pub struct Pressure {
 }
 
 impl Pressure {
-    /// Once a step, with the process's swapped bytes: whether it is thrashing. Starts to count anew after a yes.
+    /// Once a step, with the process's swapped bytes: whether it is thrashing. Starts to count anew after a
+    /// yes.
     pub fn step_ended(&mut self, swapped: u64) -> bool {
         let rose = swapped > self.swapped.saturating_add(SLACK);
         self.swapped = swapped;

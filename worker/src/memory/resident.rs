@@ -24,7 +24,8 @@ impl Resident {
         fs::read_to_string("/proc/self/status").map(|text| Self::parse(&text)).unwrap_or_default()
     }
 
-    /// Bytes that this machine can still give to processes, or this process's control groups to theirs; `u64::MAX` if neither tells.
+    /// Bytes that this machine can still give to processes, or this process's control groups to theirs;
+    /// `u64::MAX` if neither tells.
     pub fn free_on_this_machine() -> u64 {
         let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
             let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
@@ -50,10 +51,11 @@ impl Resident {
     }
 }
 
-/// The least that a control group of this process, or one above it, has left; none if none of them has a limit. `groups` is
-/// `/proc/self/cgroup`, `mounted` where the groups are.
+/// The least that a control group of this process, or one above it, has left; none if none of them has a
+/// limit. `groups` is `/proc/self/cgroup`, `mounted` where the groups are.
 ///
-/// A scheduler's limit is on a group somewhere on the way from the process's own to the root; in a container the root is all one sees.
+/// A scheduler's limit is on a group somewhere on the way from the process's own to the root; in a container
+/// the root is all one sees.
 fn free_in_groups(mounted: &Path, groups: &str) -> Option<u64> {
     let places = groups.lines().filter_map(|line| {
         let mut parts = line.splitn(3, ':').skip(1);

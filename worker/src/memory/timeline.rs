@@ -1,15 +1,18 @@
-//! A rank's memory over the steps of a run, for plotting: `memory/rank-0000.jsonl` in the run's directory, one JSON object a line.
+//! A rank's memory over the steps of a run, for plotting: `memory/rank-0000.jsonl` in the run's directory,
+//! one JSON object a line.
 //!
 //! ```text
 //! {"step":12,"unix_ms":1763647000000,"micro_batch":4,"attempts":1,"in_use":23068672,
 //!  "phases":{"forward":{"in_use":..,"reserved":..,"driver":..},"backward":{..},"optimizer":{..}}}
 //! ```
 //!
-//! `in_use` is what the rank held at the step's end; `phases` holds the peaks of the phases since the line before, in bytes, in the three
-//! scopes of the module. `attempts` above 1: the step ran out of memory and was tried again. A run that is resumed appends, so
-//! a step that was repeated has two lines; the later one counts.
+//! `in_use` is what the rank held at the step's end; `phases` holds the peaks of the phases since the line
+//! before, in bytes, in the three scopes of the module. `attempts` above 1: the step ran out of memory and
+//! was tried again. A run that is resumed appends, so a step that was repeated has two lines; the later one
+//! counts.
 //!
-//! A line is written whole and at once. What the file system refuses is said once; then the timeline ends and training goes on.
+//! A line is written whole and at once. What the file system refuses is said once; then the timeline ends and
+//! training goes on.
 
 use std::{
     collections::BTreeMap,

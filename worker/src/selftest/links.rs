@@ -1,4 +1,5 @@
-//! Every collective between ranks of this machine, each a thread: over the ring on loopback, and on cards over NCCL as well.
+//! Every collective between ranks of this machine, each a thread: over the ring on loopback, and on GPUs over
+//! NCCL as well.
 
 use std::time::Duration;
 
@@ -11,8 +12,8 @@ use super::Finding;
 use crate::{
     clock,
     collective::{
-        self, Brings, BufMut, Collective, CollectiveError, Computes, FabricSource, Membership, Reduce, Ring,
-        RingAbort, RingListener, chunk,
+        self, Brings, BufMut, Collective, CollectiveError, Computes, Membership, Reduce, Ring, RingAbort,
+        RingListener, TransportSource, chunk,
     },
     device::{Accelerator, Device},
 };
@@ -39,17 +40,17 @@ const OPERATIONS: [(&str, Operation); 5] = [
 pub(super) fn links(device: Device, accelerator: &dyn Accelerator) -> Vec<Finding> {
     let mut found = over("ring", 2, |_| None);
     if let Device::Cuda(_) = device {
-        let cards = accelerator.probe().map_or(1, |cards| cards.count);
-        found.extend(over("NCCL", cards, |rank| Some(accelerator.fabric(rank % cards))));
+        let gpus = accelerator.probe().map_or(1, |gpus| gpus.count);
+        found.extend(over("NCCL", gpus, |rank| Some(accelerator.transport(rank % gpus))));
     }
     found
 }
 
-/// The findings of one world; `source` makes a rank's fabric.
+/// The findings of one world; `source` makes a rank's transport.
 fn over(
     name: &str,
     world: usize,
-    source: impl Fn(usize) -> Option<Box<dyn FabricSource>> + Sync,
+    source: impl Fn(usize) -> Option<Box<dyn TransportSource>> + Sync,
 ) -> Vec<Finding> {
     let listeners: Result<Vec<_>, _> = (0..world).map(|_| RingListener::bind("127.0.0.1:0")).collect();
     let listeners = match listeners {

@@ -7,8 +7,8 @@
 //! step       a small model trained for a few steps, against the CPU's numbers
 //! ```
 //!
-//! It brings everything along: no model, no data set, no network beyond the loopback interface, nothing left behind. It takes
-//! seconds, so it says whether a node works, not how fast a run will be.
+//! It brings everything along: no model, no data set, no network beyond the loopback interface, nothing left
+//! behind. It takes seconds, so it says whether a node works, not how fast a run will be.
 
 mod findings;
 mod links;
@@ -36,9 +36,9 @@ pub fn run(device: Device, tasks: Tasks) -> Vec<Finding> {
     });
     let on_cpu: Vec<_> = on_cpu.collect();
     found.extend(on_cpu.iter().map(|(_, stored, losses)| step::compared_with_stored(losses, stored)));
-    if let Device::Cuda(card) = device {
+    if let Device::Cuda(gpu) = device {
         for width in [Width::Float32, Width::Bfloat16] {
-            for (name, losses) in accelerator.few_steps(card, width) {
+            for (name, losses) in accelerator.few_steps(gpu, width) {
                 let reference = on_cpu.iter().find(|(task, ..)| *task == name);
                 found.extend(reference.map(|(_, _, reference)| step::compared(width, reference, &losses)));
             }
@@ -56,13 +56,13 @@ fn environment(accelerator: &dyn Accelerator) -> Vec<Finding> {
         Finding::told("machine", "compute threads", rayon::current_num_threads()),
     ];
     match accelerator.probe() {
-        Ok(cards) => found.extend([
-            Finding::told("machine", "cards", cards.count),
-            Finding::told("machine", "CUDA of the driver", cards.driver),
-            Finding::told("machine", "NVRTC", cards.nvrtc),
-            Finding::told("machine", "CUDA headers", cards.headers.display()),
+        Ok(gpus) => found.extend([
+            Finding::told("machine", "GPUs", gpus.count),
+            Finding::told("machine", "CUDA of the driver", gpus.driver),
+            Finding::told("machine", "NVRTC", gpus.nvrtc),
+            Finding::told("machine", "CUDA headers", gpus.headers.display()),
         ]),
-        Err(missing) => found.push(Finding::told("machine", "cards", format!("none usable: {missing}"))),
+        Err(missing) => found.push(Finding::told("machine", "GPUs", format!("none usable: {missing}"))),
     }
     found.push(match accelerator.nccl() {
         Ok(version) => {

@@ -1,5 +1,5 @@
-//! Bandwidth between host and device, and the rate of matrix products. The best of a few rounds: what a device can do, not what else
-//! the machine was doing.
+//! Bandwidth between host and device, and the rate of matrix products. The best of a few rounds: what a
+//! device can do, not what else the machine was doing.
 
 use std::time::Duration;
 
@@ -29,7 +29,8 @@ pub fn speed<B: Tape<Base = B>>(device: &B::Device, sizes: Sizes) -> Vec<Finding
     found
 }
 
-/// Measures a device that computes in host memory: tensors are not copied to it, so a copy within that memory stands in.
+/// Measures a device that computes in host memory: tensors are not copied to it, so a copy within that memory
+/// stands in.
 pub(crate) fn speed_in_host_memory<B: Tape<Base = B>>(device: &B::Device, sizes: Sizes) -> Vec<Finding> {
     let from = vec![1u8; sizes.copy];
     let mut to = vec![0u8; sizes.copy];

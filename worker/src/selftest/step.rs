@@ -1,10 +1,12 @@
-//! A few steps of a small instance of a task: a device must come to the CPU's numbers, and the CPU to stored ones.
+//! A few steps of a small instance of a task: a device must come to the CPU's numbers, and the CPU to stored
+//! ones.
 
 use coxswain_task::{Losses, Width};
 
 use super::Finding;
 
-/// How far the CPU's losses may be from those of the machine where they were stored: processors add in different orders.
+/// How far the CPU's losses may be from those of the machine where they were stored: processors add in
+/// different orders.
 const STORED_TOLERANCE: f64 = 1e-3;
 
 /// The CPU against itself, elsewhere and earlier.
@@ -23,7 +25,7 @@ pub(super) fn compared(width: Width, reference: &Losses, found: &Losses) -> Find
         error if error <= width.tolerance() => Ok(told(&found, error, "the CPU's")),
         error => Err(wrong(&found, error, width.tolerance(), "the CPU's")),
     });
-    Finding::checked("training", format!("card, weights in {}", width.name()), outcome)
+    Finding::checked("training", format!("GPU, weights in {}", width.name()), outcome)
 }
 
 fn furthest(found: &[f64], expected: &[f64]) -> f64 {

@@ -1,7 +1,7 @@
 //! The link's two ends.
 //!
-//! The session writes what it was told into a shared [`Standing`]; the trainer reads it, and sleeps on a condition variable where it
-//! has to wait. The other way goes a bounded queue of reports.
+//! The session writes what it was told into a shared [`Standing`]; the trainer reads it, and sleeps on a
+//! condition variable where it has to wait. The other way goes a bounded queue of reports.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, atomic::Ordering};
 
@@ -20,7 +20,7 @@ use coxswain_nn::pulse::Pulse;
 
 /// The standing, and everything heartbeats need.
 #[derive(Default)]
-struct State {
+struct ChannelState {
     standing: Standing,
     at: Option<(Phase, Step)>,
     communicator: Option<(Arc<dyn AbortHandle>, Arc<Progress>)>,
@@ -29,7 +29,7 @@ struct State {
 /// Shared by the session and the trainer's [`ChannelLink`].
 #[derive(Default)]
 pub(super) struct Shared {
-    state: Mutex<State>,
+    state: Mutex<ChannelState>,
     changed: Condvar,
     /// Whether the trainer moves.
     pub pulse: Arc<Pulse>,
@@ -48,7 +48,7 @@ pub(super) struct Position {
 /// One thing that the trainer says, in the order in which it says it.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "nearly all of them are reports of steps, the largest variant")]
-pub(super) enum Said {
+pub(super) enum Message {
     /// It can take a place; it has left this generation, and found out why by itself if there is a reason.
     Ready { left: Generation, why: String },
     /// A report of a rank of this generation.
@@ -56,7 +56,7 @@ pub(super) enum Said {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ChannelState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -130,20 +130,20 @@ impl Shared {
 /// The trainer's end.
 pub(super) struct ChannelLink {
     shared: Arc<Shared>,
-    said: mpsc::Sender<Said>,
+    message: mpsc::Sender<Message>,
     run_id: String,
     /// Its place, for reports.
     place: (Generation, Rank),
 }
 
 impl ChannelLink {
-    pub fn new(shared: Arc<Shared>, said: mpsc::Sender<Said>, run_id: String) -> Self {
-        Self { shared, said, run_id, place: (Generation(0), Rank(0)) }
+    pub fn new(shared: Arc<Shared>, message: mpsc::Sender<Message>, run_id: String) -> Self {
+        Self { shared, message, run_id, place: (Generation(0), Rank(0)) }
     }
 
-    fn say(&self, said: Said) -> Result<(), LinkError> {
+    fn say(&self, message: Message) -> Result<(), LinkError> {
         let closed = || LinkError::Lost("the session has ended".into());
-        self.shared.pulse.waiting(|| self.said.blocking_send(said).map_err(|_| closed()))
+        self.shared.pulse.waiting(|| self.message.blocking_send(message).map_err(|_| closed()))
     }
 }
 
@@ -154,9 +154,9 @@ impl Link for ChannelLink {
 
     fn assignment(&mut self, why: Option<&str>) -> Result<Assignment, LinkError> {
         let why = why.unwrap_or_default().to_owned();
-        let said = self.say(Said::Ready { left: self.place.0, why });
+        let message = self.say(Message::Ready { left: self.place.0, why });
         // A session that has ended has said why.
-        let assignment = self.shared.wait(|standing| match &said {
+        let assignment = self.shared.wait(|standing| match &message {
             Ok(()) => standing.enter(),
             Err(error) => Some(standing.alive().and(Err(error.clone()))),
         })?;
@@ -202,13 +202,13 @@ impl Link for ChannelLink {
     }
 
     fn report(&mut self, report: Report) -> Result<(), LinkError> {
-        self.say(Said::Report(self.place.0, report))
+        self.say(Message::Report(self.place.0, report))
     }
 }
 
 /// A lease's part of a batch of `samples` samples.
 fn share(lease: Lease, samples: u64) -> Leased {
-    Leased { slice: plan::slice(samples, lease.slice, lease.slices), turn: lease.turn }
+    Leased { slice: plan::slice(samples, lease.slice, lease.slices), cache_phase: lease.cache_phase }
 }
 
 #[cfg(test)]
@@ -218,12 +218,12 @@ mod tests {
     use coxswain_proto::cache_plan::CacheGeneration;
 
     use super::*;
-    use crate::link::{CacheSpace, CacheTurn};
+    use crate::link::{CacheNamespace, CachePhase};
 
-    fn link() -> (Arc<Shared>, ChannelLink, mpsc::Receiver<Said>) {
+    fn link() -> (Arc<Shared>, ChannelLink, mpsc::Receiver<Message>) {
         let shared = Arc::new(Shared::default());
-        let (said, queue) = mpsc::channel(4);
-        (shared.clone(), ChannelLink::new(shared, said, "run-1".into()), queue)
+        let (message, queue) = mpsc::channel(4);
+        (shared.clone(), ChannelLink::new(shared, message, "run-1".into()), queue)
     }
 
     fn assign(shared: &Shared) {
@@ -238,8 +238,14 @@ mod tests {
     }
 
     fn grant(shared: &Shared, steps: Range<u64>) {
-        let turn = CacheTurn::LIVE;
-        shared.told(Told::Grant(Lease { generation: Generation(1), steps, slice: Rank(1), slices: 2, turn }));
+        let cache_phase = CachePhase::LIVE;
+        shared.told(Told::Grant(Lease {
+            generation: Generation(1),
+            steps,
+            slice: Rank(1),
+            slices: 2,
+            cache_phase,
+        }));
     }
 
     #[test]
@@ -252,28 +258,28 @@ mod tests {
         });
         grant(&shared, 0..32);
         grant(&shared, 32..64);
-        let leased = Leased { slice: 3..7, turn: CacheTurn::LIVE };
+        let leased = Leased { slice: 3..7, cache_phase: CachePhase::LIVE };
         assert_eq!(trainer.join().expect("no panic"), Ok(leased));
     }
 
     #[test]
-    fn a_step_is_asked_for_ahead_without_waiting_and_a_newer_lease_of_it_says_more_of_its_turn() {
+    fn a_step_is_asked_for_ahead_without_waiting_and_a_newer_lease_of_it_says_more_of_its_cache_phase() {
         let (shared, mut link, _queue) = link();
         assign(&shared);
         link.assignment(None).expect("there is a place");
         grant(&shared, 0..4);
         assert_eq!(link.lease_ahead(Step(4), 7), Ok(None));
         let generation = CacheGeneration { number: 1, since: Step(4) };
-        for (steps, space) in [(4..8, None), (5..8, Some("5f".to_owned()))] {
-            let turn = CacheTurn::Cached(CacheSpace { generation, space });
+        for (steps, namespace) in [(4..8, None), (5..8, Some("5f".to_owned()))] {
+            let cache_phase = CachePhase::Cached(CacheNamespace { generation, namespace });
             let generation = Generation(1);
-            shared.told(Told::Grant(Lease { generation, steps, slice: Rank(1), slices: 2, turn }));
+            shared.told(Told::Grant(Lease { generation, steps, slice: Rank(1), slices: 2, cache_phase }));
         }
-        let mut space = |step| match link.lease_ahead(Step(step), 7) {
-            Ok(Some(Leased { turn: CacheTurn::Cached(space), .. })) => space.space,
+        let mut namespace = |step| match link.lease_ahead(Step(step), 7) {
+            Ok(Some(Leased { cache_phase: CachePhase::Cached(namespace), .. })) => namespace.namespace,
             other => panic!("{other:?}"),
         };
-        assert_eq!((space(4), space(5)), (None, Some("5f".into())));
+        assert_eq!((namespace(4), namespace(5)), (None, Some("5f".into())));
         assert!(matches!(link.lease(Step(4), 7), Ok(Leased { slice, .. }) if slice == (3..7)));
     }
 

@@ -19,7 +19,7 @@ use coxswain_nn::pulse::Longest;
 
 use crate::{
     clock,
-    link::{Assignment, BadSample, CacheSpace, CacheTurn, CheckpointNews, Phase, Start},
+    link::{Assignment, BadSample, CacheNamespace, CachePhase, CheckpointNews, Phase, Start},
     trainer::{FailureKind, TrainerFailure},
 };
 
@@ -83,21 +83,21 @@ pub(super) fn lease(wire: v1::ShardLease) -> Result<Lease, String> {
         steps: wire.first_step..wire.end_step,
         slice: Rank(wire.slice),
         slices: wire.slices,
-        turn: turn(wire.turn.unwrap_or_default())?,
+        cache_phase: cache_phase(wire.cache_phase.unwrap_or_default())?,
     })
 }
 
-fn turn(wire: v1::CacheTurn) -> Result<CacheTurn, String> {
-    let space = |field: &str, wire: v1::CacheGeneration| {
+fn cache_phase(wire: v1::CachePhase) -> Result<CachePhase, String> {
+    let namespace = |field: &str, wire: v1::CacheGeneration| {
         if wire.number == 0 {
-            return Err(format!("lease.turn.{field}.number: is 0, and generations count from 1"));
+            return Err(format!("lease.cache_phase.{field}.number: is 0, and generations count from 1"));
         }
         let generation = CacheGeneration { number: wire.number, since: Step(wire.since_step) };
-        Ok(CacheSpace { generation, space: (!wire.space.is_empty()).then_some(wire.space) })
+        Ok(CacheNamespace { generation, namespace: (!wire.namespace.is_empty()).then_some(wire.namespace) })
     };
     Ok(match wire.serving {
-        Some(serving) => CacheTurn::Cached(space("serving", serving)?),
-        None => CacheTurn::Live { kept: wire.kept.map(|kept| space("kept", kept)).transpose()? },
+        Some(serving) => CachePhase::Cached(namespace("serving", serving)?),
+        None => CachePhase::Live { kept: wire.kept.map(|kept| namespace("kept", kept)).transpose()? },
     })
 }
 
@@ -105,7 +105,7 @@ fn turn(wire: v1::CacheTurn) -> Result<CacheTurn, String> {
 pub(super) fn cache(report: CacheReport) -> v1::CacheReport {
     v1::CacheReport {
         generation: report.generation,
-        space: report.space,
+        namespace: report.namespace,
         stored: report.stored,
         total: report.total,
         bytes: report.bytes.0,

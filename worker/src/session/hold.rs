@@ -1,15 +1,17 @@
-//! A hook for tests: a worker that stands still where it is told to, so that a fault can be injected at a phase too short to hit.
+//! A hook for tests: a worker that stands still where it is told to, so that a fault can be injected at a
+//! phase too short to hit.
 //!
-//! With `COX_TEST_HOLD=DIR` in its environment, a worker that enters a phase looks for the file `DIR/RANK-PHASE` (`1-backward`), which
-//! holds the first step it is meant for. It renames the file to `DIR/RANK-PHASE.held`, which tells the test that it stands there, and
-//! goes on when that file is gone. Each file is obeyed once. Without the variable nothing is looked for.
+//! With `COX_TEST_HOLD=DIR` in its environment, a worker that enters a phase looks for the file
+//! `DIR/RANK-PHASE` (`1-backward`), which holds the first step it is meant for. It renames the file to
+//! `DIR/RANK-PHASE.held`, which tells the test that it stands there, and goes on when that file is gone. Each
+//! file is obeyed once. Without the variable nothing is looked for.
 //!
 //! It is part of every build because the tests that need it (`integration-tests/processes` and `net`) drive
-//! the `cox` that users get, of any version: behind a cargo feature, they would have to build another program,
-//! and would no longer test this one.
+//! the `cox` that users get, of any version: behind a cargo feature, they would have to build another
+//! program, and would no longer test this one.
 //!
-//! Only the trainer's thread stands still: heartbeats go on, as from a worker that hangs. In `joining` the whole process does, before it
-//! has made itself known.
+//! Only the trainer's thread stands still: heartbeats go on, as from a worker that hangs. In `joining` the
+//! whole process does, before it has made itself known.
 
 use std::{path::PathBuf, sync::LazyLock, time::Duration};
 

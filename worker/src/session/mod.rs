@@ -3,14 +3,16 @@
 //! ```text
 //! run            GetRun -> open -> Register -> Follow, heartbeats, reports -> Leave
 //!   client       one connection: token, backoff, what is worth another try
-//!   standing     what directives have said so far, and what follows for the trainer: the worker's state machine, pure
+//!   standing     what directives have said so far, and what follows for the trainer: the worker's state
+//!                machine, pure
 //!   channel      the link's two ends: the standing under a lock, and the queue of reports
 //!   reporter     takes reports off the queue in order, batches steps, sends them until they are taken
 //!   convert      wire to domain and back; nothing else here knows wire types' fields
 //! ```
 //!
-//! The trainer has its own OS thread. Directives reach it as state (they are levels, not edges: a replay after a lost connection
-//! changes nothing), reports leave it through one bounded queue, so that training never waits for the network.
+//! The trainer has its own OS thread. Directives reach it as state (they are levels, not edges: a replay
+//! after a lost connection changes nothing), reports leave it through one bounded queue, so that training
+//! never waits for the network.
 
 mod channel;
 mod client;

@@ -80,7 +80,7 @@ pub enum SessionError {
         /// What it said.
         reason: String,
     },
-    /// Nobody answers.
+    /// There is no answer.
     #[error("no answer from the coordinator at {endpoint} for {waited:?}: {reason}")]
     Lost {
         /// Where it should listen.

@@ -1,11 +1,12 @@
 //! Takes what the trainer says off the queue, in order, and sends each until the coordinator has taken it.
 //!
-//! Steps are batched: whatever has gathered while a call was under way goes with the next one, so a slow coordinator sees fewer and
-//! larger calls, and a fast one sees each step at once.
+//! Steps are batched: what gathers while a call is under way goes with the next one, so a slow coordinator
+//! sees fewer and larger calls, and a fast one sees each step at once.
 //!
-//! A coordinator that was restarted knows what it had journaled: committed steps, not the reports of single ranks, and generations, not
-//! who was ready or had said where it starts. So steps are kept until they are committed, and go with every call: whichever coordinator
-//! takes it finds no gap before the newest one. All of it is said again on every new line.
+//! A coordinator that was restarted knows what it had journaled: committed steps, not the reports of single
+//! ranks, and generations, not who was ready or had said where it starts. So steps are kept until they are
+//! committed, and go with every call: whichever coordinator takes it finds no gap before the newest one. All
+//! of it is said again on every new line.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -15,7 +16,7 @@ use tonic::Code;
 
 use super::{
     SessionError, SessionOptions,
-    channel::{Said, Shared},
+    channel::{Message, Shared},
     client::{Client, answer_or_refusal, persist, refused},
     convert,
 };
@@ -56,7 +57,7 @@ impl Reporter {
     /// Runs until the trainer has dropped its end and everything is sent.
     pub async fn run(
         mut self,
-        mut queue: mpsc::Receiver<Said>,
+        mut queue: mpsc::Receiver<Message>,
         mut lines: watch::Receiver<u64>,
     ) -> Result<(), SessionError> {
         let mut waiting = Vec::with_capacity(BATCH);
@@ -71,11 +72,11 @@ impl Reporter {
         }
     }
 
-    async fn send_all(&mut self, waiting: &mut Vec<Said>) -> Result<(), SessionError> {
+    async fn send_all(&mut self, waiting: &mut Vec<Message>) -> Result<(), SessionError> {
         let mut steps = Vec::new();
-        for said in waiting.drain(..) {
-            match said {
-                Said::Report(_, Report::Step(report)) => steps.push((&report).into()),
+        for message in waiting.drain(..) {
+            match message {
+                Message::Report(_, Report::Step(report)) => steps.push((&report).into()),
                 other => {
                     // What follows a step in time must not overtake it.
                     self.send_steps(std::mem::take(&mut steps)).await?;
@@ -86,8 +87,8 @@ impl Reporter {
         self.send_steps(steps).await
     }
 
-    /// Says the last steps again until they are committed: a coordinator that is lost before that would have nobody to ask. A run that
-    /// is over, or ranks that do not get as far, end it.
+    /// Says the last steps again until they are committed: a coordinator that is lost before that would have
+    /// nobody to ask. A run that is over, or ranks that do not get as far, end it.
     async fn settle(&mut self) -> Result<(), SessionError> {
         for _ in 0..SETTLE_TRIES {
             if self.unsettled.is_empty() || !self.shared.is_alive() {
@@ -138,9 +139,9 @@ impl Reporter {
         Ok(())
     }
 
-    async fn send(&mut self, said: Said) -> Result<(), SessionError> {
-        match said {
-            Said::Ready { left, why } => {
+    async fn send(&mut self, message: Message) -> Result<(), SessionError> {
+        match message {
+            Message::Ready { left, why } => {
                 let ready = v1::ReadyRequest {
                     worker_id: self.voice.worker_id,
                     incarnation: self.voice.incarnation.clone(),
@@ -149,10 +150,10 @@ impl Reporter {
                 };
                 self.send_ready(ready).await
             }
-            Said::Report(generation, Report::Started(start)) => {
+            Message::Report(generation, Report::Started(start)) => {
                 self.send_start(convert::start(&start, self.voice.worker_id, generation)).await
             }
-            Said::Report(generation, report) => self.voice.send(generation, report, &mut self.notes).await,
+            Message::Report(generation, report) => self.voice.send(generation, report, &mut self.notes).await,
         }
     }
 
@@ -185,7 +186,8 @@ impl Reporter {
         .await?;
         match answer {
             Ok(_) => {
-                // What older generations did from there on is lost; what they did before it is kept until it is known to be committed.
+                // What older generations did from there on is lost; what they did before it is kept until it
+                // is known to be committed.
                 let (generation, first) = (request.generation, request.first_step);
                 self.unsettled.retain(|report| report.generation >= generation || report.step < first);
                 self.started = Some(request);

@@ -33,8 +33,8 @@ use crate::{
 };
 use coxswain_nn::pulse::{Longest, Pulse};
 
-/// How long a worker that has failed looks for a coordinator to tell: one that has died is back by then, one whose run is over is
-/// not coming back.
+/// How long a worker that has failed looks for a coordinator to tell: one that has died is back by then, one
+/// whose run is over is not coming back.
 const LAST_WORD: Duration = Duration::from_secs(3);
 
 /// Joins the run at `options.endpoint`, trains until it is over, and leaves in order.
@@ -152,7 +152,8 @@ impl Session {
                     outcome = &mut outcome => break outcome,
                     error = &mut following, if lost.is_none() => lost = Some(self.cut(error)),
                     error = &mut beating, if lost.is_none() => lost = Some(self.cut(error)),
-                    // It ends in order when the trainer has dropped its end of the queue, which may be just before the outcome.
+                    // It ends in order when the trainer has dropped its end of the queue, which may be just
+                    // before the outcome.
                     ended = &mut reporter, if reported.is_none() => {
                         reported = Some(flatten(ended).map_err(|error| self.cut(error)));
                     }
@@ -225,8 +226,8 @@ impl Session {
     async fn leave(&mut self, exit_code: i32, reason: &str) {
         let Some(worker_id) = self.worker_id else { return };
         let request = v1::LeaveRequest { worker_id, exit_code, reason: reason.to_owned() };
-        let said = tokio::time::timeout(Duration::from_secs(2), self.client.leave(request)).await;
-        if !matches!(said, Ok(Ok(_))) {
+        let message = tokio::time::timeout(Duration::from_secs(2), self.client.leave(request)).await;
+        if !matches!(message, Ok(Ok(_))) {
             tracing::debug!("the coordinator did not hear this worker leave");
         }
     }
@@ -303,7 +304,8 @@ impl Session {
                 paces: convert::paces(&told, &pulse.longest),
                 waits_for_coordinator: pulse.waits,
             };
-            // A coordinator that does not answer is the stream's affair; one that has given this worker up is ours.
+            // A coordinator that does not answer is the stream's affair; one that has given this worker up is
+            // ours.
             let Ok(answer) = self.client.clone().heartbeat(request).await else { continue };
             if !answer.get_ref().known {
                 let endpoint = self.options.endpoint.clone();
@@ -393,7 +395,8 @@ fn panicked(panic: &(dyn Any + Send)) -> TrainerFailure {
     }
 }
 
-/// Random, so that no two process lives share one. The standard library seeds its hashers from the operating system.
+/// Random, so that no two process lives share one. The standard library seeds its hashers from the operating
+/// system.
 fn fresh_incarnation() -> String {
     let word = || RandomState::new().build_hasher().finish();
     format!("{:016x}{:016x}", word(), word())

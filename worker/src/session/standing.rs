@@ -1,14 +1,16 @@
-//! What a worker has been told, and what follows from it for its trainer: the worker's state machine, without threads, clocks or
-//! network. The session feeds it directives, the trainer's end of the link asks it; a simulation does both.
+//! What a worker has been told, and what follows from it for its trainer: the worker's state machine, without
+//! threads, clocks or network. The session feeds it directives, the trainer's end of the link asks it; a
+//! simulation does both.
 //!
-//! Directives are levels, not edges: a replay after a lost connection changes nothing. Everything about a generation that is
-//! older than the newest one known is ignored, so a coordinator that lags behind cannot call a worker back.
+//! Directives are levels, not edges: a replay after a lost connection changes nothing. Everything about a
+//! generation that is older than the newest one known is ignored, so a coordinator that lags behind cannot
+//! call a worker back.
 
 use std::ops::Range;
 
 use coxswain_proto::ids::{Generation, Rank, Step};
 
-use crate::link::{Assignment, CacheTurn, Commands, LinkError};
+use crate::link::{Assignment, CachePhase, Commands, LinkError};
 
 /// The right to run a slice of the batches of some steps.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,7 +24,7 @@ pub struct Lease {
     /// Of how many.
     pub slices: u32,
     /// Where all of the steps take their features from.
-    pub turn: CacheTurn,
+    pub cache_phase: CachePhase,
 }
 
 /// One thing a worker is told.
@@ -159,7 +161,8 @@ impl Standing {
         }
         let entered = self.entered;
         self.leases.retain(|lease| lease.generation > entered || lease.steps.end > step.0);
-        // Steps are granted again with the line, and then the newest word counts: it may know more of the step's turn.
+        // Steps are granted again with the line, and then the newest word counts: it may know more of the
+        // step's cache phase.
         let mut newest_first = self.leases.iter().rev();
         let found = newest_first.find(|lease| lease.generation == entered && lease.steps.contains(&step.0));
         found.map(|lease| Ok(lease.clone()))
@@ -210,7 +213,7 @@ mod tests {
             steps,
             slice: Rank(0),
             slices: 2,
-            turn: CacheTurn::LIVE,
+            cache_phase: CachePhase::LIVE,
         })
     }
 

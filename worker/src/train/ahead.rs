@@ -1,8 +1,9 @@
-//! Which samples this rank consumes in the next steps: leased, asked of the data threads a few steps ahead, and taken
-//! complete with features, whether those were read or have to be computed.
+//! Which samples this rank consumes in the next steps: leased, asked of the data threads a few steps ahead,
+//! and taken complete with features, whether those were read or have to be computed.
 //!
-//! Requests stop before a step whose turn is not known yet: where drift is measured first. A generation of kept features that begins ahead has no
-//! name yet, which is a digest of the adapter as the step before leaves it: its samples are requested with their images.
+//! Requests stop before a step whose cache phase is not known yet: where drift is measured first. A
+//! generation of kept features that begins ahead has no name yet, which is a digest of the adapter as the
+//! step before leaves it: its samples are requested with their images.
 
 use coxswain_nn::kernels::Tape;
 use coxswain_proto::{cache_plan::CacheUse, ids::Step, limits::LEASE_STEPS};
@@ -19,8 +20,8 @@ use crate::{
     link::{Leased, StepTimes},
 };
 
-/// Steps whose samples are requested ahead of the one that runs, so that data threads never wait for a lease. More where an encoder batch
-/// reaches further.
+/// Steps whose samples are requested ahead of the one that runs, so that data threads never wait for a lease.
+/// More where an encoder batch reaches further.
 const REQUESTS_AHEAD: u64 = 4;
 
 impl<B: Tape<Base = B>> Training<'_, B> {
@@ -42,7 +43,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
                 },
             };
             let source =
-                |features: &Features<B>| features.source(&leased.turn, self.next, &self.feed.claimed);
+                |features: &Features<B>| features.source(&leased.cache_phase, self.next, &self.feed.claimed);
             let Some(kept) = self.features.as_ref().map_or(Some(None), source) else { break };
             let begin = batch.positions.start;
             let positions = self.feed.usable(
@@ -51,14 +52,18 @@ impl<B: Tape<Base = B>> Training<'_, B> {
                 batch.epoch,
                 begin + leased.slice.start..begin + leased.slice.end,
             );
-            self.feed.claimed.push_back(Claim { positions: positions.clone(), turn: leased.turn });
+            self.feed
+                .claimed
+                .push_back(Claim { positions: positions.clone(), cache_phase: leased.cache_phase });
             let (epoch, micro_batch) = (batch.epoch, self.feed.micro_batch);
             self.feed.prefetch.request(StepRequest { step, epoch, positions, micro_batch, kept })?;
             self.feed.requested = Step(step.0 + 1);
         }
         // A step that was requested ahead takes its turn when it is due.
-        match self.feed.claimed.front().map(|claim| claim.turn.clone()) {
-            Some(turn) => self.with_features(|features, desk| features.take_turn(desk, &turn)),
+        match self.feed.claimed.front().map(|claim| claim.cache_phase.clone()) {
+            Some(cache_phase) => {
+                self.with_features(|features, desk| features.enter_cache_phase(desk, &cache_phase))
+            }
             None => Ok(()),
         }
     }
@@ -67,12 +72,12 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     fn lease_next(&mut self, samples: u64) -> Result<Leased, TrainError> {
         self.with_features(|features, desk| features.measure_before(desk))?;
         let leased = self.members.link.lease(self.next, samples)?;
-        self.with_features(|features, desk| features.take_turn(desk, &leased.turn))?;
+        self.with_features(|features, desk| features.enter_cache_phase(desk, &leased.cache_phase))?;
         Ok(leased)
     }
 
-    /// The next micro-batch of the step, with everything that it needs, in the place of `last`; none at the end of the
-    /// step, and `last` stays.
+    /// The next micro-batch of the step, with everything that it needs, in the place of `last`; none at the
+    /// end of the step, and `last` stays.
     pub(super) fn next_batch<'l>(
         &mut self,
         step: Step,
@@ -91,8 +96,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     }
 }
 
-/// Steps after the next one whose samples are asked for: `share` is what this rank takes of one, `at_once` the samples
-/// whose features are computed together.
+/// Steps after the next one whose samples are asked for: `share` is what this rank takes of one, `at_once`
+/// the samples whose features are computed together.
 fn steps_ahead(share: u64, at_once: u64) -> u64 {
     at_once.div_ceil(share.max(1)).clamp(REQUESTS_AHEAD, LEASE_STEPS)
 }

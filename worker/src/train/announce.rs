@@ -29,7 +29,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             human::bytes(bytes.grads.0),
             human::bytes(bytes.comm_buffers.0)
         ));
-        if self.members.computes == Computes::OnCard {
+        if self.members.computes == Computes::OnGpu {
             lines.push(
                 "kernels are compiled and products tuned when they are first used: a first launch can stand still for minutes before its \
                  first step"
@@ -39,15 +39,15 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         lines.extend(self.learner.objective.notes());
         if self.run.spec.memory.offload == Offload::Optimizer {
             lines.push(match self.members.computes {
-                Computes::OnCard => "memory.offload: optimizer: moments and mirror are in host memory between steps; every step brings them to the card and back".into(),
-                Computes::OnCpu | Computes::OnCpuForWantOfCard => {
+                Computes::OnGpu => "memory.offload: optimizer: moments and replica are in host memory between steps; every step brings them to the GPU and back".into(),
+                Computes::OnCpu | Computes::OnCpuForWantOfGpu => {
                     "memory.offload: optimizer asks for what a CPU does anyhow: moments and master weights are in host memory".into()
                 }
             });
         }
         if bytes.redundancy.0 > 0 {
             lines.push(format!(
-                "mirror of the neighbour's shard {} a rank: losing one worker loses no step (faults.mirror)",
+                "replica of the neighbour's shard {} a rank: losing one worker loses no step (faults.mirror)",
                 human::bytes(bytes.redundancy.0)
             ));
         }

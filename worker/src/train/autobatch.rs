@@ -1,20 +1,26 @@
-//! The largest micro-batch that fits, found by trying (`train.auto_micro_batch`, `cox run --auto-batch-size`).
+//! The largest micro-batch that fits, found by trying (`train.auto_micro_batch`, `cox run
+//! --auto-batch-size`).
 //!
 //! ```text
-//! rungs     samples of a rank's slice, in 1, 2, 4, .. passes of equal size     so the global batch is met exactly, whatever is found
+//! rungs     samples of a rank's slice, in 1, 2, 4, .. passes of equal size so the global batch is met
+//!           exactly, whatever is found
 //! trial     forward and backward of that many real samples, guarded; its gradients are dropped
-//! search    one sample first, then the highest rung that a line through the trials so far says will fit; at most 6 trials
+//! search    one sample first, then the highest rung that a line through the trials so far says will fit; at
+//!           most 6 trials
 //! ```
 //!
-//! Every trial ends with one small all-gather: a size fits if it fits on all ranks, and the tightest rank decides what is tried next. All
-//! ranks therefore try the same sizes and end with the same one. Checkpoints carry it, so a resumed run does not search again.
+//! Every trial ends with one small all-gather: a size fits if it fits on all ranks, and the tightest rank
+//! decides what is tried next. All ranks therefore try the same sizes and end with the same one. Checkpoints
+//! carry it, so a resumed run does not search again.
 //!
-//! A rank that is lost in a trial, perhaps to the kernel because of it, ends the search. The next generation searches again, up to half the
-//! size that was being tried: what it finds is what the run goes on with, never the size of a trial.
+//! A rank that is lost in a trial, perhaps to the kernel because of it, ends the search. The next generation
+//! searches again, up to half the size that was being tried: what it finds is what the run goes on with,
+//! never the size of a trial.
 //!
-//! What a size takes includes the micro-batches of that size that are read ahead, and a tenth of the room is left free: later samples may be
-//! longer. The bound is `memory.capacity`; without one, most of what the machine has free, shared among its workers. What this module does not do:
-//! look for the *fastest* size. On a CPU a small micro-batch is often as fast.
+//! What a size takes includes the micro-batches of that size that are read ahead, and a tenth of the room is
+//! left free: later samples may be longer. The bound is `memory.capacity`; without one, most of what the
+//! machine has free, shared among its workers. What this module does not do: look for the *fastest* size. On
+//! a CPU a small micro-batch is often as fast.
 
 use coxswain_proto::{human, ids::Rank};
 
@@ -85,7 +91,8 @@ impl Search {
         self.rungs.iter().filter(open).rfind(worth).copied().filter(|_| self.trials.len() < TRIALS)
     }
 
-    /// Bytes that a size will take: on the line through the smallest and the largest that fitted, or through the origin.
+    /// Bytes that a size will take: on the line through the smallest and the largest that fitted, or through
+    /// the origin.
     fn expected(&self, size: usize) -> f64 {
         let points = self.trials.iter().filter_map(|trial| Some((trial.size as f64, trial.took?)));
         let by_size = |a: &(f64, f64), b: &(f64, f64)| a.0.total_cmp(&b.0);
@@ -114,14 +121,14 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     pub(super) fn find_micro_batch(&mut self) -> Result<(), TrainError> {
         let capacity = self.run.spec.memory.capacity;
         let limit = capacity.unwrap_or_else(|| self.machines_share());
-        self.books.meter.bound(Some(limit));
+        self.stats.meter.bound(Some(limit));
         let most = self.feed.micro_batch;
         let found = self.search(limit, most);
-        self.books.meter.bound(capacity);
-        self.books.meter.begin_step();
+        self.stats.meter.bound(capacity);
+        self.stats.meter.begin_step();
         let (search, last) = found?;
         let Some(size) = search.best() else {
-            let source = last.unwrap_or_else(|| self.books.meter.out_of_memory(Phase::Forward, 0, 0));
+            let source = last.unwrap_or_else(|| self.stats.meter.out_of_memory(Phase::Forward, 0, 0));
             return Err(TrainError::Exhausted {
                 step: self.next,
                 source: source.into(),
@@ -163,9 +170,10 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         Ok((search, last))
     }
 
-    /// Tries a size together with all ranks. Also returns why it does not fit, if it is this rank that it does not fit on.
+    /// Tries a size together with all ranks. Also returns why it does not fit, if it is this rank that it
+    /// does not fit on.
     fn trial(&mut self, size: usize, limit: u64) -> Result<(Trial, Option<OutOfMemory>), TrainError> {
-        let before = self.books.meter.in_use().0;
+        let before = self.stats.meter.in_use().0;
         let (own, failed, refused) = match self.try_size(size) {
             Ok(took) => ([took as f64, 0.0], None, None),
             Err(TrainError::DoesNotFit { source, .. }) => ([0.0, 1.0], None, Some(source)),
@@ -201,14 +209,14 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         self.feed.micro_batch = bound;
         passed?;
         // In a step, the data threads hold others of its size meanwhile.
-        Ok(self.books.meter.last_took() + micro_batch.bytes() * (1 + self.run.spec.data.prefetch as u64))
+        Ok(self.stats.meter.last_took() + micro_batch.bytes() * (1 + self.run.spec.data.prefetch as u64))
     }
 
     /// What this worker may hold if nothing bounds it but the machine.
     fn machines_share(&self) -> u64 {
         let workers = self.run.spec.launch.nproc_per_node.unwrap_or(self.members.world() as usize).max(1);
         let free = Resident::free_on_this_machine() as f64 * OF_FREE / workers as f64;
-        self.books.meter.in_use().0 + free as u64
+        self.stats.meter.in_use().0 + free as u64
     }
 }
 

@@ -1,5 +1,6 @@
-//! Everything that can be found out before training, for `cox check`: the data set opens, samples read, the checkpoint has every
-//! tensor in the right shape, adapters find their targets, the output directory and the store of features can be written.
+//! Everything that can be found out before training, for `cox check`: the data set opens, samples read, the
+//! checkpoint has every tensor in the right shape, adapters find their targets, the output directory and the
+//! store of features can be written.
 
 use std::{fmt, fs, io, path::Path};
 
@@ -73,8 +74,8 @@ pub fn check<B: Tape<Base = B>>(
     })
 }
 
-/// The store that a run would open, in words, after finding out that it can be: of a version known here, and readable; or new, and taking
-/// files. None if the run keeps nothing.
+/// The store that a run would open, in words, after finding out that it can be: of a version known here, and
+/// readable; or new, and taking files. None if the run keeps nothing.
 fn features_store(spec: &RunSpec) -> Result<Option<String>, TrainError> {
     if spec.cache.mode == CacheMode::Off {
         return Ok(None);

@@ -1,4 +1,5 @@
-//! A run's memory laid beside its prediction: for the tables while it goes, and for `summary.json` and later predictions at its end.
+//! A run's memory laid beside its prediction: for the tables while it goes, and for `summary.json` and later
+//! predictions at its end.
 
 use coxswain_nn::kernels::Tape;
 
@@ -17,7 +18,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     /// Says what this rank's memory has come to, by phase and beside its prediction.
     pub(super) fn report_memory(&mut self) -> Result<(), TrainError> {
         let comparison = self.beside_prediction(|finished| finished.compare());
-        let peaks = self.books.meter.report();
+        let peaks = self.stats.meter.report();
         Ok(self.members.link.report(Report::Memory(peaks, comparison.as_ref().map(Into::into)))?)
     }
 
@@ -26,20 +27,20 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         self.beside_prediction(|finished| finished.conclude())
     }
 
-    /// None when there is nothing to compare: no step was taken, the micro-batch changed under way, nobody counts allocations, or
-    /// what was predicted is on a card, whose allocator does not tell its peaks.
+    /// None when there is nothing to compare: no step was taken, the micro-batch changed under way, nobody
+    /// counts allocations, or what was predicted is on a GPU, whose allocator does not tell its peaks.
     fn beside_prediction(&mut self, compare: impl FnOnce(&Finished<'_>) -> Outcome) -> Option<Outcome> {
-        let peaks = self.books.meter.report();
+        let peaks = self.stats.meter.report();
         let of_steps = peaks.iter().filter(|peak| STEP.contains(&peak.phase));
         let peak = of_steps.map(|peak| peak.in_use.0).max().filter(|&peak| peak > 0)?;
         let changed = self.feed.micro_batch != self.run.spec.train.micro_batch;
-        if changed || self.books.sightings.ready == 0 || self.members.computes == Computes::OnCard {
+        if changed || self.stats.snapshots.ready == 0 || self.members.computes == Computes::OnGpu {
             return None;
         }
         let world = u64::from(self.members.world());
         let samples = (self.run.spec.train.global_batch as u64).div_ceil(world);
         let zero = self.learner.held.as_ref()?.optimizer.bytes(self.members.comm.as_ref());
-        self.books.sightings.streamed = self.learner.objective.most_streamed();
+        self.stats.snapshots.streamed = self.learner.objective.most_streamed();
         let cache = self.features.as_ref().map_or(0, |features| features.bytes().0);
         let subject = self.run.task.sizes(self.run.spec);
         let subject = subject
@@ -51,7 +52,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             world,
             rank: u64::from(self.members.rank().0),
             peak,
-            measured: self.books.sightings.measured(&zero, cache, peak),
+            measured: self.stats.snapshots.measured(&zero, cache, peak),
             records: self.run.records.as_deref(),
         };
         Some(compare(&finished))

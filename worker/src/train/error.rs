@@ -60,7 +60,8 @@ pub enum TrainError {
         /// Settings that take less, most effective first.
         advice: String,
     },
-    /// A device did not do what it was told. It says so once, and some time after: which of its orders it was is in its words, if anywhere.
+    /// A device did not do what it was told. It says so once, and some time after: which of its orders it was
+    /// is in its words, if anywhere.
     #[error(
         "step {step}: the device has not done what it was told: {detail}. Nothing of this step is kept by this worker; if it happens again, \
          `cox selftest --device cuda` tells what the device cannot do"
@@ -71,7 +72,8 @@ pub enum TrainError {
         /// The device's words.
         detail: String,
     },
-    /// Another rank's attempt of this step was lost, so this one's was given up between two layers. Never leaves the step.
+    /// Another rank's attempt of this step was lost, so this one's was given up between two layers. Never
+    /// leaves the step.
     #[error("given up: another rank's attempt of this step is lost")]
     CalledOff,
     /// Another rank failed or ran out of memory for good; its own report says why.
@@ -119,7 +121,7 @@ impl TrainError {
                 FailureKind::PeerLost
             }
             Self::Checkpoint(_) | Self::Io { .. } => FailureKind::Io,
-            Self::Collective(CollectiveError::NoFabric(_) | CollectiveError::MixedDevices { .. }) => {
+            Self::Collective(CollectiveError::NoTransport(_) | CollectiveError::MixedDevices { .. }) => {
                 FailureKind::BadInput
             }
             Self::Optimizer(zero::StepError::Collective(_)) => FailureKind::PeerLost,

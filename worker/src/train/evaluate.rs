@@ -1,8 +1,9 @@
 //! Held-out evaluation: the task's measures on samples that training never sees.
 //!
-//! A batch that does not fit is halved by the rank it does not fit on: samples are independent of each other and of their batch, so the
-//! others need not know. Only a rank on which one sample alone does not or that failed otherwise, is everybody's business; it says
-//! so in the collective that sums up, so that all leave together.
+//! A batch that does not fit is halved by the rank it does not fit on: samples are independent of each other
+//! and of their batch, so the others need not know. Only a rank on which one sample alone does not or that
+//! failed otherwise, is everybody's business; it says so in the collective that sums up, so that all leave
+//! together.
 
 use std::path::Path;
 

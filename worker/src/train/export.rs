@@ -34,7 +34,7 @@ const SPEC_FILE: &str = "run_spec.json";
 
 /// `manifest.json`: what each exported file is.
 #[derive(Debug, Serialize)]
-struct Manifest<'a> {
+struct ExportManifest<'a> {
     version: &'a str,
     run: &'a str,
     spec_digest: &'a str,
@@ -55,28 +55,30 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     /// Gathers what only all ranks together know, and lets rank 0 write everything.
     pub(super) fn export(&mut self, error_after: Option<HeldOutError>) -> Result<(), TrainError> {
         self.enter(Phase::Checkpoint, self.next)?;
-        let mut summary = self.books.summary.clone();
+        let mut summary = self.stats.summary.clone();
         summary.error_before = self.before.clone().flatten();
         summary.error_after = error_after;
         summary.stopped = self.stopped;
-        summary.warm_up_seconds = self.books.warm_up.excess().as_secs_f64();
+        summary.warm_up_seconds = self.stats.warm_up.excess().as_secs_f64();
         self.gather(&mut summary)?;
         summary.conclude();
         if self.members.rank().0 == 0 {
             summary.memory = self.conclude_memory();
-            // A launch that found every step trained has nothing to say that the one before did not say better.
+            // A launch that found every step trained has nothing to say that the one before did not say
+            // better.
             let told = if summary.losses.is_empty() { Summary::read(&self.run.output_dir) } else { None };
             self.write_export(told.as_ref().filter(|told| told.steps == summary.steps).unwrap_or(&summary))?;
             if let Some(memory) = &summary.memory {
                 self.members.link.report(Report::Note(memory.to_string()))?;
             }
         }
-        // Nobody leaves before the results are on disk.
+        // No rank leaves before the results are on disk.
         self.members.comm.barrier()?;
         Ok(())
     }
 
-    /// Leaves the run's specification beside its results to come, so that a checkpoint can be evaluated before the run has ended.
+    /// Leaves the run's specification beside its results to come, so that a checkpoint can be evaluated
+    /// before the run has ended.
     pub(super) fn write_spec(&self) -> Result<(), TrainError> {
         let dir = &self.run.output_dir;
         fs::create_dir_all(dir).map_err(|source| TrainError::Io {
@@ -91,7 +93,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         const PEAKS: usize = SCOPES * Phase::ALL.len();
         const CACHE: usize = PEAKS + 2;
         const FIELDS: usize = CACHE + 4;
-        let peaks = self.books.meter.report();
+        let peaks = self.stats.meter.report();
         let mut own = [0.0; FIELDS];
         for (place, phase) in own.chunks_exact_mut(SCOPES).zip(Phase::ALL) {
             if let Some(peak) = peaks.iter().find(|peak| peak.phase == phase) {
@@ -127,9 +129,9 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let written = if B::ON_HOST {
             write()?
         } else {
-            let before = self.books.meter.in_use();
+            let before = self.stats.meter.in_use();
             let written = memory::guarded_again(write).map_err(|overrun| {
-                let found = self.books.meter.out_of_memory(Phase::Checkpoint, overrun.in_use, before.0);
+                let found = self.stats.meter.out_of_memory(Phase::Checkpoint, overrun.in_use, before.0);
                 let source = OutOfMemory { device: overrun.device, ..found };
                 TrainError::DoesNotFit { step: self.next, source }
             })?;
@@ -161,7 +163,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             })?;
             Ok(ManifestFile { path: path.to_owned(), what, entry })
         };
-        let manifest = Manifest {
+        let manifest = ExportManifest {
             version: VERSION,
             run: &self.run.spec.run.name,
             spec_digest: &self.run.spec_digest,

@@ -17,7 +17,8 @@ use crate::feeder::{DataError, Prefetcher};
 pub(super) struct Feed {
     pub samples: Arc<dyn Samples>,
     pub prefetch: Prefetcher,
-    /// Samples per forward pass now in force; an out-of-memory lowers it. Before the search for it is done, the most that it may try.
+    /// Samples per forward pass now in force; an out-of-memory lowers it. Before the search for it is done,
+    /// the most that it may try.
     pub micro_batch: usize,
     /// Whether `micro_batch` was searched for and found.
     pub searched: bool,
@@ -47,8 +48,8 @@ impl Feed {
         plan::without(batch.positions, &left_out)
     }
 
-    /// So many of the samples that this rank will train on first from step `next` on, again and again where they are
-    /// fewer. One that cannot be used is for another worker to try, as in a step.
+    /// So many of the samples that this rank will train on first from step `next` on, again and again where
+    /// they are fewer. One that cannot be used is for another worker to try, as in a step.
     pub fn first_samples<B: Tape<Base = B>>(
         &self,
         run: &Facts<'_, B>,

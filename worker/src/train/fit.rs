@@ -1,4 +1,5 @@
-//! What follows when memory runs out: less at a time, on all ranks; and what to change where one sample alone does not fit.
+//! What follows when memory runs out: less at a time, on all ranks; and what to change where one sample alone
+//! does not fit.
 
 use coxswain_proto::ids::{Rank, Step};
 
@@ -7,8 +8,8 @@ use crate::{feeder::Prepared, link::Report};
 use coxswain_nn::kernels::Tape;
 
 impl<B: Tape<Base = B>> Training<'_, B> {
-    /// Half the micro-batch for this step and all later ones; the samples and the global batch stay. `own` is this rank's own
-    /// failure, `last` the micro-batch that it ran last.
+    /// Half the micro-batch for this step and all later ones; the samples and the global batch stay. `own` is
+    /// this rank's own failure, `last` the micro-batch that it ran last.
     pub(super) fn shrink(
         &mut self,
         step: Step,
@@ -53,8 +54,9 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     /// Puts what is ready, and this micro-batch, together anew in the size that counts now.
     fn recut(&mut self, step: Step, last: Option<Prepared>) -> Result<(), TrainError> {
         self.feed.prefetch.replan(step, self.feed.micro_batch, last)?;
-        // Old and new rows were there side by side for a moment, which no step does: it is no reason to halve again.
-        self.books.meter.overlook();
+        // Old and new rows were there side by side for a moment, which no step does: it is no reason to halve
+        // again.
+        self.stats.meter.overlook();
         Ok(())
     }
 

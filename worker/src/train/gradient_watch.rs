@@ -9,18 +9,18 @@ use crate::zero::Rates;
 
 /// Watches that every trainable gets a gradient, over the first steps of a run.
 ///
-/// Three steps must have been taken before silence means a fault: an output layer and every `lora_B` may start at zero, so
-/// in the first step only the output layer has a gradient, in the second everything but `lora_A`, in the third everything. Groups whose
-/// learning rate is 0 are not meant to train, and are not watched; a task whose other groups learn through one alone
-/// refuses a rate of 0 for that one.
+/// Three steps must have been taken before silence means a fault: an output layer and every `lora_B` may
+/// start at zero, so in the first step only the output layer has a gradient, in the second everything but
+/// `lora_A`, in the third everything. Groups whose learning rate is 0 are not meant to train, and are not
+/// watched; a task whose other groups learn through one alone refuses a rate of 0 for that one.
 #[derive(Clone, Debug)]
 pub struct GradientWatch {
     /// Numbers of the parameters that had no gradient other than zero so far.
     silent: Vec<usize>,
     /// Steps that were taken.
     steps: usize,
-    /// Whether gradients were seen since the last step that was taken: a step that is voted down, or broken off because a rank was
-    /// lost, is tried again and counts once.
+    /// Whether gradients were seen since the last step that was taken: a step that is voted down, or broken
+    /// off because a rank was lost, is tried again and counts once.
     seen: bool,
 }
 
@@ -50,8 +50,8 @@ impl GradientWatch {
         Self { silent: (0..layout.params().len()).filter(trains).collect(), steps: 0, seen: false }
     }
 
-    /// Takes note of the gradients of one try of a step, before they are reduced over ranks or cleared. A step in which this rank had no
-    /// samples is passed over.
+    /// Takes note of the gradients of one try of a step, before they are reduced over ranks or cleared. A
+    /// step in which this rank had no samples is passed over.
     pub fn observe<F: Flat>(&mut self, layout: &TrainableLayout, grads: &FlatGrads<F>) {
         if !layout.params().iter().any(|param| grads.touched(param)) {
             return;

@@ -16,7 +16,7 @@ use coxswain_task::Objective;
 use super::{gradient_watch::GradientWatch, members::Members, recovery::Holding};
 use crate::{
     memory::{self, Category},
-    zero::{Keeps, LearningRateSchedule, MirroredAdamW, Partition},
+    zero::{Keeps, LearningRateSchedule, Partition, ReplicatedAdamW},
 };
 
 /// What learns.
@@ -36,36 +36,36 @@ pub(super) struct Learner<B: Tape<Base = B>> {
 /// The optimizer, and the generation whose partition it follows.
 pub(super) struct Held<F: Flat> {
     pub generation: Generation,
-    pub optimizer: MirroredAdamW<F>,
+    pub optimizer: ReplicatedAdamW<F>,
     /// Weights of that state; none if they are the ones that train.
     pub weights: Option<Vec<f32>>,
 }
 
 impl<F: Flat> Held<F> {
     pub fn holding(&self) -> Holding {
-        let (own, mirror) = self.optimizer.versions();
+        let (own, replica) = self.optimizer.versions();
         let world = self.optimizer.world() as u32;
-        Holding { generation: self.generation, world, rank: self.optimizer.rank(), own, mirror }
+        Holding { generation: self.generation, world, rank: self.optimizer.rank(), own, replica }
     }
 }
 
 impl<B: Tape<Base = B>> Learner<B> {
     /// The optimizer of the generation that trains.
-    pub fn optimizer(&self) -> &MirroredAdamW<B::Flat> {
+    pub fn optimizer(&self) -> &ReplicatedAdamW<B::Flat> {
         &self.held.as_ref().expect("a generation begins with a state").optimizer
     }
 
     /// An optimizer for this generation's partition, without a state.
-    pub fn empty_optimizer(&self, spec: &RunSpec, members: &Members) -> MirroredAdamW<B::Flat> {
+    pub fn empty_optimizer(&self, spec: &RunSpec, members: &Members) -> ReplicatedAdamW<B::Flat> {
         let offloaded = spec.memory.offload == Offload::Optimizer;
         let (place, layout) = (B::Flat::place(&self.trainables.device()), self.trainables.layout());
         let partition = Partition::new(layout.len(), members.comm.world(), members.rank());
-        let keeps = Keeps { mirror: spec.faults.mirror, offloaded };
-        MirroredAdamW::at(&place, layout, partition, &spec.optimizer, keeps)
+        let keeps = Keeps { replica: spec.faults.replica, offloaded };
+        ReplicatedAdamW::at(&place, layout, partition, &spec.optimizer, keeps)
     }
 
     /// From now on this is the state, in the generation of these members.
-    pub fn hold(&mut self, optimizer: MirroredAdamW<B::Flat>, members: &Members) {
+    pub fn hold(&mut self, optimizer: ReplicatedAdamW<B::Flat>, members: &Members) {
         self.held = Some(Held { generation: members.assignment.generation, optimizer, weights: None });
         self.coming = None;
     }
@@ -80,7 +80,7 @@ impl<B: Tape<Base = B>> Learner<B> {
             (Category::Trainables, optimizer.weights),
             (Category::Gradients, optimizer.grads),
             (Category::OptimizerShard, optimizer.moments),
-            (Category::Mirror, optimizer.redundancy),
+            (Category::Replica, optimizer.redundancy),
             (Category::CollectiveBuffers, optimizer.comm_buffers),
             (Category::Cache, cache),
         ]

@@ -11,14 +11,15 @@ use super::TrainError;
 use crate::{
     clock,
     collective::{
-        self, Brings, Collective, Computes, FabricSource, Membership, Progress, Ring, RingAbort,
-        RingListener, Solo,
+        self, Brings, Collective, Computes, Membership, Progress, Ring, RingAbort, RingListener, Solo,
+        TransportSource,
     },
     link::{Assignment, Link, Phase},
     memory::Meter,
 };
 
-/// How long ranks look for each other once all are assigned. The coordinator's abort ends it sooner if one of them is gone.
+/// How long ranks look for each other once all are assigned. The coordinator's abort ends it sooner if one of
+/// them is gone.
 const RING_PATIENCE: Duration = Duration::from_secs(60);
 
 /// With whom this rank trains.
@@ -29,15 +30,15 @@ pub(super) struct Members {
     /// What this rank computes on.
     pub computes: Computes,
     /// What may carry large buffers beside the ring.
-    pub fabric: Option<Box<dyn FabricSource>>,
+    pub transport: Option<Box<dyn TransportSource>>,
 }
 
 impl Members {
-    /// Nobody yet: the first assignment gives a place.
+    /// No member yet: the first assignment gives a place.
     pub fn alone(
         link: Box<dyn Link + Send>,
         computes: Computes,
-        fabric: Option<Box<dyn FabricSource>>,
+        transport: Option<Box<dyn TransportSource>>,
     ) -> Self {
         let assignment = Assignment {
             generation: Generation(0),
@@ -47,7 +48,7 @@ impl Members {
             quarantined: Vec::new(),
             checkpoint_step: Step(0),
         };
-        Self { assignment, link, comm: Box::new(Solo::default()), computes, fabric }
+        Self { assignment, link, comm: Box::new(Solo::default()), computes, transport }
     }
 
     /// Leaves the generation. Closing the old ring tells neighbours that still wait in it.
@@ -101,7 +102,8 @@ impl Members {
             return Ok(Box::new(solo));
         };
         let abort = RingAbort::new();
-        // Waiting for one's neighbours is waiting as in a collective: who has not come this far keeps the others.
+        // Waiting for one's neighbours is waiting as in a collective: who has not come this far keeps the
+        // others.
         let waiting = Progress::default();
         waiting.entered.store(1, Relaxed);
         self.link.connected(abort.clone(), waiting.into());
@@ -112,7 +114,7 @@ impl Members {
         let deadline = clock::now() + RING_PATIENCE;
         let ring = Ring::connect(listener, &membership, deadline, &abort)?;
         self.link.connected(ring.abort_handle(), ring.progress());
-        let source = self.fabric.as_mut().map(|source| source.as_mut());
+        let source = self.transport.as_mut().map(|source| source.as_mut());
         let brings = Brings { computes: self.computes, source, deadline };
         Ok(collective::join(ring, wanted, brings)?)
     }

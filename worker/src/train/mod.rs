@@ -2,8 +2,9 @@
 //!
 //! ```text
 //! trainer      opens the data set, loads the model, and hands both to ...
-//! run          ... the loop: generation after generation, step after step, until the end, a stop, or an error
-//!   recovery   where a generation starts: state kept by living ranks, mirrored, or from a checkpoint
+//! run          ... the loop: generation after generation, step after step, until the end, a stop, or an
+//!              error
+//!   recovery   where a generation starts: state kept by living ranks, replicated, or from a checkpoint
 //!   autobatch  the largest micro-batch that fits, found by trying
 //!   ahead      what the next steps consume, leased and asked of the data threads
 //!   step       one step as a transaction: accumulate, vote, then update or shrink or end
@@ -11,20 +12,20 @@
 //!     update   all were well: reduce, clip, AdamW, gather
 //!     fit      what follows when memory runs out: half as much at a time, or what to change
 //!   warm_up    what the first step took beyond the others
-//!   features   kept features: turns, generations, what is missing, drift
+//!   features   kept features: cache phases, generations, what is missing, drift
 //!   save       checkpoints written and read by all ranks together (`checkpoint` knows the files)
 //!   evaluate   held-out action error, every rank a part
 //!   export     what a user takes away: the task's artifacts, statistics, summary
 //! check        everything that can be known before training, for `cox check`
 //! ```
 //!
-//! One OS thread runs all of this. It sees the control plane only as a [`Link`](crate::link::Link), and never sees tonic.
+//! One OS thread runs all of this. It sees the control plane only as a [`Link`](crate::link::Link), and never
+//! sees tonic.
 
 mod advice;
 mod ahead;
 mod announce;
 mod autobatch;
-mod books;
 pub mod check;
 pub mod checkpoint;
 mod compare;
@@ -42,6 +43,7 @@ mod members;
 pub mod recovery;
 mod run;
 mod save;
+mod stats;
 mod step;
 mod summary;
 #[cfg(test)]

@@ -6,12 +6,13 @@
 //!   └────── a rank is lost, or the world changes ───────────┘
 //! ```
 //!
-//! What outlives a generation (the process, the frozen weights, this rank's part of the state) stays where it is.
+//! What outlives a generation (the process, the frozen weights, this rank's part of the state) stays where it
+//! is.
 
 use coxswain_nn::kernels::Tape;
 use coxswain_proto::ids::Step;
 
-use super::{TrainError, books::STEPS_SIGHTED, recovery::is_the_generations, training::Training};
+use super::{TrainError, recovery::is_the_generations, stats::STEPS_OBSERVED, training::Training};
 use crate::{
     collective::{Computes, RingListener},
     feeder::DataError,
@@ -27,7 +28,8 @@ enum Ended {
 }
 
 impl<B: Tape<Base = B>> Training<'_, B> {
-    /// Trains through generation after generation to the end of the run. `listener` is where this rank's neighbour calls.
+    /// Trains through generation after generation to the end of the run. `listener` is where this rank's
+    /// neighbour calls.
     pub(super) fn train(&mut self, listener: Option<&RingListener>) -> Result<(), TrainError> {
         let mut why = None;
         loop {
@@ -40,7 +42,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
                     why = Some(error.to_string());
                 }
                 Err(TrainError::Data(DataError::AtPosition { epoch, position, row, source })) => {
-                    // Whether another worker tries it, or nobody any more, is the coordinator's to decide.
+                    // Whether another worker tries it or the sample is left out is for the coordinator to
+                    // decide.
                     let (step, message) = (self.next, source.to_string());
                     why = Some(message.clone());
                     self.members.link.report(Report::BadSample(BadSample {
@@ -69,7 +72,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         if self.run.spec.train.auto_micro_batch && !self.feed.searched {
             self.find_micro_batch()?;
         }
-        self.books.summary.begin(self.next, self.members.world());
+        self.stats.summary.begin(self.next, self.members.world());
         self.feed.restart(self.next);
         self.members.link.report(Report::Started(start))?;
         if !std::mem::replace(&mut self.announced, true) {
@@ -81,7 +84,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         Ok(())
     }
 
-    /// Runs steps to the end of the run or of the generation; at the end of the run saves, evaluates and exports.
+    /// Runs steps to the end of the run or of the generation; at the end of the run saves, evaluates and
+    /// exports.
     fn run(&mut self) -> Result<Ended, TrainError> {
         if self.before.is_none() {
             self.before = Some(self.evaluate()?);
@@ -93,15 +97,15 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             let (done, verdict) = self.transaction(step)?;
             self.next = Step(step.0 + 1);
             self.learner.gradients.verdict(self.learner.trainables.layout())?;
-            self.books.summary.book(&done);
+            self.stats.summary.book(&done);
             // A CPU compiles nothing, and a step that was tried again is none to compare with.
-            let compares = self.members.computes == Computes::OnCard && done.retries == 0;
-            let warm_up = compares.then(|| self.books.warm_up.add(done.times.total)).flatten();
+            let compares = self.members.computes == Computes::OnGpu && done.retries == 0;
+            let warm_up = compares.then(|| self.stats.warm_up.add(done.times.total)).flatten();
             self.members.link.report(Report::Step(done))?;
             if let Some(line) = warm_up.filter(|_| self.members.rank().0 == 0) {
                 self.members.link.report(Report::Note(line))?;
             }
-            if self.books.summary.losses.len() == STEPS_SIGHTED {
+            if self.stats.summary.losses.len() == STEPS_OBSERVED {
                 self.report_memory()?;
             }
             self.with_features(|features, desk| features.tell_step(desk, step))?;

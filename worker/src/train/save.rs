@@ -1,8 +1,9 @@
-//! Checkpoints written and read by all ranks together. The directory itself is [`checkpoint`](super::checkpoint)'s.
+//! Checkpoints written and read by all ranks together. The directory itself is
+//! [`checkpoint`](super::checkpoint)'s.
 //!
-//! Writing is a small transaction of its own: rank 0 makes the staging directory, every rank writes its part and says how that went,
-//! and only if all are well does rank 0 publish. A full disk or an out-of-memory on one rank costs the checkpoint, not the run, and leaves
-//! nothing behind.
+//! Writing is a small transaction of its own: rank 0 makes the staging directory, every rank writes its part
+//! and says how that went, and only if all are well does rank 0 publish. A full disk or an out-of-memory on
+//! one rank costs the checkpoint, not the run, and leaves nothing behind.
 
 use std::{
     fs::{self, File},
@@ -30,7 +31,7 @@ use crate::{
     collective::{BufMut, Reduce},
     link::{CheckpointNews, Phase, Report},
     memory::{self, Meter, OutOfMemory},
-    zero::{MirroredAdamW, StateError},
+    zero::{ReplicatedAdamW, StateError},
 };
 use coxswain_nn::{
     files::write_tensors,
@@ -57,7 +58,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             members: &mut self.members,
             learner: &mut self.learner,
             feed: &self.feed,
-            meter: &self.books.meter,
+            meter: &self.stats.meter,
             step,
             mark: self.features.as_ref().and_then(Features::mark),
         };
@@ -120,7 +121,8 @@ impl<B: Tape<Base = B>> Saver<'_, '_, B> {
         Ok(())
     }
 
-    /// All ranks: stage, write, agree, publish. The outer error ends training; the inner one only this checkpoint.
+    /// All ranks: stage, write, agree, publish. The outer error ends training; the inner one only this
+    /// checkpoint.
     fn write_together(&mut self) -> Result<Result<Bytes, CheckpointError>, TrainError> {
         let step = self.step.0;
         let first = self.members.rank().0 == 0;
@@ -200,7 +202,7 @@ impl<B: Tape<Base = B>> Saver<'_, '_, B> {
             dataset_fingerprint: self.feed.samples.fingerprint().to_string(),
             micro_batch: self.feed.micro_batch,
             cache: self.mark,
-            turn: self.members.link.decided(self.step),
+            cache_phase: self.members.link.decided(self.step),
             files: Default::default(),
         };
         let world = self.members.comm.world();
@@ -212,12 +214,13 @@ impl<B: Tape<Base = B>> Saver<'_, '_, B> {
     }
 }
 
-/// This optimizer with its moments from the files that have some of this rank's parts: as many bytes as these parts, not as all of them.
+/// This optimizer with its moments from the files that have some of this rank's parts: as many bytes as these
+/// parts, not as all of them.
 fn read_optimizer<F: Flat>(
-    mut optimizer: MirroredAdamW<F>,
+    mut optimizer: ReplicatedAdamW<F>,
     found: &Found,
     weights: &[f32],
-) -> Result<MirroredAdamW<F>, CheckpointError> {
+) -> Result<ReplicatedAdamW<F>, CheckpointError> {
     let world = found.manifest.world_size;
     let wanted = |rank: &usize| optimizer.keeps_of(&optimizer.part_in(world, *rank));
     let read = |chosen: &dyn Fn(&usize) -> bool| -> Result<Vec<Vec<u8>>, CheckpointError> {

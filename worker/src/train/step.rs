@@ -8,14 +8,16 @@
 //!                                                    └────▶ all well: reduce, clip, AdamW, gather
 //! ```
 //!
-//! Until the vote nothing has left this rank and nothing has changed but the gradient buffer, so a step can be dropped and tried
-//! again: with the same samples and, because draws are keyed by step and sample, with the same noise. A rank that sees between two layers that
-//! another one's attempt is lost drops its own at once ([`Lookout`]).
+//! Until the vote nothing has left this rank and nothing has changed but the gradient buffer, so a step can
+//! be dropped and tried again: with the same samples and, because draws are keyed by step and sample, with
+//! the same noise. A rank that sees between two layers that another one's attempt is lost drops its own at
+//! once ([`Lookout`]).
 //!
-//! Memory runs out in four ways, and all end in the same vote: a micro-batch went over `memory.capacity` (noticed between two layers, so
-//! within a fraction of it), a device refused an allocation, a micro-batch is expected not to fit from what earlier ones took (it does not
-//! run at all), or the phases after the vote of the step before went over. A rank whose system swaps it out, step after
-//! step, says so in its ballot, too; that step counts, and the next one takes less.
+//! Memory runs out in four ways, and all end in the same vote: a micro-batch went over `memory.capacity`
+//! (noticed between two layers, so within a fraction of it), a device refused an allocation, a micro-batch is
+//! expected not to fit from what earlier ones took (it does not run at all), or the phases after the vote of
+//! the step before went over. A rank whose system swaps it out, step after step, says so in its ballot, too;
+//! that step counts, and the next one takes less.
 
 use std::sync::Arc;
 
@@ -29,9 +31,9 @@ use coxswain_proto::{
 
 use super::{
     TrainError,
-    books::STEPS_SIGHTED,
     features::{Claim, Features},
     learner::Learner,
+    stats::STEPS_OBSERVED,
     training::Training,
     update::Norms,
     vote::{self, Ballot, Fared, Lookout, Verdict},
@@ -42,7 +44,7 @@ use coxswain_task::{self as task, Figures, MicroLoss, Pass, StageClock, StageTim
 use crate::{
     clock,
     feeder::Prepared,
-    link::{CacheTurn, Phase, Report, StepReport, StepTimes},
+    link::{CachePhase, Phase, Report, StepReport, StepTimes},
     memory::{self, Attempt, Unfinished},
     zero::{GroupNorm, StepInput},
 };
@@ -66,8 +68,8 @@ pub(super) struct Spent {
 }
 
 impl Spent {
-    /// What there is to tell of a step that only names itself: every sink shows whatever stands here. Rank 0 speaks for all where all know
-    /// the same.
+    /// What there is to tell of a step that only names itself: every sink shows whatever stands here. Rank 0
+    /// speaks for all where all know the same.
     fn metrics<B: Tape<Base = B>>(
         &self,
         step: Step,
@@ -91,13 +93,14 @@ impl Spent {
 }
 
 impl<B: Tape<Base = B>> Training<'_, B> {
-    /// Runs `step` until all ranks have committed it. Returns what happened and the verdict with everybody's commands.
+    /// Runs `step` until all ranks have committed it. Returns what happened and the verdict with everybody's
+    /// commands.
     pub(super) fn transaction(&mut self, step: Step) -> Result<(StepReport, Verdict), TrainError> {
         let started = clock::now();
-        if !self.books.meter.keeps_books_of(self.members.assignment.rank) {
+        if !self.stats.meter.accounts_for(self.members.assignment.rank) {
             let cache = self.features.as_ref().map_or(Bytes(0), Features::bytes);
             let holdings = self.learner.holdings(&self.members, cache);
-            self.books.meter.begin_run(holdings, &self.run.output_dir, self.members.assignment.rank);
+            self.stats.meter.begin_run(holdings, &self.run.output_dir, self.members.assignment.rank);
         }
         let batch = self.run.plan.batch(step);
         let (mut spent, mut retries) = (Spent::default(), 0);
@@ -117,8 +120,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
                     self.shrink(step, &verdict, own, last)?;
                     retries += 1;
                 }
-                // What does not fit may fit when it is tried again, without the rank or the sample that failed. And nobody gives up but
-                // for a rank that says what has befallen it.
+                // What does not fit may fit when it is tried again, without the rank or the sample that
+                // failed. And a rank gives up only for another one that says what went wrong there.
                 ((Fared::Failed | Fared::GaveUp, rank), None | Some(TrainError::DoesNotFit { .. })) => {
                     return Err(TrainError::PeerFailed(rank));
                 }
@@ -127,16 +130,16 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         };
         let (norms, broken) = self.commit(step, &verdict, &mut spent.times)?;
         spent.times.total = started.elapsed();
-        let memory_peak = self.books.meter.end_step(step, self.feed.micro_batch, retries + 1);
+        let memory_peak = self.stats.meter.end_step(step, self.feed.micro_batch, retries + 1);
         let metrics = spent.metrics(step, self.members.rank(), &self.learner, &norms.groups);
         let totals =
             Totals { loss_sum: verdict.loss_sum, valid_count: verdict.valid_count, grad_norm: norms.all };
         let done = self.done(step, &batch, share, totals, spent.times);
         let done = StepReport { retries, memory_peak, metrics: metrics.into(), ..done };
         if let Some(error) = broken {
-            // The last collective broke, but this rank has taken the step, and perhaps nobody else lives to tell: if all parts of
-            // that version exist, the next generation goes on from it.
-            self.books.summary.book(&done);
+            // The last collective broke, but this rank has taken the step, and may be the only one left to
+            // report it: if all parts of that version exist, the next generation goes on from it.
+            self.stats.summary.book(&done);
             self.members.link.report(Report::Step(done))?;
             return Err(error);
         }
@@ -173,8 +176,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         }
     }
 
-    /// Forward and backward over this rank's samples; gradients of the loss sum end up in `self.learner.grads`. Leaves the micro-batch that ran last,
-    /// for another attempt.
+    /// Forward and backward over this rank's samples; gradients of the loss sum end up in
+    /// `self.learner.grads`. Leaves the micro-batch that ran last, for another attempt.
     fn accumulate(
         &mut self,
         step: Step,
@@ -185,7 +188,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         self.learner.grads.zero();
         spent.figures = Figures::default();
         // The optimizer and the collectives of the step before have no vote of their own.
-        if let Some(source) = self.books.meter.take_overrun() {
+        if let Some(source) = self.stats.meter.take_overrun() {
             return Err(TrainError::DoesNotFit { step, source });
         }
         self.with_features(|features, desk| features.measure_portion(desk, step))?;
@@ -197,8 +200,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             let next = self.next_batch(step, last, &mut spent.times, &mut share.cache)?;
             let Some(micro_batch) = next else { break };
             // The optimizer makes its buffers in the first step; later ones begin with everything there.
-            if self.books.summary.losses.len() < STEPS_SIGHTED {
-                self.books.sightings.ready = memory::in_use();
+            if self.stats.summary.losses.len() < STEPS_OBSERVED {
+                self.stats.snapshots.ready = memory::in_use();
             }
             let loss = self.pass(step, micro_batch, spent)?;
             share.loss_sum += loss.loss_sum;
@@ -213,8 +216,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         Ok(())
     }
 
-    /// One micro-batch forward and backward, as far as memory goes, and as long as no other rank's attempt is lost. Everything it held is free
-    /// again when this returns.
+    /// One micro-batch forward and backward, as far as memory goes, and as long as no other rank's attempt is
+    /// lost. Everything it held is free again when this returns.
     pub(super) fn pass(
         &mut self,
         step: Step,
@@ -230,11 +233,11 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             divisible: self.feed.micro_batch > 1,
             representative: micro_batch.features().is_none() || self.resting().is_none(),
         };
-        self.books.meter.expect(attempt).map_err(does_not_fit)?;
-        let before = self.books.meter.in_use();
+        self.stats.meter.expect(attempt).map_err(does_not_fit)?;
+        let before = self.stats.meter.in_use();
         let lookout = Lookout::of(self.members.comm.as_ref());
         let Learner { objective, trainables, grads, .. } = &mut self.learner;
-        let (meter, link) = (&mut self.books.meter, &mut self.members.link);
+        let (meter, link) = (&mut self.stats.meter, &mut self.members.link);
         let mut clock = StageClock::new(|pass| {
             let phase = match pass {
                 Pass::Forward => Phase::Forward,
@@ -248,8 +251,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             move || lookout.sees_loss(),
             || {
                 let loss = objective.forward_backward(trainables, micro_batch, grads, &mut clock);
-                // A device says what it could not do when it comes to it, and only to who waits; gradients that it did not make look
-                // like any others.
+                // A device says what it could not do when it comes to it, and only to who waits; gradients
+                // that it did not make look like any others.
                 let settled = if B::ON_HOST { Ok(()) } else { B::sync(&trainables.device()) };
                 (loss, settled)
             },
@@ -262,11 +265,11 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             Ok(loss) => (Some(loss), None),
             Err(Unfinished::OutOfMemory(overrun)) => (None, Some(overrun)),
             Err(Unfinished::CalledOff) => {
-                self.books.meter.given_up().map_err(does_not_fit)?;
+                self.stats.meter.given_up().map_err(does_not_fit)?;
                 return Err(TrainError::CalledOff);
             }
         };
-        self.books.meter.passed(before.0, overrun).map_err(does_not_fit)?;
+        self.stats.meter.passed(before.0, overrun).map_err(does_not_fit)?;
         let (loss, settled) = loss.expect("a pass without a loss has overrun");
         settled.map_err(|error| TrainError::Device { step, detail: error.to_string() })?;
         Ok(loss?)
@@ -286,16 +289,18 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             commands: self.members.link.commands(),
             loss_sum: share.loss_sum,
             valid_count: share.valid_count,
-            pressed: self.books.meter.take_pressed(),
+            pressed: self.stats.meter.take_pressed(),
         };
         let verdict = vote::cast(&ballot, self.members.comm.as_mut())?;
         spent.times.communication += voting.elapsed();
         Ok(verdict)
     }
 
-    /// What stays as it is in the step that runs: the adapter, where features come from a generation that it made.
+    /// What stays as it is in the step that runs: the adapter, where features come from a generation that it
+    /// made.
     fn resting(&self) -> Option<Group> {
-        let cached = matches!(self.feed.claimed.front(), Some(Claim { turn: CacheTurn::Cached(_), .. }));
+        let cached =
+            matches!(self.feed.claimed.front(), Some(Claim { cache_phase: CachePhase::Cached(_), .. }));
         let periodic = cached && self.run.spec.cache.mode == CacheMode::Periodic;
         self.learner.objective.extractor().filter(|_| periodic).map(|extractor| extractor.resting())
     }
@@ -317,7 +322,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             generation: self.members.assignment.generation,
             step,
             epoch: batch.epoch,
-            cache_generation: claim.as_ref().map_or(0, |claim| claim.turn.number()),
+            cache_generation: claim.as_ref().map_or(0, |claim| claim.cache_phase.number()),
             cache,
             positions: claim.map_or(Vec::new(), |claim| claim.positions),
             totals,

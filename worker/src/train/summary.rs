@@ -39,14 +39,15 @@ pub struct Summary {
     pub error_after: Option<HeldOutError>,
     /// Seconds from the first of these steps to the last.
     pub train_seconds: f64,
-    /// Of these, what rank 0's first step on a card took beyond those after it: kernels compiled and products tuned.
+    /// Of these, what rank 0's first step on a GPU took beyond those after it: kernels compiled and products
+    /// tuned.
     #[serde(default)]
     pub warm_up_seconds: f64,
     /// Samples trained on per second, over all ranks, without the warm-up.
     pub samples_per_second: f64,
     /// Prompt tokens per second, likewise.
     pub tokens_per_second: f64,
-    /// Largest sightings of each rank's memory, in bytes.
+    /// Largest snapshots of each rank's memory, in bytes.
     pub peak_memory: Vec<RankPeak>,
     /// Rank 0's memory, predicted and measured.
     #[serde(default)]
@@ -60,7 +61,7 @@ pub struct Summary {
     pub(super) samples: u64,
 }
 
-/// Largest sightings of one rank's memory, in bytes.
+/// Largest snapshots of one rank's memory, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankPeak {
     /// Which.
@@ -119,7 +120,8 @@ impl Default for Summary {
 }
 
 impl Summary {
-    /// A generation of `world_size` ranks begins at `step`: where this process begins, or goes on, or goes back to.
+    /// A generation of `world_size` ranks begins at `step`: where this process begins, or goes on, or goes
+    /// back to.
     pub fn begin(&mut self, step: Step, world_size: u32) {
         self.world_size = world_size;
         if self.losses.is_empty() || step.0 < self.first_step {

@@ -16,21 +16,22 @@ use coxswain_nn::{
 use coxswain_task::{Built, Samples, TaskOn};
 
 use super::{
-    TrainError, advice::advice, books::Books, checkpoint::Store, facts::Facts, features::Features,
-    feed::Feed, gradient_watch::GradientWatch, learner::Learner, members::Members, summary::Summary,
+    TrainError, advice::advice, checkpoint::Store, facts::Facts, features::Features, feed::Feed,
+    gradient_watch::GradientWatch, learner::Learner, members::Members, stats::RunStats, summary::Summary,
     training::Training, warm_up::WarmUp,
 };
 use crate::{
-    collective::{Computes, FabricSource, RingListener},
+    collective::{Computes, RingListener, TransportSource},
     feeder::Prefetcher,
     link::{Commands, Link, LinkError, Phase},
-    memory::{self, Gauge, Meter, OutOfMemory, prediction::outcome::Sightings},
+    memory::{self, Gauge, Meter, OutOfMemory, prediction::outcome::MemorySnapshots},
     trainer::{DataSetFacts, Trainer, TrainerFailure, TrainerOutcome},
     zero::{LearningRateSchedule, Rates},
 };
 
-/// Threads that read samples, unless `data.threads` says otherwise: as many as this rank computes with, since on a card those have little to
-/// do, up to where parquet windows that are decoded twice cost more than another thread brings.
+/// Threads that read samples, unless `data.threads` says otherwise: as many as this rank computes with, since
+/// on a GPU those have little to do, up to where parquet windows that are decoded twice cost more than
+/// another thread brings.
 const MAX_DATA_THREADS: usize = 8;
 
 /// What a trainer is given besides the run spec.
@@ -46,7 +47,7 @@ pub struct TaskTrainer<B: Tape<Base = B>> {
     task: &'static dyn TaskOn<B>,
     options: TrainerOptions<B>,
     computes: Computes,
-    fabric: Option<Box<dyn FabricSource>>,
+    transport: Option<Box<dyn TransportSource>>,
     gauge: Option<Box<dyn Gauge>>,
     records: Option<PathBuf>,
     samples: Option<Arc<dyn Samples>>,
@@ -59,21 +60,22 @@ impl<B: Tape<Base = B>> TaskTrainer<B> {
             task,
             options,
             computes: Computes::default(),
-            fabric: None,
+            transport: None,
             gauge: None,
             records: None,
             samples: None,
         }
     }
 
-    /// Computes on a card: large buffers may take another way than the ring, and it is the card's memory that runs out.
-    pub fn on_card(self, fabric: Box<dyn FabricSource>, gauge: Box<dyn Gauge>) -> Self {
-        Self { fabric: Some(fabric), gauge: Some(gauge), computes: Computes::OnCard, ..self }
+    /// Computes on a GPU: large buffers may take another way than the ring, and it is the GPU's memory that
+    /// runs out.
+    pub fn on_gpu(self, transport: Box<dyn TransportSource>, gauge: Box<dyn Gauge>) -> Self {
+        Self { transport: Some(transport), gauge: Some(gauge), computes: Computes::OnGpu, ..self }
     }
 
-    /// Computes on the CPU only because there is no card.
-    pub fn for_want_of_card(self) -> Self {
-        Self { computes: Computes::OnCpuForWantOfCard, ..self }
+    /// Computes on the CPU only because there is no GPU.
+    pub fn for_want_of_gpu(self) -> Self {
+        Self { computes: Computes::OnCpuForWantOfGpu, ..self }
     }
 
     /// Lays the run's memory beside what earlier runs on record below `dir` teach, and adds it to them.
@@ -91,7 +93,8 @@ impl<B: Tape<Base = B>> TaskTrainer<B> {
         Ok(samples)
     }
 
-    /// Keeps books of whatever memory the model will be in. Called on the trainer thread, before anything is on a device.
+    /// Keeps records of whatever memory the model will be in. Called on the trainer thread, before anything
+    /// is on a device.
     fn meter(&mut self, spec: &RunSpec) -> Meter {
         let meter = Meter::new(Phase::Loading, spec.memory.capacity.map(Bytes));
         let Some(gauge) = self.gauge.take() else { return meter };
@@ -103,7 +106,7 @@ impl<B: Tape<Base = B>> TaskTrainer<B> {
             }
             B::memory_cleanup(&device);
         });
-        meter.on_card(gauge)
+        meter.on_gpu(gauge)
     }
 
     /// Loads the model, as far as memory goes.
@@ -142,10 +145,10 @@ impl<B: Tape<Base = B>> TaskTrainer<B> {
         let mut meter = self.meter(spec);
         let samples = self.samples(spec)?;
         let plan = Plan::new(&spec.train, samples.training_len())?;
-        let mut sightings = Sightings { opened: memory::in_use(), ..Sightings::default() };
+        let mut snapshots = MemorySnapshots { opened: memory::in_use(), ..MemorySnapshots::default() };
         let Built { objective, layout, initial } = self.load(spec, &*samples, &meter)?;
-        sightings.loaded = memory::in_use();
-        let features = Features::open(spec, &*samples, &*objective, &self.options.device, meter.card())?;
+        snapshots.loaded = memory::in_use();
+        let features = Features::open(spec, &*samples, &*objective, &self.options.device, meter.gpu())?;
         meter.enter(Phase::Connecting).map_err(|source| self.too_large(spec, source))?;
         let output_dir = PathBuf::from(&spec.run.output_dir);
         let threads = spec.data.threads.unwrap_or_else(|| pool::join().min(MAX_DATA_THREADS));
@@ -178,11 +181,11 @@ impl<B: Tape<Base = B>> TaskTrainer<B> {
                 output_dir,
                 records: self.records.clone(),
             },
-            members: Members::alone(link, self.computes, self.fabric.take()),
+            members: Members::alone(link, self.computes, self.transport.take()),
             learner,
             feed: Feed { samples, prefetch, micro_batch, searched: false, requested, claimed },
             features,
-            books: Books { meter, sightings, summary, warm_up },
+            stats: RunStats { meter, snapshots, summary, warm_up },
             next: Step(0),
             obeyed: Commands::default(),
             saved: None,
@@ -215,8 +218,8 @@ where
         match training.train(self.options.listener.as_ref()) {
             Ok(()) => TrainerOutcome::Done,
             Err(error) => {
-                let mut failure = failure(&error, training.books.meter.phase(), training.next);
-                failure.memory_in_use = training.books.meter.in_use();
+                let mut failure = failure(&error, training.stats.meter.phase(), training.next);
+                failure.memory_in_use = training.stats.meter.in_use();
                 failure.positions =
                     training.feed.claimed.front().map_or(Vec::new(), |claim| claim.positions.clone());
                 ended(&error, failure)

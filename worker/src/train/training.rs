@@ -1,9 +1,12 @@
 //! Everything one rank trains with, in values that each own a part of it.
 //!
 //! ```text
-//! run       what does not change: specification, plan, task         learner   objective, trainables, gradients, optimizer
-//! members   place, line to the control plane, communicator          features  what is kept of the model below its tap
-//! feed      samples, the threads that read them, the micro-batch    books     memory and speed, for tables and the summary
+//! run       what does not change: specification, plan, task learner objective, trainables, gradients,
+//!           optimizer
+//! members   place, line to the control plane, communicator          features what is kept of the model below
+//!                                                                   its tap
+//! feed      samples, the threads that read them, the micro-batch    records memory and speed, for tables and
+//!                                                                   the summary
 //! ```
 
 use coxswain_nn::kernels::Tape;
@@ -11,7 +14,6 @@ use coxswain_proto::ids::Step;
 
 use super::{
     TrainError,
-    books::Books,
     checkpoint::Store,
     facts::Facts,
     features::{Desk, Features},
@@ -19,10 +21,12 @@ use super::{
     held_out::HeldOutError,
     learner::Learner,
     members::Members,
+    stats::RunStats,
 };
 use crate::link::{Commands, Phase};
 
-/// Everything one rank trains with. Built by [`TaskTrainer`](super::TaskTrainer); lives on the trainer thread.
+/// Everything one rank trains with. Built by [`TaskTrainer`](super::TaskTrainer); lives on the trainer
+/// thread.
 pub(super) struct Training<'a, B: Tape<Base = B>> {
     pub run: Facts<'a, B>,
     pub members: Members,
@@ -30,7 +34,7 @@ pub(super) struct Training<'a, B: Tape<Base = B>> {
     pub feed: Feed,
     /// Features that are kept; none if the cache is off.
     pub features: Option<Features<B>>,
-    pub books: Books,
+    pub stats: RunStats,
     pub store: Store,
     /// The next step to run.
     pub next: Step,
@@ -49,10 +53,11 @@ pub(super) struct Training<'a, B: Tape<Base = B>> {
 impl<B: Tape<Base = B>> Training<'_, B> {
     /// Begins a phase: for heartbeats, and for memory peaks.
     pub fn enter(&mut self, phase: Phase, step: Step) -> Result<(), TrainError> {
-        self.members.enter(&mut self.books.meter, phase, step)
+        self.members.enter(&mut self.stats.meter, phase, step)
     }
 
-    /// Lets the kept features work, with what the other owners lend them. Nothing happens if the cache is off.
+    /// Lets the kept features work, with what the other owners lend them. Nothing happens if the cache is
+    /// off.
     pub fn with_features(
         &mut self,
         work: impl FnOnce(&mut Features<B>, &mut Desk<'_, '_, B>) -> Result<(), TrainError>,
@@ -63,7 +68,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             members: &mut self.members,
             learner: &self.learner,
             feed: &mut self.feed,
-            meter: &mut self.books.meter,
+            meter: &mut self.stats.meter,
             next: self.next,
         };
         work(features, &mut desk)

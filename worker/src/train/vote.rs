@@ -1,11 +1,12 @@
 //! The vote that makes a step a transaction.
 //!
-//! After its micro-batches, and before any gradient moves, every rank tells all others in one small all-gather how it fared, what
-//! it was asked to do, and its share of the loss. Every rank reads the same ballots in the same order, so all come to the
-//! same verdict without another message: commit, shrink and retry, or end; and commands take effect at the same boundary everywhere.
+//! After its micro-batches, and before any gradient moves, every rank tells all others in one small
+//! all-gather how it fared, what it was asked to do, and its share of the loss. Every rank reads the same
+//! ballots in the same order, so all come to the same verdict without another message: commit, shrink and
+//! retry, or end; and commands take effect at the same boundary everywhere.
 //!
-//! A rank whose attempt is lost votes at once, while others are still at theirs. They see its ballot between two layers ([`Lookout`]), give
-//! their attempt up, and vote, too:
+//! A rank whose attempt is lost votes at once, while others are still at theirs. They see its ballot between
+//! two layers ([`Lookout`]), give their attempt up, and vote, too:
 //!
 //! ```text
 //! rank 2   ▓▓▓ out of memory ─ vote ┐
@@ -14,10 +15,12 @@
 //! rank 1   ▓▓▓▓▓▓ ballots of 0, 3 and 2 are there ─ vote ── verdict: out of memory on rank 2
 //! ```
 //!
-//! So each rank whose micro-batch runs goes on for at most a layer longer than the one before it, whatever else carries large buffers; one
-//! that computes features to keep finishes those. Nothing depends on it: who sees nothing finishes its attempt, and the step is tried again or
-//! ends as it would have. (Who gives up does not learn what would have befallen it: a second damaged sample is found by the next attempt.) A
-//! ballot is seen only for the vote that it is cast in, so one attempt's cannot end the next.
+//! So each rank whose micro-batch runs goes on for at most a layer longer than the one before it, whatever
+//! else carries large buffers; one that computes features to keep finishes those. Nothing depends on it: a
+//! rank that sees no ballot finishes its attempt, and the step is tried again or ends as it would have. (A
+//! rank that gives up does not learn whether its own attempt would have failed: a second damaged sample is
+//! found by the next attempt.) A ballot is seen only for the vote that it is cast in, so one attempt's cannot
+//! end the next.
 
 use coxswain_proto::ids::Rank;
 
@@ -118,7 +121,8 @@ impl Lookout {
         Self(comm.ahead(FIELDS * comm.world()))
     }
 
-    /// Whether a ballot has come that says of its rank's attempt that it is lost. Then this step is not committed, whatever this rank does.
+    /// Whether a ballot has come that says of its rank's attempt that it is lost. Then this step is not
+    /// committed, whatever this rank does.
     pub fn sees_loss(&self) -> bool {
         let lost = |(_, ballot): &(Rank, Vec<f64>)| Fared::of_code(ballot[0]) != Fared::Ok;
         self.0.as_ref().is_some_and(|ahead| ahead.shares().iter().any(lost))

@@ -1,4 +1,5 @@
-//! What the first step of a process on a card took beyond the ones after it: kernels are compiled, and products tuned.
+//! What the first step of a process on a GPU took beyond the ones after it: kernels are compiled, and
+//! products tuned.
 //!
 //! It is told apart, so that a short run's speed is a long run's.
 

@@ -5,9 +5,9 @@
 //! bfloat16   narrow -> reduce-scatter, shift in a buffer of halves -> widen the parts  2 bytes an element
 //! ```
 //!
-//! Rounded sums are rounded again at every rank on the way (8 bits of mantissa; the range is float32's, so nothing overflows that did not
-//! before). Everything after the exchange is float32: norm, clipping, moments, weights. A mirror gets the owner's rounded part, so it
-//! repeats its arithmetic on the same numbers.
+//! Rounded sums are rounded again at every rank on the way (8 bits of mantissa; the range is float32's, so
+//! nothing overflows that did not before). Everything after the exchange is float32: norm, clipping, moments,
+//! weights. A replica gets the owner's rounded part, so it repeats its arithmetic on the same numbers.
 
 use std::ops::Range;
 
@@ -53,7 +53,8 @@ impl<F: Flat> Exchange<F> {
         Ok(())
     }
 
-    /// After [`Self::reduce_scatter`]: the elements `previous` of `grads` become the sum that the rank before this one has.
+    /// After [`Self::reduce_scatter`]: the elements `previous` of `grads` become the sum that the rank before
+    /// this one has.
     pub fn shift(
         &mut self,
         grads: &mut F,

@@ -1,22 +1,26 @@
-//! The optimizer, partitioned over the ranks: stage 2 of ZeRO (Rajbhandari et al., arXiv 1910.02054) for a flat fp32 space.
+//! The optimizer, partitioned over the ranks: stage 2 of ZeRO (Rajbhandari et al., arXiv 1910.02054) for a
+//! flat fp32 parameter buffer.
 //!
 //! ```text
-//! partition   which elements of the flat space are this rank's, and which learning rate and decay apply to them
+//! partition   which elements of the flat parameter buffer are this rank's, and which learning rate and decay
+//!             apply to them
 //! optimizer   one step: reduce-scatter, norm, clip, AdamW on the shard, all-gather
 //! exchange    what gradients travel in
-//! mirror      a copy of the neighbour's part, so that one lost rank loses no step
+//! replica     a copy of the neighbour's part, so that one lost rank loses no step
 //! schedule    the learning rate of a step, as a pure function
 //! state       the moments as bytes, by parameter name and offset, readable at any world size
 //! ```
 //!
 //! # What it is
 //!
-//! Data-parallel training repeats the same update on every rank. ZeRO lets each rank own `1/W` of the trainables: gradients are
-//! reduced only to their owner (reduce-scatter), the owner updates its part, and the results are passed to everyone
-//! (all-gather). The traffic is that of an all-reduce; the moments are kept once instead of `W` times.
+//! Data-parallel training repeats the same update on every rank. ZeRO lets each rank own `1/W` of the
+//! trainables: gradients are reduced only to their owner (reduce-scatter), the owner updates its part, and
+//! the results are passed to everyone (all-gather). The traffic is that of an all-reduce; the moments are
+//! kept once instead of `W` times.
 //!
-//! The flat space of `n` elements is cut by [`chunk`](crate::collective::chunk) as if it were padded to a multiple of `W`. The
-//! trainables are fp32, so the owner's part of the flat weights *is* the master copy; there is no second one.
+//! The flat parameter buffer of `n` elements is cut by [`chunk`](crate::collective::chunk) as if it were
+//! padded to a multiple of `W`. The trainables are fp32, so the owner's part of the flat weights *is* the
+//! master copy; there is no second one.
 //!
 //! # What it saves
 //!
@@ -26,32 +30,33 @@
 //!              weights   gradients             moments   buffers
 //! replicated   4 n       4 n (+ 4 n buckets)   8 n       -           16 n to 20 n
 //! here         4 n       4 n                   8 n / W   128 KiB     8 n + 8 n / W
-//! mirrored     4 n       4 n                   8 n / W   12 n / W    8 n + 20 n / W
+//! replicated   4 n       4 n                   8 n / W   12 n / W    8 n + 20 n / W
 //! bfloat16     as above, and 2 n that gradients travel in (`optimizer.reduce_dtype`)
 //! ```
 //!
-//! The gradient row is honest: the backward pass sums micro-batches into one full-length buffer, which is kept for the
-//! next step. Gradients are reduced in place, so no buckets are added; after the reduce-scatter only this rank's chunk means
-//! anything.
+//! The gradient row is honest: the backward pass sums micro-batches into one full-length buffer, which is
+//! kept for the next step. Gradients are reduced in place, so no buckets are added; after the reduce-scatter
+//! only this rank's chunk means anything.
 //!
-//! Under LoRA this is small change: 30 M trainables over 4 ranks save 180 MB a rank beside gigabytes of frozen weights. With an
-//! head of 0.5 B trained in full it is 3 GB. [`ZeroBytes`] has the figures of a run.
+//! Under LoRA this is small change: 30 M trainables over 4 ranks save 180 MB a rank beside gigabytes of
+//! frozen weights. With an head of 0.5 B trained in full it is 3 GB. [`ZeroBytes`] has the figures of a run.
 //!
 //! # What it does not do
 //!
-//! It knows neither models nor files nor devices: it sees buffers ([`kernels::flat`](coxswain_nn::kernels::flat), where the arithmetic is) and a
-//! [`Collective`](crate::collective::Collective).
-//! It does not partition weights (ZeRO-3), and does not overlap communication with the backward pass.
+//! It knows neither models nor files nor devices: it sees buffers
+//! ([`kernels::flat`](coxswain_nn::kernels::flat), where the arithmetic is) and a
+//! [`Collective`](crate::collective::Collective). It does not partition weights (ZeRO-3), and does not
+//! overlap communication with the backward pass.
 
 mod exchange;
-mod mirror;
 mod optimizer;
 mod partition;
+mod replica;
 mod schedule;
 mod state;
 
-pub use mirror::{Copy, Keeps, MirroredAdamW, ShardState, Versions};
 pub use optimizer::{GroupNorm, ShardedAdamW, StepError, StepInput, StepOutcome, ZeroBytes};
 pub use partition::{Partition, Segment};
+pub use replica::{Copy, Keeps, ReplicatedAdamW, ShardState, Versions};
 pub use schedule::{LearningRateSchedule, Rates};
 pub use state::StateError;

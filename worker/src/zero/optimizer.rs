@@ -1,22 +1,24 @@
-//! One optimizer step over a partitioned flat space.
+//! One optimizer step over a partitioned flat parameter buffer.
 //!
 //! ```text
 //! gradients, full length, different on every rank
 //!   -> reduce-scatter in place        this rank's chunk is the sum over ranks (`exchange`)
-//!   -> norm over all chunks           one f64 around the ring, and one a group; not finite: an error, nothing has changed
+//!   -> norm over all chunks           one f64 around the ring, and one a group; not finite: an error,
+//!                                     nothing has changed
 //!   -> AdamW on this rank's chunk     of the flat weights, which is their master copy
 //!   -> all-gather in place            everyone has all weights
 //! ```
 //!
 //! In a world of one the collectives do nothing and this is plain AdamW, without a copy.
 //!
-//! Gradients, weights and moments are buffers of one kind ([`Flat`]), in host memory or in a device's; nothing here looks at an element but
-//! the search for one that is not finite. On a device work is ordered and not waited for: what a step's times call computing is then found
-//! in whatever waits next.
+//! Gradients, weights and moments are buffers of one kind ([`Flat`]), in host memory or in a device's;
+//! nothing here looks at an element but the search for one that is not finite. On a device work is ordered
+//! and not waited for: what a step's times call computing is then found in whatever waits next.
 //!
-//! A step can let a group rest ([`StepInput::resting`]): it is treated as parameters whose gradient is `None` are in torch. Its weights
-//! and moments keep their bits, by decay as little as by momentum, and the norm is that of what moves. Only the count of steps in the bias
-//! correction goes on for everyone, since a moment that has rested is no younger for it.
+//! A step can let a group rest ([`StepInput::resting`]): it is treated as parameters whose gradient is `None`
+//! are in torch. Its weights and moments keep their bits, by decay as little as by momentum, and the norm is
+//! that of what moves. Only the count of steps in the bias correction goes on for everyone, since a moment
+//! that has rested is no younger for it.
 
 use std::time::Duration;
 
@@ -37,7 +39,7 @@ use coxswain_nn::{
     params::{Group, TrainableLayout},
 };
 
-/// AdamW whose moments exist only for this rank's part of the flat space.
+/// AdamW whose moments exist only for this rank's part of the flat parameter buffer.
 #[derive(Clone, Debug)]
 pub struct ShardedAdamW<F: Flat = Vec<f32>> {
     pub(super) place: F::Place,
@@ -113,7 +115,7 @@ pub struct GroupNorm {
 pub struct StepOutcome {
     /// Norm of the scaled global gradient, before clipping.
     pub grad_norm: f64,
-    /// Those of the groups that move, in the order of the flat space.
+    /// Those of the groups that move, in the order of the flat parameter buffer.
     pub group_norms: Vec<GroupNorm>,
     /// Whether it was scaled down to `clip_norm`.
     pub clipped: bool,
@@ -136,11 +138,13 @@ pub enum StepError {
         norm: f64,
         /// This rank.
         rank: Rank,
-        /// The first parameter in this rank's shard with such a gradient; `None` if that is in another rank's shard.
+        /// The first parameter in this rank's shard with such a gradient; `None` if that is in another rank's
+        /// shard.
         parameter: Option<String>,
     },
-    /// A rank or the network failed. If it was in the last collective, this rank has taken the step already, and others may not have: which
-    /// version goes on is agreed on from what each holds ([`mirror`](super::mirror)), or read from a checkpoint.
+    /// A rank or the network failed. If it was in the last collective, this rank has taken the step already,
+    /// and others may not have: which version goes on is agreed on from what each holds
+    /// ([`replica`](super::replica)), or read from a checkpoint.
     #[error(transparent)]
     Collective(#[from] CollectiveError),
     /// A buffer or communicator does not belong to this optimizer.
@@ -171,11 +175,12 @@ pub struct ZeroBytes {
     pub moments: Bytes,
     /// The flat gradients, full length.
     pub grads: Bytes,
-    /// What the communicator holds for itself, and what gradients travel in where that is not their own buffer.
+    /// What the communicator holds for itself, and what gradients travel in where that is not their own
+    /// buffer.
     pub comm_buffers: Bytes,
     /// What both moments take when they are not partitioned, for comparison.
     pub moments_unpartitioned: Bytes,
-    /// What is kept in store for a lost rank ([`MirroredAdamW`](super::MirroredAdamW)).
+    /// What is kept in store for a lost rank ([`ReplicatedAdamW`](super::ReplicatedAdamW)).
     pub redundancy: Bytes,
 }
 
@@ -187,7 +192,8 @@ impl ShardedAdamW {
 }
 
 impl<F: Flat> ShardedAdamW<F> {
-    /// Moments of zero for one rank's part of `layout`; in host memory between steps if `offloaded`, wherever the rest is.
+    /// Moments of zero for one rank's part of `layout`; in host memory between steps if `offloaded`, wherever
+    /// the rest is.
     pub fn at(
         place: &F::Place,
         layout: &TrainableLayout,
@@ -221,8 +227,8 @@ impl<F: Flat> ShardedAdamW<F> {
         self.steps
     }
 
-    /// Takes one step. `grads` holds this rank's summed gradients and is scratch afterwards; `weights` must be as the last step
-    /// left them and are the same on all ranks afterwards. Both have the layout's length.
+    /// Takes one step. `grads` holds this rank's summed gradients and is scratch afterwards; `weights` must
+    /// be as the last step left them and are the same on all ranks afterwards. Both have the layout's length.
     pub fn step(
         &mut self,
         grads: &mut F,
@@ -239,8 +245,8 @@ impl<F: Flat> ShardedAdamW<F> {
         Ok(reduced.outcome(compute, begin.elapsed()))
     }
 
-    /// First half of a step: this rank's chunk of `grads` becomes the sum over ranks, and the norm of all chunks says how to apply
-    /// it. Changes neither weights nor moments.
+    /// First half of a step: this rank's chunk of `grads` becomes the sum over ranks, and the norm of all
+    /// chunks says how to apply it. Changes neither weights nor moments.
     pub(super) fn reduce(
         &mut self,
         grads: &mut F,
@@ -271,7 +277,8 @@ impl<F: Flat> ShardedAdamW<F> {
         Ok(Reduced { group_norms, clipped, compute, update })
     }
 
-    /// Second half: AdamW on this rank's part. Gradients are full length; in `weights` the part begins at `weights_from`.
+    /// Second half: AdamW on this rank's part. Gradients are full length; in `weights` the part begins at
+    /// `weights_from`.
     pub(super) fn advance(&mut self, grads: &F, weights: &mut F, weights_from: usize, how: &Update) {
         self.steps += 1;
         self.last_norm = how.norm;

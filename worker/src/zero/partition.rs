@@ -1,4 +1,4 @@
-//! Which part of the flat space belongs to which rank, and what applies where in it.
+//! Which part of the flat parameter buffer belongs to which rank, and what applies where in it.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use coxswain_proto::ids::Rank;
 use crate::collective::chunk;
 use coxswain_nn::params::{Group, TrainableLayout};
 
-/// One rank's place in a flat space that is cut in equal parts, the last ones short or empty.
+/// One rank's place in a flat parameter buffer that is cut in equal parts, the last ones short or empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Partition {
     len: usize,
@@ -18,7 +18,7 @@ pub struct Partition {
 /// A run of this rank's elements to which one learning rate and one decay rule apply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Positions in the flat space.
+    /// Positions in the flat parameter buffer.
     pub range: Range<usize>,
     /// Whose learning rate.
     pub group: Group,
@@ -27,14 +27,14 @@ pub struct Segment {
 }
 
 impl Partition {
-    /// The part of `rank` in a space of `len` elements shared by `world` ranks (at least one).
+    /// The part of `rank` in a buffer of `len` elements shared by `world` ranks (at least one).
     pub fn new(len: usize, world: usize, rank: Rank) -> Self {
         let rank = rank.0 as usize;
         assert!(rank < world, "rank {rank} in a world of {world}");
         Self { len, world, rank }
     }
 
-    /// Elements of the whole space.
+    /// Elements of the whole buffer.
     pub fn whole_len(&self) -> usize {
         self.len
     }
@@ -54,13 +54,13 @@ impl Partition {
         chunk(self.len, self.world, self.rank)
     }
 
-    /// The length every part has if the space is padded to a multiple of the world.
+    /// The length every part has if the buffer is padded to a multiple of the world.
     pub fn padded_shard_len(&self) -> usize {
         self.len.div_ceil(self.world)
     }
 
-    /// This rank's elements by what applies to them, in order: parameters cut at the borders of the shard, neighbours with the
-    /// same rules joined.
+    /// This rank's elements by what applies to them, in order: parameters cut at the borders of the shard,
+    /// neighbours with the same rules joined.
     pub fn segments(&self, layout: &TrainableLayout) -> Vec<Segment> {
         let mut segments: Vec<Segment> = Vec::new();
         for param in layout.params() {

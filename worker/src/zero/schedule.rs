@@ -1,8 +1,9 @@
-//! The learning rate of a step: warm-up, then a cosine or the peak. A pure function of the step's number, so a resumed run has
-//! nothing to restore.
+//! The learning rate of a step: warm-up, then a cosine or the peak. A pure function of the step's number, so
+//! a resumed run has nothing to restore.
 //!
 //! ```text
-//! s < w     (s + 1) / (w + 1)                              w warm-up steps: from peak / (w + 1), as openpi and LeRobot
+//! s < w     (s + 1) / (w + 1)                              w warm-up steps: from peak / (w + 1), as openpi
+//!                                                          and LeRobot
 //! cosine    m + (1 - m) (1 + cos(pi (s - w) / (T - w))) / 2       T steps in all, m = min_lr_ratio
 //! constant  1
 //! ```

@@ -1,13 +1,15 @@
 //! The optimizer's state as bytes: one safetensors file per rank, by parameter name and offset.
 //!
 //! ```text
-//! tensors    exp_avg.<parameter>[<first element>..]     fp32, the elements of that parameter in this rank's part
+//! tensors    exp_avg.<parameter>[<first element>..]     fp32, the elements of that parameter in this rank's
+//!                                                       part
 //!            exp_avg_sq.<parameter>[<first element>..]
 //! metadata   format, steps, rank, world
 //! ```
 //!
-//! Names and offsets, not positions in the flat space: all files of a checkpoint together can be read at any world size, and
-//! into a layout whose order has changed. Weights are not in here; the checkpoint has them in full, in fp32.
+//! Names and offsets, not positions in the flat parameter buffer: all files of a checkpoint together can be
+//! read at any world size, and into a layout whose order has changed. Weights are not in here; the checkpoint
+//! has them in full, in fp32.
 //!
 //! Reading checks that every element of this rank's part is there exactly once, before anything is changed.
 
@@ -101,7 +103,7 @@ struct Piece<'a> {
 }
 
 impl Piece<'_> {
-    /// Copies what of it is in the part `own` of the flat space, whose elements are `moments`.
+    /// Copies what of it is in the part `own` of the flat parameter buffer, whose elements are `moments`.
     fn copy_to(&self, moments: &mut [f32], own: &Range<usize>) {
         let begin = self.param.offset + self.range.start;
         let wanted = intersect(own, &(begin..self.param.offset + self.range.end));
@@ -122,7 +124,8 @@ impl<F: Flat> ShardedAdamW<F> {
         bytes
     }
 
-    /// Writes what [`ShardedAdamW::export`] returns, without a copy of the moments; returns the bytes written.
+    /// Writes what [`ShardedAdamW::export`] returns, without a copy of the moments; returns the bytes
+    /// written.
     pub fn write_to(&self, out: &mut dyn Write) -> io::Result<u64> {
         let header = self.header();
         out.write_all(&(header.len() as u64).to_le_bytes())?;
@@ -140,8 +143,9 @@ impl<F: Flat> ShardedAdamW<F> {
         Ok(8 + header.len() as u64 + 4 * (self.exp_avg.len() + self.exp_avg_sq.len()) as u64)
     }
 
-    /// Takes over the state of a checkpoint, given the contents of its ranks' files; they may come from any world size. Empty ones are passed
-    /// over: files that have nothing of this rank's part need not be read. On an error nothing has changed.
+    /// Takes over the state of a checkpoint, given the contents of its ranks' files; they may come from any
+    /// world size. Empty ones are passed over: files that have nothing of this rank's part need not be read.
+    /// On an error nothing has changed.
     pub fn import(&mut self, files: &[&[u8]]) -> Result<(), StateError> {
         let mut pieces = Vec::new();
         let mut steps = None;
@@ -254,11 +258,11 @@ fn read_file<'a>(
     let unreadable = |detail: String| StateError::Unreadable { file, detail };
     let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(|error| unreadable(error.to_string()))?;
     let tensors = SafeTensors::deserialize(bytes).map_err(|error| unreadable(error.to_string()))?;
-    let said = |key: &str| metadata.metadata().as_ref().and_then(|said| said.get(key));
-    if said("format").map(String::as_str) != Some(FORMAT) {
+    let entry = |key: &str| metadata.metadata().as_ref().and_then(|entry| entry.get(key));
+    if entry("format").map(String::as_str) != Some(FORMAT) {
         return Err(unreadable(format!("its metadata has no \"format\": \"{FORMAT}\"")));
     }
-    let steps = said("steps").and_then(|steps| steps.parse().ok());
+    let steps = entry("steps").and_then(|steps| steps.parse().ok());
     let params: HashMap<&str, &ParamSpec> = layout.params().iter().map(|p| (p.name.as_str(), p)).collect();
     let mut tensors: Vec<_> = tensors.iter().collect();
     tensors.sort_by_key(|(tensor, _)| *tensor);

@@ -1,4 +1,5 @@
-//! Samples and batches as the engine passes them from threads to the device: opaque, but for what is written here.
+//! Samples and batches as the engine passes them from threads to the device: opaque, but for what is written
+//! here.
 
 use std::{any::Any, fmt::Debug};
 
@@ -7,7 +8,8 @@ use coxswain_proto::ids::Step;
 /// What is asked of tasks with an extractor alone, and asked of another one.
 pub(crate) const KEEPS_NOTHING: &str = "features of a task without an extractor";
 
-/// What of a sample's inputs is kept in the store beside its features, so that a hit reads and tokenizes nothing.
+/// What of a sample's inputs is kept in the store beside its features, so that a hit reads and tokenizes
+/// nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Inputs {
     /// Token ids.
@@ -16,8 +18,8 @@ pub struct Inputs {
     pub grids: Vec<[u32; 3]>,
 }
 
-/// One sample, preprocessed. A task without an [`Extractor`](super::Extractor) leaves [`Sample::inputs`] and [`Sample::take_seen`] as they
-/// are.
+/// One sample, preprocessed. A task without an [`Extractor`](super::Extractor) leaves [`Sample::inputs`] and
+/// [`Sample::take_seen`] as they are.
 pub trait Sample: Any + Debug + Send + Sync {
     /// Its place in the data set, which keys its random draws.
     fn index(&self) -> u64;
@@ -27,8 +29,8 @@ pub trait Sample: Any + Debug + Send + Sync {
         Inputs::default()
     }
 
-    /// Takes out what features are computed from: the sample that is returned has its inputs and nothing else, this one keeps all but the
-    /// large ones.
+    /// Takes out what features are computed from: the sample that is returned has its inputs and nothing
+    /// else, this one keeps all but the large ones.
     fn take_seen(&mut self) -> Box<dyn Sample> {
         self.boxed()
     }
@@ -64,8 +66,8 @@ impl PartialEq for dyn Sample {
 
 /// Features of the rows of a batch at an objective's tap.
 ///
-/// A row has as many tokens as the [`FeatureShape`](super::FeatureShape) says of its inputs, padding has none. Where a tap has several
-/// tensors, a row's are one after the other.
+/// A row has as many tokens as the [`FeatureShape`](super::FeatureShape) says of its inputs, padding has
+/// none. Where a tap has several tensors, a row's are one after the other.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CachedFeatures {
     /// Values of a token.
@@ -74,8 +76,8 @@ pub struct CachedFeatures {
     pub values: Vec<f32>,
 }
 
-/// The samples of one forward pass on one rank. A task without an [`Extractor`](super::Extractor) leaves what is said of features as it is:
-/// its batches have none, and are never given any.
+/// The samples of one forward pass on one rank. A task without an [`Extractor`](super::Extractor) leaves what
+/// is said of features as it is: its batches have none, and are never given any.
 pub trait Batch: Any + Debug + Send + Sync {
     /// The optimizer step it belongs to.
     fn step(&self) -> Step;

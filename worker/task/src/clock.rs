@@ -1,4 +1,5 @@
-//! Where the time of a micro-batch goes, when forward turns to backward, and what else its task has to tell of it.
+//! Where the time of a micro-batch goes, when forward turns to backward, and what else its task has to tell
+//! of it.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +19,7 @@ pub enum Pass {
 pub struct StageTimes(Vec<(&'static str, Duration)>);
 
 impl StageTimes {
-    /// Books time that a stage took.
+    /// Records time that a stage took.
     pub fn add(&mut self, stage: &'static str, time: Duration) {
         match self.0.iter_mut().find(|(known, _)| *known == stage) {
             Some((_, sum)) => *sum += time,
@@ -26,7 +27,7 @@ impl StageTimes {
         }
     }
 
-    /// Books all that others came to.
+    /// Records all that others came to.
     pub fn extend(&mut self, others: &Self) {
         others.iter().for_each(|(stage, time)| self.add(stage, time));
     }
@@ -42,8 +43,8 @@ impl StageTimes {
     }
 }
 
-/// Figures of a step that its task knows, in the order in which they were first told; those of micro-batches are merged as those of ranks
-/// are.
+/// Figures of a step that its task knows, in the order in which they were first told; those of micro-batches
+/// are merged as those of ranks are.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Figures(Vec<(Metric, u32)>);
 
@@ -75,7 +76,8 @@ impl Figures {
     }
 }
 
-/// Splits the time of micro-batches by stage, and takes down what a task tells of them. On a device that runs behind the host, a lap measures what the host did.
+/// Splits the time of micro-batches by stage, and takes down what a task tells of them. On a device that runs
+/// behind the host, a lap measures what the host did.
 pub struct StageClock<'a> {
     times: StageTimes,
     figures: Figures,
@@ -104,7 +106,8 @@ impl<'a> StageClock<'a> {
         (self.times, self.figures)
     }
 
-    /// Tells a figure of this micro-batch, for the log, `/metrics`, TensorBoard and programs. Its name is `kind` or `kind/of`.
+    /// Tells a figure of this micro-batch, for the log, `/metrics`, TensorBoard and programs. Its name is
+    /// `kind` or `kind/of`.
     pub fn figure(&mut self, figure: Metric) {
         self.figures.add(figure);
     }
@@ -115,7 +118,7 @@ impl<'a> StageClock<'a> {
         self.last = Instant::now();
     }
 
-    /// Books the time since the last lap for a stage, which is shown under this name.
+    /// Records the time since the last lap for a stage, which is shown under this name.
     pub fn lap(&mut self, stage: &'static str) {
         let now = Instant::now();
         self.times.add(stage, now - std::mem::replace(&mut self.last, now));

@@ -1,4 +1,5 @@
-//! What of an objective may be kept: the part that is a pure function of the weights below a tap and of the sample.
+//! What of an objective may be kept: the part that is a pure function of the weights below a tap and of the
+//! sample.
 
 use std::{fmt, path::PathBuf, sync::Arc};
 
@@ -58,7 +59,8 @@ pub trait FrozenWeights {
 
 /// The part of an objective below its tap.
 ///
-/// A feature's value must depend on its own sample alone, bit for bit: not on which samples share the batch, nor on padding.
+/// A feature's value must depend on its own sample alone, bit for bit: not on which samples share the batch,
+/// nor on padding.
 pub trait Extractor<B: Tape<Base = B>> {
     /// Where features are taken, in words.
     fn tap(&self) -> String;
@@ -69,13 +71,15 @@ pub trait Extractor<B: Tape<Base = B>> {
     /// Which tokens have features.
     fn shape(&self) -> FeatureShape;
 
-    /// The group of trainables below the tap, first in the layout, which rests in steps that use features of an older adapter.
+    /// The group of trainables below the tap, first in the layout, which rests in steps that use features of
+    /// an older adapter.
     fn resting(&self) -> Group;
 
     /// Values that each row of a batch has at the tap.
     fn row_values(&self, batch: &dyn Batch) -> Vec<usize>;
 
-    /// The features of a batch, with the trainables below the tap as in `trainables`, which need not hold anything else.
+    /// The features of a batch, with the trainables below the tap as in `trainables`, which need not hold
+    /// anything else.
     fn compute(&self, trainables: &Trainables<B>, batch: &dyn Batch) -> Result<CachedFeatures, TaskError>;
 
     /// What features depend on besides the trainables and the sample.

@@ -1,5 +1,5 @@
-//! What the engine sees of a task. A task is a folder of `worker/tasks`; the engine (`worker/src`) trains whatever implements these traits,
-//! and neither knows the other.
+//! What the engine sees of a task. A task is a folder of `worker/tasks`; the engine (`worker/src`) trains
+//! whatever implements these traits, and neither knows the other.
 //!
 //! ```text
 //! Task, TaskOn   by name in a registry: opens a run's samples; builds, on a backend, what trains on them
@@ -8,8 +8,9 @@
 //! Extractor      the frozen part of an objective, whose answers the engine keeps
 //! ```
 //!
-//! Samples and batches are opaque to the engine, which asks them for their sizes only. So the training loop is compiled once for each backend,
-//! not once for each task; a task finds its own types again with [`dyn Batch::content`](batch::Batch) and its like.
+//! Samples and batches are opaque to the engine, which asks them for their sizes only. So the training loop
+//! is compiled once for each backend, not once for each task; a task finds its own types again with [`dyn
+//! Batch::content`](batch::Batch) and its like.
 
 pub mod batch;
 pub mod clock;

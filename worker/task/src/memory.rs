@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::TaskError;
 
 /// Bytes for each element of a shard that the replica of the neighbour's takes: its weights and both moments.
-pub const MIRROR_BYTES: u64 = 12;
+pub const REPLICA_BYTES: u64 = 12;
 
 /// Bytes that a ring keeps to receive into.
 pub const RECEIVE_BYTES: u64 = 128 << 10;
@@ -18,7 +18,7 @@ pub const RECEIVE_BYTES: u64 = 128 << 10;
 /// A worker without model and data: runtime, telemetry, connections. Measured: 2.7 to 2.8 MiB.
 const PROCESS: u64 = 2800 << 10;
 /// A CUDA context with its libraries' workspaces, and the unused ends of the allocator's pages.
-const CARD: u64 = 768 << 20;
+const GPU: u64 = 768 << 20;
 /// Of the second-level cache that each compute thread's packing buffer is as large as.
 const THREAD: u64 = 1 << 20;
 
@@ -31,7 +31,7 @@ pub enum Place {
         threads: u64,
     },
     /// A GPU's: everything is on it.
-    Card,
+    Gpu,
 }
 
 /// One rank of a world.
@@ -65,26 +65,26 @@ impl Prediction {
         Self { forward, kept, backward, ..Self::default() }
     }
 
-    /// What the engine itself holds on a rank for so many trainables, whatever the task: everything but frozen weights, activations and
-    /// input.
+    /// What the engine itself holds on a rank for so many trainables, whatever the task: everything but
+    /// frozen weights, activations and input.
     pub fn of_engine(spec: &RunSpec, trainables: u64, ask: Ask) -> Self {
         let mut prediction = Self::default();
         prediction.set(Category::Trainables, 4 * trainables);
         prediction.set(Category::Gradients, 4 * trainables);
-        let on_card = ask.place == Place::Card;
-        if !(on_card && spec.memory.offload == Offload::Optimizer) {
-            let [moments, mirror] = shards(spec, trainables, ask);
+        let on_gpu = ask.place == Place::Gpu;
+        if !(on_gpu && spec.memory.offload == Offload::Optimizer) {
+            let [moments, replica] = shards(spec, trainables, ask);
             prediction.set(Category::OptimizerShard, moments);
-            prediction.set(Category::Mirror, mirror);
+            prediction.set(Category::Replica, replica);
         }
-        let receiving = if ask.world > 1 && !on_card { RECEIVE_BYTES } else { 0 };
+        let receiving = if ask.world > 1 && !on_gpu { RECEIVE_BYTES } else { 0 };
         let narrowed = ask.world > 1 && spec.optimizer.reduce_dtype == ReduceDtype::Bfloat16;
         let travelling = if narrowed { 2 * trainables } else { 0 };
         prediction.set(Category::CollectiveBuffers, receiving + travelling);
         prediction.set(
             Category::Framework,
             match ask.place {
-                Place::Card => CARD,
+                Place::Gpu => GPU,
                 Place::Host { threads } => PROCESS + threads * THREAD,
             },
         );
@@ -92,7 +92,7 @@ impl Prediction {
     }
 
     /// What of the engine's own is in host memory beside a GPU.
-    pub fn of_engine_beside_card(spec: &RunSpec, trainables: u64, ask: Ask) -> u64 {
+    pub fn of_engine_beside_gpu(spec: &RunSpec, trainables: u64, ask: Ask) -> u64 {
         match spec.memory.offload {
             Offload::Optimizer => shards(spec, trainables, ask).iter().sum(),
             Offload::None | Offload::Layers => 0,
@@ -123,13 +123,13 @@ impl Prediction {
 /// This rank's moments, and its copy of the neighbour's part.
 fn shards(spec: &RunSpec, trainables: u64, ask: Ask) -> [u64; 2] {
     let shard = chunk(trainables as usize, ask.world.max(1) as usize, ask.rank as usize).len() as u64;
-    let mirrored = ask.world > 1 && spec.faults.mirror;
-    [8 * shard, if mirrored { MIRROR_BYTES * shard } else { 0 }]
+    let replicated = ask.world > 1 && spec.faults.replica;
+    [8 * shard, if replicated { REPLICA_BYTES * shard } else { 0 }]
 }
 
 /// A setting, and what it would do to a rank's peak.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Lever {
+pub struct Suggestion {
     /// What it is.
     pub what: String,
     /// How to pull it: an override of the run file.
@@ -152,10 +152,10 @@ pub trait Subject {
     fn predict(&self, ask: Ask) -> Prediction;
 
     /// What is held in host memory beside a GPU.
-    fn beside_card(&self, ask: Ask) -> u64;
+    fn beside_gpu(&self, ask: Ask) -> u64;
 
     /// Every setting that is not yet as frugal as it can be.
-    fn levers(&self, ask: Ask) -> Vec<Lever>;
+    fn suggestions(&self, ask: Ask) -> Vec<Suggestion>;
 
     /// For people: what is frozen, what trains, how large a sample is. Label and text of a line each.
     fn describe(&self) -> Vec<(&'static str, String)>;

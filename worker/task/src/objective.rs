@@ -40,7 +40,8 @@ pub struct Module {
     pub trains: bool,
     /// How it is kept: `float32`, `bfloat16`, or both.
     pub dtype: &'static str,
-    /// Bytes on the device, without gradients and optimizer state; of what is streamed as many as are there at once.
+    /// Bytes on the device, without gradients and optimizer state; of what is streamed as many as are there
+    /// at once.
     pub bytes: u64,
 }
 
@@ -53,7 +54,8 @@ pub struct Artifact {
     pub what: &'static str,
 }
 
-/// An objective, the layout of everything that trains in it, and the values it starts from; both are the same on every rank.
+/// An objective, the layout of everything that trains in it, and the values it starts from; both are the same
+/// on every rank.
 pub struct Built<B: Tape<Base = B>> {
     /// What trains.
     pub objective: Box<dyn Objective<B>>,
@@ -65,11 +67,11 @@ pub struct Built<B: Tape<Base = B>> {
 
 /// Frozen weights, and what is computed with them and the trainables.
 ///
-/// Losses are *sums* over valid elements, and so are gradients: the engine divides by the count of the global batch. Random draws depend
-/// on the run's seed, the batch's step and each sample's index, on nothing else.
+/// Losses are *sums* over valid elements, and so are gradients: the engine divides by the count of the global
+/// batch. Random draws depend on the run's seed, the batch's step and each sample's index, on nothing else.
 pub trait Objective<B: Tape<Base = B>> {
-    /// Runs one micro-batch and adds the gradient of its loss sum to `grads`. On an error `grads` may hold a part of it: it is zeroed before
-    /// the next attempt.
+    /// Runs one micro-batch and adds the gradient of its loss sum to `grads`. On an error `grads` may hold a
+    /// part of it: it is zeroed before the next attempt.
     fn forward_backward(
         &self,
         trainables: &Trainables<B>,

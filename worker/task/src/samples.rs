@@ -73,8 +73,9 @@ pub struct Readable {
     pub faults: Vec<DataError>,
 }
 
-/// An opened data set. Shared between threads, which read samples side by side. A task without an [`Extractor`](super::Extractor) leaves
-/// [`Samples::read_beside`], [`Samples::keys`] and [`Samples::ingredients`] as they are.
+/// An opened data set. Shared between threads, which read samples side by side. A task without an
+/// [`Extractor`](super::Extractor) leaves [`Samples::read_beside`], [`Samples::keys`] and
+/// [`Samples::ingredients`] as they are.
 pub trait Samples: Send + Sync {
     /// Samples that are trained on.
     fn training(&self) -> &Arc<TrainingSamples>;
@@ -88,7 +89,8 @@ pub trait Samples: Send + Sync {
     /// Sample `index`, as training sees it.
     fn read(&self, index: u64) -> Result<Box<dyn Sample>, DataError>;
 
-    /// Sample `index` with these inputs, without those that its features stand for; reads as little as that takes.
+    /// Sample `index` with these inputs, without those that its features stand for; reads as little as that
+    /// takes.
     fn read_beside(&self, _index: u64, _inputs: Inputs) -> Result<Box<dyn Sample>, DataError> {
         unreachable!("{KEEPS_NOTHING}")
     }
@@ -102,7 +104,8 @@ pub trait Samples: Send + Sync {
     /// What of the data set is to blame that sample `index` cannot be used, and which other samples need it.
     fn damaged_row(&self, index: u64, fault: &DataError) -> DamagedRow;
 
-    /// Keys of all samples by content, from the store's memo and, where that does not know them, from the files.
+    /// Keys of all samples by content, from the store's memo and, where that does not know them, from the
+    /// files.
     fn keys(&self, _store: &Store) -> Result<SampleKeys, StoreError> {
         unreachable!("{KEEPS_NOTHING}")
     }

@@ -1,4 +1,5 @@
-//! A few steps of a small instance of a task, for `cox selftest`: a device must come to the CPU's numbers, and the CPU to stored ones.
+//! A few steps of a small instance of a task, for `cox selftest`: a device must come to the CPU's numbers,
+//! and the CPU to stored ones.
 
 /// Type of the frozen weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -27,7 +27,8 @@ pub trait Task: Send + Sync {
         Vec::new()
     }
 
-    /// Keys of the section `data` that name features of a data set: for each the role of its feature, and that one's usual name.
+    /// Keys of the section `data` that name features of a data set: for each the role of its feature, and
+    /// that one's usual name.
     fn data_keys(&self) -> &'static [(&'static str, Role, &'static str)] {
         &[]
     }
@@ -40,7 +41,8 @@ pub trait Task: Send + Sync {
         None
     }
 
-    /// The losses that [`TaskOn::few_steps`] had on the CPU of the machine it was written on; empty if it has none.
+    /// The losses that [`TaskOn::few_steps`] had on the CPU of the machine it was written on; empty if it has
+    /// none.
     fn known_losses(&self) -> &'static [f64] {
         &[]
     }

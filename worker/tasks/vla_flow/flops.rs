@@ -1,5 +1,5 @@
-//! Multiplications and additions of a micro-batch, from sizes alone: what a cache skips, what it leaves, and so how much faster a step
-//! can become at most.
+//! Multiplications and additions of a micro-batch, from sizes alone: what a cache skips, what it leaves, and
+//! so how much faster a step can become at most.
 //!
 //! ```text
 //! linear i -> o, n tokens         forward 2nio        backward, input 2nio    weight (if it trains) 2nio
@@ -7,9 +7,10 @@
 //! attention, p scores, heads k    forward 4pk         backward 10pk (scores again, and four products)
 //! ```
 //!
-//! Counted is what has to be computed: a causal row of s tokens has s(s+1)/2 scores; below the first adapter of a tower there is no
-//! backward pass, and in the block of that adapter none beyond it; keys and values of constant hidden states need no input gradient.
-//! Norms, activations, the optimizer and layer recompute are left out, so a ratio of these numbers is a bound, not a promise.
+//! Counted is what has to be computed: a causal row of s tokens has s(s+1)/2 scores; below the first adapter
+//! of a tower there is no backward pass, and in the block of that adapter none beyond it; keys and values of
+//! constant hidden states need no input gradient. Norms, activations, the optimizer and layer recompute are
+//! left out, so a ratio of these numbers is a bound, not a promise.
 
 use super::{
     expert::{ExpertShape, TIME_WIDTH},
@@ -72,7 +73,7 @@ enum Depth {
 }
 
 /// Sizes of a transformer block.
-struct Block {
+struct BlockCounts {
     tokens: u64,
     width: u64,
     /// Modules that read the block's input, with their outputs.
@@ -117,7 +118,7 @@ impl Workload<'_> {
         self.lora.and_then(|plan| plan.adapter(module)).map_or(0, |adapter| adapter.rank as u64)
     }
 
-    fn trains(&self, block: &Block) -> bool {
+    fn trains(&self, block: &BlockCounts) -> bool {
         let names = block.first.iter().map(|(name, _)| name).chain(block.rest.iter().map(|(name, _)| name));
         names.into_iter().any(|name| self.rank(name) > 0)
     }
@@ -144,13 +145,13 @@ impl Workload<'_> {
         layers.fold(Flops::default(), Flops::and)
     }
 
-    fn layer(&self, layer: usize) -> Block {
+    fn layer(&self, layer: usize) -> BlockCounts {
         let text = &self.config.text;
         let (d, f) = (text.hidden_size as u64, text.intermediate_size as u64);
         let kv = (text.num_kv_heads * text.head_dim) as u64;
         let (s, at) = (self.tokens as u64, format!("model.language_model.layers.{layer}"));
         let attention = |name: &str, outputs| (format!("{at}.self_attn.{name}"), outputs);
-        Block {
+        BlockCounts {
             tokens: self.rows as u64 * s,
             width: d,
             first: vec![attention("q_proj", d), attention("k_proj", kv), attention("v_proj", kv)],
@@ -188,7 +189,7 @@ impl Workload<'_> {
         blocks.chain(merger).fold(embed, Flops::and)
     }
 
-    fn vision_block(&self, block: usize, patches: u64) -> Block {
+    fn vision_block(&self, block: usize, patches: u64) -> BlockCounts {
         let vision = &self.config.vision;
         let (d, f) = (vision.hidden_size as u64, vision.intermediate_size as u64);
         let at = format!("model.visual.blocks.{block}");
@@ -198,7 +199,7 @@ impl Workload<'_> {
             let frame = u64::from(h) * u64::from(w);
             u64::from(t) * frame * if full { frame } else { window.min(frame) }
         });
-        Block {
+        BlockCounts {
             tokens: patches,
             width: d,
             first: vec![(format!("{at}.attn.qkv"), 3 * d)],
@@ -212,8 +213,8 @@ impl Workload<'_> {
         }
     }
 
-    fn block(&self, block: &Block, depth: Depth) -> Flops {
-        let Block { tokens, width, .. } = *block;
+    fn block(&self, block: &BlockCounts, depth: Depth) -> Flops {
+        let BlockCounts { tokens, width, .. } = *block;
         let trains = depth != Depth::None;
         let first = block.first.iter().map(|(name, outputs)| {
             self.linear(name, [tokens, width, *outputs], (trains, depth == Depth::Through))
@@ -224,7 +225,8 @@ impl Workload<'_> {
         first.chain(rest).fold(attention(block.scores, trains), Flops::and)
     }
 
-    /// A frozen linear layer and its adapter. `trains`: whether its gradient is wanted at all, and that of its input.
+    /// A frozen linear layer and its adapter. `trains`: whether its gradient is wanted at all, and that of
+    /// its input.
     fn linear(&self, module: &str, [tokens, inputs, outputs]: [u64; 3], trains: (bool, bool)) -> Flops {
         let thin = 2 * tokens * self.rank(module) * (inputs + outputs);
         let dense = 2 * tokens * inputs * outputs;

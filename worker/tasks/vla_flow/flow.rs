@@ -1,7 +1,7 @@
 //! Flow matching: noising, targets, loss and sampling, in the field's two sign conventions.
 //!
-//! With `A` a clean action chunk, `eps ~ N(0, I)` and `u = U^(2/3)`, which is Beta(1.5, 1) since its distribution function is
-//! `u^1.5` (draws crowd towards the noisy end, as arXiv 2410.24164 proposes):
+//! With `A` a clean action chunk, `eps ~ N(0, I)` and `u = U^(2/3)`, which is Beta(1.5, 1) since its
+//! distribution function is `u^1.5` (draws crowd towards the noisy end, as arXiv 2410.24164 proposes):
 //!
 //! ```text
 //! NoiseAtZero (GR00T, starVLA)         NoiseAtOne (openpi, SmolVLA, LeRobot)
@@ -11,17 +11,19 @@
 //! sampling: x += v / N, t from 0 to 1  sampling: x -= v / N, t from 1 to 0
 //! ```
 //!
-//! The two mirror each other: the same draw `u` gives times `t` and `1 - t`, the same `x_t`, and opposite targets.
+//! The two replica each other: the same draw `u` gives times `t` and `1 - t`, the same `x_t`, and opposite
+//! targets.
 //!
-//! Action chunks are small (horizon x action values), so everything here is host arithmetic; the model sees one upload of
-//! `noisy` and one of the loss gradient. Draws are keyed by (seed, step, sample, repeat) and by nothing else.
-//! What this module does not do: know the network that predicts the velocity.
+//! Action chunks are small (horizon x action values), so everything here is host arithmetic; the model sees
+//! one upload of `noisy` and one of the loss gradient. Draws are keyed by (seed, step, sample, repeat) and by
+//! nothing else. What this module does not do: know the network that predicts the velocity.
 
 use crate::vla_flow::config::FlowConvention;
 
 use coxswain_nn::rng::{Key, Purpose};
 
-/// Both conventions stay this far from the clean end, where the time embedding of a noisy input would be unused.
+/// Both conventions stay this far from the clean end, where the time embedding of a noisy input would be
+/// unused.
 const MARGIN: f64 = 0.001;
 
 /// What the draws of one micro-batch are keyed by, besides the samples themselves.
@@ -137,8 +139,8 @@ pub fn noise(convention: FlowConvention, keys: FlowKeys, clean: CleanActions<'_>
 
 /// Squared error over valid elements: the sum over a sample's repeats, divided by their number.
 ///
-/// `velocity` is the prediction in the layout of `target`. Elements that do not count have no part in the loss and none in
-/// its gradient, whatever the network says there.
+/// `velocity` is the prediction in the layout of `target`. Elements that do not count have no part in the
+/// loss and none in its gradient, whatever the network says there.
 pub fn squared_error(velocity: &[f32], target: &[f32], clean: CleanActions<'_>) -> FlowLoss {
     assert_eq!(velocity.len(), target.len(), "the prediction has another size than the target");
     let (batch, horizon, action) = (clean.samples.len(), clean.horizon(), clean.action);
@@ -228,7 +230,7 @@ mod tests {
         }
 
         #[test]
-        fn the_conventions_mirror_each_other(
+        fn each_convention_is_the_other_one_reversed(
             actions in prop::collection::vec(-3.0f32..3.0, 12),
             step in 0u64..1000,
             repeats in 1usize..4,
@@ -268,7 +270,8 @@ mod tests {
             target in prop::collection::vec(-2.0f32..2.0, 16),
             element in 0usize..16,
         ) {
-            // Two samples, two repeats, two action steps of two values; the second step of sample 0 does not count.
+            // Two samples, two repeats, two action steps of two values; the second step of sample 0 does not
+            // count.
             let clean = CleanActions { samples: &[0, 1], actions: &[0.0; 8], valid: &[1.0, 0.0, 1.0, 1.0], action: 2 };
             let at = |shift: f32| {
                 let mut velocity = velocity.clone();

@@ -1,4 +1,5 @@
-//! A vision-language-action policy: Qwen2.5-VL, a sensor encoder, and an action expert trained by flow matching.
+//! A vision-language-action policy: Qwen2.5-VL, a sensor encoder, and an action expert trained by flow
+//! matching.
 
 pub mod config;
 pub mod data;

@@ -8,7 +8,7 @@ use coxswain_nn::dtypes::ActivationsDtype;
 use coxswain_nn::{
     files::{replace, write_tensors},
     kernels::Tape,
-    lora::{AdapterCard, LoraError, write_adapter},
+    lora::{AdapterGpu, LoraError, write_adapter},
     params::{GradientSums, Group, TrainableLayout, Trainables},
 };
 use coxswain_proto::run_spec::{Recompute, RunSpec};
@@ -23,8 +23,8 @@ use super::{
     policy::{Policy, StepError, Tap},
 };
 
-/// What held-out samples are measured by: squared error in normalised units, which can be compared between data sets, and absolute
-/// error in the data set's own units.
+/// What held-out samples are measured by: squared error in normalised units, which can be compared between
+/// data sets, and absolute error in the data set's own units.
 const MEASURES: [&str; 2] = ["mse_normalized", "mae"];
 
 /// What a run leaves beside its adapter, a file for each group.
@@ -114,8 +114,8 @@ impl<B: Tape<Base = B>> Objective<B> for VlaObjective<B> {
         }
         if let Some(plan) = self.policy.lora() {
             let base_model = &self.settings.model.path;
-            let card = AdapterCard { base_model, readme: &model_card(base_model) };
-            write_adapter(&dir.join("adapter"), plan, layout, values, &card)
+            let gpu = AdapterGpu { base_model, readme: &model_card(base_model) };
+            write_adapter(&dir.join("adapter"), plan, layout, values, &gpu)
                 .map_err(|error: LoraError| TaskError::io(error))?;
             written.extend(ADAPTER);
         }

@@ -1,5 +1,6 @@
-//! A small vision-language-action policy trained for a few steps: images, adapters on every linear of the language model, an action
-//! expert. What it computes must be the CPU's numbers, and the CPU's must be the stored ones.
+//! A small vision-language-action policy trained for a few steps: images, adapters on every linear of the
+//! language model, an action expert. What it computes must be the CPU's numbers, and the CPU's must be the
+//! stored ones.
 
 use std::{fs, path::PathBuf};
 

@@ -1,12 +1,13 @@
 //! The sensor encoder: a window of readings becomes a few tokens of the expert's width.
 //!
 //! ```text
-//! window [b, w, c]  ->  patches [b * tokens, ceil(w / tokens) * c]  ->  W_2 gelu_tanh(W_1 x + b_1) + b_2 + position
+//! window [b, w, c]  ->  patches [b * tokens, ceil(w / tokens) * c]
+//!                    ->  W_2 gelu_tanh(W_1 x + b_1) + b_2 + position
 //! ```
 //!
-//! A window that does not divide into `tokens` patches is extended at its old end by repeating the oldest reading, so the
-//! newest reading is always the last value of the last token. Time order is kept by the positions. Normalisation is the data
-//! pipeline's business, and which sensor this is does not matter here.
+//! A window that does not divide into `tokens` patches is extended at its old end by repeating the oldest
+//! reading, so the newest reading is always the last value of the last token. Time order is kept by the
+//! positions. Normalisation is the data pipeline's business, and which sensor this is does not matter here.
 
 use burn::tensor::{Tensor, TensorData};
 
@@ -41,7 +42,7 @@ impl SensorShape {
     }
 }
 
-/// The encoder: where its parameters lie in the flat space.
+/// The encoder: where its parameters lie in the flat parameter buffer.
 #[derive(Clone, Debug)]
 pub struct SensorEncoder {
     shape: SensorShape,

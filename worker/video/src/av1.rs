@@ -30,8 +30,9 @@ pub(crate) fn header(av1c: &[u8]) -> Result<Vec<u8>, Fault> {
 
 /// One dav1d with one thread: a sample in, its picture out.
 ///
-/// re_rav1d 0.1.3 loses 64 bytes with each picture it gives, and with each time it says that it has none (an empty
-/// list of metadata that its C interface never frees). So it is asked once for each sample and not in between.
+/// re_rav1d 0.1.3 loses 64 bytes with each picture it gives, and with each time it says that it has none (an
+/// empty list of metadata that its C interface never frees). So it is asked once for each sample and not in
+/// between.
 pub(crate) struct Av1 {
     decoder: Decoder,
     /// OBUs that go before the next sample.
@@ -96,8 +97,8 @@ fn hand_over(decoded: &Decoded, show: Show<'_>) -> Result<(), Fault> {
     if decoded.bit_depth() != 8 {
         return Err(refused(format!("AV1 with {} bits a sample", decoded.bit_depth())));
     }
-    // The names are the code points' (BT.470BG stands for both 5 and 6). dav1d's word is the sequence header's, which
-    // overrules the container's, as in FFmpeg.
+    // The names are the code points' (BT.470BG stands for both 5 and 6). dav1d's word is the sequence
+    // header's, which overrules the container's, as in FFmpeg.
     let colour = Colour {
         matrix: decoded.matrix_coefficients() as u16,
         full_range: decoded.color_range() == YUVRange::Full,

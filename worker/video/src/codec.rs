@@ -1,5 +1,5 @@
-//! The sample description: which codec, how large, which colours, and what its decoder needs before the first picture.
-//! Codecs that are not decoded are refused here, by name.
+//! The sample description: which codec, how large, which colours, and what its decoder needs before the first
+//! picture. Codecs that are not decoded are refused here, by name.
 
 use crate::av1;
 use crate::boxes::{Boxes, Cursor, name};
@@ -104,8 +104,8 @@ fn not_decoded(kind: &[u8; 4], is_depth: bool) -> Option<&'static str> {
     })
 }
 
-/// The container's word on colours (`colr` of type `nclx` or QuickTime's `nclc`); a stream that says something itself
-/// overrules it.
+/// The container's word on colours (`colr` of type `nclx` or QuickTime's `nclc`); a stream that says
+/// something itself overrules it.
 fn colour(boxes: &[u8]) -> Result<Colour, Fault> {
     let mut colour = Colour::default();
     if let Some(colr) = Boxes::find(boxes, b"colr")? {

@@ -35,8 +35,8 @@ impl Decoder {
         })
     }
 
-    /// Decodes one sample. With `show` its picture is handed over; without, a picture no other one refers to may be
-    /// skipped, and `false` says that it was.
+    /// Decodes one sample. With `show` its picture is handed over; without, a picture no other one refers to
+    /// may be skipped, and `false` says that it was.
     pub fn decode(
         &mut self,
         sample: &[u8],
@@ -70,8 +70,9 @@ impl Decoder {
     }
 }
 
-/// A decoder that panics has met a file it should have refused: an error like any other. Its state is not used again.
-/// This holds for rusty_h264; rav1d's functions are `extern "C"`, where a panic ends the process before it gets here.
+/// A decoder that panics has met a file it should have refused: an error like any other. Its state is not
+/// used again. This holds for rusty_h264; rav1d's functions are `extern "C"`, where a panic ends the process
+/// before it gets here.
 fn guarded<T>(call: impl FnOnce() -> Result<T, Fault>) -> Result<T, Fault> {
     catch_unwind(AssertUnwindSafe(call))
         .unwrap_or_else(|_| Err(picture("the decoder gave up on it (it panicked)")))

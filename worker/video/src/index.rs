@@ -12,8 +12,9 @@ use crate::tables::{Sample, Tables, edits, presentation};
 
 const MAGIC: &[u8; 8] = b"coxmoov1";
 
-/// The `moov` box of a file and the file's length: everything an index is made from, as the file has it. This is what
-/// to keep beside a run (6 to 16 bytes a frame); [`VideoIndex::new`] checks it each time like the file itself.
+/// The `moov` box of a file and the file's length: everything an index is made from, as the file has it. This
+/// is what to keep beside a run (6 to 16 bytes a frame); [`VideoIndex::new`] checks it each time like the
+/// file itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Moov {
     file_bytes: u64,
@@ -21,7 +22,8 @@ pub struct Moov {
 }
 
 impl Moov {
-    /// Finds and reads the box, before or after the pictures. Reads nothing else but the heads of the other boxes.
+    /// Finds and reads the box, before or after the pictures. Reads nothing else but the heads of the other
+    /// boxes.
     pub fn read(source: &dyn Source) -> Result<Self, Fault> {
         let file_bytes = source.len();
         let mut at = 0;
@@ -76,8 +78,8 @@ fn fragmented() -> Fault {
     Fault::Refused { what: "a fragmented mp4".to_owned(), command: TO_PLAIN_MP4 }
 }
 
-/// Where each frame of one video track lies and how it is decoded. Frames are numbered from 0 in the order they are
-/// shown, edit lists applied: the numbers FFmpeg's decoding of the file counts.
+/// Where each frame of one video track lies and how it is decoded. Frames are numbered from 0 in the order
+/// they are shown, edit lists applied: the numbers FFmpeg's decoding of the file counts.
 #[derive(Debug)]
 pub struct VideoIndex {
     /// What decodes it.

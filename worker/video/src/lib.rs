@@ -1,4 +1,5 @@
-//! Frames of LeRobot videos without FFmpeg: mp4 with AV1 (rav1d) or H.264 (rusty_h264), frames by number, RGB out.
+//! Frames of LeRobot videos without FFmpeg: mp4 with AV1 (rav1d) or H.264 (rusty_h264), frames by number, RGB
+//! out.
 //!
 //! ```text
 //! pool               a bounded set of decoders; a batch's wishes, group of pictures by group of pictures
@@ -9,17 +10,19 @@
 //! picture  rgb       planes, and what swscale makes of them
 //! ```
 //!
-//! A frame is addressed by its presentation number: 0, 1, 2, ... in the order FFmpeg would give the frames, edit lists
-//! applied. Times are integers of the track's time scale. What is *not* done: sound, fragmented mp4, HEVC, VP9, depth,
-//! more than 8 bits, interlaced video; each is refused by name with the command that converts it.
+//! A frame is addressed by its presentation number: 0, 1, 2, ... in the order FFmpeg would give the frames,
+//! edit lists applied. Times are integers of the track's time scale. What is *not* done: sound, fragmented
+//! mp4, HEVC, VP9, depth, more than 8 bits, interlaced video; each is refused by name with the command that
+//! converts it.
 //!
-//! Files are not trusted: sizes are bounded before memory is spent ([`limits`]), what is damaged is an error of the
-//! frames that need it, and a panic of the H.264 decoder is an error too. A panic inside rav1d ends the process: its
-//! functions are `extern "C"`, which do not unwind. None was met in some ten thousand damaged streams.
+//! Files are not trusted: sizes are bounded before memory is spent ([`limits`]), what is damaged is an error
+//! of the frames that need it, and a panic of the H.264 decoder is an error too. A panic inside rav1d ends
+//! the process: its functions are `extern "C"`, which do not unwind. None was met in some ten thousand
+//! damaged streams.
 //!
-//! mp4 is parsed here because no crate does what is needed: `re_mp4` panics on files without chunk tables and builds
-//! 56 bytes for each of up to four thousand million samples that twelve bytes can claim; `mp4parse` gives no sample
-//! table without an unstable feature and no name for codecs it does not know.
+//! mp4 is parsed here because no crate does what is needed: `re_mp4` panics on files without chunk tables and
+//! builds 56 bytes for each of up to four thousand million samples that twelve bytes can claim; `mp4parse`
+//! gives no sample table without an unstable feature and no name for codecs it does not know.
 
 mod av1;
 mod boxes;

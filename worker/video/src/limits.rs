@@ -1,7 +1,7 @@
 //! What a file may claim before memory is spent on it. Every bound is far above what LeRobot data sets hold.
 
-/// Pixels of one frame: 4096 x 2176, the largest level that cameras of robots could reach. A decoder keeps up to
-/// sixteen such frames.
+/// Pixels of one frame: 4096 x 2176, the largest level that cameras of robots could reach. A decoder keeps up
+/// to sixteen such frames.
 pub const MAX_PIXELS: u64 = 4096 * 2176;
 
 /// Bytes of the `moov` box. Half a million frames need about 8 MiB.
@@ -16,11 +16,12 @@ pub const MAX_SAMPLE_BYTES: u32 = 32 << 20;
 /// Bytes read at once when neighbouring samples are wanted together.
 pub const MAX_READ_BYTES: u64 = 8 << 20;
 
-/// Coded pictures or slices in one sample. AV1 hides at most seven frames behind a shown one, H.264 encoders write
-/// a slice for each row of macroblocks at most.
+/// Coded pictures or slices in one sample. AV1 hides at most seven frames behind a shown one, H.264 encoders
+/// write a slice for each row of macroblocks at most.
 pub const MAX_UNITS_IN_SAMPLE: usize = 512;
 
-/// Reference pictures an H.264 stream may keep, and entries a reference list may have (H.264 Annex A and 7.4.3).
+/// Reference pictures an H.264 stream may keep, and entries a reference list may have (H.264 Annex A and
+/// 7.4.3).
 pub const MAX_REFERENCES: u32 = 16;
 /// See [`MAX_REFERENCES`]; fields of interlaced streams double it.
 pub const MAX_LIST_ENTRIES: u32 = 32;

@@ -37,8 +37,8 @@ pub(crate) fn runs(index: &VideoIndex, frames: &[usize]) -> Vec<Run> {
     runs
 }
 
-/// The samples of a run from `next` (where a decoder stands) to the last wish. Pictures shown before the keyframe that
-/// follows their own group ("open" groups) are no part of it.
+/// The samples of a run from `next` (where a decoder stands) to the last wish. Pictures shown before the
+/// keyframe that follows their own group ("open" groups) are no part of it.
 pub(crate) fn samples(index: &VideoIndex, run: &Run, next: u32) -> Vec<u32> {
     let last = run.wishes.last().map_or(next, |wish| wish.sample + 1);
     // A leading picture needs everything from its group's keyframe on, the next keyframe included.

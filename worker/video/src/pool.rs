@@ -1,4 +1,5 @@
-//! A bounded set of open decoders, each remembering where it stands, so that neighbouring wishes go on from there.
+//! A bounded set of open decoders, each remembering where it stands, so that neighbouring wishes go on from
+//! there.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -23,9 +24,9 @@ pub struct Counts {
     pub skipped: u64,
 }
 
-/// Open decoders that threads share: each call borrows those it needs. At most `capacity` are open, or one for each call in
-/// progress if those are more; the one that was used longest ago makes way. Memory is that many times what a decoder keeps
-/// (about ten frames in 4:2:0), whatever is asked for.
+/// Open decoders that threads share: each call borrows those it needs. At most `capacity` are open, or one
+/// for each call in progress if those are more; the one that was used longest ago makes way. Memory is that
+/// many times what a decoder keeps (about ten frames in 4:2:0), whatever is asked for.
 pub struct DecoderPool {
     capacity: usize,
     shelf: Mutex<Shelf>,
@@ -89,8 +90,9 @@ impl DecoderPool {
         self.shelf().counts
     }
 
-    /// Decodes frames of one video, in any order, repeats allowed. `take` gets each place of `frames` once, with the
-    /// picture or with why there is none; a fault costs the frames that need the faulty picture and no others.
+    /// Decodes frames of one video, in any order, repeats allowed. `take` gets each place of `frames` once,
+    /// with the picture or with why there is none; a fault costs the frames that need the faulty picture and
+    /// no others.
     pub fn decode(
         &self,
         video: &Video,
@@ -127,7 +129,8 @@ impl DecoderPool {
         self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One stretch of decoding, outside the lock. A decoder that met a fault is closed: what it holds is not to be trusted.
+    /// One stretch of decoding, outside the lock. A decoder that met a fault is closed: what it holds is not
+    /// to be trusted.
     fn run(&self, video: &Video, run: &Run, take: &mut dyn FnMut(usize, &Picture<'_>)) -> Result<(), Fault> {
         let mut lent = Lent { pool: self, slot: None, counts: Counts::default() };
         let slot = self.shelf().slot_for(video, run, self.capacity);
@@ -170,7 +173,8 @@ impl Drop for Lent<'_> {
 }
 
 impl Shelf {
-    /// Lends the decoder that stands before the first wish of the run, or one to begin again with; none if one is to be opened.
+    /// Lends the decoder that stands before the first wish of the run, or one to begin again with; none if
+    /// one is to be opened.
     fn slot_for(&mut self, video: &Video, run: &Run, capacity: usize) -> Option<Slot> {
         let slot = self.standing_before(video, run).or_else(|| self.to_begin_again(video, capacity));
         self.lent += 1;

@@ -1,20 +1,20 @@
 //! Luma and chroma to RGB, with the bits of swscale at its defaults.
 //!
-//! LeRobot's pictures went through swscale on their way into the video and go through it on the way out, so its
-//! arithmetic is the reference, not the exact formula:
+//! LeRobot's pictures went through swscale on their way into the video and go through it on the way out, so
+//! its arithmetic is the reference, not the exact formula:
 //!
 //! ```text
 //! R = sat8(Y + V vr)    G = sat8(Y + U ug + V vg)    B = sat8(Y + U ub)
 //! Y = (8 luma - offset) cy >> 16,   U vr = (8 cb - 1024) vr >> 16, ...     coefficients times 2^13
 //! ```
 //!
-//! Each product is rounded down, which costs up to three levels against the exact formula (0.7 on average). Chroma is
-//! repeated, not interpolated: that is swscale's default for 4:2:0 and 4:2:2 of even height without scaling. For 4:4:4
-//! swscale takes another path that rounds to nearest; so do we. Frames of odd height go through swscale's scaler, which
-//! interpolates chroma: those differ from ours.
+//! Each product is rounded down, which costs up to three levels against the exact formula (0.7 on average).
+//! Chroma is repeated, not interpolated: that is swscale's default for 4:2:0 and 4:2:2 of even height without
+//! scaling. For 4:4:4 swscale takes another path that rounds to nearest; so do we. Frames of odd height go
+//! through swscale's scaler, which interpolates chroma: those differ from ours.
 //!
-//! Matrix and range are the stream's. Unspecified is BT.601 (`SWS_CS_DEFAULT`) and limited range. Transfer curve and
-//! primaries are left as they are, as in swscale.
+//! Matrix and range are the stream's. Unspecified is BT.601 (`SWS_CS_DEFAULT`) and limited range. Transfer
+//! curve and primaries are left as they are, as in swscale.
 
 use crate::picture::{Colour, Layout, Picture};
 

@@ -8,7 +8,8 @@ use std::time::SystemTime;
 
 use crate::error::Fault;
 
-/// A video's bytes. Ranges are asked for once per group of pictures, so an implementation may pay latency per call.
+/// A video's bytes. Ranges are asked for once per group of pictures, so an implementation may pay latency per
+/// call.
 pub trait Source: Send + Sync {
     /// Length in bytes, as it was when the source was made.
     fn len(&self) -> u64;
@@ -22,8 +23,8 @@ pub trait Source: Send + Sync {
     }
 }
 
-/// A file, opened for each read: a data set has thousands, and an open costs microseconds where a decode costs
-/// milliseconds. A file whose length or time of change differs from the first look is refused.
+/// A file, opened for each read: a data set has thousands, and an open costs microseconds where a decode
+/// costs milliseconds. A file whose length or time of change differs from the first look is refused.
 #[derive(Debug)]
 pub struct FileSource {
     path: PathBuf,

@@ -1,5 +1,5 @@
-//! The sample tables of one track (ISO/IEC 14496-12, 8.6 and 8.7): where each coded picture lies, from where it can be
-//! decoded, and in which order pictures are shown.
+//! The sample tables of one track (ISO/IEC 14496-12, 8.6 and 8.7): where each coded picture lies, from where
+//! it can be decoded, and in which order pictures are shown.
 
 use crate::boxes::{Boxes, Cursor, word};
 use crate::error::{Fault, TO_PLAIN_MP4, container};
@@ -42,7 +42,8 @@ impl Tables {
     }
 }
 
-/// Bytes of each sample. Their sum is at most the file, so what this allocates is bounded by the file's length.
+/// Bytes of each sample. Their sum is at most the file, so what this allocates is bounded by the file's
+/// length.
 fn sizes(stbl: &[u8], file_bytes: u64) -> Result<Vec<u32>, Fault> {
     let Some(stsz) = Boxes::find(stbl, b"stsz")? else {
         let what = "an mp4 with a compact size table (`stz2`)".to_owned();
@@ -140,7 +141,8 @@ fn times(stbl: &[u8], samples: usize) -> Result<Vec<i64>, Fault> {
     if let Some(ctts) = Boxes::find(stbl, b"ctts")? {
         let mut rest = times.as_mut_slice();
         for entry in table_of::<8>(ctts)? {
-            // Version 0 says unsigned, but files with negative offsets are written as it; FFmpeg reads both as signed.
+            // Version 0 says unsigned, but files with negative offsets are written as it; FFmpeg reads both
+            // as signed.
             let offset = i64::from(word(entry, 1).cast_signed());
             let (these, later) = rest.split_at_mut((word(entry, 0) as usize).min(rest.len()));
             these.iter_mut().for_each(|time| *time += offset);
@@ -150,8 +152,8 @@ fn times(stbl: &[u8], samples: usize) -> Result<Vec<i64>, Fault> {
     Ok(times)
 }
 
-/// From where each sample can be decoded: the last keyframe before it that is also shown before it. Pictures that
-/// follow a keyframe in the file but are shown before it ("open" groups) refer to the group before.
+/// From where each sample can be decoded: the last keyframe before it that is also shown before it. Pictures
+/// that follow a keyframe in the file but are shown before it ("open" groups) refer to the group before.
 fn starts(stbl: &[u8], times: &[i64]) -> Result<Vec<u32>, Fault> {
     let Some(stss) = Boxes::find(stbl, b"stss")? else {
         return Ok((0..times.len() as u32).collect());

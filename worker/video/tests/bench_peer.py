@@ -58,7 +58,7 @@ def peer(path, frames, seed):
 
 def main():
     program = sys.argv[1]
-    turns, frames = int((sys.argv + ["5"])[2]) if len(sys.argv) > 2 else 5, int(sys.argv[3]) if len(sys.argv) > 3 else 100
+    rounds, frames = int((sys.argv + ["5"])[2]) if len(sys.argv) > 2 else 5, int(sys.argv[3]) if len(sys.argv) > 3 else 100
     folder = pathlib.Path(tempfile.gettempdir()) / "coxswain-video-bench"
     folder.mkdir(exist_ok=True)
     for name, (codec, options) in CLIPS.items():
@@ -66,12 +66,12 @@ def main():
         if not path.exists():
             write(path, codec, options)
         ours, theirs = [], []
-        for turn in range(turns):
-            said = subprocess.run([program, path, str(frames), str(turn)], capture_output=True, text=True, check=True).stdout
-            ours.append(float(said.split()[0]))
-            theirs.append(peer(path, frames, turn))
+        for round in range(rounds):
+            message = subprocess.run([program, path, str(frames), str(round)], capture_output=True, text=True, check=True).stdout
+            ours.append(float(message.split()[0]))
+            theirs.append(peer(path, frames, round))
         a, b = statistics.median(ours), statistics.median(theirs)
-        print(f"{name}: ours {a:.2f} ms, PyAV {b:.2f} ms, ratio {a / b:.2f}   [{said.strip()}]", flush=True)
+        print(f"{name}: ours {a:.2f} ms, PyAV {b:.2f} ms, ratio {a / b:.2f}   [{message.strip()}]", flush=True)
 
 
 if __name__ == "__main__":

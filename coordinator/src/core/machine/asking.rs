@@ -31,7 +31,7 @@ impl People<'_> {
     pub(super) fn resume(mut self) -> Result<Reply, Refusal> {
         let run = &mut *self.run;
         run.must_go_on()?;
-        // Whoever goes on already is not disturbed, and whoever missed it goes on now.
+        // Workers that go on already are not disturbed, and those that missed it go on now.
         run.tell_all(&Directive::Resume);
         if run.orders.pause {
             run.order(|orders| orders.pause = false);
@@ -101,18 +101,19 @@ impl People<'_> {
         Ok(Reply::Rebuild(decided))
     }
 
-    /// A node of an elastic world is to go, because somebody says so or its machine is taken away: it leaves at a step boundary, and the
-    /// rest trains on without a step lost.
+    /// A node of an elastic world is to go, because somebody says so or its machine is taken away: it leaves
+    /// at a step boundary, and the rest trains on without a step lost.
     ///
     /// ```text
-    /// asked ─▶ Regroup with a checkpoint ─▶ all members leave at one boundary ─▶ Dismiss to those who go ─▶ they leave
-    ///                                                                       └──▶ the others form the next generation
+    /// asked ─▶ Regroup with a checkpoint ─▶ all members leave at one boundary ─▶ Dismiss to those that go
+    ///                                                                       └──▶ the others form the next one
     /// ```
     ///
-    /// Mirrors alone would not do: neighbours on one node hold each other's. So the checkpoint of that boundary is there whatever happens.
-    /// Nobody is let go in the middle of a recovery: whoever holds a part of the state is a member of the next generation first. A node
-    /// stays marked until another launcher takes its place, or its own is gone. Losing a worker of such a node costs no restart, and nobody
-    /// is asked to come back.
+    /// Replicas alone would not do: neighbours on one node hold each other's. So the checkpoint of that
+    /// boundary is there whatever happens. No worker is let go in the middle of a recovery: each that holds a
+    /// part of the state is a member of the next generation first. A node stays marked until another launcher
+    /// takes its place, or its own is gone. Losing a worker of such a node costs no restart, and no successor
+    /// is asked for.
     pub(super) fn drain(self, node: NodeName, reason: String) -> Result<Reply, Refusal> {
         let run = &mut *self.run;
         run.must_go_on()?;
@@ -129,8 +130,8 @@ impl People<'_> {
         let run = &mut *self.run;
         run.order(|orders| orders.draining.extend([place]));
         run.announce(MemberChange::NodeDrained { node_rank, host, reason });
-        for seat in run.config.world.seats_of(place) {
-            if let Some(worker) = run.fleet.roster.living_at(seat) {
+        for slot in run.config.world.slots_of(place) {
+            if let Some(worker) = run.fleet.roster.living_at(slot) {
                 run.dismiss(worker.id);
             }
         }

@@ -1,14 +1,15 @@
 //! Who is in the next generation, and whether it can be formed: a value, which `transitions` carries out.
 //!
 //! ```text
-//! fixed     every seat has a worker that is ready
-//! elastic   every seat of every node that is there; without the seats whose successors do not come in time, but with the fewest at
-//!           least; when the run begins, more nodes than the fewest are waited for until the last call is over
+//! fixed     every slot has a worker that is ready
+//! elastic   every slot of every node that is there; without the slots whose successors do not come in time,
+//!           but with the fewest at least; when the run begins, more nodes than the fewest are waited for
+//!           until the last call is over
 //! ```
 //!
 //! A worker is ready when it has said so and its line is open: a generation never begins with the dead.
 
-use coxswain_proto::ids::Seat;
+use coxswain_proto::ids::Slot;
 
 use super::run::Run;
 use crate::{
@@ -26,8 +27,8 @@ pub(super) enum Forming {
     Wait,
     /// The fewest are there, for the first time: more are waited for until the last call is over.
     OpenLastCall,
-    /// Of the workers at these seats.
-    Of(Vec<Seat>),
+    /// Of the workers at these slots.
+    Of(Vec<Slot>),
 }
 
 /// Whether the next generation can be formed now.
@@ -35,9 +36,9 @@ pub(super) fn decide(run: &Run) -> Forming {
     match &run.phase {
         Phase::Gathering(gathering) if run.config.world.elastic() => elastic(run, gathering),
         Phase::Gathering(_) => {
-            let mut seats = (0..run.fleet.roster.size()).map(Seat);
-            if seats.all(|seat| run.fleet.assignable(seat)) {
-                Forming::Of((0..run.fleet.roster.size()).map(Seat).collect())
+            let mut slots = (0..run.fleet.roster.size()).map(Slot);
+            if slots.all(|slot| run.fleet.assignable(slot)) {
+                Forming::Of((0..run.fleet.roster.size()).map(Slot).collect())
             } else {
                 Forming::Wait
             }
@@ -46,11 +47,11 @@ pub(super) fn decide(run: &Run) -> Forming {
     }
 }
 
-/// The seats of those who are there, if nobody else is to be waited for.
+/// The slots of the workers that are there, if no other is to be waited for.
 fn elastic(run: &Run, gathering: &Gathering) -> Forming {
     let (world, roster) = (run.config.world, &run.fleet.roster);
-    let stays = |seat: &Seat| run.fleet.assignable(*seat) && !run.may_go(*seat);
-    let ready: Vec<_> = (0..roster.size()).map(Seat).filter(stays).collect();
+    let stays = |slot: &Slot| run.fleet.assignable(*slot) && !run.may_go(*slot);
+    let ready: Vec<_> = (0..roster.size()).map(Slot).filter(stays).collect();
     let (full, enough) = (ready.len() == world.size() as usize, ready.len() >= world.least() as usize);
     if !full && enough && gathering.last_call == LastCall::Closed {
         return Forming::OpenLastCall;
@@ -58,7 +59,7 @@ fn elastic(run: &Run, gathering: &Gathering) -> Forming {
     let waits_for_more = !full && gathering.is_first();
     let missing = run.fleet.missing(&run.orders.draining).next().is_some();
     let waits_for_missing = missing && (gathering.respawn_by.is_some() || gathering.is_first());
-    // Whoever is still leaving the old generation has its part of the state.
+    // A worker that is still leaving the old generation has its part of the state.
     let leaving = roster.living().any(Worker::is_leaving);
     let waits_for_leaving = leaving && gathering.settle_by.is_some();
     match enough && !waits_for_more && !waits_for_missing && !waits_for_leaving {
@@ -67,10 +68,11 @@ fn elastic(run: &Run, gathering: &Gathering) -> Forming {
     }
 }
 
-/// Whether the world is to grow: workers are ready that are not in the generation that runs, and so are all that came.
+/// Whether the world is to grow: workers are ready that are not in the generation that runs, and so are all
+/// that came.
 pub(super) fn widens(run: &Run) -> bool {
     let Some(running) = run.phase.running() else { return false };
-    let outside = |worker: &&Worker| running.rank_of(worker.id).is_none() && !run.drained(worker.seat());
+    let outside = |worker: &&Worker| running.rank_of(worker.id).is_none() && !run.drained(worker.slot());
     let newcomers = || run.fleet.roster.living().filter(outside);
     let within_budget = run.faults.budgets.rescales.is_none_or(|most| run.faults.spent.rescales < most);
     let all_ready = newcomers().next().is_some() && newcomers().all(|worker| worker.ready);
@@ -80,7 +82,7 @@ pub(super) fn widens(run: &Run) -> bool {
 /// Whether a generation with members that are to go is to end at the next boundary.
 pub(super) fn lets_go(run: &Run) -> bool {
     let Some(running) = run.phase.running() else { return false };
-    let some_go = running.assignment.members.iter().any(|member| run.drained(member.seat));
+    let some_go = running.assignment.members.iter().any(|member| run.drained(member.slot));
     some_go && !running.regroup && !run.steps_done() && run.orders.stop.is_none()
 }
 
@@ -97,23 +99,23 @@ pub(super) fn failed(run: &Run) -> Failure {
     let message = if present >= enough {
         let waiting = roster.living().filter(|worker| !worker.assignable());
         let came = if present == world { format!("all {world}") } else { present.to_string() };
-        let ranks = some(waiting.map(Worker::seat));
+        let ranks = some(waiting.map(Worker::slot));
         format!("{came} workers came, but not all were ready within {seconds} s: ranks {ranks}")
     } else if run.config.world.elastic() {
         format!("only {present} of the {enough} workers that are enough came within {seconds} s")
     } else {
-        let missing = some((0..world).map(Seat).filter(|seat| roster.living_at(*seat).is_none()));
+        let missing = some((0..world).map(Slot).filter(|slot| roster.living_at(*slot).is_none()));
         format!("only {present} of {world} workers came within {seconds} s; missing ranks: {missing}")
     };
     Failure::of_run(CauseKind::Rendezvous, message)
 }
 
 /// The first ranks of a list that may be long.
-fn some(seats: impl Iterator<Item = Seat>) -> String {
+fn some(slots: impl Iterator<Item = Slot>) -> String {
     const SHOWN: usize = 8;
-    let mut seats: Vec<_> = seats.take(SHOWN + 1).map(|seat| seat.to_string()).collect();
-    if seats.len() > SHOWN {
-        seats[SHOWN] = "...".into();
+    let mut slots: Vec<_> = slots.take(SHOWN + 1).map(|slot| slot.to_string()).collect();
+    if slots.len() > SHOWN {
+        slots[SHOWN] = "...".into();
     }
-    seats.join(", ")
+    slots.join(", ")
 }

@@ -1,6 +1,6 @@
-//! Places, seats and lines: nodes and workers come, stay connected, and are told what they missed.
+//! Places, slots and lines: nodes and workers come, stay connected, and are told what they missed.
 
-use coxswain_proto::ids::{Seat, WorkerId};
+use coxswain_proto::ids::{Slot, WorkerId};
 
 use super::run::Run;
 use crate::core::{
@@ -32,7 +32,7 @@ impl Arrivals<'_> {
         if !matches!(placed, Placed::Again(_)) {
             self.node_is_there(place);
         }
-        let first = Seat(place * self.run.config.world.nproc_per_node);
+        let first = Slot(place * self.run.config.world.nproc_per_node);
         Ok(Reply::Placed { node_rank: place, first })
     }
 
@@ -74,12 +74,12 @@ impl Arrivals<'_> {
 
     pub(super) fn register(&mut self, claim: WorkerClaim) -> Result<Reply, Refusal> {
         self.welcome(&claim.origin)?;
-        let (seat, world) = (claim.seat, self.run.config.world.size());
-        if seat.0 >= world {
-            return Err(Refusal::RankOutside { seat, world });
+        let (slot, world) = (claim.slot, self.run.config.world.size());
+        if slot.0 >= world {
+            return Err(Refusal::RankOutside { slot, world });
         }
         let plan = self.run.progress.plan_for(&claim)?;
-        if let Some(again) = self.seat_for(&claim)? {
+        if let Some(again) = self.slot_for(&claim)? {
             return Ok(Reply::Registered(again));
         }
         let run = &mut *self.run;
@@ -87,9 +87,9 @@ impl Arrivals<'_> {
         let id = run.fleet.enter(run.now, claim.clone(), run.orders.checkpoints);
         run.progress.planned(plan, &claim, &mut run.out);
         run.out.push(Action::Record(Record::Worker(id, claim)));
-        run.announce(MemberChange::Registered { seat, host, pid, device });
-        if run.fleet.has_started(run.now, seat) {
-            run.publish(News::Standstill(seat, "has made itself known".into()));
+        run.announce(MemberChange::Registered { slot, host, pid, device });
+        if run.fleet.has_started(run.now, slot) {
+            run.publish(News::Standstill(slot, "has made itself known".into()));
         }
         // How many are there is said while some are missing.
         if matches!(run.phase, Phase::Gathering(_)) && run.faults.incident.is_none() {
@@ -98,17 +98,18 @@ impl Arrivals<'_> {
         Ok(Reply::Registered(id))
     }
 
-    /// Whether a worker may have its seat: the id it has already, or nothing if it is to have a new one.
-    fn seat_for(&mut self, claim: &WorkerClaim) -> Result<Option<WorkerId>, Refusal> {
-        let (run, seat) = (&mut *self.run, claim.seat);
-        let Some(holder) = run.fleet.roster.at_mut(seat) else { return Ok(None) };
+    /// Whether a worker may have its slot: the id it has already, or nothing if it is to have a new one.
+    fn slot_for(&mut self, claim: &WorkerClaim) -> Result<Option<WorkerId>, Refusal> {
+        let (run, slot) = (&mut *self.run, claim.slot);
+        let Some(holder) = run.fleet.roster.at_mut(slot) else { return Ok(None) };
         let same = holder.claim.incarnation == claim.incarnation;
         match holder.gone {
-            Some(_) if same => Err(Refusal::Fenced { seat }),
+            Some(_) if same => Err(Refusal::Fenced { slot }),
             Some(_) => {
-                if run.is_member(seat) && !run.progress.result_is_safe() {
-                    // It was to go, and went when every step was done. Its generation cannot have the successor in its place.
-                    run.shrink(seat, "another process came in its place");
+                if run.is_member(slot) && !run.progress.result_is_safe() {
+                    // It was to go, and went when every step was done. Its generation cannot have the
+                    // successor in its place.
+                    run.shrink(slot, "another process came in its place");
                 }
                 Ok(None)
             }
@@ -118,11 +119,11 @@ impl Arrivals<'_> {
             }
             None if holder.line.stream.is_some() || holder.line.opened == 0 => {
                 let (host, pid) = (holder.claim.host.clone(), holder.claim.pid);
-                Err(Refusal::RankTaken { seat, host, pid })
+                Err(Refusal::RankTaken { slot, host, pid })
             }
             None => {
-                run.fleet.roster.refill(seat);
-                run.lose_silently(seat, "its line closed, and another process came in its place".to_owned());
+                run.fleet.roster.refill(slot);
+                run.lose_silently(slot, "its line closed, and another process came in its place".to_owned());
                 run.must_go_on().map(|()| None)
             }
         }
@@ -136,8 +137,8 @@ impl Arrivals<'_> {
         };
         self.run.out.extend(replaced.map(Action::Close));
         let worker = self.run.fleet.roster.get_mut(id).ok();
-        if let Some(seat) = worker.filter(|worker| worker.line.opened > 1).map(|worker| worker.seat()) {
-            self.run.announce(MemberChange::LineOpened { seat });
+        if let Some(slot) = worker.filter(|worker| worker.line.opened > 1).map(|worker| worker.slot()) {
+            self.run.announce(MemberChange::LineOpened { slot });
         }
         // The answer comes before the directives, so that the line is there when they are sent.
         self.run.reply(ticket, Ok(Reply::Done));
@@ -191,8 +192,8 @@ impl Arrivals<'_> {
 
     pub(super) fn line_closed(&mut self, id: WorkerId, stream: StreamId) {
         let closed = self.run.fleet.line_closed(self.run.now, id, stream);
-        if let Some(seat) = closed.filter(|_| !self.run.phase.is_over()) {
-            self.run.announce(MemberChange::LineClosed { seat });
+        if let Some(slot) = closed.filter(|_| !self.run.phase.is_over()) {
+            self.run.announce(MemberChange::LineClosed { slot });
         }
     }
 }

@@ -1,8 +1,9 @@
-//! Who goes: failures and failed samples that workers report, good-byes, and processes that end without a word.
+//! Who goes: failures and failed samples that workers report, good-byes, and processes that end without a
+//! word.
 
 use std::sync::Arc;
 
-use coxswain_proto::ids::{Seat, WorkerId};
+use coxswain_proto::ids::{Slot, WorkerId};
 
 use super::{losing, run::Run};
 use crate::{
@@ -28,27 +29,27 @@ impl Departures<'_> {
     pub(super) fn exited(
         &mut self,
         node_id: &str,
-        seat: Seat,
+        slot: Slot,
         pid: Option<u32>,
         ended: Ended,
     ) -> Result<Reply, Refusal> {
         let (world, run) = (self.run.config.world, &mut *self.run);
         let (place, _) = run.fleet.nodes.find(node_id)?;
-        if seat.0 >= world.size() {
-            return Err(Refusal::RankOutside { seat, world: world.size() });
+        if slot.0 >= world.size() {
+            return Err(Refusal::RankOutside { slot, world: world.size() });
         }
-        if world.node_of(seat) != place {
-            return Err(Refusal::RankElsewhere { seat, place });
+        if world.node_of(slot) != place {
+            return Err(Refusal::RankElsewhere { slot, place });
         }
-        if run.fleet.exited(run.now, seat, pid) {
+        if run.fleet.exited(run.now, slot, pid) {
             // The exit codes of this program: the same configuration or data would end the next process, too.
             let kind = match ended {
                 Ended::Code(2 | 3) => CauseKind::BadInput,
                 Ended::Code(5) => CauseKind::OutOfMemory,
                 _ => CauseKind::WorkerLost,
             };
-            let told = run.fleet.roster.take_unheard(seat);
-            run.lose(seat, told.unwrap_or_else(|| run.failure_of(seat, kind, ended.to_string())));
+            let told = run.fleet.roster.take_unheard(slot);
+            run.lose(slot, told.unwrap_or_else(|| run.failure_of(slot, kind, ended.to_string())));
             run.try_form();
         }
         Ok(Reply::Done)
@@ -62,20 +63,20 @@ impl Departures<'_> {
         if worker.gone.is_some() {
             return Ok(Reply::Done);
         }
-        let seat = worker.seat();
-        failure.seat = Some(seat);
+        let slot = worker.slot();
+        failure.slot = Some(slot);
         failure.host.clone_from(&worker.claim.host);
-        if losing::is_final(run, failure.kind, run.is_member(seat)) {
+        if losing::is_final(run, failure.kind, run.is_member(slot)) {
             // It has its good-byes to say.
             run.fatal(failure);
         } else {
-            run.lose(seat, failure);
+            run.lose(slot, failure);
             run.try_form();
         }
         Ok(Reply::Done)
     }
 
-    /// A process fails before it has a seat.
+    /// A process fails before it has a slot.
     pub(super) fn failed_unregistered(&mut self, failure: Failure) -> Reply {
         let run = &mut *self.run;
         if losing::is_final(run, failure.kind, false) {
@@ -83,15 +84,16 @@ impl Departures<'_> {
             return Reply::Done;
         }
         run.publish(News::Consequence(failure.clone().into()));
-        if let Some(seat) = failure.seat {
+        if let Some(slot) = failure.slot {
             // Its launcher will say that the process has ended.
-            run.fleet.roster.note_unheard(seat, failure);
+            run.fleet.roster.note_unheard(slot, failure);
         }
         Reply::Done
     }
 
-    /// A sample failed on a worker that is well: the generation ends, and in the next one another worker tries it, or nobody. Costs nothing
-    /// of the budget for faults: the quarantine has its own. A worker that had no answer says it again, and nothing more follows.
+    /// A sample failed on a worker that is well: the generation ends, and in the next one another worker
+    /// tries it, or it is left out. Costs nothing of the budget for faults: the quarantine has its own. A
+    /// worker that had no answer says it again, and nothing more follows.
     pub(super) fn failed_sample(
         &mut self,
         id: WorkerId,
@@ -99,7 +101,7 @@ impl Departures<'_> {
         mut failure: Failure,
     ) -> Result<Reply, Refusal> {
         let run = &mut *self.run;
-        let seat = run.fleet.seen(run.now, id)?.seat();
+        let slot = run.fleet.seen(run.now, id)?.slot();
         // Those that can try it: the workers of the generation, or those that the next one will have.
         let (stale, workers) = match &run.phase {
             Phase::Running(running) => {
@@ -110,10 +112,10 @@ impl Departures<'_> {
             Phase::Gathering(_) => (false, run.config.world.size()),
             Phase::Over(_) => (true, 0),
         };
-        let failed = Try { sample, seat, generation: failure.generation };
+        let failed = Try { sample, slot, generation: failure.generation };
         let verdict = if stale { None } else { run.progress.quarantine.failed(failed, workers) };
         let Some(verdict) = verdict else { return Ok(Reply::Done) };
-        failure.seat = Some(seat);
+        failure.slot = Some(slot);
         run.out.push(Action::Record(Record::Quarantine(run.progress.quarantine.clone())));
         run.publish(News::Sample(sample, verdict, Arc::new(failure.clone())));
         if matches!(verdict, Verdict::TooMany | Verdict::WorkerAtFault) {
@@ -122,8 +124,8 @@ impl Departures<'_> {
         }
         let incident = run.faults.incident(run.now);
         incident.sample = Some(sample);
-        incident.victims.remove(&seat);
-        run.break_up(&format!("{sample} failed on rank {seat}"), true);
+        incident.victims.remove(&slot);
+        run.break_up(&format!("{sample} failed on rank {slot}"), true);
         Ok(Reply::Done)
     }
 
@@ -135,9 +137,9 @@ impl Departures<'_> {
         if worker.gone.is_some() {
             return Ok(Reply::Done);
         }
-        let seat = worker.seat();
-        run.fleet.leave(seat, exit_code, &mut run.out);
-        run.announce(MemberChange::Left { seat, exit_code, reason: reason.clone() });
+        let slot = worker.slot();
+        run.fleet.leave(slot, exit_code, &mut run.out);
+        run.announce(MemberChange::Left { slot, exit_code, reason: reason.clone() });
         if exit_code == 0 && run.orders.stop.is_none() {
             let before = run.progress.committed;
             run.progress.settle_all(id, &mut run.out);
@@ -147,8 +149,9 @@ impl Departures<'_> {
         }
         let at_the_end = exit_code == 0 && run.at_the_end();
         let in_order = match &run.phase {
-            Phase::Gathering(_) if at_the_end && !run.drained(seat) => {
-                // Nobody leaves in order before the results are on disk, whatever ended the generation after that.
+            Phase::Gathering(_) if at_the_end && !run.drained(slot) => {
+                // No worker leaves in order before the results are on disk, whatever ended the generation
+                // after that.
                 run.end(run.end_in_order());
                 return Ok(Reply::Done);
             }
@@ -157,15 +160,15 @@ impl Departures<'_> {
             Phase::Over(_) => true,
         };
         if in_order {
-            run.trust_good_bye(seat);
+            run.trust_good_bye(slot);
             run.finish();
-        } else if exit_code == 0 && run.drained(seat) && !run.is_member(seat) {
+        } else if exit_code == 0 && run.drained(slot) && !run.is_member(slot) {
             // It was to go.
         } else if exit_code == 0 && run.config.world.elastic() {
-            run.shrink(seat, &reason);
+            run.shrink(slot, &reason);
         } else {
             let message = format!("left with exit code {exit_code} before the run was over: {reason}");
-            run.lose_silently(seat, message);
+            run.lose_silently(slot, message);
         }
         run.try_form();
         Ok(Reply::Done)

@@ -1,6 +1,6 @@
 //! What the loss of a worker means for the run: a value, which `transitions` carries out.
 
-use coxswain_proto::ids::Seat;
+use coxswain_proto::ids::Slot;
 
 use super::run::Run;
 use crate::{core::roster::Worker, options::CauseKind};
@@ -10,54 +10,56 @@ use crate::{core::roster::Worker, options::CauseKind};
 pub(super) enum Loss {
     /// Nothing: the run is over, or its results are safe.
     Farewell,
-    /// The end of the run: the same would happen again, whoever tries.
+    /// The end of the run: the same would happen to any worker.
     Fatal,
     /// Nothing: it was to go, and was in no generation any more.
     ExpectedOutside,
-    /// The end of its generation, at no cost: it was to go, and nobody is asked to come back.
+    /// The end of its generation, at no cost: it was to go, and no successor is asked for.
     Expected,
-    /// Nobody waits for it, and the next process on its machine would fail alike.
+    /// It is not waited for, and the next process on its machine would fail alike.
     Dispensable,
-    /// The generation goes on without it, and its seat is called back, at the cost of a restart.
+    /// The generation goes on without it, and its slot is called back, at the cost of a restart.
     Outside,
-    /// The end of its generation, at the cost of a restart; its seat is called back.
+    /// The end of its generation, at the cost of a restart; its slot is called back.
     Breaks,
 }
 
-/// What the loss of the worker at a seat means.
-pub(super) fn judge(run: &Run, seat: Seat, kind: CauseKind) -> Loss {
-    let outside = run.phase.running().is_some() && !run.is_member(seat);
+/// What the loss of the worker at a slot means.
+pub(super) fn judge(run: &Run, slot: Slot, kind: CauseKind) -> Loss {
+    let outside = run.phase.running().is_some() && !run.is_member(slot);
     match () {
         () if run.phase.is_over() || run.progress.result_is_safe() => Loss::Farewell,
-        () if is_final(run, kind, run.is_member(seat)) => Loss::Fatal,
-        () if run.drained(seat) && outside => Loss::ExpectedOutside,
-        () if run.drained(seat) => Loss::Expected,
-        () if kind.is_final() && is_dispensable(run, seat) => Loss::Dispensable,
+        () if is_final(run, kind, run.is_member(slot)) => Loss::Fatal,
+        () if run.drained(slot) && outside => Loss::ExpectedOutside,
+        () if run.drained(slot) => Loss::Expected,
+        () if kind.is_final() && is_dispensable(run, slot) => Loss::Dispensable,
         () if outside => Loss::Outside,
         () => Loss::Breaks,
     }
 }
 
-/// Whether the same would happen again, whoever tries. Once steps have been committed the run file, the model and the data are known to
-/// be good: what a process cannot use is then a matter of its machine, unless it is a member of the generation that runs. Members that
-/// refuse each other all do, and none of them is the one to replace.
+/// Whether the same would happen to any worker. Once steps have been committed the run file, the model and
+/// the data are known to be good: what a process cannot use is then a matter of its machine, unless it is a
+/// member of the generation that runs. Members that refuse each other all do, and none of them is the one to
+/// replace.
 pub(super) fn is_final(run: &Run, kind: CauseKind, is_member: bool) -> bool {
     let local = kind == CauseKind::BadInput && run.progress.proven && !is_member;
     kind.is_final() && !local
 }
 
-/// Whether an elastic world has enough workers without a seat that has no part in what trains now.
-fn is_dispensable(run: &Run, seat: Seat) -> bool {
+/// Whether an elastic world has enough workers without a slot that has no part in what trains now.
+fn is_dispensable(run: &Run, slot: Slot) -> bool {
     let world = run.config.world;
-    let stays = |worker: &&Worker| worker.seat() != seat && !run.drained(worker.seat());
+    let stays = |worker: &&Worker| worker.slot() != slot && !run.drained(worker.slot());
     let others = run.fleet.roster.living().filter(stays).count();
-    world.elastic() && !run.is_member(seat) && others >= world.least() as usize
+    world.elastic() && !run.is_member(slot) && others >= world.least() as usize
 }
 
-/// Members of the old generation that have not left it: whether each stands still, and is not waiting for a disk.
-pub(super) fn stragglers(run: &Run) -> Vec<(Seat, bool)> {
+/// Members of the old generation that have not left it: whether each stands still, and is not waiting for a
+/// disk.
+pub(super) fn stragglers(run: &Run) -> Vec<(Slot, bool)> {
     let patience = run.config.patience.standstill;
     let stuck = |worker: &Worker| worker.pulse.still > patience && !worker.may_wait_for_disk();
     let late = run.fleet.roster.living().filter(|worker| worker.is_leaving());
-    late.map(|worker| (worker.seat(), stuck(worker))).collect()
+    late.map(|worker| (worker.slot(), stuck(worker))).collect()
 }

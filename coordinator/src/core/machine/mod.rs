@@ -1,11 +1,12 @@
 //! The state machine of one run: events in, actions out.
 //!
-//! [`Machine::handle`] never waits, reads no clock and cannot fail for a reason outside the machine; the driver hands in the time
-//! and carries out the actions. Every call goes down this list, and none comes back up:
+//! [`Machine::handle`] never waits, reads no clock and cannot fail for a reason outside the machine; the
+//! driver hands in the time and carries out the actions. Every call goes down this list, and none comes back
+//! up:
 //!
 //! ```text
 //! mod          which event it is
-//! joining      places, seats and lines                       leaving      failures, good-byes, processes that end
+//! joining      places, slots and lines                       leaving failures, good-byes, processes that end
 //! working      what workers report                           asking       what people want
 //!
 //! watching     what is due because time has passed
@@ -97,7 +98,7 @@ impl Machine {
         watching::next_deadline(&self.run)
     }
 
-    /// How the run ended, once there is nobody left to say good-bye to.
+    /// How the run ended, once all workers have left.
     pub fn outcome(&self) -> Option<Outcome> {
         let Phase::Over(over) = &self.run.phase else { return None };
         (over.expired || self.run.fleet.roster.all_gone()).then(|| match &over.end {
@@ -120,7 +121,8 @@ impl Machine {
     fn asked(&mut self, ticket: Ticket, ask: Ask) {
         let (caller, run) = (ask.caller(), &mut self.run);
         let reply = match ask {
-            // These answer by themselves: before the directives of a line that is opened, or when memory has been reported.
+            // These answer by themselves: before the directives of a line that is opened, or when memory has
+            // been reported.
             Ask::FollowNode { node_id, stream } => {
                 return Arrivals { run }.follow_node(ticket, &node_id, stream);
             }
@@ -147,7 +149,7 @@ impl Machine {
                 })
             }
             Ask::Leave { worker, exit_code, reason } => Departures { run }.leave(worker, exit_code, reason),
-            Ask::Exit { node_id, seat, pid, ended } => Departures { run }.exited(&node_id, seat, pid, ended),
+            Ask::Exit { node_id, slot, pid, ended } => Departures { run }.exited(&node_id, slot, pid, ended),
             Ask::Status => Ok(Reply::Status(Box::new(showing::status(run)))),
             Ask::RebuildCache => People { run }.rebuild_cache(),
             Ask::Pause => People { run }.pause(),

@@ -1,10 +1,12 @@
-//! After a restart of the coordinator: everyone it knew is expected to open their lines again, and training has gone on meanwhile.
+//! After a restart of the coordinator: everyone it knew is expected to open their lines again, and training
+//! has gone on meanwhile.
 //!
 //! ```text
 //! newest generation   phase
 //! over, or none       Gathering: survivors say again that they are ready
 //! formed              Connecting: ranks say again where they start
-//! started             Training: ranks report again what is not committed, and hold leases of a whole window from there
+//! started             Training: ranks report again what is not committed, and hold leases of a whole window
+//!                     from there
 //! ```
 
 use coxswain_proto::{ids::Generation, plan::Plan};
@@ -19,7 +21,7 @@ use crate::core::{
     roster::Gone,
 };
 
-/// Takes over nodes, seats and the phase of an earlier life.
+/// Takes over nodes, slots and the phase of an earlier life.
 pub(super) fn recall(run: &mut Run, past: &Past) {
     let (now, patience) = (run.now, run.config.patience);
     run.fleet.recall(now, past);
@@ -51,7 +53,7 @@ fn recall_phase(run: &mut Run, past: &Past, plan: Plan) {
     let checkpoint = run.progress.checkpoints.newest_complete();
     let assignment = Assignment::new(generation, checkpoint, members, &run.progress.quarantine);
     // Those who were to go still are.
-    let leaving = assignment.members.iter().any(|member| run.drained(member.seat));
+    let leaving = assignment.members.iter().any(|member| run.drained(member.slot));
     run.voice.reason = match &run.orders.stop {
         _ if !trains => Reason::Formed { generation, workers: assignment.world() },
         _ if run.progress.done() => Reason::StepsDone,
@@ -65,11 +67,11 @@ fn recall_phase(run: &mut Run, past: &Past, plan: Plan) {
     };
     let running = Running::new(assignment.into());
     let left =
-        |member: &&Member| run.fleet.roster.at(member.seat).is_some_and(|it| it.gone == Some(Gone::Left(0)));
-    let left: Vec<_> = running.assignment.members.iter().filter(left).map(|member| member.seat).collect();
+        |member: &&Member| run.fleet.roster.at(member.slot).is_some_and(|it| it.gone == Some(Gone::Left(0)));
+    let left: Vec<_> = running.assignment.members.iter().filter(left).map(|member| member.slot).collect();
     run.phase = Phase::Running(Box::new(Running { regroup: leaving, hand_over: leaving, stage, ..running }));
     if run.at_the_end() {
-        left.into_iter().for_each(|seat| run.trust_good_bye(seat));
+        left.into_iter().for_each(|slot| run.trust_good_bye(slot));
     }
 }
 
@@ -86,11 +88,11 @@ fn recall_gathering(run: &mut Run, generation: Generation) {
     run.faults.recall(now, generation);
 }
 
-/// The members of a generation as they were told; nothing if one of them has lost its seat since.
+/// The members of a generation as they were told; nothing if one of them has lost its slot since.
 fn members(run: &Run, past: &PastGeneration) -> Option<Vec<Member>> {
     let members = past
         .members
         .iter()
-        .map(|(seat, id)| run.fleet.roster.at(*seat).filter(|worker| worker.id == *id).map(fleet::member));
+        .map(|(slot, id)| run.fleet.roster.at(*slot).filter(|worker| worker.id == *id).map(fleet::member));
     members.collect()
 }

@@ -7,7 +7,7 @@
 //!                                               memory     what ranks have reported of theirs
 //! ```
 
-use coxswain_proto::ids::{Generation, Rank, Seat, WorkerId};
+use coxswain_proto::ids::{Generation, Rank, Slot, WorkerId};
 
 use crate::core::{
     action::{Action, Assignment, Directive, Orders, Record, Reply},
@@ -106,10 +106,10 @@ impl Run {
         }
     }
 
-    /// Whether a seat's worker is in the generation that runs.
-    pub(super) fn is_member(&self, seat: Seat) -> bool {
+    /// Whether a slot's worker is in the generation that runs.
+    pub(super) fn is_member(&self, slot: Slot) -> bool {
         let Some(running) = self.phase.running() else { return false };
-        self.fleet.roster.at(seat).is_some_and(|worker| running.rank_of(worker.id).is_some())
+        self.fleet.roster.at(slot).is_some_and(|worker| running.rank_of(worker.id).is_some())
     }
 
     /// Whether the generation that runs has nothing to do but to say good-bye.
@@ -117,10 +117,11 @@ impl Run {
         self.progress.training().is_some() && self.progress.done()
     }
 
-    /// Remembers it if the worker at a seat, which has left in order, proves that the results are there. The roster forgets its good-bye
-    /// as soon as another process has the seat. One whose node is to go may have left because it was told to, which proves nothing.
-    pub(super) fn trust_good_bye(&mut self, seat: Seat) {
-        if self.is_member(seat) && !self.drained(seat) {
+    /// Remembers it if the worker at a slot, which has left in order, proves that the results are there. The
+    /// roster forgets its good-bye as soon as another process has the slot. One whose node is to go may have
+    /// left because it was told to, which proves nothing.
+    pub(super) fn trust_good_bye(&mut self, slot: Slot) {
+        if self.is_member(slot) && !self.drained(slot) {
             self.progress.safe_since.get_or_insert(self.now);
         }
     }
@@ -139,15 +140,15 @@ impl Run {
         }
     }
 
-    /// Whether a seat's node is to go.
-    pub(super) fn drained(&self, seat: Seat) -> bool {
-        self.orders.draining.contains(&self.config.world.node_of(seat))
+    /// Whether a slot's node is to go.
+    pub(super) fn drained(&self, slot: Slot) -> bool {
+        self.orders.draining.contains(&self.config.world.node_of(slot))
     }
 
-    /// Whether a seat's worker is to go and holds nothing that anybody needs: it is no member of the generation that runs; between two,
-    /// it was in none yet, or the last one has left a checkpoint behind.
-    pub(super) fn may_go(&self, seat: Seat) -> bool {
-        let worker = self.fleet.roster.living_at(seat).filter(|_| self.drained(seat));
+    /// Whether a slot's worker is to go and holds nothing that the run needs: it is no member of the
+    /// generation that runs; between two, it was in none yet, or the last one has left a checkpoint behind.
+    pub(super) fn may_go(&self, slot: Slot) -> bool {
+        let worker = self.fleet.roster.living_at(slot).filter(|_| self.drained(slot));
         worker.is_some_and(|worker| match &self.phase {
             Phase::Running(running) => running.rank_of(worker.id).is_none(),
             Phase::Gathering(gathering) => worker.generation.0 == 0 || (gathering.relieved && worker.ready),
@@ -156,8 +157,8 @@ impl Run {
     }
 
     /// What is known of a worker, as a failure.
-    pub(super) fn failure_of(&self, seat: Seat, kind: CauseKind, message: String) -> Failure {
-        self.fleet.failure_of(seat, kind, message, self.generation_now())
+    pub(super) fn failure_of(&self, slot: Slot, kind: CauseKind, message: String) -> Failure {
+        self.fleet.failure_of(slot, kind, message, self.generation_now())
     }
 
     /// Answers a call.
@@ -224,14 +225,14 @@ impl Run {
             return;
         }
         let Some(worker) = self.fleet.roster.living().find(|worker| worker.id == id) else { return };
-        let seat = worker.seat();
-        if let Some(line) = worker.line.stream.filter(|_| self.may_go(seat)) {
-            let reason = format!("node {} is drained", self.config.world.node_of(seat));
+        let slot = worker.slot();
+        if let Some(line) = worker.line.stream.filter(|_| self.may_go(slot)) {
+            let reason = format!("node {} is drained", self.config.world.node_of(slot));
             self.out.push(Action::Tell(line, Directive::Dismiss(reason)));
         }
     }
 
-    /// Whoever has this place from now on is to stay.
+    /// The launcher that has this place from now on is to stay.
     pub(super) fn forget_drain(&mut self, place: u32) {
         if self.orders.draining.contains(&place) {
             self.order(|orders| orders.draining.retain(|other| *other != place));

@@ -43,24 +43,24 @@ pub(super) fn status(run: &Run) -> Status {
     }
 }
 
-/// A row for each seat that somebody has, had, or is on the way to, in seat order.
+/// A row for each slot that somebody has, had, or is on the way to, in slot order.
 fn ranks(run: &Run) -> Vec<RankStatus> {
-    let starting = run.fleet.on_their_way(run.now).map(|start| (start.seat, starting(run, &start)));
+    let starting = run.fleet.on_their_way(run.now).map(|start| (start.slot, starting(run, &start)));
     let starting: BTreeMap<_, _> = starting.collect();
-    let there = run.fleet.roster.workers().filter(|worker| !starting.contains_key(&worker.seat()));
-    let mut ranks: BTreeMap<_, _> = there.map(|it| (it.seat(), present(run, it))).collect();
+    let there = run.fleet.roster.workers().filter(|worker| !starting.contains_key(&worker.slot()));
+    let mut ranks: BTreeMap<_, _> = there.map(|it| (it.slot(), present(run, it))).collect();
     ranks.extend(starting);
     ranks.into_values().collect()
 }
 
 fn starting(run: &Run, start: &Member) -> RankStatus {
     let world = run.config.world;
-    let node_rank = world.node_of(start.seat);
+    let node_rank = world.node_of(start.slot);
     RankStatus {
-        seat: start.seat,
+        slot: start.slot,
         host: run.fleet.nodes.host(node_rank).to_owned(),
         node_rank,
-        local_rank: start.seat.0 % world.nproc_per_node,
+        local_rank: start.slot.0 % world.nproc_per_node,
         silent: start.pulse.still,
         occupant: Occupant::Starting,
     }
@@ -68,7 +68,7 @@ fn starting(run: &Run, start: &Member) -> RankStatus {
 
 fn present(run: &Run, worker: &Worker) -> RankStatus {
     RankStatus {
-        seat: worker.seat(),
+        slot: worker.slot(),
         host: worker.claim.host.clone(),
         node_rank: worker.claim.node_rank,
         local_rank: worker.claim.local_rank,
@@ -84,7 +84,7 @@ fn present(run: &Run, worker: &Worker) -> RankStatus {
             lease_end: run.progress.lease_end(worker.id),
             times: worker.times,
             metrics: worker.metrics.clone(),
-            memory_peak: run.memory.ledger.peak(worker.seat()),
+            memory_peak: run.memory.ledger.peak(worker.slot()),
         }),
     }
 }
@@ -92,8 +92,8 @@ fn present(run: &Run, worker: &Worker) -> RankStatus {
 fn leaving(run: &Run) -> Vec<LeavingNode> {
     let leaving = run.orders.draining.iter().filter_map(|place| {
         let node = run.fleet.nodes.at(*place)?;
-        let seats = run.config.world.seats_of(*place);
-        let workers = seats.filter(|seat| run.fleet.roster.living_at(*seat).is_some()).count() as u32;
+        let slots = run.config.world.slots_of(*place);
+        let workers = slots.filter(|slot| run.fleet.roster.living_at(*slot).is_some()).count() as u32;
         let (node_id, host) = (node.node_id.clone(), node.host.clone());
         Some(LeavingNode { place: *place, node_id, host, workers })
     });

@@ -1,21 +1,26 @@
-//! Hangs: everybody heartbeats, and nobody gets on. What is seen is a value; `watching` carries out what follows.
+//! Hangs: all ranks send heartbeats, and none makes progress. What is seen is a value; `watching` carries out
+//! what follows.
 //!
 //! ```text
 //! a rank that shows no sign of motion and does not wait     see `motion`: named, then given up
 //! a process that was started and that nobody has heard of   the same
-//! nothing moves at all, and a step's time is known          last motion + 3 x that time + patience.standstill
-//! all wait, and it is not                                   last motion + 3 x what came before it + patience.standstill
+//! nothing moves at all, and a step's time is known          last motion + 3 x that time +
+//!                                                           patience.standstill
+//! all wait, and it is not                                   last motion + 3 x what came before it +
+//!                                                           patience.standstill
 //! ```
 //!
-//! A step has collectives, so one rank that stands still keeps all others waiting in one. Where nothing moves the culprit is whoever is
-//! not in a collective and has entered the fewest. If all are in one, the network between them has lost something: a rank may be behind
-//! the others by what it lost, so that is no sign of guilt. All try again, and whoever really never comes out of its collective is found by
-//! that. A step's time is that of steps of its kind (live or cached) in this generation, of which some must have been committed: other
-//! worlds, and processes that have only come, take longer.
+//! A step has collectives, so one rank that stands still keeps all others waiting in one. Where nothing moves
+//! the culprit is the rank that is not in a collective and has entered the fewest. If all are in one, the
+//! network between them has lost something: a rank may be behind the others by what it lost, so that is no
+//! sign of guilt. All try again, and a rank that never comes out of its collective is found that way. A
+//! step's time is that of steps of its kind (live or cached) in this generation, of which some must have been
+//! committed: other worlds, and processes that have only come, take longer.
 //!
-//! A process that stands still before it has registered (stopped, or waiting for a disk) is seen by nobody but its launcher, to whom it
-//! looks well. So its start is looked at with everybody's motion: held against the longest start of this run, named, and given up where it
-//! would be if it might wait for a disk in any other phase.
+//! A process that stands still before it has registered (stopped, or waiting for a disk) is seen by nobody
+//! but its launcher, to whom it looks well. So its start is looked at with everybody's motion: held against
+//! the longest start of this run, named, and given up where it would be if it might wait for a disk in any
+//! other phase.
 
 use super::run::Run;
 use crate::core::{
@@ -27,7 +32,8 @@ use crate::core::{
 /// Ranks and starts that stand still.
 pub(super) fn quiet(run: &Run) -> Vec<(Member, Still)> {
     let patience = run.config.patience;
-    // Nobody is judged who was quiet for less; with thousands of workers the rest would hold up their calls once a second.
+    // A worker that was quiet for less is not judged: with thousands of workers that would hold up their
+    // calls once a second.
     let everybody = || run.fleet.moving(run.now, &run.orders.draining);
     let mut quiet = everybody().filter(|member| member.pulse.still > patience.standstill).peekable();
     if quiet.peek().is_none() {
@@ -42,12 +48,12 @@ pub(super) fn quiet(run: &Run) -> Vec<(Member, Still)> {
 pub(super) fn in_words(run: &Run, member: &Member, still: &Still) -> String {
     let (quiet, usual) = (still.quiet.as_secs_f64(), still.usual());
     if member.phase == WorkerPhase::Starting {
-        let host = run.fleet.nodes.host(run.config.world.node_of(member.seat));
+        let host = run.fleet.nodes.host(run.config.world.node_of(member.slot));
         return format!(
             "it has not made itself known: its process on {host} was started {quiet:.1} s ago ({usual})"
         );
     }
-    let (phase, step, entered) = match run.fleet.roster.at(member.seat) {
+    let (phase, step, entered) = match run.fleet.roster.at(member.slot) {
         Some(Worker { doing, .. }) => (doing.phase, doing.step, doing.collective.0),
         None => Default::default(),
     };
@@ -83,7 +89,7 @@ pub(super) enum LateStep {
     Nobody(u64, u64),
 }
 
-/// Whether nothing moves and a step is overdue, and who holds it up.
+/// Whether nothing moves and a step is overdue, and which rank holds it up.
 pub(super) fn late_step(run: &Run) -> Option<LateStep> {
     let patience = run.config.patience.standstill;
     let (mut members, mut waiting, mut least, mut furthest) = (0, 0, u64::MAX, 0);
@@ -102,7 +108,7 @@ pub(super) fn late_step(run: &Run) -> Option<LateStep> {
     }
     let expected = run.progress.expected_step();
     let due = match expected {
-        // While nobody waits all are at work.
+        // While no rank waits all are at work.
         Some(expected) if waiting > 0 || members == 1 => expected,
         None if waiting == members && members > 0 => last.since(run.fleet.motion.began),
         _ => return None,
@@ -124,5 +130,5 @@ pub(super) fn late_step(run: &Run) -> Option<LateStep> {
 /// Members of the generation that runs that are not gone.
 fn members_of(run: &Run) -> impl Iterator<Item = &Worker> {
     let members = run.phase.running().map_or(&[][..], |running| &running.assignment.members);
-    members.iter().filter_map(|member| run.fleet.roster.living_at(member.seat))
+    members.iter().filter_map(|member| run.fleet.roster.living_at(member.slot))
 }

@@ -1,4 +1,5 @@
-//! The only file that moves from one phase to another: it carries out what `losing` and `forming` have decided.
+//! The only file that moves from one phase to another: it carries out what `losing` and `forming` have
+//! decided.
 //!
 //! ```text
 //! a worker is lost        lose ─▶ losing::judge ─▶ break_up, or the end, or nothing
@@ -11,14 +12,15 @@
 //!
 //! ```text
 //! t = c      nothing is lost
-//! t > c      steps c..t were done by all ranks of the generation before, though a lost rank could not say so, or nobody could because
-//!            it was lost in the last collective of a step: they are committed now, with what has been reported of them
+//! t > c      steps c..t were done by all ranks of the generation before, though a lost rank could not say
+//!            so, or nobody could because it was lost in the last collective of a step: they are committed
+//!            now, with what has been reported of them
 //! t < c      steps t..c are lost with the state that held them; they are repeated, and people are told
 //! ```
 
 use std::sync::Arc;
 
-use coxswain_proto::ids::{Generation, Seat, Step};
+use coxswain_proto::ids::{Generation, Slot, Step};
 
 use super::{
     forming::{self, Forming},
@@ -38,10 +40,11 @@ use crate::{
 };
 
 impl Run {
-    /// A worker is gone for a reason that may pass: unless nothing follows, its seat is called back, and its generation ends.
-    pub(super) fn lose(&mut self, seat: Seat, failure: Failure) {
-        self.fleet.lose(seat, &mut self.out);
-        let loss = losing::judge(self, seat, failure.kind);
+    /// A worker is gone for a reason that may pass: unless nothing follows, its slot is called back, and its
+    /// generation ends.
+    pub(super) fn lose(&mut self, slot: Slot, failure: Failure) {
+        self.fleet.lose(slot, &mut self.out);
+        let loss = losing::judge(self, slot, failure.kind);
         if loss == Loss::Fatal {
             return self.fatal(failure);
         }
@@ -54,36 +57,36 @@ impl Run {
             Loss::ExpectedOutside => self.publish(News::Consequence(failure)),
             Loss::Dispensable => self.faults.outside(&failure, &mut self.out),
             Loss::Outside => {
-                if self.afford(&failure) {
+                if self.spend_or_end(&failure) {
                     self.faults.outside(&failure, &mut self.out);
-                    self.fleet.call_back(self.now, seat, failure.message.clone(), &mut self.out);
+                    self.fleet.call_back(self.now, slot, failure.message.clone(), &mut self.out);
                 }
             }
             Loss::Expected => {
-                self.faults.incident(self.now).lose(seat);
+                self.faults.incident(self.now).lose(slot);
                 self.faults.blame(&failure, &mut self.out);
                 let of = "of a node that was to leave ";
-                self.break_up(&format!("rank {seat} {of}is lost: {}", failure.message), true);
+                self.break_up(&format!("rank {slot} {of}is lost: {}", failure.message), true);
             }
             Loss::Breaks | Loss::Fatal => {
-                if self.faults.incident(self.now).lose(seat) && !self.afford(&failure) {
+                if self.faults.incident(self.now).lose(slot) && !self.spend_or_end(&failure) {
                     return;
                 }
                 self.faults.blame(&failure, &mut self.out);
-                self.fleet.call_back(self.now, seat, failure.message.clone(), &mut self.out);
-                self.break_up(&format!("rank {seat} is lost: {}", failure.message), true);
+                self.fleet.call_back(self.now, slot, failure.message.clone(), &mut self.out);
+                self.break_up(&format!("rank {slot} is lost: {}", failure.message), true);
             }
         }
     }
 
     /// As [`Run::lose`], for a worker that said nothing.
-    pub(super) fn lose_silently(&mut self, seat: Seat, message: String) {
-        let failure = self.failure_of(seat, CauseKind::WorkerLost, message);
-        self.lose(seat, failure);
+    pub(super) fn lose_silently(&mut self, slot: Slot, message: String) {
+        let failure = self.failure_of(slot, CauseKind::WorkerLost, message);
+        self.lose(slot, failure);
     }
 
     /// Pays for one fault; false if that is more than the run may survive, which ends it.
-    fn afford(&mut self, failure: &Failure) -> bool {
+    fn spend_or_end(&mut self, failure: &Failure) -> bool {
         let paid = self.faults.pay(&mut self.out);
         if !paid {
             self.fatal(failure.clone());
@@ -109,7 +112,7 @@ impl Run {
             ..Gathering::new(self.now.after(patience.rendezvous))
         });
         if abort {
-            // Those who are ready have left it already.
+            // Workers that are ready have left it already.
             let directive = Directive::Abort { generation, reason: because.clone(), over: false };
             self.tell_members(&assignment, &directive, true);
         }
@@ -126,10 +129,12 @@ impl Run {
         self.phase = Phase::Gathering(Box::new(gathering));
     }
 
-    /// Forgets the workers of an earlier launch at `places`, which are another launcher's now. A coordinator that no launcher has started
-    /// *again* is part of a new launch: of the launch before nobody may be left, or the launchers of other machines, which look for their
-    /// coordinator for a while, with their workers. So nobody of it is given up before the reunion is over, but who is replaced is neither
-    /// waited for nor counted as lost. If nobody is left, what the run had used of its budgets and what was asked of it ends with them.
+    /// Forgets the workers of an earlier launch at `places`, which are another launcher's now. A coordinator
+    /// that no launcher has started *again* is part of a new launch: of the launch before no process may be
+    /// left, or only the launchers of other machines, which look for their coordinator for a while, with
+    /// their workers. So none of its workers is given up before the reunion is over, but one that is replaced
+    /// is neither waited for nor counted as lost. If none is left, what the run had used of its budgets and
+    /// what was asked of it ends with them.
     pub(super) fn replace_launch(&mut self, places: &[u32]) {
         if self.config.restarted || self.phase.is_over() {
             return;
@@ -138,10 +143,10 @@ impl Run {
         if left_behind.is_empty() {
             return;
         }
-        let was_member = left_behind.iter().any(|seat| self.is_member(*seat));
-        for seat in left_behind {
-            self.fleet.roster.clear(seat);
-            self.out.push(Action::Record(Record::Lost { seat, respawn: None }));
+        let was_member = left_behind.iter().any(|slot| self.is_member(*slot));
+        for slot in left_behind {
+            self.fleet.roster.clear(slot);
+            self.out.push(Action::Record(Record::Lost { slot, respawn: None }));
         }
         if self.fleet.is_new() {
             self.gather(Gathering::new(self.now.after(self.config.patience.rendezvous)));
@@ -154,7 +159,7 @@ impl Run {
         }
     }
 
-    /// Forms the next generation if those who must be there are.
+    /// Forms the next generation if all workers that it needs are there.
     pub(super) fn try_form(&mut self) {
         let forming = forming::decide(self);
         let Phase::Gathering(gathering) = &mut self.phase else { return };
@@ -163,19 +168,19 @@ impl Run {
             Forming::OpenLastCall => {
                 gathering.last_call = LastCall::Open(self.now.after(self.config.patience.last_call));
             }
-            Forming::Of(seats) => match self.faults.account(gathering.fruitless.take(), &mut self.out) {
-                Ok(()) => self.form(seats),
+            Forming::Of(slots) => match self.faults.account(gathering.fruitless.take(), &mut self.out) {
+                Ok(()) => self.form(slots),
                 Err(failure) => self.fatal(*failure),
             },
         }
     }
 
-    /// Gathering to Connecting: everyone who must be there is ready.
-    fn form(&mut self, mut seats: Vec<Seat>) {
+    /// Gathering to Connecting: all workers that are needed are ready.
+    fn form(&mut self, mut slots: Vec<Slot>) {
         self.generation = Generation(self.generation.0 + 1);
         let (generation, progress) = (self.generation, &self.progress);
-        progress.quarantine.turn(&mut seats);
-        let members = self.fleet.members(&seats);
+        progress.quarantine.rotate(&mut slots);
+        let members = self.fleet.members(&slots);
         let checkpoint = progress.checkpoints.newest_complete();
         let assignment = Arc::new(Assignment::new(generation, checkpoint, members, &progress.quarantine));
         for member in &assignment.members {
@@ -185,7 +190,7 @@ impl Run {
                 worker.doing.collective = (0, 0);
             }
         }
-        let members = assignment.members.iter().map(|member| (member.seat, member.worker)).collect();
+        let members = assignment.members.iter().map(|member| (member.slot, member.worker)).collect();
         self.out.push(Action::Record(Record::Generation { generation, members }));
         self.phase = Phase::Running(Box::new(Running::new(assignment.clone())));
         self.say(Reason::Formed { generation, workers: assignment.world() });
@@ -205,8 +210,8 @@ impl Run {
         }
     }
 
-    /// Asks the members to leave their generation at the next boundary, because the world is to change; after a checkpoint, if some of
-    /// them are to go.
+    /// Asks the members to leave their generation at the next boundary, because the world is to change; after
+    /// a checkpoint, if some of them are to go.
     pub(super) fn regroup(&mut self, hand_over: bool) {
         let Phase::Running(running) = &mut self.phase else { return };
         (running.regroup, running.hand_over) = (true, hand_over);
@@ -294,11 +299,11 @@ impl Run {
     }
 
     /// A worker of an elastic world was taken away on purpose: the others go on.
-    pub(super) fn shrink(&mut self, seat: Seat, reason: &str) {
+    pub(super) fn shrink(&mut self, slot: Slot, reason: &str) {
         let incident = self.faults.incident(self.now);
         incident.on_purpose |= incident.lost.is_empty();
         self.faults.spend(|spent| spent.rescales += 1, &mut self.out);
-        self.break_up(&format!("rank {seat} left: {reason}"), true);
+        self.break_up(&format!("rank {slot} left: {reason}"), true);
     }
 
     /// Running to Over, once every worker has left.

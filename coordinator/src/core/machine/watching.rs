@@ -1,4 +1,5 @@
-//! What is due because time has passed: losses, hangs, measurements that do not come, phases that last too long.
+//! What is due because time has passed: losses, hangs, measurements that do not come, phases that last too
+//! long.
 
 use coxswain_proto::limits::LOOK_INTERVAL;
 
@@ -54,19 +55,19 @@ impl Watch<'_> {
     /// Every worker and node that has been missed for too long is lost.
     fn look_for_losses(&mut self) {
         if self.run.fleet.is_deserted(self.run.now) {
-            // Nobody of an earlier launch has come by the end of the reunion: all of it is over.
+            // No worker of an earlier launch has come by the end of the reunion: all of it is over.
             let places: Vec<_> = (0..self.run.config.world.max_nodes).collect();
             self.run.replace_launch(&places);
         }
         while let Some(lost) = self.run.fleet.lost(self.run.now) {
-            let (seat, silent) = (lost.seat(), self.run.now.since(lost.last_seen).as_secs_f64());
+            let (slot, silent) = (lost.slot(), self.run.now.since(lost.last_seen).as_secs_f64());
             let message = match lost.line.stream {
                 Some(_) => {
                     format!("no sign of life for {silent:.1} s, though its line is open: it is frozen")
                 }
                 None => format!("its line closed without a word, and no sign of life for {silent:.1} s"),
             };
-            self.run.lose_silently(seat, message);
+            self.run.lose_silently(slot, message);
         }
         for place in self.run.fleet.lose_nodes(self.run.now) {
             let host = self.run.fleet.nodes.host(place).to_owned();
@@ -80,7 +81,7 @@ impl Watch<'_> {
         self.run.try_form();
     }
 
-    /// A measurement of drift is overdue: nobody is measuring, and it has not come.
+    /// A measurement of drift is overdue: no rank is measuring, and it has not come.
     fn look_for_drift(&mut self) {
         if self.run.progress.drift_deadline().is_none_or(|by| by > self.run.now) {
             return;
@@ -93,12 +94,12 @@ impl Watch<'_> {
         }
     }
 
-    /// Whoever stands still is named, or lost.
+    /// A worker that stands still is named, or lost.
     fn look_for_standstill(&mut self) {
         let now = self.run.now;
         self.run.fleet.motion.look_at = now.after(LOOK_INTERVAL);
         if let Some(since) = self.run.progress.safe_since {
-            // Whoever has not left some time after the first good-bye is waited for no longer.
+            // A worker that has not left some time after the first good-bye is no longer waited for.
             if since.after(self.run.config.patience.farewell) <= now {
                 self.run.end(self.run.end_in_order());
             }
@@ -114,7 +115,7 @@ impl Watch<'_> {
             {
                 let text = standstill::in_words(self.run, &member, &still);
                 let text = format!("{}; {follows}", text.trim_start_matches("it "));
-                self.run.publish(News::Standstill(member.seat, text));
+                self.run.publish(News::Standstill(member.slot, text));
             }
         }
         match standstill::late_step(self.run) {
@@ -124,14 +125,15 @@ impl Watch<'_> {
         }
     }
 
-    /// A rank that stands still is lost, or a process that has never made itself known: another one is asked for.
+    /// A rank that stands still is lost, or a process that has never made itself known: another one is asked
+    /// for.
     fn give_up(&mut self, member: &Member, still: &Still) {
         let message = standstill::in_words(self.run, member, still);
-        let failure = self.run.failure_of(member.seat, CauseKind::WorkerLost, message);
+        let failure = self.run.failure_of(member.slot, CauseKind::WorkerLost, message);
         if member.phase == WorkerPhase::Starting {
-            self.run.fleet.give_up_start(self.run.now, member.seat);
+            self.run.fleet.give_up_start(self.run.now, member.slot);
         }
-        self.run.lose(member.seat, failure);
+        self.run.lose(member.slot, failure);
     }
 
     /// All ranks wait in a collective: the network between them has lost something. They try again.
@@ -176,17 +178,17 @@ impl Watch<'_> {
         }
     }
 
-    /// Members of the old generation that have not left it in time are lost, unless they move, or may be waiting for a disk: those are lost
-    /// once they stand still.
+    /// Members of the old generation that have not left it in time are lost, unless they move, or may be
+    /// waiting for a disk: those are lost once they stand still.
     fn look_for_stragglers(&mut self) {
         let late = losing::stragglers(self.run);
         let Phase::Gathering(gathering) = &mut self.run.phase else { return };
         let again = self.run.now.after(self.run.config.patience.standstill);
         gathering.settle_by = late.iter().any(|(_, stuck)| !stuck).then_some(again);
-        for (seat, _) in late.into_iter().filter(|(_, stuck)| *stuck) {
+        for (slot, _) in late.into_iter().filter(|(_, stuck)| *stuck) {
             let message =
                 format!("it did not leave generation {} in time: it stands still", self.run.generation);
-            self.run.lose_silently(seat, message);
+            self.run.lose_silently(slot, message);
         }
     }
 }

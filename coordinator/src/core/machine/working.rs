@@ -2,7 +2,7 @@
 
 use coxswain_proto::{
     cache_plan::CacheReport,
-    ids::{Bytes, Seat, WorkerId},
+    ids::{Bytes, Slot, WorkerId},
 };
 
 use super::{forming, run::Run};
@@ -28,7 +28,8 @@ pub(super) struct Reports<'a> {
 }
 
 impl Reports<'_> {
-    /// A worker can take a place in the next generation; if it left one that was taken for alive, that one is broken.
+    /// A worker can take a place in the next generation; if it left one that was taken for alive, that one is
+    /// broken.
     pub(super) fn ready(&mut self, ready: &Readiness) -> Result<Reply, Refusal> {
         let run = &mut *self.run;
         run.must_go_on()?;
@@ -42,15 +43,15 @@ impl Reports<'_> {
             return Ok(Reply::Done);
         }
         worker.ready = true;
-        let seat = worker.seat();
+        let slot = worker.slot();
         match &run.phase {
-            // Whoever has left in order was its neighbour, and that is all that it lost.
-            Phase::Running(_) if run.is_member(seat) && run.progress.result_is_safe() => {
+            // The worker that has left in order was its neighbour, and that is all that it lost.
+            Phase::Running(_) if run.is_member(slot) && run.progress.result_is_safe() => {
                 run.end(run.end_in_order())
             }
-            Phase::Running(_) if run.is_member(seat) => self.deserted(seat, &ready.reason),
+            Phase::Running(_) if run.is_member(slot) => self.deserted(slot, &ready.reason),
             Phase::Running(_) if forming::widens(run) => run.regroup(false),
-            Phase::Gathering(_) if !ready.reason.is_empty() => self.complained(seat, &ready.reason),
+            Phase::Gathering(_) if !ready.reason.is_empty() => self.complained(slot, &ready.reason),
             Phase::Running(_) | Phase::Gathering(_) | Phase::Over(_) => {}
         }
         self.run.dismiss(ready.worker);
@@ -59,28 +60,29 @@ impl Reports<'_> {
     }
 
     /// A member has left the generation by itself: its peers are gone for it, or all were asked to leave.
-    fn deserted(&mut self, seat: Seat, reason: &str) {
-        // Nobody leaves without a reason but because all were asked to; a coordinator that was restarted may not know that it asked.
+    fn deserted(&mut self, slot: Slot, reason: &str) {
+        // A worker that leaves without a reason was asked to, as all were; a coordinator that was restarted
+        // may not know that it asked.
         let asked = reason.is_empty();
         let incident = self.run.faults.incident(self.run.now);
         incident.on_purpose |= asked;
-        let because = if asked { incident.what() } else { format!("rank {seat}: {reason}") };
+        let because = if asked { incident.what() } else { format!("rank {slot}: {reason}") };
         if !asked {
-            self.complained(seat, reason);
+            self.complained(slot, reason);
         }
         // Those that were asked leave at one boundary, each by itself.
         self.run.break_up(&because, !asked);
     }
 
     /// A worker suffers from a fault that somebody else may be to blame for.
-    fn complained(&mut self, seat: Seat, reason: &str) {
-        let complaint = self.run.failure_of(seat, CauseKind::PeerLost, reason.to_owned());
-        self.run.faults.complained(seat, complaint);
+    fn complained(&mut self, slot: Slot, reason: &str) {
+        let complaint = self.run.failure_of(slot, CauseKind::PeerLost, reason.to_owned());
+        self.run.faults.complained(slot, complaint);
     }
 
     pub(super) fn reported_start(&mut self, report: &StartReport) -> Result<Reply, Refusal> {
         let run = &mut *self.run;
-        let seat = run.fleet.seen(run.now, report.worker)?.seat();
+        let slot = run.fleet.seen(run.now, report.worker)?.slot();
         let stale = Refusal::Stale { theirs: report.generation, ours: run.generation };
         let Phase::Running(running) = &mut run.phase else { return Err(stale) };
         let Some(rank) = running.rank_of(report.worker) else { return Err(stale) };
@@ -99,7 +101,7 @@ impl Reports<'_> {
                 "starts generation {} at step {}, but another rank at step {agreed}",
                 report.generation, report.first_step
             );
-            run.fatal(run.failure_of(seat, CauseKind::Disagreement, message));
+            run.fatal(run.failure_of(slot, CauseKind::Disagreement, message));
         } else {
             run.try_start();
         }
@@ -109,8 +111,8 @@ impl Reports<'_> {
     pub(super) fn heartbeat(&mut self, beat: &Beat) -> bool {
         let run = &mut *self.run;
         let known = run.fleet.roster.heard(run.now, beat);
-        if known && let Some(seat) = run.fleet.felt(beat) {
-            run.publish(News::Standstill(seat, "moves again".into()));
+        if known && let Some(slot) = run.fleet.note_motion(beat) {
+            run.publish(News::Standstill(slot, "moves again".into()));
         }
         if known && run.voice.reason == Reason::Pausing {
             self.all_paused();
@@ -118,8 +120,8 @@ impl Reports<'_> {
         known
     }
 
-    /// Training to Paused, once every rank waits: for `resume`, or in a collective for those that do. A rank whose directive came
-    /// a moment after the vote goes one step further and waits there.
+    /// Training to Paused, once every rank waits: for `resume`, or in a collective for those that do. A rank
+    /// whose directive came a moment after the vote goes one step further and waits there.
     fn all_paused(&mut self) {
         let paused = |phase| phase == WorkerPhase::Paused;
         let waits = |phase| paused(phase) || phase == WorkerPhase::Communication;
@@ -132,18 +134,19 @@ impl Reports<'_> {
     pub(super) fn steps(&mut self, id: WorkerId, reports: &[StepReport]) -> Result<Reply, Refusal> {
         let run = &mut *self.run;
         let worker = run.fleet.seen(run.now, id)?;
-        let seat = worker.seat();
+        let slot = worker.slot();
         if let Some(newest) = reports.last() {
             worker.times = newest.times;
             worker.metrics = newest.metrics.clone();
             worker.doing.step = newest.step;
         }
-        match run.progress.report(id, seat, reports) {
+        match run.progress.report(id, slot, reports) {
             Ok(()) => {}
             Err(refused) => match *refused {
-                // An earlier life had heard what is missing; on its new line the worker says it again, and this, too.
+                // An earlier life had heard what is missing; on its new line the worker says it again, and
+                // this, too.
                 (_, Fault::Gap { .. }) if run.config.life > 1 => {}
-                (report, fault) => self.disagreement(seat, &report, &fault),
+                (report, fault) => self.disagreement(slot, &report, &fault),
             },
         }
         self.commit();
@@ -173,7 +176,7 @@ impl Reports<'_> {
     }
 
     /// A rank reports what cannot be true.
-    fn disagreement(&mut self, seat: Seat, report: &StepReport, fault: &Fault) {
+    fn disagreement(&mut self, slot: Slot, report: &StepReport, fault: &Fault) {
         let kind = match fault {
             Fault::NotFinite { .. } => CauseKind::Numeric,
             _ => CauseKind::Disagreement,
@@ -184,14 +187,14 @@ impl Reports<'_> {
             step: report.step,
             collective: 0,
             memory_in_use: Bytes(0),
-            ..self.run.failure_of(seat, kind, fault.to_string())
+            ..self.run.failure_of(slot, kind, fault.to_string())
         });
     }
 
     pub(super) fn memory(&mut self, id: WorkerId, report: MemoryReport) -> Result<Reply, Refusal> {
         let run = &mut *self.run;
-        let seat = run.fleet.seen(run.now, id)?.seat();
-        run.memory.take(seat, report);
+        let slot = run.fleet.seen(run.now, id)?.slot();
+        run.memory.take(slot, report);
         run.memory.answer(run.now, &run.fleet.roster, true, &mut run.out);
         Ok(Reply::Done)
     }
@@ -222,8 +225,8 @@ impl Reports<'_> {
         let worker = run.fleet.seen(run.now, id)?;
         if sequence > worker.notes {
             worker.notes = sequence;
-            let seat = worker.seat();
-            run.publish(News::Note(seat, text));
+            let slot = worker.slot();
+            run.publish(News::Note(slot, text));
         }
         Ok(Reply::Done)
     }

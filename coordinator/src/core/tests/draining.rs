@@ -91,8 +91,8 @@ fn a_node_that_is_needed_is_not_let_go() {
 fn workers_that_were_lost_on_the_way_out_cost_no_restart_and_do_not_come_back() {
     let mut run = two_nodes();
     drain(&mut run, 1).0.unwrap();
-    let pid = run.machine.run.fleet.roster.at(Seat(2)).map(|worker| worker.claim.pid);
-    let exit = Ask::Exit { node_id: "node-1".into(), seat: Seat(2), pid, ended: Ended::Signal(9) };
+    let pid = run.machine.run.fleet.roster.at(Slot(2)).map(|worker| worker.claim.pid);
+    let exit = Ask::Exit { node_id: "node-1".into(), slot: Slot(2), pid, ended: Ended::Signal(9) };
     let actions = run.tell(exit);
     assert!(!actions.iter().any(|action| matches!(action, Action::TellNode(..))), "{actions:?}");
     // Rank 3 still has its part and rank 2's: it is a member once more.
@@ -101,7 +101,7 @@ fn workers_that_were_lost_on_the_way_out_cost_no_restart_and_do_not_come_back() 
     }
     assert_eq!(members(&run), [0, 1, 3]);
     for rank in [0, 1, 3] {
-        run.start(rank, 3, StateSource::Mirror).0.unwrap();
+        run.start(rank, 3, StateSource::Replica).0.unwrap();
     }
     for rank in [0, 1, 3] {
         run.get_ready(rank, 2, "");
@@ -114,8 +114,8 @@ fn workers_that_were_lost_on_the_way_out_cost_no_restart_and_do_not_come_back() 
 #[test]
 fn nobody_is_let_go_in_the_middle_of_a_recovery() {
     let mut run = two_nodes();
-    let pid = run.machine.run.fleet.roster.at(Seat(0)).map(|worker| worker.claim.pid);
-    run.tell(Ask::Exit { node_id: "node-0".into(), seat: Seat(0), pid, ended: Ended::Signal(9) });
+    let pid = run.machine.run.fleet.roster.at(Slot(0)).map(|worker| worker.claim.pid);
+    run.tell(Ask::Exit { node_id: "node-0".into(), slot: Slot(0), pid, ended: Ended::Signal(9) });
     let (_, actions) = drain(&mut run, 1);
     assert!(!dismissed(&actions, 2));
     for rank in 1..4 {
@@ -144,7 +144,7 @@ fn a_worker_that_is_only_loading_leaves_at_once() {
 }
 
 #[test]
-fn a_generation_ends_when_another_process_takes_the_seat_of_a_member_that_was_to_go() {
+fn a_generation_ends_when_another_process_takes_the_slot_of_a_member_that_was_to_go() {
     let mut run = two_nodes();
     for step in 3..100 {
         for rank in 0..4 {

@@ -32,7 +32,7 @@ pub(super) fn come(run: &mut Run, rank: u32) -> Vec<Action> {
 pub(super) fn members(run: &Run) -> Vec<u32> {
     match &run.machine.run.phase {
         crate::core::phase::Phase::Running(running) => {
-            running.assignment.members.iter().map(|member| member.seat.0).collect()
+            running.assignment.members.iter().map(|member| member.slot.0).collect()
         }
         _ => Vec::new(),
     }
@@ -72,7 +72,7 @@ pub(super) fn pass(run: &mut Run, seconds: u64) {
     for _ in 0..seconds {
         run.wait(Duration::from_secs(1));
         for rank in 0..4 {
-            if run.machine.run.fleet.roster.living_at(Seat(rank)).is_some() {
+            if run.machine.run.fleet.roster.living_at(Slot(rank)).is_some() {
                 run.beat(rank, WorkerPhase::Forward);
             }
         }
@@ -153,7 +153,7 @@ fn a_lost_worker_is_waited_for_and_then_done_without() {
     assert_eq!(members(&run), [0u32; 0]);
     pass(&mut run, 3);
     assert_eq!(members(&run), [0]);
-    run.start_all(1, 0, StateSource::Mirror);
+    run.start_all(1, 0, StateSource::Replica);
     // Its successor comes late, and is taken in.
     run.steps(0, 0..1);
     let actions = run.replace(1, 1);
@@ -161,12 +161,12 @@ fn a_lost_worker_is_waited_for_and_then_done_without() {
 }
 
 #[test]
-fn a_rank_is_a_position_and_a_seat_is_a_place() {
+fn a_rank_is_a_position_and_a_slot_is_a_place() {
     let mut run = both_nodes();
     for rank in 0..4 {
         run.steps(rank, 0..2);
     }
-    // Node 0 goes, with seats 0 and 1.
+    // Node 0 goes, with slots 0 and 1.
     run.event(Event::NodeLineClosed("node-0".into(), StreamId(6000)));
     for rank in 0..2 {
         run.event(Event::LineClosed(id(rank), StreamId(u64::from(rank))));
@@ -176,11 +176,11 @@ fn a_rank_is_a_position_and_a_seat_is_a_place() {
     run.get_ready(3, 1, "");
     pass(&mut run, 3);
     assert_eq!(members(&run), [2, 3]);
-    for seat in 2..4 {
-        drop(run.start(seat, 2, StateSource::Mirror));
+    for slot in 2..4 {
+        drop(run.start(slot, 2, StateSource::Replica));
     }
-    for seat in 2..4 {
-        run.steps(seat, 2..3);
+    for slot in 2..4 {
+        run.steps(slot, 2..3);
     }
     assert_eq!(run.committed(), 3);
 }
@@ -209,8 +209,8 @@ fn the_budget_for_rescaling_is_its_own() {
     assert_eq!(told(&actions, 0), [] as [&Directive; 0]);
 }
 
-fn exit(run: &mut Run, node: u32, seat: u32, (pid, ended): (u32, Ended)) -> Vec<Action> {
-    run.tell(Ask::Exit { node_id: format!("node-{node}"), seat: Seat(seat), pid: Some(pid), ended })
+fn exit(run: &mut Run, node: u32, slot: u32, (pid, ended): (u32, Ended)) -> Vec<Action> {
+    run.tell(Ask::Exit { node_id: format!("node-{node}"), slot: Slot(slot), pid: Some(pid), ended })
 }
 
 #[test]

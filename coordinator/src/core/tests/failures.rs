@@ -34,7 +34,7 @@ fn a_failure_aborts_everyone_and_is_the_outcome() {
     for rank in 0..2 {
         run.tell(Ask::Leave { worker: id(rank), exit_code: 4, reason: "aborted".into() });
     }
-    let cause = FirstCause { seat: Some(Seat(1)), kind: CauseKind::Numeric, message: "Numeric on 1".into() };
+    let cause = FirstCause { slot: Some(Slot(1)), kind: CauseKind::Numeric, message: "Numeric on 1".into() };
     assert_eq!(run.machine.outcome(), Some(Outcome::Failed(cause)));
 }
 
@@ -53,7 +53,7 @@ fn exit_codes_for_configuration_data_and_memory_end_the_run() {
     for (code, kind) in [(2, CauseKind::BadInput), (3, CauseKind::BadInput), (5, CauseKind::OutOfMemory)] {
         let mut run = Run::started(2);
         let ended = Ended::Code(code);
-        run.tell(Ask::Exit { node_id: NODE.into(), seat: Seat(1), pid: Some(101), ended });
+        run.tell(Ask::Exit { node_id: NODE.into(), slot: Slot(1), pid: Some(101), ended });
         run.wait(Duration::from_secs(30));
         let Some(Outcome::Failed(cause)) = run.machine.outcome() else { panic!() };
         assert_eq!(cause.kind, kind);
@@ -66,10 +66,10 @@ fn input_that_a_successor_cannot_use_is_its_machines_fault_once_steps_are_commit
     run.kill(1);
     let mut exit = |pid| {
         let ended = Ended::Code(2);
-        run.tell(Ask::Exit { node_id: NODE.into(), seat: Seat(1), pid: Some(pid), ended });
+        run.tell(Ask::Exit { node_id: NODE.into(), slot: Slot(1), pid: Some(pid), ended });
         (run.phase(), run.machine.run.faults.spent.restarts)
     };
-    assert_eq!(exit(1101), (RunPhase::WaitingForWorkers, 2), "the card may come back");
+    assert_eq!(exit(1101), (RunPhase::WaitingForWorkers, 2), "the GPU may come back");
     assert_eq!(exit(2101), (RunPhase::WaitingForWorkers, 3));
     assert_eq!(exit(3101), (RunPhase::Failed, 3), "it does not");
     run.wait(Duration::from_secs(30));
@@ -83,7 +83,7 @@ fn input_that_a_member_cannot_use_any_more_ends_the_run_all_the_same() {
     run.tell(failure(1, CauseKind::BadInput));
     assert_eq!(run.phase(), RunPhase::Failed);
 
-    // Those of a new membership that refuse each other, say because one has lost its card.
+    // Those of a new membership that refuse each other, say because one has lost its GPU.
     let mut run = super::recovery::at_step_ten();
     run.kill(1);
     run.get_ready(0, 1, "");
@@ -146,13 +146,13 @@ fn a_lost_worker_must_not_go_on() {
     assert_eq!(run.follow(1, 8).0, Err(Refusal::UnknownWorker(id(1))));
     assert_eq!(run.ask(Ask::Steps(id(1), vec![])).0, Err(Refusal::UnknownWorker(id(1))));
     let again = run.ask(Ask::Register(claim(1))).0;
-    assert_eq!(again, Err(Refusal::Fenced { seat: Seat(1) }));
+    assert_eq!(again, Err(Refusal::Fenced { slot: Slot(1) }));
 }
 
 #[test]
 fn a_killed_process_is_named_at_once_by_its_launcher() {
     let mut run = Run::fragile(2);
-    let exit = Ask::Exit { node_id: NODE.into(), seat: Seat(1), pid: Some(101), ended: Ended::Signal(9) };
+    let exit = Ask::Exit { node_id: NODE.into(), slot: Slot(1), pid: Some(101), ended: Ended::Signal(9) };
     let (_, actions) = run.ask(exit.clone());
     assert!(cause(&actions).is_some_and(|cause| cause.contains("killed by signal 9")));
     assert_eq!(run.ask(exit), (Ok(Reply::Done), vec![]));
@@ -163,9 +163,9 @@ fn the_end_of_a_process_that_has_left_is_no_news() {
     let mut run = Run::fragile(1);
     run.tell(failure(0, CauseKind::Io));
     run.tell(Ask::Leave { worker: id(0), exit_code: 1, reason: "failed".into() });
-    let exit = Ask::Exit { node_id: NODE.into(), seat: Seat(0), pid: Some(100), ended: Ended::Code(1) };
+    let exit = Ask::Exit { node_id: NODE.into(), slot: Slot(0), pid: Some(100), ended: Ended::Code(1) };
     assert_eq!(run.ask(exit), (Ok(Reply::Done), vec![]));
-    let stranger = Ask::Exit { node_id: "y".into(), seat: Seat(0), pid: Some(100), ended: Ended::Code(1) };
+    let stranger = Ask::Exit { node_id: "y".into(), slot: Slot(0), pid: Some(100), ended: Ended::Code(1) };
     assert_eq!(run.ask(stranger).0, Err(Refusal::UnknownNode("y".into())));
 }
 
@@ -174,7 +174,7 @@ fn a_failure_before_registration_ends_the_run_with_its_cause() {
     let mut run = Run::new(config(2));
     run.tell(Ask::Register(claim(0)));
     let mut failure = Failure::of_run(CauseKind::BadInput, "no camera named front".into());
-    failure.seat = Some(Seat(1));
+    failure.slot = Some(Slot(1));
     let ask = Ask::Failure { run_id: RUN.into(), worker: None, failure, sample: None };
     let (_, actions) = run.ask(ask);
     assert_eq!(cause(&actions).as_deref(), Some("rank 1, joining: no camera named front"));

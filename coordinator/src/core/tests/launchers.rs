@@ -17,7 +17,7 @@ fn a_late_report_of_an_exit_does_not_hit_the_successor() {
     run.wait(Duration::from_millis(800));
     run.get_ready(0, 1, "");
     run.replace(1, 1);
-    let exit = Ask::Exit { node_id: NODE.into(), seat: Seat(1), pid: Some(101), ended: Ended::Signal(9) };
+    let exit = Ask::Exit { node_id: NODE.into(), slot: Slot(1), pid: Some(101), ended: Ended::Signal(9) };
     assert_eq!(run.tell(exit), vec![]);
     assert_eq!(run.phase(), RunPhase::Starting);
 }
@@ -115,7 +115,7 @@ fn a_node_whose_line_stays_closed_is_gone_once_its_workers_are() {
     assert_eq!((run.phase(), run.machine.run.faults.spent.restarts), (RunPhase::WaitingForWorkers, 1));
     // Another launcher takes the place, and starts all workers by itself.
     let other = wants("other", "node-b", None, 2);
-    assert_eq!(run.ask(other).0, Ok(Reply::Placed { node_rank: 0, first: Seat(0) }));
+    assert_eq!(run.ask(other).0, Ok(Reply::Placed { node_rank: 0, first: Slot(0) }));
     let other = Ask::FollowNode { node_id: "other".into(), stream: NODE_LINE };
     assert_eq!(respawns(&run.tell(other)), []);
     run.replace(0, 1);
@@ -139,7 +139,7 @@ fn a_process_that_a_new_launcher_has_started_is_not_started_again() {
     assert_eq!(respawns(&run.wait(Duration::from_secs(1))), []);
     // Unless it has ended, too.
     let ended = Ended::Code(1);
-    let exit = Ask::Exit { node_id: "other".into(), seat: Seat(1), pid: Some(900), ended };
+    let exit = Ask::Exit { node_id: "other".into(), slot: Slot(1), pid: Some(900), ended };
     assert_eq!(respawns(&run.tell(exit)), [(1, 1)]);
 }
 
@@ -148,10 +148,10 @@ fn a_failure_before_registration_is_told_with_the_exit() {
     let mut run = Run::new(config(2));
     run.gather(1);
     let mut failure = Failure::of_run(CauseKind::Io, "the disk is on fire".into());
-    failure.seat = Some(Seat(1));
+    failure.slot = Some(Slot(1));
     run.tell(Ask::Failure { run_id: RUN.into(), worker: None, failure, sample: None });
     assert_eq!(run.phase(), RunPhase::WaitingForWorkers);
-    let exit = Ask::Exit { node_id: NODE.into(), seat: Seat(1), pid: Some(7), ended: Ended::Code(4) };
+    let exit = Ask::Exit { node_id: NODE.into(), slot: Slot(1), pid: Some(7), ended: Ended::Code(4) };
     let actions = run.tell(exit);
     assert!(survived(&actions).is_some_and(|text| text.contains("the disk is on fire")));
     assert_eq!(respawns(&actions), [(1, 1)]);

@@ -46,7 +46,7 @@ fn live(run: &mut Run, seconds: u64) -> Vec<Action> {
     let mut actions = Vec::new();
     for _ in 0..seconds {
         actions.extend(run.wait(Duration::from_secs(1)));
-        let there: Vec<_> = run.machine.run.fleet.roster.living().map(|worker| worker.seat().0).collect();
+        let there: Vec<_> = run.machine.run.fleet.roster.living().map(|worker| worker.slot().0).collect();
         actions.extend(there.into_iter().flat_map(|rank| run.beat(rank, WorkerPhase::Joining)));
     }
     actions
@@ -55,7 +55,7 @@ fn live(run: &mut Run, seconds: u64) -> Vec<Action> {
 /// The lines about ranks that stand still.
 fn named(actions: &[Action]) -> Vec<(u32, String)> {
     let named = news(actions).into_iter().filter_map(|news| match news {
-        News::Standstill(seat, text) => Some((seat.0, text.clone())),
+        News::Standstill(slot, text) => Some((slot.0, text.clone())),
         _ => None,
     });
     named.collect()
@@ -73,9 +73,9 @@ fn status_has_a_row_for_a_process_that_is_on_its_way() {
     come(&mut run, 1);
     let before = status(&mut run);
     assert_eq!((before.workers.present, before.ranks.len()), (1, 3));
-    for (rank, seat) in before.ranks.iter().zip(0..) {
-        assert_eq!((rank.seat, rank.local_rank, rank.host.as_str()), (Seat(seat), seat, "node-a"));
-        assert_eq!(rank.occupant == Occupant::Starting, seat != 1, "{rank:?}");
+    for (rank, slot) in before.ranks.iter().zip(0..) {
+        assert_eq!((rank.slot, rank.local_rank, rank.host.as_str()), (Slot(slot), slot, "node-a"));
+        assert_eq!(rank.occupant == Occupant::Starting, slot != 1, "{rank:?}");
     }
     assert_eq!(before.ranks[2].silent, Duration::from_millis(300), "since it was started");
 
@@ -100,7 +100,7 @@ fn whoever_is_lost_and_is_not_started_again_is_shown_to_be_gone() {
         (0..2).for_each(|rank| drop(run.beat(rank, WorkerPhase::Communication)));
     }
     let shown = status(&mut run);
-    let gone = |seat: usize| shown.ranks[seat].worker().map(|worker| worker.gone);
+    let gone = |slot: usize| shown.ranks[slot].worker().map(|worker| worker.gone);
     assert_eq!((shown.workers.present, gone(0), gone(2)), (2, Some(false), Some(true)));
 }
 
@@ -183,8 +183,8 @@ fn a_successor_that_is_never_heard_of_is_replaced_too_and_nobody_waits_for_whom_
     assert_eq!(respawns(&actions), [(2, 2)]);
     assert!(survived(&actions).is_some_and(|text| text.contains("its process on node-a")));
     // The end of a process that nobody knows is told by its number, and another one is asked for at once.
-    let (seat, pid, ended) = (Seat(2), Some(999), super::super::event::Ended::Signal(9));
-    let actions = run.tell(Ask::Exit { node_id: NODE.into(), seat, pid, ended });
+    let (slot, pid, ended) = (Slot(2), Some(999), super::super::event::Ended::Signal(9));
+    let actions = run.tell(Ask::Exit { node_id: NODE.into(), slot, pid, ended });
     assert_eq!(respawns(&actions), [(2, 3)]);
 
     let mut by_hand = Run::new(patient());

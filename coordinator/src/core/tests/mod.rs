@@ -22,7 +22,7 @@ mod training;
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use coxswain_proto::{
-    ids::{Bytes, Generation, Rank, Seat, Step, WorkerId},
+    ids::{Bytes, Generation, Rank, Slot, Step, WorkerId},
     plan::Plan,
     run_spec::{Cache, Recompute, Train},
 };
@@ -105,7 +105,7 @@ pub(crate) fn claim(rank: u32) -> WorkerClaim {
     WorkerClaim {
         origin: origin(),
         incarnation: format!("life-{rank}"),
-        seat: Seat(rank),
+        slot: Slot(rank),
         local_rank: rank,
         node_rank: 0,
         host: "node-a".into(),
@@ -198,13 +198,13 @@ impl Run {
         }
     }
 
-    /// The worker that has the seat now.
+    /// The worker that has the slot now.
     fn worker(&self, rank: u32) -> WorkerId {
-        self.machine.run.fleet.roster.at(Seat(rank)).map_or(WorkerId(0), |worker| worker.id)
+        self.machine.run.fleet.roster.at(Slot(rank)).map_or(WorkerId(0), |worker| worker.id)
     }
 
     fn incarnation(&self, rank: u32) -> String {
-        let worker = self.machine.run.fleet.roster.at(Seat(rank));
+        let worker = self.machine.run.fleet.roster.at(Slot(rank));
         worker.map_or_else(|| claim(rank).incarnation, |worker| worker.claim.incarnation.clone())
     }
 
@@ -216,7 +216,7 @@ impl Run {
         actions
     }
 
-    /// A seat's worker says where the newest generation starts.
+    /// A slot's worker says where the newest generation starts.
     fn start(&mut self, rank: u32, first: u64, source: StateSource) -> (Result<Reply, Refusal>, Vec<Action>) {
         self.ask(Ask::Start(StartReport {
             worker: self.worker(rank),
@@ -235,14 +235,14 @@ impl Run {
         starts.collect()
     }
 
-    /// The launcher says that a seat's process was killed.
+    /// The launcher says that a slot's process was killed.
     fn kill(&mut self, rank: u32) -> Vec<Action> {
-        let pid = self.machine.run.fleet.roster.at(Seat(rank)).map(|worker| worker.claim.pid);
+        let pid = self.machine.run.fleet.roster.at(Slot(rank)).map(|worker| worker.claim.pid);
         let ended = super::event::Ended::Signal(9);
-        self.tell(Ask::Exit { node_id: NODE.into(), seat: Seat(rank), pid, ended })
+        self.tell(Ask::Exit { node_id: NODE.into(), slot: Slot(rank), pid, ended })
     }
 
-    /// A new process takes a seat, opens its line and is ready.
+    /// A new process takes a slot, opens its line and is ready.
     fn replace(&mut self, rank: u32, life: u32) -> Vec<Action> {
         let (reply, mut actions) = self.ask(Ask::Register(successor(rank, life)));
         assert!(matches!(reply, Ok(Reply::Registered(_))), "{reply:?}");
@@ -339,7 +339,7 @@ impl Run {
         }
     }
 
-    /// What a seat's worker reports of a step of the generation that is reported now.
+    /// What a slot's worker reports of a step of the generation that is reported now.
     fn report(&self, rank: u32, step: u64) -> StepReport {
         let batch = self.plan.batch(Step(step));
         let ledger = self.machine.run.progress.course().map(|course| &course.ledger);
@@ -362,14 +362,14 @@ impl Run {
                 .progress
                 .cache
                 .book
-                .turns()
-                .turn(Step(step))
-                .map_or(0, |turn| turn.number()),
+                .cache_phases()
+                .cache_phase(Step(step))
+                .map_or(0, |cache_phase| cache_phase.number()),
             cache: CacheUse::default(),
         }
     }
 
-    /// A seat's worker reports the steps of a range.
+    /// A slot's worker reports the steps of a range.
     fn steps(&mut self, rank: u32, steps: std::ops::Range<u64>) -> Vec<Action> {
         let reports = steps.map(|step| self.report(rank, step)).collect();
         self.ask(Ask::Steps(self.worker(rank), reports)).1

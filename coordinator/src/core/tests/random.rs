@@ -88,7 +88,7 @@ fn moves(world: u32) -> impl Strategy<Value = Move> {
 
 fn play(run: &mut Run, next: &Move, owed: &mut [u64]) -> Vec<Action> {
     let ids: Vec<_> =
-        run.machine.run.fleet.roster.workers().map(|worker| (worker.seat().0, worker.id)).collect();
+        run.machine.run.fleet.roster.workers().map(|worker| (worker.slot().0, worker.id)).collect();
     let id = |rank: u32| ids.iter().find(|(found, _)| *found == rank).map_or(WorkerId(0), |(_, id)| *id);
     let ask = match *next {
         Move::Asked(ref ask) => (**ask).clone(),
@@ -125,7 +125,7 @@ fn play(run: &mut Run, next: &Move, owed: &mut [u64]) -> Vec<Action> {
         Move::NodeLine(false) => return run.event(Event::NodeLineClosed(NODE.into(), NODE_LINE)),
         Move::CloseLine(rank) => {
             let Some(stream) =
-                run.machine.run.fleet.roster.at(Seat(rank)).and_then(|worker| worker.line.stream)
+                run.machine.run.fleet.roster.at(Slot(rank)).and_then(|worker| worker.line.stream)
             else {
                 return Vec::new();
             };
@@ -151,8 +151,8 @@ fn play(run: &mut Run, next: &Move, owed: &mut [u64]) -> Vec<Action> {
         }
         Move::Leave(rank) => Ask::Leave { worker: id(rank), exit_code: 0, reason: "done".into() },
         Move::Exit(rank) => {
-            let pid = run.machine.run.fleet.roster.at(Seat(rank)).map(|worker| worker.claim.pid);
-            Ask::Exit { node_id: NODE.into(), seat: Seat(rank), pid, ended: Ended::Code(1) }
+            let pid = run.machine.run.fleet.roster.at(Slot(rank)).map(|worker| worker.claim.pid);
+            Ask::Exit { node_id: NODE.into(), slot: Slot(rank), pid, ended: Ended::Code(1) }
         }
     };
     run.ticket += 1;
@@ -180,21 +180,31 @@ fn restart(run: &mut Run, past: &Past) -> Result<(), TestCaseError> {
     prop_assert_eq!(run.machine.run.generation, before.run.generation);
     prop_assert_eq!(&run.machine.run.faults.spent, &before.run.faults.spent);
     prop_assert_eq!(&run.machine.run.orders, &before.run.orders);
-    prop_assert_eq!(run.machine.run.progress.cache.book.turns(), before.run.progress.cache.book.turns());
+    prop_assert_eq!(
+        run.machine.run.progress.cache.book.cache_phases(),
+        before.run.progress.cache.book.cache_phases()
+    );
     let over = |machine: &Machine| matches!(machine.run.phase, Phase::Over(_));
     prop_assert_eq!(over(&run.machine), over(&before));
-    let seats = |machine: &Machine| -> Vec<_> {
-        machine.run.fleet.roster.living().map(|worker| (worker.seat(), worker.id)).collect()
+    let slots = |machine: &Machine| -> Vec<_> {
+        machine.run.fleet.roster.living().map(|worker| (worker.slot(), worker.id)).collect()
     };
-    prop_assert_eq!(seats(&run.machine), seats(&before));
+    prop_assert_eq!(slots(&run.machine), slots(&before));
     Ok(())
 }
 
 /// What is measured where everybody waits for it, or else at some boundary.
 fn drift_report(run: &Run, relative_l2: f64) -> CacheReport {
     let at = run.machine.run.progress.waits_for_drift().unwrap_or(Step(8));
-    let generation =
-        run.machine.run.progress.cache.book.turns().before(at).map_or(1, |decided| decided.generation.number);
+    let generation = run
+        .machine
+        .run
+        .progress
+        .cache
+        .book
+        .cache_phases()
+        .before(at)
+        .map_or(1, |decided| decided.generation.number);
     let drift = Drift { relative_l2, cosine: 1.0, loss_fresh: 1.0, loss_cached: 1.0 };
     let drift = Some(CacheDrift { at, drift, probes: 1 });
     CacheReport { generation, total: 1, fill_batch: 1, drift, ..CacheReport::default() }
@@ -209,14 +219,23 @@ fn caches() -> impl Strategy<Value = Cache> {
     ]
 }
 
-/// Every step of a lease takes the turn that it names.
-fn lies_in_one_turn(machine: &Machine, lease: &Lease) -> bool {
+/// Every step of a lease takes the cache phase that it names.
+fn lies_in_one_cache_phase(machine: &Machine, lease: &Lease) -> bool {
     let named = super::cache::number(lease);
-    let turn = |step| machine.run.progress.cache.book.turns().turn(Step(step)).map(|turn| turn.number());
-    lease.first < lease.end && (lease.first.0..lease.end.0).all(|step| turn(step) == Some(named))
+    let cache_phase = |step| {
+        machine
+            .run
+            .progress
+            .cache
+            .book
+            .cache_phases()
+            .cache_phase(Step(step))
+            .map(|cache_phase| cache_phase.number())
+    };
+    lease.first < lease.end && (lease.first.0..lease.end.0).all(|step| cache_phase(step) == Some(named))
 }
 
-/// The next step that a seat's worker has to report.
+/// The next step that a slot's worker has to report.
 fn due(run: &Run, rank: u32) -> Option<u64> {
     let ledger = &run.machine.run.progress.course()?.ledger;
     let position = ledger.rank_of(run.worker(rank))?;
@@ -260,14 +279,14 @@ proptest! {
                 match action {
                     Action::Record(Record::Step(step)) => {
                         prop_assert_eq!(step.step.0, next_commit, "steps commit in order, once");
-                        let turn = run.machine.run.progress.cache.book.turns().turn(step.step).map(|turn| turn.number());
-                        prop_assert_eq!(turn, Some(step.cache_generation), "a step has the turn it was leased");
+                        let cache_phase = run.machine.run.progress.cache.book.cache_phases().cache_phase(step.step).map(|cache_phase| cache_phase.number());
+                        prop_assert_eq!(cache_phase, Some(step.cache_generation), "a step has the cache phase it was leased");
                         next_commit += 1;
                     }
                     Action::Record(Record::Started { first_step, .. }) => {
                         prop_assert!(first_step.0 <= next_commit, "what was not committed is skipped");
-                        let said = news(&actions).iter().any(|news| matches!(news, News::RolledBack { .. }));
-                        prop_assert_eq!(first_step.0 < next_commit, said, "a rollback is said");
+                        let message = news(&actions).iter().any(|news| matches!(news, News::RolledBack { .. }));
+                        prop_assert_eq!(first_step.0 < next_commit, message, "a rollback is said");
                         next_commit = first_step.0;
                     }
                     Action::Record(Record::Generation { generation: formed, .. }) => {
@@ -275,11 +294,11 @@ proptest! {
                         generation = *formed;
                     }
                     Action::Tell(_, Directive::Lease(lease)) => {
-                        prop_assert!(lies_in_one_turn(&run.machine, lease), "{:?}", lease);
+                        prop_assert!(lies_in_one_cache_phase(&run.machine, lease), "{:?}", lease);
                         for step in lease.first.0..lease.end.0 {
-                            let turn = super::cache::number(lease);
-                            let first = *leased.entry(step).or_insert(turn);
-                            prop_assert_eq!(first, turn, "step {} has the turn it was leased first", step);
+                            let cache_phase = super::cache::number(lease);
+                            let first = *leased.entry(step).or_insert(cache_phase);
+                            prop_assert_eq!(first, cache_phase, "step {} has the cache phase it was leased first", step);
                         }
                     }
                     Action::Reply(ticket, _) => {

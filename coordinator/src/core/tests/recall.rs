@@ -75,7 +75,7 @@ fn a_recovery_goes_on_after_the_coordinator_died_in_it() {
     }
     // The survivor's reports of the old generation are said again, too.
     mortal.keep(|run| run.steps(0, 10..11));
-    mortal.keep(|run| run.start_all(2, 11, StateSource::Mirror));
+    mortal.keep(|run| run.start_all(2, 11, StateSource::Replica));
     assert_eq!((mortal.run.committed(), mortal.run.machine.run.faults.spent.restarts), (11, 1));
     assert_eq!(mortal.run.machine.run.generation, Generation(2));
 }
@@ -121,13 +121,13 @@ fn a_run_that_is_over_is_not_called_back() {
     let machine = Machine::new(Timestamp::default(), config);
     assert_eq!((machine.run_phase(), machine.committed()), (RunPhase::WaitingForWorkers, Step(10)));
     assert_eq!(machine.run.generation, Generation(1), "its number is not used again");
-    assert!(mortal.past.seats[&Seat(0)].left == Some(0) && mortal.past.dataset.is_some());
+    assert!(mortal.past.slots[&Slot(0)].left == Some(0) && mortal.past.dataset.is_some());
     let forgotten = mortal.past.forgotten();
     assert_eq!((forgotten.committed, forgotten.dataset), (None, None));
 }
 
 #[test]
-fn a_report_that_overtakes_those_that_were_forgotten_is_said_again() {
+fn a_report_that_overtakes_those_that_were_forgotten_is_reported_again() {
     let mut mortal = Mortal::at_step_ten();
     mortal.keep(|run| run.steps(0, 10..12));
     mortal.kill_coordinator();
@@ -146,7 +146,7 @@ fn what_ends_a_generation_while_nobody_coordinates_is_not_blamed_on_an_older_fau
     mortal.keep(|run| run.kill(1));
     mortal.keep(|run| run.get_ready(0, 1, ""));
     mortal.keep(|run| run.replace(1, 1));
-    mortal.keep(|run| run.start_all(2, 10, StateSource::Mirror));
+    mortal.keep(|run| run.start_all(2, 10, StateSource::Replica));
     mortal.keep(|run| run.get_ready(0, 2, "rank 1 is gone"));
     mortal.kill_coordinator();
     let incident = mortal.run.machine.run.faults.incident.as_ref().expect("the generation is broken");
@@ -206,17 +206,17 @@ fn a_launcher_that_comes_back_by_itself_is_remembered() {
 }
 
 #[test]
-fn a_line_for_people_is_said_once_and_after_a_restart_rather_twice_than_not_at_all() {
+fn a_line_for_people_is_reported_once_and_after_a_restart_rather_twice_than_not_at_all() {
     let mut mortal = Mortal::at_step_ten();
     let worker = mortal.run.worker(0);
-    let said = |mortal: &mut Mortal, sequence| {
+    let message = |mortal: &mut Mortal, sequence| {
         let note = Ask::Note { worker, sequence, text: "the checkpoint is late".into() };
         let actions = mortal.ask(note);
         let told = news(&actions);
-        matches!(told[..], [News::Note(Seat(0), _)])
+        matches!(told[..], [News::Note(Slot(0), _)])
     };
-    assert_eq!([1, 1, 2, 1].map(|sequence| said(&mut mortal, sequence)), [true, false, true, false]);
+    assert_eq!([1, 1, 2, 1].map(|sequence| message(&mut mortal, sequence)), [true, false, true, false]);
     mortal.kill_coordinator();
     // The answer was lost with the one before, and perhaps the line, too.
-    assert_eq!([2, 2, 3].map(|sequence| said(&mut mortal, sequence)), [true, false, true]);
+    assert_eq!([2, 2, 3].map(|sequence| message(&mut mortal, sequence)), [true, false, true]);
 }

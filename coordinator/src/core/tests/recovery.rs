@@ -18,7 +18,7 @@ fn recovery(actions: &[Action]) -> Option<String> {
     })
 }
 
-/// Two workers that have committed steps 0..10; rank 1 has the seat of the victim-to-be.
+/// Two workers that have committed steps 0..10; rank 1 has the slot of the victim-to-be.
 pub(super) fn at_step_ten() -> Run {
     let mut run = Run::started(2);
     run.steps(0, 0..10);
@@ -41,10 +41,10 @@ fn a_killed_worker_is_called_back_and_training_goes_on_where_it_was() {
     let formed = run.replace(1, 1);
     let [Directive::Assignment(assignment, Rank(0))] = told(&formed, 0)[..] else { panic!("{formed:?}") };
     assert_eq!(assignment.generation, Generation(2));
-    let started = run.start_all(2, 10, StateSource::Mirror);
+    let started = run.start_all(2, 10, StateSource::Replica);
     assert_eq!(
         recovery(&started).unwrap(),
-        "generation 2: 2 of 2 workers, from step 10 (mirror), 0.62 s after rank 1 was lost; restarts 1 of 3"
+        "generation 2: 2 of 2 workers, from step 10 (replica), 0.62 s after rank 1 was lost; restarts 1 of 3"
     );
     run.steps(0, 10..11);
     run.steps(1, 10..11);
@@ -59,7 +59,7 @@ fn steps_that_a_lost_rank_could_not_report_are_committed_by_the_start() {
     run.kill(1);
     run.get_ready(0, 1, "");
     run.replace(1, 1);
-    let started = run.start_all(2, 12, StateSource::Mirror);
+    let started = run.start_all(2, 12, StateSource::Replica);
     let records: Vec<_> = started
         .iter()
         .filter_map(|action| match action {
@@ -78,11 +78,11 @@ fn a_survivor_may_report_its_last_steps_after_the_successor_has_started() {
     run.get_ready(0, 1, "");
     run.replace(1, 1);
     // The new worker knows that rank 0 has done step 10; its report is still on the way.
-    let (reply, early) = run.start(1, 11, StateSource::Mirror);
+    let (reply, early) = run.start(1, 11, StateSource::Replica);
     assert_eq!((reply, recovery(&early)), (Ok(Reply::Done), None));
     assert!(recovery(&run.steps(0, 10..11)).is_some());
     assert_eq!(run.committed(), 11);
-    assert_eq!(run.start(0, 11, StateSource::Mirror).0, Ok(Reply::Done));
+    assert_eq!(run.start(0, 11, StateSource::Replica).0, Ok(Reply::Done));
 }
 
 #[test]
@@ -91,9 +91,10 @@ fn a_step_that_nobody_could_report_is_committed_when_all_ranks_say_that_it_was_d
     run.kill(1);
     run.get_ready(0, 1, "");
     run.replace(1, 1);
-    // Rank 1 died in the last collective of step 10: both parts are of the version after it, and rank 0 could not finish it.
-    assert_eq!(recovery(&run.start(0, 11, StateSource::Mirror).1), None);
-    let started = run.start(1, 11, StateSource::Mirror).1;
+    // Rank 1 died in the last collective of step 10: both parts are of the version after it, and rank 0 could
+    // not finish it.
+    assert_eq!(recovery(&run.start(0, 11, StateSource::Replica).1), None);
+    let started = run.start(1, 11, StateSource::Replica).1;
     assert!(recovery(&started).is_some(), "{started:?}");
     assert!(started.iter().any(|action| {
         matches!(action, Action::Record(Record::Step(step)) if (step.step, step.reports) == (Step(10), 0))
@@ -107,7 +108,7 @@ fn a_start_beyond_what_was_leased_ends_the_run() {
     run.kill(1);
     run.get_ready(0, 1, "");
     run.replace(1, 1);
-    run.start_all(2, 60, StateSource::Mirror);
+    run.start_all(2, 60, StateSource::Replica);
     assert_eq!(run.phase(), RunPhase::Failed);
 }
 
@@ -120,7 +121,7 @@ fn ranks_that_disagree_where_to_start_end_the_run() {
     drop(run.start(0, 10, StateSource::Carried));
     let (_, actions) = run.start(1, 9, StateSource::Carried);
     let [News::Failure(failure, _), ..] = news(&actions)[..] else { panic!("{actions:?}") };
-    assert_eq!((failure.kind, failure.seat), (CauseKind::Disagreement, Some(Seat(1))));
+    assert_eq!((failure.kind, failure.slot), (CauseKind::Disagreement, Some(Slot(1))));
 }
 
 #[test]
@@ -179,11 +180,11 @@ fn a_victim_that_speaks_first_does_not_take_the_blame() {
     let lost = run.kill(1);
     assert!(survived(&lost).is_some_and(|text| text.starts_with("rank 1 on node-a")));
     run.replace(1, 1);
-    run.start_all(2, 10, StateSource::Mirror);
+    run.start_all(2, 10, StateSource::Replica);
     let (Ok(Reply::Status(status)), _) = run.ask(Ask::Status) else { panic!() };
     let failure = status.failure.unwrap();
-    assert_eq!((failure.seat, failure.fatal), (Some(Seat(1)), false));
-    assert_eq!(failure.victims.iter().copied().collect::<Vec<_>>(), [Seat(0)]);
+    assert_eq!((failure.slot, failure.fatal), (Some(Slot(1)), false));
+    assert_eq!(failure.victims.iter().copied().collect::<Vec<_>>(), [Slot(0)]);
     assert_eq!(status.spent.restarts, 1);
 }
 
@@ -207,7 +208,7 @@ fn the_budget_is_kept_and_the_last_fault_named() {
         run.kill(1);
         run.get_ready(0, u64::from(life), "");
         run.replace(1, life);
-        run.start_all(2, 9 + u64::from(life), StateSource::Mirror);
+        run.start_all(2, 9 + u64::from(life), StateSource::Replica);
         for rank in 0..2 {
             run.steps(rank, 9 + u64::from(life)..10 + u64::from(life));
         }
@@ -226,13 +227,13 @@ fn a_worker_that_dies_again_before_it_is_ready_counts_again() {
     run.kill(1);
     for pid in [1101, 2101] {
         let ended = Ended::Code(1);
-        let actions = run.tell(Ask::Exit { node_id: NODE.into(), seat: Seat(1), pid: Some(pid), ended });
+        let actions = run.tell(Ask::Exit { node_id: NODE.into(), slot: Slot(1), pid: Some(pid), ended });
         assert_eq!(respawns(&actions).len(), 1, "{actions:?}");
-        let exit = Ask::Exit { node_id: NODE.into(), seat: Seat(1), pid: Some(pid), ended };
+        let exit = Ask::Exit { node_id: NODE.into(), slot: Slot(1), pid: Some(pid), ended };
         assert_eq!(run.tell(exit), vec![], "a repeated report is no news");
     }
     let ended = Ended::Code(1);
-    run.tell(Ask::Exit { node_id: NODE.into(), seat: Seat(1), pid: Some(3101), ended });
+    run.tell(Ask::Exit { node_id: NODE.into(), slot: Slot(1), pid: Some(3101), ended });
     assert_eq!(run.phase(), RunPhase::Failed);
 }
 
@@ -265,7 +266,7 @@ fn generations_without_a_step_are_counted_on_by_a_coordinator_that_was_started_a
     for life in 0..3 {
         mortal.keep(|run| run.replace(0, life));
         mortal.keep(|run| run.start_all(1, 0, StateSource::Fresh));
-        assert_eq!(mortal.run.machine.run.faults.spent.barren, life, "one for each that was lost");
+        assert_eq!(mortal.run.machine.run.faults.spent.stalled, life, "one for each that was lost");
         mortal.kill_coordinator();
         mortal.ask(Ask::FollowNode { node_id: NODE.into(), stream: NODE_LINE });
         mortal.reopen(0);
@@ -285,7 +286,7 @@ fn faults_that_have_nothing_to_do_with_each_other_are_no_loop() {
         run.kill(lost);
         run.get_ready(stays, life.into(), "");
         run.replace(lost, life);
-        run.start_all(2, 0, StateSource::Mirror);
+        run.start_all(2, 0, StateSource::Replica);
         assert_eq!(run.phase(), RunPhase::Starting);
     }
 }
@@ -299,7 +300,7 @@ fn a_member_that_does_not_leave_its_generation_is_lost() {
     for _ in 0..12 {
         actions.extend(run.wait(Duration::from_secs(1)));
         for (rank, phase) in [(0, WorkerPhase::Backward), (1, WorkerPhase::Joining)] {
-            if run.machine.run.fleet.roster.living_at(Seat(rank)).is_some() {
+            if run.machine.run.fleet.roster.living_at(Slot(rank)).is_some() {
                 run.beat(rank, phase);
             }
         }
@@ -328,7 +329,7 @@ fn a_stop_during_a_recovery_waits_for_it() {
     assert_eq!(told(&actions, 0), [&Directive::Stop("enough".into())]);
     run.get_ready(0, 1, "");
     run.replace(1, 1);
-    run.start_all(2, 10, StateSource::Mirror);
+    run.start_all(2, 10, StateSource::Replica);
     assert_eq!(run.phase(), RunPhase::Stopping);
     for rank in 0..2 {
         let worker = run.worker(rank);
@@ -358,11 +359,11 @@ fn status_says_what_was_survived() {
     assert_eq!(status.plan.map(|plan| (plan.samples(), plan.global_batch())), Some((30, 8)));
     assert!(status.failure.is_some_and(|failure| !failure.fatal));
     assert_eq!(invariants::violated(&run.machine), None);
-    let seat = Seat(1);
+    let slot = Slot(1);
     let respawn = Respawn {
-        seat,
+        slot,
         attempt: 1,
-        reason: run.machine.run.fleet.roster.respawn(seat).unwrap().reason.clone(),
+        reason: run.machine.run.fleet.roster.respawn(slot).unwrap().reason.clone(),
     };
-    assert_eq!(run.machine.run.fleet.roster.respawn(seat), Some(&respawn));
+    assert_eq!(run.machine.run.fleet.roster.respawn(slot), Some(&respawn));
 }

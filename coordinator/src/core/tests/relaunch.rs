@@ -13,7 +13,7 @@ fn launched_again_on(host: &str) -> Mortal {
     mortal.run.machine.run.config.budgets.restarts = 0;
     mortal.begin_life(false);
     let (reply, _) = mortal.run.ask(wants("tomorrow", host, None, 2));
-    assert_eq!(reply, Ok(Reply::Placed { node_rank: 0, first: Seat(0) }), "the only place there is");
+    assert_eq!(reply, Ok(Reply::Placed { node_rank: 0, first: Slot(0) }), "the only place there is");
     mortal
 }
 
@@ -76,7 +76,7 @@ fn machines_that_outlive_the_coordinators_launcher_keep_their_workers_and_pay_no
     assert!(told_survivor.iter().any(aborted), "{told_survivor:?}");
     mortal.keep(|run| run.get_ready(1, 1, ""));
     mortal.keep(|run| run.replace(0, 1));
-    mortal.keep(|run| run.start_all(2, 10, StateSource::Mirror));
+    mortal.keep(|run| run.start_all(2, 10, StateSource::Replica));
     assert_eq!((mortal.run.machine.run.faults.spent.restarts, mortal.run.phase()), (0, RunPhase::Starting));
     assert_eq!(mortal.run.worker(1), WorkerId((1 << 32) + 2), "the same worker");
 }
@@ -105,7 +105,7 @@ fn a_place_that_nobody_names_is_kept_until_the_reunion_is_over_and_costs_nothing
     assert_eq!(reply, Err(Refusal::PlaceKept { node_rank: 0, host: "host-0".into() }));
     assert!(news(&actions).is_empty(), "it asks again: that is no news");
     mortal.keep(|run| run.wait(Duration::from_secs(11)));
-    assert_eq!(ask(&mut mortal).0, Ok(Reply::Placed { node_rank: 0, first: Seat(0) }));
+    assert_eq!(ask(&mut mortal).0, Ok(Reply::Placed { node_rank: 0, first: Slot(0) }));
     let machine = &mortal.run.machine;
     assert_eq!((machine.run.faults.spent.restarts, machine.run_phase()), (0, RunPhase::WaitingForWorkers));
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::core::{
-    action::{Lease, LeaseTurn, Record},
+    action::{Lease, LeaseCachePhase, Record},
     checkpoints::CheckpointEntry,
     past::PastGeneration,
     refusal::Witness,
@@ -27,7 +27,7 @@ fn two_nodes() -> Run {
 }
 
 fn placed(node_rank: u32, first_rank: u32) -> Result<Reply, Refusal> {
-    Ok(Reply::Placed { node_rank, first: Seat(first_rank) })
+    Ok(Reply::Placed { node_rank, first: Slot(first_rank) })
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn a_generation_is_formed_when_the_last_rank_is_ready() {
     assert_eq!(told(&run.get_ready(1, 0, ""), 1), [] as [&Directive; 0]);
 
     let actions = run.get_ready(0, 0, "");
-    let (generation, members) = (Generation(1), vec![(Seat(0), id(0)), (Seat(1), id(1))]);
+    let (generation, members) = (Generation(1), vec![(Slot(0), id(0)), (Slot(1), id(1))]);
     assert!(actions.contains(&Action::Record(Record::Generation { generation, members })));
     let told = told(&actions, 0);
     let [Directive::Assignment(assignment, Rank(0))] = told[..] else { panic!("{told:?}") };
@@ -88,8 +88,8 @@ fn leases_follow_when_a_rank_says_where_the_generation_starts() {
     run.get_ready(1, 0, "");
     let (_, actions) = run.start(1, 0, StateSource::Fresh);
     let (id, generation, first, end) = (LeaseId(1), Generation(1), Step(0), Step(32));
-    let turn = LeaseTurn::Live { kept: None };
-    let lease = Lease { id, generation, first, end, slice: Rank(0), slices: 2, turn };
+    let cache_phase = LeaseCachePhase::Live { kept: None };
+    let lease = Lease { id, generation, first, end, slice: Rank(0), slices: 2, cache_phase };
     assert_eq!(told(&actions, 0), [&Directive::Lease(lease)]);
     let source = StateSource::Fresh;
     assert!(actions.contains(&Action::Record(Record::Started { generation, first_step: first, source })));
@@ -166,7 +166,7 @@ fn two_processes_cannot_claim_one_rank() {
         if line {
             drop(run.follow(0, 0));
         }
-        let refusal = Refusal::RankTaken { seat: Seat(0), host: "node-a".into(), pid: 100 };
+        let refusal = Refusal::RankTaken { slot: Slot(0), host: "node-a".into(), pid: 100 };
         let (reply, actions) = run.ask(Ask::Register(successor(0, 1 + u32::from(line))));
         assert_eq!(reply, Err(refusal.clone()));
         assert_eq!(news(&actions), [&News::Refused(refusal)]);
@@ -189,7 +189,7 @@ fn another_version_run_rank_or_data_set_is_refused() {
     assert_eq!(refusal, Refusal::OtherRun { theirs: "row-2".into(), ours: RUN.into() });
 
     let refusal = run.ask(Ask::Register(claim(2))).0.unwrap_err();
-    assert_eq!(refusal, Refusal::RankOutside { seat: Seat(2), world: 2 });
+    assert_eq!(refusal, Refusal::RankOutside { slot: Slot(2), world: 2 });
 
     let mut stranger = claim(1);
     stranger.dataset.training_samples = 31;
@@ -208,8 +208,8 @@ fn a_continued_run_keeps_its_data_set() {
     let earlier = DataSet { training_samples: 30, fingerprint: "beef".into(), order_key: 5 };
     config.past.dataset = Some(earlier.clone());
     let mut run = Run::new(config);
-    let (seat, theirs) = (Seat(0), dataset());
-    let refusal = Refusal::OtherDataSet { seat, theirs, witness: Witness::Journal, ours: earlier };
+    let (slot, theirs) = (Slot(0), dataset());
+    let refusal = Refusal::OtherDataSet { slot, theirs, witness: Witness::Journal, ours: earlier };
     assert_eq!(run.ask(Ask::Register(claim(0))).0, Err(refusal));
 }
 

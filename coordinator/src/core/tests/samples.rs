@@ -20,7 +20,7 @@ fn bad(position: u64) -> BadSample {
 }
 
 impl Run {
-    /// A seat's worker cannot use a sample, and leaves the generation; the others leave it, too.
+    /// A slot's worker cannot use a sample, and leaves the generation; the others leave it, too.
     fn fail_sample(&mut self, rank: u32, at: BadSample) -> Vec<Action> {
         let mut failure = Failure::of_run(CauseKind::BadInput, "not a PNG".into());
         failure.generation = self.machine.run.generation;
@@ -49,7 +49,7 @@ fn a_sample_that_fails_goes_to_another_worker_and_then_to_nobody() {
     // Step 0 has positions 0..8: rank 1 has 4..8.
     run.fail_sample(1, bad(5));
     let assignment = run.assignment();
-    assert_eq!(assignment.members[1].seat, Seat(0), "ranks have moved on, and with them their slices");
+    assert_eq!(assignment.members[1].slot, Slot(0), "ranks have moved on, and with them their slices");
     assert!(assignment.left_out.is_empty());
     run.start_all(2, 0, StateSource::Carried);
     run.fail_sample(0, bad(5));
@@ -133,19 +133,19 @@ fn two_ranks_with_a_bad_sample_each_say_so_twice_and_the_run_goes_on() {
         }
     };
     let (first, second) = (ask(&run, 0, 1), ask(&run, 1, 5));
-    for said in [&first, &second, &first, &second] {
-        run.tell(said.clone());
+    for message in [&first, &second, &first, &second] {
+        run.tell(message.clone());
     }
     for rank in 0..2 {
         run.get_ready(rank, 1, "not a PNG");
     }
     assert_eq!(run.phase(), RunPhase::Starting, "nobody is at fault");
-    let seats: Vec<_> = run.assignment().members.iter().map(|member| member.seat).collect();
-    assert_eq!(seats, [Seat(1), Seat(0)], "each is tried by the other");
+    let slots: Vec<_> = run.assignment().members.iter().map(|member| member.slot).collect();
+    assert_eq!(slots, [Slot(1), Slot(0)], "each is tried by the other");
 }
 
 #[test]
-fn a_sample_that_is_said_again_to_a_restarted_coordinator_is_no_second_failure() {
+fn a_sample_that_is_reported_again_to_a_restarted_coordinator_is_no_second_failure() {
     let mut run = Run::new(config(2));
     let mut past = Past::default();
     let mut failure = Failure::of_run(CauseKind::BadInput, "not a PNG".into());
@@ -165,14 +165,14 @@ fn a_sample_that_is_said_again_to_a_restarted_coordinator_is_no_second_failure()
         keep(run.get_ready(rank, 0, ""));
     }
     keep(run.start_all(2, 0, StateSource::Fresh));
-    let said = Ask::Failure { run_id: RUN.into(), worker: Some(id(1)), failure, sample: Some(bad(5)) };
-    let past = keep(run.tell(said.clone()));
+    let message = Ask::Failure { run_id: RUN.into(), worker: Some(id(1)), failure, sample: Some(bad(5)) };
+    let past = keep(run.tell(message.clone()));
     let mut config = config(2);
     (config.life, config.restarted, config.past) = (2, true, past);
     run.machine = Machine::new(run.at(), config);
     let (opened, _) = run.follow(1, 11);
     assert_eq!(opened, Ok(Reply::Done));
-    run.tell(said);
+    run.tell(message);
     assert_ne!(run.phase(), RunPhase::Failed);
 }
 
@@ -194,7 +194,7 @@ fn a_launcher_speaks_for_its_own_workers() {
     }
     run.tell(Ask::Register(claim(1)));
     let exit =
-        |node: &str| Ask::Exit { node_id: node.into(), seat: Seat(1), pid: None, ended: Ended::Signal(9) };
-    assert_eq!(run.ask(exit("a")).0, Err(Refusal::RankElsewhere { seat: Seat(1), place: 0 }));
+        |node: &str| Ask::Exit { node_id: node.into(), slot: Slot(1), pid: None, ended: Ended::Signal(9) };
+    assert_eq!(run.ask(exit("a")).0, Err(Refusal::RankElsewhere { slot: Slot(1), place: 0 }));
     assert_eq!(run.ask(exit("b")).0, Ok(Reply::Done));
 }

@@ -11,10 +11,10 @@ pub(super) fn told(actions: &[Action], stream: u64) -> Vec<&Directive> {
     told.collect()
 }
 
-/// What the launcher was asked: seats and attempts.
+/// What the launcher was asked: slots and attempts.
 pub(super) fn respawns(actions: &[Action]) -> Vec<(u32, u32)> {
     let asked = actions.iter().filter_map(|action| match action {
-        Action::TellNode(NODE_LINE, respawn) => Some((respawn.seat.0, respawn.attempt)),
+        Action::TellNode(NODE_LINE, respawn) => Some((respawn.slot.0, respawn.attempt)),
         _ => None,
     });
     asked.collect()

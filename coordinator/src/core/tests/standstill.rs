@@ -1,4 +1,5 @@
-//! Ranks that stand still: in a step, while the ring is formed, before any step's time is known, before a boundary that was asked for.
+//! Ranks that stand still: in a step, while the ring is formed, before any step's time is known, before a
+//! boundary that was asked for.
 
 use super::{
     recovery::{at_step_ten, survived},
@@ -11,7 +12,7 @@ fn stand_still(run: &mut Run, seconds: u64, phase: WorkerPhase) -> Vec<Action> {
     for _ in 0..seconds {
         actions.extend(run.wait(Duration::from_secs(1)));
         for (rank, phase) in [(0, WorkerPhase::Communication), (1, phase)] {
-            if run.machine.run.fleet.roster.living_at(Seat(rank)).is_some() {
+            if run.machine.run.fleet.roster.living_at(Slot(rank)).is_some() {
                 actions.extend(run.beat(rank, phase));
             }
         }
@@ -22,7 +23,7 @@ fn stand_still(run: &mut Run, seconds: u64, phase: WorkerPhase) -> Vec<Action> {
 /// The lines about ranks that stand still, without being lost for it yet.
 fn warnings(actions: &[Action]) -> Vec<(u32, &str)> {
     let warnings = news(actions).into_iter().filter_map(|news| match news {
-        News::Standstill(seat, text) => Some((seat.0, text.as_str())),
+        News::Standstill(slot, text) => Some((slot.0, text.as_str())),
         _ => None,
     });
     warnings.collect()
@@ -136,7 +137,7 @@ fn a_rank_that_is_alone_is_held_against_its_own_earlier_times() {
         let mut actions = Vec::new();
         for _ in 0..40 {
             actions.extend(run.wait(Duration::from_secs(1)));
-            if run.machine.run.fleet.roster.living_at(Seat(0)).is_some() {
+            if run.machine.run.fleet.roster.living_at(Slot(0)).is_some() {
                 actions.extend(run.beat(0, WorkerPhase::Checkpoint));
             }
         }
@@ -158,7 +159,7 @@ fn a_rank_that_stands_still_while_it_loads_is_named_and_replaced() {
     for second in 0..40 {
         actions.extend(run.wait(Duration::from_secs(1)));
         actions.extend(run.beat(0, WorkerPhase::Joining));
-        if run.machine.run.fleet.roster.living_at(Seat(1)).is_some() {
+        if run.machine.run.fleet.roster.living_at(Slot(1)).is_some() {
             actions.extend(run.beat(1, WorkerPhase::Loading));
         }
         // Three times three seconds, and seven.
@@ -202,21 +203,23 @@ fn a_rank_that_never_comes_out_of_a_collective_is_replaced_though_the_others_wai
     let (mut actions, mut ready) = (Vec::new(), false);
     for _ in 0..40 {
         actions.extend(run.wait(Duration::from_secs(1)));
-        // Rank 0 has written its files and waits for all to have done so; rank 1 never came out of the collective before.
+        // Rank 0 has written its files and waits for all to have done so; rank 1 never came out of the
+        // collective before.
         let aborted = told(&actions, 0).iter().any(|told| matches!(told, Directive::Abort { .. }));
         if aborted && !std::mem::replace(&mut ready, true) {
             actions.extend(run.get_ready(0, 1, ""));
         }
         let phase = if aborted { WorkerPhase::Joining } else { WorkerPhase::Checkpoint };
         actions.extend(run.beat_at(0, phase, (4, 3)));
-        if run.machine.run.fleet.roster.living_at(Seat(1)).is_some() {
+        if run.machine.run.fleet.roster.living_at(Slot(1)).is_some() {
             actions.extend(run.beat_at(1, WorkerPhase::Communication, (3, 2)));
         }
     }
     assert_eq!(respawns(&actions), [(1, 1)], "{actions:?}");
 }
 
-/// Seconds in which rank 0 waits for its neighbours and rank 1 is somewhere else, with collectives entered and finished.
+/// Seconds in which rank 0 waits for its neighbours and rank 1 is somewhere else, with collectives entered
+/// and finished.
 fn wait_for_rank_one(run: &mut Run, seconds: u64, at: (WorkerPhase, (u64, u64))) -> Vec<Action> {
     let mut actions = Vec::new();
     for _ in 0..seconds {
@@ -226,7 +229,7 @@ fn wait_for_rank_one(run: &mut Run, seconds: u64, at: (WorkerPhase, (u64, u64)))
             _ => WorkerPhase::Communication,
         };
         for (rank, (phase, collective)) in [(0, (waits, (1, 0))), (1, at)] {
-            if run.machine.run.fleet.roster.living_at(Seat(rank)).is_some() {
+            if run.machine.run.fleet.roster.living_at(Slot(rank)).is_some() {
                 actions.extend(run.beat_at(rank, phase, collective));
             }
         }
@@ -296,7 +299,7 @@ fn a_rank_that_does_not_reach_the_boundary_that_was_asked_for_is_named() {
             (3, WorkerPhase::Joining),
         ];
         for (rank, phase) in all {
-            if run.machine.run.fleet.roster.living_at(Seat(rank)).is_some() {
+            if run.machine.run.fleet.roster.living_at(Slot(rank)).is_some() {
                 actions.extend(run.beat(rank, phase));
             }
         }
@@ -333,7 +336,7 @@ fn a_generation_that_has_only_begun_is_not_held_against_the_one_before() {
     run.kill(1);
     run.get_ready(0, 1, "");
     run.replace(1, 1);
-    run.start_all(2, 10, StateSource::Mirror);
+    run.start_all(2, 10, StateSource::Replica);
     assert_eq!(survived(&both(&mut run, 40, WorkerPhase::Forward)), None);
 }
 
@@ -386,7 +389,7 @@ fn a_survivor_that_stays_in_a_collective_of_a_generation_that_has_ended_is_repla
     let mut actions = Vec::new();
     for _ in 0..40 {
         actions.extend(run.wait(Duration::from_secs(1)));
-        if run.machine.run.fleet.roster.living_at(Seat(0)).is_some() {
+        if run.machine.run.fleet.roster.living_at(Slot(0)).is_some() {
             actions.extend(run.beat_at(0, WorkerPhase::Checkpoint, (4, 3)));
         }
     }

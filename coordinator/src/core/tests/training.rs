@@ -17,13 +17,13 @@ fn committed(actions: &[Action]) -> Vec<u64> {
     steps.collect()
 }
 
-fn failure_of(actions: &[Action]) -> (CauseKind, Option<Seat>, String) {
+fn failure_of(actions: &[Action]) -> (CauseKind, Option<Slot>, String) {
     let failure = news(actions).into_iter().find_map(|news| match news {
         News::Failure(failure, _) => Some(failure.clone()),
         _ => None,
     });
     let failure = failure.unwrap_or_else(|| panic!("no failure in {actions:?}"));
-    (failure.kind, failure.seat, failure.message.clone())
+    (failure.kind, failure.slot, failure.message.clone())
 }
 
 #[test]
@@ -37,7 +37,7 @@ fn a_step_commits_when_the_last_rank_has_reported_it() {
         panic!()
     };
     assert_eq!((step.tokens, step.consumed.positions.clone()), (20, 0..8));
-    assert_eq!((step.memory_peak, step.memory_peak_seat), (Bytes(1 << 20), Seat(1)));
+    assert_eq!((step.memory_peak, step.memory_peak_slot), (Bytes(1 << 20), Slot(1)));
     assert_eq!((step.totals.loss(), step.samples_per_second()), (0.5, 80.0));
 }
 
@@ -98,7 +98,7 @@ fn ranks_that_disagree_on_a_total_end_the_run() {
     other.totals.loss_sum = f64::from_bits(other.totals.loss_sum.to_bits() + 1);
     let (_, actions) = run.ask(Ask::Steps(id(1), vec![other]));
     let (kind, rank, message) = failure_of(&actions);
-    assert_eq!((kind, rank), (CauseKind::Disagreement, Some(Seat(1))));
+    assert_eq!((kind, rank), (CauseKind::Disagreement, Some(Slot(1))));
     assert!(message.contains("loss_sum") && message.contains("rank 0 reported 4.0"), "{message}");
     assert!(matches!(told(&actions, 0)[..], [Directive::Abort { over: true, .. }]));
 }
@@ -199,7 +199,7 @@ fn the_last_memory_report_of_a_phase_counts() {
 fn a_note_is_written_once() {
     let mut run = Run::started(1);
     let note = |sequence| Ask::Note { worker: id(0), sequence, text: "warm".into() };
-    assert_eq!(news(&run.ask(note(1)).1), [&News::Note(Seat(0), "warm".into())]);
+    assert_eq!(news(&run.ask(note(1)).1), [&News::Note(Slot(0), "warm".into())]);
     assert_eq!(run.ask(note(1)).1, vec![]);
     assert_eq!(run.ask(note(2)).1.len(), 1);
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use coxswain_proto::{
     cache_plan::{CacheGeneration, Decided, Why},
-    ids::{Generation, Seat, WorkerId},
+    ids::{Generation, Slot, WorkerId},
     limits::MAX_GENERATIONS_KEPT,
     order::DamagedRow,
 };
@@ -36,8 +36,8 @@ fn open(directory: &Path, life: Life) -> (Durable, Past) {
     (journal, memory.past)
 }
 
-fn members(generation: u64) -> Vec<(Seat, WorkerId)> {
-    (0..2).map(|rank| (Seat(rank), WorkerId(10 * generation + u64::from(rank)))).collect()
+fn members(generation: u64) -> Vec<(Slot, WorkerId)> {
+    (0..2).map(|rank| (Slot(rank), WorkerId(10 * generation + u64::from(rank)))).collect()
 }
 
 /// A run with something of everything that is recorded.
@@ -45,7 +45,7 @@ fn records() -> Vec<Record> {
     let mut quarantine = Quarantine::default();
     let row = DamagedRow { row: 4, begin: 3, end: 5 };
     let sample = BadSample { epoch: 0, position: 9, row };
-    quarantine.failed(Try { sample, seat: Seat(0), generation: Generation(1) }, 1);
+    quarantine.failed(Try { sample, slot: Slot(0), generation: Generation(1) }, 1);
     let failure = Arc::new(Failure::of_run(CauseKind::WorkerLost, "killed".into()));
     let decided = Decided {
         first: Step(20),
@@ -60,10 +60,10 @@ fn records() -> Vec<Record> {
         Record::Started { generation: Generation(1), first_step: Step(0), source: StateSource::Fresh },
         Record::Quarantine(quarantine),
         Record::Failure(failure),
-        Record::CacheTurn(decided),
+        Record::CachePhase(decided),
         Record::Broken { generation: Generation(1) },
         Record::Generation { generation: Generation(2), members: members(2) },
-        Record::Started { generation: Generation(2), first_step: Step(60), source: StateSource::Mirror },
+        Record::Started { generation: Generation(2), first_step: Step(60), source: StateSource::Replica },
     ]
 }
 

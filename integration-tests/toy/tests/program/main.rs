@@ -1,4 +1,5 @@
-//! A task that no crate of the engine knows has all that the engine gives: every test runs `cox-toy` as real processes.
+//! A task that no crate of the engine knows has all that the engine gives: every test runs `cox-toy` as real
+//! processes.
 
 #[path = "../../../processes/support/processes.rs"]
 #[allow(dead_code)]
@@ -78,8 +79,8 @@ fn a_step_that_does_not_fit_goes_on_with_half_the_micro_batch_and_the_same_numbe
     let (whole, half) = (peak("train.micro_batch=2048"), peak("train.micro_batch=1024"));
     let capacity = format!("memory.capacity={}", (whole + half) / 2);
     let (_, printed) = run("cramped", &["train.micro_batch=2048", &capacity]);
-    let said = "all ranks go from 2048 to 1024 samples at a time, the same samples a step, from step 0 on";
-    assert!(printed.contains(said), "{printed}");
+    let message = "all ranks go from 2048 to 1024 samples at a time, the same samples a step, from step 0 on";
+    assert!(printed.contains(message), "{printed}");
     let (_, printed) = run("roomy", &["train.micro_batch=1024", &capacity]);
     assert!(!printed.contains("out of memory"), "{printed}");
     assert!(toy.network("cramped") == toy.network("roomy"), "it learned something else");

@@ -17,8 +17,8 @@ fn a_key_of_another_task_is_told_with_its_task() {
     let toy = Toy::new(20);
     let (code, printed) = refused(toy.command("run", &["lora.rank=8"]));
     assert_eq!(code, Some(2), "{printed}");
-    let said = "is a key of the task `vla_flow`, and this file's is `regression`";
-    assert!(printed.contains("lora") && printed.contains(said), "{printed}");
+    let message = "is a key of the task `vla_flow`, and this file's is `regression`";
+    assert!(printed.contains("lora") && printed.contains(message), "{printed}");
     assert!(!toy.path("run").exists());
 }
 
@@ -28,8 +28,8 @@ fn the_tasks_own_rules_are_located_and_have_a_remedy() {
     let (code, printed) =
         refused(toy.command("run", &["network.width=0", "cache.mode=exact", "data.target=b"]));
     assert_eq!(code, Some(2), "{printed}");
-    for said in ["network.width", "cache.mode", "data.target", "predict another column"] {
-        assert!(printed.contains(said), "{said}: {printed}");
+    for message in ["network.width", "cache.mode", "data.target", "predict another column"] {
+        assert!(printed.contains(message), "{message}: {printed}");
     }
 }
 

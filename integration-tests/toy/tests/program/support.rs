@@ -37,9 +37,9 @@ impl Toy {
     /// With so many rows of `y = sin(a) + b c`.
     pub fn new(rows: usize) -> Self {
         let dir = tempfile::tempdir().expect("a directory");
-        let turn = |row: usize, step: f64| (row as f64 * step).sin();
+        let wave = |row: usize, step: f64| (row as f64 * step).sin();
         let columns: [Vec<f64>; 3] =
-            [0.7, 1.3, 2.1].map(|step| (0..rows).map(|row| turn(row, step)).collect());
+            [0.7, 1.3, 2.1].map(|step| (0..rows).map(|row| wave(row, step)).collect());
         let [a, b, c] = &columns;
         let y = (0..rows).map(|row| a[row].sin() + b[row] * c[row]).collect();
         write_table(&dir.path().join("table.parquet"), &[columns.as_slice(), &[y]].concat());
@@ -51,7 +51,8 @@ impl Toy {
         self.dir.path().join(name)
     }
 
-    /// A `cox-toy` command in the repository's root. What its run teaches about memory stays in this directory.
+    /// A `cox-toy` command in the repository's root. What its run teaches about memory stays in this
+    /// directory.
     pub fn cox(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_cox-toy"));
         command.args(arguments).current_dir(root()).stdin(Stdio::null());
@@ -106,7 +107,7 @@ impl Toy {
         order.with_extension("held")
     }
 
-    /// The books of a run: every sample of every step once.
+    /// The records of a run: every sample of every step once.
     pub fn assert_audited(&self, name: &str, steps: u64) {
         let answer = self.cox(&["audit", "--json"]).arg(self.path(name)).output().expect("cox-toy was built");
         let told = String::from_utf8_lossy(&answer.stdout);

@@ -1,4 +1,5 @@
-//! A world of one: no coordinator, the same trainer. Steps are logged here, and a signal ends training in good order.
+//! A world of one: no coordinator, the same trainer. Steps are logged here, and a signal ends training in
+//! good order.
 
 use std::{
     path::Path,
@@ -62,7 +63,7 @@ fn first_step(spec: &RunSpec) -> Result<(Step, Option<Decided>), Failed> {
     }
     let complete = Store::new(output).complete();
     let newest = complete.map_err(|error| Failed::new(Exit::BadInput, error))?.pop();
-    Ok(newest.map_or((Step(0), None), |found| (Step(found.manifest.step), found.manifest.turn)))
+    Ok(newest.map_or((Step(0), None), |found| (Step(found.manifest.step), found.manifest.cache_phase)))
 }
 
 /// The first signal that arrives, 0 until then; the second ends the process.

@@ -15,7 +15,7 @@ struct Case<'a> {
     flags: LaunchFlags,
     env: &'a [(&'a str, &'a str)],
     spec: &'a [&'a str],
-    cards: Option<usize>,
+    gpus: Option<usize>,
 }
 
 fn machine() -> Machine {
@@ -27,8 +27,8 @@ fn resolve(case: &Case<'_>) -> Result<Plan, String> {
     let spec = RunSpec::from_yaml(SPEC, "run.yaml", &overrides, crate::tasks::schemas()).unwrap();
     let env = |name: &str| case.env.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned());
     let machine = machine();
-    let cards = || case.cards.ok_or(NoCards::NoDriver);
-    Plan::resolve(&Sources { flags: &case.flags, env: &env, spec: &spec, machine: &machine, cards: &cards })
+    let gpus = || case.gpus.ok_or(NoGpus::NoDriver);
+    Plan::resolve(&Sources { flags: &case.flags, env: &env, spec: &spec, machine: &machine, gpus: &gpus })
         .map_err(|failed| failed.message.unwrap())
 }
 
@@ -272,12 +272,12 @@ fn a_range_of_machines_makes_an_elastic_world_with_two_budgets() {
 }
 
 #[test]
-fn workers_are_counted_by_cards_where_there_are_cards_and_by_cores_elsewhere() {
-    let workers = |nproc: &str, device: &str, cards: Option<usize>| {
+fn workers_are_counted_by_gpus_where_there_are_gpus_and_by_cores_elsewhere() {
+    let workers = |nproc: &str, device: &str, gpus: Option<usize>| {
         let flags = LaunchFlags { nproc_per_node: text(nproc), device: text(device), ..Default::default() };
-        resolve(&Case { flags, cards, ..Case::default() }).map(|plan| plan.nproc_per_node)
+        resolve(&Case { flags, gpus, ..Case::default() }).map(|plan| plan.nproc_per_node)
     };
-    for (nproc, device, cards, expected) in [
+    for (nproc, device, gpus, expected) in [
         ("auto", "auto", Some(4), 4),
         ("auto", "auto", None, 8),
         ("auto", "cpu", Some(4), 8),
@@ -286,7 +286,7 @@ fn workers_are_counted_by_cards_where_there_are_cards_and_by_cores_elsewhere() {
         ("cpu", "auto", Some(3), 8),
         ("5", "cuda", Some(1), 5),
     ] {
-        assert_eq!(workers(nproc, device, cards), Ok(expected), "{nproc} on {device} with {cards:?}");
+        assert_eq!(workers(nproc, device, gpus), Ok(expected), "{nproc} on {device} with {gpus:?}");
     }
     let error = workers("gpu", "auto", None).unwrap_err();
     assert!(error.starts_with("--nproc-per-node gpu: no NVIDIA driver"), "{error}");
@@ -295,14 +295,14 @@ fn workers_are_counted_by_cards_where_there_are_cards_and_by_cores_elsewhere() {
 }
 
 #[test]
-fn cards_that_are_asked_for_and_not_here_are_refused_by_whoever_asked() {
+fn gpus_that_are_asked_for_and_not_here_are_refused_by_whoever_asked() {
     let flags = || LaunchFlags { device: text("cuda"), ..Default::default() };
     let error = resolve(&Case { flags: flags(), ..Case::default() }).unwrap_err();
     assert!(error.starts_with("--device cuda: no NVIDIA driver (libcuda.so.1"), "{error}");
     let spec: &[&str] = &["launch.device=cuda"];
     let error = resolve(&Case { spec, ..Case::default() }).unwrap_err();
     assert!(error.starts_with("launch.device cuda: no NVIDIA driver"), "{error}");
-    let plan = resolve(&Case { flags: flags(), cards: Some(1), ..Case::default() }).unwrap();
+    let plan = resolve(&Case { flags: flags(), gpus: Some(1), ..Case::default() }).unwrap();
     assert_eq!(plan.device, DeviceChoice::Cuda);
     let flags = LaunchFlags { device: text("tpu"), ..Default::default() };
     let error = resolve(&Case { flags, ..Case::default() }).unwrap_err();

@@ -1,11 +1,11 @@
 //! NCCL's C interface, and all `unsafe` of the communicator.
 //!
-//! The library is opened by its own name, `libnccl.so.2`: cudarc looks for `libnccl.so` and CUDA's version numbers only, none of
-//! which an installation without developer files has, and panics. Types are cudarc's; results are read as the integers they are,
-//! because a newer library may have more of them than the enum.
+//! The library is opened by its own name, `libnccl.so.2`: cudarc looks for `libnccl.so` and CUDA's version
+//! numbers only, none of which an installation without developer files has, and panics. Types are cudarc's;
+//! results are read as the integers they are, because a newer library may have more of them than the enum.
 //!
-//! A [`Communicator`] lives on one thread (it is not `Send`), and no operation blocks: whoever gets [`State::InProgress`] asks
-//! [`Communicator::state`] until it says otherwise.
+//! A [`Communicator`] lives on one thread (it is not `Send`), and no operation blocks: whoever gets
+//! [`State::InProgress`] asks [`Communicator::state`] until it says otherwise.
 //!
 //! What it does not do: decide when to give up, or look at other ranks.
 
@@ -22,7 +22,7 @@ use cudarc::{
 };
 use libloading::Library;
 
-use coxswain_worker::collective::{FabricError, FabricId, Reduce};
+use coxswain_worker::collective::{Reduce, TransportError, TransportId};
 
 use super::region::Region;
 use crate::libraries;
@@ -32,7 +32,8 @@ const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 /// `ncclSuccess` and `ncclInProgress` (nccl.h).
 const SUCCESS: c_int = 0;
 const IN_PROGRESS: c_int = 7;
-/// `NCCL_CONFIG_INITIALIZER` (nccl.h): the magic number, what leaves a field to the library, and the version whose fields we know.
+/// `NCCL_CONFIG_INITIALIZER` (nccl.h): the magic number, what leaves a field to the library, and the version
+/// whose fields we know.
 const MAGIC: u32 = 0xcafe_beef;
 const UNDEFINED: c_int = c_int::MIN;
 const CONFIG_VERSION: u32 = 21_700;
@@ -79,15 +80,15 @@ pub struct Nccl {
 }
 
 /// Loads the library, once in a process; it stays loaded.
-pub fn load() -> Result<&'static Nccl, FabricError> {
-    static LOADED: OnceLock<Result<Nccl, FabricError>> = OnceLock::new();
+pub fn load() -> Result<&'static Nccl, TransportError> {
+    static LOADED: OnceLock<Result<Nccl, TransportError>> = OnceLock::new();
     LOADED.get_or_init(Nccl::open).as_ref().map_err(Clone::clone)
 }
 
 impl Nccl {
-    fn open() -> Result<Self, FabricError> {
+    fn open() -> Result<Self, TransportError> {
         let library = libraries::open(&NAMES).ok_or_else(|| {
-            FabricError(
+            TransportError(
                 "no NCCL (libnccl.so.2 cannot be loaded): install it (package libnccl2, or nvidia-nccl of PyPI) and put its \
                  directory into LD_LIBRARY_PATH"
                     .to_owned(),
@@ -97,7 +98,7 @@ impl Nccl {
         let library: &'static Library = Box::leak(Box::new(library));
         let functions = Functions::load(library);
         let too_old = |version: u32| {
-            FabricError(format!(
+            TransportError(format!(
                 "NCCL {version} is too old: {OLDEST} or newer has non-blocking communicators"
             ))
         };
@@ -120,7 +121,7 @@ impl Nccl {
     }
 
     /// A new id. Starts listening for the ranks that will be given it.
-    pub fn unique_id(&self) -> Result<FabricId, FabricError> {
+    pub fn unique_id(&self) -> Result<TransportId, TransportError> {
         let mut id = ncclUniqueId { internal: [0; 128] };
         // SAFETY: the pointer is to a live id of the size of nccl.h.
         let code = unsafe { (self.functions.unique_id)(&raw mut id) };
@@ -129,19 +130,22 @@ impl Nccl {
     }
 
     /// What a call's result means.
-    fn accepted(&self, call: &str, code: c_int, comm: ncclComm_t) -> Result<State, FabricError> {
+    fn accepted(&self, call: &str, code: c_int, comm: ncclComm_t) -> Result<State, TransportError> {
         match code {
             SUCCESS => Ok(State::Done),
             IN_PROGRESS => Ok(State::InProgress),
             code => {
-                // SAFETY: the function takes any communicator or null, and returns a string that lives as long as the library.
-                let said = self.last_error.map(|ask| unsafe { ask(comm) }).filter(|said| !said.is_null());
+                // SAFETY: the function takes any communicator or null, and returns a string that lives as
+                // long as the library.
+                let message =
+                    self.last_error.map(|ask| unsafe { ask(comm) }).filter(|message| !message.is_null());
                 // SAFETY: see above; the string ends with a zero.
-                let said =
-                    said.map(|said| unsafe { CStr::from_ptr(said) }.to_string_lossy().trim().to_owned());
-                let said =
-                    said.filter(|said| !said.is_empty()).unwrap_or_else(|| "see NCCL_DEBUG=INFO".into());
-                Err(FabricError(format!("{call}: {} ({said})", meaning(code))))
+                let message = message
+                    .map(|message| unsafe { CStr::from_ptr(message) }.to_string_lossy().trim().to_owned());
+                let message = message
+                    .filter(|message| !message.is_empty())
+                    .unwrap_or_else(|| "see NCCL_DEBUG=INFO".into());
+                Err(TransportError(format!("{call}: {} ({message})", meaning(code))))
             }
         }
     }
@@ -213,7 +217,7 @@ pub enum Call {
     Shift { send: Range<usize>, receive: Range<usize> },
 }
 
-/// Memory on the card that an operation works on.
+/// Memory on the GPU that an operation works on.
 #[derive(Debug)]
 pub enum Memory<'a> {
     /// Our own.
@@ -232,8 +236,14 @@ pub struct Communicator {
 }
 
 impl Communicator {
-    /// Begins to connect; the CUDA context of this thread's card must be current. Ask [`Communicator::state`] until it is done.
-    pub fn begin(nccl: &'static Nccl, id: &FabricId, rank: usize, world: usize) -> Result<Self, FabricError> {
+    /// Begins to connect; the CUDA context of this thread's GPU must be current. Ask [`Communicator::state`]
+    /// until it is done.
+    pub fn begin(
+        nccl: &'static Nccl,
+        id: &TransportId,
+        rank: usize,
+        world: usize,
+    ) -> Result<Self, TransportError> {
         // SAFETY: integers and pointers only, for which zero is a value.
         let mut config: ncclConfig_t = unsafe { std::mem::zeroed() };
         // The library reads the fields of the version we name, and no byte beyond the smaller of both sizes.
@@ -267,16 +277,17 @@ impl Communicator {
     }
 
     /// How the last call stands, and whether something has failed since.
-    pub fn state(&self) -> Result<State, FabricError> {
+    pub fn state(&self) -> Result<State, TransportError> {
         let mut code = SUCCESS;
-        // SAFETY: the communicator is alive (only `abort` and `leave` end it, and both take it away), the pointer is to an integer.
+        // SAFETY: the communicator is alive (only `abort` and `leave` end it, and both take it away), the
+        // pointer is to an integer.
         let asked = unsafe { (self.nccl.functions.async_error)(self.comm, &raw mut code) };
         self.nccl.accepted("ncclCommGetAsyncError", asked, self.comm)?;
         self.nccl.accepted("NCCL", code, self.comm)
     }
 
-    /// Enqueues an operation on `stream`, in place on `memory`, which the caller keeps, and lets nobody else touch, until the stream has
-    /// passed the operation or the communicator is gone.
+    /// Enqueues an operation on `stream`, in place on `memory`, which the caller keeps, and lets nobody else
+    /// touch, until the stream has passed the operation or the communicator is gone.
     ///
     /// Panics if the operation reaches beyond the memory: the caller made both.
     pub fn start(
@@ -285,7 +296,7 @@ impl Communicator {
         kind: Kind,
         memory: Memory<'_>,
         stream: &CudaStream,
-    ) -> Result<State, FabricError> {
+    ) -> Result<State, TransportError> {
         let (world, rank) = (self.world, self.rank);
         let reach = match call {
             Call::AllReduce { count, .. } | Call::Broadcast { count, .. } => *count,
@@ -305,10 +316,11 @@ impl Communicator {
         let at = |element: usize| (start as usize + element * kind.bytes()) as *mut c_void;
         let (f, comm, data) = (&self.nccl.functions, self.comm, kind.nccl());
         let stream = stream.cu_stream().cast::<c_void>();
-        // SAFETY: every pointer is into `memory`, as many elements before its end as the call takes (asserted above): of a slice that
-        // cudarc allocated, or of a tensor whose memory its `Region` keeps. The caller keeps either until the stream has passed the
-        // operation, and nothing else is ordered on it meanwhile: of a tensor the stream waits for burn's orders first, and the
-        // buffer is borrowed mutably until the transfer ends. Communicator and stream are alive.
+        // SAFETY: every pointer is into `memory`, as many elements before its end as the call takes (asserted
+        // above): of a slice that cudarc allocated, or of a tensor whose memory its `Region` keeps. The
+        // caller keeps either until the stream has passed the operation, and nothing else is ordered on it
+        // meanwhile: of a tensor the stream waits for burn's orders first, and the buffer is borrowed mutably
+        // until the transfer ends. Communicator and stream are alive.
         let code = unsafe {
             match call {
                 Call::AllReduce { count, reduce } => {
@@ -364,7 +376,8 @@ impl Drop for Communicator {
     /// Ends whatever is in flight, without waiting for other ranks.
     fn drop(&mut self) {
         if !self.comm.is_null() {
-            // SAFETY: the communicator is alive, and after this nobody has it. Its kernels end; buffers they used are freed later.
+            // SAFETY: the communicator is alive, and after this nobody has it. Its kernels end; buffers they
+            // used are freed later.
             unsafe { (self.nccl.functions.abort)(self.comm) };
         }
     }

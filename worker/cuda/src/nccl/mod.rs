@@ -1,24 +1,28 @@
-//! NCCL as the [`Fabric`] beside a ring.
+//! NCCL as the [`Transport`] beside a ring.
 //!
 //! ```text
 //! library   NCCL's C interface, loaded at run time
 //! region    a tensor of burn's as memory that NCCL works on
 //! order     what a transfer comes after
-//! here      one generation's fabric: one stream, one transfer at a time, staging memory for what is not on the card
+//! here      one generation's transport: one stream, one transfer at a time, staging memory for what is not
+//!           on the GPU
 //! ```
 //!
-//! **Where buffers are.** Gradients, weights and what gradients travel in are tensors on the card (`kernels::flat`), and transfers run in
-//! place on them. What lies in host memory (parts of a state that moves in recovery, say) is staged: what this rank brings is copied to the
-//! card, and what it receives is copied back.
+//! **Where buffers are.** Gradients, weights and what gradients travel in are tensors on the GPU
+//! (`kernels::flat`), and transfers run in place on them. What lies in host memory (parts of a state that
+//! moves in recovery, say) is staged: what this rank brings is copied to the GPU, and what it receives is
+//! copied back.
 //!
-//! **Order.** The stream is our own, since cubecl lends none of its own. A transfer waits on the card for what burn was told before it
-//! (`order`); the host waits for the end of the transfer, by an event, and what burn is told then comes after.
+//! **Order.** The stream is our own, since cubecl lends none of its own. A transfer waits on the GPU for what
+//! burn was told before it (`order`); the host waits for the end of the transfer, by an event, and what burn
+//! is told then comes after.
 //!
-//! **Padding.** NCCL's chunks are equal. Tensors of the flat space, and the staging memory, are longer than their elements by what equal
-//! chunks of [`chunk`]'s size need; what lies there is reduced and passed around with the rest, and read by nobody.
+//! **Padding.** NCCL's chunks are equal. Tensors of the flat parameter buffer, and the staging memory, are
+//! longer than their elements by what equal chunks of [`chunk`]'s size need; what lies there is reduced and
+//! passed around with the rest, and read by nobody.
 //!
-//! **The end.** A communicator that is ended in the middle of a transfer on a tensor ends its kernels; the stream is then waited for, so that
-//! the memory is burn's alone again when [`Fabric::abort`] returns.
+//! **The end.** A communicator that is ended in the middle of a transfer on a tensor ends its kernels; the
+//! stream is then waited for, so that the memory is burn's alone again when [`Transport::abort`] returns.
 
 mod library;
 mod order;
@@ -40,7 +44,8 @@ use self::{
 };
 use coxswain_nn::kernels::flat::DeviceBuffer;
 use coxswain_worker::collective::{
-    Cargo, Fabric, FabricError, FabricId, FabricSource, Movement, Offer, Place, Transfer, chunk,
+    Offer, Place, Transfer, TransferBuffer, TransferKind, Transport, TransportError, TransportId,
+    TransportSource, chunk,
 };
 
 /// Between two looks at a communicator that connects or leaves.
@@ -49,42 +54,42 @@ const PAUSE: Duration = Duration::from_micros(200);
 const FAREWELL: Duration = Duration::from_secs(5);
 
 /// The library's version, `20000 + 100 * minor + patch`, or why there is none.
-pub fn version() -> Result<u32, FabricError> {
+pub fn version() -> Result<u32, TransportError> {
     library::load().map(library::Nccl::version)
 }
 
-/// Makes NCCL communicators on one card.
-pub struct NcclFabric {
-    card: usize,
+/// Makes NCCL communicators on one GPU.
+pub struct NcclTransport {
+    gpu: usize,
     context: Option<Arc<CudaContext>>,
 }
 
-impl NcclFabric {
-    /// On the card of this number among those that the process sees.
-    pub fn new(card: usize) -> Self {
-        Self { card, context: None }
+impl NcclTransport {
+    /// On the GPU of this number among those that the process sees.
+    pub fn new(gpu: usize) -> Self {
+        Self { gpu, context: None }
     }
 
-    /// The card's primary context, the one that burn uses, current on this thread.
-    fn context(&mut self) -> Result<Arc<CudaContext>, FabricError> {
+    /// The GPU's primary context, the one that burn uses, current on this thread.
+    fn context(&mut self) -> Result<Arc<CudaContext>, TransportError> {
         let context = match &self.context {
             Some(context) => context.clone(),
-            None => self.context.insert(CudaContext::new(self.card).map_err(cuda)?).clone(),
+            None => self.context.insert(CudaContext::new(self.gpu).map_err(cuda)?).clone(),
         };
         context.bind_to_thread().map_err(cuda)?;
         Ok(context)
     }
 }
 
-impl FabricSource for NcclFabric {
-    fn offer(&mut self) -> Result<Offer, FabricError> {
+impl TransportSource for NcclTransport {
+    fn offer(&mut self) -> Result<Offer, TransportError> {
         let version = version()?;
         let uuid = self.context()?.uuid().map_err(cuda)?;
         let bytes: Vec<u8> = uuid.bytes.iter().map(|byte| *byte as u8).collect();
-        Ok(Offer { version, card: number_of(&bytes) })
+        Ok(Offer { version, gpu: number_of(&bytes) })
     }
 
-    fn id(&mut self) -> Result<FabricId, FabricError> {
+    fn id(&mut self) -> Result<TransportId, TransportError> {
         self.context()?;
         library::load()?.unique_id()
     }
@@ -93,17 +98,17 @@ impl FabricSource for NcclFabric {
         &mut self,
         place: &Place,
         go_on: &mut dyn FnMut() -> bool,
-    ) -> Result<Box<dyn Fabric>, FabricError> {
+    ) -> Result<Box<dyn Transport>, TransportError> {
         let context = self.context()?;
         let (rank, world) = (place.rank.0 as usize, place.world);
         let began = Instant::now();
         let comm = Communicator::begin(library::load()?, &place.id, rank, world)?;
         while comm.state()? == State::InProgress {
             if !go_on() {
-                return Err(FabricError("a rank left while NCCL was connecting".to_owned()));
+                return Err(TransportError("a rank left while NCCL was connecting".to_owned()));
             }
             if Instant::now() >= place.deadline {
-                return Err(FabricError(format!(
+                return Err(TransportError(format!(
                     "NCCL did not connect {world} ranks within {:.1?}; NCCL_DEBUG=INFO shows which interface it tries \
                      (NCCL_SOCKET_IFNAME chooses one)",
                     began.elapsed()
@@ -112,7 +117,7 @@ impl FabricSource for NcclFabric {
             std::thread::sleep(PAUSE);
         }
         let stream = context.new_stream().map_err(cuda)?;
-        Ok(Box::new(OnCard {
+        Ok(Box::new(OnGpu {
             context,
             stream,
             comm: Some(comm),
@@ -125,8 +130,8 @@ impl FabricSource for NcclFabric {
     }
 }
 
-/// One generation's fabric.
-struct OnCard {
+/// One generation's transport.
+struct OnGpu {
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
     /// None after an abort.
@@ -149,9 +154,9 @@ enum Stage {
     Running(CudaEvent),
 }
 
-impl OnCard {
+impl OnGpu {
     /// Staging memory of so many bytes.
-    fn reserve(&mut self, bytes: usize) -> Result<CudaSlice<u8>, FabricError> {
+    fn reserve(&mut self, bytes: usize) -> Result<CudaSlice<u8>, TransportError> {
         match self.buffer.take() {
             Some(buffer) if buffer.len() >= bytes => Ok(buffer),
             smaller => {
@@ -161,8 +166,8 @@ impl OnCard {
         }
     }
 
-    /// Copies what this rank brings to the card.
-    fn bring(&mut self, transfer: &Transfer, bytes: &[u8], needed: usize) -> Result<(), FabricError> {
+    /// Copies what this rank brings to the GPU.
+    fn bring(&mut self, transfer: &Transfer, bytes: &[u8], needed: usize) -> Result<(), TransportError> {
         let mut buffer = self.reserve(needed)?;
         let own = brought(transfer, self.rank, self.world);
         if !own.is_empty() {
@@ -175,12 +180,14 @@ impl OnCard {
     fn call(&self, transfer: &Transfer) -> Call {
         let part = transfer.length.div_ceil(self.world);
         let whole = |rank: usize| part * rank..part * (rank + 1);
-        match transfer.movement {
-            Movement::AllReduce(reduce) => Call::AllReduce { count: transfer.length, reduce },
-            Movement::ReduceScatter(reduce) => Call::ReduceScatter { chunk: part, reduce },
-            Movement::AllGather => Call::AllGather { chunk: part },
-            Movement::Broadcast(root) => Call::Broadcast { count: transfer.length, root: root.0 as usize },
-            Movement::Shift => Call::Shift {
+        match transfer.kind {
+            TransferKind::AllReduce(reduce) => Call::AllReduce { count: transfer.length, reduce },
+            TransferKind::ReduceScatter(reduce) => Call::ReduceScatter { chunk: part, reduce },
+            TransferKind::AllGather => Call::AllGather { chunk: part },
+            TransferKind::Broadcast(root) => {
+                Call::Broadcast { count: transfer.length, root: root.0 as usize }
+            }
+            TransferKind::Shift => Call::Shift {
                 send: whole(self.rank),
                 receive: whole((self.rank + self.world - 1) % self.world),
             },
@@ -196,38 +203,38 @@ fn padded(transfer: &Transfer, world: usize) -> usize {
 /// The bytes that a rank brings into a transfer.
 fn brought(transfer: &Transfer, rank: usize, world: usize) -> Range<usize> {
     let own = chunk(transfer.length, world, rank);
-    let elements = match transfer.movement {
-        Movement::AllReduce(_) | Movement::ReduceScatter(_) => 0..transfer.length,
-        Movement::AllGather | Movement::Shift => own,
-        Movement::Broadcast(root) if root.0 as usize == rank => 0..transfer.length,
-        Movement::Broadcast(_) => 0..0,
+    let elements = match transfer.kind {
+        TransferKind::AllReduce(_) | TransferKind::ReduceScatter(_) => 0..transfer.length,
+        TransferKind::AllGather | TransferKind::Shift => own,
+        TransferKind::Broadcast(root) if root.0 as usize == rank => 0..transfer.length,
+        TransferKind::Broadcast(_) => 0..0,
     };
     elements.start * transfer.width..elements.end * transfer.width
 }
 
 /// The bytes that a rank receives from a transfer.
 fn received(transfer: &Transfer, rank: usize, world: usize) -> Range<usize> {
-    let elements = match transfer.movement {
-        Movement::AllReduce(_) | Movement::AllGather => 0..transfer.length,
-        Movement::ReduceScatter(_) => chunk(transfer.length, world, rank),
-        Movement::Shift => chunk(transfer.length, world, (rank + world - 1) % world),
-        Movement::Broadcast(root) if root.0 as usize == rank => 0..0,
-        Movement::Broadcast(_) => 0..transfer.length,
+    let elements = match transfer.kind {
+        TransferKind::AllReduce(_) | TransferKind::AllGather => 0..transfer.length,
+        TransferKind::ReduceScatter(_) => chunk(transfer.length, world, rank),
+        TransferKind::Shift => chunk(transfer.length, world, (rank + world - 1) % world),
+        TransferKind::Broadcast(root) if root.0 as usize == rank => 0..0,
+        TransferKind::Broadcast(_) => 0..transfer.length,
     };
     elements.start * transfer.width..elements.end * transfer.width
 }
 
-impl Fabric for OnCard {
+impl Transport for OnGpu {
     fn reaches(&self, transfer: &Transfer, buffer: &dyn DeviceBuffer) -> bool {
         Region::reaches(buffer, padded(transfer, self.world))
     }
 
-    fn start(&mut self, transfer: &Transfer, cargo: &mut Cargo<'_>) -> Result<(), FabricError> {
+    fn start(&mut self, transfer: &Transfer, buffer: &mut TransferBuffer<'_>) -> Result<(), TransportError> {
         self.context.bind_to_thread().map_err(cuda)?;
         let needed = padded(transfer, self.world);
-        match cargo {
-            Cargo::Host(bytes) => self.bring(transfer, bytes, needed)?,
-            Cargo::Device(buffer) => {
+        match buffer {
+            TransferBuffer::Host(bytes) => self.bring(transfer, bytes, needed)?,
+            TransferBuffer::Device(buffer) => {
                 let region = Region::of(*buffer, needed)?;
                 if !order::after_everything(&self.context, &self.stream).map_err(cuda)? {
                     region.settle()?;
@@ -254,7 +261,7 @@ impl Fabric for OnCard {
         Ok(())
     }
 
-    fn poll(&mut self) -> Result<bool, FabricError> {
+    fn poll(&mut self) -> Result<bool, TransportError> {
         let state = self.comm.as_ref().ok_or_else(ended)?.state()?;
         match (&self.stage, state) {
             (Stage::Launching, State::Done) => {
@@ -266,11 +273,11 @@ impl Fabric for OnCard {
         }
     }
 
-    fn finish(&mut self, transfer: &Transfer, cargo: &mut Cargo<'_>) -> Result<(), FabricError> {
+    fn finish(&mut self, transfer: &Transfer, buffer: &mut TransferBuffer<'_>) -> Result<(), TransportError> {
         self.stage = Stage::Idle;
         self.region = None;
         let range = received(transfer, self.rank, self.world);
-        let Cargo::Host(bytes) = cargo else { return Ok(()) };
+        let TransferBuffer::Host(bytes) = buffer else { return Ok(()) };
         if range.is_empty() {
             return Ok(());
         }
@@ -293,7 +300,7 @@ impl Fabric for OnCard {
     }
 }
 
-impl Drop for OnCard {
+impl Drop for OnGpu {
     fn drop(&mut self) {
         if !matches!(self.stage, Stage::Idle) {
             self.abort();
@@ -307,15 +314,15 @@ impl Drop for OnCard {
     }
 }
 
-fn ended() -> FabricError {
-    FabricError("the communicator was ended".to_owned())
+fn ended() -> TransportError {
+    TransportError("the communicator was ended".to_owned())
 }
 
-fn cuda(error: DriverError) -> FabricError {
-    FabricError(format!("CUDA: {error}"))
+fn cuda(error: DriverError) -> TransportError {
+    TransportError(format!("CUDA: {error}"))
 }
 
-/// A number for a card: equal for ranks of one card, and unlikely to be for others.
+/// A number for a GPU: equal for ranks of one GPU, and unlikely to be for others.
 fn number_of(bytes: &[u8]) -> u32 {
     u32::from_le_bytes(blake3::hash(bytes).as_bytes()[..4].try_into().expect("a hash has 32 bytes"))
 }

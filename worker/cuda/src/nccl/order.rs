@@ -1,10 +1,11 @@
 //! What a transfer comes after.
 //!
-//! burn's work is in streams of cubecl's, which hands out neither them nor events on them. But the driver can record an event behind
-//! everything that a context was told so far (`cuCtxRecordEvent`, CUDA 12.5 and newer), and our stream can wait for that. So the card keeps
-//! the order, and the host goes on.
+//! burn's work is in streams of cubecl's, which hands out neither them nor events on them. But the driver can
+//! record an event behind everything that a context was told so far (`cuCtxRecordEvent`, CUDA 12.5 and
+//! newer), and our stream can wait for that. So the GPU keeps the order, and the host goes on.
 //!
-//! What it does not do: see that cubecl has told the driver what burn told it ([`Region::of`](super::region::Region::of) does).
+//! What it does not do: see that cubecl has told the driver what burn told it
+//! ([`Region::of`](super::region::Region::of) does).
 
 use std::{
     ffi::c_int,
@@ -22,8 +23,8 @@ use crate::libraries;
 /// `CUresult cuCtxRecordEvent(CUcontext, CUevent)` (cuda.h).
 type Record = unsafe extern "C" fn(CUcontext, CUevent) -> c_int;
 
-/// Lets `stream` begin what it is given next after everything that its card has been told so far. False if this driver cannot: then the host
-/// has to wait. `context` is the stream's, and current on this thread.
+/// Lets `stream` begin what it is given next after everything that its GPU has been told so far. False if
+/// this driver cannot: then the host has to wait. `context` is the stream's, and current on this thread.
 pub fn after_everything(context: &Arc<CudaContext>, stream: &CudaStream) -> Result<bool, DriverError> {
     static RECORD: OnceLock<Option<Record>> = OnceLock::new();
     // SAFETY: the type is cuda.h's; it has had no other since the function came in.

@@ -1,4 +1,5 @@
-//! Which bytes travel, and where the buffers are that travel. What needs several ranks is in `tests/card`, where each is a process of its own.
+//! Which bytes travel, and where the buffers are that travel. What needs several ranks is in `tests/gpu`,
+//! where each is a process of its own.
 
 use std::io::Write;
 
@@ -17,24 +18,24 @@ use coxswain_worker::{collective::Reduce, device::Accelerator};
 use super::*;
 use crate::NVIDIA;
 
-fn transfer(movement: Movement) -> Transfer {
-    Transfer { movement, length: 10, width: 4 }
+fn transfer(kind: TransferKind) -> Transfer {
+    Transfer { kind, length: 10, width: 4 }
 }
 
 #[test]
 fn a_rank_copies_only_what_it_brings_and_only_what_it_receives() {
     // Ten elements on four ranks: chunks of 3, 3, 3, 1.
-    for (movement, rank, bytes_in, bytes_out) in [
-        (Movement::AllReduce(Reduce::Sum), 1, 0..40, 0..40),
-        (Movement::ReduceScatter(Reduce::Sum), 3, 0..40, 36..40),
-        (Movement::AllGather, 3, 36..40, 0..40),
-        (Movement::Shift, 0, 0..12, 36..40),
-        (Movement::Broadcast(Rank(2)), 2, 0..40, 0..0),
-        (Movement::Broadcast(Rank(2)), 0, 0..0, 0..40),
+    for (kind, rank, bytes_in, bytes_out) in [
+        (TransferKind::AllReduce(Reduce::Sum), 1, 0..40, 0..40),
+        (TransferKind::ReduceScatter(Reduce::Sum), 3, 0..40, 36..40),
+        (TransferKind::AllGather, 3, 36..40, 0..40),
+        (TransferKind::Shift, 0, 0..12, 36..40),
+        (TransferKind::Broadcast(Rank(2)), 2, 0..40, 0..0),
+        (TransferKind::Broadcast(Rank(2)), 0, 0..0, 0..40),
     ] {
-        let transfer = transfer(movement);
-        assert_eq!(brought(&transfer, rank, 4), bytes_in, "{movement:?} brings");
-        assert_eq!(received(&transfer, rank, 4), bytes_out, "{movement:?} receives");
+        let transfer = transfer(kind);
+        assert_eq!(brought(&transfer, rank, 4), bytes_in, "{kind:?} brings");
+        assert_eq!(received(&transfer, rank, 4), bytes_out, "{kind:?} receives");
     }
 }
 
@@ -49,7 +50,8 @@ fn values(len: usize, salt: usize) -> Vec<f32> {
     (0..len).map(|i| ((i * 7919 + salt * 104_729) % 2017) as f32 / 1008.5 - 1.0).collect()
 }
 
-/// Everything that a step does to flat buffers, with `look` at them in between: gradients, the norm, halves, AdamW.
+/// Everything that a step does to flat buffers, with `look` at them in between: gradients, the norm, halves,
+/// AdamW.
 fn stepped<B: ModelBackend, F: FlatOn<B>>(
     device: &B::Device,
     mut look: impl FnMut([&mut F; 4]),
@@ -95,17 +97,17 @@ fn stepped<B: ModelBackend, F: FlatOn<B>>(
 }
 
 #[test]
-fn a_card_does_to_flat_buffers_what_the_host_does_and_leaves_them_where_they_are() {
+fn a_gpu_does_to_flat_buffers_what_the_host_does_and_leaves_them_where_they_are() {
     if let Err(missing) = NVIDIA.probe() {
         // A stderr that is closed loses a line, and nothing else.
-        let _ = writeln!(std::io::stderr(), "skipped: flat buffers on a card: {missing}");
+        let _ = writeln!(std::io::stderr(), "skipped: flat buffers on a GPU: {missing}");
         return;
     }
     let mut addresses = Vec::new();
     let found = stepped::<Cuda, OnDevice<Cuda>>(&CudaDevice::new(0), |flats| {
         addresses.push(flats.map(|flat| match flat.lend() {
             Lent::Device(buffer) => Region::of(buffer, 4 * buffer.len()).map(|region| region.address()),
-            Lent::Host(_) => Err(FabricError("in host memory".to_owned())),
+            Lent::Host(_) => Err(TransportError("in host memory".to_owned())),
         }));
     });
     let expected = stepped::<Flex, Vec<f32>>(&FlexDevice, |_| {});

@@ -52,8 +52,8 @@ pub struct Catalog {
 }
 
 impl Catalog {
-    /// Reads all metadata below `root` and checks that it agrees with itself and that every data file is there. A video may be missing: its
-    /// camera may not be asked for.
+    /// Reads all metadata below `root` and checks that it agrees with itself and that every data file is
+    /// there. A video may be missing: its camera may not be asked for.
     pub fn open(root: &Path) -> Result<Self, DataError> {
         let info = Info::read(root)?;
         let episodes = Episodes::read(root, &info)?;
@@ -112,7 +112,8 @@ impl Catalog {
     }
 }
 
-/// Hashes metadata files by content. Data files and videos are hashed by size: cheap, and any re-recording changes a size or a statistic.
+/// Hashes metadata files by content. Data files and videos are hashed by size: cheap, and any re-recording
+/// changes a size or a statistic.
 fn metadata_hash(root: &Path, version: Version) -> Result<blake3::Hasher, DataError> {
     let mut hash = blake3::Hasher::new_derive_key("coxswain data set fingerprint v1");
     let mut metadata = match version {

@@ -46,7 +46,8 @@ fn wrong(fault: String) -> ColumnFault {
     ColumnFault::Row(RowFault { row: 0, fault })
 }
 
-/// All rows of `column` as `rows * product(shape)` numbers. A feature of shape `[1]` may be stored without a list.
+/// All rows of `column` as `rows * product(shape)` numbers. A feature of shape `[1]` may be stored without a
+/// list.
 pub fn numbers(column: &Column<'_>, shape: &[usize]) -> Result<Vec<f32>, ColumnFault> {
     let stored = stored(column.descriptor());
     let Some(lists) = Lists::of(column.root()) else {
@@ -136,8 +137,8 @@ impl Images {
     }
 }
 
-/// The encoded images of an image column: LeRobot stores a struct of `bytes` and `path`, others the bytes alone. Copied out of
-/// their pages, which hold more rows than these.
+/// The encoded images of an image column: LeRobot stores a struct of `bytes` and `path`, others the bytes
+/// alone. Copied out of their pages, which hold more rows than these.
 pub fn images(column: &Column<'_>) -> Result<Images, ColumnFault> {
     let descriptor = column.descriptor();
     let encoded = match column.reader()? {

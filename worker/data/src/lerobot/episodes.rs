@@ -1,7 +1,8 @@
 //! The episode table: which rows of which data file belong to which episode.
 //!
-//! v3.0 reads `meta/episodes/chunk-*/file-*.parquet` (four of its many columns), v2.1 reads `meta/episodes.jsonl`. Either way a
-//! sample's number is its position in the concatenation of all episodes, and rows lie in a file in that order.
+//! v3.0 reads `meta/episodes/chunk-*/file-*.parquet` (four of its many columns), v2.1 reads
+//! `meta/episodes.jsonl`. Either way a sample's number is its position in the concatenation of all episodes,
+//! and rows lie in a file in that order.
 //!
 //! Memory: 40 bytes an episode, the only thing here that grows with the data set.
 
@@ -36,7 +37,8 @@ impl Episode {
     }
 }
 
-/// A data file by chunk and file number (v2.1: by chunk and episode), and the rows that the metadata puts in it.
+/// A data file by chunk and file number (v2.1: by chunk and episode), and the rows that the metadata puts in
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DataFile {
     /// `chunk_index`.

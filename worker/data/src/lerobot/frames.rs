@@ -5,8 +5,9 @@
 //!    └───── frame of the episode ───────────────────────────────┴──▶ number in the table ──▶ decoder ──▶ RGB
 //! ```
 //!
-//! A video's table is read once and kept, up to a limit of bytes; decoders are shared by the threads that read samples. A frame costs decoding from
-//! the keyframe before it; a decoder that stands between the two goes on from there.
+//! A video's table is read once and kept, up to a limit of bytes; decoders are shared by the threads that
+//! read samples. A frame costs decoding from the keyframe before it; a decoder that stands between the two
+//! goes on from there.
 
 use std::{
     path::PathBuf,
@@ -21,7 +22,8 @@ use super::info::Feature;
 use super::videos::{Span, VideoTable};
 use crate::error::DataError;
 
-/// Decoders kept open for each camera: those of a few threads, which go through the frames of neighbouring samples.
+/// Decoders kept open for each camera: those of a few threads, which go through the frames of neighbouring
+/// samples.
 const DECODERS: usize = 3;
 /// Tables of videos kept: those of two million frames.
 const TABLE_BYTES: usize = 64 << 20;
@@ -74,14 +76,16 @@ impl FrameStore {
         Ok(Self { cameras, videos, decoders })
     }
 
-    /// Bytes that a store takes at most: cameras of these heights and widths, each of so many frames in all its videos.
+    /// Bytes that a store takes at most: cameras of these heights and widths, each of so many frames in all
+    /// its videos.
     pub fn bytes(sizes: &[(usize, usize)], frames: u64) -> u64 {
         let tables = (32 * frames * sizes.len() as u64).min(TABLE_BYTES as u64);
         let pixels: u64 = sizes.iter().map(|(height, width)| (height * width) as u64).sum();
         tables + DECODERS as u64 * FRAMES_OF_DECODER * pixels * 3 / 2
     }
 
-    /// All videos of all cameras: the camera's place among those that were given, and the file's in its table.
+    /// All videos of all cameras: the camera's place among those that were given, and the file's in its
+    /// table.
     pub fn files(&self, catalog: &Catalog) -> impl Iterator<Item = (usize, u32)> {
         let counts: Vec<_> =
             (0..self.cameras.len()).map(|n| self.table(catalog, n).files.len() as u32).collect();
@@ -203,8 +207,8 @@ fn span_of(table: &VideoTable, episode: u64) -> Result<Span, DataError> {
     table.span(episode).ok_or(DataError::OutOfRange { what: "episode", index: episode, len: 0 })
 }
 
-/// The first of `length` frames that begin `from` seconds into a video: the nearest one. First and last must stand where they
-/// are expected, give or take half a frame.
+/// The first of `length` frames that begin `from` seconds into a video: the nearest one. First and last must
+/// stand where they are expected, give or take half a frame.
 fn locate(index: &VideoIndex, from: f64, length: usize, fps: f64) -> Result<usize, String> {
     let first = index.frame_at(from);
     let last = first + length - 1;

@@ -74,8 +74,8 @@ impl Feature {
         )
     }
 
-    /// Height and width of an image feature. `names` says which axis is the channel; without names it is the first if that alone can be
-    /// one, and else the last, as LeRobot writes it.
+    /// Height and width of an image feature. `names` says which axis is the channel; without names it is the
+    /// first if that alone can be one, and else the last, as LeRobot writes it.
     pub fn image_size(&self) -> Option<(usize, usize)> {
         let [a, b, c] = self.shape[..] else { return None };
         let named = |axis: usize| {
@@ -185,7 +185,8 @@ impl Info {
         self.features.iter().find(|(n, _)| n == name).map(|(_, f)| f)
     }
 
-    /// The feature that `data.<key>` names, if it is there and `fits`; otherwise an error listing those that would do.
+    /// The feature that `data.<key>` names, if it is there and `fits`; otherwise an error listing those that
+    /// would do.
     pub fn require(
         &self,
         key: &'static str,

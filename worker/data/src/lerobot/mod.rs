@@ -1,7 +1,8 @@
-//! A LeRobot data set's metadata and rows, as they lie on disk: no normalisation, no images decoded, no text encoded.
+//! A LeRobot data set's metadata and rows, as they lie on disk: no normalisation, no images decoded, no text
+//! encoded.
 //!
-//! [`Catalog`] is everything known before a data file is read; [`rows::RowStore`] reads rows out of data files, and
-//! [`frames::FrameStore`] frames out of videos.
+//! [`Catalog`] is everything known before a data file is read; [`rows::RowStore`] reads rows out of data
+//! files, and [`frames::FrameStore`] frames out of videos.
 
 mod cache;
 mod catalog;

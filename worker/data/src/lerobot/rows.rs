@@ -4,13 +4,14 @@
 //! file > row group > window     a window is as many consecutive rows of one row group as fit a byte limit
 //! ```
 //!
-//! A window is decoded once, for all numeric columns together or for one camera (whose images stay compressed), and kept in a
-//! cache that forgets the least recently used one when it exceeds its limit ([`Limits`]). So memory is bounded by the cache plus
-//! one parquet page, whatever the size of the data set.
+//! A window is decoded once, for all numeric columns together or for one camera (whose images stay
+//! compressed), and kept in a cache that forgets the least recently used one when it exceeds its limit
+//! ([`Limits`]). So memory is bounded by the cache plus one parquet page, whatever the size of the data set.
 //!
-//! The trade-off: samples are visited in a full random order, so once a data set is much larger than the cache, nearly every
-//! sample decodes a window of its own, up to `block_bytes` for one image. That costs a few milliseconds on the pipeline's thread,
-//! hidden behind a forward pass of any real model; in return the order is a true permutation and no shuffle buffer is kept.
+//! The trade-off: samples are visited in a full random order, so once a data set is much larger than the
+//! cache, nearly every sample decodes a window of its own, up to `block_bytes` for one image. That costs a
+//! few milliseconds on the pipeline's thread, hidden behind a forward pass of any real model; in return the
+//! order is a true permutation and no shuffle buffer is kept.
 
 use std::{
     fs::File,
@@ -124,12 +125,14 @@ impl RowStore {
         Self { columns, limits, footers, blocks: Mutex::new(Lru::new(limits.cache_bytes)) }
     }
 
-    /// Parses the footer of data file `file` and checks it against the episode table and the columns asked for.
+    /// Parses the footer of data file `file` and checks it against the episode table and the columns asked
+    /// for.
     pub fn check_file(&self, catalog: &Catalog, file: u32) -> Result<(), DataError> {
         self.footer(catalog, file).map(drop)
     }
 
-    /// The window of `part` that row `row` of data file `file` lies in. A decoder that panics is an error of that row.
+    /// The window of `part` that row `row` of data file `file` lies in. A decoder that panics is an error of
+    /// that row.
     pub fn block(&self, catalog: &Catalog, file: u32, row: u64, part: Part) -> Result<Arc<Block>, DataError> {
         surviving(
             || self.decoded(catalog, file, row, part),

@@ -1,12 +1,15 @@
-//! Statistics per feature: `meta/stats.json` (v3.0), or `meta/episodes_stats.jsonl` (v2.1) aggregated over episodes.
+//! Statistics per feature: `meta/stats.json` (v3.0), or `meta/episodes_stats.jsonl` (v2.1) aggregated over
+//! episodes.
 //!
-//! Aggregation is LeRobot's: counts add up, minima and maxima envelop, means are weighted by count, variances follow the parallel
-//! formula `var = sum n_i (var_i + (mean_i - mean)^2) / sum n_i`, and quantiles are count-weighted means (an approximation).
-//! Values are flattened: nested lists such as an image's `[[[r]], [[g]], [[b]]]` become `[r, g, b]`.
+//! Aggregation is LeRobot's: counts add up, minima and maxima envelop, means are weighted by count, variances
+//! follow the parallel formula `var = sum n_i (var_i + (mean_i - mean)^2) / sum n_i`, and quantiles are
+//! count-weighted means (an approximation). Values are flattened: nested lists such as an image's `[[[r]],
+//! [[g]], [[b]]]` become `[r, g, b]`.
 //!
-//! Statistics of features that nobody normalises (depth, text, constants) may be anything: Python writes `NaN` where it has divided by
-//! nothing, which is not even JSON. What is not a finite number is NaN here and refused by name where it is wanted
-//! ([`Normalizer`](crate::Normalizer)); what is no number at all is left out.
+//! Statistics of features that nobody normalises (depth, text, constants) may be anything: Python writes
+//! `NaN` where it has divided by nothing, which is not even JSON. What is not a finite number is NaN here and
+//! refused by name where it is wanted ([`Normalizer`](crate::Normalizer)); what is no number at all is left
+//! out.
 
 use std::{
     borrow::Cow,
@@ -143,7 +146,8 @@ impl Aggregate {
         self.count = n + m;
         let w = n / self.count;
         let means = self.stats.get("mean").cloned().zip(episode.get("mean").cloned());
-        // A statistic that some episode lacks cannot be aggregated, nor a deviation around a mean that nobody knows.
+        // A statistic that some episode lacks cannot be aggregated, nor a deviation around a mean that nobody
+        // knows.
         self.stats.retain(|name, _| episode.contains_key(name) && (name != "std" || means.is_some()));
         for (name, mine) in &mut self.stats {
             let theirs = &episode[name];

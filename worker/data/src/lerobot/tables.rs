@@ -1,7 +1,7 @@
 //! Parquet files: a footer, and values of one column with the levels that say how they nest.
 //!
-//! Parquet's own column readers, not Arrow's arrays: all that is stored here is numbers, bytes and texts in few shapes, and
-//! Arrow's crates, which know all others, were a fifth of what building `cox` costs.
+//! Parquet's own column readers, not Arrow's arrays: all that is stored here is numbers, bytes and texts in
+//! few shapes, and Arrow's crates, which know all others, were a fifth of what building `cox` costs.
 
 use std::{fs::File, path::Path, sync::Arc};
 
@@ -119,14 +119,17 @@ pub struct Column<'a> {
 pub struct Values<V> {
     /// Those that are there: nulls and empty lists have none.
     pub present: Vec<V>,
-    /// By value, null or empty list: how much of the path to it is there. Empty if all of every path is always there.
+    /// By value, null or empty list: how much of the path to it is there. Empty if all of every path is
+    /// always there.
     pub definition: Vec<i16>,
-    /// By value, null or empty list: at which of the lists around it a new item begins, 0 for a new row. Empty without lists.
+    /// By value, null or empty list: at which of the lists around it a new item begins, 0 for a new row.
+    /// Empty without lists.
     pub repetition: Vec<i16>,
 }
 
 impl<'a> Column<'a> {
-    /// Rows of leaf column `leaf` of `group`. `file` is one handle, whose position columns share: read by one thread at a time.
+    /// Rows of leaf column `leaf` of `group`. `file` is one handle, whose position columns share: read by one
+    /// thread at a time.
     pub fn new(file: Arc<File>, group: &'a RowGroupMetaData, leaf: usize, rows: Rows) -> Self {
         Self { file, group, leaf, rows }
     }
@@ -184,7 +187,8 @@ impl<'a> Column<'a> {
         Ok(definition.into_iter().map(value).collect())
     }
 
-    /// One row after the other, of a column without lists: its value, or `None` if it is null. Holds one page at a time.
+    /// One row after the other, of a column without lists: its value, or `None` if it is null. Holds one page
+    /// at a time.
     pub fn each<T: DataType>(
         &self,
         mut reader: ColumnReaderImpl<T>,

@@ -1,12 +1,13 @@
 //! Which video holds a camera's frames of an episode, and where in it they begin.
 //!
 //! ```text
-//! v3.0   videos/<camera>/{chunk_index, file_index, from_timestamp} of meta/episodes: videos have files of their own
+//! v3.0   videos/<camera>/{chunk_index, file_index, from_timestamp} of meta/episodes: videos have files of
+//!        their own
 //! v2.1   a video for each episode
 //! ```
 //!
-//! A time only says where an episode begins. From there on frames are counted: frame 7 of the episode is the seventh after its first
-//! in the video's own table (`frames`), whatever rounding did to timestamps.
+//! A time only says where an episode begins. From there on frames are counted: frame 7 of the episode is the
+//! seventh after its first in the video's own table (`frames`), whatever rounding did to timestamps.
 //!
 //! Memory: 20 bytes an episode for each camera.
 

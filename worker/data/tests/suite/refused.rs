@@ -1,4 +1,5 @@
-//! Videos that cannot be used are named, with what is wrong and what helps, and cost no more than the frames that need them.
+//! Videos that cannot be used are named, with what is wrong and what helps, and cost no more than the frames
+//! that need them.
 
 use std::{fs, path::Path};
 

@@ -10,14 +10,16 @@ use std::path::Path;
 
 use coxswain_proto::run_spec::CacheDtype;
 
-use super::{Digest, Ingredients, PartWriter, Record, SampleKey, Space, SpaceDescription, Store, StoreError};
+use super::{
+    Digest, Ingredients, Namespace, NamespaceDescription, Record, SampleKey, ShardWriter, Store, StoreError,
+};
 
 const WIDTH: u32 = 24;
 
-/// A space of small records.
-fn description(dtype: CacheDtype) -> SpaceDescription {
+/// A namespace of small records.
+fn description(dtype: CacheDtype) -> NamespaceDescription {
     let digest = |text: &str| Digest::of("test", [("text", text.as_bytes())]);
-    SpaceDescription {
+    NamespaceDescription {
         tap: "final, after the norm".into(),
         dtype,
         width: WIDTH,
@@ -33,8 +35,8 @@ fn description(dtype: CacheDtype) -> SpaceDescription {
     }
 }
 
-fn open(dir: &Path, dtype: CacheDtype) -> Space {
-    Store::open(dir, None).unwrap().space(&description(dtype)).unwrap()
+fn open(dir: &Path, dtype: CacheDtype) -> Namespace {
+    Store::open(dir, None).unwrap().namespace(&description(dtype)).unwrap()
 }
 
 fn key(number: u64) -> SampleKey {
@@ -51,25 +53,25 @@ fn ids(number: u64, tokens: usize) -> Vec<u32> {
     (0..tokens as u32).map(|i| i + number as u32 * 1000).collect()
 }
 
-/// False if the space has it already.
-fn append(writer: &mut PartWriter, number: u64, tokens: usize) -> bool {
+/// False if the namespace has it already.
+fn append(writer: &mut ShardWriter, number: u64, tokens: usize) -> bool {
     let (ids, values) = (ids(number, tokens), values(number, tokens));
     let record = Record { ids: &ids, grids: &[[1, 2, number as u32]], values: &values };
     writer.append(key(number), &record).unwrap()
 }
 
-/// A space with these records published, `tokens` each.
-fn filled(dir: &Path, numbers: std::ops::Range<u64>, tokens: usize) -> Space {
-    let space = open(dir, CacheDtype::Float32);
-    let mut writer = space.writer().unwrap();
+/// A namespace with these records published, `tokens` each.
+fn filled(dir: &Path, numbers: std::ops::Range<u64>, tokens: usize) -> Namespace {
+    let namespace = open(dir, CacheDtype::Float32);
+    let mut writer = namespace.writer().unwrap();
     numbers.for_each(|number| assert!(append(&mut writer, number, tokens)));
     writer.publish().unwrap();
-    space
+    namespace
 }
 
 /// The values of a record, or none if it is a miss, also if it is found damaged.
-fn read(space: &Space, number: u64) -> Option<Vec<f32>> {
-    let record = space.get(&key(number))?;
+fn read(namespace: &Namespace, number: u64) -> Option<Vec<f32>> {
+    let record = namespace.get(&key(number))?;
     let mut out = vec![f32::NAN; record.tokens() * record.width()];
     record.read_f32(&mut out).ok()?;
     assert_eq!(record.grids(), [[1, 2, number as u32]]);

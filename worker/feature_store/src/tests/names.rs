@@ -1,4 +1,4 @@
-//! What makes another space, another sample, another adapter; and what does not.
+//! What makes another namespace, another sample, another adapter; and what does not.
 
 use std::{collections::HashSet, fs};
 
@@ -8,9 +8,9 @@ use super::{
 };
 
 #[test]
-fn every_ingredient_makes_another_space_and_the_maker_does_not() {
+fn every_ingredient_makes_another_namespace_and_the_maker_does_not() {
     let base = description(CacheDtype::Float32);
-    let changes: [fn(&mut SpaceDescription); 10] = [
+    let changes: [fn(&mut NamespaceDescription); 10] = [
         |d| d.ingredients.weights.0[31] ^= 1,
         |d| d.ingredients.adapter = Some(Digest([0; 32])),
         |d| d.ingredients.adapter = Some(Digest([1; 32])),
@@ -26,14 +26,14 @@ fn every_ingredient_makes_another_space_and_the_maker_does_not() {
     for change in changes {
         let mut changed = base.clone();
         change(&mut changed);
-        assert!(keys.insert(changed.key()), "{changed:?} has the key of another space");
+        assert!(keys.insert(changed.key()), "{changed:?} has the key of another namespace");
     }
-    let renamed = SpaceDescription { made_by: "somebody else".into(), ..base.clone() };
+    let renamed = NamespaceDescription { made_by: "somebody else".into(), ..base.clone() };
     assert_eq!(renamed.key(), base.key());
 }
 
 #[test]
-fn a_space_is_found_by_its_key_and_described_in_words() {
+fn a_namespace_is_found_by_its_key_and_described_in_words() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(dir.path(), None).unwrap();
     let key = filled(dir.path(), 0..3, 2).key();
@@ -41,7 +41,7 @@ fn a_space_is_found_by_its_key_and_described_in_words() {
     assert_eq!((found.description(), found.known()), (&description(CacheDtype::Float32), 3));
     let hex: Digest = key.to_string().parse().unwrap();
     assert_eq!(hex, key.0);
-    assert!(store.find(&super::super::SpaceKey(Digest([9; 32]))).unwrap().is_none());
+    assert!(store.find(&super::super::NamespaceKey(Digest([9; 32]))).unwrap().is_none());
     let text = fs::read_to_string(found.dir().join("space.json")).unwrap();
     for says in [
         "\"tap\": \"final, after the norm\"",
@@ -99,90 +99,90 @@ fn one_weight_makes_another_adapter_and_order_does_not() {
 }
 
 #[test]
-fn the_adapter_of_a_space_is_kept_whole_and_no_other_is_taken_for_it() {
+fn the_adapter_of_a_namespace_is_kept_whole_and_no_other_is_taken_for_it() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(dir.path(), None).unwrap();
     let mut description = description(CacheDtype::Float32);
     description.ingredients.adapter = Some(adapter_digest(&adapter()));
-    let space = store.space(&description).unwrap();
-    assert!(space.load_adapter().unwrap().is_none());
-    space.save_adapter(&adapter()).unwrap();
-    space.save_adapter(&adapter()).unwrap();
-    let mut loaded = space.load_adapter().unwrap().unwrap();
+    let namespace = store.namespace(&description).unwrap();
+    assert!(namespace.load_adapter().unwrap().is_none());
+    namespace.save_adapter(&adapter()).unwrap();
+    namespace.save_adapter(&adapter()).unwrap();
+    let mut loaded = namespace.load_adapter().unwrap().unwrap();
     loaded.sort_by(|a, b| b.name.cmp(&a.name));
     assert_eq!(loaded, adapter());
 
     let mut changed = adapter();
     changed[0].values.to_mut()[0] += 1.0;
-    assert!(space.save_adapter(&changed).unwrap_err().to_string().contains("this space is of"));
-    let path = space.dir().join("adapter.safetensors");
+    assert!(namespace.save_adapter(&changed).unwrap_err().to_string().contains("this namespace is of"));
+    let path = namespace.dir().join("adapter.safetensors");
     let mut bytes = fs::read(&path).unwrap();
     let last = bytes.len() - 1;
     bytes[last] ^= 1;
     fs::write(&path, &bytes).unwrap();
-    assert!(space.load_adapter().unwrap_err().to_string().contains("not this space's adapter"));
+    assert!(namespace.load_adapter().unwrap_err().to_string().contains("not this namespace's adapter"));
     fs::write(&path, &bytes[..20]).unwrap();
-    assert!(space.load_adapter().unwrap_err().to_string().contains("not safetensors"));
+    assert!(namespace.load_adapter().unwrap_err().to_string().contains("not safetensors"));
     // Whoever comes with the right one puts it in the place of a damaged one.
-    space.save_adapter(&adapter()).unwrap();
-    assert_eq!(space.load_adapter().unwrap().map(|tensors| tensors.len()), Some(2));
+    namespace.save_adapter(&adapter()).unwrap();
+    assert_eq!(namespace.load_adapter().unwrap().map(|tensors| tensors.len()), Some(2));
 }
 
 #[test]
 fn coverage_is_listed_with_everything_else() {
     let dir = tempfile::tempdir().unwrap();
-    let space = filled(dir.path(), 0..3, 2);
+    let namespace = filled(dir.path(), 0..3, 2);
     let coverage = Coverage { run: "run/1".into(), total: 4, stored: 3, among: 3 };
-    space.note_coverage(&coverage).unwrap();
-    space.note_coverage(&Coverage { stored: 4, ..coverage.clone() }).unwrap();
-    let (spaces, strange) = Store::existing(dir.path()).unwrap().unwrap().list().unwrap();
-    let [report] = &spaces[..] else { panic!("{spaces:?}") };
-    assert_eq!((report.samples, report.parts, report.unfinished, report.in_use), (3, 1, 0, true));
+    namespace.note_coverage(&coverage).unwrap();
+    namespace.note_coverage(&Coverage { stored: 4, ..coverage.clone() }).unwrap();
+    let (namespaces, strange) = Store::existing(dir.path()).unwrap().unwrap().list().unwrap();
+    let [report] = &namespaces[..] else { panic!("{namespaces:?}") };
+    assert_eq!((report.samples, report.shards, report.unfinished, report.in_use), (3, 1, 0, true));
     assert!(report.coverage.len() == 1 && report.coverage[0].is_complete() && !coverage.is_complete());
     assert!(strange.is_empty() && report.unusable.is_empty() && report.rounding_error == 0.0);
-    assert_eq!(report.bytes, super::super::directory::files_below(space.dir()));
+    assert_eq!(report.bytes, super::super::directory::files_below(namespace.dir()));
 }
 
 #[test]
-fn what_is_called_complete_is_so_after_a_repair_and_after_somebody_removed_parts() {
+fn what_is_called_complete_is_so_after_a_repair_and_after_somebody_removed_shards() {
     let dir = tempfile::tempdir().unwrap();
-    let space = filled(dir.path(), 0..3, 2);
+    let namespace = filled(dir.path(), 0..3, 2);
     let note = |run: &str, total| Coverage { run: run.into(), total, stored: total, among: 3 };
-    space.note_coverage(&note("all", 3)).unwrap();
+    namespace.note_coverage(&note("all", 3)).unwrap();
     let store = Store::existing(dir.path()).unwrap().unwrap();
     let coverage = || {
-        let (spaces, _) = store.list().unwrap();
-        let coverage = spaces[0].coverage.iter();
+        let (namespaces, _) = store.list().unwrap();
+        let coverage = namespaces[0].coverage.iter();
         coverage.map(|of| (of.run.clone(), of.stored, of.is_complete())).collect::<Vec<_>>()
     };
     assert_eq!(coverage(), [("all".into(), 3, true)]);
-    let part = |nth: usize| {
-        let names = super::super::space::part_names(space.dir()).unwrap();
-        space.dir().join(&names[nth])
+    let shard = |nth: usize| {
+        let names = super::super::namespace::shard_names(namespace.dir()).unwrap();
+        namespace.dir().join(&names[nth])
     };
-    let mut bytes = fs::read(part(0)).unwrap();
-    bytes[super::super::part::HEADER] ^= 1;
-    fs::write(part(0), bytes).unwrap();
+    let mut bytes = fs::read(shard(0)).unwrap();
+    bytes[super::super::shard::HEADER] ^= 1;
+    fs::write(shard(0), bytes).unwrap();
     let damaged = store.verify().unwrap().damaged;
     assert_eq!((damaged.len(), store.repair(&damaged).unwrap()[0].kept), (1, 2));
     assert_eq!(coverage(), [("all".into(), 2, false)]);
 
     // What others add meanwhile does not make up for it.
-    let mut writer = space.writer().unwrap();
+    let mut writer = namespace.writer().unwrap();
     (10..15).for_each(|number| assert!(append(&mut writer, number, 2)));
     writer.publish().unwrap();
     assert_eq!(coverage(), [("all".into(), 2, false)]);
 
     // Somebody else's removal shows in the number of samples.
-    space.note_coverage(&Coverage { among: 7, ..note("all", 3) }).unwrap();
+    namespace.note_coverage(&Coverage { among: 7, ..note("all", 3) }).unwrap();
     assert_eq!(coverage(), [("all".into(), 3, true)]);
-    fs::remove_file(part(1)).unwrap();
+    fs::remove_file(shard(1)).unwrap();
     assert_eq!(coverage(), [("all".into(), 0, false)]);
 
-    // Of a part without an index nobody knows what it had.
-    space.note_coverage(&Coverage { among: 2, ..note("all", 2) }).unwrap();
-    let bytes = fs::read(part(0)).unwrap();
-    fs::write(part(0), &bytes[..bytes.len() - 1]).unwrap();
+    // Of a shard without an index nobody knows what it had.
+    namespace.note_coverage(&Coverage { among: 2, ..note("all", 2) }).unwrap();
+    let bytes = fs::read(shard(0)).unwrap();
+    fs::write(shard(0), &bytes[..bytes.len() - 1]).unwrap();
     assert_eq!(store.gc(None, false).unwrap().unusable.len(), 1);
     assert_eq!(coverage(), []);
 }

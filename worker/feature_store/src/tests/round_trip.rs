@@ -34,20 +34,20 @@ proptest! {
     ) {
         for dtype in DTYPES {
             let dir = tempfile::tempdir().unwrap();
-            let space = open(dir.path(), dtype);
-            let mut writer = space.writer().unwrap();
+            let namespace = open(dir.path(), dtype);
+            let mut writer = namespace.writer().unwrap();
             let record = |i: usize| if same_counts { &records[0] } else { &records[i] };
             for i in 0..records.len() {
                 let (values, ids, grids) = record(i);
                 writer.append(key(i as u64), &Record { ids, grids, values }).unwrap();
             }
             prop_assert_eq!(writer.publish().unwrap(), records.len());
-            // By the space that wrote it, and by one that finds the file.
-            for space in [space, open(dir.path(), dtype)] {
-                prop_assert_eq!(space.known(), records.len());
+            // By the namespace that wrote it, and by one that finds the file.
+            for namespace in [namespace, open(dir.path(), dtype)] {
+                prop_assert_eq!(namespace.known(), records.len());
                 for i in 0..records.len() {
                     let (values, ids, grids) = record(i);
-                    let found = space.get(&key(i as u64)).expect("just stored");
+                    let found = namespace.get(&key(i as u64)).expect("just stored");
                     prop_assert_eq!(found.ids(), &ids[..]);
                     prop_assert_eq!(found.grids(), &grids[..]);
                     let (mut expected, mut read) = (values.clone(), vec![0.0; values.len()]);

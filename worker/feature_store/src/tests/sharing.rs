@@ -2,7 +2,7 @@
 
 use std::{fs, io::Read, process::Command};
 
-use super::{super::part, *};
+use super::{super::shard, *};
 
 #[test]
 fn nothing_is_visible_before_it_is_published_and_everything_after() {
@@ -22,14 +22,14 @@ fn nothing_is_visible_before_it_is_published_and_everything_after() {
 #[test]
 fn a_writer_that_is_dropped_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
-    let space = open(dir.path(), CacheDtype::Float32);
-    let before = fs::read_dir(space.dir()).unwrap().count();
-    let mut writer = space.writer().unwrap();
+    let namespace = open(dir.path(), CacheDtype::Float32);
+    let before = fs::read_dir(namespace.dir()).unwrap().count();
+    let mut writer = namespace.writer().unwrap();
     append(&mut writer, 1, 3);
     drop(writer);
-    assert_eq!(fs::read_dir(space.dir()).unwrap().count(), before);
-    assert_eq!(space.writer().unwrap().publish().unwrap(), 0);
-    assert_eq!(fs::read_dir(space.dir()).unwrap().count(), before);
+    assert_eq!(fs::read_dir(namespace.dir()).unwrap().count(), before);
+    assert_eq!(namespace.writer().unwrap().publish().unwrap(), 0);
+    assert_eq!(fs::read_dir(namespace.dir()).unwrap().count(), before);
 }
 
 #[test]
@@ -39,9 +39,9 @@ fn writers_at_once_never_meet_and_what_both_store_is_harmless() {
         for thread in 0..4u64 {
             let dir = dir.path();
             scope.spawn(move || {
-                let space = open(dir, CacheDtype::Bfloat16);
+                let namespace = open(dir, CacheDtype::Bfloat16);
                 for round in 0..5 {
-                    let mut writer = space.writer().unwrap();
+                    let mut writer = namespace.writer().unwrap();
                     // Neighbours share half of their records.
                     for i in 0..10 {
                         append(&mut writer, round * 100 + thread * 5 + i, 2);
@@ -51,27 +51,27 @@ fn writers_at_once_never_meet_and_what_both_store_is_harmless() {
             });
         }
     });
-    let space = open(dir.path(), CacheDtype::Bfloat16);
+    let namespace = open(dir.path(), CacheDtype::Bfloat16);
     let numbers: Vec<u64> = (0..5).flat_map(|round| (0..25).map(move |i| round * 100 + i)).collect();
-    assert_eq!(space.known(), numbers.len());
+    assert_eq!(namespace.known(), numbers.len());
     for number in numbers {
         let mut expected = values(number, 2);
         crate::round_trip(CacheDtype::Bfloat16, WIDTH as usize, &mut expected);
-        assert_eq!(read(&space, number), Some(expected));
+        assert_eq!(read(&namespace, number), Some(expected));
     }
 }
 
 #[test]
 fn what_is_known_already_is_not_stored_again() {
     let dir = tempfile::tempdir().unwrap();
-    let space = filled(dir.path(), 0..3, 2);
-    let mut writer = space.writer().unwrap();
+    let namespace = filled(dir.path(), 0..3, 2);
+    let mut writer = namespace.writer().unwrap();
     let (ids, values) = (ids(2, 2), values(2, 2));
     let record = Record { ids: &ids, grids: &[], values: &values };
     assert!(!writer.append(key(2), &record).unwrap());
     assert!(writer.is_empty());
     assert!(append(&mut writer, 3, 2));
-    assert!(!append(&mut writer, 3, 2), "equal frames of one part are one record");
+    assert!(!append(&mut writer, 3, 2), "equal frames of one shard are one record");
     assert_eq!(writer.publish().unwrap(), 1);
 }
 
@@ -79,15 +79,15 @@ fn what_is_known_already_is_not_stored_again() {
 #[test]
 fn writes_until_it_is_killed() {
     let Some(dir) = std::env::var_os("COX_TEST_STORE") else { return };
-    let space = open(Path::new(&dir), CacheDtype::Float32);
-    let mut writer = space.writer().unwrap();
+    let namespace = open(Path::new(&dir), CacheDtype::Float32);
+    let mut writer = namespace.writer().unwrap();
     for number in 0.. {
         append(&mut writer, number, 40);
         if number == 9 {
             writer.publish().unwrap();
-            writer = space.writer().unwrap();
+            writer = namespace.writer().unwrap();
         }
-        // One part is published and the next has been begun on disk.
+        // One shard is published and the next has been begun on disk.
         if number == 2000 {
             println!("WRITING");
         }
@@ -95,7 +95,7 @@ fn writes_until_it_is_killed() {
 }
 
 #[test]
-fn a_killed_writer_costs_its_open_part_and_nothing_else() {
+fn a_killed_writer_costs_its_open_shard_and_nothing_else() {
     let dir = tempfile::tempdir().unwrap();
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["vl_cache::tests::sharing::writes_until_it_is_killed", "--exact", "--nocapture"])
@@ -113,23 +113,23 @@ fn a_killed_writer_costs_its_open_part_and_nothing_else() {
     let store = Store::existing(dir.path()).unwrap().unwrap();
     let living = store.list().unwrap().0.remove(0);
     assert!(living.in_use && living.unfinished == 1, "{living:?}");
-    assert!(store.gc(Some(0), false).unwrap().spaces.is_empty(), "a space in use was evicted");
+    assert!(store.gc(Some(0), false).unwrap().namespaces.is_empty(), "a namespace in use was evicted");
     child.kill().unwrap();
     child.wait().unwrap();
 
-    let space = open(dir.path(), CacheDtype::Float32);
-    assert_eq!(space.known(), 10);
-    assert!((0..10).all(|number| read(&space, number) == Some(values(number, 40))));
-    let open_part = unfinished(space.dir());
+    let namespace = open(dir.path(), CacheDtype::Float32);
+    assert_eq!(namespace.known(), 10);
+    assert!((0..10).all(|number| read(&namespace, number) == Some(values(number, 40))));
+    let open_shard = unfinished(namespace.dir());
     // Just written, so it might be a living writer's that has not locked it yet.
     assert!(store.gc(None, false).unwrap().unfinished.is_empty());
     let old = std::time::SystemTime::now() - std::time::Duration::from_secs(60);
-    fs::File::options().append(true).open(&open_part).unwrap().set_modified(old).unwrap();
-    assert_eq!(store.gc(None, true).unwrap().unfinished, std::slice::from_ref(&open_part));
-    assert!(open_part.exists(), "a dry run removed something");
+    fs::File::options().append(true).open(&open_shard).unwrap().set_modified(old).unwrap();
+    assert_eq!(store.gc(None, true).unwrap().unfinished, std::slice::from_ref(&open_shard));
+    assert!(open_shard.exists(), "a dry run removed something");
     let collected = store.gc(None, false).unwrap();
-    assert_eq!(collected.unfinished, std::slice::from_ref(&open_part));
-    assert!(collected.bytes > 0 && !open_part.exists());
+    assert_eq!(collected.unfinished, std::slice::from_ref(&open_shard));
+    assert!(collected.bytes > 0 && !open_shard.exists());
     assert_eq!(open(dir.path(), CacheDtype::Float32).known(), 10);
 }
 
@@ -149,7 +149,7 @@ fn records_of_equal_counts_need_no_table_of_offsets() {
     (0..8).for_each(|number| assert!(append(&mut writer, number, if number == 7 { 1 } else { 2 })));
     writer.publish().unwrap();
     let record = (8 + 12usize).next_multiple_of(64) + (2 * WIDTH as usize * 4).next_multiple_of(64);
-    let rest = part::HEADER + part::FOOTER;
+    let rest = shard::HEADER + shard::FOOTER;
     assert_eq!(even.bytes() as usize, rest + 8 * (record + 56));
     let shorter = (4 + 12usize).next_multiple_of(64) + (WIDTH as usize * 4).next_multiple_of(64);
     assert_eq!(uneven.bytes() as usize, rest + 7 * record + shorter + 8 * 80);

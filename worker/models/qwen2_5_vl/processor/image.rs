@@ -1,4 +1,5 @@
-//! Encoded camera images to RGB, as Pillow's `convert("RGB")` has it: an alpha channel is dropped, grey is repeated.
+//! Encoded camera images to RGB, as Pillow's `convert("RGB")` has it: an alpha channel is dropped, grey is
+//! repeated.
 
 use std::io::Cursor;
 
@@ -41,7 +42,8 @@ pub(super) fn decode(encoded: &[u8]) -> Result<Rgb, String> {
 fn decode_png(encoded: &[u8]) -> Result<Rgb, String> {
     let limits = png::Limits { bytes: MAX_DECODED_BYTES };
     let mut decoder = png::Decoder::new_with_limits(Cursor::new(encoded), limits);
-    // Palettes to their colours and bits to bytes. 16 bits are rounded below, which the decoder would cut off.
+    // Palettes to their colours and bits to bytes. 16 bits are rounded below, which the decoder would cut
+    // off.
     decoder.set_transformations(Transformations::EXPAND);
     let mut reader = decoder.read_info().map_err(|e| e.to_string())?;
     let mut bytes = vec![0; bounded(reader.output_buffer_size())?];

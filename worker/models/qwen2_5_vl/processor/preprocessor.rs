@@ -1,11 +1,13 @@
-//! What a checkpoint says about its images: the image processor's settings, wherever its version of Transformers keeps them.
+//! What a checkpoint says about its images: the image processor's settings, wherever its version of
+//! Transformers keeps them.
 //!
 //! | file | written by |
 //! |---|---|
-//! | `processor_config.json`, field `image_processor` | `save_pretrained` of Transformers 5; wins where it is there, as it does there |
+//! | `processor_config.json`, field `image_processor` | Transformers 5; wins, as it does there |
 //! | `preprocessor_config.json` | published checkpoints, and `save_pretrained` until then |
 //!
-//! Settings that ask for other images than the ones made here (no resizing, another filter, patches of another size) are refused by name.
+//! Settings that ask for other images than the ones made here (no resizing, another filter, patches of
+//! another size) are refused by name.
 
 use std::path::{Path, PathBuf};
 
@@ -31,7 +33,8 @@ pub(super) struct Preprocessor {
     pub(super) rescale_factor: f64,
 }
 
-/// In its published (`min_pixels`) and its newer (`size.shortest_edge`) form. Null is absent: the class's default, which is what we do.
+/// In its published (`min_pixels`) and its newer (`size.shortest_edge`) form. Null is absent: the class's
+/// default, which is what we do.
 #[derive(Debug, Deserialize)]
 struct Settings {
     min_pixels: Option<usize>,
@@ -125,9 +128,9 @@ impl Settings {
             ("merge_size", self.merge_size, shape.merge),
             ("temporal_patch_size", self.temporal_patch_size, shape.frames),
         ];
-        for (field, said, tower) in sizes {
-            if let Some(said) = said.filter(|said| *said != tower) {
-                let found = format!("{said}, the vision tower of config.json has {tower}");
+        for (field, message, tower) in sizes {
+            if let Some(message) = message.filter(|message| *message != tower) {
+                let found = format!("{message}, the vision tower of config.json has {tower}");
                 return refuse(field, found, "both files must be of one checkpoint");
             }
         }

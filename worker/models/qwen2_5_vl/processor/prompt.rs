@@ -7,10 +7,11 @@
 //! <|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>...TEXT<|im_end|>\n<|im_start|>assistant\n
 //! ```
 //!
-//! The system turn is rendered when the checkpoint's chat template has it, as published ones do. Templates are not executed: a
-//! template of another shape gets this one and a warning, since a policy is trained and run with the same prompt either way.
-//! Text is encoded first and the single `<|image_pad|>` per image then repeated once per token of the image; special tokens
-//! split the text, so this equals encoding the expanded text.
+//! The system turn is rendered when the checkpoint's chat template has it, as published ones do. Templates
+//! are not executed: a template of another shape gets this one and a warning, since a policy is trained and
+//! run with the same prompt either way. Text is encoded first and the single `<|image_pad|>` per image then
+//! repeated once per token of the image; special tokens split the text, so this equals encoding the expanded
+//! text.
 
 use std::path::Path;
 
@@ -93,7 +94,8 @@ pub struct PromptEncoder {
 }
 
 impl PromptEncoder {
-    /// Loads tokenizer and chat template of the checkpoint at `model`. `template` is `data.prompt`; `images` come first.
+    /// Loads tokenizer and chat template of the checkpoint at `model`. `template` is `data.prompt`; `images`
+    /// come first.
     pub fn open(model: &Path, facts: ModelFacts, template: &str, images: usize) -> Result<Self, DataError> {
         let path = model.join("tokenizer.json");
         if !path.exists() {
@@ -104,8 +106,8 @@ impl PromptEncoder {
             DataError::invalid(&path, "(file)", e.to_string(), "download the checkpoint's tokenizer again")
         };
         let mut tokenizer = Tokenizer::from_file(&path).map_err(garbled)?;
-        // The file keeps the truncation and padding of whoever called the tokenizer before it was saved. Transformers sets both anew in
-        // every call, and prompts are encoded with neither.
+        // The file keeps the truncation and padding of whoever called the tokenizer before it was saved.
+        // Transformers sets both anew in every call, and prompts are encoded with neither.
         tokenizer.with_truncation(None).map_err(garbled)?.with_padding(None);
         let id = |token: &str| {
             tokenizer.token_to_id(token).ok_or_else(|| {
@@ -177,7 +179,8 @@ impl PromptEncoder {
     }
 }
 
-/// The chat template's text (empty if there is none) and the padding token, wherever this checkpoint keeps them.
+/// The chat template's text (empty if there is none) and the padding token, wherever this checkpoint keeps
+/// them.
 fn chat_template(model: &Path) -> Result<(String, Option<String>), DataError> {
     let path = model.join("tokenizer_config.json");
     let config: Value = if path.exists() { read_json(&path)? } else { Value::Null };

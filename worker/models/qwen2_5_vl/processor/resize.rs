@@ -1,8 +1,9 @@
 //! Bicubic resizing of RGB images, bit for bit as Pillow's `Image.resize(.., BICUBIC)` does it.
 //!
-//! Pillow widens the kernel (Catmull-Rom, a = -0.5) when it shrinks an image, rounds the kernel's coefficients to 22 bits, and
-//! filters rows first, columns second, rounding to 8 bits after each. Resizers that keep fewer bits, as fast ones do, miss about
-//! one pixel in a hundred by one grey level, which is ten times the tolerance the golden fixtures allow.
+//! Pillow widens the kernel (Catmull-Rom, a = -0.5) when it shrinks an image, rounds the kernel's
+//! coefficients to 22 bits, and filters rows first, columns second, rounding to 8 bits after each. Resizers
+//! that keep fewer bits, as fast ones do, miss about one pixel in a hundred by one grey level, which is ten
+//! times the tolerance the golden fixtures allow.
 
 /// 32 bits less 8 of the pixel and 2 for overshoot.
 const PRECISION_BITS: u32 = 32 - 8 - 2;

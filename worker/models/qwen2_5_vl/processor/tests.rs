@@ -1,4 +1,5 @@
-//! Against Pillow, Transformers and their tokenizers: fixtures made by `integration-tests/fixtures/make_data.py`.
+//! Against Pillow, Transformers and their tokenizers: fixtures made by
+//! `integration-tests/fixtures/make_data.py`.
 
 use std::path::{Path, PathBuf};
 
@@ -48,7 +49,8 @@ fn preprocessed_pixels_are_transformers_own() {
         let off: f64 = got.pixel_values.iter().zip(&want).map(|(a, b)| square(a - b)).sum();
         let norm: f64 = want.iter().map(|b| square(*b)).sum();
         let error = (off / norm).sqrt();
-        // The bar is 1e-4; Pillow's arithmetic is repeated exactly, so all that may differ is the last bit of a quotient.
+        // The bar is 1e-4; Pillow's arithmetic is repeated exactly, so all that may differ is the last bit of
+        // a quotient.
         assert!(error < 1e-7, "{name}: relative error {error:e}");
     }
 }

@@ -1,13 +1,16 @@
-//! From an encoded camera image to the rows that Qwen's vision tower reads, as Transformers' `Qwen2VLImageProcessor` does it.
+//! From an encoded camera image to the rows that Qwen's vision tower reads, as Transformers'
+//! `Qwen2VLImageProcessor` does it.
 //!
 //! ```text
-//! png/jpeg -> RGB -> smart_resize (multiples of patch * merge) -> bicubic -> x / 255 -> (x - mean) / std -> patches
+//! png/jpeg -> RGB -> smart_resize (multiples of patch * merge) -> bicubic
+//!          -> x / 255 -> (x - mean) / std -> patches
 //! rows     (grid_h / merge, grid_w / merge, merge, merge)     patches of one merged cell are neighbours
 //! columns  (channel, frame, patch, patch)                     an image is its own second frame
 //! ```
 //!
-//! An upper bound on pixels always applies: `data.max_pixels`; without it the checkpoint's own bound, but at most
-//! [`DEFAULT_MAX_PIXELS`], since published checkpoints allow 12.8 M pixels, 16,384 tokens, for a single image.
+//! An upper bound on pixels always applies: `data.max_pixels`; without it the checkpoint's own bound, but at
+//! most [`DEFAULT_MAX_PIXELS`], since published checkpoints allow 12.8 M pixels, 16,384 tokens, for a single
+//! image.
 
 use std::path::Path;
 
@@ -68,7 +71,8 @@ impl ImageProcessor {
                 format!("data.min_pixels <= data.max_pixels, and at least one token of {cell} pixels");
             return Err(DataError::invalid(&own.path, "min_pixels, max_pixels", found, remedy));
         }
-        // The order of roundings is Transformers': f64 product rounded to f32, then f32 difference and quotient.
+        // The order of roundings is Transformers': f64 product rounded to f32, then f32 difference and
+        // quotient.
         let value = |channel: usize, byte: usize| {
             let rescaled = (byte as f64 * own.rescale_factor) as f32;
             (rescaled - own.mean[channel] as f32) / own.std[channel] as f32
@@ -144,8 +148,8 @@ impl ImageProcessor {
     }
 }
 
-/// The size nearest to `height x width` whose sides are multiples of `factor`, within bounds of pixels, keeping the aspect.
-/// Halves round to even, as Python's `round` does.
+/// The size nearest to `height x width` whose sides are multiples of `factor`, within bounds of pixels,
+/// keeping the aspect. Halves round to even, as Python's `round` does.
 pub fn smart_resize(
     height: usize,
     width: usize,

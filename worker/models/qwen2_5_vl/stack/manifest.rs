@@ -1,7 +1,8 @@
 //! What a block is made of, and how it is put together.
 //!
-//! The blocks of both towers are two norms and some linears. A [`Manifest`] names them, so that their weights can be read, checked, or
-//! merely found before there is a block; a block is then assembled from what was read, in the manifest's order.
+//! The blocks of both towers are two norms and some linears. A [`Manifest`] names them, so that their weights
+//! can be read, checked, or merely found before there is a block; a block is then assembled from what was
+//! read, in the manifest's order.
 
 use burn::tensor::Tensor;
 

@@ -6,8 +6,8 @@
 //! stream      `memory.offload: layers`: read when their turn comes, the next one while this one runs
 //! ```
 //!
-//! Everything else of a tower (embeddings, merger, last norm) is always held: it is used once a pass, and is small beside the blocks, or
-//! looked up row by row.
+//! Everything else of a tower (embeddings, merger, last norm) is always held: it is used once a pass, and is
+//! small beside the blocks, or looked up row by row.
 //!
 //! What this module does not do: know what a block computes, or which of them run when (`model::recompute`).
 
@@ -75,7 +75,8 @@ impl<B: ModelBackend, K: Assemble<B>> Stack<B, K> {
         }
     }
 
-    /// Lends the blocks of `order` to `step`, one after another, until it breaks off. Each is gone when its step returns.
+    /// Lends the blocks of `order` to `step`, one after another, until it breaks off. Each is gone when its
+    /// step returns.
     pub fn fold<'s, A>(
         &'s self,
         order: impl Iterator<Item = usize>,

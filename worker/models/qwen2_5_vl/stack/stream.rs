@@ -1,19 +1,23 @@
-//! Blocks whose weights are not held: read from their files when their turn comes, and dropped when they have run.
+//! Blocks whose weights are not held: read from their files when their turn comes, and dropped when they have
+//! run.
 //!
 //! ```text
 //! reader thread   read 0 ┐ read 1      ┐ read 2      ┐            one thread a pass, plain reads, no device
 //! trainer                └▶ run 0      └▶ run 1      └▶ run 2 ..   to the device, assembled, run, dropped
 //! ```
 //!
-//! The hand-over has no room of its own: a block is read on only when the one before it has been taken, which is when the one before *that*
-//! is gone. So two blocks are in memory at most, the one that runs and the one that is next, and nothing between passes.
+//! The hand-over has no room of its own: a block is read on only when the one before it has been taken, which
+//! is when the one before *that* is gone. So two blocks are in memory at most, the one that runs and the one
+//! that is next, and nothing between passes.
 //!
-//! Where tensors are host memory, one that lies in its file as it is wanted is the mapped file, as without streaming: it costs no memory
-//! and is not read ahead. For a device everything is read into a buffer and handed over; the device is waited for before its next block, so
-//! that buffers which it has not taken yet do not pile up.
+//! Where tensors are host memory, one that lies in its file as it is wanted is the mapped file, as without
+//! streaming: it costs no memory and is not read ahead. For a device everything is read into a buffer and
+//! handed over; the device is waited for before its next block, so that buffers which it has not taken yet do
+//! not pile up.
 //!
-//! The bits are those of blocks that are held. Reading happens on a thread that computes nothing, so a step waits only where a disk is slower
-//! than a layer. What this file does not do: keep pages of the files in memory; that is the system's page cache, and it may drop them.
+//! The bits are those of blocks that are held. Reading happens on a thread that computes nothing, so a step
+//! waits only where a disk is slower than a layer. What this file does not do: keep pages of the files in
+//! memory; that is the system's page cache, and it may drop them.
 
 use std::{
     ops::ControlFlow,
@@ -110,7 +114,8 @@ impl<B: ModelBackend, K: Assemble<B>> Streamed<B, K> {
         let signals = Signals::default();
         let (files, order, signals) = (&self.files, &order, &signals);
         thread::scope(|scope| {
-            // Both go before the scope waits for the reader, however this closure is left: then nobody is there to read for.
+            // Both go before the scope waits for the reader, however this closure is left: then nobody is
+            // there to read for.
             let (hand_over, ready) = sync_channel(0);
             let _stop = StopReading(signals);
             let mut state = start;
@@ -241,7 +246,7 @@ impl Files {
         self.blocks[index].iter().map(bytes).sum()
     }
 
-    /// Books a block's bytes until the lease ends.
+    /// Records a block's bytes until the lease ends.
     fn lease(&self, index: usize) -> Lease<'_> {
         let bytes = self.bytes(index);
         let now = self.now.fetch_add(bytes, Ordering::Relaxed) + bytes;
@@ -277,7 +282,8 @@ struct Signals {
 }
 
 impl Signals {
-    /// The next block; none if the reader is gone. A trainer that waits while a slow disk gets on is no trainer that stands still.
+    /// The next block; none if the reader is gone. A trainer that waits while a slow disk gets on is no
+    /// trainer that stands still.
     fn wait<R>(&self, ready: &Receiver<R>) -> Option<R> {
         let mut seen = self.read.load(Ordering::Relaxed);
         loop {

@@ -1,14 +1,17 @@
-//! Speed of the fused CPU operations, of a decoder layer and of a language model made of them, next to PyTorch.
+//! Speed of the fused CPU operations, of a decoder layer and of a language model made of them, next to
+//! PyTorch.
 //!
 //! ```text
 //! RAYON_NUM_THREADS=2 cargo bench -p coxswain-nn --bench kernels -- [--torch PYTHON] [--cpu] [FILTER]
 //! ```
 //!
-//! Without `--torch` only our own times are printed. With it, `torch_peer.py` runs beside this process (torch, transformers
-//! and peft must be installed there) and the two take turns, round by round, so that whatever else the machine does falls on
-//! both. `--cpu` counts the time both processes compute instead of the time that passes: with one thread, that is what can be
-//! compared on a machine that does other work, too. Sizes are those of the `small` preset: 12 layers of 768, 12 query and 4 key heads, 2 x 192 tokens, LoRA of rank 16
-//! on all seven projections, float32. Printed are medians in milliseconds and the ratio ours / theirs; below 1 is faster.
+//! Without `--torch` only our own times are printed. With it, `torch_peer.py` runs beside this process
+//! (torch, transformers and peft must be installed there) and the two take turns, round by round, so that
+//! whatever else the machine does falls on both. `--cpu` counts the time both processes compute instead of
+//! the time that passes: with one thread, that is what can be compared on a machine that does other work,
+//! too. Sizes are those of the `small` preset: 12 layers of 768, 12 query and 4 key heads, 2 x 192 tokens,
+//! LoRA of rank 16 on all seven projections, float32. Printed are medians in milliseconds and the ratio ours
+//! / theirs; below 1 is faster.
 
 mod cases;
 mod decoder;
@@ -28,7 +31,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 /// Turns that each side takes.
 const ROUNDS: usize = 7;
 /// How long one turn of one side lasts at least.
-const TURN: Duration = Duration::from_millis(150);
+const ROUND: Duration = Duration::from_millis(150);
 
 fn main() {
     let mut filter = String::new();
@@ -90,14 +93,14 @@ fn take_turns(case: &Case, mut peer: Option<&mut Peer>, clock: Clock) -> (Vec<f6
     (case.run)();
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
-        let turn = Instant::now();
-        while turn.elapsed() < TURN {
-            let start = clock.milliseconds(turn);
+        let round = Instant::now();
+        while round.elapsed() < ROUND {
+            let start = clock.milliseconds(round);
             (case.run)();
-            ours.push(clock.milliseconds(turn) - start);
+            ours.push(clock.milliseconds(round) - start);
         }
         if let Some(peer) = peer.as_mut() {
-            theirs.extend(peer.run(case.name, TURN));
+            theirs.extend(peer.run(case.name, ROUND));
         }
     }
     (ours, peer.map(|_| theirs))

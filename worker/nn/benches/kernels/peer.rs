@@ -33,9 +33,9 @@ impl Peer {
     }
 
     /// Times of one turn of an operation, in milliseconds.
-    pub fn run(&mut self, name: &str, turn: Duration) -> Vec<f64> {
+    pub fn run(&mut self, name: &str, round: Duration) -> Vec<f64> {
         let input = self.input.as_mut().expect("open until the peer is dropped");
-        writeln!(input, "{name}\t{}", turn.as_secs_f64()).expect("the peer reads");
+        writeln!(input, "{name}\t{}", round.as_secs_f64()).expect("the peer reads");
         input.flush().expect("the peer reads");
         self.line().split(' ').map(|time| time.parse().expect("the peer answers with numbers")).collect()
     }

@@ -1,7 +1,8 @@
 //! Every operation as one node of burn's autodiff graph.
 //!
-//! Forward, an operation runs on the backend underneath; if any input is tracked, [`record`] registers one node that owns
-//! exactly what the backward method of that backend needs, as a closure. Nothing is kept for an input that is not tracked.
+//! Forward, an operation runs on the backend underneath; if any input is tracked, [`record`] registers one
+//! node that owns exactly what the backward method of that backend needs, as a closure. Nothing is kept for
+//! an input that is not tracked.
 //!
 //! ```text
 //! here     operations
@@ -20,9 +21,9 @@ use burn_autodiff::ops::Backward;
 pub(super) use self::linear::linear_leaving_weight;
 use self::{
     linear::{linear_node, lora_linear_node},
-    node::{Node, finish, from_primitive, is_tracked, plain, primitive, record, record_onto, tracked},
+    node::{Node, finish, from_primitive, is_tracked, plain, primitive, record, record_residual, tracked},
 };
-use super::{AdaNorm, AttentionMask, AttentionSaved, LinearLayer, LowRank, ModelBackend, Onto};
+use super::{AdaNorm, AttentionMask, AttentionSaved, LinearLayer, LowRank, ModelBackend, Residual};
 
 impl<B: ModelBackend> ModelBackend for Autodiff<B> {
     type Flat = Vec<f32>;
@@ -31,9 +32,9 @@ impl<B: ModelBackend> ModelBackend for Autodiff<B> {
         let (x, gain_d) = (tracked(x_nd), gain_d.inner());
         let y_nd = B::rms_norm(plain(&x), gain_d.clone(), eps);
         let x_nd = plain::<B, 2>(&x);
-        record_onto([&x], y_nd, move |dy_nd, sum| {
+        record_residual([&x], y_nd, move |dy_nd, sum| {
             [Some(primitive(match sum {
-                Some(sum_nd) => B::rms_norm_backward_onto(sum_nd, x_nd, gain_d, dy_nd, eps),
+                Some(sum_nd) => B::rms_norm_backward_residual(sum_nd, x_nd, gain_d, dy_nd, eps),
                 None => B::rms_norm_backward(x_nd, gain_d, dy_nd, eps),
             }))]
         })
@@ -77,24 +78,25 @@ impl<B: ModelBackend> ModelBackend for Autodiff<B> {
         })
     }
 
-    fn turned_attention(
+    fn rope_attention(
         inputs_bshk: [Tensor<Self, 4>; 3],
         tables_bsk: [Tensor<Self, 3>; 2],
         mask: &AttentionMask,
         scale: f64,
     ) -> Tensor<Self, 4> {
         let (inputs, tables_bsk) = (inputs_bshk.map(tracked), tables_bsk.map(Tensor::inner));
-        // Inputs are used up: what is turned is kept, and not what was. Their places in the graph stay taken until the node is there.
+        // Inputs are used up: what is turned is kept, and not what was. Their places in the graph stay taken
+        // until the node is there.
         let places = inputs.each_ref().map(|input| input.rc.clone());
         let node = Node.prepare(inputs.each_ref().map(|input| input.node.clone()));
         let inputs_bshk = inputs.map(|input| from_primitive::<B, 4>(input.primitive));
-        let [q_bshk, k_bshk, v_bshk] = B::turned(inputs_bshk, tables_bsk.clone());
+        let [q_bshk, k_bshk, v_bshk] = B::rope(inputs_bshk, tables_bsk.clone());
         let output = B::attention_saving(q_bshk.clone(), k_bshk.clone(), v_bshk.clone(), mask, scale);
         let (out_bshk, mask) = (output.out_bshk.clone(), mask.clone());
         let saved = AttentionSaved { q_bshk, k_bshk, v_bshk, output };
         let out_bshk = finish(node, out_bshk, move |dout_bshk| {
             let gradients = B::attention_backward(saved, &mask, scale, dout_bshk);
-            B::turned_backward(gradients, tables_bsk).map(|gradient| Some(primitive(gradient)))
+            B::rope_backward(gradients, tables_bsk).map(|gradient| Some(primitive(gradient)))
         });
         drop(places);
         out_bshk
@@ -110,7 +112,7 @@ impl<B: ModelBackend> ModelBackend for Autodiff<B> {
         linear_node(x, w, bias, y_no)
     }
 
-    fn linear_known(
+    fn linear_cached(
         x_ni: Tensor<Self, 2>,
         w_oi: Tensor<Self, 2>,
         bias_o: Option<Tensor<Self, 1>>,
@@ -138,7 +140,7 @@ impl<B: ModelBackend> ModelBackend for Autodiff<B> {
         lora_linear_node([x, a, b], w_oi, update.scale, y_no, down_nr)
     }
 
-    fn lora_linear_known(
+    fn lora_linear_cached(
         x_ni: Tensor<Self, 2>,
         w_oi: Tensor<Self, 2>,
         update: LowRank<Self>,
@@ -152,14 +154,14 @@ impl<B: ModelBackend> ModelBackend for Autodiff<B> {
         lora_linear_node(inputs, w_oi.inner(), update.scale, y_no.inner(), down_nr.inner())
     }
 
-    fn lora_linear_onto(
-        onto: Onto<Self>,
+    fn lora_linear_residual(
+        residual: Residual<Self>,
         x_ni: Tensor<Self, 2>,
         w_oi: Tensor<Self, 2>,
         bias_o: Option<Tensor<Self, 1>>,
         update: LowRank<Self>,
     ) -> Tensor<Self, 2> {
-        onto.plus(Self::lora_linear(x_ni, w_oi, bias_o, update))
+        residual.plus(Self::lora_linear(x_ni, w_oi, bias_o, update))
     }
 
     fn sum_unread(x_nd: Tensor<Self, 2>, y_nd: Tensor<Self, 2>) -> Tensor<Self, 2> {
@@ -224,9 +226,9 @@ impl<B: ModelBackend> ModelBackend for Autodiff<B> {
         let x = tracked(x_nd);
         let x_nd = plain::<B, 2>(&x);
         let y_nd = <B as ModelBackend>::layer_norm(x_nd.clone(), eps);
-        record_onto([&x], y_nd, move |dy_nd, sum| {
+        record_residual([&x], y_nd, move |dy_nd, sum| {
             [Some(primitive(match sum {
-                Some(sum_nd) => B::layer_norm_backward_onto(sum_nd, x_nd, dy_nd, eps),
+                Some(sum_nd) => B::layer_norm_backward_residual(sum_nd, x_nd, dy_nd, eps),
                 None => B::layer_norm_backward(x_nd, dy_nd, eps),
             }))]
         })
@@ -236,7 +238,7 @@ impl<B: ModelBackend> ModelBackend for Autodiff<B> {
         let inputs = [tracked(x_nd), tracked(ada_be)];
         let [x_nd, ada_be] = inputs.each_ref().map(plain::<B, 2>);
         let y_nd = B::ada_layer_norm(x_nd.clone(), ada_be.clone(), how);
-        record_onto(inputs.each_ref(), y_nd, move |dy_nd, sum| {
+        record_residual(inputs.each_ref(), y_nd, move |dy_nd, sum| {
             B::ada_layer_norm_backward(sum, x_nd, ada_be, dy_nd, how)
                 .map(|gradient| Some(primitive(gradient)))
         })

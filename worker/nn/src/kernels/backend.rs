@@ -5,19 +5,20 @@ use std::ops::Range;
 use burn::tensor::{DType, Tensor, TensorPrimitive, activation, backend::Backend};
 
 use super::{
-    adjoint,
+    backward,
     flat::{
         FlatOn, Gradient, Run,
         tensors::{self, Origins, Updated},
     },
     operands::{
         AdaNorm, AttentionMask, AttentionOutput, AttentionSaved, GradientSlot, LinearLayer, LowRank,
-        LowRankGradients, LowRankSaved, Onto,
+        LowRankGradients, LowRankSaved, Residual,
     },
     reference,
 };
 
-/// A backend that the model runs on. The methods named `_backward`, `_gradient` and `_saving` are for the autodiff nodes.
+/// A backend that the model runs on. The methods named `_backward`, `_gradient` and `_saving` are for the
+/// autodiff nodes.
 pub trait ModelBackend: Backend {
     /// Whether its tensors lie in host memory: one made of a mapped file's bytes is those bytes then.
     const ON_HOST: bool = false;
@@ -27,17 +28,20 @@ pub trait ModelBackend: Backend {
         flat.narrow(0, start, shape[0] * shape[1]).reshape(shape)
     }
 
-    /// `x y` of each pair of matrices in a batch, `[.., n, k]` and `[.., k, o]`, of one type; in float32 or the type of both.
+    /// `x y` of each pair of matrices in a batch, `[.., n, k]` and `[.., k, o]`, of one type; in float32 or
+    /// the type of both.
     fn product<const D: usize>(x: Tensor<Self, D>, y: Tensor<Self, D>) -> Tensor<Self, D> {
         x.matmul(y)
     }
 
-    /// `x * rsqrt(mean(x^2, last) + eps) * gain` (arXiv 1910.07467). `x_nd`, `gain_d` frozen; returns `[n, d]`.
+    /// `x * rsqrt(mean(x^2, last) + eps) * gain` (arXiv 1910.07467). `x_nd`, `gain_d` frozen; returns `[n,
+    /// d]`.
     fn rms_norm(x_nd: Tensor<Self, 2>, gain_d: Tensor<Self, 1>, eps: f64) -> Tensor<Self, 2> {
         reference::rms_norm(x_nd, gain_d, eps)
     }
 
-    /// [`rms_norm`](Self::rms_norm) for products that round their inputs to bfloat16: rounded already, where that saves a pass.
+    /// [`rms_norm`](Self::rms_norm) for products that round their inputs to bfloat16: rounded already, where
+    /// that saves a pass.
     fn rms_norm_for_rounding(x_nd: Tensor<Self, 2>, gain_d: Tensor<Self, 1>, eps: f64) -> Tensor<Self, 2> {
         Self::rms_norm(x_nd, gain_d, eps)
     }
@@ -49,11 +53,12 @@ pub trait ModelBackend: Backend {
         dy_nd: Tensor<Self, 2>,
         eps: f64,
     ) -> Tensor<Self, 2> {
-        adjoint::rms_norm(x_nd, gain_d, dy_nd, eps)
+        backward::rms_norm(x_nd, gain_d, dy_nd, eps)
     }
 
-    /// [`rms_norm_backward`](Self::rms_norm_backward) added to `sum`, the gradient of `x` by way of others who read it.
-    fn rms_norm_backward_onto(
+    /// [`rms_norm_backward`](Self::rms_norm_backward) added to `sum`, the gradient of `x` by way of others
+    /// who read it.
+    fn rms_norm_backward_residual(
         sum_nd: Tensor<Self, 2>,
         x_nd: Tensor<Self, 2>,
         gain_d: Tensor<Self, 1>,
@@ -79,11 +84,11 @@ pub trait ModelBackend: Backend {
         up_nf: Tensor<Self, 2>,
         dy_nf: Tensor<Self, 2>,
     ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
-        adjoint::swiglu(gate_nf, up_nf, dy_nf)
+        backward::swiglu(gate_nf, up_nf, dy_nf)
     }
 
-    /// Rotary embedding in the rotate-half convention: `x * cos + rotate_half(x) * sin`, with `rotate_half([a | b]) = [-b | a]`.
-    /// `x_bshk`; tables `[b, s, k]` (or `[1, s, k]`, shared by the batch), frozen.
+    /// Rotary embedding in the rotate-half convention: `x * cos + rotate_half(x) * sin`, with `rotate_half([a |
+    /// b]) = [-b | a]`. `x_bshk`; tables `[b, s, k]` (or `[1, s, k]`, shared by the batch), frozen.
     fn rotary(
         x_bshk: Tensor<Self, 4>,
         cos_bsk: Tensor<Self, 3>,
@@ -98,12 +103,12 @@ pub trait ModelBackend: Backend {
         cos_bsk: Tensor<Self, 3>,
         sin_bsk: Tensor<Self, 3>,
     ) -> Tensor<Self, 4> {
-        adjoint::rotary(dy_bshk, cos_bsk, sin_bsk)
+        backward::rotary(dy_bshk, cos_bsk, sin_bsk)
     }
 
-    /// `softmax(q k^T * scale, masked) v` with grouped queries: query head `h` reads key/value head `h / (heads / kv_heads)`.
-    /// `q [b, sq, heads, k]`, `k` and `v` `[b, sk, kv_heads, k]`; returns `[b, sq, heads, k]`.
-    /// A query with no admissible key (left padding) gets zeros.
+    /// `softmax(q k^T * scale, masked) v` with grouped queries: query head `h` reads key/value head `h /
+    /// (heads / kv_heads)`. `q [b, sq, heads, k]`, `k` and `v` `[b, sk, kv_heads, k]`; returns `[b, sq,
+    /// heads, k]`. A query with no admissible key (left padding) gets zeros.
     fn attention(
         q_bshk: Tensor<Self, 4>,
         k_bshk: Tensor<Self, 4>,
@@ -114,26 +119,27 @@ pub trait ModelBackend: Backend {
         Self::attention_saving(q_bshk, k_bshk, v_bshk, mask, scale).out_bshk
     }
 
-    /// [`attention`](Self::attention) of queries and keys under [`rotary`](Self::rotary), by tables of cosines and sines. Queries, keys, values.
-    fn turned_attention(
+    /// [`attention`](Self::attention) of queries and keys under [`rotary`](Self::rotary), by tables of
+    /// cosines and sines. Queries, keys, values.
+    fn rope_attention(
         inputs_bshk: [Tensor<Self, 4>; 3],
         tables_bsk: [Tensor<Self, 3>; 2],
         mask: &AttentionMask,
         scale: f64,
     ) -> Tensor<Self, 4> {
-        let [q_bshk, k_bshk, v_bshk] = Self::turned(inputs_bshk, tables_bsk);
+        let [q_bshk, k_bshk, v_bshk] = Self::rope(inputs_bshk, tables_bsk);
         <Self as ModelBackend>::attention(q_bshk, k_bshk, v_bshk, mask, scale)
     }
 
-    /// What [`turned_attention`](Self::turned_attention) attends with.
-    fn turned(inputs_bshk: [Tensor<Self, 4>; 3], tables_bsk: [Tensor<Self, 3>; 2]) -> [Tensor<Self, 4>; 3] {
+    /// What [`rope_attention`](Self::rope_attention) attends with.
+    fn rope(inputs_bshk: [Tensor<Self, 4>; 3], tables_bsk: [Tensor<Self, 3>; 2]) -> [Tensor<Self, 4>; 3] {
         let ([q_bshk, k_bshk, v_bshk], [cos_bsk, sin_bsk]) = (inputs_bshk, tables_bsk);
         let q_bshk = Self::rotary(q_bshk, cos_bsk.clone(), sin_bsk.clone());
         [q_bshk, Self::rotary(k_bshk, cos_bsk, sin_bsk), v_bshk]
     }
 
-    /// The gradients under [`turned`](Self::turned).
-    fn turned_backward(
+    /// The gradients under [`rope`](Self::rope).
+    fn rope_backward(
         gradients_bshk: [Tensor<Self, 4>; 3],
         tables_bsk: [Tensor<Self, 3>; 2],
     ) -> [Tensor<Self, 4>; 3] {
@@ -142,8 +148,8 @@ pub trait ModelBackend: Backend {
         [dq_bshk, Self::rotary_backward(dk_bshk, cos_bsk, sin_bsk), dv_bshk]
     }
 
-    /// Inputs of [`attention`](Self::attention) as it reads them: what a pass on a tape keeps, so that its backward pass need not arrange them
-    /// again.
+    /// Inputs of [`attention`](Self::attention) as it reads them: what a pass on a tape keeps, so that its
+    /// backward pass need not arrange them again.
     fn attention_inputs(inputs_bshk: [Tensor<Self, 4>; 3], _mask: &AttentionMask) -> [Tensor<Self, 4>; 3] {
         inputs_bshk
     }
@@ -172,11 +178,12 @@ pub trait ModelBackend: Backend {
         scale: f64,
         dout_bshk: Tensor<Self, 4>,
     ) -> [Tensor<Self, 4>; 3] {
-        adjoint::attention(saved, mask, scale, dout_bshk)
+        backward::attention(saved, mask, scale, dout_bshk)
     }
 
-    /// `x w^T + bias` with a weight in the checkpoint's own layout: `x [n, i]`, `w [o, i]`, `bias [o]`; returns `[n, o]`.
-    /// `w` may be bf16 under an f32 `x`; the product is f32. Gradients reach every argument that is tracked.
+    /// `x w^T + bias` with a weight in the checkpoint's own layout: `x [n, i]`, `w [o, i]`, `bias [o]`;
+    /// returns `[n, o]`. `w` may be bf16 under an f32 `x`; the product is f32. Gradients reach every argument
+    /// that is tracked.
     fn linear(
         x_ni: Tensor<Self, 2>,
         w_oi: Tensor<Self, 2>,
@@ -187,18 +194,18 @@ pub trait ModelBackend: Backend {
 
     /// `dy w`: the gradient of `x` under [`linear`](Self::linear), in the type of `dy`.
     fn linear_input_gradient(dy_no: Tensor<Self, 2>, w_oi: Tensor<Self, 2>) -> Tensor<Self, 2> {
-        adjoint::linear_input(dy_no, w_oi)
+        backward::linear_input(dy_no, w_oi)
     }
 
     /// `dy^T x`: the gradient of `w` under [`linear`](Self::linear).
     fn linear_weight_gradient(dy_no: Tensor<Self, 2>, x_ni: Tensor<Self, 2>) -> Tensor<Self, 2> {
-        adjoint::linear_weight(dy_no, x_ni)
+        backward::linear_weight(dy_no, x_ni)
     }
 
     /// [`linear_weight_gradient`](Self::linear_weight_gradient) added to a sum in host memory.
     ///
-    /// The weights of a trained head outnumber the values of its micro-batch by far: where memory is shared with the host, a
-    /// gradient that is made where it is summed costs one pass over it instead of three.
+    /// The weights of a trained head outnumber the values of its micro-batch by far: where memory is shared
+    /// with the host, a gradient that is made where it is summed costs one pass over it instead of three.
     fn add_linear_weight_gradient(dy_no: Tensor<Self, 2>, x_ni: Tensor<Self, 2>, sum: GradientSlot<'_>) {
         let gradient = Self::linear_weight_gradient(dy_no, x_ni).into_data().convert::<f32>();
         sum.add(gradient.as_slice().expect("converted to f32"));
@@ -206,11 +213,11 @@ pub trait ModelBackend: Backend {
 
     /// The sum of the rows of `dy`: the gradient of a bias.
     fn linear_bias_gradient(dy_no: Tensor<Self, 2>) -> Tensor<Self, 1> {
-        adjoint::linear_bias(dy_no)
+        backward::linear_bias(dy_no)
     }
 
-    /// [`linear`](Self::linear) plus a low-rank update: `x w^T + bias + scale * (x a^T) b^T`. Returns `[n, o]`.
-    /// Gradients reach `x`, `a` and `b`; `w` and `bias` as in `linear`.
+    /// [`linear`](Self::linear) plus a low-rank update: `x w^T + bias + scale * (x a^T) b^T`. Returns `[n,
+    /// o]`. Gradients reach `x`, `a` and `b`; `w` and `bias` as in `linear`.
     fn lora_linear(
         x_ni: Tensor<Self, 2>,
         w_oi: Tensor<Self, 2>,
@@ -220,7 +227,8 @@ pub trait ModelBackend: Backend {
         Self::lora_linear_saving(x_ni, w_oi, bias_o, &update).0
     }
 
-    /// Linear layers of one input: each [`linear`](Self::linear), or [`lora_linear`](Self::lora_linear) where it has an update.
+    /// Linear layers of one input: each [`linear`](Self::linear), or [`lora_linear`](Self::lora_linear) where
+    /// it has an update.
     fn linears(x_ni: Tensor<Self, 2>, layers: Vec<LinearLayer<Self>>) -> Vec<Tensor<Self, 2>> {
         Self::linears_saving(x_ni, layers).into_iter().map(|(y_no, _)| y_no).collect()
     }
@@ -240,25 +248,25 @@ pub trait ModelBackend: Backend {
         each.collect()
     }
 
-    /// `onto` plus [`linear`](Self::linear).
-    fn linear_onto(
-        onto: Onto<Self>,
+    /// `residual` plus [`linear`](Self::linear).
+    fn linear_residual(
+        residual: Residual<Self>,
         x_ni: Tensor<Self, 2>,
         w_oi: Tensor<Self, 2>,
         bias_o: Option<Tensor<Self, 1>>,
     ) -> Tensor<Self, 2> {
-        onto.plus(<Self as ModelBackend>::linear(x_ni, w_oi, bias_o))
+        residual.plus(<Self as ModelBackend>::linear(x_ni, w_oi, bias_o))
     }
 
-    /// `onto` plus [`lora_linear`](Self::lora_linear).
-    fn lora_linear_onto(
-        onto: Onto<Self>,
+    /// `residual` plus [`lora_linear`](Self::lora_linear).
+    fn lora_linear_residual(
+        residual: Residual<Self>,
         x_ni: Tensor<Self, 2>,
         w_oi: Tensor<Self, 2>,
         bias_o: Option<Tensor<Self, 1>>,
         update: LowRank<Self>,
     ) -> Tensor<Self, 2> {
-        Self::lora_linear_onto_saving(onto, x_ni, w_oi, bias_o, &update).0
+        Self::lora_linear_residual_saving(residual, x_ni, w_oi, bias_o, &update).0
     }
 
     /// `x + y` whose value nobody reads: nothing is computed, and under autodiff the node is that of a sum.
@@ -266,8 +274,9 @@ pub trait ModelBackend: Backend {
         x_nd
     }
 
-    /// [`linear`](Self::linear) whose value is known already: nothing is computed, and under autodiff the node is the same.
-    fn linear_known(
+    /// [`linear`](Self::linear) whose value is known already: nothing is computed, and under autodiff the
+    /// node is the same.
+    fn linear_cached(
         _x_ni: Tensor<Self, 2>,
         _w_oi: Tensor<Self, 2>,
         _bias_o: Option<Tensor<Self, 1>>,
@@ -278,7 +287,7 @@ pub trait ModelBackend: Backend {
 
     /// [`lora_linear`](Self::lora_linear) whose value is known already; `known` is what
     /// [`lora_linear_saving`](Self::lora_linear_saving) returned.
-    fn lora_linear_known(
+    fn lora_linear_cached(
         _x_ni: Tensor<Self, 2>,
         _w_oi: Tensor<Self, 2>,
         _update: LowRank<Self>,
@@ -298,16 +307,16 @@ pub trait ModelBackend: Backend {
         (<Self as ModelBackend>::linear(x_ni, w_oi, bias_o) + low_no, down_nr)
     }
 
-    /// [`lora_linear_onto`](Self::lora_linear_onto), and `scale * x a^T`.
-    fn lora_linear_onto_saving(
-        onto: Onto<Self>,
+    /// [`lora_linear_residual`](Self::lora_linear_residual), and `scale * x a^T`.
+    fn lora_linear_residual_saving(
+        residual: Residual<Self>,
         x_ni: Tensor<Self, 2>,
         w_oi: Tensor<Self, 2>,
         bias_o: Option<Tensor<Self, 1>>,
         update: &LowRank<Self>,
     ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
         let (y_no, down_nr) = Self::lora_linear_saving(x_ni, w_oi, bias_o, update);
-        (onto.plus(y_no), down_nr)
+        (residual.plus(y_no), down_nr)
     }
 
     /// The gradients of `x` (if `wants_dx`), `a` and `b` under [`lora_linear`](Self::lora_linear).
@@ -317,20 +326,20 @@ pub trait ModelBackend: Backend {
         wants_dx: bool,
     ) -> LowRankGradients<Self> {
         let dense_ni = wants_dx.then(|| Self::linear_input_gradient(dy_no.clone(), saved.w_oi.clone()));
-        adjoint::low_rank(saved, dy_no, wants_dx).beside(dense_ni)
+        backward::low_rank(saved, dy_no, wants_dx).beside(dense_ni)
     }
 
     /// The same, with the gradient of `x` added to `sum`, that by way of others who read it.
-    fn lora_linear_backward_onto(
+    fn lora_linear_backward_residual(
         sum_ni: Tensor<Self, 2>,
         saved: LowRankSaved<Self>,
         dy_no: Tensor<Self, 2>,
     ) -> LowRankGradients<Self> {
-        Self::lora_linear_backward(saved, dy_no, true).onto(sum_ni)
+        Self::lora_linear_backward(saved, dy_no, true).with_residual(sum_ni)
     }
 
-    /// Layer norm without gain or bias, then `* (1 + scale) + shift` with one scale and shift per batch row (AdaLN).
-    /// `x [b * s, d]` in batch order, `scale` and `shift` `[b, d]`; returns `[b * s, d]`.
+    /// Layer norm without gain or bias, then `* (1 + scale) + shift` with one scale and shift per batch row
+    /// (AdaLN). `x [b * s, d]` in batch order, `scale` and `shift` `[b, d]`; returns `[b * s, d]`.
     fn modulated_layer_norm(
         x_nd: Tensor<Self, 2>,
         scale_bd: Tensor<Self, 2>,
@@ -347,7 +356,7 @@ pub trait ModelBackend: Backend {
         dy_nd: Tensor<Self, 2>,
         eps: f64,
     ) -> [Tensor<Self, 2>; 3] {
-        adjoint::modulated_layer_norm(x_nd, scale_bd, dy_nd, eps)
+        backward::modulated_layer_norm(x_nd, scale_bd, dy_nd, eps)
     }
 
     /// [`modulated_layer_norm`](Self::modulated_layer_norm) by scale and shift side by side, `ada [b, 2 d]`.
@@ -357,8 +366,8 @@ pub trait ModelBackend: Backend {
         Self::modulated_layer_norm(x_nd, scale_bd, shift_bd, how.eps)
     }
 
-    /// The gradients of `x` and of scale and shift under [`ada_layer_norm`](Self::ada_layer_norm); the first added to `sum`, the gradient of
-    /// `x` by way of others who read it, if there is one.
+    /// The gradients of `x` and of scale and shift under [`ada_layer_norm`](Self::ada_layer_norm); the first
+    /// added to `sum`, the gradient of `x` by way of others who read it, if there is one.
     fn ada_layer_norm_backward(
         sum_nd: Option<Tensor<Self, 2>>,
         x_nd: Tensor<Self, 2>,
@@ -387,11 +396,11 @@ pub trait ModelBackend: Backend {
 
     /// The gradient of `x` under [`layer_norm`](Self::layer_norm).
     fn layer_norm_backward(x_nd: Tensor<Self, 2>, dy_nd: Tensor<Self, 2>, eps: f64) -> Tensor<Self, 2> {
-        adjoint::layer_norm(x_nd, dy_nd, eps)
+        backward::layer_norm(x_nd, dy_nd, eps)
     }
 
     /// The same, added to `sum`, the gradient of `x` by way of others who read it.
-    fn layer_norm_backward_onto(
+    fn layer_norm_backward_residual(
         sum_nd: Tensor<Self, 2>,
         x_nd: Tensor<Self, 2>,
         dy_nd: Tensor<Self, 2>,
@@ -400,8 +409,8 @@ pub trait ModelBackend: Backend {
         Self::layer_norm_backward(x_nd, dy_nd, eps) + sum_nd
     }
 
-    /// `x` rounded to bfloat16, in its own type. The gradient passes as it is, as under autocast: a rounding's own is zero almost
-    /// everywhere.
+    /// `x` rounded to bfloat16, in its own type. The gradient passes as it is, as under autocast: a
+    /// rounding's own is zero almost everywhere.
     fn rounded(x_nd: Tensor<Self, 2>) -> Tensor<Self, 2> {
         reference::rounded(x_nd)
     }
@@ -428,7 +437,7 @@ pub trait ModelBackend: Backend {
 
     /// The gradient of `x` under [`gelu_tanh`](Self::gelu_tanh).
     fn gelu_tanh_backward(x_nf: Tensor<Self, 2>, dy_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {
-        adjoint::gelu_tanh(x_nf, dy_nf)
+        backward::gelu_tanh(x_nf, dy_nf)
     }
 
     /// GELU by the error function, `x (1 + erf(x / sqrt 2)) / 2` (arXiv 1606.08415).
@@ -436,14 +445,15 @@ pub trait ModelBackend: Backend {
         activation::gelu(x_nf)
     }
 
-    /// The gradient of `x` under [`gelu_erf`](Self::gelu_erf). burn's own is exact where a backend has it, and else that of the tanh
-    /// approximation, which is off by a thousandth.
+    /// The gradient of `x` under [`gelu_erf`](Self::gelu_erf). burn's own is exact where a backend has it,
+    /// and else that of the tanh approximation, which is off by a thousandth.
     fn gelu_erf_backward(x_nf: Tensor<Self, 2>, dy_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {
         let [x, dy] = [x_nf, dy_nf].map(|tensor| tensor.into_primitive().tensor());
         Tensor::from_primitive(TensorPrimitive::Float(Self::gelu_backward(x, dy)))
     }
 
-    /// Where the flat space of what trains lies: where this backend's tensors do. (A tape has none: it is that of the backend underneath.)
+    /// Where the flat parameter buffer of what trains lies: where this backend's tensors do. (A tape has
+    /// none: it is that of the backend underneath.)
     type Flat: FlatOn<Self>;
 
     /// Adds gradients to their sums in `flat`; in place where nobody else holds that.
@@ -474,7 +484,7 @@ pub trait ModelBackend: Backend {
     }
 }
 
-impl<B: ModelBackend> Onto<B> {
+impl<B: ModelBackend> Residual<B> {
     /// The sum.
     pub fn plus(self, y_no: Tensor<B, 2>) -> Tensor<B, 2> {
         if self.rounded { B::rounded_sum(self.x_no, y_no) } else { self.x_no + y_no }

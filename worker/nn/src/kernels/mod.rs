@@ -1,16 +1,18 @@
 //! The operations a transformer spends its time in, on burn tensors.
 //!
-//! [`ModelBackend`] is burn's `Backend` plus those operations, forward and backward. Each has a reference written with
-//! burn's own tensor operations ([`reference`], and its derivatives in [`adjoint`]), which any backend gets for nothing,
-//! and which its fused version is tested against; `flex` has the fused versions for the CPU, `cube` those for accelerators. Under autodiff every
-//! operation is one node (`autodiff`) whose backward pass calls the backward method of the backend underneath.
+//! [`ModelBackend`] is burn's `Backend` plus those operations, forward and backward. Each has a reference
+//! written with burn's own tensor operations ([`reference`], and its derivatives in [`backward`]), which any
+//! backend gets for nothing, and which its fused version is tested against; `flex` has the fused versions for
+//! the CPU, `cube` those for accelerators. Under autodiff every operation is one node (`autodiff`) whose
+//! backward pass calls the backward method of the backend underneath.
 //!
-//! What this module does not do: know any model. Shapes are in the docs; frozen arguments (gains, rotary tables) get no gradient.
+//! What this module does not do: know any model. Shapes are in the docs; frozen arguments (gains, rotary
+//! tables) get no gradient.
 
-pub mod adjoint;
 mod autodiff;
 mod backend;
-pub mod blocked;
+pub mod backward;
+pub mod blockwise;
 #[cfg(feature = "cuda")]
 mod cube;
 pub mod flat;
@@ -28,7 +30,7 @@ pub use self::{
     flex::{FEW_TOKENS, PANEL_COLUMNS, QUERY_BLOCK, vectorised},
     operands::{
         AdaNorm, AttentionMask, AttentionOutput, AttentionSaved, GradientSlot, LinearLayer, LowRank,
-        LowRankGradients, LowRankSaved, Onto,
+        LowRankGradients, LowRankSaved, Residual,
     },
     tape::Tape,
 };

@@ -13,7 +13,8 @@ pub enum AttentionMask {
     Keys(Arc<[Range<u32>]>),
     /// Keys at or before the query, within the given range of each batch row.
     Causal(Arc<[Range<u32>]>),
-    /// One batch row cut into consecutive segments that do not see each other: `[0, e1, e2, .., s]` (`cu_seqlens`).
+    /// One batch row cut into consecutive segments that do not see each other: `[0, e1, e2, .., s]`
+    /// (`cu_seqlens`).
     Segments(Arc<[u32]>),
 }
 
@@ -33,7 +34,8 @@ pub struct LowRank<B: Backend> {
 pub struct AttentionOutput<B: Backend> {
     /// The output, `[b, sq, heads, k]`.
     pub out_bshk: Tensor<B, 4>,
-    /// Logarithm of each query's sum of exponentials, `[b, sq, heads]`, if the backend's backward pass wants it.
+    /// Logarithm of each query's sum of exponentials, `[b, sq, heads]`, if the backend's backward pass wants
+    /// it.
     pub lse_bsh: Option<Tensor<B, 3>>,
 }
 
@@ -92,7 +94,7 @@ impl<B: Backend> LowRankGradients<B> {
     }
 
     /// With the input's gradient added to a sum.
-    pub(super) fn onto(self, sum_ni: Tensor<B, 2>) -> Self {
+    pub(super) fn with_residual(self, sum_ni: Tensor<B, 2>) -> Self {
         Self { dx_ni: self.dx_ni.map(|dx_ni| dx_ni + sum_ni), ..self }
     }
 }
@@ -115,7 +117,7 @@ impl AdaNorm {
 
 /// What the output of a linear layer is added to: the stream of residuals.
 #[derive(Clone, Debug)]
-pub struct Onto<B: Backend> {
+pub struct Residual<B: Backend> {
     /// The stream so far, `[n, o]`.
     pub x_no: Tensor<B, 2>,
     /// Whether the sum is rounded to bfloat16.

@@ -1,11 +1,13 @@
 //! The calling thread as one of its own compute threads.
 //!
-//! Every operation on several threads ends with its caller waiting for them. A caller from outside rayon's pool sleeps through
-//! that: two changes of thread per operation, some thousand operations per training step, and one thread more than there are
-//! cores. [`join`] makes the caller thread 0 of a pool of its own, so that it takes part in what it asks for and only the
-//! others are woken. The pool's size is `RAYON_NUM_THREADS`, or the number of cores.
+//! Every operation on several threads ends with its caller waiting for them. A caller from outside rayon's
+//! pool sleeps through that: two changes of thread per operation, some thousand operations per training step,
+//! and one thread more than there are cores. [`join`] makes the caller thread 0 of a pool of its own, so that
+//! it takes part in what it asks for and only the others are woken. The pool's size is `RAYON_NUM_THREADS`,
+//! or the number of cores.
 //!
-//! A pool belongs to one thread and ends with it: trainers that share a process (in tests) do not wait for each other.
+//! A pool belongs to one thread and ends with it: trainers that share a process (in tests) do not wait for
+//! each other.
 //!
 //! What it does not do: change any result. Work is cut by its shape alone.
 
@@ -17,8 +19,8 @@ thread_local! {
     static POOL: OnceCell<Option<ThreadPool>> = const { OnceCell::new() };
 }
 
-/// From now on this thread computes with a pool that it is part of. The second call, and a call from a thread of another pool,
-/// change nothing. Returns the number of threads that compute.
+/// From now on this thread computes with a pool that it is part of. The second call, and a call from a thread
+/// of another pool, change nothing. Returns the number of threads that compute.
 pub fn join() -> usize {
     POOL.with(|pool| {
         pool.get_or_init(|| match ThreadPoolBuilder::new().use_current_thread().build() {

@@ -1,4 +1,5 @@
-//! Every operation of [`ModelBackend`](super::ModelBackend) in burn's own tensor operations: slow, obvious, differentiable anywhere.
+//! Every operation of [`ModelBackend`](super::ModelBackend) in burn's own tensor operations: slow, obvious,
+//! differentiable anywhere.
 
 use burn::tensor::{DType, Tensor, TensorData, activation, backend::Backend};
 
@@ -44,16 +45,17 @@ pub fn attention<B: Backend>(
     let k_bhsk = repeat_heads(k_bshk.swap_dims(1, 2), group);
     let v_bhsk = repeat_heads(v_bshk.swap_dims(1, 2), group);
 
-    let blocked: Vec<bool> = (0..batch * queries * keys)
+    let blockwise: Vec<bool> = (0..batch * queries * keys)
         .map(|i| !admits(mask, i / (queries * keys), i / keys % queries, i % keys))
         .collect();
-    let blocked_b1qs = Tensor::<B, 4, burn::tensor::Bool>::from_data(
-        TensorData::new(blocked, [batch, 1, queries, keys]),
+    let blockwise_b1qs = Tensor::<B, 4, burn::tensor::Bool>::from_data(
+        TensorData::new(blockwise, [batch, 1, queries, keys]),
         &device,
     )
     .expand([batch, heads, queries, keys]);
-    let scores_bhqs = (q_bhqk.matmul(k_bhsk.swap_dims(2, 3)) * scale).mask_fill(blocked_b1qs.clone(), -1e30);
-    let weights_bhqs = activation::softmax(scores_bhqs, 3).mask_fill(blocked_b1qs, 0.0);
+    let scores_bhqs =
+        (q_bhqk.matmul(k_bhsk.swap_dims(2, 3)) * scale).mask_fill(blockwise_b1qs.clone(), -1e30);
+    let weights_bhqs = activation::softmax(scores_bhqs, 3).mask_fill(blockwise_b1qs, 0.0);
     weights_bhqs.matmul(v_bhsk).swap_dims(1, 2)
 }
 

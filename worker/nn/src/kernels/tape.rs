@@ -1,19 +1,21 @@
 //! The two ways to run a block: keeping nothing, or recording for a backward pass.
 //!
-//! Blocks are written once, over a [`Tape`]. Whether their values leave a graph is the type's to say, so that recompute (which runs a block
-//! without one first, and with one later) and evaluation share their code. What this file does not do: operations ([`super::ModelBackend`]),
-//! and their derivatives ([`super::autodiff`]).
+//! Blocks are written once, over a [`Tape`]. Whether their values leave a graph is the type's to say, so that
+//! recompute (which runs a block without one first, and with one later) and evaluation share their code. What
+//! this file does not do: operations ([`super::ModelBackend`]), and their derivatives ([`super::autodiff`]).
 
 use burn::{
     backend::{Autodiff, Flex},
     tensor::Tensor,
 };
 
-use super::{ModelBackend, Onto, autodiff};
+use super::{ModelBackend, Residual, autodiff};
 
-/// Where a forward pass runs: on a plain backend, keeping nothing, or recording for a backward pass on top of one.
+/// Where a forward pass runs: on a plain backend, keeping nothing, or recording for a backward pass on top of
+/// one.
 ///
-/// Frozen tensors live on [`Tape::Base`] once and are lifted, without a copy, into whichever tape a block runs on.
+/// Frozen tensors live on [`Tape::Base`] once and are lifted, without a copy, into whichever tape a block
+/// runs on.
 pub trait Tape: ModelBackend {
     /// The plain backend underneath.
     type Base: ModelBackend<Device = Self::Device>;
@@ -21,9 +23,10 @@ pub trait Tape: ModelBackend {
     /// A tensor of the plain backend as a constant of this tape.
     fn lift<const D: usize>(tensor: Tensor<Self::Base, D>) -> Tensor<Self, D>;
 
-    /// [`linear`](ModelBackend::linear) with a weight that is a leaf. Its gradient is not computed in the backward pass:
-    /// `leave` is given what it is made of, `dy` and `x` of [`linear_weight_gradient`](ModelBackend::linear_weight_gradient). A tape
-    /// that records nothing leaves nothing.
+    /// [`linear`](ModelBackend::linear) with a weight that is a leaf. Its gradient is not computed in the
+    /// backward pass: `leave` is given what it is made of, `dy` and `x` of
+    /// [`linear_weight_gradient`](ModelBackend::linear_weight_gradient). A tape that records nothing leaves
+    /// nothing.
     fn linear_leaving_weight(
         x_ni: Tensor<Self, 2>,
         w_oi: Tensor<Self, 2>,
@@ -33,19 +36,19 @@ pub trait Tape: ModelBackend {
         <Self as ModelBackend>::linear(x_ni, w_oi, bias_o)
     }
 
-    /// `onto` plus such a layer.
-    fn linear_leaving_weight_onto(
-        onto: Onto<Self>,
+    /// `residual` plus such a layer.
+    fn linear_leaving_weight_residual(
+        residual: Residual<Self>,
         x_ni: Tensor<Self, 2>,
         w_oi: Tensor<Self, 2>,
         bias_o: Option<Tensor<Self, 1>>,
         _leave: impl FnOnce(Tensor<Self::Base, 2>, Tensor<Self::Base, 2>) + Send + 'static,
     ) -> Tensor<Self, 2> {
-        Self::linear_onto(onto, x_ni, w_oi, bias_o)
+        Self::linear_residual(residual, x_ni, w_oi, bias_o)
     }
 
     /// `y` as the value of such a layer: nothing is computed.
-    fn linear_leaving_weight_known(
+    fn linear_leaving_weight_cached(
         y_no: Tensor<Self::Base, 2>,
         _x_ni: Tensor<Self, 2>,
         _w_oi: Tensor<Self, 2>,
@@ -92,17 +95,17 @@ impl<B: ModelBackend> Tape for Autodiff<B> {
         autodiff::linear_leaving_weight(y_no, x_ni, w_oi, bias_o, leave)
     }
 
-    fn linear_leaving_weight_onto(
-        onto: Onto<Self>,
+    fn linear_leaving_weight_residual(
+        residual: Residual<Self>,
         x_ni: Tensor<Self, 2>,
         w_oi: Tensor<Self, 2>,
         bias_o: Option<Tensor<Self, 1>>,
         leave: impl FnOnce(Tensor<B, 2>, Tensor<B, 2>) + Send + 'static,
     ) -> Tensor<Self, 2> {
-        onto.plus(Self::linear_leaving_weight(x_ni, w_oi, bias_o, leave))
+        residual.plus(Self::linear_leaving_weight(x_ni, w_oi, bias_o, leave))
     }
 
-    fn linear_leaving_weight_known(
+    fn linear_leaving_weight_cached(
         y_no: Tensor<B, 2>,
         x_ni: Tensor<Self, 2>,
         w_oi: Tensor<Self, 2>,

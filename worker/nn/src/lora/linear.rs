@@ -1,7 +1,7 @@
 //! A frozen linear layer, with or without a low-rank adapter.
 //!
-//! The adapter runs as two thin products beside the frozen one. Forming `W + s B A` would cost a dense weight and, in the backward
-//! pass, a dense gradient; this costs `rank * (in + out)` multiplications a token.
+//! The adapter runs as two thin products beside the frozen one. Forming `W + s B A` would cost a dense weight
+//! and, in the backward pass, a dense gradient; this costs `rank * (in + out)` multiplications a token.
 
 use burn::tensor::{DType, Tensor, TensorData};
 
@@ -20,9 +20,11 @@ pub struct Adapter {
 }
 
 impl Adapter {
-    /// Registers the adapter that `plan` has for `module`, a linear of `[inputs, outputs]` features; none if it has none.
+    /// Registers the adapter that `plan` has for `module`, a linear of `[inputs, outputs]` features; none if
+    /// it has none.
     ///
-    /// Initial values are PEFT's: `A` as `kaiming_uniform(a = sqrt 5)`, which is uniform in `±1 / sqrt(in)`, and `B = 0`.
+    /// Initial values are PEFT's: `A` as `kaiming_uniform(a = sqrt 5)`, which is uniform in `±1 / sqrt(in)`,
+    /// and `B = 0`.
     pub fn register(
         module: &str,
         [inputs, outputs]: [usize; 2],
@@ -70,7 +72,7 @@ impl<B: ModelBackend> LoraLinear<B> {
     }
 
     /// `residual + y`, the output of half a block that layer recompute runs.
-    pub fn forward_onto<T: Tape<Base = B>>(
+    pub fn forward_residual<T: Tape<Base = B>>(
         &self,
         params: &ParamScope<'_, T>,
         residual_no: Tensor<T, 2>,
@@ -92,7 +94,8 @@ impl<B: ModelBackend> LoraLinear<B> {
     }
 }
 
-/// All of these layers that read `x`, within a block that layer recompute runs; each [`Keep`] says what becomes of an output there.
+/// All of these layers that read `x`, within a block that layer recompute runs; each [`Keep`] says what
+/// becomes of an output there.
 pub fn forward_all<B: ModelBackend, T: Tape<Base = B>, const N: usize>(
     params: &ParamScope<'_, T>,
     layers: [(&LoraLinear<B>, Keep); N],

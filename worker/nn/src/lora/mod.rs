@@ -1,4 +1,5 @@
-//! LoRA (arXiv 2106.09685) in PEFT's terms: which modules get an adapter, how an adapted linear runs, and PEFT directories.
+//! LoRA (arXiv 2106.09685) in PEFT's terms: which modules get an adapter, how an adapted linear runs, and
+//! PEFT directories.
 //!
 //! ```text
 //! targets   PEFT's rules for names: lists, regular expressions, "all-linear", rank and alpha patterns
@@ -24,7 +25,7 @@ pub use self::{
     linear::{Adapter, LoraLinear, forward_all},
     module::{Module, ModuleKind},
     patterns::Patterns,
-    peft::{AdapterCard, PeftAdapter, write_adapter},
+    peft::{AdapterGpu, PeftAdapter, write_adapter},
     peft_config::AdapterConfig,
     plan::{AdapterSpec, LoraPlan},
     settings::{Lora, LoraTargets},

@@ -1,5 +1,5 @@
-//! A map whose order means something: PEFT asks the patterns of `rank_pattern` and `alpha_pattern` in the order in which they are written,
-//! and the first that matches a module decides.
+//! A map whose order means something: PEFT asks the patterns of `rank_pattern` and `alpha_pattern` in the
+//! order in which they are written, and the first that matches a module decides.
 //!
 //! A sorted map would answer `{"self_attn.q_proj": 4, "q_proj": 16}` with 16 for every module.
 

@@ -1,8 +1,8 @@
 //! PEFT directories: `adapter_config.json`, `adapter_model.safetensors` and a `README.md`, read and written.
 //!
-//! Tensor names are `base_model.model.<module path>.lora_{A,B}.weight`, module paths in the spelling of Transformers 5 or the older
-//! one; the newer is written. The configuration and the tensors must name the same modules: where PEFT warns and goes on with
-//! an adapter that is partly zero, we stop.
+//! Tensor names are `base_model.model.<module path>.lora_{A,B}.weight`, module paths in the spelling of
+//! Transformers 5 or the older one; the newer is written. The configuration and the tensors must name the
+//! same modules: where PEFT warns and goes on with an adapter that is partly zero, we stop.
 
 use std::{
     collections::BTreeMap,
@@ -71,7 +71,7 @@ impl PeftAdapter {
         &self.plan
     }
 
-    /// Puts its values into the flat space of a model that was loaded with its plan.
+    /// Puts its values into the flat parameter buffer of a model that was loaded with its plan.
     pub fn fill(&self, layout: &TrainableLayout, values: &mut [f32]) {
         for param in layout.params() {
             if let Some(tensor) = self.tensors.get(&param.name) {
@@ -186,7 +186,7 @@ impl Weights<'_> {
 
 /// What a reader of an adapter is told of it.
 #[derive(Clone, Copy, Debug)]
-pub struct AdapterCard<'a> {
+pub struct AdapterGpu<'a> {
     /// The model that it is for: a name, or a directory.
     pub base_model: &'a str,
     /// Its `README.md`.
@@ -195,13 +195,14 @@ pub struct AdapterCard<'a> {
 
 /// Writes a directory that PEFT loads: the LoRA tensors of `values`, which has the layout's order.
 ///
-/// Each file appears complete or not at all; the configuration comes last, so that a directory with one is a whole adapter.
+/// Each file appears complete or not at all; the configuration comes last, so that a directory with one is a
+/// whole adapter.
 pub fn write_adapter(
     dir: &Path,
     plan: &LoraPlan,
     layout: &TrainableLayout,
     values: &[f32],
-    card: &AdapterCard<'_>,
+    gpu: &AdapterGpu<'_>,
 ) -> Result<(), LoraError> {
     let failed = |path: PathBuf| {
         move |source| LoraError::Io {
@@ -221,9 +222,9 @@ pub fn write_adapter(
     let metadata = [("format".to_owned(), "pt".to_owned())].into_iter().collect();
     let bytes =
         safetensors::serialize(params, Some(metadata)).expect("views of owned tensors always serialize");
-    let config = format!("{:#}\n", peft_config::to_json(plan, card.base_model));
+    let config = format!("{:#}\n", peft_config::to_json(plan, gpu.base_model));
     let files =
-        [(WEIGHTS, bytes.as_slice()), ("README.md", card.readme.as_bytes()), (CONFIG, config.as_bytes())];
+        [(WEIGHTS, bytes.as_slice()), ("README.md", gpu.readme.as_bytes()), (CONFIG, config.as_bytes())];
     for (name, bytes) in files {
         let path = dir.join(name);
         publish(&path, bytes).map_err(failed(path))?;

@@ -1,7 +1,8 @@
 //! `adapter_config.json`: read strictly, written completely.
 //!
-//! PEFT's fields fall into three groups: those that say which adapters there are, those that only matter while PEFT itself trains, and
-//! those that change what an adapter computes, which are refused unless neutral. A field nobody knows is reported, not refused.
+//! PEFT's fields fall into three groups: those that say which adapters there are, those that only matter
+//! while PEFT itself trains, and those that change what an adapter computes, which are refused unless
+//! neutral. A field nobody knows is reported, not refused.
 
 use std::path::Path;
 
@@ -18,7 +19,8 @@ use super::{
 /// The PEFT release whose fields are written.
 const PEFT_VERSION: &str = "0.21.2";
 
-/// Fields that change what an adapter computes. Neutral values: null, false, an empty list or object, and `"none"`.
+/// Fields that change what an adapter computes. Neutral values: null, false, an empty list or object, and
+/// `"none"`.
 const REFUSED: [&str; 15] = [
     "alora_invocation_tokens",
     "arrow_config",
@@ -68,8 +70,8 @@ const KNOWN: [&str; 27] = [
     "velora_config",
 ];
 
-/// Initialisations that leave the base model's weights alone. Others (PiSSA, OLoRA, LoftQ, ..) make an adapter that is only right on
-/// weights which PEFT changes while it loads.
+/// Initialisations that leave the base model's weights alone. Others (PiSSA, OLoRA, LoftQ, ..) make an
+/// adapter that is only right on weights which PEFT changes while it loads.
 const PLAIN_INITS: [&str; 3] = ["gaussian", "orthogonal", "eva"];
 
 /// What `adapter_config.json` says about the adapters.

@@ -26,8 +26,8 @@ pub struct Lora {
     /// Module-name pattern to alpha, as PEFT's `alpha_pattern`: the first that matches a module decides.
     #[serde(default)]
     pub alpha_pattern: Patterns<f64>,
-    /// A PEFT directory whose weights to start from instead of `A ~ U, B = 0`. Its rank, alpha and targets are not taken over: those of
-    /// this section must give every module the same adapter.
+    /// A PEFT directory whose weights to start from instead of `A ~ U, B = 0`. Its rank, alpha and targets
+    /// are not taken over: those of this section must give every module the same adapter.
     #[serde(default)]
     pub init_from: Option<String>,
 }
@@ -39,7 +39,8 @@ fn default_alpha() -> f64 {
     32.0
 }
 
-/// PEFT's `target_modules`: a list is matched exactly or as a `.`-suffix, a string is a full-match regular expression.
+/// PEFT's `target_modules`: a list is matched exactly or as a `.`-suffix, a string is a full-match regular
+/// expression.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged, expecting = "expected a list of module names, or one regular expression as text")]
 pub enum LoraTargets {

@@ -1,15 +1,17 @@
-//! PEFT's rules for module names (`peft/tuners/tuners_utils.py`, `check_target_module_exists`; `peft/utils/other.py`, `get_pattern_key`).
+//! PEFT's rules for module names (`peft/tuners/tuners_utils.py`, `check_target_module_exists`;
+//! `peft/utils/other.py`, `get_pattern_key`).
 //!
 //! | setting | rule |
 //! |---|---|
 //! | list | the whole path, or a suffix that begins after a dot |
 //! | string | a regular expression that must match the whole path (`re.fullmatch`) |
 //! | `"all-linear"` | every linear but the LM head, in any case of letters |
-//! | `rank_pattern`, `alpha_pattern` | keys in their order; `(.*\.)?(key)$` from the start of the path; the first match wins |
+//! | `rank_pattern`, `alpha_pattern` | `(.*\.)?(key)$` from the start of the path; the first match wins |
 //!
-//! Expressions are matched by `fancy-regex`: Python's look-around and back-references work. Differences that remain: Python's `\Z` and
-//! `(?(1)..|..)` are not known to it in the same form, possessive and atomic groups follow Oniguruma, and a runaway expression is an
-//! error instead of a hang. Module paths are ASCII, so Unicode classes do not matter.
+//! Expressions are matched by `fancy-regex`: Python's look-around and back-references work. Differences that
+//! remain: Python's `\Z` and `(?(1)..|..)` are not known to it in the same form, possessive and atomic groups
+//! follow Oniguruma, and a runaway expression is an error instead of a hang. Module paths are ASCII, so
+//! Unicode classes do not matter.
 
 use fancy_regex::Regex;
 

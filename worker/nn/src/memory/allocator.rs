@@ -7,13 +7,13 @@ use std::{
 
 static IN_USE: AtomicU64 = AtomicU64::new(0);
 static PEAK: AtomicU64 = AtomicU64::new(0);
-/// The same, restarted by whoever guards work instead of whoever keeps the books.
+/// The same, restarted by whoever guards work instead of whoever keeps the records.
 static GUARD_PEAK: AtomicU64 = AtomicU64::new(0);
 
 /// Wraps an allocator and counts the bytes it has handed out.
 ///
-/// Install it in the binary: `#[global_allocator] static ALLOCATOR: CountingAllocator<MiMalloc> = CountingAllocator(MiMalloc);`
-/// Without it every count stays 0 and only the resident set is known.
+/// Install it in the binary: `#[global_allocator] static ALLOCATOR: CountingAllocator<MiMalloc> =
+/// CountingAllocator(MiMalloc);` Without it every count stays 0 and only the resident set is known.
 #[derive(Debug)]
 pub struct CountingAllocator<A>(pub A);
 
@@ -56,7 +56,8 @@ fn shrank(bytes: usize) {
     IN_USE.fetch_sub(bytes as u64, Relaxed);
 }
 
-// SAFETY: every call is passed on unchanged to `A`, which is a correct allocator; counting allocates nothing and cannot unwind.
+// SAFETY: every call is passed on unchanged to `A`, which is a correct allocator; counting allocates nothing
+// and cannot unwind.
 unsafe impl<A: GlobalAlloc> GlobalAlloc for CountingAllocator<A> {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller keeps `GlobalAlloc::alloc`'s contract, which is `A`'s.

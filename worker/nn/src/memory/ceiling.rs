@@ -1,4 +1,5 @@
-//! The ceiling over what a rank may hold, and the way out for work that goes through it, or that nobody has a use for any more.
+//! The ceiling over what a rank may hold, and the way out for work that goes through it, or that nobody has a
+//! use for any more.
 //!
 //! ```text
 //! guarded_unless(called off?, || forward and backward) ── Ok(result)
@@ -6,13 +7,15 @@
 //!                                     └─ called off: unwinds to guarded ──────── Err(CalledOff)
 //! ```
 //!
-//! Layers do not return errors: their only failure is memory, and on an accelerator that failure comes as a panic from inside a
-//! kernel's allocation. So both take the same way: [`guarded`] catches the unwinding, everything the pass held is dropped on the way, and the
-//! caller gets a value. The unwinding that [`check`] starts runs no panic hook and prints nothing. Any other panic goes on. What a device
-//! refuses on a thread of its own is heard by `refusal`.
+//! Layers do not return errors: their only failure is memory, and on an accelerator that failure comes as a
+//! panic from inside a kernel's allocation. So both take the same way: [`guarded`] catches the unwinding,
+//! everything the pass held is dropped on the way, and the caller gets a value. The unwinding that [`check`]
+//! starts runs no panic hook and prints nothing. Any other panic goes on. What a device refuses on a thread
+//! of its own is heard by `refusal`.
 //!
-//! The ceiling belongs to a thread, the trainer's: tests run several in one process. What this file does not do: bound allocations
-//! themselves. A layer may overshoot before the next check; the ceiling counts what was asked for, it does not refuse.
+//! The ceiling belongs to a thread, the trainer's: tests run several in one process. What this file does not
+//! do: bound allocations themselves. A layer may overshoot before the next check; the ceiling counts what was
+//! asked for, it does not refuse.
 
 use std::{
     any::Any,
@@ -54,8 +57,8 @@ pub fn set(bytes: Option<u64>) {
     CEILING.set(bytes.unwrap_or(u64::MAX));
 }
 
-/// Ends the [`guarded`] work around the call if it has gone through the ceiling, or was called off. Called between layers, so it is a sign
-/// of motion, too.
+/// Ends the [`guarded`] work around the call if it has gone through the ceiling, or was called off. Called
+/// between layers, so it is a sign of motion, too.
 pub fn check() {
     crate::pulse::beat();
     if !GUARDED.get() {
@@ -84,8 +87,8 @@ pub fn guarded_unless<R>(
     }
 }
 
-/// Runs `work`, to its end or until memory runs out. On `Err` everything that `work` owned is gone; what it had borrowed mutably
-/// may be half-written.
+/// Runs `work`, to its end or until memory runs out. On `Err` everything that `work` owned is gone; what it
+/// had borrowed mutably may be half-written.
 pub fn guarded<R>(work: impl FnOnce() -> R) -> Result<R, Overrun> {
     allocator::restart_guard_peak();
     refusal::leave_none_behind();
@@ -105,7 +108,8 @@ pub fn guarded<R>(work: impl FnOnce() -> R) -> Result<R, Overrun> {
     outcome
 }
 
-/// [`guarded`], and once more if a device refused memory: by then its allocator has given back what it kept for other sizes.
+/// [`guarded`], and once more if a device refused memory: by then its allocator has given back what it kept
+/// for other sizes.
 pub fn guarded_again<R>(mut work: impl FnMut() -> R) -> Result<R, Overrun> {
     match guarded(&mut work) {
         Err(Overrun { device: Some(_), .. }) => guarded(work),

@@ -1,18 +1,20 @@
 //! Allocations that a device refuses on a thread of its own.
 //!
-//! An accelerator's runtime takes orders on one thread and carries them out on another. There an allocation that the driver refuses
-//! panics, and the runtime catches that by itself; who gave the order is told later, if at all, of its consequence (a buffer that is not
-//! there), in words that say nothing of memory. So the panic itself is heard, where every panic of a process passes by: in the panic
-//! hook. [`guarded`](super::guarded) work takes what was heard meanwhile for its own failure, whatever it fails with, and even if it
-//! seems to have gone well: its results are not there.
+//! An accelerator's runtime takes orders on one thread and carries them out on another. There an allocation
+//! that the driver refuses panics, and the runtime catches that by itself; who gave the order is told later,
+//! if at all, of its consequence (a buffer that is not there), in words that say nothing of memory. So the
+//! panic itself is heard, where every panic of a process passes by: in the panic hook.
+//! [`guarded`](super::guarded) work takes what was heard meanwhile for its own failure, whatever it fails
+//! with, and even if it seems to have gone well: its results are not there.
 //!
-//! After a refusal the device is set in order before anybody goes on ([`after_refusal`]): what failed orders left behind fails now, and
-//! what its allocator keeps for later sizes is given back.
+//! After a refusal the device is set in order before anybody goes on ([`after_refusal`]): what failed orders
+//! left behind fails now, and what its allocator keeps for later sizes is given back.
 //!
-//! Until then what fails on any thread fails in consequence: orders by the hundred, each with a panic of its own. Those are not printed.
+//! Until then what fails on any thread fails in consequence: orders by the hundred, each with a panic of its
+//! own. Those are not printed.
 //!
-//! One card in a process, one trainer: what is heard belongs to who is guarded. What this file does not do: make anything fail, or know
-//! a device. A process that never calls [`listen`] hears nothing.
+//! One GPU in a process, one trainer: what is heard belongs to who is guarded. What this file does not do:
+//! make anything fail, or know a device. A process that never calls [`listen`] hears nothing.
 
 use std::{
     cell::RefCell,
@@ -33,8 +35,8 @@ thread_local! {
     static ORDER: RefCell<Option<Box<dyn Fn()>>> = const { RefCell::new(None) };
 }
 
-/// From now on refusals on any thread are heard, and neither they nor their consequences printed; other panics go to the hook there was.
-/// Once in a process.
+/// From now on refusals on any thread are heard, and neither they nor their consequences printed; other
+/// panics go to the hook there was. Once in a process.
 pub fn listen() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -59,13 +61,15 @@ fn hear(words: String) {
     HEARD.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(words);
 }
 
-/// What was refused since guarded work ended: for work that cannot be guarded, because it changes what it works on.
+/// What was refused since guarded work ended: for work that cannot be guarded, because it changes what it
+/// works on.
 pub fn refused() -> Option<String> {
     OUT_OF_ORDER.store(false, Ordering::Relaxed);
     take()
 }
 
-/// A refusal that nobody has asked after was of work that is not guarded, and is told; later work has the device in order.
+/// A refusal that nobody has asked after was of work that is not guarded, and is told; later work has the
+/// device in order.
 pub fn leave_none_behind() {
     if let Some(words) = take() {
         tracing::warn!(device = %words, "an allocation was refused, and what it was for is not there");
@@ -96,8 +100,9 @@ pub fn set_in_order() {
     OUT_OF_ORDER.store(false, Ordering::Relaxed);
 }
 
-/// Whether a message stands for memory that was refused. Drivers and runtimes agree on the words `out of memory`, not on how they are
-/// written; cubecl 0.10 calls the driver's answer a buffer that it cannot allocate.
+/// Whether a message stands for memory that was refused. Drivers and runtimes agree on the words `out of
+/// memory`, not on how they are written; cubecl 0.10 calls the driver's answer a buffer that it cannot
+/// allocate.
 pub fn is_out_of_memory(words: &str) -> bool {
     let letters: String = words.chars().filter(char::is_ascii_alphabetic).collect();
     let letters = letters.to_ascii_lowercase();

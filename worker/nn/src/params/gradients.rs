@@ -1,10 +1,11 @@
-//! The sums of gradients, at the offsets of the flat space, in the memory where that lies ([`Flat`]).
+//! The sums of gradients, at the offsets of the flat parameter buffer, in the memory where that lies
+//! ([`Flat`]).
 //!
-//! The backward pass sees them as [`GradientSums`]: it hands over the gradients of one block after another, and does not wait for anybody
-//! to have taken them.
+//! The backward pass sees them as [`GradientSums`]: it hands over the gradients of one block after another,
+//! and does not wait for anybody to have taken them.
 //!
-//! What this file does not do: make gradients ([`ParamScope::collect`](super::ParamScope::collect)), add them up
-//! ([`kernels::flat`](crate::kernels::flat)), or reduce them (`zero`).
+//! What this file does not do: make gradients ([`ParamScope::collect`](super::ParamScope::collect)), add them
+//! up ([`kernels::flat`](crate::kernels::flat)), or reduce them (`zero`).
 
 use std::{collections::BTreeMap, ops::Range};
 
@@ -16,10 +17,10 @@ use crate::kernels::{
     flat::{Flat, FlatOn, Gradient, Product},
 };
 
-/// Gradients of the flat space, summed over the micro-batches of a step.
+/// Gradients of the flat parameter buffer, summed over the micro-batches of a step.
 ///
-/// A new step does not sweep the buffer: a parameter's first gradient overwrites what the last step left there, and only what
-/// has received none is zeroed, when the sums are asked for.
+/// A new step does not sweep the buffer: a parameter's first gradient overwrites what the last step left
+/// there, and only what has received none is zeroed, when the sums are asked for.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FlatGrads<F = Vec<f32>> {
     values: F,
@@ -58,7 +59,8 @@ impl<F: Flat> FlatGrads<F> {
         self.stale = true;
     }
 
-    /// The gradients. Between [`FlatGrads::zero`] and [`FlatGrads::values_mut`] only those of touched parameters are right.
+    /// The gradients. Between [`FlatGrads::zero`] and [`FlatGrads::values_mut`] only those of touched
+    /// parameters are right.
     pub fn values(&self) -> &F {
         &self.values
     }
@@ -69,7 +71,8 @@ impl<F: Flat> FlatGrads<F> {
         self.zero_between(kept)
     }
 
-    /// The same for a step in which a group rests: what its elements hold is left as it is, and means nothing.
+    /// The same for a step in which a group rests: what its elements hold is left as it is, and means
+    /// nothing.
     pub fn values_but(&mut self, resting: Option<Group>, layout: &TrainableLayout) -> &mut F {
         let resting = layout.params().iter().filter(|param| Some(param.group) == resting);
         let mut kept = self.touched.clone();

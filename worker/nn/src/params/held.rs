@@ -3,19 +3,20 @@
 //! ```text
 //!             where it is made           what recompute keeps     run again
 //! float32     as computed                the value itself         the value itself
-//! bfloat16    rounded: `rounded`, `onto` 2 bytes: `packed`        widened: `unpacked`
+//! bfloat16    rounded: `rounded`, `residual` 2 bytes: `packed`        widened: `unpacked`
 //! ```
 //!
-//! Whatever recompute may keep is rounded where it is made: in every mode, also where nothing is kept, and in every pass, also where nothing
-//! is differentiated. Packing is then lossless, a block that runs again begins with the bits it began with, and gradients do not depend on
-//! what was kept. They pass through the rounding as if it were not there, in float32.
+//! Whatever recompute may keep is rounded where it is made: in every mode, also where nothing is kept, and in
+//! every pass, also where nothing is differentiated. Packing is then lossless, a block that runs again begins
+//! with the bits it began with, and gradients do not depend on what was kept. They pass through the rounding
+//! as if it were not there, in float32.
 //!
 //! What this file does not do: say what is kept (`notes`, `model::recompute`).
 
 use crate::dtypes::ActivationsDtype;
 use burn::tensor::{DType, Tensor};
 
-use crate::kernels::{ModelBackend, Onto};
+use crate::kernels::{ModelBackend, Residual};
 
 /// A value that may be kept.
 pub fn rounded<B: ModelBackend>(dtype: ActivationsDtype, x_nd: Tensor<B, 2>) -> Tensor<B, 2> {
@@ -26,11 +27,11 @@ pub fn rounded<B: ModelBackend>(dtype: ActivationsDtype, x_nd: Tensor<B, 2>) -> 
 }
 
 /// `x` plus something, which may be kept.
-pub fn onto<B: ModelBackend>(dtype: ActivationsDtype, x_no: Tensor<B, 2>) -> Onto<B> {
-    Onto { x_no, rounded: dtype == ActivationsDtype::Bfloat16 }
+pub fn residual<B: ModelBackend>(dtype: ActivationsDtype, x_no: Tensor<B, 2>) -> Residual<B> {
+    Residual { x_no, rounded: dtype == ActivationsDtype::Bfloat16 }
 }
 
-/// A value of [`rounded`] or a sum [`onto`] another as it is kept.
+/// A value of [`rounded`] or a sum [`residual`] another as it is kept.
 pub fn packed<B: ModelBackend>(dtype: ActivationsDtype, x_nd: Tensor<B, 2>) -> Tensor<B, 2> {
     match dtype {
         ActivationsDtype::Float32 => x_nd,

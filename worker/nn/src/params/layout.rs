@@ -1,4 +1,4 @@
-//! What trains, as names, shapes and places in the flat space: known before any tensor exists.
+//! What trains, as names, shapes and places in the flat parameter buffer: known before any tensor exists.
 
 use std::{fmt, ops::Range};
 
@@ -47,7 +47,7 @@ pub struct ParamSpec {
     pub decay: bool,
     /// Initial values.
     pub init: Init,
-    /// Position of its first element in the flat space.
+    /// Position of its first element in the flat parameter buffer.
     pub offset: usize,
 }
 
@@ -57,7 +57,7 @@ impl ParamSpec {
         self.shape.iter().product()
     }
 
-    /// Its elements in the flat space.
+    /// Its elements in the flat parameter buffer.
     pub fn range(&self) -> Range<usize> {
         self.offset..self.offset + self.len()
     }
@@ -85,7 +85,7 @@ impl TrainableLayout {
         ParamId(self.params.len() - 1)
     }
 
-    /// Elements of the flat space, without padding.
+    /// Elements of the flat parameter buffer, without padding.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -128,7 +128,7 @@ impl TrainableLayout {
         Self { params, len }
     }
 
-    /// Initial values of the whole space; the same on every rank.
+    /// Initial values of the whole buffer; the same on every rank.
     pub fn initial_values(&self, seed: u64) -> Vec<f32> {
         let mut flat = vec![0.0; self.len];
         for (number, param) in self.params.iter().enumerate() {
@@ -150,8 +150,9 @@ impl TrainableLayout {
     }
 }
 
-/// The part of a buffer of `len` elements that belongs to `rank`: equal parts of `len / world` rounded up, the last ones cut
-/// short (or empty) where the buffer ends. This is the partition of a buffer padded to a multiple of `world`, without the padding.
+/// The part of a buffer of `len` elements that belongs to `rank`: equal parts of `len / world` rounded up,
+/// the last ones cut short (or empty) where the buffer ends. This is the partition of a buffer padded to a
+/// multiple of `world`, without the padding.
 pub fn chunk(len: usize, world: usize, rank: usize) -> Range<usize> {
     let size = len.div_ceil(world);
     (size * rank).min(len)..(size * (rank + 1)).min(len)

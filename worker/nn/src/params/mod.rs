@@ -1,4 +1,4 @@
-//! Everything that trains, in one flat fp32 space.
+//! Everything that trains, in one flat fp32 parameter buffer.
 //!
 //! ```text
 //! TrainableLayout   names, shapes, groups, offsets          known before any tensor exists (`layout`)
@@ -8,7 +8,8 @@
 //! FlatGrads<F>      gradients summed over micro-batches, same offsets, where the values lie (`gradients`)
 //! ```
 //!
-//! Frozen weights never come here. The optimizer (`zero`) sees only the flat space and never learns what a model is.
+//! Frozen weights never come here. The optimizer (`zero`) sees only the flat parameter buffer and never
+//! learns what a model is.
 
 mod gradients;
 pub mod held;

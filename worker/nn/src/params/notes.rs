@@ -1,20 +1,24 @@
-//! Notes of a block's linear layers: what a run without a tape writes down, so that the run on a tape that follows in the backward
-//! pass need not multiply again.
+//! Notes of a block's linear layers: what a run without a tape writes down, so that the run on a tape that
+//! follows in the backward pass need not multiply again.
 //!
 //! ```text
 //! call site says       written down when asked for   run again on a tape
 //! Keep::Output         the output                    a node with that value; no product
 //! Keep::Never          nothing                       everything
-//! a half's last one    the low-rank inner product    nodes of it and of the sum, with values of no meaning; no product
+//! a half's last one    the low-rank inner product    nodes of it and of the sum, with values of no meaning;
+//!                                                    no product
 //! ```
 //!
-//! A node's backward pass needs a layer's input, its weight and the inner product of its update, never its output, so a known
-//! value is as good as a computed one. The last product of half a block is added to the stream of residuals, and the sum is kept as the next
-//! half's input: neither is needed again. Both runs call the layers in the same order; that order is the notes' only key.
+//! A node's backward pass needs a layer's input, its weight and the inner product of its update, never its
+//! output, so a known value is as good as a computed one. The last product of half a block is added to the
+//! stream of residuals, and the sum is kept as the next half's input: neither is needed again. Both runs call
+//! the layers in the same order; that order is the notes' only key.
 //!
-//! An output that may be kept is rounded to the type it would be kept in ([`held`]), also where it is not kept.
+//! An output that may be kept is rounded to the type it would be kept in ([`held`]), also where it is not
+//! kept.
 //!
-//! What this file does not do: decide which layers are which ([`Keep`] stands at each call), or when notes are taken (`model::recompute`).
+//! What this file does not do: decide which layers are which ([`Keep`] stands at each call), or when notes
+//! are taken (`model::recompute`).
 
 use std::{cell::RefCell, collections::VecDeque};
 
@@ -22,7 +26,7 @@ use crate::dtypes::ActivationsDtype;
 use burn::tensor::Tensor;
 
 use super::held;
-use crate::kernels::{LinearLayer, ModelBackend, Onto, Tape};
+use crate::kernels::{LinearLayer, ModelBackend, Residual, Tape};
 
 /// What selective recompute does with the output of a linear layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,24 +86,24 @@ pub struct LinearInputs<T: Tape> {
 }
 
 impl<T: Tape> LinearInputs<T> {
-    /// `onto` plus the layer.
-    fn compute_onto(self, onto: Onto<T>) -> Tensor<T, 2> {
+    /// `residual` plus the layer.
+    fn compute_residual(self, residual: Residual<T>) -> Tensor<T, 2> {
         let Self { x_ni, layer: LinearLayer { w_oi, bias_o, update } } = self;
         match update {
-            Some(update) => T::lora_linear_onto(onto, x_ni, w_oi, bias_o, update),
-            None => T::linear_onto(onto, x_ni, w_oi, bias_o),
+            Some(update) => T::lora_linear_residual(residual, x_ni, w_oi, bias_o, update),
+            None => T::linear_residual(residual, x_ni, w_oi, bias_o),
         }
     }
 
     /// The same, and what a run on a tape would want of it.
-    fn compute_onto_noting(self, onto: Onto<T>) -> (Tensor<T, 2>, Note<T::Base>) {
+    fn compute_residual_noting(self, residual: Residual<T>) -> (Tensor<T, 2>, Note<T::Base>) {
         let Self { x_ni, layer: LinearLayer { w_oi, bias_o, update } } = self;
         let (sum_no, down_nr) = match update {
             Some(update) => {
-                let (sum_no, down_nr) = T::lora_linear_onto_saving(onto, x_ni, w_oi, bias_o, &update);
+                let (sum_no, down_nr) = T::lora_linear_residual_saving(residual, x_ni, w_oi, bias_o, &update);
                 (sum_no, Some(T::lower(down_nr)))
             }
-            None => (T::linear_onto(onto, x_ni, w_oi, bias_o), None),
+            None => (T::linear_residual(residual, x_ni, w_oi, bias_o), None),
         };
         (sum_no, Note { output_no: None, down_nr })
     }
@@ -109,15 +113,16 @@ impl<T: Tape> LinearInputs<T> {
         let Self { x_ni, layer: LinearLayer { w_oi, bias_o, update } } = self;
         match (update, down_nr) {
             (Some(update), Some(down_nr)) => {
-                T::lora_linear_known(x_ni, w_oi, update, (y_no, T::lift(down_nr)))
+                T::lora_linear_cached(x_ni, w_oi, update, (y_no, T::lift(down_nr)))
             }
-            _ => T::linear_known(x_ni, w_oi, bias_o, y_no),
+            _ => T::linear_cached(x_ni, w_oi, bias_o, y_no),
         }
     }
 }
 
 impl<B: ModelBackend> Notebook<B> {
-    /// Linear layers of one input, computed or recalled; their outputs in the precision that `keep` and `dtype` ask for.
+    /// Linear layers of one input, computed or recalled; their outputs in the precision that `keep` and
+    /// `dtype` ask for.
     pub fn linears<T: Tape<Base = B>>(
         &self,
         dtype: ActivationsDtype,
@@ -174,9 +179,9 @@ impl<B: ModelBackend> Notebook<B> {
         layer: LinearInputs<T>,
     ) -> Tensor<T, 2> {
         match self {
-            Self::Closed => layer.compute_onto(held::onto(dtype, x_no)),
+            Self::Closed => layer.compute_residual(held::residual(dtype, x_no)),
             Self::Writing { notes, .. } => {
-                let (sum_no, note) = layer.compute_onto_noting(held::onto(dtype, x_no));
+                let (sum_no, note) = layer.compute_residual_noting(held::residual(dtype, x_no));
                 notes.borrow_mut().0.push_back(Some(note));
                 sum_no
             }
@@ -186,7 +191,7 @@ impl<B: ModelBackend> Notebook<B> {
                     let unread_no = T::lift(T::lower(x_no.clone()));
                     T::sum_unread(x_no, layer.recall(unread_no, note.down_nr))
                 }
-                None => layer.compute_onto(held::onto(dtype, x_no)),
+                None => layer.compute_residual(held::residual(dtype, x_no)),
             },
         }
     }

@@ -1,10 +1,12 @@
 //! The values of everything that trains, and parameters as one tape sees them.
 //!
-//! [`Trainables`] owns the flat tensor; a parameter is a view of it. A [`ParamScope`] lends views to the blocks of the model: as
-//! constants, or as leaves whose gradients it adds to the flat sums when their block's backward pass is done.
+//! [`Trainables`] owns the flat tensor; a parameter is a view of it. A [`ParamScope`] lends views to the
+//! blocks of the model: as constants, or as leaves whose gradients it adds to the flat sums when their
+//! block's backward pass is done.
 //!
-//! The optimizer takes the whole buffer out ([`Trainables::take`]), changes it where it lies, and puts it back; nothing is copied, in host
-//! memory or in a device's. What goes to files and to other generations is read by the host ([`Trainables::lend`]).
+//! The optimizer takes the whole buffer out ([`Trainables::take`]), changes it where it lies, and puts it
+//! back; nothing is copied, in host memory or in a device's. What goes to files and to other generations is
+//! read by the host ([`Trainables::lend`]).
 //!
 //! What this file does not do: update values (`zero`), or know which parameters a block has.
 
@@ -60,8 +62,9 @@ impl<B: ModelBackend> Trainables<B> {
         self.put(B::Flat::of(&B::Flat::place(&self.device), values));
     }
 
-    /// Takes all values out to where `F` has them, without a copy if they are there and no view of them is alive. Nothing may use the
-    /// trainables until [`Trainables::put`] puts values back: this pair is how the optimizer updates them in place.
+    /// Takes all values out to where `F` has them, without a copy if they are there and no view of them is
+    /// alive. Nothing may use the trainables until [`Trainables::put`] puts values back: this pair is how the
+    /// optimizer updates them in place.
     pub fn take<F: FlatOn<B>>(&mut self) -> F {
         F::from_tensor(self.flat.take().expect(THERE), self.layout.len())
     }
@@ -72,10 +75,11 @@ impl<B: ModelBackend> Trainables<B> {
         self.flat = Some(values.into_tensor(&self.device));
     }
 
-    /// Lends all values to the host, to be written to a file. Without a copy where they are in host memory: those of a large head are half a
-    /// gigabyte and more. They come back even if `read` unwinds, as an out-of-memory does.
+    /// Lends all values to the host, to be written to a file. Without a copy where they are in host memory:
+    /// those of a large head are half a gigabyte and more. They come back even if `read` unwinds, as an
+    /// out-of-memory does.
     pub fn lend<R>(&mut self, read: impl FnOnce(&TrainableLayout, &[f32]) -> R) -> R {
-        let lent = Lent { values: Some(self.take()), trainables: self };
+        let lent = LentValues { values: Some(self.take()), trainables: self };
         let values = lent.values.as_ref().map(|values| values.read(0..values.len())).unwrap_or_default();
         read(&lent.trainables.layout, &values)
     }
@@ -106,12 +110,12 @@ impl<B: ModelBackend> Trainables<B> {
 }
 
 /// Values on loan; put back when it ends, however it ends.
-struct Lent<'a, B: ModelBackend> {
+struct LentValues<'a, B: ModelBackend> {
     values: Option<B::Flat>,
     trainables: &'a mut Trainables<B>,
 }
 
-impl<B: ModelBackend> Drop for Lent<'_, B> {
+impl<B: ModelBackend> Drop for LentValues<'_, B> {
     fn drop(&mut self) {
         self.values.take().into_iter().for_each(|values| self.trainables.put(values));
     }
@@ -119,8 +123,8 @@ impl<B: ModelBackend> Drop for Lent<'_, B> {
 
 /// The parameters as one tape sees them: constants on a plain backend, leaves under autodiff.
 ///
-/// Made for one block at a time: leaves are created when first asked for, and [`ParamScope::collect`] sums their
-/// gradients into the flat buffer after that block's backward pass.
+/// Made for one block at a time: leaves are created when first asked for, and [`ParamScope::collect`] sums
+/// their gradients into the flat buffer after that block's backward pass.
 pub struct ParamScope<'a, T: Tape> {
     trainables: &'a Trainables<T::Base>,
     tracked: fn(ParamView<T>) -> ParamView<T>,
@@ -130,7 +134,8 @@ pub struct ParamScope<'a, T: Tape> {
     activations: ActivationsDtype,
 }
 
-/// What the gradient of a linear layer's weight is made of, left by the backward pass for [`ParamScope::collect`].
+/// What the gradient of a linear layer's weight is made of, left by the backward pass for
+/// [`ParamScope::collect`].
 struct LeftGradient<B: ModelBackend> {
     weight: ParamId,
     dy_no: Tensor<B, 2>,
@@ -151,7 +156,8 @@ impl<'a, T: Tape> ParamScope<'a, T> {
         Self { trainables, tracked, leaves: RefCell::default(), left: Arc::default(), notebook, activations }
     }
 
-    /// The same for a block whose values are of this precision where they may be kept (`held`); float32 unless said.
+    /// The same for a block whose values are of this precision where they may be kept (`held`); float32
+    /// unless said.
     pub fn holding(self, activations: ActivationsDtype) -> Self {
         Self { activations, ..self }
     }
@@ -166,7 +172,8 @@ impl<'a, T: Tape> ParamScope<'a, T> {
         outputs.try_into().expect("a layer has an output")
     }
 
-    /// `x` plus a linear layer, the output of half a block: what layer recompute keeps as the next half's input.
+    /// `x` plus a linear layer, the output of half a block: what layer recompute keeps as the next half's
+    /// input.
     pub fn noted_residual(&self, x_nd: Tensor<T, 2>, layer: LinearInputs<T>) -> Tensor<T, 2> {
         self.notebook.last(self.activations, x_nd, layer)
     }
@@ -188,14 +195,15 @@ impl<'a, T: Tape> ParamScope<'a, T> {
 
     /// `x w^T + bias` with parameters of this scope. `x_ni`; returns `[n, o]`.
     ///
-    /// The weight's gradient never exists as a tensor of the tape: [`ParamScope::collect`] makes it where it is summed.
+    /// The weight's gradient never exists as a tensor of the tape: [`ParamScope::collect`] makes it where it
+    /// is summed.
     pub fn linear(&self, x_ni: Tensor<T, 2>, weight: ParamId, bias: Option<ParamId>) -> Tensor<T, 2> {
         let bias = bias.map(|bias| self.get(bias));
         T::linear_leaving_weight(x_ni, self.get(weight), bias, self.leave(weight))
     }
 
     /// `residual` plus such a layer, the output of half a block.
-    pub fn linear_onto(
+    pub fn linear_residual(
         &self,
         residual_no: Tensor<T, 2>,
         x_ni: Tensor<T, 2>,
@@ -207,10 +215,16 @@ impl<'a, T: Tape> ParamScope<'a, T> {
         if self.notebook.is_reading() {
             // Any value of the right shape is as good as another.
             let unread_no = T::lower(residual_no.clone());
-            let y_no = T::linear_leaving_weight_known(unread_no, x_ni, weight, bias, leave);
+            let y_no = T::linear_leaving_weight_cached(unread_no, x_ni, weight, bias, leave);
             return T::sum_unread(residual_no, y_no);
         }
-        T::linear_leaving_weight_onto(held::onto(self.activations, residual_no), x_ni, weight, bias, leave)
+        T::linear_leaving_weight_residual(
+            held::residual(self.activations, residual_no),
+            x_ni,
+            weight,
+            bias,
+            leave,
+        )
     }
 
     /// What takes the makings of a weight's gradient in a backward pass.
@@ -253,7 +267,8 @@ impl<'a, T: Tape + AutodiffBackend<InnerBackend = <T as Tape>::Base>> ParamScope
         Self::new(trainables, |view| view.require_grad())
     }
 
-    /// The same for a block that has run before: its linear layers are recalled from `notes` where they are in there.
+    /// The same for a block that has run before: its linear layers are recalled from `notes` where they are
+    /// in there.
     pub fn recalling(trainables: &'a Trainables<<T as Tape>::Base>, notes: Notes<T::Base>) -> Self {
         Self { notebook: Notebook::Reading(RefCell::new(notes)), ..Self::tracked(trainables) }
     }
@@ -280,7 +295,7 @@ mod tests {
     use crate::params::{Group, Init};
 
     #[test]
-    fn a_parameter_is_a_view_of_the_flat_space() {
+    fn a_parameter_is_a_view_of_the_flat_namespace() {
         let mut layout = TrainableLayout::default();
         layout.add("a".into(), &[5], Group("head"), true, Init::Zeros);
         let id = layout.add("b".into(), &[2, 3], Group("head"), true, Init::Zeros);

@@ -1,35 +1,41 @@
-//! Layer recompute: a tower of blocks whose forward pass keeps as little as asked, and whose backward pass runs again what was
-//! not kept, one half of a block at a time (arXiv 1604.06174; the modes are those of arXiv 2205.05198).
+//! Layer recompute: a tower of blocks whose forward pass keeps as little as asked, and whose backward pass
+//! runs again what was not kept, one half of a block at a time (arXiv 1604.06174; the modes are those of
+//! arXiv 2205.05198).
 //!
 //! ```text
 //! mode        kept per block                                      run again in the backward pass
 //! none        both halves' graphs                                 nothing
-//! selective   both halves' inputs, outputs of linear layers       norms, activations, attention, and the linear
+//! selective   both halves' inputs, outputs of linear layers       norms, activations, attention, and the
+//!                                                                 linear
 //!             that cost most for their size                       layers marked as cheap for their size
 //! full        both halves' inputs                                 everything but each half's last product
 //! every: n    as `full` in blocks 0, n, 2n, ..                    the same in those blocks
 //! ```
 //!
-//! Three things keep the price below that of a second forward pass. A half's last product is added to the residual stream, and
-//! the sum is the next half's input, which is kept: nobody needs it again. With the MLP's input kept, the two halves are run again
-//! one after the other, so only one's graph exists at a time. And selective recompute gives a linear layer its value back from
-//! [`Notes`]: its gradient needs its input, not its output.
+//! Three things keep the price below that of a second forward pass. A half's last product is added to the
+//! residual stream, and the sum is the next half's input, which is kept: nobody needs it again. With the
+//! MLP's input kept, the two halves are run again one after the other, so only one's graph exists at a time.
+//! And selective recompute gives a linear layer its value back from [`Notes`]: its gradient needs its input,
+//! not its output.
 //!
-//! What selective recompute keeps is chosen by multiplications per value that is not kept. In a gated MLP three values in four of a block
-//! lie between its products; norm, gate and attention weights cost next to nothing again, one of the two wide products an eighth
-//! of a LoRA step, both a quarter.
+//! What selective recompute keeps is chosen by multiplications per value that is not kept. In a gated MLP
+//! three values in four of a block lie between its products; norm, gate and attention weights cost next to
+//! nothing again, one of the two wide products an eighth of a LoRA step, both a quarter.
 //!
-//! Blocks below the first that trains run without a tape and keep nothing at all, unless something below the tower trains.
+//! Blocks below the first that trains run without a tape and keep nothing at all, unless something below the
+//! tower trains.
 //!
-//! Whatever the mode, a block is differentiated as the same two segments ([`segment`]), attention then MLP, with the gradient
-//! handed over in between. Gradients are therefore bitwise equal across modes wherever an operation gives the same bits twice.
-//! With activations in bfloat16 that holds because whatever a mode may keep is rounded where it is made, in all modes, and kept without loss
-//! in two bytes a value ([`held`]); what runs again, graphs that are kept, and gradients are float32. Under `none` rounding saves nothing.
-//! Parameter gradients leave for [`GradientSums`] as soon as their segment is done, so at no time do more than one segment's
-//! exist on the device.
+//! Whatever the mode, a block is differentiated as the same two segments ([`segment`]), attention then MLP,
+//! with the gradient handed over in between. Gradients are therefore bitwise equal across modes wherever an
+//! operation gives the same bits twice. With activations in bfloat16 that holds because whatever a mode may
+//! keep is rounded where it is made, in all modes, and kept without loss in two bytes a value ([`held`]);
+//! what runs again, graphs that are kept, and gradients are float32. Under `none` rounding saves nothing.
+//! Parameter gradients leave for [`GradientSums`] as soon as their segment is done, so at no time do more
+//! than one segment's exist on the device.
 //!
-//! A tower is handed its layers one after another ([`Layers`]), forward ascending, backward descending, and keeps none of them beyond
-//! its step: so layers need not all be there at once. In the modes that run a block again its weights are asked for again.
+//! A tower is handed its layers one after another ([`Layers`]), forward ascending, backward descending, and
+//! keeps none of them beyond its step: so layers need not all be there at once. In the modes that run a block
+//! again its weights are asked for again.
 //!
 //! What this module does not do: know what a block computes, or where its weights are.
 
@@ -82,7 +88,8 @@ pub trait Layers<B: Tape<Base = B>> {
     /// Whether anything in a layer trains.
     fn trains(&self, index: usize) -> bool;
 
-    /// Hands the layers of `order` to `step`, one after another, until it breaks off; what the last step left.
+    /// Hands the layers of `order` to `step`, one after another, until it breaks off; what the last step
+    /// left.
     fn fold<A>(
         &self,
         order: impl Iterator<Item = usize>,
@@ -260,7 +267,8 @@ impl<'a, B: Tape<Base = B>, S: Layers<B>> Tower<'a, B, S> {
         })
     }
 
-    /// Carries `dy_nd`, the gradient of the output, back through the layers; parameter gradients are added to `grads`.
+    /// Carries `dy_nd`, the gradient of the output, back through the layers; parameter gradients are added to
+    /// `grads`.
     pub fn backward(
         &self,
         trace: Trace<'a, B>,

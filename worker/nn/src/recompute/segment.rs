@@ -1,13 +1,13 @@
 //! A segment: the smallest piece of the model that is recorded and differentiated by itself.
 //!
-//! A [`Segment`] is a function of a few tensors and of trainables. [`Recorded::run`] runs it on a tape of its own, whose leaves
-//! are the tracked inputs and the parameters used; [`Recorded::backward`] takes the gradient of the output and gives those of
-//! the inputs. Chaining segments by hand is what lets the model drop each tape as soon as it is used, instead of holding one
-//! graph from the pixels to the loss.
+//! A [`Segment`] is a function of a few tensors and of trainables. [`Recorded::run`] runs it on a tape of its
+//! own, whose leaves are the tracked inputs and the parameters used; [`Recorded::backward`] takes the
+//! gradient of the output and gives those of the inputs. Chaining segments by hand is what lets the model
+//! drop each tape as soon as it is used, instead of holding one graph from the pixels to the loss.
 //!
-//! burn starts a backward pass from a tensor with a gradient of ones. To start from a gradient that comes from above, one more
-//! node is put on top of the output ([`Seed`]), which holds that gradient and hands it down. `(y * dy).sum()` would do the
-//! same with three more passes over the output.
+//! burn starts a backward pass from a tensor with a gradient of ones. To start from a gradient that comes
+//! from above, one more node is put on top of the output ([`Seed`]), which holds that gradient and hands it
+//! down. `(y * dy).sum()` would do the same with three more passes over the output.
 
 use burn::{
     backend::Autodiff,
@@ -86,8 +86,8 @@ impl<'a, B: Tape<Base = B>> Recorded<'a, B> {
         self.output.clone().inner()
     }
 
-    /// Carries the gradient of the output back: parameter gradients are added to `grads`, those of the inputs returned,
-    /// none for an input that is not tracked or has no part in the output.
+    /// Carries the gradient of the output back: parameter gradients are added to `grads`, those of the inputs
+    /// returned, none for an input that is not tracked or has no part in the output.
     pub fn backward(self, dy_nd: Tensor<B, 2>, grads: &mut dyn GradientSums<B>) -> Vec<Option<Tensor<B, 2>>> {
         let Some(root) = seeded(self.output, dy_nd) else {
             return self.inputs.iter().map(|_| None).collect();
@@ -98,7 +98,8 @@ impl<'a, B: Tape<Base = B>> Recorded<'a, B> {
     }
 }
 
-/// A node without a value of interest: when the backward pass reaches it, the gradient below it is the one it holds.
+/// A node without a value of interest: when the backward pass reaches it, the gradient below it is the one it
+/// holds.
 #[derive(Debug)]
 struct Seed;
 
@@ -113,7 +114,8 @@ impl<B: Backend> Backward<B, 1> for Seed {
     }
 }
 
-/// A tensor to call `backward` on, so that `y_nd` has the gradient `dy_nd`. None if nothing under `y_nd` is tracked.
+/// A tensor to call `backward` on, so that `y_nd` has the gradient `dy_nd`. None if nothing under `y_nd` is
+/// tracked.
 fn seeded<B: Backend>(y_nd: Tensor<Autodiff<B>, 2>, dy_nd: Tensor<B, 2>) -> Option<Tensor<Autodiff<B>, 1>> {
     assert_eq!(y_nd.dims(), dy_nd.dims(), "the gradient has another shape than the output");
     let y = y_nd.into_primitive().tensor();

@@ -16,7 +16,8 @@ const TOKENS: usize = 6;
 const MODES: [Recompute; 5] =
     [Recompute::None, Recompute::Selective, Recompute::Full, Recompute::Every(2), Recompute::Every(3)];
 
-/// A block of the same build as a real one: frozen weights, low-rank adapters on some of them, two residual halves.
+/// A block of the same build as a real one: frozen weights, low-rank adapters on some of them, two residual
+/// halves.
 struct ToyBlock {
     frozen: [Tensor<Flex, 2>; 2],
     adapters: Option<[(ParamId, ParamId); 2]>,
@@ -180,8 +181,9 @@ fn rounded_gradients_are_those_of_float32_as_far_as_eight_bits_tell() {
         let difference: Vec<f32> = a.iter().zip(b).map(|(a, b)| a - b).collect();
         norm(&difference) / norm(b)
     };
-    // Eight halves round three times each, the input once: 25 errors of at most 2^-9, which add up like steps of a random walk, and
-    // reach a gradient along some four ways (both operands of two products): 4 * sqrt(25) * 2^-9 = 0.04.
+    // Eight halves round three times each, the input once: 25 errors of at most 2^-9, which add up like steps
+    // of a random walk, and reach a gradient along some four ways (both operands of two products): 4 *
+    // sqrt(25) * 2^-9 = 0.04.
     for (rounded, exact) in
         [(&rounded.output[..], &exact.output[..]), (rounded.gradients.values(), exact.gradients.values())]
     {

@@ -1,7 +1,8 @@
 //! Buffers in a device's memory: they go every way that the optimizer sends them, wherever that is.
 //!
-//! On Flex for every implementation, where all of them work on a copy; on a card from the crate that knows one, where a fabric works on the
-//! buffer itself. Lengths are such that no world of several divides all of them: chunks that NCCL takes for equal are not.
+//! On Flex for every implementation, where all of them work on a copy; on a GPU from the crate that knows
+//! one, where a transport works on the buffer itself. Lengths are such that no world of several divides all
+//! of them: chunks that NCCL takes for equal are not.
 
 use std::ops::Range;
 

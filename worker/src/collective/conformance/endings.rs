@@ -1,4 +1,5 @@
-//! What ends a communicator: an abort, a lost rank, ranks in different collectives. Nobody may hang, and everybody is told.
+//! What ends a communicator: an abort, a lost rank, ranks in different collectives. Nobody may hang, and
+//! everybody is told.
 
 use std::sync::atomic::Ordering;
 
@@ -8,7 +9,8 @@ use crate::collective::{BufMut, Collective, CollectiveError, Reduce};
 type Seen = Result<bool, Violation>;
 type Step = fn(&mut dyn Collective) -> Result<(), CollectiveError>;
 
-/// Rank 0 never joins the second collective: the others can only leave it through the abort, or because rank 0 left.
+/// Rank 0 never joins the second collective: the others can only leave it through the abort, or because rank
+/// 0 left.
 pub(super) fn abort(comm: &mut dyn Collective) -> Seen {
     comm.barrier()?;
     let (handle, progress) = (comm.abort_handle(), comm.progress());
@@ -77,7 +79,8 @@ pub(super) fn large_against_sum(comm: &mut dyn Collective) -> Seen {
     against_sum(comm, |comm| comm.all_reduce(BufMut::F32(&mut vec![0.0; 1 << 20]), Reduce::Sum))
 }
 
-/// Rank 0 does something else than the sum of eight numbers that everybody else is in. All fail; one at least is told why.
+/// Rank 0 does something else than the sum of eight numbers that everybody else is in. All fail; one at least
+/// is told why.
 fn against_sum(comm: &mut dyn Collective, other: Step) -> Seen {
     let outcome = match comm.rank().0 {
         0 => other(comm),

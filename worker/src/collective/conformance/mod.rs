@@ -1,4 +1,5 @@
-//! What every [`Collective`] must do, as programs: each rank runs the same one on its own communicator, a thread or a process each.
+//! What every [`Collective`] must do, as programs: each rank runs the same one on its own communicator, a
+//! thread or a process each.
 //!
 //! ```text
 //! values    what operations leave in buffers
@@ -8,10 +9,10 @@
 //! here      the list of them
 //! ```
 //!
-//! A program says what does not hold, as a value. What only some ranks can see (which of them is told of a mismatch depends on who is
-//! faster) is held if one of them has seen it.
+//! A program says what does not hold, as a value. What only some ranks can see (which of them is told of a
+//! mismatch depends on who is faster) is held if one of them has seen it.
 //!
-//! Public because fabrics are implemented in crates above this one. What it does not do: start ranks.
+//! Public because transports are implemented in crates above this one. What it does not do: start ranks.
 
 mod device;
 mod endings;
@@ -31,7 +32,7 @@ pub struct Behaviour {
     pub name: &'static str,
     /// Ranks that it takes at least.
     pub least_world: usize,
-    /// Only promised by communicators that add in the order of ranks: a fabric has an order of its own.
+    /// Only promised by communicators that add in the order of ranks: a transport has an order of its own.
     pub in_rank_order: bool,
     run: Program,
 }

@@ -3,7 +3,7 @@
 use super::*;
 use crate::collective::{
     Solo,
-    carried::{beside_nothing, over_another_ring},
+    hybrid::{beside_nothing, over_another_ring},
     loopback_over,
 };
 
@@ -55,7 +55,7 @@ fn a_ring_in_shared_memory_does_all_of_it() {
 }
 
 #[test]
-fn a_ring_beside_a_fabric_does_all_of_it() {
+fn a_ring_beside_a_transport_does_all_of_it() {
     passes(|world| over_another_ring(world).into_iter().map(recipe).collect(), 1..=3);
 }
 
@@ -72,7 +72,7 @@ const ABOUT_VALUES: [&str; 8] = [
 ];
 
 #[test]
-fn a_fabric_that_moves_nothing_is_found_out() {
+fn a_transport_that_moves_nothing_is_found_out() {
     for name in ABOUT_VALUES {
         let behaviour = ALL.iter().find(|it| it.name == name).expect("on the list");
         let seen = on_all(behaviour, beside_nothing(2).into_iter().map(recipe).collect());

@@ -1,7 +1,7 @@
 //! What operations leave in buffers, compared element by element, bit for bit.
 //!
-//! Values are whole numbers small enough that sums of any world here are exact in any order; only where the order itself is looked at
-//! are they of all magnitudes.
+//! Values are whole numbers small enough that sums of any world here are exact in any order; only where the
+//! order itself is looked at are they of all magnitudes.
 
 use std::{sync::atomic::Ordering, thread, time::Duration};
 
@@ -15,7 +15,8 @@ use coxswain_nn::rng::{Key, Purpose};
 
 pub(super) type Seen = Result<bool, Violation>;
 
-/// Around every border of the implementations: nothing, less than a world, odd, small, one piece, many pieces.
+/// Around every border of the implementations: nothing, less than a world, odd, small, one piece, many
+/// pieces.
 const LENGTHS: [usize; 8] = [0, 1, 3, 64, 1027, 9001, 131_072, 500_009];
 /// How late one rank comes to a barrier.
 const LATE: Duration = Duration::from_millis(1);
@@ -140,7 +141,8 @@ pub(super) fn all_gather(comm: &mut dyn Collective) -> Seen {
     Ok(true)
 }
 
-/// Rank 0 keeps out of an all-gather until it sees all that the others have brought; a communicator may also show nothing.
+/// Rank 0 keeps out of an all-gather until it sees all that the others have brought; a communicator may also
+/// show nothing.
 pub(super) fn ahead(comm: &mut dyn Collective) -> Seen {
     let (rank, world) = place(comm);
     let share = |rank: usize, round: usize| vec![rank as f64, round as f64];

@@ -1,4 +1,5 @@
-//! Ending a ring from another thread: a reason is left behind and every socket is shut down, which wakes whoever waits on them.
+//! Ending a ring from another thread: a reason is left behind and every socket is shut down, which wakes the
+//! threads that wait on them.
 
 use std::{
     fmt,
@@ -11,11 +12,11 @@ use crate::collective::AbortHandle;
 /// Ends a [`Ring`](super::Ring), also while it is still being connected.
 #[derive(Default)]
 pub struct RingAbort {
-    state: Mutex<State>,
+    state: Mutex<AbortState>,
 }
 
 #[derive(Default)]
-struct State {
+struct AbortState {
     reason: Option<String>,
     sockets: Vec<Arc<TcpStream>>,
 }
@@ -40,12 +41,13 @@ impl RingAbort {
         state.sockets.push(socket.clone());
     }
 
-    /// Shuts all sockets down so that the neighbours learn at once that this rank has left, and lets go of them.
+    /// Shuts all sockets down so that the neighbours learn at once that this rank has left, and lets go of
+    /// them.
     pub(super) fn close(&self) {
         self.lock().sockets.drain(..).for_each(|socket| shut_down(&socket));
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, AbortState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

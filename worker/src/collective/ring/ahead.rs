@@ -1,15 +1,16 @@
 //! A look at the next collective from outside it: what has come in already, without taking it.
 //!
-//! A rank enters an all-gather by sending its header and its own share, whether or not the next rank is there to read them, and while it
-//! waits it passes on what comes from the ranks before it. So what lies unread in a lane says what they have brought, at no message's
-//! cost:
+//! A rank enters an all-gather by sending its header and its own share, whether or not the next rank is there
+//! to read them, and while it waits it passes on what comes from the ranks before it. So what lies unread in
+//! a lane says what they have brought, at no message's cost:
 //!
 //! ```text
 //! rank 1: ... still computing                 unread: header | share of rank 0 | share of rank 3 | ...
 //! ```
 //!
-//! It is a hint. What is not there yet may come a moment later, and everything that is seen is still to be received by the collective
-//! itself, which also says what is wrong with a neighbour that is elsewhere. Nothing of an older collective can be seen: it has been read.
+//! It is a hint. What is not there yet may come a moment later, and everything that is seen is still to be
+//! received by the collective itself, which also says what is wrong with a neighbour that is elsewhere.
+//! Nothing of an older collective can be seen: it has been read.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, atomic::Ordering};
 
@@ -44,8 +45,8 @@ impl Ahead {
         Self { previous, progress, rank, world, length }
     }
 
-    /// The shares that are there in whole, with the ranks that brought them: the rank before this one first, then the one before that.
-    /// None while a collective is under way, or if the next one is another.
+    /// The shares that are there in whole, with the ranks that brought them: the rank before this one first,
+    /// then the one before that. None while a collective is under way, or if the next one is another.
     pub fn shares(&self) -> Vec<(Rank, Vec<f64>)> {
         let previous = match self.previous.try_lock() {
             Ok(previous) => previous,
@@ -78,7 +79,7 @@ impl Ahead {
     }
 }
 
-/// The way in, for a collective. Whoever looks ahead does so between collectives, and never waits.
+/// The way in, for a collective. A rank looks ahead between collectives, and never waits for that.
 pub(super) fn lock(previous: &Mutex<Inbound>) -> MutexGuard<'_, Inbound> {
     previous.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,7 +1,7 @@
 //! One half of forming a ring: calling the next rank until it welcomes this one.
 //!
-//! A rank that is not there yet, or still in an older generation, is called again until the deadline; one that answers "another
-//! run", "another version" or "a newer generation" is not.
+//! A rank that is not there yet, or still in an older generation, is called again until the deadline; one
+//! that answers "another run", "another version" or "a newer generation" is not.
 
 use std::{
     io::{self, ErrorKind, Read, Write},

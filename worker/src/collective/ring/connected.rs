@@ -1,6 +1,7 @@
 //! A rank's place in a ring: it enters one collective after the other, until the first failure ends it.
 //!
-//! A collective moves its data itself ([`Ring::run`]), or only its header, where something faster carries the data ([`Ring::announce`]).
+//! A collective moves its data itself ([`Ring::run`]), or only its header, where something faster carries the
+//! data ([`Ring::announce`]).
 
 use std::{
     sync::{Arc, Mutex, atomic::Ordering},
@@ -126,7 +127,7 @@ impl Ring {
         Ok(Entered { header, began })
     }
 
-    /// Moves data around, if there is anybody else, and remembers a failure.
+    /// Moves data around, if there are other ranks, and remembers a failure.
     fn pump<T: Element>(
         &mut self,
         header: &Header,
@@ -172,8 +173,9 @@ impl Ring {
         error
     }
 
-    /// Begins a collective whose data something else carries: its header goes round without data, so that all ranks have come to the
-    /// same one, or somebody is told. Ends with [`Ring::leave`], or with [`Ring::give_up`].
+    /// Begins a collective whose data something else carries: its header goes round without data, so that all
+    /// ranks have come to the same one, or somebody is told. Ends with [`Ring::leave`], or with
+    /// [`Ring::give_up`].
     pub(in crate::collective) fn announce<T: Element>(
         &mut self,
         call: &Call,

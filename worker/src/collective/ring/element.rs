@@ -1,6 +1,7 @@
 //! What travels around the ring, and how two of them become one.
 //!
-//! Both operations are commutative bit for bit (NaN payloads aside), so only the order in which ranks are combined matters.
+//! Both operations are commutative bit for bit (NaN payloads aside), so only the order in which ranks are
+//! combined matters.
 
 use half::bf16;
 

@@ -6,15 +6,17 @@
 //! connecting rank  -> Confirm, only if it was welcome: it is still there
 //! ```
 //!
-//! A stranger (port scanner, another run) and a rank of a stale generation are refused, and the accepting rank goes on
-//! listening. The last message keeps a rank from counting on a neighbour that gave up while its connection sat in the queue.
+//! A stranger (port scanner, another run) and a rank of a stale generation are refused, and the accepting
+//! rank goes on listening. The last message keeps a rank from counting on a neighbour that gave up while its
+//! connection sat in the queue.
 //!
-//! This keeps mistakes out, not attackers: nothing is encrypted. Data-plane ports belong on a trusted network.
+//! This keeps mistakes out, not attackers: nothing is encrypted. Data-plane ports belong on a trusted
+//! network.
 
 use coxswain_proto::ids::Generation;
 
-/// Grows whenever the bytes of this file, of `offer`, of `wire`, of what ranks tell each other first (`carried::join`), the fields of a
-/// ballot (`train::vote`), or the order of reductions change.
+/// Grows whenever the bytes of this file, of `offer`, of `wire`, of what ranks tell each other first
+/// (`hybrid::join`), the fields of a ballot (`train::vote`), or the order of reductions change.
 const VERSION: u16 = 4;
 const MAGIC: [u8; 6] = *b"CXring";
 /// Written in the machine's own byte order: payloads are not converted, so neighbours must share it.
@@ -131,7 +133,7 @@ pub(super) fn encode_answer(verdict: Verdict, generation: Generation) -> [u8; AN
     bytes
 }
 
-/// The verdict and the generation of who gave it; `None` if that was no rank of ours.
+/// The verdict and the generation of the rank that gave it; `None` if that was no rank of ours.
 pub(super) fn decode_answer(bytes: &[u8; ANSWER]) -> Option<(Verdict, Generation)> {
     use Verdict::*;
     let verdict = [Welcome, OtherVersion, OtherRun, Stale, Early, OtherPlace]

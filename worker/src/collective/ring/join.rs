@@ -1,4 +1,5 @@
-//! Forming a ring: every rank calls the next one and waits for the call of the previous one, at the same time.
+//! Forming a ring: every rank calls the next one and waits for the call of the previous one, at the same
+//! time.
 //!
 //! The halves are `call` and `welcome`; `offer` follows when both are done.
 
@@ -34,7 +35,8 @@ pub struct Membership<'a> {
 }
 
 impl<'a> Membership<'a> {
-    /// The membership of `rank` in a ring whose ranks listen at `addresses`, in rank order. Panics if `rank` is not among them.
+    /// The membership of `rank` in a ring whose ranks listen at `addresses`, in rank order. Panics if `rank`
+    /// is not among them.
     pub fn among(run: &'a str, generation: Generation, rank: Rank, addresses: &'a [String]) -> Self {
         let next = &addresses[(rank.0 as usize + 1) % addresses.len()];
         Self { run, generation, rank, world: addresses.len(), next }

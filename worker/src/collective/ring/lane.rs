@@ -1,7 +1,9 @@
-//! The two directions of a ring, as the pump sees them: write what goes, read what is there, sleep until one of them can move.
+//! The two directions of a ring, as the pump sees them: write what goes, read what is there, sleep until one
+//! of them can move.
 //!
-//! A lane is the socket to a neighbour, or shared memory beside it if the neighbour is on the same machine. The socket then carries nothing
-//! but wake-up calls, and its end, which is how either side learns that the other is gone.
+//! A lane is the socket to a neighbour, or shared memory beside it if the neighbour is on the same machine.
+//! The socket then carries nothing but wake-up calls, and its end, which is how either side learns that the
+//! other is gone.
 
 use std::{
     io::{self, ErrorKind, Read, Write},
@@ -44,7 +46,7 @@ impl Outbound {
     /// Writes what goes now; 0 if nothing does.
     pub fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let Some(shared) = &mut self.shared else { return now((&*self.socket).write(bytes)) };
-        // What nobody will read need not be written.
+        // What will not be read need not be written.
         if let Some(error) = self.ended.take() {
             return Err(error);
         }
@@ -150,8 +152,9 @@ pub(super) fn sleep(mut next: Option<&mut Outbound>, mut previous: Option<&mut I
     Ok(())
 }
 
-/// Whether a socket is at its end. On one that carries data a byte that is waiting is the beginning of a later collective: whoever sent it
-/// was alive, and the neighbour on its other side will notice if it is not any more.
+/// Whether a socket is at its end. On one that carries data a byte that is waiting is the beginning of a
+/// later collective: its sender was alive then, and the neighbour on the sender's other side will notice if
+/// it has died since.
 fn has_ended(socket: &TcpStream, shared: bool, ended: &mut Option<io::Error>) -> bool {
     if shared {
         *ended = ended.take().or_else(|| heard(socket));

@@ -1,4 +1,5 @@
-//! Neighbours that have found each other agree on shared memory, direction by direction, where they are on one machine.
+//! Neighbours that have found each other agree on shared memory, direction by direction, where they are on
+//! one machine.
 //!
 //! ```text
 //! this rank    -> next       offer { where its memory is }, or none
@@ -29,7 +30,8 @@ pub(super) enum Lost {
     Previous(Stop),
 }
 
-/// Both directions of this rank; none where the neighbour is elsewhere. With `allowed` false nothing is offered or taken.
+/// Both directions of this rank; none where the neighbour is elsewhere. With `allowed` false nothing is
+/// offered or taken.
 pub(super) fn agree(
     next: &TcpStream,
     previous: &TcpStream,

@@ -91,7 +91,8 @@ impl Ring {
     }
 }
 
-/// Runs an operation on the elements of a buffer, whatever they are; on those of a device through host memory.
+/// Runs an operation on the elements of a buffer, whatever they are; on those of a device through host
+/// memory.
 macro_rules! of_elements {
     ($self:ident.$operation:ident($buffer:ident $(, $argument:expr)*) => $of:ident($($more:expr),*)) => {
         match $buffer {

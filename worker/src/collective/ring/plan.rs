@@ -10,9 +10,10 @@
 //! broadcast        one span: the root sends, the rank before the root receives, all others do both
 //! ```
 //!
-//! In all of them the `i`-th span received is the `i+1`-st span sent (the first one for a broadcast), which is what the pump
-//! relies on. All-reduce may overwrite a chunk while the same chunk is still being passed on: the finished values of an element
-//! cannot arrive before its partial sum has left, because they are made from it.
+//! In all of them the `i`-th span received is the `i+1`-st span sent (the first one for a broadcast), which
+//! is what the pump relies on. All-reduce may overwrite a chunk while the same chunk is still being passed
+//! on: the finished values of an element cannot arrive before its partial sum has left, because they are made
+//! from it.
 
 use std::ops::Range;
 
@@ -42,7 +43,8 @@ pub(super) struct Plan<'a, T> {
     pub head: usize,
 }
 
-/// `buffer` is cut by [`chunk`]; the reduction of this rank's chunk goes to `output`, or stays in `buffer` if `output` is empty.
+/// `buffer` is cut by [`chunk`]; the reduction of this rank's chunk goes to `output`, or stays in `buffer` if
+/// `output` is empty.
 pub(super) fn reduce_scatter<'a, T>(
     buffer: &'a mut [T],
     output: &'a mut [T],

@@ -1,17 +1,19 @@
-//! The engine of the ring: one stream out to the next rank, one stream in from the previous one, moved at the same time by
-//! one thread that never blocks on either.
+//! The engine of the ring: one stream out to the next rank, one stream in from the previous one, moved at the
+//! same time by one thread that never blocks on either.
 //!
-//! Every collective is a [`Plan`]: two lists of spans of one buffer. What a rank sends in round `i + 1` is what it received in
-//! round `i`, so one number says how far the outgoing stream may go:
+//! Every collective is a [`Plan`]: two lists of spans of one buffer. What a rank sends in round `i + 1` is
+//! what it received in round `i`, so one number says how far the outgoing stream may go:
 //!
 //! ```text
 //! bytes that may be sent = head (what depends on nothing) + bytes received and reduced so far
 //! ```
 //!
-//! That single rule pipelines a collective at the grain of a read: a piece travels on as soon as it has been reduced,
-//! while it is still in the cache. Reduced spans arrive in a scratch buffer that fits the L2 cache; stored spans arrive in place.
+//! That single rule pipelines a collective at the grain of a read: a piece travels on as soon as it has been
+//! reduced, while it is still in the cache. Reduced spans arrive in a scratch buffer that fits the L2 cache;
+//! stored spans arrive in place.
 //!
-//! Nothing here has a timeout: a slow neighbour is waited for. Sockets that were shut down by an abort end every wait at once.
+//! Nothing here has a timeout: a slow neighbour is waited for. Sockets that were shut down by an abort end
+//! every wait at once.
 
 use std::io;
 
@@ -24,13 +26,16 @@ use super::{
 use crate::collective::Reduce;
 use coxswain_nn::pulse;
 
-/// Bytes given to one read or write. Small enough that what one call brings is still in the L2 cache (1 to 2 MiB a core, shared by
-/// the ranks of a core) when it is added and sent on, large enough that the system call itself does not count. Measured on
-/// loopback, 2 and 4 ranks: 64 to 512 KiB differ by less than 10 %, 128 KiB is best.
+/// Bytes given to one read or write. Small enough that what one call brings is still in the L2 cache (1 to 2
+/// MiB a core, shared by the ranks of a core) when it is added and sent on, large enough that the system call
+/// itself does not count. Measured on loopback, 2 and 4 ranks: 64 to 512 KiB differ by less than 10 %, 128
+/// KiB is best.
 pub(crate) const PIECE: usize = coxswain_task::memory::RECEIVE_BYTES as usize;
-/// Less than this is not sent while there is still something to read: it would cost a system call per few packets.
+/// Less than this is not sent while there is still something to read: it would cost a system call per few
+/// packets.
 const WORTH_SENDING: usize = 16 << 10;
-/// The start of the payload travels in one write with the header up to this size, so that a small message is one packet.
+/// The start of the payload travels in one write with the header up to this size, so that a small message is
+/// one packet.
 const EAGER: usize = 8 << 10;
 
 /// Which side failed, and how.

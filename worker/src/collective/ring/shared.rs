@@ -2,15 +2,17 @@
 //!
 //! ```text
 //! 0        64        128      192             256             4096
-//! nonce    written   read     reader waits    writer waits    bytes: position p of the stream is at p mod CAPACITY
+//! nonce    written   read     reader waits    writer waits    bytes: position p of the stream is at p mod
+//!                                                             CAPACITY
 //! ```
 //!
-//! One process writes, one reads, and each counter has one writer. Who finds nothing to do says so in its flag, looks once more, and
-//! sleeps on the connection that the two have anyway; the other takes the flag down and sends a byte there. Nothing is ever waited for
-//! in here.
+//! One process writes, one reads, and each counter has one writer. A rank that finds nothing to do sets its
+//! flag, looks once more, and sleeps on the connection that the two have anyway; the other clears the flag
+//! and sends a byte there. Nothing is ever waited for in here.
 //!
-//! The memory is an anonymous file that cannot shrink. It needs no name: the reader opens it through the writer's `/proc` entry, which fails
-//! where it should (another machine, another container, another user), and it is gone with its two processes, however they end.
+//! The memory is an anonymous file that cannot shrink. It needs no name: the reader opens it through the
+//! writer's `/proc` entry, which fails where it should (another machine, another container, another user),
+//! and it is gone with its two processes, however they end.
 //!
 //! This file is the ring's only boundary to shared memory.
 
@@ -189,8 +191,8 @@ impl Memory {
 
     fn u64(&self, at: usize) -> &AtomicU64 {
         debug_assert!(at + 8 <= BYTES && at.is_multiple_of(8));
-        // SAFETY: `at` is one of the constants above: inside the mapping, which lives as long as `self`, aligned because mappings begin at
-        // a page, and touched only as an atomic, by both processes.
+        // SAFETY: `at` is one of the constants above: inside the mapping, which lives as long as `self`,
+        // aligned because mappings begin at a page, and touched only as an atomic, by both processes.
         unsafe { AtomicU64::from_ptr(self.0.as_mut_ptr().add(at).cast()) }
     }
 
@@ -204,9 +206,10 @@ impl Memory {
     fn put(&self, position: u64, bytes: &[u8]) {
         let at = (position % CAPACITY as u64) as usize;
         let (first, rest) = bytes.split_at(bytes.len().min(CAPACITY - at));
-        // SAFETY: both parts lie inside the mapping: `at < CAPACITY`, and callers give at most CAPACITY bytes. They are free, so only the one
-        // writer touches them until its counter is raised, which publishes them (release) to a reader that looks at it (acquire).
-        // The file cannot shrink below the mapping: it is sealed, and the reader checks that.
+        // SAFETY: both parts lie inside the mapping: `at < CAPACITY`, and callers give at most CAPACITY
+        // bytes. They are free, so only the one writer touches them until its counter is raised, which
+        // publishes them (release) to a reader that looks at it (acquire). The file cannot shrink below the
+        // mapping: it is sealed, and the reader checks that.
         unsafe {
             let base = self.0.as_mut_ptr().add(BYTES);
             std::ptr::copy_nonoverlapping(first.as_ptr(), base.add(at), first.len());
@@ -219,7 +222,8 @@ impl Memory {
         let at = (position % CAPACITY as u64) as usize;
         let length = bytes.len();
         let (first, rest) = bytes.split_at_mut(length.min(CAPACITY - at));
-        // SAFETY: as in `put`, the other way round: what is written and not yet read belongs to the one reader until it raises its counter.
+        // SAFETY: as in `put`, the other way round: what is written and not yet read belongs to the one
+        // reader until it raises its counter.
         unsafe {
             let base = self.0.as_mut_ptr().add(BYTES);
             std::ptr::copy_nonoverlapping(base.add(at), first.as_mut_ptr(), first.len());
@@ -227,8 +231,8 @@ impl Memory {
         }
     }
 
-    /// Before the look that decides about sleeping. With the fence in [`take_flag`](Self::take_flag) at least one of the two sees the
-    /// other: the sleeper the new counter, or the waker the flag.
+    /// Before the look that decides about sleeping. With the fence in [`take_flag`](Self::take_flag) at least
+    /// one of the two sees the other: the sleeper the new counter, or the waker the flag.
     fn raise_flag(&self, flag: usize) {
         self.u32(flag).store(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);

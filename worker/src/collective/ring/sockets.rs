@@ -10,13 +10,14 @@ use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
 use crate::collective::JoinError;
 
-/// Send buffer of a connection within one machine. What is in flight then stays in the L2 cache: measured on loopback, an
-/// all-reduce takes half the processor time that it takes with 4 MiB. Less than three packets of the loopback device (64 KiB) must
-/// not be: the sender would wait for delayed acknowledgements. The kernel doubles it for its bookkeeping.
+/// Send buffer of a connection within one machine. What is in flight then stays in the L2 cache: measured on
+/// loopback, an all-reduce takes half the processor time that it takes with 4 MiB. Less than three packets of
+/// the loopback device (64 KiB) must not be: the sender would wait for delayed acknowledgements. The kernel
+/// doubles it for its bookkeeping.
 const SAME_HOST_SEND_BUFFER: usize = 192 << 10;
 
-/// Where the previous rank calls. Opened before registration, because its address is what is registered; it outlives
-/// generations.
+/// Where the previous rank calls. Opened before registration, because its address is what is registered; it
+/// outlives generations.
 #[derive(Debug)]
 pub struct RingListener {
     pub(super) listener: TcpListener,
@@ -63,9 +64,9 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     Ok(socket.into())
 }
 
-/// No delay, and keep-alive so that a machine that vanished is noticed on an idle connection after about a minute. There is no
-/// user timeout on purpose: it would also end connections to a neighbour that is alive and busy. Buffers between machines are
-/// left to the kernel, which grows them as the network needs.
+/// No delay, and keep-alive so that a machine that vanished is noticed on an idle connection after about a
+/// minute. There is no user timeout on purpose: it would also end connections to a neighbour that is alive
+/// and busy. Buffers between machines are left to the kernel, which grows them as the network needs.
 pub(super) fn prepare<'a>(socket: impl Into<SockRef<'a>>) -> io::Result<()> {
     let socket = socket.into();
     socket.set_tcp_nodelay(true)?;

@@ -1,7 +1,7 @@
 //! The other half of forming a ring: listening until the previous rank has called.
 //!
-//! Whoever else connects in the meantime is told why it is not welcome, and does not hold up the ring: connections that have yet
-//! to say who they are wait side by side.
+//! Any other process that connects in the meantime is told why it is refused, and does not hold up the ring:
+//! connections that have yet to say who they are wait side by side.
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -42,9 +42,9 @@ pub(super) fn await_call(
         let mut at = 0;
         while at < guests.len() {
             match guests[at].advance(awaited) {
-                Progress::Waiting => at += 1,
-                Progress::Joined => return Ok(guests.swap_remove(at).socket),
-                Progress::Left => {
+                GuestProgress::Waiting => at += 1,
+                GuestProgress::Joined => return Ok(guests.swap_remove(at).socket),
+                GuestProgress::Left => {
                     guests.swap_remove(at);
                     refused += 1;
                 }
@@ -74,7 +74,7 @@ struct Guest {
     welcome: bool,
 }
 
-enum Progress {
+enum GuestProgress {
     Waiting,
     Joined,
     Left,
@@ -86,24 +86,28 @@ impl Guest {
         prepared.ok().map(|()| Self { socket, bytes: [0; HELLO], filled: 0, welcome: false })
     }
 
-    fn advance(&mut self, awaited: &Hello) -> Progress {
+    fn advance(&mut self, awaited: &Hello) -> GuestProgress {
         loop {
             let wanted = if self.welcome { CONFIRM.len() } else { HELLO };
             match self.socket.read(&mut self.bytes[self.filled..wanted]) {
-                Ok(0) => return Progress::Left,
+                Ok(0) => return GuestProgress::Left,
                 Ok(count) => self.filled += count,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Progress::Waiting,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return GuestProgress::Waiting,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(_) => return Progress::Left,
+                Err(_) => return GuestProgress::Left,
             }
             if self.filled < wanted {
                 continue;
             }
             if self.welcome {
-                return if self.bytes[..wanted] == CONFIRM { Progress::Joined } else { Progress::Left };
+                return if self.bytes[..wanted] == CONFIRM {
+                    GuestProgress::Joined
+                } else {
+                    GuestProgress::Left
+                };
             }
             if !self.answer(awaited) {
-                return Progress::Left;
+                return GuestProgress::Left;
             }
             (self.welcome, self.filled) = (true, 0);
         }

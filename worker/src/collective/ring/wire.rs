@@ -5,8 +5,9 @@
 //! "CXcl"  op    kind  reduce   0     root   world  sequence   length   payload ...
 //! ```
 //!
-//! Integers are little-endian; the payload is in the machine's own order (the handshake refuses a neighbour of the other order).
-//! A neighbour that is in another collective sends another header, and the receiver says so instead of adding up garbage.
+//! Integers are little-endian; the payload is in the machine's own order (the handshake refuses a neighbour
+//! of the other order). A neighbour that is in another collective sends another header, and the receiver says
+//! so instead of adding up garbage.
 
 use std::fmt;
 

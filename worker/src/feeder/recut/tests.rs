@@ -24,7 +24,7 @@ const STEPS: u64 = 3;
 
 static DATASET: LazyLock<(Arc<Dataset>, KeptFeatures)> = LazyLock::new(|| {
     let dataset = dataset();
-    let kept = KeptFeatures { space: None, keys: keys(&dataset), shape: FeatureShape::every_token(2) };
+    let kept = KeptFeatures { namespace: None, keys: keys(&dataset), shape: FeatureShape::every_token(2) };
     (dataset, kept)
 });
 
@@ -93,7 +93,8 @@ struct Cut {
     last: bool,
     /// Whether features are kept.
     kept: bool,
-    /// Rows that the trainer has borrowed to compute their features, and how many of them it has brought back.
+    /// Rows that the trainer has borrowed to compute their features, and how many of them it has brought
+    /// back.
     lent: usize,
     back: usize,
 }

@@ -1,6 +1,6 @@
 //! Rows whose features are kept, next to rows whose features are missing.
 
-use coxswain_feature_store::{Digest, Ingredients, Record, Space, SpaceDescription, Store};
+use coxswain_feature_store::{Digest, Ingredients, Namespace, NamespaceDescription, Record, Store};
 use coxswain_proto::{ids::Step, run_spec::CacheDtype};
 use coxswain_task::FeatureShape;
 use coxswain_tasks::vla_flow::data::{Dataset, MicroBatch, Sample, collate};
@@ -9,11 +9,11 @@ use super::{dataset, keys};
 use crate::feeder::rows::{KeptFeatures, prepare};
 
 /// What is kept of a row: two values for each of its tokens.
-fn kept(dataset: &Dataset, space: Option<Space>) -> KeptFeatures {
-    KeptFeatures { space, keys: keys(dataset), shape: FeatureShape::every_token(2) }
+fn kept(dataset: &Dataset, namespace: Option<Namespace>) -> KeptFeatures {
+    KeptFeatures { namespace, keys: keys(dataset), shape: FeatureShape::every_token(2) }
 }
 
-fn space(store: &Store) -> Space {
+fn namespace(store: &Store) -> Namespace {
     let ingredients = Ingredients {
         weights: Digest([1; 32]),
         adapter: None,
@@ -23,18 +23,19 @@ fn space(store: &Store) -> Space {
         compute: String::new(),
     };
     let (tap, made_by) = ("final".to_owned(), "t".to_owned());
-    let description = SpaceDescription { tap, dtype: CacheDtype::Float32, width: 2, ingredients, made_by };
-    store.space(&description).expect("a new space")
+    let description =
+        NamespaceDescription { tap, dtype: CacheDtype::Float32, width: 2, ingredients, made_by };
+    store.namespace(&description).expect("a new namespace")
 }
 
 /// Stores features that count from 1 for one sample.
 fn store_features(dataset: &Dataset, kept: &KeptFeatures, index: u64) -> Vec<f32> {
     let sample = dataset.sample(index).expect("a sound sample");
     let values: Vec<f32> = (1..=2 * sample.input_ids.len()).map(|n| n as f32).collect();
-    let mut part = kept.space.as_ref().expect("there is one").writer().expect("there is room");
+    let mut shard = kept.namespace.as_ref().expect("there is one").writer().expect("there is room");
     let record = Record { ids: &sample.input_ids, grids: &sample.image_grids, values: &values };
-    part.append(kept.keys.get(index).expect("readable"), &record).expect("written");
-    part.publish().expect("published");
+    shard.append(kept.keys.get(index).expect("readable"), &record).expect("written");
+    shard.publish().expect("published");
     values
 }
 
@@ -43,7 +44,7 @@ fn a_hit_brings_features_without_pixels_and_a_miss_pixels_and_room() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let store = Store::open(dir.path(), None).expect("a new store");
     let dataset = dataset();
-    let kept = kept(&dataset, Some(space(&store)));
+    let kept = kept(&dataset, Some(namespace(&store)));
     let values = store_features(&dataset, &kept, 5);
     let prepared = prepare(&*dataset, Step(3), &[9, 5], Some(&kept)).expect("sound samples");
 
@@ -67,7 +68,7 @@ fn a_hit_brings_features_without_pixels_and_a_miss_pixels_and_room() {
 }
 
 #[test]
-fn without_a_space_everything_is_missing() {
+fn without_a_namespace_everything_is_missing() {
     let dataset = dataset();
     let kept = kept(&dataset, None);
     let prepared = prepare(&*dataset, Step(0), &[0, 1, 2], Some(&kept)).expect("sound samples");

@@ -69,7 +69,7 @@ fn a_step_that_is_not_requested_yet_has_nothing_to_start_again() {
     let mut prefetcher = start(dataset(), 3, 2);
     prefetcher.request(request(0, 0..8, 4)).unwrap();
     let before = indices(&take(&mut prefetcher, 0));
-    // As where a rank swaps in the last step of a run, or in the one before a turn.
+    // As where a rank swaps in the last step of a run, or in the one before a phase change.
     prefetcher.replan(Step(1), 2, None).unwrap();
     prefetcher.request(request(1, 0..8, 2)).unwrap();
     let after = take(&mut prefetcher, 1);
@@ -120,7 +120,7 @@ fn a_panic_costs_its_micro_batch_and_no_thread() {
     let keys = keys(&dataset);
     // Between 16 and 127 tokens of this width are more than an allocation can be, and no overflow.
     let shape = FeatureShape::every_token(1 << 57);
-    let kept = Some(KeptFeatures { space: None, keys, shape });
+    let kept = Some(KeptFeatures { namespace: None, keys, shape });
     let mut prefetcher = start(dataset, 1, 2);
     prefetcher.request(StepRequest { kept, ..request(0, 0..1, 1) }).unwrap();
     prefetcher.request(request(1, 1..2, 1)).unwrap();
@@ -144,7 +144,7 @@ fn rows_of_micro_batches_that_wait_are_completed_ahead_within_a_bound() {
     let dataset = dataset();
     let keys = keys(&dataset);
     let shape = FeatureShape::every_token(1);
-    let kept = Some(KeptFeatures { space: None, keys, shape });
+    let kept = Some(KeptFeatures { namespace: None, keys, shape });
     let mut prefetcher = start(dataset, 1, 1);
     prefetcher.keep_ahead(6);
     for step in 0..4 {

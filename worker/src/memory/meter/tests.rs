@@ -55,15 +55,15 @@ impl Gauge for Growing {
 fn what_moving_state_takes_is_no_micro_batchs_fault() {
     let gauge = || Box::new(Growing(std::sync::atomic::AtomicU64::new(8 << 30)));
     for (moves, phase) in [(true, Phase::Connecting), (true, Phase::Joining), (false, Phase::Optimizer)] {
-        let mut meter = Meter::new(phase, Some(Bytes(4 << 30))).on_card(gauge());
+        let mut meter = Meter::new(phase, Some(Bytes(4 << 30))).on_gpu(gauge());
         meter.enter(Phase::Data).expect("only loading is refused at once");
         assert_eq!(meter.take_overrun().is_none(), moves, "{phase:?}");
     }
 }
 
 #[test]
-fn on_a_card_the_books_are_the_cards() {
-    let mut meter = Meter::new(Phase::Loading, Some(Bytes(4 << 30))).on_card(Box::new(Growing::default()));
+fn on_a_gpu_the_gpus_own_figures_count() {
+    let mut meter = Meter::new(Phase::Loading, Some(Bytes(4 << 30))).on_gpu(Box::new(Growing::default()));
     meter.enter(Phase::Forward).expect("loading stayed below 4 GiB");
     meter.enter(Phase::Backward).expect("a step says so when it votes");
     meter.enter(Phase::Optimizer).expect("a step says so when it votes");
@@ -90,7 +90,7 @@ impl Gauge for Told {
 #[test]
 fn what_is_overlooked_is_booked_and_counts_against_no_micro_batch() {
     let told = Told::default();
-    let mut meter = Meter::new(Phase::Data, Some(Bytes(100))).on_card(Box::new(told.clone()));
+    let mut meter = Meter::new(Phase::Data, Some(Bytes(100))).on_gpu(Box::new(told.clone()));
     let mut over = |overlooked: bool| {
         let set = |bytes| told.0.store(bytes, std::sync::atomic::Ordering::Relaxed);
         meter.enter(Phase::Communication).expect("told later");

@@ -1,7 +1,8 @@
 //! Which micro-batches fit a capacity, and how a rank's samples of a step divide into them.
 //!
-//! Three answers, all powers of two: the **maximum** just fits; the **recommended** one leaves a tenth of the capacity free, for
-//! fragmentation and for what a prediction misses; the **safe** one a quarter, for sharing the card.
+//! Three answers, all powers of two: the **maximum** just fits; the **recommended** one leaves a tenth of the
+//! capacity free, for fragmentation and for what a prediction misses; the **safe** one a quarter, for sharing
+//! the GPU.
 
 use serde::Serialize;
 
@@ -35,7 +36,8 @@ pub struct Split {
 }
 
 impl Fit {
-    /// Looks for the largest powers of two whose `peak` fits `capacity`, up to the `samples` that a rank has in a step.
+    /// Looks for the largest powers of two whose `peak` fits `capacity`, up to the `samples` that a rank has
+    /// in a step.
     pub fn find(capacity: u64, samples: u64, peak: impl Fn(u64) -> u64) -> Self {
         let mut fit = Self::default();
         let mut micro_batch = 1;

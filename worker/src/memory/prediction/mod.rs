@@ -2,11 +2,12 @@
 //!
 //! ```text
 //! task      sizes (`coxswain_task::memory`)  ─▶  Prediction  ─▶  fit       the micro-batches that fit
-//! outcome   a run's memory beside its prediction                truth     what runs of this machine teach the next prediction
+//! outcome   a run's memory beside its prediction                truth what runs of this machine teach the
+//!                                                               next prediction
 //! ```
 
 pub mod fit;
 pub mod outcome;
-pub mod truth;
+pub mod recorded;
 
-pub use coxswain_task::memory::{Ask, Lever, Place, Prediction, Subject};
+pub use coxswain_task::memory::{Ask, Place, Prediction, Subject, Suggestion};

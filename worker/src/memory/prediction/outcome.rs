@@ -1,7 +1,8 @@
-//! A run's memory beside its prediction: while it goes, and at its end, when it is kept for the next prediction.
+//! A run's memory beside its prediction: while it goes, and at its end, when it is kept for the next
+//! prediction.
 //!
-//! Categories cannot be told apart by an allocator. Some are known to the byte ([`ZeroBytes`]); the others are differences between
-//! [`Sightings`] at moments when one thing has just been made.
+//! Categories cannot be told apart by an allocator. Some are known to the byte ([`ZeroBytes`]); the others
+//! are differences between [`MemorySnapshots`] at moments when one thing has just been made.
 
 use std::{fmt, path::Path};
 
@@ -13,12 +14,12 @@ use serde::{Deserialize, Serialize};
 
 use coxswain_task::memory::{Ask, Place, Subject};
 
-use super::truth::{Calibration, Record, Truth};
+use super::recorded::{Calibration, Record, RecordedRuns};
 use crate::zero::ZeroBytes;
 
 /// Bytes in use at moments of a worker's life.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sightings {
+pub struct MemorySnapshots {
     /// The data set is open, the model is not.
     pub opened: u64,
     /// The model is loaded, and the initial values of everything that trains are filled in.
@@ -29,9 +30,9 @@ pub struct Sightings {
     pub streamed: u64,
 }
 
-impl Sightings {
-    /// Bytes by category, for a run whose largest peak was `peak`. Input and framework cannot be told apart and are left out.
-    /// `cache` is what is held for kept features.
+impl MemorySnapshots {
+    /// Bytes by category, for a run whose largest peak was `peak`. Input and framework cannot be told apart
+    /// and are left out. `cache` is what is held for kept features.
     pub fn measured(&self, zero: &ZeroBytes, cache: u64, peak: u64) -> Vec<(Category, u64)> {
         let ZeroBytes { weights, moments, grads, comm_buffers, redundancy, .. } = *zero;
         vec![
@@ -39,7 +40,7 @@ impl Sightings {
             (Category::Trainables, weights.0),
             (Category::Gradients, grads.0),
             (Category::OptimizerShard, moments.0),
-            (Category::Mirror, redundancy.0),
+            (Category::Replica, redundancy.0),
             (Category::CollectiveBuffers, comm_buffers.0),
             (Category::Activations, peak.saturating_sub(self.ready + self.streamed)),
             (Category::Cache, cache),
@@ -61,7 +62,8 @@ pub struct Finished<'a> {
     pub peak: u64,
     /// By category.
     pub measured: Vec<(Category, u64)>,
-    /// Where earlier runs of this machine are on record, and this one is put; none: it learns nothing and leaves nothing.
+    /// Where earlier runs of this machine are on record, and this one is put; none: it learns nothing and
+    /// leaves nothing.
     pub records: Option<&'a Path>,
 }
 
@@ -88,22 +90,22 @@ impl Finished<'_> {
 
     /// The same at the end of the run, and adds it to this machine's records.
     pub fn conclude(&self) -> Outcome {
-        let (outcome, record, truth) = self.beside_prediction();
-        if let Some(mut truth) = truth
-            && let Err(error) = truth.add(record)
+        let (outcome, record, recorded) = self.beside_prediction();
+        if let Some(mut recorded) = recorded
+            && let Err(error) = recorded.add(record)
         {
-            tracing::warn!(path = %truth.path().display(), %error, "memory records cannot be kept");
+            tracing::warn!(path = %recorded.path().display(), %error, "memory records cannot be kept");
         }
         outcome
     }
 
-    fn beside_prediction(&self) -> (Outcome, Record, Option<Truth>) {
+    fn beside_prediction(&self) -> (Outcome, Record, Option<RecordedRuns>) {
         let threads = rayon::current_num_threads() as u64;
         let place = Place::Host { threads };
         let ask = Ask { micro_batch: self.micro_batch, world: self.world, rank: self.rank, place };
         let prediction = self.subject.predict(ask);
-        let truth = self.records.map(|dir| Truth::open(dir, self.subject, place));
-        let calibration = truth.as_ref().and_then(|truth| truth.calibration(&prediction));
+        let recorded = self.records.map(|dir| RecordedRuns::open(dir, self.subject, place));
+        let calibration = recorded.as_ref().and_then(|recorded| recorded.calibration(&prediction));
         let predicted = calibration.map_or(prediction.peak(), |found| found.peak(&prediction));
         let record = Record::new(self.subject, ask, &prediction, self.peak, &self.measured);
         let outcome = Outcome {
@@ -113,7 +115,7 @@ impl Finished<'_> {
             calibration,
             categories: record.categories.clone(),
         };
-        (outcome, record, truth)
+        (outcome, record, recorded)
     }
 }
 
@@ -144,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frozen_weights_and_activations_are_differences_between_sightings() {
+    fn frozen_weights_and_activations_are_differences_between_snapshots() {
         let zero = ZeroBytes {
             weights: Bytes(40),
             moments: Bytes(80),
@@ -153,11 +155,11 @@ mod tests {
             moments_unpartitioned: Bytes(80),
             redundancy: Bytes(0),
         };
-        let sightings = Sightings { opened: 10, loaded: 350, ready: 500, streamed: 0 };
-        let measured = sightings.measured(&zero, 7, 900);
+        let snapshots = MemorySnapshots { opened: 10, loaded: 350, ready: 500, streamed: 0 };
+        let measured = snapshots.measured(&zero, 7, 900);
         assert!(measured.contains(&(Category::FrozenWeights, 300)));
         assert!(measured.contains(&(Category::Activations, 400)));
-        let measured = Sightings { streamed: 70, ..sightings }.measured(&zero, 7, 900);
+        let measured = MemorySnapshots { streamed: 70, ..snapshots }.measured(&zero, 7, 900);
         assert!(measured.contains(&(Category::FrozenWeights, 370)));
         assert!(measured.contains(&(Category::Activations, 330)));
         assert!(measured.contains(&(Category::Cache, 7)));

@@ -40,7 +40,8 @@ pub struct Manifest {
     pub cache: Option<Mark>,
     /// What was decided last about kept features, where no coordinator's journal has it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub turn: Option<Decided>,
+    #[serde(rename = "turn")]
+    pub cache_phase: Option<Decided>,
     /// Every other file of the directory.
     pub files: BTreeMap<String, FileEntry>,
 }

@@ -1,16 +1,18 @@
 //! Checkpoints on disk: what is there, whether it is whole, and how a new one appears.
 //!
 //! ```text
-//! checkpoints/.tmp-step-00000040/   being written by all ranks; other `.tmp-` directories are on their way out
-//! checkpoints/step-00000040/        complete: published by one rename, after every file is on disk and hashed
+//! checkpoints/.tmp-step-00000040/   being written by all ranks; other `.tmp-` directories are on their way
+//!                                   out
+//! checkpoints/step-00000040/        complete: published by one rename, after every file is on disk and
+//!                                   hashed
 //!     manifest.json                 what it is, and the size and BLAKE3 of every file
 //!     trainables.safetensors        all trainables, by name, fp32
 //!     optimizer-rank0000-of-0002.safetensors   one rank's shard of the moments, by name and offset
 //! ```
 //!
-//! Only what cannot be had elsewhere is stored: trainables, optimizer shards, position. Frozen weights never are. All ranks need
-//! to see the same directory. A directory without a readable manifest does not count; one without any manifest is what a crash left, and
-//! the next save removes it.
+//! Only what cannot be had elsewhere is stored: trainables, optimizer shards, position. Frozen weights never
+//! are. All ranks need to see the same directory. A directory without a readable manifest does not count; one
+//! without any manifest is what a crash left, and the next save removes it.
 
 mod error;
 mod found;

@@ -1,8 +1,8 @@
 //! How a checkpoint goes away: out of sight by one rename, then file by file.
 //!
-//! Removing a directory takes as long as its files do, may be broken off by a crash, and may be refused: network file systems keep a
-//! directory that somebody has a file of open. What has been renamed is no checkpoint any more, whatever becomes of its files, and what is
-//! left of it is removed by a later save.
+//! Removing a directory takes as long as its files do, may be broken off by a crash, and may be refused:
+//! network file systems keep a directory that somebody has a file of open. What has been renamed is no
+//! checkpoint any more, whatever becomes of its files, and what is left of it is removed by a later save.
 
 use std::{
     fs, io,
@@ -13,7 +13,7 @@ use coxswain_proto::ids::Step;
 
 use super::Manifest;
 
-/// Directories of this prefix are nobody's checkpoint: being written, or on their way out.
+/// Directories of this prefix are no checkpoints: being written, or on their way out.
 pub(super) const HIDDEN: &str = ".tmp-";
 
 /// Takes a directory out of sight, then removes it. An error means that it is still in sight.
@@ -48,8 +48,8 @@ fn hidden_name(path: &Path) -> PathBuf {
     (0..).map(candidate).find(|hidden| !hidden.exists()).expect("some number is free")
 }
 
-/// What crashes have left below `root`: everything out of sight, and checkpoints without a manifest. A manifest that is there and cannot be
-/// read is somebody's to look at.
+/// What crashes have left below `root`: everything out of sight, and checkpoints without a manifest. A
+/// manifest that is there and cannot be read is somebody's to look at.
 pub(super) fn leftovers(root: &Path) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(root)? {
@@ -68,7 +68,8 @@ pub(super) fn step_of(path: &Path) -> Option<Step> {
     Step::of_checkpoint_dir(path.file_name()?.to_str()?)
 }
 
-/// Puts `new` where `old` is, and `old` where `new` was, at once. File systems that cannot do that (NFS) say so.
+/// Puts `new` where `old` is, and `old` where `new` was, at once. File systems that cannot do that (NFS) say
+/// so.
 pub(super) fn exchange(new: &Path, old: &Path) -> io::Result<()> {
     use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
     Ok(renameat2(AT_FDCWD, new, AT_FDCWD, old, RenameFlags::RENAME_EXCHANGE)?)

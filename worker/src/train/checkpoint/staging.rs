@@ -1,4 +1,5 @@
-//! A checkpoint on its way: its parts are written out of sight, brought to the disk, and appear together by one rename.
+//! A checkpoint on its way: its parts are written out of sight, brought to the disk, and appear together by
+//! one rename.
 
 use std::{
     fs::{self, File},
@@ -43,8 +44,8 @@ impl Staging {
         Ok(bytes)
     }
 
-    /// Describes every part, writes the manifest, and makes the checkpoint visible by one rename. Rank 0 only, after all parts: those that
-    /// `wanted` names must be there, or nothing is published.
+    /// Describes every part, writes the manifest, and makes the checkpoint visible by one rename. Rank 0
+    /// only, after all parts: those that `wanted` names must be there, or nothing is published.
     pub fn publish(&self, mut manifest: Manifest, wanted: &[String]) -> Result<Found, CheckpointError> {
         for entry in fs::read_dir(&self.path).map_err(io_error("read", &self.path))? {
             let path = entry.map_err(io_error("read", &self.path))?.path();
@@ -71,8 +72,9 @@ impl Staging {
         Ok(Found { path: self.target.clone(), manifest })
     }
 
-    /// The rename that makes it visible. Where a checkpoint of the same step is (after a rollback over it), the two change places, so that
-    /// there is one at every moment; where the file system cannot do that, there is none between two renames.
+    /// The rename that makes it visible. Where a checkpoint of the same step is (after a rollback over it),
+    /// the two change places, so that there is one at every moment; where the file system cannot do that,
+    /// there is none between two renames.
     fn take_place(&self) -> io::Result<()> {
         if !self.target.exists() {
             return fs::rename(&self.path, &self.target);

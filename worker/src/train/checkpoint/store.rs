@@ -30,8 +30,8 @@ impl Store {
         self.root.join(Step(step).checkpoint_dir())
     }
 
-    /// All complete checkpoints, oldest first. Directories without a readable manifest are not checkpoints; nor are those with a name of their
-    /// own, such as copies that people have made.
+    /// All complete checkpoints, oldest first. Directories without a readable manifest are not checkpoints;
+    /// nor are those with a name of their own, such as copies that people have made.
     pub fn complete(&self) -> Result<Vec<Found>, CheckpointError> {
         let entries = match fs::read_dir(&self.root) {
             Ok(entries) => entries,
@@ -88,8 +88,8 @@ impl Store {
         }
     }
 
-    /// Creates the staging directory of a step, and removes what crashes have left behind, of this step and others. Rank 0 only, between
-    /// two checkpoints.
+    /// Creates the staging directory of a step, and removes what crashes have left behind, of this step and
+    /// others. Rank 0 only, between two checkpoints.
     pub fn stage(&self, step: u64) -> Result<Staging, CheckpointError> {
         let staging = self.staging(step);
         fs::create_dir_all(&self.root).map_err(io_error("create", &self.root))?;
@@ -109,7 +109,8 @@ impl Store {
         Staging::new(self.root.join(format!("{HIDDEN}{}", Step(step).checkpoint_dir())), self.path(step))
     }
 
-    /// Removes all but the newest `keep` checkpoints. One that cannot be removed is said so and stays: nothing depends on it.
+    /// Removes all but the newest `keep` checkpoints. One that cannot be removed is said so and stays:
+    /// nothing depends on it.
     pub fn prune(&self, keep: usize) {
         let complete = match self.complete() {
             Ok(complete) => complete,
@@ -143,7 +144,7 @@ mod tests {
             dataset_fingerprint: "f".into(),
             micro_batch: 1,
             cache: None,
-            turn: None,
+            cache_phase: None,
             files: Default::default(),
         }
     }
@@ -222,7 +223,8 @@ mod tests {
         let store = Store::new(dir.path());
         let root = dir.path().join("checkpoints");
         write(&store, 1, b"x");
-        // Saves that were broken off, of this step and of another; one that was being removed; one that lost its manifest.
+        // Saves that were broken off, of this step and of another; one that was being removed; one that lost
+        // its manifest.
         for (left, file) in [
             (".tmp-step-00000002", "stale"),
             (".tmp-step-00000007", "part"),

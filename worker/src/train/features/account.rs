@@ -252,7 +252,7 @@ mod tests {
         // Parts have unique names.
         let failed = |name: &str| StoreError::Io {
             action: "write",
-            path: format!("cache/space/{name}").into(),
+            path: format!("cache/namespace/{name}").into(),
             source: std::io::ErrorKind::TimedOut.into(),
         };
         ["open-1.tmp", "open-2.tmp"].iter().for_each(|name| account.complain(&failed(name)));

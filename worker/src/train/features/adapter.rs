@@ -1,4 +1,5 @@
-//! The adapter that a generation's features are made with: its values at one step, as the store keeps it, and back.
+//! The adapter that a generation's features are made with: its values at one step, as the store keeps it, and
+//! back.
 
 use std::borrow::Cow;
 
@@ -36,7 +37,8 @@ impl AdapterSnapshot {
         Self { layout, values }
     }
 
-    /// Trainables that hold these adapters and nothing else: enough for [`Extractor::compute`](coxswain_task::Extractor::compute).
+    /// Trainables that hold these adapters and nothing else: enough for
+    /// [`Extractor::compute`](coxswain_task::Extractor::compute).
     pub fn trainables<B: ModelBackend>(&self, device: &B::Device) -> Trainables<B> {
         Trainables::new(self.layout.clone(), self.values.clone(), device)
     }
@@ -47,7 +49,8 @@ impl AdapterSnapshot {
         params.map(|param| (&*param.name, &*param.shape, &self.values[param.range()]))
     }
 
-    /// What [`AdapterSnapshot::tensors`] gave, for a run of this layout: shape and values of each matrix by its name.
+    /// What [`AdapterSnapshot::tensors`] gave, for a run of this layout: shape and values of each matrix by
+    /// its name.
     pub fn from_tensors<'a>(
         layout: &TrainableLayout,
         group: Group,

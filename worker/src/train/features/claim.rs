@@ -6,7 +6,7 @@ use coxswain_feature_store::Digest;
 use coxswain_proto::cache_plan::CacheGeneration;
 use serde::{Deserialize, Serialize};
 
-use crate::link::CacheTurn;
+use crate::link::CachePhase;
 
 /// What this rank consumes in a step, and where the step takes its features from.
 #[derive(Clone, Debug)]
@@ -14,7 +14,7 @@ pub(in crate::train) struct Claim {
     /// Positions of the epoch's order.
     pub positions: Vec<Range<u64>>,
     /// As leased.
-    pub turn: CacheTurn,
+    pub cache_phase: CachePhase,
 }
 
 /// The generation that serves or served last, as ranks and checkpoints hand it on.
@@ -33,6 +33,7 @@ pub struct Mark {
 pub struct Place {
     /// Which.
     pub generation: CacheGeneration,
-    /// The key of its space.
-    pub space: Digest,
+    /// The key of its namespace.
+    #[serde(rename = "space")]
+    pub namespace: Digest,
 }

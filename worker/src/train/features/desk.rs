@@ -28,7 +28,8 @@ impl<'d, B: Tape<Base = B>> Desk<'d, '_, B> {
         self.members.enter(self.meter, phase, step)
     }
 
-    /// What may wait for the store's disk, in a phase of which the coordinator knows that; then the present phase goes on.
+    /// What may wait for the store's disk, in a phase of which the coordinator knows that; then the present
+    /// phase goes on.
     pub fn storing(&mut self, step: Step, work: impl FnOnce(&mut Self)) -> Result<(), TrainError> {
         let phase = self.meter.phase();
         self.enter(Phase::CacheBuild, step)?;
@@ -42,7 +43,8 @@ impl<'d, B: Tape<Base = B>> Desk<'d, '_, B> {
         learner.objective.extractor().expect("what is kept was computed by it")
     }
 
-    /// One sample does not fit beside what is there; a smaller micro-batch leaves more room. `before` was in use before it was tried.
+    /// One sample does not fit beside what is there; a smaller micro-batch leaves more room. `before` was in
+    /// use before it was tried.
     pub fn does_not_fit(&self, step: Step, overrun: Overrun, before: u64) -> TrainError {
         let capacity = self.run.spec.memory.capacity.map(Bytes);
         TrainError::DoesNotFit { step, source: OutOfMemory::of(Phase::CacheBuild, overrun, before, capacity) }

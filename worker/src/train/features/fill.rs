@@ -1,21 +1,25 @@
-//! Filling: the features that a micro-batch lacks are computed, rounded as the store rounds, and handed to the store.
+//! Filling: the features that a micro-batch lacks are computed, rounded as the store rounds, and handed to
+//! the store.
 //!
 //! ```text
-//! look again      a part may have appeared since the data threads looked, or the generation has begun only now
-//! gather          rows that are due, and rows of micro-batches that wait, up to `cache.encoder_batch` samples
+//! look again      a part may have appeared since the data threads looked, or the generation has begun only
+//!                 now
+//! gather          rows that are due, and rows of micro-batches that wait, up to `cache.encoder_batch`
+//!                 samples
 //! compute         that many at a time, no tape; an out-of-memory halves that, on this rank alone
 //! round           through the storage format, so that a hit later has the same bits
-//! keep            to a thread that appends and publishes (`keeper`)
+//! keep            to a thread that appends and publishes (`store_writer`)
 //! ```
 //!
-//! A feature depends on its own sample alone, so it does not matter with which others it is computed, and no vote is needed.
+//! A feature depends on its own sample alone, so it does not matter with which others it is computed, and no
+//! vote is needed.
 
 use coxswain_proto::{cache_plan::CacheUse, ids::Step};
 
 use super::{
     desk::Desk,
-    keeper::{Made, MadeRow, News},
     memo::Features,
+    store_writer::{Made, MadeRow, News},
 };
 use coxswain_feature_store::round_trip;
 use coxswain_nn::kernels::Tape;
@@ -30,14 +34,14 @@ use crate::{
 };
 
 /// A row without features.
-enum Row {
+enum MissingRow {
     /// Of the micro-batch that is due.
     Due(Missing),
     /// Of one that waits.
     Later(Upcoming),
 }
 
-impl Row {
+impl MissingRow {
     fn missing(&self) -> &Missing {
         match self {
             Self::Due(missing) => missing,
@@ -60,20 +64,21 @@ struct Target<'a> {
 }
 
 impl Target<'_> {
-    fn put(&mut self, row: &Row, values: &[f32], computed: bool) {
+    fn put(&mut self, row: &MissingRow, values: &[f32], computed: bool) {
         match row {
-            Row::Due(missing) => {
+            MissingRow::Due(missing) => {
                 let features =
                     self.batch.features_mut().as_mut().expect("a row can only be missing among features");
                 features.values[missing.place.clone()].copy_from_slice(values);
             }
-            Row::Later(upcoming) => self.waiting.put_back(upcoming, values, computed),
+            MissingRow::Later(upcoming) => self.waiting.put_back(upcoming, values, computed),
         }
     }
 }
 
 impl<B: Tape<Base = B>> Features<B> {
-    /// Gives a micro-batch the features that it lacks, in a step that takes them from the cache; any other stays as it is.
+    /// Gives a micro-batch the features that it lacks, in a step that takes them from the cache; any other
+    /// stays as it is.
     pub(in crate::train) fn complete(
         &mut self,
         desk: &mut Desk<'_, '_, B>,
@@ -114,9 +119,9 @@ impl<B: Tape<Base = B>> Features<B> {
         if missing.is_empty() {
             return missing;
         }
-        let mut rows: Vec<Row> = missing.into_iter().map(Row::Due).collect();
+        let mut rows: Vec<MissingRow> = missing.into_iter().map(MissingRow::Due).collect();
         self.look_again(&mut rows, target);
-        rows.into_iter().map(Row::into_missing).collect()
+        rows.into_iter().map(MissingRow::into_missing).collect()
     }
 
     /// Computes these rows of `batch`.
@@ -129,10 +134,11 @@ impl<B: Tape<Base = B>> Features<B> {
     ) -> Result<(), TrainError> {
         let extractor = desk.extractor();
         let room = missing.len().next_multiple_of(self.fill_batch) - missing.len();
-        let mut ahead: Vec<Row> = desk.feed.prefetch.upcoming(room).into_iter().map(Row::Later).collect();
+        let mut ahead: Vec<MissingRow> =
+            desk.feed.prefetch.upcoming(room).into_iter().map(MissingRow::Later).collect();
         let mut target = Target { batch, waiting: &mut desk.feed.prefetch };
         self.look_again(&mut ahead, &mut target);
-        let rows: Vec<Row> = missing.into_iter().map(Row::Due).chain(ahead).collect();
+        let rows: Vec<MissingRow> = missing.into_iter().map(MissingRow::Due).chain(ahead).collect();
         let mut left = &rows[..];
         while !left.is_empty() {
             let (now, later) = left.split_at(left.len().min(self.fill_batch));
@@ -163,14 +169,16 @@ impl<B: Tape<Base = B>> Features<B> {
         Ok(())
     }
 
-    /// Lets the features of an epoch be published where its last step has computed them; training goes on meanwhile.
+    /// Lets the features of an epoch be published where its last step has computed them; training goes on
+    /// meanwhile.
     pub(in crate::train) fn publish_epoch(&self, run: &Facts<'_, B>, step: Step) {
         if run.ends_epoch(step) {
-            self.keeper.publish();
+            self.store_writer.publish();
         }
     }
 
-    /// Where an epoch ends, waits until its features are published: called before a collective, so that after it all ranks can see them.
+    /// Where an epoch ends, waits until its features are published: called before a collective, so that after
+    /// it all ranks can see them.
     pub(in crate::train) fn settle_epoch(
         &mut self,
         desk: &mut Desk<'_, '_, B>,
@@ -190,7 +198,7 @@ impl<B: Tape<Base = B>> Features<B> {
     ) -> Result<(), TrainError> {
         self.conclude_drift(desk, step)?;
         if desk.members.rank().0 == 0 && desk.run.ends_epoch(step) {
-            self.keeper.note(&self.setup.base.made_by, &self.setup.training);
+            self.store_writer.note(&self.setup.base.made_by, &self.setup.training);
             if let Some(line) = self.words_of_epoch() {
                 desk.members.link.report(Report::Note(line))?;
             }
@@ -228,15 +236,17 @@ impl<B: Tape<Base = B>> Features<B> {
     }
 
     /// Reads what has appeared since the data threads looked; what is left is to be computed.
-    fn look_again(&self, rows: &mut Vec<Row>, target: &mut Target<'_>) {
-        let Some(space) = self.serving.as_ref().and_then(|serving| serving.space.as_ref()) else { return };
-        if let Err(error) = space.refresh() {
+    fn look_again(&self, rows: &mut Vec<MissingRow>, target: &mut Target<'_>) {
+        let Some(namespace) = self.serving.as_ref().and_then(|serving| serving.namespace.as_ref()) else {
+            return;
+        };
+        if let Err(error) = namespace.refresh() {
             tracing::debug!(%error, "the cache's directory cannot be read");
         }
         let mut values = Vec::new();
         rows.retain(|row| {
             let Missing { key, place, .. } = row.missing();
-            let record = key.and_then(|key| space.get(&key));
+            let record = key.and_then(|key| namespace.get(&key));
             let Some(record) = record.filter(|r| r.tokens() * r.width() == place.len()) else { return true };
             values.resize(place.len(), 0.0);
             let found = record.read_f32(&mut values).is_ok();
@@ -248,7 +258,7 @@ impl<B: Tape<Base = B>> Features<B> {
     }
 
     /// Puts computed features in their places, rounded, and lets them be stored.
-    fn keep(&self, target: &mut Target<'_>, rows: &[Row], values: Vec<f32>) {
+    fn keep(&self, target: &mut Target<'_>, rows: &[MissingRow], values: Vec<f32>) {
         let mut made = Made { rows: Vec::with_capacity(rows.len()), values };
         let (mut rounded, mut begin) = (Vec::new(), 0);
         for row in rows {
@@ -264,26 +274,26 @@ impl<B: Tape<Base = B>> Features<B> {
             }
         }
         // Unrounded, so that the part knows what rounding costs; its bytes are the same.
-        self.keeper.keep(made);
+        self.store_writer.keep(made);
     }
 
     /// Makes what was stored so far visible to everybody.
     pub(super) fn publish(&mut self) {
-        self.keeper.publish();
+        self.store_writer.publish();
         self.settle();
     }
 
     /// Waits until everything that was handed to the store is there.
     pub(super) fn settle(&mut self) {
         let began = clock::now();
-        self.keeper.settle();
+        self.store_writer.settle();
         self.account.fill_time(began.elapsed());
         self.hear();
     }
 
     /// Takes in what the storing thread has to tell.
     pub(super) fn hear(&mut self) {
-        let News { kept, published, complaints } = self.keeper.news();
+        let News { kept, published, complaints } = self.store_writer.news();
         complaints.into_iter().for_each(|line| self.account.complain(line));
         self.account.kept(kept, published);
     }

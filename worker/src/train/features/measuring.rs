@@ -1,4 +1,5 @@
-//! One measurement of drift while it goes on: what is compared with what, how far that is, and what all ranks make of it.
+//! One measurement of drift while it goes on: what is compared with what, how far that is, and what all ranks
+//! make of it.
 
 use std::ops::Range;
 
@@ -8,8 +9,8 @@ use coxswain_proto::ids::{Rank, Step};
 use super::{
     desk::Desk,
     drift::{FAILED, FIELDS, Sums, UNAVAILABLE, WELL},
-    keeper::Made,
     serving::Serving,
+    store_writer::Made,
 };
 use crate::{
     collective::{Buf, BufMut},

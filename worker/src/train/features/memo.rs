@@ -11,12 +11,12 @@ use coxswain_proto::{
 use super::{
     account::Account,
     adapter::AdapterSnapshot,
-    keeper::{Keeper, Made},
     measuring::Measuring,
     serving::Serving,
     setup::Setup,
+    store_writer::{Made, StoreWriter},
 };
-use coxswain_feature_store::Space;
+use coxswain_feature_store::Namespace;
 use coxswain_nn::kernels::Tape;
 use coxswain_task::{Objective, Samples};
 
@@ -26,12 +26,13 @@ use crate::train::TrainError;
 pub(in crate::train) struct Features<B: Tape<Base = B>> {
     pub(super) setup: Setup<B>,
     /// Stores beside training.
-    pub(super) keeper: Keeper,
+    pub(super) store_writer: StoreWriter,
     /// The generation that serves, or has served last.
     pub(super) serving: Option<Serving<B>>,
     /// Samples of one forward pass when features are computed; an out-of-memory lowers it.
     pub(super) fill_batch: usize,
-    /// The generation of the turn that was made ready last, 0 if live; none if that has to be looked at again.
+    /// The generation of the cache phase that was made ready last, 0 if live; none if that has to be looked
+    /// at again.
     pub(super) phase: Option<u64>,
     /// The step for which that was.
     pub(super) taken: Option<Step>,
@@ -45,19 +46,19 @@ pub(in crate::train) struct Features<B: Tape<Base = B>> {
 }
 
 impl<B: Tape<Base = B>> Features<B> {
-    /// Opens the store of a run; none if its cache is off. `card` is what the device's maker calls it.
+    /// Opens the store of a run; none if its cache is off. `gpu` is what the device's maker calls it.
     pub(in crate::train) fn open(
         spec: &RunSpec,
         samples: &dyn Samples,
         objective: &dyn Objective<B>,
         device: &B::Device,
-        card: Option<String>,
+        gpu: Option<String>,
     ) -> Result<Option<Self>, TrainError> {
         let (cache, Some(extractor)) = (&spec.cache, objective.extractor()) else { return Ok(None) };
-        let setup = Setup::open(spec, samples, extractor, device, card.as_deref())?;
+        let setup = Setup::open(spec, samples, extractor, device, gpu.as_deref())?;
         let mut features = Self {
             account: Account::new(setup.training.len() as u64),
-            keeper: Keeper::start(&setup.store)?,
+            store_writer: StoreWriter::start(&setup.store)?,
             setup,
             serving: None,
             fill_batch: cache.encoder_batch.unwrap_or(spec.train.micro_batch).max(1),
@@ -86,7 +87,7 @@ impl<B: Tape<Base = B>> Features<B> {
             let adapter = serving.adapter.as_ref().map_or(0, |adapter| adapter.bytes());
             // Ready to compute with, it is there once more.
             let copies = 1 + u64::from(serving.older.is_some());
-            serving.space.as_ref().map_or(0, Space::index_bytes) + copies * adapter
+            serving.namespace.as_ref().map_or(0, Namespace::index_bytes) + copies * adapter
         };
         let before = self.measuring.as_ref().and_then(Measuring::before);
         let keys = self.setup.keys.bytes() + size_of_val(&*self.setup.training) as u64;
@@ -102,27 +103,27 @@ impl<B: Tape<Base = B>> Features<B> {
     pub(super) fn begin(&mut self, generation: CacheGeneration, adapter: Option<AdapterSnapshot>) {
         let description = self.setup.described(adapter.as_ref());
         let adapter = adapter.map(Arc::new);
-        let space = self.setup.store.space(&description);
+        let namespace = self.setup.store.namespace(&description);
         let writable = self.setup.store.read_only().is_none();
         // That nothing can be added was said once.
-        let space = space
+        let namespace = namespace
             .inspect_err(|error| {
                 if writable {
                     self.account.complain(error)
                 }
             })
             .ok();
-        self.keeper.begin(space.clone().filter(|_| writable));
+        self.store_writer.begin(namespace.clone().filter(|_| writable));
         let probed = self.probed.take().filter(|(step, _)| *step == generation.since);
         if let Some((_, made)) = probed {
-            self.keeper.keep(made);
-            self.keeper.publish();
+            self.store_writer.keep(made);
+            self.store_writer.publish();
         }
         if let Some(adapter) = &adapter {
             // Needed only by a worker that comes when the adapter has moved on.
-            self.keeper.save_adapter(adapter.clone());
+            self.store_writer.save_adapter(adapter.clone());
         }
-        let serving = self.setup.serving_of(generation, description.key(), space, adapter);
+        let serving = self.setup.serving_of(generation, description.key(), namespace, adapter);
         self.serving = Some(serving);
         self.account.begins(generation);
     }

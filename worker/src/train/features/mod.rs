@@ -1,12 +1,14 @@
-//! Features that are kept instead of computed again, as training sees them: a memo of the model below the tap.
+//! Features that are kept instead of computed again, as training sees them: a memo of the model below the
+//! tap.
 //!
 //! ```text
 //! setup      where features are kept, in which form, of which samples
 //! memo       the generation that serves, and what is still to be stored
-//! turn       where the next step takes its features from; a generation begins, or an older one goes on
+//! cache_phase  where the next step takes its features from; a generation begins, or an older one goes on
 //! fill       computes what micro-batches lack, and rounds it as the store does
-//! keeper     appends it to parts and publishes these, on a thread of its own
-//! probes     how far the features of some samples have moved since a generation began, measured a few at a time
+//! store_writer  appends it to parts and publishes these, on a thread of its own
+//! probes     how far the features of some samples have moved since a generation began, measured a few at a
+//!            time
 //! measuring  such a measurement while it goes on
 //! drift      what adds up over probes and ranks
 //! adapter    a generation's adapter, in the store and back
@@ -15,28 +17,30 @@
 //! words      what the run's summary and its log say of all that
 //! ```
 //!
-//! What is kept changes the time of a step, never its result: a feature that is missing, damaged or evicted is computed from the same
-//! weights and rounded in the same way. So nothing here waits for a build, and no fault of the store ends a run that has begun: what cannot be read
-//! is computed, what cannot be written is told once and computed again next time. A store that may only be read is read. Only one that cannot be
+//! What is kept changes the time of a step, never its result: a feature that is missing, damaged or evicted
+//! is computed from the same weights and rounded in the same way. So nothing here waits for a build, and no
+//! fault of the store ends a run that has begun: what cannot be read is computed, what cannot be written is
+//! told once and computed again next time. A store that may only be read is read. Only one that cannot be
 //! opened at all is refused, before the first step.
 //!
-//! What this module does not do: decide about turns (the link), know files (`vl_cache`), or know what lies below a tap (the task).
+//! What this module does not do: decide about cache phases (the link), know files (`vl_cache`), or know what
+//! lies below a tap (the task).
 
 mod account;
 mod adapter;
+mod cache_phase;
 mod claim;
 mod desk;
 mod drift;
 mod fill;
-mod keeper;
 mod measuring;
 mod memo;
 mod probes;
 mod serving;
 mod setup;
+mod store_writer;
 #[cfg(test)]
 mod tests;
-mod turn;
 mod words;
 
 pub use self::{

@@ -1,19 +1,24 @@
-//! Measuring drift: the probes' features under the present adapter beside those of a generation that served before.
+//! Measuring drift: the probes' features under the present adapter beside those of a generation that served
+//! before.
 //!
 //! ```text
 //! probes     cache.probe_samples training samples, spread evenly over the data set; every rank takes a part
-//! fresh      what the present adapter makes of them          kept   what the store has, or the generation's own adapter makes
-//! when       a portion in each of the steps after the turn (`CacheSchedule::measured_in`), before the step's own samples
+//! fresh      what the present adapter makes of them          kept   what the store has, or the generation's
+//!                                                                   own adapter makes
+//! when       a portion in each of the steps after the phase change (`CacheSchedule::measured_in`), before
+//!            the step's own samples
 //! after it   all ranks gather their sums; rank 0 reports
 //! ```
 //!
-//! In a cached phase the adapter rests, so what is measured some steps after the turn is what had moved at the turn, bit for bit, and measuring can be
-//! begun again wherever a fault has cut it off. Only the loss of a portion is under the trainables above the tap of its own step, for fresh and kept features
-//! alike. Both are rounded as the store rounds, since that is what training would see.
+//! In a cached phase the adapter rests, so what is measured some steps after the phase change is what had
+//! moved at the phase change, bit for bit, and measuring can be begun again wherever a fault has cut it off.
+//! Only the loss of a portion is under the trainables above the tap of its own step, for fresh and kept
+//! features alike. Both are rounded as the store rounds, since that is what training would see.
 //!
-//! Where the schedule alone decides, the new generation serves already: what is fresh are records of its space, found there or stored. Where drift
-//! decides, the old one goes on meanwhile, and what is fresh is kept until the turn is known: if a generation begins there, these are its first
-//! records. What is not measured by then (a phase too short for portions, a fault) is measured at once, while all ranks wait.
+//! Where the schedule alone decides, the new generation serves already: what is fresh are records of its
+//! namespace, found there or stored. Where drift decides, the old one goes on meanwhile, and what is fresh is
+//! kept until the cache phase is known: if a generation begins there, these are its first records. What is
+//! not measured by then (a phase too short for portions, a fault) is measured at once, while all ranks wait.
 
 use std::ops::Range;
 
@@ -26,17 +31,17 @@ use coxswain_proto::{
 use super::{
     desk::Desk,
     drift::Sums,
-    keeper::{Made, MadeRow},
     measuring::{Against, Gathered, Measuring},
     memo::Features,
     serving::Serving,
+    store_writer::{Made, MadeRow},
 };
 use coxswain_feature_store::round_trip;
 use coxswain_nn::kernels::Tape;
 use coxswain_task::{Batch, CachedFeatures, Readable};
 
 use crate::{
-    link::{CacheSpace, Phase, Report},
+    link::{CacheNamespace, Phase, Report},
     memory,
     train::{TrainError, facts::Facts},
 };
@@ -55,11 +60,12 @@ fn drift_decides(cache: &Cache) -> bool {
 }
 
 impl<B: Tape<Base = B>> Features<B> {
-    /// Begins to measure in the cached step that runs next, if there is something to measure after this turn. `before` served until here.
+    /// Begins to measure in the cached step that runs next, if there is something to measure after this phase
+    /// change. `before` served until here.
     pub(super) fn begin_measuring(
         &mut self,
         desk: &Desk<'_, '_, B>,
-        space: &CacheSpace,
+        namespace: &CacheNamespace,
         before: Option<Serving<B>>,
     ) {
         let (step, cache) = (desk.next, &desk.run.spec.cache);
@@ -73,7 +79,7 @@ impl<B: Tape<Base = B>> Features<B> {
             }
             // What comes too late for portions is measured at once where it is decided.
             None if drift_decides(cache)
-                && space.generation.since < begins
+                && namespace.generation.since < begins
                 && step < portions.end
                 && step < decided =>
             {
@@ -83,7 +89,8 @@ impl<B: Tape<Base = B>> Features<B> {
         }
     }
 
-    /// Takes up a measurement that a fault, or the end of a process, has cut off; `before` is none if nothing of that generation is left.
+    /// Takes up a measurement that a fault, or the end of a process, has cut off; `before` is none if nothing
+    /// of that generation is left.
     pub(super) fn measure_again(&mut self, desk: &Desk<'_, '_, B>, begins: Step, before: Option<Serving<B>>) {
         let Some(schedule) = desk.run.cache_schedule() else { return };
         let against = before.map_or(Against::Lost, |before| Against::Before(Box::new(before)));
@@ -120,7 +127,8 @@ impl<B: Tape<Base = B>> Features<B> {
         });
     }
 
-    /// Compares this step's portion of the probes. Nothing has left this rank yet, so the vote of the step hears of what fails here.
+    /// Compares this step's portion of the probes. Nothing has left this rank yet, so the vote of the step
+    /// hears of what fails here.
     pub(in crate::train) fn measure_portion(
         &mut self,
         desk: &mut Desk<'_, '_, B>,
@@ -158,14 +166,15 @@ impl<B: Tape<Base = B>> Features<B> {
         match measuring.gather(desk, step, Ok(())) {
             Ok(found) => self.tell_drift(desk, measuring, &found),
             Err(error) => {
-                // Whoever goes on without the rank that was lost measures again.
+                // Ranks that go on without the one that was lost measure again.
                 self.measuring = Some(measuring);
                 Err(error)
             }
         }
     }
 
-    /// Whether drift decides about `step`, and is not measured yet: then all ranks measure it together before they lease the step.
+    /// Whether drift decides about `step`, and is not measured yet: then all ranks measure it together before
+    /// they lease the step.
     pub(in crate::train) fn measures_before(&self, run: &Facts<'_, B>, step: Step) -> bool {
         let Some(schedule) = run.cache_schedule() else { return false };
         let serving = self.serving.as_ref().filter(|_| drift_decides(&run.spec.cache));
@@ -204,7 +213,7 @@ impl<B: Tape<Base = B>> Features<B> {
         self.measured = Some(at);
         let drift = total.drift().filter(|_| !lost);
         let drift = drift.map(|drift| CacheDrift { at, drift, probes: total.probes as u32 });
-        // Where drift decides, whoever decides must hear that there is none.
+        // Where drift decides, the coordinator must hear that there is none.
         let (compared, told) = match &against {
             Against::Before(before) => (Some(&**before), drift.is_some()),
             Against::Serving | Against::Lost => (self.serving.as_ref(), drift_decides(&desk.run.spec.cache)),
@@ -247,7 +256,7 @@ impl<B: Tape<Base = B>> Features<B> {
                     match measuring.before() {
                         None => measuring.made.append(made),
                         Some(_) if made.rows.is_empty() => {}
-                        Some(_) => self.keeper.keep(made),
+                        Some(_) => self.store_writer.keep(made),
                     }
                 }
                 Err(_) if indices.len() > 1 => size = indices.len().div_ceil(2),
@@ -298,7 +307,8 @@ impl<B: Tape<Base = B>> Features<B> {
         Ok((sums, made))
     }
 
-    /// What the present adapter makes of probes, rounded; and unrounded, if it had to be computed. `serves`: the generation made with it does.
+    /// What the present adapter makes of probes, rounded; and unrounded, if it had to be computed. `serves`:
+    /// the generation made with it does.
     fn fresh(
         &self,
         desk: &Desk<'_, '_, B>,

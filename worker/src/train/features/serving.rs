@@ -6,17 +6,17 @@ use coxswain_nn::{kernels::Tape, params::Trainables};
 use coxswain_proto::cache_plan::CacheGeneration;
 
 use super::adapter::AdapterSnapshot;
-use coxswain_feature_store::{Space, SpaceKey};
+use coxswain_feature_store::{Namespace, NamespaceKey};
 
 use crate::feeder::KeptFeatures;
 
 /// The generation that serves, or has served last.
 pub(super) struct Serving<B: Tape<Base = B>> {
     pub generation: CacheGeneration,
-    /// Names its space.
-    pub key: SpaceKey,
+    /// Names its namespace.
+    pub key: NamespaceKey,
     /// None if the store has no place for it: then everything is computed, every time.
-    pub space: Option<Space>,
+    pub namespace: Option<Namespace>,
     pub source: KeptFeatures,
     /// The adapter it was made with; none if none lies below the tap.
     pub adapter: Option<Arc<AdapterSnapshot>>,

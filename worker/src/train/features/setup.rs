@@ -15,14 +15,15 @@ use super::{
     serving::Serving,
 };
 use coxswain_feature_store::{
-    Ingredients, SampleKey, Space, SpaceDescription, SpaceKey, Store, adapter_digest,
+    Ingredients, Namespace, NamespaceDescription, NamespaceKey, SampleKey, Store, adapter_digest,
 };
 use coxswain_nn::{kernels::Tape, params::Group};
 use coxswain_task::{Extractor, FeatureShape, InputIngredients, SampleKeys, Samples};
 
 use crate::{feeder::KeptFeatures, train::TrainError};
 
-/// Raised when the computation of features changes other than by the model's kernels, which have a version of their own.
+/// Raised when the computation of features changes other than by the model's kernels, which have a version of
+/// their own.
 const COMPUTE: &str = "coxswain 1";
 /// The store's directory, below the run's output directory, if the run file names none.
 const DEFAULT_DIR: &str = "vl-cache";
@@ -39,26 +40,27 @@ pub(super) struct Setup<B: Tape<Base = B>> {
     pub keys: Arc<SampleKeys>,
     /// Those of the samples that are trained on, each once.
     pub training: Arc<[SampleKey]>,
-    /// What every space of the run shares: all but the adapter.
-    pub base: SpaceDescription,
+    /// What every namespace of the run shares: all but the adapter.
+    pub base: NamespaceDescription,
     pub device: B::Device,
 }
 
 impl<B: Tape<Base = B>> Setup<B> {
-    /// Opens the store. The first time, and where they have changed, reads all frozen weights below the tap and all images.
+    /// Opens the store. The first time, and where they have changed, reads all frozen weights below the tap
+    /// and all images.
     pub fn open(
         spec: &RunSpec,
         samples: &dyn Samples,
         extractor: &dyn Extractor<B>,
         device: &B::Device,
-        card: Option<&str>,
+        gpu: Option<&str>,
     ) -> Result<Self, TrainError> {
         let cache = &spec.cache;
         let store = Store::open(&store_dir(spec), cache.budget)?;
         let keys = Arc::new(samples.keys(&store)?);
         let training = training_keys(samples, &keys);
         let base = describe(spec, samples, extractor, &store)?;
-        let compute = format!("{COMPUTE} on {}", device_kind(&B::name(device), card));
+        let compute = format!("{COMPUTE} on {}", device_kind(&B::name(device), gpu));
         Ok(Self {
             tap: extractor.tap(),
             resting: extractor.resting(),
@@ -68,7 +70,7 @@ impl<B: Tape<Base = B>> Setup<B> {
             store,
             keys,
             training,
-            base: SpaceDescription { ingredients: Ingredients { compute, ..base.ingredients }, ..base },
+            base: NamespaceDescription { ingredients: Ingredients { compute, ..base.ingredients }, ..base },
             device: device.clone(),
         })
     }
@@ -76,24 +78,24 @@ impl<B: Tape<Base = B>> Setup<B> {
     pub fn serving_of(
         &self,
         generation: CacheGeneration,
-        key: SpaceKey,
-        space: Option<Space>,
+        key: NamespaceKey,
+        namespace: Option<Namespace>,
         adapter: Option<Arc<AdapterSnapshot>>,
     ) -> Serving<B> {
-        let source = self.source_in(space.clone());
-        Serving { generation, key, space, source, adapter, older: None, stale: false }
+        let source = self.source_in(namespace.clone());
+        Serving { generation, key, namespace, source, adapter, older: None, stale: false }
     }
 
-    /// What data threads need to look for features in this space; without one they find nothing.
-    pub fn source_in(&self, space: Option<Space>) -> KeptFeatures {
-        KeptFeatures { space, keys: self.keys.clone(), shape: self.shape.clone() }
+    /// What data threads need to look for features in this namespace; without one they find nothing.
+    pub fn source_in(&self, namespace: Option<Namespace>) -> KeptFeatures {
+        KeptFeatures { namespace, keys: self.keys.clone(), shape: self.shape.clone() }
     }
 
-    /// The space of features made with this adapter.
-    pub fn described(&self, adapter: Option<&AdapterSnapshot>) -> SpaceDescription {
+    /// The namespace of features made with this adapter.
+    pub fn described(&self, adapter: Option<&AdapterSnapshot>) -> NamespaceDescription {
         let adapter = adapter.map(|adapter| adapter_digest(&adapter::tensors(adapter)));
         let ingredients = Ingredients { adapter, ..self.base.ingredients.clone() };
-        SpaceDescription { ingredients, ..self.base.clone() }
+        NamespaceDescription { ingredients, ..self.base.clone() }
     }
 
     /// Whether steps of a generation leave LoRA as it is.
@@ -103,11 +105,11 @@ impl<B: Tape<Base = B>> Setup<B> {
 
     /// What a generation has of these samples, of so many values each; none if one of them is missing.
     pub fn stored(&self, serving: &Serving<B>, indices: &[u64], rows: &[usize]) -> Option<Vec<f32>> {
-        let space = serving.space.as_ref()?;
+        let namespace = serving.namespace.as_ref()?;
         let mut values = vec![0.0; rows.iter().sum()];
         let mut at = 0;
         for (&index, &row) in indices.iter().zip(rows) {
-            let record = space.get(&self.keys.get(index)?).filter(|r| r.tokens() * r.width() == row)?;
+            let record = namespace.get(&self.keys.get(index)?).filter(|r| r.tokens() * r.width() == row)?;
             record.read_f32(&mut values[at..at + row]).ok()?;
             at += row;
         }
@@ -115,13 +117,13 @@ impl<B: Tape<Base = B>> Setup<B> {
     }
 }
 
-/// What kind of device computes, as far as its bits may differ from another kind's: a card rounds otherwise than a processor, one card adds in
-/// another order than the next, and a processor adds in vectors as wide as it has them. Ranks of different kinds do not share records; each
-/// finds its own.
-fn device_kind(backend: &str, card: Option<&str>) -> String {
-    match (backend, card) {
+/// What kind of device computes, as far as its bits may differ from another kind's: a GPU rounds otherwise
+/// than a processor, one GPU adds in another order than the next, and a processor adds in vectors as wide as
+/// it has them. Ranks of different kinds do not share records; each finds its own.
+fn device_kind(backend: &str, gpu: Option<&str>) -> String {
+    match (backend, gpu) {
         ("flex", _) => format!("cpu {}", vector_unit()),
-        (backend, Some(card)) => format!("{backend} {card}"),
+        (backend, Some(gpu)) => format!("{backend} {gpu}"),
         (backend, None) => backend.to_owned(),
     }
 }
@@ -142,13 +144,14 @@ fn vector_unit() -> &'static str {
     std::env::consts::ARCH
 }
 
-/// The spaces of a run, but for adapter and device. The first time, and where they have changed, reads all frozen weights below the tap.
+/// The namespaces of a run, but for adapter and device. The first time, and where they have changed, reads
+/// all frozen weights below the tap.
 fn describe<B: Tape<Base = B>>(
     spec: &RunSpec,
     samples: &dyn Samples,
     extractor: &dyn Extractor<B>,
     store: &Store,
-) -> Result<SpaceDescription, TrainError> {
+) -> Result<NamespaceDescription, TrainError> {
     let frozen = extractor.frozen()?;
     let files = frozen.files();
     let weights = store.digest_of(files.iter().map(PathBuf::as_path), &frozen.name(), || {
@@ -156,7 +159,7 @@ fn describe<B: Tape<Base = B>>(
     })?;
     let InputIngredients { preprocessing, prompt, tokenizer } = samples.ingredients()?;
     let compute = String::new();
-    Ok(SpaceDescription {
+    Ok(NamespaceDescription {
         tap: extractor.tap(),
         dtype: spec.cache.dtype,
         width: extractor.shape().width as u32,

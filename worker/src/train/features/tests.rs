@@ -208,12 +208,13 @@ fn one_frozen_weight_below_the_tap_is_everything_and_one_above_it_nothing() {
 }
 
 #[test]
-fn a_space_says_which_kind_of_device_it_is_of() {
+fn a_namespace_says_which_kind_of_device_it_is_of() {
     let store = tempfile::tempdir().expect("a temporary directory");
     train(&Recording::default(), store.path(), |_| {});
     let opened =
         coxswain_feature_store::Store::existing(store.path()).expect("readable").expect("it is there");
-    let (spaces, _) = opened.list().expect("readable");
-    let compute: Vec<_> = spaces.iter().map(|space| &space.description.ingredients.compute).collect();
+    let (namespaces, _) = opened.list().expect("readable");
+    let compute: Vec<_> =
+        namespaces.iter().map(|namespace| &namespace.description.ingredients.compute).collect();
     assert!(matches!(&compute[..], [one] if one.contains(" on cpu ")), "{compute:?}");
 }

@@ -8,10 +8,11 @@ use super::{
 };
 use coxswain_nn::kernels::Tape;
 
-use crate::link::{CacheTurn, StepTimes};
+use crate::link::{CachePhase, StepTimes};
 
 impl<B: Tape<Base = B>> Features<B> {
-    /// What the step that is done took from the cache, on this rank; returns it with what was stored since the step before.
+    /// What the step that is done took from the cache, on this rank; returns it with what was stored since
+    /// the step before.
     pub(in crate::train) fn book(&mut self, used: CacheUse, times: &StepTimes) -> CacheUse {
         self.hear();
         let used = CacheUse { kept: self.account.take_kept(), ..used };
@@ -32,7 +33,7 @@ impl<B: Tape<Base = B>> Features<B> {
     /// The run's summary; `sums` are those of all ranks together.
     pub(in crate::train) fn summary(&mut self, sums: [f64; 4]) -> CacheSummary {
         let report = self.report().unwrap_or_default();
-        let space = self.serving.as_ref().and_then(|serving| serving.space.as_ref());
+        let namespace = self.serving.as_ref().and_then(|serving| serving.namespace.as_ref());
         CacheSummary {
             mode: format!("{:?}", self.setup.mode).to_lowercase(),
             tap: self.setup.tap.clone(),
@@ -47,16 +48,16 @@ impl<B: Tape<Base = B>> Features<B> {
             stored: report.stored,
             total: self.account.total,
             bytes: report.bytes.0,
-            rounding_error: space.map_or(0.0, |space| space.rounding_error()),
+            rounding_error: namespace.map_or(0.0, |namespace| namespace.rounding_error()),
             drift: self.account.drift.clone(),
         }
     }
 
     /// Where features lie and how, for people.
     pub(in crate::train) fn words_of_store(&self) -> String {
-        let space = self.serving.as_ref().and_then(|serving| serving.space.as_ref());
-        let there = space.map(|space| {
-            let stored = self.setup.training.iter().filter(|key| space.contains(key)).count();
+        let namespace = self.serving.as_ref().and_then(|serving| serving.namespace.as_ref());
+        let there = namespace.map(|namespace| {
+            let stored = self.setup.training.iter().filter(|key| namespace.contains(key)).count();
             format!("; {stored} of {} samples are there", self.setup.training.len())
         });
         format!(
@@ -68,15 +69,15 @@ impl<B: Tape<Base = B>> Features<B> {
     }
 
     /// What happens from this step on, for people.
-    pub(super) fn words_of_turn(&mut self, step: Step, turn: &CacheTurn) -> String {
+    pub(super) fn words_of_cache_phase(&mut self, step: Step, cache_phase: &CachePhase) -> String {
         let used = self.words_of_use().map_or(String::new(), |used| format!("; until here {used}"));
-        match turn {
-            CacheTurn::Live { .. } => {
+        match cache_phase {
+            CachePhase::Live { .. } => {
                 format!("step {step}: live: features are computed in the step, LoRA trains{used}")
             }
-            CacheTurn::Cached(space) => format!(
+            CachePhase::Cached(namespace) => format!(
                 "step {step}: cached: features of generation {}, made with the adapter before step {}; LoRA rests{used}",
-                space.generation.number, space.generation.since
+                namespace.generation.number, namespace.generation.since
             ),
         }
     }
@@ -90,8 +91,11 @@ impl<B: Tape<Base = B>> Features<B> {
 
     fn words_of_use(&mut self) -> Option<String> {
         let CacheUse { hits, misses, read, fill, .. } = std::mem::take(&mut self.account.recent);
-        let bytes =
-            self.serving.as_ref().and_then(|serving| serving.space.as_ref()).map(|space| space.bytes());
+        let bytes = self
+            .serving
+            .as_ref()
+            .and_then(|serving| serving.namespace.as_ref())
+            .map(|namespace| namespace.bytes());
         (hits + misses > 0).then(|| {
             format!(
                 "features of {hits} of {} samples were there ({:.0} %); reading took {:.2} ms a sample, computing {:.2} ms; {} on disk",

@@ -1,8 +1,10 @@
-//! Which state a new generation goes on with: a pure decision that every rank takes alike from the same table.
+//! Which state a new generation goes on with: a pure decision that every rank takes alike from the same
+//! table.
 //!
-//! Every rank says which parts of the flat space it holds in which versions ([`Holding`]); one that was disturbed while it took over a state
-//! holds parts of two partitions. A version can be gone on with if every part of it is held by someone; the newest such version wins. Without
-//! one, the ranks start from the newest checkpoint.
+//! Every rank says which parts of the flat parameter buffer it holds in which versions ([`Holding`]); one
+//! that was disturbed while it took over a state holds parts of two partitions. A version can be gone on with
+//! if every part of it is held by someone; the newest such version wins. Without one, the ranks start from
+//! the newest checkpoint.
 
 use coxswain_proto::ids::{Generation, Rank, Step};
 
@@ -19,13 +21,13 @@ pub struct Holding {
     pub rank: Rank,
     /// Versions of its own part.
     pub own: Versions,
-    /// Versions of the part of the rank before it; none without a mirror.
-    pub mirror: Option<Versions>,
+    /// Versions of the part of the rank before it; none without a replica.
+    pub replica: Option<Versions>,
 }
 
 impl Holding {
-    /// The rank whose part its mirror is of.
-    fn mirrored(&self) -> u32 {
+    /// The rank whose part its replica is of.
+    fn replicated(&self) -> u32 {
         (self.rank.0 + self.world - 1) % self.world
     }
 
@@ -34,12 +36,12 @@ impl Holding {
         if self.rank.0 == rank && self.own.contain(version) {
             return Some(Copy::Own);
         }
-        let mirror = self.mirror.filter(|versions| versions.contain(version));
-        mirror.filter(|_| self.mirrored() == rank).map(|_| Copy::Mirror)
+        let replica = self.replica.filter(|versions| versions.contain(version));
+        replica.filter(|_| self.replicated() == rank).map(|_| Copy::Replica)
     }
 }
 
-/// Who gives one part of the old partition.
+/// The rank that sends one part of the old partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Source {
     /// A rank of the new generation.
@@ -55,22 +57,23 @@ pub struct Choice {
     pub generation: Generation,
     /// Steps taken: the first step to run.
     pub version: u64,
-    /// Who gives each part of the old partition, in its rank order.
+    /// The ranks that send the parts of the old partition, in its rank order.
     pub sources: Vec<Source>,
 }
 
 impl Choice {
-    /// Whether a lost rank's part comes from a mirror.
-    pub fn uses_mirror(&self) -> bool {
-        self.sources.iter().any(|source| source.copy == Copy::Mirror)
+    /// Whether a lost rank's part comes from a replica.
+    pub fn uses_replica(&self) -> bool {
+        self.sources.iter().any(|source| source.copy == Copy::Replica)
     }
 }
 
 /// The newest version of which everything is there, given what ranks of the new generation hold.
 ///
-/// Ranks may come from different generations: only holdings that follow one partition make up a state, and the newest partition that
-/// does is the one the run went on with, even if latecomers hold a later version of an older one. A version before `saved`, the newest
-/// checkpoint, is one that the run has left: all ranks of some generation had taken these steps, so whoever holds less was cut off before.
+/// Ranks may come from different generations: only holdings that follow one partition make up a state, and
+/// the newest partition that does is the one the run went on with, even if latecomers hold a later version of
+/// an older one. A version before `saved`, the newest checkpoint, is one that the run has left: all ranks of
+/// some generation had taken these steps, so a rank that holds less was cut off before.
 pub fn choose(holdings: &[(Rank, Holding)], saved: Step) -> Option<Choice> {
     let mut partitions: Vec<(Generation, u32)> =
         holdings.iter().map(|(_, held)| (held.generation, held.world)).collect();
@@ -89,7 +92,7 @@ fn newest_of(holdings: &[(Rank, Holding)], partition: (Generation, u32)) -> Opti
             let copies = members
                 .iter()
                 .filter_map(|(from, held)| Some(Source { from: *from, copy: held.copy_of(part, version)? }));
-            copies.min_by_key(|source| (source.copy == Copy::Mirror, source.from))
+            copies.min_by_key(|source| (source.copy == Copy::Replica, source.from))
         };
         let sources: Option<Vec<Source>> = (0..partition.1).map(source).collect();
         Some(Choice { generation: partition.0, version, sources: sources? })
@@ -102,10 +105,10 @@ mod tests {
 
     use super::*;
 
-    fn held(rank: u32, world: u32, own: u64, mirror: u64) -> Option<Holding> {
+    fn held(rank: u32, world: u32, own: u64, replica: u64) -> Option<Holding> {
         let versions = |newest| Versions { newest, older: true };
-        let mirror = (world > 1).then(|| versions(mirror));
-        Some(Holding { generation: Generation(3), world, rank: Rank(rank), own: versions(own), mirror })
+        let replica = (world > 1).then(|| versions(replica));
+        Some(Holding { generation: Generation(3), world, rank: Rank(rank), own: versions(own), replica })
     }
 
     /// What is chosen where each rank holds this, or nothing.
@@ -114,8 +117,8 @@ mod tests {
         super::choose(&all.collect::<Vec<_>>(), Step(0))
     }
 
-    /// A rank is lost in the last moment of taking over: one survivor knows that all have the new state and has let the old one go, the other
-    /// does not know.
+    /// A rank is lost in the last moment of taking over: one survivor knows that all have the new state and
+    /// has let the old one go, the other does not know.
     #[test]
     fn whoever_cannot_know_whether_all_have_the_new_state_brings_both() {
         let old = held(1, 3, 8, 8).unwrap();
@@ -125,7 +128,7 @@ mod tests {
         let all = [(passed, new(0)), (disturbed, old), (disturbed, new(1))];
         let choice = super::choose(&all, Step(8)).unwrap();
         assert_eq!((choice.generation, choice.version), (Generation(4), 8));
-        assert_eq!(choice.sources[2], Source { from: passed, copy: Copy::Mirror });
+        assert_eq!(choice.sources[2], Source { from: passed, copy: Copy::Replica });
     }
 
     #[test]
@@ -133,7 +136,8 @@ mod tests {
         let [first, second] = [0, 1].map(|rank| (Rank(rank), held(rank, 2, 8, 8).unwrap()));
         let version = |saved| super::choose(&[first, second], Step(saved)).map(|choice| choice.version);
         assert_eq!([version(0), version(8), version(9)], [Some(8), Some(8), None]);
-        // Who was cut off in an older generation holds less than the checkpoint; who went on is lost but for one.
+        // A rank that was cut off in an older generation holds less than the checkpoint; of those that went
+        // on all but one are lost.
         let alone = Holding { generation: Generation(4), ..held(1, 3, 20, 20).unwrap() };
         assert_eq!(super::choose(&[first, (Rank(1), alone)], Step(16)), None);
     }
@@ -143,14 +147,14 @@ mod tests {
         let choice = choose(&[held(0, 3, 8, 8), None, held(2, 3, 8, 8)]).unwrap();
         assert_eq!(choice.version, 8);
         let from = |from, copy| Source { from: Rank(from), copy };
-        assert_eq!(choice.sources, [from(0, Copy::Own), from(2, Copy::Mirror), from(2, Copy::Own)]);
-        assert!(choice.uses_mirror());
+        assert_eq!(choice.sources, [from(0, Copy::Own), from(2, Copy::Replica), from(2, Copy::Own)]);
+        assert!(choice.uses_replica());
     }
 
     #[test]
     fn ranks_that_are_a_step_ahead_go_back_if_a_part_is_behind() {
         let choice = choose(&[held(0, 3, 9, 9), held(1, 3, 9, 8), held(2, 3, 8, 8)]).unwrap();
-        assert_eq!((choice.version, choice.uses_mirror()), (9, true), "part 2 is on rank 0, a step ahead");
+        assert_eq!((choice.version, choice.uses_replica()), (9, true), "part 2 is on rank 0, a step ahead");
         let choice = choose(&[held(0, 3, 9, 8), held(1, 3, 9, 8), held(2, 3, 8, 8)]).unwrap();
         assert_eq!(choice.version, 8);
     }
@@ -174,21 +178,23 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever moment of a step a rank dies at, and whoever it is, the others hold a version no older than what all had finished.
+        /// Whichever rank dies, and at whatever moment of a step, the others hold a version no older than
+        /// what all had finished.
         #[test]
         fn one_lost_rank_loses_no_finished_step(
             world in 2u32..7, lost in 0u32..7, step in 1u64..50, stages in prop::collection::vec(0u8..4, 7),
         ) {
             let lost = lost % world;
-            // Stages of step `step`: 0 nothing yet, 1 shifted, 2 updated, 3 gathered. Whoever gathered proves that all have updated.
+            // Stages of step `step`: 0 nothing yet, 1 shifted, 2 updated, 3 gathered. A rank that has
+            // gathered proves that all have updated.
             let gathered = stages.iter().take(world as usize).any(|&stage| stage == 3);
             let stage = |rank: u32| stages[rank as usize].max(if gathered { 2 } else { 0 });
             // A rank's log has arrived only if the rank before it has got to the shift.
             let logged = |rank: u32| stage(rank) >= 1 && stage((rank + world - 1) % world) >= 1;
             let mut holdings: Vec<_> = (0..world).map(|rank| {
                 let own = Versions { newest: step + u64::from(stage(rank) >= 2), older: stage(rank) >= 2 };
-                let mirror = Versions { newest: step + u64::from(logged(rank)), older: logged(rank) };
-                Some(Holding { generation: Generation(1), world, rank: Rank(rank), own, mirror: Some(mirror) })
+                let replica = Versions { newest: step + u64::from(logged(rank)), older: logged(rank) };
+                Some(Holding { generation: Generation(1), world, rank: Rank(rank), own, replica: Some(replica) })
             }).collect();
             let survivor_gathered = (0..world).any(|rank| rank != lost && stage(rank) == 3);
             holdings[lost as usize] = None;

@@ -1,15 +1,18 @@
-//! How a generation finds its state: kept by living ranks, mirrored for a lost one, or read from a checkpoint.
+//! How a generation finds its state: kept by living ranks, replicated for a lost one, or read from a
+//! checkpoint.
 //!
 //! ```text
 //! table     what each rank holds and what else it carries over, gathered
 //! choice    the newest version of which everything is there: pure
-//! here      the parts are broadcast by those who have them; nothing of the old state is let go before all have the new one
+//! here      the parts are broadcast by the ranks that have them; nothing of the old state is dropped before
+//!           all have the new one
 //! ```
 //!
-//! Whoever is disturbed in the last barrier has the new state and cannot know whether all have: some may have passed it and let the old state
-//! go. It keeps both, and says so in the next table.
+//! A rank that is disturbed in the last barrier has the new state and cannot know whether all have: some may
+//! have passed it and let the old state go. It keeps both, and says so in the next table.
 //!
-//! The first generation goes the same way: nobody holds anything, so it starts from the newest checkpoint or afresh.
+//! The first generation goes the same way: no rank holds any state, so it starts from the newest checkpoint
+//! or afresh.
 
 mod choice;
 mod table;
@@ -40,7 +43,8 @@ use crate::{
 use coxswain_nn::kernels::Tape;
 
 impl<B: Tape<Base = B>> Training<'_, B> {
-    /// Agrees with the other ranks of a new generation where to start, and takes over that state. `self.next` is where.
+    /// Agrees with the other ranks of a new generation where to start, and takes over that state. `self.next`
+    /// is where.
     pub(super) fn settle(&mut self) -> Result<Start, TrainError> {
         let began = clock::now();
         let holdings =
@@ -55,8 +59,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             Some(choice) => {
                 let bytes = self.learner.take_over(&choice, self.run.spec, &mut self.members)?;
                 self.next = Step(choice.version);
-                let mirrored = choice.uses_mirror();
-                (if mirrored { StateSource::Mirror } else { StateSource::Carried }, bytes)
+                let replicated = choice.uses_replica();
+                (if replicated { StateSource::Replica } else { StateSource::Carried }, bytes)
             }
             None if self.members.assignment.checkpoint_step > Step(0) => {
                 (StateSource::Checkpoint, self.restore(self.members.assignment.checkpoint_step)?)
@@ -124,7 +128,8 @@ impl<B: Tape<Base = B>> Learner<B> {
         members: &mut Members,
     ) -> Result<Bytes, TrainError> {
         self.coming.take_if(|coming| coming.generation == choice.generation).into_iter().for_each(|coming| {
-            // All ranks go on from what this one has been taking over, so what it had before is nobody's any more.
+            // All ranks go on from what this one has been taking over, so what it had before is not needed
+            // any more.
             self.held = Some(coming);
         });
         let mut weights = self.trainables.to_vec();
@@ -156,7 +161,7 @@ impl<B: Tape<Base = B>> Learner<B> {
             optimizer.adopt(&range, &state);
         }
         optimizer.begin(choice.version, &weights);
-        // Whoever passes this knows that all have everything, so the old state may go.
+        // A rank that passes this knows that all have everything, so the old state may go.
         if let Err(error) = members.comm.barrier() {
             let (generation, weights) = (members.assignment.generation, Some(weights));
             self.coming = Some(Held { generation, optimizer, weights });
@@ -177,7 +182,7 @@ pub(super) fn is_the_generations(error: &TrainError) -> bool {
             CollectiveError::PeerLost { .. }
                 | CollectiveError::Aborted { .. }
                 | CollectiveError::Connect(_)
-                | CollectiveError::Fabric { .. }
+                | CollectiveError::Transport { .. }
         )
     };
     match error {

@@ -17,7 +17,8 @@ use crate::{
     zero::Versions,
 };
 
-/// What a generation hands to the next besides weights and moments: everything that decides what ranks do together.
+/// What a generation hands to the next besides weights and moments: everything that decides what ranks do
+/// together.
 #[derive(Clone, Debug, PartialEq)]
 pub(in crate::train) struct Carried {
     /// Requests for checkpoints obeyed so far.
@@ -26,7 +27,7 @@ pub(in crate::train) struct Carried {
     pub memory_reports: u32,
     /// Samples per forward pass now in force; before the search for it is done, the most that it may try.
     pub micro_batch: u32,
-    /// Whether the search is done. Whoever was in it when somebody was lost has not found anything.
+    /// Whether the search is done. A rank that was searching when another was lost has not found anything.
     pub searched: bool,
     /// The step of the newest checkpoint of this run.
     pub saved: Option<Step>,
@@ -39,7 +40,8 @@ pub(in crate::train) struct Carried {
 }
 
 impl Carried {
-    /// What ranks that bring these make of them: the same on each. Fresh ranks bring nothing; without anyone else, `own` counts.
+    /// What ranks that bring these make of them: the same on each. Fresh ranks bring nothing; without anyone
+    /// else, `own` counts.
     fn merge(rows: impl Iterator<Item = Self>, own: Self) -> Self {
         rows.reduce(|a, b| Self {
             checkpoints: a.checkpoints.max(b.checkpoints),
@@ -53,8 +55,8 @@ impl Carried {
             saved: a.saved.max(b.saved),
             before: a.before.or(b.before),
             stopped: a.stopped || b.stopped,
-            // One may have begun a generation that the others have not come to; or have gathered drift that the others lost, and then all
-            // measure it again.
+            // One may have begun a generation that the others have not come to; or have gathered drift that
+            // the others lost, and then all measure it again.
             cache: [a.cache, b.cache]
                 .into_iter()
                 .flatten()
@@ -66,7 +68,7 @@ impl Carried {
 
 /// Where the generation before the newest one of kept features stands in a row.
 const BEFORE: usize = 28;
-/// Numbers that name a generation of kept features and its space.
+/// Numbers that name a generation of kept features and its namespace.
 const PLACE: usize = 10;
 /// Where the second holding stands in a row.
 const COMING: usize = BEFORE + PLACE;
@@ -139,7 +141,7 @@ fn encode_holding(held: &Holding, fields: &mut [f64]) {
     (fields[0], fields[1]) = (held.generation.0 as f64, f64::from(held.world));
     fields[2] = f64::from(held.rank.0);
     fields[3..5].copy_from_slice(&versions(Some(held.own)));
-    fields[5..7].copy_from_slice(&versions(held.mirror));
+    fields[5..7].copy_from_slice(&versions(held.replica));
 }
 
 fn decode_holding(fields: &[f64]) -> Option<Holding> {
@@ -150,24 +152,24 @@ fn decode_holding(fields: &[f64]) -> Option<Holding> {
         world: fields[1] as u32,
         rank: Rank(fields[2] as u32),
         own: versions(fields[3], fields[4]),
-        mirror: some(fields[5]).map(|newest| versions(newest, fields[6])),
+        replica: some(fields[5]).map(|newest| versions(newest, fields[6])),
     })
 }
 
 fn encode_place(place: &Place, fields: &mut [f64]) {
     (fields[0], fields[1]) = (place.generation.number as f64, place.generation.since.0 as f64);
-    for (field, bytes) in fields[2..].iter_mut().zip(place.space.0.as_chunks::<4>().0) {
+    for (field, bytes) in fields[2..].iter_mut().zip(place.namespace.0.as_chunks::<4>().0) {
         *field = f64::from(u32::from_le_bytes(*bytes));
     }
 }
 
 fn decode_place(fields: &[f64]) -> Option<Place> {
-    let mut space = [0; 32];
-    for (bytes, field) in space.as_chunks_mut::<4>().0.iter_mut().zip(&fields[2..]) {
+    let mut namespace = [0; 32];
+    for (bytes, field) in namespace.as_chunks_mut::<4>().0.iter_mut().zip(&fields[2..]) {
         *bytes = (*field as u32).to_le_bytes();
     }
     let generation = CacheGeneration { number: fields[0] as u64, since: Step(fields[1] as u64) };
-    (fields[0] >= 0.0).then_some(Place { generation, space: Digest(space) })
+    (fields[0] >= 0.0).then_some(Place { generation, namespace: Digest(namespace) })
 }
 
 /// What all ranks hold, and what all of them carry on with.
@@ -198,7 +200,7 @@ mod tests {
     fn mark(number: u64) -> Mark {
         let place = |number| {
             let generation = CacheGeneration { number, since: Step(10 * number) };
-            Place { generation, space: Digest(std::array::from_fn(|i| 255 - number as u8 * i as u8)) }
+            Place { generation, namespace: Digest(std::array::from_fn(|i| 255 - number as u8 * i as u8)) }
         };
         Mark { newest: place(number), before: Some(place(number - 1)).filter(|_| number == 3) }
     }
@@ -210,7 +212,7 @@ mod tests {
             world: 5,
             rank: Rank(4),
             own: Versions { newest: 1 << 40, older: true },
-            mirror: None,
+            replica: None,
         };
         let before = Some(Some(HeldOutError {
             samples: 64,
@@ -231,7 +233,7 @@ mod tests {
             decode(&encode([Some(held), None], &carried), &NAMES),
             ([Some(held), None], carried.clone())
         );
-        let both = [Some(held), Some(Holding { generation: Generation(8), mirror: Some(held.own), ..held })];
+        let both = [Some(held), Some(Holding { generation: Generation(8), replica: Some(held.own), ..held })];
         assert_eq!(decode(&encode(both, &carried), &NAMES), (both, carried.clone()));
         let fresh = Carried { saved: None, before: None, cache: None, ..carried };
         assert_eq!(decode(&encode([None; 2], &fresh), &NAMES), ([None; 2], fresh));

@@ -1,5 +1,5 @@
-//! A rank dies at every point of a step, on a real ring; what the others hold is put together and compared with a run that nobody
-//! died in, bit by bit.
+//! A rank dies at every point of a step, on a real ring; what the others hold is put together and compared
+//! with a run in which no rank died, bit by bit.
 
 use coxswain_proto::{
     ids::{Generation, Rank, Step},
@@ -9,7 +9,7 @@ use coxswain_proto::{
 use super::{Holding, choose};
 use crate::{
     collective::{BufMut, Collective, Reduce, Ring, chunk, loopback},
-    zero::{MirroredAdamW, Rates, ShardState, ShardedAdamW, StepInput},
+    zero::{Rates, ReplicatedAdamW, ShardState, ShardedAdamW, StepInput},
 };
 use coxswain_nn::params::{Group, Init, TrainableLayout};
 
@@ -71,7 +71,7 @@ fn undisturbed(world: usize, steps: u64) -> Vec<ShardState> {
     let version = |version: usize| {
         let files: Vec<&[u8]> = ranks.iter().map(|states| states[version].1.as_slice()).collect();
         let weights = ranks[0][version].0.clone();
-        let mut whole = MirroredAdamW::new(&layout(), 1, Rank(0), &settings(), false);
+        let mut whole = ReplicatedAdamW::new(&layout(), 1, Rank(0), &settings(), false);
         whole.import(&files, &weights).expect("what was exported");
         whole.state(crate::zero::Copy::Own, version as u64, &weights, &Vec::new()).expect("its own version")
     };
@@ -79,12 +79,12 @@ fn undisturbed(world: usize, steps: u64) -> Vec<ShardState> {
 }
 
 /// What a rank has when the step that somebody died in is over for it; none for the dead.
-type Left = Option<(MirroredAdamW, Vec<f32>, Vec<f32>)>;
+type Left = Option<(ReplicatedAdamW, Vec<f32>, Vec<f32>)>;
 
 /// Everyone takes [`BEFORE`] steps; in the next one `lost` dies after `collectives` of its five collectives.
 fn lose(world: usize, lost: usize, collectives: usize) -> Vec<Left> {
     on_ring(world, |rank, mut ring| {
-        let mut optimizer = MirroredAdamW::new(&layout(), world, Rank(rank as u32), &settings(), true);
+        let mut optimizer = ReplicatedAdamW::new(&layout(), world, Rank(rank as u32), &settings(), true);
         let mut weights = noise(layout().len(), 0);
         optimizer.begin(0, &weights);
         for step in 0..BEFORE {
@@ -92,7 +92,7 @@ fn lose(world: usize, lost: usize, collectives: usize) -> Vec<Left> {
         }
         let mut grads = gradients(rank, BEFORE);
         if rank != lost || collectives == 5 {
-            // Whether it succeeds depends on who died when.
+            // Whether it succeeds depends on which rank died, and when.
             let _ = optimizer.step(&mut grads, &mut weights, &input(), &mut ring);
             return (rank != lost).then_some((optimizer, weights, grads));
         }
@@ -114,15 +114,15 @@ fn lose(world: usize, lost: usize, collectives: usize) -> Vec<Left> {
     })
 }
 
-fn holding(rank: usize, world: usize, optimizer: &MirroredAdamW) -> Holding {
-    let (own, mirror) = optimizer.versions();
-    Holding { generation: Generation(1), world: world as u32, rank: Rank(rank as u32), own, mirror }
+fn holding(rank: usize, world: usize, optimizer: &ReplicatedAdamW) -> Holding {
+    let (own, replica) = optimizer.versions();
+    Holding { generation: Generation(1), world: world as u32, rank: Rank(rank as u32), own, replica }
 }
 
 #[test]
 fn whoever_dies_wherever_in_a_step_the_others_hold_the_undisturbed_state() {
     for world in 2..=4 {
-        let truth = undisturbed(world, BEFORE + 1);
+        let reference = undisturbed(world, BEFORE + 1);
         for lost in 0..world {
             for collectives in 0..=5 {
                 let left = lose(world, lost, collectives);
@@ -137,7 +137,7 @@ fn whoever_dies_wherever_in_a_step_the_others_hold_the_undisturbed_state() {
                     choose(&holdings, Step(0)).unwrap_or_else(|| panic!("{what}: nothing to go on with"));
                 let finished = holdings.iter().any(|(_, held)| held.own.newest > BEFORE) && collectives == 5;
                 assert!(choice.version == BEFORE + 1 || (choice.version == BEFORE && !finished), "{what}");
-                let truth = &truth[choice.version as usize];
+                let reference = &reference[choice.version as usize];
                 for (part, source) in choice.sources.iter().enumerate() {
                     let (optimizer, weights, grads) =
                         left[source.from.0 as usize].as_ref().expect("only survivors give");
@@ -146,9 +146,9 @@ fn whoever_dies_wherever_in_a_step_the_others_hold_the_undisturbed_state() {
                         optimizer.state(source.copy, choice.version, weights, grads).expect("as it said");
                     let whole = |of: &[f32]| of[range.clone()].to_vec();
                     let due = ShardState {
-                        weights: whole(&truth.weights),
-                        exp_avg: whole(&truth.exp_avg),
-                        exp_avg_sq: whole(&truth.exp_avg_sq),
+                        weights: whole(&reference.weights),
+                        exp_avg: whole(&reference.exp_avg),
+                        exp_avg_sq: whole(&reference.exp_avg_sq),
                     };
                     assert!(state == due, "{what}: part {part} from {source:?}");
                 }
@@ -159,11 +159,11 @@ fn whoever_dies_wherever_in_a_step_the_others_hold_the_undisturbed_state() {
 
 #[test]
 fn a_state_put_together_at_another_world_size_trains_on_as_if_nothing_had_happened() {
-    let truth = undisturbed(3, BEFORE);
-    let whole = &truth[BEFORE as usize];
+    let reference = undisturbed(3, BEFORE);
+    let whole = &reference[BEFORE as usize];
     let train_on = |world: usize| {
         let ranks = on_ring(world, |rank, mut ring| {
-            let mut optimizer = MirroredAdamW::new(&layout(), world, Rank(rank as u32), &settings(), true);
+            let mut optimizer = ReplicatedAdamW::new(&layout(), world, Rank(rank as u32), &settings(), true);
             for part in 0..3 {
                 let range = chunk(layout().len(), 3, part);
                 let cut = |of: &[f32]| of[range.clone()].to_vec();

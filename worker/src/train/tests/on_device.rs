@@ -1,4 +1,5 @@
-//! Training whose flat space lies in a device's memory against training whose lies in the host's: the same policy, on Flex.
+//! Training whose flat parameter buffer lies in a device's memory against training whose lies in the host's:
+//! the same policy, on Flex.
 
 use burn::backend::Flex;
 use coxswain_nn::{
@@ -20,7 +21,7 @@ use super::peak;
 use crate::{
     collective::Solo,
     train::GradientWatch,
-    zero::{Keeps, MirroredAdamW, Partition, Rates, StepInput},
+    zero::{Keeps, Partition, Rates, ReplicatedAdamW, StepInput},
 };
 
 const STEPS: u64 = 5;
@@ -37,7 +38,7 @@ fn trained<F: FlatOn<Flex>>(spec: &RunSpec) -> (Vec<[f64; 2]>, Vec<f32>) {
     let mut grads = FlatGrads::<F>::at(&place, layout.len());
     let mut watch = GradientWatch::new(&layout, &peak());
     let mut optimizer =
-        MirroredAdamW::<F>::at(&place, &layout, whole(&layout), &Optimizer::default(), Keeps::default());
+        ReplicatedAdamW::<F>::at(&place, &layout, whole(&layout), &Optimizer::default(), Keeps::default());
     optimizer.begin(0, &trainables.to_vec());
     let mut told = Vec::new();
     for step in 0..STEPS {
@@ -68,7 +69,7 @@ fn trained<F: FlatOn<Flex>>(spec: &RunSpec) -> (Vec<[f64; 2]>, Vec<f32>) {
 }
 
 #[test]
-fn training_with_the_flat_space_on_a_device_is_training_with_it_on_the_host() {
+fn training_with_the_flat_namespace_on_a_device_is_training_with_it_on_the_host() {
     for targets in [json!(EVERYWHERE), json!(r".*language_model\.layers\.[345]\..*(v_proj|up_proj)")] {
         let spec = spec(&[("lora", json!({"rank": 2, "targets": targets}))]);
         let (host, device) = (trained::<Vec<f32>>(&spec), trained::<OnDevice<Flex>>(&spec));
@@ -91,7 +92,7 @@ fn a_gradient_that_is_not_finite_is_named_wherever_it_lies() {
         let mut weights = F::zeros(place, layout.len());
         let input = StepInput { scale: 1.0, rates: peak(), resting: None };
         let mut optimizer =
-            MirroredAdamW::<F>::at(place, &layout, whole(&layout), &Optimizer::default(), Keeps::default());
+            ReplicatedAdamW::<F>::at(place, &layout, whole(&layout), &Optimizer::default(), Keeps::default());
         let error = optimizer.step(grads.values_mut(), &mut weights, &input, &mut Solo::default());
         error.expect_err("not finite").to_string()
     }

@@ -1,4 +1,5 @@
-//! The partitioned optimizer against itself without partition; against torch (`torch`), and against itself resumed (`saved`).
+//! The partitioned optimizer against itself without partition; against torch (`torch`), and against itself
+//! resumed (`saved`).
 
 mod device;
 mod saved;
@@ -10,7 +11,7 @@ use half::bf16;
 use super::*;
 use crate::{
     collective::{Ring, Solo, chunk, loopback},
-    zero::{Copy, MirroredAdamW},
+    zero::{Copy, ReplicatedAdamW},
 };
 use coxswain_nn::params::Init;
 
@@ -88,8 +89,9 @@ fn moments(ranks: &[ShardedAdamW]) -> (Vec<f32>, Vec<f32>) {
     (join(|o| &o.exp_avg), join(|o| &o.exp_avg_sq))
 }
 
-/// Gradients are summed here in the ring's own order, so the only difference left is the order in which f64 partial sums of
-/// squares meet: it is below the last bit of the f32 factor that gradients are multiplied with.
+/// Gradients are summed here in the ring's own order, so the only difference left is the order in which f64
+/// partial sums of squares meet: it is below the last bit of the f32 factor that gradients are multiplied
+/// with.
 #[test]
 fn partitioned_steps_give_the_bits_of_unpartitioned_ones() {
     let len = layout().len();
@@ -116,24 +118,26 @@ fn partitioned_steps_give_the_bits_of_unpartitioned_ones() {
     }
 }
 
-/// As above, with sums that are rounded wherever the ring rounds them: the same bits on all ranks, owner and mirror.
+/// As above, with sums that are rounded wherever the ring rounds them: the same bits on all ranks, owner and
+/// replica.
 #[test]
 fn gradients_that_travel_as_bfloat16_are_rounded_on_the_way_and_nowhere_else() {
     let len = layout().len();
     let settings = Optimizer { reduce_dtype: ReduceDtype::Bfloat16, ..settings() };
     for world in 2..=4 {
         let partitioned = on_ring(world, |rank, comm| {
-            let mut optimizer = MirroredAdamW::new(&layout(), world, Rank(rank as u32), &settings, true);
+            let mut optimizer = ReplicatedAdamW::new(&layout(), world, Rank(rank as u32), &settings, true);
             let mut weights = noise(len, 0);
             optimizer.begin(0, &weights);
             for step in 0..3 {
                 let mut grads = noise(len, 1 + 10 * step + rank);
                 optimizer.step(&mut grads, &mut weights, &input(), comm).expect("a step");
             }
-            let mirror = optimizer.state(Copy::Mirror, 3, &weights, &Vec::new()).expect("the newest version");
+            let replica =
+                optimizer.state(Copy::Replica, 3, &weights, &Vec::new()).expect("the newest version");
             let held = optimizer.bytes(comm).comm_buffers.0 - comm.buffer_bytes() as u64;
             assert_eq!(held, 2 * len as u64);
-            (mirror.weights, weights)
+            (replica.weights, weights)
         });
         let mut alone = ShardedAdamW::new(&layout(), 1, Rank(0), &settings);
         let mut weights = noise(len, 0);
@@ -150,10 +154,10 @@ fn gradients_that_travel_as_bfloat16_are_rounded_on_the_way_and_nowhere_else() {
             // A world of one rounds nothing.
             alone.step(&mut grads, &mut weights, &input(), &mut Solo::default()).expect("a step");
         }
-        for (rank, (mirror, theirs)) in partitioned.iter().enumerate() {
+        for (rank, (replica, theirs)) in partitioned.iter().enumerate() {
             assert!(*theirs == weights, "rank {rank} of {world}");
             let previous = chunk(len, world, (rank + world - 1) % world);
-            assert!(mirror[..] == weights[previous], "what rank {rank} of {world} mirrors");
+            assert!(replica[..] == weights[previous], "what rank {rank} of {world} keeps");
         }
     }
 }
@@ -174,14 +178,14 @@ fn lora_bits(optimizer: &ShardedAdamW, weights: &[f32]) -> (Vec<u32>, Vec<u32>) 
 }
 
 #[test]
-fn what_rests_keeps_its_bits_on_owner_and_mirror_and_a_bad_gradient_of_it_harms_nobody() {
+fn what_rests_keeps_its_bits_on_owner_and_replica_and_a_bad_gradient_of_it_harms_nobody() {
     for world in 1..=4 {
         on_ring(world, |rank, comm| {
             let mut optimizer = ShardedAdamW::new(&layout(), world, Rank(rank as u32), &settings());
-            let mut mirrored = MirroredAdamW::new(&layout(), world, Rank(rank as u32), &settings(), true);
+            let mut replicated = ReplicatedAdamW::new(&layout(), world, Rank(rank as u32), &settings(), true);
             let mut weights = noise(layout().len(), 0);
             let mut again = weights.clone();
-            mirrored.begin(0, &again);
+            replicated.begin(0, &again);
             let mut before = lora_bits(&optimizer, &weights);
             for step in 0..6 {
                 let resting = (step % 3 > 0).then_some(Group::LORA);
@@ -195,17 +199,17 @@ fn what_rests_keeps_its_bits_on_owner_and_mirror_and_a_bad_gradient_of_it_harms_
                 let after = lora_bits(&optimizer, &weights);
                 assert_eq!(after == before, resting.is_some(), "step {step} in a world of {world}");
                 before = after;
-                let twin = mirrored.step(&mut grads, &mut again, &input, comm).expect("a step").grad_norm;
+                let twin = replicated.step(&mut grads, &mut again, &input, comm).expect("a step").grad_norm;
                 assert_eq!(norm.to_bits(), twin.to_bits());
-                assert!(again == weights, "step {step} with a mirror");
+                assert!(again == weights, "step {step} with a replica");
             }
             let previous = Rank(((rank + world - 1) % world) as u32);
-            let own = mirrored.state(Copy::Own, 6, &again, &Vec::new()).expect("the newest version");
+            let own = replicated.state(Copy::Own, 6, &again, &Vec::new()).expect("the newest version");
             assert!(own.exp_avg == optimizer.exp_avg && own.exp_avg_sq == optimizer.exp_avg_sq);
             if world > 1 {
-                let mirror =
-                    mirrored.state(Copy::Mirror, 6, &again, &Vec::new()).expect("the newest version");
-                assert!(mirror.weights[..] == again[chunk(again.len(), world, previous.0 as usize)]);
+                let replica =
+                    replicated.state(Copy::Replica, 6, &again, &Vec::new()).expect("the newest version");
+                assert!(replica.weights[..] == again[chunk(again.len(), world, previous.0 as usize)]);
             }
         });
     }

@@ -26,7 +26,8 @@ pub struct Data {
     /// `{task}` is replaced by the sample's task text.
     #[serde(default = "default_prompt")]
     pub prompt: String,
-    /// Bounds of an image's pixels after `smart_resize`; the checkpoint's own when absent. An upper bound is always applied.
+    /// Bounds of an image's pixels after `smart_resize`; the checkpoint's own when absent. An upper bound is
+    /// always applied.
     #[serde(default)]
     pub min_pixels: Option<usize>,
     /// See `min_pixels`.

@@ -1,4 +1,5 @@
-//! The keys of the task `vla_flow`: a vision-language-action policy of a Qwen2.5-VL model and a flow-matching action expert.
+//! The keys of the task `vla_flow`: a vision-language-action policy of a Qwen2.5-VL model and a flow-matching
+//! action expert.
 
 mod check;
 mod data;

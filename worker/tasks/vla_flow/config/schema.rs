@@ -1,4 +1,5 @@
-//! The keys as the run file's reader sees them: their names, what they mean for the identity of a run, their rules.
+//! The keys as the run file's reader sees them: their names, what they mean for the identity of a run, their
+//! rules.
 
 use coxswain_proto::{
     config::{Findings, TaskSchema, TaskSettings},

@@ -42,7 +42,8 @@ pub struct Model {
     /// How frozen weights are kept in memory.
     #[serde(default)]
     pub weights_dtype: WeightsDtype,
-    /// How precise the values are that blocks hand to each other, and that layer recompute keeps for the backward pass.
+    /// How precise the values are that blocks hand to each other, and that layer recompute keeps for the
+    /// backward pass.
     #[serde(default)]
     pub activations_dtype: ActivationsDtype,
 }
@@ -56,13 +57,15 @@ pub struct Optimizer {
 }
 
 impl VlaSettings {
-    /// Those of a specification; refused if they are another task's, or of other types. Their rules are the schema's to check.
+    /// Those of a specification; refused if they are another task's, or of other types. Their rules are the
+    /// schema's to check.
     pub fn of(spec: &RunSpec) -> Result<Self, SettingsError> {
         spec.settings()
     }
 }
 
-/// The task's keys of a specification, for tests and benchmarks that have written it: panics if they are not there.
+/// The task's keys of a specification, for tests and benchmarks that have written it: panics if they are not
+/// there.
 pub trait VlaSpec {
     /// With their types.
     fn vla(&self) -> VlaSettings;

@@ -25,7 +25,8 @@ pub struct Sample {
     pub state: Vec<f32>,
     /// Normalised sensor window, `[window, channels]` row-major; empty without a sensor.
     pub sensor: Vec<f32>,
-    /// Normalised actions, `[horizon, action]` row-major; steps past the episode's end repeat its last action.
+    /// Normalised actions, `[horizon, action]` row-major; steps past the episode's end repeat its last
+    /// action.
     pub actions: Vec<f32>,
     /// `[horizon]`; true where the action lies past the episode's end and must not count.
     pub action_is_pad: Vec<bool>,
@@ -80,7 +81,8 @@ pub struct MicroBatch {
     pub actions: Vec<f32>,
     /// `[b, horizon]`, 1 where the action counts.
     pub action_valid: Vec<f32>,
-    /// Features to use instead of the pixels and of what they pass through, for every row; none where the model computes its own.
+    /// Features to use instead of the pixels and of what they pass through, for every row; none where the
+    /// model computes its own.
     pub features: Option<CachedFeatures>,
 }
 

@@ -41,8 +41,8 @@ pub fn collate(step: Step, samples: &[impl Borrow<Sample>], pad: u32) -> MicroBa
     batch
 }
 
-/// The samples of a micro-batch, without padding: what [`collate`] was given, but for their episodes and frames, which a micro-batch does not
-/// have.
+/// The samples of a micro-batch, without padding: what [`collate`] was given, but for their episodes and
+/// frames, which a micro-batch does not have.
 pub fn take_apart(batch: &MicroBatch) -> Vec<Sample> {
     let rows = batch.len();
     let own = |values: &[f32], row: usize| {
@@ -117,7 +117,8 @@ mod tests {
         assert!(take_apart(&collate(Step(0), &none, 0)).is_empty());
     }
 
-    /// Samples that differ in everything in which samples of one data set can; with pixels, or none where features are kept.
+    /// Samples that differ in everything in which samples of one data set can; with pixels, or none where
+    /// features are kept.
     fn samples() -> impl Strategy<Value = Vec<Sample>> {
         let grid = (1..3u32, 1..4u32, 1..4u32).prop_map(|(t, h, w)| [t, h, w]);
         let ids = proptest::collection::vec(0..9u32, 1..12);

@@ -1,7 +1,9 @@
-//! A data set as a run sees it: the features it names, normalised, with images as patches and the task as token ids.
+//! A data set as a run sees it: the features it names, normalised, with images as patches and the task as
+//! token ids.
 //!
-//! [`Dataset::open`] reads all metadata and checks it against the run: a run that would fail on its data fails here. Values are
-//! checked when their sample is read: NaN and infinity, images that do not decode, rows that contradict the metadata.
+//! [`Dataset::open`] reads all metadata and checks it against the run: a run that would fail on its data
+//! fails here. Values are checked when their sample is read: NaN and infinity, images that do not decode,
+//! rows that contradict the metadata.
 
 use std::{
     collections::BTreeSet,
@@ -28,8 +30,8 @@ use coxswain_models::qwen2_5_vl::processor::{ImageProcessor, ModelFacts, PixelBo
 
 use super::{batch::SampleDims, settings};
 
-/// Footers of data files read while opening, and tables of each camera's videos. Beyond this (v2.1 has one file per episode) the others are
-/// checked on first use.
+/// Footers of data files read while opening, and tables of each camera's videos. Beyond this (v2.1 has one
+/// file per episode) the others are checked on first use.
 const FILES_CHECKED_AT_OPEN: u32 = 64;
 
 /// A numeric feature that the model sees.
@@ -75,7 +77,8 @@ pub struct Dataset {
 }
 
 impl Dataset {
-    /// Opens the run's data set and everything that samples are made with: tokenizer, image processor, statistics.
+    /// Opens the run's data set and everything that samples are made with: tokenizer, image processor,
+    /// statistics.
     pub fn open(spec: &RunSpec) -> Result<Self, DataError> {
         let vla = settings::of(spec)?;
         let data = &vla.data;
@@ -130,7 +133,8 @@ impl Dataset {
         Ok(dataset)
     }
 
-    /// What needs the opened data set: images have a legal shape, tasks can be rendered, data files can be opened.
+    /// What needs the opened data set: images have a legal shape, tasks can be rendered, data files can be
+    /// opened.
     fn check(&self) -> Result<(), DataError> {
         let path = &self.catalog.info.path;
         let grids = self.image_grids()?;
@@ -161,8 +165,9 @@ impl Dataset {
         checked
     }
 
-    /// Images have the size that `info.json` says: some of them, from the whole of the data set. What cannot be read here is for the step
-    /// that needs it, and one image of another size for its sample; only if all differ is the metadata wrong.
+    /// Images have the size that `info.json` says: some of them, from the whole of the data set. What cannot
+    /// be read here is for the step that needs it, and one image of another size for its sample; only if all
+    /// differ is the metadata wrong.
     fn check_images(&self, camera: &Camera, column: usize) -> Result<(), DataError> {
         let Camera { name, size, .. } = camera;
         let last = self.len() - 1;
@@ -266,8 +271,9 @@ impl Dataset {
         stats.map(|s| s.only(names.into_iter().flatten().map(|n| n.name.as_str()))).unwrap_or_default()
     }
 
-    /// What of the data set is to blame that sample `index` cannot be used, and which other samples need it: a row of actions is needed by
-    /// every sample whose chunk reaches it, anything else by its own sample alone.
+    /// What of the data set is to blame that sample `index` cannot be used, and which other samples need it:
+    /// a row of actions is needed by every sample whose chunk reaches it, anything else by its own sample
+    /// alone.
     pub fn damaged_row(&self, index: u64, fault: &DataError) -> DamagedRow {
         let (row, of_actions) = match fault {
             DataError::Sample { index: row, feature, .. } => (*row, *feature == self.action.name),

@@ -1,4 +1,5 @@
-//! Names of samples by content, for the feature store: the encoded images in camera order, and the rendered prompt.
+//! Names of samples by content, for the feature store: the encoded images in camera order, and the rendered
+//! prompt.
 //!
 //! ```text
 //! image bytes ── digest, by row and camera, remembered by file ─┐
@@ -6,17 +7,21 @@
 //! task_index ──────────────── remembered by file ── prompt ─────┴─▶ SampleKey, by sample
 //! ```
 //!
-//! A frame of a video is named by the video's bytes, by where in it the metadata lets its episode begin, and by its number in the episode:
-//! what it shows is a function of these (`coxswain_data::lerobot::frames`). Nothing is decoded for that.
+//! A frame of a video is named by the video's bytes, by where in it the metadata lets its episode begin, and
+//! by its number in the episode: what it shows is a function of these (`coxswain_data::lerobot::frames`).
+//! Nothing is decoded for that.
 //!
-//! Reading and hashing all images of a data set takes as long as the disk gives them. It is done once, by one of the processes of a node,
-//! on all its cores; later launches find the digests in the store's memo as long as the data files have not changed. Only what depends
-//! on the file is remembered: another prompt or another choice of cameras makes other keys from the same digests.
+//! Reading and hashing all images of a data set takes as long as the disk gives them. It is done once, by one
+//! of the processes of a node, on all its cores; later launches find the digests in the store's memo as long
+//! as the data files have not changed. Only what depends on the file is remembered: another prompt or another
+//! choice of cameras makes other keys from the same digests.
 //!
-//! In memory: 33 bytes a frame; while they are made, 32 more for each camera and one for the task, which the memo shares.
+//! In memory: 33 bytes a frame; while they are made, 32 more for each camera and one for the task, which the
+//! memo shares.
 //!
-//! A sample that cannot be read has no key: it is a miss, and fails where samples are read, as it would without a store. Whether it is lost
-//! or the disk was away for a moment is not known, so a column that could not be read as a whole is not remembered.
+//! A sample that cannot be read has no key: it is a miss, and fails where samples are read, as it would
+//! without a store. Whether it is lost or the disk was away for a moment is not known, so a column that could
+//! not be read as a whole is not remembered.
 
 use std::{
     ops::Range,
@@ -39,7 +44,8 @@ use coxswain_feature_store::{Digest, Memo, SampleKey, Stamp, Store, StoreError};
 use coxswain_nn::pulse;
 use coxswain_task::SampleKeys;
 
-/// Rows that a thread takes at once: several windows of the row store, so that few are decoded by two threads.
+/// Rows that a thread takes at once: several windows of the row store, so that few are decoded by two
+/// threads.
 const STRIPE: u64 = 512;
 /// Stands for a row that could not be read.
 const NONE: Digest = Digest([0; 32]);
@@ -83,7 +89,8 @@ impl Task {
         }
     }
 
-    /// These rows could not be read. The first time that is said: where a whole file is lost there are thousands.
+    /// These rows could not be read. The first time that is said: where a whole file is lost there are
+    /// thousands.
     fn fails(&self, rows: Range<u64>, error: &dyn std::fmt::Display) {
         let Range { start, end } = rows;
         if !self.failed.swap(true, Ordering::Relaxed) {
@@ -152,12 +159,12 @@ impl Dataset {
         Ok(SampleKey::new(&images, &self.prompt.render(text)))
     }
 
-    /// How images become the model's input, in words: an ingredient of every space.
+    /// How images become the model's input, in words: an ingredient of every namespace.
     pub fn preprocessing(&self) -> String {
         self.images.describe()
     }
 
-    /// What stands around the task in every prompt: an ingredient of every space.
+    /// What stands around the task in every prompt: an ingredient of every namespace.
     pub fn prompt_template(&self) -> String {
         self.prompt.template()
     }
@@ -249,7 +256,8 @@ impl Dataset {
             let block = match self.rows.block(&self.catalog, task.place.0, row, part) {
                 Ok(block) => block,
                 Err(error) => {
-                    // The windows after it may be sound, but where they begin is not known without it; the next stripe finds its own.
+                    // The windows after it may be sound, but where they begin is not known without it; the
+                    // next stripe finds its own.
                     task.fails(row..end, &error);
                     found.resize((end - first) as usize, NONE);
                     break;

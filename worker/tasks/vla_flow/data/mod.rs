@@ -1,14 +1,16 @@
-//! A run's samples: frames of a LeRobot data set, normalised, with images as patches and the task as token ids.
+//! A run's samples: frames of a LeRobot data set, normalised, with images as patches and the task as token
+//! ids.
 //!
 //! ```text
 //! dataset     opened and checked for a run        reading      its samples, one by one
 //! batch       a sample, a micro-batch             collate      the one from the other, and back
-//! samples     what the engine sees of all this    keys         names of samples by content, for the feature store
+//! samples     what the engine sees of all this    keys         names of samples by content, for the feature
+//!                                                              store
 //! outline     sizes of samples, from metadata alone            sample_file  one sample, written out
 //! ```
 //!
-//! Memory: metadata (40 bytes an episode) and a cache of fixed size. It grows with the size of the data set only where features are kept: 33 bytes
-//! a frame of names (`keys`).
+//! Memory: metadata (40 bytes an episode) and a cache of fixed size. It grows with the size of the data set
+//! only where features are kept: 33 bytes a frame of names (`keys`).
 
 pub mod batch;
 mod collate;

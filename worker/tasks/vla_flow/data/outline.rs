@@ -1,8 +1,9 @@
 //! How large a run's samples are, from metadata alone: what a memory prediction needs to know of the data.
 //!
-//! Opening a [`Dataset`](super::Dataset) reads the tokenizer, which for a real checkpoint takes half a second and tens of
-//! megabytes. This reads the metadata and the image processor's bounds; the tokenizer only when it is small. Sizes are those of
-//! the *longest* sample, not of the mean one: the largest micro-batch is what has to fit.
+//! Opening a [`Dataset`](super::Dataset) reads the tokenizer, which for a real checkpoint takes half a second
+//! and tens of megabytes. This reads the metadata and the image processor's bounds; the tokenizer only when
+//! it is small. Sizes are those of the *longest* sample, not of the mean one: the largest micro-batch is what
+//! has to fit.
 
 use std::path::Path;
 

@@ -1,7 +1,7 @@
 //! Samples, read one by one: rows and images as values that the model takes, checked.
 //!
-//! Whatever is wrong with a sample is an error that names it, and a decoder that panics on garbled bytes (parquet, PNG and JPEG are other
-//! people's code) is one of them: the sample is at fault, not the thread.
+//! Whatever is wrong with a sample is an error that names it, and a decoder that panics on garbled bytes
+//! (parquet, PNG and JPEG are other people's code) is one of them: the sample is at fault, not the thread.
 
 use std::sync::Arc;
 
@@ -25,13 +25,15 @@ impl Dataset {
         at.surviving(|| at.whole())
     }
 
-    /// The numbers of sample `index`: all of it but prompt, pixels and grids, which are empty. Reads no image.
+    /// The numbers of sample `index`: all of it but prompt, pixels and grids, which are empty. Reads no
+    /// image.
     pub fn sample_unseen(&self, index: u64) -> Result<Sample, DataError> {
         let at = self.at(index)?;
         at.surviving(|| Ok(at.unseen()?.0))
     }
 
-    /// Height and width that the image of a camera in sample `index` says it has; none if that cannot be read.
+    /// Height and width that the image of a camera in sample `index` says it has; none if that cannot be
+    /// read.
     pub(super) fn stored_size(&self, index: u64, camera: &str, column: usize) -> Option<(usize, usize)> {
         let at = self.at(index).ok()?;
         let size = at.surviving(|| {
@@ -165,7 +167,8 @@ impl<'a> At<'a> {
         Ok(values)
     }
 
-    /// The chunk of actions from this frame on; past the episode's end its last action repeats and counts as padding.
+    /// The chunk of actions from this frame on; past the episode's end its last action repeats and counts as
+    /// padding.
     fn actions(&self, first: &Arc<Block>) -> Result<(Vec<f32>, Vec<bool>), DataError> {
         let action = &self.dataset.action;
         let horizon = self.dataset.dims.horizon;

@@ -7,14 +7,15 @@
 //! x = x + W_2 gelu_tanh(W_1 layer_norm(x))              4 x as wide, with biases
 //! ```
 //!
-//! Cross-attention reads `R` draws of one sample as one longer query sequence, `[b, r * t]`, so keys and values of the hidden
-//! states are computed once per sample whatever `R` is; self-attention keeps the draws apart, `[b * r, t]`. Both are views of
-//! the same rows.
+//! Cross-attention reads `R` draws of one sample as one longer query sequence, `[b, r * t]`, so keys and
+//! values of the hidden states are computed once per sample whatever `R` is; self-attention keeps the draws
+//! apart, `[b * r, t]`. Both are views of the same rows.
 //!
-//! Keys have no bias: a constant added to every key moves all scores of a query alike, which the softmax takes out again. Its
-//! gradient is rounding noise, which AdamW would scale up to full steps.
+//! Keys have no bias: a constant added to every key moves all scores of a query alike, which the softmax
+//! takes out again. Its gradient is rounding noise, which AdamW would scale up to full steps.
 //!
-//! Initial values: Xavier's bound, and zero for `W_ada`, so that a block starts as a plain pre-norm transformer block.
+//! Initial values: Xavier's bound, and zero for `W_ada`, so that a block starts as a plain pre-norm
+//! transformer block.
 
 use std::sync::Arc;
 
@@ -141,13 +142,13 @@ impl DitBlock {
         let mixed =
             <T as ModelBackend>::attention(by_head(q_nd), by_head(keys_nd), by_head(values_nd), &mask, scale);
         let mixed_nd = mixed.reshape([rows.batch * rows.repeats * rows.tokens, self.width]);
-        self.output.apply_onto(params, x_nd, mixed_nd)
+        self.output.apply_residual(params, x_nd, mixed_nd)
     }
 
     /// The MLP half.
     pub fn mlp<T: Tape>(&self, params: &ParamScope<'_, T>, x_nd: Tensor<T, 2>) -> Tensor<T, 2> {
         let inner_nf = self.mlp_in.apply(params, <T as ModelBackend>::layer_norm(x_nd.clone(), EPS));
-        self.mlp_out.apply_onto(params, x_nd, T::gelu_tanh(inner_nf))
+        self.mlp_out.apply_residual(params, x_nd, T::gelu_tanh(inner_nf))
     }
 }
 

@@ -1,5 +1,5 @@
-//! The expert's two ends: what turns state, sensors, noisy actions and flow time into tokens and a condition, and what turns
-//! tokens back into a velocity.
+//! The expert's two ends: what turns state, sensors, noisy actions and flow time into tokens and a condition,
+//! and what turns tokens back into a velocity.
 
 use std::sync::Arc;
 
@@ -22,8 +22,8 @@ const EPS: f64 = 1e-6;
 /// Standard deviation of positions and of the time embedding's layers, as DiT has it.
 const SMALL: f32 = 0.02;
 
-/// `[cos | sin]` of `1000 t` at 128 frequencies from 1 to 1e-4, as diffusers' `Timesteps(256, flip_sin_to_cos=True,
-/// downscale_freq_shift=1)` makes them. `times` `[m]`; returns `[m, 256]`.
+/// `[cos | sin]` of `1000 t` at 128 frequencies from 1 to 1e-4, as diffusers' `Timesteps(256,
+/// flip_sin_to_cos=True, downscale_freq_shift=1)` makes them. `times` `[m]`; returns `[m, 256]`.
 pub(super) fn sinusoids<B: Backend>(times: &[f32], device: &B::Device) -> Tensor<B, 2> {
     let half = TIME_WIDTH / 2;
     let mut table = vec![0.0f32; times.len() * TIME_WIDTH];
@@ -38,8 +38,8 @@ pub(super) fn sinusoids<B: Backend>(times: &[f32], device: &B::Device) -> Tensor
     Tensor::from_data(TensorData::new(table, [times.len(), TIME_WIDTH]), device)
 }
 
-/// Flow time to the condition that all blocks share: `silu(W_2 silu(W_1 sinusoids(t)))`. The outer `silu` belongs to the
-/// blocks' AdaLN in other implementations; taken out of them, it is computed once.
+/// Flow time to the condition that all blocks share: `silu(W_2 silu(W_1 sinusoids(t)))`. The outer `silu`
+/// belongs to the blocks' AdaLN in other implementations; taken out of them, it is computed once.
 #[derive(Clone, Debug)]
 pub(super) struct TimeEmbedding {
     first: Dense,
@@ -144,8 +144,8 @@ impl Head {
     }
 }
 
-/// The head on one micro-batch: inputs are tokens `[b * r * t, d]` and the condition `[b * r, d]`; returns the velocity
-/// `[b * r * horizon, action]` of the last `horizon` tokens of each draw.
+/// The head on one micro-batch: inputs are tokens `[b * r * t, d]` and the condition `[b * r, d]`; returns
+/// the velocity `[b * r * horizon, action]` of the last `horizon` tokens of each draw.
 ///
 /// The chunk order is `shift, scale` here and `scale, shift` in the blocks; so it is in GR00T and starVLA.
 pub(super) struct HeadSegment<'a> {

@@ -1,5 +1,5 @@
-//! The action expert: DiT blocks that predict the velocity of a noisy action chunk, given the vision-language hidden states,
-//! the state, the sensor tokens and the flow time.
+//! The action expert: DiT blocks that predict the velocity of a noisy action chunk, given the vision-language
+//! hidden states, the state, the sensor tokens and the flow time.
 //!
 //! ```text
 //! tokens  = [state | sensor tokens | horizon actions] + positions             [b, r, t, d]
@@ -8,15 +8,16 @@
 //! velocity = W_out (layer_norm(last horizon tokens) * (1 + scale) + shift)    `ends`
 //! ```
 //!
-//! Rows are in the order sample, repeat, token: `m = b * r` draws of `t` tokens. All `r` draws of a sample share one set of
-//! keys and values of its hidden states.
+//! Rows are in the order sample, repeat, token: `m = b * r` draws of `t` tokens. All `r` draws of a sample
+//! share one set of keys and values of its hidden states.
 //!
-//! The output layer and every AdaLN start at zero, as is customary for diffusion transformers: the first prediction is zero
-//! velocity and a block starts without modulation. In the very first step only the output layer therefore gets a gradient.
+//! The output layer and every AdaLN start at zero, as is customary for diffusion transformers: the first
+//! prediction is zero velocity and a block starts without modulation. In the very first step only the output
+//! layer therefore gets a gradient.
 //!
-//! Training runs it in segments (`recompute::segment`): each block's parameter gradients go to host memory before the next
-//! block's exist, which for an expert trained in full is what bounds the peak. What this module does not do: draw noise or
-//! compute a loss (`flow`), or know where hidden states come from.
+//! Training runs it in segments (`recompute::segment`): each block's parameter gradients go to host memory
+//! before the next block's exist, which for an expert trained in full is what bounds the peak. What this
+//! module does not do: draw noise or compute a loss (`flow`), or know where hidden states come from.
 
 mod block;
 mod ends;
@@ -44,7 +45,7 @@ use coxswain_nn::{
     params::{GradientSums, ParamScope, TrainableLayout, Trainables, held},
 };
 
-/// The expert: where its parameters lie in the flat space.
+/// The expert: where its parameters lie in the flat parameter buffer.
 #[derive(Clone, Debug)]
 pub struct ActionExpert {
     shape: ExpertShape,
@@ -159,8 +160,8 @@ impl ActionExpert {
         ExpertGradient { hidden, sensor }
     }
 
-    /// A function that predicts velocities without a tape, for sampling: what does not depend on the flow's position is
-    /// computed here, once.
+    /// A function that predicts velocities without a tape, for sampling: what does not depend on the flow's
+    /// position is computed here, once.
     pub fn velocity<'a, B: Tape<Base = B>>(
         &'a self,
         trainables: &'a Trainables<B>,

@@ -66,7 +66,8 @@ impl Toy {
         }
     }
 
-    /// Runs draws `draws` of each of `rows`, with the gradient of draw `(row, r)` taken from a stream of its own.
+    /// Runs draws `draws` of each of `rows`, with the gradient of draw `(row, r)` taken from a stream of its
+    /// own.
     fn run(
         &self,
         rows: std::ops::Range<usize>,

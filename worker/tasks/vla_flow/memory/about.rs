@@ -91,13 +91,13 @@ impl Subject {
 
     /// Whether moments are beside the memory in question.
     pub(super) fn offloaded(&self, place: Place) -> bool {
-        place == Place::Card && self.spec.memory.offload == Offload::Optimizer
+        place == Place::Gpu && self.spec.memory.offload == Offload::Optimizer
     }
 
     /// Bytes of frozen weights, as this run keeps matrices.
     pub(super) fn frozen(&self, place: Place) -> &FrozenBytes {
         let by_dtype = match place {
-            Place::Card => &self.frozen.whole,
+            Place::Gpu => &self.frozen.whole,
             Place::Host { .. } => &self.frozen.copied,
         };
         match self.vla.model.weights_dtype {
@@ -112,13 +112,14 @@ impl Subject {
     }
 
     /// Whether ranks keep a copy of their neighbour's shard.
-    pub(super) fn mirrored(&self, world: u64) -> bool {
-        world > 1 && self.spec.faults.mirror
+    pub(super) fn replicated(&self, world: u64) -> bool {
+        world > 1 && self.spec.faults.replica
     }
 }
 
 impl Frozen {
-    /// From the model's sizes and its files' headers. Without weight files they are taken to be bf16, as published.
+    /// From the model's sizes and its files' headers. Without weight files they are taken to be bf16, as
+    /// published.
     fn read(dir: &Path, config: &QwenConfig) -> Result<Self, PredictionError> {
         const BY_DTYPE: [WeightsDtype; 2] = [WeightsDtype::Float32, WeightsDtype::Bfloat16];
         let tensors = frozen_tensors(config);

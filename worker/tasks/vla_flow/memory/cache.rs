@@ -1,16 +1,18 @@
-//! What a cache of features changes: memory of the steps that begin with kept ones, how much faster they can be at most, and how large the
-//! store becomes.
+//! What a cache of features changes: memory of the steps that begin with kept ones, how much faster they can
+//! be at most, and how large the store becomes.
 //!
 //! ```text
-//! activations, cached step     the shadow step begun at the tap
+//! activations, cached step     the meta step begun at the tap
 //! activations, missing ones    the model below the tap, forward alone, without a trace
-//! speed                        multiplications and additions of a live step over those of a cached one (`model::flops`)
+//! speed                        multiplications and additions of a live step over those of a cached one
+//!                              (`model::flops`)
 //! store                        frames x tokens at the tap x width x bytes of a value
-//! memory                       65 bytes a frame of names, the index of the store, adapters of generations, features on their way
+//! memory                       65 bytes a frame of names, the index of the store, adapters of generations,
+//!                              features on their way
 //! ```
 //!
-//! With `exact` no step computes what is below the tap, so the run's peak is lower; with `periodic` live steps keep theirs. The store's size
-//! is an upper bound: the longest sample's tokens for every frame.
+//! With `exact` no step computes what is below the tap, so the run's peak is lower; with `periodic` live
+//! steps keep theirs. The store's size is an upper bound: the longest sample's tokens for every frame.
 
 use coxswain_proto::{
     human,
@@ -18,7 +20,7 @@ use coxswain_proto::{
     run_spec::{CacheDtype, CacheMode},
 };
 
-use super::{Ask, Lever, Subject, shadow, shape};
+use super::{Ask, Subject, Suggestion, meta, shape};
 use crate::vla_flow::{
     expert::ExpertShape,
     flops::Workload,
@@ -53,7 +55,7 @@ impl Subject {
     pub fn cache(&self, ask: Ask) -> Option<CacheOutlook> {
         let tap = self.tap()?;
         let peak = |entry| {
-            let micro = shadow::run(&shape::step(self, ask.micro_batch, entry));
+            let micro = meta::run(&shape::step(self, ask.micro_batch, entry));
             micro.forward.max(micro.backward)
         };
         Some(CacheOutlook {
@@ -66,8 +68,9 @@ impl Subject {
         })
     }
 
-    /// Host memory that a rank holds for kept features in the step that takes most, once every frame is stored. In `exact` that may be one
-    /// that computes some; in `periodic` it is a live one, where nothing is on its way to the store, and one generation is kept with its adapter.
+    /// Host memory that a rank holds for kept features in the step that takes most, once every frame is
+    /// stored. In `exact` that may be one that computes some; in `periodic` it is a live one, where nothing
+    /// is on its way to the store, and one generation is kept with its adapter.
     pub(super) fn cache_bytes(&self, ask: Ask) -> u64 {
         let Some(tap) = self.tap() else { return 0 };
         let (cache, frames) = (&self.spec.cache, self.outline.frames);
@@ -86,7 +89,7 @@ impl Subject {
     /// Peak of activations while the features of one encoder batch are computed.
     pub(super) fn fill_peak(&self, tap: Tap, micro_batch: u64) -> u64 {
         let batch = self.spec.cache.encoder_batch.map_or(micro_batch, |batch| batch as u64);
-        shadow::run_below(&shape::below(self, batch, tap), shape::widths(self))
+        meta::run_below(&shape::below(self, batch, tap), shape::widths(self))
     }
 
     /// Values of one sample's features, of its longest sample.
@@ -135,12 +138,12 @@ impl Subject {
     }
 
     /// What switching a cache on would save, in each mode that the run allows.
-    pub(super) fn cache_levers(&self, ask: Ask) -> Vec<Lever> {
+    pub(super) fn cache_suggestions(&self, ask: Ask) -> Vec<Suggestion> {
         if self.spec.cache.mode != CacheMode::Off {
             return Vec::new();
         }
         let now = self.predict(ask).peak() as i64;
-        let lever = |mode: CacheMode, setting: &str| {
+        let suggestion = |mode: CacheMode, setting: &str| {
             let subject = self.changed(|spec| spec.cache.mode = mode).ok()?;
             let outlook = subject.cache(ask)?;
             let least = outlook.cached_activations.max(if mode == CacheMode::Exact {
@@ -158,10 +161,11 @@ impl Subject {
                 _ => format!("nothing: the same losses, steps {faster}; a store of {store}"),
             };
             let saves = now - subject.predict(ask).peak() as i64;
-            Some(Lever { what: "features kept".into(), setting: setting.into(), saves, remark })
+            Some(Suggestion { what: "features kept".into(), setting: setting.into(), saves, remark })
         };
-        let periodic = self.vla.lora.is_some().then(|| lever(CacheMode::Periodic, "cache.mode=periodic"));
-        [lever(CacheMode::Exact, "cache.mode=exact"), periodic.flatten()].into_iter().flatten().collect()
+        let periodic =
+            self.vla.lora.is_some().then(|| suggestion(CacheMode::Periodic, "cache.mode=periodic"));
+        [suggestion(CacheMode::Exact, "cache.mode=exact"), periodic.flatten()].into_iter().flatten().collect()
     }
 }
 
@@ -269,7 +273,8 @@ mod tests {
             spec.vla_mut().lora = None;
             spec.cache.mode = CacheMode::Exact;
         });
-        // 239 frames: 512 slots of 32 + 8 + 1 bytes, at most seven eighths of them full; three batches of 4 samples of width 128.
+        // 239 frames: 512 slots of 32 + 8 + 1 bytes, at most seven eighths of them full; three batches of 4
+        // samples of width 128.
         let sample = 4 * 128 * subject.outline.prompt_tokens as u64;
         assert_eq!(subject.outline.frames, 239);
         assert_eq!(exact, [239 * (33 + 32) + 512 * 41 + 12 * sample; 2]);
@@ -280,8 +285,11 @@ mod tests {
     #[test]
     fn plans_name_the_caches_that_a_run_allows() {
         let settings = |subject: Subject| {
-            let levers = subject.levers(ASK).into_iter().filter(|lever| lever.what == "features kept");
-            levers.map(|lever| (lever.setting, lever.saves, lever.remark)).collect::<Vec<_>>()
+            let suggestions =
+                subject.suggestions(ASK).into_iter().filter(|suggestion| suggestion.what == "features kept");
+            suggestions
+                .map(|suggestion| (suggestion.setting, suggestion.saves, suggestion.remark))
+                .collect::<Vec<_>>()
         };
         let both = settings(subject(|_| {}));
         assert_eq!(both.len(), 2);

@@ -1,7 +1,8 @@
 //! How many elements there are of what: exact, from sizes alone.
 //!
-//! Frozen weights come from the same list of modules that PEFT's names are checked against; expert and sensor encoder from the
-//! layout that training itself uses, which needs no tensor; adapters from the plan that decides where they are.
+//! Frozen weights come from the same list of modules that PEFT's names are checked against; expert and sensor
+//! encoder from the layout that training itself uses, which needs no tensor; adapters from the plan that
+//! decides where they are.
 
 use crate::vla_flow::config::VlaSettings;
 
@@ -86,7 +87,7 @@ impl Counts {
         counts
     }
 
-    /// The pretrained model, its head included: what model cards quote.
+    /// The pretrained model, its head included: what model GPUs quote.
     pub fn pretrained(&self) -> u64 {
         self.vision.total() + self.language.total() + self.head.total()
     }
@@ -99,7 +100,7 @@ impl Counts {
         }
     }
 
-    /// Everything that trains: the length of the flat space.
+    /// Everything that trains: the length of the flat parameter buffer.
     pub fn trainable(&self) -> u64 {
         self.lora + self.expert + self.sensor
     }

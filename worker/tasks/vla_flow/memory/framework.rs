@@ -1,8 +1,9 @@
-//! What is held besides weights and activations: read-ahead, caches, scratch, and what the process takes by itself.
+//! What is held besides weights and activations: read-ahead, caches, scratch, and what the process takes by
+//! itself.
 
 use coxswain_proto::run_spec::ReduceDtype;
 
-use super::{Ask, Place, Subject, shadow::Micro};
+use super::{Ask, Place, Subject, meta::Micro};
 use coxswain_data::lerobot::rows;
 use coxswain_task::memory::RECEIVE_BYTES;
 
@@ -13,14 +14,14 @@ const USUAL_L2: u64 = 1 << 20;
 /// Bytes that a tokenizer takes for each byte of its file.
 const TOKENIZER: u64 = 8;
 /// A CUDA context with its libraries' workspaces, and the unused ends of the allocator's pages.
-const CARD: u64 = 768 << 20;
+const GPU: u64 = 768 << 20;
 
 /// What the communicator holds for itself, and what gradients travel in where that is not their own buffer.
 pub(super) fn collective_bytes(subject: &Subject, ask: Ask) -> u64 {
     let receiving = match ask.place {
         // What the ring keeps to receive into.
         Place::Host { .. } if ask.world > 1 => RECEIVE_BYTES,
-        Place::Host { .. } | Place::Card => 0,
+        Place::Host { .. } | Place::Gpu => 0,
     };
     receiving + travelling_bytes(subject, ask)
 }
@@ -32,11 +33,12 @@ fn travelling_bytes(subject: &Subject, ask: Ask) -> u64 {
     }
 }
 
-/// Read-ahead, row cache and decoders of video. On a card only the micro-batch that runs is there, and its pixels are counted with the activations.
+/// Read-ahead, row cache and decoders of video. On a GPU only the micro-batch that runs is there, and its
+/// pixels are counted with the activations.
 pub(super) fn input_bytes(subject: &Subject, ask: Ask) -> u64 {
     let sample = sample_bytes(subject);
     match ask.place {
-        Place::Card => ask.micro_batch * sample,
+        Place::Gpu => ask.micro_batch * sample,
         Place::Host { .. } => {
             let ahead = subject.spec.data.prefetch.max(1) as u64 + 1;
             let batch = ask.micro_batch.min(subject.spec.train.global_batch as u64);
@@ -63,9 +65,10 @@ fn sample_bytes(subject: &Subject) -> u64 {
 /// What the process takes by itself.
 pub(super) fn framework_bytes(subject: &Subject, ask: Ask, micro: &Micro) -> u64 {
     match ask.place {
-        Place::Card => CARD,
+        Place::Gpu => GPU,
         Place::Host { threads } => {
-            // The `gemm` crate keeps a packing buffer of the size of the second-level cache on every thread that multiplies.
+            // The `gemm` crate keeps a packing buffer of the size of the second-level cache on every thread
+            // that multiplies.
             let of_thread = micro.scratch + second_level_cache();
             PROCESS + TOKENIZER * subject.outline.tokenizer_bytes + threads * of_thread
         }

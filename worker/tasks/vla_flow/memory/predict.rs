@@ -3,16 +3,16 @@
 use coxswain_models::qwen2_5_vl::modules::FrozenBytes;
 use coxswain_nn::params::chunk;
 use coxswain_proto::{memory::Category, run_spec::CacheMode};
-use coxswain_task::memory::{Ask, MIRROR_BYTES, Place, Prediction};
+use coxswain_task::memory::{Ask, Place, Prediction, REPLICA_BYTES};
 
-use super::{Subject, framework, shadow, shape};
+use super::{Subject, framework, meta, shape};
 
 impl Subject {
     /// Predicts one rank.
     pub fn predict(&self, ask: Ask) -> Prediction {
         let n = self.counts.trainable();
         let micro = self.micro(ask);
-        let shadow::Micro { forward, kept, backward, .. } = micro;
+        let meta::Micro { forward, kept, backward, .. } = micro;
         let mut prediction = Prediction::of_pass(forward, kept, backward);
         let streamed = self.streamed(ask.place).map_or(0, FrozenBytes::two_blocks);
         let held = self.frozen(ask.place).in_memory(self.streamed(ask.place).is_some());
@@ -22,7 +22,7 @@ impl Subject {
         if !self.offloaded(ask.place) {
             self.shards(ask).into_iter().for_each(|(category, bytes)| prediction.set(category, bytes));
         }
-        if ask.place != Place::Card {
+        if ask.place != Place::Gpu {
             prediction.set(Category::Cache, self.cache_bytes(ask));
         }
         // The step holds streamed blocks when they run; two of them are booked as weights.
@@ -33,9 +33,9 @@ impl Subject {
         prediction
     }
 
-    /// What is held in host memory beside a card: this rank's moments and its copy of the neighbour's part where they are offloaded, and
-    /// what kept features take.
-    pub fn beside_card(&self, ask: Ask) -> u64 {
+    /// What is held in host memory beside a GPU: this rank's moments and its copy of the neighbour's part
+    /// where they are offloaded, and what kept features take.
+    pub fn beside_gpu(&self, ask: Ask) -> u64 {
         let shards: u64 = self.shards(ask).into_iter().map(|(_, bytes)| bytes).sum();
         self.cache_bytes(ask) + if self.offloaded(ask.place) { shards } else { 0 }
     }
@@ -44,13 +44,13 @@ impl Subject {
     pub(super) fn shards(&self, ask: Ask) -> [(Category, u64); 2] {
         let n = self.counts.trainable() as usize;
         let shard = chunk(n, ask.world.max(1) as usize, ask.rank as usize).len() as u64;
-        let mirror = if self.mirrored(ask.world) { MIRROR_BYTES * shard } else { 0 };
-        [(Category::OptimizerShard, 8 * shard), (Category::Mirror, mirror)]
+        let replica = if self.replicated(ask.world) { REPLICA_BYTES * shard } else { 0 };
+        [(Category::OptimizerShard, 8 * shard), (Category::Replica, replica)]
     }
 
-    /// The step that takes most, streamed blocks included: where a cache is exact every step begins with kept features, once they have been
-    /// computed.
-    fn micro(&self, ask: Ask) -> shadow::Micro {
+    /// The step that takes most, streamed blocks included: where a cache is exact every step begins with kept
+    /// features, once they have been computed.
+    fn micro(&self, ask: Ask) -> meta::Micro {
         let exact = self.spec.cache.mode == CacheMode::Exact;
         let (entry, streamed) = (self.tap().filter(|_| exact), self.streamed(ask.place));
         let mut step = shape::step(self, ask.micro_batch, entry);
@@ -58,13 +58,13 @@ impl Subject {
             let blocks = step.vl.text.iter_mut().chain(&mut step.vl.vision);
             blocks.zip(text.iter().chain(vision)).for_each(|(block, bytes)| block.streamed = *bytes);
         }
-        let micro = shadow::run(&step);
+        let micro = meta::run(&step);
         match entry {
             None => micro,
             Some(tap) => {
                 let two_blocks = streamed.map_or(0, FrozenBytes::two_blocks);
                 let fill = self.fill_peak(tap, ask.micro_batch) + two_blocks;
-                shadow::Micro { forward: micro.forward.max(fill), ..micro }
+                meta::Micro { forward: micro.forward.max(fill), ..micro }
             }
         }
     }

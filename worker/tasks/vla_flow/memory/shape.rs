@@ -1,17 +1,18 @@
-//! The shapes of one micro-batch, for the shadow step.
+//! The shapes of one micro-batch, for the meta step.
 
 use coxswain_nn::dtypes::ActivationsDtype;
 use coxswain_nn::dtypes::WeightsDtype;
 
 use super::{
     Subject,
-    shadow::{
+    meta::{
         BlockShape, Entry, ExpertShape, Linear, Projections, SensorShape, StepShape, VlShape, Weight, Widths,
     },
 };
 use crate::vla_flow::policy::Tap;
 
-/// Bytes of an activation's element: products accumulate in fp32 whatever the weights are; what recompute keeps may be narrower.
+/// Bytes of an activation's element: products accumulate in fp32 whatever the weights are; what recompute
+/// keeps may be narrower.
 pub(super) fn widths(subject: &Subject) -> Widths {
     let kept = match subject.vla.model.activations_dtype {
         ActivationsDtype::Float32 => 4,
@@ -20,7 +21,8 @@ pub(super) fn widths(subject: &Subject) -> Widths {
     Widths { each: 4, kept }
 }
 
-/// The shapes of a micro-batch of `batch` longest samples that begins with kept features at `entry`, or with pixels.
+/// The shapes of a micro-batch of `batch` longest samples that begins with kept features at `entry`, or with
+/// pixels.
 pub(super) fn step(subject: &Subject, batch: u64, entry: Option<Tap>) -> StepShape {
     let entry = match entry {
         None => Entry::Pixels,

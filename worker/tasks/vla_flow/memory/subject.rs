@@ -8,7 +8,7 @@ use coxswain_proto::{
 };
 use coxswain_task::{
     TaskError,
-    memory::{self, Ask, Lever, Prediction},
+    memory::{self, Ask, Prediction, Suggestion},
 };
 use serde_json::{Value, json};
 
@@ -28,12 +28,12 @@ impl memory::Subject for Subject {
         Self::predict(self, ask)
     }
 
-    fn beside_card(&self, ask: Ask) -> u64 {
-        Self::beside_card(self, ask)
+    fn beside_gpu(&self, ask: Ask) -> u64 {
+        Self::beside_gpu(self, ask)
     }
 
-    fn levers(&self, ask: Ask) -> Vec<Lever> {
-        Self::levers(self, ask)
+    fn suggestions(&self, ask: Ask) -> Vec<Suggestion> {
+        Self::suggestions(self, ask)
     }
 
     fn describe(&self) -> Vec<(&'static str, String)> {

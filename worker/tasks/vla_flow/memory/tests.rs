@@ -11,7 +11,7 @@ use coxswain_proto::{
     memory::Category,
     run_spec::{Offload, Recompute, ReduceDtype, RunSpec},
 };
-use coxswain_task::memory::{MIRROR_BYTES, Prediction};
+use coxswain_task::memory::{Prediction, REPLICA_BYTES};
 
 use super::*;
 use crate::vla_flow::{data::Outline, policy::Policy};
@@ -35,8 +35,8 @@ fn subject(name: &str) -> Subject {
     Subject::read(&spec(name)).expect("its model and data are in the repository")
 }
 
-fn card(micro_batch: u64, world: u64) -> Ask {
-    Ask { micro_batch, world, rank: 0, place: Place::Card }
+fn gpu(micro_batch: u64, world: u64) -> Ask {
+    Ask { micro_batch, world, rank: 0, place: Place::Gpu }
 }
 
 #[test]
@@ -102,15 +102,15 @@ fn a_missing_tokenizer_makes_the_prompt_an_estimate_on_the_long_side() {
 }
 
 #[test]
-fn frozen_weights_on_a_card_are_the_model_without_a_head_of_its_own() {
+fn frozen_weights_on_a_gpu_are_the_model_without_a_head_of_its_own() {
     let subject = subject("qwen2.5-vl-3b.yaml");
     let held = subject.counts.held_frozen();
-    let narrow = subject.predict(card(1, 1)).of(Category::FrozenWeights);
+    let narrow = subject.predict(gpu(1, 1)).of(Category::FrozenWeights);
     assert_eq!(narrow, 2 * held.matrices + 4 * held.vectors);
     let wide = subject
         .changed(|spec| spec.vla_mut().model.weights_dtype = WeightsDtype::Float32)
         .expect("no new names");
-    assert_eq!(wide.predict(card(1, 1)).of(Category::FrozenWeights), 4 * 3_754_622_976);
+    assert_eq!(wide.predict(gpu(1, 1)).of(Category::FrozenWeights), 4 * 3_754_622_976);
 }
 
 #[test]
@@ -129,28 +129,28 @@ fn only_moments_shrink_with_the_world() {
 }
 
 #[test]
-fn a_card_holds_the_flat_space_and_the_host_what_is_offloaded() {
+fn a_gpu_holds_the_flat_namespace_and_the_host_what_is_offloaded() {
     let subject = subject("qwen2.5-vl-3b.yaml");
     let n = subject.counts.trainable();
-    let [one, four] = [1, 4].map(|world| subject.predict(card(2, world)));
+    let [one, four] = [1, 4].map(|world| subject.predict(gpu(2, world)));
     let taken = |prediction: &Prediction| {
-        [Category::Trainables, Category::Gradients, Category::OptimizerShard, Category::Mirror]
+        [Category::Trainables, Category::Gradients, Category::OptimizerShard, Category::Replica]
             .map(|category| prediction.of(category))
     };
     let shard = n.div_ceil(4);
     assert_eq!(taken(&one), [4 * n, 4 * n, 8 * n, 0]);
-    assert_eq!(taken(&four), [4 * n, 4 * n, 8 * shard, MIRROR_BYTES * shard]);
+    assert_eq!(taken(&four), [4 * n, 4 * n, 8 * shard, REPLICA_BYTES * shard]);
     assert_eq!(
         [&one, &four].map(|it| it.of(Category::CollectiveBuffers)),
         [0, 0],
         "they travel where they lie"
     );
-    assert_eq!(subject.beside_card(card(2, 4)), 0);
+    assert_eq!(subject.beside_gpu(gpu(2, 4)), 0);
     let offloaded = subject.changed(|spec| spec.memory.offload = Offload::Optimizer).expect("no new names");
-    assert_eq!(taken(&offloaded.predict(card(2, 4))), [4 * n, 4 * n, 0, 0]);
-    assert_eq!(offloaded.beside_card(card(2, 4)), (8 + MIRROR_BYTES) * shard);
+    assert_eq!(taken(&offloaded.predict(gpu(2, 4))), [4 * n, 4 * n, 0, 0]);
+    assert_eq!(offloaded.beside_gpu(gpu(2, 4)), (8 + REPLICA_BYTES) * shard);
     let halves = subject.changed(|spec| spec.optimizer.reduce_dtype = ReduceDtype::Bfloat16);
-    let halves = halves.expect("no new names").predict(card(2, 4));
+    let halves = halves.expect("no new names").predict(gpu(2, 4));
     assert_eq!(halves.of(Category::CollectiveBuffers), 2 * n);
 }
 
@@ -159,7 +159,7 @@ fn more_recompute_never_needs_more_activations_and_more_samples_always_do() {
     let base = subject("qwen2.5-vl-3b.yaml");
     let peak = |recompute, micro_batch| {
         let subject = base.changed(|spec| spec.train.recompute = recompute).expect("no new names");
-        subject.predict(card(micro_batch, 1)).of(Category::Activations)
+        subject.predict(gpu(micro_batch, 1)).of(Category::Activations)
     };
     let modes = [Recompute::None, Recompute::Every(2), Recompute::Full];
     let peaks = modes.map(|mode| peak(mode, 4));
@@ -171,7 +171,7 @@ fn more_recompute_never_needs_more_activations_and_more_samples_always_do() {
 fn of_streamed_blocks_two_neighbours_are_in_memory_and_the_rest_of_the_model() {
     let base = subject("qwen2.5-vl-3b.yaml");
     let streamed = base.changed(|spec| spec.memory.offload = Offload::Layers).expect("no new names");
-    let (text, bytes) = (&base.config.text, |subject: &Subject| subject.predict(card(1, 1)));
+    let (text, bytes) = (&base.config.text, |subject: &Subject| subject.predict(gpu(1, 1)));
     let [held, left] = [&base, &streamed].map(|subject| bytes(subject).of(Category::FrozenWeights));
     // bf16: q and o, k and v, three of the MLP; fp32: two gains and three biases.
     let (d, f, kv) = (text.hidden_size, text.intermediate_size, text.num_kv_heads * text.head_dim);
@@ -182,7 +182,8 @@ fn of_streamed_blocks_two_neighbours_are_in_memory_and_the_rest_of_the_model() {
     for category in [Category::Trainables, Category::Input, Category::Framework] {
         assert_eq!(bytes(&base).of(category), bytes(&streamed).of(category), "{category}");
     }
-    // The worst moment of a step with streamed blocks is no worse than both worst moments at once, and may be another one.
+    // The worst moment of a step with streamed blocks is no worse than both worst moments at once, and may be
+    // another one.
     let activations = [&base, &streamed].map(|subject| bytes(subject).of(Category::Activations));
     assert!(
         activations[1] <= activations[0] && activations[1] + 2 * layer >= activations[0],
@@ -197,11 +198,16 @@ fn on_a_host_streaming_saves_what_is_copied_out_of_the_files_and_nothing_else() 
     let saved = |dtype| {
         let subject = subject("quickstart.yaml").changed(|spec| spec.vla_mut().model.weights_dtype = dtype);
         let subject = subject.expect("no new names");
-        let lever = subject.levers(host).into_iter().find(|lever| lever.setting == "memory.offload=layers");
+        let suggestion = subject
+            .suggestions(host)
+            .into_iter()
+            .find(|suggestion| suggestion.setting == "memory.offload=layers");
         let streamed = subject.changed(|spec| spec.memory.offload = Offload::Layers).expect("no new names");
         let less = subject.predict(host).peak() as i64 - streamed.predict(host).peak() as i64;
-        assert_eq!(lever.expect("it is offered").saves, less);
-        assert!(streamed.levers(host).iter().all(|lever| lever.what != "frozen layers streamed"));
+        assert_eq!(suggestion.expect("it is offered").saves, less);
+        assert!(
+            streamed.suggestions(host).iter().all(|suggestion| suggestion.what != "frozen layers streamed")
+        );
         less
     };
     let (wide, narrow) = (saved(WeightsDtype::Float32), saved(WeightsDtype::Bfloat16));
@@ -210,18 +216,25 @@ fn on_a_host_streaming_saves_what_is_copied_out_of_the_files_and_nothing_else() 
 }
 
 #[test]
-fn offloading_the_optimizer_saves_on_a_card_what_the_table_says() {
+fn offloading_the_optimizer_saves_on_a_gpu_what_the_table_says() {
     let subject = subject("qwen2.5-vl-3b.yaml");
     for world in [1, 4] {
-        let levers = subject.levers(card(1, world));
-        let lever = levers.iter().find(|lever| lever.setting == "memory.offload=optimizer").expect("offered");
+        let suggestions = subject.suggestions(gpu(1, world));
+        let suggestion = suggestions
+            .iter()
+            .find(|suggestion| suggestion.setting == "memory.offload=optimizer")
+            .expect("offered");
         let done = subject.changed(|spec| spec.memory.offload = Offload::Optimizer).expect("no new names");
-        let less = subject.predict(card(1, world)).peak() - done.predict(card(1, world)).peak();
-        assert_eq!(lever.saves, less as i64);
-        assert!(done.levers(card(1, world)).iter().all(|lever| lever.what != "moments in host memory"));
+        let less = subject.predict(gpu(1, world)).peak() - done.predict(gpu(1, world)).peak();
+        assert_eq!(suggestion.saves, less as i64);
+        assert!(
+            done.suggestions(gpu(1, world))
+                .iter()
+                .all(|suggestion| suggestion.what != "moments in host memory")
+        );
     }
     let host = Ask { micro_batch: 1, world: 1, rank: 0, place: Place::Host { threads: 2 } };
-    assert!(subject.levers(host).iter().all(|lever| lever.what != "moments in host memory"));
+    assert!(subject.suggestions(host).iter().all(|suggestion| suggestion.what != "moments in host memory"));
 }
 
 #[test]
@@ -232,7 +245,7 @@ fn activations_in_bfloat16_take_half_of_what_recompute_keeps_and_nothing_off_gra
             spec.train.recompute = recompute;
             spec.vla_mut().model.activations_dtype = activations;
         });
-        subject.expect("no new names").predict(card(4, 1)).kept as f64
+        subject.expect("no new names").predict(gpu(4, 1)).kept as f64
     };
     let ratio =
         |recompute| kept(recompute, ActivationsDtype::Bfloat16) / kept(recompute, ActivationsDtype::Float32);
@@ -255,21 +268,23 @@ fn a_plan_says_what_activations_in_bfloat16_would_save_and_what_they_need() {
         });
         subject.expect("no new names")
     };
-    let lever = |subject: &Subject| {
-        let levers = subject.levers(card(8, 1)).into_iter();
-        levers.filter(|lever| lever.setting == "model.activations_dtype=bfloat16").collect::<Vec<_>>()
+    let suggestion = |subject: &Subject| {
+        let suggestions = subject.suggestions(gpu(8, 1)).into_iter();
+        suggestions
+            .filter(|suggestion| suggestion.setting == "model.activations_dtype=bfloat16")
+            .collect::<Vec<_>>()
     };
     let (wide, narrow) = (ActivationsDtype::Float32, ActivationsDtype::Bfloat16);
     let saved = |recompute| {
         let [wide, narrow] =
-            [wide, narrow].map(|dtype| of(recompute, dtype).predict(card(8, 1)).peak() as i64);
+            [wide, narrow].map(|dtype| of(recompute, dtype).predict(gpu(8, 1)).peak() as i64);
         wide - narrow
     };
     for recompute in [Recompute::Full, Recompute::Selective] {
-        assert_eq!(lever(&of(recompute, wide))[0].saves, saved(recompute));
-        assert!(lever(&of(recompute, narrow)).is_empty(), "it is on already");
+        assert_eq!(suggestion(&of(recompute, wide))[0].saves, saved(recompute));
+        assert!(suggestion(&of(recompute, narrow)).is_empty(), "it is on already");
     }
-    let [without] = &lever(&of(Recompute::None, wide))[..] else { panic!("one lever") };
+    let [without] = &suggestion(&of(Recompute::None, wide))[..] else { panic!("one suggestion") };
     assert_eq!(without.saves, saved(Recompute::Selective));
     assert!(without.remark.contains("train.recompute=selective"), "{without:?}");
 }

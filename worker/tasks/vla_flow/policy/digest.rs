@@ -1,11 +1,11 @@
-//! What features are functions of besides their sample and the adapters: frozen weights below a tap, as the checkpoint has them; how they and
-//! activations are kept; the model's sizes; the backend.
+//! What features are functions of besides their sample and the adapters: frozen weights below a tap, as the
+//! checkpoint has them; how they and activations are kept; the model's sizes; the backend.
 //!
-//! Weights are hashed as they lie in the mapped files, in pieces on all threads, and the hashes of the pieces in the model's order: no
-//! device is read, and no weight is copied. What is kept of a weight is a function of the file's bytes and
-//! `model.weights_dtype`.
+//! Weights are hashed as they lie in the mapped files, in pieces on all threads, and the hashes of the pieces
+//! in the model's order: no device is read, and no weight is copied. What is kept of a weight is a function
+//! of the file's bytes and `model.weights_dtype`.
 //!
-//! What this file does not do: make the keys of samples or of spaces (`vl_cache`).
+//! What this file does not do: make the keys of samples or of namespaces (`vl_cache`).
 
 use std::path::PathBuf;
 

@@ -1,11 +1,13 @@
 //! Features at the policy's tap: computed to be kept, and taken instead of pixels.
 //!
-//! Kept features have no padding, the model's tensors have: `[b * s, d]`, a row's tokens at its valid range. Here the one is made of
-//! the other. What lies at padding is zero where features are taken from the cache, and whatever the model computes where not;
-//! nobody attends to it and no gradient comes from it, so neither losses nor gradients differ by a bit.
+//! Kept features have no padding, the model's tensors have: `[b * s, d]`, a row's tokens at its valid range.
+//! Here the one is made of the other. What lies at padding is zero where features are taken from the cache,
+//! and whatever the model computes where not; nobody attends to it and no gradient comes from it, so neither
+//! losses nor gradients differ by a bit.
 //!
-//! A feature's value depends on its own sample alone, bit for bit: not on which samples share the micro-batch, nor on how far they
-//! are padded (`kernels::flex`). So it does not matter in which batch it was computed.
+//! A feature's value depends on its own sample alone, bit for bit: not on which samples share the
+//! micro-batch, nor on how far they are padded (`kernels::flex`). So it does not matter in which batch it was
+//! computed.
 //!
 //! What this file does not do: know where features are kept, or how they are rounded there.
 
@@ -40,8 +42,8 @@ impl<B: Tape<Base = B>> Policy<B> {
         self.model.config.text.hidden_size
     }
 
-    /// Tokens that each row of a micro-batch has at the tap: of its images at [`Tap::Vision`], else all that are valid. Empty without a
-    /// tap.
+    /// Tokens that each row of a micro-batch has at the tap: of its images at [`Tap::Vision`], else all that
+    /// are valid. Empty without a tap.
     pub fn tap_tokens(&self, batch: &MicroBatch) -> Vec<usize> {
         match self.tap {
             None => Vec::new(),
@@ -58,8 +60,9 @@ impl<B: Tape<Base = B>> Policy<B> {
         }
     }
 
-    /// The features of a micro-batch of pixels at the tap; of no tokens without a tap. For `periodic` the adapters are those of
-    /// `trainables`, which need not hold anything else ([`AdapterSnapshot`](super::AdapterSnapshot)).
+    /// The features of a micro-batch of pixels at the tap; of no tokens without a tap. For `periodic` the
+    /// adapters are those of `trainables`, which need not hold anything else
+    /// ([`AdapterSnapshot`](super::AdapterSnapshot)).
     pub fn features_below(
         &self,
         trainables: &Trainables<B>,

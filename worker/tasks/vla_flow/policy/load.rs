@@ -1,5 +1,5 @@
-//! Building a policy from a run spec: the model is read, adapters and experts are registered in one layout, and the flat space
-//! gets its initial values.
+//! Building a policy from a run spec: the model is read, adapters and experts are registered in one layout,
+//! and the flat parameter buffer gets its initial values.
 
 use crate::vla_flow::config::VlaSettings;
 use std::path::Path;
@@ -28,8 +28,8 @@ use coxswain_nn::{
 };
 
 impl<B: Tape<Base = B>> Policy<B> {
-    /// Reads the model directory and builds the policy for samples of these sizes. Returns it with the layout of everything that
-    /// trains and the values it starts from; both are the same on every rank.
+    /// Reads the model directory and builds the policy for samples of these sizes. Returns it with the layout
+    /// of everything that trains and the values it starts from; both are the same on every rank.
     pub fn load(
         spec: &RunSpec,
         dims: SampleDims,

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! load               reads the model, registers everything that trains, fills in initial values
-//! forward_backward   one micro-batch: loss, and gradients summed into the flat space
+//! forward_backward   one micro-batch: loss, and gradients summed into the flat parameter buffer
 //! features_below     features at the tap without a trace, to be kept
 //! vl_features        hidden states without a trace
 //! loss               forward alone, to compare features
@@ -11,11 +11,11 @@
 //!
 //! Where a micro-batch brings features, nothing below the [`Tap`] runs, in any of these.
 //!
-//! The loss of a micro-batch is a *sum* over valid elements, and so are its gradients: whoever knows the valid count of the
-//! global batch divides. How a batch is split then changes nothing but rounding.
+//! The loss of a micro-batch is a *sum* over valid elements, and so are its gradients: whoever knows the
+//! valid count of the global batch divides. How a batch is split then changes nothing but rounding.
 //!
-//! The backward pass is a chain of segments (`recompute`): expert, then decoder layers, then the vision tower if an adapter is
-//! there. Nothing below the lowest trainable is recorded.
+//! The backward pass is a chain of segments (`recompute`): expert, then decoder layers, then the vision tower
+//! if an adapter is there. Nothing below the lowest trainable is recorded.
 //!
 //! What this module does not do: optimize, communicate, or read data.
 

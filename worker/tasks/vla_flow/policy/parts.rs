@@ -20,7 +20,7 @@ use crate::vla_flow::{
     sensor::SensorEncoder,
 };
 
-/// A policy: frozen weights, and where its trainables lie in the flat space.
+/// A policy: frozen weights, and where its trainables lie in the flat parameter buffer.
 pub struct Policy<B: Tape<Base = B>> {
     pub(super) model: QwenVl<B>,
     pub(super) lora: Option<LoraPlan>,

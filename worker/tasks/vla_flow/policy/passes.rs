@@ -29,8 +29,8 @@ const EXPERT_STAGE: &str = "expert";
 impl<B: Tape<Base = B>> Policy<B> {
     /// Runs one micro-batch and adds the gradient of its loss *sum* to `grads`.
     ///
-    /// Noise and flow time depend on the run's seed, `batch.step`, and each sample's index, on nothing else. On an error
-    /// `grads` may hold part of the micro-batch's gradient: zero it before the next attempt.
+    /// Noise and flow time depend on the run's seed, `batch.step`, and each sample's index, on nothing else.
+    /// On an error `grads` may hold part of the micro-batch's gradient: zero it before the next attempt.
     pub fn forward_backward(
         &self,
         trainables: &Trainables<B>,
@@ -144,8 +144,8 @@ impl<B: Tape<Base = B>> Policy<B> {
         })
     }
 
-    /// With one draw per sample the expert's activations are small beside the language model's, and computing them twice
-    /// would buy nothing; with several they rival it.
+    /// With one draw per sample the expert's activations are small beside the language model's, and computing
+    /// them twice would buy nothing; with several they rival it.
     fn expert_retention(&self) -> Retention {
         let retention = self.settings.retention;
         if self.settings.repeats > 1 {

@@ -62,8 +62,8 @@ impl<B: Tape<Base = B>> Policy<B> {
         rows
     }
 
-    /// Frozen weights of the vision tower, of the language model, and of blocks of either that are streamed, from the model's sizes. An LM
-    /// head is not held, unless it is the embedding table.
+    /// Frozen weights of the vision tower, of the language model, and of blocks of either that are streamed,
+    /// from the model's sizes. An LM head is not held, unless it is the embedding table.
     fn frozen_tallies(&self, dtype: WeightsDtype) -> [Tally; 3] {
         let tensors = frozen_tensors(&self.model.config);
         let mut tallies = [Tally::default(); 3];

@@ -1,15 +1,18 @@
-//! Where features are taken, and whether that is sound: a pure function of the run file and of which modules have adapters.
+//! Where features are taken, and whether that is sound: a pure function of the run file and of which modules
+//! have adapters.
 //!
 //! ```text
 //! pixels ─▶ vision tower, merger ─┬▶ embedding ─▶ layer 0 ─▶ .. ─▶ layer k ─▶ .. ─▶ final norm ─┬▶ expert
 //!                              Vision           Layer(0)       Layer(k)                       Final
 //! ```
 //!
-//! `exact` takes features where nothing below them trains, so that they are those that the step would compute itself. `periodic`
-//! takes the final ones, adapters and all; in the steps that use them the adapters rest. `Layer(0)` holds the image features and the
-//! embedded text; `Vision` holds the first alone, which is less to keep for the same, so `auto` never chooses `Layer(0)`.
+//! `exact` takes features where nothing below them trains, so that they are those that the step would compute
+//! itself. `periodic` takes the final ones, adapters and all; in the steps that use them the adapters rest.
+//! `Layer(0)` holds the image features and the embedded text; `Vision` holds the first alone, which is less
+//! to keep for the same, so `auto` never chooses `Layer(0)`.
 //!
-//! What this file does not do: compute features (`vl`), keep them (`vl_cache`), or decide which steps use them (`train`).
+//! What this file does not do: compute features (`vl`), keep them (`vl_cache`), or decide which steps use
+//! them (`train`).
 
 use std::fmt;
 
@@ -77,7 +80,8 @@ impl Adapted {
 }
 
 impl Tap {
-    /// The tap of a run; none if its cache is off. Refuses a tap below which something trains in the steps that use it.
+    /// The tap of a run; none if its cache is off. Refuses a tap below which something trains in the steps
+    /// that use it.
     pub fn resolve(cache: &Cache, adapted: &Adapted) -> Result<Option<Self>, PolicyError> {
         if cache.mode == CacheMode::Off {
             return Ok(None);

@@ -209,8 +209,8 @@ fn training_starts_from_an_adapter_directory() {
     let dir = tempfile::tempdir().expect("a directory");
     let plan = donor.policy.lora().expect("it has adapters");
     let values = donor.trainables.to_vec();
-    let card = coxswain_nn::lora::AdapterCard { base_model: MODEL, readme: "" };
-    coxswain_nn::lora::write_adapter(dir.path(), plan, donor.trainables.layout(), &values, &card)
+    let gpu = coxswain_nn::lora::AdapterGpu { base_model: MODEL, readme: "" };
+    coxswain_nn::lora::write_adapter(dir.path(), plan, donor.trainables.layout(), &values, &gpu)
         .expect("written");
 
     let mut from_dir = lora;

@@ -5,10 +5,12 @@
 //! ids     -> embedding ------------------------------┴> decoder layers -> final norm -> hidden states
 //! ```
 //!
-//! A pass begins where its [`Entry`] says: with pixels, or with kept features at one of the arrows, and then nothing before it runs.
+//! A pass begins where its [`Entry`] says: with pixels, or with kept features at one of the arrows, and then
+//! nothing before it runs.
 //!
-//! Forward keeps what the recompute mode says of the parts above the first adapter, and nothing of the parts below it: with
-//! adapters on the language model alone the vision tower leaves no trace. The LM head is never computed.
+//! Forward keeps what the recompute mode says of the parts above the first adapter, and nothing of the parts
+//! below it: with adapters on the language model alone the vision tower leaves no trace. The LM head is never
+//! computed.
 
 use burn::tensor::Tensor;
 

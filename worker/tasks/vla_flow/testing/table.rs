@@ -87,7 +87,8 @@ impl Column {
     }
 }
 
-/// `there` is the definition level of an element that is no null; `begins` says where in its row one begins what.
+/// `there` is the definition level of an element that is no null; `begins` says where in its row one begins
+/// what.
 fn write_numbers(
     group: &mut SerializedRowGroupWriter<'_, File>,
     rows: &[Vec<Option<f32>>],

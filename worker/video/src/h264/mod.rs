@@ -50,8 +50,8 @@ impl H264 {
         Ok(true)
     }
 
-    /// Splits a sample into units, checks each, and keeps what the decoder needs in `annex_b`. Whether another picture
-    /// may refer to this one, or its place in the order counts for later ones.
+    /// Splits a sample into units, checks each, and keeps what the decoder needs in `annex_b`. Whether
+    /// another picture may refer to this one, or its place in the order counts for later ones.
     fn scan(&mut self, sample: &[u8]) -> Result<bool, Fault> {
         self.annex_b.clear();
         let (mut rest, mut units, mut matters) = (sample, 0, false);

@@ -1,7 +1,8 @@
-//! Parameter sets and slice heads of H.264, as far as they decide what is decoded here and how much memory it takes.
+//! Parameter sets and slice heads of H.264, as far as they decide what is decoded here and how much memory it
+//! takes.
 //!
-//! rusty_h264 parses them again for itself. What it takes from them unchecked is bounded here: the size of the picture,
-//! how many pictures are kept, and how long reference lists are.
+//! rusty_h264 parses them again for itself. What it takes from them unchecked is bounded here: the size of
+//! the picture, how many pictures are kept, and how long reference lists are.
 
 use std::collections::BTreeMap;
 
@@ -194,7 +195,8 @@ impl Sps {
         let (Some(width), Some(height)) = (cut(columns, left, right), cut(rows, top, bottom)) else {
             return Err(picture("the picture is cropped to nothing"));
         };
-        // rusty_h264 crops at the right and bottom only, FFmpeg not to the pixel; no camera's encoder writes it.
+        // rusty_h264 crops at the right and bottom only, FFmpeg not to the pixel; no camera's encoder writes
+        // it.
         if left + top > 0 {
             return Err(refused("H.264 with a picture cropped at the left or top"));
         }

@@ -27,8 +27,11 @@ fn other_codecs_and_formats_are_named_with_the_command_that_converts_them() {
         ("no_av1_10bit.mp4", "AV1 with 10 bits a sample"),
         ("no_fragments.mp4", "a fragmented mp4"),
     ] {
-        let said = refusal(file);
-        assert!(said.contains(file) && said.contains(name) && said.contains("`ffmpeg -i IN.mp4 "), "{said}");
+        let message = refusal(file);
+        assert!(
+            message.contains(file) && message.contains(name) && message.contains("`ffmpeg -i IN.mp4 "),
+            "{message}"
+        );
     }
 }
 
@@ -42,8 +45,8 @@ fn a_track_that_is_not_there_is_named() {
 
 #[test]
 fn a_missing_file_is_named() {
-    let said = refusal("none.mp4");
-    assert!(said.contains("none.mp4: cannot be read: "), "{said}");
+    let message = refusal("none.mp4");
+    assert!(message.contains("none.mp4: cannot be read: "), "{message}");
 }
 
 #[test]

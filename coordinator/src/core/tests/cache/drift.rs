@@ -16,7 +16,7 @@ fn what_depends_on_drift_is_not_leased_before_it_is_known() {
     kept.train(8..14);
     let actions = kept.report(drift_of(1, 14, 0.06));
     assert_eq!(decided(&actions)[0].generation, CacheGeneration { number: 2, since: Step(14) });
-    assert_eq!(kept.turns(2..18), [1, 1, 1, 1, 0, 0, 1, 1, 1, 1, 0, 0, 2, 2, 2, 2]);
+    assert_eq!(kept.cache_phases(2..18), [1, 1, 1, 1, 0, 0, 1, 1, 1, 1, 0, 0, 2, 2, 2, 2]);
     // The same report again, as after a lost answer.
     assert_eq!(kept.report(drift_of(1, 14, 0.06)), []);
 }
@@ -35,9 +35,9 @@ fn the_old_generation_is_leased_on_while_its_drift_is_measured() {
     let actions = kept.report(drift_of(1, 37, 0.5));
     assert_eq!(decided(&actions)[0].generation, CacheGeneration { number: 2, since: Step(37) });
     kept.train(36..56);
-    assert_eq!(kept.turns(30..40), [0, 0, 1, 1, 1, 1, 1, 2, 2, 2]);
+    assert_eq!(kept.cache_phases(30..40), [0, 0, 1, 1, 1, 1, 1, 2, 2, 2]);
     kept.restart_coordinator();
-    assert_eq!(kept.turns(30..40), [0, 0, 1, 1, 1, 1, 1, 2, 2, 2]);
+    assert_eq!(kept.cache_phases(30..40), [0, 0, 1, 1, 1, 1, 1, 2, 2, 2]);
 }
 
 #[test]
@@ -66,18 +66,19 @@ fn a_drift_that_does_not_come_is_not_waited_for_for_ever() {
 }
 
 #[test]
-fn a_restarted_coordinator_knows_the_same_turns_and_waits_for_the_same_drift() {
+fn a_restarted_coordinator_knows_the_same_cache_phases_and_waits_for_the_same_drift() {
     let mut kept = Mortal::started(periodic(2, 6, Some(0.05)));
-    kept.report(CacheReport { space: "5f".into(), ..report_of(1) });
+    kept.report(CacheReport { namespace: "5f".into(), ..report_of(1) });
     kept.train(0..8);
     kept.report(drift_of(1, 8, 0.01));
     kept.train(8..11);
-    let before = kept.run.machine.run.progress.cache.book.turns().clone();
+    let before = kept.run.machine.run.progress.cache.book.cache_phases().clone();
     kept.restart_coordinator();
-    assert_eq!(*kept.run.machine.run.progress.cache.book.turns(), before);
-    let (turn, _) = kept.run.machine.run.progress.cache.book.lease_turn(Step(9)).expect("decided");
+    assert_eq!(*kept.run.machine.run.progress.cache.book.cache_phases(), before);
+    let (cache_phase, _) =
+        kept.run.machine.run.progress.cache.book.lease_cache_phase(Step(9)).expect("decided");
     let generation = CacheGeneration { number: 1, since: Step(2) };
-    assert_eq!(turn, LeaseTurn::Cached(CacheKey { generation, space: Some("5f".into()) }));
+    assert_eq!(cache_phase, LeaseCachePhase::Cached(CacheKey { generation, namespace: Some("5f".into()) }));
     kept.train(11..14);
     kept.restart_coordinator();
     assert_eq!(kept.run.machine.run.progress.waits_for_drift(), Some(Step(14)));

@@ -1,9 +1,9 @@
-//! Where features come from: what the tests of turns, drift, requests and reports share.
+//! Where features come from: what the tests of cache phases, drift, requests and reports share.
 
+mod cache_phases;
 mod drift;
 mod reports;
 mod requests;
-mod turns;
 
 use coxswain_proto::{
     cache_plan::{CacheDrift, CacheGeneration, CacheReport, Decided, Drift, Why},
@@ -12,7 +12,7 @@ use coxswain_proto::{
 
 use super::{mortal::Mortal, *};
 use crate::core::{
-    action::{CacheKey, Lease, LeaseTurn, Record},
+    action::{CacheKey, Lease, LeaseCachePhase, Record},
     cache::GenerationState,
     failure::Failure,
     news::CacheNews,
@@ -38,7 +38,8 @@ impl Mortal {
     fn started_with(config: Config) -> (Self, Vec<Action>) {
         let mut kept = Self::new(config);
         kept.run.gather(2);
-        // Who came is not what these tests are about: they are recorded as a restarted coordinator would find them.
+        // Who came is not what these tests are about: they are recorded as a restarted coordinator would find
+        // them.
         for rank in 0..2 {
             kept.past.take(&Record::Worker(id(rank), claim(rank)));
         }
@@ -96,9 +97,9 @@ impl Mortal {
     }
 
     /// Generations that the steps of a range take their features from.
-    fn turns(&self, steps: std::ops::Range<u64>) -> Vec<u64> {
-        let turns = self.run.machine.run.progress.cache.book.turns();
-        steps.map(|step| turns.turn(Step(step)).expect("it is decided").number()).collect()
+    fn cache_phases(&self, steps: std::ops::Range<u64>) -> Vec<u64> {
+        let cache_phases = self.run.machine.run.progress.cache.book.cache_phases();
+        steps.map(|step| cache_phases.cache_phase(Step(step)).expect("it is decided").number()).collect()
     }
 }
 
@@ -123,16 +124,16 @@ fn leases(actions: &[Action]) -> Vec<(u32, std::ops::Range<u64>, u64)> {
 
 /// The generation that a lease names; 0 for none.
 pub(super) fn number(lease: &Lease) -> u64 {
-    match &lease.turn {
-        LeaseTurn::Live { .. } => 0,
-        LeaseTurn::Cached(key) => key.generation.number,
+    match &lease.cache_phase {
+        LeaseCachePhase::Live { .. } => 0,
+        LeaseCachePhase::Cached(key) => key.generation.number,
     }
 }
 
 fn decided(actions: &[Action]) -> Vec<Decided> {
-    let turns = actions.iter().filter_map(|action| match action {
-        Action::Record(Record::CacheTurn(decided)) => Some(*decided),
+    let cache_phases = actions.iter().filter_map(|action| match action {
+        Action::Record(Record::CachePhase(decided)) => Some(*decided),
         _ => None,
     });
-    turns.collect()
+    cache_phases.collect()
 }

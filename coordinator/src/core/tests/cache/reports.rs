@@ -1,4 +1,4 @@
-//! What ranks report of a generation, and what the books say of it.
+//! What ranks report of a generation, and what the records say of it.
 
 use super::*;
 
@@ -28,7 +28,7 @@ fn a_generation_is_complete_once_and_retired_by_the_next() {
 }
 
 #[test]
-fn what_the_cache_did_is_in_the_books() {
+fn what_the_cache_did_is_in_the_records() {
     let mut kept = Mortal::started(periodic(2, 6, None));
     kept.train(0..2);
     let mut all = Vec::new();

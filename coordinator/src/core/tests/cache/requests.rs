@@ -14,13 +14,13 @@ fn a_request_begins_a_generation_where_nobody_holds_a_lease_yet() {
     kept.restart_coordinator();
     assert_eq!(kept.rebuild(), (Ok(Reply::Rebuild(asked)), vec![]), "also of another coordinator");
     kept.train(5..40);
-    assert_eq!(kept.turns(30..34), [1, 1, 2, 2]);
+    assert_eq!(kept.cache_phases(30..34), [1, 1, 2, 2]);
     let later = kept.rebuild().0;
     assert!(matches!(later, Ok(Reply::Rebuild(next)) if next.generation.number > 2), "{later:?}");
 }
 
-/// Two workers that have committed twenty steps and are lost together, so that what comes next repeats steps from the checkpoint at
-/// step 4 on; and the first step that nobody had a lease of before.
+/// Two workers that have committed twenty steps and are lost together, so that what comes next repeats steps
+/// from the checkpoint at step 4 on; and the first step that nobody had a lease of before.
 fn rolled_back() -> (Mortal, Step) {
     let mut kept = Mortal::started(periodic(2, 60, None));
     kept.train(0..20);

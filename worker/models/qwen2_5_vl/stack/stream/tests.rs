@@ -1,4 +1,5 @@
-//! Blocks read while others run: how many there are at once, in which order, and what becomes of a file that changes.
+//! Blocks read while others run: how many there are at once, in which order, and what becomes of a file that
+//! changes.
 
 use std::{
     fs::{self, File},

@@ -2,11 +2,12 @@
 
 use burn::{backend::Autodiff, tensor::Tensor};
 
-use super::node::{Tracked, plain, primitive, record, record_onto, tracked};
+use super::node::{Tracked, plain, primitive, record, record_residual, tracked};
 use crate::kernels::{LowRank, LowRankSaved, ModelBackend};
 
-/// See [`Tape::linear_leaving_weight`](super::super::Tape::linear_leaving_weight), whose value is `y`. The leaf is a parent of the node, so that the node
-/// is recorded even if nothing else is tracked, and never gets a gradient from it.
+/// See [`Tape::linear_leaving_weight`](super::super::Tape::linear_leaving_weight), whose value is `y`. The
+/// leaf is a parent of the node, so that the node is recorded even if nothing else is tracked, and never gets
+/// a gradient from it.
 pub fn linear_leaving_weight<B: ModelBackend>(
     y_no: Tensor<B, 2>,
     x_ni: Tensor<Autodiff<B>, 2>,
@@ -64,7 +65,8 @@ pub(super) fn linear_node<B: ModelBackend>(
     }
 }
 
-/// The node of [`ModelBackend::lora_linear`] under a frozen weight: inputs `x`, `a`, `b`; values as `lora_linear_saving` returns them.
+/// The node of [`ModelBackend::lora_linear`] under a frozen weight: inputs `x`, `a`, `b`; values as
+/// `lora_linear_saving` returns them.
 pub(super) fn lora_linear_node<B: ModelBackend>(
     [x, a, b]: [Tracked<B>; 3],
     w_oi: Tensor<B, 2>,
@@ -75,9 +77,9 @@ pub(super) fn lora_linear_node<B: ModelBackend>(
     let update = LowRank { a_ri: plain(&a), b_or: plain(&b), scale };
     let saved = LowRankSaved { x_ni: plain(&x), down_nr, w_oi, update };
     let wants_dx = x.is_tracked();
-    record_onto([&x, &a, &b], y_no, move |dy_no, sum| {
+    record_residual([&x, &a, &b], y_no, move |dy_no, sum| {
         let gradients = match sum {
-            Some(sum_ni) => B::lora_linear_backward_onto(sum_ni, saved, dy_no),
+            Some(sum_ni) => B::lora_linear_backward_residual(sum_ni, saved, dy_no),
             None => B::lora_linear_backward(saved, dy_no, wants_dx),
         };
         [gradients.dx_ni.map(primitive), Some(primitive(gradients.da_ri)), Some(primitive(gradients.db_or))]

@@ -1,4 +1,5 @@
-//! A node of burn's autodiff graph that is a closure: [`record`] registers it, and it owns exactly what the backward method needs.
+//! A node of burn's autodiff graph that is a closure: [`record`] registers it, and it owns exactly what the
+//! backward method needs.
 
 use std::{
     fmt,
@@ -22,13 +23,14 @@ pub type Plain<B> = <B as BackendTypes>::FloatTensorPrimitive;
 pub type Tracked<B> = <Autodiff<B> as BackendTypes>::FloatTensorPrimitive;
 /// Gradients of a node's inputs; none where an input is not tracked.
 pub type Pulled<B, const N: usize> = [Option<Plain<B>>; N];
-type PullOnto<B, const N: usize> = Box<dyn FnOnce(Plain<B>, Option<Plain<B>>) -> Pulled<B, N> + Send>;
+type PullResidual<B, const N: usize> = Box<dyn FnOnce(Plain<B>, Option<Plain<B>>) -> Pulled<B, N> + Send>;
 /// Takes the gradient of the output to those of the inputs.
 pub enum PullBack<B: BackendTypes, const N: usize> {
     /// As they are.
     Apart(Box<dyn FnOnce(Plain<B>) -> Pulled<B, N> + Send>),
-    /// The first one together with what it is so far, by way of others who read the input: one pass less over it than a sum of its own.
-    Onto(PullOnto<B, N>),
+    /// The first one together with what it is so far, by way of others who read the input: one pass less over
+    /// it than a sum of its own.
+    Residual(PullResidual<B, N>),
 }
 
 /// A node whose output is not known yet.
@@ -65,7 +67,7 @@ pub fn record<B: Backend, const N: usize, const D: usize>(
 }
 
 /// The same with a gradient of the first input that is added to what it is so far, if it is anything.
-pub fn record_onto<B: Backend, const N: usize, const D: usize>(
+pub fn record_residual<B: Backend, const N: usize, const D: usize>(
     inputs: [&Tracked<B>; N],
     output: Tensor<B, D>,
     pull_back: impl FnOnce(Tensor<B, D>, Option<Tensor<B, D>>) -> Pulled<B, N> + Send + 'static,
@@ -73,7 +75,7 @@ pub fn record_onto<B: Backend, const N: usize, const D: usize>(
     let pull_back =
         move |gradient, sum: Option<Plain<B>>| pull_back(from_primitive(gradient), sum.map(from_primitive));
     finish_by(Node.prepare(inputs.map(|input| input.node.clone())), output, || {
-        PullBack::Onto(Box::new(pull_back))
+        PullBack::Residual(Box::new(pull_back))
     })
 }
 
@@ -126,7 +128,7 @@ impl<B: Backend, const N: usize> Backward<B, N> for Node {
         let pull_back = ops.state.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         let gradients = match pull_back.expect("burn runs a node's backward pass once") {
             PullBack::Apart(pull_back) => pull_back(gradient),
-            PullBack::Onto(pull_back) => {
+            PullBack::Residual(pull_back) => {
                 let sum = ops.parents[0].as_ref().and_then(|parent| {
                     // burn takes out what is known of a tensor, so here is one of the parent's name.
                     let mut named = <Autodiff<B> as AutodiffBackend>::from_inner(gradient.clone());

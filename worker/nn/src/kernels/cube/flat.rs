@@ -1,4 +1,4 @@
-//! What is done to the flat space in a card's memory: a kernel for each, in place.
+//! What is done to the flat parameter buffer in a GPU's memory: a kernel for each, in place.
 
 use std::ops::Range;
 
@@ -13,7 +13,8 @@ use crate::kernels::flat::{
     tensors::{BLOCK, Origins, Updated},
 };
 
-/// Gradients that one kernel adds, and runs that one updates. A kernel is compiled for each number that comes up: those of a block's halves.
+/// Gradients that one kernel adds, and runs that one updates. A kernel is compiled for each number that comes
+/// up: those of a block's halves.
 const AT_ONCE: usize = 16;
 
 /// A gradient, and where it goes.
@@ -80,7 +81,8 @@ fn accumulate_kernel(
     }
 }
 
-/// `flat[range] = halves[range]`, in float32, without memory of its own: a refusal in the middle of a step would leave a rank behind.
+/// `flat[range] = halves[range]`, in float32, without memory of its own: a refusal in the middle of a step
+/// would leave a rank behind.
 pub fn widen<R: CubeRuntime>(
     flat: CubeTensor<R>,
     halves: CubeTensor<R>,

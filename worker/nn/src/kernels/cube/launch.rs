@@ -1,8 +1,8 @@
 //! Tensors as kernels see them.
 //!
-//! Every kernel here reads and writes contiguous float32, element `[.., i]` of a row beside `[.., i + 1]`, in vectors of as many elements
-//! as its width and the device's loads allow. What arrives otherwise (a slice, a pitched row, another type) is made so first; rotary embedding
-//! alone goes by strides.
+//! Every kernel here reads and writes contiguous float32, element `[.., i]` of a row beside `[.., i + 1]`, in
+//! vectors of as many elements as its width and the device's loads allow. What arrives otherwise (a slice, a
+//! pitched row, another type) is made so first; rotary embedding alone goes by strides.
 
 use burn::tensor::{DType, Shape, Tensor, TensorPrimitive, backend::Backend};
 use burn_cubecl::{
@@ -66,8 +66,9 @@ pub fn empty_like<R: CubeRuntime>(like: &CubeTensor<R>) -> CubeTensor<R> {
     empty(like, like.meta.shape().clone(), DType::F32)
 }
 
-/// The elements of a tensor of one axis from `start` on, as a matrix: where they lie, if that is an address from which whole vectors can be
-/// loaded, and else a copy. (burn's own slices want addresses of 512 bytes: a copy for almost every parameter.)
+/// The elements of a tensor of one axis from `start` on, as a matrix: where they lie, if that is an address
+/// from which whole vectors can be loaded, and else a copy. (burn's own slices want addresses of 512 bytes: a
+/// copy for almost every parameter.)
 pub fn view<R: CubeRuntime>(flat: CubeTensor<R>, start: usize, [rows, cols]: [usize; 2]) -> CubeTensor<R> {
     let (size, all, count) = (flat.dtype.size(), len(&flat), rows * cols);
     if !(start * size).is_multiple_of(LOAD) || !flat.is_contiguous() {
@@ -85,8 +86,8 @@ pub fn view<R: CubeRuntime>(flat: CubeTensor<R>, start: usize, [rows, cols]: [us
     CubeTensor::new_contiguous(flat.client, flat.device, [rows, cols].into(), handle, flat.dtype)
 }
 
-/// All of a tensor's memory from its first element on, as one axis: for a kernel that goes by strides, none of
-/// which is negative.
+/// All of a tensor's memory from its first element on, as one axis: for a kernel that goes by strides, none
+/// of which is negative.
 pub fn elements<R: CubeRuntime>(x: CubeTensor<R>) -> CubeTensor<R> {
     let count = x.handle.size_in_used() as usize / x.dtype.size();
     CubeTensor::new_contiguous(x.client, x.device, [count].into(), x.handle, x.dtype)
@@ -125,7 +126,8 @@ pub fn by_element(count: usize) -> (CubeCount, CubeDim) {
 /// Planes that a cube may have: those of [`ROW_UNITS`] where planes are smallest, 8 units.
 const PLANES: usize = 32;
 
-/// The sum of `value` over all units of a cube, on each of them, in an order that depends on nothing but the cube's size.
+/// The sum of `value` over all units of a cube, on each of them, in an order that depends on nothing but the
+/// cube's size.
 #[cube]
 pub fn cube_sum(value: f32) -> f32 {
     let mut parts = SharedMemory::<f32>::new(PLANES);

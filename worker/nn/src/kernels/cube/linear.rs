@@ -8,9 +8,10 @@ use super::{
     low_rank::{self, Factor},
     pointwise::{self, Finish},
 };
-use crate::kernels::{LinearLayer, LowRank, LowRankGradients, LowRankSaved, ModelBackend, Onto};
+use crate::kernels::{LinearLayer, LowRank, LowRankGradients, LowRankSaved, ModelBackend, Residual};
 
-/// Layers of one input, and the inner products of their updates: the input is reduced by all updates in one kernel, and rounded once.
+/// Layers of one input, and the inner products of their updates: the input is reduced by all updates in one
+/// kernel, and rounded once.
 pub fn together<B, R>(
     x_ni: Tensor<B, 2>,
     layers: Vec<LinearLayer<B>>,
@@ -57,13 +58,13 @@ where
 }
 
 /// What becomes of a layer's product.
-pub fn finish<B, R>(onto: Option<Onto<B>>, bias_o: Option<Tensor<B, 1>>) -> Finish<R>
+pub fn finish<B, R>(residual: Option<Residual<B>>, bias_o: Option<Tensor<B, 1>>) -> Finish<R>
 where
     B: ModelBackend<FloatTensorPrimitive = CubeTensor<R>>,
     R: CubeRuntime,
 {
-    let rounded = onto.as_ref().is_some_and(|onto| onto.rounded);
-    Finish { bias_o: bias_o.map(floats), more_no: onto.map(|onto| floats(onto.x_no)), rounded }
+    let rounded = residual.as_ref().is_some_and(|residual| residual.rounded);
+    Finish { bias_o: bias_o.map(floats), more_no: residual.map(|residual| floats(residual.x_no)), rounded }
 }
 
 pub fn finished<B, R>(y_no: Tensor<B, 2>, finish: Finish<R>) -> Tensor<B, 2>
@@ -117,7 +118,8 @@ where
     }
 }
 
-/// `x w`. Where `w` is narrower, `x` is rounded to its type: the weight of a layer is read once and copied never.
+/// `x w`. Where `w` is narrower, `x` is rounded to its type: the weight of a layer is read once and copied
+/// never.
 pub fn rounded_like<B: ModelBackend>(x_nk: Tensor<B, 2>, w_ko: Tensor<B, 2>) -> Tensor<B, 2> {
     let narrow = w_ko.dtype();
     B::product(if x_nk.dtype() == narrow { x_nk } else { x_nk.cast(narrow) }, w_ko)

@@ -1,16 +1,19 @@
-//! What a low-rank update adds to a matrix product, in two kernels beside the product instead of five around it.
+//! What a low-rank update adds to a matrix product, in two kernels beside the product instead of five around
+//! it.
 //!
 //! ```text
 //! reduced   x m, times a factor, and x rounded for the product beside it, while x is read once
 //! raised    y + bias + (x m) m' + more, where the product y lies
 //! ```
 //!
-//! Forward `m` is `a^T` and `m'` is `b^T`; backward they are `b` and `a`. Sums are float32 and products exact, whatever tensor cores round.
-//! That is for ranks of 8, 16, 32 and 64, and sides of whole vectors. All others are products of their own ([`product`]), which may round.
+//! Forward `m` is `a^T` and `m'` is `b^T`; backward they are `b` and `a`. Sums are float32 and products
+//! exact, whatever tensor cores round. That is for ranks of 8, 16, 32 and 64, and sides of whole vectors. All
+//! others are products of their own ([`product`]), which may round.
 //!
-//! A cube of [`reduced`] has [`ROWS`] rows of `x`, and passes a [`TILE`] of their elements after the other through shared memory. Where the
-//! long side of `m` lies in rows (`a`), planes share the ranks; where it lies in columns (`b`), units share the tile's elements, and add up
-//! at the end. Either way each number is added up in an order that depends on shapes alone.
+//! A cube of [`reduced`] has [`ROWS`] rows of `x`, and passes a [`TILE`] of their elements after the other
+//! through shared memory. Where the long side of `m` lies in rows (`a`), planes share the ranks; where it
+//! lies in columns (`b`), units share the tile's elements, and add up at the end. Either way each number is
+//! added up in an order that depends on shapes alone.
 
 mod factor;
 mod raise;
@@ -38,8 +41,9 @@ const TILE: usize = 256;
 /// Ranks of a cube of [`reduced`]; more take several cubes.
 const RANKS: usize = 32;
 
-/// `x w + factor * (x m) m'`, finished, and `factor * x m`: a layer with its update forward, or the gradient of its input. `x [n, k]` float32,
-/// contiguous; `w [k, o]`, to whose type `x` is rounded; `m` reduces and `m'` raises, and `factor` is what is between them.
+/// `x w + factor * (x m) m'`, finished, and `factor * x m`: a layer with its update forward, or the gradient
+/// of its input. `x [n, k]` float32, contiguous; `w [k, o]`, to whose type `x` is rounded; `m` reduces and
+/// `m'` raises, and `factor` is what is between them.
 pub fn applied<R: CubeRuntime>(
     x: CubeTensor<R>,
     w: CubeTensor<R>,
@@ -152,7 +156,8 @@ fn launch_reduction<R: CubeRuntime>(
     (downs, narrow.then_some(narrowed))
 }
 
-/// Brings a tile of a cube's rows into shared memory, zeros where there is nothing, and rounds it on the way if it is wanted.
+/// Brings a tile of a cube's rows into shared memory, zeros where there is nothing, and rounds it on the way
+/// if it is wanted.
 #[cube]
 fn stage<N: Size>(
     x: &Array<Vector<f32, N>>,
@@ -180,7 +185,8 @@ fn stage<N: Size>(
     }
 }
 
-/// [`reduced`] by each `m [r, long]`: a cube has one of them, or [`RANKS`] of its ranks, each plane a few (`ranks`), and its lanes the elements.
+/// [`reduced`] by each `m [r, long]`: a cube has one of them, or [`RANKS`] of its ranks, each plane a few
+/// (`ranks`), and its lanes the elements.
 #[cube(launch)]
 fn reduce_by_rows<N: Size>(
     x: &Array<Vector<f32, N>>,
@@ -254,7 +260,8 @@ fn reduce_by_rows<N: Size>(
     }
 }
 
-/// [`reduced`] by `m [long, r]`: a unit has one of `ranks` vectors of ranks, and one in so many of the tile's vectors.
+/// [`reduced`] by `m [long, r]`: a unit has one of `ranks` vectors of ranks, and one in so many of the tile's
+/// vectors.
 #[cube(launch)]
 fn reduce_by_columns<N: Size>(
     x: &Array<Vector<f32, N>>,

@@ -1,8 +1,9 @@
-//! The operations on accelerators: any of burn's cubecl backends, which is what its CUDA backend is without fusion.
+//! The operations on accelerators: any of burn's cubecl backends, which is what its CUDA backend is without
+//! fusion.
 //!
-//! Each operation is one kernel, forward and backward; what is between them is burn's own. A step of a 3B model is thousands of small
-//! kernels, and what the host spends on each counts as much as what the card does, so fewer and plainer ones win over a compiler that
-//! looks for what can be joined.
+//! Each operation is one kernel, forward and backward; what is between them is burn's own. A step of a 3B
+//! model is thousands of small kernels, and what the host spends on each counts as much as what the GPU does,
+//! so fewer and plainer ones win over a compiler that looks for what can be joined.
 //!
 //! ```text
 //! launch      tensors as kernels see them: contiguous float32, in vectors where the width allows it
@@ -12,21 +13,23 @@
 //! low_rank    what a low-rank update adds to one
 //! linear      linear layers, made of these three
 //! rotary      rotary embedding and the order by heads, and back
-//! flat        the flat space: sums of gradients, their norm, AdamW
-//! scores      a tile of attention's scores: softmax under a mask, and back (`blocked` has the products around it)
+//! flat        the flat parameter buffer: sums of gradients, their norm, AdamW
+//! scores      a tile of attention's scores: softmax under a mask, and back (`blockwise` has the products
+//!             around it)
 //! ```
 //!
 //! | operation | on an accelerator |
 //! |---|---|
-//! | products with a bfloat16 weight | the other side is rounded to bfloat16, tensor cores add up in float32, and that is what is written; the weight is never copied |
-//! | LoRA beside a product | of usual ranks in float32 on plain cores, in the passes that round the input and add the bias; else as the next |
-//! | products of float32 alone (trained layers, gradients of weights) | exact under a float32 model; under a bfloat16 one tensor cores may round the inputs ([`precision`](super::precision)) |
-//! | attention | [`blocked`](super::blocked): tile by tile, segment by segment |
+//! | products with a bfloat16 weight | bfloat16 inputs, float32 sums and results; no copy of the weight |
+//! | LoRA beside a product | usual ranks: float32 on plain cores, in the passes around it |
+//! | products of float32 alone | exact under a float32 model, else as [`precision`](super::precision) says |
+//! | attention | [`blockwise`](super::blockwise): tile by tile, segment by segment |
 //!
-//! Activations, gradients and everything that trains are float32, as `torch.autocast` keeps its master weights; what a product
-//! rounds is what PyTorch rounds there.
+//! Activations, gradients and everything that trains are float32, as `torch.autocast` keeps its master
+//! weights; what a product rounds is what PyTorch rounds there.
 //!
-//! What this module does not do: name a runtime. Nothing is instantiated here; the crate that names one pays for it once.
+//! What this module does not do: name a runtime. Nothing is instantiated here; the crate that names one pays
+//! for it once.
 
 mod flat;
 mod launch;
@@ -53,7 +56,7 @@ use self::{
 };
 use super::{
     AdaNorm, AttentionMask, AttentionOutput, AttentionSaved, LinearLayer, LowRank, LowRankGradients,
-    LowRankSaved, ModelBackend, Onto, Tape, blocked,
+    LowRankSaved, ModelBackend, Residual, Tape, blockwise,
     flat::{
         Gradient, OnDevice, Run,
         tensors::{Origins, Updated},
@@ -90,7 +93,7 @@ where
         wrapped(rows::rms_norm_backward(floats(x_nd), floats(gain_d), floats(dy_nd), None, eps))
     }
 
-    fn rms_norm_backward_onto(
+    fn rms_norm_backward_residual(
         sum_nd: Tensor<Self, 2>,
         x_nd: Tensor<Self, 2>,
         gain_d: Tensor<Self, 1>,
@@ -110,7 +113,7 @@ where
         wrapped(dx_nd)
     }
 
-    fn layer_norm_backward_onto(
+    fn layer_norm_backward_residual(
         sum_nd: Tensor<Self, 2>,
         x_nd: Tensor<Self, 2>,
         dy_nd: Tensor<Self, 2>,
@@ -226,11 +229,11 @@ where
         wrapped(dx)
     }
 
-    fn turned(inputs_bshk: [Tensor<Self, 4>; 3], tables_bsk: [Tensor<Self, 3>; 2]) -> [Tensor<Self, 4>; 3] {
+    fn rope(inputs_bshk: [Tensor<Self, 4>; 3], tables_bsk: [Tensor<Self, 3>; 2]) -> [Tensor<Self, 4>; 3] {
         rotary::rotary(inputs_bshk.map(strided_floats), 2, Some(tables_bsk.map(floats))).map(wrapped)
     }
 
-    fn turned_backward(
+    fn rope_backward(
         gradients_bshk: [Tensor<Self, 4>; 3],
         tables_bsk: [Tensor<Self, 3>; 2],
     ) -> [Tensor<Self, 4>; 3] {
@@ -267,7 +270,7 @@ where
         scale: f64,
     ) -> AttentionOutput<Self> {
         let [q_bshk, k_bshk, v_bshk] = Self::attention_inputs([q_bshk, k_bshk, v_bshk], mask);
-        blocked::attention(q_bshk, k_bshk, v_bshk, mask, scale)
+        blockwise::attention(q_bshk, k_bshk, v_bshk, mask, scale)
     }
 
     fn attention_backward(
@@ -276,7 +279,7 @@ where
         scale: f64,
         dout_bshk: Tensor<Self, 4>,
     ) -> [Tensor<Self, 4>; 3] {
-        blocked::attention_backward(saved, mask, scale, dout_bshk)
+        blockwise::attention_backward(saved, mask, scale, dout_bshk)
     }
 
     fn flat_accumulate(flat: Tensor<Self, 1>, gradients: Vec<Gradient<Self>>) -> Tensor<Self, 1> {
@@ -320,13 +323,13 @@ where
         linear::finished(y_no, Finish { bias_o: bias_o.map(floats), ..Finish::default() })
     }
 
-    fn linear_onto(
-        onto: Onto<Self>,
+    fn linear_residual(
+        residual: Residual<Self>,
         x_ni: Tensor<Self, 2>,
         w_oi: Tensor<Self, 2>,
         bias_o: Option<Tensor<Self, 1>>,
     ) -> Tensor<Self, 2> {
-        linear::finished(linear::rounded_like(x_ni, w_oi.transpose()), linear::finish(Some(onto), bias_o))
+        linear::finished(linear::rounded_like(x_ni, w_oi.transpose()), linear::finish(Some(residual), bias_o))
     }
 
     fn linear_input_gradient(dy_no: Tensor<Self, 2>, w_oi: Tensor<Self, 2>) -> Tensor<Self, 2> {
@@ -353,14 +356,14 @@ where
         linear::together(x_ni, layers)
     }
 
-    fn lora_linear_onto_saving(
-        onto: Onto<Self>,
+    fn lora_linear_residual_saving(
+        residual: Residual<Self>,
         x_ni: Tensor<Self, 2>,
         w_oi: Tensor<Self, 2>,
         bias_o: Option<Tensor<Self, 1>>,
         update: &LowRank<Self>,
     ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
-        linear::updated(x_ni, w_oi, update, linear::finish(Some(onto), bias_o))
+        linear::updated(x_ni, w_oi, update, linear::finish(Some(residual), bias_o))
     }
 
     fn lora_linear_backward(
@@ -371,7 +374,7 @@ where
         linear::pulled(saved, dy_no, wants_dx.then(Finish::default))
     }
 
-    fn lora_linear_backward_onto(
+    fn lora_linear_backward_residual(
         sum_ni: Tensor<Self, 2>,
         saved: LowRankSaved<Self>,
         dy_no: Tensor<Self, 2>,

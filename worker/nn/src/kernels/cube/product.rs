@@ -2,20 +2,23 @@
 //!
 //! ```text
 //! inputs                     inner dimension         kernel
-//! bfloat16, or may round     a multiple of 256 (*)   burn's autotuner chooses, once a shape; remembered on disk
+//! bfloat16, or may round     a multiple of 256 (*)   burn's autotuner chooses, once a shape; remembered on
+//!                                                    disk
 //! bfloat16, or may round     another                 tensor cores, single-buffered
 //! float32, exact             any                     plain cores
 //!
 //! (*) of 512 where either side is a vector
 //! ```
 //!
-//! The second row is a matter of correctness. A double-buffered kernel of cubek 0.2 reads an even number of stages along the inner
-//! dimension, and checks its bounds only where that is no multiple of one stage: an odd number of whole stages (a LoRA rank of 16 is one)
-//! makes it multiply what lies behind the end of each row. In dimensions of 128 and more stages are powers of two up to 128, so multiples
-//! of 256 are an even number of any; kernels for vectors have one of 256, 32 lanes of 8 numbers. All others are kept from such kernels.
-//! The autotuner does not know of this: its keys round dimensions to powers of two.
+//! The second row is a matter of correctness. A double-buffered kernel of cubek 0.2 reads an even number of
+//! stages along the inner dimension, and checks its bounds only where that is no multiple of one stage: an
+//! odd number of whole stages (a LoRA rank of 16 is one) makes it multiply what lies behind the end of each
+//! row. In dimensions of 128 and more stages are powers of two up to 128, so multiples of 256 are an even
+//! number of any; kernels for vectors have one of 256, 32 lanes of 8 numbers. All others are kept from such
+//! kernels. The autotuner does not know of this: its keys round dimensions to powers of two.
 //!
-//! What this file does not do: batch, transpose or convert; strides say how matrices lie, and types have to agree.
+//! What this file does not do: batch, transpose or convert; strides say how matrices lie, and types have to
+//! agree.
 
 use burn::tensor::DType;
 use burn_cubecl::{
@@ -38,7 +41,8 @@ use cubek::{
 use super::launch::empty;
 use crate::kernels::precision;
 
-/// Twice the longest stage that a kernel reads along the inner dimension, of those that the autotuner tries for matrices.
+/// Twice the longest stage that a kernel reads along the inner dimension, of those that the autotuner tries
+/// for matrices.
 const FOR_MATRICES: usize = 256;
 /// The same where one side is a single row or column.
 const FOR_VECTORS: usize = 512;
@@ -63,7 +67,8 @@ pub fn product<R: CubeRuntime>(x: CubeTensor<R>, w: CubeTensor<R>) -> CubeTensor
     unreachable!("the last candidate takes anything")
 }
 
-/// Kernels that are right for any inner dimension, best first. A device may lack what one needs, or a matrix be too small for it.
+/// Kernels that are right for any inner dimension, best first. A device may lack what one needs, or a matrix
+/// be too small for it.
 fn candidates(on_tensor_cores: bool) -> impl Iterator<Item = Strategy> {
     let simple = |tile_matmul| BlueprintStrategy::Inferred(SimpleArgs { multi_rows: true, tile_matmul });
     let rounded = on_tensor_cores.then(|| {

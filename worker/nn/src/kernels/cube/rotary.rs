@@ -1,8 +1,9 @@
 //! Rotary embedding in the rotate-half convention: one unit turns one pair of a head's elements.
 //!
-//! What is turned is read as it lies (a slice of a wider projection, a gradient ordered by heads), and written as its reader wants it: forward
-//! by heads, as attention's products take their inputs, and back by tokens, as the projection's gradient is. One kernel does that to queries
-//! and keys, and to values as well, which it does not turn; and to all three where nothing is turned.
+//! What is turned is read as it lies (a slice of a wider projection, a gradient ordered by heads), and
+//! written as its reader wants it: forward by heads, as attention's products take their inputs, and back by
+//! tokens, as the projection's gradient is. One kernel does that to queries and keys, and to values as well,
+//! which it does not turn; and to all three where nothing is turned.
 
 use burn_cubecl::{CubeRuntime, kernel::into_contiguous, ops::permute, tensor::CubeTensor};
 use cubecl::prelude::*;
@@ -12,28 +13,29 @@ use super::launch::{by_element, elements, empty, len};
 /// Tables of cosines and sines, contiguous: `[b, s, k]`, or `[1, s, k]` for all of the batch.
 pub type Tables<R> = [CubeTensor<R>; 2];
 
-/// `x cos + rotate_half(x) sin` of the first `turned` of these, all `[b, s, h, k]` float32, and the others as they are; by heads.
+/// `x cos + rotate_half(x) sin` of the first `rotated` of these, all `[b, s, h, k]` float32, and the others
+/// as they are; by heads.
 pub fn rotary<R: CubeRuntime, const N: usize>(
     xs: [CubeTensor<R>; N],
-    turned: usize,
+    rotated: usize,
     tables: Option<Tables<R>>,
 ) -> [CubeTensor<R>; N] {
     let ys = xs.each_ref().map(|x| {
         let [batch, tokens, heads, dim] = x.meta.shape().dims();
         empty(x, [batch, heads, tokens, dim].into(), x.dtype)
     });
-    turn(xs, ys.clone(), turned, false, tables);
+    rotate(xs, ys.clone(), rotated, false, tables);
     ys.map(|y| permute(y, &[0, 2, 1, 3]))
 }
 
 /// The gradients under [`rotary`], by tokens.
 pub fn rotary_backward<R: CubeRuntime, const N: usize>(
     dys: [CubeTensor<R>; N],
-    turned: usize,
+    rotated: usize,
     tables: Option<Tables<R>>,
 ) -> [CubeTensor<R>; N] {
     let dxs = dys.each_ref().map(|dy| empty(dy, dy.meta.shape().clone(), dy.dtype));
-    turn(dys, dxs.clone(), turned, true, tables);
+    rotate(dys, dxs.clone(), rotated, true, tables);
     dxs
 }
 
@@ -43,10 +45,10 @@ pub fn has_pairs<R: CubeRuntime>(x_bshk: &CubeTensor<R>) -> bool {
     dim.is_multiple_of(2)
 }
 
-fn turn<R: CubeRuntime, const N: usize>(
+fn rotate<R: CubeRuntime, const N: usize>(
     xs: [CubeTensor<R>; N],
     ys: [CubeTensor<R>; N],
-    turned: usize,
+    rotated: usize,
     back: bool,
     tables: Option<Tables<R>>,
 ) {
@@ -67,7 +69,7 @@ fn turn<R: CubeRuntime, const N: usize>(
     }
     let angles = len(&cos) / dim;
     let (count, cube) = by_element(pairs);
-    turn_kernel::launch::<R>(
+    rotate_kernel::launch::<R>(
         &client,
         count,
         cube,
@@ -78,7 +80,7 @@ fn turn<R: CubeRuntime, const N: usize>(
         sin.into_array_arg(),
         (dim / 2) as u32,
         angles as u32,
-        turned,
+        rotated,
         back,
     );
 }
@@ -94,9 +96,10 @@ struct Lies {
     of_head: u32,
 }
 
-/// Units are dealt to inputs one after another; `angles` is how many tokens the tables have: all, or those of one batch row.
+/// Units are dealt to inputs one after another; `angles` is how many tokens the tables have: all, or those of
+/// one batch row.
 #[cube(launch)]
-fn turn_kernel(
+fn rotate_kernel(
     inputs: &Sequence<Array<f32>>,
     outputs: &mut Sequence<Array<f32>>,
     lies: &Sequence<Lies>,
@@ -104,7 +107,7 @@ fn turn_kernel(
     sin: &Array<f32>,
     half: u32,
     angles: u32,
-    #[comptime] turned: usize,
+    #[comptime] rotated: usize,
     #[comptime] back: bool,
 ) {
     let half = half as usize;
@@ -130,7 +133,7 @@ fn turn_kernel(
                 + j;
             let (a, b) = (input[from], input[from + half]);
             let to = row * 2 * half + j;
-            if comptime!(number >= turned) {
+            if comptime!(number >= rotated) {
                 output[to] = a;
                 output[to + half] = b;
             } else {

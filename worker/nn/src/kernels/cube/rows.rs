@@ -1,4 +1,5 @@
-//! Norms over the rows of a matrix, and their gradients: one cube a row, which is read twice and is in cache the second time.
+//! Norms over the rows of a matrix, and their gradients: one cube a row, which is read twice and is in cache
+//! the second time.
 
 use burn_cubecl::{CubeElement, CubeRuntime, tensor::CubeTensor};
 use cubecl::prelude::*;
@@ -55,7 +56,8 @@ fn rms_norm_kernel<N: Size, O: Float>(
     }
 }
 
-/// The gradient of `x` under [`rms_norm`]: `r g dy - x r^3 mean(x g dy)`, with `r = rsqrt(mean(x^2) + eps)`; added to `sum`, if there is one.
+/// The gradient of `x` under [`rms_norm`]: `r g dy - x r^3 mean(x g dy)`, with `r = rsqrt(mean(x^2) + eps)`;
+/// added to `sum`, if there is one.
 pub fn rms_norm_backward<R: CubeRuntime>(
     x_nd: CubeTensor<R>,
     gain_d: CubeTensor<R>,
@@ -121,7 +123,8 @@ fn rms_norm_backward_kernel<N: Size>(
     }
 }
 
-/// Scales and shifts side by side, `[b, 2 d]`, one row for each batch row of `n / b` rows; and whether shifts come first.
+/// Scales and shifts side by side, `[b, 2 d]`, one row for each batch row of `n / b` rows; and whether shifts
+/// come first.
 pub type Modulation<R> = (CubeTensor<R>, bool);
 
 /// `(x - mean) / sqrt(variance + eps)`, row by row; then, if so, `* (1 + scale) + shift`.
@@ -209,8 +212,9 @@ fn layer_norm_kernel<N: Size>(
     }
 }
 
-/// The gradient of `x` under [`layer_norm`], added to `sum`, if there is one; and `dy` times the normalised `x`, if it is modulated.
-/// With `h = (x - mean) r` and `g = dy (1 + scale)`: `r (g - mean(g) - h mean(g h))`.
+/// The gradient of `x` under [`layer_norm`], added to `sum`, if there is one; and `dy` times the normalised
+/// `x`, if it is modulated. With `h = (x - mean) r` and `g = dy (1 + scale)`: `r (g - mean(g) - h mean(g
+/// h))`.
 pub fn layer_norm_backward<R: CubeRuntime>(
     x_nd: CubeTensor<R>,
     modulation: Option<Modulation<R>>,
@@ -310,7 +314,8 @@ fn layer_norm_backward_kernel<N: Size>(
     }
 }
 
-/// The gradient of scales and shifts as they lie: sums of `products` and of `dy` over the rows of a batch row, one after another.
+/// The gradient of scales and shifts as they lie: sums of `products` and of `dy` over the rows of a batch
+/// row, one after another.
 pub fn ada_gradient<R: CubeRuntime>(
     ada_be: CubeTensor<R>,
     shift_first: bool,

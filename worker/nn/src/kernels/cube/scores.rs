@@ -1,7 +1,8 @@
 //! A tile of attention's scores: softmax under a mask, made again, and back. One cube a row, in place.
 //!
-//! A row is one query of one head: rows are ordered `[b, h, g, n]`, with `g` query heads of a key/value head `h` and `n` queries of the
-//! tile. What is known of a query (`lse`, `delta`) is ordered `[b, n, h, g]`, as attention's inputs are.
+//! A row is one query of one head: rows are ordered `[b, h, g, n]`, with `g` query heads of a key/value head
+//! `h` and `n` queries of the tile. What is known of a query (`lse`, `delta`) is ordered `[b, n, h, g]`, as
+//! attention's inputs are.
 
 use burn::tensor::{DType, Int, Tensor};
 use burn_cubecl::{
@@ -11,7 +12,7 @@ use burn_cubecl::{
 use cubecl::{prelude::*, zspace::metadata::Metadata};
 
 use super::launch::{by_row, cube_max, cube_sum, empty, floats, len, primitive, width, wrapped};
-use crate::kernels::blocked::{OUT, Scores, Seen};
+use crate::kernels::blockwise::{OUT, Scores, Seen};
 
 impl<R, F, I, BT> Scores for CubeBackend<R, F, I, BT>
 where
@@ -64,7 +65,8 @@ where
     fn by_head(x_bshk: Tensor<Self, 4>) -> Tensor<Self, 4> {
         let [batch, tokens, heads, dim] = x_bshk.dims();
         if heads == 1 {
-            // The same memory, but strides in order: kernels that copy boxes step from matrix to matrix by the innermost stride alone.
+            // The same memory, but strides in order: kernels that copy boxes step from matrix to matrix by
+            // the innermost stride alone.
             return x_bshk.reshape([batch, 1, tokens, dim]);
         }
         let x: CubeTensor<R> = primitive(x_bshk);
@@ -94,10 +96,10 @@ where
         let (x, y) = (floats(x_bshk), floats(y_bshk));
         let (sums, client) = (empty(&x, [batch, tokens, heads].into(), DType::F32), x.client.clone());
         let (count, cube) = by_row(&x, batch * tokens * heads, dim);
-        let turns = !cut && heads > 1;
+        let transposes = !cut && heads > 1;
         // What is not asked for is never written.
         let by_head =
-            if turns { empty(&x, [batch, heads, tokens, dim].into(), DType::F32) } else { x.clone() };
+            if transposes { empty(&x, [batch, heads, tokens, dim].into(), DType::F32) } else { x.clone() };
         dots_kernel::launch::<R>(
             &client,
             count,
@@ -109,9 +111,9 @@ where
             dim as u32,
             tokens as u32,
             heads as u32,
-            turns,
+            transposes,
         );
-        let by_head = if turns { permute(by_head, &[0, 2, 1, 3]) } else { by_head };
+        let by_head = if transposes { permute(by_head, &[0, 2, 1, 3]) } else { by_head };
         (wrapped(sums), wrapped(by_head))
     }
 }
@@ -291,7 +293,7 @@ fn dots_kernel(
     dim: u32,
     tokens: u32,
     heads: u32,
-    #[comptime] turns: bool,
+    #[comptime] transposes: bool,
 ) {
     let begin = CUBE_POS * dim as usize;
     let (tokens, heads) = (tokens as usize, heads as usize);
@@ -302,7 +304,7 @@ fn dots_kernel(
     while i < dim {
         let value = x[begin + i as usize];
         sum += value * y[begin + i as usize];
-        if turns {
+        if transposes {
             by_head[to + i as usize] = value;
         }
         i += CUBE_DIM;

@@ -1,4 +1,5 @@
-//! AdamW (Loshchilov and Hutter, arXiv 1711.05101), element by element; in host memory on as many threads as there are.
+//! AdamW (Loshchilov and Hutter, arXiv 1711.05101), element by element; in host memory on as many threads as
+//! there are.
 //!
 //! ```text
 //! g = gradient * factor                              (1 / valid, times the clip coefficient)
@@ -6,8 +7,9 @@
 //! w = w (1 - lr * decay) - lr / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^t) + eps)
 //! ```
 //!
-//! the order of operations of `torch.optim.AdamW`. Coefficients are computed in f64 and used in f32, as there. Seven streams of
-//! memory and one square root and division per element: with the widest registers the memory is the limit.
+//! the order of operations of `torch.optim.AdamW`. Coefficients are computed in f64 and used in f32, as
+//! there. Seven streams of memory and one square root and division per element: with the widest registers the
+//! memory is the limit.
 
 use std::ops::Range;
 
@@ -15,7 +17,8 @@ use rayon::prelude::*;
 
 use crate::kernels::vectorised;
 
-/// Elements given to a thread at once: four streams of 64 KiB stay in the L2 cache, and a task's cost does not count.
+/// Elements given to a thread at once: four streams of 64 KiB stay in the L2 cache, and a task's cost does
+/// not count.
 const TASK: usize = 16 << 10;
 
 /// What one step multiplies with, for one learning rate and decay.
@@ -39,7 +42,8 @@ pub struct Coefficients {
     pub eps: f32,
 }
 
-/// One part of the flat space, and what it is updated with. Gradients and, for a rank's own part, weights are buffers of full length.
+/// One part of the flat parameter buffer, and what it is updated with. Gradients and, for a rank's own part,
+/// weights are buffers of full length.
 #[derive(Debug)]
 pub struct Part<'a, F> {
     /// Weights.

@@ -1,4 +1,5 @@
-//! What a buffer of the flat space is: one float32 buffer, what tensors exchange with it, and how it is lent.
+//! What a buffer of the flat parameter buffer is: one float32 buffer, what tensors exchange with it, and how
+//! it is lent.
 
 use std::{any::Any, borrow::Cow, fmt, ops::Range};
 
@@ -82,7 +83,7 @@ pub struct Product<B: Backend> {
 
 /// A [`Flat`] that takes gradients from, and gives values to, tensors of this backend.
 pub trait FlatOn<B: Backend>: Flat {
-    /// Where the flat space of a model on this device lies.
+    /// Where the flat parameter buffer of a model on this device lies.
     fn place(device: &B::Device) -> Self::Place;
 
     /// The first `len` elements of a tensor; without a copy, where they lie there and nobody else holds them.
@@ -132,8 +133,8 @@ pub trait DeviceBuffer: fmt::Debug {
     /// Shows `change` a copy in host memory, and takes it back if that returns true.
     fn through_host(&mut self, change: &mut dyn FnMut(HostCopy<'_>) -> bool);
 
-    /// The tensor of one axis that it is, of whatever backend, for whoever can work on it where it lies; none if it holds nothing. It may be
-    /// longer than [`DeviceBuffer::len`].
+    /// The tensor of one axis that it is, of whatever backend, for whoever can work on it where it lies; none
+    /// if it holds nothing. It may be longer than [`DeviceBuffer::len`].
     fn tensor(&self) -> Option<&dyn Any>;
 }
 

@@ -1,8 +1,9 @@
 //! Buffers in a device's memory.
 //!
-//! A buffer is the only holder of its tensor between two operations, so a backend changes it in place; whoever clones a buffer makes the next
-//! change a copy, and nothing else. It is 40 kB longer than the flat space ([`SLACK`]): NCCL's chunks are equal, and with room for
-//! the last one no collective needs another buffer. What lies there is reduced and passed around with the rest, and read by nobody.
+//! A buffer is the only holder of its tensor between two operations, so a backend changes it in place;
+//! whoever clones a buffer makes the next change a copy, and nothing else. It is 40 kB longer than the flat
+//! parameter buffer ([`SLACK`]): NCCL's chunks are equal, and with room for the last one no collective needs
+//! another buffer. What lies there is reduced and passed around with the rest, and read by nobody.
 
 use std::{any::Any, fmt, ops::Range};
 
@@ -27,7 +28,8 @@ pub struct OnDevice<B: ModelBackend> {
 /// Where the elements are.
 #[derive(Clone)]
 pub(super) enum Values<B: ModelBackend> {
-    /// With an operation; for good if that was unwound out of (a device without memory). Then there are zeros again.
+    /// With an operation; for good if that was unwound out of (a device without memory). Then there are zeros
+    /// again.
     Lost,
     /// On the device.
     There(Tensor<B, 1>),

@@ -1,7 +1,8 @@
 //! Buffers in host memory.
 //!
-//! Every operation is one pass on as many threads as there are, and none copies: a tensor of a backend that is in host memory too gives its
-//! elements away and takes them back. On any other backend what is taken from a tensor is read back.
+//! Every operation is one pass on as many threads as there are, and none copies: a tensor of a backend that
+//! is in host memory too gives its elements away and takes them back. On any other backend what is taken from
+//! a tensor is read back.
 
 use std::{borrow::Cow, ops::Range};
 
@@ -77,7 +78,8 @@ impl<B: ModelBackend> FlatOn<B> for Vec<f32> {
     fn place(_device: &B::Device) {}
 
     fn from_tensor(tensor: Tensor<B, 1>, len: usize) -> Self {
-        let mut values: Self = tensor.into_data().into_vec().expect("the flat space is fp32 by construction");
+        let mut values: Self =
+            tensor.into_data().into_vec().expect("the flat parameter buffer is fp32 by construction");
         values.truncate(len);
         values
     }

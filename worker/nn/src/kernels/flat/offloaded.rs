@@ -1,8 +1,9 @@
-//! AdamW on a part whose moments lie in host memory (`memory.offload: optimizer` beside a device): piece by piece they are brought to the
-//! device, updated with the weights and gradients that are there, and taken back.
+//! AdamW on a part whose moments lie in host memory (`memory.offload: optimizer` beside a device): piece by
+//! piece they are brought to the device, updated with the weights and gradients that are there, and taken
+//! back.
 //!
-//! It saves 8 bytes an element of the part, and 12 of a mirror's, for as many over the bus in each direction in every step. The arithmetic,
-//! and so the bits, are those of moments that stay.
+//! It saves 8 bytes an element of the part, and 12 of a replica's, for as many over the bus in each direction
+//! in every step. The arithmetic, and so the bits, are those of moments that stay.
 
 use std::ops::Range;
 
@@ -21,7 +22,7 @@ pub(super) fn adamw<B: ModelBackend>(part: Part<'_, OnDevice<B>>, runs: &[Run]) 
     let grads = grads.tensor();
     let of_run = |run: &Run| pieces(&run.range).map(|at| (at, run.coefficients)).collect::<Vec<_>>();
     for (at, coefficients) in runs.iter().flat_map(of_run) {
-        // A mirror's weights lie where its moments do.
+        // A replica's weights lie where its moments do.
         let (weights_there, weights_at) = match weights.is_offloaded() {
             true => (weights.upload(weights_from + at.start..weights_from + at.end), 0),
             false => (weights.taken(), weights_from + at.start),
@@ -52,7 +53,7 @@ fn take_back<B: ModelBackend>(back: Vec<(&mut OnDevice<B>, Range<usize>, Tensor<
         back.into_iter().map(|(buffer, range, tensor)| ((buffer, range), tensor)).unzip();
     let read = tensors.into_iter().fold(Transaction::default(), Transaction::register).execute();
     for ((buffer, range), data) in places.into_iter().zip(read) {
-        let data = data.as_slice::<f32>().expect("the flat space is fp32 by construction");
+        let data = data.as_slice::<f32>().expect("the flat parameter buffer is fp32 by construction");
         buffer.edit(|values| values[range].copy_from_slice(data));
     }
 }

@@ -1,4 +1,4 @@
-//! What is done with the flat space in a device's memory.
+//! What is done with the flat parameter buffer in a device's memory.
 
 use std::{borrow::Cow, ops::Range};
 
@@ -13,10 +13,12 @@ use super::{
 };
 use crate::kernels::ModelBackend;
 
-/// Elements that leave the device at a time. A piece is cut out there first, and passes through host memory that stays pinned: both are 1 MiB,
-/// which is free on a card that is full, and not as much as the whole buffer.
+/// Elements that leave the device at a time. A piece is cut out there first, and passes through host memory
+/// that stays pinned: both are 1 MiB, which is free on a GPU that is full, and not as much as the whole
+/// buffer.
 const PIECE: usize = 1 << 18;
-/// Elements of weights' gradients that wait until they are added together, at most: 32 MiB of small ones, and a larger one alone.
+/// Elements of weights' gradients that wait until they are added together, at most: 32 MiB of small ones, and
+/// a larger one alone.
 #[cfg(not(test))]
 const WAITING: usize = 8 << 20;
 /// So that tests meet it.
@@ -54,8 +56,9 @@ impl<B: ModelBackend> Flat for OnDevice<B> {
                 let mut values = Vec::with_capacity(range.len());
                 for start in range.clone().step_by(PIECE) {
                     let piece = tensor.clone().slice([start..range.end.min(start + PIECE)]).into_data();
-                    values
-                        .extend_from_slice(piece.as_slice().expect("the flat space is fp32 by construction"));
+                    values.extend_from_slice(
+                        piece.as_slice().expect("the flat parameter buffer is fp32 by construction"),
+                    );
                 }
                 Cow::Owned(values)
             }

@@ -1,8 +1,9 @@
 //! The sum of squares of elements in host memory, in f64.
 //!
-//! They are cut in fixed blocks, each block is summed in interleaved lanes, and the blocks' sums are added in order: threads
-//! only decide who sums which block, so their number does not change a bit. A square of an f32 is exact in f64, and 2^53 of
-//! them can be added before rounding matters; overflow is impossible, so a sum that is not finite means that a gradient is not.
+//! They are cut in fixed blocks, each block is summed in interleaved lanes, and the blocks' sums are added in
+//! order: threads only decide who sums which block, so their number does not change a bit. A square of an f32
+//! is exact in f64, and 2^53 of them can be added before rounding matters; overflow is impossible, so a sum
+//! that is not finite means that a gradient is not.
 
 use rayon::prelude::*;
 

@@ -1,8 +1,10 @@
-//! What is done to flat buffers in a device's memory, in burn's own operations: correct on any backend, and as fast as a chain of elementwise
-//! kernels is. A backend with kernels of its own replaces them ([`ModelBackend`](crate::kernels::ModelBackend)).
+//! What is done to flat buffers in a device's memory, in burn's own operations: correct on any backend, and
+//! as fast as a chain of elementwise kernels is. A backend with kernels of its own replaces them
+//! ([`ModelBackend`](crate::kernels::ModelBackend)).
 //!
-//! Buffers come by value and go back by value: burn changes one on a card in place if nobody else holds it, and copies it first if somebody does.
-//! (Flex, which stands in for a card in tests, always copies; a card's test looks at addresses.)
+//! Buffers come by value and go back by value: burn changes one on a GPU in place if nobody else holds it,
+//! and copies it first if somebody does. (Flex, which stands in for a GPU in tests, always copies; a GPU's
+//! test looks at addresses.)
 
 use std::ops::Range;
 
@@ -63,8 +65,8 @@ pub fn widen<B: Backend>(flat: Tensor<B, 1>, halves: &Tensor<B, 1>, range: &Rang
     put(flat, range.clone(), wide)
 }
 
-/// Sums of squares of consecutive blocks of these elements, in any order: one number a block, so that overflow and a value that is not
-/// finite show as such.
+/// Sums of squares of consecutive blocks of these elements, in any order: one number a block, so that
+/// overflow and a value that is not finite show as such.
 pub fn squares<B: Backend>(flat: &Tensor<B, 1>, range: &Range<usize>) -> Vec<Tensor<B, 1>> {
     let of_piece = |piece: Range<usize>| {
         let whole = piece.start..piece.start + piece.len() / BLOCK * BLOCK;

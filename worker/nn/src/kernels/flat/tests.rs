@@ -1,5 +1,6 @@
-//! A buffer in a device's memory is a buffer in host memory, seen from outside: the same operations on both, compared. The device is
-//! Flex, so what is proven is the arithmetic and the bookkeeping, not a card's kernels.
+//! A buffer in a device's memory is a buffer in host memory, seen from outside: the same operations on both,
+//! compared. The device is Flex, so what is proven is the arithmetic and the bookkeeping, not a GPU's
+//! kernels.
 
 use std::ops::Range;
 

@@ -6,17 +6,18 @@
 //!           dS = scale P * (dO V^T - D)    dQ = dS K    dK = dS^T Q
 //! ```
 //!
-//! Only one block of scores exists per thread at a time (arXiv 2205.14135 without the online softmax: a block sees all its
-//! keys at once, because a block's scores fit the second-level cache at the lengths this backend is used for). Inputs are
-//! read and outputs written where they are, `[b, s, h, k]` with any strides but the last; grouped heads read the same keys.
-//! A task is one block of one head (forward), or one component of one key head (backward): every sum has one order.
+//! Only one block of scores exists per thread at a time (arXiv 2205.14135 without the online softmax: a block
+//! sees all its keys at once, because a block's scores fit the second-level cache at the lengths this backend
+//! is used for). Inputs are read and outputs written where they are, `[b, s, h, k]` with any strides but the
+//! last; grouped heads read the same keys. A task is one block of one head (forward), or one component of one
+//! key head (backward): every sum has one order.
 //!
 //! What it does not do: dropout, biases.
 
 use std::{cmp::Reverse, ops::Range};
 
 use super::{
-    matrix::{Mat, MatMut, Onto, product},
+    matrix::{Accumulate, Mat, MatMut, product},
     parallel::{self, Work},
     scratch, simd,
     spans::{self, Block, Component},
@@ -135,7 +136,7 @@ fn forward_block(inputs: &Inputs<'_>, task: &Task, mut out: MatMut<'_>, mut lse:
     let v = inputs.v.matrix(*b, kv_head, block.keys.clone());
     scratch::with(rows * cols + rows, |scratch| {
         let (scores, sums) = scratch.split_at_mut(rows * cols);
-        product(&mut MatMut::new(scores, [rows, cols]), Onto::Fresh, inputs.scale, q, k.t());
+        product(&mut MatMut::new(scores, [rows, cols]), Accumulate::Fresh, inputs.scale, q, k.t());
         simd::vectorised(
             #[inline(always)]
             || {
@@ -147,7 +148,7 @@ fn forward_block(inputs: &Inputs<'_>, task: &Task, mut out: MatMut<'_>, mut lse:
                 }
             },
         );
-        product(&mut out, Onto::Fresh, 1.0, Mat::new(scores, [rows, cols], cols), v);
+        product(&mut out, Accumulate::Fresh, 1.0, Mat::new(scores, [rows, cols], cols), v);
         for (i, &sum) in sums.iter().enumerate() {
             // A query that sees nothing gets zeros.
             let scale = if sum > 0.0 || sum.is_nan() { 1.0 / sum } else { 0.0 };
@@ -213,7 +214,8 @@ pub fn backward(inputs: &Inputs<'_>, outputs: &Outputs<'_>) -> (Vec<f32>, Vec<f3
     for (b, ((dq, dk), dv)) in dq_views.into_iter().zip(dk_views).zip(dv_views).enumerate() {
         let (mut dq, mut dk, mut dv) = (dq.into_iter(), dk.into_iter(), dv.into_iter());
         for component in &components[b] {
-            // The views come by block, then head; a task takes a group of heads from every block of its component.
+            // The views come by block, then head; a task takes a group of heads from every block of its
+            // component.
             let mut groups: Vec<Vec<MatMut<'_>>> = (0..kv_heads).map(|_| Vec::new()).collect();
             for view in 0..component.blocks.len() * heads {
                 groups[view % heads / inputs.group()].extend(dq.next());
@@ -290,8 +292,8 @@ fn backward_block(
     let dout = outputs.dout.matrix(*b, *head, block.queries.clone());
     scratch::with(2 * rows * cols, |scratch| {
         let (p, ds) = scratch.split_at_mut(rows * cols);
-        product(&mut MatMut::new(p, [rows, cols]), Onto::Fresh, inputs.scale, q, k.t());
-        product(&mut MatMut::new(ds, [rows, cols]), Onto::Fresh, 1.0, dout, v.t());
+        product(&mut MatMut::new(p, [rows, cols]), Accumulate::Fresh, inputs.scale, q, k.t());
+        product(&mut MatMut::new(ds, [rows, cols]), Accumulate::Fresh, 1.0, dout, v.t());
         simd::vectorised(
             #[inline(always)]
             || {
@@ -311,8 +313,8 @@ fn backward_block(
             },
         );
         let (p, ds) = (Mat::new(p, [rows, cols], cols), Mat::new(ds, [rows, cols], cols));
-        product(dv, Onto::Sum, 1.0, p.t(), dout);
-        product(dq, Onto::Fresh, 1.0, ds, k);
-        product(dk, Onto::Sum, 1.0, ds.t(), q);
+        product(dv, Accumulate::Sum, 1.0, p.t(), dout);
+        product(dq, Accumulate::Fresh, 1.0, ds, k);
+        product(dk, Accumulate::Sum, 1.0, ds.t(), q);
     });
 }

@@ -1,6 +1,7 @@
 //! The border to burn: slices out of tensors, and tensors of new values.
 //!
-//! Tensors that are already contiguous (nearly all) are read in place; attention reads strided ones in place, too.
+//! Tensors that are already contiguous (nearly all) are read in place; attention reads strided ones in place,
+//! too.
 
 use burn::{
     backend::Flex,

@@ -1,27 +1,30 @@
 //! Linear layers with the weight as checkpoints store it, `[o, i]`, and their low-rank updates.
 //!
-//! Every output is made in panels of columns, one task each: a panel of `x w^T` reads `PANEL` rows of the weight, a panel of
-//! `g w` reads `PANEL` columns. A task adds everything that belongs to its panel (bias, then low-rank update) while the panel is
-//! in its core's cache, always after the product and in this order. A bf16 weight is converted panel by panel and never kept as f32.
+//! Every output is made in panels of columns, one task each: a panel of `x w^T` reads `PANEL` rows of the
+//! weight, a panel of `g w` reads `PANEL` columns. A task adds everything that belongs to its panel (bias,
+//! then low-rank update) while the panel is in its core's cache, always after the product and in this order.
+//! A bf16 weight is converted panel by panel and never kept as f32.
 //!
-//! The `gemm` crate is as fast as vendor libraries where the operand it reads by vectors, here the weight, is contiguous along
-//! the output's columns. In `g w` it is. In `x w^T` it is not, and the crate would gather it element by element: a tenth of
-//! the time at some hundred tokens, half of it at thirty. So a panel of the weight is transposed by registers first; and for
-//! few tokens the product is turned around (`w x^T`, the small output transposed), which reads the weight as it is.
-//! Panels are as wide as the crate's tile, or as high as it reads the other factor in place, so that it copies neither.
+//! The `gemm` crate is as fast as vendor libraries where the operand it reads by vectors, here the weight, is
+//! contiguous along the output's columns. In `g w` it is. In `x w^T` it is not, and the crate would gather it
+//! element by element: a tenth of the time at some hundred tokens, half of it at thirty. So a panel of the
+//! weight is transposed by registers first; and for few tokens the product is turned around (`w x^T`, the
+//! small output transposed), which reads the weight as it is. Panels are as wide as the crate's tile, or as
+//! high as it reads the other factor in place, so that it copies neither.
 
 use std::ops::Range;
 
 use half::bf16;
 
 use super::{
-    matrix::{self, Mat, MatMut, Onto, product},
+    matrix::{self, Accumulate, Mat, MatMut, product},
     parallel::{self, Work},
     scratch, simd,
 };
 use crate::{bfloat16::widen, kernels::GradientSlot};
 
-/// Columns of a task: the width of the `gemm` crate's tile with the widest registers, and some tenths of a millisecond.
+/// Columns of a task: the width of the `gemm` crate's tile with the widest registers, and some tenths of a
+/// millisecond.
 pub const PANEL: usize = 64;
 
 /// Rows of the weight that a task of the product turned around reads, and rows of a weight gradient's task.
@@ -67,7 +70,8 @@ pub struct Update<'a> {
     pub outer_rc: Mat<'a>,
 }
 
-/// `x w^T + bias (+ update)`, `[n, o]`. A row depends on its row of `x` alone, whichever way the product is computed.
+/// `x w^T + bias (+ update)`, `[n, o]`. A row depends on its row of `x` alone, whichever way the product is
+/// computed.
 pub fn forward(
     x_ni: Dense<'_>,
     w_oi: Weight<'_>,
@@ -85,7 +89,7 @@ pub fn forward(
         let mut out = if few {
             w_oi.with_rows(panel.clone(), inputs, columns, |w_pi, y_pn| {
                 let x_in = Mat::new(&x_in, [inputs, columns], columns);
-                product(&mut MatMut::new(y_pn, [panel.len(), columns]), Onto::Fresh, 1.0, w_pi, x_in);
+                product(&mut MatMut::new(y_pn, [panel.len(), columns]), Accumulate::Fresh, 1.0, w_pi, x_in);
                 out.transposed(y_pn, columns)
             })
         } else {
@@ -106,7 +110,7 @@ fn add_bias(out: &mut MatMut<'_>, bias: Option<&[f32]>) {
 
 fn add_update(out: &mut MatMut<'_>, panel: Range<usize>, update: Option<Update<'_>>) {
     if let Some(Update { inner_nr, outer_rc }) = update {
-        product(out, Onto::Sum, 1.0, inner_nr.mat(), outer_rc.cols(panel));
+        product(out, Accumulate::Sum, 1.0, inner_nr.mat(), outer_rc.cols(panel));
     }
 }
 
@@ -145,14 +149,14 @@ pub fn weight_gradient(g_no: Dense<'_>, x_ni: Dense<'_>) -> Vec<f32> {
 /// `g^T x` added to `sum`, `[o, i]`.
 pub fn add_weight_gradient(g_no: Dense<'_>, x_ni: Dense<'_>, sum: GradientSlot<'_>) {
     let [outputs, inputs] = [g_no.shape[1], x_ni.shape[1]];
-    let onto = if sum.stale { Onto::Fresh } else { Onto::Sum };
+    let accumulate = if sum.stale { Accumulate::Fresh } else { Accumulate::Sum };
     let rows = ROW_PANEL.min(outputs.max(1));
     let blocks = sum.values.chunks_mut((rows * inputs).max(1)).enumerate().collect();
     let work = work(g_no.shape[0], outputs * inputs);
     parallel::for_each(blocks, work, |(i, block): (usize, &mut [f32])| {
         let height = block.len() / inputs;
         let g = g_no.mat().cols(i * rows..i * rows + height);
-        product(&mut MatMut::new(block, [height, inputs]), onto, 1.0, g.t(), x_ni.mat());
+        product(&mut MatMut::new(block, [height, inputs]), accumulate, 1.0, g.t(), x_ni.mat());
     });
 }
 
@@ -160,7 +164,7 @@ pub fn add_weight_gradient(g_no: Dense<'_>, x_ni: Dense<'_>, sum: GradientSlot<'
 pub fn down(x_ni: Dense<'_>, a_ri: Dense<'_>, scale: f32) -> Vec<f32> {
     let work = work(x_ni.shape[0], a_ri.data.len());
     by_rows(x_ni.shape[0], a_ri.shape[0], work, |rows, mut out| {
-        product(&mut out, Onto::Fresh, scale, x_ni.mat().rows(rows), a_ri.mat().t());
+        product(&mut out, Accumulate::Fresh, scale, x_ni.mat().rows(rows), a_ri.mat().t());
     })
 }
 
@@ -168,7 +172,7 @@ pub fn down(x_ni: Dense<'_>, a_ri: Dense<'_>, scale: f32) -> Vec<f32> {
 pub fn up_transposed(g_no: Dense<'_>, b_or: Dense<'_>, scale: f32) -> Vec<f32> {
     let work = work(g_no.shape[0], b_or.data.len());
     by_rows(g_no.shape[0], b_or.shape[1], work, |rows, mut out| {
-        product(&mut out, Onto::Fresh, scale, g_no.mat().rows(rows), b_or.mat());
+        product(&mut out, Accumulate::Fresh, scale, g_no.mat().rows(rows), b_or.mat());
     })
 }
 
@@ -185,7 +189,8 @@ pub fn column_sums(g_no: Dense<'_>) -> Vec<f32> {
     })
 }
 
-/// Of the product of a `[n, i]` and a weight: its multiplications and additions, or, of a few tokens, reading the weight.
+/// Of the product of a `[n, i]` and a weight: its multiplications and additions, or, of a few tokens, reading
+/// the weight.
 fn work(tokens: usize, weights: usize) -> Work {
     Work::products(2 * tokens * weights).max(Work::streamed(4 * weights))
 }

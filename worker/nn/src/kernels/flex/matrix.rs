@@ -1,16 +1,19 @@
 //! Matrix views with strides, views that are written to side by side, and the product of two on one thread.
 //!
-//! [`MatMut`] can be cut into blocks of rows and of columns that never share an element, so that tasks write the heads of
-//! an attention output or the panels of a linear layer where they belong, without a copy. [`product`] is the border to the
-//! `gemm` crate: the shapes are checked when a view is made, and a product of one shape always adds in one order.
+//! [`MatMut`] can be cut into blocks of rows and of columns that never share an element, so that tasks write
+//! the heads of an attention output or the panels of a linear layer where they belong, without a copy.
+//! [`product`] is the border to the `gemm` crate: the shapes are checked when a view is made, and a product
+//! of one shape always adds in one order.
 //!
-//! Products run on one thread each: work is cut in a way that depends on its shape alone ([`build`], or the caller), because
-//! the `gemm` crate's own threading packs a transposed operand on one thread while the others wait.
+//! Products run on one thread each: work is cut in a way that depends on its shape alone ([`build`], or the
+//! caller), because the `gemm` crate's own threading packs a transposed operand on one thread while the
+//! others wait.
 //!
-//! An element of a product depends on its row of the one factor, its column of the other and the inner dimension alone, bit for bit,
-//! as long as that is at least 3: not on how many other rows and columns there are. The crate's tiles all add in the order of the inner
-//! dimension; what would add otherwise is kept from it: cuts of the inner dimension that depend on the other two ([`DEPTH`]),
-//! matrix-vector products ([`doubled`]), and very small ones ([`FEW`]).
+//! An element of a product depends on its row of the one factor, its column of the other and the inner
+//! dimension alone, bit for bit, as long as that is at least 3: not on how many other rows and columns there
+//! are. The crate's tiles all add in the order of the inner dimension; what would add otherwise is kept from
+//! it: cuts of the inner dimension that depend on the other two ([`DEPTH`]), matrix-vector products
+//! ([`doubled`]), and very small ones ([`FEW`]).
 
 use std::{marker::PhantomData, ops::Range};
 
@@ -155,8 +158,8 @@ impl<'a> MatMut<'a> {
     /// One row.
     pub fn row(&mut self, i: usize) -> &mut [f32] {
         assert!(i < self.rows, "row outside a matrix view");
-        // SAFETY: row `i` lies within the buffer the view was made from, is reached by this view alone, and the view is
-        // borrowed mutably for as long as the slice lives.
+        // SAFETY: row `i` lies within the buffer the view was made from, is reached by this view alone, and
+        // the view is borrowed mutably for as long as the slice lives.
         unsafe { std::slice::from_raw_parts_mut(self.pointer.add(i * self.row_stride), self.cols) }
     }
 }
@@ -190,19 +193,19 @@ impl<'a> Unwritten<'a> {
 
     /// `a b`, as [`panel_product`].
     pub fn panel_product(mut self, a: Mat<'_>, b: Mat<'_>) -> MatMut<'a> {
-        panel_product(&mut self.0, Onto::Fresh, a, b);
+        panel_product(&mut self.0, Accumulate::Fresh, a, b);
         self.0
     }
 
     /// `scale * a b`.
     pub fn product(mut self, scale: f32, a: Mat<'_>, b: Mat<'_>) -> MatMut<'a> {
-        product(&mut self.0, Onto::Fresh, scale, a, b);
+        product(&mut self.0, Accumulate::Fresh, scale, a, b);
         self.0
     }
 }
 
-/// A new `[rows, cols]` buffer, made in blocks of `width` columns on all threads. `write` gets every block once, with its
-/// range of columns, and hands it back written; `work` is what all of it takes.
+/// A new `[rows, cols]` buffer, made in blocks of `width` columns on all threads. `write` gets every block
+/// once, with its range of columns, and hands it back written; `work` is what all of it takes.
 pub fn build(
     [rows, cols]: [usize; 2],
     width: usize,
@@ -218,22 +221,24 @@ pub fn build(
         let range = start..start + block.0.cols;
         write(range, block);
     });
-    // SAFETY: the capacity is at least this; the blocks cover the buffer, and only a written one could be handed back.
+    // SAFETY: the capacity is at least this; the blocks cover the buffer, and only a written one could be
+    // handed back.
     unsafe { buffer.set_len(rows * cols) };
     buffer
 }
 
 /// What a product does with what its destination holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Onto {
+pub enum Accumulate {
     /// Overwrites it.
     Fresh,
     /// Adds to it.
     Sum,
 }
 
-/// Rows of a product up to which the crate reads a `b` of contiguous rows where it lies, as long as their length is a multiple of
-/// [`REGISTER`]: `DEFAULT_LHS_PACKING_THRESHOLD_SINGLE_THREAD` times the height of its tile. Beyond, it copies `b` first.
+/// Rows of a product up to which the crate reads a `b` of contiguous rows where it lies, as long as their
+/// length is a multiple of [`REGISTER`]: `DEFAULT_LHS_PACKING_THRESHOLD_SINGLE_THREAD` times the height of
+/// its tile. Beyond, it copies `b` first.
 pub const UNCOPIED: usize = 48;
 
 /// Values of the widest register.
@@ -242,36 +247,38 @@ pub const REGISTER: usize = 16;
 /// Inner dimension of what the crate is given at once: up to here it never cuts it itself.
 const DEPTH: usize = 512;
 
-/// Elements of a product up to which the crate adds in another order, if both factors are contiguous along the inner dimension.
+/// Elements of a product up to which the crate adds in another order, if both factors are contiguous along
+/// the inner dimension.
 const FEW: usize = 256;
 
 /// `dst = scale * a b`, or `dst += scale * a b`, on the calling thread.
-pub fn product(dst: &mut MatMut<'_>, onto: Onto, scale: f32, a: Mat<'_>, b: Mat<'_>) {
+pub fn product(dst: &mut MatMut<'_>, accumulate: Accumulate, scale: f32, a: Mat<'_>, b: Mat<'_>) {
     assert_eq!([a.rows, b.cols], dst.shape(), "a product and its destination differ in shape");
     assert_eq!(a.cols, b.rows, "the factors of a product do not fit");
     if a.rows == 1 || b.cols == 1 {
-        return doubled(dst, onto, scale, a, b);
+        return doubled(dst, accumulate, scale, a, b);
     }
     if a.rows * b.cols <= FEW && a.col_stride == 1 && b.row_stride == 1 {
         let mut copy = vec![0.0; b.rows * b.cols];
         for (k, row) in copy.chunks_exact_mut(b.cols).enumerate() {
             row.iter_mut().enumerate().for_each(|(j, value)| *value = b.data[j * b.col_stride + k]);
         }
-        return product(dst, onto, scale, a, Mat::new(&copy, [b.rows, b.cols], b.cols));
+        return product(dst, accumulate, scale, a, Mat::new(&copy, [b.rows, b.cols], b.cols));
     }
-    let (mut onto, mut start) = (onto, 0);
+    let (mut accumulate, mut start) = (accumulate, 0);
     loop {
         let end = (start + DEPTH).min(a.cols);
-        piece(dst, onto, scale, a.cols(start..end), b.rows(start..end));
+        piece(dst, accumulate, scale, a.cols(start..end), b.rows(start..end));
         if end == a.cols {
             return;
         }
-        (onto, start) = (Onto::Sum, end);
+        (accumulate, start) = (Accumulate::Sum, end);
     }
 }
 
-/// A product of one row or one column: the crate has routines for these that add in another order, so it is given two alike.
-fn doubled(dst: &mut MatMut<'_>, onto: Onto, scale: f32, a: Mat<'_>, b: Mat<'_>) {
+/// A product of one row or one column: the crate has routines for these that add in another order, so it is
+/// given two alike.
+fn doubled(dst: &mut MatMut<'_>, accumulate: Accumulate, scale: f32, a: Mat<'_>, b: Mat<'_>) {
     let [rows, cols] = dst.shape();
     let two = |n: usize| if n == 1 { 2 } else { n };
     let shape = [two(rows), two(cols)];
@@ -280,23 +287,23 @@ fn doubled(dst: &mut MatMut<'_>, onto: Onto, scale: f32, a: Mat<'_>, b: Mat<'_>)
     let b = Mat { cols: shape[1], col_stride: if cols == 1 { 0 } else { b.col_stride }, ..b };
     let mut values = vec![0.0; shape[0] * shape[1]];
     let of = |i: usize, n: usize| if n == 1 { 0 } else { i };
-    if onto == Onto::Sum {
+    if accumulate == Accumulate::Sum {
         for (i, row) in values.chunks_exact_mut(shape[1]).enumerate() {
             let from = dst.row(of(i, rows));
             row.iter_mut().enumerate().for_each(|(j, value)| *value = from[of(j, cols)]);
         }
     }
-    product(&mut MatMut::new(&mut values, shape), onto, scale, a, b);
+    product(&mut MatMut::new(&mut values, shape), accumulate, scale, a, b);
     for (i, row) in values.chunks_exact(shape[1]).enumerate().take(rows) {
         dst.row(i).copy_from_slice(&row[..cols]);
     }
 }
 
-fn piece(dst: &mut MatMut<'_>, onto: Onto, scale: f32, a: Mat<'_>, b: Mat<'_>) {
-    let read = onto == Onto::Sum;
-    // SAFETY: every element of the three matrices lies within the memory that its view borrows (checked when the views were
-    // made, and kept by cutting them), the destination is borrowed mutably and so overlaps neither factor, and elements
-    // that are not read are only written.
+fn piece(dst: &mut MatMut<'_>, accumulate: Accumulate, scale: f32, a: Mat<'_>, b: Mat<'_>) {
+    let read = accumulate == Accumulate::Sum;
+    // SAFETY: every element of the three matrices lies within the memory that its view borrows (checked when
+    // the views were made, and kept by cutting them), the destination is borrowed mutably and so overlaps
+    // neither factor, and elements that are not read are only written.
     unsafe {
         gemm::gemm(
             a.rows,
@@ -322,13 +329,14 @@ fn piece(dst: &mut MatMut<'_>, onto: Onto, scale: f32, a: Mat<'_>, b: Mat<'_>) {
     }
 }
 
-/// [`product`] with a `b` whose rows are contiguous and as wide as the crate's register tile, read where it lies.
+/// [`product`] with a `b` whose rows are contiguous and as wide as the crate's register tile, read where it
+/// lies.
 ///
 /// It gets [`UNCOPIED`] rows at a time.
-pub fn panel_product(dst: &mut MatMut<'_>, onto: Onto, a: Mat<'_>, b: Mat<'_>) {
+pub fn panel_product(dst: &mut MatMut<'_>, accumulate: Accumulate, a: Mat<'_>, b: Mat<'_>) {
     for start in (0..a.rows).step_by(UNCOPIED) {
         let rows = start..(start + UNCOPIED).min(a.rows);
-        product(&mut dst.part(rows.clone()), onto, 1.0, a.rows(rows), b);
+        product(&mut dst.part(rows.clone()), accumulate, 1.0, a.rows(rows), b);
     }
 }
 
@@ -343,8 +351,8 @@ mod tests {
         let mut c = vec![7.0; 5 * 8];
         let (_, below) = MatMut::new(&mut c, [5, 8]).split_rows(1);
         let mut blocks = below.row_blocks([2, 2]).remove(0).col_blocks(4);
-        product(&mut blocks[1], Onto::Fresh, 2.0, Mat::new(&a, [2, 3], 3), Mat::new(&b, [3, 4], 4));
-        product(&mut blocks[1], Onto::Sum, 1.0, Mat::new(&a, [2, 3], 3), Mat::new(&b, [4, 3], 3).t());
+        product(&mut blocks[1], Accumulate::Fresh, 2.0, Mat::new(&a, [2, 3], 3), Mat::new(&b, [3, 4], 4));
+        product(&mut blocks[1], Accumulate::Sum, 1.0, Mat::new(&a, [2, 3], 3), Mat::new(&b, [4, 3], 3).t());
         for (i, &x) in c.iter().enumerate() {
             let (row, col) = (i / 8, i % 8);
             let expected = if (1..3).contains(&row) && col >= 4 {
@@ -376,24 +384,32 @@ mod tests {
             let a: Vec<f32> = (0..rows * depth).map(value).collect();
             let b: Vec<f32> = (0..cols * depth).map(value).collect();
             let (a, b) = (Mat::new(&a, [rows, depth], depth), Mat::new(&b, [cols, depth], depth).t());
-            let of = |onto, rows: Range<usize>, cols: Range<usize>| {
+            let of = |accumulate, rows: Range<usize>, cols: Range<usize>| {
                 let shape = [rows.len(), cols.len()];
                 let mut dst = vec![0.25; shape[0] * shape[1]];
-                product(&mut MatMut::new(&mut dst, shape), onto, 1.0, a.rows(rows), b.cols(cols));
+                product(&mut MatMut::new(&mut dst, shape), accumulate, 1.0, a.rows(rows), b.cols(cols));
                 dst
             };
-            for onto in [Onto::Fresh, Onto::Sum] {
-                let whole = of(onto, 0..rows, 0..cols);
+            for accumulate in [Accumulate::Fresh, Accumulate::Sum] {
+                let whole = of(accumulate, 0..rows, 0..cols);
                 for (row, col) in [(0, 0), (13, 49), (66, 7)] {
                     let expected = [whole[row * cols + col]];
-                    assert_eq!(of(onto, row..row + 1, col..col + 1), expected, "{depth} alone");
-                    assert_eq!(of(onto, row..row + 1, 0..cols)[col..][..1], expected, "{depth} in its row");
+                    assert_eq!(of(accumulate, row..row + 1, col..col + 1), expected, "{depth} alone");
                     assert_eq!(
-                        of(onto, 0..rows, col..col + 1)[row..][..1],
+                        of(accumulate, row..row + 1, 0..cols)[col..][..1],
+                        expected,
+                        "{depth} in its row"
+                    );
+                    assert_eq!(
+                        of(accumulate, 0..rows, col..col + 1)[row..][..1],
                         expected,
                         "{depth} in its column"
                     );
-                    assert_eq!(of(onto, row..rows, col..cols)[..1], expected, "{depth} first of a part");
+                    assert_eq!(
+                        of(accumulate, row..rows, col..cols)[..1],
+                        expected,
+                        "{depth} first of a part"
+                    );
                 }
             }
         }

@@ -1,11 +1,12 @@
 //! The fused operations on the CPU backend, in f32.
 //!
-//! This file takes slices out of tensors ([`border`]), checks that shapes agree, and wraps results. Anything that is not f32 goes
-//! to the [`reference`](super::reference), except a bf16 weight of a linear layer.
+//! This file takes slices out of tensors ([`border`]), checks that shapes agree, and wraps results. Anything
+//! that is not f32 goes to the [`reference`](super::reference), except a bf16 weight of a linear layer.
 //!
-//! The result of an operation depends on its inputs alone, bit for bit: not on the number of threads, nor on their order. What a
-//! forward pass makes of a token depends on that token and those it attends to alone: not on who else is in the batch, nor on how
-//! far a row is padded on the left. The cache of features rests on it (`model::policy::features`).
+//! The result of an operation depends on its inputs alone, bit for bit: not on the number of threads, nor on
+//! their order. What a forward pass makes of a token depends on that token and those it attends to alone: not
+//! on who else is in the batch, nor on how far a row is padded on the left. The cache of features rests on it
+//! (`model::policy::features`).
 
 mod attention;
 mod border;
@@ -36,7 +37,7 @@ pub use self::{
 };
 use super::{
     AttentionMask, AttentionOutput, AttentionSaved, GradientSlot, LowRank, LowRankGradients, LowRankSaved,
-    ModelBackend, adjoint, reference,
+    ModelBackend, backward, reference,
 };
 
 impl ModelBackend for Flex {
@@ -68,7 +69,7 @@ impl ModelBackend for Flex {
         eps: f64,
     ) -> Tensor<Self, 2> {
         if !is_f32(&x_nd) {
-            return adjoint::rms_norm(x_nd, gain_d, dy_nd, eps);
+            return backward::rms_norm(x_nd, gain_d, dy_nd, eps);
         }
         let (shape, x, gain, dy) = (x_nd.dims(), Values::of(x_nd), Values::of(gain_d), Values::of(dy_nd));
         tensor(norm::rms_backward(x.get(), gain.get(), dy.get(), eps as f32), shape)
@@ -89,7 +90,7 @@ impl ModelBackend for Flex {
         dy_nf: Tensor<Self, 2>,
     ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
         if !is_f32(&gate_nf) {
-            return adjoint::swiglu(gate_nf, up_nf, dy_nf);
+            return backward::swiglu(gate_nf, up_nf, dy_nf);
         }
         let shape = gate_nf.dims();
         let (gate, up, dy) = (Values::of(gate_nf), Values::of(up_nf), Values::of(dy_nf));
@@ -114,7 +115,7 @@ impl ModelBackend for Flex {
         sin_bsk: Tensor<Self, 3>,
     ) -> Tensor<Self, 4> {
         if !is_f32(&dy_bshk) {
-            return adjoint::rotary(dy_bshk, cos_bsk, sin_bsk);
+            return backward::rotary(dy_bshk, cos_bsk, sin_bsk);
         }
         rotate(dy_bshk, cos_bsk, sin_bsk, true)
     }
@@ -144,7 +145,7 @@ impl ModelBackend for Flex {
         dout_bshk: Tensor<Self, 4>,
     ) -> [Tensor<Self, 4>; 3] {
         let Some(lse_bsh) = saved.output.lse_bsh.clone() else {
-            return adjoint::attention(saved, mask, scale, dout_bshk);
+            return backward::attention(saved, mask, scale, dout_bshk);
         };
         let (q_shape, k_shape) = (saved.q_bshk.dims(), saved.k_bshk.dims());
         let (q, k, v) = (Strided::of(saved.q_bshk), Strided::of(saved.k_bshk), Strided::of(saved.v_bshk));
@@ -173,7 +174,7 @@ impl ModelBackend for Flex {
 
     fn linear_input_gradient(dy_no: Tensor<Self, 2>, w_oi: Tensor<Self, 2>) -> Tensor<Self, 2> {
         if !has_weight_path(&dy_no, &w_oi) {
-            return adjoint::linear_input(dy_no, w_oi);
+            return backward::linear_input(dy_no, w_oi);
         }
         let ([tokens, outputs], [_, inputs]) = (dy_no.dims(), w_oi.dims());
         let (dy, w) = (Values::of(dy_no), WeightValues::of(w_oi));
@@ -182,7 +183,7 @@ impl ModelBackend for Flex {
 
     fn linear_weight_gradient(dy_no: Tensor<Self, 2>, x_ni: Tensor<Self, 2>) -> Tensor<Self, 2> {
         if !is_f32(&x_ni) {
-            return adjoint::linear_weight(dy_no, x_ni);
+            return backward::linear_weight(dy_no, x_ni);
         }
         let ([tokens, outputs], [_, inputs]) = (dy_no.dims(), x_ni.dims());
         let (dy, x) = (Values::of(dy_no), Values::of(x_ni));
@@ -198,7 +199,7 @@ impl ModelBackend for Flex {
 
     fn linear_bias_gradient(dy_no: Tensor<Self, 2>) -> Tensor<Self, 1> {
         if !is_f32(&dy_no) {
-            return adjoint::linear_bias(dy_no);
+            return backward::linear_bias(dy_no);
         }
         let shape = dy_no.dims();
         tensor(linear::column_sums(Values::of(dy_no).dense(shape)), [shape[1]])
@@ -239,7 +240,7 @@ impl ModelBackend for Flex {
     ) -> LowRankGradients<Self> {
         let LowRankSaved { x_ni, down_nr, w_oi, update } = saved;
         if !has_weight_path(&x_ni, &w_oi) {
-            return adjoint::lora_linear(LowRankSaved { x_ni, down_nr, w_oi, update }, dy_no, wants_dx);
+            return backward::lora_linear(LowRankSaved { x_ni, down_nr, w_oi, update }, dy_no, wants_dx);
         }
         let ([tokens, inputs], [outputs, _], [rank, _]) = (x_ni.dims(), w_oi.dims(), update.a_ri.dims());
         let (x, dy, w, down) =
@@ -269,7 +270,7 @@ impl ModelBackend for Flex {
 
     fn layer_norm_backward(x_nd: Tensor<Self, 2>, dy_nd: Tensor<Self, 2>, eps: f64) -> Tensor<Self, 2> {
         if !is_f32(&x_nd) {
-            return adjoint::layer_norm(x_nd, dy_nd, eps);
+            return backward::layer_norm(x_nd, dy_nd, eps);
         }
         let shape = x_nd.dims();
         let (x, dy) = (Values::of(x_nd), Values::of(dy_nd));
@@ -306,7 +307,7 @@ impl ModelBackend for Flex {
         eps: f64,
     ) -> [Tensor<Self, 2>; 3] {
         if !is_f32(&x_nd) {
-            return adjoint::modulated_layer_norm(x_nd, scale_bd, dy_nd, eps);
+            return backward::modulated_layer_norm(x_nd, scale_bd, dy_nd, eps);
         }
         let (shape, modulation) = (x_nd.dims(), scale_bd.dims());
         let (x, scale, dy) = (Values::of(x_nd), Values::of(scale_bd), Values::of(dy_nd));
@@ -352,7 +353,7 @@ impl ModelBackend for Flex {
 
     fn gelu_tanh_backward(x_nf: Tensor<Self, 2>, dy_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {
         if !is_f32(&x_nf) {
-            return adjoint::gelu_tanh(x_nf, dy_nf);
+            return backward::gelu_tanh(x_nf, dy_nf);
         }
         let shape = x_nf.dims();
         tensor(pointwise::gelu_tanh_backward(Values::of(x_nf).get(), Values::of(dy_nf).get()), shape)

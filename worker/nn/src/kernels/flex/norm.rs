@@ -1,7 +1,7 @@
 //! RMS norm and layer norm over contiguous rows, and what their backward passes return.
 //!
-//! Each row is read into the first-level cache once per pass over it; the statistics are computed again in the backward
-//! pass, which costs less than a second tensor to keep.
+//! Each row is read into the first-level cache once per pass over it; the statistics are computed again in
+//! the backward pass, which costs less than a second tensor to keep.
 
 use super::{rows, simd};
 
@@ -87,7 +87,8 @@ pub fn layer(x_nd: &[f32], dim: usize, modulation: Option<Modulation<'_>>, eps: 
     })
 }
 
-/// With `h = dy * (1 + scale)` and `n = (x - mean) r`: `dx = r (h - mean(h) - n mean(h n))`. `scale` is `[b, d]`.
+/// With `h = dy * (1 + scale)` and `n = (x - mean) r`: `dx = r (h - mean(h) - n mean(h n))`. `scale` is `[b,
+/// d]`.
 pub fn layer_backward(
     x_nd: &[f32],
     dim: usize,

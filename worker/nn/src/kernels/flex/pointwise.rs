@@ -38,7 +38,8 @@ pub fn swiglu_backward(gate: &[f32], up: &[f32], dy: &[f32]) -> (Vec<f32>, Vec<f
 const GELU_SLOPE: f32 = 0.797_884_6; // sqrt(2 / pi)
 const GELU_CUBE: f32 = 0.044_715;
 
-/// `x / 2 * (1 + tanh u) = x * sigmoid(2 u)`, `u = sqrt(2 / pi) (x + 0.044715 x^3)`: no cancellation near zero.
+/// `x / 2 * (1 + tanh u) = x * sigmoid(2 u)`, `u = sqrt(2 / pi) (x + 0.044715 x^3)`: no cancellation near
+/// zero.
 pub fn gelu_tanh(x: &[f32]) -> Vec<f32> {
     flat(
         x.len(),

@@ -1,8 +1,9 @@
 //! New buffers filled by rows on all threads.
 //!
-//! Every fused operation makes its outputs here. A buffer is cut into blocks of whole rows whose size does not depend on
-//! the number of threads, and each block is written by one task: same bits on one thread and on many. A block is zeroed by
-//! the task that fills it, when it is about to be in that core's cache anyway, so a large buffer is never swept twice.
+//! Every fused operation makes its outputs here. A buffer is cut into blocks of whole rows whose size does
+//! not depend on the number of threads, and each block is written by one task: same bits on one thread and on
+//! many. A block is zeroed by the task that fills it, when it is about to be in that core's cache anyway, so
+//! a large buffer is never swept twice.
 //!
 //! What it does not do: blocks that are not whole rows (see [`matrix`](super::matrix)).
 
@@ -71,7 +72,8 @@ fn zeroed<E: Element>(block: &mut [MaybeUninit<E>]) -> &mut [E] {
 fn finish<E: Element>(buffer: Vec<MaybeUninit<E>>) -> Vec<E> {
     let mut buffer = std::mem::ManuallyDrop::new(buffer);
     let (pointer, len, capacity) = (buffer.as_mut_ptr(), buffer.len(), buffer.capacity());
-    // SAFETY: the parts of a vector of the same layout, given up above; the chunks cover the buffer and each was zeroed.
+    // SAFETY: the parts of a vector of the same layout, given up above; the chunks cover the buffer and each
+    // was zeroed.
     unsafe { Vec::from_raw_parts(pointer.cast::<E>(), len, capacity) }
 }
 

@@ -1,8 +1,10 @@
-//! Vector code from plain Rust loops: run-time choice of the instruction set, a fast `exp`, and reductions in fixed order.
+//! Vector code from plain Rust loops: run-time choice of the instruction set, a fast `exp`, and reductions in
+//! fixed order.
 //!
-//! A loop written over slices and compiled inside [`vectorised`] is vectorised by the compiler for AVX-512, AVX2, or
-//! whatever the target always has (SSE2, NEON). There are no fused multiply-adds in the source and every reduction runs
-//! over [`LANES`] partial sums that are added in one order, so results are the same bits on every instruction set.
+//! A loop written over slices and compiled inside [`vectorised`] is vectorised by the compiler for AVX-512,
+//! AVX2, or whatever the target always has (SSE2, NEON). There are no fused multiply-adds in the source and
+//! every reduction runs over [`LANES`] partial sums that are added in one order, so results are the same bits
+//! on every instruction set.
 //!
 //! What it does not do: threads ([`rows`](super::rows)), and matrix products ([`matrix`](super::matrix)).
 
@@ -11,7 +13,8 @@ pub const LANES: usize = 32;
 
 /// Runs `op` compiled for the best instruction set of this processor.
 ///
-/// Only what is inlined into `op` gains from it: pass an `#[inline(always)]` closure and call `#[inline(always)]` functions.
+/// Only what is inlined into `op` gains from it: pass an `#[inline(always)]` closure and call
+/// `#[inline(always)]` functions.
 #[inline]
 pub fn vectorised<R>(op: impl FnOnce() -> R) -> R {
     #[cfg(target_arch = "x86_64")]
@@ -44,9 +47,11 @@ fn with_avx2<R>(op: impl FnOnce() -> R) -> R {
     op()
 }
 
-/// `e^x` within 2 units in the last place on `[-87.3, 88.3]`, clamped to that range outside it; NaN stays NaN.
+/// `e^x` within 2 units in the last place on `[-87.3, 88.3]`, clamped to that range outside it; NaN stays
+/// NaN.
 ///
-/// Cephes' `expf`: `x = n ln 2 + r`, `|r| <= ln 2 / 2`, a polynomial in `r`, and `2^n` put together from its bits.
+/// Cephes' `expf`: `x = n ln 2 + r`, `|r| <= ln 2 / 2`, a polynomial in `r`, and `2^n` put together from its
+/// bits.
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
     // Adding 1.5 * 2^23 leaves the nearest integer in the low bits of the mantissa.
@@ -128,7 +133,8 @@ fn fold(mut lanes: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> f32 {
     lanes[0]
 }
 
-/// Writes the transpose of a `[rows, cols]` matrix, whose rows are `stride` apart, to `to`: `[cols, rows]`, rows `to_stride` apart.
+/// Writes the transpose of a `[rows, cols]` matrix, whose rows are `stride` apart, to `to`: `[cols, rows]`,
+/// rows `to_stride` apart.
 pub fn transpose(from: &[f32], [rows, cols]: [usize; 2], stride: usize, to: &mut [f32], to_stride: usize) {
     let reaches = |rows: usize, cols: usize, stride: usize| (rows - 1) * stride + cols;
     if rows == 0 || cols == 0 {
@@ -170,12 +176,14 @@ fn transpose_tile(from: &[f32], from_stride: usize, to: &mut [f32], to_stride: u
     }
 }
 
-/// Four rounds of shuffles: within pairs of rows, within quadruples, then two rounds that exchange quarters of registers.
-/// Every cache line is touched once, so that rows whose distance is a power of two do not evict each other.
+/// Four rounds of shuffles: within pairs of rows, within quadruples, then two rounds that exchange quarters
+/// of registers. Every cache line is touched once, so that rows whose distance is a power of two do not evict
+/// each other.
 ///
 /// # Safety
 ///
-/// Rows `from + i * from_stride` and `to + i * to_stride`, `i < 16`, must be 16 elements that may be read and written.
+/// Rows `from + i * from_stride` and `to + i * to_stride`, `i < 16`, must be 16 elements that may be read and
+/// written.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
 unsafe fn transpose_tile_avx512(from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {

@@ -1,10 +1,11 @@
 //! Which keys a query sees, as intervals, and how queries are cut into blocks.
 //!
-//! Under every mask a query sees one interval of keys. Consecutive queries are put into blocks of at most [`QUERY_BLOCK`];
-//! a block computes scores against the union of its intervals only, so a causal mask costs half and a windowed one a
-//! fraction. Queries that see nothing (left padding) have blocks of their own, so that a row's blocks begin with its first token however
-//! far it is padded. Blocks whose keys are shared form a [`Component`]; components touch disjoint keys, which is what lets the
-//! backward pass run them at once and still add up every key's gradient in one order.
+//! Under every mask a query sees one interval of keys. Consecutive queries are put into blocks of at most
+//! [`QUERY_BLOCK`]; a block computes scores against the union of its intervals only, so a causal mask costs
+//! half and a windowed one a fraction. Queries that see nothing (left padding) have blocks of their own, so
+//! that a row's blocks begin with its first token however far it is padded. Blocks whose keys are shared form
+//! a [`Component`]; components touch disjoint keys, which is what lets the backward pass run them at once and
+//! still add up every key's gradient in one order.
 //!
 //! What it does not do: look at any value.
 
@@ -12,8 +13,9 @@ use std::ops::Range;
 
 use crate::kernels::AttentionMask;
 
-/// Queries per block. With 256 keys the block's scores are 64 KiB: they stay in the second-level cache between the product
-/// that makes them and the one that uses them, and the products are still large enough to run near their peak rate.
+/// Queries per block. With 256 keys the block's scores are 64 KiB: they stay in the second-level cache
+/// between the product that makes them and the one that uses them, and the products are still large enough to
+/// run near their peak rate.
 pub const QUERY_BLOCK: usize = 64;
 
 /// Consecutive queries and the union of the keys they see (possibly none).

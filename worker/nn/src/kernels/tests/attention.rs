@@ -1,4 +1,5 @@
-//! Attention under every mask, with grouped heads, strided inputs, and scores that overflow a careless softmax.
+//! Attention under every mask, with grouped heads, strided inputs, and scores that overflow a careless
+//! softmax.
 
 use proptest::prelude::*;
 
@@ -34,9 +35,10 @@ fn check(case: &Case, scale: f32) {
     let fused_gradients = pull(<A as ModelBackend>::attention(q, k, v, &case.mask, factor));
     let [q, k, v] = plain.clone();
     let plain_gradients = pull(reference::attention(q, k, v, &case.mask, factor));
-    // A score's gradient is a weight times what its value pulls with, less the mean of that over all keys. With one key these are equal, and
-    // what is left is rounding, which is held against the terms: of values like ours each is about 0.2 times its weight, half of
-    // which is taken here, and they add up over keys and queries as noise does.
+    // A score's gradient is a weight times what its value pulls with, less the mean of that over all keys.
+    // With one key these are equal, and what is left is rounding, which is held against the terms: of values
+    // like ours each is about 0.2 times its weight, half of which is taken here, and they add up over keys
+    // and queries as noise does.
     let (weight, queries) = (1.0 / keys as f64, queries as f64);
     let sizes = [0.1 * weight.sqrt(), 0.1 * weight * queries.sqrt(), 0.0];
     for ((i, (fused, plain)), size) in fused.iter().zip(&plain).enumerate().zip(sizes) {

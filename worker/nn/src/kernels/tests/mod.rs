@@ -1,4 +1,5 @@
-//! Fused operations against their references, values and gradients, and against themselves on other numbers of threads.
+//! Fused operations against their references, values and gradients, and against themselves on other numbers
+//! of threads.
 
 mod attention;
 mod linear;
@@ -54,7 +55,8 @@ fn bits<const D: usize>(x: Tensor<F, D>) -> Vec<u32> {
     x.into_data().to_vec::<f32>().expect("f32").into_iter().map(f32::to_bits).collect()
 }
 
-/// Norm of the difference over the norm; a result that is zero but for rounding is held against values of size 0.01.
+/// Norm of the difference over the norm; a result that is zero but for rounding is held against values of
+/// size 0.01.
 #[track_caller]
 fn assert_close<const D: usize>(what: &str, found: Tensor<F, D>, expected: Tensor<F, D>) {
     assert_close_for_terms_of(what, 0.0, found, expected);

@@ -24,8 +24,8 @@ fn check_norms(rows: usize, dim: usize, scale: f32) {
     let fused_gradients = pull(A::rms_norm(fused.clone(), frozen(&gain), EPS));
     let plain_gradients = pull(reference::rms_norm(plain.clone(), frozen(&gain), EPS));
     let (found, expected) = (gradient(&fused, &fused_gradients), gradient(&plain, &plain_gradients));
-    // dx is the difference of two terms, r g and x r^3 (x . g) / d, which cancel where a row has few elements: rounding is
-    // relative to the terms, not to what is left of them.
+    // dx is the difference of two terms, r g and x r^3 (x . g) / d, which cancel where a row has few
+    // elements: rounding is relative to the terms, not to what is left of them.
     assert_close_for_terms_of("rms_norm dx", norm(&root_weighted(&x, &gain)), found, expected);
 
     if dim > 2 {
@@ -37,7 +37,8 @@ fn check_norms(rows: usize, dim: usize, scale: f32) {
     }
 }
 
-/// `dy g / sqrt(mean(x^2) + eps)`: the first term of the gradient of [`reference::rms_norm`] under the pull of [`pull`].
+/// `dy g / sqrt(mean(x^2) + eps)`: the first term of the gradient of [`reference::rms_norm`] under the pull
+/// of [`pull`].
 fn root_weighted(x: &Tensor<F, 2>, gain: &Tensor<F, 1>) -> Tensor<F, 2> {
     let root = (x.clone() * x.clone()).mean_dim(1).add_scalar(EPS).sqrt();
     values(x.dims(), 99, 1.0) * gain.clone().unsqueeze() / root
@@ -72,7 +73,8 @@ fn check_modulated(batch: usize, tokens: usize, dim: usize) {
     }
 }
 
-/// Scales and shifts side by side, in either order, and an input that others read as well: as its parts would have it.
+/// Scales and shifts side by side, in either order, and an input that others read as well: as its parts would
+/// have it.
 fn check_ada(batch: usize, tokens: usize, dim: usize) {
     let inputs = [values([batch * tokens, dim], 3, 2.0), values([batch, 2 * dim], 4, 1.0)];
     for shift_first in [false, true] {
@@ -154,7 +156,8 @@ proptest! {
     }
 }
 
-/// As `half` rounds, and cards: ties to even. Not as the reference does here, whose cast goes through f64 and rounds some ties up.
+/// As `half` rounds, and GPUs: ties to even. Not as the reference does here, whose cast goes through f64 and
+/// rounds some ties up.
 fn to_nearest(x: &Tensor<F, 2>) -> Vec<u32> {
     let values = x.to_data().to_vec::<f32>().expect("f32").into_iter();
     values.map(|value| half::bf16::from_f32(value).to_f32().to_bits()).collect()

@@ -1,4 +1,5 @@
-//! The optimizer with its buffers in a device's memory against itself with buffers in the host's, on rings: the device is Flex.
+//! The optimizer with its buffers in a device's memory against itself with buffers in the host's, on rings:
+//! the device is Flex.
 
 use burn::backend::{Flex, flex::FlexDevice};
 use proptest::prelude::*;
@@ -9,7 +10,7 @@ use coxswain_nn::kernels::flat::OnDevice;
 
 type Device = OnDevice<Flex>;
 
-/// What one rank ends with: norms, weights, its own part and its mirror.
+/// What one rank ends with: norms, weights, its own part and its replica.
 type Ended = (Vec<f64>, Vec<f32>, ShardState, Option<ShardState>);
 
 /// How a run goes.
@@ -17,7 +18,7 @@ type Ended = (Vec<f64>, Vec<f32>, ShardState, Option<ShardState>);
 struct Case {
     world: usize,
     settings: Optimizer,
-    /// Whether moments and mirror are in host memory between steps.
+    /// Whether moments and replica are in host memory between steps.
     offloaded: bool,
     /// In every step, who rests.
     resting: Vec<Option<Group>>,
@@ -25,9 +26,9 @@ struct Case {
 
 fn ended<F: Flat>(place: &F::Place, case: &Case, comm: &mut dyn Collective) -> Ended {
     let (layout, rank) = (layout(), comm.rank());
-    let keeps = Keeps { mirror: true, offloaded: case.offloaded };
+    let keeps = Keeps { replica: true, offloaded: case.offloaded };
     let partition = Partition::new(layout.len(), case.world, rank);
-    let mut optimizer = MirroredAdamW::<F>::at(place, &layout, partition, &case.settings, keeps);
+    let mut optimizer = ReplicatedAdamW::<F>::at(place, &layout, partition, &case.settings, keeps);
     let start = noise(layout.len(), 0);
     optimizer.begin(0, &start);
     let mut weights = F::of(place, start);
@@ -40,13 +41,14 @@ fn ended<F: Flat>(place: &F::Place, case: &Case, comm: &mut dyn Collective) -> E
     let (weights, grads) = (weights.read(0..layout.len()).into_owned(), F::zeros(place, 0));
     let steps = case.resting.len() as u64;
     let state = |copy| optimizer.state(copy, steps, &weights, &grads);
-    let (own, mirror) = (state(Copy::Own).expect("the newest version"), state(Copy::Mirror));
-    (norms, weights.clone(), own, mirror)
+    let (own, replica) = (state(Copy::Own).expect("the newest version"), state(Copy::Replica));
+    (norms, weights.clone(), own, replica)
 }
 
-/// What a buffer's values are sums of, at the largest: each term is rounded, so a sum that ends near zero is as far off as its terms were
-/// large. Weights go five steps at the highest rate; a gradient is at most 0.7 on each of three ranks, times the scale of 0.25, and enters
-/// the moments with a tenth and, squared, with a thousandth.
+/// What a buffer's values are sums of, at the largest: each term is rounded, so a sum that ends near zero is
+/// as far off as its terms were large. Weights go five steps at the highest rate; a gradient is at most 0.7
+/// on each of three ranks, times the scale of 0.25, and enters the moments with a tenth and, squared, with a
+/// thousandth.
 const WEIGHTS: f32 = 0.1;
 const FIRST: f32 = 0.05;
 const SECOND: f32 = 3e-4;
@@ -87,10 +89,10 @@ proptest! {
                 assert_parts_close(host, device);
             }
         }
-        // On one device all ranks have the same bits, and a mirror has its owner's.
+        // On one device all ranks have the same bits, and a replica has its owner's.
         for (rank, (_, device)) in pairs.iter().enumerate() {
             prop_assert!(device.1 == pairs[0].1.1);
-            prop_assert!(device.3.as_ref().is_none_or(|mirror| *mirror == pairs[(rank + world - 1) % world].1.2));
+            prop_assert!(device.3.as_ref().is_none_or(|replica| *replica == pairs[(rank + world - 1) % world].1.2));
         }
     }
 }
@@ -122,15 +124,16 @@ fn a_checkpoint_goes_from_the_host_to_a_device_and_back_bit_for_bit() {
 
 #[test]
 fn a_state_that_is_prepared_on_a_device_is_given_without_taking_the_step() {
-    // The barrier fails because rank 1 leaves before it: what rank 0 has prepared is there, and so is what was before.
+    // The barrier fails because rank 1 leaves before it: what rank 0 has prepared is there, and so is what
+    // was before.
     let seen = on_ring(2, |rank, comm| {
         let place = FlexDevice;
-        let mut optimizer = MirroredAdamW::<Device>::at(
+        let mut optimizer = ReplicatedAdamW::<Device>::at(
             &place,
             &layout(),
             Partition::new(layout().len(), 2, Rank(rank as u32)),
             &settings(),
-            Keeps { mirror: true, offloaded: false },
+            Keeps { replica: true, offloaded: false },
         );
         let start = noise(layout().len(), 0);
         optimizer.begin(0, &start);
@@ -156,7 +159,7 @@ fn a_state_that_is_prepared_on_a_device_is_given_without_taking_the_step() {
     });
     let (versions, prepared) = seen[0].clone().expect("rank 0 has seen it");
     assert!(versions.older && versions.newest == 1);
-    let truth = &trained(2, 1)[0];
-    assert_close(&truth.1[chunk(layout().len(), 2, 0)], &prepared.weights, WEIGHTS, "weights");
-    assert_close(&truth.0.exp_avg, &prepared.exp_avg, FIRST, "first moments");
+    let reference = &trained(2, 1)[0];
+    assert_close(&reference.1[chunk(layout().len(), 2, 0)], &prepared.weights, WEIGHTS, "weights");
+    assert_close(&reference.0.exp_avg, &prepared.exp_avg, FIRST, "first moments");
 }

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::zero::{Copy, MirroredAdamW, StateError};
+use crate::zero::{Copy, ReplicatedAdamW, StateError};
 
 fn files(ranks: &[ShardedAdamW]) -> Vec<Vec<u8>> {
     ranks.iter().map(ShardedAdamW::export).collect()
@@ -87,16 +87,16 @@ fn a_rank_needs_only_the_files_that_have_of_its_parts() {
     let weights = vec![0.25; layout().len()];
     for world in [2, 3, 4] {
         for rank in 0..world as u32 {
-            let fresh = || MirroredAdamW::new(&layout(), world, Rank(rank), &settings(), true);
+            let fresh = || ReplicatedAdamW::new(&layout(), world, Rank(rank), &settings(), true);
             let import = |files: &[&[u8]]| {
                 let mut optimizer = fresh();
                 optimizer.import(files, &weights).expect("its parts are there");
                 let (mut bytes, everywhere) = (Vec::new(), 0..layout().len());
                 optimizer.write_to(&mut bytes).expect("to memory");
-                let mirrored =
-                    optimizer.state(Copy::Mirror, 2, &weights, &Vec::new()).expect("its own version");
+                let replicated =
+                    optimizer.state(Copy::Replica, 2, &weights, &Vec::new()).expect("its own version");
                 assert!(optimizer.keeps_of(&everywhere));
-                (bytes, mirrored)
+                (bytes, replicated)
             };
             let parts = fresh();
             let wanted: Vec<&[u8]> = (0..4)

@@ -104,7 +104,8 @@ fn repeats_torch(golden: &Golden) {
             let mut optimizer = ShardedAdamW::new(&layout, world, Rank(rank as u32), &golden.settings());
             let mut weights = golden.tensor("initial");
             for (step, norm) in golden.numbers("norms").into_iter().enumerate() {
-                // Each rank brings its share of the gradient; a power of two would hide the order of additions.
+                // Each rank brings its share of the gradient; a power of two would hide the order of
+                // additions.
                 let share = [0.5, 0.3, 0.2][rank] / [0.5f32, 0.8, 1.0][world - 1];
                 let mut grads: Vec<_> =
                     golden.tensor(&format!("grads.{step}")).iter().map(|g| g * share).collect();

@@ -1,5 +1,5 @@
-//! Bad input: every fault of a checkpoint's tokenizer and image settings, and every prompt that cannot be, is refused with the file, the field
-//! and a remedy.
+//! Bad input: every fault of a checkpoint's tokenizer and image settings, and every prompt that cannot be, is
+//! refused with the file, the field and a remedy.
 
 use crate::vla_flow::config::VlaSpec;
 use std::path::{Path, PathBuf};

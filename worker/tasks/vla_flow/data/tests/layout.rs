@@ -1,4 +1,5 @@
-//! Where rows lie must not matter: several files and chunks, cameras, row groups, page sizes, windows and cache sizes.
+//! Where rows lie must not matter: several files and chunks, cameras, row groups, page sizes, windows and
+//! cache sizes.
 
 use crate::vla_flow::config::VlaSpec;
 use std::sync::Arc;
@@ -64,7 +65,8 @@ fn row_groups_and_pages_of_any_size_give_the_same_samples() {
     let small_pages = || WriterProperties::builder().set_write_batch_size(1).set_data_page_row_count_limit(2);
     for dictionary in [false, true] {
         for without_index in [false, true] {
-            // The second version of pages, in one of the compressions: levels lie outside of what is compressed.
+            // The second version of pages, in one of the compressions: levels lie outside of what is
+            // compressed.
             let (version, compression) = match dictionary == without_index {
                 true => (WriterVersion::PARQUET_1_0, Compression::ZSTD(Default::default())),
                 false => (WriterVersion::PARQUET_2_0, Compression::SNAPPY),

@@ -1,4 +1,5 @@
-//! Tests of the whole path on data sets written by LeRobot, and on copies of them that are broken in one place.
+//! Tests of the whole path on data sets written by LeRobot, and on copies of them that are broken in one
+//! place.
 
 mod broken;
 mod broken_checkpoint;

@@ -1,4 +1,5 @@
-//! Kept features: the same bits in whichever batch they are computed, and the same losses and gradients from them.
+//! Kept features: the same bits in whichever batch they are computed, and the same losses and gradients from
+//! them.
 
 use proptest::prelude::*;
 
@@ -77,7 +78,8 @@ fn bits(values: &[f32]) -> Vec<u32> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 
-    /// What makes a cache exact: who else is in the batch and how far a row is padded changes no bit of its features.
+    /// What makes a cache exact: who else is in the batch and how far a row is padded changes no bit of its
+    /// features.
     #[test]
     fn features_depend_on_their_own_sample_alone(
         drawn in prop::collection::vec((0usize..90, prop::option::of((1u32..4, 1u32..5))), 1..5),

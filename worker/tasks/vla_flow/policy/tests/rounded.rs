@@ -51,12 +51,13 @@ fn a_rounded_step_is_that_of_float32_as_far_as_eight_bits_tell() {
     }
 }
 
-/// Each half of a block rounds its sum, each attention up to three products: with six decoder layers and the vision blocks below them some fifty
-/// errors of at most 2^-9, which add up like the steps of a random walk to 0.014 of what comes out; twice that, because norms and gates may enlarge what they get, and a
-/// squared error doubles it.
+/// Each half of a block rounds its sum, each attention up to three products: with six decoder layers and the
+/// vision blocks below them some fifty errors of at most 2^-9, which add up like the steps of a random walk
+/// to 0.014 of what comes out; twice that, because norms and gates may enlarge what they get, and a squared
+/// error doubles it.
 const LOSS: f64 = 0.028;
-/// On its way down a gradient meets as many Jacobians, each taken where values are off by that much; what they add is a random walk, too:
-/// `sqrt(50) * 0.014`.
+/// On its way down a gradient meets as many Jacobians, each taken where values are off by that much; what
+/// they add is a random walk, too: `sqrt(50) * 0.014`.
 const GRADIENT: f64 = 0.1;
 
 #[test]
@@ -75,7 +76,7 @@ fn what_comes_out_without_a_trace_is_what_training_sees() {
 }
 
 #[test]
-fn features_of_rounded_activations_have_a_space_of_their_own_and_others_keep_theirs() {
+fn features_of_rounded_activations_have_a_namespace_of_their_own_and_others_keep_theirs() {
     let named = |model: Value| {
         let policy = load(&spec(&[("model", model)])).policy;
         [Tap::Vision, Tap::Layer(2), Tap::Final].map(|tap| {

@@ -1,4 +1,5 @@
-//! Frozen blocks that are read when they run: the same bits as from blocks that are held, and faults of their file as errors.
+//! Frozen blocks that are read when they run: the same bits as from blocks that are held, and faults of their
+//! file as errors.
 
 use std::{cell::Cell, fs, path::Path};
 
@@ -136,11 +137,11 @@ fn a_file_cut_short_ends_the_step_with_an_error_that_names_file_and_tensor() {
         let outcome =
             fixture.policy.forward_backward(&fixture.trainables, &batch(&[0, 1]), &mut grads, &mut clock);
         let error = outcome.expect_err("most of the file is gone");
-        let said = error.to_string();
-        let StepError::Weights { step, source } = error else { panic!("{said}") };
+        let message = error.to_string();
+        let StepError::Weights { step, source } = error else { panic!("{message}") };
         assert_eq!((step, source.path), (Step(3), copy.path().join("model.safetensors")), "{late:?}");
         let layer = if late == Pass::Forward { "visual.blocks.0." } else { "layers.5." };
-        assert!(source.tensor.contains(layer), "{late:?}: {said}");
-        assert!(said.contains("100000") && said.contains("memory.offload"), "{said}");
+        assert!(source.tensor.contains(layer), "{late:?}: {message}");
+        assert!(message.contains("100000") && message.contains("memory.offload"), "{message}");
     }
 }

@@ -1,4 +1,5 @@
-//! The second kernel of a low-rank update: what it adds to a product, where the product lies, and what finishes that.
+//! The second kernel of a low-rank update: what it adds to a product, where the product lies, and what
+//! finishes that.
 
 use burn_cubecl::{CubeRuntime, tensor::CubeTensor};
 use cubecl::prelude::*;
@@ -54,7 +55,8 @@ pub fn raised<R: CubeRuntime>(
     y
 }
 
-/// A unit has one column, and holds its ranks while it goes down the rows, [`AT_ONCE`] of them in flight together.
+/// A unit has one column, and holds its ranks while it goes down the rows, [`AT_ONCE`] of them in flight
+/// together.
 #[cube(launch)]
 fn raise_kernel<N: Size, V: Size>(
     y: &mut Array<f32>,
@@ -74,8 +76,8 @@ fn raise_kernel<N: Size, V: Size>(
     let (column, first) = (ABSOLUTE_POS_X as usize, CUBE_POS_Y as usize * RAISED_ROWS);
     let vectors = comptime!(rank / VECTOR);
     let mut part = SharedMemory::<Vector<f32, V>>::new(comptime!(RAISED_ROWS * rank / VECTOR));
-    for turn in 0..comptime!((RAISED_ROWS * rank / VECTOR).div_ceil(UNITS)) {
-        let place = turn * UNITS + UNIT_POS as usize;
+    for round in 0..comptime!((RAISED_ROWS * rank / VECTOR).div_ceil(UNITS)) {
+        let place = round * UNITS + UNIT_POS as usize;
         let at = first * vectors + place;
         if place < comptime!(RAISED_ROWS * rank / VECTOR) && at < down.len() {
             part[place] = down[at];

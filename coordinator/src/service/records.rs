@@ -1,0 +1,77 @@
+//! The run's records from the journal to the wire: committed steps page by page, and what the journal has
+//! beside them.
+
+use coxswain_proto::{ids::Rank, plan, v1};
+
+use crate::{
+    core::report::StateSource,
+    journal::{Fate, History, LedgerEntry, Membership},
+};
+
+/// One page of the ledger; `next` is where the following one begins.
+pub fn ledger(entries: &[LedgerEntry], next: Option<u64>) -> v1::GetLedgerResponse {
+    let steps = entries.iter().map(|entry| v1::LedgerStep {
+        step: entry.step.0,
+        epoch: entry.epoch,
+        generation: entry.generation.0,
+        loss: entry.loss,
+        cache_generation: entry.cache_generation,
+        retries: entry.retries,
+        quarantined: entry
+            .left_out
+            .iter()
+            .map(|hole| v1::SampleRange { begin: hole.start, end: hole.end })
+            .collect(),
+        world_size: entry.world,
+        cache_hits: entry.cache_hits,
+        cache_misses: entry.cache_misses,
+        ranks: (0..entry.world)
+            .map(|rank| {
+                let consumed = plan::without(entry.of_rank(Rank(rank)), &entry.left_out);
+                let samples = consumed.iter().map(|of| v1::SampleRange { begin: of.start, end: of.end });
+                v1::RankSamples { rank, samples: samples.collect() }
+            })
+            .collect(),
+    });
+    v1::GetLedgerResponse { steps: steps.collect(), next_step: next }
+}
+
+/// What the journal has beside the ledger, entry by entry.
+pub fn history(history: &History) -> Vec<v1::GetHistoryResponse> {
+    use v1::get_history_response::Kind;
+    let memberships = history.memberships.iter().map(|of| Kind::Membership(of.into()));
+    let faults = history.failures.iter().map(|failure| Kind::Fault(failure.into()));
+    let end = [Kind::End(v1::RunEnd::from(history.fate).into())];
+    let kinds = end.into_iter().chain(memberships).chain(faults);
+    kinds.map(|kind| v1::GetHistoryResponse { kind: Some(kind) }).collect()
+}
+
+impl From<Fate> for v1::RunEnd {
+    fn from(fate: Fate) -> Self {
+        match fate {
+            Fate::NotOver => Self::NotOver,
+            Fate::Finished => Self::Finished,
+            Fate::Stopped => Self::Stopped,
+            Fate::Failed => Self::Failed,
+        }
+    }
+}
+
+impl From<&Membership> for v1::MembershipRecord {
+    fn from(of: &Membership) -> Self {
+        let started = of.started.map(|(first_step, source)| v1::MembershipStart {
+            first_step: first_step.0,
+            source: state_source(source).into(),
+        });
+        Self { generation: of.generation.0, workers: of.workers, started }
+    }
+}
+
+fn state_source(source: StateSource) -> v1::StateSource {
+    match source {
+        StateSource::Fresh => v1::StateSource::Fresh,
+        StateSource::Carried => v1::StateSource::Carried,
+        StateSource::Replica => v1::StateSource::Replica,
+        StateSource::Checkpoint => v1::StateSource::Checkpoint,
+    }
+}

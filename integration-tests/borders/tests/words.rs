@@ -1,0 +1,196 @@
+//! The words of the field, held by a machine: no private ones in names and comments, no comment wider than
+//! the code, no two types of one name in a crate.
+//!
+//! Exceptions are listed with the reason that they are right. `PENDING` counts what is not mended yet: it may
+//! be lowered and never raised.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
+
+use coxswain_borders::{
+    sources::Sources,
+    text::{self, Kind, Piece},
+    workspace,
+};
+use syn::Item;
+
+/// Columns of a line of comment; those of code are rustfmt's to hold.
+const WIDTH: usize = 110;
+
+/// Words of our own, each with the field's.
+const OURS: [(&str, &str); 33] = [
+    ("adjoint", "backward"),
+    ("adjoints", "backward"),
+    ("afford", "budget"),
+    ("barren", "stalled"),
+    ("blocked", "blockwise, or waiting"),
+    ("books", "records, ledger"),
+    ("brain", "simulated coordinator"),
+    ("card", "GPU, device"),
+    ("cards", "GPUs, devices"),
+    ("crew", "worker group"),
+    ("fabric", "transport"),
+    ("fabrics", "transports"),
+    ("felt", "measured, noticed"),
+    ("keeper", "child process, store writer"),
+    ("lever", "suggestion"),
+    ("levers", "suggestions"),
+    ("mirror", "replica"),
+    ("mirrored", "replicated"),
+    ("mirrors", "replicas"),
+    ("onto", "residual"),
+    ("outlet", "console writer"),
+    ("poke", "wake"),
+    ("pokes", "wakes"),
+    ("said", "message, reported"),
+    ("seat", "slot"),
+    ("seats", "slots"),
+    ("shadow", "meta"),
+    ("sighted", "observed"),
+    ("sightings", "snapshots"),
+    ("truth", "calibration, reference"),
+    ("turned", "rotated, rope"),
+    ("voyage", "supervisor"),
+    ("whoever", "the one that, any rank that"),
+];
+/// Of these, the ones that are plain English in a sentence: names alone are looked at.
+const ENGLISH: [&str; 8] = ["blocked", "books", "felt", "onto", "said", "turned", "truth", "whoever"];
+/// Words that whole names must not be: as parts of longer ones they are English.
+const NAMES: [(&str, &str); 2] = [("turn", "cache_phase"), ("turns", "cache_phases")];
+
+/// Places that break a rule today.
+struct Pending {
+    names: usize,
+    comments: usize,
+    wide_comments: usize,
+    repeated_types: usize,
+}
+
+const PENDING: Pending = Pending { names: 0, comments: 0, wide_comments: 0, repeated_types: 0 };
+
+/// An exception: places that begin like this, and why they are right.
+type Exceptions = [(&'static str, &'static str)];
+
+const NAMES_THAT_STAY: &Exceptions = &[("integration-tests/borders/", "this list")];
+
+#[test]
+fn names_are_made_of_the_fields_words() {
+    let mut found = Vec::new();
+    for (file, source) in sources() {
+        for piece in text::pieces(&source).into_iter().filter(|piece| piece.kind == Kind::Code) {
+            let names = identifiers(piece.text);
+            let ours = names.into_iter().filter_map(|name| Some((name, field_word(name)?)));
+            found.extend(ours.map(|(name, word)| format!("{file}: {name} (say {word})")));
+        }
+    }
+    let found: BTreeSet<_> = found.into_iter().collect();
+    hold("has a word of our own in a name", found.into_iter().collect(), PENDING.names, NAMES_THAT_STAY);
+}
+
+#[test]
+fn comments_are_written_in_the_fields_words() {
+    let mut found = Vec::new();
+    for (file, source) in sources() {
+        for (line, text) in comment_lines(&source) {
+            let words = text.split(|c: char| !c.is_alphanumeric()).map(str::to_lowercase);
+            let ours = |word: &String| OURS.iter().find(|(ours, _)| ours == word && !ENGLISH.contains(ours));
+            let ours =
+                words.filter_map(|word| ours(&word).map(|(ours, field)| format!("{ours} (say {field})")));
+            found.extend(ours.map(|word| format!("{file}:{line}: {word}")));
+        }
+    }
+    hold("has a word of our own in a comment", found, PENDING.comments, NAMES_THAT_STAY);
+}
+
+#[test]
+fn comments_are_no_wider_than_the_code() {
+    let mut found = Vec::new();
+    for (file, source) in sources() {
+        let commented: BTreeSet<_> = comment_lines(&source).map(|(line, _)| line).collect();
+        let wide = source.lines().enumerate().filter(|(_, line)| line.chars().count() > WIDTH);
+        let wide = wide.filter(|(at, _)| commented.contains(&(at + 1)));
+        found.extend(wide.map(|(at, line)| format!("{file}:{} ({})", at + 1, line.chars().count())));
+    }
+    hold(&format!("is a comment wider than {WIDTH} columns"), found, PENDING.wide_comments, &[]);
+}
+
+#[test]
+fn no_two_types_of_a_crate_have_one_name() {
+    let root = workspace::root();
+    let mut found = Vec::new();
+    for package in workspace::packages().into_values() {
+        for crate_root in &package.roots {
+            let sources = Sources::read(crate_root, &|file| std::fs::read_to_string(root.join(file)).ok());
+            let mut defined: BTreeMap<String, Vec<&Path>> = BTreeMap::new();
+            for module in sources.modules.values() {
+                for name in module.items.iter().filter_map(type_name) {
+                    defined.entry(name).or_default().push(&module.file);
+                }
+            }
+            let repeated = defined.into_iter().filter(|(_, files)| files.len() > 1);
+            let shown = |files: Vec<&Path>| {
+                files.iter().map(|file| file.display().to_string()).collect::<Vec<_>>().join(", ")
+            };
+            found.extend(
+                repeated.map(|(name, files)| format!("{}: {name} in {}", package.name, shown(files))),
+            );
+        }
+    }
+    hold("is the name of two types", found, PENDING.repeated_types, &[]);
+}
+
+fn type_name(item: &Item) -> Option<String> {
+    match item {
+        Item::Struct(item) => Some(item.ident.to_string()),
+        Item::Enum(item) => Some(item.ident.to_string()),
+        Item::Trait(item) => Some(item.ident.to_string()),
+        _ => None,
+    }
+}
+
+/// Every file of Rust and protobuf, by its path.
+fn sources() -> impl Iterator<Item = (String, String)> {
+    let root = workspace::root();
+    workspace::files(&root, &[".rs", ".proto"]).into_iter().map(move |file| {
+        let source = std::fs::read_to_string(root.join(&file)).expect("it was found a moment ago");
+        (file.display().to_string(), source)
+    })
+}
+
+/// Lines of comments with their numbers.
+fn comment_lines(source: &str) -> impl Iterator<Item = (usize, &str)> {
+    let comments = text::pieces(source).into_iter().filter(|piece| piece.kind == Kind::Comment);
+    comments.flat_map(|Piece { line, text, .. }| {
+        text.lines().enumerate().map(move |(at, text)| (line + at, text))
+    })
+}
+
+fn identifiers(code: &str) -> Vec<&str> {
+    let words = code.split(|c: char| !(c.is_alphanumeric() || c == '_'));
+    words.filter(|word| word.starts_with(|c: char| c.is_alphabetic() || c == '_')).collect()
+}
+
+/// The field's word for what of this name is ours.
+fn field_word(name: &str) -> Option<&'static str> {
+    let words = text::words(name);
+    let ours = OURS.iter().find(|(ours, _)| words.iter().any(|word| word == ours));
+    let whole = NAMES.iter().find(|(ours, _)| *ours == name);
+    ours.or(whole).map(|(_, field)| *field)
+}
+
+/// No more places than `pending` break the rule, apart from the exceptions, and each exception is needed.
+fn hold(rule: &str, found: Vec<String>, pending: usize, exceptions: &Exceptions) {
+    for (place, _) in exceptions {
+        let is_needed = found.iter().any(|found| found.starts_with(place));
+        assert!(is_needed, "{place} no longer {rule}: take it off the list");
+    }
+    let is_excepted = |found: &String| exceptions.iter().any(|(place, _)| found.starts_with(place));
+    let found: Vec<_> = found.into_iter().filter(|found| !is_excepted(found)).collect();
+    let counts = format!("{} places where {pending} were known", found.len());
+    assert!(found.len() <= pending, "{counts}; each of these {rule}:\n  {}", found.join("\n  "));
+    if found.len() < pending {
+        println!("{rule}: {}; lower the {pending} in the list", found.len());
+    }
+}

@@ -1,0 +1,385 @@
+//! What must be true of a simulated run at any moment, and what is told of it at the end.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    time::Duration,
+};
+
+use coxswain_coordinator::{
+    Outcome,
+    core::{
+        action::{Lease, LeaseCachePhase, Record},
+        machine::Machine,
+        news::News,
+        report::CommittedStep,
+    },
+};
+use coxswain_proto::{
+    ids::{Generation, Step},
+    plan::Plan,
+};
+
+use crate::script::{Fault, Kind, Script};
+
+/// Violations that are kept; the first one says it all.
+const KEPT: usize = 8;
+
+/// The records of a run.
+#[derive(Clone, Debug)]
+pub struct Checker {
+    pub plan: Plan,
+    /// Steps whose every gradient reached its neighbour, by generation: they were executed, whoever could say
+    /// so.
+    executed: BTreeSet<(Generation, u64)>,
+    steps: BTreeMap<u64, CommittedStep>,
+    /// The generation of the feature cache that each step was leased with first, by whichever coordinator; 0
+    /// for none.
+    cache_phases: BTreeMap<u64, u64>,
+    newest: Generation,
+    committed: u64,
+    rollback_told: Option<(Step, Step)>,
+    lines: Vec<(Duration, String)>,
+    recoveries: Vec<Duration>,
+    repeated: u64,
+    restarts: u32,
+    faults: usize,
+    verbose: bool,
+    pub violations: Vec<String>,
+}
+
+/// What is told at the end.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// How it ended; absent if it hung.
+    pub outcome: Option<Outcome>,
+    /// Virtual time.
+    pub took: Duration,
+    /// Committed steps.
+    pub committed: u64,
+    /// Committed steps that were lost and repeated.
+    pub repeated: u64,
+    /// Of every survived fault, from its first sign until ranks had a state again.
+    pub recoveries: Vec<Duration>,
+    /// Faults that were paid for.
+    pub restarts: u32,
+    /// Faults of the script that met somebody.
+    pub faults: usize,
+    /// Samples of whole epochs, and of the begun one, that no committed step has, or more than one has.
+    pub missing: u64,
+    /// See `missing`.
+    pub duplicate: u64,
+    /// What happened, in order.
+    pub lines: Vec<(Duration, String)>,
+    /// What must not be; empty in a sound system.
+    pub violations: Vec<String>,
+    /// Time that the same steps take undisturbed.
+    pub undisturbed: Duration,
+}
+
+impl Checker {
+    pub fn new(script: &Script) -> Self {
+        let train = coxswain_proto::run_spec::Train {
+            steps: Some(script.steps),
+            epochs: None,
+            global_batch: usize::try_from(script.global_batch).unwrap_or(usize::MAX),
+            micro_batch: 1,
+            auto_micro_batch: false,
+            recompute: coxswain_proto::run_spec::Recompute::None,
+            checkpoint_every: 0,
+            keep_checkpoints: 1,
+            log_every: 1,
+            resume: true,
+        };
+        Self {
+            plan: Plan::new(&train, script.samples)
+                .expect("scripts are checked: steps, samples and batch are there"),
+            executed: BTreeSet::new(),
+            steps: BTreeMap::new(),
+            cache_phases: BTreeMap::new(),
+            newest: Generation(0),
+            committed: 0,
+            rollback_told: None,
+            lines: Vec::new(),
+            recoveries: Vec::new(),
+            repeated: 0,
+            restarts: 0,
+            faults: 0,
+            verbose: script.verbose,
+            violations: Vec::new(),
+        }
+    }
+
+    pub fn violated(&mut self, now: Duration, what: String) {
+        if self.violations.len() < KEPT {
+            self.violations.push(format!("{:.3} s: {what}", now.as_secs_f64()));
+        }
+    }
+
+    pub fn fault(&mut self, now: Duration, fault: &Fault) {
+        self.faults += 1;
+        self.lines.push((now, format!("fault: {fault}")));
+    }
+
+    /// A step was done by every rank of a generation.
+    pub fn executed(&mut self, generation: Generation, step: u64) {
+        self.executed.insert((generation, step));
+    }
+
+    /// Somebody may run these steps: whoever repeats one takes the cache phase that it had then.
+    pub fn leased(&mut self, now: Duration, lease: &Lease) {
+        let cache_phase = match &lease.cache_phase {
+            LeaseCachePhase::Live { .. } => 0,
+            LeaseCachePhase::Cached(key) => key.generation.number,
+        };
+        for step in lease.first.0..lease.end.0 {
+            let first = *self.cache_phases.entry(step).or_insert(cache_phase);
+            if first != cache_phase {
+                let what = format!(
+                    "step {step} is leased with features of {cache_phase}, and was with those of {first}"
+                );
+                return self.violated(now, what);
+            }
+        }
+    }
+
+    pub fn record(&mut self, now: Duration, record: &Record) {
+        match record {
+            Record::Step(step) => self.step(now, step),
+            Record::Generation { generation, .. } => {
+                if *generation <= self.newest {
+                    self.violated(now, format!("generation {generation} is formed after {}", self.newest));
+                }
+                self.newest = *generation;
+            }
+            Record::Started { generation, first_step, .. } => {
+                if *generation != self.newest {
+                    self.violated(now, format!("generation {generation} starts, but {} lives", self.newest));
+                }
+                if first_step.0 > self.committed {
+                    self.violated(
+                        now,
+                        format!("start at {first_step}, but {} steps are committed", self.committed),
+                    );
+                }
+                if first_step.0 < self.committed {
+                    self.rollback_told = Some((Step(self.committed), *first_step));
+                    self.repeated += self.committed - first_step.0;
+                    self.steps.retain(|step, _| *step < first_step.0);
+                    self.committed = first_step.0;
+                }
+            }
+            Record::Spent(spent) => self.restarts = spent.restarts,
+            _ => {}
+        }
+    }
+
+    fn step(&mut self, now: Duration, step: &CommittedStep) {
+        let number = step.step.0;
+        if number != self.committed {
+            self.violated(now, format!("step {number} is committed after {} steps", self.committed));
+        }
+        let due = self.plan.batch(step.step);
+        if (step.consumed.epoch, step.consumed.positions.clone()) != (due.epoch, due.positions) {
+            self.violated(now, format!("step {number} is committed with other samples than its own"));
+        }
+        if !self.executed.contains(&(step.generation, number)) {
+            let generation = step.generation;
+            self.violated(
+                now,
+                format!("step {number} is committed, but not all of generation {generation} did it"),
+            );
+        }
+        self.steps.insert(number, step.clone());
+        self.committed = number + 1;
+    }
+
+    pub fn news(&mut self, now: Duration, news: &News) {
+        match news {
+            News::Failure(failure, _) if failure.fatal => {
+                self.lines.push((now, format!("the end: {failure}")))
+            }
+            News::Failure(failure, _) | News::LostOutside(failure, _) => {
+                self.lines.push((now, format!("lost: {failure}")))
+            }
+            News::Recovered(recovery) => {
+                self.recoveries.push(recovery.took);
+                self.lines.push((now, recovery.to_string()));
+            }
+            News::RolledBack { from, to } => {
+                if self.rollback_told.take() != Some((*from, *to)) {
+                    self.violated(
+                        now,
+                        format!("a rollback from {from} to {to} is told, but another happened"),
+                    );
+                }
+                let lost = from.0 - to.0;
+                self.lines
+                    .push((now, format!("rolled back from step {from} to {to}: {lost} steps are repeated")));
+            }
+            News::Standstill(slot, text) => self.lines.push((now, format!("rank {slot} {text}"))),
+            News::Member { change, .. } if self.verbose => self.lines.push((now, change.to_string())),
+            News::Phase(phase, reason) if self.verbose => {
+                self.lines.push((now, format!("{phase}: {reason}")))
+            }
+            _ => {}
+        }
+    }
+
+    /// A coordinator that was restarted must know what the one before had decided.
+    pub fn recalled(&mut self, machine: &Machine) {
+        let now = Duration::ZERO;
+        if machine.committed().0 != self.committed {
+            let (found, due) = (machine.committed(), self.committed);
+            self.violated(
+                now,
+                format!("a coordinator came back with {found} committed steps instead of {due}"),
+            );
+        }
+    }
+
+    pub fn agrees_with(&mut self, now: Duration, machine: &Machine) {
+        if machine.committed().0 != self.committed {
+            let shown = machine.committed();
+            self.violated(now, format!("{shown} steps are shown, but {} are recorded", self.committed));
+        }
+        if let Some((from, to)) = self.rollback_told {
+            self.violated(now, format!("a rollback from {from} to {to} was not told"));
+        }
+    }
+
+    /// The end of a run that ended.
+    pub fn close(mut self, now: Duration, outcome: Outcome, script: &Script) -> Report {
+        if let Outcome::Finished { steps } = &outcome
+            && (steps.0 != script.steps || self.committed != script.steps)
+        {
+            self.violated(now, format!("finished after {steps} of {} steps", script.steps));
+        }
+        self.report(now, Some(outcome), script)
+    }
+
+    /// The end of a run in which nothing happens any more.
+    pub fn hung(mut self, now: Duration, state: &str, script: &Script) -> Report {
+        if self.violations.is_empty() {
+            self.violated(now, format!("the run hangs: {state}"));
+        }
+        self.report(now, None, script)
+    }
+
+    fn report(self, now: Duration, outcome: Option<Outcome>, script: &Script) -> Report {
+        let (missing, duplicate) = self.audit();
+        let mut violations = self.violations;
+        if missing + duplicate > 0 {
+            violations.push(format!("audit: {missing} samples are missing, {duplicate} are there twice"));
+        }
+        Report {
+            outcome,
+            took: now,
+            committed: self.committed,
+            repeated: self.repeated,
+            recoveries: self.recoveries,
+            restarts: self.restarts,
+            faults: self.faults,
+            missing,
+            duplicate,
+            lines: self.lines,
+            violations,
+            undisturbed: Duration::from_secs_f64(
+                (script.load_ms + self.committed as f64 * script.step_ms) / 1e3,
+            ),
+        }
+    }
+
+    /// Lays the committed steps' positions side by side, epoch by epoch: samples that are missing, and there
+    /// more than once.
+    fn audit(&self) -> (u64, u64) {
+        let mut epochs: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
+        let samples = self.plan.samples() as usize;
+        for step in self.steps.values() {
+            let seen = epochs.entry(step.consumed.epoch).or_insert_with(|| vec![0; samples]);
+            for position in step.consumed.positions.clone() {
+                if let Some(count) = seen.get_mut(position as usize) {
+                    *count += 1;
+                }
+            }
+        }
+        let last = epochs.keys().next_back().copied();
+        let (mut missing, mut duplicate) = (0, 0);
+        for (epoch, seen) in epochs {
+            // Of the begun epoch, what lies behind the last committed step.
+            let end = match self.steps.values().next_back() {
+                Some(newest) if Some(epoch) == last => newest.consumed.positions.end as usize,
+                _ => samples,
+            };
+            missing += seen[..end].iter().filter(|count| **count == 0).count() as u64;
+            duplicate += seen.iter().map(|count| u64::from(count.saturating_sub(1))).sum::<u64>();
+        }
+        (missing, duplicate)
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, line) in &self.lines {
+            writeln!(f, "{:>9.3} s  {line}", at.as_secs_f64())?;
+        }
+        let outcome = match &self.outcome {
+            Some(Outcome::Finished { .. }) => "finished".into(),
+            Some(Outcome::Stopped { .. }) => "stopped".into(),
+            Some(Outcome::ShutDown { .. }) => "shut down".into(),
+            Some(Outcome::Failed(cause)) => format!("failed: {cause}"),
+            None => "hangs".into(),
+        };
+        let longest = self.recoveries.iter().max().copied().unwrap_or_default().as_secs_f64();
+        let mut sorted = self.recoveries.clone();
+        sorted.sort_unstable();
+        let median = sorted.get(sorted.len() / 2).copied().unwrap_or_default().as_secs_f64();
+        writeln!(f)?;
+        writeln!(
+            f,
+            "run          {outcome} after {:.1} s, {} steps",
+            self.took.as_secs_f64(),
+            self.committed
+        )?;
+        writeln!(f, "faults       {}, restarts {}", self.faults, self.restarts)?;
+        writeln!(
+            f,
+            "recovery     {} times, median {median:.2} s, longest {longest:.2} s",
+            self.recoveries.len()
+        )?;
+        writeln!(f, "rollback     {} committed steps repeated", self.repeated)?;
+        let share = self.undisturbed.as_secs_f64() / self.took.as_secs_f64().max(1e-9) * 100.0;
+        writeln!(f, "speed kept   {share:.1} % of an undisturbed run")?;
+        write!(f, "audit        {} samples missing, {} duplicate", self.missing, self.duplicate)?;
+        for violation in &self.violations {
+            write!(f, "\nVIOLATED     {violation}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rank, node, for_s, factor, .. } = self;
+        match self.what {
+            Kind::Kill => write!(f, "rank {rank} is killed"),
+            Kind::Freeze => write!(f, "rank {rank} is frozen for {for_s:.1} s"),
+            Kind::Hang => match self.phase {
+                Some(place) => write!(f, "rank {rank} will stand still in {}", place.phase()),
+                None => write!(f, "rank {rank} stands still"),
+            },
+            Kind::Drain => write!(f, "node {node} is drained; it comes back after {for_s:.1} s"),
+            Kind::FreezeLauncher => write!(f, "the launcher of node {node} is frozen for {for_s:.1} s"),
+            Kind::Slow => write!(f, "rank {rank} is {factor:.1} times as slow for {for_s:.1} s"),
+            Kind::Skew => write!(f, "rank {rank} heartbeats every {factor:.1} s"),
+            Kind::Partition => write!(f, "rank {rank} cannot reach the coordinator for {for_s:.1} s"),
+            Kind::RebuildCache => write!(f, "a generation of the cache is asked for"),
+            Kind::CutLine => write!(f, "rank {rank}'s line breaks"),
+            Kind::CutRing => write!(f, "rank {rank}'s connection to its neighbour breaks"),
+            Kind::KillCoordinator => write!(f, "the coordinator is killed; another comes after {for_s:.1} s"),
+            Kind::KillLauncher => {
+                write!(f, "the launcher of node {node} is killed; another comes after {for_s:.1} s")
+            }
+        }
+    }
+}

@@ -1,0 +1,386 @@
+//! The coordinator: the real core, what it has recorded, and the lines that are open to it.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::Duration,
+};
+
+use coxswain_coordinator::{
+    Budgets, Outcome, Patience, World as Nodes,
+    core::{
+        action::{Action, Directive, Record},
+        checkpoints::CheckpointEntry,
+        event::{Ask, Event, StreamId, Ticket},
+        invariants,
+        machine::{Config, Machine},
+        past::Past,
+        time::Timestamp,
+    },
+};
+use coxswain_proto::{
+    ids::{Bytes, Step, WorkerId},
+    report::CheckpointState,
+    run_spec::{Cache, CacheMode, Recompute, Span, Train},
+};
+
+use crate::{
+    ring::Ring,
+    script::{CachePhases, Script},
+    world::{Caller, Happening, ToNode, ToProcess, World},
+};
+
+/// Events after which a large world is looked at: looking is linear in it.
+const LOOK_EVERY: u64 = 500;
+/// Worlds up to this size are looked at after every event.
+const SMALL: u32 = 32;
+
+/// The coordinator.
+pub struct SimulatedCoordinator {
+    config: Config,
+    machine: Option<Machine>,
+    past: Past,
+    life: u32,
+    tickets: HashMap<Ticket, Caller>,
+    last: u64,
+    streams: BTreeMap<StreamId, Caller>,
+    /// The launchers that opened lines, by the name they had then.
+    launchers: HashMap<StreamId, String>,
+    /// When the last directive of a line arrives: a line keeps their order.
+    arrivals: HashMap<StreamId, Duration>,
+    ticks: Option<Duration>,
+    events: u64,
+    /// Who comes next is a new launch's, not one that its launcher starts again.
+    new_launch: bool,
+    /// Processes by the name that the coordinator gave them.
+    pub workers: HashMap<WorkerId, usize>,
+}
+
+impl SimulatedCoordinator {
+    pub fn new(script: &Script) -> Self {
+        let config = config(script);
+        let machine = Some(Machine::new(Timestamp::default(), config.clone()));
+        Self {
+            config,
+            machine,
+            past: Past::default(),
+            life: 1,
+            tickets: HashMap::new(),
+            last: 0,
+            streams: BTreeMap::new(),
+            launchers: HashMap::new(),
+            arrivals: HashMap::new(),
+            ticks: None,
+            events: 0,
+            new_launch: false,
+            workers: HashMap::new(),
+        }
+    }
+
+    pub fn outcome(&self) -> Option<Outcome> {
+        self.machine.as_ref()?.outcome()
+    }
+
+    /// Where the run is, in a line.
+    pub fn state(&self) -> String {
+        match &self.machine {
+            Some(machine) => format!("{} after {} steps", machine.run_phase(), machine.committed()),
+            None => "the coordinator is dead".into(),
+        }
+    }
+}
+
+fn on_disk(step: u64) -> CheckpointEntry {
+    let path = format!("checkpoints/step-{step}");
+    CheckpointEntry { step: Step(step), path, bytes: Bytes(0), state: CheckpointState::Complete }
+}
+
+fn cache(cache_phases: CachePhases) -> Cache {
+    let steps = |steps| Span { epochs: None, steps: Some(steps) };
+    let (interval, live) = (steps(cache_phases.interval), steps(cache_phases.live));
+    Cache { mode: CacheMode::Periodic, interval, live, ..Cache::default() }
+}
+
+fn config(script: &Script) -> Config {
+    Config {
+        run_id: "simulated".into(),
+        version: String::new(),
+        train: Train {
+            steps: Some(script.steps),
+            epochs: None,
+            global_batch: usize::try_from(script.global_batch).unwrap_or(usize::MAX),
+            micro_batch: 1,
+            auto_micro_batch: false,
+            recompute: Recompute::None,
+            checkpoint_every: 0,
+            keep_checkpoints: 2,
+            log_every: 1,
+            resume: true,
+        },
+        cache: script.cache.map_or_else(Cache::default, cache),
+        world: Nodes {
+            min_nodes: script.min_nodes.unwrap_or(script.nodes),
+            max_nodes: script.nodes,
+            nproc_per_node: script.workers_per_node,
+        },
+        patience: Patience::default(),
+        budgets: Budgets { restarts: script.max_restarts, rescales: None },
+        seed: 0,
+        life: 1,
+        restarted: true,
+        past: Past::default(),
+        checkpoints: Vec::new(),
+    }
+}
+
+impl World {
+    /// A call arrives; nobody hears it if the coordinator is dead.
+    pub fn call(&mut self, caller: Caller, mut ask: Ask) {
+        if self.coordinator.machine.is_none() || !self.reachable(caller) {
+            return;
+        }
+        self.coordinator.last += 1;
+        let (ticket, line) = (Ticket(self.coordinator.last), StreamId(self.coordinator.last));
+        if let Ask::FollowNode { node_id, .. } = &ask {
+            self.coordinator.launchers.insert(line, node_id.clone());
+        }
+        match &mut ask {
+            Ask::Follow { stream, .. } | Ask::FollowNode { stream, .. } => {
+                *stream = line;
+                self.coordinator.streams.insert(line, caller);
+            }
+            _ => {}
+        }
+        self.coordinator.tickets.insert(ticket, caller);
+        self.deliver(Event::Asked(ticket, ask));
+        // The connection of somebody who died while its call was under way ends as well.
+        if self.coordinator.streams.contains_key(&line) && !self.lives(caller) {
+            let (life, delay) = (self.coordinator.life, self.delay());
+            self.after(delay, Happening::Closed(life, caller, line));
+        }
+    }
+
+    /// A line was closed by the other side.
+    pub fn closed(&mut self, life: u32, caller: Caller, stream: StreamId) {
+        if life != self.coordinator.life || self.coordinator.streams.remove(&stream).is_none() {
+            return;
+        }
+        match caller {
+            Caller::Process(pid, _) => {
+                if let Some(worker) = self.processes[pid].id {
+                    self.deliver(Event::LineClosed(worker, stream));
+                }
+            }
+            Caller::Person => {}
+            Caller::Node(node, _) => {
+                if let Some(launcher) = self.coordinator.launchers.remove(&stream) {
+                    self.deliver(Event::NodeLineClosed(launcher, stream));
+                }
+                if std::mem::take(&mut self.nodes[node].cut) {
+                    let delay = self.in_order(stream);
+                    self.lose_line(caller, stream, delay);
+                }
+            }
+        }
+    }
+
+    pub fn tick(&mut self, life: u32) {
+        if life == self.coordinator.life && self.coordinator.ticks == Some(self.now) {
+            self.coordinator.ticks = None;
+            self.deliver(Event::Tick);
+        }
+    }
+
+    /// The end of a process is the end of its connections.
+    pub fn close_streams(&mut self, of: impl Fn(Caller) -> bool) {
+        let life = self.coordinator.life;
+        let streams: Vec<_> = self.coordinator.streams.iter().filter(|(_, caller)| of(**caller)).collect();
+        let streams: Vec<_> = streams.into_iter().map(|(stream, caller)| (*stream, *caller)).collect();
+        for (stream, caller) in streams {
+            let delay = self.delay();
+            self.after(delay, Happening::Closed(life, caller, stream));
+        }
+    }
+
+    /// A line breaks without anybody's death.
+    pub fn cut_line(&mut self, pid: usize) {
+        if let Some(stream) = self.processes[pid].line {
+            self.close_streams(|caller| matches!(caller, Caller::Process(of, _) if of == pid));
+            let delay = self.in_order(stream);
+            self.after(delay, Happening::Process(pid, ToProcess::LineLost(stream)));
+        }
+    }
+
+    pub fn kill_coordinator(&mut self, for_time: Duration) {
+        if self.coordinator.machine.take().is_none() {
+            return;
+        }
+        self.coordinator.life += 1;
+        self.coordinator.ticks = None;
+        self.coordinator.tickets.clear();
+        for (stream, caller) in std::mem::take(&mut self.coordinator.streams) {
+            let delay = self.in_order(stream);
+            self.lose_line(caller, stream, delay);
+        }
+        self.after(for_time, Happening::Recall);
+    }
+
+    /// The launcher that keeps the coordinator has died, and another will be launched.
+    pub fn lose_coordinator(&mut self, for_time: Duration) {
+        self.coordinator.new_launch = true;
+        self.kill_coordinator(for_time);
+    }
+
+    /// Another coordinator reads what the one before has recorded.
+    pub fn recall(&mut self) {
+        let mut config = self.coordinator.config.clone();
+        (config.life, config.past) = (self.coordinator.life, self.coordinator.past.clone());
+        config.restarted = !std::mem::take(&mut self.coordinator.new_launch);
+        config.checkpoints = self.disk.iter().copied().map(on_disk).collect();
+        let machine = Machine::new(Timestamp::at(self.now), config);
+        self.checker.recalled(&machine);
+        self.coordinator.machine = Some(machine);
+        self.look();
+        self.set_tick();
+    }
+
+    fn deliver(&mut self, event: Event) {
+        let Some(machine) = &mut self.coordinator.machine else { return };
+        let actions = machine.handle(Timestamp::at(self.now), event);
+        for action in &actions {
+            if let Action::Record(record) = action {
+                self.coordinator.past.take(record);
+                if let Record::Worker(id, claim) = record {
+                    self.coordinator.workers.insert(*id, claim.pid as usize);
+                }
+                self.checker.record(self.now, record);
+            }
+        }
+        for action in actions {
+            self.carry_out(action);
+        }
+        self.coordinator.events += 1;
+        if self.script.slots() <= SMALL || self.coordinator.events.is_multiple_of(LOOK_EVERY) {
+            self.look();
+        }
+        self.set_tick();
+    }
+
+    fn look(&mut self) {
+        if let Some(machine) = &self.coordinator.machine {
+            if let Some(name) = invariants::violated(machine) {
+                self.checker.violated(self.now, format!("core: {name}"));
+            }
+            self.checker.agrees_with(self.now, machine);
+        }
+    }
+
+    fn set_tick(&mut self) {
+        let Some(due) = self.coordinator.machine.as_ref().and_then(Machine::next_deadline) else { return };
+        let due = due.elapsed().max(self.now);
+        if self.coordinator.ticks.is_none_or(|set| due < set) {
+            self.coordinator.ticks = Some(due);
+            self.after(due - self.now, Happening::Tick(self.coordinator.life));
+        }
+    }
+
+    fn carry_out(&mut self, action: Action) {
+        match action {
+            Action::Record(_) => {}
+            Action::Publish(news) => self.checker.news(self.now, &news),
+            Action::Reply(ticket, reply) => {
+                let Some(caller) = self.coordinator.tickets.remove(&ticket) else { return };
+                if self.random.chance(self.script.network.lost_answers) || !self.reachable(caller) {
+                    return;
+                }
+                // The line that a call opens has the number of its ticket.
+                let line = StreamId(ticket.0);
+                let opened = reply.is_ok() && self.coordinator.streams.contains_key(&line);
+                let delay = if opened { self.in_order(line) } else { self.delay() };
+                self.after(
+                    delay,
+                    match caller {
+                        Caller::Process(pid, number) if opened => {
+                            Happening::Process(pid, ToProcess::Opened(number, line))
+                        }
+                        Caller::Process(pid, number) => {
+                            Happening::Process(pid, ToProcess::Answer(number, reply))
+                        }
+                        Caller::Node(node, number) if opened => {
+                            Happening::Node(node, ToNode::Opened(number, line))
+                        }
+                        Caller::Node(node, number) => Happening::Node(node, ToNode::Answer(number, reply)),
+                        Caller::Person => return,
+                    },
+                );
+            }
+            Action::Tell(stream, directive) => self.tell(stream, directive),
+            Action::TellNode(stream, respawn) => {
+                if let Some(Caller::Node(node, _)) = self.coordinator.streams.get(&stream).copied() {
+                    let delay = self.in_order(stream);
+                    self.after(delay, Happening::Node(node, ToNode::Told(stream, respawn)));
+                }
+            }
+            Action::Close(stream) => {
+                if let Some(caller) = self.coordinator.streams.remove(&stream) {
+                    let delay = self.in_order(stream);
+                    self.lose_line(caller, stream, delay);
+                }
+            }
+        }
+    }
+
+    fn tell(&mut self, stream: StreamId, directive: Directive) {
+        let Some(caller @ Caller::Process(pid, _)) = self.coordinator.streams.get(&stream).copied() else {
+            return;
+        };
+        if let Directive::Lease(lease) = &directive {
+            self.checker.leased(self.now, lease);
+        }
+        if let Directive::Assignment(assignment, _) = &directive {
+            let workers = &self.coordinator.workers;
+            let members = assignment.members.iter().map(|member| workers[&member.worker]).collect();
+            self.rings.entry(assignment.generation).or_insert_with(|| Ring::new(members));
+        }
+        if self.reachable(caller) {
+            let delay = self.in_order(stream);
+            self.after(delay, Happening::Process(pid, ToProcess::Told(stream, directive)));
+        } else {
+            // What cannot be sent breaks the connection in the end.
+            self.cut_line(pid);
+        }
+    }
+
+    /// A delay that does not overtake what was sent down the line before.
+    fn in_order(&mut self, stream: StreamId) -> Duration {
+        let at = self.now + self.delay();
+        let arrival = self.coordinator.arrivals.entry(stream).or_default();
+        *arrival = at.max(*arrival + Duration::from_nanos(1));
+        *arrival - self.now
+    }
+
+    fn lose_line(&mut self, caller: Caller, stream: StreamId, delay: Duration) {
+        self.after(
+            delay,
+            match caller {
+                Caller::Process(pid, _) => Happening::Process(pid, ToProcess::LineLost(stream)),
+                Caller::Node(node, _) => Happening::Node(node, ToNode::LineLost(stream)),
+                Caller::Person => return,
+            },
+        );
+    }
+
+    fn lives(&self, caller: Caller) -> bool {
+        match caller {
+            Caller::Process(pid, _) => self.processes[pid].alive,
+            Caller::Node(node, number) => self.nodes[node].made(number),
+            Caller::Person => true,
+        }
+    }
+
+    fn reachable(&self, caller: Caller) -> bool {
+        match caller {
+            Caller::Process(pid, _) => self.processes[pid].unreachable_until <= self.now,
+            Caller::Node(..) | Caller::Person => true,
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! The workers of one launcher: what each runs, where its output goes, and how one is started.
+
+use std::{io, path::PathBuf, process::Stdio, sync::Arc, time::Duration};
+
+use coxswain_proto::v1::JoinNodeRequest;
+use tokio::sync::mpsc;
+
+use super::{
+    child::Program,
+    console::{Console, Terminal},
+    machine::Ended,
+    process::{self, ChildProcess, Output, Sink},
+    report::Log,
+};
+use crate::launch::{plan, streams::Route, worker_env::Common};
+
+/// The workers of one launcher.
+pub struct WorkerGroup {
+    /// Their place and environment.
+    pub common: Common,
+    /// What each runs; the environment of its place is added.
+    pub program: PathBuf,
+    /// Its arguments.
+    pub args: Vec<String>,
+    /// Where their output goes.
+    pub output: plan::Output,
+    /// How long they may take to leave after a signal.
+    pub stop_patience: Duration,
+    /// This machine.
+    pub host: String,
+    /// How this launcher joined, to ask for its place again.
+    pub join: JoinNodeRequest,
+}
+
+/// A started worker.
+pub struct Started {
+    /// Its process.
+    pub process: ChildProcess,
+    /// Its log, if it has one of its own.
+    pub log: Option<Log>,
+}
+
+impl WorkerGroup {
+    /// Starts a worker: its number among ours, and how often it was started before.
+    pub fn start(
+        &self,
+        local: u32,
+        restart: u32,
+        terminal: &Arc<Terminal>,
+        ended: mpsc::Sender<(u32, Ended)>,
+    ) -> io::Result<Started> {
+        let rank = self.common.place.first_rank + local;
+        let local_rank = self.common.place.first_local_rank + local;
+        let shown = self.output.filter.as_ref().is_none_or(|ranks| ranks.contains(&local_rank));
+        let (redirects, tee) = (self.output.redirects.of(local_rank), self.output.tee.of(local_rank));
+        let dir = self.output.log_dir.join(format!("rank{rank:04}"));
+        let sink =
+            |redirect, tee, name| Sink { route: Route::new(redirect, tee, shown), path: dir.join(name) };
+        let output = Output {
+            stdout: sink(redirects.stdout, tee.stdout, "stdout.log"),
+            stderr: sink(redirects.stderr, tee.stderr, "stderr.log"),
+            console: Arc::clone(terminal) as Arc<dyn Console>,
+            prefix: format!("[rank{rank}] "),
+        };
+        let log = output.stderr.route.file.then(|| {
+            let begin = std::fs::metadata(&output.stderr.path).map_or(0, |log| log.len());
+            Log { path: output.stderr.path.clone(), begin }
+        });
+        let program = Program {
+            path: self.program.clone(),
+            args: self.args.clone(),
+            env: self.common.variables(local, restart),
+        };
+        let (process, end) = process::start(&program, Stdio::null(), &output)?;
+        tokio::spawn(async move {
+            // The launcher's receiver lives until all have ended.
+            if let Ok(how) = end.await {
+                let _ = ended.send((local, how)).await;
+            }
+        });
+        Ok(Started { process, log })
+    }
+}

@@ -1,0 +1,368 @@
+//! The launcher at work: starts the processes, feeds the machine, does what it decides, and waits for
+//! everything to end.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use coxswain_proto::v1::{RunPhase, WatchEvent, watch_event::Kind};
+use tokio::sync::mpsc;
+
+use super::{
+    console::{Console, Terminal},
+    exits::Exits,
+    group::{Started, WorkerGroup},
+    host::{self, Host},
+    machine::{Action, Ended, Event, Machine, Why},
+    orders::{self, Order},
+    report::{FailedWorker, Report},
+    signal_policy::{self, Granted, ShutdownRequest},
+    signals::{self, Signals},
+    watcher,
+};
+use crate::{clock, control::Access, exit::Exit, render::events};
+
+/// News waiting for the launcher: watch events are the most frequent, a few for each step.
+const NEWS: usize = 256;
+/// How long after this machine's workers the coordinator is taken to be needed by others.
+const HOSTS_ONLY: Duration = Duration::from_secs(1);
+/// How long the coordinator may take to end after this machine's workers have, once the run has gone wrong or
+/// is alone here.
+const FAREWELL: Duration = coxswain_proto::limits::FAREWELL_TIMEOUT.saturating_add(Duration::from_secs(5));
+
+/// What the launcher is in touch with while its workers run.
+pub struct Contacts {
+    /// The coordinator.
+    pub access: Access,
+    /// Its process, if it is ours.
+    pub coordinator: Option<Host>,
+    /// Signals to the launcher.
+    pub signals: Signals,
+    /// The user.
+    pub terminal: Arc<Terminal>,
+}
+
+/// One thing the launcher hears.
+enum News {
+    Worker(u32, Ended),
+    Coordinator(Ended),
+    Ordered(Order),
+    Signal(i32),
+    Watched(Box<WatchEvent>),
+    StopRefused(String),
+    Tick,
+}
+
+/// Everything in motion.
+struct Supervisor<'a> {
+    group: &'a WorkerGroup,
+    contacts: Contacts,
+    machine: Machine,
+    workers: BTreeMap<u32, Started>,
+    ended: mpsc::Sender<(u32, Ended)>,
+    ends: mpsc::Receiver<(u32, Ended)>,
+    exits: Exits,
+    events: mpsc::Receiver<WatchEvent>,
+    orders: mpsc::Receiver<Order>,
+    refusals: (mpsc::Sender<String>, mpsc::Receiver<String>),
+    report: Report,
+    /// When a coordinator that does not end is ended.
+    farewell: Option<Instant>,
+    /// When to say that only the coordinator is left here: at the end of a run that is so for a moment.
+    hosts_from: Option<Instant>,
+    hosts_told: bool,
+}
+
+/// Starts the workers and returns when they, and a coordinator of ours, have ended.
+pub async fn run(group: &WorkerGroup, contacts: Contacts) -> io::Result<Report> {
+    let begin = clock::now();
+    let place = &group.common.place;
+    let (watched, events) = mpsc::channel(NEWS);
+    let _watcher = watcher::follow(contacts.access.clone(), watched, Duration::MAX);
+    let (ordered, orders) = mpsc::channel(NEWS);
+    let _orders = orders::follow(contacts.access.clone(), group.join.clone(), place.first_rank, ordered);
+    let (ended, ends) = mpsc::channel(NEWS);
+    let mut workers = BTreeMap::new();
+    for local in 0..place.nproc {
+        workers.insert(local, group.start(local, 0, &contacts.terminal, ended.clone())?);
+    }
+    let mut supervisor = Supervisor {
+        group,
+        machine: Machine::new(place.nproc, group.stop_patience),
+        exits: Exits::new(contacts.access.clone(), group.join.node_id.clone()),
+        contacts,
+        workers,
+        ended,
+        ends,
+        events,
+        orders,
+        refusals: mpsc::channel(4),
+        report: Report::default(),
+        farewell: None,
+        hosts_from: None,
+        hosts_told: false,
+    };
+    while !supervisor.over() {
+        let news = supervisor.next().await;
+        supervisor.hear(news);
+    }
+    // What the coordinator said last may still be waiting here.
+    while let Ok(event) = supervisor.events.try_recv() {
+        supervisor.show(event);
+    }
+    supervisor.contacts.terminal.finish();
+    Ok(Report { wall: begin.elapsed(), ..supervisor.report })
+}
+
+impl Supervisor<'_> {
+    /// All workers have ended, and so has a coordinator of ours.
+    fn over(&self) -> bool {
+        self.machine.finished() && self.contacts.coordinator.is_none()
+    }
+
+    async fn next(&mut self) -> News {
+        let hosts_from = self.hosts_from.filter(|_| !self.hosts_told);
+        let deadline = [self.machine.next_deadline(), self.farewell, hosts_from].into_iter().flatten().min();
+        let tick = async {
+            match deadline {
+                Some(at) => tokio::time::sleep_until(at.into()).await,
+                None => std::future::pending().await,
+            }
+        };
+        let coordinator = async {
+            match &mut self.contacts.coordinator {
+                Some(host) => host.ended().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            Some((worker, how)) = self.ends.recv() => News::Worker(worker, how),
+            how = coordinator => News::Coordinator(how),
+            Some(order) = self.orders.recv() => News::Ordered(order),
+            signal = self.contacts.signals.next() => News::Signal(signal),
+            Some(event) = self.events.recv() => News::Watched(Box::new(event)),
+            Some(why) = self.refusals.1.recv() => News::StopRefused(why),
+            () = tick => News::Tick,
+        }
+    }
+
+    fn hear(&mut self, news: News) {
+        let event = match news {
+            News::Worker(worker, how) => Some(Event::WorkerEnded(worker, how)),
+            News::Coordinator(how) => Some(self.coordinator_ended(how)),
+            News::Ordered(order) => self.ordered(order),
+            News::Signal(signal) => {
+                self.announce(signal);
+                Some(Event::Signal(signal))
+            }
+            News::Watched(event) => self.show(*event),
+            News::StopRefused(why) => {
+                tracing::warn!(
+                    why,
+                    "the run cannot be asked to stop; the workers are ended without a checkpoint"
+                );
+                Some(Event::StopRefused)
+            }
+            News::Tick => Some(Event::Tick),
+        };
+        let now = clock::now();
+        let actions = event.map(|event| self.machine.handle(now, event)).unwrap_or_default();
+        for action in actions {
+            self.act(action);
+        }
+        self.note_end(now);
+    }
+
+    fn announce(&self, signal: i32) {
+        let name = signals::name(signal);
+        match self.machine.interrupted() {
+            None => self.contacts.terminal.line(&format!(
+                "{name}: finishing the step in flight and writing a checkpoint; once more to end at once"
+            )),
+            Some(_) if signals::insists(signal) => {
+                self.contacts.terminal.line(&format!("{name}, the second signal: ending at once"));
+            }
+            Some(_) => {}
+        }
+    }
+
+    fn coordinator_ended(&mut self, how: Ended) -> Event {
+        self.contacts.coordinator = None;
+        self.report.coordinator = Some(how);
+        match host::died(how) && !self.machine.finished() {
+            true => Event::CoordinatorLost,
+            false => Event::CoordinatorEnded,
+        }
+    }
+
+    fn ordered(&mut self, order: Order) -> Option<Event> {
+        match order {
+            Order::Respawn(order) => {
+                let worker = order.rank.checked_sub(self.group.common.place.first_rank)?;
+                tracing::debug!(rank = order.rank, attempt = order.attempt, reason = order.reason, "respawn");
+                Some(Event::Respawn { worker, attempt: order.attempt })
+            }
+            // A coordinator of ours is watched as a process.
+            Order::Unreachable if self.contacts.coordinator.is_some() => None,
+            Order::Unreachable => Some(Event::CoordinatorLost),
+            Order::Displaced(why) => {
+                self.contacts.terminal.line(&why);
+                self.report.displaced = true;
+                Some(Event::CoordinatorLost)
+            }
+        }
+    }
+
+    /// Shows an event; the run's end is the machine's business, too.
+    fn show(&mut self, event: WatchEvent) -> Option<Event> {
+        let terminal = &self.contacts.terminal;
+        let phase = match event.kind? {
+            Kind::Step(step) => {
+                terminal.progress(step.step + 1, step.total_steps, events::beside_bar(&step));
+                self.report.last_step = Some(step);
+                return None;
+            }
+            Kind::Failure(failure) => {
+                // The one that ended the run, if one did; else the newest.
+                if failure.fatal || self.report.first_cause.as_ref().is_none_or(|known| !known.fatal) {
+                    self.report.first_cause = Some(failure);
+                }
+                return None;
+            }
+            Kind::Status(now) => {
+                if now.total_steps > 0 {
+                    terminal.progress(now.committed_steps, now.total_steps, String::new());
+                }
+                self.report.first_cause = self.report.first_cause.take().or(now.first_failure);
+                now.phase
+            }
+            Kind::Phase(changed) => changed.phase,
+            _ => return None,
+        };
+        let phase = RunPhase::try_from(phase).ok()?;
+        matches!(phase, RunPhase::Finished | RunPhase::Failed).then(|| {
+            self.report.run_end = Some(phase);
+            Event::RunOver
+        })
+    }
+
+    fn act(&mut self, action: Action) {
+        match action {
+            Action::AskStop(signal) => self.ask_stop(signal),
+            Action::KillAll(why) => {
+                self.announce_end(why);
+                for worker in self.machine.living() {
+                    self.workers[&worker].process.kill();
+                }
+            }
+            Action::Kill(worker) => self.workers[&worker].process.kill(),
+            Action::Start(worker, attempt) => self.restart(worker, attempt),
+            Action::ReportExit(worker, how) => {
+                self.exits.report(self.rank(worker), self.workers[&worker].process.pid, how);
+            }
+        }
+    }
+
+    /// Says that workers are ended that were not asked to end at once.
+    fn announce_end(&self, why: Why) {
+        let ranks: Vec<_> = self.machine.living().map(|worker| self.rank(worker).to_string()).collect();
+        let (what, list) = match ranks.as_slice() {
+            [] => return,
+            [one] => ("rank", format!("{one} is")),
+            many => ("ranks", format!("{} are", many.join(", "))),
+        };
+        match why {
+            Why::StopTookTooLong => self.contacts.terminal.line(&format!(
+                "{what} {list} still there after {} s (--shutdown-timeout): ended without a checkpoint of this step",
+                self.group.stop_patience.as_secs_f64()
+            )),
+            Why::RunOver => tracing::debug!("{what} {list} still there though the run is over: ended"),
+            // Said already.
+            Why::Insisted | Why::StopRefused | Why::CoordinatorLost => {}
+        }
+    }
+
+    fn rank(&self, worker: u32) -> u32 {
+        self.group.common.place.first_rank + worker
+    }
+
+    fn restart(&mut self, worker: u32, attempt: u32) {
+        let rank = self.rank(worker);
+        self.exits.forget(rank);
+        match self.group.start(worker, attempt, &self.contacts.terminal, self.ended.clone()) {
+            Ok(started) => drop(self.workers.insert(worker, started)),
+            Err(error) => {
+                self.contacts.terminal.line(&format!("rank {rank} cannot be started again: {error}"));
+                // Told as an end, so that the coordinator decides about it as about any other; there is no
+                // process to name.
+                let how = Ended::Code(Exit::Internal.code().into());
+                self.exits.report(rank, 0, how);
+                let ended = self.ended.clone();
+                tokio::spawn(async move { ended.send((worker, how)).await });
+            }
+        }
+    }
+
+    fn ask_stop(&self, signal: i32) {
+        let (access, refused) = (self.contacts.access.clone(), self.refusals.0.clone());
+        let terminal = Arc::clone(&self.contacts.terminal);
+        let reason = format!("{} at the launcher on {}", signals::name(signal), self.group.host);
+        let alone = signal == nix::libc::SIGTERM && self.contacts.coordinator.is_none();
+        let request = ShutdownRequest { reason, node_id: alone.then(|| self.group.join.node_id.clone()) };
+        tokio::spawn(async move {
+            match signal_policy::ask(&access, &request).await {
+                Ok(Granted::Drained) => terminal.line("this node leaves the run; the others train on"),
+                Ok(Granted::Stopping) => {}
+                // A launcher that no longer listens has ended.
+                Err(why) => drop(refused.send(why).await),
+            }
+        });
+    }
+
+    /// Keeps the report up to date, and sees to it that our coordinator does not outstay its run.
+    fn note_end(&mut self, now: Instant) {
+        self.report.interrupted = self.machine.interrupted();
+        self.report.coordinator_lost = self.machine.coordinator_lost();
+        let place = &self.group.common.place;
+        self.report.worker = self.machine.first_failure().map(|(worker, ended)| FailedWorker {
+            rank: place.first_rank + worker,
+            local_rank: place.first_local_rank + worker,
+            host: self.group.host.clone(),
+            pid: self.workers[&worker].process.pid,
+            ended,
+            log: self.workers[&worker].log.clone(),
+        });
+        if !self.machine.finished() {
+            return;
+        }
+        let Some(host) = &mut self.contacts.coordinator else { return };
+        let others_may_run =
+            place.nnodes > 1 && self.report.worker.is_none() && self.report.interrupted.is_none();
+        match self.farewell {
+            None if others_may_run => {
+                let from = *self.hosts_from.get_or_insert(now + HOSTS_ONLY);
+                if now >= from && !std::mem::replace(&mut self.hosts_told, true) {
+                    let line =
+                        "this node's workers have left; its launcher stays, for it hosts the coordinator";
+                    self.contacts.terminal.line(line);
+                }
+            }
+            // Others have as long as ours would have had.
+            None if self.report.interrupted.is_some()
+                && place.nnodes > 1
+                && self.report.run_end.is_none() =>
+            {
+                self.farewell = Some(now + FAREWELL.max(self.group.stop_patience));
+            }
+            None => self.farewell = Some(now + FAREWELL),
+            Some(at) if now >= at => {
+                host.dismiss();
+                self.farewell = Some(now + FAREWELL);
+            }
+            Some(_) => {}
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! The fixtures of Transformers and PEFT, through the trait object that training takes.
+
+use coxswain_cuda::NVIDIA;
+use coxswain_integration_tests::golden::{CASES, Computer, IN_BFLOAT16, Tolerance, hold};
+use coxswain_nn::dtypes::WeightsDtype;
+use coxswain_worker::device::Device;
+
+use crate::gpus;
+
+const FLOAT32: Tolerance = Tolerance { values: 1e-3, gradients: 1e-3 };
+
+fn in_float32(device: Device) {
+    for case in CASES {
+        hold(case, Computer { device, accelerator: &NVIDIA, dtype: WeightsDtype::Float32 }, FLOAT32);
+    }
+}
+
+/// Values within 2e-2, and gradients no further than PyTorch's own under autocast (up to a tenth on models as
+/// small as these).
+fn in_bfloat16(device: Device) {
+    for case in IN_BFLOAT16 {
+        let tolerance = Tolerance { values: 2e-2, ..Tolerance::of_autocast(case) };
+        hold(case, Computer { device, accelerator: &NVIDIA, dtype: WeightsDtype::Bfloat16 }, tolerance);
+    }
+}
+
+#[test]
+fn the_cpu_gives_the_fixtures_within_a_gpus_tolerances() {
+    in_float32(Device::Cpu);
+    // They are bfloat16 in the file, and a CPU computes in float32 with them.
+    for case in IN_BFLOAT16 {
+        let computer = Computer { device: Device::Cpu, accelerator: &NVIDIA, dtype: WeightsDtype::Bfloat16 };
+        hold(case, computer, FLOAT32);
+    }
+}
+
+#[test]
+fn a_gpu_gives_the_fixtures_in_float32() {
+    if gpus("fixtures in float32").is_some() {
+        in_float32(Device::Cuda(0));
+    }
+}
+
+#[test]
+fn a_gpu_gives_the_fixtures_in_bfloat16() {
+    if gpus("fixtures in bfloat16").is_some() {
+        in_bfloat16(Device::Cuda(0));
+    }
+}

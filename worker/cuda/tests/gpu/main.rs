@@ -1,0 +1,47 @@
+//! What only a machine with a GPU can show; what it takes to show it runs on the CPU as well, in every test
+//! run.
+//!
+//! ```text
+//! golden   the fixtures through the accelerator, in float32 and bfloat16
+//! curve    fifty steps of training, a GPU beside the CPU
+//! products cubek's matrix products, kernel by kernel
+//! worlds   ranks in processes of their own: the collectives' suite, and a rank that is killed
+//! rank     one of these processes
+//! ```
+//!
+//! Without a GPU a test says on stderr what is missing, and passes. On a machine with one, nothing else is to
+//! be set up (`docs/gpu.md`).
+
+mod curve;
+mod golden;
+mod products;
+mod rank;
+mod worlds;
+
+use std::io::Write;
+
+use burn::backend::Flex;
+use coxswain_cuda::NVIDIA;
+use coxswain_worker::device::{Accelerator, Tasks};
+
+/// As `cox` has them.
+fn tasks() -> Tasks {
+    Tasks { cpu: coxswain_tasks::on::<Flex>().leak(), accelerator: &NVIDIA }
+}
+
+/// GPUs of this machine. Without one, says why on stderr, past the capture of a passing test's output.
+fn gpus(test: &str) -> Option<usize> {
+    skipped_unless(test, NVIDIA.probe().map(|gpus| gpus.count).map_err(|missing| missing.to_string()))
+}
+
+/// The same, where NCCL is needed as well.
+fn gpus_with_nccl(test: &str) -> Option<usize> {
+    let count = gpus(test)?;
+    skipped_unless(test, NVIDIA.nccl().map(|_| count).map_err(|missing| missing.to_string()))
+}
+
+fn skipped_unless<T>(test: &str, found: Result<T, String>) -> Option<T> {
+    // A stderr that is closed loses a line, and nothing else.
+    let say = |missing: &String| drop(writeln!(std::io::stderr(), "skipped: {test}: {missing}"));
+    found.inspect_err(say).ok()
+}

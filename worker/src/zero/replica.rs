@@ -1,0 +1,298 @@
+//! The optimizer's part of surviving a lost rank: every part of the flat parameter buffer exists twice, in
+//! two versions.
+//!
+//! A *version* is the state after so many steps: weights and both moments. While a step is under way, ranks
+//! are in the version before it or in the one after it. To go on without a lost rank, all of them must agree
+//! on one version of which every part is still somewhere. One step:
+//!
+//! ```text
+//! reduce-scatter, norm
+//! shift        each rank's reduced chunk goes to the next rank, too: a rank that has both chunks and the
+//!              norm is *prepared*: it can take the step on its own part and on its replica without any other
+//!              rank's help
+//! barrier      passed: everybody is prepared
+//! AdamW        on the own part and on the replica, in place
+//! all-gather   of the new weights
+//! ```
+//!
+//! If any rank has passed the barrier, all were prepared, and every part exists in the version after the
+//! step: taken already, or still to be taken from the chunks in the gradient buffer. If nobody who lives has
+//! passed it, nobody has changed anything, and every part exists in the version before. The replica repeats
+//! the owner's arithmetic on the owner's numbers, so it holds the same bits, and the network carries 4 bytes
+//! an element instead of 12. It costs 12 bytes an element of one part, and a barrier a step.
+//!
+//! It survives the loss of any ranks no two of which are neighbours on the ring. Choosing the version and
+//! moving the parts is [`train::recovery`](crate::train::recovery)'s affair.
+
+use std::{borrow::Cow, io::Write, ops::Range};
+
+use coxswain_proto::{
+    ids::{Bytes, Rank},
+    run_spec::Optimizer,
+};
+
+use super::{
+    optimizer::{ShardedAdamW, StepError, StepInput, StepOutcome, Update, ZeroBytes},
+    partition::{Partition, intersect, shifted},
+    state::StateError,
+};
+use crate::clock;
+use crate::collective::{Collective, chunk};
+use coxswain_nn::{kernels::flat::Flat, params::TrainableLayout};
+
+/// One part of the flat parameter buffer in one version.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ShardState {
+    /// Weights.
+    pub weights: Vec<f32>,
+    /// First moments.
+    pub exp_avg: Vec<f32>,
+    /// Second moments.
+    pub exp_avg_sq: Vec<f32>,
+}
+
+impl ShardState {
+    /// Zeros for a part of `len` elements.
+    pub fn zeros(len: usize) -> Self {
+        Self { weights: vec![0.0; len], exp_avg: vec![0.0; len], exp_avg_sq: vec![0.0; len] }
+    }
+}
+
+/// Which versions of a part a rank can give: the newest, and perhaps the one before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Versions {
+    /// Steps taken in the newest.
+    pub newest: u64,
+    /// Whether the version one step older is there, too: the newest is then prepared, not taken.
+    pub older: bool,
+}
+
+impl Versions {
+    /// Whether this version is there.
+    pub fn contain(&self, version: u64) -> bool {
+        version == self.newest || (self.older && version + 1 == self.newest)
+    }
+}
+
+/// Which of its two parts a rank is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Copy {
+    /// Its own.
+    Own,
+    /// That of the rank before it.
+    Replica,
+}
+
+/// [`ShardedAdamW`], and what is kept in store for a lost rank.
+#[derive(Debug)]
+pub struct ReplicatedAdamW<F: Flat = Vec<f32>> {
+    own: ShardedAdamW<F>,
+    /// Absent in a world of one, and where it is switched off.
+    replica: Option<Replica<F>>,
+    /// How the chunks in the gradient buffer are applied, from the shift of a step until it is taken.
+    prepared: Option<Update>,
+}
+
+/// What a rank keeps beside the weights that train, and where.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Keeps {
+    /// A replica, if there is another rank.
+    pub replica: bool,
+    /// Moments and replica in host memory between steps, wherever the weights are.
+    pub offloaded: bool,
+}
+
+/// The part of the rank before this one.
+#[derive(Debug)]
+struct Replica<F: Flat> {
+    shard: ShardedAdamW<F>,
+    weights: F,
+}
+
+impl<F: Flat> Replica<F> {
+    fn range(&self) -> Range<usize> {
+        self.shard.partition().own()
+    }
+}
+
+impl ReplicatedAdamW {
+    /// Moments of zero, in host memory, for `rank`'s part in a world of `world`; with a replica if
+    /// `replicated` and there is another rank.
+    pub fn new(
+        layout: &TrainableLayout,
+        world: usize,
+        rank: Rank,
+        settings: &Optimizer,
+        replicated: bool,
+    ) -> Self {
+        let keeps = Keeps { replica: replicated, offloaded: false };
+        Self::at(&(), layout, Partition::new(layout.len(), world, rank), settings, keeps)
+    }
+}
+
+impl<F: Flat> ReplicatedAdamW<F> {
+    /// The same for one rank's part, with all buffers at `place`.
+    pub fn at(
+        place: &F::Place,
+        layout: &TrainableLayout,
+        partition: Partition,
+        settings: &Optimizer,
+        keeps: Keeps,
+    ) -> Self {
+        let Keeps { replica, offloaded } = keeps;
+        let zeros = if offloaded { F::offloaded } else { F::zeros };
+        let world = partition.world();
+        let previous = Rank(((partition.rank().0 as usize + world - 1) % world) as u32);
+        let replica = (replica && world > 1).then(|| {
+            let before = Partition::new(layout.len(), world, previous);
+            let shard = ShardedAdamW::at(place, layout, before, settings, offloaded);
+            let len = shard.partition().own().len();
+            Replica { shard, weights: zeros(place, len) }
+        });
+        let own = ShardedAdamW::at(place, layout, partition, settings, offloaded);
+        Self { own, replica, prepared: None }
+    }
+
+    /// Declares that moments (all parts of this rank) and `weights`, full length, are the state after `steps`
+    /// steps.
+    pub fn begin(&mut self, steps: u64, weights: &[f32]) {
+        self.own.steps = steps;
+        self.prepared = None;
+        if let Some(replica) = &mut self.replica {
+            replica.shard.steps = steps;
+            let part = &weights[replica.range()];
+            replica.weights.edit(|values| values.copy_from_slice(part));
+        }
+    }
+
+    /// Takes over moments from the files of a checkpoint ([`ShardedAdamW::import`]), whose weights are
+    /// `weights`, full length.
+    pub fn import(&mut self, files: &[&[u8]], weights: &[f32]) -> Result<(), StateError> {
+        self.own.import(files)?;
+        if let Some(replica) = &mut self.replica {
+            replica.shard.import(files)?;
+        }
+        self.begin(self.own.steps(), weights);
+        Ok(())
+    }
+
+    /// Whether some of the elements `range` of the flat parameter buffer are in a part that this rank keeps.
+    pub fn keeps_of(&self, range: &Range<usize>) -> bool {
+        let replicated = self.replica.as_ref().map(Replica::range);
+        [Some(self.own.partition().own()), replicated]
+            .into_iter()
+            .flatten()
+            .any(|part| !intersect(&part, range).is_empty())
+    }
+
+    /// Takes moments of the elements `range` of the flat parameter buffer, as far as they are in a part that
+    /// this rank keeps.
+    pub fn adopt(&mut self, range: &Range<usize>, state: &ShardState) {
+        let shards = [Some(&mut self.own), self.replica.as_mut().map(|replica| &mut replica.shard)];
+        for shard in shards.into_iter().flatten() {
+            let part = shard.partition().own();
+            let shared = intersect(&part, range);
+            if shared.is_empty() {
+                continue;
+            }
+            let (to, from) = (shifted(&shared, part.start), shifted(&shared, range.start));
+            let take = |moments: &mut F, values: &[f32]| {
+                moments.edit(|moments| moments[to.clone()].copy_from_slice(&values[from.clone()]));
+            };
+            take(&mut shard.exp_avg, &state.exp_avg);
+            take(&mut shard.exp_avg_sq, &state.exp_avg_sq);
+        }
+    }
+
+    /// Takes one step, as [`ShardedAdamW::step`]. If it fails, `grads` must stay as it is until
+    /// [`ReplicatedAdamW::state`] has been asked for what is needed of it.
+    pub fn step(
+        &mut self,
+        grads: &mut F,
+        weights: &mut F,
+        input: &StepInput,
+        comm: &mut dyn Collective,
+    ) -> Result<StepOutcome, StepError> {
+        let Some(replica) = &mut self.replica else { return self.own.step(grads, weights, input, comm) };
+        let begin = clock::now();
+        let reduced = self.own.reduce(grads, weights.len(), input, comm)?;
+        self.own.exchange.shift(grads, replica.range(), comm)?;
+        self.prepared = Some(reduced.update.clone());
+        comm.barrier()?;
+        let (updating, own) = (clock::now(), self.own.partition().own());
+        self.prepared = None;
+        self.own.advance(grads, weights, own.start, &reduced.update);
+        replica.shard.advance(grads, &mut replica.weights, 0, &reduced.update);
+        let compute = reduced.compute + updating.elapsed();
+        comm.all_gather_in_place(weights.lend().into())?;
+        Ok(reduced.outcome(compute, begin.elapsed()))
+    }
+
+    /// Which versions of its own part and of its neighbour's this rank can give.
+    pub fn versions(&self) -> (Versions, Option<Versions>) {
+        let older = self.prepared.is_some();
+        let of = |shard: &ShardedAdamW<F>| Versions { newest: shard.steps() + u64::from(older), older };
+        (of(&self.own), self.replica.as_ref().map(|replica| of(&replica.shard)))
+    }
+
+    /// One of the parts of this rank in one of its [`versions`](Self::versions); `weights` (seen by the host)
+    /// and `grads` are full length, as the last step left them. None if it is not there.
+    pub fn state(&self, copy: Copy, version: u64, weights: &[f32], grads: &F) -> Option<ShardState> {
+        let (shard, weights) = match copy {
+            Copy::Own => (&self.own, Cow::Borrowed(&weights[self.own.partition().own()])),
+            Copy::Replica => {
+                let Replica { shard, weights } = self.replica.as_ref()?;
+                (shard, weights.read(0..weights.len()))
+            }
+        };
+        if version == shard.steps() {
+            return Some(snapshot(shard, weights.into_owned()));
+        }
+        let update = self.prepared.as_ref().filter(|_| version == shard.steps() + 1)?;
+        let (mut shard, mut weights) = (shard.clone(), F::of(&shard.place, weights.into_owned()));
+        shard.advance(grads, &mut weights, 0, update);
+        Some(snapshot(&shard, weights.read(0..weights.len()).into_owned()))
+    }
+
+    /// The part of the flat parameter buffer that is a rank's in a world of another size.
+    pub fn part_in(&self, world: usize, rank: usize) -> Range<usize> {
+        chunk(self.own.partition().whole_len(), world, rank)
+    }
+
+    /// Ranks that share the flat parameter buffer.
+    pub fn world(&self) -> usize {
+        self.own.partition().world()
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> Rank {
+        self.own.partition().rank()
+    }
+
+    /// Steps taken.
+    pub fn steps(&self) -> u64 {
+        self.own.steps()
+    }
+
+    /// Norm of the global gradient, before clipping, of the last step taken or prepared.
+    pub fn last_norm(&self) -> f64 {
+        self.prepared.as_ref().map_or(self.own.last_norm, Update::norm)
+    }
+
+    /// Writes this rank's moments ([`ShardedAdamW::write_to`]).
+    pub fn write_to(&self, out: &mut dyn Write) -> std::io::Result<u64> {
+        self.own.write_to(out)
+    }
+
+    /// What all of it takes on this rank.
+    pub fn bytes(&self, comm: &dyn Collective) -> ZeroBytes {
+        let redundancy = self.replica.as_ref().map_or(0, |replica| 12 * replica.range().len());
+        ZeroBytes { redundancy: Bytes(redundancy as u64), ..self.own.bytes(comm) }
+    }
+}
+
+fn snapshot<F: Flat>(shard: &ShardedAdamW<F>, weights: Vec<f32>) -> ShardState {
+    let [exp_avg, exp_avg_sq] =
+        [&shard.exp_avg, &shard.exp_avg_sq].map(|moments| moments.read(0..moments.len()).into_owned());
+    ShardState { weights, exp_avg, exp_avg_sq }
+}
