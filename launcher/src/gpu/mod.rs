@@ -1,12 +1,12 @@
-//! Graphics GPUs: those of this machine, as the driver sees them, and the usual ones by name.
+//! GPUs: those of this machine, as the driver sees them, and the usual ones by name.
 //!
 //! The driver's management library (NVML) is loaded when it is asked for; without it there is a sentence to
 //! say, not a crash. What the driver counts as used includes every process and its context, which an
 //! allocator never sees.
 
-mod gpu;
+mod device;
 pub mod named;
 mod nvml;
 
-pub use gpu::{Gpu, GpuProcess, Peaks};
+pub use device::{Gpu, GpuProcess, Peaks};
 pub use nvml::Driver;

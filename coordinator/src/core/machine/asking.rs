@@ -105,8 +105,8 @@ impl People<'_> {
     /// at a step boundary, and the rest trains on without a step lost.
     ///
     /// ```text
-    /// asked ─▶ Regroup with a checkpoint ─▶ all members leave at one boundary ─▶ Dismiss to those that go
-    ///                                                                       └──▶ the others form the next one
+    /// asked ─▶ Regroup with a checkpoint ─▶ all leave at one boundary ─▶ Dismiss to those that go
+    ///                                                               └──▶ the others form the next one
     /// ```
     ///
     /// Replicas alone would not do: neighbours on one node hold each other's. So the checkpoint of that

@@ -232,7 +232,7 @@ fn a_directory_that_is_no_store_is_not_taken_for_one() {
 fn limited_to(blocks: u32, test: &str, (name, value): (&str, &Path)) -> String {
     // The limit's signal is ignored across `exec`, so that a write fails as it does on a full disk.
     let script = format!(
-        r#"trap "" XFSZ; ulimit -f {blocks}; exec "$0" vl_cache::tests::faults::{test} --exact --nocapture 2>&1 | cat"#
+        r#"trap "" XFSZ; ulimit -f {blocks}; exec "$0" tests::faults::{test} --exact --nocapture 2>&1 | cat"#
     );
     let mut command = Command::new("sh");
     command.arg0("sh").args(["-c", &script]).arg(std::env::current_exe().unwrap()).env(name, value);

@@ -98,7 +98,7 @@ fn writes_until_it_is_killed() {
 fn a_killed_writer_costs_its_open_shard_and_nothing_else() {
     let dir = tempfile::tempdir().unwrap();
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["vl_cache::tests::sharing::writes_until_it_is_killed", "--exact", "--nocapture"])
+        .args(["tests::sharing::writes_until_it_is_killed", "--exact", "--nocapture"])
         .env("COX_TEST_STORE", dir.path())
         .stdout(std::process::Stdio::piped())
         .spawn()

@@ -87,8 +87,9 @@ pub trait ModelBackend: Backend {
         backward::swiglu(gate_nf, up_nf, dy_nf)
     }
 
-    /// Rotary embedding in the rotate-half convention: `x * cos + rotate_half(x) * sin`, with `rotate_half([a |
-    /// b]) = [-b | a]`. `x_bshk`; tables `[b, s, k]` (or `[1, s, k]`, shared by the batch), frozen.
+    /// Rotary embedding in the rotate-half convention: `x * cos + rotate_half(x) * sin`, with
+    /// `rotate_half([a | b]) = [-b | a]`. `x_bshk`; tables `[b, s, k]` (or `[1, s, k]`, shared by the batch),
+    /// frozen.
     fn rotary(
         x_bshk: Tensor<Self, 4>,
         cos_bsk: Tensor<Self, 3>,

@@ -4,7 +4,7 @@ use coxswain_nn::{
     dtypes::{ActivationsDtype, WeightsDtype},
     lora::Lora,
 };
-use coxswain_proto::run_spec::{RunSpec, SettingsError};
+use coxswain_proto::{config::SettingsError, run_spec::RunSpec};
 use serde::{Deserialize, Serialize};
 
 use super::{

@@ -10,7 +10,10 @@ use coxswain_models::qwen2_5_vl::{
     modules::{FrozenBytes, frozen_tensors, modules},
 };
 use coxswain_nn::{dtypes::WeightsDtype, lora::LoraPlan};
-use coxswain_proto::run_spec::{Offload, RunSpec, SettingsError};
+use coxswain_proto::{
+    config::SettingsError,
+    run_spec::{Offload, RunSpec},
+};
 use coxswain_task::memory::Place;
 
 use super::counts::Counts;

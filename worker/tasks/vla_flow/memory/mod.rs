@@ -2,27 +2,32 @@
 //! file and the data set's metadata. No tensor, no GPU, no weight is read.
 //!
 //! ```text
-//! about              what is predicted about, read once       counts   elements by part, exact
-//! predict            one rank at one micro-batch              shape    shapes of a micro-batch
-//! framework          what is neither weights nor activations  meta   a step with sizes in place of tensors
-//! cache              steps from kept features: what they take, how much faster they can be, what the store
-//!                    takes
-//! suggestions        what each setting would save             subject  all of it as the engine and `cox
-//!                                                                      plan` see it
+//! about        what is predicted about, read once
+//! counts       elements by part, exact
+//! shape        shapes of a micro-batch
+//! meta         a step with sizes in place of tensors
+//! predict      one rank at one micro-batch
+//! framework    what is neither weights nor activations
+//! cache        steps from kept features: what they take, how much faster they can be, what the store takes
+//! suggestions  what each setting would save
+//! subject      all of it as the engine and `cox plan` see it
 //! ```
 //!
-//! | category | bytes on a rank, `n` trainables, `W` ranks |
-//! |---|---|
-//! | frozen weights | elements times 4 or 2 (vectors always 4); on a host only what is not used in place in the mapped files; of blocks that are streamed the two largest neighbours |
-//! | trainables | `4 n` |
-//! | gradients | `4 n` |
-//! | optimizer shard | `8 n / W`; beside a GPU in host memory with `memory.offload: optimizer` |
-//! | replica | `12 n / W` when a neighbour's shard is kept, see [`REPLICA_BYTES`](coxswain_task::memory::REPLICA_BYTES); likewise |
-//! | activations | the meta step's peak |
-//! | collective buffers | when `W > 1`: on a host the ring's receive buffer; `2 n` where gradients travel as bfloat16 |
-//! | input | prefetched micro-batches, and the row cache |
-//! | cache | in host memory: names of all frames, the index of stored ones, adapters of generations, features that wait to be written |
-//! | framework | process, tokenizer and scratch of the compute threads; a context on a GPU |
+//! Bytes of each category on a rank, with `n` trainables and `W` ranks:
+//!
+//! - frozen weights: elements times 4 or 2 (vectors always 4); on a host only what is not used in place in the
+//!   mapped files; of blocks that are streamed the two largest neighbours
+//! - trainables and gradients: `4 n` each
+//! - optimizer shard: `8 n / W`; beside a GPU in host memory with `memory.offload: optimizer`
+//! - replica: `12 n / W` when a neighbour's shard is kept, see
+//!   [`REPLICA_BYTES`](coxswain_task::memory::REPLICA_BYTES); in host memory as the shard is
+//! - activations: the meta step's peak
+//! - collective buffers: when `W > 1`, on a host the ring's receive buffer; `2 n` where gradients travel as
+//!   bfloat16
+//! - input: prefetched micro-batches, and the row cache
+//! - cache: in host memory, names of all frames, the index of stored ones, adapters of generations, features
+//!   that wait to be written
+//! - framework: process, tokenizer and scratch of the compute threads; a context on a GPU
 //!
 //! Frozen and trained weights are never mixed: LoRA's point is that only a hundredth of the model has
 //! gradients and moments.

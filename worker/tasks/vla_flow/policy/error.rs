@@ -1,6 +1,6 @@
 //! What can go wrong when a policy is built or runs.
 
-use coxswain_proto::{ids::Step, run_spec::SettingsError};
+use coxswain_proto::{config::SettingsError, ids::Step};
 
 use coxswain_models::qwen2_5_vl::error::{ModelError, TokenError, UnreadableWeights};
 
