@@ -59,8 +59,8 @@ impl Sizes {
             Recompute::None => (inputs + 2 * hidden, inputs + 2 * hidden),
             _ => (inputs + 2 * hidden, inputs + hidden),
         };
-        // The gradient of the one, then that of the other from it.
-        Prediction::of_pass(forward, kept, inputs + 4 * hidden)
+        // One gradient beside the values before and after the activation: the next is written over it.
+        Prediction::of_pass(forward, kept, inputs + 3 * hidden)
     }
 }
 

@@ -77,7 +77,8 @@ pub fn execute(args: &RunArgs, log: &LogFlags) -> Outcome {
     let forecast = forecast(&spec, &plan)?;
     let token = process_env("COX_TOKEN");
     let terminal = Arc::new(Terminal::new());
-    for line in render::plan::at_start(&forecast.question, &forecast.outlooks).lines() {
+    let told = forecast.map(|forecast| render::plan::at_start(&forecast.question, &forecast.outlooks));
+    for line in told.iter().flat_map(|told| told.lines()) {
         terminal.line(line);
     }
     let launch = Launch { log, spec, plan, machine, token, terminal };
@@ -85,17 +86,20 @@ pub fn execute(args: &RunArgs, log: &LogFlags) -> Outcome {
     block_on(launch.run())
 }
 
-/// What the run will take of this machine's memory. A run that no micro-batch makes fit ends here, before
-/// anything starts; one that is too large as it is gets a warning.
-fn forecast(spec: &RunSpec, plan: &Plan) -> Result<Forecast, Failed> {
+/// What the run will take of this machine's memory; nothing where its model or data cannot be read, which the
+/// coordinator refuses and writes down. A run that no micro-batch makes fit ends here, before anything starts;
+/// one that is too large as it is gets a warning.
+fn forecast(spec: &RunSpec, plan: &Plan) -> Result<Option<Forecast>, Failed> {
     let local = u64::from(plan.nproc_per_node);
-    let forecast = Forecast::of(spec, plan.device, u64::from(plan.nnodes.min) * local, local)?;
+    let Ok(forecast) = Forecast::of(spec, plan.device, u64::from(plan.nnodes.min) * local, local) else {
+        return Ok(None);
+    };
     match &forecast.shortfall {
         Some(shortfall) if shortfall.is_certain() => return Err(shortfall.refusal()),
         Some(shortfall) => tracing::warn!("{shortfall}; a step that runs out of memory lowers it"),
         None => {}
     }
-    Ok(forecast)
+    Ok(Some(forecast))
 }
 
 /// A coordinator of ours.

@@ -57,8 +57,10 @@ fn a_killed_worker_changes_no_bit() {
 fn a_run_whose_launcher_was_killed_resumes_with_the_same_losses() {
     let toy = Toy::new(500);
     let (whole, _) = toy.train("whole", &SHORT);
+    // Its steps take less than a millisecond: without a hold it would be over before it is killed.
+    let held = toy.hold(0, "forward", 5);
     let mut running = toy.start("halves", &SHORT);
-    running.wait_for("5/8");
+    running.wait_until_held(&held);
     drop(running);
     let (resumed, _) = toy.train("halves", &SHORT);
     let first = resumed["first_step"].as_u64().expect("a number") as usize;

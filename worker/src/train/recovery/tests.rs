@@ -96,14 +96,15 @@ fn lose(world: usize, lost: usize, collectives: usize) -> Vec<Left> {
             let _ = optimizer.step(&mut grads, &mut weights, &input(), &mut ring);
             return (rank != lost).then_some((optimizer, weights, grads));
         }
-        let mut norm = [0.0];
+        // The whole's and each group's.
+        let mut squares = vec![0.0; 1 + layout().groups().len()];
         for collective in 0..collectives {
             let done = match collective {
                 0 => ring.reduce_scatter_in_place(BufMut::F32(&mut grads), Reduce::Sum),
                 1 => {
                     let own = chunk(grads.len(), world, rank);
-                    norm[0] = grads[own].iter().map(|g| f64::from(*g) * f64::from(*g)).sum();
-                    ring.all_reduce(BufMut::F64(&mut norm), Reduce::Sum)
+                    squares[0] = grads[own].iter().map(|g| f64::from(*g) * f64::from(*g)).sum();
+                    ring.all_reduce(BufMut::F64(&mut squares), Reduce::Sum)
                 }
                 2 => ring.shift_in_place(BufMut::F32(&mut grads)),
                 _ => ring.barrier(),

@@ -5,16 +5,12 @@ use coxswain_proto::run_spec::ReduceDtype;
 
 use super::{Ask, Place, Subject, meta::Micro};
 use coxswain_data::lerobot::rows;
-use coxswain_task::memory::RECEIVE_BYTES;
+use coxswain_task::memory::{GPU, PROCESS, RECEIVE_BYTES};
 
-/// A process without model and data: runtime, telemetry, connections, metadata. Measured: 2.7 to 2.8 MiB.
-const PROCESS: u64 = 2800 << 10;
 /// A second-level cache where the system does not tell its size.
 const USUAL_L2: u64 = 1 << 20;
 /// Bytes that a tokenizer takes for each byte of its file.
 const TOKENIZER: u64 = 8;
-/// A CUDA context with its libraries' workspaces, and the unused ends of the allocator's pages.
-const GPU: u64 = 768 << 20;
 
 /// What the communicator holds for itself, and what gradients travel in where that is not their own buffer.
 pub(super) fn collective_bytes(subject: &Subject, ask: Ask) -> u64 {

@@ -143,7 +143,9 @@ fn a_state_that_is_prepared_on_a_device_is_given_without_taking_the_step() {
             let mut sums = noise(layout().len(), 1 + rank);
             comm.reduce_scatter_in_place(BufMut::F32(&mut sums), Reduce::Sum).expect("both are here");
             let own = chunk(sums.len(), 2, 1);
-            let mut squares = [sums[own].iter().map(|g| f64::from(*g) * f64::from(*g)).sum()];
+            // The whole's and each group's.
+            let mut squares = vec![0.0; 1 + layout().groups().len()];
+            squares[0] = sums[own].iter().map(|g| f64::from(*g) * f64::from(*g)).sum();
             comm.all_reduce(BufMut::F64(&mut squares), Reduce::Sum).expect("both are here");
             comm.shift_in_place(BufMut::F32(&mut sums)).expect("both are here");
             return None;
