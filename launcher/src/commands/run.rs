@@ -86,9 +86,9 @@ pub fn execute(args: &RunArgs, log: &LogFlags) -> Outcome {
     block_on(launch.run())
 }
 
-/// What the run will take of this machine's memory; nothing where its model or data cannot be read, which the
-/// coordinator refuses and writes down. A run that no micro-batch makes fit ends here, before anything starts;
-/// one that is too large as it is gets a warning.
+/// What the run will take of this machine's memory; nothing where its model or data cannot be read, which
+/// the coordinator refuses and writes down. A run that no micro-batch makes fit ends here, before anything
+/// starts; one that is too large as it is gets a warning.
 fn forecast(spec: &RunSpec, plan: &Plan) -> Result<Option<Forecast>, Failed> {
     let local = u64::from(plan.nproc_per_node);
     let Ok(forecast) = Forecast::of(spec, plan.device, u64::from(plan.nnodes.min) * local, local) else {

@@ -176,7 +176,7 @@ impl Shelf {
     /// Lends the decoder that stands before the first wish of the run, or one to begin again with; none if
     /// one is to be opened.
     fn slot_for(&mut self, video: &Video, run: &Run, capacity: usize) -> Option<Slot> {
-        let slot = self.standing_before(video, run).or_else(|| self.to_begin_again(video, capacity));
+        let slot = self.standing_before(video, run).or_else(|| self.oldest_that_fits(video, capacity));
         self.lent += 1;
         slot
     }
@@ -194,7 +194,7 @@ impl Shelf {
     }
 
     /// The oldest that fits, once no more may be opened; where none fits, room is made.
-    fn to_begin_again(&mut self, video: &Video, capacity: usize) -> Option<Slot> {
+    fn oldest_that_fits(&mut self, video: &Video, capacity: usize) -> Option<Slot> {
         if self.slots.len() + self.lent < capacity {
             return None;
         }

@@ -77,9 +77,10 @@ const WIDE: [&str; 4] = ["network.width=2048", "train.global_batch=4096", "eval.
 fn a_step_that_does_not_fit_goes_on_with_half_the_micro_batch_and_the_same_numbers() {
     let toy = Toy::new(6_000);
     let run = |name, overrides: &[&str]| toy.train(name, &[&WIDE[..], overrides].concat());
-    let peak = |micro_batch: &str| planned(&toy, &[&WIDE[..], &[micro_batch]].concat());
-    let (whole, half) = (peak("train.micro_batch=2048"), peak("train.micro_batch=1024"));
-    let capacity = format!("memory.capacity={}", (whole + half) / 2);
+    let whole = planned(&toy, &[&WIDE[..], &["train.micro_batch=2048"]].concat());
+    // What the pass that was broken off recorded is freed with the next backward pass, so the retry holds it, too:
+    // half of a micro-batch beside all of the half one.
+    let capacity = format!("memory.capacity={}", whole * 9 / 10);
     let (_, printed) = run("cramped", &["train.micro_batch=2048", &capacity]);
     let message = "all ranks go from 2048 to 1024 samples at a time, the same samples a step, from step 0 on";
     assert!(printed.contains(message), "{printed}");

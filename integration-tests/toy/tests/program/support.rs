@@ -8,7 +8,7 @@ use std::{
     process::{Child, Command, ExitStatus, Stdio},
     sync::{Arc, mpsc},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use parquet::{
@@ -157,19 +157,6 @@ impl Running {
         forward(child.stdout.take().expect("captured"), tell.clone());
         forward(child.stderr.take().expect("captured"), tell);
         Self { child, lines, seen: Vec::new() }
-    }
-
-    /// Waits for a line with `text` in it.
-    pub fn wait_for(&mut self, text: &str) {
-        let give_up = Instant::now() + PATIENCE;
-        while let Ok(line) = self.lines.recv_timeout(give_up.saturating_duration_since(Instant::now())) {
-            let found = line.contains(text);
-            self.seen.push(line);
-            if found {
-                return;
-            }
-        }
-        panic!("no line with {text:?} came:\n{}", self.seen.join("\n"));
     }
 
     /// Waits until a worker stands still where it was told to.

@@ -1,5 +1,7 @@
 //! Data sets whose cameras are videos, in both layouts: `make_fixtures.py` wrote all but the videos.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
+
 mod frames;
 mod refused;
 mod sets;

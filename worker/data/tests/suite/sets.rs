@@ -9,13 +9,16 @@ use tempfile::TempDir;
 pub const FRONT: &str = "observation.images.front";
 pub const WRIST: &str = "observation.images.wrist";
 
+/// A clip, and the first frame in it.
+type First = (&'static str, usize);
+
 /// One layout: where clips go, and what each episode's frames are.
 pub struct Layout {
     pub version: &'static str,
     /// Path below the data set, and the clip that lies there.
     pub videos: &'static [(&'static str, &'static str)],
     /// Of each episode: its length, then clip and first frame in it for front and wrist.
-    pub episodes: &'static [(u64, (&'static str, usize), (&'static str, usize))],
+    pub episodes: &'static [(u64, First, First)],
 }
 
 pub const V30: Layout = Layout {

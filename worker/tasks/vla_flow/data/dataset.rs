@@ -84,7 +84,7 @@ impl Dataset {
         let data = &vla.data;
         let catalog = Catalog::open(Path::new(&spec.data.path))?;
         let info = &catalog.info;
-        let (cameras, images, videos) = cameras(info, &data.cameras)?;
+        let Cameras { cameras, images, videos } = Cameras::of(info, &data.cameras)?;
         let frames = FrameStore::new(&catalog, &videos)?;
         let mut columns = Columns { numbers: Vec::new(), cameras: images };
         let mut numeric = |key, name: &str, mode| -> Result<Numeric, DataError> {
@@ -297,24 +297,31 @@ impl Dataset {
     }
 }
 
-/// The run's cameras, and the names of those that are columns of images and of those that are videos.
-fn cameras<'a>(
-    info: &Info,
-    names: &'a [String],
-) -> Result<(Vec<Camera>, Vec<String>, Vec<&'a str>), DataError> {
-    let (mut cameras, mut images, mut videos) = (Vec::new(), Vec::new(), Vec::new());
-    for name in names {
-        let size = camera_size(info, name)?;
-        let stored = if info.feature(name).is_some_and(Feature::is_video) {
-            videos.push(name.as_str());
-            Stored::Video(videos.len() - 1)
-        } else {
-            images.push(name.clone());
-            Stored::Images(images.len() - 1)
-        };
-        cameras.push(Camera { name: name.clone(), size, stored });
+/// The run's cameras.
+struct Cameras<'a> {
+    cameras: Vec<Camera>,
+    /// Names of those that are columns of images.
+    images: Vec<String>,
+    /// Names of those that are videos.
+    videos: Vec<&'a str>,
+}
+
+impl<'a> Cameras<'a> {
+    fn of(info: &Info, names: &'a [String]) -> Result<Self, DataError> {
+        let mut of = Self { cameras: Vec::new(), images: Vec::new(), videos: Vec::new() };
+        for name in names {
+            let size = camera_size(info, name)?;
+            let stored = if info.feature(name).is_some_and(Feature::is_video) {
+                of.videos.push(name.as_str());
+                Stored::Video(of.videos.len() - 1)
+            } else {
+                of.images.push(name.clone());
+                Stored::Images(of.images.len() - 1)
+            };
+            of.cameras.push(Camera { name: name.clone(), size, stored });
+        }
+        Ok(of)
     }
-    Ok((cameras, images, videos))
 }
 
 /// The run's own bounds of an image's pixels.

@@ -15,8 +15,8 @@
 //!
 //! Bytes of each category on a rank, with `n` trainables and `W` ranks:
 //!
-//! - frozen weights: elements times 4 or 2 (vectors always 4); on a host only what is not used in place in the
-//!   mapped files; of blocks that are streamed the two largest neighbours
+//! - frozen weights: elements times 4 or 2 (vectors always 4); on a host only what is not used in place in
+//!   the mapped files; of blocks that are streamed the two largest neighbours
 //! - trainables and gradients: `4 n` each
 //! - optimizer shard: `8 n / W`; beside a GPU in host memory with `memory.offload: optimizer`
 //! - replica: `12 n / W` when a neighbour's shard is kept, see
