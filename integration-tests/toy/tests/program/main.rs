@@ -78,8 +78,7 @@ fn a_step_that_does_not_fit_goes_on_with_half_the_micro_batch_and_the_same_numbe
     let toy = Toy::new(6_000);
     let run = |name, overrides: &[&str]| toy.train(name, &[&WIDE[..], overrides].concat());
     let whole = planned(&toy, &[&WIDE[..], &["train.micro_batch=2048"]].concat());
-    // What the pass that was broken off recorded is freed with the next backward pass, so the retry holds it, too:
-    // half of a micro-batch beside all of the half one.
+    // What the broken-off pass recorded is freed with the next backward pass: the retry holds it, too.
     let capacity = format!("memory.capacity={}", whole * 9 / 10);
     let (_, printed) = run("cramped", &["train.micro_batch=2048", &capacity]);
     let message = "all ranks go from 2048 to 1024 samples at a time, the same samples a step, from step 0 on";
@@ -128,7 +127,11 @@ fn metrics_show_the_tasks_own_stages_and_figures() {
     let listen = format!("launch.listen={address}");
     let mut running = toy.start("run", &[&SHORT[..], &[&listen]].concat());
     running.wait_until_held(&held);
-    let metrics = get(&address, "/metrics");
+    // The reports of the steps before are on their way.
+    let metrics = processes::wait_for("a committed step in /metrics", || {
+        let metrics = get(&address, "/metrics");
+        (!metrics.contains("coxswain_steps_committed 0.0")).then_some(metrics)
+    });
     for family in [
         "coxswain_step_part_time_seconds{part=\"hidden\"} ",
         "coxswain_step_part_time_seconds{part=\"head\"} ",
