@@ -20,13 +20,13 @@ use coxswain_models::qwen2_5_vl::{
 };
 use coxswain_nn::dtypes::WeightsDtype;
 use coxswain_nn::{
-    lora::{AdapterConfig, AdapterGpu, LoraPlan, Module, ModuleKind, PeftAdapter, write_adapter},
+    lora::{AdapterConfig, AdapterOrigin, LoraPlan, Module, ModuleKind, PeftAdapter, write_adapter},
     params::{Group, Init, TrainableLayout},
 };
 use coxswain_proto::run_spec::RunSpec;
 use serde_json::Value;
 
-const GPU: AdapterGpu<'_> = AdapterGpu { base_model: "model", readme: "" };
+const ORIGIN: AdapterOrigin<'_> = AdapterOrigin { base_model: "model", readme: "" };
 
 fn golden(path: &str) -> PathBuf {
     fixture("golden").join(path)
@@ -169,7 +169,7 @@ fn a_written_adapter_holds_the_tensors_and_the_meaning_of_the_one_it_was_read_fr
 
         // A stable place, so that peer/check_peft.py can be pointed at it.
         let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("written-adapters").join(case);
-        write_adapter(&dir, adapter.plan(), &layout, &values, &GPU).unwrap();
+        write_adapter(&dir, adapter.plan(), &layout, &values, &ORIGIN).unwrap();
         let again = PeftAdapter::read(&dir, &modules).unwrap();
         assert_eq!(again.plan().difference(adapter.plan()), None, "{case}");
         let mut repeated = vec![f32::NAN; layout.len()];
@@ -196,7 +196,7 @@ fn a_written_configuration_has_every_field_that_peft_writes() {
     let adapter = PeftAdapter::read(&golden(case).join("adapter"), &modules).unwrap();
     let layout = layout_of(&adapter, &modules);
     let dir = tempfile::tempdir().unwrap();
-    write_adapter(dir.path(), adapter.plan(), &layout, &vec![0.0; layout.len()], &GPU).unwrap();
+    write_adapter(dir.path(), adapter.plan(), &layout, &vec![0.0; layout.len()], &ORIGIN).unwrap();
     let (ours, theirs) = (
         json(&dir.path().join("adapter_config.json")),
         json(&golden(case).join("adapter/adapter_config.json")),

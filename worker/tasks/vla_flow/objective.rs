@@ -8,7 +8,7 @@ use coxswain_nn::dtypes::ActivationsDtype;
 use coxswain_nn::{
     files::{replace, write_tensors},
     kernels::Tape,
-    lora::{AdapterGpu, LoraError, write_adapter},
+    lora::{AdapterOrigin, LoraError, write_adapter},
     params::{GradientSums, Group, TrainableLayout, Trainables},
 };
 use coxswain_proto::run_spec::{Recompute, RunSpec};
@@ -114,8 +114,8 @@ impl<B: Tape<Base = B>> Objective<B> for VlaObjective<B> {
         }
         if let Some(plan) = self.policy.lora() {
             let base_model = &self.settings.model.path;
-            let gpu = AdapterGpu { base_model, readme: &model_card(base_model) };
-            write_adapter(&dir.join("adapter"), plan, layout, values, &gpu)
+            let origin = AdapterOrigin { base_model, readme: &model_card(base_model) };
+            write_adapter(&dir.join("adapter"), plan, layout, values, &origin)
                 .map_err(|error: LoraError| TaskError::io(error))?;
             written.extend(ADAPTER);
         }

@@ -25,7 +25,7 @@ pub use self::{
     linear::{Adapter, LoraLinear, forward_all},
     module::{Module, ModuleKind},
     patterns::Patterns,
-    peft::{AdapterGpu, PeftAdapter, write_adapter},
+    peft::{AdapterOrigin, PeftAdapter, write_adapter},
     peft_config::AdapterConfig,
     plan::{AdapterSpec, LoraPlan},
     settings::{Lora, LoraTargets},

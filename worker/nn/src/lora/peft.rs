@@ -186,7 +186,7 @@ impl Weights<'_> {
 
 /// What a reader of an adapter is told of it.
 #[derive(Clone, Copy, Debug)]
-pub struct AdapterGpu<'a> {
+pub struct AdapterOrigin<'a> {
     /// The model that it is for: a name, or a directory.
     pub base_model: &'a str,
     /// Its `README.md`.
@@ -202,7 +202,7 @@ pub fn write_adapter(
     plan: &LoraPlan,
     layout: &TrainableLayout,
     values: &[f32],
-    gpu: &AdapterGpu<'_>,
+    origin: &AdapterOrigin<'_>,
 ) -> Result<(), LoraError> {
     let failed = |path: PathBuf| {
         move |source| LoraError::Io {
@@ -222,9 +222,9 @@ pub fn write_adapter(
     let metadata = [("format".to_owned(), "pt".to_owned())].into_iter().collect();
     let bytes =
         safetensors::serialize(params, Some(metadata)).expect("views of owned tensors always serialize");
-    let config = format!("{:#}\n", peft_config::to_json(plan, gpu.base_model));
+    let config = format!("{:#}\n", peft_config::to_json(plan, origin.base_model));
     let files =
-        [(WEIGHTS, bytes.as_slice()), ("README.md", gpu.readme.as_bytes()), (CONFIG, config.as_bytes())];
+        [(WEIGHTS, bytes.as_slice()), ("README.md", origin.readme.as_bytes()), (CONFIG, config.as_bytes())];
     for (name, bytes) in files {
         let path = dir.join(name);
         publish(&path, bytes).map_err(failed(path))?;

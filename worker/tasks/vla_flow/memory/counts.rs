@@ -87,7 +87,7 @@ impl Counts {
         counts
     }
 
-    /// The pretrained model, its head included: what model GPUs quote.
+    /// The pretrained model, its head included: the number that a model is known by.
     pub fn pretrained(&self) -> u64 {
         self.vision.total() + self.language.total() + self.head.total()
     }

@@ -209,8 +209,8 @@ fn training_starts_from_an_adapter_directory() {
     let dir = tempfile::tempdir().expect("a directory");
     let plan = donor.policy.lora().expect("it has adapters");
     let values = donor.trainables.to_vec();
-    let gpu = coxswain_nn::lora::AdapterGpu { base_model: MODEL, readme: "" };
-    coxswain_nn::lora::write_adapter(dir.path(), plan, donor.trainables.layout(), &values, &gpu)
+    let origin = coxswain_nn::lora::AdapterOrigin { base_model: MODEL, readme: "" };
+    coxswain_nn::lora::write_adapter(dir.path(), plan, donor.trainables.layout(), &values, &origin)
         .expect("written");
 
     let mut from_dir = lora;
